@@ -1,0 +1,55 @@
+"""Names for KV: a block of token slots, its key, a sequence's ordered list of them, and the geometry of one block.
+
+Block *ids* live here and in `cache`; block *bytes* live in `store`. Neither room imports the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+BlockKey = bytes
+"""Chained 128-bit hash of (parent key, tokens, numerics id, adapter, salt): equal key = interchangeable KV."""
+
+
+@dataclass(slots=True, eq=False)
+class BlockTable:
+    """Ordered physical block ids of one sequence; append-only while RUNNING."""
+
+    ids: list[int] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True, slots=True)
+class KVGroup:
+    """Layers that share one block table, and the bytes of one block.
+
+    One block holds, for each layer in turn, K as [num_kv_heads, head_dim, block_size] (token innermost, so that a
+    vector lane is a token) and then V as [num_kv_heads, block_size, head_dim] (channel innermost): all layers of a
+    block are one contiguous range, which is what transfers and tiers move.
+    """
+
+    name: str
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int = 16
+    dtype: str = "f16"
+
+    @property
+    def bytes_per_value(self) -> int:
+        return {"f16": 2, "bf16": 2, "f32": 4}[self.dtype]
+
+    @property
+    def bytes_per_layer_block(self) -> int:
+        """K and V of one layer of one block."""
+        return 2 * self.num_kv_heads * self.head_dim * self.block_size * self.bytes_per_value
+
+    @property
+    def bytes_per_block(self) -> int:
+        return self.num_layers * self.bytes_per_layer_block
+
+    @property
+    def bytes_per_token(self) -> int:
+        return self.bytes_per_block // self.block_size

@@ -1,0 +1,66 @@
+"""Frozen settings shared by more than one room, and the check every room's settings use."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from .errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """How one engine batches and caches.
+
+    block_size              token slots per KV block
+    num_blocks              blocks in the pool
+    max_model_len           most tokens (prompt + output) one sequence may have
+    max_num_seqs            most sequences running at once
+    max_num_batched_tokens  token budget of a step
+    max_num_waiting         most requests queued; further ones are refused as overload
+    enable_prefix_caching   share KV of equal prefixes
+    steps_in_flight         steps that may be planned before the oldest is committed
+    numerics_id             weights digest, KV dtype and layout, kernel family: part of every block key
+    """
+
+    num_blocks: int
+    max_model_len: int
+    block_size: int = 16
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 512
+    max_num_waiting: int = 4096
+    enable_prefix_caching: bool = True
+    steps_in_flight: int = 2
+    numerics_id: str = "toy"
+
+    def __post_init__(self) -> None:
+        for name, low in (
+            ("num_blocks", 1),
+            ("max_model_len", 1),
+            ("block_size", 1),
+            ("max_num_seqs", 1),
+            ("max_num_batched_tokens", 1),
+            ("max_num_waiting", 1),
+            ("steps_in_flight", 1),
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < low:
+                raise ConfigError(f"{name} must be an integer of at least {low}, got {value!r}.", param=name)
+
+
+def check_keys(given: Mapping[str, Any], known: Iterable[str], where: str) -> None:
+    """Raise ConfigError for the first key of `given` that `known` lacks, naming the nearest known key."""
+    known = sorted(known)
+    for key in given:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else f" Known: {', '.join(known)}."
+            raise ConfigError(f"Unknown key {key!r} in {where}.{hint}", param=key)
+
+
+def from_mapping(cls: type, given: Mapping[str, Any], where: str) -> Any:
+    """Build the dataclass `cls` from a mapping, refusing unknown keys."""
+    check_keys(given, [f.name for f in fields(cls)], where)
+    return cls(**given)

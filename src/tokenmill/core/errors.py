@@ -1,0 +1,92 @@
+"""Expected failures, one tree. Programmer errors are assertions and are not here.
+
+    TokenmillError
+     |- InvalidRequest            400  the caller can mend it; names the field
+     |   |- ContextTooLong        400  prompt (+ max_tokens) exceeds what the engine can hold
+     |- AuthenticationFailed      401
+     |- ModelNotFound             404
+     |- BodyTooLarge              413
+     |- Overloaded                429  a retry after `retry_after_s` may succeed
+     |- Unavailable               503  the engine is down or draining; a retry may succeed
+     |- EngineFailed              500  a step failed; the request was lost
+     |- ConfigError               exit code 2; names the option
+     |- BadCheckpoint             a model file is truncated, corrupt, hostile or of an unknown kind
+     |- FetchError                a model could not be obtained; says what to do
+
+Each carries `param` (the field or option at fault, if one is) and `retryable`. How an error is phrased over HTTP or on
+the command line is decided where it is shown, from these attributes alone.
+"""
+
+from __future__ import annotations
+
+
+class TokenmillError(Exception):
+    """Base of every expected failure. `message` is one sentence for the user that says what to do."""
+
+    status = 500
+    kind = "internal_error"
+    retryable = False
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+class InvalidRequest(TokenmillError):
+    status = 400
+    kind = "invalid_request_error"
+
+
+class ContextTooLong(InvalidRequest):
+    kind = "invalid_request_error"
+
+
+class AuthenticationFailed(TokenmillError):
+    status = 401
+    kind = "authentication_error"
+
+
+class ModelNotFound(TokenmillError):
+    status = 404
+    kind = "not_found_error"
+
+
+class BodyTooLarge(TokenmillError):
+    status = 413
+    kind = "invalid_request_error"
+
+
+class Overloaded(TokenmillError):
+    status = 429
+    kind = "overloaded_error"
+    retryable = True
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0, param: str | None = None) -> None:
+        super().__init__(message, param=param)
+        self.retry_after_s = retry_after_s
+
+
+class Unavailable(TokenmillError):
+    status = 503
+    kind = "unavailable_error"
+    retryable = True
+
+
+class EngineFailed(TokenmillError):
+    status = 500
+    kind = "internal_error"
+    retryable = True
+
+
+class ConfigError(TokenmillError):
+    kind = "config_error"
+
+
+class BadCheckpoint(TokenmillError):
+    kind = "bad_checkpoint"
+
+
+class FetchError(TokenmillError):
+    kind = "fetch_error"
+    retryable = True

@@ -1,0 +1,111 @@
+"""What front end and engine tell each other. One message a step each way carries a batch of these.
+
+Front end -> engine: `Submit`, `Abort`, `Drain`. Engine -> front end: `Ready`, `StepOutputs`.
+Times are seconds on the machine's monotonic clock, which processes of one machine share.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .request import Request
+from .step import TokenLogprob
+
+FINISH_STOP = "stop"
+FINISH_LENGTH = "length"
+FINISH_ABORT = "abort"
+FINISH_ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    requests: tuple[Request, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Cancel requests by id; unknown or finished ids are ignored. In effect at the next step border."""
+
+    request_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Finish what is admitted, then stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The engine is loaded and takes requests. `facts`: printable name -> value pairs (backend, kernels, blocks...)."""
+
+    model: str
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    numerics_id: str
+    block_size: int
+    num_blocks: int
+    facts: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """When a request passed each gate (seconds, monotonic; -1 = never)."""
+
+    arrival_s: float
+    scheduled_s: float
+    first_token_s: float
+    finished_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Progress of one request. `finish_reason` None: more will come. The stop token that ended it (by id) is not in
+    `tokens` but is counted in `num_output`. `num_cached`: prompt tokens served from the prefix cache."""
+
+    request_id: str
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    finish_reason: str | None = None
+    stop_token: int | None = None
+    num_output: int = 0
+    num_cached: int = 0
+    error: str = ""
+    timing: Timing | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Snapshot after a step. Counters are totals since the engine started."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_free_blocks: int = 0
+    num_cached_blocks: int = 0
+    num_held_blocks: int = 0
+    num_blocks: int = 0
+    num_steps: int = 0
+    num_preemptions: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    prompt_tokens: int = 0
+    prompt_tokens_computed: int = 0
+    generation_tokens: int = 0
+    last_step_tokens: int = 0
+    last_step_s: float = 0.0
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of blocks held by sequences (cached, evictable blocks do not count as used)."""
+        return self.num_held_blocks / self.num_blocks if self.num_blocks else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutputs:
+    """All outputs of one step, the engine's state after it, and the clock (`now`), so that a front end can tell a
+    working engine from a stuck one."""
+
+    outputs: tuple[Output, ...]
+    stats: EngineStats
+    now_s: float

@@ -1,0 +1,51 @@
+"""What the rooms plug into each other. Each port has at least two real implementations.
+
+    Executor   worker (native or numpy model), sim (checkable toy model)
+    Link       net (ZeroMQ between processes), engine (asyncio queues in one process, live or simulated)
+    Clock      net (monotonic), sim (virtual)
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from .events import Abort, Drain, Ready, StepOutputs, Submit
+from .step import StepPlan, StepResult
+
+ToEngine = Submit | Abort | Drain
+FromEngine = Ready | StepOutputs
+
+
+class Executor(Protocol):
+    """Runs plans in the order given. Up to `EngineConfig.steps_in_flight` may be under way at once; results come back
+    in order. A raised exception means that the step had no effect that anyone may read."""
+
+    async def execute(self, plan: StepPlan) -> StepResult: ...
+
+
+class Clock(Protocol):
+    def now(self) -> float:
+        """Seconds, monotonic."""
+        ...
+
+
+class EngineEnd(Protocol):
+    """The engine's end of a link."""
+
+    async def receive(self) -> ToEngine:
+        """Next message; raises EOFError when the other side is gone."""
+        ...
+
+    def receive_nowait(self) -> ToEngine | None: ...
+
+    async def send(self, message: FromEngine) -> None: ...
+
+
+class FrontEnd(Protocol):
+    """The front end's end of a link."""
+
+    async def send(self, message: ToEngine) -> None: ...
+
+    async def receive(self) -> FromEngine:
+        """Next message; raises EOFError when the engine is gone."""
+        ...

@@ -1,0 +1,138 @@
+"""What a client asks for: `SamplingParams` (how to draw) and `Request` (one choice of one prompt).
+
+A request never changes after admission. Everything random or defaulted (seed, token limit, stop ids) is resolved before
+a `Request` is made, so that the same Request gives the same tokens on any engine, whenever it runs.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from .errors import InvalidRequest
+
+MAX_LOGPROBS = 20
+MAX_CHOICES = 128
+MAX_STOPS = 16
+MAX_STOP_CHARS = 1024
+MAX_LOGIT_BIAS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are drawn. Names and defaults are the field's (OpenAI's, then vLLM's).
+
+    temperature 0 is greedy; ties go to the lower token id. top_k 0 or -1, top_p 1 and min_p 0 are off. `logprobs` and
+    `prompt_logprobs` give the number of alternatives reported beside the token itself (None: nothing is reported);
+    they are of the raw logits, before penalties and temperature. `stop` and the text switches act in the front end;
+    the engine knows stop token ids only. `stop_token_ids` end generation; the token is not part of the text.
+    `max_tokens` None means the rest of the context.
+    """
+
+    n: int = 1
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        _check_int("n", self.n, 1, MAX_CHOICES)
+        if self.max_tokens is not None:
+            _check_int("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        _check_int("min_tokens", self.min_tokens, 0, 2**31 - 1)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidRequest(
+                f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens}).", param="min_tokens"
+            )
+        _check_float("temperature", self.temperature, 0.0, 100.0)
+        _check_float("top_p", self.top_p, 0.0, 1.0, low_open=True)
+        _check_int("top_k", self.top_k, -1, 2**31 - 1)
+        _check_float("min_p", self.min_p, 0.0, 1.0)
+        _check_float("repetition_penalty", self.repetition_penalty, 0.0, 100.0, low_open=True)
+        _check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        if self.seed is not None:
+            _check_int("seed", self.seed, -(2**63), 2**64 - 1)
+        if len(self.stop) > MAX_STOPS:
+            raise InvalidRequest(f"stop may hold at most {MAX_STOPS} strings, got {len(self.stop)}.", param="stop")
+        for text in self.stop:
+            if not isinstance(text, str) or not 1 <= len(text) <= MAX_STOP_CHARS:
+                raise InvalidRequest(f"each stop must be a string of 1 to {MAX_STOP_CHARS} characters.", param="stop")
+        for token in self.stop_token_ids:
+            _check_int("stop_token_ids", token, 0, 2**31 - 1)
+        for token in self.allowed_token_ids:
+            _check_int("allowed_token_ids", token, 0, 2**31 - 1)
+        if len(self.logit_bias) > MAX_LOGIT_BIAS:
+            raise InvalidRequest(f"logit_bias may hold at most {MAX_LOGIT_BIAS} tokens.", param="logit_bias")
+        for token, bias in self.logit_bias:
+            _check_int("logit_bias", token, 0, 2**31 - 1)
+            _check_float("logit_bias", bias, -100.0, 100.0)
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            if value is not None:
+                _check_int(name, value, 0, MAX_LOGPROBS)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One choice of one prompt, fully resolved. `n` choices are `n` requests that differ in `id` and `choice`.
+
+    prompt_tokens   ids of the prompt, at least one
+    max_tokens      most tokens to produce, counted from the original prompt
+    seed            64-bit; a draw is Philox(seed, choice, output position, purpose)
+    eos_token_ids   the model's end tokens (held back until min_tokens; ignored where sampling.ignore_eos)
+    output_tokens   already produced elsewhere (a resumed stream): limits, penalties and positions count them
+    priority        lower runs earlier; ties go by arrival
+    cache_salt      requests share cached KV only within one salt
+    adapter         digest of the LoRA adapter ("" = base model), never its name
+    arrival_s       when the front end admitted it, on the machine's monotonic clock
+    """
+
+    id: str
+    prompt_tokens: tuple[int, ...]
+    sampling: SamplingParams
+    max_tokens: int
+    seed: int
+    choice: int = 0
+    eos_token_ids: tuple[int, ...] = ()
+    output_tokens: tuple[int, ...] = ()
+    priority: int = 0
+    tenant: str = ""
+    cache_salt: str = ""
+    adapter: str = ""
+    arrival_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        assert self.prompt_tokens, f"request {self.id} has no prompt tokens"
+        assert self.max_tokens >= 1, f"request {self.id} has max_tokens {self.max_tokens}"
+
+
+def _check_int(name: str, value: Any, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidRequest(f"{name} must be an integer, got {type(value).__name__}.", param=name)
+    if not low <= value <= high:
+        raise InvalidRequest(f"{name} must be between {low} and {high}, got {value}.", param=name)
+
+
+def _check_float(name: str, value: Any, low: float, high: float, *, low_open: bool = False) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise InvalidRequest(f"{name} must be a finite number.", param=name)
+    if not low <= value <= high or (low_open and value == low):
+        bracket = "(" if low_open else "["
+        raise InvalidRequest(f"{name} must be in {bracket}{low:g}, {high:g}], got {value:g}.", param=name)

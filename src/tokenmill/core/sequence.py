@@ -1,0 +1,65 @@
+"""A request inside one engine: `num_computed` chasing `len(tokens)`.
+
+There is no prefill phase and no decode phase. A sequence has tokens; some have their KV computed; the scheduler plans
+the rest. Only EngineCore writes these fields; others read.
+
+    0 <= num_computed <= num_planned <= len(tokens) + (1 if a sampled token is still in flight)
+
+WAITING -> RUNNING -> FINISHED, and RUNNING -> WAITING when preempted (blocks released, num_computed = 0).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from .block import BlockKey, BlockTable
+from .request import Request
+
+
+class Status(Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """State of one request in one engine.
+
+    number        engine-scoped, in order of arrival: ties break by it
+    tokens        prompt, then output; grows only in EngineCore.commit
+    num_computed  tokens whose KV is committed
+    num_planned   tokens whose KV is committed or in a step in flight
+    table         physical block ids in order
+    keys          keys of the leading full blocks of `tokens`, computed once and kept
+    num_published leading blocks of the table that are shared through the prefix tree
+    num_cached    prompt tokens that came from the prefix cache at first admission
+    introduced    the worker holds this sequence's state (cleared by preemption)
+    last_step     the last step that carries a row of this sequence (-1: none)
+    """
+
+    number: int
+    request: Request
+    tokens: list[int]
+    status: Status = Status.WAITING
+    num_computed: int = 0
+    num_planned: int = 0
+    table: BlockTable = field(default_factory=BlockTable)
+    keys: list[BlockKey] = field(default_factory=list)
+    num_published: int = 0
+    num_cached: int = -1
+    introduced: bool = False
+    last_step: int = -1
+    rows_in_flight: int = 0
+    first_scheduled_s: float = -1.0
+    first_token_s: float = -1.0
+    num_preemptions: int = 0
+
+    @property
+    def num_prompt(self) -> int:
+        return len(self.request.prompt_tokens)
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - len(self.request.prompt_tokens)

@@ -1,0 +1,107 @@
+"""The one message between engine and worker: a `StepPlan` out, a `StepResult` back.
+
+A plan is self-contained: a worker needs nothing but earlier plans to run it. It speaks of sequences by number, never
+of requests, policies or time. A plan of zero rows is legal.
+
+Row geometry, for a row with start = 5 and three tokens:
+
+    position        0 1 2 3 4 | 5 6 7      tokens = (t5, t6, t7)
+    KV              read        written, then read causally
+    sample          the logits of position 7 draw token 8
+    score           the logits of 5, 6, 7 score the known tokens 6, 7, 8 (prompt logprobs)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .request import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Introduction:
+    """What a worker must know of a sequence before its first row here (first run, or resumed after preemption).
+
+    The worker forgets whatever it held under the same number and starts from this.
+    `prompt_tokens` and `output_tokens` rebuild penalty counts; `eos_token_ids` and `sampling.stop_token_ids` are masked
+    until `sampling.min_tokens` outputs exist.
+    """
+
+    prompt_tokens: tuple[int, ...]
+    output_tokens: tuple[int, ...]
+    sampling: SamplingParams
+    seed: int
+    choice: int
+    eos_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRow:
+    """One sequence's share of a step.
+
+    seq        the sequence's number
+    start      position of the first token of the row; KV of [0, start) is in place or written by this same step
+    tokens     input token ids; empty exactly when `from_step` is set
+    from_step  the single input token is the one drawn for this sequence in that (possibly unfinished) step; else -1
+    blocks     physical ids appended to the worker's table of this sequence; with `intro` they are the whole table
+    intro      present on a sequence's first row
+    sample     draw a token from the logits of the last position
+    score      report logprobs of the known prompt token after each position of the row
+    """
+
+    seq: int
+    start: int
+    tokens: tuple[int, ...]
+    from_step: int = -1
+    blocks: tuple[int, ...] = ()
+    intro: Introduction | None = None
+    sample: bool = False
+    score: bool = False
+
+    @property
+    def num_tokens(self) -> int:
+        return 1 if self.from_step >= 0 else len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """All rows of one step. `released`: sequences the worker may forget before running the rows."""
+
+    step: int
+    rows: tuple[PlanRow, ...]
+    released: tuple[int, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(row.num_tokens for row in self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Natural log probability of `token` under the raw logits, its rank (1 = most likely), and the top alternatives in
+    order of falling probability (ties: lower id first)."""
+
+    token: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RowResult:
+    """What one row gave. `tokens`: drawn tokens (empty unless the row sampled). `logprobs`: one entry per drawn token
+    where the request wants them. `prompt_logprobs`: one entry per scored position, in order."""
+
+    seq: int
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """Results in the order of the plan's rows; `duration_s` is the worker's own measure of the step."""
+
+    step: int
+    rows: tuple[RowResult, ...]
+    duration_s: float = 0.0

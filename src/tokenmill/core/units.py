@@ -1,0 +1,28 @@
+"""Sizes and durations as people read and write them."""
+
+from __future__ import annotations
+
+import re
+
+from .errors import ConfigError
+
+KiB, MiB, GiB = 1024, 1024**2, 1024**3
+_SIZES = {"": 1, "b": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "kib": KiB, "mib": MiB, "gib": GiB}
+_SIZES |= {"kb": 1000, "mb": 1000**2, "gb": 1000**3}
+
+
+def parse_bytes(text: str, param: str) -> int:
+    """'2GiB', '512 MB', '1073741824' -> bytes. Raises ConfigError naming `param`."""
+    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]*)\s*", text)
+    if match is None or match.group(2).lower() not in _SIZES:
+        raise ConfigError(f"{param} must be a size such as 2GiB or 512MB, got {text!r}.", param=param)
+    return int(float(match.group(1)) * _SIZES[match.group(2).lower()])
+
+
+def format_bytes(num_bytes: float) -> str:
+    """1536 -> '1.5 KiB'."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(num_bytes) < 1024 or unit == "GiB":
+            return f"{num_bytes:.0f} B" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1024
+    raise AssertionError("unreachable")

@@ -1,0 +1,190 @@
+"""The array functions every backend offers, and the few plain types they take.
+
+Shape letters: T tokens of a step, S sequences (rows of the plan), L rows that want logits, D model width, K inputs and
+N outputs of a linear, F FFN width, V vocabulary, H query heads, G KV heads, C channels per head, B blocks.
+
+`ops/reference.py` (numpy) defines every function; `ops/native` runs them as a recorded program. Fixed orders that a
+backend of the exact family must keep, so that a token's value never depends on the batch around it:
+
+- linear, quantised weight: activations are quantised per 32 consecutive values of one row (scale = max|x| / 127, round
+  half to even); groups of 32 are walked in order, one fused multiply-add each into a float32 accumulator.
+- paged_attention: spans of 256 positions counted from 0, each softmaxed from a fresh state, merged in order.
+- row sums (norms, softmax): sixteen interleaved partial sums, then a fixed tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..core.block import KVGroup
+
+Array = Any
+"""What a backend computes on: an ndarray for the reference, a buffer handle while the native backend records."""
+
+SPAN = 256
+"""Positions per attention span."""
+
+GROUP = 32
+"""Values that share one quantisation scale."""
+
+
+@dataclass(frozen=True, slots=True)
+class RawTensor:
+    """A matrix as a checkpoint stores it. `kind` is 'f32', 'f16', 'bf16', 'q4_0', 'q4_1' or 'q8_0' (ggml block layouts);
+    `data` is uint8, C-contiguous, `num_rows` rows of equal byte length, each row `num_cols` values."""
+
+    kind: str
+    num_rows: int
+    num_cols: int
+    data: np.ndarray
+
+    @property
+    def row_bytes(self) -> int:
+        return self.data.size // self.num_rows
+
+
+@dataclass(frozen=True, slots=True)
+class HeadGeometry:
+    """Columns of a fused qkv row: H query heads, G key heads, G value heads, C channels each, in that order."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+    @property
+    def width(self) -> int:
+        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+
+
+@dataclass(slots=True)
+class StepBatch:
+    """One step as arrays (all int32, C-contiguous). Sequence s owns tokens row_starts[s] .. row_starts[s + 1].
+
+    tokens_T          token ids
+    positions_T       position of each token in its sequence
+    row_starts_S1     S + 1 offsets into T
+    context_lens_S    KV length of each sequence after this step's tokens are written
+    block_tables_SB   physical block ids, padded with 0 to the longest
+    logit_rows_L      indices into T whose logits are wanted
+    """
+
+    tokens_T: np.ndarray
+    positions_T: np.ndarray
+    row_starts_S1: np.ndarray
+    context_lens_S: np.ndarray
+    block_tables_SB: np.ndarray
+    logit_rows_L: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """Largest step a compiled forward must take; buffers are sized by it."""
+
+    max_tokens: int
+    max_seqs: int
+    max_blocks_per_seq: int
+    max_logit_rows: int
+
+
+@dataclass(slots=True)
+class SampleBatch:
+    """How to draw one token from each of L logit rows. A draw is Philox(seed, choice, position, purpose)."""
+
+    temperature_L: np.ndarray  # float32; 0 = greedy
+    top_k_L: np.ndarray  # int32; 0 = off
+    top_p_L: np.ndarray  # float32; 1 = off
+    min_p_L: np.ndarray  # float32; 0 = off
+    seed_L: np.ndarray  # uint64
+    choice_L: np.ndarray  # int32
+    position_L: np.ndarray  # int32: output position, 0 for a sequence's first output token
+
+
+class Weight(Protocol):
+    """A packed matrix [N, K] of one backend; made by `pack`, understood by that backend alone."""
+
+    num_rows: int
+    num_cols: int
+    num_bytes: int
+
+
+class Ops(Protocol):
+    """A backend. Functions never modify their inputs (write_kv writes the pool, which is its purpose)."""
+
+    name: str
+    family: str  # kernel family: part of the numerics id
+
+    def describe(self) -> dict[str, str]:
+        """Printable facts: instruction set, threads."""
+        ...
+
+    def pack(self, parts: Sequence[RawTensor]) -> Weight:
+        """One weight from matrices stacked along N (parts may differ in kind). Threads; done once, at load."""
+        ...
+
+    def vector(self, values: np.ndarray) -> Array:
+        """A float32 parameter vector or table (norm weights, RoPE factors) as this backend wants it."""
+        ...
+
+    def bind_kv(self, pool: np.ndarray, group: KVGroup) -> Any:
+        """A handle on a KV pool: uint8 [num_blocks, group.bytes_per_block]."""
+        ...
+
+    def embed(self, table: Weight, tokens_T: Array) -> Array:
+        """[T, D] float32: dequantised rows of the table."""
+        ...
+
+    def rms_norm(self, x_TD: Array, weight_D: Array, eps: float) -> Array:
+        """x / sqrt(mean(x^2) + eps) * weight, per row."""
+        ...
+
+    def linear(self, x_TK: Array, weight: Weight) -> Array:
+        """[T, N] = x @ weight.T"""
+        ...
+
+    def add(self, x_TD: Array, y_TD: Array) -> Array: ...
+
+    def silu_mul(self, gate_up_T2F: Array) -> Array:
+        """silu(gate) * up, the gate in columns [0, F) and up in [F, 2F)."""
+        ...
+
+    def rope(self, qkv_TW: Array, positions_T: Array, table_PC: Array, heads: HeadGeometry) -> Array:
+        """Rotate the q and k columns; channel pairs are (i, i + C/2). table_PC row p: cos of C/2 pairs, then sin."""
+        ...
+
+    def write_kv(self, kv: Any, layer: int, qkv_TW: Array, batch: Any, heads: HeadGeometry) -> None:
+        """Store the k and v columns of every token of the step into its slot."""
+        ...
+
+    def paged_attention(self, kv: Any, layer: int, qkv_TW: Array, batch: Any, heads: HeadGeometry, scale: float) -> Array:
+        """[T, H*C]: causal attention of each query row over its sequence's KV, which write_kv has just completed."""
+        ...
+
+    def gather_rows(self, x_TD: Array, rows_L: Array) -> Array: ...
+
+    def compile(self, forward: Callable[[Any, Any], Array], limits: StepLimits) -> Callable[[StepBatch], np.ndarray]:
+        """`forward(ops, batch) -> logits [L, V]`, written in the functions above, as one callable on a StepBatch.
+
+        The native backend runs it once on a recorder and replays a flat program; the reference just calls it. The
+        logits are float32 and valid until the next call. Only one call may run at a time.
+        """
+        ...
+
+    def sample(self, logits_LV: np.ndarray, how: SampleBatch) -> np.ndarray:
+        """int32 [L]: temperature, then top_k, then top_p, then min_p, then one inverse-CDF draw in token id order.
+        Greedy and all ties: the lower id."""
+        ...
+
+    def token_logprobs(
+        self, logits_LV: np.ndarray, tokens_L: np.ndarray, num_top: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Of each row's raw log softmax: logprob [L] f32 and rank [L] i32 (1 = best) of the given token, and the
+        num_top best ids [L, num_top] i32 with their logprobs [L, num_top] f32, best first, ties to the lower id."""
+        ...
+
+    def close(self) -> None:
+        """Stop threads and free scratch."""
+        ...
