@@ -1,0 +1,313 @@
+"""The numpy backend: what every function of the seam means, written to be read.
+
+It defines values; other backends match them within a stated tolerance and fix their own bits. It makes no promise of
+batch invariance (BLAS picks its own order of summation), and it holds every weight dequantised to float32.
+
+    T tokens  S sequences  L logit rows  D width  K inputs  N outputs  F FFN width  V vocabulary
+    H query heads  G KV heads  C channels per head  B blocks  P positions  s slots of a block
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..core.block import KVGroup
+from .api import GROUP, HeadGeometry, Ops, RawTensor, SampleBatch, StepBatch, StepLimits
+from .philox import PURPOSE_TOKEN, uniform
+
+DENSE_KINDS = ("f32", "f16", "bf16")
+_Q4_0 = np.dtype([("d", "<f2"), ("q", "u1", 16)])
+_Q4_1 = np.dtype([("d", "<f2"), ("m", "<f2"), ("q", "u1", 16)])
+_Q8_0 = np.dtype([("d", "<f2"), ("q", "i1", 32)])
+_SMALLEST_GROUP_MAX = np.float32(1e-30)
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceWeight:
+    """Consecutive runs of rows, dequantised: (float32 [rows, K], whether activations are quantised for them)."""
+
+    runs: tuple[tuple[np.ndarray, bool], ...]
+    num_rows: int
+    num_cols: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceKV:
+    """Views of one pool per layer: K [B, G, C, s] and V [B, G, s, C], in the pool's own dtype (bf16 as uint16)."""
+
+    keys: tuple[np.ndarray, ...]
+    values: tuple[np.ndarray, ...]
+    dtype: str
+
+
+class ReferenceOps:
+    """Every function of `ops.api.Ops` in numpy.
+
+    exact_activations=True leaves the activations of quantised linears in float32, which makes the model equal to a
+    dense one with the dequantised weights: that is what an outside oracle is compared with.
+    """
+
+    name = "numpy"
+
+    def __init__(self, *, exact_activations: bool = False) -> None:
+        self.exact_activations = exact_activations
+        self.family = "numpy-exact" if exact_activations else "numpy"
+
+    def describe(self) -> dict[str, str]:
+        return {"backend": f"numpy {np.__version__}", "activations": "f32" if self.exact_activations else "int8"}
+
+    def pack(self, parts: Sequence[RawTensor]) -> ReferenceWeight:
+        num_cols = parts[0].num_cols
+        assert all(part.num_cols == num_cols for part in parts), [part.num_cols for part in parts]
+        values_NK = np.empty((sum(part.num_rows for part in parts), num_cols), np.float32)
+        runs: list[tuple[int, int, bool]] = []  # first row, end row, quantised
+        end = 0
+        for part in parts:
+            first, end = end, end + part.num_rows
+            quantised = part.kind not in DENSE_KINDS
+            values_NK[first:end] = dequantise(part)
+            if runs and runs[-1][2] == quantised:
+                first = runs.pop()[0]
+            runs.append((first, end, quantised))
+        views = tuple((values_NK[first:end], quantised) for first, end, quantised in runs)
+        return ReferenceWeight(views, len(values_NK), num_cols, values_NK.nbytes)
+
+    def vector(self, values: np.ndarray) -> np.ndarray:
+        return np.ascontiguousarray(values, np.float32)
+
+    def bind_kv(self, pool: np.ndarray, group: KVGroup) -> ReferenceKV:
+        num_blocks = len(pool)
+        assert pool.dtype == np.uint8 and pool.shape == (num_blocks, group.bytes_per_block), pool.shape
+        stored = {"f16": np.float16, "bf16": np.uint16, "f32": np.float32}[group.dtype]
+        shape = (num_blocks, group.num_layers, 2, group.num_kv_heads)
+        values = pool.view(stored)
+        k_BL2GCs = values.reshape(*shape, group.head_dim, group.block_size)
+        v_BL2GsC = values.reshape(*shape, group.block_size, group.head_dim)
+        layers = range(group.num_layers)
+        keys, vals = tuple(k_BL2GCs[:, n, 0] for n in layers), tuple(v_BL2GsC[:, n, 1] for n in layers)
+        return ReferenceKV(keys, vals, group.dtype)
+
+    def embed(self, table: ReferenceWeight, tokens_T: np.ndarray) -> np.ndarray:
+        assert len(table.runs) == 1, "an embedding table is one matrix"
+        return table.runs[0][0][tokens_T]
+
+    def rms_norm(self, x_TD: np.ndarray, weight_D: np.ndarray, eps: float) -> np.ndarray:
+        mean_T1 = np.mean(np.square(x_TD), axis=-1, keepdims=True)
+        return x_TD / np.sqrt(mean_T1 + np.float32(eps)) * weight_D
+
+    def linear(self, x_TK: np.ndarray, weight: ReferenceWeight) -> np.ndarray:
+        rounded_TK = x_TK
+        if not self.exact_activations and any(quantised for _, quantised in weight.runs):
+            rounded_TK = round_activations(x_TK)
+        outputs = [(rounded_TK if quantised else x_TK) @ values_NK.T for values_NK, quantised in weight.runs]
+        return outputs[0] if len(outputs) == 1 else np.concatenate(outputs, axis=1)
+
+    def add(self, x_TD: np.ndarray, y_TD: np.ndarray) -> np.ndarray:
+        return x_TD + y_TD
+
+    def silu_mul(self, gate_up_T2F: np.ndarray) -> np.ndarray:
+        gate_TF, up_TF = np.split(gate_up_T2F, 2, axis=1)
+        with np.errstate(over="ignore"):  # exp(-gate) may be inf, whose reciprocal is the right 0
+            return gate_TF / (1 + np.exp(-gate_TF)) * up_TF
+
+    def rope(
+        self, qkv_TW: np.ndarray, positions_T: np.ndarray, table_PC: np.ndarray, heads: HeadGeometry
+    ) -> np.ndarray:
+        half = heads.head_dim // 2
+        num_rotated = heads.num_heads + heads.num_kv_heads
+        out_TW = qkv_TW.copy()
+        x_THC = out_TW[:, : num_rotated * heads.head_dim].reshape(len(qkv_TW), num_rotated, heads.head_dim)
+        cos_T1c = table_PC[positions_T, None, :half]
+        sin_T1c = table_PC[positions_T, None, half:]
+        low_THc, high_THc = x_THC[..., :half], x_THC[..., half:]
+        rotated_THC = np.concatenate(
+            [low_THc * cos_T1c - high_THc * sin_T1c, high_THc * cos_T1c + low_THc * sin_T1c], axis=-1
+        )
+        out_TW[:, : num_rotated * heads.head_dim] = rotated_THC.reshape(len(qkv_TW), -1)
+        return out_TW
+
+    def write_kv(self, kv: ReferenceKV, layer: int, qkv_TW: np.ndarray, batch: StepBatch, heads: HeadGeometry) -> None:
+        keys_BGCs, values_BGsC = kv.keys[layer], kv.values[layer]
+        block_size = keys_BGCs.shape[-1]
+        _, k_TGC, v_TGC = _split_heads(qkv_TW, heads)
+        sequence_T = np.repeat(np.arange(len(batch.context_lens_S)), np.diff(batch.row_starts_S1))
+        block_T = batch.block_tables_SB[sequence_T, batch.positions_T // block_size]
+        slot_T = batch.positions_T % block_size
+        keys_BGCs[block_T, :, :, slot_T] = _to_stored(k_TGC, kv.dtype)
+        values_BGsC[block_T, :, slot_T, :] = _to_stored(v_TGC, kv.dtype)
+
+    def paged_attention(
+        self,
+        kv: ReferenceKV,
+        layer: int,
+        qkv_TW: np.ndarray,
+        batch: StepBatch,
+        heads: HeadGeometry,
+        scale: float,
+    ) -> np.ndarray:
+        keys_BGCs, values_BGsC = kv.keys[layer], kv.values[layer]
+        block_size = keys_BGCs.shape[-1]
+        q_THC, _, _ = _split_heads(qkv_TW, heads)
+        groups, repeat = heads.num_kv_heads, heads.num_heads // heads.num_kv_heads
+        out_THC = np.empty_like(q_THC)
+        for s, length in enumerate(batch.context_lens_S):
+            first, end = batch.row_starts_S1[s], batch.row_starts_S1[s + 1]
+            blocks = batch.block_tables_SB[s, : -(-length // block_size)]
+            k_GCP = _from_stored(keys_BGCs[blocks], kv.dtype).transpose(1, 2, 0, 3)
+            k_GCP = k_GCP.reshape(groups, heads.head_dim, -1)[..., :length]
+            v_GPC = _from_stored(values_BGsC[blocks], kv.dtype).transpose(1, 0, 2, 3)
+            v_GPC = v_GPC.reshape(groups, -1, heads.head_dim)[:, :length]
+            q_GrtC = q_THC[first:end].reshape(-1, groups, repeat, heads.head_dim).transpose(1, 2, 0, 3)
+            scores_GrtP = (q_GrtC @ k_GCP[:, None]) * np.float32(scale)
+            hidden_tP = np.arange(length) > batch.positions_T[first:end, None]
+            scores_GrtP[..., hidden_tP] = -np.inf
+            weights_GrtP = np.exp(scores_GrtP - scores_GrtP.max(axis=-1, keepdims=True))
+            mixed_GrtC = (weights_GrtP @ v_GPC[:, None]) / weights_GrtP.sum(axis=-1, keepdims=True)
+            out_THC[first:end] = mixed_GrtC.transpose(2, 0, 1, 3).reshape(end - first, heads.num_heads, -1)
+        return out_THC.reshape(len(qkv_TW), -1)
+
+    def gather_rows(self, x_TD: np.ndarray, rows_L: np.ndarray) -> np.ndarray:
+        return x_TD[rows_L]
+
+    def compile(
+        self, forward: Callable[[Ops, StepBatch], np.ndarray], limits: StepLimits
+    ) -> Callable[[StepBatch], np.ndarray]:
+        def run(batch: StepBatch) -> np.ndarray:
+            assert len(batch.tokens_T) <= limits.max_tokens, (len(batch.tokens_T), limits)
+            assert len(batch.logit_rows_L) <= limits.max_logit_rows, (len(batch.logit_rows_L), limits)
+            return forward(self, batch)
+
+        return run
+
+    def sample(self, logits_LV: np.ndarray, how: SampleBatch) -> np.ndarray:
+        """Rows are independent. With w = exp((logit - max) / temperature), each filter takes what the one before left:
+
+        top_k  keep the k largest w (ties: lower id first)
+        top_p  keep the shortest run of falling w (ties: lower id first) whose share of the sum of what top_k kept
+               reaches top_p; at least one token
+        min_p  drop w < min_p * the largest w (which is 1)
+        draw   with u the draw's uniform number, the lowest id whose cumulative w, in id order over what is left,
+               exceeds u * the sum of what is left
+        """
+        uniform_L = uniform(how.seed_L, how.choice_L, how.position_L, PURPOSE_TOKEN)
+        tokens_L = np.argmax(logits_LV, axis=1).astype(np.int32)
+        for row in np.flatnonzero(how.temperature_L > 0):
+            scaled_V = logits_LV[row].astype(np.float64) / how.temperature_L[row]
+            weights_V = np.exp(scaled_V - scaled_V.max())
+            _keep_top(weights_V, int(how.top_k_L[row]), float(how.top_p_L[row]))
+            weights_V[weights_V < how.min_p_L[row]] = 0
+            cumulative_V = np.cumsum(weights_V)
+            tokens_L[row] = np.searchsorted(cumulative_V, uniform_L[row] * cumulative_V[-1], side="right")
+        return tokens_L
+
+    def token_logprobs(
+        self, logits_LV: np.ndarray, tokens_L: np.ndarray, num_top: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """A token's rank is 1 + the tokens with a greater logit + those with an equal logit and a lower id."""
+        rows_L = np.arange(len(logits_LV))
+        tokens_L = np.asarray(tokens_L)
+        shifted_LV = logits_LV - logits_LV.max(axis=1, keepdims=True)
+        log_sum_L1 = np.log(np.exp(shifted_LV).sum(axis=1, keepdims=True, dtype=np.float64)).astype(np.float32)
+        logprobs_LV = shifted_LV - log_sum_L1
+        own_L1 = logits_LV[rows_L, tokens_L][:, None]
+        lower_id_LV = np.arange(logits_LV.shape[1]) < tokens_L[:, None]
+        rank_L = 1 + ((logits_LV > own_L1) | ((logits_LV == own_L1) & lower_id_LV)).sum(axis=1)
+        top_Ln = np.stack([_best_ids(row_V, num_top) for row_V in logits_LV]) if len(rows_L) else np.zeros((0, num_top))
+        top_Ln = top_Ln.astype(np.int32)
+        top_logprobs_Ln = np.take_along_axis(logprobs_LV, top_Ln.astype(np.int64), axis=1)
+        return logprobs_LV[rows_L, tokens_L], rank_L.astype(np.int32), top_Ln, top_logprobs_Ln
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+def dequantise(part: RawTensor) -> np.ndarray:
+    """float32 [num_rows, num_cols] of a raw matrix. Blocks of 32 values: q4_0 x = d * (q - 8); q4_1 x = d * q + m;
+    q8_0 x = d * q. In the 4-bit kinds byte j holds value j in its low half and value j + 16 in its high half."""
+    shape = (part.num_rows, part.num_cols)
+    data = part.data.reshape(-1)
+    if part.kind == "f32":
+        return data.view("<f4").reshape(shape)
+    if part.kind == "f16":
+        return data.view("<f2").astype(np.float32).reshape(shape)
+    if part.kind == "bf16":
+        return _from_stored(data.view("<u2"), "bf16").reshape(shape)
+    assert part.num_cols % GROUP == 0, f"{part.kind} rows hold whole groups of {GROUP}, got {part.num_cols} columns"
+    if part.kind == "q8_0":
+        blocks = data.view(_Q8_0)
+        values = blocks["q"] * blocks["d"].astype(np.float32)[:, None]
+    elif part.kind == "q4_0":
+        blocks = data.view(_Q4_0)
+        values = (_nibbles(blocks["q"]) - np.float32(8)) * blocks["d"].astype(np.float32)[:, None]
+    elif part.kind == "q4_1":
+        blocks = data.view(_Q4_1)
+        values = _nibbles(blocks["q"]) * blocks["d"].astype(np.float32)[:, None]
+        values += blocks["m"].astype(np.float32)[:, None]
+    else:
+        raise AssertionError(f"kind {part.kind} is not one that ops take")
+    return values.reshape(shape)
+
+
+def round_activations(x_TK: np.ndarray) -> np.ndarray:
+    """x after the trip through int8: per 32 consecutive values of a row, q = round-half-even(x * (127 / max|x|)) and
+    x' = q * (max|x| / 127). A group whose max|x| is below 1e-30 becomes zero."""
+    groups_TgK = x_TK.reshape(len(x_TK), -1, GROUP)
+    max_Tg1 = np.abs(groups_TgK).max(axis=-1, keepdims=True)
+    inverse_Tg1 = np.where(max_Tg1 < _SMALLEST_GROUP_MAX, 0, np.float32(127) / np.maximum(max_Tg1, _SMALLEST_GROUP_MAX))
+    rounded_TgK = np.rint(groups_TgK * inverse_Tg1) * (max_Tg1 / np.float32(127))
+    return rounded_TgK.reshape(x_TK.shape)
+
+
+def _nibbles(packed: np.ndarray) -> np.ndarray:
+    """uint8 [blocks, 16] -> float32 [blocks, 32], low halves first."""
+    out = np.empty((len(packed), 32), np.float32)
+    out[:, :16] = packed & 15
+    out[:, 16:] = packed >> 4
+    return out
+
+
+def _split_heads(qkv_TW: np.ndarray, heads: HeadGeometry) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """q [T, H, C], k [T, G, C], v [T, G, C]."""
+    x_THC = qkv_TW.reshape(len(qkv_TW), -1, heads.head_dim)
+    first_value = heads.num_heads + heads.num_kv_heads
+    return x_THC[:, : heads.num_heads], x_THC[:, heads.num_heads : first_value], x_THC[:, first_value:]
+
+
+def _to_stored(values: np.ndarray, dtype: str) -> np.ndarray:
+    """float32 -> the pool's dtype, rounded to nearest even."""
+    if dtype == "bf16":
+        bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    with np.errstate(over="ignore"):  # beyond float16's range is inf, as in hardware
+        return values.astype({"f16": np.float16, "f32": np.float32}[dtype])
+
+
+def _from_stored(values: np.ndarray, dtype: str) -> np.ndarray:
+    if dtype == "bf16":
+        return (values.astype(np.uint32) << 16).view(np.float32)
+    return values.astype(np.float32)
+
+
+def _keep_top(weights_V: np.ndarray, top_k: int, top_p: float) -> None:
+    """Zero, in place, what top_k and then top_p drop."""
+    k = top_k if 0 < top_k < len(weights_V) else len(weights_V)
+    if k == len(weights_V) and top_p >= 1:
+        return
+    falling = np.argsort(-weights_V, kind="stable")
+    if top_p < 1:
+        cumulative = np.cumsum(weights_V[falling[:k]])
+        k = 1 + int(np.searchsorted(cumulative, top_p * cumulative[-1], side="left"))
+    weights_V[falling[k:]] = 0
+
+
+def _best_ids(row_V: np.ndarray, count: int) -> np.ndarray:
+    """Ids of the `count` largest values, best first, ties to the lower id."""
+    if count == 0:
+        return np.zeros(0, np.int64)
+    smallest_kept = np.partition(row_V, -count)[-count]
+    candidates = np.flatnonzero(row_V >= smallest_kept)
+    return candidates[np.argsort(-row_V[candidates], kind="stable")][:count]
