@@ -1,0 +1,70 @@
+# Everything a newcomer or a CI machine runs. Needs python3 (3.11 or newer); a C++ compiler makes it fast.
+#
+#   make install   .venv with all that serving needs (the native kernels are built where a compiler is found)
+#   make serve     serve the default model on 127.0.0.1:8000          ARGS="--port 9000 --threads 4" passes more
+#   make test      run the tests                                       ARGS="-k engine" passes more
+#   make check     formatting, lint, types, house rules
+#   make stress    200 mixed concurrent requests, three rounds         ARGS="--requests 24 --max-tokens 512"
+#   make wheel     dist/tokenmill-*.whl, tried in a fresh environment without a compiler
+#   make oracle    regenerate the llama.cpp goldens (own environment)
+#   make clean     remove what the above made
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+NATIVE := CMakeLists.txt $(shell find native -type f 2>/dev/null)
+ARGS ?=
+
+# `make` runs these one after another in one environment: parallel jobs would race on it.
+.NOTPARALLEL:
+.PHONY: install serve test check stress wheel oracle clean
+
+install: $(VENV)/installed
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "tokenmill needs Python 3.11 or newer; name one with: make PYTHON=/path/to/python3.12"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# An editable install: changes under src/ are live; the native library is rebuilt when its sources change.
+$(VENV)/installed: pyproject.toml src/tokenmill/__init__.py $(NATIVE) | $(BIN)/python
+	$(PIP) install --editable .
+	@$(BIN)/tokenmill doctor --brief
+	@touch $@
+
+# Only the packages of an extra: installing '.[extra]' would build the native library again.
+$(VENV)/extra-%: pyproject.toml | $(VENV)/installed
+	$(BIN)/python -c 'import tomllib; \
+	  print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["$*"], sep="\n")' > $@.txt
+	$(PIP) install --requirement $@.txt
+	@touch $@
+
+serve: install
+	$(BIN)/tokenmill serve $(ARGS)
+
+test: install $(VENV)/extra-test
+	$(BIN)/python -m pytest $(ARGS)
+
+check: install $(VENV)/extra-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest tests/test_house.py
+
+stress: install $(VENV)/extra-test
+	$(BIN)/python tests/live/stress.py $(ARGS)
+
+wheel: install
+	rm -rf dist
+	$(PIP) wheel --no-deps --wheel-dir dist .
+	PYTHON=$(PYTHON) .ci/try_wheel dist/tokenmill-*.whl
+
+oracle: install
+	test -x $(VENV)-oracle/bin/python || $(PYTHON) -m venv $(VENV)-oracle
+	$(VENV)-oracle/bin/python -m pip --disable-pip-version-check --quiet install llama-cpp-python==0.3.36
+	$(VENV)-oracle/bin/python tests/oracle/make_llama_goldens.py --model "$$($(BIN)/tokenmill pull smollm2 --quiet)" $(ARGS)
+
+clean:
+	rm -rf $(VENV) $(VENV)-oracle build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,137 @@
+"""What this machine offers a process: CPUs it may use and memory it may take, containers' limits included.
+
+Reads /proc and the cgroup file systems (versions 1 and 2); decides nothing. Every reader takes the root folder, so that
+tests can hand in a machine of their own.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+CPU_FEATURES = ("avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16")
+CPU_FEATURES += ("amx_int8", "amx_bf16", "neon", "asimddp", "i8mm")
+
+
+@dataclass(frozen=True, slots=True)
+class MachineFacts:
+    """num_cpus        CPUs this process may run on (affinity mask)
+    cpu_quota          CPUs' worth of time the container grants; None: no limit
+    memory_available   bytes the kernel could hand out without swapping
+    cgroup_headroom    bytes left under the tightest memory limit above this process; None: no limit
+    cpu_model, cpu_features    for `doctor`; features in the kernel's spelling"""
+
+    num_cpus: int
+    cpu_quota: float | None
+    memory_available: int
+    cgroup_headroom: int | None
+    cpu_model: str = ""
+    cpu_features: tuple[str, ...] = ()
+
+    @property
+    def usable_cpus(self) -> int:
+        return max(1, min(self.num_cpus, math.floor(self.cpu_quota) if self.cpu_quota is not None else self.num_cpus))
+
+    @property
+    def usable_memory(self) -> int:
+        limits = [self.memory_available]
+        if self.cgroup_headroom is not None:
+            limits.append(self.cgroup_headroom)
+        return min(limits)
+
+
+def read_machine(root: Path = Path("/")) -> MachineFacts:
+    model, features = _cpu(root)
+    return MachineFacts(
+        num_cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        cpu_quota=_cpu_quota(root),
+        memory_available=_memory_available(root),
+        cgroup_headroom=_cgroup_headroom(root),
+        cpu_model=model,
+        cpu_features=features,
+    )
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf8", errors="replace")
+    except OSError:
+        return None
+
+
+def _read_int(path: Path) -> int | None:
+    text = (_read(path) or "").strip()
+    return int(text) if text.isdigit() else None
+
+
+def _memory_available(root: Path) -> int:
+    for line in (_read(root / "proc/meminfo") or "").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    except (ValueError, OSError):
+        return 4 * 1024**3
+
+
+def _cpu(root: Path) -> tuple[str, tuple[str, ...]]:
+    model, flags = platform.machine(), set()
+    for line in (_read(root / "proc/cpuinfo") or "").splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == "model name":
+            model = value.strip()
+        elif key.strip() in ("flags", "Features"):
+            flags = set(value.split())
+            break
+    if "asimd" in flags:
+        flags.add("neon")
+    return model, tuple(name for name in CPU_FEATURES if name in flags)
+
+
+def _groups(root: Path, controller: str) -> list[Path]:
+    """This process's cgroup folder for a controller and all folders above it, innermost first (v2, else v1)."""
+    for line in (_read(root / "proc/self/cgroup") or "").splitlines():
+        number, controllers, inside = line.split(":", 2)
+        if number == "0" and (root / "sys/fs/cgroup/cgroup.controllers").exists():
+            mount = root / "sys/fs/cgroup"
+        elif controller in controllers.split(","):
+            mount = root / "sys/fs/cgroup" / controller
+        else:
+            continue
+        parts = Path(inside.lstrip("/")).parts
+        return [mount.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1)]
+    return []
+
+
+def _cpu_quota(root: Path) -> float | None:
+    quotas = []
+    for group in _groups(root, "cpu"):
+        limit = (_read(group / "cpu.max") or "").split()
+        if len(limit) == 2 and limit[0] != "max":
+            quotas.append(int(limit[0]) / int(limit[1]))
+        quota, period = _read_int(group / "cpu.cfs_quota_us"), _read_int(group / "cpu.cfs_period_us")
+        if quota and period:
+            quotas.append(quota / period)
+    return min(quotas, default=None)
+
+
+def _cgroup_headroom(root: Path) -> int | None:
+    """Limit minus use, where file cache that the kernel would drop under pressure does not count as used."""
+    headrooms = []
+    for group in _groups(root, "memory"):
+        for limit_file, use_file, cache_key in (
+            ("memory.max", "memory.current", "inactive_file"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        ):
+            limit, use = _read_int(group / limit_file), _read_int(group / use_file)
+            if limit is None or use is None or limit >= 2**62:
+                continue
+            cache = 0
+            for line in (_read(group / "memory.stat") or "").splitlines():
+                if line.startswith(f"{cache_key} "):
+                    cache = int(line.split()[1])
+            headrooms.append(max(0, limit - use + cache))
+    return min(headrooms, default=None)

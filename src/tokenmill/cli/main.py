@@ -1,0 +1,95 @@
+"""The `tokenmill` command: one sub-command each for serving, talking, models, measuring and looking at the machine.
+
+Commands are imported when they run, so that `--help` and a mistyped flag answer at once. An expected failure is exit
+code 2 and one line on standard error; a bug is a traceback.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+
+from .. import __version__
+from ..core.errors import TokenmillError
+from . import options
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    argv = sys.argv[1:] if argv is None else list(argv)
+    args = _parser(argv).parse_args(argv)
+    try:
+        return args.run(args)
+    except TokenmillError as error:
+        print(f"tokenmill: {error.message}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader of our output is gone (`tokenmill list | head`); nothing more can be said to it.
+        sys.stdout = None
+        return 141
+
+
+def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
+    parser = options.Parser(prog="tokenmill", description="Serves large language models: exact, fast on CPUs.")
+    parser.add_argument("--version", action="version", version=f"tokenmill {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    serve = _command(commands, "serve", "serve a model over an OpenAI-compatible HTTP API", "wire", "serve")
+    options.add_model(serve)
+    options.add_server_options(serve)
+    options.add_engine_options(serve)
+    options.add_foreign_flags(serve)
+
+    chat = _command(commands, "chat", "talk with a model in the terminal", "chat", "chat")
+    options.add_model(chat)
+    chat.add_argument("--system", metavar="TEXT", help="system message to start with")
+    chat.add_argument("--url", metavar="URL", help="talk to a running server, such as http://127.0.0.1:8000/v1")
+    chat.add_argument("--api-key", metavar="KEY", help="for --url")
+    options.add_sampling_options(chat, max_tokens=None)
+    options.add_engine_options(chat)
+
+    generate = _command(commands, "generate", "continue a prompt and print the result", "generate", "generate")
+    options.add_model(generate)
+    generate.add_argument("--prompt", "-p", metavar="TEXT", help="text to continue (default: standard input)")
+    generate.add_argument("--chat", action="store_true", help="the prompt is a user message for the chat template")
+    options.add_sampling_options(generate, max_tokens=256)
+    options.add_engine_options(generate)
+
+    pull = _command(commands, "pull", "fetch a model into the cache and print its path", "models", "pull")
+    options.add_model(pull)
+    pull.add_argument("--quiet", "-q", action="store_true", help="no progress bar")
+    _command(commands, "list", "list cached models", "models", "list_cached")
+    remove = _command(commands, "rm", "remove a cached model", "models", "remove")
+    remove.add_argument("model", metavar="MODEL")
+
+    bench = commands.add_parser("bench", help="measure", description="Measure.")
+    benches = bench.add_subparsers(title="benchmarks", metavar="WHAT", required=True)
+    engine = _command(benches, "engine", "prefill and decode speed, by number of streams", "bench", "engine")
+    options.add_model(engine)
+    if argv[:1] == ["bench"]:
+        importlib.import_module("tokenmill.bench.engine").add_arguments(engine)
+    options.add_engine_options(engine)
+
+    doctor = _command(commands, "doctor", "what this machine offers and what will be used", "doctor", "doctor")
+    doctor.add_argument("--port", type=int, default=8000, help="port to try (default: 8000)")
+    doctor.add_argument("--brief", action="store_true", help="one line: which kernels will be used")
+    return parser
+
+
+def _command(commands: argparse._SubParsersAction, name: str, about: str, module: str, function: str) -> options.Parser:
+    """A sub-command that runs `cli.<module>.<function>(args) -> exit code`, imported only then."""
+
+    def run(args: argparse.Namespace) -> int:
+        target: Callable[[argparse.Namespace], int] = getattr(importlib.import_module(f".{module}", __package__), function)
+        return target(args)
+
+    parser: options.Parser = commands.add_parser(name, help=about, description=about[0].upper() + about[1:] + ".")
+    parser.set_defaults(run=run)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

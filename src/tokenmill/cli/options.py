@@ -1,0 +1,174 @@
+"""Flags: how they are spelled, grouped and explained, and how a wrong one is answered.
+
+Names follow vLLM's, with llama.cpp's short forms beside them. Flags of vLLM that tune what tokenmill has no need to
+tune are accepted with a warning, so that a start script can be kept; one that would change the answers is refused like
+any unknown flag, naming the nearest known one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from ..core.errors import ConfigError
+from ..core.units import parse_bytes
+from .resolve import BACKENDS, EngineOptions
+
+DEFAULT_MODEL = "smollm2"
+
+# Of vLLM, without effect on the answers and without a counterpart here; with the number of values each takes.
+FOREIGN_FLAGS = {
+    "--gpu-memory-utilization": 1,
+    "--swap-space": 1,
+    "--max-seq-len-to-capture": 1,
+    "--max-log-len": 1,
+    "--uvicorn-log-level": 1,
+    "--api-server-count": 1,
+    "--prefix-caching-hash-algo": 1,
+    "--distributed-executor-backend": 1,
+    "--max-parallel-loading-workers": 1,
+    "--load-format": 1,
+    "--enforce-eager": 0,
+    "--trust-remote-code": 0,
+    "--enable-chunked-prefill": 0,
+    "--no-enable-chunked-prefill": 0,
+    "--disable-log-requests": 0,
+    "--enable-log-requests": 0,
+    "--no-enable-log-requests": 0,
+    "--disable-log-stats": 0,
+    "--disable-uvicorn-access-log": 0,
+    "--async-scheduling": 0,
+    "--no-async-scheduling": 0,
+    "--mlock": 0,
+    "--no-mmap": 0,
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """One line and exit code 2 on a wrong command line, with the nearest known flag or command."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, allow_abbrev=False, **kwargs)
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Reports unknown flags from the parser that met them: only it knows which flags are near."""
+        namespace, extras = super().parse_known_args(args, namespace)
+        if extras:
+            flag = extras[0].split("=")[0]
+            known = [option for option in self._option_string_actions if option.startswith("--")]
+            near = difflib.get_close_matches(flag, known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            self.error(f"unknown {'flag' if flag.startswith('-') else 'argument'} {flag}{hint}")
+        return namespace, extras
+
+
+class _Foreign(argparse.Action):
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        print(f"tokenmill: {option_string} has no effect here and is ignored.", file=sys.stderr)
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_bytes(text, "size")
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(error.message.removeprefix("size ")) from None
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "model",
+        nargs="?",
+        default=DEFAULT_MODEL,
+        metavar="MODEL",
+        help="alias, .gguf file, folder in Hugging Face format, or hub name org/name[:quant] (default: smollm2)",
+    )
+
+
+def add_server_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("server")
+    group.add_argument("--host", default="127.0.0.1", metavar="H", help="address to listen on (default: 127.0.0.1)")
+    group.add_argument("--port", type=int, default=8000, metavar="P", help="port; 0 picks a free one (default: 8000)")
+    group.add_argument("--api-key", metavar="KEY", help="clients must send it as a bearer token")
+    group.add_argument("--served-model-name", metavar="NAME", help="name in the API (default: the model's own)")
+    group.add_argument(
+        "--cors-origins", action="append", default=[], metavar="ORIGIN", help="origin browsers may call from (repeatable)"
+    )
+    group.add_argument("--max-body-bytes", type=_size, metavar="SIZE", help="largest request body accepted")
+    group.add_argument(
+        "--drain-s", type=float, default=30.0, metavar="S", help="on SIGTERM, let requests finish this long (default: 30)"
+    )
+    group.add_argument(
+        "--log-level", choices=("debug", "info", "warning", "error"), default="info", help="(default: info)"
+    )
+
+
+def add_engine_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("engine")
+    group.add_argument("--max-model-len", "-c", "--ctx-size", type=int, metavar="TOKENS", help="longest sequence")
+    group.add_argument("--max-num-seqs", "-np", "--parallel", type=int, metavar="N", help="most sequences at once")
+    group.add_argument("--max-num-batched-tokens", type=int, metavar="N", help="token budget of a step")
+    group.add_argument("--block-size", type=int, metavar="TOKENS", help="tokens per KV block (default: 16)")
+    group.add_argument(
+        "--kv-cache-memory-bytes", type=_size, metavar="SIZE", help="KV pool, such as 2GiB (default: 40%% of free memory)"
+    )
+    group.add_argument(
+        "--enable-prefix-caching",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="share KV of equal prefixes (default: on)",
+    )
+    group.add_argument("--threads", "-t", type=int, metavar="N", help="kernel threads (default: one per usable CPU)")
+    group.add_argument("--backend", choices=BACKENDS, default="auto", help="kernels (default: native if it loads)")
+
+
+def add_foreign_flags(parser: argparse.ArgumentParser) -> None:
+    for flag, num_values in FOREIGN_FLAGS.items():
+        parser.add_argument(
+            flag,
+            action=_Foreign,
+            nargs=num_values if num_values == 0 else None,
+            dest=argparse.SUPPRESS,
+            default=argparse.SUPPRESS,
+            help=argparse.SUPPRESS,
+        )
+
+
+def engine_options(args: argparse.Namespace) -> EngineOptions:
+    return EngineOptions(
+        max_model_len=args.max_model_len,
+        max_num_seqs=args.max_num_seqs,
+        max_num_batched_tokens=args.max_num_batched_tokens,
+        block_size=args.block_size,
+        kv_cache_memory_bytes=args.kv_cache_memory_bytes,
+        enable_prefix_caching=args.enable_prefix_caching,
+        threads=args.threads,
+        backend=args.backend,
+    )
+
+
+def add_sampling_options(parser: argparse.ArgumentParser, max_tokens: int | None) -> None:
+    group = parser.add_argument_group("sampling")
+    limit = "rest of the context" if max_tokens is None else str(max_tokens)
+    group.add_argument(
+        "--max-tokens", "-n", type=int, default=max_tokens, metavar="N", help=f"most tokens to produce (default: {limit})"
+    )
+    group.add_argument("--temperature", "--temp", type=float, metavar="T", help="0 is greedy (default: the model's own)")
+    group.add_argument("--top-p", type=float, metavar="P", help="nucleus (default: the model's own)")
+    group.add_argument("--top-k", type=int, metavar="K", help="most likely K only (default: the model's own)")
+    group.add_argument("--min-p", type=float, metavar="P", help="least share of the best token's probability")
+    group.add_argument("--repetition-penalty", "--repeat-penalty", type=float, metavar="X", help="above 1 discourages")
+    group.add_argument("--seed", "-s", type=int, metavar="N", help="same seed, same answer (default: a fresh one)")
+    group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text (repeatable)")
+
+
+def sampling_overrides(args: argparse.Namespace) -> dict[str, Any]:
+    """What the user set, as SamplingParams fields; everything else stays the model's default."""
+    names: Sequence[str] = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed")
+    given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    return {**given, "max_tokens": args.max_tokens, "stop": tuple(args.stop)}

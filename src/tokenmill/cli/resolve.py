@@ -1,0 +1,168 @@
+"""One pure function from what was asked, what the machine offers and what the model is to how the engine will run.
+
+Every choice carries its reason, so that the start-up print explains itself. Knows nothing of flags, processes or
+files; an impossible wish raises ConfigError naming the option.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..core.config import EngineConfig
+from ..core.errors import ConfigError
+from ..core.units import MiB, format_bytes
+from .machine import MachineFacts
+
+KV_SHARE = 0.4
+"""Of usable memory, for the KV pool, where no size is given."""
+
+BACKENDS = ("auto", "native", "numpy")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """What the user asked for; None leaves the choice to `resolve`."""
+
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    block_size: int | None = None
+    kv_cache_memory_bytes: int | None = None
+    enable_prefix_caching: bool = True
+    threads: int | None = None
+    backend: str = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """max_context: positions the model was made for. kv_bytes_per_token: over all layers. weights_bytes: on disk."""
+
+    max_context: int
+    kv_bytes_per_token: int
+    weights_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    name: str
+    value: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """The resolved options. `choices` explains each, in the order they are printed."""
+
+    threads: int
+    backend: str
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    block_size: int
+    num_blocks: int
+    enable_prefix_caching: bool
+    choices: tuple[Choice, ...]
+
+
+def resolve(options: EngineOptions, machine: MachineFacts, model: ModelFacts) -> EngineSettings:
+    """Raises ConfigError naming the option that cannot be met."""
+    choices: list[Choice] = []
+
+    def given_or(name: str, given: int | None, default: int, reason: str, show: str = "{}") -> int:
+        if given is not None and given < 1:
+            raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {given}.", param=name)
+        value = default if given is None else given
+        choices.append(Choice(name, show.format(value), reason if given is None else "as asked"))
+        return value
+
+    if options.backend not in BACKENDS:
+        raise ConfigError(f"--backend must be one of {', '.join(BACKENDS)}, got {options.backend!r}.", param="backend")
+    threads = given_or("threads", options.threads, machine.usable_cpus, _threads_reason(machine))
+    block_size = given_or("block_size", options.block_size, EngineConfig.block_size, "default")
+    num_blocks = _num_blocks(options, machine, model, block_size, choices)
+    max_model_len = _max_model_len(options, model, num_blocks * block_size, choices)
+    max_num_seqs = given_or("max_num_seqs", options.max_num_seqs, min(EngineConfig.max_num_seqs, num_blocks), "default")
+    max_num_batched_tokens = given_or(
+        "max_num_batched_tokens",
+        options.max_num_batched_tokens,
+        max(EngineConfig.max_num_batched_tokens, max_num_seqs),
+        "default",
+        "{} tokens a step",
+    )
+    if max_num_batched_tokens < max_num_seqs:
+        raise ConfigError(
+            f"--max-num-batched-tokens ({max_num_batched_tokens}) must be at least --max-num-seqs ({max_num_seqs}),"
+            " so that every running sequence can advance in a step.",
+            param="max_num_batched_tokens",
+        )
+    choices.append(Choice("prefix_caching", "on" if options.enable_prefix_caching else "off", "exact either way"))
+    return EngineSettings(
+        threads=threads,
+        backend=options.backend,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        block_size=block_size,
+        num_blocks=num_blocks,
+        enable_prefix_caching=options.enable_prefix_caching,
+        choices=tuple(choices),
+    )
+
+
+def _threads_reason(machine: MachineFacts) -> str:
+    if machine.usable_cpus < machine.num_cpus:
+        return f"the container grants {machine.cpu_quota:g} of {machine.num_cpus} CPUs"
+    return "one for each usable CPU"
+
+
+def _num_blocks(
+    options: EngineOptions, machine: MachineFacts, model: ModelFacts, block_size: int, choices: list[Choice]
+) -> int:
+    usable, asked = machine.usable_memory, options.kv_cache_memory_bytes
+    block_bytes = model.kv_bytes_per_token * block_size
+    if asked is not None and asked > usable:
+        raise ConfigError(
+            f"--kv-cache-memory-bytes {format_bytes(asked)} is more than the {format_bytes(usable)} that are free.",
+            param="kv_cache_memory_bytes",
+        )
+    pool = int(usable * KV_SHARE) if asked is None else asked
+    num_blocks = pool // block_bytes
+    if num_blocks < 2:
+        raise ConfigError(
+            f"a KV pool of {format_bytes(pool)} holds fewer than two blocks of {format_bytes(block_bytes)};"
+            " give --kv-cache-memory-bytes a larger size or free some memory.",
+            param="kv_cache_memory_bytes",
+        )
+    where = "free" if machine.cgroup_headroom is None or machine.cgroup_headroom > usable else "left in the container"
+    reason = "as asked" if asked is not None else f"{KV_SHARE:.0%} of the {format_bytes(usable)} {where}"
+    size = f"{num_blocks} blocks = {num_blocks * block_size} tokens = {format_bytes(num_blocks * block_bytes)}"
+    choices.append(Choice("kv_cache", size, reason))
+    left = usable - pool - model.weights_bytes
+    if left < 256 * MiB:
+        choices.append(Choice("memory", f"{format_bytes(max(0, left))} spare", "weights and pool nearly fill memory"))
+    return num_blocks
+
+
+def _max_model_len(options: EngineOptions, model: ModelFacts, pool_tokens: int, choices: list[Choice]) -> int:
+    asked = options.max_model_len
+    if asked is not None and not 1 <= asked <= model.max_context:
+        raise ConfigError(
+            f"--max-model-len must be between 1 and {model.max_context}, which is what the model was made for;"
+            f" got {asked}.",
+            param="max_model_len",
+        )
+    if asked is not None and asked > pool_tokens:
+        raise ConfigError(
+            f"--max-model-len {asked} does not fit the KV pool, which holds {pool_tokens} tokens;"
+            " lower it or raise --kv-cache-memory-bytes.",
+            param="max_model_len",
+        )
+    value = min(model.max_context, pool_tokens) if asked is None else asked
+    if asked is not None:
+        reason = "as asked"
+    elif value < model.max_context:
+        reason = f"all the KV pool holds; the model could take {model.max_context}"
+    else:
+        reason = "the model's context"
+    choices.append(Choice("max_model_len", f"{value} tokens", reason))
+    return value
