@@ -60,8 +60,15 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Progress of one request. `finish_reason` None: more will come. The stop token that ended it (by id) is not in
-    `tokens` but is counted in `num_output`. `num_cached`: prompt tokens served from the prefix cache."""
+    """Progress of one request. `finish_reason` None: more will come.
+
+    The stop token that ended it (by id: an end token or one of stop_token_ids) is `stop_token`; it is not in `tokens` or
+    `logprobs` but is counted in `num_output`. `prompt_logprobs` come whole, with the first token: one entry for each
+    prompt token but the first. `num_cached`: prompt tokens served from the prefix cache. `timing` comes with the first
+    and the last output. Where `finish_reason` is "error", `error` is a sentence for the user, `error_kind` the `kind` of
+    the matching class of core.errors (invalid_request_error, overloaded_error, unavailable_error, internal_error) and
+    `error_param` the field at fault ("" = none).
+    """
 
     request_id: str
     tokens: tuple[int, ...] = ()
@@ -72,6 +79,8 @@ class Output:
     num_output: int = 0
     num_cached: int = 0
     error: str = ""
+    error_kind: str = ""
+    error_param: str = ""
     timing: Timing | None = None
 
 
