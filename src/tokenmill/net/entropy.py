@@ -1,0 +1,15 @@
+"""Where true randomness enters: seeds of requests that bring none, and identifiers. Nothing else draws entropy."""
+
+from __future__ import annotations
+
+import secrets
+
+
+def new_seed() -> int:
+    """A fresh seed of 63 bits, so that a client can send it back as any language's signed integer."""
+    return secrets.randbits(63)
+
+
+def new_id(prefix: str) -> str:
+    """`prefix-` and 32 hex digits: unique across processes and restarts."""
+    return f"{prefix}-{secrets.token_hex(16)}"

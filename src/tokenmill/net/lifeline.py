@@ -1,0 +1,30 @@
+"""A process that must not outlive its parent: a pipe whose other end closes when the parent ends, however it ends.
+
+The link already reports a vanished peer (`transport`), and a healthy engine then stops by itself. This covers the
+engine that cannot: still loading, or stuck in a native call. The kernel closes a dead process's descriptors, so a
+blocked read wakes at once, also after kill -9; it needs no polling and works on every Unix.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+
+def open_lifeline() -> tuple[int, int]:
+    """(read end for the child, write end to be kept open by the parent). Pass the first through `pass_fds`, then close
+    it in the parent; only the parent may hold the second."""
+    return os.pipe()
+
+
+def exit_when_parent_ends(read_fd: int, *, grace_s: float = 5.0) -> None:
+    """In the child: `grace_s` seconds after the parent has ended, leave with status 1 if still running."""
+
+    def watch() -> None:
+        while os.read(read_fd, 1):
+            pass
+        time.sleep(grace_s)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="lifeline", daemon=True).start()

@@ -1,0 +1,264 @@
+"""The net room: messages survive the codec, the link is ordered and bounded, and each end notices the other's death."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tokenmill.core.events import Abort, Drain, EngineStats, Output, Ready, StepOutputs, Submit, Timing
+from tokenmill.core.request import Request, SamplingParams
+from tokenmill.core.step import TokenLogprob
+from tokenmill.net import codec
+from tokenmill.net.clock import MonotonicClock
+from tokenmill.net.entropy import new_id, new_seed
+from tokenmill.net.lifeline import open_lifeline
+from tokenmill.net.transport import ZmqEngineEnd, ZmqFrontEnd, private_address
+
+TOKENS = st.lists(st.integers(0, 2**31 - 1), max_size=8).map(tuple)
+TEXT = st.text(max_size=12)
+FLOATS = st.floats(-50, 50)
+LOGPROBS = st.lists(
+    st.builds(
+        TokenLogprob,
+        st.integers(0, 60000),
+        FLOATS,
+        st.integers(1, 60000),
+        st.lists(st.tuples(st.integers(0, 9), FLOATS), max_size=3).map(tuple),
+    ),
+    max_size=3,
+).map(tuple)
+SAMPLING = st.builds(
+    SamplingParams,
+    temperature=st.floats(0, 2),
+    seed=st.none() | st.integers(-(2**63), 2**64 - 1),
+    stop=st.lists(st.text(min_size=1, max_size=5), max_size=3).map(tuple),
+    stop_token_ids=TOKENS,
+    logit_bias=st.lists(st.tuples(st.integers(0, 99), st.floats(-100, 100)), max_size=3).map(tuple),
+    logprobs=st.none() | st.integers(0, 20),
+)
+REQUEST = st.builds(
+    Request,
+    id=TEXT,
+    prompt_tokens=st.lists(st.integers(0, 60000), min_size=1, max_size=20).map(tuple),
+    sampling=SAMPLING,
+    max_tokens=st.integers(1, 8192),
+    seed=st.integers(0, 2**64 - 1),
+    priority=st.integers(-5, 5),
+    cache_salt=TEXT,
+    arrival_s=FLOATS,
+)
+OUTPUT = st.builds(
+    Output,
+    request_id=TEXT,
+    tokens=TOKENS,
+    logprobs=LOGPROBS,
+    prompt_logprobs=LOGPROBS,
+    finish_reason=st.sampled_from([None, "stop", "error"]),
+    stop_token=st.none() | st.integers(0, 9),
+    error=TEXT,
+    timing=st.none() | st.builds(Timing, FLOATS, FLOATS, FLOATS, FLOATS),
+)
+MESSAGE = st.one_of(
+    st.builds(Submit, st.lists(REQUEST, max_size=3).map(tuple)),
+    st.builds(Abort, st.lists(TEXT, max_size=3).map(tuple)),
+    st.just(Drain()),
+    st.builds(
+        Ready, TEXT, st.integers(1, 9), st.integers(1, 9), TOKENS, TEXT, st.just(16), st.integers(1, 99),
+        st.lists(st.tuples(TEXT, TEXT), max_size=3).map(tuple),
+    ),
+    st.builds(
+        StepOutputs,
+        st.lists(OUTPUT, max_size=3).map(tuple),
+        st.builds(EngineStats, num_running=st.integers(0, 99), last_step_s=FLOATS),
+        FLOATS,
+    ),
+)  # fmt: skip
+
+
+@given(MESSAGE)
+@settings(max_examples=200, deadline=None)
+def test_every_message_survives_the_codec(message: Any) -> None:
+    assert codec.decode(codec.encode(message)) == message
+
+
+@pytest.mark.parametrize("data", [b"", b"Z", b"S", b"S\xc0", b"O\x93\x01\x02\x03", codec.encode(Drain()) + b"x"])
+def test_damaged_messages_are_refused(data: bytes) -> None:
+    with pytest.raises(ValueError, match="link message"):
+        codec.decode(data)
+
+
+def test_entropy_does_not_repeat_and_fits_a_signed_integer() -> None:
+    seeds = {new_seed() for _ in range(1000)}
+    assert len(seeds) == 1000 and all(0 <= seed < 2**63 for seed in seeds)
+    assert len({new_id("a") for _ in range(1000)}) == 1000
+    assert new_id("chatcmpl").startswith("chatcmpl-")
+
+
+def test_the_clock_does_not_go_back() -> None:
+    times = [MonotonicClock().now() for _ in range(100)]
+    assert times == sorted(times)
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(main, 20))
+
+
+def outputs(number: int) -> StepOutputs:
+    return StepOutputs((Output("r", tokens=(number,)),), EngineStats(num_steps=number), float(number))
+
+
+def test_messages_arrive_in_order_both_ways_and_nothing_is_left_on_disk() -> None:
+    async def main(address: str) -> None:
+        front, engine = ZmqFrontEnd(address), ZmqEngineEnd(address)
+        front.open()
+        assert engine.receive_nowait() is None
+        for number in range(500):
+            await engine.send(outputs(number))
+            await front.send(Abort((str(number),)))
+        for number in range(500):
+            assert await front.receive() == outputs(number)
+            assert await engine.receive() == Abort((str(number),))
+        engine.close()
+        front.close()
+
+    with private_address() as address:
+        folder = Path(address.removeprefix("ipc://")).parent
+        assert folder.stat().st_mode & 0o777 == 0o700
+        run(main(address))
+        assert not folder.exists() or not list(folder.iterdir())
+    assert not folder.exists()
+
+
+def test_what_arrived_before_the_end_is_read_before_eof() -> None:
+    async def main(address: str) -> None:
+        front, engine = ZmqFrontEnd(address), ZmqEngineEnd(address)
+        front.open()
+        for number in range(700):
+            await engine.send(outputs(number))
+        engine.close()
+        for number in range(700):
+            assert await front.receive() == outputs(number)
+        with pytest.raises(EOFError):
+            await front.receive()
+        with pytest.raises(EOFError):
+            await front.send(Drain())
+        front.close()
+
+    with private_address() as address:
+        run(main(address))
+
+
+def test_a_reader_that_does_not_read_makes_the_sender_wait() -> None:
+    async def main(address: str) -> None:
+        front, engine = ZmqFrontEnd(address), ZmqEngineEnd(address)
+        front.open()
+        sent = 0
+
+        async def flood() -> None:
+            nonlocal sent
+            big = StepOutputs((Output("r", error="x" * 10_000),), EngineStats(), 0.0)
+            while True:
+                await engine.send(big)
+                sent += 1
+
+        flooding = asyncio.create_task(flood())
+        before = -1
+        while before != sent:
+            before = sent
+            await asyncio.sleep(0.3)
+        assert 0 < sent < 20_000
+        for _ in range(1000):
+            await front.receive()
+        while sent <= before:
+            await asyncio.sleep(0.01)
+        flooding.cancel()
+        engine.close()
+        front.close()
+
+    with private_address() as address:
+        run(main(address))
+
+
+def test_an_engine_gives_up_when_no_front_end_is_there() -> None:
+    async def main(address: str) -> None:
+        engine = ZmqEngineEnd(address, connect_timeout_s=0.1)
+        with pytest.raises(EOFError):
+            await engine.receive()
+        engine.close()
+
+    with private_address() as address:
+        run(main(address))
+
+
+PEER = """
+import asyncio, sys
+from tokenmill.core.events import Drain, EngineStats, StepOutputs
+from tokenmill.net.transport import ZmqEngineEnd, ZmqFrontEnd
+async def main():
+    if sys.argv[1] == "engine":
+        end, hello = ZmqEngineEnd(sys.argv[2]), StepOutputs((), EngineStats(), 0.0)
+    else:
+        end, hello = ZmqFrontEnd(sys.argv[2]), Drain()
+    await end.send(hello)
+    await end.receive()
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("victim", ["engine", "front"])
+def test_kill_9_of_one_process_is_eof_at_the_other(victim: str) -> None:
+    async def main(address: str) -> None:
+        end = ZmqFrontEnd(address) if victim == "engine" else ZmqEngineEnd(address)
+        end.open()
+        peer = subprocess.Popen([sys.executable, "-c", PEER, victim, address])
+        try:
+            await end.receive()
+            peer.send_signal(signal.SIGKILL)
+            with pytest.raises(EOFError):
+                await end.receive()
+        finally:
+            peer.kill()
+            peer.wait()
+            end.close()
+        assert not Path(address.removeprefix("ipc://")).exists()
+
+    with private_address() as address:
+        run(main(address))
+
+
+CHILD = """
+import sys, time
+from tokenmill.net.lifeline import exit_when_parent_ends
+exit_when_parent_ends(int(sys.argv[1]), grace_s=0.0)
+print("up", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_child_ends_when_the_parents_end_of_the_lifeline_closes() -> None:
+    read_fd, write_fd = open_lifeline()
+    child = subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(read_fd)], pass_fds=(read_fd,), stdout=subprocess.PIPE, text=True
+    )
+    try:
+        os.close(read_fd)
+        assert child.stdout is not None and child.stdout.readline() == "up\n"
+        time.sleep(0.05)
+        assert child.poll() is None
+        os.close(write_fd)
+        assert child.wait(10) == 1
+    finally:
+        child.kill()
+        child.wait()
+        child.stdout and child.stdout.close()
