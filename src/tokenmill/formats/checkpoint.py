@@ -1,0 +1,80 @@
+"""One view of a model on disk, whatever its format: metadata, tensors, and a digest of its weights.
+
+A checkpoint is a GGUF file, or a folder as Hugging Face lays it out (config.json, safetensors, tokenizer.json). Names
+of keys and tensors stay those of the format; giving them meaning is the models' and the text room's work.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..core.errors import BadCheckpoint
+from .digest import file_digest
+from .gguf import GGUFFile
+from .safetensors import open_safetensors, read_json
+from .tensor import Tensor
+
+
+@dataclass(slots=True)
+class Checkpoint:
+    """kind               "gguf" or "hf"
+    path               the .gguf file or the folder
+    metadata           GGUF keys, or config.json
+    tensors            by name, in the file's own naming; bytes are mapped, not read
+    generation_config  generation_config.json of a folder, else empty
+    """
+
+    kind: str
+    path: Path
+    metadata: dict[str, Any]
+    tensors: dict[str, Tensor]
+    generation_config: dict[str, Any] = field(default_factory=dict)
+
+    def close(self) -> None:
+        """Drop the views of the file. It stays mapped while a caller still holds some tensor's `data`."""
+        self.tensors = {}
+
+
+def open_checkpoint(path: str | Path) -> Checkpoint:
+    """Open a .gguf file or a Hugging Face folder. Cheap: nothing but headers is read. Raises BadCheckpoint."""
+    path = Path(path)
+    if path.is_dir():
+        return _open_folder(path)
+    if path.suffix == ".safetensors":
+        raise BadCheckpoint(f"{path} holds weights alone; give the folder that has its config.json and tokenizer.json.")
+    file = GGUFFile.open(path)
+    if file.metadata.get("split.count", 1) not in (0, 1):
+        raise BadCheckpoint(
+            f"{path} is one part of a split model; join the parts with `llama-gguf-split --merge` first."
+        )
+    return Checkpoint("gguf", path, file.metadata, file.tensors)
+
+
+def _open_folder(path: Path) -> Checkpoint:
+    if not (path / "config.json").is_file():
+        raise BadCheckpoint(f"{path} has no config.json, so it is not a model folder in Hugging Face format.")
+    generation = path / "generation_config.json"
+    return Checkpoint(
+        "hf",
+        path,
+        read_json(path / "config.json"),
+        open_safetensors(path),
+        read_json(generation) if generation.is_file() else {},
+    )
+
+
+def weights_digest(path: str | Path, cache_dir: Path) -> str:
+    """SHA-256, hex, of what a checkpoint computes with: the GGUF file, or config.json and all weight files of a folder.
+
+    Remembered by path, size and modification time, so only the first call after a change reads the weights.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        return file_digest(path, cache_dir)
+    combined = hashlib.sha256()
+    for file in sorted([path / "config.json", *path.glob("*.safetensors")]):
+        combined.update(f"{file.name} {file_digest(file, cache_dir)}\n".encode())
+    return combined.hexdigest()

@@ -1,0 +1,52 @@
+"""SHA-256 of large files, computed once and remembered in the cache folder by path, size and modification time."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+
+_CHUNK_BYTES = 1 << 20
+
+
+def file_digest(path: str | Path, cache_dir: Path) -> str:
+    """SHA-256 of the file's content, hex. Reads the file only when it is new or was modified since it was last read;
+    the figure is remembered in `cache_dir`/digests, or not at all where that cannot be written."""
+    path = Path(path).resolve()
+    stat = path.stat()
+    state = {"path": str(path), "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
+    memo = cache_dir / "digests" / (hashlib.sha256(str(path).encode()).hexdigest()[:32] + ".json")
+    with contextlib.suppress(OSError, ValueError, AttributeError, KeyError):
+        known = json.loads(memo.read_text())
+        digest = known.pop("sha256")
+        if known == state and isinstance(digest, str):
+            return digest
+    digest = hash_file(path)
+    with contextlib.suppress(OSError):
+        memo.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(memo, json.dumps({**state, "sha256": digest}))
+    return digest
+
+
+def hash_file(path: Path) -> str:
+    """SHA-256 of the file's content, hex, reading all of it."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace `path` by a file holding `text`: a reader sees the old content or the new, never part of it."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new-")
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise

