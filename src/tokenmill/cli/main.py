@@ -83,7 +83,9 @@ def _command(commands: argparse._SubParsersAction, name: str, about: str, module
     """A sub-command that runs `cli.<module>.<function>(args) -> exit code`, imported only then."""
 
     def run(args: argparse.Namespace) -> int:
-        target: Callable[[argparse.Namespace], int] = getattr(importlib.import_module(f".{module}", __package__), function)
+        target: Callable[[argparse.Namespace], int] = getattr(
+            importlib.import_module(f".{module}", __package__), function
+        )
         return target(args)
 
     parser: options.Parser = commands.add_parser(name, help=about, description=about[0].upper() + about[1:] + ".")

@@ -60,6 +60,6 @@ def list_cached(args: argparse.Namespace) -> int:
 
 
 def remove(args: argparse.Namespace) -> int:
-    freed = hub.remove_model(args.model)
-    print(f"removed {args.model} ({format_bytes(freed)})")
+    removed = hub.remove_model(args.model)
+    print(f"removed {removed.name} ({format_bytes(removed.size_bytes)})")
     return 0

@@ -97,11 +97,19 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--api-key", metavar="KEY", help="clients must send it as a bearer token")
     group.add_argument("--served-model-name", metavar="NAME", help="name in the API (default: the model's own)")
     group.add_argument(
-        "--cors-origins", action="append", default=[], metavar="ORIGIN", help="origin browsers may call from (repeatable)"
+        "--cors-origins",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="origin browsers may call from (repeatable)",
     )
     group.add_argument("--max-body-bytes", type=_size, metavar="SIZE", help="largest request body accepted")
     group.add_argument(
-        "--drain-s", type=float, default=30.0, metavar="S", help="on SIGTERM, let requests finish this long (default: 30)"
+        "--drain-s",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="on SIGTERM, let requests finish this long (default: 30)",
     )
     group.add_argument(
         "--log-level", choices=("debug", "info", "warning", "error"), default="info", help="(default: info)"
@@ -115,7 +123,10 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--max-num-batched-tokens", type=int, metavar="N", help="token budget of a step")
     group.add_argument("--block-size", type=int, metavar="TOKENS", help="tokens per KV block (default: 16)")
     group.add_argument(
-        "--kv-cache-memory-bytes", type=_size, metavar="SIZE", help="KV pool, such as 2GiB (default: 40%% of free memory)"
+        "--kv-cache-memory-bytes",
+        type=_size,
+        metavar="SIZE",
+        help="KV pool, such as 2GiB (default: 40%% of free memory)",
     )
     group.add_argument(
         "--enable-prefix-caching",
@@ -156,9 +167,16 @@ def add_sampling_options(parser: argparse.ArgumentParser, max_tokens: int | None
     group = parser.add_argument_group("sampling")
     limit = "rest of the context" if max_tokens is None else str(max_tokens)
     group.add_argument(
-        "--max-tokens", "-n", type=int, default=max_tokens, metavar="N", help=f"most tokens to produce (default: {limit})"
+        "--max-tokens",
+        "-n",
+        type=int,
+        default=max_tokens,
+        metavar="N",
+        help=f"most tokens to produce (default: {limit})",
     )
-    group.add_argument("--temperature", "--temp", type=float, metavar="T", help="0 is greedy (default: the model's own)")
+    group.add_argument(
+        "--temperature", "--temp", type=float, metavar="T", help="0 is greedy (default: the model's own)"
+    )
     group.add_argument("--top-p", type=float, metavar="P", help="nucleus (default: the model's own)")
     group.add_argument("--top-k", type=int, metavar="K", help="most likely K only (default: the model's own)")
     group.add_argument("--min-p", type=float, metavar="P", help="least share of the best token's probability")

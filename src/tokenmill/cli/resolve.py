@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..core.config import EngineConfig
 from ..core.errors import ConfigError
 from ..core.units import MiB, format_bytes
 from .machine import MachineFacts
@@ -16,6 +15,9 @@ from .machine import MachineFacts
 KV_SHARE = 0.4
 """Of usable memory, for the KV pool, where no size is given."""
 
+BLOCK_SIZE = 16
+MAX_NUM_SEQS = 256
+MAX_NUM_BATCHED_TOKENS = 512
 BACKENDS = ("auto", "native", "numpy")
 
 
@@ -78,14 +80,14 @@ def resolve(options: EngineOptions, machine: MachineFacts, model: ModelFacts) ->
     if options.backend not in BACKENDS:
         raise ConfigError(f"--backend must be one of {', '.join(BACKENDS)}, got {options.backend!r}.", param="backend")
     threads = given_or("threads", options.threads, machine.usable_cpus, _threads_reason(machine))
-    block_size = given_or("block_size", options.block_size, EngineConfig.block_size, "default")
+    block_size = given_or("block_size", options.block_size, BLOCK_SIZE, "default")
     num_blocks = _num_blocks(options, machine, model, block_size, choices)
     max_model_len = _max_model_len(options, model, num_blocks * block_size, choices)
-    max_num_seqs = given_or("max_num_seqs", options.max_num_seqs, min(EngineConfig.max_num_seqs, num_blocks), "default")
+    max_num_seqs = given_or("max_num_seqs", options.max_num_seqs, min(MAX_NUM_SEQS, num_blocks), "default")
     max_num_batched_tokens = given_or(
         "max_num_batched_tokens",
         options.max_num_batched_tokens,
-        max(EngineConfig.max_num_batched_tokens, max_num_seqs),
+        max(MAX_NUM_BATCHED_TOKENS, max_num_seqs),
         "default",
         "{} tokens a step",
     )

@@ -1,0 +1,78 @@
+"""`doctor`: what this machine offers, which kernels will be used and why, and what could be better."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import importlib.metadata
+import platform
+import socket
+import sys
+from collections.abc import Iterator
+
+from .. import __version__
+from ..core.units import format_bytes
+from ..formats.hub import default_cache_dir
+from ..ops.select import select_ops
+from .machine import MachineFacts, read_machine
+from .resolve import KV_SHARE
+
+PACKAGES = ("numpy", "msgspec", "pyzmq", "starlette", "uvicorn", "uvloop", "httptools", "tokenizers", "jinja2")
+PACKAGES += ("prometheus-client", "rich", "huggingface_hub")
+
+
+def doctor(args: argparse.Namespace) -> int:
+    machine = read_machine()
+    kernels = _kernels(machine)
+    if args.brief:
+        print(f"tokenmill {__version__}: {kernels}")
+        return 0
+    for name, value in _facts(machine, kernels, args.port):
+        print(f"{name:<10} {value}")
+    return 0
+
+
+def _facts(machine: MachineFacts, kernels: str, port: int) -> Iterator[tuple[str, str]]:
+    yield "tokenmill", f"{__version__}, Python {platform.python_version()} ({sys.executable})"
+    yield "system", f"{platform.system()} {platform.release()}, {platform.machine()}"
+    quota = "" if machine.cpu_quota is None else f", of which the container grants {machine.cpu_quota:g}"
+    yield "cpu", f"{machine.cpu_model}, {machine.num_cpus} usable{quota}"
+    yield "features", " ".join(machine.cpu_features) or "none that the kernels know"
+    limit = "no container limit" if machine.cgroup_headroom is None else format_bytes(machine.cgroup_headroom) + " left"
+    yield "memory", f"{format_bytes(machine.memory_available)} available, {limit}"
+    yield "kv pool", f"{format_bytes(machine.usable_memory * KV_SHARE)} by default ({KV_SHARE:.0%} of what is usable)"
+    yield "kernels", kernels
+    yield "packages", ", ".join(_versions())
+    yield "cache", str(default_cache_dir())
+    yield "port", _port(port)
+
+
+def _kernels(machine: MachineFacts) -> str:
+    from ..ops.native import available
+
+    reason = available()
+    if reason is not None:
+        return f"numpy reference, slow: the native kernels cannot be used ({reason})"
+    ops = select_ops("native", machine.usable_cpus)
+    try:
+        return "native, " + ", ".join(f"{name} {value}" for name, value in ops.describe().items())
+    finally:
+        ops.close()
+
+
+def _versions() -> Iterator[str]:
+    for name in PACKAGES:
+        try:
+            yield f"{name} {importlib.metadata.version(name)}"
+        except importlib.metadata.PackageNotFoundError:
+            yield f"{name} missing"
+
+
+def _port(port: int) -> str:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            return f"{port} is in use" if error.errno == errno.EADDRINUSE else f"{port}: {error.strerror}"
+    return f"{port} is free"

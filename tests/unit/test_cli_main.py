@@ -1,0 +1,85 @@
+"""The command line answers a wrong word with exit code 2, one line and the nearest right one, and starts quickly."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tokenmill.cli import main as cli
+from tokenmill.cli.options import engine_options
+from tokenmill.core.errors import ConfigError
+
+
+def refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(argv)
+    assert caught.value.code == 2
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    return message
+
+
+def test_an_unknown_flag_names_the_nearest(capsys):
+    assert "--max-model-len" in refused(["serve", "--max-modl-len", "100"], capsys)
+    assert "--threads" in refused(["generate", "--thread=2"], capsys)
+
+
+def test_a_flag_that_would_change_answers_is_unknown(capsys):
+    assert "--quantization" in refused(["serve", "--quantization", "awq"], capsys)
+
+
+def test_an_unknown_command_and_a_bad_value_are_refused(capsys):
+    assert "serve" in refused(["serv"], capsys)
+    assert "--kv-cache-memory-bytes" in refused(["serve", "--kv-cache-memory-bytes", "lots"], capsys)
+    assert "--max-num-seqs" in refused(["serve", "--max-num-seqs", "many"], capsys)
+    refused(["serve", "one", "two"], capsys)
+
+
+def test_foreign_flags_are_accepted_with_a_warning(capsys):
+    argv = ["serve", "--gpu-memory-utilization", "0.9", "--enforce-eager", "some.gguf", "--port", "0"]
+    args = cli._parser(argv).parse_args(argv)
+    assert (args.model, args.port) == ("some.gguf", 0)
+    warnings = capsys.readouterr().err
+    assert "--gpu-memory-utilization" in warnings and "--enforce-eager" in warnings
+
+
+def test_flags_become_engine_options():
+    argv = [
+        "serve",
+        "-c",
+        "100",
+        "-np",
+        "3",
+        "-t",
+        "2",
+        "--no-enable-prefix-caching",
+        "--kv-cache-memory-bytes",
+        "1GiB",
+    ]
+    options = engine_options(cli._parser(argv).parse_args(argv))
+    assert (options.max_model_len, options.max_num_seqs, options.threads) == (100, 3, 2)
+    assert options.kv_cache_memory_bytes == 2**30
+    assert not options.enable_prefix_caching
+
+
+def test_an_expected_failure_is_one_line_and_exit_code_2(capsys, monkeypatch):
+    def fail(args):
+        raise ConfigError("The model is wrong.")
+
+    monkeypatch.setattr("tokenmill.cli.models.remove", fail)
+    assert cli.main(["rm", "some"]) == 2
+    assert capsys.readouterr().err == "tokenmill: The model is wrong.\n"
+
+
+def test_help_loads_neither_arrays_nor_the_server():
+    """What makes `--help` quick: none of the slow imports happen."""
+    code = (
+        "import sys\nfrom tokenmill.cli import main\n"
+        "try:\n    main.main(['--help'])\nexcept SystemExit as end:\n    assert end.code == 0\n"
+        "slow = {'numpy', 'starlette', 'uvicorn', 'zmq', 'msgspec', 'rich', 'tokenizers', 'asyncio'}\n"
+        "slow &= set(sys.modules)\n"
+        "assert not slow, slow\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
