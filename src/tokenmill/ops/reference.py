@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from ..core.block import KVGroup
-from .api import GROUP, HeadGeometry, Ops, RawTensor, SampleBatch, StepBatch, StepLimits
+from .api import GROUP, HeadGeometry, RawTensor, SampleBatch, StepBatch, StepLimits
 from .philox import PURPOSE_TOKEN, uniform
 
 DENSE_KINDS = ("f32", "f16", "bf16")
@@ -174,7 +175,7 @@ class ReferenceOps:
         return x_TD[rows_L]
 
     def compile(
-        self, forward: Callable[[Ops, StepBatch], np.ndarray], limits: StepLimits
+        self, forward: Callable[[Any, Any], np.ndarray], limits: StepLimits
     ) -> Callable[[StepBatch], np.ndarray]:
         def run(batch: StepBatch) -> np.ndarray:
             assert len(batch.tokens_T) <= limits.max_tokens, (len(batch.tokens_T), limits)
@@ -255,7 +256,7 @@ def dequantise(part: RawTensor) -> np.ndarray:
 def round_activations(x_TK: np.ndarray) -> np.ndarray:
     """x after the trip through int8: per 32 consecutive values of a row, q = round-half-even(x * (127 / max|x|)) and
     x' = q * (max|x| / 127). A group whose max|x| is below 1e-30 becomes zero."""
-    groups_TgK = x_TK.reshape(len(x_TK), -1, GROUP)
+    groups_TgK = x_TK.reshape(len(x_TK), x_TK.shape[1] // GROUP, GROUP)
     max_Tg1 = np.abs(groups_TgK).max(axis=-1, keepdims=True)
     inverse_Tg1 = np.where(max_Tg1 < _SMALLEST_GROUP_MAX, 0, np.float32(127) / np.maximum(max_Tg1, _SMALLEST_GROUP_MAX))
     rounded_TgK = np.rint(groups_TgK * inverse_Tg1) * (max_Tg1 / np.float32(127))

@@ -1,0 +1,192 @@
+"""From plan rows to arrays: block tables, drawn tokens, and the pieces a step is run in.
+
+A worker keeps, per sequence, its block table and the last token drawn for it, in arrays indexed by slot; a plan only
+sends what is new. A step usually is one piece. It is cut into several when it wants logits of more rows than the logits
+buffer holds (prompt logprobs): pieces run in row order, so whatever a row reads of an earlier row's KV is written.
+
+    S parts of a piece   T tokens   L logit rows   B blocks
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ..core.step import PlanRow
+from ..ops.api import StepBatch, StepLimits
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A run of one plan row's tokens within one piece.
+
+    row         index of the row in the plan
+    tokens      input ids; None: the token drawn for the slot in step `from_step`
+    num_scored  leading positions whose logits score the next prompt token
+    sample      the last position's logits draw a token
+    """
+
+    row: int
+    slot: int
+    start: int
+    num_tokens: int
+    tokens: tuple[int, ...] | None
+    from_step: int
+    num_scored: int
+    sample: bool
+
+
+class Slots:
+    """Sequence numbers -> small indices into growing arrays. One thread uses it."""
+
+    def __init__(self, num_slots: int, max_blocks_per_seq: int, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.block_tables = np.zeros((num_slots, max_blocks_per_seq), np.int32)
+        self.num_held = np.zeros(num_slots, np.int32)
+        self.drawn_token = np.zeros(num_slots, np.int32)
+        self.drawn_step = np.full(num_slots, -1, np.int64)
+        self._slot_of: dict[int, int] = {}
+        self._free = list(range(num_slots))[::-1]
+
+    def __len__(self) -> int:
+        return len(self.num_held)
+
+    def __getitem__(self, seq: int) -> int:
+        return self._slot_of[seq]
+
+    def release(self, seq: int) -> None:
+        """Forget a sequence; unknown numbers are fine (it may never have run here)."""
+        slot = self._slot_of.pop(seq, None)
+        if slot is not None:
+            self._free.append(slot)
+
+    def introduce(self, seq: int) -> int:
+        """A fresh slot for `seq`, whatever was known of it before."""
+        self.release(seq)
+        if not self._free:
+            self._grow()
+        slot = self._slot_of[seq] = self._free.pop()
+        self.num_held[slot] = 0
+        self.drawn_step[slot] = -1
+        return slot
+
+    def append_blocks(self, slot: int, blocks: Sequence[int]) -> None:
+        assert min(blocks) >= 0 and max(blocks) < self.num_blocks, (blocks, self.num_blocks)
+        held = int(self.num_held[slot])
+        end = held + len(blocks)
+        assert end <= self.block_tables.shape[1], (end, self.block_tables.shape)
+        self.block_tables[slot, held:end] = blocks
+        self.num_held[slot] = end
+
+    def _grow(self) -> None:
+        count = len(self)
+        self.block_tables = np.concatenate([self.block_tables, np.zeros_like(self.block_tables)])
+        self.num_held = np.concatenate([self.num_held, np.zeros_like(self.num_held)])
+        self.drawn_token = np.concatenate([self.drawn_token, np.zeros_like(self.drawn_token)])
+        self.drawn_step = np.concatenate([self.drawn_step, np.full_like(self.drawn_step, -1)])
+        self._free.extend(range(2 * count - 1, count - 1, -1))
+
+
+def part_of_row(index: int, row: PlanRow, slot: int, num_prompt: int) -> Part:
+    """The whole row as one part. `num_prompt` matters only to rows that score."""
+    num_scored = max(0, min(row.num_tokens, num_prompt - 1 - row.start)) if row.score else 0
+    tokens = None if row.from_step >= 0 else row.tokens
+    return Part(index, slot, row.start, row.num_tokens, tokens, row.from_step, num_scored, row.sample)
+
+
+def pieces(parts: list[Part], max_logit_rows: int) -> Iterator[list[Part]]:
+    """Cut a step so that no piece wants more than `max_logit_rows` rows of logits. Only scored runs are ever cut."""
+    if sum(part.num_scored + part.sample for part in parts) <= max_logit_rows:
+        yield parts
+        return
+    piece: list[Part] = []
+    room = max_logit_rows
+    for part in parts:
+        while part.num_scored + part.sample > room:
+            count = min(room, part.num_scored, part.num_tokens - 1)
+            if count:
+                head, part = _cut(part, count)
+                piece.append(head)
+            yield piece
+            piece, room = [], max_logit_rows
+        piece.append(part)
+        room -= part.num_scored + part.sample
+    if piece:
+        yield piece
+
+
+def _cut(part: Part, count: int) -> tuple[Part, Part]:
+    """The first `count` tokens, all of them scored, and the rest."""
+    assert part.tokens is not None, part
+    head = replace(part, num_tokens=count, tokens=part.tokens[:count], num_scored=count, sample=False)
+    rest = replace(
+        part,
+        start=part.start + count,
+        num_tokens=part.num_tokens - count,
+        tokens=part.tokens[count:],
+        num_scored=part.num_scored - count,
+    )
+    return head, rest
+
+
+def build_batch(piece: Sequence[Part], slots: Slots, block_size: int, limits: StepLimits) -> StepBatch:
+    """The piece as arrays. Asserts that it fits the limits and that every token has a KV slot."""
+    num_parts = len(piece)
+    slots_S = np.fromiter((part.slot for part in piece), np.int32, num_parts)
+    starts_S = np.fromiter((part.start for part in piece), np.int32, num_parts)
+    counts_S = np.fromiter((part.num_tokens for part in piece), np.int32, num_parts)
+    row_starts_S1 = np.zeros(num_parts + 1, np.int32)
+    np.cumsum(counts_S, out=row_starts_S1[1:])
+    num_tokens = int(row_starts_S1[-1])
+    assert num_tokens <= limits.max_tokens and num_parts <= limits.max_seqs, (num_tokens, num_parts, limits)
+
+    context_lens_S = starts_S + counts_S
+    num_blocks_S = -(-context_lens_S // block_size)
+    assert (num_blocks_S <= slots.num_held[slots_S]).all(), "a row reaches beyond its block table"
+    widest = int(num_blocks_S.max()) if num_parts else 0
+
+    if num_tokens == num_parts:
+        positions_T = starts_S
+    else:
+        positions_T = np.arange(num_tokens, dtype=np.int32) + np.repeat(starts_S - row_starts_S1[:-1], counts_S)
+    return StepBatch(
+        tokens_T=_tokens(piece, slots_S, row_starts_S1, slots),
+        positions_T=positions_T,
+        row_starts_S1=row_starts_S1,
+        context_lens_S=context_lens_S,
+        block_tables_SB=slots.block_tables[slots_S, :widest],
+        logit_rows_L=_logit_rows(piece, row_starts_S1),
+    )
+
+
+def _tokens(piece: Sequence[Part], slots_S: np.ndarray, row_starts_S1: np.ndarray, slots: Slots) -> np.ndarray:
+    """Given tokens where a part has them; elsewhere what was drawn for the slot in the step the part names."""
+    flat: list[int] = []
+    drawn: list[int] = []
+    for index, part in enumerate(piece):
+        if part.tokens is None:
+            drawn.append(index)
+            flat.append(0)
+        else:
+            flat.extend(part.tokens)
+    tokens_T = np.array(flat, np.int32)
+    if drawn:
+        from_slots = slots_S[drawn]
+        expected = [piece[index].from_step for index in drawn]
+        assert (slots.drawn_step[from_slots] == expected).all(), "a row's input was not drawn in the step it names"
+        tokens_T[row_starts_S1[drawn]] = slots.drawn_token[from_slots]
+    return tokens_T
+
+
+def _logit_rows(piece: Sequence[Part], row_starts_S1: np.ndarray) -> np.ndarray:
+    """All scored positions, part by part, then all sampled ones: each kind is one contiguous range of the logits."""
+    sampled = [index for index, part in enumerate(piece) if part.sample]
+    last_L = row_starts_S1[1:][sampled] - np.int32(1)
+    scored = [
+        first + offset
+        for part, first in zip(piece, row_starts_S1.tolist(), strict=False)
+        for offset in range(part.num_scored)
+    ]
+    return np.concatenate([np.array(scored, np.int32), last_L]) if scored else last_L

@@ -1,0 +1,90 @@
+"""Builds a worker from an open checkpoint and a backend: weights, KV pool, compiled forward, executor."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..core.block import KVGroup
+from ..formats.checkpoint import Checkpoint, weights_digest
+from ..formats.hub import default_cache_dir
+from ..models.config import ModelConfig
+from ..models.registry import Model, load_model
+from ..ops.api import Ops
+from ..store.pool import KVPool
+from .executor import ModelExecutor
+from .memory import MemoryPlan, plan_memory, step_limits
+from .runner import Runner
+
+LAYOUT = "K[G,C,s]V[G,s,C]"
+"""How a block's bytes are ordered (core/block.py): part of the numerics id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """`numerics_id`: equal ids mean interchangeable KV and equal tokens. Close the executor to free everything."""
+
+    executor: ModelExecutor
+    model_config: ModelConfig
+    kv_group: KVGroup
+    num_blocks: int
+    numerics_id: str
+    memory: MemoryPlan
+
+
+def build_worker(
+    checkpoint: Checkpoint,
+    ops: Ops,
+    *,
+    max_model_len: int,
+    num_blocks: int,
+    max_num_batched_tokens: int = 512,
+    max_num_seqs: int = 256,
+    block_size: int = 16,
+    kv_dtype: str = "f16",
+    queue_bytes: int = 0,
+    cache_dir: Path | None = None,
+) -> Worker:
+    """Load the model onto `ops` and make it ready to run steps.
+
+    num_blocks may be more than max_num_seqs sequences can ever hold, for the prefix cache. queue_bytes: what admission
+    lets waiting requests hold, for the plan. cache_dir: where weight digests are remembered (default: the user's cache
+    folder). The checkpoint may be closed afterwards. Raises BadCheckpoint.
+    """
+    model = load_model(checkpoint, ops, max_model_len=max_model_len, block_size=block_size, kv_dtype=kv_dtype)
+    config, group = model.config, model.kv_group
+    limits = step_limits(
+        config,
+        max_model_len=max_model_len,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_num_seqs=max_num_seqs,
+        block_size=block_size,
+    )
+    pool = KVPool(group, num_blocks)
+    kv = ops.bind_kv(pool.data, group)
+    program = ops.compile(lambda recorder, batch: model.forward(recorder, kv, batch), limits)
+    runner = Runner(ops, program, limits, vocab_size=config.vocab_size, block_size=block_size, num_blocks=num_blocks)
+
+    def free() -> None:
+        ops.close()
+        pool.close()
+
+    digest = weights_digest(checkpoint.path, cache_dir or default_cache_dir())
+    return Worker(
+        executor=ModelExecutor(runner, on_close=free),
+        model_config=config,
+        kv_group=group,
+        num_blocks=num_blocks,
+        numerics_id=numerics_id(digest, model, ops),
+        memory=plan_memory(
+            config, group, limits, weights_bytes=model.num_bytes, num_blocks=num_blocks, queue_bytes=queue_bytes
+        ),
+    )
+
+
+def numerics_id(digest: str, model: Model, ops: Ops) -> str:
+    """Digest of all that decides KV bytes and tokens, and of nothing else (not batch, threads or compiler)."""
+    group = model.kv_group
+    facts = [digest, group.dtype, LAYOUT, str(group.block_size), ops.family, model.rope_digest]
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:32]

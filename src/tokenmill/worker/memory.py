@@ -1,0 +1,78 @@
+"""What a worker will hold at most, by purpose, as it is printed at start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..core.block import KVGroup
+from ..core.units import MiB, format_bytes
+from ..models.config import ModelConfig
+from ..ops.api import StepLimits
+from .sampler import SLICE
+
+LOGITS_BYTES = 128 * MiB
+"""Aim for the logits buffer: rows beyond what it holds run as further pieces of the step."""
+
+MIN_LOGIT_ROWS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Bytes. `kv` is committed page by page as blocks are first written; `queue` bounds what waiting requests hold."""
+
+    weights: int
+    kv: int
+    num_blocks: int
+    block_size: int
+    scratch: int
+    logits: int
+    queue: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.kv + self.scratch + self.logits + self.queue
+
+    def lines(self) -> list[str]:
+        """One line each, then the sum."""
+        blocks = f"{self.num_blocks} blocks, {self.num_blocks * self.block_size} tokens"
+        return [
+            f"weights  {format_bytes(self.weights)}",
+            f"KV pool  {format_bytes(self.kv)} ({blocks})",
+            f"scratch  {format_bytes(self.scratch)}",
+            f"logits   {format_bytes(self.logits)}",
+            f"queue    {format_bytes(self.queue)}",
+            f"in all   {format_bytes(self.total)}",
+        ]
+
+
+def step_limits(
+    config: ModelConfig, *, max_model_len: int, max_num_batched_tokens: int, max_num_seqs: int, block_size: int
+) -> StepLimits:
+    """Buffer sizes of the compiled forward."""
+    fitting = max(MIN_LOGIT_ROWS, LOGITS_BYTES // (4 * config.vocab_size))
+    return StepLimits(
+        max_tokens=max_num_batched_tokens,
+        max_seqs=max_num_seqs,
+        max_blocks_per_seq=-(-max_model_len // block_size),
+        max_logit_rows=min(fitting, max(max_num_seqs, MIN_LOGIT_ROWS)),
+    )
+
+
+def plan_memory(
+    config: ModelConfig, group: KVGroup, limits: StepLimits, *, weights_bytes: int, num_blocks: int, queue_bytes: int
+) -> MemoryPlan:
+    """Scratch is what one layer's values of a full step take (float32, and int8 copies of a linear's inputs), the block
+    tables of plan and worker, and the sampler's slices."""
+    values_per_token = 4 * config.width + 2 * config.heads.width + 3 * config.ffn_width
+    activations = limits.max_tokens * values_per_token * 5
+    tables = 2 * limits.max_seqs * limits.max_blocks_per_seq * 4
+    slices = 4 * SLICE * config.vocab_size * 4
+    return MemoryPlan(
+        weights=weights_bytes,
+        kv=num_blocks * group.bytes_per_block,
+        num_blocks=num_blocks,
+        block_size=group.block_size,
+        scratch=activations + tables + slices,
+        logits=limits.max_logit_rows * config.vocab_size * 4,
+        queue=queue_bytes,
+    )

@@ -1,0 +1,217 @@
+"""From logits to tokens and logprobs, with each sequence's own settings.
+
+Order of adjustments on a row's logits, each as vLLM and transformers define it: repetition penalty (tokens of prompt
+and output), then frequency and presence penalties (output only), logit bias, allowed token ids, end and stop tokens
+held back until min_tokens. Then ops.sample. Logprobs are of the raw logits. State is a function of (introduction,
+tokens drawn since), so a resumed sequence continues as if it had never left.
+
+    L logit rows  V vocabulary
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..core.request import SamplingParams
+from ..core.step import Introduction, TokenLogprob
+from ..ops.api import Ops, SampleBatch
+
+SLICE = 16
+"""Rows copied at once where rows must be gathered or adjusted: what bounds the sampler's scratch."""
+
+_NO_LOGPROBS = -1
+
+
+class Sampler:
+    """Sampling state by slot. One thread uses it."""
+
+    def __init__(self, ops: Ops, vocab_size: int, num_slots: int) -> None:
+        self._ops = ops
+        self._vocab_size = vocab_size
+        self._num_slots = 0
+        self._temperature = np.zeros(0, np.float32)
+        self._top_k = np.zeros(0, np.int32)
+        self._top_p = np.zeros(0, np.float32)
+        self._min_p = np.zeros(0, np.float32)
+        self._seed = np.zeros(0, np.uint64)
+        self._choice = np.zeros(0, np.int32)
+        self._num_logprobs = np.zeros(0, np.int32)
+        self._num_prompt = np.zeros(0, np.int32)
+        self._adjusted = np.zeros(0, bool)
+        self._adjustments: dict[int, Adjustment] = {}
+        self._grow(num_slots)
+
+    def introduce(self, slot: int, intro: Introduction) -> None:
+        """Start (or restart) a slot from what the plan says of its sequence."""
+        if slot >= self._num_slots:
+            self._grow(max(slot + 1, 2 * self._num_slots))
+        params = intro.sampling
+        self._temperature[slot] = params.temperature
+        self._top_k[slot] = params.top_k
+        self._top_p[slot] = params.top_p
+        self._min_p[slot] = params.min_p
+        self._seed[slot] = intro.seed % 2**64
+        self._choice[slot] = intro.choice
+        self._num_logprobs[slot] = _NO_LOGPROBS if params.logprobs is None else params.logprobs
+        self._num_prompt[slot] = len(intro.prompt_tokens)
+        self._adjusted[slot] = needs_adjustment(params)
+        self._adjustments.pop(slot, None)
+        if self._adjusted[slot]:
+            self._adjustments[slot] = Adjustment(intro, self._vocab_size)
+
+    def draw(self, logits_LV: np.ndarray, slots_L: np.ndarray, positions_L: np.ndarray) -> np.ndarray:
+        """Draw the token of position positions_L (counted from the start of the prompt) for each slot: int32 [L].
+
+        The slots' penalty counts advance. `logits_LV` is left as it is.
+        """
+        how = self._how(slots_L, positions_L)
+        adjusted_L = self._adjusted[slots_L]
+        if not adjusted_L.any():
+            tokens_L = self._ops.sample(logits_LV, how)
+        else:
+            how.temperature_L[adjusted_L] = 0  # drawn again below; greedy is the cheapest
+            tokens_L = self._ops.sample(logits_LV, how).copy()
+            for rows in _slices(np.flatnonzero(adjusted_L)):
+                tokens_L[rows] = self._draw_adjusted(logits_LV[rows], slots_L[rows], positions_L[rows])
+        assert ((tokens_L >= 0) & (tokens_L < self._vocab_size)).all(), "the model gave logits that are not numbers"
+        return tokens_L
+
+    def logprobs(self, logits_LV: np.ndarray, slots_L: np.ndarray, tokens_L: np.ndarray) -> dict[int, TokenLogprob]:
+        """Row -> logprob of its drawn token, for the rows whose request wants logprobs."""
+        wanted = np.flatnonzero(self._num_logprobs[slots_L] != _NO_LOGPROBS)
+        if not len(wanted):
+            return {}
+        counts = self._num_logprobs[slots_L[wanted]].tolist()
+        return dict(zip(wanted.tolist(), self.score(logits_LV, wanted, tokens_L[wanted], counts), strict=True))
+
+    def score(
+        self, logits_LV: np.ndarray, rows: np.ndarray, tokens: np.ndarray, num_top: Sequence[int]
+    ) -> list[TokenLogprob]:
+        """Logprobs under the raw logits of the given token of each of `rows`, with that many alternatives."""
+        scored: list[TokenLogprob] = []
+        for part in _slices(np.arange(len(rows))):
+            counts = num_top[part[0] : part[-1] + 1]
+            own, rank, top, top_logprobs = self._ops.token_logprobs(logits_LV[rows[part]], tokens[part], max(counts))
+            columns = (tokens[part].tolist(), own.tolist(), rank.tolist(), top.tolist(), top_logprobs.tolist(), counts)
+            for token, logprob, place, ids, values, count in zip(*columns, strict=True):
+                best = tuple(zip(ids[:count], values[:count], strict=True))
+                scored.append(TokenLogprob(token, logprob, place, best))
+        return scored
+
+    def _draw_adjusted(self, copied_LV: np.ndarray, slots_L: np.ndarray, positions_L: np.ndarray) -> np.ndarray:
+        how = self._how(slots_L, positions_L)
+        adjustments = [self._adjustments[slot] for slot in slots_L.tolist()]
+        for logits_V, adjustment, num_output in zip(copied_LV, adjustments, how.position_L.tolist(), strict=True):
+            adjustment.apply(logits_V, num_output)
+        tokens_L = self._ops.sample(copied_LV, how)
+        for adjustment, token in zip(adjustments, tokens_L.tolist(), strict=True):
+            adjustment.count(token)
+        return tokens_L
+
+    def _how(self, slots_L: np.ndarray, positions_L: np.ndarray) -> SampleBatch:
+        return SampleBatch(
+            temperature_L=self._temperature[slots_L],
+            top_k_L=self._top_k[slots_L],
+            top_p_L=self._top_p[slots_L],
+            min_p_L=self._min_p[slots_L],
+            seed_L=self._seed[slots_L],
+            choice_L=self._choice[slots_L],
+            position_L=positions_L - self._num_prompt[slots_L],
+        )
+
+    def _grow(self, num_slots: int) -> None:
+        for name in (
+            "temperature",
+            "top_k",
+            "top_p",
+            "min_p",
+            "seed",
+            "choice",
+            "num_logprobs",
+            "num_prompt",
+            "adjusted",
+        ):
+            old = getattr(self, f"_{name}")
+            new = np.zeros(num_slots, old.dtype)
+            new[: len(old)] = old
+            setattr(self, f"_{name}", new)
+        self._num_slots = num_slots
+
+
+def needs_adjustment(params: SamplingParams) -> bool:
+    """Whether any setting changes logits before they are sampled."""
+    return bool(
+        params.repetition_penalty != 1
+        or params.frequency_penalty
+        or params.presence_penalty
+        or params.logit_bias
+        or params.allowed_token_ids
+        or params.min_tokens
+    )
+
+
+class Adjustment:
+    """What one sequence's settings do to its logits. Token ids outside the vocabulary are ignored; where every allowed
+    token is an end or stop token, min_tokens gives way, since some token must be possible."""
+
+    def __init__(self, intro: Introduction, vocab_size: int) -> None:
+        params = intro.sampling
+
+        def ids(tokens: Sequence[int]) -> np.ndarray:
+            return np.array(sorted({token for token in tokens if 0 <= token < vocab_size}), np.int64)
+
+        self._repetition = np.float32(params.repetition_penalty)
+        self._frequency = np.float32(params.frequency_penalty)
+        self._presence = np.float32(params.presence_penalty)
+        bias = {token: value for token, value in params.logit_bias if token < vocab_size}
+        self._bias_ids = np.fromiter(bias, np.int64, len(bias))
+        self._bias = np.fromiter(bias.values(), np.float32, len(bias))
+        self._allowed = ids(params.allowed_token_ids)
+        held_back = ids(intro.eos_token_ids + params.stop_token_ids)
+        if len(self._allowed) and np.isin(self._allowed, held_back).all():
+            held_back = held_back[:0]
+        self._held_back = held_back
+        self._min_tokens = params.min_tokens
+        self._penalises = params.repetition_penalty != 1 or bool(params.frequency_penalty or params.presence_penalty)
+        # Every token of prompt and output, and how often it was produced.
+        seen = ids(intro.prompt_tokens) if self._penalises else held_back[:0]
+        self._index = {token: place for place, token in enumerate(seen.tolist())}
+        self._seen = seen
+        self._produced = np.zeros(len(seen), np.float32)
+        for token in intro.output_tokens:
+            self.count(token)
+
+    def count(self, token: int) -> None:
+        """One more output token."""
+        if not self._penalises:
+            return
+        place = self._index.get(token)
+        if place is None:
+            place = self._index[token] = len(self._index)
+            if place == len(self._seen):
+                self._seen = np.concatenate([self._seen, np.zeros(max(16, place), np.int64)])
+                self._produced = np.concatenate([self._produced, np.zeros(max(16, place), np.float32)])
+            self._seen[place] = token
+        self._produced[place] += 1
+
+    def apply(self, logits_V: np.ndarray, num_output: int) -> None:
+        """Adjust one row in place. `num_output`: tokens produced before this draw."""
+        if self._penalises:
+            seen, produced = self._seen[: len(self._index)], self._produced[: len(self._index)]
+            values = logits_V[seen]
+            values = np.where(values > 0, values / self._repetition, values * self._repetition)
+            logits_V[seen] = values - self._frequency * produced - self._presence * (produced > 0)
+        if len(self._bias):
+            logits_V[self._bias_ids] += self._bias
+        if len(self._allowed):
+            values = logits_V[self._allowed]
+            logits_V[:] = -np.inf
+            logits_V[self._allowed] = values
+        if num_output < self._min_tokens:
+            logits_V[self._held_back] = -np.inf
+
+
+def _slices(rows: np.ndarray) -> list[np.ndarray]:
+    return [rows[first : first + SLICE] for first in range(0, len(rows), SLICE)]
