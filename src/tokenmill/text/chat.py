@@ -1,0 +1,207 @@
+"""Chat messages to one prompt, by the model's own Jinja2 template.
+
+The environment is the one Hugging Face templates are written for (trimmed blocks, loop controls, `tojson`,
+`raise_exception`, `strftime_now`, `{% generation %}`), in Jinja2's immutable sandbox. Templates come with downloaded
+models and messages from clients, so both are bounded: size of the template, of a repeated string, of the prompt. What a
+template cannot render is the client's error and names `messages`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from jinja2 import TemplateError, TemplateSyntaxError, nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from ..core.errors import BadCheckpoint, InvalidRequest
+
+MAX_TEMPLATE_CHARS = 1 << 20
+MAX_PROMPT_CHARS = 1 << 26
+MAX_REPEATED_CHARS = 1 << 20
+
+_CONTINUE_MARK = "\ue000continue-final-message\ue000 "
+"""Put behind the message to be continued, to find its end in the prompt; the space shows whether the template trims."""
+
+_PROBE = "\ue000probe\ue000"
+
+
+class ChatTemplate:
+    """A compiled template. `bos_token` and `eos_token` are given to it as text."""
+
+    def __init__(
+        self, source: str, bos_token: str = "", eos_token: str = "", *, now: Callable[[], datetime] = datetime.now
+    ) -> None:
+        """Raises BadCheckpoint when the template is too large or does not compile. `now`: the date it may print."""
+        if len(source) > MAX_TEMPLATE_CHARS:
+            raise BadCheckpoint(f"The chat template has {len(source)} characters; {MAX_TEMPLATE_CHARS} are allowed.")
+        environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols])
+        environment.filters["tojson"] = _tojson
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = lambda form: now().strftime(form)
+        try:
+            self._template = environment.from_string(source)
+        except (TemplateSyntaxError, RecursionError) as error:
+            raise BadCheckpoint(f"The model's chat template does not compile: {error}.") from error
+        self.source = source
+        self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
+        self._takes_strings: bool | None = None
+        self._takes_parts: bool | None = None
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        extra: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt. `continue_final_message` leaves the last message open (and then no generation prompt is added);
+        `extra`: further variables of the template. Raises InvalidRequest naming `messages`."""
+        prepared = [self._prepare(index, message) for index, message in enumerate(messages)]
+        if not prepared:
+            raise InvalidRequest("messages must hold at least one message.", param="messages")
+        if continue_final_message:
+            _mark_end(prepared[-1])
+        prompt = self._run(
+            prepared,
+            {
+                **(extra or {}),
+                "tools": list(tools) if tools else None,
+                "add_generation_prompt": add_generation_prompt and not continue_final_message,
+            },
+        )
+        return _cut_at_mark(prompt) if continue_final_message else prompt
+
+    def _run(self, messages: list[dict[str, Any]], variables: Mapping[str, Any]) -> str:
+        pieces: list[str] = []
+        num_chars = 0
+        try:
+            for piece in self._template.generate(messages=messages, documents=None, **self._tokens, **variables):
+                pieces.append(piece)
+                num_chars += len(piece)
+                if num_chars > MAX_PROMPT_CHARS:
+                    raise InvalidRequest(f"The prompt exceeds {MAX_PROMPT_CHARS} characters.", param="messages")
+        except (
+            TemplateError,
+            TypeError,
+            ValueError,
+            LookupError,
+            AttributeError,
+            ArithmeticError,
+            RecursionError,
+        ) as error:
+            reason = str(error) or type(error).__name__
+            raise InvalidRequest(
+                f"The model's chat template rejected the messages: {reason}", param="messages"
+            ) from error
+        return "".join(pieces)
+
+    def _prepare(self, index: int, message: Mapping[str, Any]) -> dict[str, Any]:
+        """A copy of the message with its content in the form the template reads: a string, or a list of parts."""
+        if not isinstance(message, Mapping):
+            raise InvalidRequest(f"messages[{index}] must be an object.", param="messages")
+        content = message.get("content")
+        if isinstance(content, list):
+            texts = [_part_text(index, part) for part in content]
+            parts = [{"type": "text", "text": text} for text in texts]
+            return {**message, "content": parts if self._reads_parts() else "\n".join(texts)}
+        if content is None:
+            return {**message, "content": None if message.get("tool_calls") else ""}
+        if not isinstance(content, str):
+            raise InvalidRequest(f"messages[{index}].content must be a string or a list of parts.", param="messages")
+        if not self._reads_strings() and self._reads_parts():
+            return {**message, "content": [{"type": "text", "text": content}]}
+        return dict(message)
+
+    def _reads_strings(self) -> bool:
+        if self._takes_strings is None:
+            self._takes_strings = self._shows(_PROBE)
+        return self._takes_strings
+
+    def _reads_parts(self) -> bool:
+        """Whether the template takes content apart, rather than printing the list as Python would."""
+        if self._takes_parts is None:
+            self._takes_parts = self._shows([{"type": "text", "text": _PROBE}])
+        return self._takes_parts
+
+    def _shows(self, content: Any) -> bool:
+        try:
+            prompt = self._run([{"role": "user", "content": content}], {"tools": None, "add_generation_prompt": False})
+        except InvalidRequest:
+            return False
+        return _PROBE in prompt and f"'{_PROBE}'" not in prompt and f'"{_PROBE}"' not in prompt
+
+
+def _part_text(index: int, part: Any) -> str:
+    if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+        kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+        raise InvalidRequest(
+            f"messages[{index}].content: only text parts are supported, got {kind!r}.", param="messages"
+        )
+    return str(part["text"])
+
+
+def _mark_end(message: dict[str, Any]) -> None:
+    content = message.get("content")
+    if isinstance(content, list) and content:
+        last = content[-1]
+        message["content"] = [*content[:-1], {**last, "text": last["text"] + _CONTINUE_MARK}]
+    elif isinstance(content, str):
+        message["content"] = content + _CONTINUE_MARK
+    else:
+        raise InvalidRequest("continue_final_message: the last message has no content to continue.", param="messages")
+
+
+def _cut_at_mark(prompt: str) -> str:
+    end = prompt.rfind(_CONTINUE_MARK.rstrip())
+    if end < 0:
+        raise InvalidRequest("continue_final_message: the template does not print the last message.", param="messages")
+    trims = not prompt.startswith(_CONTINUE_MARK, end)
+    return prompt[:end].rstrip() if trims else prompt[:end]
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """Refuses operators that make something huge out of something small."""
+
+    intercepted_binops = frozenset(["*", "**"])
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        if operator == "**" and not (abs(left) <= MAX_REPEATED_CHARS and abs(right) <= 64):
+            raise SecurityError(f"{left!r} ** {right!r} is too large")
+        if operator == "*":
+            for sequence, count in ((left, right), (right, left)):
+                if isinstance(sequence, (str, bytes, list, tuple)) and len(sequence) * count > MAX_REPEATED_CHARS:
+                    raise SecurityError(f"a sequence repeated to more than {MAX_REPEATED_CHARS} items")
+        return super().call_binop(context, operator, left, right)
+
+
+class _GenerationBlock(Extension):
+    """{% generation %} ... {% endgeneration %} marks the assistant's words for training; here it is just its body."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Plain JSON: Jinja2's own filter escapes HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> None:
+    raise TemplateError(message)

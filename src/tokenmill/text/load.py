@@ -1,0 +1,150 @@
+"""Everything the front end needs of a model, from its checkpoint: tokenizer, chat template, end tokens, defaults."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..core.errors import BadCheckpoint
+from ..formats.checkpoint import Checkpoint
+from ..formats.safetensors import read_json
+from .chat import MAX_TEMPLATE_CHARS, ChatTemplate
+from .tokenizer import (
+    CONTROL,
+    Tokenizer,
+    gguf_token_id,
+    read_tokenizer_config,
+    token_content,
+    tokenizer_from_folder,
+    tokenizer_from_gguf,
+)
+
+END_MARKS = frozenset(
+    {"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>"}
+)
+"""Control tokens that end an answer under whatever key the file names its EOS: files often name only one of several."""
+
+_GGUF_SAMPLING = {
+    "general.sampling.temp": "temperature",
+    "general.sampling.top_p": "top_p",
+    "general.sampling.top_k": "top_k",
+    "general.sampling.min_p": "min_p",
+    "general.sampling.penalty_repeat": "repetition_penalty",
+}
+_GENERATION_CONFIG = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "max_new_tokens": "max_tokens",
+}
+_INTEGERS = {"top_k", "max_tokens"}
+
+
+@dataclass(frozen=True, slots=True)
+class TextModel:
+    """tokenizer          text to ids and back
+    chat               the chat template, or None for a model that has none
+    eos_token_ids      any of these ends an answer, in rising order
+    bos_token_id       or None
+    max_context        tokens the model was made for
+    sampling_defaults  names and values of SamplingParams fields the checkpoint recommends
+    """
+
+    tokenizer: Tokenizer
+    chat: ChatTemplate | None
+    eos_token_ids: tuple[int, ...]
+    bos_token_id: int | None
+    max_context: int
+    sampling_defaults: dict[str, Any] = field(default_factory=dict)
+
+
+def load_text(checkpoint: Checkpoint) -> TextModel:
+    """Build the text side of an open checkpoint. Raises BadCheckpoint."""
+    return _load_gguf(checkpoint.metadata) if checkpoint.kind == "gguf" else _load_folder(checkpoint)
+
+
+def _load_gguf(metadata: dict[str, Any]) -> TextModel:
+    tokenizer = tokenizer_from_gguf(metadata)
+    tokens = metadata["tokenizer.ggml.tokens"]
+    ids = {role: gguf_token_id(metadata, role) for role in ("bos", "eos", "eot", "eom")}
+    types = metadata.get("tokenizer.ggml.token_type", [])
+    ends = {ids[role] for role in ("eos", "eot", "eom") if ids[role] >= 0}
+    ends |= {i for i, kind in enumerate(types) if kind == CONTROL and tokens[i] in END_MARKS}
+    bos = tokens[ids["bos"]] if ids["bos"] >= 0 else ""
+    eos = tokens[ids["eos"]] if ids["eos"] >= 0 else ""
+    source = metadata.get("tokenizer.chat_template")
+    architecture = metadata.get("general.architecture")
+    return TextModel(
+        tokenizer,
+        ChatTemplate(source, bos, eos) if isinstance(source, str) else None,
+        tuple(sorted(ends)),
+        ids["bos"] if ids["bos"] >= 0 else None,
+        _context(metadata.get(f"{architecture}.context_length"), f"{architecture}.context_length"),
+        _sampling(metadata, _GGUF_SAMPLING),
+    )
+
+
+def _load_folder(checkpoint: Checkpoint) -> TextModel:
+    tokenizer = tokenizer_from_folder(checkpoint.path)
+    config = read_tokenizer_config(checkpoint.path)
+    bos, eos = token_content(config.get("bos_token")), token_content(config.get("eos_token"))
+    source = _chat_source(checkpoint.path, config)
+    inner = checkpoint.metadata.get("text_config", {})
+    length = checkpoint.metadata.get("max_position_embeddings", inner.get("max_position_embeddings"))
+    bos_token_id = tokenizer.token_id(bos) if bos is not None else checkpoint.metadata.get("bos_token_id")
+    return TextModel(
+        tokenizer,
+        ChatTemplate(source, bos or "", eos or "") if source is not None else None,
+        _folder_ends(checkpoint, tokenizer, eos),
+        bos_token_id if isinstance(bos_token_id, int) else None,
+        _context(length, "max_position_embeddings"),
+        _sampling(checkpoint.generation_config, _GENERATION_CONFIG),
+    )
+
+
+def _folder_ends(checkpoint: Checkpoint, tokenizer: Tokenizer, eos: str | None) -> tuple[int, ...]:
+    """The tokenizer's EOS, and those of generation_config.json, or where it lists none, of config.json."""
+    listed = checkpoint.generation_config.get("eos_token_id", checkpoint.metadata.get("eos_token_id"))
+    listed = listed if isinstance(listed, list) else [] if listed is None else [listed]
+    if not all(type(token_id) is int and token_id >= 0 for token_id in listed):
+        raise BadCheckpoint(f"eos_token_id must be a token id or a list of them, got {listed!r}.")
+    named = tokenizer.token_id(eos) if eos is not None else None
+    return tuple(sorted({*listed, *([] if named is None else [named])}))
+
+
+def _chat_source(folder: Path, config: dict[str, Any]) -> str | None:
+    """chat_template.jinja, else chat_template.json, else the tokenizer's config: a string or a list of named ones."""
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        if file.stat().st_size > 4 * MAX_TEMPLATE_CHARS:
+            raise BadCheckpoint(f"{file} is too large for a chat template.")
+        return file.read_text(encoding="utf-8", errors="replace")
+    source = config.get("chat_template")
+    if (folder / "chat_template.json").is_file():
+        source = read_json(folder / "chat_template.json").get("chat_template", source)
+    if isinstance(source, list):
+        named = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)}
+        source = named.get("default")
+    return source if isinstance(source, str) else None
+
+
+def _context(length: Any, key: str) -> int:
+    if type(length) is not int or length < 1:
+        raise BadCheckpoint(f"The checkpoint gives no usable context length: {key} is {length!r}.")
+    return length
+
+
+def _sampling(source: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
+    defaults = {}
+    for key, name in names.items():
+        value = source.get(key)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            raise BadCheckpoint(f"The checkpoint's sampling default {key} must be a number, got {value!r}.")
+        defaults[name] = int(value) if name in _INTEGERS else float(value)
+    return defaults

@@ -1,0 +1,114 @@
+"""How text is cut into words before byte-level BPE, by the name a GGUF file gives in `tokenizer.ggml.pre`.
+
+A word is the unit no merge may cross, so a wrong cut gives wrong tokens without any error: an unknown name is refused.
+Each scheme is a chain of regular expressions, applied in turn to the pieces the one before left, isolating what it
+matches. The expressions are those of the models' own tokenizer.json files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tokenizers import Regex
+from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Sequence, Split
+
+from ..core.errors import BadCheckpoint
+
+_CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_PUNCTUATION = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
+_SPACE = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_LLAMA3 = rf"{_CONTRACTION}|{_WORD}|\p{{N}}{{1,3}}|{_PUNCTUATION}|{_SPACE}"
+_QWEN2 = rf"{_CONTRACTION}|{_WORD}|\p{{N}}|{_PUNCTUATION}|{_SPACE}"
+_QWEN35 = (
+    rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACE}"
+)
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CASED = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+%s|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*%s"
+_SLASHED = r" ?[^\s\p{L}\p{N}]+[\r\n/]*"
+_GPT4O = rf"{_CASED.replace('%s', _CONTRACTION + '?')}|\p{{N}}{{1,3}}|{_SLASHED}|{_SPACE}"
+_TEKKEN = rf"{_CASED.replace('%s', '')}|\p{{N}}|{_SLASHED}|{_SPACE}"
+_SEED_CODER = rf"{_CONTRACTION}|{_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACE}"
+_BAILING = (
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*"
+    r"|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+_DEEPSEEK3 = (
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACE}"
+)
+_BLOOM = " ?[^(\\s|.,!?…。，、।۔،)]+"
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """steps          regular expressions in order
+    digits         isolate every digit first
+    gpt2           end with GPT-2's own expression (built into the byte-level step)
+    ignore_merges  a word that is a token is that token, whatever the merges say
+    add_bos        begin with BOS unless the file says otherwise
+    """
+
+    steps: tuple[str, ...] = ()
+    digits: bool = False
+    gpt2: bool = False
+    ignore_merges: bool = False
+    add_bos: bool = False
+
+    def build(self) -> PreTokenizer:
+        chain: list[PreTokenizer] = [Digits(individual_digits=True)] if self.digits else []
+        chain += [Split(Regex(step), "isolated") for step in self.steps]
+        chain.append(ByteLevel(add_prefix_space=False, use_regex=self.gpt2))
+        return Sequence(chain) if len(chain) > 1 else chain[0]
+
+
+_SCHEMES: tuple[tuple[Scheme, tuple[str, ...]], ...] = (
+    (
+        Scheme(gpt2=True),
+        (
+            "gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "granite-docling", "gigachat", "a.x-4.0", "mellum",
+            "modern-bert", "exaone4",
+        ),
+    ),
+    (
+        Scheme(digits=True, gpt2=True),
+        ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"),
+    ),
+    (
+        Scheme((_LLAMA3,), ignore_merges=True, add_bos=True),
+        ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"),
+    ),
+    (Scheme((_LLAMA3,)), ("dbrx", "smaug-bpe", "chatglm-bpe", "glm4")),
+    (
+        Scheme((_QWEN2,)),
+        ("qwen2", "deepseek-r1-qwen", "kormo", "megrez", "stablelm2", "hunyuan", "solar-open", "grok-2"),
+    ),
+    (Scheme((_QWEN35,)), ("qwen35",)),
+    (Scheme((_GPT4O,)), ("gpt-4o", "llama4", "kanana2", "minimax-m2")),
+    (Scheme((_TEKKEN,), ignore_merges=True, add_bos=True), ("tekken",)),
+    (Scheme((_SEED_CODER,)), ("seed-coder",)),
+    (Scheme((_BAILING,)), ("bailingmoe", "bailingmoe2", "llada-moe")),
+    (Scheme((r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", _DEEPSEEK3)), ("deepseek-v3", "hunyuan-dense", "joyai-llm")),
+    (
+        Scheme((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", r"\p{N}")),
+        ("deepseek-coder",),
+    ),
+    (Scheme((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]")), ("falcon",)),
+    (Scheme((_BLOOM,)), ("bloom", "poro-chat", "gpt3-finnish")),
+    (Scheme((_BLOOM, r"\p{N}")), ("viking",)),
+    (Scheme((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")), ("default",)),
+)  # fmt: skip
+
+SCHEMES: dict[str, Scheme] = {name: scheme for scheme, names in _SCHEMES for name in names}
+
+
+def find_scheme(name: str) -> Scheme:
+    """The scheme called `name`. Raises BadCheckpoint for one that is not known here."""
+    scheme = SCHEMES.get(name)
+    if scheme is None:
+        raise BadCheckpoint(
+            f"The file's pre-tokenizer {name!r} (tokenizer.ggml.pre) is not known; guessing would give wrong tokens. "
+            f"Known: {', '.join(SCHEMES)}. Use the model's Hugging Face folder, whose tokenizer.json describes it."
+        )
+    return scheme

@@ -1,0 +1,333 @@
+"""Text to token ids and back, on the `tokenizers` library.
+
+Built from GGUF metadata (byte-level BPE, or SentencePiece-style BPE) or from a folder's tokenizer.json. The ids equal
+those of llama.cpp on the same GGUF file and of transformers on the same folder; docs/decisions notes where those two
+differ from each other.
+
+Special tokens are recognised in text only where the caller asks: `parse_special=False` keeps a user's "<|im_end|>" a
+row of ordinary characters. Decoding works on bytes, token by token, so that a stream and a whole text decode alike.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken, decoders, models, normalizers, processors
+
+from ..core.errors import BadCheckpoint
+from ..formats.safetensors import read_json
+from .pretokenizers import find_scheme
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+"""Values of `tokenizer.ggml.token_type`."""
+
+_SPACE_MARK = "▁"
+
+
+class Tokenizer:
+    """Encodes and decodes. Immutable but for a cache of token bytes; safe to share between threads.
+
+    vocab_size  one more than the largest id
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, unknown_ids: Iterable[int] = ()) -> None:
+        """`backend` with its decoder set; `unknown_ids`: ids that are special without being added tokens."""
+        self._backend = backend
+        self._added = backend.get_added_tokens_decoder()
+        self._special_ids = frozenset(i for i, token in self._added.items() if token.special) | frozenset(unknown_ids)
+        self._plain = _without_special(backend, self._added) if self._special_ids else backend
+        self._to_bytes = _find_byte_decoder(backend)
+        self.vocab_size = max([backend.get_vocab_size(with_added_tokens=False), *(i + 1 for i in self._added)])
+        self._all_bytes = _BytesTable(self, skip_special=False)
+        self._visible_bytes = _BytesTable(self, skip_special=True)
+
+    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
+        """Ids of `text`. `add_special`: with the BOS / EOS the model wants around a text. `parse_special`: special
+        tokens written out in the text become those tokens. Lone surrogates are read as U+FFFD."""
+        backend = self._backend if parse_special else self._plain
+        try:
+            return backend.encode(text, add_special_tokens=add_special).ids
+        except UnicodeEncodeError:
+            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+            return backend.encode(text, add_special_tokens=add_special).ids
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
+        """Text of `ids`; bytes that are not UTF-8 become U+FFFD. A Detokenizer's pieces add up to the same."""
+        table = self.bytes_table(skip_special=skip_special)
+        return b"".join([table[i] for i in ids]).decode("utf-8", "replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What the token stands for; special tokens stand for their name. Empty for an id that is no token."""
+        return self._all_bytes[token_id]
+
+    def bytes_table(self, *, skip_special: bool) -> dict[int, bytes]:
+        """id -> bytes, filled as it is asked; special tokens are empty where skipped."""
+        return self._visible_bytes if skip_special else self._all_bytes
+
+    def is_special(self, token_id: int) -> bool:
+        return token_id in self._special_ids
+
+    def token_text(self, token_id: int) -> str | None:
+        """The token as the vocabulary spells it, or None if there is no such id."""
+        return self._backend.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
+
+    def token_id(self, text: str) -> int | None:
+        """The id of the token the vocabulary spells `text`."""
+        return self._backend.token_to_id(text)
+
+    def to_json(self) -> str:
+        """As a tokenizer.json, which `tokenizers` and transformers read."""
+        return self._backend.to_str()
+
+    def _compute_bytes(self, token_id: int) -> bytes:
+        added = self._added.get(token_id)
+        if added is not None:
+            return added.content.encode()
+        text = self.token_text(token_id)
+        return b"" if text is None else self._to_bytes(text)
+
+
+class _BytesTable(dict[int, bytes]):
+    """Computes an entry on its first use: a vocabulary is large and a server may start before most of it is needed."""
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool) -> None:
+        super().__init__()
+        self._tokenizer = tokenizer
+        self._skip_special = skip_special
+
+    def __missing__(self, token_id: int) -> bytes:
+        skipped = self._skip_special and self._tokenizer.is_special(token_id)
+        value = b"" if skipped else self._tokenizer._compute_bytes(token_id)
+        self[token_id] = value
+        return value
+
+
+def _without_special(backend: tokenizers.Tokenizer, added: dict[int, AddedToken]) -> tokenizers.Tokenizer:
+    """A second tokenizer that shares the first one's model but does not look for special tokens in text."""
+    plain = tokenizers.Tokenizer(backend.model)
+    if backend.normalizer is not None:
+        plain.normalizer = backend.normalizer
+    if backend.pre_tokenizer is not None:
+        plain.pre_tokenizer = backend.pre_tokenizer
+    plain.add_tokens([token for _, token in sorted(added.items())])
+    assert plain.get_added_tokens_decoder().keys() == added.keys(), "added tokens changed their ids"
+    if backend.post_processor is not None:
+        plain.post_processor = backend.post_processor
+    plain.encode_special_tokens = True
+    return plain
+
+
+# ---- bytes of a token ------------------------------------------------------------------------------------------------
+
+
+def _gpt2_alphabet() -> dict[str, int]:
+    """GPT-2's spelling of the 256 bytes: printable Latin-1 as itself, the others from U+0100 on, in order."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+
+
+_ALPHABET = _gpt2_alphabet()
+
+
+def _byte_level_bytes(text: str) -> bytes:
+    try:
+        return bytes([_ALPHABET[char] for char in text])
+    except KeyError:
+        return text.encode()
+
+
+def _marked_bytes(text: str) -> bytes:
+    """SentencePiece's spelling: '▁' is a space, '<0x0A>' is a byte."""
+    if len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
+        return bytes([int(text[3:5], 16)])
+    return text.replace(_SPACE_MARK, " ").encode()
+
+
+def _find_byte_decoder(backend: tokenizers.Tokenizer) -> Any:
+    """Which of the two spellings the vocabulary uses, from the decoder's description."""
+    state = json.loads(backend.decoder.__getstate__()) if backend.decoder is not None else {}
+    kinds = [state.get("type"), *(step.get("type") for step in state.get("decoders", []))]
+    if "ByteLevel" in kinds:
+        return _byte_level_bytes
+    if "ByteFallback" in kinds or "Metaspace" in kinds:
+        return _marked_bytes
+    raise BadCheckpoint(
+        f"The tokenizer's decoder ({', '.join(str(kind) for kind in kinds)}) is not supported; "
+        "byte-level and SentencePiece-style vocabularies are."
+    )
+
+
+# ---- from a folder ---------------------------------------------------------------------------------------------------
+
+
+def tokenizer_from_folder(folder: Path) -> Tokenizer:
+    """From tokenizer.json, with what tokenizer_config.json adds to it. Raises BadCheckpoint."""
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise BadCheckpoint(
+            f"{folder} has no tokenizer.json. Save the model's fast tokenizer there (transformers: "
+            "AutoTokenizer.from_pretrained(...).save_pretrained(...))."
+        )
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:
+        raise BadCheckpoint(f"{path} is not a tokenizer that can be read: {error}.") from error
+    backend.no_truncation()
+    backend.no_padding()
+    config = read_tokenizer_config(folder)
+    _add_missing_tokens(backend, config)
+    if "add_bos_token" in config or "add_eos_token" in config:
+        bos = token_content(config.get("bos_token")) if config.get("add_bos_token") else None
+        eos = token_content(config.get("eos_token")) if config.get("add_eos_token") else None
+        _surround(backend, bos, eos)
+    return Tokenizer(backend)
+
+
+def read_tokenizer_config(folder: Path) -> dict[str, Any]:
+    """tokenizer_config.json, or nothing."""
+    path = folder / "tokenizer_config.json"
+    return read_json(path) if path.is_file() else {}
+
+
+def token_content(value: Any) -> str | None:
+    """A token in a config is a string, or an object with `content`."""
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
+
+
+def _add_missing_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any]) -> None:
+    """Added tokens that only tokenizer_config.json lists, in the order of their ids."""
+    listed = config.get("added_tokens_decoder")
+    if not isinstance(listed, dict):
+        return
+    known = backend.get_added_tokens_decoder()
+    flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
+    try:
+        entries = sorted((int(key), entry) for key, entry in listed.items() if int(key) not in known)
+        tokens = [AddedToken(e["content"], **{flag: bool(e[flag]) for flag in flags if flag in e}) for _, e in entries]
+    except (TypeError, ValueError, KeyError) as error:
+        raise BadCheckpoint(f"tokenizer_config.json: added_tokens_decoder is malformed: {error!r}.") from error
+    backend.add_tokens(tokens)
+
+
+def _surround(backend: tokenizers.Tokenizer, bos: str | None, eos: str | None) -> None:
+    """Set what `add_special` puts around a text."""
+    tokens = []
+    for text in (bos, eos):
+        if text is not None:
+            token_id = backend.token_to_id(text)
+            if token_id is None:
+                raise BadCheckpoint(f"The tokenizer is to add {text!r} to every text, but has no such token.")
+            tokens.append((text, token_id))
+    template = [*([f"{bos}:0"] if bos else []), "$A:0", *([f"{eos}:0"] if eos else [])]
+    backend.post_processor = processors.TemplateProcessing(single=template, special_tokens=tokens)
+
+
+# ---- from GGUF metadata ----------------------------------------------------------------------------------------------
+
+
+def tokenizer_from_gguf(metadata: dict[str, Any]) -> Tokenizer:
+    """From the keys `tokenizer.ggml.*`. Raises BadCheckpoint for a kind of tokenizer that is not known here."""
+    kind = metadata.get("tokenizer.ggml.model")
+    tokens = _string_list(metadata, "tokenizer.ggml.tokens")
+    vocab = {text: token_id for token_id, text in enumerate(tokens)}
+    if len(vocab) != len(tokens) or not tokens:
+        raise BadCheckpoint("tokenizer.ggml.tokens is empty or holds a token twice.")
+    types = metadata.get("tokenizer.ggml.token_type")
+    if types is None:
+        types = [NORMAL] * len(tokens)
+    if not isinstance(types, list) or len(types) != len(tokens):
+        raise BadCheckpoint("tokenizer.ggml.token_type does not have one entry for each token.")
+    if kind == "gpt2":
+        scheme = find_scheme(metadata.get("tokenizer.ggml.pre", "default"))
+        backend = _byte_level_backend(metadata, vocab, scheme.ignore_merges)
+        backend.pre_tokenizer = scheme.build()
+        add_bos = scheme.add_bos
+    elif kind == "llama":
+        backend = _sentencepiece_backend(metadata, vocab, tokens, types)
+        add_bos = True
+    else:
+        raise BadCheckpoint(f"tokenizer.ggml.model {kind!r} is not supported; 'gpt2' and 'llama' are.")
+    special = [AddedToken(tokens[i], special=True, normalized=False) for i, t in enumerate(types) if t == CONTROL]
+    defined = [AddedToken(tokens[i], special=False, normalized=False) for i, t in enumerate(types) if t == USER_DEFINED]
+    backend.add_special_tokens(special)
+    backend.add_tokens(defined)
+    bos = tokens[gguf_token_id(metadata, "bos")] if _wants(metadata, "bos", add_bos) else None
+    eos = tokens[gguf_token_id(metadata, "eos")] if _wants(metadata, "eos", False) else None
+    if bos is not None or eos is not None:
+        _surround(backend, bos, eos)
+    return Tokenizer(backend, unknown_ids=[i for i, t in enumerate(types) if t == UNKNOWN])
+
+
+def gguf_token_id(metadata: dict[str, Any], role: str) -> int:
+    """The id under tokenizer.ggml.<role>_token_id, checked against the vocabulary; -1 where the file has none."""
+    key = f"tokenizer.ggml.{role}_token_id"
+    token_id = metadata.get(key, -1)
+    num_tokens = len(_string_list(metadata, "tokenizer.ggml.tokens"))
+    if type(token_id) is not int or not -1 <= token_id < num_tokens:
+        raise BadCheckpoint(f"{key} is {token_id!r}; the vocabulary has {num_tokens} tokens.")
+    return token_id
+
+
+def _wants(metadata: dict[str, Any], role: str, default: bool) -> bool:
+    wanted = metadata.get(f"tokenizer.ggml.add_{role}_token", default)
+    return bool(wanted) and gguf_token_id(metadata, role) >= 0
+
+
+def _string_list(metadata: dict[str, Any], key: str) -> list[str]:
+    value = metadata.get(key)
+    if not isinstance(value, list) or (value and not isinstance(value[0], str)):
+        raise BadCheckpoint(f"The file has no usable {key}.")
+    return value
+
+
+def _byte_level_backend(metadata: dict[str, Any], vocab: dict[str, int], ignore_merges: bool) -> tokenizers.Tokenizer:
+    merges = [tuple(merge.split(" ", 1)) for merge in _string_list(metadata, "tokenizer.ggml.merges")]
+    backend = tokenizers.Tokenizer(_bpe(vocab, merges, ignore_merges=ignore_merges))
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def _sentencepiece_backend(
+    metadata: dict[str, Any], vocab: dict[str, int], tokens: list[str], types: list[int]
+) -> tokenizers.Tokenizer:
+    """SentencePiece joins the adjacent pair whose joint token scores best. As BPE that is a list of merges, for every
+    token all its splits into two tokens, in order of falling score."""
+    scores = metadata.get("tokenizer.ggml.scores")
+    if not isinstance(scores, list) or len(scores) != len(tokens):
+        raise BadCheckpoint("tokenizer.ggml.scores does not have one entry for each token.")
+    order = sorted(
+        (i for i, t in enumerate(types) if t in (NORMAL, USER_DEFINED, UNUSED)), key=lambda i: (-scores[i], i)
+    )
+    merges = []
+    for text in (tokens[i] for i in order):
+        splits = [(text[:cut], text[cut:]) for cut in range(1, len(text))]
+        splits = [(left, right) for left, right in splits if left in vocab and right in vocab]
+        merges += sorted(splits, key=lambda split: (vocab[split[0]], vocab[split[1]]))
+    unknown = next((tokens[i] for i, t in enumerate(types) if t == UNKNOWN), None)
+    backend = tokenizers.Tokenizer(_bpe(vocab, merges, byte_fallback=True, fuse_unk=True, unk_token=unknown))
+    to_marks = normalizers.Replace(" ", _SPACE_MARK)
+    prefix = metadata.get("tokenizer.ggml.add_space_prefix", True)
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE_MARK), to_marks]) if prefix else to_marks
+    backend.decoder = decoders.Sequence(
+        [
+            decoders.Replace(_SPACE_MARK, " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            *([decoders.Strip(" ", 1, 0)] if prefix else []),
+        ]
+    )
+    return backend
+
+
+def _bpe(vocab: dict[str, int], merges: list[Any], **options: Any) -> models.BPE:
+    try:
+        return models.BPE(vocab, merges, **options)
+    except Exception as error:
+        raise BadCheckpoint(f"The file's vocabulary and merges do not fit together: {error}.") from error
