@@ -1,0 +1,78 @@
+"""A random Llama of a few thousand weights, as an open checkpoint of either format, with no file behind it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from tokenmill.formats.checkpoint import Checkpoint
+from tokenmill.formats.tensor import Tensor
+from tokenmill.models.config import ModelConfig, RopeConfig
+from tokenmill.models.weights import expected_shapes
+
+VOCAB_SIZE = 96
+
+
+def tiny_config(*, tied: bool = False, interleaved: bool = False, rope: RopeConfig | None = None) -> ModelConfig:
+    return ModelConfig(
+        architecture="llama" if interleaved else "LlamaForCausalLM",
+        num_layers=2,
+        width=64,
+        ffn_width=96,
+        vocab_size=VOCAB_SIZE,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=16,
+        norm_eps=1e-5,
+        rope=rope or RopeConfig(10000.0),
+        max_context=256,
+        tied_embeddings=tied,
+        interleaved_heads=interleaved,
+    )
+
+
+def tensor(name: str, values: np.ndarray) -> Tensor:
+    values = np.ascontiguousarray(values, np.float32)
+    return Tensor(name, "f32", values.shape, memoryview(values.reshape(-1).view(np.uint8)))
+
+
+def tiny_checkpoint(*, kind: str = "hf", tied: bool = False, seed: int = 0) -> Checkpoint:
+    """Weights are a function of the seed and of their names. In GGUF, q and k rows count as interleaved."""
+    config = tiny_config(tied=tied, interleaved=kind == "gguf")
+    tensors = {}
+    for index, (name, shape) in enumerate(sorted(expected_shapes(kind, config).items())):
+        rng = np.random.default_rng([seed, index])
+        is_norm = len(shape) == 1
+        values = 1 + 0.1 * rng.normal(size=shape) if is_norm else rng.normal(size=shape) * shape[-1] ** -0.5 * 2
+        tensors[name] = tensor(name, values)
+    return Checkpoint(kind, Path(f"tiny-{kind}"), _metadata(kind, config), tensors)
+
+
+def _metadata(kind: str, config: ModelConfig) -> dict[str, object]:
+    if kind == "hf":
+        return {
+            "architectures": ["LlamaForCausalLM"],
+            "hidden_size": config.width,
+            "intermediate_size": config.ffn_width,
+            "num_hidden_layers": config.num_layers,
+            "num_attention_heads": config.num_heads,
+            "num_key_value_heads": config.num_kv_heads,
+            "rms_norm_eps": config.norm_eps,
+            "vocab_size": config.vocab_size,
+            "max_position_embeddings": config.max_context,
+            "tie_word_embeddings": config.tied_embeddings,
+            "rope_parameters": {"rope_type": "default", "rope_theta": config.rope.base},
+        }
+    return {
+        "general.architecture": "llama",
+        "llama.embedding_length": config.width,
+        "llama.feed_forward_length": config.ffn_width,
+        "llama.block_count": config.num_layers,
+        "llama.attention.head_count": config.num_heads,
+        "llama.attention.head_count_kv": config.num_kv_heads,
+        "llama.attention.layer_norm_rms_epsilon": config.norm_eps,
+        "llama.rope.freq_base": config.rope.base,
+        "llama.rope.dimension_count": config.head_dim,
+        "llama.context_length": config.max_context,
+    }

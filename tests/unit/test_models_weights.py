@@ -1,0 +1,158 @@
+"""Names, shapes, stacking and row order of loaded weights, and the RoPE table."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from tiny import tensor, tiny_checkpoint
+from tokenmill.core.errors import BadCheckpoint
+from tokenmill.formats.tensor import Tensor
+from tokenmill.models.config import RopeConfig, config_from_checkpoint
+from tokenmill.models.registry import load_model
+from tokenmill.models.rope import rope_frequencies, rope_table
+from tokenmill.models.weights import load_weights
+from tokenmill.ops.reference import ReferenceOps
+
+
+def _load(checkpoint):
+    return load_weights(checkpoint, config_from_checkpoint(checkpoint), ReferenceOps())
+
+
+def _values(checkpoint, name):
+    found = checkpoint.tensors[name]
+    return np.frombuffer(found.data, np.float32).reshape(found.shape)
+
+
+def _matrix(weight):
+    return np.concatenate([run for run, _ in weight.runs])
+
+
+def test_stacks_neighbours():
+    """q, k, v and gate, up are stacked in that order; a tied head is the embedding itself."""
+    checkpoint = tiny_checkpoint(tied=True)
+    weights = _load(checkpoint)
+    at = "model.layers.1."
+    qkv = [_values(checkpoint, f"{at}self_attn.{x}_proj.weight") for x in "qkv"]
+    assert np.array_equal(_matrix(weights.layers[1].qkv), np.concatenate(qkv))
+    gate_up = [_values(checkpoint, f"{at}mlp.{x}_proj.weight") for x in ("gate", "up")]
+    assert np.array_equal(_matrix(weights.layers[1].gate_up), np.concatenate(gate_up))
+    assert np.array_equal(_matrix(weights.layers[1].down), _values(checkpoint, f"{at}mlp.down_proj.weight"))
+    assert weights.head is weights.embed
+    assert weights.num_bytes == sum(len(t.data) for t in checkpoint.tensors.values())
+
+
+def test_untied_head_and_redundant_head():
+    """An untied head is its own matrix; a head written beside tied embeddings is ignored."""
+    checkpoint = tiny_checkpoint()
+    assert np.array_equal(_matrix(_load(checkpoint).head), _values(checkpoint, "lm_head.weight"))
+    checkpoint.metadata["tie_word_embeddings"] = True
+    assert np.array_equal(_matrix(_load(checkpoint).head), _values(checkpoint, "model.embed_tokens.weight"))
+
+
+def test_gguf_heads_become_half_split():
+    """Pair (2i, 2i + 1) of each q and k head moves to (i, i + C/2); v rows stay."""
+    checkpoint = tiny_checkpoint(kind="gguf")
+    loaded = _matrix(_load(checkpoint).layers[0].qkv)
+    q, k, v = (_values(checkpoint, f"blk.0.attn_{x}.weight") for x in "qkv")
+    for stored, first in ((q, 0), (k, 64)):
+        for head in range(len(stored) // 16):
+            for i in range(8):
+                assert np.array_equal(loaded[first + head * 16 + i], stored[head * 16 + 2 * i])
+                assert np.array_equal(loaded[first + head * 16 + 8 + i], stored[head * 16 + 2 * i + 1])
+    assert np.array_equal(loaded[96:], v)
+
+
+def test_moves_quantised_rows_whole():
+    """Un-interleaving q8_0 rows gives the same values as un-interleaving what they decode to."""
+    checkpoint = tiny_checkpoint(kind="gguf")
+    name = "blk.0.attn_q.weight"
+    rng = np.random.default_rng(3)
+    blocks = np.zeros((64, 2), np.dtype([("d", "<f2"), ("q", "i1", 32)]))
+    blocks["d"] = rng.normal(size=(64, 2))
+    blocks["q"] = rng.integers(-127, 128, (64, 2, 32))
+    checkpoint.tensors[name] = Tensor(name, "q8_0", (64, 64), memoryview(blocks.reshape(-1).view(np.uint8)))
+    decoded = (blocks["q"] * blocks["d"].astype(np.float32)[..., None]).reshape(64, 64)
+    expected = decoded.reshape(4, 8, 2, 64).swapaxes(1, 2).reshape(64, 64)
+    loaded = _load(checkpoint).layers[0].qkv
+    assert np.array_equal(_matrix(loaded)[:64], expected)
+    assert [quantised for _, quantised in loaded.runs] == [True, False]
+
+
+def test_other_kinds_are_dequantised_exactly():
+    """A kind the kernels do not take (here q5_0) becomes float32 with the same values."""
+    checkpoint = tiny_checkpoint()
+    name = "model.layers.0.mlp.down_proj.weight"
+    blocks = np.zeros((64, 3), np.dtype([("d", "<f2"), ("high", "<u4"), ("low", "u1", 16)]))
+    blocks["d"], blocks["low"] = 0.5, 0x21  # codes 1 (first 16) and 2 (last 16), all below 16
+    checkpoint.tensors[name] = Tensor(name, "q5_0", (64, 96), memoryview(blocks.reshape(-1).view(np.uint8)))
+    down = _load(checkpoint).layers[0].down
+    assert set(np.unique(_matrix(down))) == {0.5 * (1 - 16), 0.5 * (2 - 16)}
+    assert not down.runs[0][1], "float32 weights take exact activations"
+
+
+def test_names_every_problem():
+    """Missing, unexpected and misshaped tensors are all named in one error; long lists are cut."""
+    checkpoint = tiny_checkpoint()
+    del checkpoint.tensors["model.norm.weight"]
+    bias = "model.layers.0.self_attn.q_proj.bias"
+    checkpoint.tensors[bias] = tensor(bias, np.zeros(64))
+    gate = "model.layers.1.mlp.gate_proj.weight"
+    checkpoint.tensors[gate] = tensor(gate, np.zeros((96, 32)))
+    with pytest.raises(BadCheckpoint) as caught:
+        _load(checkpoint)
+    for part in ("missing model.norm.weight", f"unexpected {bias}", f"misshaped {gate} (96, 32) instead of (96, 64)"):
+        assert part in caught.value.message
+    checkpoint.tensors.clear()
+    with pytest.raises(BadCheckpoint, match="and 15 more"):
+        _load(checkpoint)
+
+
+def test_derived_buffers_are_ignored():
+    """Saved rotary frequencies follow from the config and are no problem."""
+    checkpoint = tiny_checkpoint()
+    name = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    checkpoint.tensors[name] = tensor(name, np.zeros(8))
+    _load(checkpoint)
+
+
+def test_rope_frequencies():
+    """Plain, linear, llama3 (by wavelength, one pair at a time) and a checkpoint's own factors."""
+    plain = rope_frequencies(RopeConfig(100.0), 8)
+    np.testing.assert_allclose(plain, [100.0 ** (-i / 4) for i in range(4)])
+    np.testing.assert_allclose(rope_frequencies(RopeConfig(100.0, "linear", 4.0), 8), plain / 4)
+    np.testing.assert_allclose(rope_frequencies(RopeConfig(100.0), 8, np.array([1, 2, 4, 8.0])), plain / [1, 2, 4, 8])
+
+    scaled = rope_frequencies(RopeConfig(10000.0, "llama3", 8.0, 1.0, 4.0, 64), 32)
+    for i, got in enumerate(scaled):
+        frequency = 10000.0 ** (-i / 16)
+        wavelength = 2 * math.pi / frequency
+        if wavelength < 64 / 4:
+            expected = frequency
+        elif wavelength > 64:
+            expected = frequency / 8
+        else:
+            smooth = (64 / wavelength - 1) / (4 - 1)
+            expected = (1 - smooth) * frequency / 8 + smooth * frequency
+        assert math.isclose(got, expected), i
+    assert len(set(np.round(scaled * 10000.0 ** (np.arange(16) / 16), 6))) > 3, "all three ranges must occur"
+
+
+def test_rope_table_layout():
+    """Row p: cosines of the C/2 pairs, then sines."""
+    table = rope_table(np.array([1.0, 0.5]), 5)
+    expected = [math.cos(3), math.cos(1.5), math.sin(3), math.sin(1.5)]
+    np.testing.assert_allclose(table[3], expected, rtol=1e-6)
+    assert table.shape == (5, 4) and table.dtype == np.float32
+
+
+def test_rope_digest_tells_frequencies_apart():
+    """Two models with equal weights and different RoPE have different digests; the table's length does not matter."""
+    checkpoint = tiny_checkpoint()
+    first = load_model(checkpoint, ReferenceOps(), max_model_len=64)
+    longer = load_model(checkpoint, ReferenceOps(), max_model_len=128)
+    checkpoint.metadata["rope_parameters"] = {"rope_type": "default", "rope_theta": 500.0}
+    other = load_model(checkpoint, ReferenceOps(), max_model_len=64)
+    assert first.rope_digest == longer.rope_digest != other.rope_digest

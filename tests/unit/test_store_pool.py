@@ -1,0 +1,42 @@
+"""The KV pool's memory: shape, zero start, lazy commitment, release."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tokenmill.core.block import KVGroup
+from tokenmill.store.pool import KVPool
+
+
+def _resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * 4096
+
+
+def test_shape_and_zeros():
+    """One row of bytes per block, zero until written."""
+    group = KVGroup("full", num_layers=2, num_kv_heads=1, head_dim=4, block_size=4)
+    pool = KVPool(group, 5)
+    assert pool.data.shape == (5, group.bytes_per_block) and pool.data.dtype == np.uint8
+    assert not pool.data.any()
+    pool.data[3] = 7
+    assert pool.data.sum() == 7 * group.bytes_per_block
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
+def test_memory_follows_use():
+    """A pool of many gigabytes costs nothing until blocks are written, and gives it all back when closed."""
+    group = KVGroup("full", num_layers=32, num_kv_heads=8, head_dim=128)
+    before = _resident_bytes()
+    pool = KVPool(group, 2**32 // group.bytes_per_block)
+    assert _resident_bytes() - before < 2**24
+    blocks = 2**26 // group.bytes_per_block
+    pool.data[:blocks] = 1
+    grown = _resident_bytes() - before
+    assert 2**26 <= grown < 2**27
+    pool.close()
+    assert _resident_bytes() - before < 2**24
+    assert not pool.data[0].any(), "views stay readable"
