@@ -62,12 +62,12 @@ class Timing:
 class Output:
     """Progress of one request. `finish_reason` None: more will come.
 
-    The stop token that ended it (by id: an end token or one of stop_token_ids) is `stop_token`; it is not in `tokens` or
-    `logprobs` but is counted in `num_output`. `prompt_logprobs` come whole, with the first token: one entry for each
-    prompt token but the first. `num_cached`: prompt tokens served from the prefix cache. `timing` comes with the first
-    and the last output. Where `finish_reason` is "error", `error` is a sentence for the user, `error_kind` the `kind` of
-    the matching class of core.errors (invalid_request_error, overloaded_error, unavailable_error, internal_error) and
-    `error_param` the field at fault ("" = none).
+    The stop token that ended it (by id: an end token or one of stop_token_ids) is `stop_token`; it is not in `tokens`
+    or `logprobs` but is counted in `num_output`. `prompt_logprobs` come whole, with the first token: one entry for
+    each prompt token but the first. `num_cached`: prompt tokens served from the prefix cache. `timing` comes with the
+    first and the last output. Where `finish_reason` is "error", `error` is a sentence for the user, `error_kind` the
+    `kind` of the matching class of core.errors (invalid_request_error, overloaded_error, unavailable_error,
+    internal_error) and `error_param` the field at fault ("" = none).
     """
 
     request_id: str

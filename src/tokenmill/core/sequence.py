@@ -3,7 +3,11 @@
 There is no prefill phase and no decode phase. A sequence has tokens; some have their KV computed; the scheduler plans
 the rest. Only EngineCore writes these fields; others read.
 
-    0 <= num_computed <= num_planned <= len(tokens) + (1 if a sampled token is still in flight)
+    tokens        t0 t1 t2 t3 t4 t5 t6 t7 | ?  ?        `?`: num_pending draws, planned but not yet known
+                  |----------|                          num_computed: KV committed
+                  |---------------|                     num_planned: KV committed or in a step in flight
+
+    0 <= num_computed <= num_planned < len(tokens) + num_pending
 
 WAITING -> RUNNING -> FINISHED, and RUNNING -> WAITING when preempted (blocks released, num_computed = 0).
 """
@@ -15,6 +19,7 @@ from enum import Enum
 
 from .block import BlockKey, BlockTable
 from .request import Request
+from .step import TokenLogprob
 
 
 class Status(Enum):
@@ -27,16 +32,20 @@ class Status(Enum):
 class Sequence:
     """State of one request in one engine.
 
-    number        engine-scoped, in order of arrival: ties break by it
-    tokens        prompt, then output; grows only in EngineCore.commit
-    num_computed  tokens whose KV is committed
-    num_planned   tokens whose KV is committed or in a step in flight
-    table         physical block ids in order
-    keys          keys of the leading full blocks of `tokens`, computed once and kept
-    num_published leading blocks of the table that are shared through the prefix tree
-    num_cached    prompt tokens that came from the prefix cache at first admission
-    introduced    the worker holds this sequence's state (cleared by preemption)
-    last_step     the last step that carries a row of this sequence (-1: none)
+    number          engine-scoped, in order of arrival: ties break by it
+    tokens          prompt, then output; grows only in EngineCore.commit
+    num_computed    tokens whose KV is committed
+    num_planned     tokens whose KV is committed or in a step in flight
+    num_pending     draws in flight: tokens that will exist when their steps are committed
+    table           physical block ids in order
+    keys            keys of the leading full blocks of `tokens`, computed once and kept
+    num_published   leading blocks of the table that are shared through the prefix tree
+    num_cached      tokens served from the prefix cache before the first preemption (-1: never scheduled)
+    introduced      the worker holds this sequence's state (cleared by preemption)
+    last_step       the last step that carries a row of this sequence (-1: none)
+    rows_in_flight  rows in steps that are neither committed nor void
+    stop_ids        tokens that end it: stop_token_ids, and the end tokens unless they are ignored
+    prompt_logprobs scores of the prompt so far, handed out with the first token
     """
 
     number: int
@@ -45,6 +54,7 @@ class Sequence:
     status: Status = Status.WAITING
     num_computed: int = 0
     num_planned: int = 0
+    num_pending: int = 0
     table: BlockTable = field(default_factory=BlockTable)
     keys: list[BlockKey] = field(default_factory=list)
     num_published: int = 0
@@ -52,6 +62,8 @@ class Sequence:
     introduced: bool = False
     last_step: int = -1
     rows_in_flight: int = 0
+    stop_ids: frozenset[int] = frozenset()
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     first_scheduled_s: float = -1.0
     first_token_s: float = -1.0
     num_preemptions: int = 0

@@ -1,0 +1,4 @@
+"""Which physical block holds what: ids, reference counts, the prefix tree, eviction.
+
+Knows block ids and keys; never block bytes, sequences or requests. Imports only `core`.
+"""

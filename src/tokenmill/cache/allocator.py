@@ -1,0 +1,81 @@
+"""Counts who uses each physical block, and holds back freed ids until no step in flight can touch them.
+
+    FREE -> in use (references > 0) -> quarantined (0 references, a step may still read or write it) -> idle -> FREE
+
+An idle block belongs to the caller, who puts it back here or keeps it cached. Steps end in the order of their numbers.
+Free ids are handed out last in, first out, so that memory recently touched is touched again and untouched pages of the
+pool stay uncommitted.
+"""
+
+from __future__ import annotations
+
+
+class BlockAllocator:
+    """References and quarantine of the block ids [0, num_blocks). Every operation is O(1) a block."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self._free = list(range(num_blocks - 1, -1, -1))
+        self._references = [0] * num_blocks
+        self._last_step = [-1] * num_blocks
+        self._quarantine: dict[int, None] = {}  # in the order of release
+        self._ended_step = -1
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def references(self, block: int) -> int:
+        return self._references[block]
+
+    def is_quarantined(self, block: int) -> bool:
+        """Whether nobody refers to the block, yet a step in flight may touch it."""
+        return block in self._quarantine
+
+    def take(self) -> int:
+        """Hand out a free id with one reference."""
+        block = self._free.pop()
+        self._references[block] = 1
+        return block
+
+    def retain(self, block: int) -> None:
+        """One more reference to a block that is in use, quarantined or idle."""
+        self._references[block] += 1
+        self._quarantine.pop(block, None)
+
+    def release(self, block: int, last_step: int) -> bool:
+        """Drop a reference held by a sequence whose last row is in `last_step` (-1: it never had one).
+
+        Returns True if the block is now idle. With other references left, or in quarantine, it is not.
+        """
+        assert self._references[block] > 0, f"block {block} released without a reference"
+        self._references[block] -= 1
+        self._last_step[block] = max(self._last_step[block], last_step)
+        if self._references[block]:
+            return False
+        if self._last_step[block] <= self._ended_step:
+            return True
+        self._quarantine[block] = None
+        return False
+
+    def end_step(self, step: int) -> list[int]:
+        """Note that every step up to `step` has ended; returns the blocks that leave quarantine idle, in the
+        order of their release."""
+        assert step > self._ended_step, (step, self._ended_step)
+        self._ended_step = step
+        idle = [block for block in self._quarantine if self._last_step[block] <= step]
+        for block in idle:
+            del self._quarantine[block]
+        return idle
+
+    def put(self, block: int) -> None:
+        """Take back an idle block."""
+        assert self._references[block] == 0 and block not in self._quarantine, f"block {block} is not idle"
+        self._free.append(block)
+
+    def check(self) -> None:
+        """Assert what must hold between calls; O(num_blocks), for tests."""
+        assert len(set(self._free)) == len(self._free), "an id is free twice"
+        for block in self._free:
+            assert self._references[block] == 0 and block not in self._quarantine, f"block {block} is free and used"
+        for block in self._quarantine:
+            assert self._references[block] == 0 and self._last_step[block] > self._ended_step, f"{block} is held back"

@@ -1,0 +1,129 @@
+"""BlockManager: the one place that says which block ids a sequence may use.
+
+What belongs here: reserving, sharing, publishing, withdrawing and releasing ids, and the conservation law
+
+    free + cached + held = num_blocks          (quarantined blocks count as held)
+
+What never does: bytes, sequences, scheduling. Callers keep the tables; this room only hears ids and keys.
+
+    free -> reserve -> held -> publish -> held and matchable -> release -> (quarantine) -> cached -> evict -> held again
+                            -> release, never published ------> (quarantine) -> free
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ..core.block import BlockKey
+from .allocator import BlockAllocator
+from .radix import RadixTree
+
+
+class BlockManager:
+    """Blocks of one pool. All costs are O(1) a block."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self._allocator = BlockAllocator(num_blocks)
+        self._tree = RadixTree()
+
+    @property
+    def num_free(self) -> int:
+        return self._allocator.num_free
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks that nobody holds and that serve later prefix hits until they are evicted."""
+        return self._tree.num_unreferenced
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that `reserve` can hand out now."""
+        return self._allocator.num_free + self._tree.num_unreferenced
+
+    @property
+    def num_held(self) -> int:
+        return self.num_blocks - self.num_available
+
+    def match(self, keys: Sequence[BlockKey], start: int, stop: int) -> list[int]:
+        """Blocks holding the KV of blocks [start, stop) of a prefix, as many as are published in a row.
+
+        The caller limits `stop` to floor((len(tokens) - 1) / block_size), so that one token at least is computed.
+        """
+        return self._tree.match(keys, start, stop)
+
+    def num_cached_among(self, blocks: Iterable[int]) -> int:
+        """How many of `blocks` are unreferenced: adopting them makes that many fewer available."""
+        return sum(1 for block in blocks if self._tree.is_unreferenced(block))
+
+    def adopt(self, blocks: Iterable[int]) -> None:
+        """Take a reference to each matched block. A shared block is never written."""
+        for block in blocks:
+            self._allocator.retain(block)
+            self._tree.mark_referenced(block)
+
+    def reserve(self, num_blocks: int) -> list[int]:
+        """Hand out `num_blocks` writable ids: free ones first, then the least recently used cached ones."""
+        assert num_blocks <= self.num_available, f"{num_blocks} blocks asked, {self.num_available} available"
+        blocks: list[int] = []
+        for _ in range(num_blocks):
+            if not self._allocator.num_free:
+                self._allocator.put(self._tree.evict())
+            blocks.append(self._allocator.take())
+        return blocks
+
+    def publish(self, keys: Sequence[BlockKey], blocks: Sequence[int], start: int, stop: int) -> int:
+        """Make the held blocks [start, stop) of one table matchable; blocks [0, start) are published already.
+
+        Stops at the first key under which another block is published: what follows would hang below a block that this
+        table does not hold. Returns the new number of leading published blocks; a later call carries on from there.
+        """
+        for index in range(start, stop):
+            if self._tree.find(keys[index]) is not None:
+                return index
+            self._tree.insert(keys[index], blocks[index], blocks[index - 1] if index else None)
+        return max(start, stop)
+
+    def withdraw(self, blocks: Iterable[int]) -> None:
+        """Unpublish blocks that were never written (their step failed); children come before their parents."""
+        for block in blocks:
+            idle = self._tree.is_unreferenced(block)
+            self._tree.remove(block)
+            if idle:
+                self._allocator.put(block)
+
+    def release(self, blocks: Sequence[int], last_step: int) -> None:
+        """Give a whole table back; `last_step` is the last step that carries a row reading or writing it."""
+        for block in reversed(blocks):
+            if self._allocator.release(block, last_step):
+                self._settle(block)
+
+    def end_step(self, step: int) -> None:
+        """Every step up to `step` has ended: blocks that only those could touch leave quarantine."""
+        for block in self._allocator.end_step(step):
+            self._settle(block)
+
+    def _settle(self, block: int) -> None:
+        """An idle block is cached if it is published, else free."""
+        if block in self._tree:
+            self._tree.mark_unreferenced(block)
+        else:
+            self._allocator.put(block)
+
+    def check(self, tables: Iterable[Sequence[int]]) -> None:
+        """Assert conservation, given the table of every sequence that holds blocks; O(num_blocks), for tests."""
+        self._allocator.check()
+        self._tree.check()
+        references = [0] * self.num_blocks
+        for table in tables:
+            for block in table:
+                references[block] += 1
+        num_quarantined = num_used = 0
+        for block in range(self.num_blocks):
+            assert self._allocator.references(block) == references[block], (
+                f"block {block} has {self._allocator.references(block)} references, {references[block]} tables"
+            )
+            num_used += references[block] > 0
+            num_quarantined += self._allocator.is_quarantined(block)
+            assert not (references[block] and self._tree.is_unreferenced(block)), f"block {block} is used and evictable"
+        assert self.num_free + self.num_cached + num_used + num_quarantined == self.num_blocks, "blocks were lost"

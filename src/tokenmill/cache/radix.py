@@ -1,0 +1,111 @@
+"""The prefix tree: which block holds which key, and which unreferenced block to give up first.
+
+A node is one full block; its parent is the block before it. Because keys are chained, looking a prefix up is one
+dictionary access a block, and the tree's edges matter only for eviction: a parent must outlive its children.
+
+Eviction is least recently used in O(1) without a heap. Two rules of the caller keep the oldest unreferenced node a
+leaf: whoever holds a node holds its parent too, and releases the child before the parent. Then a child always becomes
+unreferenced before its parent does, and stands before it in the queue. `evict` asserts it.
+
+The idea of sharing KV through a radix tree: SGLang's RadixAttention (Zheng et al., 2023); the hash-chained form: vLLM.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..core.block import BlockKey
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    key: BlockKey
+    block: int
+    parent: Node | None
+    num_children: int = 0
+
+
+class RadixTree:
+    """Published blocks by key. Every operation is O(1) a block."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[BlockKey, Node] = {}
+        self._by_block: dict[int, Node] = {}
+        self._unreferenced: OrderedDict[int, Node] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._by_block)
+
+    @property
+    def num_unreferenced(self) -> int:
+        return len(self._unreferenced)
+
+    def __contains__(self, block: int) -> bool:
+        return block in self._by_block
+
+    def is_unreferenced(self, block: int) -> bool:
+        return block in self._unreferenced
+
+    def find(self, key: BlockKey) -> int | None:
+        """The block published under `key`, or None."""
+        node = self._by_key.get(key)
+        return None if node is None else node.block
+
+    def match(self, keys: Sequence[BlockKey], start: int, stop: int) -> list[int]:
+        """Blocks of the longest run keys[start:...] that is published, at most up to `stop`; changes nothing."""
+        blocks: list[int] = []
+        for index in range(start, stop):
+            node = self._by_key.get(keys[index])
+            if node is None:
+                break
+            blocks.append(node.block)
+        return blocks
+
+    def insert(self, key: BlockKey, block: int, parent: int | None) -> None:
+        """Publish `block` under a key that is not published yet, below the published block `parent`."""
+        assert key not in self._by_key and block not in self._by_block, f"block {block} is published already"
+        above = None if parent is None else self._by_block[parent]
+        if above is not None:
+            above.num_children += 1
+        self._by_key[key] = self._by_block[block] = Node(key, block, above)
+
+    def remove(self, block: int) -> None:
+        """Take a leaf out, whether referenced or not."""
+        node = self._by_block.pop(block)
+        assert node.num_children == 0, f"block {block} still has {node.num_children} children"
+        del self._by_key[node.key]
+        self._unreferenced.pop(block, None)
+        if node.parent is not None:
+            node.parent.num_children -= 1
+
+    def mark_unreferenced(self, block: int) -> None:
+        """The block may be evicted from now on, after all that are so already."""
+        self._unreferenced[block] = self._by_block[block]
+
+    def mark_referenced(self, block: int) -> None:
+        """The block may not be evicted."""
+        self._unreferenced.pop(block, None)
+
+    def evict(self) -> int:
+        """Remove and return the least recently used unreferenced block."""
+        block = next(iter(self._unreferenced))
+        self.remove(block)
+        return block
+
+    def check(self) -> None:
+        """Assert what must hold between calls; O(number of nodes), for tests."""
+        assert len(self._by_key) == len(self._by_block)
+        children: dict[int, int] = {}
+        position = {block: index for index, block in enumerate(self._unreferenced)}
+        for block, node in self._by_block.items():
+            assert node.block == block and self._by_key[node.key] is node
+            if node.parent is not None:
+                above = node.parent.block
+                assert self._by_block.get(above) is node.parent, f"block {block} lost its parent {above}"
+                children[above] = children.get(above, 0) + 1
+                if above in position:
+                    assert position.get(block, len(position)) < position[above], f"{above} would go before {block}"
+        for block, node in self._by_block.items():
+            assert node.num_children == children.get(block, 0), f"block {block} miscounts its children"

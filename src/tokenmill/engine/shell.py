@@ -1,0 +1,111 @@
+"""The whole loop around EngineCore, live and simulated: read the inbox, plan, execute, commit, emit.
+
+Up to `steps_in_flight` steps are under way at once, and their results are committed in order. The loop sleeps on one
+event that an arriving message or an ending step sets; it never polls. Knows nothing of HTTP, models or real time.
+
+    inbox -> core.add / abort / drain       at the next step border
+    core.plan -> executor.execute           while steps may be started
+    result -> core.commit, error -> core.fail
+    outputs -> link.send                    one message a step, empty ones too: they show that steps make progress
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+
+from ..core.events import Abort, Drain, Output, StepOutputs, Submit
+from ..core.ports import Clock, EngineEnd, Executor, ToEngine
+from ..core.step import StepPlan, StepResult
+from .journal import Core
+
+log = logging.getLogger(__name__)
+
+
+class EngineShell:
+    """Runs one engine until it is drained or its front end is gone."""
+
+    def __init__(self, core: Core, executor: Executor, link: EngineEnd, clock: Clock) -> None:
+        self._core = core
+        self._executor = executor
+        self._link = link
+        self._clock = clock
+        self._inbox: deque[ToEngine] = deque()
+        self._in_flight: deque[tuple[StepPlan, asyncio.Task[StepResult]]] = deque()
+        self._wake = asyncio.Event()
+        self._is_draining = False
+
+    async def run(self) -> None:
+        """Serve until every request admitted before a Drain is finished, or the front end is gone.
+
+        A failed step ends its requests and the loop goes on. Whatever is in flight is waited for before returning;
+        cancelling this coroutine cancels it.
+        """
+        reader = asyncio.create_task(self._read(), name="engine inbox")
+        reader.add_done_callback(lambda _: self._wake.set())
+        try:
+            while True:
+                outputs = self._take_inbox()
+                has_stepped = self._commit_finished(outputs)
+                if not reader.done():
+                    self._start_steps()
+                elif not self._in_flight:
+                    reader.result()
+                    return
+                if outputs or has_stepped:
+                    await self._link.send(StepOutputs(tuple(outputs), self._core.stats(), self._clock.now()))
+                if self._is_draining and not self._core.has_work:
+                    return
+                await self._wake.wait()
+                self._wake.clear()
+        finally:
+            reader.cancel()
+            for _, task in self._in_flight:
+                task.cancel()
+
+    async def _read(self) -> None:
+        """Fill the inbox; ends when the front end is gone."""
+        with contextlib.suppress(EOFError):
+            while True:
+                self._inbox.append(await self._link.receive())
+                self._wake.set()
+
+    def _take_inbox(self) -> list[Output]:
+        outputs: list[Output] = []
+        now = self._clock.now()
+        while self._inbox:
+            message = self._inbox.popleft()
+            if isinstance(message, Submit):
+                for request in message.requests:
+                    outputs += self._core.add(request, now)
+            elif isinstance(message, Abort):
+                for request_id in message.request_ids:
+                    outputs += self._core.abort(request_id, now)
+            else:
+                assert isinstance(message, Drain), message
+                self._core.drain()
+                self._is_draining = True
+        return outputs
+
+    def _commit_finished(self, outputs: list[Output]) -> bool:
+        """Commit the steps that have ended, oldest first; extends `outputs` and tells whether there was one."""
+        has_stepped = False
+        while self._in_flight and self._in_flight[0][1].done():
+            plan, task = self._in_flight.popleft()
+            has_stepped = True
+            try:
+                result = task.result()
+            except Exception as error:
+                log.exception("Step %d of %d rows failed.", plan.step, len(plan.rows))
+                outputs += self._core.fail(plan.step, f"{type(error).__name__}: {error}", self._clock.now())
+            else:
+                outputs += self._core.commit(result, self._clock.now())
+        return has_stepped
+
+    def _start_steps(self) -> None:
+        while (plan := self._core.plan(self._clock.now())) is not None:
+            task = asyncio.create_task(self._executor.execute(plan), name=f"step {plan.step}")
+            task.add_done_callback(lambda _: self._wake.set())
+            self._in_flight.append((plan, task))

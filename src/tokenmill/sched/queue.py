@@ -1,0 +1,43 @@
+"""Sequences that wait to run, best rank first. A preempted sequence returns to the place its arrival gave it."""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+
+from ..core.sequence import Sequence, Status
+from .policies import Rank, rank
+
+
+class WaitingQueue:
+    """Push, peek and pop in O(log n); a sequence that ended while waiting is told by `discard` and dropped lazily."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[Rank, Sequence]] = []
+        self._num_waiting = 0
+
+    def __len__(self) -> int:
+        return self._num_waiting
+
+    def push(self, seq: Sequence) -> None:
+        assert seq.status is Status.WAITING, seq
+        heappush(self._heap, (rank(seq), seq))
+        self._num_waiting += 1
+
+    def peek(self) -> Sequence | None:
+        """The next sequence, or None."""
+        while self._heap and self._heap[0][1].status is not Status.WAITING:
+            heappop(self._heap)
+        return self._heap[0][1] if self._heap else None
+
+    def pop(self) -> Sequence:
+        """Take the next sequence out."""
+        seq = self.peek()
+        assert seq is not None, "nothing waits"
+        heappop(self._heap)
+        self._num_waiting -= 1
+        return seq
+
+    def discard(self, seq: Sequence) -> None:
+        """Count out a waiting sequence that is about to be finished."""
+        assert seq.status is Status.WAITING, seq
+        self._num_waiting -= 1

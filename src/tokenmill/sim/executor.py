@@ -1,0 +1,275 @@
+"""A checkable toy model behind the Executor port: wrong bookkeeping in the engine fails loudly and fast.
+
+A KV slot stores (position, token). A row writes its tokens into the slots that its own block table names; when it
+draws, the whole prefix is read back through that table and the next token is a hash of what was read. So a wrong slot,
+an early free, a bad publication or a lost table entry changes the answer or trips a check:
+
+    * every slot read must hold the position it stands for, and the worker's own record of the output
+    * a row may not write into a block that another sequence of an unfinished step can still reach (quarantine)
+    * plans arrive in order; a sequence is introduced before its first row; draws of an earlier step exist
+
+`solo_answer` gives the answer of the same request run alone, from tokens only. A step takes modelled time, on whatever
+loop runs it. Failures are drawn from a seed: a failed step leaves garbage in the slots it would have written, and steps
+that were already submitted run on top of that garbage or fail too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from array import array
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+from ..core.config import EngineConfig
+from ..core.ports import Clock
+from ..core.request import Request, SamplingParams
+from ..core.step import Introduction, PlanRow, RowResult, StepPlan, StepResult, TokenLogprob
+
+_GARBAGE = -7
+
+
+class Violation(BaseException):
+    """The engine broke its contract. Not an Exception, so that no shell takes it for a failed step."""
+
+
+class StepFailure(RuntimeError):
+    """A step failed by choice of the seed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToyCosts:
+    """Seconds a step takes: fixed + per_token * tokens."""
+
+    fixed_s: float = 0.004
+    per_token_s: float = 0.0001
+
+
+def draw(vocab_size: int, intro: Introduction, prefix: array[int], position: int) -> int:
+    """The toy model and its sampler: the token after `prefix`, as output number `position`.
+
+    A greedy draw depends on the prefix alone; others on seed, choice and position too. Stop tokens are masked until
+    min_tokens outputs exist, as a real sampler masks them.
+    """
+    state = blake2b(prefix.tobytes(), digest_size=8)
+    sampling = intro.sampling
+    if sampling.temperature > 0:
+        state.update(f"{intro.seed}:{intro.choice}:{position}".encode())
+    token = int.from_bytes(state.digest(), "little") % vocab_size
+    if position < sampling.min_tokens:
+        masked = {*intro.eos_token_ids, *sampling.stop_token_ids}
+        while token in masked:
+            token = (token + 1) % vocab_size
+    return token
+
+
+def logprob(vocab_size: int, prefix: array[int], token: int) -> TokenLogprob:
+    """A made-up but reproducible score of `token` after `prefix`."""
+    digest = blake2b(prefix.tobytes() + token.to_bytes(8, "little"), digest_size=8).digest()
+    value = int.from_bytes(digest, "little")
+    return TokenLogprob(token, -(value % 1000) / 100.0, 1 + value % vocab_size)
+
+
+@dataclass(frozen=True, slots=True)
+class SoloAnswer:
+    """What a request gives when it runs alone, from its prompt to its end."""
+
+    tokens: tuple[int, ...]
+    finish_reason: str
+    stop_token: int | None
+    prompt_logprobs: tuple[TokenLogprob, ...]
+
+
+def introduction(request: Request) -> Introduction:
+    """What a worker must be told of a new request."""
+    eos = () if request.sampling.ignore_eos else request.eos_token_ids
+    return Introduction(
+        request.prompt_tokens, request.output_tokens, request.sampling, request.seed, request.choice, eos
+    )
+
+
+def solo_answer(request: Request, vocab_size: int) -> SoloAnswer:
+    """The new tokens (without the stop token) of a request run alone, counted after its `output_tokens`."""
+    intro = introduction(request)
+    sampling: SamplingParams = request.sampling
+    stops = {*intro.eos_token_ids, *sampling.stop_token_ids}
+    prefix = array("q", [*request.prompt_tokens, *request.output_tokens])
+    num_before = len(request.output_tokens)
+    scores: tuple[TokenLogprob, ...] = ()
+    if sampling.prompt_logprobs is not None and not num_before:
+        prompt = request.prompt_tokens
+        scores = tuple(logprob(vocab_size, prefix[: p + 1], prompt[p + 1]) for p in range(len(prompt) - 1))
+    tokens: list[int] = []
+    for position in range(num_before, request.max_tokens):
+        token = draw(vocab_size, intro, prefix, position)
+        if token in stops and position >= sampling.min_tokens:
+            return SoloAnswer(tuple(tokens), "stop", token, scores)
+        prefix.append(token)
+        tokens.append(token)
+    return SoloAnswer(tuple(tokens), "length", None, scores)
+
+
+@dataclass(slots=True, eq=False)
+class _ToySequence:
+    """What the toy worker keeps of a sequence. `drawn_in`: step -> the position of the output drawn in it."""
+
+    intro: Introduction
+    table: list[int] = field(default_factory=list)
+    outputs: list[int] = field(default_factory=list)
+    drawn_in: dict[int, int] = field(default_factory=dict)
+
+
+class ToyExecutor:
+    """Executes plans in order against one array of slots, a step at a time."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        clock: Clock,
+        *,
+        vocab_size: int = 64,
+        costs: ToyCosts | None = None,
+        failure_seed: int = 0,
+        failure_rate: float = 0.0,
+    ) -> None:
+        self._block_size = config.block_size
+        self._max_tokens = config.max_num_batched_tokens
+        self._steps_in_flight = config.steps_in_flight
+        self._clock = clock
+        self._vocab_size = vocab_size
+        self._costs = costs or ToyCosts()
+        self._rng = random.Random(failure_seed)
+        self._failure_rate = failure_rate
+        num_slots = config.num_blocks * config.block_size
+        self._positions = array("q", [-1]) * num_slots
+        self._tokens = array("q", [-1]) * num_slots
+        self._sequences: dict[int, _ToySequence] = {}
+        self._reach: dict[int, dict[int, _ToySequence]] = {}  # step in flight -> block -> a sequence that reaches it
+        self._next_step = 0
+        self._void_below = 0
+        self._turn: asyncio.Future[None] | None = None
+        self.num_failures = 0
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences whose state the worker still holds."""
+        return len(self._sequences)
+
+    async def execute(self, plan: StepPlan) -> StepResult:
+        before = self._turn
+        turn = self._turn = asyncio.get_running_loop().create_future()
+        try:
+            rows = self._receive(plan)
+            if before is not None:
+                await before
+            started_s = self._clock.now()
+            await asyncio.sleep(self._costs.fixed_s + self._costs.per_token_s * plan.num_tokens)
+            return StepResult(plan.step, self._run(plan, rows), self._clock.now() - started_s)
+        finally:
+            self._reach.pop(plan.step, None)
+            turn.set_result(None)
+
+    def _receive(self, plan: StepPlan) -> list[_ToySequence]:
+        """Apply table deltas and check the plan, at the moment that it is submitted."""
+        self._require(plan.step == self._next_step, f"step {plan.step} came when {self._next_step} was due")
+        self._require(len(self._reach) < self._steps_in_flight, f"{len(self._reach)} steps were in flight already")
+        self._require(0 < plan.num_tokens <= self._max_tokens, f"step {plan.step} has {plan.num_tokens} tokens")
+        self._next_step += 1
+        for number in plan.released:
+            self._sequences.pop(number, None)
+        rows = [self._receive_row(plan, row) for row in plan.rows]
+        self._require(len({row.seq for row in plan.rows}) == len(rows), "a sequence has two rows")
+        self._reach[plan.step] = {block: seq for seq in rows for block in seq.table}
+        return rows
+
+    def _receive_row(self, plan: StepPlan, row: PlanRow) -> _ToySequence:
+        if row.intro is not None:
+            self._sequences[row.seq] = _ToySequence(row.intro, [], list(row.intro.output_tokens))
+        self._require(row.seq in self._sequences, f"step {plan.step} runs unknown sequence {row.seq}")
+        seq = self._sequences[row.seq]
+        seq.table.extend(row.blocks)
+        end = row.start + row.num_tokens
+        size = self._block_size
+        self._require(len(set(seq.table)) == len(seq.table), f"sequence {row.seq} has a block twice")
+        self._require(-(-end // size) == len(seq.table), f"sequence {row.seq}: {len(seq.table)} blocks to {end}")
+        for block in seq.table[row.start // size :]:
+            for step, reach in self._reach.items():
+                other = reach.get(block)
+                self._require(
+                    other is None or other is seq,
+                    f"step {plan.step} writes block {block} of sequence {row.seq} while step {step} may touch it",
+                )
+        if row.sample:
+            seq.drawn_in[plan.step] = end - len(seq.intro.prompt_tokens)
+        return seq
+
+    def _run(self, plan: StepPlan, rows: list[_ToySequence]) -> tuple[RowResult, ...]:
+        is_void = plan.step < self._void_below
+        if not is_void and self._rng.random() < self._failure_rate:
+            self.num_failures += 1
+            self._void_below = self._next_step
+            self._scribble(plan, rows)
+            raise StepFailure(f"step {plan.step} failed by choice")
+        if is_void:
+            self._scribble(plan, rows)
+            if self._rng.random() < 0.5:
+                raise StepFailure(f"step {plan.step} was built on a failed one")
+            return tuple(RowResult(row.seq, (_GARBAGE,) if row.sample else ()) for row in plan.rows)
+        for row, seq in zip(plan.rows, rows, strict=True):
+            self._write(row, seq)
+        return tuple(self._read(plan, row, seq) for row, seq in zip(plan.rows, rows, strict=True))
+
+    def _slots(self, seq: _ToySequence, start: int, end: int) -> list[int]:
+        size = self._block_size
+        return [seq.table[p // size] * size + p % size for p in range(start, end)]
+
+    def _scribble(self, plan: StepPlan, rows: list[_ToySequence]) -> None:
+        for row, seq in zip(plan.rows, rows, strict=True):
+            for slot in self._slots(seq, row.start, row.start + row.num_tokens):
+                self._positions[slot] = self._tokens[slot] = _GARBAGE
+
+    def _write(self, row: PlanRow, seq: _ToySequence) -> None:
+        tokens = row.tokens
+        if row.from_step >= 0:
+            self._require(not tokens, f"sequence {row.seq} has tokens and from_step")
+            self._require(row.from_step in seq.drawn_in, f"sequence {row.seq} drew nothing in step {row.from_step}")
+            tokens = (seq.outputs[seq.drawn_in[row.from_step]],)
+        for slot, position, token in zip(
+            self._slots(seq, row.start, row.start + len(tokens)), range(row.start, 2**62), tokens, strict=False
+        ):
+            self._positions[slot] = position
+            self._tokens[slot] = token
+
+    def _read(self, plan: StepPlan, row: PlanRow, seq: _ToySequence) -> RowResult:
+        """Read the whole prefix back through the table, check it, and draw or score."""
+        if not (row.sample or row.score):
+            return RowResult(row.seq)
+        end = row.start + row.num_tokens
+        prompt, size = seq.intro.prompt_tokens, self._block_size
+        positions, prefix = array("q"), array("q")
+        for block in seq.table:
+            positions += self._positions[block * size : (block + 1) * size]
+            prefix += self._tokens[block * size : (block + 1) * size]
+        positions, prefix = positions[:end], prefix[:end]
+        where = f"step {plan.step}, sequence {row.seq}"
+        self._require(positions == array("q", range(end)), f"{where}: read positions {positions.tolist()}")
+        known = array("q", [*prompt, *seq.outputs])[:end]
+        self._require(prefix == known, f"{where}: read tokens {prefix.tolist()} for {known.tolist()}")
+        scores: list[TokenLogprob] = []
+        if row.score:
+            for position in range(row.start, min(end, len(prompt) - 1)):
+                scores.append(logprob(self._vocab_size, prefix[: position + 1], prompt[position + 1]))
+        if not row.sample:
+            return RowResult(row.seq, prompt_logprobs=tuple(scores))
+        position = end - len(prompt)
+        self._require(position == len(seq.outputs), f"{where}: draws output {position} of {len(seq.outputs)}")
+        token = draw(self._vocab_size, seq.intro, prefix, position)
+        seq.outputs.append(token)
+        wants = seq.intro.sampling.logprobs is not None
+        entries = (logprob(self._vocab_size, prefix, token),) if wants else ()
+        return RowResult(row.seq, (token,), entries, tuple(scores))
+
+    @staticmethod
+    def _require(holds: bool, message: str) -> None:
+        if not holds:
+            raise Violation(message)

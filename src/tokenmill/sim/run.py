@@ -1,0 +1,224 @@
+"""Runs a seeded scenario through the real engine shell on virtual time, and checks what every client saw.
+
+    each request    ends exactly once; its tokens, logprobs and finish reason are those of its solo run, or a prefix of
+                    them where it was cancelled or its step failed; a refusal has a reason
+    each event      leaves every block free, cached or held (EngineCore.check)
+    at the end      no block is held, and a replay of the recorded events gives the same plans
+    liveness        a hang is a Deadlock, a run that goes on for ever a TimeLimit (sim.loop)
+
+`python -m tokenmill.sim.run --seed N` repeats one seed. The digest of a run covers every plan and output with its time;
+it is equal on every machine and under every PYTHONHASHSEED.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+from ..core.errors import EngineFailed, Overloaded
+from ..core.events import FINISH_ABORT, FINISH_ERROR, Abort, Drain, EngineStats, Output, StepOutputs, Submit
+from ..core.ports import FrontEnd
+from ..core.request import Request
+from ..core.step import TokenLogprob
+from ..engine.build import build_engine
+from ..engine.core import EngineCore
+from ..engine.journal import Event, Planned, replay
+from ..engine.link import local_link
+from ..sched.admission import refusal
+from .executor import SoloAnswer, ToyExecutor, solo_answer
+from .loop import VirtualLoop
+from .workload import VOCAB_SIZE, Scenario, make_scenario
+
+_LIMIT_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a run did. `ends`: (finish reason or error kind, number of requests), sorted."""
+
+    digest: str
+    stats: EngineStats
+    ends: tuple[tuple[str, int], ...]
+    num_failures: int
+    duration_s: float
+
+
+@dataclass(slots=True, eq=False)
+class _Stream:
+    """What a client has seen of one request."""
+
+    request: Request
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    end: Output | None = None
+    is_cancelled: bool = False
+
+
+class _Clients:
+    """All clients of one scenario behind one front end."""
+
+    def __init__(self, scenario: Scenario, link: FrontEnd, digest: blake2b) -> None:
+        self._scenario = scenario
+        self._link = link
+        self._digest = digest
+        self.streams = {request.id: _Stream(request) for request in scenario.requests}
+        self._num_open = len(self.streams)
+        self.done = asyncio.Event()
+        self.stats = EngineStats()
+
+    async def submit(self) -> None:
+        loop = asyncio.get_running_loop()
+        for arrival in self._scenario.arrivals:
+            await asyncio.sleep(max(0.0, arrival.at_s - loop.time()))
+            await self._link.send(Submit(arrival.requests))
+
+    async def cancel(self) -> None:
+        loop = asyncio.get_running_loop()
+        for cancellation in self._scenario.cancellations:
+            await asyncio.sleep(max(0.0, cancellation.at_s - loop.time()))
+            self.streams[cancellation.request_id].is_cancelled = True
+            await self._link.send(Abort((cancellation.request_id,)))
+
+    async def receive(self) -> None:
+        while True:
+            message = await self._link.receive()
+            assert isinstance(message, StepOutputs), message
+            self.stats = message.stats
+            for output in message.outputs:
+                self._digest.update(f"{message.now_s!r} {output!r}\n".encode())
+                self._take(output)
+
+    def _take(self, output: Output) -> None:
+        stream = self.streams[output.request_id]
+        assert stream.end is None, f"{output.request_id} went on after its end: {output}"
+        stream.tokens += output.tokens
+        stream.logprobs += output.logprobs
+        stream.prompt_logprobs += output.prompt_logprobs
+        num_new = len(stream.tokens) + (output.stop_token is not None)
+        assert output.num_output == len(stream.request.output_tokens) + num_new, output
+        if output.finish_reason is not None:
+            stream.end = output
+            self._num_open -= 1
+            if self._num_open == 0:
+                self.done.set()
+
+
+def run_scenario(scenario: Scenario, *, failure_seed: int = 0) -> Report:
+    """Run to the end of every request and check everything; an AssertionError or a Violation tells what is wrong."""
+    loop = VirtualLoop(limit_s=_LIMIT_S)
+    digest = blake2b(digest_size=16)
+    executor = ToyExecutor(
+        scenario.config,
+        loop,
+        vocab_size=VOCAB_SIZE,
+        costs=scenario.costs,
+        failure_seed=failure_seed,
+        failure_rate=scenario.failure_rate,
+    )
+    events: list[Event] = []
+
+    def record(core: EngineCore, event: Event) -> None:
+        events.append(event)
+        core.check()
+        if isinstance(event, Planned) and event.plan is not None:
+            rows = [(row.seq, row.start, row.num_tokens, row.blocks) for row in event.plan.rows]
+            digest.update(f"{event.now!r} {rows!r}\n".encode())
+
+    async def main() -> _Clients:
+        engine_end, front_end = local_link()
+        clients = _Clients(scenario, front_end, digest)
+        shell = build_engine(scenario.config, executor, engine_end, loop, record)
+        engine = loop.spawn(shell.run(), "engine")
+        loop.spawn(clients.receive(), "receive")
+        loop.spawn(clients.submit(), "submit")
+        loop.spawn(clients.cancel(), "cancel")
+        await clients.done.wait()
+        await front_end.send(Drain())
+        await engine
+        return clients
+
+    clients = loop.run(main())
+    _check_end(clients.stats, events, scenario)
+    ends: dict[str, int] = {}
+    for stream in clients.streams.values():
+        end = _check_stream(stream, scenario, executor.num_failures)
+        ends[end] = ends.get(end, 0) + 1
+    return Report(digest.hexdigest(), clients.stats, tuple(sorted(ends.items())), executor.num_failures, loop.time())
+
+
+def run_seed(seed: int) -> Report:
+    """Make and run the scenario of `seed`."""
+    return run_scenario(make_scenario(seed), failure_seed=seed)
+
+
+def _check_end(stats: EngineStats, events: list[Event], scenario: Scenario) -> None:
+    assert stats.num_running == stats.num_waiting == 0, stats
+    num_steps = sum(1 for event in events if isinstance(event, Planned) and event.plan is not None)
+    assert replay(scenario.config, events) == num_steps
+
+
+def _check_stream(stream: _Stream, scenario: Scenario, num_failures: int) -> str:
+    """Compare one stream with its solo run; returns how it ended."""
+    request, end = stream.request, stream.end
+    assert end is not None
+    answer = solo_answer(request, VOCAB_SIZE)
+    tokens = tuple(stream.tokens)
+    assert tokens == answer.tokens[: len(tokens)], f"{request.id}: {tokens} instead of {answer.tokens}"
+    wants = request.sampling.logprobs is not None
+    assert len(stream.logprobs) == (len(tokens) if wants else 0), f"{request.id}: {stream.logprobs}"
+    if wants:
+        assert all(entry.token == token for entry, token in zip(stream.logprobs, tokens, strict=True)), request.id
+    if tokens or end.stop_token is not None:
+        assert tuple(stream.prompt_logprobs) == answer.prompt_logprobs, f"{request.id}: prompt logprobs"
+    if end.finish_reason == FINISH_ABORT:
+        assert stream.is_cancelled, f"{request.id} was aborted by nobody"
+        return FINISH_ABORT
+    if end.finish_reason == FINISH_ERROR:
+        _check_error(end, request, scenario, num_failures)
+        return end.error_kind
+    _check_whole(stream, end, answer)
+    return str(end.finish_reason)
+
+
+def _check_error(end: Output, request: Request, scenario: Scenario, num_failures: int) -> None:
+    lasting = refusal(request, scenario.config, 0)
+    if end.error_kind == EngineFailed.kind:
+        assert num_failures > 0, f"{request.id}: {end.error}"
+    elif end.error_kind == Overloaded.kind:
+        assert scenario.config.max_num_waiting < len(scenario.requests), f"{request.id}: {end.error}"
+    else:
+        assert lasting is not None and end.error == lasting.message, f"{request.id}: {end.error}"
+
+
+def _check_whole(stream: _Stream, end: Output, answer: SoloAnswer) -> None:
+    name = stream.request.id
+    assert tuple(stream.tokens) == answer.tokens, f"{name}: {stream.tokens} instead of {answer.tokens}"
+    assert (end.finish_reason, end.stop_token) == (answer.finish_reason, answer.stop_token), f"{name}: {end}"
+    assert end.timing is not None and end.timing.arrival_s <= end.timing.scheduled_s <= end.timing.finished_s, name
+    assert end.timing.scheduled_s < end.timing.first_token_s <= end.timing.finished_s, f"{name}: {end.timing}"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m tokenmill.sim.run", description="Run seeded simulations.")
+    parser.add_argument("--seed", type=int, default=0, help="first seed")
+    parser.add_argument("--count", type=int, default=1, help="number of seeds")
+    options = parser.parse_args(arguments)
+    logging.getLogger("tokenmill").addHandler(logging.NullHandler())
+    for seed in range(options.seed, options.seed + options.count):
+        report = run_seed(seed)
+        stats = report.stats
+        print(
+            f"seed {seed}: {report.digest} {report.duration_s:.3f} s virtual, {stats.num_steps} steps, "
+            f"{report.num_failures} failed, {stats.num_preemptions} preemptions, "
+            f"{stats.prefix_hits}/{stats.prefix_queries} tokens from the cache; "
+            + ", ".join(f"{number} {end}" for end, number in report.ends)
+        )
+
+
+if __name__ == "__main__":
+    main()
