@@ -1,0 +1,218 @@
+"""Steps on a tiny real model: the worker built as the product builds it, on the numpy backend."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+
+import numpy as np
+import pytest
+
+from tiny import VOCAB_SIZE, tiny_checkpoint, tiny_config
+from tokenmill.core.request import SamplingParams
+from tokenmill.core.step import Introduction, PlanRow, StepPlan
+from tokenmill.ops.reference import ReferenceOps
+from tokenmill.worker import build
+from tokenmill.worker.build import build_worker
+from tokenmill.worker.memory import LOGITS_BYTES, step_limits
+
+GREEDY = SamplingParams(temperature=0)
+
+
+@pytest.fixture
+def make_worker(monkeypatch):
+    """Workers over the tiny model, closed at the end. The digest is of a file, and the tiny model has none."""
+    monkeypatch.setattr(build, "weights_digest", lambda path, cache_dir: f"digest of {path}")
+    made = []
+
+    def make(checkpoint=None, ops=None, **options):
+        options = {"max_model_len": 128, "num_blocks": 32, "block_size": 8, "kv_dtype": "f32"} | options
+        made.append(build_worker(checkpoint or tiny_checkpoint(), ops or ReferenceOps(), **options))
+        return made[-1]
+
+    yield make
+    for worker in made:
+        worker.executor.close()
+
+
+def _prompt(length: int, seed: int = 0) -> tuple[int, ...]:
+    return tuple(np.random.default_rng(seed).integers(0, VOCAB_SIZE, length).tolist())
+
+
+def _intro(prompt, params=GREEDY, output=()) -> Introduction:
+    return Introduction(tuple(prompt), tuple(output), params, 11, 0, ())
+
+
+def _generate(worker, prompt, count, params=GREEDY, blocks=range(16), seq=0) -> list:
+    """Results of the only row of each step: the whole prompt, then each drawn token fed back."""
+    execute = worker.executor.execute_now
+    row = PlanRow(seq, 0, tuple(prompt), blocks=tuple(blocks), intro=_intro(prompt, params), sample=True)
+    results = [execute(StepPlan(0, (row,))).rows[0]]
+    for step in range(1, count):
+        row = PlanRow(seq, len(prompt) + step - 1, (), from_step=step - 1, sample=True)
+        results.append(execute(StepPlan(step, (row,))).rows[0])
+    return results
+
+
+def _tokens(results) -> list[int]:
+    return [token for result in results for token in result.tokens]
+
+
+def test_chunks_shared_blocks_and_growing_tables_change_nothing(make_worker):
+    """A prompt in chunks with blocks handed over as needed, beside another sequence that reads its first block, draws
+    the same tokens as whole runs."""
+    worker = make_worker()
+    prompt = _prompt(21)
+    other = prompt[:8] + _prompt(9, seed=1)
+    expected, expected_other = _tokens(_generate(worker, prompt, 4)), _tokens(_generate(worker, other, 3))
+    execute = worker.executor.execute_now
+    steps = [
+        # The second row starts behind the block that the first row of this same step writes.
+        (
+            PlanRow(5, 0, prompt[:12], blocks=(3, 9), intro=_intro(prompt)),
+            PlanRow(6, 8, other[8:], blocks=(3, 17, 20), intro=_intro(other), sample=True),
+        ),
+        (PlanRow(5, 12, prompt[12:], blocks=(1,), sample=True), PlanRow(6, 17, (), from_step=10, sample=True)),
+        (PlanRow(6, 18, (), from_step=11, sample=True), PlanRow(5, 21, (), from_step=11, sample=True)),
+        (PlanRow(5, 22, (), from_step=12, sample=True),),
+        (PlanRow(5, 23, (), from_step=13, sample=True),),
+    ]
+    drawn = {5: [], 6: []}
+    for number, rows in enumerate(steps):
+        result = execute(StepPlan(10 + number, rows))
+        assert result.step == 10 + number and [r.seq for r in result.rows] == [r.seq for r in rows]
+        for row in result.rows:
+            drawn[row.seq] += row.tokens
+    assert drawn == {5: expected, 6: expected_other}
+
+
+def test_resumed_sequence_continues(make_worker):
+    """Released and introduced again with its outputs (sampled, with penalties), a sequence draws on as before."""
+    worker = make_worker()
+    params = SamplingParams(temperature=1.0, repetition_penalty=1.5, frequency_penalty=0.5, logprobs=2)
+    prompt = _prompt(10)
+    whole = _generate(worker, prompt, 8, params)
+    output = tuple(_tokens(whole[:5]))
+    row = PlanRow(0, 0, prompt + output, blocks=(20, 21), intro=_intro(prompt, params, output), sample=True)
+    resumed = worker.executor.execute_now(StepPlan(100, (row,), released=(0,))).rows[0]
+    assert resumed.tokens == whole[5].tokens
+    assert resumed.logprobs[0].top[0][0] == whole[5].logprobs[0].top[0][0]
+
+
+def test_prompt_logprobs_in_pieces(make_worker, monkeypatch):
+    """Scores of every known prompt token do not depend on chunks nor on how few logit rows fit at once."""
+    params = SamplingParams(temperature=0, prompt_logprobs=3, logprobs=1)
+    prompt = _prompt(40)
+    row = PlanRow(0, 0, prompt, blocks=tuple(range(5)), intro=_intro(prompt, params), sample=True, score=True)
+    whole = make_worker(max_num_seqs=64).executor.execute_now(StepPlan(0, (row,))).rows[0]
+    assert [entry.token for entry in whole.prompt_logprobs] == list(prompt[1:])
+    assert all(len(entry.top) == 3 for entry in whole.prompt_logprobs)
+
+    small = make_worker(max_num_seqs=2)
+    assert _limits(small).max_logit_rows < len(prompt)
+    beside = PlanRow(1, 0, prompt[:3], blocks=(9,), intro=_intro(prompt[:3]), sample=True)
+    got = small.executor.execute_now(StepPlan(0, (beside, row))).rows[1]
+    chunks = [dataclasses.replace(row, tokens=prompt[:13], sample=False)]
+    chunks.append(PlanRow(0, 13, prompt[13:], sample=True, score=True))
+    parts = [small.executor.execute_now(StepPlan(n + 1, (chunk,))).rows[0] for n, chunk in enumerate(chunks)]
+    joined = dataclasses.replace(parts[1], prompt_logprobs=parts[0].prompt_logprobs + parts[1].prompt_logprobs)
+    for other in (got, joined):
+        assert other.tokens == whole.tokens
+        assert [(e.token, e.rank) for e in other.prompt_logprobs] == [(e.token, e.rank) for e in whole.prompt_logprobs]
+        close = [e.logprob for e in whole.prompt_logprobs]
+        np.testing.assert_allclose([e.logprob for e in other.prompt_logprobs], close, atol=1e-4)
+
+
+def _limits(worker):
+    return worker.executor._runner._limits
+
+
+def test_empty_steps_and_rows_that_want_nothing(make_worker):
+    """A plan without rows is legal; a chunk in mid-prompt returns an empty result."""
+    execute = make_worker().executor.execute_now
+    assert execute(StepPlan(3, ())).rows == ()
+    prompt = _prompt(9)
+    (row,) = execute(StepPlan(4, (PlanRow(2, 0, prompt[:8], blocks=(1,), intro=_intro(prompt)),))).rows
+    assert (row.seq, row.tokens, row.logprobs, row.prompt_logprobs) == (2, (), (), ())
+
+
+def test_steps_overlap_in_order(make_worker):
+    """Steps submitted together run in order: each reads what the one before drew."""
+    worker = make_worker()
+    prompt = _prompt(6)
+    expected = _tokens(_generate(worker, prompt, 5))
+    first = PlanRow(1, 0, prompt, blocks=(8, 9), intro=_intro(prompt), sample=True)
+    plans = [StepPlan(50, (first,))]
+    plans += [StepPlan(50 + n, (PlanRow(1, 5 + n, (), from_step=49 + n, sample=True),)) for n in range(1, 5)]
+
+    async def run():
+        return await asyncio.gather(*[worker.executor.execute(plan) for plan in plans])
+
+    assert [result.rows[0].tokens[0] for result in asyncio.run(run())] == expected
+
+
+def test_a_failed_step_raises_and_the_next_one_runs(make_worker):
+    """An impossible plan raises where it was awaited; later good plans are not affected."""
+    worker = make_worker()
+    prompt = _prompt(6)
+    bad = PlanRow(9, 0, (VOCAB_SIZE,), blocks=(8,), intro=_intro((VOCAB_SIZE,)), sample=True)
+
+    async def run():
+        with pytest.raises(AssertionError, match="beyond the vocabulary"):
+            await worker.executor.execute(StepPlan(0, (bad,)))
+        with pytest.raises(KeyError):
+            await worker.executor.execute(StepPlan(1, (PlanRow(77, 3, (), from_step=0, sample=True),)))
+
+    asyncio.run(run())
+    assert len(_tokens(_generate(worker, prompt, 3))) == 3
+
+
+def test_close_is_final_and_repeatable(make_worker):
+    """After close no step runs, and closing again is harmless."""
+    worker = make_worker()
+    worker.executor.close()
+    worker.executor.close()
+    with pytest.raises(RuntimeError):
+        worker.executor.execute_now(StepPlan(0, ()))
+
+
+def _config(**changes):
+    return dataclasses.replace(tiny_config(), **changes)
+
+
+def test_memory_plan(make_worker):
+    """The plan's parts are what was asked for and packed, and its lines show the sum."""
+    worker = make_worker(queue_bytes=12345)
+    plan, group = worker.memory, worker.kv_group
+    assert plan.kv == 32 * group.bytes_per_block and plan.queue == 12345
+    assert plan.weights >= sum(t.num_values * 4 for t in tiny_checkpoint().tensors.values())
+    assert plan.total == plan.weights + plan.kv + plan.scratch + plan.logits + plan.queue
+    assert "32 blocks, 256 tokens" in "\n".join(plan.lines()) and "in all" in plan.lines()[-1]
+
+
+def test_logit_rows_are_bounded():
+    """Few sequences need few rows; a large vocabulary is held to the buffer's aim, with some rows at least."""
+    config = _config(vocab_size=1000)
+    shape = {"max_model_len": 100, "max_num_batched_tokens": 512, "block_size": 16}
+    assert step_limits(config, max_num_seqs=256, **shape).max_logit_rows == 256
+    assert step_limits(config, max_num_seqs=1, **shape).max_logit_rows == 16
+    assert step_limits(config, max_num_seqs=256, **shape).max_blocks_per_seq == 7
+    huge = step_limits(_config(vocab_size=256_000), max_num_seqs=256, **shape).max_logit_rows
+    assert huge >= 16 and huge * 256_000 * 4 <= LOGITS_BYTES
+
+
+def test_numerics_id(make_worker):
+    """Weights, KV dtype, block size, kernel family and RoPE are in it; batch sizes and pool are not."""
+    base = make_worker().numerics_id
+    assert make_worker(num_blocks=40, max_num_seqs=3, max_num_batched_tokens=64, max_model_len=64).numerics_id == base
+    other_rope = tiny_checkpoint()
+    other_rope.metadata["rope_parameters"] = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
+    other_weights = tiny_checkpoint(kind="gguf")
+    others = [
+        make_worker(kv_dtype="f16"),
+        make_worker(block_size=16),
+        make_worker(ops=ReferenceOps(exact_activations=True)),
+        make_worker(other_rope),
+        make_worker(other_weights),
+    ]
+    assert len({base, *(worker.numerics_id for worker in others)}) == 6

@@ -1,0 +1,158 @@
+"""Sampling settings against a slow, obvious statement of each."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from tokenmill.core.request import SamplingParams
+from tokenmill.core.step import Introduction
+from tokenmill.ops.api import SampleBatch
+from tokenmill.ops.reference import ReferenceOps
+from tokenmill.worker.sampler import Sampler
+
+VOCAB = 40
+PROMPT = (3, 3, 7, 12)
+EOS = (2,)
+
+
+def _intro(params: SamplingParams, *, prompt=PROMPT, output=(), seed=5, choice=0) -> Introduction:
+    return Introduction(tuple(prompt), tuple(output), params, seed, choice, EOS)
+
+
+def adjusted_slowly(logits, params: SamplingParams, prompt, output) -> list[float]:
+    """Every adjustment, token by token."""
+    values = [float(v) for v in logits]
+    for token in range(VOCAB):
+        if token in prompt or token in output:
+            r = params.repetition_penalty
+            values[token] = values[token] / r if values[token] > 0 else values[token] * r
+        values[token] -= params.frequency_penalty * output.count(token)
+        values[token] -= params.presence_penalty * (token in output)
+        values[token] += dict(params.logit_bias).get(token, 0.0)
+        if params.allowed_token_ids and token not in params.allowed_token_ids:
+            values[token] = -math.inf
+        if len(output) < params.min_tokens and token in (*EOS, *params.stop_token_ids):
+            values[token] = -math.inf
+    return values
+
+
+def drawn_slowly(logits, params: SamplingParams, prompt, output, seed, choice) -> int:
+    row = np.array([adjusted_slowly(logits, params, prompt, output)], np.float32)
+    column = lambda value, dtype: np.array([value], dtype)  # noqa: E731
+    how = SampleBatch(
+        column(params.temperature, np.float32),
+        column(params.top_k, np.int32),
+        column(params.top_p, np.float32),
+        column(params.min_p, np.float32),
+        column(seed, np.uint64),
+        column(choice, np.int32),
+        column(len(output), np.int32),
+    )
+    return int(ReferenceOps().sample(row, how)[0])
+
+
+VARIED = [
+    SamplingParams(temperature=0),
+    SamplingParams(temperature=0.8, top_k=5),
+    SamplingParams(temperature=0, repetition_penalty=1.9),
+    SamplingParams(temperature=1.2, frequency_penalty=1.5, presence_penalty=-0.5),
+    SamplingParams(temperature=0.7, repetition_penalty=0.6, presence_penalty=2.0, frequency_penalty=-1.0),
+    SamplingParams(temperature=1.0, logit_bias=((9, 4.0), (10, -100.0), (2, 3.0))),
+    SamplingParams(temperature=1.0, allowed_token_ids=(1, 2, 9, 30, 31)),
+    SamplingParams(temperature=0, min_tokens=6, stop_token_ids=(4, 5), logit_bias=((4, 50.0), (2, 60.0))),
+    SamplingParams(temperature=1.0, min_p=0.2, top_p=0.9, repetition_penalty=1.3, allowed_token_ids=tuple(range(20))),
+]
+
+
+def test_every_setting_over_many_steps():
+    """Nine differently set sequences drawn together, in shrinking batches, draw what each would draw alone and slowly,
+    with counts that follow the outputs."""
+    rng = np.random.default_rng(8)
+    sampler = Sampler(ReferenceOps(), VOCAB, num_slots=2)
+    for slot, params in enumerate(VARIED):
+        sampler.introduce(slot, _intro(params, seed=slot, choice=slot % 3))
+    outputs: list[list[int]] = [[] for _ in VARIED]
+    for step in range(12):
+        slots = np.array([s for s in range(len(VARIED)) if (s + step) % 4], np.int32)[::-1].copy()
+        logits = (rng.normal(size=(len(slots), VOCAB)) * 2).astype(np.float32)
+        before = logits.copy()
+        positions = np.array([len(PROMPT) + len(outputs[s]) for s in slots], np.int32)
+        drawn = sampler.draw(logits, slots, positions)
+        assert np.array_equal(logits, before), "logits must survive: logprobs are of the raw ones"
+        for row, slot in enumerate(slots.tolist()):
+            expected = drawn_slowly(before[row], VARIED[slot], PROMPT, outputs[slot], slot, slot % 3)
+            assert drawn[row] == expected, (step, VARIED[slot])
+            outputs[slot].append(expected)
+
+
+@pytest.mark.parametrize("params", VARIED)
+def test_resumption_continues(params):
+    """A sampler introduced with the outputs so far draws what the one that drew them draws next."""
+    rng = np.random.default_rng(4)
+    logits = (rng.normal(size=(10, 1, VOCAB)) * 2).astype(np.float32)
+    slot = np.zeros(1, np.int32)
+    steady, output = Sampler(ReferenceOps(), VOCAB, 1), []
+    steady.introduce(0, _intro(params))
+    for step in range(10):
+        position = np.array([len(PROMPT) + step], np.int32)
+        resumed = Sampler(ReferenceOps(), VOCAB, 1)
+        resumed.introduce(0, _intro(params, output=output))
+        token = int(steady.draw(logits[step], slot, position)[0])
+        assert token == int(resumed.draw(logits[step], slot, position)[0])
+        output.append(token)
+
+
+def test_a_slot_forgets_its_former_sequence():
+    """A plain sequence in a slot that held an adjusted one is not adjusted."""
+    sampler = Sampler(ReferenceOps(), VOCAB, 1)
+    sampler.introduce(0, _intro(SamplingParams(temperature=0, logit_bias=((5, 100.0),), logprobs=2)))
+    logits = np.zeros((1, VOCAB), np.float32)
+    logits[0, 8] = 1
+    slot, position = np.zeros(1, np.int32), np.array([4], np.int32)
+    assert sampler.draw(logits, slot, position).tolist() == [5]
+    sampler.introduce(0, _intro(SamplingParams(temperature=0)))
+    assert sampler.draw(logits, slot, position).tolist() == [8]
+    assert sampler.logprobs(logits, slot, np.array([8])) == {}
+
+
+def test_logprobs_are_raw_and_per_request():
+    """Rows that want them get their own number of alternatives, of the raw logits; others get nothing."""
+    rng = np.random.default_rng(2)
+    count = 40  # more than one slice
+    sampler = Sampler(ReferenceOps(), VOCAB, count)
+    wants = [None if slot % 3 == 0 else slot % 5 for slot in range(count)]
+    for slot, want in enumerate(wants):
+        sampler.introduce(slot, _intro(SamplingParams(temperature=0, logprobs=want, logit_bias=((6, 9.0),))))
+    logits = rng.normal(size=(count, VOCAB)).astype(np.float32)
+    slots = np.arange(count, dtype=np.int32)
+    tokens = sampler.draw(logits, slots, np.full(count, 4, np.int32))
+    got = sampler.logprobs(logits, slots, tokens)
+    assert sorted(got) == [slot for slot, want in enumerate(wants) if want is not None]
+    for row, entry in got.items():
+        values = logits[row].astype(np.float64)
+        total = math.log(np.exp(values).sum())
+        order = sorted(range(VOCAB), key=lambda t: (-values[t], t))
+        assert entry.token == tokens[row] and entry.rank == order.index(entry.token) + 1
+        assert math.isclose(entry.logprob, values[entry.token] - total, rel_tol=1e-5, abs_tol=1e-6)
+        assert [t for t, _ in entry.top] == order[: wants[row]]
+
+
+def test_some_token_is_always_possible():
+    """Where only stop tokens are allowed, min_tokens gives way; unknown ids in settings are ignored."""
+    sampler = Sampler(ReferenceOps(), VOCAB, 1)
+    params = SamplingParams(temperature=1, min_tokens=9, allowed_token_ids=(2,), logit_bias=((VOCAB + 5, 3.0),))
+    sampler.introduce(0, _intro(params))
+    logits = np.zeros((1, VOCAB), np.float32)
+    assert sampler.draw(logits, np.zeros(1, np.int32), np.array([4], np.int32)).tolist() == [2]
+
+
+def test_not_a_number_is_reported():
+    """Logits that are not numbers fail the step instead of giving a token beyond the vocabulary."""
+    sampler = Sampler(ReferenceOps(), VOCAB, 1)
+    sampler.introduce(0, _intro(SamplingParams(temperature=1)))
+    logits = np.full((1, VOCAB), np.nan, np.float32)
+    with pytest.raises(AssertionError, match="not numbers"):
+        sampler.draw(logits, np.zeros(1, np.int32), np.array([4], np.int32))
