@@ -1,0 +1,177 @@
+"""`chat`: a conversation in the terminal, with a model loaded here or a server's.
+
+/reset            forget the conversation           /system TEXT    set the system message, and start over
+/undo             take back the last exchange       /help           this list
+/exit             leave (so does Ctrl-D)            Ctrl-C          stop the answer that is being written
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.client
+import json
+import sys
+import time
+import urllib.parse
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any, Protocol
+
+from rich.console import Console
+
+from ..core.errors import ConfigError, TokenmillError, Unavailable
+from ..llm import LLM
+from .generate import speed
+from .models import progress_bar
+from .options import engine_options, sampling_overrides
+
+Message = dict[str, str]
+COMMANDS = ("/reset", "/system", "/undo", "/help", "/exit")
+
+
+class Partner(Protocol):
+    """Whoever answers: a loaded model, or a server."""
+
+    name: str
+
+    def answer(self, messages: list[Message]) -> Iterator[tuple[str, int]]:
+        """Pieces of the answer's text, each with its number of tokens."""
+        ...
+
+
+class LocalPartner:
+    def __init__(self, llm: LLM, overrides: dict[str, Any]) -> None:
+        self.name = llm.ready.model
+        self._llm = llm
+        self._sampling = llm.default_sampling(**overrides)
+
+    def answer(self, messages: list[Message]) -> Iterator[tuple[str, int]]:
+        with contextlib.closing(self._llm.stream(messages, self._sampling)) as pieces:  # type: ignore[type-var]
+            for piece in pieces:
+                yield piece.text, len(piece.tokens)
+
+
+class ServerPartner:
+    """Speaks /v1/chat/completions with the standard library alone."""
+
+    def __init__(self, url: str, api_key: str | None, overrides: dict[str, Any]) -> None:
+        parts = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(f"--url must be like http://127.0.0.1:8000/v1, got {url!r}.", param="url")
+        self._connect = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        self._address = (parts.hostname, parts.port)
+        self._base = parts.path.rstrip("/") or "/v1"
+        self._headers = {"Content-Type": "application/json"}
+        if api_key:
+            self._headers["Authorization"] = f"Bearer {api_key}"
+        self._fields = {name: list(value) if name == "stop" else value for name, value in overrides.items() if value}
+        with contextlib.closing(self._send("GET", "/models", None)) as response:
+            self.name = json.load(response)["data"][0]["id"]
+
+    def answer(self, messages: list[Message]) -> Iterator[tuple[str, int]]:
+        body = {"model": self.name, "messages": messages, "stream": True, **self._fields}
+        with contextlib.closing(self._send("POST", "/chat/completions", body)) as response:
+            for line in response:
+                data = line.removeprefix(b"data: ").strip()
+                if not line.startswith(b"data: ") or data == b"[DONE]":
+                    continue
+                event = json.loads(data)
+                if "error" in event:
+                    raise Unavailable(event["error"]["message"])
+                for choice in event["choices"]:
+                    text = choice["delta"].get("content") or ""
+                    yield text, 1 if text else 0
+
+    def _send(self, method: str, path: str, body: Any) -> http.client.HTTPResponse:
+        connection = self._connect(*self._address, timeout=300)
+        try:
+            data = None if body is None else json.dumps(body)
+            connection.request(method, self._base + path, data, self._headers)
+            response = connection.getresponse()
+        except OSError as error:
+            raise Unavailable(f"There is no answer from {self._address[0]}:{self._address[1]} ({error}).") from None
+        if response.status != 200:
+            text = response.read().decode(errors="replace")
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                text = json.loads(text)["error"]["message"]
+            raise Unavailable(f"The server answered {response.status}: {text[:500]}")
+        return response
+
+
+def chat(args: argparse.Namespace) -> int:
+    overrides = sampling_overrides(args)
+    if args.url:
+        return _converse(ServerPartner(args.url, args.api_key, overrides), args.system)
+    with progress_bar(f"fetching {args.model}") as progress:
+        llm = LLM(args.model, progress=progress, **asdict(engine_options(args)))
+    with llm:
+        return _converse(LocalPartner(llm, overrides), args.system)
+
+
+def _converse(partner: Partner, system: str | None) -> int:
+    """Reads lines until /exit or the end of input."""
+    # Importing it gives input() its line editing and history.
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401
+    console = Console(highlight=False)
+    console.print(f"[bold]{partner.name}[/]  [dim]/help lists commands, Ctrl-D leaves[/]")
+    opening: list[Message] = [{"role": "system", "content": system}] if system else []
+    messages = list(opening)
+    while True:
+        line = _ask()
+        if line is None or line == "/exit":
+            return 0
+        if not line:
+            continue
+        if line.startswith("/"):
+            command, _, rest = line.partition(" ")
+            if command == "/system":
+                opening = [{"role": "system", "content": rest}] if rest else []
+                messages = list(opening)
+            elif command == "/reset":
+                messages = list(opening)
+            elif command == "/undo":
+                del messages[max(len(opening), len(messages) - 2) :]
+            else:
+                console.print(f"[dim]{', '.join(COMMANDS)}; Ctrl-C stops an answer[/]")
+            continue
+        messages.append({"role": "user", "content": line})
+        try:
+            answer = _show(partner, messages, console)
+        except TokenmillError as error:
+            console.print(f"[red]{error.message}[/]", markup=True)
+            messages.pop()
+            continue
+        messages.append({"role": "assistant", "content": answer})
+
+
+def _ask() -> str | None:
+    try:
+        return input("> " if sys.stdin.isatty() else "").strip()
+    except EOFError:
+        return None
+    except KeyboardInterrupt:
+        print()
+        return ""
+
+
+def _show(partner: Partner, messages: list[Message], console: Console) -> str:
+    """Writes the answer as it comes; what has come when Ctrl-C is pressed is the answer."""
+    start_s = time.monotonic()
+    first_s, num_tokens, parts = start_s, 0, []
+    try:
+        with contextlib.closing(partner.answer(messages)) as pieces:  # type: ignore[type-var]
+            for text, count in pieces:
+                if num_tokens == 0 and count:
+                    first_s = time.monotonic()
+                num_tokens += count
+                parts.append(text)
+                console.out(text, end="")
+                console.file.flush()
+    except KeyboardInterrupt:
+        console.out(" [stopped]", end="")
+    console.out("")
+    if console.is_terminal:
+        console.print(f"[dim]{speed(num_tokens, first_s - start_s, time.monotonic() - first_s)}[/]")
+    return "".join(parts)

@@ -1,0 +1,67 @@
+"""The process that holds the model: started by `supervisor`, it loads, says Ready on the link, and runs the engine.
+
+    front end                                      this process
+    Launch as JSON on standard input    ------->   read once
+    link (net room, private folder)     <------>   Ready, then requests and outputs
+    report pipe (standard output)       <-------   one line, only if loading fails
+    lifeline (inherited descriptor)     -------->  closes when the front end ends, however it ends
+
+Terminal signals are the front end's to answer: Ctrl-C and a group-wide SIGTERM reach this process too, which must live
+until the front end has drained it. It ends when the link does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+from ..core.errors import TokenmillError
+from ..net.lifeline import exit_when_parent_ends
+from .launch import Launch
+
+
+def main() -> int:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    launch = Launch.from_json(sys.stdin.buffer.read())
+    exit_when_parent_ends(launch.lifeline_fd, grace_s=1.0)
+    # Standard output is the report pipe; whatever else prints goes where the front end's own messages go.
+    report = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        asyncio.run(_serve(launch))
+    except TokenmillError as error:
+        os.write(report, json.dumps({"error": error.message}).encode() + b"\n")
+        return 2
+    return 0
+
+
+async def _serve(launch: Launch) -> None:
+    # Imported here so that the lifeline is in place before the slow imports.
+    from ..engine.build import build_engine
+    from ..formats.checkpoint import open_checkpoint
+    from ..net.clock import MonotonicClock
+    from ..net.transport import ZmqEngineEnd
+    from .load import load_engine
+    from .machine import read_machine
+
+    checkpoint = open_checkpoint(launch.path)
+    engine = load_engine(checkpoint, launch.options, read_machine(), Path(launch.cache_dir), launch.queue_bytes)
+    checkpoint.close()
+    link = ZmqEngineEnd(launch.address)
+    try:
+        await link.send(engine.ready(launch.model))
+        await build_engine(engine.config, engine.worker.executor, link, MonotonicClock()).run()
+    except EOFError:
+        pass  # The front end has gone, and with it every request.
+    finally:
+        link.close()
+        engine.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,35 @@
+"""All an engine process is told, and how it is written down between two processes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from .resolve import EngineOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """path, model    the checkpoint, and the name it is served under
+    cache_dir      where digests are remembered
+    queue_bytes    what the front end may hold for waiting requests, for the printed plan
+    address        of the link
+    lifeline_fd    inherited read end of a pipe that closes when the front end ends
+    """
+
+    path: str
+    model: str
+    cache_dir: str
+    options: EngineOptions
+    queue_bytes: int = 0
+    address: str = ""
+    lifeline_fd: int = -1
+
+    def to_json(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Launch:
+        fields: dict[str, Any] = json.loads(data)
+        return cls(**{**fields, "options": EngineOptions(**fields["options"])})

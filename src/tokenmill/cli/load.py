@@ -1,0 +1,91 @@
+"""From a model's path to an engine ready to run in this process: settings, kernels, weights, pool.
+
+The engine process and the in-process `LLM` both start here, so that they compute the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..core.block import KVGroup
+from ..core.config import EngineConfig
+from ..core.events import Ready
+from ..core.units import format_bytes
+from ..formats.checkpoint import Checkpoint
+from ..models.config import config_from_checkpoint
+from ..ops.select import select_ops
+from ..worker.build import Worker, build_worker
+from .machine import MachineFacts
+from .resolve import EngineOptions, EngineSettings, ModelFacts, resolve
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What runs steps, and how it was set up."""
+
+    config: EngineConfig
+    settings: EngineSettings
+    worker: Worker
+    kernels: str
+
+    def close(self) -> None:
+        """Stop the step thread and free the weights and the pool."""
+        self.worker.executor.close()
+
+    def ready(self, model: str, eos_token_ids: tuple[int, ...] = ()) -> Ready:
+        """The message that tells a front end what it may send. Which tokens end an answer is known to the text side,
+        which adds it where it is not in this process."""
+        return Ready(
+            model=model,
+            max_model_len=self.config.max_model_len,
+            vocab_size=self.worker.model_config.vocab_size,
+            eos_token_ids=eos_token_ids,
+            numerics_id=self.config.numerics_id,
+            block_size=self.config.block_size,
+            num_blocks=self.config.num_blocks,
+            facts=self.facts(),
+        )
+
+    def facts(self) -> tuple[tuple[str, str], ...]:
+        """What was chosen and why, in the order it is printed."""
+        choices = ((choice.name, f"{choice.value} ({choice.reason})") for choice in self.settings.choices)
+        plan = self.worker.memory
+        parts = {"weights": plan.weights, "KV": plan.kv, "scratch": plan.scratch + plan.logits, "queue": plan.queue}
+        memory = " + ".join(f"{name} {format_bytes(size)}" for name, size in parts.items())
+        return (("kernels", self.kernels), *choices, ("memory", f"at most {format_bytes(plan.total)} ({memory})"))
+
+
+def load_engine(
+    checkpoint: Checkpoint, options: EngineOptions, machine: MachineFacts, cache_dir: Path, queue_bytes: int = 0
+) -> Engine:
+    """Loads the weights and makes the pool; the checkpoint may be closed afterwards. Raises ConfigError and
+    BadCheckpoint. queue_bytes: what waiting requests may hold, for the printed plan."""
+    model = config_from_checkpoint(checkpoint)
+    weights_bytes = sum(tensor.data.nbytes for tensor in checkpoint.tensors.values())
+    token = KVGroup("full", model.num_layers, model.num_kv_heads, model.head_dim)
+    facts = ModelFacts(model.max_context, token.bytes_per_token, weights_bytes)
+    settings = resolve(options, machine, facts)
+    ops = select_ops(settings.backend, settings.threads)
+    worker = build_worker(
+        checkpoint,
+        ops,
+        max_model_len=settings.max_model_len,
+        num_blocks=settings.num_blocks,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_num_seqs=settings.max_num_seqs,
+        block_size=settings.block_size,
+        queue_bytes=queue_bytes,
+        cache_dir=cache_dir,
+    )
+    config = EngineConfig(
+        num_blocks=settings.num_blocks,
+        max_model_len=settings.max_model_len,
+        block_size=settings.block_size,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        enable_prefix_caching=settings.enable_prefix_caching,
+        numerics_id=worker.numerics_id,
+    )
+    kernels = ", ".join((ops.name, *(f"{name} {value}" for name, value in ops.describe().items())))
+    return Engine(config, settings, worker, kernels)

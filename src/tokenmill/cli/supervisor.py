@@ -1,0 +1,163 @@
+"""Keeps one engine process alive and its link attached to the front end's client.
+
+    start -> attach -> (Ready) ... -> ended -> detach -> wait -> start -> ...
+
+A process that ends before it was ever ready ends `run` with the reason it gave: what it was asked cannot be loaded. One
+that ends later is replaced after a delay that doubles with each quick death. Knows nothing of HTTP or of models.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from ..core.errors import ConfigError, TokenmillError
+from ..core.events import Ready
+from ..core.ports import FromEngine, FrontEnd, ToEngine
+from ..net.lifeline import open_lifeline
+from ..net.transport import ZmqFrontEnd, private_address
+from ..server.client import EngineClient
+from .launch import Launch
+
+FIRST_DELAY_S = 0.5
+LONGEST_DELAY_S = 30.0
+SETTLED_S = 60.0
+"""A process that lived this long has settled: the next delay is the first again."""
+
+log = logging.getLogger(__name__)
+
+
+class EngineCrashed(TokenmillError):
+    """The engine process ended while loading, for no reason it could name."""
+
+    kind = "engine_crashed"
+
+
+class EngineProcess:
+    """One life of the engine: its process, and the link's folder and the lifeline that go when it is closed."""
+
+    def __init__(self, process: subprocess.Popen[bytes], address: str, held: contextlib.ExitStack) -> None:
+        self.address = address
+        self._process = process
+        self._held = held
+
+    @classmethod
+    def start(cls, launch: Launch) -> EngineProcess:
+        with contextlib.ExitStack() as held:
+            address = held.enter_context(private_address())
+            read_fd, write_fd = open_lifeline()
+            held.callback(os.close, write_fd)
+            try:
+                # -P: a folder called tokenmill in the working directory is not the package. A session of its own
+                # keeps the terminal's Ctrl-C away until the process can ignore it.
+                process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "tokenmill.cli.engine_process"],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    pass_fds=(read_fd,),
+                    start_new_session=True,
+                )
+            finally:
+                os.close(read_fd)
+            assert process.stdin is not None
+            with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
+                pipe.write(replace(launch, address=address, lifeline_fd=read_fd).to_json())
+            return cls(process, address, held.pop_all())
+
+    async def ended(self) -> TokenmillError:
+        """Waits for the process to end, and tells why it did."""
+        reader = asyncio.StreamReader()
+        loop = asyncio.get_running_loop()
+        transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), self._process.stdout)
+        try:
+            report = await reader.read()
+        finally:
+            transport.close()
+        code = self._process.wait()
+        if report:
+            return ConfigError(json.loads(report)["error"])
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+        return EngineCrashed(f"The engine process {how}.")
+
+    def close(self) -> None:
+        """Ends the process at once (it keeps nothing worth saving) and removes its socket."""
+        self._process.kill()
+        self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        self._held.close()
+
+
+class Supervisor:
+    """A context manager: entering starts the first process, so that the engine loads while the front end does, and
+    leaving ends the one that runs then."""
+
+    def __init__(self, launch: Launch) -> None:
+        self._launch = launch
+        self._process: EngineProcess | None = None
+
+    def __enter__(self) -> Supervisor:
+        self._process = EngineProcess.start(self._launch)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None:
+            self._process.close()
+            self._process = None
+
+    async def run(self, client: EngineClient, complete: Callable[[Ready], Ready]) -> None:
+        """Never returns; raises the reason when the first process ends without having been ready, or when cancelled.
+        `complete` is given each Ready and returns it with what only the front end knows."""
+        delay_s = FIRST_DELAY_S
+        was_ready = False
+
+        def note(ready: Ready) -> Ready:
+            nonlocal was_ready
+            was_ready = True
+            return complete(ready)
+
+        while True:
+            if self._process is None:
+                self._process = EngineProcess.start(self._launch)
+            started_s = time.monotonic()
+            link = ZmqFrontEnd(self._process.address)
+            link.open()
+            client.attach(_Watched(link, note))
+            try:
+                reason = await self._process.ended()
+            finally:
+                client.detach("The engine is down and will be restarted; retry in a few seconds.")
+                link.close()
+            self._process.close()
+            self._process = None
+            if not was_ready:
+                raise reason
+            if time.monotonic() - started_s > SETTLED_S:
+                delay_s = FIRST_DELAY_S
+            log.error("%s It is restarted in %g s.", reason.message, delay_s)
+            await asyncio.sleep(delay_s)
+            delay_s = min(2 * delay_s, LONGEST_DELAY_S)
+
+
+class _Watched:
+    """A front end's link whose Ready passes through `complete`."""
+
+    def __init__(self, link: FrontEnd, complete: Callable[[Ready], Ready]) -> None:
+        self._link = link
+        self._complete = complete
+
+    async def send(self, message: ToEngine) -> None:
+        await self._link.send(message)
+
+    async def receive(self) -> FromEngine:
+        message = await self._link.receive()
+        return self._complete(message) if isinstance(message, Ready) else message

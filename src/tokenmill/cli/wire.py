@@ -1,0 +1,116 @@
+"""`serve`: the front end in this process, the engine in another, one link between them.
+
+The engine process is started first and loads its weights while this one imports the server and builds the tokenizer.
+When the server has stopped (see server.run for signals and draining) the engine process goes with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import signal
+import sys
+import time
+from collections.abc import Coroutine
+from dataclasses import replace
+from typing import Any
+
+from .. import __version__
+from ..core.events import Ready
+from ..formats.hub import ResolvedModel, default_cache_dir
+from ..server.config import ServerConfig
+from .launch import Launch
+from .models import resolve_model
+from .options import engine_options
+from .supervisor import Supervisor
+
+QUEUED_TOKEN_BYTES = 80
+"""A waiting prompt's token as an integer in a tuple, once in each process."""
+
+
+def serve(args: argparse.Namespace) -> int:
+    started_s = time.monotonic()
+    logging.basicConfig(level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.getLogger().level))
+    # Until the server listens for it, a SIGTERM ends this process as Ctrl-C would: with its contexts left in order.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    model = resolve_model(args.model)
+    config = _server_config(args, model)
+    queue_bytes = config.max_buffered_bytes + config.max_open_tokens * QUEUED_TOKEN_BYTES
+    launch = Launch(str(model.path), config.model_names[0], str(default_cache_dir()), engine_options(args), queue_bytes)
+    with Supervisor(launch) as supervisor:
+        from ..server.run import run_event_loop
+
+        run_event_loop(_serve(args, model, config, supervisor, started_s))
+    return 0
+
+
+def _server_config(args: argparse.Namespace, model: ResolvedModel) -> ServerConfig:
+    config = ServerConfig(
+        model_names=(args.served_model_name or model.served_name,),
+        api_keys=() if args.api_key is None else (args.api_key,),
+        cors_origins=tuple(args.cors_origins),
+    )
+    return config if args.max_body_bytes is None else replace(config, max_body_bytes=args.max_body_bytes)
+
+
+async def _serve(
+    args: argparse.Namespace, model: ResolvedModel, config: ServerConfig, supervisor: Supervisor, started_s: float
+) -> None:
+    from ..formats.checkpoint import open_checkpoint
+    from ..net.clock import MonotonicClock
+    from ..net.entropy import new_id, new_seed
+    from ..server.app import build_app
+    from ..server.client import EngineClient
+    from ..server.run import serve as serve_http
+    from ..text.load import load_text
+
+    checkpoint = open_checkpoint(model.path)
+    text = load_text(checkpoint)
+    checkpoint.close()
+    client = EngineClient()
+    app = build_app(config, text, client, clock=MonotonicClock(), new_seed=new_seed, new_id=new_id)
+    listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    first_ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
+
+    def complete(ready: Ready) -> Ready:
+        if not first_ready.done():
+            first_ready.set_result(ready)
+        return replace(ready, eos_token_ids=text.eos_token_ids)
+
+    def note_listening(host: str, port: int) -> None:
+        listening.set_result(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+
+    async def announce() -> None:
+        _print_plan(await first_ready, model)
+        url = await listening
+        print(f"tokenmill: ready at {url} after {time.monotonic() - started_s:.2f} s", flush=True)
+        await asyncio.get_running_loop().create_future()  # Never: the others decide when to end.
+
+    await _until_first_ends(
+        serve_http(app, args.host, args.port, drain_s=args.drain_s, on_started=note_listening),
+        supervisor.run(client, complete),
+        announce(),
+    )
+
+
+async def _until_first_ends(*works: Coroutine[Any, Any, None]) -> None:
+    """Runs all until the first ends, cancels the rest, and raises what the first raised."""
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _print_plan(ready: Ready, model: ResolvedModel) -> None:
+    print(f"tokenmill {__version__} serves {ready.model} from {model.path}")
+    width = max(len(name) for name, _ in ready.facts)
+    for name, value in ready.facts:
+        print(f"  {name:<{width}}  {value}")
+    sys.stdout.flush()
