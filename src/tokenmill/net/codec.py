@@ -13,7 +13,9 @@ from ..core.events import Abort, Drain, Ready, StepOutputs, Submit
 from ..core.ports import FromEngine, ToEngine
 
 _KINDS: dict[type, bytes] = {Submit: b"S", Abort: b"A", Drain: b"D", Ready: b"R", StepOutputs: b"O"}
-_DECODERS = {kind[0]: msgspec.msgpack.Decoder(type_) for type_, kind in _KINDS.items()}
+_DECODERS: dict[int, msgspec.msgpack.Decoder[ToEngine | FromEngine]] = {
+    kind[0]: msgspec.msgpack.Decoder(type_) for type_, kind in _KINDS.items()
+}
 _ENCODER = msgspec.msgpack.Encoder()
 
 

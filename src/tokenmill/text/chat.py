@@ -49,9 +49,14 @@ class ChatTemplate:
         except (TemplateSyntaxError, RecursionError) as error:
             raise BadCheckpoint(f"The model's chat template does not compile: {error}.") from error
         self.source = source
+        self._now = now
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self._takes_strings: bool | None = None
         self._takes_parts: bool | None = None
+
+    def with_source(self, source: str) -> ChatTemplate:
+        """Another template for the same BOS and EOS. Raises BadCheckpoint when it does not compile."""
+        return ChatTemplate(source, self._tokens["bos_token"], self._tokens["eos_token"], now=self._now)
 
     def render(
         self,

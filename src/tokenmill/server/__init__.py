@@ -1,0 +1,11 @@
+"""The OpenAI-compatible HTTP front end: validates, encodes, streams, measures. It speaks to the engine only through
+`EngineClient`, as messages on a link, and so knows neither scheduler nor model.
+
+    app        which path leads where                     http     bodies in, JSON out, keys and request ids
+    openai     body -> Call (validated)                   fields   reading one JSON object with named errors
+    tokens     Call -> prompt tokens -> Requests          limits   what is refused because of load
+    client     Requests -> engine -> Streams of Deltas    choice   tokens -> text, stops, counts of one choice
+    replies    the JSON bodies, whole and chunked         stream   a call from admission to its last byte
+    logprobs   log probabilities in three formats         metrics  Prometheus names and what they mean
+    errors     failures in OpenAI's shape                 run      uvicorn, signals, draining
+"""

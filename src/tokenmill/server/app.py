@@ -1,0 +1,279 @@
+"""Which path leads where, and the order of steps of a call: read, validate, encode, admit, submit, answer."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from .. import __version__
+from ..core.errors import ModelNotFound, TokenmillError, Unavailable
+from ..core.events import Ready
+from ..core.ports import Clock
+from ..text.load import TextModel
+from .choice import Choice
+from .client import EngineClient
+from .config import ServerConfig
+from .errors import ClientGone
+from .fields import Fields, parse_object
+from .http import Gate, JSONReply, error_reply, on_http, on_unexpected
+from .limits import Limits
+from .logprobs import TokenNames
+from .metrics import Metrics
+from .openai import Call, Rules, parse_chat, parse_completion, parse_conversation, token_ids
+from .replies import Answer
+from .stream import EventStream, WholeReply
+from .tokens import Encoder, context_limit, make_requests, prompt_text
+
+_log = logging.getLogger(__name__)
+_MAX_LOGGED = 1000
+
+Parse = Callable[[dict[str, Any], Rules], tuple[Call, list[str]]]
+
+
+def build_app(
+    config: ServerConfig,
+    text: TextModel,
+    client: EngineClient,
+    *,
+    clock: Clock,
+    new_seed: Callable[[], int],
+    new_id: Callable[[str], str],
+) -> Starlette:
+    """The ASGI application in front of `client`, whose engine may come and go.
+
+    `app.state.limits.draining = True` makes it refuse new calls; `app.state.client` is `client`.
+    """
+    client.metrics = Metrics(config.model_names[0], text.max_context)
+    service = _Service(config, text, client, clock, new_seed, new_id)
+    middleware = [Middleware(Gate, api_keys=config.api_keys)]
+    if config.cors_origins:
+        cors = Middleware(
+            CORSMiddleware,
+            allow_origins=list(config.cors_origins),
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after"],
+        )
+        middleware.insert(0, cors)
+    app = Starlette(
+        routes=[
+            Route("/v1/chat/completions", service.chat, methods=["POST"]),
+            Route("/v1/completions", service.completion, methods=["POST"]),
+            Route("/v1/models", service.models),
+            Route("/v1/models/{name:path}", service.model),
+            Route("/tokenize", service.tokenize, methods=["POST"]),
+            Route("/detokenize", service.detokenize, methods=["POST"]),
+            Route("/health", service.health),
+            Route("/ping", service.health, methods=["GET", "POST"]),
+            Route("/load", service.load),
+            Route("/metrics", service.show_metrics),
+            Route("/version", service.version),
+        ],
+        middleware=middleware,
+        exception_handlers={
+            TokenmillError: service.refuse,
+            ClientGone: service.note_gone,
+            HTTPException: on_http,
+            Exception: on_unexpected,
+        },
+    )
+    app.state.limits = service.limits
+    app.state.client = client
+    return app
+
+
+class _Service:
+    """The endpoints of one application."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        text: TextModel,
+        client: EngineClient,
+        clock: Clock,
+        new_seed: Callable[[], int],
+        new_id: Callable[[str], str],
+    ) -> None:
+        assert client.metrics is not None
+        self._config = config
+        self._text = text
+        self._client = client
+        self._metrics = client.metrics
+        self._clock = clock
+        self._new_seed = new_seed
+        self._new_id = new_id
+        self._encoder = Encoder(text)
+        self._rules = Rules(text.tokenizer.vocab_size, text.sampling_defaults, config.allow_chat_template)
+        self._created = int(time.time())
+        self._logged_fields: set[str] = set()
+        self.limits = Limits(config, client)
+
+    async def chat(self, request: HttpRequest) -> ASGIApp:
+        return await self._generate(request, parse_chat, "chatcmpl")
+
+    async def completion(self, request: HttpRequest) -> ASGIApp:
+        return await self._generate(request, parse_completion, "cmpl")
+
+    async def _generate(self, request: HttpRequest, parse: Parse, prefix: str) -> ASGIApp:
+        arrival_s = self._clock.now()
+        self.limits.refuse_when_draining()
+        body = parse_object(await self.limits.read_body(request))
+        self._check_model(body)
+        call, unknown = parse(body, self._rules)
+        self._log_unknown(unknown)
+        ready = self._client.require_ready()
+        self.limits.check_possible(max(1, len(call.prompts)) * call.sampling.n)
+        self.limits.admit(1, 0)
+        prompts = await self._encoder.encode_call(call, context_limit(ready))
+        root_id = self._new_id(prefix)
+        given_id = call.request_id or request.state.request_id
+        requests = make_requests(
+            call,
+            prompts,
+            ready,
+            root_id=root_id,
+            arrival_s=arrival_s,
+            new_seed=self._new_seed,
+            default_max_tokens=self._text.sampling_defaults.get("max_tokens"),
+        )
+        self.limits.admit(len(requests), sum(len(prompt.tokens) for prompt in prompts))
+        tokenizer = self._text.tokenizer
+        skip_special = call.sampling.skip_special_tokens
+        answer = Answer(
+            id=f"{prefix}-{given_id}" if given_id else root_id,
+            created=int(time.time()),
+            model=self._config.model_names[0],
+            fingerprint=fingerprint(ready),
+            call=call,
+            prompts=prompts,
+            choices=[Choice(index, each, tokenizer) for index, each in enumerate(requests)],
+            names=TokenNames(tokenizer, as_ids=call.tokens_as_ids),
+            echoes=[prompt_text(self._text, prompt, skip_special) for prompt in prompts] if call.echo else (),
+        )
+        stream = self._client.open(requests)
+        self._metrics.call_admitted(call.sampling.n)
+        return EventStream(answer, stream, self._metrics) if call.stream else WholeReply(answer, stream, self._metrics)
+
+    async def models(self, request: HttpRequest) -> Response:
+        return JSONReply({"object": "list", "data": [self._card(name) for name in self._config.model_names]})
+
+    async def model(self, request: HttpRequest) -> Response:
+        name = request.path_params["name"]
+        self._check_model({"model": name})
+        return JSONReply(self._card(name))
+
+    async def tokenize(self, request: HttpRequest) -> Response:
+        body = parse_object(await self.limits.read_body(request))
+        self._check_model(body)
+        fields = Fields(body)
+        if "messages" in body:
+            prompt, param = self._encoder.render(parse_conversation(fields, self._rules)), "messages"
+        else:
+            given, param = fields.text("prompt"), "prompt"
+            if given is None:
+                raise fields.wrong("prompt", "a string")
+            prompt = given
+        add_special = fields.flag("add_special_tokens")
+        encoded = await self._encoder.encode(
+            prompt, add_special=param == "prompt" if add_special is None else add_special, param=param
+        )
+        strings = None
+        if fields.flag("return_token_strs"):
+            names = TokenNames(self._text.tokenizer)
+            strings = [names.text(token) for token in encoded.tokens]
+        return JSONReply(
+            {
+                "count": len(encoded.tokens),
+                "max_model_len": self._max_model_len(),
+                "tokens": encoded.tokens,
+                "token_strs": strings,
+            }
+        )
+
+    async def detokenize(self, request: HttpRequest) -> Response:
+        body = parse_object(await self.limits.read_body(request))
+        self._check_model(body)
+        fields = Fields(body)
+        tokens = fields.array("tokens")
+        if tokens is None:
+            raise fields.wrong("tokens", "an array of token ids")
+        ids = token_ids("tokens", tokens, self._rules.vocab_size) if tokens else ()
+        return JSONReply({"prompt": self._text.tokenizer.decode(ids, skip_special=False)})
+
+    async def health(self, request: HttpRequest) -> Response:
+        """200 only while an engine is ready and, if it has work, makes steps."""
+        self.limits.refuse_when_draining()
+        self._client.require_ready()
+        stalled_s = self._client.stalled_s(self._clock.now())
+        if stalled_s > self._config.stall_after_s:
+            raise Unavailable(f"The engine has work but has made no step for {stalled_s:.0f} s.")
+        return JSONReply({"status": "ok"})
+
+    async def load(self, request: HttpRequest) -> Response:
+        return JSONReply({"server_load": self._client.num_open})
+
+    async def show_metrics(self, request: HttpRequest) -> Response:
+        body, content_type = self._metrics.render(request.headers.get("accept", ""))
+        return Response(body, headers={"content-type": content_type})
+
+    async def version(self, request: HttpRequest) -> Response:
+        return JSONReply({"version": __version__})
+
+    async def refuse(self, request: HttpRequest, error: Exception) -> Response:
+        """An expected failure, before the answer had begun."""
+        assert isinstance(error, TokenmillError)
+        self._metrics.call_refused(error.status)
+        return error_reply(error)
+
+    async def note_gone(self, request: HttpRequest, error: Exception) -> Response:
+        """The client left; nobody reads this. 499 is what access logs know for it."""
+        self._metrics.client_gone()
+        return Response(status_code=499)
+
+    def _check_model(self, body: dict[str, Any]) -> None:
+        """No model means the one that is served."""
+        name = Fields(body).text("model")
+        if name is not None and name not in self._config.model_names:
+            known = ", ".join(self._config.model_names)
+            raise ModelNotFound(
+                f"The model {name[:200]!r} does not exist here; this server has: {known}.", param="model"
+            )
+
+    def _card(self, name: str) -> dict[str, Any]:
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "tokenmill",
+            "root": self._config.model_names[0],
+            "parent": None,
+            "max_model_len": self._max_model_len(),
+        }
+
+    def _max_model_len(self) -> int:
+        ready = self._client.ready
+        return self._text.max_context if ready is None else context_limit(ready)
+
+    def _log_unknown(self, names: list[str]) -> None:
+        """Each name once, and not more names than a log should hold."""
+        for name in names:
+            if name not in self._logged_fields and len(self._logged_fields) < _MAX_LOGGED:
+                self._logged_fields.add(name)
+                _log.warning("Ignoring the unknown request field %r.", name[:100])
+
+
+def fingerprint(ready: Ready) -> str:
+    """OpenAI's system_fingerprint: equal exactly where answers with the same seed are."""
+    return "fp_" + hashlib.sha256(ready.numerics_id.encode()).hexdigest()[:16]

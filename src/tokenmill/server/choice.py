@@ -1,0 +1,97 @@
+"""One choice of an answer: tokens in, text out, stop strings matched, tokens counted. Knows nothing of JSON or HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ..core.events import FINISH_STOP
+from ..core.request import Request
+from ..core.step import TokenLogprob
+from ..text.detokenize import Detokenizer
+from ..text.stops import StopMatcher
+from ..text.tokenizer import Tokenizer
+from .client import Delta
+
+
+@dataclass(slots=True)
+class Piece:
+    """What one delta adds to an answer. `stop_reason`: the stop string or stop token id that ended it, else None."""
+
+    text: str = ""
+    tokens: Sequence[int] = ()
+    logprobs: Sequence[TokenLogprob] = ()
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Choice:
+    """The state of one choice. `num_tokens` counts up to and including the token that completed a stop string, and the
+    stop token; what the engine drew beyond a stop string is dropped here and never shows."""
+
+    index: int
+    request: Request
+    tokenizer: Tokenizer
+    num_tokens: int = 0
+    num_cached: int = 0
+    is_finished: bool = False
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    _detokenizer: Detokenizer = field(init=False)
+    _stops: StopMatcher | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        sampling = self.request.sampling
+        self._detokenizer = Detokenizer(self.tokenizer, skip_special=sampling.skip_special_tokens)
+        self._stops = StopMatcher(sampling.stop, include=sampling.include_stop_str_in_output) if sampling.stop else None
+
+    def push(self, delta: Delta) -> Piece:
+        """The text that is now certain. A piece with a finish_reason is the last."""
+        self.num_cached = delta.num_cached
+        self.prompt_logprobs.extend(delta.prompt_logprobs)
+        piece = self._match(delta) if self._stops else self._decode(delta)
+        if piece.finish_reason is None and delta.finish_reason is not None:
+            self._end(piece, delta)
+        self.is_finished = piece.finish_reason is not None
+        return piece
+
+    def _decode(self, delta: Delta) -> Piece:
+        self.num_tokens += len(delta.tokens)
+        return Piece(self._detokenizer.push(delta.tokens), delta.tokens, delta.logprobs)
+
+    def _match(self, delta: Delta) -> Piece:
+        """Token by token, so that the one that completes a stop string is known. Text of the first min_tokens tokens
+        is not searched."""
+        assert self._stops is not None
+        text: list[str] = []
+        for number, token in enumerate(delta.tokens, 1):
+            self.num_tokens += 1
+            added = self._detokenizer.push([token])
+            if self.num_tokens <= self.request.sampling.min_tokens:
+                text.append(added)
+                continue
+            safe, stop = self._stops.push(added)
+            text.append(safe)
+            if stop is not None:
+                return Piece("".join(text), delta.tokens[:number], delta.logprobs[:number], FINISH_STOP, stop)
+        return Piece("".join(text), delta.tokens, delta.logprobs)
+
+    def _end(self, piece: Piece, delta: Delta) -> None:
+        """Add what was held back, and say why it ended."""
+        sampling, token = self.request.sampling, delta.stop_token
+        piece.finish_reason = delta.finish_reason
+        rest = ""
+        if token is not None:
+            self.num_tokens += 1
+            piece.tokens = [*piece.tokens, token]
+            if token in sampling.stop_token_ids:
+                piece.stop_reason = token
+                if sampling.include_stop_str_in_output:
+                    rest = self._detokenizer.push([token])
+        rest += self._detokenizer.flush()
+        if self._stops is not None:
+            safe, stop = self._stops.push(rest)
+            rest = safe if stop is not None else safe + self._stops.flush()
+            if stop is not None:
+                piece.finish_reason, piece.stop_reason = FINISH_STOP, stop
+        piece.text += rest

@@ -1,0 +1,289 @@
+"""The front end's view of one engine: requests out, deltas in, and what is known of its health.
+
+One message a step arrives here and is dealt out to the streams that wait for it, without a task per token or per
+request. Every submitted request stays in the books until the engine's own last word on it, also after the client has
+gone or a stop string has ended it here, so that counts are true and a stuck engine cannot look idle.
+
+What the engine produces while nobody reads is merged into one delta per request: a slow reader costs its own tokens,
+never a queue of messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..core.errors import EngineFailed, TokenmillError, Unavailable
+from ..core.events import FINISH_ABORT, Abort, EngineStats, Output, Ready, StepOutputs, Submit
+from ..core.ports import FrontEnd
+from ..core.request import Request
+from ..core.step import TokenLogprob
+from .metrics import Metrics
+
+_log = logging.getLogger(__name__)
+_GAP_WEIGHT = 0.1
+
+
+@dataclass(slots=True, eq=False)
+class Delta:
+    """What a request has produced since its stream was last read; fields as in core.events.Output."""
+
+    request_id: str
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_token: int | None = None
+    num_cached: int = 0
+    error: str = ""
+    error_kind: str = ""
+    error_param: str = ""
+
+    def add(self, output: Output) -> None:
+        self.tokens.extend(output.tokens)
+        self.logprobs.extend(output.logprobs)
+        self.prompt_logprobs.extend(output.prompt_logprobs)
+        self.finish_reason = output.finish_reason
+        self.stop_token = output.stop_token
+        self.num_cached = output.num_cached
+        self.error, self.error_kind, self.error_param = output.error, output.error_kind, output.error_param
+
+
+class Stream:
+    """The deltas of the requests of one call, read by one reader. Always `close` it."""
+
+    __slots__ = ("_client", "_failure", "_open", "_pending", "_waiter")
+
+    def __init__(self, client: EngineClient, request_ids: Iterable[str]) -> None:
+        self._client = client
+        self._open = set(request_ids)
+        self._pending: dict[str, Delta] = {}
+        self._waiter: asyncio.Future[None] | None = None
+        self._failure: Exception | None = None
+
+    async def take(self) -> list[Delta]:
+        """Everything new, at most one delta per request; waits until there is something. Raises what `fail` gave."""
+        while not self._pending:
+            if self._failure is not None:
+                raise self._failure
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        deltas = list(self._pending.values())
+        self._pending.clear()
+        return deltas
+
+    def finish(self, request_id: str, reason: str) -> None:
+        """The reader has decided that this request is done (a stop string): the engine may forget it."""
+        if request_id in self._open:
+            self._open.discard(request_id)
+            self._pending.pop(request_id, None)
+            self._client._end(request_id, reason)
+
+    def fail(self, failure: Exception) -> None:
+        """End the stream: its reader gets `failure`, the engine forgets its requests."""
+        if self._failure is None:
+            self._failure = failure
+            self._pending.clear()
+            self._wake()
+        self.close()
+
+    def close(self) -> None:
+        """Cancel whatever is still running."""
+        for request_id in sorted(self._open):
+            self.finish(request_id, FINISH_ABORT)
+
+    def _push(self, output: Output) -> None:
+        delta = self._pending.get(output.request_id)
+        if delta is None:
+            delta = self._pending[output.request_id] = Delta(output.request_id)
+        delta.add(output)
+        if output.finish_reason is not None:
+            self._open.discard(output.request_id)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """One request in the books. `stream` is None once nobody listens; `ending` is then how it ended for its client."""
+
+    request: Request
+    stream: Stream | None
+    ending: str | None = None
+    last_token_s: float = -1.0
+
+
+class EngineClient:
+    """Speaks to one engine at a time over a link. `attach` a link for each life of the engine.
+
+    ready        the engine's facts, or None while it is loading or down
+    stats        its state after the last step
+    num_open     requests submitted whose end the engine has not yet confirmed
+    open_tokens  their prompt tokens together
+    """
+
+    def __init__(self) -> None:
+        self.ready: Ready | None = None
+        self.stats = EngineStats()
+        self.num_open = 0
+        self.open_tokens = 0
+        self.finish_gap_s = 0.0
+        self.metrics: Metrics | None = None
+        self._why_down = "Loading model"
+        self._entries: dict[str, _Entry] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._progress_s = 0.0
+        self._finished_s = 0.0
+        self._submits: list[Request] = []
+        self._aborts: list[str] = []
+        self._outbox = asyncio.Event()
+
+    def attach(self, link: FrontEnd) -> None:
+        """Take up a new engine; requests are accepted once its Ready has come. Needs a running loop. The link stays
+        its maker's to close."""
+        self.detach("Loading model")
+        self._tasks = [
+            asyncio.create_task(self._guard(self._read(link)), name="engine-client-read"),
+            asyncio.create_task(self._guard(self._write(link)), name="engine-client-write"),
+        ]
+
+    def detach(self, reason: str) -> None:
+        """Let go of the engine. Open streams fail; `reason` is told to whoever asks until the next Ready."""
+        for task in self._tasks:
+            task.cancel()
+        self._tasks = []
+        self._lose(reason)
+
+    def open(self, requests: Sequence[Request]) -> Stream:
+        """Submit the requests of one call. Raises Unavailable while no engine is ready."""
+        self.require_ready()
+        if not self._entries:
+            self._progress_s = max(self._progress_s, requests[0].arrival_s)
+        stream = Stream(self, [request.id for request in requests])
+        for request in requests:
+            assert request.id not in self._entries, f"request id {request.id} is in use"
+            self._entries[request.id] = _Entry(request, stream)
+            self.num_open += 1
+            self.open_tokens += len(request.prompt_tokens)
+        self._submits.extend(requests)
+        self._outbox.set()
+        return stream
+
+    async def submit(self, request: Request) -> AsyncIterator[Delta]:
+        """The deltas of one request, to its end; leaving the loop early cancels it."""
+        stream = self.open([request])
+        try:
+            while True:
+                for delta in await stream.take():
+                    yield delta
+                    if delta.finish_reason is not None:
+                        return
+        finally:
+            stream.close()
+
+    def require_ready(self) -> Ready:
+        if self.ready is None:
+            raise Unavailable(self._why_down)
+        return self.ready
+
+    def stalled_s(self, now: float) -> float:
+        """Seconds since the last step while there is work; 0 when idle."""
+        return max(0.0, now - self._progress_s) if self._entries else 0.0
+
+    def fail_open(self, failure: TokenmillError) -> None:
+        """End every open stream with `failure`, and cancel its requests in the engine."""
+        for stream in {id(entry.stream): entry.stream for entry in self._entries.values() if entry.stream}.values():
+            stream.fail(failure)
+
+    def _end(self, request_id: str, reason: str) -> None:
+        entry = self._entries.get(request_id)
+        if entry is not None and entry.ending is None:
+            entry.stream, entry.ending = None, reason
+            self._aborts.append(request_id)
+            self._outbox.set()
+
+    async def _read(self, link: FrontEnd) -> None:
+        while True:
+            message = await link.receive()
+            if isinstance(message, StepOutputs):
+                self._take_step(message)
+            else:
+                self.ready = message
+                if self.metrics is not None:
+                    self.metrics.engine_ready(message)
+
+    async def _write(self, link: FrontEnd) -> None:
+        while True:
+            await self._outbox.wait()
+            self._outbox.clear()
+            submits, self._submits = self._submits, []
+            aborts, self._aborts = self._aborts, []
+            if submits:
+                await link.send(Submit(tuple(submits)))
+            if aborts:
+                await link.send(Abort(tuple(aborts)))
+
+    async def _guard(self, work: Coroutine[Any, Any, None]) -> None:
+        """Whatever ends the link's reading or writing is the end of this engine."""
+        try:
+            await work
+        except EOFError:
+            _log.warning("The engine has gone; %d requests were open.", self.num_open)
+            self.detach("The engine is down and will be restarted; retry in a few seconds.")
+        except Exception:
+            _log.exception("The link to the engine failed.")
+            self.detach("The link to the engine failed; it will be restarted.")
+
+    def _lose(self, reason: str) -> None:
+        self.ready = None
+        self._why_down = reason
+        self.stats = EngineStats()
+        entries, self._entries = self._entries, {}
+        self.num_open = self.open_tokens = 0
+        self._submits, self._aborts = [], []
+        failure = EngineFailed("The engine stopped while the request was running; it may be sent again.")
+        for entry in entries.values():
+            if entry.stream is not None:
+                entry.stream.fail(failure)
+            if self.metrics is not None:
+                self.metrics.request_lost(entry.ending)
+        if self.metrics is not None:
+            self.metrics.engine_lost()
+
+    def _take_step(self, step: StepOutputs) -> None:
+        now, metrics = step.now_s, self.metrics
+        if step.stats.num_steps != self.stats.num_steps:
+            self._progress_s = now
+        for output in step.outputs:
+            entry = self._entries.get(output.request_id)
+            if entry is None:
+                continue
+            if output.tokens:
+                if metrics is not None:
+                    metrics.tokens(entry.request.arrival_s, entry.last_token_s, now)
+                entry.last_token_s = now
+            if entry.stream is not None:
+                entry.stream._push(output)
+            if output.finish_reason is not None:
+                self._finish(entry, output, now)
+        self.stats = step.stats
+        if metrics is not None:
+            metrics.step(step.stats)
+
+    def _finish(self, entry: _Entry, output: Output, now: float) -> None:
+        request = entry.request
+        del self._entries[request.id]
+        self.num_open -= 1
+        self.open_tokens -= len(request.prompt_tokens)
+        if self._finished_s:
+            self.finish_gap_s += _GAP_WEIGHT * (now - self._finished_s - self.finish_gap_s)
+        self._finished_s = now
+        if self.metrics is not None:
+            reason = entry.ending or output.finish_reason or ""
+            self.metrics.request_done(request, output, reason, entry.last_token_s, now)

@@ -1,0 +1,111 @@
+"""Reading one JSON object, field by field, so that every complaint names the field and what it may hold.
+
+null always means "not given". What was never read is unknown, and reported as such.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from ..core.errors import InvalidRequest
+
+
+def parse_object(body: bytes) -> dict[str, Any]:
+    """The JSON object in `body`; raises InvalidRequest for anything else."""
+    try:
+        value = msgspec.json.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"The body is not valid JSON: {error}.") from None
+    except RecursionError:
+        raise InvalidRequest("The body is nested too deeply.") from None
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"The body must be a JSON object, got {kind_name(value)}.")
+    return value
+
+
+def kind_name(value: Any) -> str:
+    """What JSON calls the type of `value`."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "a boolean"
+    if isinstance(value, int):
+        return "an integer"
+    if isinstance(value, float):
+        return "a number"
+    if isinstance(value, str):
+        return "a string"
+    return "an array" if isinstance(value, list) else "an object"
+
+
+class Fields:
+    """One JSON object being read. Each method gives the named field's value, or None where it is absent or null."""
+
+    def __init__(self, body: dict[str, Any], where: str = "") -> None:
+        self._body = body
+        self._where = where
+        self._read: set[str] = set()
+
+    def name(self, field: str) -> str:
+        return f"{self._where}.{field}" if self._where else field
+
+    def any(self, field: str) -> Any:
+        self._read.add(field)
+        return self._body.get(field)
+
+    def unread(self) -> list[str]:
+        return [field for field in self._body if field not in self._read]
+
+    def text(self, field: str) -> str | None:
+        value = self.any(field)
+        if value is None or isinstance(value, str):
+            return value
+        raise self.wrong(field, "a string")
+
+    def flag(self, field: str) -> bool | None:
+        value = self.any(field)
+        if value is None or isinstance(value, bool):
+            return value
+        raise self.wrong(field, "true or false")
+
+    def object(self, field: str) -> dict[str, Any] | None:
+        value = self.any(field)
+        if value is None or isinstance(value, dict):
+            return value
+        raise self.wrong(field, "an object")
+
+    def array(self, field: str) -> list[Any] | None:
+        value = self.any(field)
+        if value is None or isinstance(value, list):
+            return value
+        raise self.wrong(field, "an array")
+
+    def integer(self, field: str, low: int, high: int) -> int | None:
+        value = self.any(field)
+        return None if value is None else check_integer(self.name(field), value, low, high)
+
+    def number(self, field: str) -> float | None:
+        """A finite number; its range is for SamplingParams to check."""
+        value = self.any(field)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise self.wrong(field, "a number")
+        try:
+            return float(value)
+        except OverflowError:
+            raise InvalidRequest(f"{self.name(field)} is too large.", param=self.name(field)) from None
+
+    def wrong(self, field: str, wanted: str) -> InvalidRequest:
+        name = self.name(field)
+        return InvalidRequest(f"{name} must be {wanted}, got {kind_name(self._body.get(field))}.", param=name)
+
+
+def check_integer(name: str, value: Any, low: int, high: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidRequest(f"{name} must be an integer, got {kind_name(value)}.", param=name)
+    if not low <= value <= high:
+        raise InvalidRequest(f"{name} must be between {low} and {high}, got {value}.", param=name)
+    return value

@@ -1,0 +1,86 @@
+"""What every path shares: who may call (API keys), how a call is named (X-Request-Id), and errors as JSON."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from typing import Any
+
+import msgspec
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ..core.errors import AuthenticationFailed, EngineFailed, TokenmillError
+from .errors import describe, error_body, headers
+
+_OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics"})
+_MAX_ID = 256
+
+
+class JSONReply(Response):
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return msgspec.json.encode(content)
+
+
+class Gate:
+    """ASGI middleware: checks the API key and echoes the caller's X-Request-Id.
+
+    That identifier, or "", is in `scope["state"]["request_id"]`. Paths that monitoring needs stay open.
+    """
+
+    def __init__(self, app: ASGIApp, *, api_keys: tuple[str, ...]) -> None:
+        self._app = app
+        self._digests = [_digest(key.encode()) for key in api_keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope)
+        request_id = given.get("x-request-id", "")
+        if not (0 < len(request_id) <= _MAX_ID and request_id.isprintable()):
+            request_id = ""
+        scope.setdefault("state", {})["request_id"] = request_id
+
+        async def send_named(message: Message) -> None:
+            if request_id and message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        if self._digests and scope["path"] not in _OPEN_PATHS and not self._is_known(given.get("authorization", "")):
+            error = AuthenticationFailed("Give a valid API key: Authorization: Bearer KEY.")
+            await error_reply(error)(scope, receive, send_named)
+            return
+        await self._app(scope, receive, send_named)
+
+    def _is_known(self, authorization: str) -> bool:
+        """In constant time, whatever the key and however many there are."""
+        kind, _, key = authorization.partition(" ")
+        digest = _digest(key.strip().encode("latin-1", "replace"))
+        known = [hmac.compare_digest(digest, mine) for mine in self._digests]
+        return any(known) and kind.lower() == "bearer"
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
+
+
+def error_reply(error: TokenmillError) -> Response:
+    return JSONReply(describe(error), status_code=error.status, headers=headers(error))
+
+
+async def on_http(request: HttpRequest, error: Exception) -> Response:
+    """Starlette's own refusals: no such path, wrong method."""
+    assert isinstance(error, HTTPException)
+    message = f"{error.detail}: {request.method} {request.url.path}"
+    return JSONReply(error_body(message, "invalid_request_error"), status_code=error.status_code, headers=error.headers)
+
+
+async def on_unexpected(request: HttpRequest, error: Exception) -> Response:
+    """A bug. The traceback goes to the log, not to the client."""
+    return error_reply(EngineFailed("Internal error; see the server's log."))

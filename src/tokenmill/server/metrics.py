@@ -1,0 +1,234 @@
+"""Prometheus metrics under vLLM's names, so that dashboards, autoscalers and gateways made for it work unchanged.
+
+What requests experience is observed here as it happens, with the engine's time stamps; what the engine is and has is
+copied from its last EngineStats when somebody asks. docs/metrics.md defines every name; a test compares the two.
+
+Counters count over all lives of the engine: what a dead engine had counted is kept as a base. Series whose name starts
+with `tokenmill:` have no counterpart in vLLM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
+
+from ..core.events import FINISH_ERROR, EngineStats, Output, Ready
+from ..core.request import Request
+
+_LABELS = ("model_name", "engine")
+_FINISHES = ("stop", "length", "abort", "error")
+
+_FIRST_TOKEN_S = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560,
+)  # fmt: skip
+_TOKEN_S = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80,
+)  # fmt: skip
+_REQUEST_S = (
+    0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920,
+    7680,
+)  # fmt: skip
+_STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+_CHOICES = (1, 2, 5, 10, 20)
+
+_TIMES = (
+    ("vllm:time_to_first_token_seconds", "Arrival to first token", _FIRST_TOKEN_S),
+    ("vllm:inter_token_latency_seconds", "Gap between two steps that gave a request tokens", _TOKEN_S),
+    ("vllm:request_time_per_output_token_seconds", "Mean time per output token after the first", _TOKEN_S),
+    ("vllm:e2e_request_latency_seconds", "Arrival to end", _REQUEST_S),
+    ("vllm:request_queue_time_seconds", "Arrival to first scheduled", _REQUEST_S),
+    ("vllm:request_prefill_time_seconds", "First scheduled to first token", _REQUEST_S),
+    ("vllm:request_decode_time_seconds", "First token to last token", _REQUEST_S),
+    ("vllm:request_inference_time_seconds", "First scheduled to last token", _REQUEST_S),
+)
+_SIZES = (
+    ("vllm:request_prompt_tokens", "Prompt tokens of a request"),
+    ("vllm:request_generation_tokens", "Output tokens of a request"),
+    ("vllm:request_max_num_generation_tokens", "Output tokens of the longest choice of a call"),
+    ("vllm:request_params_max_tokens", "Resolved max_tokens of a request"),
+    ("vllm:request_prefill_kv_computed_tokens", "Prompt tokens computed rather than found in the prefix cache"),
+)
+
+# Counters copied from EngineStats: (name, help, field).
+_TOTALS = (
+    ("vllm:prompt_tokens", "Prompt tokens of scheduled requests", "prompt_tokens"),
+    ("vllm:generation_tokens", "Output tokens produced", "generation_tokens"),
+    ("vllm:num_preemptions", "Times a running request gave its blocks back", "num_preemptions"),
+    ("vllm:prefix_cache_queries", "Tokens looked up in the prefix cache", "prefix_queries"),
+    ("vllm:prefix_cache_hits", "Tokens found in the prefix cache", "prefix_hits"),
+    ("tokenmill:steps", "Engine steps", "num_steps"),
+    ("tokenmill:prompt_tokens_computed", "Prompt tokens whose KV was computed", "prompt_tokens_computed"),
+)
+
+
+def token_buckets(most: int) -> tuple[int, ...]:
+    """1, 2, 5, 10, 20, 50 ... up to `most`."""
+    buckets, scale = [], 1
+    while scale <= most:
+        buckets += [step * scale for step in (1, 2, 5) if step * scale <= most]
+        scale *= 10
+    return tuple(buckets)
+
+
+class Metrics:
+    """All series of one front end and its one engine. `max_context` bounds the buckets of token counts."""
+
+    def __init__(self, model_name: str, max_context: int) -> None:
+        self.registry = CollectorRegistry()
+        self._labels = (model_name, "0")
+        self._stats = EngineStats()
+        self._base = {field: 0 for _, _, field in _TOTALS}
+        self._ready: Ready | None = None
+        times = {name: self._histogram(name, text, buckets) for name, text, buckets in _TIMES}
+        sizes = {name: self._histogram(name, text, token_buckets(max_context)) for name, text in _SIZES}
+        self._ttft, self._itl, self._tpot, self._e2e, self._queue, self._prefill, self._decode, self._inference = (
+            times.values()
+        )
+        self._num_prompt, self._num_output, self._most_output, self._max_tokens, self._computed = sizes.values()
+        self._params_n = self._histogram("vllm:request_params_n", "Choices a call asks for", _CHOICES)
+        self._step_tokens = self._histogram("vllm:iteration_tokens_total", "Tokens of a step", _STEP_TOKENS)
+        success = Counter(
+            "vllm:request_success", "Finished requests", (*_LABELS, "finished_reason"), registry=self.registry
+        )
+        self._success = {reason: success.labels(*self._labels, reason) for reason in _FINISHES}
+        self._cached = self._counter("vllm:prompt_tokens_cached", "Prompt tokens found in the prefix cache")
+        self._refused = Counter(
+            "tokenmill:requests_refused", "Calls answered with an error status", (*_LABELS, "status"),
+            registry=self.registry,
+        )  # fmt: skip
+        self._losses = self._counter("tokenmill:engine_losses", "Times the engine was lost")
+        self._disconnects = self._counter("tokenmill:client_disconnects", "Clients that left before their answer")
+        self.registry.register(_Snapshot(self))
+
+    def render(self, accept: str) -> tuple[bytes, str]:
+        """The exposition in the format that `accept` prefers, and its content type."""
+        encode, content_type = choose_encoder(accept)
+        return encode(self.registry), content_type
+
+    def engine_ready(self, ready: Ready) -> None:
+        self._ready = ready
+
+    def engine_lost(self) -> None:
+        """Also called when an engine that never was ready is let go."""
+        if self._ready is not None:
+            self._losses.inc()
+        for _, _, field in _TOTALS:
+            self._base[field] += getattr(self._stats, field)
+        self._stats = EngineStats()
+        self._ready = None
+
+    def step(self, stats: EngineStats) -> None:
+        if stats.num_steps != self._stats.num_steps:
+            self._step_tokens.observe(stats.last_step_tokens)
+        self._stats = stats
+
+    def tokens(self, arrival_s: float, last_token_s: float, now: float) -> None:
+        """A request got tokens; `last_token_s`: when it last did, -1 for never."""
+        if last_token_s < 0:
+            self._ttft.observe(now - arrival_s)
+        else:
+            self._itl.observe(now - last_token_s)
+
+    def call_admitted(self, num_choices: int) -> None:
+        self._params_n.observe(num_choices)
+
+    def call_done(self, most_output_tokens: int) -> None:
+        self._most_output.observe(most_output_tokens)
+
+    def call_refused(self, status: int) -> None:
+        self._refused.labels(*self._labels, str(status)).inc()
+
+    def client_gone(self) -> None:
+        self._disconnects.inc()
+
+    def request_lost(self, ending: str | None) -> None:
+        """The engine died under it; `ending`: how it had ended for its client before, if it had."""
+        self._success[ending or FINISH_ERROR].inc()
+
+    def request_done(self, request: Request, output: Output, reason: str, last_token_s: float, now: float) -> None:
+        """The engine's last word on a request; `reason` as its client saw it."""
+        self._success[reason].inc()
+        self._e2e.observe(now - request.arrival_s)
+        self._max_tokens.observe(request.max_tokens)
+        if reason == FINISH_ERROR:
+            return
+        num_prompt, num_output = len(request.prompt_tokens), output.num_output
+        self._num_prompt.observe(num_prompt)
+        self._num_output.observe(num_output)
+        timing = output.timing
+        if timing is None or timing.scheduled_s < 0:
+            return
+        num_cached = min(output.num_cached, num_prompt)
+        self._cached.inc(num_cached)
+        self._computed.observe(num_prompt - num_cached)
+        self._queue.observe(timing.scheduled_s - request.arrival_s)
+        if timing.first_token_s < 0:
+            return
+        end_s = max(last_token_s, timing.first_token_s)
+        self._prefill.observe(timing.first_token_s - timing.scheduled_s)
+        self._decode.observe(end_s - timing.first_token_s)
+        self._inference.observe(end_s - timing.scheduled_s)
+        if num_output > 1:
+            self._tpot.observe((end_s - timing.first_token_s) / (num_output - 1))
+
+    def _histogram(self, name: str, text: str, buckets: Iterable[float]) -> Histogram:
+        family = Histogram(name, text, _LABELS, buckets=tuple(buckets), registry=self.registry)
+        return family.labels(*self._labels)
+
+    def _counter(self, name: str, text: str) -> Counter:
+        return Counter(name, text, _LABELS, registry=self.registry).labels(*self._labels)
+
+
+class _Snapshot:
+    """The collector of everything that is copied from the engine's last stats."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def describe(self) -> Iterator[Metric]:
+        return self.collect()
+
+    def collect(self) -> Iterator[Metric]:
+        metrics, stats = self._metrics, self._metrics._stats
+        yield self._gauge("vllm:num_requests_running", "Requests in the running batch", stats.num_running)
+        yield self._gauge("vllm:num_requests_waiting", "Requests waiting to be scheduled", stats.num_waiting)
+        reasons = GaugeMetricFamily(
+            "vllm:num_requests_waiting_by_reason", "Waiting requests by reason", labels=(*_LABELS, "reason")
+        )
+        reasons.add_metric((*metrics._labels, "capacity"), stats.num_waiting)
+        yield reasons
+        yield self._gauge("vllm:kv_cache_usage_perc", "Share of KV blocks that requests hold", stats.kv_usage)
+        yield self._gauge(
+            "tokenmill:kv_blocks_cached", "Blocks that hold reusable prefixes only", stats.num_cached_blocks
+        )
+        yield self._gauge("tokenmill:kv_blocks_free", "Blocks that hold nothing", stats.num_free_blocks)
+        yield self._gauge("tokenmill:engine_ready", "1 while an engine takes requests", metrics._ready is not None)
+        for name, text, field in _TOTALS:
+            family = CounterMetricFamily(name, text, labels=_LABELS)
+            family.add_metric(metrics._labels, metrics._base[field] + getattr(stats, field))
+            yield family
+        yield self._cache_config()
+
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        family = GaugeMetricFamily(name, text, labels=_LABELS)
+        family.add_metric(self._metrics._labels, float(value))
+        return family
+
+    def _cache_config(self) -> Metric:
+        """Constant 1; the facts are labels. No GPU is needed for num_gpu_blocks: gateways look for that name."""
+        names = (*_LABELS, "block_size", "num_gpu_blocks", "max_model_len", "enable_prefix_caching")
+        family = GaugeMetricFamily("vllm:cache_config_info", "Geometry of the KV cache", labels=names)
+        ready = self._metrics._ready
+        if ready is not None:
+            facts = dict(ready.facts)
+            family.add_metric(
+                (
+                    *self._metrics._labels, str(ready.block_size), str(ready.num_blocks), str(ready.max_model_len),
+                    facts.get("enable_prefix_caching", "True"),
+                ),
+                1.0,
+            )  # fmt: skip
+        return family

@@ -1,0 +1,385 @@
+"""OpenAI's request bodies (with vLLM's extra fields) as validated `Call`s. Pure: no model, no engine, no clock.
+
+Strict where a mistake would change the answer: a wrong type or range is refused by name, and so is a field that is
+known but not supported here, unless it holds its neutral value. Lenient elsewhere: unknown fields are ignored (and
+handed back, so that the caller can log each once).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..core.errors import InvalidRequest
+from ..core.request import MAX_CHOICES, MAX_LOGPROBS, SamplingParams
+from .fields import Fields, check_integer, kind_name
+
+MAX_TOKENS_DEFAULT = 16
+"""Of /v1/completions; a chat answer may use the rest of the context."""
+
+MAX_PROMPTS = 1024
+_INT64 = 2**63
+_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+
+# Fields that would change the answer and are not supported, with the values (beside null) that ask for nothing.
+_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "use_beam_search": (False,),
+    "bad_words": ([],),
+    "logits_processors": ([],),
+    "logprob_token_ids": ([],),
+    "structured_outputs": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "response_format": ({"type": "text"},),
+    "thinking_token_budget": (),
+    "repetition_detection": (),
+    "return_prompt_text": (False,),
+    "kv_transfer_params": (),
+    "ec_transfer_params": (),
+    "vllm_xargs": ({},),
+}
+_UNSUPPORTED_COMPLETION: dict[str, tuple[Any, ...]] = {"suffix": ("",), "prompt_embeds": ()}
+_UNSUPPORTED_CHAT: dict[str, tuple[Any, ...]] = {
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "audio": (),
+    "modalities": (["text"],),
+    "documents": ([],),
+    "echo": (False,),
+    "web_search_options": (),
+    "verbosity": ("medium",),
+}
+# Known fields that cannot change an answer given here.
+_WITHOUT_EFFECT = (
+    "user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+    "parallel_tool_calls", "prediction", "stream_interval", "include_reasoning", "length_penalty", "early_stopping",
+    "spaces_between_special_tokens", "session_id", "mm_processor_kwargs", "media_io_kwargs",
+)  # fmt: skip
+
+Prompt = str | tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What the model and the settings add to validation. `defaults`: the model's own sampling parameters."""
+
+    vocab_size: int
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    allow_chat_template: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """A chat to be rendered by the model's template, or by `template` where one is given."""
+
+    messages: tuple[dict[str, Any], ...]
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    template: str | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One validated HTTP call: `prompts` (completions) or `conversation` (chat), and how to answer.
+
+    sampling          max_tokens None: the caller did not say
+    limit_field       the field that gave max_tokens, for messages
+    echo              the answer starts with the prompt
+    score_only        max_tokens was 0: the prompt is echoed and scored, nothing is generated
+    prompt_logprobs   alternatives to report in vLLM's own field (sampling.prompt_logprobs also serves echo)
+    truncate_to       keep this many prompt tokens (-1: as many as fit)
+    tokens_as_ids     logprobs name tokens "token_id:N"
+    """
+
+    model: str | None
+    sampling: SamplingParams
+    prompts: tuple[Prompt, ...] = ()
+    conversation: Conversation | None = None
+    limit_field: str = "max_tokens"
+    stream: bool = False
+    include_usage: bool = False
+    continuous_usage: bool = False
+    echo: bool = False
+    score_only: bool = False
+    prompt_logprobs: int | None = None
+    add_special_tokens: bool = True
+    truncate_to: int | None = None
+    truncate_right: bool = False
+    priority: int = 0
+    cache_salt: str = ""
+    request_id: str | None = None
+    return_token_ids: bool = False
+    tokens_as_ids: bool = False
+
+    @property
+    def prompt_field(self) -> str:
+        return "messages" if self.conversation else "prompt"
+
+
+def parse_completion(body: dict[str, Any], rules: Rules) -> tuple[Call, list[str]]:
+    """(the call, the names of unknown fields). Raises InvalidRequest naming the field."""
+    fields = Fields(body)
+    _refuse(fields, _UNSUPPORTED | _UNSUPPORTED_COMPLETION)
+    prompts = parse_prompts(fields, rules.vocab_size)
+    logprobs = fields.integer("logprobs", 0, MAX_LOGPROBS)
+    prompt_logprobs = fields.integer("prompt_logprobs", 0, MAX_LOGPROBS)
+    echo = bool(fields.flag("echo"))
+    max_tokens = fields.integer("max_tokens", 0, 2**31 - 1)
+    if max_tokens == 0 and not echo:
+        raise InvalidRequest("max_tokens may be 0 only where echo is true; give at least 1.", param="max_tokens")
+    scored = prompt_logprobs
+    if echo and logprobs is not None:
+        scored = max(logprobs, prompt_logprobs or 0)
+    sampling = _sampling(fields, rules, 1 if max_tokens == 0 else max_tokens, logprobs, scored)
+    call = Call(
+        sampling=sampling,
+        prompts=prompts,
+        echo=echo,
+        score_only=max_tokens == 0,
+        prompt_logprobs=prompt_logprobs,
+        add_special_tokens=_or(fields.flag("add_special_tokens"), True),
+        **_common(fields, prompt_logprobs),
+    )
+    return call, fields.unread()
+
+
+def parse_chat(body: dict[str, Any], rules: Rules) -> tuple[Call, list[str]]:
+    """(the call, the names of unknown fields). Raises InvalidRequest naming the field."""
+    fields = Fields(body)
+    _refuse(fields, _UNSUPPORTED | _UNSUPPORTED_CHAT)
+    _refuse_tools(fields)
+    conversation = parse_conversation(fields, rules)
+    top = fields.integer("top_logprobs", 0, MAX_LOGPROBS)
+    wanted = bool(fields.flag("logprobs"))
+    if top and not wanted:
+        raise InvalidRequest("top_logprobs needs logprobs to be true.", param="top_logprobs")
+    prompt_logprobs = fields.integer("prompt_logprobs", 0, MAX_LOGPROBS)
+    max_tokens = fields.integer("max_completion_tokens", 1, 2**31 - 1)
+    limit_field = "max_completion_tokens" if max_tokens is not None else "max_tokens"
+    older = fields.integer("max_tokens", 1, 2**31 - 1)
+    max_tokens = older if max_tokens is None else max_tokens
+    call = Call(
+        sampling=_sampling(fields, rules, max_tokens, (top or 0) if wanted else None, prompt_logprobs),
+        conversation=conversation,
+        limit_field=limit_field,
+        prompt_logprobs=prompt_logprobs,
+        add_special_tokens=_or(fields.flag("add_special_tokens"), False),
+        **_common(fields, prompt_logprobs),
+    )
+    return call, fields.unread()
+
+
+def parse_prompts(fields: Fields, vocab_size: int) -> tuple[Prompt, ...]:
+    """`prompt`: a string, an array of strings, of token ids, or of arrays of token ids."""
+    value = fields.any("prompt")
+    shapes = "a string, an array of strings, an array of token ids or an array of arrays of token ids"
+    if isinstance(value, str):
+        return (value,)
+    if not isinstance(value, list) or not value:
+        got = "an empty array" if value == [] else kind_name(value)
+        raise InvalidRequest(f"prompt must be {shapes}, got {got}.", param="prompt")
+    if all(isinstance(item, str) for item in value):
+        prompts: tuple[Prompt, ...] = tuple(value)
+    elif all(isinstance(item, list) for item in value):
+        prompts = tuple(token_ids("prompt", item, vocab_size) for item in value)
+    elif any(isinstance(item, (str, list)) for item in value):
+        raise InvalidRequest(f"prompt must be {shapes}, got a mixture.", param="prompt")
+    else:
+        prompts = (token_ids("prompt", value, vocab_size),)
+    if len(prompts) > MAX_PROMPTS:
+        raise InvalidRequest(f"prompt may hold at most {MAX_PROMPTS} prompts, got {len(prompts)}.", param="prompt")
+    return prompts
+
+
+def token_ids(name: str, value: list[Any], vocab_size: int) -> tuple[int, ...]:
+    """At least one id in [0, vocab_size)."""
+    if not value:
+        raise InvalidRequest(f"{name} must hold at least one token.", param=name)
+    return tuple(check_integer(name, token, 0, vocab_size - 1) for token in value)
+
+
+def parse_conversation(fields: Fields, rules: Rules) -> Conversation:
+    """`messages` and what steers the template."""
+    messages = fields.any("messages")
+    if not isinstance(messages, list) or not messages:
+        got = "an empty array" if messages == [] else kind_name(messages)
+        raise InvalidRequest(f"messages must be an array of at least one message, got {got}.", param="messages")
+    template = fields.text("chat_template")
+    if template is not None and not rules.allow_chat_template:
+        raise InvalidRequest("chat_template is not allowed by this server's settings.", param="chat_template")
+    extra = dict(fields.object("chat_template_kwargs") or {})
+    for name in ("messages", "tools", "add_generation_prompt", "continue_final_message", "bos_token", "eos_token"):
+        if name in extra:
+            raise InvalidRequest(f"chat_template_kwargs must not hold {name!r}.", param="chat_template_kwargs")
+    effort = fields.text("reasoning_effort")
+    if effort is not None:
+        extra.setdefault("reasoning_effort", effort)
+    generate = fields.flag("add_generation_prompt")
+    proceed = bool(fields.flag("continue_final_message"))
+    if proceed and generate:
+        raise InvalidRequest(
+            "continue_final_message and add_generation_prompt cannot both be true.", param="continue_final_message"
+        )
+    return Conversation(
+        messages=tuple(_message(number, message) for number, message in enumerate(messages)),
+        add_generation_prompt=_or(generate, not proceed),
+        continue_final_message=proceed,
+        template=template,
+        extra=extra,
+    )
+
+
+def _message(number: int, message: Any) -> dict[str, Any]:
+    where = f"messages[{number}]"
+    if not isinstance(message, dict):
+        raise InvalidRequest(f"{where} must be an object, got {kind_name(message)}.", param="messages")
+    role = message.get("role")
+    if role not in _ROLES:
+        raise InvalidRequest(f"{where}.role must be one of {', '.join(_ROLES)}.", param="messages")
+    content = message.get("content")
+    if isinstance(content, list):
+        content = [_part(f"{where}.content[{index}]", part) for index, part in enumerate(content)]
+    elif content is None and role == "assistant" and message.get("tool_calls"):
+        content = None
+    elif not isinstance(content, str):
+        raise InvalidRequest(
+            f"{where}.content must be a string or an array of text parts, got {kind_name(content)}.", param="messages"
+        )
+    return message | {"role": "system" if role == "developer" else role, "content": content}
+
+
+def _part(where: str, part: Any) -> dict[str, str]:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind != "text":
+        raise InvalidRequest(f"{where} must be a text part; this model takes no other input.", param="messages")
+    if not isinstance(part.get("text"), str):
+        raise InvalidRequest(f"{where}.text must be a string, got {kind_name(part.get('text'))}.", param="messages")
+    return {"type": "text", "text": part["text"]}
+
+
+def _sampling(
+    fields: Fields, rules: Rules, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None
+) -> SamplingParams:
+    def chosen(name: str, given: Any, neutral: Any) -> Any:
+        return given if given is not None else rules.defaults.get(name, neutral)
+
+    n = _or(fields.integer("n", 1, MAX_CHOICES), 1)
+    if fields.any("best_of") not in (None, n):
+        raise InvalidRequest("best_of is not supported unless it equals n.", param="best_of")
+    return SamplingParams(
+        n=n,
+        max_tokens=max_tokens,
+        min_tokens=_or(fields.integer("min_tokens", 0, 2**31 - 1), 0),
+        temperature=chosen("temperature", fields.number("temperature"), 1.0),
+        top_p=chosen("top_p", fields.number("top_p"), 1.0),
+        top_k=chosen("top_k", fields.integer("top_k", -1, 2**31 - 1), 0),
+        min_p=chosen("min_p", fields.number("min_p"), 0.0),
+        repetition_penalty=chosen("repetition_penalty", fields.number("repetition_penalty"), 1.0),
+        presence_penalty=_or(fields.number("presence_penalty"), 0.0),
+        frequency_penalty=_or(fields.number("frequency_penalty"), 0.0),
+        seed=fields.integer("seed", -_INT64, 2 * _INT64 - 1),
+        stop=_stops(fields),
+        stop_token_ids=tuple(
+            check_integer("stop_token_ids", token, 0, rules.vocab_size - 1)
+            for token in fields.array("stop_token_ids") or ()
+        ),
+        ignore_eos=bool(fields.flag("ignore_eos")),
+        logit_bias=_logit_bias(fields, rules.vocab_size),
+        allowed_token_ids=_allowed(fields, rules.vocab_size),
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        include_stop_str_in_output=bool(fields.flag("include_stop_str_in_output")),
+        skip_special_tokens=_or(fields.flag("skip_special_tokens"), True),
+    )
+
+
+def _common(fields: Fields, prompt_logprobs: int | None) -> dict[str, Any]:
+    """The arguments of Call that both endpoints read alike."""
+    for name in _WITHOUT_EFFECT:
+        fields.any(name)
+    stream = bool(fields.flag("stream"))
+    options = fields.object("stream_options")
+    if options is not None and not stream:
+        raise InvalidRequest("stream_options needs stream to be true.", param="stream_options")
+    if stream and prompt_logprobs is not None:
+        raise InvalidRequest("prompt_logprobs is not available while streaming.", param="prompt_logprobs")
+    usage = Fields(options or {}, "stream_options")
+    salt, request_id = fields.text("cache_salt"), fields.text("request_id")
+    if salt == "":
+        raise InvalidRequest("cache_salt must not be empty; leave it out instead.", param="cache_salt")
+    if request_id is not None and not (0 < len(request_id) <= 256 and request_id.isprintable()):
+        raise InvalidRequest("request_id must be 1 to 256 printable characters.", param="request_id")
+    truncate = fields.integer("truncate_prompt_tokens", -1, 2**31 - 1)
+    if truncate == 0:
+        raise InvalidRequest("truncate_prompt_tokens must be -1 or at least 1.", param="truncate_prompt_tokens")
+    side = fields.text("truncation_side") or "left"
+    if side not in ("left", "right"):
+        raise InvalidRequest("truncation_side must be 'left' or 'right'.", param="truncation_side")
+    return {
+        "model": fields.text("model"),
+        "stream": stream,
+        "include_usage": bool(usage.flag("include_usage")),
+        "continuous_usage": bool(usage.flag("continuous_usage_stats")),
+        "truncate_to": truncate,
+        "truncate_right": side == "right",
+        "priority": _or(fields.integer("priority", -(2**31), 2**31 - 1), 0),
+        "cache_salt": salt or "",
+        "request_id": request_id,
+        "return_token_ids": bool(fields.flag("return_token_ids")),
+        "tokens_as_ids": bool(fields.flag("return_tokens_as_token_ids")),
+    }
+
+
+def _refuse(fields: Fields, unsupported: dict[str, tuple[Any, ...]]) -> None:
+    for name, neutral in unsupported.items():
+        value = fields.any(name)
+        if value is not None and value not in neutral:
+            raise InvalidRequest(f"{name} is not supported by this server; leave it out.", param=name)
+
+
+def _refuse_tools(fields: Fields) -> None:
+    """Tools may be listed where the caller forbids their use; anything else would need tool calls in the answer."""
+    tools, choice = fields.array("tools"), fields.any("tool_choice")
+    if choice not in (None, "none", "auto"):
+        raise InvalidRequest(
+            "tool_choice may only be 'none' or 'auto': tool calls are not supported.", param="tool_choice"
+        )
+    if tools and choice != "none":
+        raise InvalidRequest("tools are not supported by this server; leave them out.", param="tools")
+
+
+def _stops(fields: Fields) -> tuple[str, ...]:
+    value = fields.any("stop")
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        return (value,)
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise InvalidRequest("stop must be a string or an array of strings.", param="stop")
+    return tuple(value)
+
+
+def _logit_bias(fields: Fields, vocab_size: int) -> tuple[tuple[int, float], ...]:
+    biases = {}
+    for key, bias in (fields.object("logit_bias") or {}).items():
+        if not (key.isascii() and key.isdigit() and int(key[:12]) < vocab_size):
+            raise InvalidRequest(
+                f"logit_bias keys must be token ids from 0 to {vocab_size - 1}, got {key[:40]!r}.", param="logit_bias"
+            )
+        if isinstance(bias, bool) or not isinstance(bias, (int, float)) or not -100 <= bias <= 100:
+            raise InvalidRequest("logit_bias values must be numbers from -100 to 100.", param="logit_bias")
+        biases[int(key)] = float(bias)
+    return tuple(sorted(biases.items()))
+
+
+def _allowed(fields: Fields, vocab_size: int) -> tuple[int, ...]:
+    value = fields.array("allowed_token_ids")
+    return () if value is None else token_ids("allowed_token_ids", value, vocab_size)
+
+
+def _or(value: Any, default: Any) -> Any:
+    return default if value is None else value

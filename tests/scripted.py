@@ -1,0 +1,223 @@
+"""The HTTP front end with a scripted engine behind it: the real app, client, shell and core; only the model is a script.
+
+`Served` runs them on a loopback port in a thread, so that tests may use blocking clients. The tokenizer is a real
+byte-level one whose vocabulary is the 256 bytes, a few merges and three special tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tokenmill.core.config import EngineConfig
+from tokenmill.core.events import Ready
+from tokenmill.core.step import Introduction, RowResult, StepPlan, StepResult, TokenLogprob
+from tokenmill.engine.build import build_engine
+from tokenmill.engine.link import LocalEngineEnd, local_link
+from tokenmill.net.clock import MonotonicClock
+from tokenmill.net.entropy import new_id, new_seed
+from tokenmill.server.app import build_app
+from tokenmill.server.client import EngineClient
+from tokenmill.server.config import ServerConfig
+from tokenmill.server.run import serve
+from tokenmill.text.chat import ChatTemplate
+from tokenmill.text.load import TextModel
+from tokenmill.text.tokenizer import tokenizer_from_gguf
+
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+EOS = 2
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def byte_alphabet() -> list[str]:
+    """GPT-2's spelling of the 256 bytes, in byte order."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return [chr(byte) if byte in printable else chr(0x100 + others.index(byte)) for byte in range(256)]
+
+
+def make_text_model(**changes: Any) -> TextModel:
+    merges = ["l l", "ll o", "Ġ w"]
+    tokens = [*SPECIAL, *byte_alphabet(), *(merge.replace(" ", "") for merge in merges)]
+    metadata = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "default",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [3] * len(SPECIAL) + [1] * (len(tokens) - len(SPECIAL)),
+        "tokenizer.ggml.merges": merges,
+        "tokenizer.ggml.eos_token_id": EOS,
+    }
+    facts: dict[str, Any] = {
+        "chat": ChatTemplate(TEMPLATE, "<|endoftext|>", "<|im_end|>"),
+        "eos_token_ids": (EOS,),
+        "bos_token_id": None,
+        "max_context": 512,
+    }
+    return TextModel(tokenizer_from_gguf(metadata), **(facts | changes))
+
+
+class Script:
+    """An Executor. `reply` maps the prompt's text to the answer's; an answer that runs out ends with the EOS token.
+
+    `go` cleared: steps hang. `failure` set: steps raise it. The engine's introductions are kept in `introductions`.
+    """
+
+    def __init__(self, text: TextModel, reply: Callable[[str], str | Sequence[int]]) -> None:
+        self._text = text
+        self._reply = reply
+        self._sequences: dict[int, tuple[Introduction, Sequence[int]]] = {}
+        self.introductions: list[Introduction] = []
+        self.go = asyncio.Event()
+        self.go.set()
+        self.failure: Exception | None = None
+        self.step_s = 0.0
+
+    async def execute(self, plan: StepPlan) -> StepResult:
+        await asyncio.sleep(self.step_s)
+        await self.go.wait()
+        if self.failure is not None:
+            raise self.failure
+        return StepResult(plan.step, tuple(self._row(row) for row in plan.rows), 0.001)
+
+    def _row(self, row: Any) -> RowResult:
+        if row.intro is not None:
+            self.introductions.append(row.intro)
+            answer = self._reply(self._text.tokenizer.decode(row.intro.prompt_tokens, skip_special=False))
+            if isinstance(answer, str):
+                answer = self._text.tokenizer.encode(answer, add_special=False)
+            self._sequences[row.seq] = (row.intro, answer)
+        intro, answer = self._sequences[row.seq]
+        scores: list[TokenLogprob] = []
+        if row.score:
+            known = intro.prompt_tokens[row.start + 1 : row.start + row.num_tokens + 1]
+            scores = [self._logprob(token, intro.sampling.prompt_logprobs or 0) for token in known]
+        if not row.sample:
+            return RowResult(row.seq, prompt_logprobs=tuple(scores))
+        position = row.start + row.num_tokens - len(intro.prompt_tokens)
+        token = answer[position] if position < len(answer) else EOS
+        drawn = () if intro.sampling.logprobs is None else (self._logprob(token, intro.sampling.logprobs),)
+        return RowResult(row.seq, (token,), drawn, tuple(scores))
+
+    @staticmethod
+    def _logprob(token: int, num_top: int) -> TokenLogprob:
+        top = tuple((candidate, -1.0 - rank) for rank, candidate in enumerate([token, 3, 4, 5][:num_top]))
+        return TokenLogprob(token, -1.0, 1, top)
+
+
+class Served:
+    """A context manager: the app on a free loopback port, with an engine that can be killed and brought back."""
+
+    def __init__(
+        self,
+        reply: Callable[[str], str | Sequence[int]] = lambda prompt: "hello world",
+        *,
+        text: TextModel | None = None,
+        engine: EngineConfig | None = None,
+        step_s: float = 0.0,
+        drain_s: float = 1.0,
+        attach: bool = True,
+        **settings: Any,
+    ) -> None:
+        self.text = text or make_text_model()
+        self.engine = engine or EngineConfig(num_blocks=64, max_model_len=512)
+        self.config = ServerConfig(**({"model_names": ("toy",)} | settings))
+        self._reply = reply
+        self._step_s = step_s
+        self._drain_s = drain_s
+        self._attach = attach
+        self._started = threading.Event()
+
+    def __enter__(self) -> Served:
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._main()), name="served")
+        self._thread.start()
+        assert self._started.wait(20)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.loop.call_soon_threadsafe(self._serving.cancel)
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+
+    async def _main(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.client = EngineClient()
+        clock = MonotonicClock()
+        self.app = build_app(self.config, self.text, self.client, clock=clock, new_seed=new_seed, new_id=new_id)
+        self.script = Script(self.text, self._reply)
+        self.script.step_s = self._step_s
+        self._engine: asyncio.Task[None] | None = None
+        if self._attach:
+            self._start_engine()
+
+        def started(host: str, port: int) -> None:
+            self.address = (host, port)
+            self.url = f"http://{host}:{port}"
+            self._started.set()
+
+        self._serving = asyncio.create_task(serve(self.app, "127.0.0.1", 0, drain_s=self._drain_s, on_started=started))
+        try:
+            await self._serving
+        except asyncio.CancelledError:
+            pass
+        finally:
+            self.client.detach("The test is over.")
+            if self._engine is not None:
+                self._engine.cancel()
+                await asyncio.gather(self._engine, return_exceptions=True)
+
+    def _start_engine(self) -> None:
+        engine_end, front_end = local_link()
+        self.client.attach(front_end)
+        self._engine = asyncio.create_task(self._run_engine(engine_end))
+
+    async def _run_engine(self, link: LocalEngineEnd) -> None:
+        config = self.engine
+        shell = build_engine(config, self.script, link, MonotonicClock())
+        ready = Ready(
+            "toy", config.max_model_len, self.text.tokenizer.vocab_size, (EOS,), "toy-numerics", config.block_size,
+            config.num_blocks,
+        )  # fmt: skip
+        await link.send(ready)
+        try:
+            await shell.run()
+        finally:
+            link.close()
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        """Run `function` on the server's loop and give its result."""
+
+        async def run() -> Any:
+            return function()
+
+        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(20)
+
+    def kill_engine(self) -> None:
+        """The engine ends without a word, as after kill -9."""
+
+        def kill() -> None:
+            assert self._engine is not None
+            self._engine.cancel()
+
+        self.call(kill)
+
+    def restart_engine(self) -> None:
+        self.call(self._start_engine)
+
+    def wait_until(self, condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+        """Wait until `condition` holds on the server's loop."""
+
+        async def wait() -> None:
+            while not condition():
+                await asyncio.sleep(0.005)
+
+        asyncio.run_coroutine_threadsafe(asyncio.wait_for(wait(), timeout_s), self.loop).result(timeout_s + 5)
+
+    def connect(self) -> socket.socket:
+        """A raw connection, for clients that misbehave."""
+        return socket.create_connection(self.address, timeout=20)
