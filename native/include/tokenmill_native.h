@@ -1,0 +1,146 @@
+/* The C border of the native kernels. Plain data, no exceptions, no Python objects.
+ *
+ * The caller owns every byte: weights, buffers, KV pools and scratch are allocated by it (64-byte aligned) and must
+ * outlive what refers to them. Teams and programs are opaque handles. Functions that can fail return 0 for success;
+ * otherwise tm_last_error() has one sentence, valid until this thread's next call.
+ */
+#ifndef TOKENMILL_NATIVE_H
+#define TOKENMILL_NATIVE_H
+#include <stdint.h>
+
+#if defined(_WIN32)
+#define TM_API __declspec(dllexport)
+#else
+#define TM_API __attribute__((visibility("default")))
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define TM_ABI_VERSION 1
+
+enum tm_kind { TM_F32 = 0, TM_F16 = 1, TM_BF16 = 2, TM_Q4_0 = 3, TM_Q4_1 = 4, TM_Q8_0 = 5 };
+
+enum tm_code {
+  TM_EMBED = 0,      /* out f32; weight */
+  TM_RMS_NORM = 1,   /* in0 f32; vector = weight, value = eps; out f32 or quantised */
+  TM_QUANTISE = 2,   /* in0 f32; out quantised */
+  TM_LINEAR = 3,     /* in0 f32 (dense parts), in1 quantised (quantised parts), in2 residual or -1; weight */
+  TM_LINEAR_SILU = 4,/* in1 quantised; weight = gate rows then up rows, one part; out quantised [width] */
+  TM_ADD = 5,        /* in0, in1 */
+  TM_SILU_MUL = 6,   /* in0 [2 * width]; out [width] */
+  TM_ROPE = 7,       /* in0 qkv; vector = table; out qkv; with kv set also stores K and V and leaves their columns */
+  TM_WRITE_KV = 8,   /* in0 qkv; kv, layer */
+  TM_ATTENTION = 9,  /* in0 qkv; kv, layer, value = scale; out f32 or quantised */
+  TM_GATHER = 10     /* in0 [T]; out [L] */
+};
+
+enum tm_rows { TM_ROWS_TOKENS = 0, TM_ROWS_LOGITS = 1 };
+enum tm_form { TM_FORM_F32 = 0, TM_FORM_QUANTISED = 1 };
+
+typedef struct {
+  int32_t kind, column0, num_rows, num_cols;
+  const uint8_t* data;
+  int64_t num_bytes;
+} tm_part;
+
+typedef struct {
+  int32_t num_rows, num_cols, num_parts, reserved;
+  const tm_part* parts;
+} tm_weight;
+
+typedef struct {
+  uint8_t* pool;
+  int64_t num_blocks, bytes_per_block;
+  int32_t num_layers, num_kv_heads, head_dim, block_size;
+  int32_t dtype, reserved;
+} tm_kv;
+
+/* Room for max_rows rows of `width` values. */
+typedef struct {
+  void* data;
+  int64_t num_bytes;
+  int32_t rows, max_rows, width, form;
+} tm_buffer;
+
+typedef struct {
+  int32_t code, rows, in0, in1, in2, out;
+  int32_t width, layer, num_heads, num_kv_heads, head_dim;
+  float value;
+  const tm_weight* weight;
+  const float* vector;
+  int64_t vector_rows;
+  const tm_kv* kv;
+} tm_op;
+
+typedef struct {
+  int32_t max_tokens, max_seqs, max_blocks_per_seq, max_logit_rows;
+} tm_limits;
+
+typedef struct {
+  const int32_t* tokens;
+  const int32_t* positions;
+  const int32_t* row_starts;
+  const int32_t* context_lens;
+  const int32_t* block_tables;
+  const int32_t* logit_rows;
+  int32_t num_tokens, num_seqs, table_width, num_logit_rows;
+} tm_step;
+
+typedef struct {
+  const float* temperature;
+  const int32_t* top_k;
+  const float* top_p;
+  const float* min_p;
+  const uint64_t* seed;
+  const int32_t* choice;
+  const int32_t* position;
+} tm_sampling;
+
+typedef struct tm_team tm_team;
+typedef struct tm_program tm_program;
+
+TM_API int32_t tm_abi_version(void);
+TM_API const char* tm_last_error(void);
+
+/* 1 where the variant ("scalar", "avx2", "avxvnni", "avx512") can run here. */
+TM_API int32_t tm_isa_available(const char* isa);
+
+/* A team of threads with one instruction set ("auto": the widest). Null on failure. */
+TM_API tm_team* tm_team_new(int32_t num_threads, const char* isa);
+TM_API void tm_team_free(tm_team* team);
+TM_API const char* tm_team_isa(const tm_team* team);
+
+/* Bytes of a packed matrix; -1 for a kind or size that cannot be packed. */
+TM_API int64_t tm_packed_bytes(int32_t kind, int64_t num_rows, int64_t num_cols);
+
+/* Pack matrices of one kind, stacked along their rows, into `out`. */
+TM_API int32_t tm_pack(tm_team* team, int32_t kind, int64_t num_cols, int32_t num_matrices,
+                       const uint8_t* const* data, const int64_t* num_rows, uint8_t* out, int64_t out_bytes);
+
+/* Bytes of a buffer of that form. */
+TM_API int64_t tm_buffer_bytes(int32_t form, int64_t max_rows, int64_t width);
+
+/* A program over buffers. `scratch` holds partial attention of long contexts; more lets more of them be split. */
+TM_API tm_program* tm_program_new(tm_team* team, const tm_op* ops, int32_t num_ops, const tm_buffer* buffers,
+                                  int32_t num_buffers, const tm_limits* limits, void* scratch, int64_t scratch_bytes);
+TM_API void tm_program_free(tm_program* program);
+
+/* Run one step. Nothing is written when the step is refused. */
+TM_API int32_t tm_program_run(tm_program* program, const tm_step* step);
+
+/* Draw one token per row of logits [num_rows, num_cols]. scratch: num_threads * tm_sample_scratch(num_cols) bytes. */
+TM_API int64_t tm_sample_scratch(int64_t num_cols);
+TM_API int32_t tm_sample(tm_team* team, const float* logits, int64_t num_rows, int64_t num_cols,
+                         const tm_sampling* how, int32_t* tokens, void* scratch);
+
+/* Log probability and rank of one token per row, and the num_top best with theirs. Scratch as above. */
+TM_API int32_t tm_token_logprobs(tm_team* team, const float* logits, int64_t num_rows, int64_t num_cols,
+                                 const int32_t* tokens, int32_t num_top, float* logprobs, int32_t* ranks,
+                                 int32_t* top_ids, float* top_logprobs, void* scratch);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

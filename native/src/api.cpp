@@ -1,0 +1,153 @@
+// The C border: sizes are checked here, exceptions end here.
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <string>
+
+#include "../include/tokenmill_native.h"
+#include "cpu.h"
+#include "kernels.h"
+#include "pack.h"
+#include "program.h"
+#include "sample.h"
+#include "team.h"
+
+struct tm_team {
+  const mill::Kernels* kernels;
+  mill::Team team;
+};
+
+struct tm_program {
+  std::unique_ptr<mill::Program> program;
+};
+
+namespace {
+
+thread_local std::string last_error;
+
+int32_t fail(const std::string& message) {
+  last_error = message;
+  return 1;
+}
+
+template <class Body>
+int32_t guarded(const Body& body) {
+  try {
+    return body();
+  } catch (const std::exception& error) {
+    return fail(error.what());
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+int32_t tm_abi_version(void) { return TM_ABI_VERSION; }
+
+const char* tm_last_error(void) { return last_error.c_str(); }
+
+int32_t tm_isa_available(const char* isa) { return mill::find_kernels(isa) != nullptr; }
+
+tm_team* tm_team_new(int32_t num_threads, const char* isa) {
+  tm_team* made = nullptr;
+  guarded([&] {
+    const mill::Kernels* kernels = mill::find_kernels(isa);
+    if (kernels == nullptr) return fail(std::string("the instruction set ") + isa + " is unknown or cannot run here");
+    if (num_threads < 1 || num_threads > 1024) return fail("num_threads must be between 1 and 1024");
+    made = new tm_team{kernels, mill::Team(num_threads)};
+    return 0;
+  });
+  return made;
+}
+
+void tm_team_free(tm_team* team) { delete team; }
+
+const char* tm_team_isa(const tm_team* team) { return team->kernels->name; }
+
+int64_t tm_packed_bytes(int32_t kind, int64_t num_rows, int64_t num_cols) {
+  if (kind < 0 || kind >= mill::kNumKinds || num_rows < 1 || num_cols < 1) return -1;
+  if (num_rows > INT32_MAX - 64 || num_cols > INT32_MAX - 64) return -1;
+  if (mill::is_quantised(kind) && num_cols % mill::kGroup != 0) return -1;
+  return mill::tile_bytes(kind, num_cols) * ((num_rows + mill::kLanes - 1) / mill::kLanes);
+}
+
+int32_t tm_pack(tm_team* team, int32_t kind, int64_t num_cols, int32_t num_matrices, const uint8_t* const* data,
+                const int64_t* num_rows, uint8_t* out, int64_t out_bytes) {
+  return guarded([&] {
+    int64_t total = 0;
+    for (int i = 0; i < num_matrices; i++) total += num_rows[i];
+    const int64_t need = tm_packed_bytes(kind, total, num_cols);
+    if (need < 0) return fail("this kind or size of matrix cannot be packed");
+    if (out_bytes < need) return fail("the packed matrix needs " + std::to_string(need) + " bytes");
+    const mill::Part part = {kind, 0, static_cast<int32_t>(total), static_cast<int32_t>(num_cols), out, need};
+    mill::pack(&team->team, {data, num_rows, num_matrices}, part, out);
+    return 0;
+  });
+}
+
+int64_t tm_buffer_bytes(int32_t form, int64_t max_rows, int64_t width) {
+  if (form == TM_FORM_F32) return max_rows * width * 4;
+  const int64_t slots = (max_rows + mill::kPanel - 1) / mill::kPanel * mill::kPanel * (width / mill::kGroup);
+  return slots * (mill::kGroup + 16);
+}
+
+tm_program* tm_program_new(tm_team* team, const tm_op* ops, int32_t num_ops, const tm_buffer* buffers,
+                           int32_t num_buffers, const tm_limits* limits, void* scratch, int64_t scratch_bytes) {
+  tm_program* made = nullptr;
+  guarded([&] {
+    std::string error;
+    auto program = std::make_unique<mill::Program>(&team->team, team->kernels, ops, num_ops, buffers, num_buffers,
+                                                 *limits, scratch, scratch_bytes, &error);
+    if (!error.empty()) return fail(error);
+    made = new tm_program{std::move(program)};
+    return 0;
+  });
+  return made;
+}
+
+void tm_program_free(tm_program* program) { delete program; }
+
+int32_t tm_program_run(tm_program* program, const tm_step* step) {
+  return guarded([&] {
+    const std::string wrong = program->program->run(*step);
+    return wrong.empty() ? 0 : fail(wrong);
+  });
+}
+
+int64_t tm_sample_scratch(int64_t num_cols) { return mill::sample_scratch_bytes(num_cols); }
+
+int32_t tm_sample(tm_team* team, const float* logits, int64_t num_rows, int64_t num_cols, const tm_sampling* how,
+                  int32_t* tokens, void* scratch) {
+  return guarded([&] {
+    if (num_cols < 1 || num_cols > INT32_MAX - 64) return fail("bad number of logits");
+    const int64_t scratch_bytes = mill::sample_scratch_bytes(num_cols);
+    team->team.for_each(static_cast<int>(num_rows), [&](int row, int thread) {
+      const mill::SamplingRow one = {how->temperature[row], how->top_k[row],  how->top_p[row],   how->min_p[row],
+                                   how->seed[row],        how->choice[row], how->position[row]};
+      tokens[row] = mill::sample_row(team->kernels, logits + row * num_cols, static_cast<int>(num_cols), one,
+                                   static_cast<char*>(scratch) + thread * scratch_bytes);
+    });
+    return 0;
+  });
+}
+
+int32_t tm_token_logprobs(tm_team* team, const float* logits, int64_t num_rows, int64_t num_cols,
+                          const int32_t* tokens, int32_t num_top, float* logprobs, int32_t* ranks, int32_t* top_ids,
+                          float* top_logprobs, void* scratch) {
+  return guarded([&] {
+    if (num_cols < 1 || num_cols > INT32_MAX - 64) return fail("bad number of logits");
+    if (num_top < 0 || num_top > num_cols) return fail("num_top is out of range");
+    for (int64_t row = 0; row < num_rows; row++)
+      if (tokens[row] < 0 || tokens[row] >= num_cols) return fail("token id out of range");
+    const int64_t scratch_bytes = mill::sample_scratch_bytes(num_cols);
+    team->team.for_each(static_cast<int>(num_rows), [&](int row, int thread) {
+      mill::logprobs_row(team->kernels, logits + row * num_cols, static_cast<int>(num_cols), tokens[row], num_top,
+                       logprobs + row, ranks + row, top_ids + row * num_top, top_logprobs + row * num_top,
+                       static_cast<char*>(scratch) + thread * scratch_bytes);
+    });
+    return 0;
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,111 @@
+// What the interpreter asks of an instruction set: plain-data arguments and one table of functions.
+//
+// Every variant is the same source (kernels.inc) over another lane type (lanes_*.h), so a value is made by the same
+// IEEE operations in the same order everywhere: the variants agree bit for bit. The scalar lanes are plain loops and
+// define the bits. Code compiled with wider instruction flags must not emit inline functions that other files share,
+// so these headers and the .inc files use no standard library templates and keep every function static.
+#pragma once
+#include <stdint.h>
+
+namespace mill {
+
+constexpr int kLanes = 16;    // output rows of a packed tile, keys of a score vector, partial sums of a reduction
+constexpr int kGroup = 32;    // values that share one quantisation scale
+constexpr int kPanel = 12;    // activation rows stored next to each other, group by group
+constexpr int kSpan = 256;    // positions of one attention span
+constexpr int kMaxTile = 12;  // query vectors of one attention tile
+constexpr int kMaxHeadDim = 512;
+
+// 1.5 * 2^23: a float32 whose low mantissa bits count integers, so that adding an int to its bits adds it to its value.
+constexpr float kMagic = 12582912.0f;
+constexpr int32_t kMagicBits = 0x4B400000;
+
+enum Kind : int32_t { kF32 = 0, kF16 = 1, kBF16 = 2, kQ4_0 = 3, kQ4_1 = 4, kQ8_0 = 5, kNumKinds = 6 };
+
+static inline bool is_quantised(int32_t kind) { return kind >= kQ4_0; }
+
+// One packed matrix: tiles of 16 output rows, K ascending inside a tile, the last tile padded with zeros.
+//
+//   dense       tile = [K][16 rows] values
+//   quantised   tile = [K/32 groups][words] codes, then [groups][16] f16 scales, then (q4_1) [groups][16] f16 minima
+//     4 bit     4 words of 64 bytes: word b, lane i holds codes k = 4b..4b+3 of row i (low) and 16+4b.. (high nibbles)
+//     8 bit     8 words of 64 bytes: word j, lane i holds codes k = 4j..4j+3 of row i, stored + 128
+struct Part {
+  int32_t kind;
+  int32_t column0;  // first output column of this part
+  int32_t num_rows, num_cols;
+  const uint8_t* data;
+  int64_t num_bytes;
+};
+
+// Activations as int8, per panel of 12 rows: codes [groups][12][32]; the other arrays [groups][12].
+struct Quantised {
+  int8_t* codes;
+  float* scales;       // amax / 127
+  float* scaled_sums;  // scale * sum of codes: meets the minima of q4_1
+  int32_t* starts4;    // kMagicBits - 8 * sum: where a q4_0 dot product starts
+  int32_t* starts8;    // kMagicBits - 128 * sum: where a q8_0 dot product starts
+  int32_t num_groups;
+};
+
+struct LinearArgs {
+  const Part* part;
+  int tile0, num_tiles;
+  const Quantised* xq;  // quantised kinds
+  const float* x;       // dense kinds: row 0
+  int64_t ld_x;
+  int row0, num_rows;
+  float* out;  // element (row0, first column of tile0)
+  int64_t ld_out;
+  const float* residual;  // same place as out; null for none
+  int64_t ld_residual;
+};
+
+// One span of keys for up to 12 query vectors (rows x heads that share a KV head).
+struct SpanArgs {
+  int dtype;             // KV storage: kF16, kBF16 or kF32
+  int num_queries, head_dim;
+  const float* q;        // [head_dim][num_queries]
+  const void* k_chunks[kSpan / kLanes];  // 16 keys each: channel d at element d * k_stride
+  int64_t k_stride;
+  const void* v_rows[kSpan];
+  int num_keys[kMaxTile];  // valid keys of each query in this span; 0 leaves its outputs alone
+  float scale;
+  float* max;  // [num_queries]
+  float* sum;  // [num_queries]
+  float* acc;  // [num_queries][head_dim]
+};
+
+struct Kernels {
+  const char* name;
+  void (*linear)(const LinearArgs*);
+  void (*quantise_row)(const float* x, const Quantised* out, int row, int group0, int num_groups);
+  void (*rms_norm_row)(const float* x, const float* weight, float eps, int num_cols, float* out);
+  void (*add)(const float* x, const float* y, int n, float* out);
+  void (*silu_mul)(const float* gate, const float* up, int n, float* out);
+  void (*rope_head)(const float* x, const float* cos_sin, int head_dim, float* out);
+  void (*store_k)(int dtype, const float* k, int head_dim, int block_size, void* slot);
+  void (*store_v)(int dtype, const float* v, int head_dim, void* slot);
+  void (*attend_span)(const SpanArgs*);
+  void (*merge_span)(float* max, float* sum, float* acc, const float* span_max, const float* span_sum,
+                     const float* span_acc, int head_dim);
+  void (*divide)(const float* x, float by, int n, float* out);
+  float (*max_of)(const float* x, int n);
+  int (*argmax)(const float* x, int n);
+  float (*sum_exp)(const float* x, int n, float max);
+  void (*exp_mass)(const float* x, int n, float max, float inverse_temperature, uint32_t* mass);
+  void (*chunk_max)(const float* x, int num_chunks, float* out);
+  int (*collect_ge)(const float* x, int n, float threshold, int32_t* ids);
+  int (*collect_mass_ge)(const uint32_t* x, int n, uint32_t threshold, int32_t* ids);
+};
+
+constexpr int kChunk = 64;  // values behind one chunk_max
+
+extern const Kernels kScalarKernels;
+#if defined(TM_X86)
+extern const Kernels kAvx2Kernels;
+extern const Kernels kAvxVnniKernels;
+extern const Kernels kAvx512Kernels;
+#endif
+
+}  // namespace mill

@@ -1,0 +1,125 @@
+// Sixteen lanes in two 256-bit registers (AVX2, FMA, F16C); with TM_AVX_VNNI the VEX form of vpdpbusd as well. See
+// lanes_scalar.h for the meaning. The linear kernels walk a tile as two halves of eight rows, to stay in 16 registers.
+#pragma once
+#include <immintrin.h>
+
+#include "half.h"
+#include "kernels.h"
+
+namespace {
+
+struct F { __m256 a, b; };
+struct I { __m256i a, b; };
+
+inline F load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+inline void store(float* p, F x) { _mm256_storeu_ps(p, x.a); _mm256_storeu_ps(p + 8, x.b); }
+inline F set1(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+inline F add(F x, F y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
+inline F sub(F x, F y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
+inline F mul(F x, F y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
+inline F div(F x, F y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
+inline F fma(F x, F y, F z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
+inline F max(F x, F y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
+inline F min(F x, F y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
+inline F abs(F x) {
+  const __m256 sign = _mm256_set1_ps(-0.0f);
+  return {_mm256_andnot_ps(sign, x.a), _mm256_andnot_ps(sign, x.b)};
+}
+inline __m256 half8(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
+inline __m256 bf8(const uint16_t* p) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16));
+}
+inline F load_half(const uint16_t* p) { return {half8(p), half8(p + 8)}; }
+inline F load_bf16(const uint16_t* p) { return {bf8(p), bf8(p + 8)}; }
+inline void store_half(uint16_t* p, F x) {
+  _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(x.a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  _mm_storeu_si128((__m128i*)(p + 8), _mm256_cvtps_ph(x.b, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+inline I as_int(F x) { return {_mm256_castps_si256(x.a), _mm256_castps_si256(x.b)}; }
+inline F as_float(I x) { return {_mm256_castsi256_ps(x.a), _mm256_castsi256_ps(x.b)}; }
+inline I iset1(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+inline I iadd(I x, I y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
+inline I isub(I x, I y) { return {_mm256_sub_epi32(x.a, y.a), _mm256_sub_epi32(x.b, y.b)}; }
+inline I shift_left_23(I x) { return {_mm256_slli_epi32(x.a, 23), _mm256_slli_epi32(x.b, 23)}; }
+inline void store_int(int32_t* p, I x) {
+  _mm256_storeu_si256((__m256i*)p, x.a);
+  _mm256_storeu_si256((__m256i*)(p + 8), x.b);
+}
+inline I load_int(const int32_t* p) {
+  return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 8))};
+}
+inline void store_low_bytes(int8_t* p, I x) {
+  int32_t wide[16];
+  store_int(wide, x);
+  for (int i = 0; i < 16; i++) p[i] = (int8_t)(wide[i] & 0xff);
+}
+inline I select_gt(F x, F y, I p, I q) {
+  const __m256i a = _mm256_castps_si256(_mm256_cmp_ps(x.a, y.a, _CMP_GT_OQ));
+  const __m256i b = _mm256_castps_si256(_mm256_cmp_ps(x.b, y.b, _CMP_GT_OQ));
+  return {_mm256_blendv_epi8(q.a, p.a, a), _mm256_blendv_epi8(q.b, p.b, b)};
+}
+inline F zero_where_less(F value, F x, F y) {
+  return {_mm256_and_ps(_mm256_cmp_ps(x.a, y.a, _CMP_NLT_UQ), value.a),
+          _mm256_and_ps(_mm256_cmp_ps(x.b, y.b, _CMP_NLT_UQ), value.b)};
+}
+inline uint32_t mask_ge(F x, F y) {
+  return (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(x.a, y.a, _CMP_GE_OQ)) |
+         (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(x.b, y.b, _CMP_GE_OQ)) << 8;
+}
+inline uint32_t mask_int_ge(I x, I y) {
+  const uint32_t less_a = (uint32_t)_mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpgt_epi32(y.a, x.a)));
+  const uint32_t less_b = (uint32_t)_mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpgt_epi32(y.b, x.b)));
+  return ~(less_a | less_b << 8) & 0xffffu;
+}
+
+constexpr int kLinearWidth = 8;
+constexpr int kLinearRows = 4;
+constexpr int kAttentionRows = 6;
+constexpr int kAccumulators = 6;
+
+typedef __m256 LF;
+typedef __m256i LI;
+typedef __m256i LB;
+
+inline LF lload(const float* p) { return _mm256_loadu_ps(p); }
+inline void lstore(float* p, LF a) { _mm256_storeu_ps(p, a); }
+inline LF lset1(float x) { return _mm256_set1_ps(x); }
+inline LF ladd(LF a, LF b) { return _mm256_add_ps(a, b); }
+inline LF lmul(LF a, LF b) { return _mm256_mul_ps(a, b); }
+inline LF lfma(LF a, LF b, LF c) { return _mm256_fmadd_ps(a, b, c); }
+inline LF lload_half(const uint16_t* p) { return half8(p); }
+inline LF lload_bf16(const uint16_t* p) { return bf8(p); }
+inline LI liset1(int32_t x) { return _mm256_set1_epi32(x); }
+inline LF las_float(LI a) { return _mm256_castsi256_ps(a); }
+inline LB load_bytes(const uint8_t* p) { return _mm256_loadu_si256((const __m256i*)p); }
+inline LB low_nibbles(LB a) { return _mm256_and_si256(a, _mm256_set1_epi8(15)); }
+inline LB high_nibbles(LB a) { return _mm256_and_si256(_mm256_srli_epi16(a, 4), _mm256_set1_epi8(15)); }
+inline __m256i broadcast4(const int8_t* x) {
+  int32_t word;
+  memcpy(&word, x, 4);
+  return _mm256_set1_epi32(word);
+}
+#if defined(TM_AVX_VNNI)
+inline LI dot4_u8(LI acc, LB w, const int8_t* x) {
+  asm("%{vex%} vpdpbusd %2, %1, %0" : "+x"(acc) : "x"(w), "x"(broadcast4(x)));
+  return acc;
+}
+inline LI dot4_u4(LI acc, LB w, const int8_t* x) { return dot4_u8(acc, w, x); }
+#else
+// Codes up to 15: a 16-bit pair sum is at most 15 * 127 * 2 = 3810, so vpmaddubsw cannot saturate.
+inline LI dot4_u4(LI acc, LB w, const int8_t* x) {
+  const __m256i pairs = _mm256_maddubs_epi16(w, broadcast4(x));
+  return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
+// Codes up to 255 could saturate it, so even and odd bytes are widened to 16 bits and summed in 32.
+inline LI dot4_u8(LI acc, LB w, const int8_t* x) {
+  const __m256i wide = broadcast4(x);
+  const __m256i even = _mm256_madd_epi16(_mm256_and_si256(w, _mm256_set1_epi16(255)),
+                                         _mm256_srai_epi16(_mm256_slli_epi16(wide, 8), 8));
+  const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(w, 8), _mm256_srai_epi16(wide, 8));
+  return _mm256_add_epi32(acc, _mm256_add_epi32(even, odd));
+}
+#endif
+inline void prefetch(const void* p) { __builtin_prefetch(p); }
+
+}  // namespace

@@ -1,0 +1,79 @@
+// Sixteen lanes in one 512-bit register (AVX-512 F, BW, VL, DQ and VNNI). See lanes_scalar.h for the meaning.
+#pragma once
+#include <immintrin.h>
+
+#include "half.h"
+#include "kernels.h"
+
+namespace {
+
+typedef __m512 F;
+typedef __m512i I;
+
+inline F load(const float* p) { return _mm512_loadu_ps(p); }
+inline void store(float* p, F a) { _mm512_storeu_ps(p, a); }
+inline F set1(float x) { return _mm512_set1_ps(x); }
+inline F add(F a, F b) { return _mm512_add_ps(a, b); }
+inline F sub(F a, F b) { return _mm512_sub_ps(a, b); }
+inline F mul(F a, F b) { return _mm512_mul_ps(a, b); }
+inline F div(F a, F b) { return _mm512_div_ps(a, b); }
+inline F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+inline F max(F a, F b) { return _mm512_max_ps(a, b); }
+inline F min(F a, F b) { return _mm512_min_ps(a, b); }
+inline F abs(F a) { return _mm512_abs_ps(a); }
+inline F load_half(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
+inline F load_bf16(const uint16_t* p) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));
+}
+inline void store_half(uint16_t* p, F a) {
+  _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+inline I as_int(F a) { return _mm512_castps_si512(a); }
+inline F as_float(I a) { return _mm512_castsi512_ps(a); }
+inline I iset1(int32_t x) { return _mm512_set1_epi32(x); }
+inline I iadd(I a, I b) { return _mm512_add_epi32(a, b); }
+inline I isub(I a, I b) { return _mm512_sub_epi32(a, b); }
+inline I shift_left_23(I a) { return _mm512_slli_epi32(a, 23); }
+inline void store_int(int32_t* p, I a) { _mm512_storeu_si512(p, a); }
+inline I load_int(const int32_t* p) { return _mm512_loadu_si512(p); }
+inline void store_low_bytes(int8_t* p, I a) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(a)); }
+inline I select_gt(F a, F b, I x, I y) {
+  return _mm512_mask_blend_epi32(_mm512_cmp_ps_mask(a, b, _CMP_GT_OQ), y, x);
+}
+inline F zero_where_less(F value, F a, F b) {
+  return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, b, _CMP_NLT_UQ), value);
+}
+inline uint32_t mask_ge(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }
+inline uint32_t mask_int_ge(I a, I b) { return _mm512_cmpge_epi32_mask(a, b); }
+
+constexpr int kLinearWidth = 16;
+constexpr int kLinearRows = 12;
+constexpr int kAttentionRows = 12;
+constexpr int kAccumulators = 24;
+
+typedef F LF;
+typedef I LI;
+typedef __m512i LB;
+
+inline LF lload(const float* p) { return load(p); }
+inline void lstore(float* p, LF a) { store(p, a); }
+inline LF lset1(float x) { return set1(x); }
+inline LF ladd(LF a, LF b) { return add(a, b); }
+inline LF lmul(LF a, LF b) { return mul(a, b); }
+inline LF lfma(LF a, LF b, LF c) { return fma(a, b, c); }
+inline LF lload_half(const uint16_t* p) { return load_half(p); }
+inline LF lload_bf16(const uint16_t* p) { return load_bf16(p); }
+inline LI liset1(int32_t x) { return iset1(x); }
+inline LF las_float(LI a) { return as_float(a); }
+inline LB load_bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
+inline LB low_nibbles(LB a) { return _mm512_and_si512(a, _mm512_set1_epi8(15)); }
+inline LB high_nibbles(LB a) { return _mm512_and_si512(_mm512_srli_epi16(a, 4), _mm512_set1_epi8(15)); }
+// Written in assembly because compilers copy registers around the intrinsic in unrolled loops.
+inline LI dot4_u8(LI acc, LB w, const int8_t* x) {
+  asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(w), "m"(*(const int32_t*)x));
+  return acc;
+}
+inline LI dot4_u4(LI acc, LB w, const int8_t* x) { return dot4_u8(acc, w, x); }
+inline void prefetch(const void* p) { __builtin_prefetch(p); }
+
+}  // namespace

@@ -1,0 +1,77 @@
+// Sixteen lanes as plain loops: the definition of every operation, and the variant for any processor.
+//
+// F, I        16 float32 or int32 lanes
+// LF, LI, LB  the lanes (kLinearWidth of them) and weight bytes that the linear kernels hold in registers
+#pragma once
+#include "half.h"
+#include "kernels.h"
+
+namespace {
+
+struct F { float v[16]; };
+struct I { int32_t v[16]; };
+
+#define TM_EACH for (int i = 0; i < 16; i++)
+
+inline F load(const float* p) { F r; TM_EACH r.v[i] = p[i]; return r; }
+inline void store(float* p, F a) { TM_EACH p[i] = a.v[i]; }
+inline F set1(float x) { F r; TM_EACH r.v[i] = x; return r; }
+inline F add(F a, F b) { F r; TM_EACH r.v[i] = a.v[i] + b.v[i]; return r; }
+inline F sub(F a, F b) { F r; TM_EACH r.v[i] = a.v[i] - b.v[i]; return r; }
+inline F mul(F a, F b) { F r; TM_EACH r.v[i] = a.v[i] * b.v[i]; return r; }
+inline F div(F a, F b) { F r; TM_EACH r.v[i] = a.v[i] / b.v[i]; return r; }
+inline F fma(F a, F b, F c) { F r; TM_EACH r.v[i] = __builtin_fmaf(a.v[i], b.v[i], c.v[i]); return r; }
+inline F max(F a, F b) { F r; TM_EACH r.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i]; return r; }
+inline F min(F a, F b) { F r; TM_EACH r.v[i] = a.v[i] < b.v[i] ? a.v[i] : b.v[i]; return r; }
+inline F abs(F a) { F r; TM_EACH r.v[i] = __builtin_fabsf(a.v[i]); return r; }
+inline F load_half(const uint16_t* p) { F r; TM_EACH r.v[i] = mill::half_to_float(p[i]); return r; }
+inline F load_bf16(const uint16_t* p) { F r; TM_EACH r.v[i] = mill::bf16_to_float(p[i]); return r; }
+inline void store_half(uint16_t* p, F a) { TM_EACH p[i] = mill::float_to_half(a.v[i]); }
+inline I as_int(F a) { I r; memcpy(&r, &a, 64); return r; }
+inline F as_float(I a) { F r; memcpy(&r, &a, 64); return r; }
+inline I iset1(int32_t x) { I r; TM_EACH r.v[i] = x; return r; }
+inline I iadd(I a, I b) { I r; TM_EACH r.v[i] = (int32_t)((uint32_t)a.v[i] + (uint32_t)b.v[i]); return r; }
+inline I isub(I a, I b) { I r; TM_EACH r.v[i] = (int32_t)((uint32_t)a.v[i] - (uint32_t)b.v[i]); return r; }
+inline I shift_left_23(I a) { I r; TM_EACH r.v[i] = (int32_t)((uint32_t)a.v[i] << 23); return r; }
+inline void store_int(int32_t* p, I a) { TM_EACH p[i] = a.v[i]; }
+inline I load_int(const int32_t* p) { I r; TM_EACH r.v[i] = p[i]; return r; }
+inline void store_low_bytes(int8_t* p, I a) { TM_EACH p[i] = (int8_t)(a.v[i] & 0xff); }
+inline I select_gt(F a, F b, I x, I y) { I r; TM_EACH r.v[i] = a.v[i] > b.v[i] ? x.v[i] : y.v[i]; return r; }
+inline F zero_where_less(F value, F a, F b) { F r; TM_EACH r.v[i] = a.v[i] < b.v[i] ? 0.0f : value.v[i]; return r; }
+inline uint32_t mask_ge(F a, F b) { uint32_t m = 0; TM_EACH m |= (uint32_t)(a.v[i] >= b.v[i]) << i; return m; }
+// For values below 2^31.
+inline uint32_t mask_int_ge(I a, I b) { uint32_t m = 0; TM_EACH m |= (uint32_t)(a.v[i] >= b.v[i]) << i; return m; }
+
+constexpr int kLinearWidth = 16;
+constexpr int kLinearRows = 4;      // most rows of a linear tile
+constexpr int kAttentionRows = 4;   // most query vectors of an attention tile
+constexpr int kAccumulators = 8;    // vectors a P.V pass keeps in registers
+
+typedef F LF;
+typedef I LI;
+struct LB { uint8_t v[64]; };
+
+inline LF lload(const float* p) { return load(p); }
+inline void lstore(float* p, LF a) { store(p, a); }
+inline LF lset1(float x) { return set1(x); }
+inline LF ladd(LF a, LF b) { return add(a, b); }
+inline LF lmul(LF a, LF b) { return mul(a, b); }
+inline LF lfma(LF a, LF b, LF c) { return fma(a, b, c); }
+inline LF lload_half(const uint16_t* p) { return load_half(p); }
+inline LF lload_bf16(const uint16_t* p) { return load_bf16(p); }
+inline LI liset1(int32_t x) { return iset1(x); }
+inline LF las_float(LI a) { return as_float(a); }
+inline LB load_bytes(const uint8_t* p) { LB r; memcpy(&r, p, 64); return r; }
+inline LB low_nibbles(LB a) { LB r; for (int i = 0; i < 64; i++) r.v[i] = a.v[i] & 15; return r; }
+inline LB high_nibbles(LB a) { LB r; for (int i = 0; i < 64; i++) r.v[i] = a.v[i] >> 4; return r; }
+inline LI dot4_u8(LI acc, LB w, const int8_t* x) {
+  LI r;
+  TM_EACH r.v[i] = acc.v[i] + w.v[4 * i] * x[0] + w.v[4 * i + 1] * x[1] + w.v[4 * i + 2] * x[2] + w.v[4 * i + 3] * x[3];
+  return r;
+}
+inline LI dot4_u4(LI acc, LB w, const int8_t* x) { return dot4_u8(acc, w, x); }
+inline void prefetch(const void* p) { __builtin_prefetch(p); }
+
+#undef TM_EACH
+
+}  // namespace

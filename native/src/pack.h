@@ -1,0 +1,29 @@
+// Checkpoint rows -> packed tiles (see Part in kernels.h), and single rows back to float32.
+#pragma once
+#include <cstdint>
+
+#include "kernels.h"
+#include "team.h"
+
+namespace mill {
+
+// Bytes of one tile of 16 rows; tiles start at multiples of 64 bytes.
+int64_t tile_bytes(int32_t kind, int64_t num_cols);
+
+// Bytes of one row as a checkpoint stores it (ggml blocks of 32 for the quantised kinds).
+int64_t raw_row_bytes(int32_t kind, int64_t num_cols);
+
+// Rows of one kind, stacked from several matrices.
+struct RawRows {
+  const uint8_t* const* data;
+  const int64_t* num_rows;
+  int count;
+};
+
+// Fill part.data, which the caller allocated with tile_bytes * ceil(num_rows / 16) bytes. Threads over tiles.
+void pack(Team* team, const RawRows& rows, const Part& part, uint8_t* out);
+
+// Dequantised row of a packed part.
+void unpack_row(const Part& part, int64_t row, float* out);
+
+}  // namespace mill

@@ -1,0 +1,636 @@
+// See program.h. How an operation is cut into units depends on shapes only where that helps balance; no cut changes a
+// bit, because a unit owns whole output values and walks their inputs in the fixed order.
+#include "program.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "pack.h"
+
+namespace mill {
+
+namespace {
+
+constexpr double kInlineNs = 2500;  // below this, handing work to another thread costs more than it saves
+constexpr int kRowBlock = 8 * kPanel;
+constexpr int kAttentionMerge = 1000;  // follows every attention; idle unless spans were split
+
+int ceil_div(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b); }
+
+std::string say(const char* what, int64_t got, int64_t bound) {
+  return std::string(what) + " (" + std::to_string(got) + " against " + std::to_string(bound) + ")";
+}
+
+}  // namespace
+
+Program::Program(Team* team, const Kernels* kernels, const tm_op* ops, int num_ops, const tm_buffer* buffers,
+                 int num_buffers, const tm_limits& limits, void* scratch, int64_t scratch_bytes, std::string* error)
+    : team_(team), kernels_(kernels), buffers_(buffers, buffers + num_buffers), limits_(limits),
+      scratch_(static_cast<float*>(scratch)), scratch_floats_(scratch_bytes / 4) {
+  for (int i = 0; i < num_ops; i++) {
+    Op op{ops[i], {}};
+    if (ops[i].weight != nullptr)
+      for (int p = 0; p < ops[i].weight->num_parts; p++) {
+        const tm_part& part = ops[i].weight->parts[p];
+        op.parts.push_back({part.kind, part.column0, part.num_rows, part.num_cols, part.data, part.num_bytes});
+      }
+    ops_.push_back(op);
+    if (ops[i].code == TM_ATTENTION) {
+      op.op.code = kAttentionMerge;
+      ops_.push_back(op);
+    }
+  }
+  *error = check_list();
+  if (!error->empty()) return;
+  for (const Op& op : ops_) {
+    int64_t floats = op.op.width;
+    if (op.op.code == TM_ATTENTION) floats = std::max<int64_t>(floats, kSpan * op.op.head_dim);
+    floats_per_thread_ = std::max(floats_per_thread_, (floats + 15) / 16 * 16);
+  }
+  // One set more than threads: small operations run where the step is being advanced.
+  thread_floats_.resize(floats_per_thread_ * (team->num_threads() + 1));
+  row_sequence_.resize(limits.max_tokens);
+  row_tiles_.reserve(limits.max_tokens);
+}
+
+// ---------------------------------------------------------------------------------------------- checks at the border
+
+std::string Program::check_list() const {
+  for (const tm_buffer& b : buffers_) {
+    if (b.data == nullptr || b.num_bytes < tm_buffer_bytes(b.form, b.max_rows, b.width))
+      return say("a buffer is too small", b.num_bytes, tm_buffer_bytes(b.form, b.max_rows, b.width));
+    const int need = b.rows == TM_ROWS_TOKENS ? limits_.max_tokens : limits_.max_logit_rows;
+    if (b.max_rows < need) return say("a buffer holds too few rows", b.max_rows, need);
+  }
+  for (const Op& op : ops_) {
+    if (op.op.code == kAttentionMerge) continue;
+    const std::string wrong = check_op(op.op);
+    if (!wrong.empty()) return "operation " + std::to_string(op.op.code) + ": " + wrong;
+  }
+  return "";
+}
+
+std::string Program::check_op(const tm_op& op) const {
+  const int count = static_cast<int>(buffers_.size());
+  for (int index : {op.in0, op.in1, op.in2, op.out})
+    if (index < -1 || index >= count) return say("unknown buffer", index, count);
+  const auto fits = [&](int index, int rows, int64_t width, int form) {
+    return index >= 0 && buffers_[index].rows == rows && buffers_[index].width == width && buffers_[index].form == form;
+  };
+  const auto any_form = [&](int index, int64_t width) {
+    return fits(index, op.rows, width, TM_FORM_F32) ||
+           (width % kGroup == 0 && fits(index, op.rows, width, TM_FORM_QUANTISED));
+  };
+  const bool has_heads = op.code >= TM_ROPE && op.code <= TM_ATTENTION;
+  const int64_t qkv = has_heads ? static_cast<int64_t>(op.num_heads + 2 * op.num_kv_heads) * op.head_dim : 0;
+  if (has_heads) {
+    if (op.num_kv_heads < 1 || op.num_heads % op.num_kv_heads) return "heads must divide into KV heads";
+    if (op.head_dim < 2 || op.head_dim % 2 || op.head_dim > kMaxHeadDim) return say("bad head size", op.head_dim, kMaxHeadDim);
+    if (op.rows != TM_ROWS_TOKENS) return "needs token rows";
+    if (op.kv != nullptr) {
+      const tm_kv& kv = *op.kv;
+      const int64_t value_bytes = kv.dtype == kF32 ? 4 : 2;
+      if (kv.num_kv_heads != op.num_kv_heads || kv.head_dim != op.head_dim) return "the KV pool has other heads";
+      if (op.layer < 0 || op.layer >= kv.num_layers) return say("unknown layer", op.layer, kv.num_layers);
+      if (kv.block_size < 1 || kv.dtype < kF32 || kv.dtype > kBF16) return "bad KV pool";
+      const int64_t need = 2 * value_bytes * kv.num_layers * kv.num_kv_heads * kv.head_dim * kv.block_size;
+      if (kv.bytes_per_block != need) return say("bytes of a KV block", kv.bytes_per_block, need);
+    }
+  }
+  if (op.code == TM_EMBED || op.code == TM_LINEAR || op.code == TM_LINEAR_SILU) {
+    if (op.weight == nullptr) return "no weight";
+    int64_t column = 0;
+    for (int p = 0; p < op.weight->num_parts; p++) {
+      const tm_part& part = op.weight->parts[p];
+      if (part.column0 != column || part.num_cols != op.weight->num_cols) return "parts do not line up";
+      const int64_t need = tm_packed_bytes(part.kind, part.num_rows, part.num_cols);
+      if (need < 0 || part.num_bytes < need) return say("bytes of a packed part", part.num_bytes, need);
+      if (op.code == TM_LINEAR) {
+        const bool quantised = is_quantised(part.kind);
+        if (!fits(quantised ? op.in1 : op.in0, op.rows, part.num_cols, quantised ? TM_FORM_QUANTISED : TM_FORM_F32))
+          return "input does not fit the weight";
+      }
+      column += part.num_rows;
+    }
+    if (column != op.weight->num_rows) return "parts do not add up";
+  }
+  bool good = false;
+  switch (op.code) {
+    case TM_EMBED:
+      good = op.rows == TM_ROWS_TOKENS && fits(op.out, op.rows, op.weight->num_cols, TM_FORM_F32) &&
+             op.width == op.weight->num_cols && op.weight->num_parts >= 1;
+      break;
+    case TM_RMS_NORM:
+      good = fits(op.in0, op.rows, op.width, TM_FORM_F32) && any_form(op.out, op.width) && op.vector_rows == op.width;
+      break;
+    case TM_QUANTISE:
+      good = fits(op.in0, op.rows, op.width, TM_FORM_F32) && fits(op.out, op.rows, op.width, TM_FORM_QUANTISED) &&
+             op.width % kGroup == 0;
+      break;
+    case TM_LINEAR:
+      good = fits(op.out, op.rows, op.weight->num_rows, TM_FORM_F32) &&
+             (op.in2 < 0 || fits(op.in2, op.rows, op.weight->num_rows, TM_FORM_F32));
+      break;
+    case TM_LINEAR_SILU:
+      good = op.weight->num_parts == 1 && is_quantised(op.weight->parts[0].kind) && op.width % kGroup == 0 &&
+             op.weight->num_rows == 2 * op.width && fits(op.in1, op.rows, op.weight->num_cols, TM_FORM_QUANTISED) &&
+             fits(op.out, op.rows, op.width, TM_FORM_QUANTISED);
+      break;
+    case TM_ADD:
+      good = fits(op.in0, op.rows, op.width, TM_FORM_F32) && fits(op.in1, op.rows, op.width, TM_FORM_F32) &&
+             fits(op.out, op.rows, op.width, TM_FORM_F32);
+      break;
+    case TM_SILU_MUL:
+      good = fits(op.in0, op.rows, 2 * static_cast<int64_t>(op.width), TM_FORM_F32) &&
+             fits(op.out, op.rows, op.width, TM_FORM_F32);
+      break;
+    case TM_ROPE:
+      good = fits(op.in0, op.rows, qkv, TM_FORM_F32) && fits(op.out, op.rows, qkv, TM_FORM_F32) && op.vector_rows > 0;
+      break;
+    case TM_WRITE_KV:
+      good = fits(op.in0, op.rows, qkv, TM_FORM_F32) && op.kv != nullptr;
+      break;
+    case TM_ATTENTION: {
+      const int64_t mixed = static_cast<int64_t>(op.num_heads) * op.head_dim;
+      good = fits(op.in0, op.rows, qkv, TM_FORM_F32) && op.kv != nullptr &&
+             (fits(op.out, op.rows, mixed, TM_FORM_F32) ||
+              (op.head_dim % kGroup == 0 && fits(op.out, op.rows, mixed, TM_FORM_QUANTISED)));
+      break;
+    }
+    case TM_GATHER:
+      good = op.rows == TM_ROWS_LOGITS && fits(op.in0, TM_ROWS_TOKENS, op.width, TM_FORM_F32) &&
+             fits(op.out, TM_ROWS_LOGITS, op.width, TM_FORM_F32);
+      break;
+    default: return "unknown operation";
+  }
+  return good ? "" : "buffers do not fit";
+}
+
+std::string Program::check_step(const tm_step& step) const {
+  if (step.num_tokens < 0 || step.num_tokens > limits_.max_tokens)
+    return say("too many tokens", step.num_tokens, limits_.max_tokens);
+  if (step.num_seqs < 0 || step.num_seqs > limits_.max_seqs)
+    return say("too many sequences", step.num_seqs, limits_.max_seqs);
+  if (step.num_logit_rows < 0 || step.num_logit_rows > limits_.max_logit_rows)
+    return say("too many logit rows", step.num_logit_rows, limits_.max_logit_rows);
+  if (step.table_width < 0 || step.table_width > limits_.max_blocks_per_seq)
+    return say("too many blocks per sequence", step.table_width, limits_.max_blocks_per_seq);
+  for (int i = 0; i < step.num_logit_rows; i++)
+    if (step.logit_rows[i] < 0 || step.logit_rows[i] >= step.num_tokens)
+      return say("logit row out of range", step.logit_rows[i], step.num_tokens);
+  const auto within = [&](const int32_t* values, int64_t bound) {
+    for (int i = 0; i < step.num_tokens; i++)
+      if (values[i] < 0 || values[i] >= bound) return i;
+    return -1;
+  };
+  const tm_kv* kv = nullptr;
+  int64_t num_positions = INT64_MAX;
+  for (const Op& op : ops_) {
+    if (op.op.code == TM_EMBED) {
+      const int bad = within(step.tokens, op.op.weight->num_rows);
+      if (bad >= 0) return say("token id out of range", step.tokens[bad], op.op.weight->num_rows);
+    }
+    if (op.op.code == TM_ROPE && op.op.vector_rows < num_positions) {
+      num_positions = op.op.vector_rows;
+      const int bad = within(step.positions, num_positions);
+      if (bad >= 0) return say("position out of range", step.positions[bad], num_positions);
+    }
+    if (op.op.kv != nullptr && (kv == nullptr || kv != op.op.kv)) {
+      kv = op.op.kv;
+      if (step.num_seqs == 0 && step.num_tokens > 0) return "tokens without a sequence";
+      if (step.num_seqs > 0 && (step.row_starts[0] != 0 || step.row_starts[step.num_seqs] != step.num_tokens))
+        return "rows of the sequences do not cover the tokens";
+      for (int s = 0; s < step.num_seqs; s++) {
+        const int rows = step.row_starts[s + 1] - step.row_starts[s];
+        const int64_t length = step.context_lens[s];
+        if (rows < 0) return "row starts must not fall";
+        if (length < rows) return say("context shorter than its rows", length, rows);
+        if (length > static_cast<int64_t>(step.table_width) * kv->block_size)
+          return say("context longer than its block table", length, static_cast<int64_t>(step.table_width) * kv->block_size);
+        const int32_t* table = step.block_tables + static_cast<int64_t>(s) * step.table_width;
+        for (int b = 0; b < ceil_div(length, kv->block_size); b++)
+          if (table[b] < 0 || table[b] >= kv->num_blocks) return say("block id out of range", table[b], kv->num_blocks);
+      }
+    }
+  }
+  return "";
+}
+
+// ------------------------------------------------------------------------------------------------------ running a step
+
+std::string Program::run(const tm_step& step) {
+  const std::string wrong = check_step(step);
+  if (!wrong.empty()) return wrong;
+  step_ = step;
+  for (int s = 0; s < step.num_seqs && step.row_starts != nullptr; s++)
+    for (int row = step.row_starts[s]; row < step.row_starts[s + 1]; row++) row_sequence_[row] = s;
+  next_ = 0;
+  rows_per_tile_ = 0;
+  team_->run(this);
+  return "";
+}
+
+int Program::next_phase() {
+  while (next_ < ops_.size()) {
+    current_ = &ops_[next_++];
+    if (num_rows(current_->op) == 0) continue;
+    double cost_ns = 0;
+    const int units = plan(*current_, &cost_ns);
+    if (units > 1 && cost_ns > kInlineNs && team_->num_threads() > 1) return units;
+    for (int unit = 0; unit < units; unit++) run_unit(unit, team_->num_threads());
+  }
+  return 0;
+}
+
+// Cut the operation into units and estimate its cost on one thread. Returns the number of units.
+int Program::plan(const Op& op, double* cost_ns) {
+  const int rows = num_rows(op.op);
+  switch (op.op.code) {
+    case TM_LINEAR:
+    case TM_LINEAR_SILU: return plan_linear(op, cost_ns);
+    case TM_ATTENTION: return plan_attention(op, cost_ns);
+    case kAttentionMerge:
+      *cost_ns = split_spans_ ? rows * op.op.num_heads * num_spans_ * (20 + 0.1 * op.op.head_dim) : 0;
+      return split_spans_ ? num_attention_tiles(op) : 0;
+    default: {
+      const int64_t width = buffers_[op.op.out >= 0 ? op.op.out : op.op.in0].width;
+      *cost_ns = static_cast<double>(rows) * width * 0.5;
+      rows_per_unit_ = std::max<int64_t>(1, std::min<int64_t>(ceil_div(rows, 4 * team_->num_threads()), 16384 / width + 1));
+      return ceil_div(rows, rows_per_unit_);
+    }
+  }
+}
+
+void Program::run_unit(int unit, int thread) {
+  const Op& op = *current_;
+  switch (op.op.code) {
+    case TM_LINEAR: return run_linear(op, unit);
+    case TM_LINEAR_SILU: return run_linear_silu(op, unit);
+    case TM_ATTENTION: return run_attention(op, unit, thread);
+    case kAttentionMerge: return run_merge(op, unit);
+    default: {
+      const int end = std::min(num_rows(op.op), (unit + 1) * rows_per_unit_);
+      for (int row = unit * rows_per_unit_; row < end; row++) run_row(op, row, thread);
+    }
+  }
+}
+
+float* Program::rows_of(int buffer, int64_t row) const {
+  return static_cast<float*>(buffers_[buffer].data) + row * buffers_[buffer].width;
+}
+
+Quantised Program::quantised(int buffer) const {
+  const tm_buffer& b = buffers_[buffer];
+  const int64_t groups = b.width / kGroup;
+  const int64_t slots = static_cast<int64_t>(ceil_div(b.max_rows, kPanel)) * kPanel * groups;
+  Quantised q;
+  q.codes = static_cast<int8_t*>(b.data);
+  q.scales = reinterpret_cast<float*>(q.codes + slots * kGroup);
+  q.scaled_sums = q.scales + slots;
+  q.starts4 = reinterpret_cast<int32_t*>(q.scaled_sums + slots);
+  q.starts8 = q.starts4 + slots;
+  q.num_groups = static_cast<int32_t>(groups);
+  return q;
+}
+
+// ------------------------------------------------------------------------------------------------------ row operations
+
+void Program::run_row(const Op& op, int row, int thread) {
+  const tm_op& o = op.op;
+  const bool quantise = o.out >= 0 && buffers_[o.out].form == TM_FORM_QUANTISED;
+  switch (o.code) {
+    case TM_EMBED: {
+      int64_t id = step_.tokens[row];
+      for (const Part& part : op.parts) {
+        if (id < part.num_rows) return unpack_row(part, id, rows_of(o.out, row));
+        id -= part.num_rows;
+      }
+      return;
+    }
+    case TM_RMS_NORM: {
+      float* to = quantise ? thread_floats(thread) : rows_of(o.out, row);
+      kernels_->rms_norm_row(rows_of(o.in0, row), o.vector, o.value, o.width, to);
+      if (quantise) {
+        const Quantised out = quantised(o.out);
+        kernels_->quantise_row(to, &out, row, 0, o.width / kGroup);
+      }
+      return;
+    }
+    case TM_QUANTISE: {
+      const Quantised out = quantised(o.out);
+      return kernels_->quantise_row(rows_of(o.in0, row), &out, row, 0, o.width / kGroup);
+    }
+    case TM_ADD: return kernels_->add(rows_of(o.in0, row), rows_of(o.in1, row), o.width, rows_of(o.out, row));
+    case TM_SILU_MUL: {
+      const float* gate = rows_of(o.in0, row);
+      return kernels_->silu_mul(gate, gate + o.width, o.width, rows_of(o.out, row));
+    }
+    case TM_ROPE: return rope_row(op, row);
+    case TM_WRITE_KV: return write_kv_row(op, rows_of(o.in0, row), row);
+    case TM_GATHER:
+      std::memcpy(rows_of(o.out, row), rows_of(o.in0, step_.logit_rows[row]), static_cast<size_t>(o.width) * 4);
+      return;
+    default: return;
+  }
+}
+
+void Program::rope_row(const Op& op, int row) {
+  const tm_op& o = op.op;
+  const float* from = rows_of(o.in0, row);
+  float* to = rows_of(o.out, row);
+  const float* cos_sin = o.vector + static_cast<int64_t>(step_.positions[row]) * o.head_dim;
+  for (int head = 0; head < o.num_heads + o.num_kv_heads; head++)
+    kernels_->rope_head(from + head * o.head_dim, cos_sin, o.head_dim, to + head * o.head_dim);
+  const int64_t v = static_cast<int64_t>(o.num_heads + o.num_kv_heads) * o.head_dim;
+  std::memcpy(to + v, from + v, static_cast<size_t>(o.num_kv_heads) * o.head_dim * 4);
+  if (o.kv != nullptr) write_kv_row(op, to, row);
+}
+
+void Program::write_kv_row(const Op& op, const float* qkv, int row) {
+  const tm_op& o = op.op;
+  const tm_kv& kv = *o.kv;
+  const int sequence = row_sequence_[row];
+  const int position = step_.context_lens[sequence] - (step_.row_starts[sequence + 1] - row);
+  const int32_t* table = step_.block_tables + static_cast<int64_t>(sequence) * step_.table_width;
+  const int64_t value_bytes = kv.dtype == kF32 ? 4 : 2;
+  const int64_t head_values = static_cast<int64_t>(kv.block_size) * kv.head_dim;
+  uint8_t* block = kv.pool + table[position / kv.block_size] * kv.bytes_per_block +
+                   2 * o.layer * kv.num_kv_heads * head_values * value_bytes;
+  const int slot = position % kv.block_size;
+  const float* k = qkv + static_cast<int64_t>(o.num_heads) * o.head_dim;
+  const float* v = k + static_cast<int64_t>(o.num_kv_heads) * o.head_dim;
+  for (int head = 0; head < kv.num_kv_heads; head++) {
+    uint8_t* k_slot = block + (head * head_values + slot) * value_bytes;
+    uint8_t* v_slot = block + ((kv.num_kv_heads + head) * head_values + static_cast<int64_t>(slot) * kv.head_dim) * value_bytes;
+    kernels_->store_k(kv.dtype, k + head * o.head_dim, o.head_dim, kv.block_size, k_slot);
+    kernels_->store_v(kv.dtype, v + head * o.head_dim, o.head_dim, v_slot);
+  }
+}
+
+// ------------------------------------------------------------------------------------------------------------- linears
+
+// Units are blocks of tiles by blocks of rows. Few rows: weights are read once, units only balance the threads. Many
+// rows: a block of tiles stays in the cache while a block of rows passes.
+int Program::plan_linear(const Op& op, double* cost_ns) {
+  const int rows = num_rows(op.op);
+  const bool silu = op.op.code == TM_LINEAR_SILU;
+  int tiles = 0;
+  double bytes = 0;
+  for (const Part& part : op.parts) {
+    tiles += ceil_div(part.num_rows, kLanes);
+    bytes += static_cast<double>(part.num_bytes);
+  }
+  if (silu) tiles = op.op.width / kGroup;  // a unit of work is a group of 32 outputs: two gate and two up tiles
+  *cost_ns = bytes / 20.0 + bytes * rows / 100.0;
+  const int most = silu ? 4 : 16;
+  num_row_blocks_ = ceil_div(rows, kRowBlock);
+  const int wanted = ceil_div(6 * team_->num_threads(), num_row_blocks_);
+  tiles_per_unit_ = std::max(1, std::min(most, tiles / wanted));
+  int blocks = 0;
+  if (silu) {
+    blocks = ceil_div(tiles, tiles_per_unit_);
+  } else {
+    for (const Part& part : op.parts) blocks += ceil_div(ceil_div(part.num_rows, kLanes), tiles_per_unit_);
+  }
+  return blocks * num_row_blocks_;
+}
+
+void Program::run_linear(const Op& op, int unit) {
+  const tm_op& o = op.op;
+  const int row0 = unit % num_row_blocks_ * kRowBlock;
+  int block = unit / num_row_blocks_;
+  const Part* part = op.parts.data();
+  for (;; part++) {
+    const int blocks = ceil_div(ceil_div(part->num_rows, kLanes), tiles_per_unit_);
+    if (block < blocks) break;
+    block -= blocks;
+  }
+  LinearArgs args = {};
+  Quantised xq;
+  args.part = part;
+  args.tile0 = block * tiles_per_unit_;
+  args.num_tiles = std::min(tiles_per_unit_, ceil_div(part->num_rows, kLanes) - args.tile0);
+  args.row0 = row0;
+  args.num_rows = std::min(kRowBlock, num_rows(o) - row0);
+  if (is_quantised(part->kind)) {
+    xq = quantised(o.in1);
+    args.xq = &xq;
+  } else {
+    args.x = rows_of(o.in0, 0);
+    args.ld_x = part->num_cols;
+  }
+  const int64_t column = part->column0 + static_cast<int64_t>(args.tile0) * kLanes;
+  args.out = rows_of(o.out, row0) + column;
+  args.ld_out = o.weight->num_rows;
+  if (o.in2 >= 0) {
+    args.residual = rows_of(o.in2, row0) + column;
+    args.ld_residual = o.weight->num_rows;
+  }
+  kernels_->linear(&args);
+}
+
+// Gate and up columns of one output group, a panel of rows at a time, through silu * up into the group's codes.
+void Program::run_linear_silu(const Op& op, int unit) {
+  const tm_op& o = op.op;
+  const int row_begin = unit % num_row_blocks_ * kRowBlock;
+  const int row_end = std::min(num_rows(o), row_begin + kRowBlock);
+  const int group_begin = unit / num_row_blocks_ * tiles_per_unit_;
+  const int group_end = std::min(o.width / kGroup, group_begin + tiles_per_unit_);
+  const Quantised xq = quantised(o.in1), out = quantised(o.out);
+  alignas(64) float both[kPanel][2 * kGroup];
+  LinearArgs args = {};
+  args.part = op.parts.data();
+  args.xq = &xq;
+  args.num_tiles = kGroup / kLanes;
+  args.ld_out = 2 * kGroup;
+  for (int row = row_begin; row < row_end; row += kPanel) {
+    args.row0 = row;
+    args.num_rows = std::min(kPanel, row_end - row);
+    for (int group = group_begin; group < group_end; group++) {
+      args.tile0 = group * (kGroup / kLanes);
+      args.out = both[0];
+      kernels_->linear(&args);
+      args.tile0 += o.width / kLanes;
+      args.out = both[0] + kGroup;
+      kernels_->linear(&args);
+      for (int r = 0; r < args.num_rows; r++) {
+        kernels_->silu_mul(both[r], both[r] + kGroup, kGroup, both[r]);
+        kernels_->quantise_row(both[r], &out, row + r, group, 1);
+      }
+    }
+  }
+}
+
+// ----------------------------------------------------------------------------------------------------------- attention
+
+// A unit is a tile of query rows of one sequence x a KV head (or a chunk of the query heads that share it), and where
+// few such units exist and contexts are long, x a span, whose partial results a second pass merges in order.
+int Program::plan_attention(const Op& op, double* cost_ns) {
+  const tm_op& o = op.op;
+  const int sharing = o.num_heads / o.num_kv_heads;
+  head_chunks_ = ceil_div(sharing, kMaxTile);
+  heads_per_unit_ = ceil_div(sharing, head_chunks_);
+  make_row_tiles(std::max(1, kMaxTile / heads_per_unit_));
+  int64_t keys = 0, longest = 0;
+  for (const RowTile& tile : row_tiles_) {
+    const int64_t limit = tile.first_limit + tile.num_rows - 1;
+    keys += limit * tile.num_rows;
+    longest = std::max(longest, limit);
+  }
+  *cost_ns = static_cast<double>(keys) * o.num_heads * o.head_dim * 0.06 + 300.0 * static_cast<double>(row_tiles_.size());
+  num_spans_ = ceil_div(longest, kSpan);
+  const int units = num_attention_tiles(op);
+  const int64_t partial = static_cast<int64_t>(row_tiles_.size()) * rows_per_tile_ * o.num_heads * num_spans_ * (o.head_dim + 2);
+  split_spans_ = team_->num_threads() > 1 && num_spans_ > 1 && units < 6 * team_->num_threads() && partial <= scratch_floats_;
+  return split_spans_ ? units * num_spans_ : units;
+}
+
+int Program::num_attention_tiles(const Op& op) const {
+  return static_cast<int>(row_tiles_.size()) * op.op.num_kv_heads * head_chunks_;
+}
+
+void Program::make_row_tiles(int rows_per_tile) {
+  if (rows_per_tile_ == rows_per_tile) return;
+  rows_per_tile_ = rows_per_tile;
+  row_tiles_.clear();
+  for (int s = 0; s < step_.num_seqs; s++) {
+    const int begin = step_.row_starts[s], end = step_.row_starts[s + 1];
+    for (int row = begin; row < end; row += rows_per_tile)
+      row_tiles_.push_back({s, row, std::min(rows_per_tile, end - row), step_.context_lens[s] - (end - row) + 1});
+  }
+}
+
+// Which tile, KV head and query heads a unit stands for.
+Program::AttentionShare Program::attention_share(const Op& op, int index) const {
+  const int sharing = op.op.num_heads / op.op.num_kv_heads;
+  AttentionShare share;
+  const int chunk = index % head_chunks_;
+  share.kv_head = index / head_chunks_ % op.op.num_kv_heads;
+  share.tile = &row_tiles_[index / head_chunks_ / op.op.num_kv_heads];
+  share.head0 = share.kv_head * sharing + chunk * heads_per_unit_;
+  share.num_heads = std::min(heads_per_unit_, sharing - chunk * heads_per_unit_);
+  return share;
+}
+
+// Where the partial (max, sum, acc) of a unit's span lie in scratch: each for kMaxTile queries at most.
+Program::SpanState Program::partial_state(const Op& op, int index, int span) const {
+  const int64_t queries = static_cast<int64_t>(rows_per_tile_) * heads_per_unit_;
+  float* at = scratch_ + (static_cast<int64_t>(index) * num_spans_ + span) * queries * (op.op.head_dim + 2);
+  return {at, at + queries, at + 2 * queries};
+}
+
+void Program::run_attention(const Op& op, int unit, int thread) {
+  const tm_op& o = op.op;
+  const int index = split_spans_ ? unit / num_spans_ : unit;
+  const AttentionShare share = attention_share(op, index);
+  const RowTile& tile = *share.tile;
+  const int num_queries = tile.num_rows * share.num_heads;
+  const int last_limit = tile.first_limit + tile.num_rows - 1;
+  const int span_begin = split_spans_ ? unit % num_spans_ : 0;
+  const int span_end = split_spans_ ? span_begin + 1 : ceil_div(last_limit, kSpan);
+  if (span_begin * kSpan >= last_limit) return;
+
+  alignas(64) float q[kMaxHeadDim * kMaxTile];
+  for (int r = 0; r < tile.num_rows; r++)
+    for (int h = 0; h < share.num_heads; h++) {
+      const float* from = rows_of(o.in0, tile.row0 + r) + static_cast<int64_t>(share.head0 + h) * o.head_dim;
+      for (int d = 0; d < o.head_dim; d++) q[d * num_queries + r * share.num_heads + h] = from[d];
+    }
+  alignas(64) float state_acc[kMaxTile * kMaxHeadDim], span_acc[kMaxTile * kMaxHeadDim];
+  float state_max[kMaxTile], state_sum[kMaxTile], span_max[kMaxTile], span_sum[kMaxTile];
+  SpanArgs args;
+  args.dtype = o.kv->dtype;
+  args.num_queries = num_queries;
+  args.head_dim = o.head_dim;
+  args.q = q;
+  args.scale = o.value;
+  for (int span = span_begin; span < span_end; span++) {
+    SpanState to = {span_max, span_sum, span_acc};
+    if (split_spans_) to = partial_state(op, index, span);
+    else if (span == span_begin) to = {state_max, state_sum, state_acc};
+    args.max = to.max;
+    args.sum = to.sum;
+    args.acc = to.acc;
+    for (int r = 0; r < tile.num_rows; r++)
+      for (int h = 0; h < share.num_heads; h++)
+        args.num_keys[r * share.num_heads + h] = keys_in_span(tile.first_limit + r, span);
+    fill_keys(op, tile.sequence, share.kv_head, span, keys_in_span(last_limit, span), thread, &args);
+    kernels_->attend_span(&args);
+    if (split_spans_ || span == span_begin) continue;
+    for (int n = 0; n < num_queries; n++)
+      if (args.num_keys[n] > 0)
+        kernels_->merge_span(state_max + n, state_sum + n, state_acc + n * o.head_dim, span_max + n, span_sum + n,
+                             span_acc + n * o.head_dim, o.head_dim);
+  }
+  if (!split_spans_) write_attention(op, share, state_sum, state_acc);
+}
+
+void Program::run_merge(const Op& op, int unit) {
+  const tm_op& o = op.op;
+  const AttentionShare share = attention_share(op, unit);
+  const RowTile& tile = *share.tile;
+  const SpanState state = partial_state(op, unit, 0);
+  for (int span = 1; span < ceil_div(tile.first_limit + tile.num_rows - 1, kSpan); span++) {
+    const SpanState part = partial_state(op, unit, span);
+    for (int n = 0; n < tile.num_rows * share.num_heads; n++)
+      if (keys_in_span(tile.first_limit + n / share.num_heads, span) > 0)
+        kernels_->merge_span(state.max + n, state.sum + n, state.acc + n * o.head_dim, part.max + n, part.sum + n,
+                             part.acc + n * o.head_dim, o.head_dim);
+  }
+  write_attention(op, share, state.sum, state.acc);
+}
+
+int Program::keys_in_span(int limit, int span) { return std::max(0, std::min(kSpan, limit - span * kSpan)); }
+
+void Program::write_attention(const Op& op, const AttentionShare& share, const float* sums, float* accs) const {
+  const tm_op& o = op.op;
+  const bool quantise = buffers_[o.out].form == TM_FORM_QUANTISED;
+  for (int r = 0; r < share.tile->num_rows; r++)
+    for (int h = 0; h < share.num_heads; h++) {
+      const int n = r * share.num_heads + h, row = share.tile->row0 + r, head = share.head0 + h;
+      float* acc = accs + n * o.head_dim;
+      if (quantise) {
+        const Quantised out = quantised(o.out);
+        kernels_->divide(acc, sums[n], o.head_dim, acc);
+        kernels_->quantise_row(acc, &out, row, head * o.head_dim / kGroup, o.head_dim / kGroup);
+      } else {
+        kernels_->divide(acc, sums[n], o.head_dim, rows_of(o.out, row) + static_cast<int64_t>(head) * o.head_dim);
+      }
+    }
+}
+
+// Point at the keys and values of a span. Blocks of a multiple of 16 tokens are used in place; keys of other block
+// sizes are first gathered into chunks of 16.
+void Program::fill_keys(const Op& op, int sequence, int kv_head, int span, int num_keys, int thread, SpanArgs* args) {
+  const tm_kv& kv = *op.op.kv;
+  const int64_t value_bytes = kv.dtype == kF32 ? 4 : 2;
+  const int64_t head_values = static_cast<int64_t>(kv.block_size) * kv.head_dim;
+  const int32_t* table = step_.block_tables + static_cast<int64_t>(sequence) * step_.table_width;
+  const int64_t k_offset = (2 * static_cast<int64_t>(op.op.layer) * kv.num_kv_heads + kv_head) * head_values;
+  const int64_t v_offset = k_offset + kv.num_kv_heads * head_values;
+  const int first = span * kSpan;
+  const bool in_place = kv.block_size % kLanes == 0;
+  uint8_t* gathered = reinterpret_cast<uint8_t*>(thread_floats(thread));
+  args->k_stride = in_place ? kv.block_size : kLanes;
+  int block = first / kv.block_size, slot = first % kv.block_size;
+  const uint8_t* base = kv.pool + table[block] * kv.bytes_per_block;
+  for (int t = 0; t < num_keys; t++) {
+    args->v_rows[t] = base + (v_offset + static_cast<int64_t>(slot) * kv.head_dim) * value_bytes;
+    if (in_place) {
+      if (t % kLanes == 0) args->k_chunks[t / kLanes] = base + (k_offset + slot) * value_bytes;
+    } else {
+      uint8_t* chunk = gathered + t / kLanes * kLanes * kv.head_dim * value_bytes;
+      args->k_chunks[t / kLanes] = chunk;
+      for (int d = 0; d < kv.head_dim; d++)
+        std::memcpy(chunk + (d * kLanes + t % kLanes) * value_bytes,
+                    base + (k_offset + static_cast<int64_t>(d) * kv.block_size + slot) * value_bytes, value_bytes);
+    }
+    if (++slot == kv.block_size && t + 1 < num_keys) {
+      slot = 0;
+      base = kv.pool + table[++block] * kv.bytes_per_block;
+    }
+  }
+}
+
+}  // namespace mill

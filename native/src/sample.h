@@ -1,0 +1,26 @@
+// Drawing tokens from rows of logits and telling their log probabilities.
+#pragma once
+#include <cstdint>
+
+#include "kernels.h"
+
+namespace mill {
+
+struct SamplingRow {
+  float temperature;  // 0 = greedy
+  int32_t top_k;      // 0 = off
+  float top_p;        // 1 = off
+  float min_p;        // 0 = off
+  uint64_t seed;
+  int32_t choice, position;
+};
+
+// Bytes of scratch one row needs.
+int64_t sample_scratch_bytes(int64_t num_cols);
+
+int32_t sample_row(const Kernels* kernels, const float* logits, int num_cols, const SamplingRow& how, void* scratch);
+
+void logprobs_row(const Kernels* kernels, const float* logits, int num_cols, int32_t token, int num_top,
+                  float* logprob, int32_t* rank, int32_t* top_ids, float* top_logprobs, void* scratch);
+
+}  // namespace mill

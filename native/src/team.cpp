@@ -1,0 +1,99 @@
+// See team.h. The only shared words are the ticket (phase number and units left), the count of unfinished units and
+// the count of sleepers. A claim is a compare-and-swap on the ticket, so a late thread can never take a unit of a phase
+// other than the one it looked at; the thread that holds a unit keeps its phase alive.
+#include "team.h"
+
+#include <chrono>
+
+#if defined(__x86_64__) || defined(__i386__)
+#include <immintrin.h>
+#endif
+
+namespace mill {
+
+namespace {
+
+constexpr int kSpinMicroseconds = 40;
+
+inline void relax() {
+#if defined(__x86_64__) || defined(__i386__)
+  _mm_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+inline uint32_t phase_of(uint64_t ticket) { return static_cast<uint32_t>(ticket >> 32); }
+inline uint32_t left_of(uint64_t ticket) { return static_cast<uint32_t>(ticket); }
+
+}  // namespace
+
+Team::Team(int num_threads) {
+  for (int i = 1; i < num_threads; i++) workers_.emplace_back([this, i] { participate(i); });
+}
+
+Team::~Team() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stopping_.store(true);
+  }
+  changed_.notify_all();
+  for (std::thread& worker : workers_) worker.join();
+}
+
+void Team::publish(int num_units) {
+  num_units_ = num_units;
+  unfinished_.store(num_units, std::memory_order_relaxed);
+  const uint32_t phase = phase_of(ticket_.load(std::memory_order_relaxed)) + 1;
+  if (num_units == 0) finished_phase_.store(phase, std::memory_order_relaxed);
+  ticket_.store(static_cast<uint64_t>(phase) << 32 | static_cast<uint32_t>(num_units), std::memory_order_seq_cst);
+  if (sleepers_.load(std::memory_order_seq_cst) > 0) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    changed_.notify_all();
+  }
+}
+
+void Team::advance() { publish(job_->next_phase()); }
+
+// Claim and run units: a worker until the team stops, the caller of run until its job has ended.
+void Team::participate(int thread) {
+  for (;;) {
+    uint64_t ticket = ticket_.load(std::memory_order_acquire);
+    if (left_of(ticket) > 0) {
+      if (!ticket_.compare_exchange_weak(ticket, ticket - 1, std::memory_order_acq_rel)) continue;
+      job_->run_unit(num_units_ - static_cast<int>(left_of(ticket)), thread);
+      if (unfinished_.fetch_sub(1, std::memory_order_acq_rel) == 1) advance();
+      continue;
+    }
+    const bool is_caller = thread == 0;
+    if (is_caller && finished_phase_.load(std::memory_order_relaxed) == phase_of(ticket)) return;
+    if (!is_caller && stopping_.load(std::memory_order_acquire)) return;
+    wait_for_change(ticket);
+  }
+}
+
+void Team::wait_for_change(uint64_t seen) {
+  const auto give_up = std::chrono::steady_clock::now() + std::chrono::microseconds(kSpinMicroseconds);
+  const auto unchanged = [&] {
+    const uint64_t ticket = ticket_.load(std::memory_order_seq_cst);
+    return phase_of(ticket) == phase_of(seen) && !stopping_.load();
+  };
+  do {
+    for (int i = 0; i < 32; i++) {
+      if (!unchanged()) return;
+      relax();
+    }
+  } while (std::chrono::steady_clock::now() < give_up);
+  std::unique_lock<std::mutex> lock(mutex_);
+  sleepers_.fetch_add(1, std::memory_order_seq_cst);
+  changed_.wait(lock, [&] { return !unchanged(); });
+  sleepers_.fetch_sub(1, std::memory_order_relaxed);
+}
+
+void Team::run(Job* job) {
+  job_ = job;
+  advance();
+  participate(0);
+}
+
+}  // namespace mill

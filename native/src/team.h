@@ -1,0 +1,72 @@
+// A persistent team of threads that runs jobs made of phases; the calling thread is one of them.
+//
+// A phase is a number of independent units. Threads claim units one by one; whoever finishes the last unit of a phase
+// prepares the next one (running small ones on the spot), so a phase waits for its units, never for a thread: a worker
+// that the system has descheduled holds nobody up. Waiting threads spin for some microseconds, then sleep.
+#pragma once
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace mill {
+
+struct Job {
+  virtual ~Job() = default;
+  // Prepare the next phase and return its number of units; 0 ends the job. One thread at a time, after all units of
+  // the phase before.
+  virtual int next_phase() = 0;
+  virtual void run_unit(int unit, int thread) = 0;
+};
+
+class Team {
+ public:
+  explicit Team(int num_threads);
+  ~Team();
+  Team(const Team&) = delete;
+
+  int num_threads() const { return 1 + static_cast<int>(workers_.size()); }
+
+  // Run the job to its end. One caller at a time.
+  void run(Job* job);
+
+  // `function(unit, thread)` for every unit in [0, num_units).
+  template <class Function>
+  void for_each(int num_units, const Function& function) {
+    struct Loop final : Job {
+      int units;
+      const Function* body;
+      int next_phase() override {
+        const int n = units;
+        units = 0;
+        return n;
+      }
+      void run_unit(int unit, int thread) override { (*body)(unit, thread); }
+    } loop;
+    loop.units = num_units;
+    loop.body = &function;
+    run(&loop);
+  }
+
+ private:
+  void participate(int thread);
+  void advance();
+  void publish(int num_units);
+  void wait_for_change(uint64_t seen);
+
+  // High half: phase number. Low half: units not yet claimed.
+  alignas(64) std::atomic<uint64_t> ticket_{0};
+  alignas(64) std::atomic<int> unfinished_{0};
+  alignas(64) std::atomic<int> sleepers_{0};
+  std::atomic<uint32_t> finished_phase_{0};  // the phase number that announced the end of the latest job
+  std::atomic<bool> stopping_{false};
+  Job* job_ = nullptr;
+  int num_units_ = 0;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<std::thread> workers_;
+};
+
+}  // namespace mill

@@ -1,0 +1,18 @@
+"""The CPU backend: hand-written kernels in one shared library, driven a whole step at a time.
+
+    library   finds and binds the C border
+    memory    aligned arrays, and which values of a program may share bytes
+    record    runs a forward pass once and keeps what it asked for
+    fuse      joins neighbours of the recorded list
+    program   a recorded list as one callable
+    backend   NativeOps: the seam's functions
+
+`available()` says whether it can be used here, and if not, why.
+"""
+
+from __future__ import annotations
+
+from .backend import NativeOps
+from .library import available
+
+__all__ = ["NativeOps", "available"]

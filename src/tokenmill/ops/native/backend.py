@@ -1,0 +1,285 @@
+"""NativeOps: the seam of ops/api.py on the native kernels.
+
+`compile` is the way to run a model: one recorded program, one native call a step. Called directly, each function builds
+a program of its own and copies its result, which is meant for tests.
+
+    T tokens  L logit rows  V vocabulary  D width  K inputs  N outputs
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...core.block import KVGroup
+from ..api import HeadGeometry, RawTensor, SampleBatch, StepBatch, StepLimits
+from .fuse import fuse
+from .library import KINDS, KVStruct, Part, SamplingStruct, WeightStruct, check, load_library
+from .memory import aligned_bytes
+from .program import NativeProgram
+from .record import NativeKV, NativeWeight, Recorder, SymbolicBatch, Value
+
+_FIRST_QUANTISED = KINDS["q4_0"]
+
+
+class NativeOps:
+    """num_threads  default: the processors this process may use
+    isa          'scalar', 'avx2', 'avxvnni' or 'avx512'; default: TOKENMILL_ISA, else the widest that runs here
+    fuse         False keeps the recorded operations apart (same bits, slower)
+    """
+
+    name = "native"
+    family = "native-i8g32-1"
+
+    def __init__(self, num_threads: int | None = None, isa: str | None = None, fuse: bool = True) -> None:
+        self.num_threads = num_threads or default_num_threads()
+        self.fuse = fuse
+        self._isa = isa or os.environ.get("TOKENMILL_ISA") or "auto"
+        self._library = load_library()
+        self._team_handle: Any = None
+        self._programs: list[NativeProgram] = []
+        self._sample_scratch = np.empty(0, np.uint8)
+
+    @property
+    def _team(self) -> Any:
+        if self._team_handle is None:
+            self._team_handle = self._library.tm_team_new(self.num_threads, self._isa.encode())
+            check(self._library, self._team_handle)
+        return self._team_handle
+
+    @property
+    def isa(self) -> str:
+        """The instruction set in use."""
+        return self._library.tm_team_isa(self._team).decode()
+
+    def describe(self) -> dict[str, str]:
+        return {"backend": "native", "instruction set": self.isa, "threads": str(self.num_threads)}
+
+    def pack(self, parts: Sequence[RawTensor]) -> NativeWeight:
+        num_cols = parts[0].num_cols
+        structs: list[Part] = []
+        packed: list[np.ndarray] = []
+        column = 0
+        for kind, group in itertools.groupby(parts, key=lambda part: part.kind):
+            matrices = list(group)
+            for matrix in matrices:
+                assert matrix.num_cols == num_cols, (matrix.num_cols, num_cols)
+                assert matrix.data.dtype == np.uint8 and matrix.data.flags.c_contiguous, matrix.data.dtype
+                assert matrix.data.size == matrix.num_rows * raw_row_bytes(kind, num_cols), (kind, matrix.data.size)
+            data = self._pack_kind(kind, num_cols, matrices)
+            num_rows = sum(matrix.num_rows for matrix in matrices)
+            structs.append(Part(KINDS[kind], column, num_rows, num_cols, data.ctypes.data, data.size))
+            packed.append(data)
+            column += num_rows
+        array = (Part * len(structs))(*structs)
+        quantised = [part.kind >= _FIRST_QUANTISED for part in structs]
+        return NativeWeight(
+            num_rows=column,
+            num_cols=num_cols,
+            num_bytes=sum(data.size for data in packed),
+            quantised=any(quantised),
+            dense=not all(quantised),
+            struct=WeightStruct(column, num_cols, len(structs), 0, array),
+            parts=array,
+            data=tuple(packed),
+        )
+
+    def _pack_kind(self, kind: str, num_cols: int, matrices: Sequence[RawTensor]) -> np.ndarray:
+        num_rows = [matrix.num_rows for matrix in matrices]
+        num_bytes = self._library.tm_packed_bytes(KINDS[kind], sum(num_rows), num_cols)
+        assert num_bytes > 0, f"a {kind} matrix of {sum(num_rows)} x {num_cols} cannot be packed"
+        out = aligned_bytes(num_bytes)
+        pointers = (ctypes.c_void_p * len(matrices))(*(matrix.data.ctypes.data for matrix in matrices))
+        counts = (ctypes.c_int64 * len(matrices))(*num_rows)
+        done = self._library.tm_pack(
+            self._team, KINDS[kind], num_cols, len(matrices), pointers, counts, out.ctypes.data, out.size
+        )
+        check(self._library, done == 0)
+        return out
+
+    def vector(self, values: np.ndarray) -> np.ndarray:
+        return np.ascontiguousarray(values, np.float32)
+
+    def bind_kv(self, pool: np.ndarray, group: KVGroup) -> NativeKV:
+        assert pool.dtype == np.uint8 and pool.flags.c_contiguous and pool.flags.writeable, pool.dtype
+        assert pool.ndim == 2 and pool.shape[1] == group.bytes_per_block, (pool.shape, group.bytes_per_block)
+        struct = KVStruct(
+            pool=pool.ctypes.data,
+            num_blocks=len(pool),
+            bytes_per_block=group.bytes_per_block,
+            num_layers=group.num_layers,
+            num_kv_heads=group.num_kv_heads,
+            head_dim=group.head_dim,
+            block_size=group.block_size,
+            dtype=KINDS[group.dtype],
+        )
+        return NativeKV(struct, pool, group)
+
+    def compile(self, forward: Callable[[Any, Any], Any], limits: StepLimits) -> NativeProgram:
+        batch = SymbolicBatch()
+        recorder = Recorder(batch)
+        output = forward(recorder, batch)
+        assert isinstance(output, Value), "the forward pass must return a value made by its ops"
+        operations = recorder.operations
+        if self.fuse:
+            operations = fuse(operations, output)
+        program = NativeProgram(self._library, self._team, operations, output, limits)
+        self._programs.append(program)
+        return program
+
+    def embed(self, table: NativeWeight, tokens_T: np.ndarray) -> np.ndarray:
+        tokens_T = np.ascontiguousarray(tokens_T, np.int32)
+        return self._once(lambda ops, batch: ops.embed(table, batch.tokens_T), len(tokens_T), tokens_T=tokens_T)
+
+    def rms_norm(self, x_TD: np.ndarray, weight_D: np.ndarray, eps: float) -> np.ndarray:
+        return self._once(lambda ops, batch: ops.rms_norm(x_TD, weight_D, eps), len(x_TD))
+
+    def linear(self, x_TK: np.ndarray, weight: NativeWeight) -> np.ndarray:
+        return self._once(lambda ops, batch: ops.linear(x_TK, weight), len(x_TK))
+
+    def add(self, x_TD: np.ndarray, y_TD: np.ndarray) -> np.ndarray:
+        return self._once(lambda ops, batch: ops.add(x_TD, y_TD), len(x_TD))
+
+    def silu_mul(self, gate_up_T2F: np.ndarray) -> np.ndarray:
+        return self._once(lambda ops, batch: ops.silu_mul(gate_up_T2F), len(gate_up_T2F))
+
+    def rope(
+        self, qkv_TW: np.ndarray, positions_T: np.ndarray, table_PC: np.ndarray, heads: HeadGeometry
+    ) -> np.ndarray:
+        positions_T = np.ascontiguousarray(positions_T, np.int32)
+        return self._once(
+            lambda ops, batch: ops.rope(qkv_TW, batch.positions_T, table_PC, heads),
+            len(qkv_TW),
+            positions_T=positions_T,
+        )
+
+    def write_kv(self, kv: NativeKV, layer: int, qkv_TW: np.ndarray, batch: StepBatch, heads: HeadGeometry) -> None:
+        def forward(ops: Recorder, symbols: SymbolicBatch) -> Value:
+            ops.write_kv(kv, layer, qkv_TW, symbols, heads)
+            return ops.add(qkv_TW, qkv_TW)  # a program has an output
+
+        self._run_once(forward, batch)
+
+    def paged_attention(
+        self, kv: NativeKV, layer: int, qkv_TW: np.ndarray, batch: StepBatch, heads: HeadGeometry, scale: float
+    ) -> np.ndarray:
+        return self._run_once(lambda ops, symbols: ops.paged_attention(kv, layer, qkv_TW, symbols, heads, scale), batch)
+
+    def gather_rows(self, x_TD: np.ndarray, rows_L: np.ndarray) -> np.ndarray:
+        rows_L = np.ascontiguousarray(rows_L, np.int32)
+        return self._once(lambda ops, batch: ops.gather_rows(x_TD, batch.logit_rows_L), len(x_TD), logit_rows_L=rows_L)
+
+    def _once(self, forward: Callable[[Any, Any], Value], num_tokens: int, **given: np.ndarray) -> np.ndarray:
+        """Run `forward` on a batch of one sequence without KV."""
+        zeros = np.zeros(num_tokens, np.int32)
+        batch = StepBatch(
+            tokens_T=given.get("tokens_T", zeros),
+            positions_T=given.get("positions_T", zeros),
+            row_starts_S1=np.array([0, num_tokens], np.int32),
+            context_lens_S=np.array([num_tokens], np.int32),
+            block_tables_SB=np.zeros((1, 1), np.int32),
+            logit_rows_L=given.get("logit_rows_L", zeros[:0]),
+        )
+        return self._run_once(forward, batch)
+
+    def _run_once(self, forward: Callable[[Any, Any], Value], batch: StepBatch) -> np.ndarray:
+        limits = StepLimits(
+            max_tokens=len(batch.tokens_T),
+            max_seqs=len(batch.context_lens_S),
+            max_blocks_per_seq=batch.block_tables_SB.shape[1],
+            max_logit_rows=len(batch.logit_rows_L),
+        )
+        program = self.compile(forward, limits)
+        try:
+            return program(batch).copy()
+        finally:
+            self._programs.remove(program)
+            program.close()
+
+    def sample(self, logits_LV: np.ndarray, how: SampleBatch) -> np.ndarray:
+        num_rows, num_cols = logits_LV.shape
+        logits_LV = np.ascontiguousarray(logits_LV, np.float32)
+        fields = (
+            (how.temperature_L, np.float32),
+            (how.top_k_L, np.int32),
+            (how.top_p_L, np.float32),
+            (how.min_p_L, np.float32),
+            (how.seed_L, np.uint64),
+            (how.choice_L, np.int32),
+            (how.position_L, np.int32),
+        )
+        arrays = [np.ascontiguousarray(array, dtype) for array, dtype in fields]
+        assert all(array.shape == (num_rows,) for array in arrays), [array.shape for array in arrays]
+        struct = SamplingStruct(*(array.ctypes.data for array in arrays))
+        tokens_L = np.empty(num_rows, np.int32)
+        done = self._library.tm_sample(
+            self._team,
+            logits_LV.ctypes.data,
+            num_rows,
+            num_cols,
+            ctypes.byref(struct),
+            tokens_L.ctypes.data,
+            self._scratch_for(num_cols),
+        )
+        check(self._library, done == 0)
+        return tokens_L
+
+    def token_logprobs(
+        self, logits_LV: np.ndarray, tokens_L: np.ndarray, num_top: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        num_rows, num_cols = logits_LV.shape
+        logits_LV = np.ascontiguousarray(logits_LV, np.float32)
+        tokens_L = np.ascontiguousarray(tokens_L, np.int32)
+        assert tokens_L.shape == (num_rows,), tokens_L.shape
+        logprobs_L, ranks_L = np.empty(num_rows, np.float32), np.empty(num_rows, np.int32)
+        top_Ln, top_logprobs_Ln = np.empty((num_rows, num_top), np.int32), np.empty((num_rows, num_top), np.float32)
+        done = self._library.tm_token_logprobs(
+            self._team,
+            logits_LV.ctypes.data,
+            num_rows,
+            num_cols,
+            tokens_L.ctypes.data,
+            num_top,
+            logprobs_L.ctypes.data,
+            ranks_L.ctypes.data,
+            top_Ln.ctypes.data,
+            top_logprobs_Ln.ctypes.data,
+            self._scratch_for(num_cols),
+        )
+        check(self._library, done == 0)
+        return logprobs_L, ranks_L, top_Ln, top_logprobs_Ln
+
+    def _scratch_for(self, num_cols: int) -> int:
+        needed = self._library.tm_sample_scratch(num_cols) * self.num_threads
+        if self._sample_scratch.size < needed:
+            self._sample_scratch = aligned_bytes(needed)
+        return self._sample_scratch.ctypes.data
+
+    def close(self) -> None:
+        for program in self._programs:
+            program.close()
+        self._programs.clear()
+        if self._team_handle is not None:
+            self._library.tm_team_free(self._team_handle)
+            self._team_handle = None
+
+
+def default_num_threads() -> int:
+    """Processors this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def raw_row_bytes(kind: str, num_cols: int) -> int:
+    """Bytes of a row as a checkpoint stores it."""
+    block = {"q4_0": 18, "q4_1": 20, "q8_0": 34}.get(kind)
+    if block is not None:
+        assert num_cols % 32 == 0, f"{kind} rows hold whole blocks of 32, got {num_cols} columns"
+        return num_cols // 32 * block
+    return num_cols * {"f32": 4, "f16": 2, "bf16": 2}[kind]

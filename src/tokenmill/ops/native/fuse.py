@@ -1,0 +1,117 @@
+"""Joins neighbours of a recorded list, where the joined kernel gives the same bits and saves a trip through memory.
+
+    rms_norm -> quantise                    rms_norm that writes codes
+    paged_attention -> quantise             attention that writes codes
+    rope, write_kv                          rope that also stores K and V
+    linear -> add                           linear that starts from a residual
+    linear(gate, up) -> silu_mul -> quantise   one pass per group of 32 outputs
+
+Only values with a single reader are joined away.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ..api import GROUP
+from .record import Code, Operation, Value
+
+
+def fuse(operations: list[Operation], output: Value) -> list[Operation]:
+    """The same program in fewer operations; `output` stays a value of it."""
+    operations = _quantise_at_source(operations, output)
+    operations = _store_while_rotating(operations)
+    operations = _join_silu(operations, output)
+    return _join_residual(operations, output)
+
+
+def readers(operations: list[Operation]) -> dict[Value, list[Operation]]:
+    found: dict[Value, list[Operation]] = {}
+    for operation in operations:
+        for value in operation.inputs:
+            if value is not None:
+                found.setdefault(value, []).append(operation)
+    return found
+
+
+def _only_reader(found: dict[Value, list[Operation]], value: Value | None, output: Value) -> Operation | None:
+    if value is None or value is output or len(found.get(value, ())) != 1:
+        return None
+    return found[value][0]
+
+
+def _quantise_at_source(operations: list[Operation], output: Value) -> list[Operation]:
+    found = readers(operations)
+    replaced: dict[Operation, Operation | None] = {}
+    for operation in operations:
+        if operation.code == Code.ATTENTION:
+            assert operation.heads is not None
+            if operation.heads.head_dim % GROUP:
+                continue
+        elif operation.code != Code.RMS_NORM:
+            continue
+        reader = _only_reader(found, operation.out, output)
+        if reader is not None and reader.code == Code.QUANTISE:
+            replaced[operation] = dataclasses.replace(operation, out=reader.out)
+            replaced[reader] = None
+    return _replace(operations, replaced)
+
+
+def _store_while_rotating(operations: list[Operation]) -> list[Operation]:
+    """Stores move up to the rotation, so nothing in between may touch KV."""
+    replaced: dict[Operation, Operation | None] = {}
+    rotation: Operation | None = None
+    for operation in operations:
+        if operation.code == Code.ROPE:
+            rotation = operation
+        elif operation.code == Code.WRITE_KV and rotation is not None and operation.inputs[0] is rotation.out:
+            replaced[rotation] = dataclasses.replace(rotation, kv=operation.kv, layer=operation.layer)
+            replaced[operation] = None
+            rotation = None
+        elif operation.code in (Code.WRITE_KV, Code.ATTENTION):
+            rotation = None
+    return _replace(operations, replaced)
+
+
+def _join_silu(operations: list[Operation], output: Value) -> list[Operation]:
+    found = readers(operations)
+    replaced: dict[Operation, Operation | None] = {}
+    for operation in operations:
+        weight = operation.weight
+        if operation.code != Code.LINEAR or weight is None or weight.dense or weight.struct.num_parts != 1:
+            continue
+        product = _only_reader(found, operation.out, output)
+        if product is None or product.code != Code.SILU_MUL or product.width % GROUP:
+            continue
+        quantise = _only_reader(found, product.out, output)
+        if quantise is None or quantise.code != Code.QUANTISE:
+            continue
+        replaced[operation] = replaced[product] = None
+        replaced[quantise] = dataclasses.replace(
+            operation, code=Code.LINEAR_SILU, out=quantise.out, width=product.width
+        )
+    return _replace(operations, replaced)
+
+
+def _join_residual(operations: list[Operation], output: Value) -> list[Operation]:
+    found = readers(operations)
+    replaced: dict[Operation, Operation | None] = {}
+    for operation in operations:
+        if operation.code != Code.LINEAR:
+            continue
+        total = _only_reader(found, operation.out, output)
+        if total is None or total.code != Code.ADD or total in replaced:
+            continue
+        left, right, _ = total.inputs
+        if left is right:
+            continue
+        residual = right if left is operation.out else left
+        replaced[operation] = None
+        dense, codes, _ = operation.inputs
+        replaced[total] = dataclasses.replace(operation, inputs=(dense, codes, residual), out=total.out)
+    return _replace(operations, replaced)
+
+
+def _replace(operations: list[Operation], replaced: dict[Operation, Operation | None]) -> list[Operation]:
+    kept = (replaced.get(operation, operation) for operation in operations)
+    return [operation for operation in kept if operation is not None]

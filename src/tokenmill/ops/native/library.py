@@ -1,0 +1,201 @@
+"""Finds the shared library and binds its C border (native/include/tokenmill_native.h) with ctypes.
+
+The environment variable TOKENMILL_NATIVE_LIB names a library to use instead of the one installed beside this file.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import sys
+from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_void_p
+from pathlib import Path
+
+ABI_VERSION = 1
+
+KINDS = {"f32": 0, "f16": 1, "bf16": 2, "q4_0": 3, "q4_1": 4, "q8_0": 5}
+ISAS = ("avx512", "avxvnni", "avx2", "scalar")
+
+
+class Part(ctypes.Structure):
+    _fields_ = (
+        ("kind", c_int32),
+        ("column0", c_int32),
+        ("num_rows", c_int32),
+        ("num_cols", c_int32),
+        ("data", c_void_p),
+        ("num_bytes", c_int64),
+    )
+
+
+class WeightStruct(ctypes.Structure):
+    _fields_ = (
+        ("num_rows", c_int32),
+        ("num_cols", c_int32),
+        ("num_parts", c_int32),
+        ("reserved", c_int32),
+        ("parts", POINTER(Part)),
+    )
+
+
+class KVStruct(ctypes.Structure):
+    _fields_ = (
+        ("pool", c_void_p),
+        ("num_blocks", c_int64),
+        ("bytes_per_block", c_int64),
+        ("num_layers", c_int32),
+        ("num_kv_heads", c_int32),
+        ("head_dim", c_int32),
+        ("block_size", c_int32),
+        ("dtype", c_int32),
+        ("reserved", c_int32),
+    )
+
+
+class BufferStruct(ctypes.Structure):
+    _fields_ = (
+        ("data", c_void_p),
+        ("num_bytes", c_int64),
+        ("rows", c_int32),
+        ("max_rows", c_int32),
+        ("width", c_int32),
+        ("form", c_int32),
+    )
+
+
+class OpStruct(ctypes.Structure):
+    _fields_ = (
+        ("code", c_int32),
+        ("rows", c_int32),
+        ("in0", c_int32),
+        ("in1", c_int32),
+        ("in2", c_int32),
+        ("out", c_int32),
+        ("width", c_int32),
+        ("layer", c_int32),
+        ("num_heads", c_int32),
+        ("num_kv_heads", c_int32),
+        ("head_dim", c_int32),
+        ("value", c_float),
+        ("weight", POINTER(WeightStruct)),
+        ("vector", c_void_p),
+        ("vector_rows", c_int64),
+        ("kv", POINTER(KVStruct)),
+    )
+
+
+class LimitsStruct(ctypes.Structure):
+    _fields_ = (
+        ("max_tokens", c_int32),
+        ("max_seqs", c_int32),
+        ("max_blocks_per_seq", c_int32),
+        ("max_logit_rows", c_int32),
+    )
+
+
+class StepStruct(ctypes.Structure):
+    _fields_ = (
+        ("tokens", c_void_p),
+        ("positions", c_void_p),
+        ("row_starts", c_void_p),
+        ("context_lens", c_void_p),
+        ("block_tables", c_void_p),
+        ("logit_rows", c_void_p),
+        ("num_tokens", c_int32),
+        ("num_seqs", c_int32),
+        ("table_width", c_int32),
+        ("num_logit_rows", c_int32),
+    )
+
+
+class SamplingStruct(ctypes.Structure):
+    _fields_ = (
+        ("temperature", c_void_p),
+        ("top_k", c_void_p),
+        ("top_p", c_void_p),
+        ("min_p", c_void_p),
+        ("seed", c_void_p),
+        ("choice", c_void_p),
+        ("position", c_void_p),
+    )
+
+
+_SIGNATURES = {
+    "tm_abi_version": (c_int32, ()),
+    "tm_last_error": (c_char_p, ()),
+    "tm_isa_available": (c_int32, (c_char_p,)),
+    "tm_team_new": (c_void_p, (c_int32, c_char_p)),
+    "tm_team_free": (None, (c_void_p,)),
+    "tm_team_isa": (c_char_p, (c_void_p,)),
+    "tm_packed_bytes": (c_int64, (c_int32, c_int64, c_int64)),
+    "tm_pack": (c_int32, (c_void_p, c_int32, c_int64, c_int32, c_void_p, c_void_p, c_void_p, c_int64)),
+    "tm_buffer_bytes": (c_int64, (c_int32, c_int64, c_int64)),
+    "tm_program_new": (
+        c_void_p,
+        (c_void_p, c_void_p, c_int32, c_void_p, c_int32, POINTER(LimitsStruct), c_void_p, c_int64),
+    ),
+    "tm_program_free": (None, (c_void_p,)),
+    "tm_program_run": (c_int32, (c_void_p, POINTER(StepStruct))),
+    "tm_sample_scratch": (c_int64, (c_int64,)),
+    "tm_sample": (
+        c_int32,
+        (c_void_p, c_void_p, c_int64, c_int64, POINTER(SamplingStruct), c_void_p, c_void_p),
+    ),
+    "tm_token_logprobs": (
+        c_int32,
+        (c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_int32, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p),
+    ),
+}
+
+
+def library_path() -> Path:
+    """Where the library is looked for."""
+    given = os.environ.get("TOKENMILL_NATIVE_LIB")
+    if given:
+        return Path(given)
+    suffix = {"darwin": "dylib", "win32": "dll"}.get(sys.platform, "so")
+    return Path(__file__).parent / f"libtokenmill_native.{suffix}"
+
+
+@functools.lru_cache(maxsize=4)
+def _load(path: Path) -> ctypes.CDLL:
+    library = ctypes.CDLL(str(path))
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(library, name)
+        function.restype = result
+        function.argtypes = arguments
+    return library
+
+
+def load_library() -> ctypes.CDLL:
+    """The bound library. Raises OSError, with the reason, where there is none that fits."""
+    path = library_path()
+    if not path.exists():
+        raise OSError(f"no native library at {path}")
+    library = _load(path)
+    found = library.tm_abi_version()
+    if found != ABI_VERSION:
+        raise OSError(f"{path} speaks version {found} of the border, this package speaks {ABI_VERSION}")
+    return library
+
+
+def available() -> str | None:
+    """None where the native backend can be used, else the reason why not."""
+    try:
+        load_library()
+    except (OSError, AttributeError) as error:
+        return str(error)
+    return None
+
+
+def available_isas() -> tuple[str, ...]:
+    """Instruction-set variants that can run on this machine, widest first."""
+    library = load_library()
+    return tuple(isa for isa in ISAS if library.tm_isa_available(isa.encode()))
+
+
+def check(library: ctypes.CDLL, succeeded: object) -> None:
+    """Raise what the library said where a call failed: the caller broke the border's contract."""
+    if not succeeded:
+        raise AssertionError(library.tm_last_error().decode())

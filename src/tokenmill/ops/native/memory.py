@@ -1,0 +1,43 @@
+"""Aligned arrays, and the arena of a program: values that are never alive together share bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+ALIGNMENT = 64
+
+
+def aligned_bytes(num_bytes: int) -> np.ndarray:
+    """uint8 [num_bytes], uninitialised, starting at a multiple of 64 bytes."""
+    room = np.empty(num_bytes + ALIGNMENT, np.uint8)
+    start = -room.ctypes.data % ALIGNMENT
+    return room[start : start + num_bytes]
+
+
+def place(sizes: Sequence[int], lives: Sequence[tuple[int, int]]) -> tuple[list[int], int]:
+    """Offsets for values of `sizes` bytes, alive over the inclusive intervals `lives`, and the arena's total bytes.
+
+    Each value, in order of birth, takes the lowest gap that is free throughout its life.
+    """
+    offsets = [0] * len(sizes)
+    total = 0
+    placed: list[int] = []
+    for index in sorted(range(len(sizes)), key=lambda value: lives[value]):
+        first, last = lives[index]
+        size = -(-sizes[index] // ALIGNMENT) * ALIGNMENT
+        taken = sorted(
+            (offsets[other], offsets[other] + -(-sizes[other] // ALIGNMENT) * ALIGNMENT)
+            for other in placed
+            if lives[other][0] <= last and first <= lives[other][1]
+        )
+        offset = 0
+        for begin, end in taken:
+            if offset + size <= begin:
+                break
+            offset = max(offset, end)
+        offsets[index] = offset
+        placed.append(index)
+        total = max(total, offset + size)
+    return offsets, total

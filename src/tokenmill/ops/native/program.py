@@ -1,0 +1,181 @@
+"""A recorded list of operations as one native program: values get bytes, the list becomes C structs, a step is one call.
+
+T tokens  S sequences  B blocks  L logit rows
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..api import SPAN, StepBatch, StepLimits
+from .library import BufferStruct, LimitsStruct, OpStruct, StepStruct, check
+from .memory import aligned_bytes, place
+from .record import TOKEN_ROWS, Code, Operation, Value
+
+_PARTIAL_BYTES = 16 * 2**20  # most scratch for the partial attention of split contexts
+_SPLIT_ROWS = 8  # query rows that scratch is sized for
+
+
+class NativeProgram:
+    """Callable on a StepBatch; gives the output value's rows, float32, valid until the next call.
+
+    scratch_bytes   all memory the program holds besides weights and KV
+    num_operations  length of the list
+    """
+
+    def __init__(
+        self, library: ctypes.CDLL, team: Any, operations: Sequence[Operation], output: Value, limits: StepLimits
+    ) -> None:
+        self.limits = limits
+        self.num_operations = len(operations)
+        self._library = library
+        self._team = team
+        self._keep: list[Any] = [operations]  # whatever the C structs point to
+        self._program = None
+        assert output.array is None, "the output is made by an operation"
+
+        values = _values(operations)
+        max_rows = [limits.max_tokens if value.rows == TOKEN_ROWS else limits.max_logit_rows for value in values]
+        sizes = [
+            library.tm_buffer_bytes(value.form, rows, value.width) for value, rows in zip(values, max_rows, strict=True)
+        ]
+        lives = _lives(operations, values, output)
+        inside = [index for index, value in enumerate(values) if value.array is None]
+        offsets, arena_bytes = place([sizes[index] for index in inside], [lives[index] for index in inside])
+        arena = aligned_bytes(arena_bytes)
+        partial = aligned_bytes(_partial_bytes(operations, limits))
+        self._keep += [arena, partial]
+        self.scratch_bytes = arena_bytes + len(partial)
+
+        base = arena.ctypes.data
+        offset_of = dict(zip(inside, offsets, strict=True))
+        buffers = (BufferStruct * len(values))()
+        for index, (value, rows) in enumerate(zip(values, max_rows, strict=True)):
+            if value.array is None:
+                data, num_bytes = base + offset_of[index], sizes[index]
+            else:
+                data, num_bytes = value.array.ctypes.data, value.array.nbytes
+                rows = len(value.array)
+            buffers[index] = BufferStruct(data, num_bytes, value.rows, rows, value.width, value.form)
+        index_of = {value: index for index, value in enumerate(values)}
+        structs = (OpStruct * len(operations))(*(_struct(operation, index_of) for operation in operations))
+        self._program = library.tm_program_new(
+            team,
+            structs,
+            len(structs),
+            buffers,
+            len(buffers),
+            ctypes.byref(
+                LimitsStruct(limits.max_tokens, limits.max_seqs, limits.max_blocks_per_seq, limits.max_logit_rows)
+            ),
+            partial.ctypes.data,
+            len(partial),
+        )
+        check(library, self._program)
+        at = index_of[output]
+        out_bytes = arena[offset_of[at] : offset_of[at] + max_rows[at] * output.width * 4]
+        self._output = out_bytes.view(np.float32).reshape(max_rows[at], output.width)
+        self._output_rows = output.rows
+        self._step = StepStruct()
+        self._step_pointer = ctypes.byref(self._step)
+
+    def __call__(self, batch: StepBatch) -> np.ndarray:
+        assert self._program is not None, "the program is closed"
+        arrays = (
+            batch.tokens_T,
+            batch.positions_T,
+            batch.row_starts_S1,
+            batch.context_lens_S,
+            batch.block_tables_SB,
+            batch.logit_rows_L,
+        )
+        for array in arrays:
+            assert array.dtype == np.int32 and array.flags.c_contiguous, (array.dtype, array.shape)
+        num_tokens, num_seqs, num_logits = len(batch.tokens_T), len(batch.context_lens_S), len(batch.logit_rows_L)
+        assert len(batch.positions_T) == num_tokens, (len(batch.positions_T), num_tokens)
+        assert len(batch.row_starts_S1) == num_seqs + 1, (len(batch.row_starts_S1), num_seqs)
+        assert len(batch.block_tables_SB) == num_seqs, (len(batch.block_tables_SB), num_seqs)
+        step = self._step
+        (
+            step.tokens,
+            step.positions,
+            step.row_starts,
+            step.context_lens,
+            step.block_tables,
+            step.logit_rows,
+        ) = (array.ctypes.data for array in arrays)
+        step.num_tokens, step.num_seqs, step.num_logit_rows = num_tokens, num_seqs, num_logits
+        step.table_width = batch.block_tables_SB.shape[1]
+        check(self._library, self._library.tm_program_run(self._program, self._step_pointer) == 0)
+        return self._output[: num_tokens if self._output_rows == TOKEN_ROWS else num_logits]
+
+    def close(self) -> None:
+        """Free the native side. The output of the last call is no longer valid."""
+        if self._program is not None:
+            self._library.tm_program_free(self._program)
+            self._program = None
+            self._keep.clear()
+
+
+def _values(operations: Sequence[Operation]) -> list[Value]:
+    found: dict[Value, None] = {}
+    for operation in operations:
+        for value in (*operation.inputs, operation.out):
+            if value is not None:
+                found[value] = None
+    return list(found)
+
+
+def _lives(operations: Sequence[Operation], values: list[Value], output: Value) -> list[tuple[int, int]]:
+    """For each value the first and last operation that touch it; the output lives to the end."""
+    first: dict[Value, int] = {}
+    last: dict[Value, int] = {output: len(operations)}
+    for index, operation in enumerate(operations):
+        for value in (*operation.inputs, operation.out):
+            if value is not None:
+                first.setdefault(value, index)
+                last[value] = max(last.get(value, 0), index)
+    return [(first[value], last[value]) for value in values]
+
+
+def _partial_bytes(operations: Sequence[Operation], limits: StepLimits) -> int:
+    """Room for the (max, sum, acc) of every span of a few query rows, so that one long context can use all threads."""
+    most = 0
+    for operation in operations:
+        if operation.code == Code.ATTENTION and operation.kv is not None and operation.heads is not None:
+            num_spans = -(-limits.max_blocks_per_seq * operation.kv.group.block_size // SPAN)
+            per_row = num_spans * operation.heads.num_heads * (operation.heads.head_dim + 2) * 4
+            # A tile may hold up to 12 query vectors however few of them are used.
+            most = max(most, _SPLIT_ROWS * per_row * 4)
+    return min(most, _PARTIAL_BYTES)
+
+
+def _struct(operation: Operation, index_of: dict[Value, int]) -> OpStruct:
+    in0, in1, in2 = (-1 if value is None else index_of[value] for value in operation.inputs)
+    struct = OpStruct(
+        code=operation.code,
+        rows=operation.rows,
+        in0=in0,
+        in1=in1,
+        in2=in2,
+        out=-1 if operation.out is None else index_of[operation.out],
+        width=operation.width,
+        layer=operation.layer,
+        value=operation.value,
+    )
+    if operation.heads is not None:
+        struct.num_heads = operation.heads.num_heads
+        struct.num_kv_heads = operation.heads.num_kv_heads
+        struct.head_dim = operation.heads.head_dim
+    if operation.weight is not None:
+        struct.weight = ctypes.pointer(operation.weight.struct)
+    if operation.vector is not None:
+        struct.vector = operation.vector.ctypes.data
+        struct.vector_rows = len(operation.vector)
+    if operation.kv is not None:
+        struct.kv = ctypes.pointer(operation.kv.struct)
+    return struct

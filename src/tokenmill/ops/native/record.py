@@ -1,0 +1,188 @@
+"""A recorder with the seam's functions: running a forward pass on it gives a flat list of operations on values.
+
+Every value is written once. Rows of a value are the step's tokens or its logit rows; how many there are is known only
+when a step runs. Quantising the input of a quantised linear is an operation of its own here, made once per input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+
+from ...core.block import KVGroup
+from ..api import GROUP, HeadGeometry
+from .library import KVStruct, Part, WeightStruct
+
+
+class Code(IntEnum):
+    EMBED = 0
+    RMS_NORM = 1
+    QUANTISE = 2
+    LINEAR = 3
+    LINEAR_SILU = 4
+    ADD = 5
+    SILU_MUL = 6
+    ROPE = 7
+    WRITE_KV = 8
+    ATTENTION = 9
+    GATHER = 10
+
+
+TOKEN_ROWS, LOGIT_ROWS = 0, 1
+F32, QUANTISED = 0, 1
+
+
+@dataclass(frozen=True, slots=True)
+class NativeWeight:
+    """Packed parts and the C structs that describe them. `quantised`, `dense`: whether any part is of that kind."""
+
+    num_rows: int
+    num_cols: int
+    num_bytes: int
+    quantised: bool
+    dense: bool
+    struct: WeightStruct
+    parts: Any  # the C array of Part
+    data: tuple[np.ndarray, ...]
+
+    def part(self, index: int) -> Part:
+        return self.parts[index]
+
+
+@dataclass(frozen=True, slots=True)
+class NativeKV:
+    """A bound pool: the C struct, and the array it points into."""
+
+    struct: KVStruct
+    pool: np.ndarray
+    group: KVGroup
+
+
+@dataclass(eq=False, slots=True)
+class Value:
+    """What a forward pass sees of an array. `array`: set for an input that lives outside the program."""
+
+    rows: int
+    width: int
+    form: int = F32
+    array: np.ndarray | None = None
+
+
+@dataclass(eq=False, slots=True)
+class Operation:
+    code: Code
+    rows: int
+    inputs: tuple[Value | None, Value | None, Value | None]
+    out: Value | None
+    width: int
+    value: float = 0.0
+    weight: NativeWeight | None = None
+    vector: np.ndarray | None = None
+    kv: NativeKV | None = None
+    layer: int = 0
+    heads: HeadGeometry | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SymbolicBatch:
+    """Stands for the StepBatch of every step to come; its fields can only be handed back to the recorder."""
+
+    tokens_T: object = field(default_factory=object)
+    positions_T: object = field(default_factory=object)
+    row_starts_S1: object = field(default_factory=object)
+    context_lens_S: object = field(default_factory=object)
+    block_tables_SB: object = field(default_factory=object)
+    logit_rows_L: object = field(default_factory=object)
+
+
+class Recorder:
+    """See ops/api.py for what the functions mean. An ndarray argument becomes an input of the program."""
+
+    name = "native"
+
+    def __init__(self, batch: SymbolicBatch) -> None:
+        self.batch = batch
+        self.operations: list[Operation] = []
+        self._quantised: dict[Value, Value] = {}
+        self._inputs: dict[int, Value] = {}
+
+    def embed(self, table: NativeWeight, tokens_T: object) -> Value:
+        assert tokens_T is self.batch.tokens_T, "embed takes the step's own tokens"
+        return self._emit(Code.EMBED, TOKEN_ROWS, (), table.num_cols, weight=table)
+
+    def rms_norm(self, x_TD: Any, weight_D: np.ndarray, eps: float) -> Value:
+        x = self._value(x_TD)
+        assert weight_D.shape == (x.width,), (weight_D.shape, x.width)
+        return self._emit(Code.RMS_NORM, x.rows, (x,), x.width, vector=weight_D, value=eps)
+
+    def linear(self, x_TK: Any, weight: NativeWeight) -> Value:
+        x = self._value(x_TK)
+        assert x.width == weight.num_cols, (x.width, weight.num_cols)
+        quantised = self._quantise(x) if weight.quantised else None
+        return self._emit(Code.LINEAR, x.rows, (x if weight.dense else None, quantised), weight.num_rows, weight=weight)
+
+    def add(self, x_TD: Any, y_TD: Any) -> Value:
+        x, y = self._value(x_TD), self._value(y_TD)
+        assert (x.rows, x.width) == (y.rows, y.width), (x, y)
+        return self._emit(Code.ADD, x.rows, (x, y), x.width)
+
+    def silu_mul(self, gate_up_T2F: Any) -> Value:
+        x = self._value(gate_up_T2F)
+        assert x.width % 2 == 0, x.width
+        return self._emit(Code.SILU_MUL, x.rows, (x,), x.width // 2)
+
+    def rope(self, qkv_TW: Any, positions_T: object, table_PC: np.ndarray, heads: HeadGeometry) -> Value:
+        x = self._value(qkv_TW)
+        assert positions_T is self.batch.positions_T, "rope takes the step's own positions"
+        assert x.width == heads.width and table_PC.shape[1] == heads.head_dim, (x.width, heads, table_PC.shape)
+        return self._emit(Code.ROPE, x.rows, (x,), x.width, vector=table_PC, heads=heads)
+
+    def write_kv(self, kv: NativeKV, layer: int, qkv_TW: Any, batch: Any, heads: HeadGeometry) -> None:
+        x = self._value(qkv_TW)
+        assert batch is self.batch and x.width == heads.width, (x.width, heads)
+        self._add(Code.WRITE_KV, x.rows, (x,), None, heads.width, kv=kv, layer=layer, heads=heads)
+
+    def paged_attention(
+        self, kv: NativeKV, layer: int, qkv_TW: Any, batch: Any, heads: HeadGeometry, scale: float
+    ) -> Value:
+        x = self._value(qkv_TW)
+        assert batch is self.batch and x.width == heads.width, (x.width, heads)
+        width = heads.num_heads * heads.head_dim
+        return self._emit(Code.ATTENTION, x.rows, (x,), width, kv=kv, layer=layer, heads=heads, value=scale)
+
+    def gather_rows(self, x_TD: Any, rows_L: object) -> Value:
+        x = self._value(x_TD)
+        assert rows_L is self.batch.logit_rows_L, "gather_rows takes the step's own logit rows"
+        return self._emit(Code.GATHER, LOGIT_ROWS, (x,), x.width)
+
+    def _quantise(self, x: Value) -> Value:
+        if x not in self._quantised:
+            assert x.width % GROUP == 0, f"a quantised linear needs a multiple of {GROUP} inputs, got {x.width}"
+            out = Value(x.rows, x.width, QUANTISED)
+            self._add(Code.QUANTISE, x.rows, (x,), out, x.width)
+            self._quantised[x] = out
+        return self._quantised[x]
+
+    def _value(self, x: Any) -> Value:
+        if isinstance(x, Value):
+            return x
+        if id(x) not in self._inputs:
+            array = np.ascontiguousarray(x, np.float32)
+            assert array.ndim == 2, array.shape
+            self._inputs[id(x)] = Value(TOKEN_ROWS, array.shape[1], array=array)
+        return self._inputs[id(x)]
+
+    def _emit(self, code: Code, rows: int, inputs: Sequence[Value | None], width: int, **details: Any) -> Value:
+        out = Value(rows, width)
+        self._add(code, rows, inputs, out, width, **details)
+        return out
+
+    def _add(
+        self, code: Code, rows: int, inputs: Sequence[Value | None], out: Value | None, width: int, **details: Any
+    ) -> None:
+        first, second, third = (*inputs, None, None, None)[:3]
+        self.operations.append(Operation(code, rows, (first, second, third), out, width, **details))
