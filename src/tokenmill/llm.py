@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from .cli.load import load_engine
 from .cli.machine import read_machine
-from .cli.resolve import EngineOptions
+from .cli.resolve import EngineOptions, EngineSettings
 from .core.config import check_keys
 from .core.errors import ContextTooLong, InvalidRequest
 from .core.events import FINISH_ERROR, Ready
@@ -132,6 +132,11 @@ class LLM:
     def ready(self) -> Ready:
         """The engine's facts: name, context, blocks, kernels, and each choice made for it with its reason."""
         return self._ready
+
+    @property
+    def settings(self) -> EngineSettings:
+        """How the options were resolved."""
+        return self._engine.settings
 
     @property
     def text(self) -> TextModel:

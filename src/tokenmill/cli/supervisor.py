@@ -75,13 +75,22 @@ class EngineProcess:
 
     async def ended(self) -> TokenmillError:
         """Waits for the process to end, and tells why it did."""
-        reader = asyncio.StreamReader()
-        loop = asyncio.get_running_loop()
-        transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), self._process.stdout)
+        assert self._process.stdout is not None
+        loop, fd = asyncio.get_running_loop(), self._process.stdout.fileno()
+        report = bytearray()
+        closed = loop.create_future()
+
+        def read() -> None:
+            data = os.read(fd, 65536)
+            report.extend(data)
+            if not data and not closed.done():
+                closed.set_result(None)
+
+        loop.add_reader(fd, read)
         try:
-            report = await reader.read()
+            await closed
         finally:
-            transport.close()
+            loop.remove_reader(fd)
         code = self._process.wait()
         if report:
             return ConfigError(json.loads(report)["error"])

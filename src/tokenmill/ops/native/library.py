@@ -150,12 +150,15 @@ _SIGNATURES = {
 
 
 def library_path() -> Path:
-    """Where the library is looked for."""
+    """Where the library is, or would be. An editable installation gives this package two folders: that of its sources
+    and, for what was built, one in site-packages."""
     given = os.environ.get("TOKENMILL_NATIVE_LIB")
     if given:
         return Path(given)
     suffix = {"darwin": "dylib", "win32": "dll"}.get(sys.platform, "so")
-    return Path(__file__).parent / f"libtokenmill_native.{suffix}"
+    name = f"libtokenmill_native.{suffix}"
+    folders = [Path(__file__).parent, *map(Path, sys.modules[__name__.rpartition(".")[0]].__path__)]
+    return next((folder / name for folder in folders if (folder / name).exists()), folders[0] / name)
 
 
 @functools.lru_cache(maxsize=4)
