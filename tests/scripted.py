@@ -1,4 +1,4 @@
-"""The HTTP front end with a scripted engine behind it: the real app, client, shell and core; only the model is a script.
+"""The HTTP front end over a scripted engine: the real app, client, shell and core; only the model is a script.
 
 `Served` runs them on a loopback port in a thread, so that tests may use blocking clients. The tokenizer is a real
 byte-level one whose vocabulary is the 256 bytes, a few merges and three special tokens.

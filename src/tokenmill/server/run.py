@@ -56,6 +56,7 @@ async def serve(
             log_config=None,
             access_log=False,
             server_header=False,
+            proxy_headers=False,
             timeout_graceful_shutdown=int(drain_s) + _AFTER_DRAIN_S,
             backlog=2048,
         )

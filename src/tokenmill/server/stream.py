@@ -73,7 +73,10 @@ class EventStream:
                     raise
                 last = b"data: " + msgspec.json.encode(describe(error)) + b"\n\n"
             except ClientGone:
-                raise
+                if not has_started:
+                    raise
+                self._metrics.client_gone()
+                return
             except Exception:
                 if not has_started:
                     raise

@@ -1,0 +1,108 @@
+"""One choice: text is never cut inside a character, stop strings match across tokens, and counts end where they do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scripted import make_text_model
+from tokenmill.core.request import Request, SamplingParams
+from tokenmill.core.step import TokenLogprob
+from tokenmill.server.choice import Choice, Piece
+from tokenmill.server.client import Delta
+
+TEXT = make_text_model()
+BYTE_0 = 3
+
+
+def tokens_of(text: str) -> list[int]:
+    return [BYTE_0 + byte for byte in text.encode()]
+
+
+def choice(**sampling: Any) -> Choice:
+    return Choice(0, Request("r", (5,), SamplingParams(**sampling), 100, seed=1), TEXT.tokenizer)
+
+
+def run(
+    subject: Choice, text: str, sizes: list[int], finish: str = "length", stop_token: int | None = None
+) -> list[Piece]:
+    """Push the bytes of `text` in pieces of the given sizes, until the choice says it is finished."""
+    tokens, pieces = tokens_of(text), []
+    while tokens:
+        size = sizes[len(pieces) % len(sizes)]
+        delta = Delta("r", tokens[:size], [TokenLogprob(token, -1.0, 1) for token in tokens[:size]])
+        tokens = tokens[size:]
+        if not tokens:
+            delta.finish_reason, delta.stop_token = finish, stop_token
+        pieces.append(subject.push(delta))
+        if pieces[-1].finish_reason is not None:
+            break
+    return pieces
+
+
+@given(st.text(min_size=1, max_size=20), st.lists(st.integers(1, 4), min_size=1, max_size=5))
+@settings(max_examples=100, deadline=None)
+def test_pieces_add_up_to_the_text_and_are_whole_characters(text: str, sizes: list[int]) -> None:
+    pieces = run(choice(), text, sizes)
+    assert "".join(piece.text for piece in pieces) == text
+    assert all("\ufffd" not in piece.text for piece in pieces) or "\ufffd" in text
+
+
+@given(st.lists(st.sampled_from("ab"), min_size=1, max_size=20), st.lists(st.integers(1, 4), min_size=1, max_size=5))
+@settings(max_examples=200, deadline=None)
+def test_a_stop_string_cuts_at_its_first_completion_however_tokens_fall(letters: list[str], sizes: list[int]) -> None:
+    text = "".join(letters)
+    subject = choice(stop=("aab", "bb"))
+    pieces = run(subject, text, sizes)
+    ends = [end for end in range(len(text) + 1) if text[:end].endswith(("aab", "bb"))]
+    if ends:
+        stop = "aab" if text[: ends[0]].endswith("aab") else "bb"
+        assert "".join(piece.text for piece in pieces) == text[: ends[0] - len(stop)]
+        assert (pieces[-1].finish_reason, pieces[-1].stop_reason) == ("stop", stop)
+        assert subject.num_tokens == sum(len(piece.logprobs) for piece in pieces) == ends[0]
+    else:
+        assert "".join(piece.text for piece in pieces) == text
+        assert (pieces[-1].finish_reason, subject.num_tokens) == ("length", len(text))
+
+
+def test_the_stop_string_is_kept_where_the_caller_wants_it() -> None:
+    pieces = run(choice(stop=("lo",), include_stop_str_in_output=True), "hello you", [2])
+    assert "".join(piece.text for piece in pieces) == "hello"
+
+
+def test_text_of_the_first_min_tokens_tokens_is_not_searched() -> None:
+    subject = choice(stop=("a",), min_tokens=3)
+    assert "".join(piece.text for piece in run(subject, "aaabac", [1])) == "aaab"
+    assert subject.num_tokens == 5
+
+
+def test_a_stop_token_is_counted_but_not_shown() -> None:
+    subject = choice(stop_token_ids=(50,))
+    piece = run(subject, "ab", [2], "stop", stop_token=50)[-1]
+    assert (piece.text, piece.stop_reason, subject.num_tokens, list(piece.tokens)) == (
+        "ab",
+        50,
+        3,
+        [*tokens_of("ab"), 50],
+    )
+
+
+def test_an_end_token_gives_no_stop_reason() -> None:
+    subject = choice()
+    piece = run(subject, "ab", [2], "stop", stop_token=2)[-1]
+    assert (piece.text, piece.stop_reason, subject.num_tokens) == ("ab", None, 3)
+
+
+@pytest.mark.parametrize("stop", [(), ("zz",)])
+def test_half_a_character_at_the_end_shows_as_a_replacement(stop: tuple[str, ...]) -> None:
+    subject = choice(stop=stop)
+    piece = subject.push(Delta("r", [*tokens_of("a"), *tokens_of("€")[:2]], finish_reason="length"))
+    assert piece.text == "a\ufffd"
+
+
+def test_what_a_half_matched_stop_held_back_is_given_at_the_end() -> None:
+    pieces = run(choice(stop=("lollipop",)), "lollip", [1])
+    assert [piece.text for piece in pieces] == ["", "", "", "", "", "lollip"]

@@ -1,0 +1,149 @@
+"""The engine client: deltas reach their streams, merge while nobody reads, and nothing hangs when the engine goes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from tokenmill.core.errors import EngineFailed, Unavailable
+from tokenmill.core.events import Abort, EngineStats, Output, Ready, StepOutputs, Submit
+from tokenmill.core.request import Request, SamplingParams
+from tokenmill.engine.link import LocalEngineEnd, local_link
+from tokenmill.server.client import EngineClient
+from tokenmill.server.metrics import Metrics
+
+READY = Ready("m", 512, 100, (2,), "id", 16, 64)
+
+
+def request(name: str, arrival_s: float = 0.0, num_tokens: int = 3) -> Request:
+    return Request(name, tuple(range(num_tokens)), SamplingParams(), 16, seed=1, arrival_s=arrival_s)
+
+
+def attached(test: Callable[[EngineClient, LocalEngineEnd], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    """Run the test with a client whose engine's end of the link is in the test's hands."""
+
+    async def main() -> None:
+        client = EngineClient()
+        client.metrics = Metrics("m", 512)
+        engine, front = local_link()
+        client.attach(front)
+        await engine.send(READY)
+        while client.ready is None:
+            await asyncio.sleep(0)
+        await test(client, engine)
+        client.detach("over")
+
+    def run() -> None:
+        asyncio.run(asyncio.wait_for(main(), 10))
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    return run
+
+
+async def step(engine: LocalEngineEnd, number: int, *outputs: Output) -> None:
+    await engine.send(StepOutputs(outputs, EngineStats(num_steps=number), float(number)))
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+@attached
+async def test_one_message_carries_all_requests_of_a_turn(client: EngineClient, engine: LocalEngineEnd) -> None:
+    client.open([request("a"), request("b")])
+    client.open([request("c")])
+    message = await engine.receive()
+    assert isinstance(message, Submit) and [each.id for each in message.requests] == ["a", "b", "c"]
+    assert (client.num_open, client.open_tokens) == (3, 9)
+
+
+@attached
+async def test_deltas_merge_while_nobody_reads(client: EngineClient, engine: LocalEngineEnd) -> None:
+    stream = client.open([request("a"), request("b")])
+    for number in range(1, 101):
+        await step(engine, number, Output("a", (number,)), Output("b", (number, number)))
+    await step(engine, 101, Output("a", finish_reason="length", num_output=100))
+    deltas = {delta.request_id: delta for delta in await stream.take()}
+    assert deltas["a"].tokens == list(range(1, 101)) and deltas["a"].finish_reason == "length"
+    assert len(deltas["b"].tokens) == 200 and deltas["b"].finish_reason is None
+    assert client.num_open == 1
+
+
+@attached
+async def test_a_finished_reader_aborts_and_hears_no_more(client: EngineClient, engine: LocalEngineEnd) -> None:
+    stream = client.open([request("a"), request("b")])
+    await engine.receive()
+    stream.finish("a", "stop")
+    assert await engine.receive() == Abort(("a",))
+    assert client.num_open == 2, "open until the engine confirms"
+    await step(engine, 1, Output("a", (7,)), Output("b", (8,)))
+    assert [delta.request_id for delta in await stream.take()] == ["b"]
+    await step(engine, 2, Output("a", finish_reason="abort"))
+    assert client.num_open == 1
+    assert client.metrics is not None
+    labels = {"model_name": "m", "engine": "0", "finished_reason": "stop"}
+    assert client.metrics.registry.get_sample_value("vllm:request_success_total", labels) == 1
+
+
+@attached
+async def test_closing_a_stream_aborts_what_is_left(client: EngineClient, engine: LocalEngineEnd) -> None:
+    stream = client.open([request("a"), request("b"), request("c")])
+    await engine.receive()
+    await step(engine, 1, Output("b", (1,), finish_reason="stop"))
+    stream.close()
+    stream.close()
+    assert await engine.receive() == Abort(("a", "c"))
+
+
+@attached
+async def test_open_streams_fail_when_the_engine_goes_and_a_new_one_is_taken_up(
+    client: EngineClient, engine: LocalEngineEnd
+) -> None:
+    stream = client.open([request("a")])
+    reading = asyncio.create_task(stream.take())
+    await asyncio.sleep(0)
+    engine.close()
+    with pytest.raises(EngineFailed):
+        await reading
+    assert client.num_open == client.open_tokens == 0
+    with pytest.raises(Unavailable, match="restarted"):
+        client.open([request("b")])
+    engine, front = local_link()
+    client.attach(front)
+    with pytest.raises(Unavailable, match="Loading model"):
+        client.open([request("b")])
+    await engine.send(READY)
+    while client.ready is None:
+        await asyncio.sleep(0)
+    stream = client.open([request("b")])
+    assert isinstance(await engine.receive(), Submit)
+    await step(engine, 1, Output("b", (5,), finish_reason="length", num_output=1))
+    assert (await stream.take())[0].tokens == [5]
+
+
+@attached
+async def test_a_stall_counts_from_the_last_step_and_only_while_there_is_work(
+    client: EngineClient, engine: LocalEngineEnd
+) -> None:
+    assert client.stalled_s(1000.0) == 0
+    client.open([request("a", arrival_s=100.0)])
+    assert client.stalled_s(130.0) == 30
+    await step(engine, 120, Output("a", (1,)))
+    assert client.stalled_s(130.0) == 10
+    await engine.send(StepOutputs((), EngineStats(num_steps=120), 129.0))
+    await asyncio.sleep(0)
+    assert client.stalled_s(130.0) == 10, "a message without a step is no progress"
+    await step(engine, 140, Output("a", finish_reason="length", num_output=1))
+    assert client.stalled_s(1000.0) == 0
+
+
+@attached
+async def test_a_message_that_cannot_be_read_is_the_end_of_the_engine(
+    client: EngineClient, engine: LocalEngineEnd
+) -> None:
+    stream = client.open([request("a")])
+    await engine.send(StepOutputs((None,), EngineStats(), 0.0))  # type: ignore[arg-type]
+    with pytest.raises(EngineFailed):
+        await stream.take()
+    assert client.ready is None

@@ -1,0 +1,103 @@
+"""The metrics: docs/metrics.md and the registry say the same, and what is observed is what the page defines."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tokenmill.core.events import EngineStats, Output, Ready, Timing
+from tokenmill.core.request import Request, SamplingParams
+from tokenmill.server.metrics import Metrics, token_buckets
+
+PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
+READY = Ready("m", 512, 100, (2,), "id", 16, 64)
+LABELS = {"model_name": "m", "engine": "0"}
+
+
+def test_the_page_lists_every_metric_with_its_type_and_no_other() -> None:
+    metrics = Metrics("m", 512)
+    metrics.engine_ready(READY)
+    rows = re.findall(r"^\| `([\w:]+)` \| (\w+) \| ([^|]+) \| ([^|]+) \|$", PAGE.read_text(), re.MULTILINE)
+    families = {family.name: family.type for family in metrics.registry.collect()}
+    assert {name: kind for name, kind, _, _ in rows} == families
+    assert len(rows) == len(families), "a metric is listed twice"
+
+
+def test_the_page_names_every_label() -> None:
+    metrics = Metrics("m", 512)
+    metrics.engine_ready(READY)
+    metrics.call_refused(400)
+    lines = {line.split("`")[1]: line for line in PAGE.read_text().splitlines() if line.startswith("| `")}
+    for family in metrics.registry.collect():
+        labels = {label for sample in family.samples for label in sample.labels} - {*LABELS, "le"}
+        for label in labels:
+            assert f"`{label}`" in lines[family.name], (family.name, label)
+
+
+def value(metrics: Metrics, name: str, **labels: str) -> float | None:
+    return metrics.registry.get_sample_value(name, LABELS | labels)
+
+
+def finish(metrics: Metrics, reason: str, *, num_output: int = 5, num_cached: int = 16) -> None:
+    request = Request("r", tuple(range(40)), SamplingParams(max_tokens=9), 9, seed=1, arrival_s=10.0)
+    timing = Timing(arrival_s=10.0, scheduled_s=11.0, first_token_s=13.0, finished_s=21.0)
+    output = Output("r", finish_reason="stop", num_output=num_output, num_cached=num_cached, timing=timing)
+    metrics.request_done(request, output, reason, 21.0, 21.5)
+
+
+def test_the_times_of_a_request_are_cut_where_the_page_says() -> None:
+    metrics = Metrics("m", 512)
+    finish(metrics, "stop")
+    expected = {
+        "e2e_request_latency_seconds": 11.5,
+        "request_queue_time_seconds": 1.0,
+        "request_prefill_time_seconds": 2.0,
+        "request_decode_time_seconds": 8.0,
+        "request_inference_time_seconds": 10.0,
+        "request_time_per_output_token_seconds": 2.0,
+        "request_prompt_tokens": 40,
+        "request_generation_tokens": 5,
+        "request_params_max_tokens": 9,
+        "request_prefill_kv_computed_tokens": 24,
+    }
+    assert {name: value(metrics, f"vllm:{name}_sum") for name in expected} == expected
+    assert value(metrics, "vllm:prompt_tokens_cached_total") == 16
+    assert value(metrics, "vllm:request_success_total", finished_reason="stop") == 1
+
+
+def test_a_refused_request_leaves_no_trace_in_the_lengths() -> None:
+    metrics = Metrics("m", 512)
+    finish(metrics, "error")
+    assert value(metrics, "vllm:request_success_total", finished_reason="error") == 1
+    assert value(metrics, "vllm:request_prompt_tokens_count") == 0
+
+
+def test_counters_go_on_when_the_engine_starts_again() -> None:
+    metrics = Metrics("m", 512)
+    metrics.engine_ready(READY)
+    metrics.step(EngineStats(num_steps=7, generation_tokens=100, num_running=3, last_step_tokens=9))
+    assert value(metrics, "vllm:num_requests_running") == 3
+    metrics.engine_lost()
+    assert value(metrics, "vllm:num_requests_running") == 0
+    assert value(metrics, "tokenmill:engine_ready") == 0
+    assert value(metrics, "tokenmill:engine_losses_total") == 1
+    metrics.engine_ready(READY)
+    metrics.step(EngineStats(num_steps=1, generation_tokens=4, last_step_tokens=1))
+    assert value(metrics, "vllm:generation_tokens_total") == 104
+    assert value(metrics, "tokenmill:steps_total") == 8
+    assert value(metrics, "vllm:iteration_tokens_total_count") == 2
+
+
+def test_an_engine_that_never_was_ready_is_no_loss() -> None:
+    metrics = Metrics("m", 512)
+    metrics.engine_lost()
+    assert value(metrics, "tokenmill:engine_losses_total") == 0
+
+
+@pytest.mark.parametrize(
+    ("most", "buckets"), [(1, (1,)), (60, (1, 2, 5, 10, 20, 50)), (100, (1, 2, 5, 10, 20, 50, 100))]
+)
+def test_token_buckets_end_at_the_context(most: int, buckets: tuple[int, ...]) -> None:
+    assert token_buckets(most) == buckets

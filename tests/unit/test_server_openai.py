@@ -1,0 +1,162 @@
+"""Request validation: each bad value is refused with the field named, and each good one reaches the engine's terms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tokenmill.core.errors import InvalidRequest
+from tokenmill.server.fields import parse_object
+from tokenmill.server.openai import Rules, parse_chat, parse_completion
+
+RULES = Rules(vocab_size=100, defaults={"temperature": 0.5, "top_k": 7})
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
+COMPLETION: dict[str, Any] = {"prompt": "hi"}
+
+BAD_BOTH: list[tuple[str, Any]] = [
+    ("n", 0), ("n", 129), ("n", 1.5), ("n", True), ("n", "2"),
+    ("temperature", -0.1), ("temperature", "hot"), ("temperature", True), ("temperature", 10**400),
+    ("top_p", 0), ("top_p", 1.1), ("top_k", -2), ("top_k", 1.5), ("min_p", 2), ("min_p", [0.1]),
+    ("repetition_penalty", 0), ("presence_penalty", 2.5), ("frequency_penalty", -2.5),
+    ("seed", "x"), ("seed", 2**64), ("seed", 1.5), ("max_tokens", -1), ("max_tokens", "16"), ("max_tokens", 0),
+    ("min_tokens", -1), ("stop", 5), ("stop", [1]), ("stop", ["a"] * 17), ("stop", ""), ("stop", "x" * 1025),
+    ("stop_token_ids", 3), ("stop_token_ids", [-1]), ("stop_token_ids", [100]), ("stop_token_ids", ["a"]),
+    ("logit_bias", []), ("logit_bias", {"a": 1}), ("logit_bias", {"100": 1}), ("logit_bias", {"-1": 1}),
+    ("logit_bias", {"1": 101}), ("logit_bias", {"1": "x"}), ("logit_bias", {"1": 10**400}),
+    ("logit_bias", {"9" * 5000: 1}),
+    ("allowed_token_ids", []), ("allowed_token_ids", [100]), ("ignore_eos", 1), ("stream", "yes"),
+    ("stream_options", {"include_usage": True}), ("prompt_logprobs", 21), ("prompt_logprobs", -1),
+    ("truncate_prompt_tokens", 0), ("truncate_prompt_tokens", -2), ("truncation_side", "middle"), ("priority", 0.5),
+    ("cache_salt", ""), ("cache_salt", 1), ("request_id", "a\nb"), ("request_id", ""), ("return_token_ids", "no"),
+    ("skip_special_tokens", 0), ("include_stop_str_in_output", "x"), ("add_special_tokens", 3), ("model", 3),
+    ("best_of", 2), ("use_beam_search", True), ("bad_words", ["x"]), ("structured_outputs", {"regex": "a"}),
+    ("guided_json", {}), ("response_format", {"type": "json_object"}),
+    ("response_format", {"type": "json_schema", "json_schema": {}}), ("kv_transfer_params", {}),
+    ("logits_processors", ["x"]), ("thinking_token_budget", 5),
+]  # fmt: skip
+BAD_CHAT: list[tuple[str, Any]] = [
+    ("messages", None), ("messages", []), ("messages", "hi"), ("messages", ["hi"]), ("messages", [{"role": "user"}]),
+    ("messages", [{"role": "robot", "content": "x"}]), ("messages", [{"role": "user", "content": 5}]),
+    ("messages", [{"content": "x"}]), ("messages", [{"role": ["user"], "content": "x"}]),
+    ("messages", [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]),
+    ("messages", [{"role": "user", "content": [{"type": "text", "text": 5}]}]),
+    ("max_completion_tokens", 0), ("max_completion_tokens", "x"), ("logprobs", 3), ("top_logprobs", 21),
+    ("top_logprobs", 3), ("tools", [{"type": "function", "function": {"name": "f"}}]), ("tool_choice", "required"),
+    ("tool_choice", {"type": "function", "function": {"name": "f"}}), ("functions", [{"name": "f"}]), ("echo", True),
+    ("audio", {"voice": "x"}), ("modalities", ["text", "audio"]), ("documents", [{"text": "x"}]),
+    ("web_search_options", {}), ("verbosity", "low"), ("chat_template", "x"), ("chat_template_kwargs", []),
+    ("chat_template_kwargs", {"messages": []}), ("reasoning_effort", 3), ("add_generation_prompt", "x"),
+]  # fmt: skip
+BAD_COMPLETION: list[tuple[str, Any]] = [
+    ("prompt", None), ("prompt", []), ("prompt", 5), ("prompt", {}), ("prompt", ["a", 1]), ("prompt", [1, "a"]),
+    ("prompt", [[1], 2]), ("prompt", [[]]), ("prompt", [1.5]), ("prompt", [True]), ("prompt", [100]), ("prompt", [-1]),
+    ("prompt", [[1], [100]]), ("prompt", ["x"] * 1025), ("logprobs", True), ("logprobs", 21), ("logprobs", -1),
+    ("echo", "yes"), ("suffix", "x"), ("prompt_embeds", "x"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("field", "value"), BAD_BOTH + BAD_CHAT)
+def test_a_bad_chat_field_is_named(field: str, value: Any) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parse_chat(CHAT | {field: value}, RULES)
+    assert caught.value.param == field, caught.value.message
+    assert field in caught.value.message
+
+
+@pytest.mark.parametrize(("field", "value"), BAD_BOTH + BAD_COMPLETION)
+def test_a_bad_completion_field_is_named(field: str, value: Any) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parse_completion(COMPLETION | {field: value}, RULES)
+    assert caught.value.param == field, caught.value.message
+    assert field in caught.value.message
+
+
+NEUTRAL: dict[str, Any] = {
+    "best_of": 1, "use_beam_search": False, "bad_words": [], "response_format": {"type": "text"}, "user": "me",
+    "store": True, "metadata": {}, "length_penalty": 1.0, "logit_bias": {}, "stop": [], "service_tier": "auto",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("parse", [parse_chat, parse_completion])
+def test_null_and_neutral_values_ask_for_nothing(parse: Any) -> None:
+    base = CHAT if parse is parse_chat else COMPLETION
+    call, unknown = parse(base | NEUTRAL, RULES)
+    assert call == parse(base, RULES)[0] and unknown == []
+    names = {field for field, _ in BAD_BOTH + (BAD_CHAT if parse is parse_chat else BAD_COMPLETION)} - base.keys()
+    assert parse(base | dict.fromkeys(names), RULES) == (call, [])
+
+
+def test_unknown_fields_are_handed_back() -> None:
+    assert parse_chat(CHAT | {"colour": 1, "temperature": 0}, RULES)[1] == ["colour"]
+
+
+def test_the_models_own_defaults_apply_where_the_caller_is_silent() -> None:
+    sampling = parse_completion(COMPLETION, RULES)[0].sampling
+    assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.5, 7, 1.0)
+    sampling = parse_completion(COMPLETION | {"temperature": 0, "top_k": 0}, RULES)[0].sampling
+    assert (sampling.temperature, sampling.top_k) == (0.0, 0)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [("a", ("a",)), (["a", ""], ("a", "")), ([1, 2], ((1, 2),)), ([[1, 2], [3]], ((1, 2), (3,)))],
+)
+def test_prompts_come_in_four_shapes(prompt: Any, prompts: Any) -> None:
+    assert parse_completion({"prompt": prompt}, RULES)[0].prompts == prompts
+
+
+def test_max_completion_tokens_goes_before_max_tokens() -> None:
+    call = parse_chat(CHAT | {"max_tokens": 5, "max_completion_tokens": 6}, RULES)[0]
+    assert (call.sampling.max_tokens, call.limit_field) == (6, "max_completion_tokens")
+
+
+def test_logprobs_mean_a_switch_for_chat_and_a_number_for_completions() -> None:
+    assert parse_chat(CHAT | {"logprobs": True}, RULES)[0].sampling.logprobs == 0
+    assert parse_chat(CHAT | {"logprobs": True, "top_logprobs": 3}, RULES)[0].sampling.logprobs == 3
+    assert parse_chat(CHAT | {"logprobs": False}, RULES)[0].sampling.logprobs is None
+    assert parse_completion(COMPLETION | {"logprobs": 0}, RULES)[0].sampling.logprobs == 0
+
+
+def test_echo_with_logprobs_scores_the_prompt() -> None:
+    call = parse_completion(COMPLETION | {"echo": True, "logprobs": 2, "max_tokens": 0}, RULES)[0]
+    assert (call.score_only, call.sampling.max_tokens, call.sampling.prompt_logprobs) == (True, 1, 2)
+    assert call.prompt_logprobs is None
+
+
+def test_prompt_logprobs_are_refused_while_streaming() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parse_chat(CHAT | {"stream": True, "prompt_logprobs": 1}, RULES)
+    assert caught.value.param == "prompt_logprobs"
+
+
+def test_roles_and_parts_reach_the_template() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    body = {"messages": [{"role": "developer", "content": "s"}, {"role": "user", "content": parts, "name": "ann"}]}
+    conversation = parse_chat(body, RULES)[0].conversation
+    assert conversation is not None
+    assert conversation.messages == (
+        {"role": "system", "content": "s"},
+        {"role": "user", "content": parts, "name": "ann"},
+    )
+
+
+def test_continuing_a_message_leaves_out_the_generation_prompt() -> None:
+    conversation = parse_chat(CHAT | {"continue_final_message": True}, RULES)[0].conversation
+    assert conversation is not None and not conversation.add_generation_prompt
+    with pytest.raises(InvalidRequest):
+        parse_chat(CHAT | {"continue_final_message": True, "add_generation_prompt": True}, RULES)
+
+
+def test_tools_may_be_listed_where_their_use_is_forbidden() -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    assert parse_chat(CHAT | {"tools": tools, "tool_choice": "none"}, RULES)[0].conversation is not None
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[]", b'"x"', b"null", b"\xff\xfe", b'{"a": NaN}', b'{"a": 1e999}', b"[" * 200_000, b'{"a":1}}'],
+)
+def test_what_is_no_json_object_is_refused(body: bytes) -> None:
+    with pytest.raises(InvalidRequest):
+        parse_object(body)
