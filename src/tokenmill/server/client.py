@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -174,18 +174,6 @@ class EngineClient:
         self._submits.extend(requests)
         self._outbox.set()
         return stream
-
-    async def submit(self, request: Request) -> AsyncIterator[Delta]:
-        """The deltas of one request, to its end; leaving the loop early cancels it."""
-        stream = self.open([request])
-        try:
-            while True:
-                for delta in await stream.take():
-                    yield delta
-                    if delta.finish_reason is not None:
-                        return
-        finally:
-            stream.close()
 
     def require_ready(self) -> Ready:
         if self.ready is None:
