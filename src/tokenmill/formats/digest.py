@@ -19,11 +19,10 @@ def file_digest(path: str | Path, cache_dir: Path) -> str:
     stat = path.stat()
     state = {"path": str(path), "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
     memo = cache_dir / "digests" / (hashlib.sha256(str(path).encode()).hexdigest()[:32] + ".json")
-    with contextlib.suppress(OSError, ValueError, AttributeError, KeyError):
+    with contextlib.suppress(OSError, ValueError):
         known = json.loads(memo.read_text())
-        digest = known.pop("sha256")
-        if known == state and isinstance(digest, str):
-            return digest
+        if isinstance(known, dict) and isinstance(known.get("sha256"), str) and state.items() <= known.items():
+            return str(known["sha256"])
     digest = hash_file(path)
     with contextlib.suppress(OSError):
         memo.parent.mkdir(parents=True, exist_ok=True)

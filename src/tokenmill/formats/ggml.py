@@ -72,7 +72,7 @@ def _nibbles(bytes_u8: U8) -> U8:
 
 def _fifth_bits(blocks: U8, start: int) -> U8:
     """32 bits at byte `start` -> uint8 [num_blocks, 32], each 0 or 16."""
-    return np.unpackbits(blocks[:, start : start + 4], axis=1, bitorder="little") << 4
+    return np.unpackbits(blocks[:, start : start + 4], axis=1, bitorder="little") << np.uint8(4)
 
 
 def _decode_q4_0(blocks: U8) -> F32:
@@ -110,7 +110,7 @@ def _pairs_of_bits(bytes_u8: U8) -> U8:
     lowest two bits up."""
     runs = bytes_u8.reshape(len(bytes_u8), 2, 1, 32)
     shifts = np.array([0, 2, 4, 6], dtype=np.uint8).reshape(1, 1, 4, 1)
-    return ((runs >> shifts) & 3).reshape(len(bytes_u8), 256)
+    return ((runs >> shifts) & np.uint8(3)).reshape(len(bytes_u8), 256)
 
 
 def _decode_q2_k(blocks: U8) -> F32:
@@ -193,12 +193,13 @@ def _decode_iq4_xs(blocks: U8) -> F32:
     lower = np.stack([blocks[:, 4:8] & 15, blocks[:, 4:8] >> 4], axis=2).reshape(num_blocks, 8)
     scales = _scale(blocks, 0) * ((lower | (upper << 4)).astype(np.float32) - 32)
     codes = _nibbles(blocks[:, 8:].reshape(num_blocks, 8, 16))
-    return (scales[:, :, None] * _IQ4_VALUES[codes]).reshape(num_blocks, 256)
+    values: F32 = scales[:, :, None] * _IQ4_VALUES[codes]
+    return values.reshape(num_blocks, 256)
 
 
 def _decode_mxfp4(blocks: U8) -> F32:
     """exponent e8m0 | codes e2m1 [32]; the code book is doubled, so the scale is halved: 2 ** (exponent - 128)"""
-    scales = np.ldexp(np.float32(1), blocks[:, :1].astype(np.int32) - 128)
+    scales: F32 = np.ldexp(np.float32(1), blocks[:, :1].astype(np.int32) - 128)
     return scales * _E2M1_VALUES[_nibbles(blocks[:, 1:])]
 
 

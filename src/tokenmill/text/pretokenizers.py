@@ -7,6 +7,7 @@ matches. The expressions are those of the models' own tokenizer.json files.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from tokenizers import Regex
@@ -56,10 +57,14 @@ class Scheme:
     ignore_merges: bool = False
     add_bos: bool = False
 
-    def build(self) -> PreTokenizer:
+    def build(self, missing: str = "") -> PreTokenizer:
+        """`missing`: bytes, in the byte-level spelling, that are no tokens. Nothing merges across one, nothing is left
+        of it."""
         chain: list[PreTokenizer] = [Digits(individual_digits=True)] if self.digits else []
         chain += [Split(Regex(step), "isolated") for step in self.steps]
         chain.append(ByteLevel(add_prefix_space=False, use_regex=self.gpt2))
+        if missing:
+            chain.append(Split(Regex(f"[{re.escape(missing)}]"), "removed"))
         return Sequence(chain) if len(chain) > 1 else chain[0]
 
 

@@ -1,8 +1,8 @@
 """Text to token ids and back, on the `tokenizers` library.
 
 Built from GGUF metadata (byte-level BPE, or SentencePiece-style BPE) or from a folder's tokenizer.json. The ids equal
-those of llama.cpp on the same GGUF file and of transformers on the same folder; docs/decisions notes where those two
-differ from each other.
+those of llama.cpp on the same GGUF file and of transformers on the same folder; where those two
+differ from each other is told at the head of tests/oracle/test_tokenizer.py.
 
 Special tokens are recognised in text only where the caller asks: `parse_special=False` keeps a user's "<|im_end|>" a
 row of ordinary characters. Decoding works on bytes, token by token, so that a stream and a whole text decode alike.
@@ -166,7 +166,11 @@ def _find_byte_decoder(backend: tokenizers.Tokenizer) -> Any:
 
 
 def tokenizer_from_folder(folder: Path) -> Tokenizer:
-    """From tokenizer.json, with what tokenizer_config.json adds to it. Raises BadCheckpoint."""
+    """From tokenizer.json, with the tokens that only tokenizer_config.json lists. Raises BadCheckpoint.
+
+    BOS and EOS are put around a text as tokenizer.json says; like transformers, we do not read `add_bos_token` and
+    `add_eos_token` of tokenizer_config.json where there is a tokenizer.json.
+    """
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise BadCheckpoint(
@@ -179,12 +183,7 @@ def tokenizer_from_folder(folder: Path) -> Tokenizer:
         raise BadCheckpoint(f"{path} is not a tokenizer that can be read: {error}.") from error
     backend.no_truncation()
     backend.no_padding()
-    config = read_tokenizer_config(folder)
-    _add_missing_tokens(backend, config)
-    if "add_bos_token" in config or "add_eos_token" in config:
-        bos = token_content(config.get("bos_token")) if config.get("add_bos_token") else None
-        eos = token_content(config.get("eos_token")) if config.get("add_eos_token") else None
-        _surround(backend, bos, eos)
+    _add_missing_tokens(backend, read_tokenizer_config(folder))
     return Tokenizer(backend)
 
 
@@ -216,19 +215,6 @@ def _add_missing_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any]) -
     backend.add_tokens(tokens)
 
 
-def _surround(backend: tokenizers.Tokenizer, bos: str | None, eos: str | None) -> None:
-    """Set what `add_special` puts around a text."""
-    tokens = []
-    for text in (bos, eos):
-        if text is not None:
-            token_id = backend.token_to_id(text)
-            if token_id is None:
-                raise BadCheckpoint(f"The tokenizer is to add {text!r} to every text, but has no such token.")
-            tokens.append((text, token_id))
-    template = [*([f"{bos}:0"] if bos else []), "$A:0", *([f"{eos}:0"] if eos else [])]
-    backend.post_processor = processors.TemplateProcessing(single=template, special_tokens=tokens)
-
-
 # ---- from GGUF metadata ----------------------------------------------------------------------------------------------
 
 
@@ -247,7 +233,7 @@ def tokenizer_from_gguf(metadata: dict[str, Any]) -> Tokenizer:
     if kind == "gpt2":
         scheme = find_scheme(metadata.get("tokenizer.ggml.pre", "default"))
         backend = _byte_level_backend(metadata, vocab, scheme.ignore_merges)
-        backend.pre_tokenizer = scheme.build()
+        backend.pre_tokenizer = scheme.build("".join(char for char in _ALPHABET if char not in vocab))
         add_bos = scheme.add_bos
     elif kind == "llama":
         backend = _sentencepiece_backend(metadata, vocab, tokens, types)
@@ -278,6 +264,13 @@ def gguf_token_id(metadata: dict[str, Any], role: str) -> int:
 def _wants(metadata: dict[str, Any], role: str, default: bool) -> bool:
     wanted = metadata.get(f"tokenizer.ggml.add_{role}_token", default)
     return bool(wanted) and gguf_token_id(metadata, role) >= 0
+
+
+def _surround(backend: tokenizers.Tokenizer, bos: str | None, eos: str | None) -> None:
+    """Set what `add_special` puts around a text: tokens of the vocabulary."""
+    tokens = [(text, backend.token_to_id(text)) for text in (bos, eos) if text is not None]
+    template = [*([f"{bos}:0"] if bos else []), "$A:0", *([f"{eos}:0"] if eos else [])]
+    backend.post_processor = processors.TemplateProcessing(single=template, special_tokens=tokens)
 
 
 def _string_list(metadata: dict[str, Any], key: str) -> list[str]:

@@ -1,0 +1,103 @@
+"""Opening checkpoints of both formats, and the digest that is remembered."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from gguf_writer import write_gguf
+
+from tokenmill.core.errors import BadCheckpoint
+from tokenmill.formats import digest
+from tokenmill.formats.checkpoint import open_checkpoint, weights_digest
+from tokenmill.formats.digest import file_digest
+
+
+def make_folder(path: Path) -> Path:
+    path.mkdir()
+    (path / "config.json").write_text('{"model_type": "llama"}')
+    header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+    (path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"abcd")
+    return path
+
+
+def test_opens_gguf(tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(write_gguf(tmp_path / "m.gguf", {"a": 1}, {"t": (24, (4,), b"abcd")}))
+    assert (
+        checkpoint.kind == "gguf" and checkpoint.metadata == {"a": 1} and bytes(checkpoint.tensors["t"].data) == b"abcd"
+    )
+    checkpoint.close()
+    assert not checkpoint.tensors
+
+
+def test_opens_a_folder(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "m")
+    assert open_checkpoint(folder).generation_config == {}
+    (folder / "generation_config.json").write_text('{"top_p": 0.9}')
+    checkpoint = open_checkpoint(folder)
+    assert checkpoint.kind == "hf" and checkpoint.metadata == {"model_type": "llama"}
+    assert checkpoint.generation_config == {"top_p": 0.9} and bytes(checkpoint.tensors["w"].data) == b"abcd"
+
+
+def test_refuses_what_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(BadCheckpoint, match=r"no config\.json"):
+        open_checkpoint(tmp_path)
+    with pytest.raises(BadCheckpoint, match="weights alone"):
+        open_checkpoint(tmp_path / "m.safetensors")
+    with pytest.raises(BadCheckpoint, match="split model"):
+        open_checkpoint(write_gguf(tmp_path / "m.gguf", {"split.count": 3}))
+
+
+def test_digest_is_computed_once_per_state_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, cache = tmp_path / "file", tmp_path / "cache"
+    path.write_bytes(b"one")
+    reads = []
+    real = digest.hash_file
+    monkeypatch.setattr(digest, "hash_file", lambda path: reads.append(path) or real(path))
+    assert file_digest(path, cache) == hashlib.sha256(b"one").hexdigest() == file_digest(path, cache)
+    assert len(reads) == 1
+    path.write_bytes(b"two")
+    os.utime(path, ns=(1, 1))
+    assert file_digest(path, cache) == hashlib.sha256(b"two").hexdigest()
+    assert len(reads) == 2
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"sha256": 5}'])
+def test_a_damaged_memo_is_ignored(tmp_path: Path, content: str) -> None:
+    path, cache = tmp_path / "file", tmp_path / "cache"
+    path.write_bytes(b"one")
+    file_digest(path, cache)
+    (memo,) = (cache / "digests").iterdir()
+    memo.write_text(content)
+    assert file_digest(path, cache) == hashlib.sha256(b"one").hexdigest()
+
+
+def test_digest_works_where_nothing_can_be_remembered(tmp_path: Path) -> None:
+    path, cache = tmp_path / "file", tmp_path / "cache"
+    path.write_bytes(b"one")
+    cache.write_bytes(b"a file where the folder should be")
+    assert file_digest(path, cache) == hashlib.sha256(b"one").hexdigest()
+
+
+def test_weights_digest_of_a_folder_sees_weights_and_config(tmp_path: Path) -> None:
+    folder, cache = make_folder(tmp_path / "m"), tmp_path / "cache"
+    first = weights_digest(folder, cache)
+    assert weights_digest(make_folder(tmp_path / "copy"), cache) == first
+    (folder / "tokenizer.json").write_text("{}")
+    assert weights_digest(folder, cache) == first
+    (folder / "config.json").write_text('{"model_type": "other"}')
+    assert weights_digest(folder, cache) != first
+
+
+def test_formats_and_text_do_not_import_numpy() -> None:
+    """The front end must start fast: only formats/ggml.py may need numpy."""
+    code = (
+        "import sys, tokenmill.formats.checkpoint, tokenmill.formats.hub, tokenmill.text.load, tokenmill.text.stops, "
+        "tokenmill.text.detokenize; sys.exit('numpy' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

