@@ -246,6 +246,23 @@ def test_truncation_keeps_the_end_of_the_prompt(served: Served, client: openai.O
     assert answer.choices[0].text == "ECHO"
 
 
+def test_a_long_prompt_is_encoded_aside_and_gives_the_same_tokens(served: Served, client: openai.OpenAI) -> None:
+    served.script.introductions.clear()
+    text = "hello world " * 3000
+    client.completions.create(model="toy", prompt=text, extra_body={"truncate_prompt_tokens": 100})
+    assert list(served.script.introductions[0].prompt_tokens) == served.text.tokenizer.encode(text)[-100:]
+
+
+def test_a_chat_template_of_the_callers_own_where_it_is_allowed() -> None:
+    template = "{{ bos_token }}{{ messages[0].content }}{{ tail }}"
+    body = {"messages": user("ECHO"), "chat_template": template, "chat_template_kwargs": {"tail": "!"}}
+    with Served(reply, allow_chat_template=True) as served:
+        answer = post(served, "/v1/chat/completions", body | {"skip_special_tokens": False})[1]
+        assert answer["choices"][0]["message"]["content"] == "<|endoftext|>ECHO!"
+        status, answer, _ = post(served, "/v1/chat/completions", body | {"chat_template": "{% if"})
+        assert (status, answer["error"]["param"]) == (400, "chat_template")
+
+
 def test_request_ids_come_back(served: Served) -> None:
     body = {"prompt": "hi"}
     _, answer, headers = post(served, "/v1/completions", body, **{"X-Request-Id": "mine-1"})
