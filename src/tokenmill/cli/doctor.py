@@ -13,7 +13,9 @@ from collections.abc import Iterator
 from .. import __version__
 from ..core.units import format_bytes
 from ..formats.hub import default_cache_dir
+from ..ops.native import available
 from ..ops.select import select_ops
+from .load import describe_kernels
 from .machine import MachineFacts, read_machine
 from .resolve import KV_SHARE
 
@@ -48,14 +50,12 @@ def _facts(machine: MachineFacts, kernels: str, port: int) -> Iterator[tuple[str
 
 
 def _kernels(machine: MachineFacts) -> str:
-    from ..ops.native import available
-
     reason = available()
     if reason is not None:
         return f"numpy reference, slow: the native kernels cannot be used ({reason})"
     ops = select_ops("native", machine.usable_cpus)
     try:
-        return "native, " + ", ".join(f"{name} {value}" for name, value in ops.describe().items())
+        return describe_kernels(ops)
     finally:
         ops.close()
 

@@ -14,6 +14,7 @@ from ..core.events import Ready
 from ..core.units import format_bytes
 from ..formats.checkpoint import Checkpoint
 from ..models.config import config_from_checkpoint
+from ..ops.api import Ops
 from ..ops.select import select_ops
 from ..worker.build import Worker, build_worker
 from .machine import MachineFacts
@@ -87,5 +88,10 @@ def load_engine(
         enable_prefix_caching=settings.enable_prefix_caching,
         numerics_id=worker.numerics_id,
     )
-    kernels = ", ".join((ops.name, *(f"{name} {value}" for name, value in ops.describe().items())))
-    return Engine(config, settings, worker, kernels)
+    return Engine(config, settings, worker, describe_kernels(ops))
+
+
+def describe_kernels(ops: Ops) -> str:
+    """'native, instruction set avx512, threads 2'."""
+    facts = dict(ops.describe())
+    return ", ".join((facts.pop("backend", ops.name), *(f"{name} {value}" for name, value in facts.items())))

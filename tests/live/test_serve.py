@@ -1,0 +1,234 @@
+"""The served model, whole: real processes, sockets, signals and kills, with the clients that users have."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import glob
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+
+import openai
+import pytest
+from serving import Server, alive, wait_until
+
+QUESTION = [{"role": "user", "content": "Which city is the capital of France?"}]
+SMALL = ("--kv-cache-memory-bytes", "200MiB")
+
+
+@pytest.fixture(scope="module")
+def server(smollm2) -> Iterator[Server]:
+    with Server(*SMALL) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+        yield client
+
+
+def long_body(**more) -> dict:
+    """A completion that runs until somebody stops it (for some seconds at least)."""
+    return {
+        "model": "smollm2",
+        "prompt": "Count: 1 2 3",
+        "max_tokens": 4000,
+        "temperature": 0,
+        "ignore_eos": True,
+        **more,
+    }
+
+
+class Streaming:
+    """A streamed completion read in a thread; `events` grows as they come."""
+
+    def __init__(self, server: Server, **more) -> None:
+        self.events: list[str] = []
+        self.status = 0
+        self._server = server
+        self._body = json.dumps(long_body(stream=True, **more)).encode()
+        self.socket = socket.create_connection(("127.0.0.1", server.port), timeout=60)
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+        wait_until(lambda: len(self.events) > 2, "the stream's first events")
+
+    def _read(self) -> None:
+        length = f"Content-Length: {len(self._body)}"
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{length}\r\n\r\n"
+        with contextlib.suppress(OSError), self.socket, self.socket.makefile("rb") as lines:
+            self.socket.sendall(head.encode() + self._body)
+            for line in lines:
+                if line.startswith(b"data: "):
+                    self.events.append(line[6:].decode().strip())
+
+    def join(self) -> None:
+        self._thread.join(60)
+        assert not self._thread.is_alive(), "the stream did not end"
+
+
+def test_the_openai_client_gets_the_right_answer(client):
+    answer = client.chat.completions.create(model="smollm2", messages=QUESTION, temperature=0, max_tokens=20)
+    assert "Paris" in answer.choices[0].message.content
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+
+
+def test_a_stream_is_the_same_answer_in_pieces(client):
+    asked = {"model": "smollm2", "messages": QUESTION, "temperature": 0.7, "seed": 5, "max_tokens": 40}
+    whole = client.chat.completions.create(**asked)
+    chunks = list(client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
+    text = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
+    assert text == whole.choices[0].message.content
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+    assert len(chunks) > 3
+
+
+def test_clients_that_leave_free_their_blocks(server):
+    streams = [Streaming(server, seed=number) for number in range(3)]
+    assert server.metrics()["vllm:kv_cache_usage_perc"] > 0
+    for stream in streams:
+        stream.socket.shutdown(socket.SHUT_RDWR)
+        stream.join()
+    wait_until(server.idle, "all blocks free after the clients left")
+
+
+def test_many_at_once_equal_one_at_a_time(server):
+    async def ask(client: openai.AsyncOpenAI, number: int) -> str:
+        answer = await client.completions.create(
+            model="smollm2", prompt=f"The number {number} is", max_tokens=12, temperature=0.8, seed=number
+        )
+        return answer.choices[0].text
+
+    async def both() -> tuple[list[str], list[str]]:
+        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+            together = await asyncio.gather(*(ask(client, number) for number in range(12)))
+            return list(together), [await ask(client, number) for number in range(12)]
+
+    together, alone = asyncio.run(both())
+    assert together == alone
+
+
+def test_a_killed_engine_ends_streams_with_an_error_and_comes_back(smollm2):
+    with Server(*SMALL) as server:
+        stream = Streaming(server)
+        first = server.engine_pid
+        os.kill(first, signal.SIGKILL)
+        stream.join()
+        assert "error" in json.loads(next(event for event in reversed(stream.events) if event != "[DONE]"))
+        assert server.request("GET", "/health")[0] == 503
+        assert server.request("POST", "/v1/completions", long_body())[0] == 503
+        wait_until(lambda: server.request("GET", "/health")[0] == 200, "the engine's return")
+        assert server.engine_pid not in (None, first)
+        status, body = server.request("POST", "/v1/completions", long_body(max_tokens=5))
+        assert (status, json.loads(body)["usage"]["completion_tokens"]) == (200, 5)
+
+
+def test_sigterm_lets_open_streams_finish(smollm2):
+    with Server(*SMALL, "--drain-s", "60") as server:
+        engine = server.engine_pid
+        stream = Streaming(server, max_tokens=300)
+        server.process.send_signal(signal.SIGTERM)
+        stream.join()
+        assert stream.events[-1] == "[DONE]"
+        assert json.loads(stream.events[-2])["choices"][0]["finish_reason"] == "length"
+        assert server.process.wait(30) == 0
+        wait_until(lambda: not alive(engine), "the engine's end")
+
+
+def test_a_second_signal_ends_at_once(smollm2):
+    with Server(*SMALL, "--drain-s", "600") as server:
+        engine = server.engine_pid
+        stream = Streaming(server)
+        server.process.send_signal(signal.SIGTERM)
+        with pytest.raises(subprocess.TimeoutExpired):
+            server.process.wait(0.3)
+        server.process.send_signal(signal.SIGTERM)
+        server.process.wait(30)
+        stream.join()
+        assert '"finish_reason":"length"' not in stream.events[-1]
+        wait_until(lambda: not alive(engine), "the engine's end")
+
+
+def test_the_end_of_the_drain_time_ends_streams_with_an_error(smollm2):
+    with Server(*SMALL, "--drain-s", "0.2") as server:
+        stream = Streaming(server)
+        server.process.send_signal(signal.SIGTERM)
+        stream.join()
+        assert any("error" in json.loads(event) for event in stream.events[-2:] if event != "[DONE]")
+        server.process.wait(30)
+
+
+def test_nothing_outlives_a_killed_front_end(smollm2, tmp_path):
+    with Server(*SMALL, env={"TMPDIR": str(tmp_path)}) as server:
+        engine = server.engine_pid
+        stream = Streaming(server)
+        server.process.kill()
+        server.process.wait()
+        stream.join()
+        wait_until(lambda: not alive(engine), "the engine's end")
+        wait_until(lambda: not glob.glob(f"{tmp_path}/*"), "the socket's folder to be gone")
+
+
+def test_a_clean_end_leaves_no_file_and_says_nothing(smollm2, tmp_path):
+    with Server(*SMALL, env={"TMPDIR": str(tmp_path)}) as server:
+        said = len(server.lines)
+        server.process.send_signal(signal.SIGINT)
+        assert server.process.wait(30) == 0
+    assert not os.listdir(tmp_path)
+    assert server.lines[said:] == []
+
+
+def test_the_start_print_explains_each_choice(server):
+    assert "kernels" in server.output and "blocks" in server.output and "MiB" in server.output
+    assert "as asked" in server.output
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("serve", "--max-model-len", "9000"), "--max-model-len must be between 1 and 8192"),
+        (("serve", "no-such-model"), "no-such-model"),
+        (("serve", "--max-num-seqs", "8", "--max-num-batched-tokens", "4"), "--max-num-batched-tokens"),
+    ],
+)
+def test_what_cannot_be_served_is_one_line_and_exit_code_2(smollm2, args, said):
+    done = subprocess.run(
+        [sys.executable, "-m", "tokenmill.cli.main", *args, "--port", "0"], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert done.stderr.strip().count("\n") == 0, done.stderr
+    assert not done.stdout
+
+
+def test_a_damaged_file_is_refused_in_one_line(smollm2):
+    with tempfile.NamedTemporaryFile(suffix=".gguf") as file, open(smollm2, "rb") as whole:
+        file.write(whole.read(3_000_000))
+        file.flush()
+        done = subprocess.run(
+            [sys.executable, "-m", "tokenmill.cli.main", "serve", file.name, "--port", "0"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert done.returncode == 2
+    assert done.stderr.startswith("tokenmill: ") and done.stderr.strip().count("\n") == 0, done.stderr
+
+
+def test_a_taken_port_is_refused_by_name(server):
+    done = subprocess.run(
+        [sys.executable, "-m", "tokenmill.cli.main", "serve", "--port", str(server.port)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert str(server.port) in done.stderr
