@@ -24,12 +24,10 @@ class BlockAllocator:
     def num_free(self) -> int:
         return len(self._free)
 
-    def references(self, block: int) -> int:
-        return self._references[block]
-
-    def is_quarantined(self, block: int) -> bool:
-        """Whether nobody refers to the block, yet a step in flight may touch it."""
-        return block in self._quarantine
+    @property
+    def num_quarantined(self) -> int:
+        """Blocks that nobody refers to, yet a step in flight may touch."""
+        return len(self._quarantine)
 
     def take(self) -> int:
         """Hand out a free id with one reference."""
@@ -72,8 +70,9 @@ class BlockAllocator:
         assert self._references[block] == 0 and block not in self._quarantine, f"block {block} is not idle"
         self._free.append(block)
 
-    def check(self) -> None:
-        """Assert what must hold between calls; O(num_blocks), for tests."""
+    def check(self, references: list[int]) -> None:
+        """Assert what must hold between calls, given how many tables name each block; O(num_blocks), for tests."""
+        assert self._references == references, f"references {self._references}, by the tables {references}"
         assert len(set(self._free)) == len(self._free), "an id is free twice"
         for block in self._free:
             assert self._references[block] == 0 and block not in self._quarantine, f"block {block} is free and used"

@@ -112,18 +112,14 @@ class BlockManager:
 
     def check(self, tables: Iterable[Sequence[int]]) -> None:
         """Assert conservation, given the table of every sequence that holds blocks; O(num_blocks), for tests."""
-        self._allocator.check()
-        self._tree.check()
         references = [0] * self.num_blocks
         for table in tables:
             for block in table:
                 references[block] += 1
-        num_quarantined = num_used = 0
-        for block in range(self.num_blocks):
-            assert self._allocator.references(block) == references[block], (
-                f"block {block} has {self._allocator.references(block)} references, {references[block]} tables"
-            )
-            num_used += references[block] > 0
-            num_quarantined += self._allocator.is_quarantined(block)
-            assert not (references[block] and self._tree.is_unreferenced(block)), f"block {block} is used and evictable"
-        assert self.num_free + self.num_cached + num_used + num_quarantined == self.num_blocks, "blocks were lost"
+        self._allocator.check(references)
+        self._tree.check()
+        used = [block for block, count in enumerate(references) if count]
+        for block in used:
+            assert not self._tree.is_unreferenced(block), f"block {block} is used and evictable"
+        num_held = len(used) + self._allocator.num_quarantined
+        assert self.num_free + self.num_cached + num_held == self.num_blocks, "blocks were lost"

@@ -101,11 +101,12 @@ class RadixTree:
         position = {block: index for index, block in enumerate(self._unreferenced)}
         for block, node in self._by_block.items():
             assert node.block == block and self._by_key[node.key] is node
-            if node.parent is not None:
-                above = node.parent.block
-                assert self._by_block.get(above) is node.parent, f"block {block} lost its parent {above}"
-                children[above] = children.get(above, 0) + 1
-                if above in position:
-                    assert position.get(block, len(position)) < position[above], f"{above} would go before {block}"
+            if node.parent is None:
+                continue
+            above = node.parent.block
+            assert self._by_block.get(above) is node.parent, f"block {block} lost its parent {above}"
+            children[above] = children.get(above, 0) + 1
+            if above in position:
+                assert position.get(block, len(position)) < position[above], f"{above} would go before {block}"
         for block, node in self._by_block.items():
             assert node.num_children == children.get(block, 0), f"block {block} miscounts its children"

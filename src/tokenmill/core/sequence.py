@@ -41,7 +41,7 @@ class Sequence:
     keys            keys of the leading full blocks of `tokens`, computed once and kept
     num_published   leading blocks of the table that are shared through the prefix tree
     num_cached      tokens served from the prefix cache before the first preemption (-1: never scheduled)
-    introduced      the worker holds this sequence's state (cleared by preemption)
+    num_sent        blocks of the table that the worker knows of (0: it holds nothing of this sequence)
     last_step       the last step that carries a row of this sequence (-1: none)
     rows_in_flight  rows in steps that are neither committed nor void
     stop_ids        tokens that end it: stop_token_ids, and the end tokens unless they are ignored
@@ -59,7 +59,7 @@ class Sequence:
     keys: list[BlockKey] = field(default_factory=list)
     num_published: int = 0
     num_cached: int = -1
-    introduced: bool = False
+    num_sent: int = 0
     last_step: int = -1
     rows_in_flight: int = 0
     stop_ids: frozenset[int] = frozenset()

@@ -243,7 +243,6 @@ class EngineCore:
         start = seq.num_planned
         end = start + num_tokens
         table = seq.table
-        known = len(table) if seq.introduced else 0
         num_missing = blocks_for(end, self.config.block_size) - len(table)
         if num_missing > 0:
             table.ids.extend(self._blocks.reserve(num_missing))
@@ -254,14 +253,14 @@ class EngineCore:
             start=start,
             tokens=tuple(seq.tokens[start:end]),
             from_step=seq.last_step if start >= num_known_tokens else -1,
-            blocks=tuple(table.ids[known:]),
-            intro=None if seq.introduced else _introduce(seq),
+            blocks=tuple(table.ids[seq.num_sent :]),
+            intro=None if seq.num_sent else _introduce(seq),
             sample=is_drawing,
             score=_wants_scores(seq) and start < seq.num_prompt - 1,
         )
         seq.num_planned = end
         seq.num_pending += is_drawing
-        seq.introduced = True
+        seq.num_sent = len(table)
         seq.last_step = step.number
         seq.rows_in_flight += 1
         step.rows.append(row)
@@ -389,9 +388,9 @@ class EngineCore:
         self._blocks.release(seq.table.ids, seq.last_step)
         seq.table = BlockTable()
         seq.num_published = 0
-        if seq.introduced:
+        if seq.num_sent:
             self._released.append(seq.number)
-            seq.introduced = False
+            seq.num_sent = 0
 
     def check(self) -> None:
         """Assert what must hold between calls; slow, for tests."""
@@ -404,17 +403,16 @@ class EngineCore:
                     in_flight[seq.number] = in_flight.get(seq.number, 0) + 1
         num_waiting = 0
         for seq in self._by_id.values():
-            where = f"sequence {seq.number}"
-            assert 0 <= seq.num_computed <= seq.num_planned < len(seq.tokens) + seq.num_pending, where
-            assert seq.rows_in_flight == in_flight.get(seq.number, 0), where
-            assert seq.num_output + seq.num_pending <= seq.request.max_tokens, where
-            assert seq.num_published <= len(seq.table), where
+            assert 0 <= seq.num_computed <= seq.num_planned < len(seq.tokens) + seq.num_pending, seq
+            assert seq.rows_in_flight == in_flight.get(seq.number, 0), seq
+            assert seq.num_output + seq.num_pending <= seq.request.max_tokens, seq
+            assert seq.num_published <= len(seq.table), seq
             if seq.status is Status.RUNNING:
-                assert seq.rows_in_flight or seq.num_computed == seq.num_planned, where
-                assert len(seq.table) == blocks_for(seq.num_planned, self.config.block_size), where
+                assert seq.rows_in_flight or seq.num_computed == seq.num_planned, seq
+                assert len(seq.table) == blocks_for(seq.num_planned, self.config.block_size), seq
             else:
                 num_waiting += 1
-                assert seq.status is Status.WAITING and not seq.table.ids and not seq.rows_in_flight, where
+                assert seq.status is Status.WAITING and not seq.table.ids and not seq.rows_in_flight, seq
         assert num_waiting == len(self._waiting)
         assert num_waiting + len(self._running) == len(self._by_id)
 

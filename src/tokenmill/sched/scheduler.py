@@ -4,21 +4,23 @@ What belongs here: the order of service, the token budget, who gives way when bl
 does: changing a sequence. Decisions are carried out at once through the `Ledger` (the engine core), because a later one
 depends on an earlier one: a leader's blocks are matchable as soon as they are planned.
 
-    running sequences, best rank first: each decode takes one token, prefills share what the decodes leave
-    then waiting sequences, best rank first, while budget, seats and blocks last
+    each running decode takes one token
+    prefills, running and waiting, share what is left, best rank first, while budget, seats and blocks last
 
-Every running decode gets its token before a prefill gets its first, however long the prompt; and no sequence is passed
-over for one of a worse rank that needs the same blocks.
+The decodes' tokens are set aside first, so that no prompt delays them, however long. Sequences are visited in rank
+order, so that none is passed over for one of a worse rank that needs the same blocks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as List
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from ..core.config import EngineConfig
 from ..core.sequence import Sequence, Status
 from .admission import blocks_for
+from .policies import Rank, rank
 from .queue import WaitingQueue
 
 
@@ -41,7 +43,7 @@ class Ledger(Protocol):
         ...
 
     def adopt(self, seq: Sequence, blocks: List[int]) -> None:
-        """Carry the planned part on over matched blocks."""
+        """Carry the planned part on over matched blocks; a row of the same step follows."""
         ...
 
     def preempt(self, seq: Sequence) -> None:
@@ -77,89 +79,103 @@ def chunk_size(start: int, num_left: int, budget: int, block_size: int, first: b
 
 def compose_step(running: List[Sequence], waiting: WaitingQueue, config: EngineConfig, ledger: Ledger) -> None:
     """Add the rows of one step. `running` is in rank order and follows the ledger's admissions and preemptions."""
-    wanted = [(seq, num_wanted(seq)) for seq in running]
-    budget = config.max_num_batched_tokens - sum(1 for _, num_tokens in wanted if num_tokens == 1)
-    draining: set[int] = set()
-    squeezed = False
-    first = True
-    for seq, num_tokens in wanted:
-        if not num_tokens or seq.status is not Status.RUNNING or seq.number in draining:
-            continue
-        if num_tokens == 1:
-            if _fit(seq, 1, running, config, ledger, draining):
-                ledger.add_row(seq, 1)
-            else:
-                squeezed = True
-            continue
-        ledger.adopt(seq, ledger.find_match(seq))
-        planned = chunk_size(seq.num_planned, num_wanted(seq), budget, config.block_size, first)
-        if planned:
-            fitting = _fit(seq, planned, running, config, ledger, draining)
-            squeezed = squeezed or fitting < planned
-            if fitting:
-                ledger.add_row(seq, fitting)
-                budget -= fitting
-                first = False
-    if not squeezed and len(running) == len(wanted):
-        _admit(running, waiting, config, ledger, budget, first)
+    _Composition(running, waiting, config, ledger, config.max_num_batched_tokens).compose()
 
 
-def _fit(
-    seq: Sequence,
-    num_tokens: int,
-    running: List[Sequence],
-    config: EngineConfig,
-    ledger: Ledger,
-    draining: set[int],
-) -> int:
-    """How many of `num_tokens` there are blocks for, after preempting sequences of a worse rank if need be.
+@dataclass(slots=True)
+class _Composition:
+    """One step in the making.
 
-    The worst one gives way first. If it has a row in flight it cannot be preempted yet: it gets no row in this step
-    (`draining`) and is preempted in a later one, unless blocks come free before.
+    budget      tokens left for prefills
+    is_first    no prefill has a row yet
+    is_squeezed blocks ran out: nobody is let in
+    prefilling  running sequences whose known tokens are not all planned
+    draining    numbers of sequences that get no row, so that they can be preempted once theirs are committed
     """
-    size = config.block_size
-    missing = blocks_for(seq.num_planned + num_tokens, size) - len(seq.table)
-    while missing > ledger.num_available_blocks:
-        victim = running[-1]
-        if victim.rows_in_flight and victim is not seq:
-            draining.add(victim.number)
-        if victim.rows_in_flight or victim is seq:
-            room = (len(seq.table) + ledger.num_available_blocks) * size - seq.num_planned
-            return min(num_tokens, room)
-        ledger.preempt(victim)
-    return num_tokens
 
+    running: List[Sequence]
+    waiting: WaitingQueue
+    config: EngineConfig
+    ledger: Ledger
+    budget: int
+    is_first: bool = True
+    is_squeezed: bool = False
+    prefilling: list[Sequence] = field(default_factory=list)
+    draining: set[int] = field(default_factory=set)
 
-def _admit(
-    running: List[Sequence],
-    waiting: WaitingQueue,
-    config: EngineConfig,
-    ledger: Ledger,
-    budget: int,
-    first: bool,
-) -> None:
-    """Let waiting sequences in while their whole present length fits beside what the running ones still need: the rest
-    of their prompts, and one block of growth each, so that an admission does not cause the next preemption."""
-    size = config.block_size
-    promised = 0
-    if len(waiting):
-        promised = sum(max(0, blocks_for(len(seq.tokens), size) - len(seq.table)) for seq in running)
-    while budget > 0 and len(running) < max_running(config):
-        seq = waiting.peek()
-        if seq is None:
-            return
-        matched = ledger.find_match(seq)
-        start = len(matched) * size
-        num_tokens = chunk_size(start, len(seq.tokens) - start, budget, size, first)
-        missing = blocks_for(len(seq.tokens), size) - len(matched) + ledger.num_cached_among(matched)
-        if not num_tokens or missing + promised + len(running) > ledger.num_available_blocks:
-            return
-        ledger.admit(seq)
-        ledger.adopt(seq, matched)
-        ledger.add_row(seq, num_tokens)
-        promised += blocks_for(len(seq.tokens), size) - len(seq.table)
-        budget -= num_tokens
-        first = False
+    def compose(self) -> None:
+        wanted = [(seq, num_wanted(seq)) for seq in self.running]
+        for seq, num_tokens in wanted:
+            if num_tokens == 1:
+                self.budget -= 1
+            elif num_tokens:
+                self.prefilling.append(seq)
+        for seq, num_tokens in wanted:
+            if num_tokens > 1:
+                self._admit(rank(seq))
+            if not num_tokens or seq.status is not Status.RUNNING or seq.number in self.draining:
+                continue
+            if num_tokens > 1:
+                self._continue_prefill(seq)
+            elif self._fit(seq, [], 1):
+                self.ledger.add_row(seq, 1)
+        self._admit(None)
+
+    def _continue_prefill(self, seq: Sequence) -> None:
+        matched = self.ledger.find_match(seq)
+        num_matched = len(matched) * self.config.block_size
+        num_left = num_wanted(seq) - num_matched
+        start = seq.num_planned + num_matched
+        planned = chunk_size(start, num_left, self.budget, self.config.block_size, self.is_first)
+        fitting = self._fit(seq, matched, planned) if planned else 0
+        if fitting:
+            self._add_prefill(seq, matched, fitting)
+
+    def _add_prefill(self, seq: Sequence, matched: List[int], num_tokens: int) -> None:
+        self.ledger.adopt(seq, matched)
+        self.ledger.add_row(seq, num_tokens)
+        self.budget -= num_tokens
+        self.is_first = False
+
+    def _fit(self, seq: Sequence, matched: List[int], num_tokens: int) -> int:
+        """How many of `num_tokens` after `matched` there are blocks for, after preempting others if need be.
+
+        The sequence of the worst rank gives way first. If it has a row in flight it cannot be preempted yet: it gets
+        no row in this step and is preempted in a later one, unless blocks come free before.
+        """
+        size = self.config.block_size
+        num_blocks = len(seq.table) + len(matched)
+        start = seq.num_planned + len(matched) * size
+        missing = blocks_for(start + num_tokens, size) - num_blocks
+        while missing > (available := self.ledger.num_available_blocks - self.ledger.num_cached_among(matched)):
+            self.is_squeezed = True
+            victim = self.running[-1]
+            if victim is seq or victim.rows_in_flight:
+                if victim is not seq:
+                    self.draining.add(victim.number)
+                return max(0, min(num_tokens, (num_blocks + available) * size - start))
+            self.ledger.preempt(victim)
+        return num_tokens
+
+    def _admit(self, before: Rank | None) -> None:
+        """Let waiting sequences of a rank better than `before` in, while their whole present length fits beside what
+        the running ones still need: the rest of their prompts, and one block of growth each, so that an admission does
+        not cause the next preemption."""
+        size = self.config.block_size
+        while self.budget > 0 and not self.is_squeezed and len(self.running) < max_running(self.config):
+            seq = self.waiting.peek()
+            if seq is None or (before is not None and rank(seq) > before):
+                return
+            matched = self.ledger.find_match(seq)
+            start = len(matched) * size
+            num_tokens = chunk_size(start, len(seq.tokens) - start, self.budget, size, self.is_first)
+            missing = blocks_for(len(seq.tokens), size) - len(matched) + self.ledger.num_cached_among(matched)
+            promised = sum(max(0, blocks_for(len(s.tokens), size) - len(s.table)) for s in self.prefilling)
+            if not num_tokens or missing + promised + len(self.running) > self.ledger.num_available_blocks:
+                return
+            self.ledger.admit(seq)
+            self._add_prefill(seq, matched, num_tokens)
+            self.prefilling.append(seq)
 
 
 def max_running(config: EngineConfig) -> int:

@@ -1,8 +1,8 @@
 """An asyncio loop whose selector advances a virtual clock instead of sleeping.
 
-Runs are deterministic: ready callbacks go in order, timers by their time and then by the order of being set. Three
-ways of hanging are errors instead: a loop with nothing ready and nothing armed is a `Deadlock`; a spawned node that dies
-ends the run at once with its exception; and time beyond `limit_s` is a `TimeLimit`.
+Runs are deterministic: ready callbacks go in order, timers by their time, and nothing depends on a set's order. Three
+ways of hanging are errors instead: a loop with nothing ready and nothing armed is a `Deadlock`; a spawned node that
+dies ends the run at once with its exception; and time beyond `limit_s` is a `TimeLimit`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-_RESOLUTION_S = (
-    1e-9  # Timers closer than this fire together. At 0 a timer would never be due: the loop compares with <.
-)
+# Timers closer than this fire together. At 0 none would ever be due: the loop compares with <, not <=.
+_RESOLUTION_S = 1e-9
 
 
 class Deadlock(RuntimeError):

@@ -124,6 +124,8 @@ def run_scenario(scenario: Scenario, *, failure_seed: int = 0) -> Report:
 
     def record(core: EngineCore, event: Event) -> None:
         events.append(event)
+        if isinstance(event, Planned) and event.plan is None:
+            return
         core.check()
         if isinstance(event, Planned) and event.plan is not None:
             rows = [(row.seq, row.start, row.num_tokens, row.blocks) for row in event.plan.rows]

@@ -1,0 +1,162 @@
+"""The simulation's own test: each of these bugs, planted into the engine, is found by the seeds that the suite runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from tokenmill.cache.allocator import BlockAllocator
+from tokenmill.cache.manager import BlockManager
+from tokenmill.cache.radix import RadixTree
+from tokenmill.core.step import Introduction
+from tokenmill.engine import core as engine_core
+from tokenmill.engine.core import EngineCore
+from tokenmill.engine.shell import EngineShell
+from tokenmill.sched import scheduler
+from tokenmill.sim.run import run_seed
+
+NUM_SEEDS = 25
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def forget_quarantine(patch: pytest.MonkeyPatch) -> None:
+    release = BlockAllocator.release
+    patch.setattr(BlockAllocator, "release", lambda self, block, last_step: release(self, block, -1))
+
+
+def match_one_block_too_many(patch: pytest.MonkeyPatch) -> None:
+    match = BlockManager.match
+    patch.setattr(
+        BlockManager, "match", lambda self, keys, start, stop: match(self, keys, start, min(stop + 1, len(keys)))
+    )
+
+
+def publish_one_token_too_early(patch: pytest.MonkeyPatch) -> None:
+    publish = EngineCore._publish
+    patch.setattr(EngineCore, "_publish", lambda self, seq, end, step: publish(self, seq, end + 1, step))
+
+
+def keep_blocks_of_failed_steps(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(BlockManager, "withdraw", lambda self, blocks: None)
+
+
+def evict_what_is_in_use(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(RadixTree, "mark_referenced", lambda self, block: None)
+
+
+def release_parents_first(patch: pytest.MonkeyPatch) -> None:
+    release = BlockManager.release
+    patch.setattr(BlockManager, "release", lambda self, blocks, last_step: release(self, blocks[::-1], last_step))
+
+
+def lose_the_output_of_the_preempted(patch: pytest.MonkeyPatch) -> None:
+    introduce = engine_core._introduce
+
+    def forgetful(seq: object) -> Introduction:
+        return replace(introduce(seq), output_tokens=())
+
+    patch.setattr(engine_core, "_introduce", forgetful)
+
+
+def plan_past_the_end(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(scheduler, "num_wanted", lambda seq: len(seq.tokens) + seq.num_pending - seq.num_planned)
+
+
+def never_tell_the_worker_again(patch: pytest.MonkeyPatch) -> None:
+    release = EngineCore._release
+
+    def keep_sent(self: EngineCore, seq: object) -> None:
+        num_sent = seq.num_sent
+        release(self, seq)
+        seq.num_sent = num_sent
+
+    patch.setattr(EngineCore, "_release", keep_sent)
+
+
+def tell_the_worker_of_reserved_blocks_only(patch: pytest.MonkeyPatch) -> None:
+    adopt = EngineCore.adopt
+
+    def silent(self: EngineCore, seq: object, blocks: list[int]) -> None:
+        adopt(self, seq, blocks)
+        if seq.num_sent:
+            seq.num_sent = len(seq.table)
+
+    patch.setattr(EngineCore, "adopt", silent)
+
+
+def serve_scored_prompts_from_the_cache(patch: pytest.MonkeyPatch) -> None:
+    find_match = EngineCore.find_match
+
+    def greedy(self: EngineCore, seq: object) -> list[int]:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(engine_core, "_wants_scores", lambda seq: False)
+            return find_match(self, seq)
+
+    patch.setattr(EngineCore, "find_match", greedy)
+
+
+def preempt_with_a_row_in_flight(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(EngineCore, "preempt", EngineCore._send_back)
+    fit = scheduler._Composition._fit
+
+    def eager(self: scheduler._Composition, seq: object, matched: list[int], num_tokens: int) -> int:
+        hidden = [(other, other.rows_in_flight) for other in self.running]
+        for other, _ in hidden:
+            other.rows_in_flight = 0
+        fitting = fit(self, seq, matched, num_tokens)
+        for other, count in hidden:
+            other.rows_in_flight = count
+        return fitting
+
+    patch.setattr(scheduler._Composition, "_fit", eager)
+
+
+def call_failures_aborts(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(EngineCore, "_finish_failed", lambda self, seq, error, now: self._finish(seq, "abort", now))
+
+
+def sleep_through_messages(patch: pytest.MonkeyPatch) -> None:
+    async def read(self: EngineShell) -> None:
+        while True:
+            self._inbox.append(await self._link.receive())
+
+    patch.setattr(EngineShell, "_read", read)
+
+
+PLANTS: list[Plant] = [
+    forget_quarantine,
+    match_one_block_too_many,
+    publish_one_token_too_early,
+    keep_blocks_of_failed_steps,
+    evict_what_is_in_use,
+    release_parents_first,
+    lose_the_output_of_the_preempted,
+    plan_past_the_end,
+    never_tell_the_worker_again,
+    tell_the_worker_of_reserved_blocks_only,
+    serve_scored_prompts_from_the_cache,
+    preempt_with_a_row_in_flight,
+    call_failures_aborts,
+    sleep_through_messages,
+]
+
+
+# Adopting blocks in the middle of a prompt takes a rare meeting of priorities: its search starts near one.
+FIRST_SEEDS = {tell_the_worker_of_reserved_blocks_only: 100}
+
+
+@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
+def test_a_planted_bug_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A simulation that passes with the bug in place would prove nothing without it."""
+    plant(monkeypatch)
+    first = FIRST_SEEDS.get(plant, 0)
+    for seed in range(first, first + NUM_SEEDS):
+        try:
+            run_seed(seed)
+        except BaseException as error:
+            print(f"seed {seed}: {type(error).__name__}: {str(error)[:150]}")
+            return
+    raise AssertionError(f"{NUM_SEEDS} seeds did not notice {plant.__name__}")

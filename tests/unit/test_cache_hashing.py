@@ -1,0 +1,46 @@
+"""Block keys: what they cover, and that nothing else matters."""
+
+from __future__ import annotations
+
+from tokenmill.cache.hashing import KEY_BYTES, block_key, extend_keys, root_key
+
+
+def keys_of(tokens: list[int], root: bytes, block_size: int = 4) -> list[bytes]:
+    keys: list[bytes] = []
+    extend_keys(keys, root, tokens, block_size)
+    return keys
+
+
+def test_keys_cover_full_blocks_only_and_chain() -> None:
+    """A key names the whole prefix: a change in block 0 changes every key, a change in the tail changes none."""
+    root = root_key("id", "", "")
+    keys = keys_of(list(range(11)), root)
+    assert len(keys) == 2 and all(len(key) == KEY_BYTES for key in keys)
+    assert keys[1] == block_key(block_key(root, [0, 1, 2, 3]), [4, 5, 6, 7])
+    assert keys_of([*range(8), 99, 98], root) == keys
+    changed = keys_of([9, *range(1, 11)], root)
+    assert changed[0] != keys[0] and changed[1] != keys[1]
+
+
+def test_keys_grow_as_tokens_do() -> None:
+    """Extending in pieces gives the keys of extending at once."""
+    root = root_key("id", "", "")
+    tokens = list(range(100, 137))
+    keys: list[bytes] = []
+    for length in (3, 4, 9, 20, 37):
+        extend_keys(keys, root, tokens[:length], 4)
+    assert keys == keys_of(tokens, root)
+
+
+def test_numerics_adapter_and_salt_separate() -> None:
+    """KV is shared only within one numerics id, adapter and salt; fields cannot run into each other."""
+    roots = [
+        root_key(*fields) for fields in [("a", "", ""), ("", "a", ""), ("", "", "a"), ("a", "b", ""), ("ab", "", "")]
+    ]
+    assert len(set(roots)) == len(roots)
+
+
+def test_large_token_ids() -> None:
+    """Ids up to 2**32 - 1 are hashed whole."""
+    root = root_key("id", "", "")
+    assert block_key(root, [2**32 - 1]) != block_key(root, [2**16 - 1])

@@ -1,0 +1,300 @@
+"""EngineCore by example, driven by hand: plans in flight, finishing, aborting, preemption and failure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+
+from tokenmill.core.config import EngineConfig
+from tokenmill.core.events import Output
+from tokenmill.core.request import Request, SamplingParams
+from tokenmill.core.step import PlanRow, RowResult, StepPlan, StepResult, TokenLogprob
+from tokenmill.engine.core import EngineCore
+
+CONFIG = EngineConfig(num_blocks=64, max_model_len=256, block_size=4, max_num_batched_tokens=64, steps_in_flight=2)
+EOS = 99
+
+
+def make_request(name: str, num_prompt: int, max_tokens: int = 8, *, first: int = 1, **more: object) -> Request:
+    """A request whose prompt counts up from `first`; `more` are fields of Request or of SamplingParams."""
+    known = {key: more.pop(key) for key in list(more) if key in Request.__dataclass_fields__}
+    sampling = SamplingParams(max_tokens=max_tokens, **more)
+    prompt = tuple(range(first, first + num_prompt))
+    return Request(name, prompt, sampling, max_tokens, 0, eos_token_ids=(EOS,), **known)
+
+
+class Engine:
+    """A core and the results it is to be given: row by row, the token that `answer` says (7 by default)."""
+
+    def __init__(self, config: EngineConfig = CONFIG, answer: Callable[[PlanRow], int] = lambda row: 7) -> None:
+        self.core = EngineCore(config)
+        self.answer = answer
+        self.in_flight: deque[StepPlan] = deque()
+        self.num_prompt: dict[int, int] = {}
+
+    def add(self, *requests: Request) -> list[Output]:
+        return [output for request in requests for output in self.core.add(request, 0.0)]
+
+    def plan(self) -> StepPlan | None:
+        plan = self.core.plan(1.0)
+        self.core.check()
+        if plan is not None:
+            self.in_flight.append(plan)
+            self.num_prompt |= {row.seq: len(row.intro.prompt_tokens) for row in plan.rows if row.intro is not None}
+        return plan
+
+    def commit(self) -> list[Output]:
+        plan = self.in_flight.popleft()
+        outputs = self.core.commit(StepResult(plan.step, tuple(map(self.result, plan.rows))), 2.0)
+        self.core.check()
+        return outputs
+
+    def result(self, row: PlanRow) -> RowResult:
+        end = min(row.start + row.num_tokens, self.num_prompt[row.seq] - 1)
+        scores = tuple(TokenLogprob(0, -1.0, 1) for _ in range(row.start, end)) if row.score else ()
+        return RowResult(row.seq, (self.answer(row),) if row.sample else (), (), scores)
+
+    def fail(self) -> list[Output]:
+        outputs = self.core.fail(self.in_flight.popleft().step, "boom", 2.0)
+        self.core.check()
+        return outputs
+
+    def step(self) -> tuple[StepPlan, list[Output]]:
+        plan = self.plan()
+        assert plan is not None and len(self.in_flight) == 1
+        return plan, self.commit()
+
+    def finish(self) -> list[Output]:
+        """Run until nothing is left; returns all outputs."""
+        outputs: list[Output] = []
+        for _ in range(1000):
+            while self.plan() is not None:
+                pass
+            if not self.in_flight:
+                assert not self.core.has_work, "work is left, but nothing is planned"
+                assert self.core.stats().num_held_blocks == 0
+                return outputs
+            outputs += self.commit()
+        raise AssertionError("does not end")
+
+
+def test_a_request_from_prompt_to_end() -> None:
+    """The first row introduces the sequence with its table; decode rows carry one token; the end is max_tokens."""
+    engine = Engine()
+    engine.add(make_request("a", 6, 3))
+    plan, (output,) = engine.step()
+    (row,) = plan.rows
+    assert (row.start, row.tokens, row.sample, len(row.blocks)) == (0, (1, 2, 3, 4, 5, 6), True, 2)
+    assert row.intro is not None and row.intro.prompt_tokens == row.tokens and row.intro.eos_token_ids == (EOS,)
+    assert output.tokens == (7,) and output.finish_reason is None and output.timing is not None
+    plan, (output,) = engine.step()
+    (row,) = plan.rows
+    assert (row.start, row.tokens, row.blocks, row.intro) == (6, (7,), (), None)
+    plan, (output,) = engine.step()
+    assert (output.tokens, output.finish_reason, output.num_output) == ((7,), "length", 3)
+    assert output.timing is not None and output.timing.finished_s == 2.0
+    assert not engine.core.has_work and engine.plan() is None
+
+
+def test_steps_planned_ahead_name_the_step_of_their_token() -> None:
+    """With a step in flight, the next row's input is that step's draw; nothing is planned past max_tokens."""
+    engine = Engine(replace(CONFIG, steps_in_flight=3))
+    engine.add(make_request("a", 4, 2))
+    first, second = engine.plan(), engine.plan()
+    assert first is not None and second is not None
+    (row,) = second.rows
+    assert (row.tokens, row.from_step, row.start, row.num_tokens, len(row.blocks)) == ((), first.step, 4, 1, 1)
+    assert engine.plan() is None
+    assert [output.tokens for output in engine.finish()] == [(7,), (7,)]
+
+
+def test_a_stop_token_ends_and_drops_the_row_in_flight() -> None:
+    """The stop token is counted, not shown; the wasted row is ignored, and its blocks wait for its step."""
+    engine = Engine(answer=lambda row: EOS)
+    engine.add(make_request("a", 3))
+    engine.plan(), engine.plan()
+    (output,) = engine.commit()
+    assert (output.tokens, output.finish_reason, output.stop_token, output.num_output) == ((), "stop", EOS, 1)
+    assert engine.core.has_work and engine.core.stats().num_held_blocks == 1
+    assert engine.commit() == []
+    assert not engine.core.has_work and engine.core.stats().num_free_blocks == CONFIG.num_blocks
+
+
+def test_min_tokens_ignore_eos_and_stop_token_ids() -> None:
+    """Stop tokens count from min_tokens on; end tokens do not when ignored, other stop tokens still do."""
+    engine = Engine(answer=lambda row: EOS)
+    engine.add(make_request("min", 3, 5, min_tokens=2), make_request("ignore", 3, 5, ignore_eos=True))
+    engine.add(make_request("both", 3, 5, ignore_eos=True, stop_token_ids=(EOS,)))
+    ends = {output.request_id: output for output in engine.finish() if output.finish_reason}
+    assert (ends["min"].finish_reason, ends["min"].num_output) == ("stop", 3)
+    assert (ends["ignore"].finish_reason, ends["ignore"].num_output) == ("length", 5)
+    assert (ends["both"].finish_reason, ends["both"].num_output) == ("stop", 1)
+
+
+def test_a_resumed_request_counts_from_its_original_prompt() -> None:
+    """Output made elsewhere is recomputed as input, introduced as output, and counted by the limits."""
+    engine = Engine()
+    engine.add(make_request("a", 3, 4, output_tokens=(50, 51)))
+    plan, (output,) = engine.step()
+    (row,) = plan.rows
+    assert row.tokens == (1, 2, 3, 50, 51) and row.intro is not None and row.intro.output_tokens == (50, 51)
+    assert output.num_output == 3
+    assert engine.finish()[-1].num_output == 4
+
+
+def test_a_long_prompt_is_chunked_and_decodes_go_on() -> None:
+    """A prefill shares the budget with every decode, and its chunks stop at block borders."""
+    engine = Engine(replace(CONFIG, max_num_batched_tokens=10, steps_in_flight=1))
+    engine.add(make_request("a", 3, 20))
+    engine.step()
+    engine.add(make_request("b", 30, 2, first=100))
+    sizes = []
+    for _ in range(4):
+        plan, outputs = engine.step()
+        assert plan.rows[0].num_tokens == 1 and outputs[0].request_id == "a"
+        sizes.append(plan.rows[1].num_tokens)
+        assert plan.rows[1].sample == (len(sizes) == 4)
+    assert sizes == [8, 8, 8, 6]
+
+
+def test_a_prefix_is_served_from_the_cache_but_for_the_last_token() -> None:
+    """A hit covers at most floor((len - 1) / S) blocks; a different salt shares nothing."""
+    engine = Engine()
+    engine.add(make_request("a", 8, 1))
+    engine.finish()
+    engine.add(make_request("b", 8, 1), make_request("c", 9, 1), make_request("d", 9, 1, cache_salt="x"))
+    outputs = {output.request_id: output for output in engine.finish()}
+    assert [outputs[name].num_cached for name in "bcd"] == [4, 8, 0]
+
+
+def test_choices_share_the_full_blocks_of_their_prompt_in_one_step() -> None:
+    """Siblings that arrive together adopt the leader's blocks in the very step that computes them."""
+    engine = Engine()
+    engine.add(*(make_request(f"a{i}", 10, 4, choice=i) for i in range(3)))
+    plan, _ = engine.step()
+    assert [(row.start, row.num_tokens) for row in plan.rows] == [(0, 10), (8, 2), (8, 2)]
+    assert len({row.blocks[:2] for row in plan.rows}) == 1 and len({row.blocks[2] for row in plan.rows}) == 3
+
+
+def test_a_follower_matches_again_at_every_block_border() -> None:
+    """A running prefill adopts what another has published since, also when both started together."""
+    engine = Engine(replace(CONFIG, max_num_batched_tokens=8, steps_in_flight=1))
+    engine.add(make_request("low", 24, 1, priority=1))
+    engine.step()
+    engine.add(make_request("high", 24, 1))
+    plans = []
+    while engine.core.has_work:
+        plan, _ = engine.step()
+        plans.append([(row.seq, row.start, row.num_tokens) for row in plan.rows])
+    assert plans == [[(1, 8, 8)], [(1, 16, 8)], [(0, 20, 4)]]
+
+
+def test_prompt_logprobs_come_whole_and_take_no_hits() -> None:
+    """Every prompt position is scored however the prompt is cut, though the blocks may serve others."""
+    engine = Engine(replace(CONFIG, max_num_batched_tokens=8))
+    engine.add(make_request("plain", 19, 1))
+    engine.finish()
+    engine.add(make_request("scored", 19, 2, prompt_logprobs=0), make_request("after", 19, 1))
+    outputs = engine.finish()
+    scored = [output for output in outputs if output.request_id == "scored"]
+    assert [len(output.prompt_logprobs) for output in scored] == [18, 0] and scored[0].num_cached == 0
+    assert [output.num_cached for output in outputs if output.request_id == "after"] == [16]
+
+
+def test_an_aborted_leader_leaves_its_blocks_to_its_followers() -> None:
+    """Blocks planned in a step in flight are still written by it, and stay shared."""
+    engine = Engine()
+    engine.add(make_request("leader", 9, 4), make_request("follower", 9, 1))
+    engine.plan()
+    (output,) = engine.core.abort("leader", 1.5)
+    engine.core.check()
+    assert output.finish_reason == "abort"
+    (output,) = engine.commit()
+    assert (output.request_id, output.finish_reason, output.num_cached) == ("follower", "length", 8)
+    assert engine.core.stats().num_cached_blocks == 2
+    assert engine.core.abort("leader", 2.0) == []
+
+
+def test_blocks_run_out_and_the_worst_ranked_gives_way() -> None:
+    """Lowest priority first, then latest arrival; it comes back with its output and everyone ends as alone."""
+    engine = Engine(replace(CONFIG, num_blocks=8, steps_in_flight=1))
+    engine.add(make_request("a", 7, 9), make_request("b", 7, 9, first=50, priority=1))
+    engine.add(make_request("c", 7, 9, first=90))
+    rows: list[PlanRow] = []
+    while engine.core.has_work:
+        plan, _ = engine.step()
+        rows += plan.rows
+    returns = [row for row in rows if row.intro is not None and row.intro.output_tokens]
+    assert [row.seq for row in returns] == [1] and engine.core.stats().num_preemptions == 1
+    assert returns[0].tokens[:8] == (*range(50, 57), 7)
+
+
+def test_a_sequence_with_a_row_in_flight_is_not_preempted() -> None:
+    """The victim gets no further row, and gives way once its row is committed."""
+    engine = Engine(replace(CONFIG, num_blocks=5, steps_in_flight=2))
+    engine.add(make_request("a", 5, 9), make_request("b", 8, 9, first=50))
+    engine.plan()
+    for _ in range(3):
+        plan = engine.plan()
+        assert plan is not None and [row.seq for row in plan.rows] == [0, 1]
+        engine.commit()
+    assert engine.plan() is None and engine.core.stats().num_preemptions == 0
+    engine.commit()
+    plan = engine.plan()
+    assert plan is not None and [(row.seq, row.start) for row in plan.rows] == [(0, 8)] and plan.released == (1,)
+    assert engine.core.stats().num_preemptions == 1
+    engine.finish()
+
+
+def test_a_failed_step_ends_its_requests_and_the_rest_recover() -> None:
+    """Rows of the failed step end with an error; later steps in flight are void and their rows come again."""
+    engine = Engine(replace(CONFIG, max_num_batched_tokens=8, steps_in_flight=2))
+    engine.add(make_request("a", 8, 2), make_request("b", 12, 2))
+    first, second = engine.plan(), engine.plan()
+    assert first is not None and second is not None
+    assert [row.seq for row in first.rows] == [0] and [(row.seq, row.start) for row in second.rows] == [(0, 8), (1, 8)]
+    (output,) = engine.fail()
+    assert (output.request_id, output.finish_reason, output.error_kind) == ("a", "error", "internal_error")
+    assert "boom" in output.error
+    again = engine.plan()
+    assert again is not None and set(again.released) == {0, 1}
+    assert [(row.seq, row.start) for row in again.rows] == [(1, 0)], "adopted blocks were never written"
+    assert engine.commit() == [], "the result of a void step is dropped"
+    outputs = engine.finish()
+    assert [output.request_id for output in outputs] == ["b", "b"] and outputs[-1].finish_reason == "length"
+
+
+def test_refusals_are_outputs() -> None:
+    """A request that cannot be served, or not now, ends at once with a kind of error that says which."""
+    engine = Engine(replace(CONFIG, max_num_waiting=1))
+    (long,) = engine.add(make_request("long", 300, 1))
+    assert (long.finish_reason, long.error_kind, long.error_param) == ("error", "invalid_request_error", "prompt")
+    outputs = engine.add(make_request("a", 3), make_request("b", 3))
+    assert [(output.request_id, output.error_kind) for output in outputs] == [("b", "overloaded_error")]
+    (twice,) = engine.add(make_request("a", 3))
+    assert twice.error_kind == "invalid_request_error"
+    engine.core.drain()
+    (late,) = engine.add(make_request("late", 3))
+    assert late.error_kind == "unavailable_error"
+    assert engine.finish()[-1].request_id == "a"
+
+
+def test_a_waiting_request_can_be_aborted() -> None:
+    """It leaves the queue without ever having run."""
+    engine = Engine()
+    engine.add(make_request("a", 3))
+    (output,) = engine.core.abort("a", 1.0)
+    assert output.finish_reason == "abort" and output.timing is not None and output.timing.scheduled_s == -1.0
+    assert engine.plan() is None and not engine.core.has_work
+
+
+def test_stats_add_up() -> None:
+    """Prompt tokens, cache hits and computed tokens of two equal prompts."""
+    engine = Engine()
+    engine.add(make_request("a", 10, 3), make_request("b", 10, 3))
+    engine.finish()
+    stats = engine.core.stats()
+    assert (stats.prompt_tokens, stats.prompt_tokens_computed, stats.generation_tokens) == (20, 12, 6)
+    assert (stats.prefix_queries, stats.prefix_hits) == (20, 8)
+    assert stats.num_free_blocks + stats.num_cached_blocks == stats.num_blocks and stats.num_held_blocks == 0

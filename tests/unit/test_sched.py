@@ -1,0 +1,96 @@
+"""Order of service, chunk sizes and admission, by example."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tokenmill.core.config import EngineConfig
+from tokenmill.core.errors import ContextTooLong, InvalidRequest, Overloaded
+from tokenmill.core.request import Request, SamplingParams
+from tokenmill.core.sequence import Sequence, Status
+from tokenmill.sched.admission import blocks_for, refusal
+from tokenmill.sched.queue import WaitingQueue
+from tokenmill.sched.scheduler import chunk_size, max_running, num_wanted
+
+
+def make_sequence(number: int, priority: int = 0, num_prompt: int = 4, max_tokens: int = 4) -> Sequence:
+    request = Request(f"r{number}", (7,) * num_prompt, SamplingParams(), max_tokens, 0, priority=priority)
+    return Sequence(number, request, list(request.prompt_tokens))
+
+
+def test_queue_serves_by_priority_then_arrival() -> None:
+    """Lower priority numbers first; equal ones in order of arrival, also after returning to the queue."""
+    queue = WaitingQueue()
+    sequences = [make_sequence(0, 1), make_sequence(1, 0), make_sequence(2, -1), make_sequence(3, 0)]
+    for seq in sequences:
+        queue.push(seq)
+    first = queue.pop()
+    assert first is sequences[2]
+    assert queue.pop() is sequences[1]
+    queue.push(sequences[1])
+    assert [queue.pop().number for _ in range(3)] == [1, 3, 0]
+    assert queue.peek() is None
+
+
+def test_queue_drops_what_was_discarded() -> None:
+    """A sequence that ended while waiting is neither counted nor served."""
+    queue = WaitingQueue()
+    first, second = make_sequence(0), make_sequence(1)
+    queue.push(first)
+    queue.push(second)
+    queue.discard(first)
+    first.status = Status.FINISHED
+    assert len(queue) == 1
+    assert queue.pop() is second
+
+
+@pytest.mark.parametrize(
+    ("start", "num_left", "budget", "first", "size"),
+    [
+        (0, 100, 512, True, 100),  # all of it
+        (0, 100, 50, True, 48),  # to a border
+        (5, 100, 50, False, 43),  # to a border from inside a block
+        (0, 100, 10, True, 10),  # no border in reach: the first prefill goes on
+        (0, 100, 10, False, 0),  # no border in reach: others wait
+        (0, 10, 10, False, 10),  # a short rest fits
+        (16, 100, 0, True, 0),
+    ],
+)
+def test_chunk_size(start: int, num_left: int, budget: int, first: bool, size: int) -> None:
+    """Chunks stop at block borders unless they end the prompt or are the only progress possible."""
+    assert chunk_size(start, num_left, budget, 16, first) == size
+
+
+def test_nothing_is_wanted_once_the_end_is_certain() -> None:
+    """With draws in flight up to max_tokens there is nothing left to plan."""
+    seq = make_sequence(0, num_prompt=4, max_tokens=2)
+    assert num_wanted(seq) == 4
+    seq.num_planned, seq.num_pending = 4, 1
+    assert num_wanted(seq) == 1
+    seq.num_planned, seq.num_pending = 5, 2
+    assert num_wanted(seq) == 0
+
+
+def test_every_running_sequence_has_a_token_in_the_budget() -> None:
+    """Seats are limited by the budget, so that no decode is left out of a step."""
+    config = EngineConfig(num_blocks=10, max_model_len=64, max_num_seqs=100, max_num_batched_tokens=8)
+    assert max_running(config) == 8
+
+
+def test_refusals() -> None:
+    """What never fits is the caller's error and names the field; a full queue is overload; what just fits is taken."""
+    config = EngineConfig(num_blocks=4, max_model_len=100, block_size=16, max_num_waiting=2)
+    fits = Request("r", (1,) * 60, SamplingParams(), 5, 0)
+    assert blocks_for(64, 16) == 4
+    assert refusal(fits, config, 1) is None
+    pool = refusal(replace(fits, max_tokens=6), config, 0)
+    assert isinstance(pool, ContextTooLong) and "KV cache holds 64" in pool.message
+    context = refusal(replace(fits, max_tokens=41), config, 0)
+    assert isinstance(context, ContextTooLong) and context.param == "max_tokens"
+    prompt = refusal(replace(fits, prompt_tokens=(1,) * 100), config, 0)
+    assert isinstance(prompt, ContextTooLong) and prompt.param == "prompt"
+    assert isinstance(refusal(replace(fits, output_tokens=(1,) * 5), config, 0), InvalidRequest)
+    full = refusal(fits, config, 2)
+    assert isinstance(full, Overloaded) and full.retryable
