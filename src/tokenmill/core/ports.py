@@ -18,7 +18,11 @@ FromEngine = Ready | StepOutputs
 
 class Executor(Protocol):
     """Runs plans in the order given. Up to `EngineConfig.steps_in_flight` may be under way at once; results come back
-    in order. A raised exception means that the step had no effect that anyone may read."""
+    in order. A raised exception means that the step had no effect that anyone may read.
+
+    Steps submitted before a failure is reported may build on what the failed one never wrote or drew. They are void:
+    they may raise or return anything, and every sequence they carry is released or introduced anew. The state of
+    sequences with no row in the failed step or after it must survive."""
 
     async def execute(self, plan: StepPlan) -> StepResult: ...
 

@@ -9,6 +9,9 @@ Row geometry, for a row with start = 5 and three tokens:
     KV              read        written, then read causally
     sample          the logits of position 7 draw token 8
     score           the logits of 5, 6, 7 score the known tokens 6, 7, 8 (prompt logprobs)
+
+Plans are applied in order of `step`, within one as: forget `released`, take introductions and table deltas of all rows,
+write the KV of all rows, then read. So a row may read what another row of the same step writes.
 """
 
 from __future__ import annotations
@@ -39,14 +42,14 @@ class Introduction:
 class PlanRow:
     """One sequence's share of a step.
 
-    seq        the sequence's number
+    seq        the sequence's number; at most one row of it in a step
     start      position of the first token of the row; KV of [0, start) is in place or written by this same step
     tokens     input token ids; empty exactly when `from_step` is set
     from_step  the single input token is the one drawn for this sequence in that (possibly unfinished) step; else -1
     blocks     physical ids appended to the worker's table of this sequence; with `intro` they are the whole table
     intro      present on a sequence's first row
     sample     draw a token from the logits of the last position
-    score      report logprobs of the known prompt token after each position of the row
+    score      report logprobs of the known prompt token after each position p of the row with p + 1 < prompt length
     """
 
     seq: int
@@ -65,7 +68,8 @@ class PlanRow:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """All rows of one step. `released`: sequences the worker may forget before running the rows."""
+    """All rows of one step. `released`: sequences the worker forgets before running the rows; some may be unknown to
+    it, and one of them may be introduced again by this very step."""
 
     step: int
     rows: tuple[PlanRow, ...]
