@@ -64,6 +64,8 @@ oracle: install
 	test -x $(VENV)-oracle/bin/python || $(PYTHON) -m venv $(VENV)-oracle
 	$(VENV)-oracle/bin/python -m pip --disable-pip-version-check --quiet install llama-cpp-python==0.3.36
 	$(VENV)-oracle/bin/python tests/oracle/make_llama_goldens.py "$$($(BIN)/tokenmill pull smollm2 --quiet)" $(ARGS)
+	PYTHONPATH=src $(VENV)-oracle/bin/python tests/oracle/make_tokenizer_goldens.py \
+	  "$$($(BIN)/tokenmill pull smollm2 --quiet)" $(ARGS)
 
 clean:
 	rm -rf $(VENV) $(VENV)-oracle build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis

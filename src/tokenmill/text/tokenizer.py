@@ -1,8 +1,8 @@
 """Text to token ids and back, on the `tokenizers` library.
 
 Built from GGUF metadata (byte-level BPE, or SentencePiece-style BPE) or from a folder's tokenizer.json. The ids equal
-those of llama.cpp on the same GGUF file and of transformers on the same folder; where those two
-differ from each other is told at the head of tests/oracle/test_tokenizer.py.
+those of llama.cpp on the same GGUF file and of transformers on the same folder; where those two differ from each other
+is told at the head of tests/oracle/test_tokenizer.py.
 
 Special tokens are recognised in text only where the caller asks: `parse_special=False` keeps a user's "<|im_end|>" a
 row of ordinary characters. Decoding works on bytes, token by token, so that a stream and a whole text decode alike.
