@@ -49,6 +49,10 @@ class Planned:
     expect: str | int
     stream: bool
 
+    @property
+    def may_run(self) -> bool:
+        return isinstance(self.expect, str)
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -194,8 +198,9 @@ def run(num_requests: int, max_tokens: int, num_rounds: int, seed: int, backend:
     requests = plan(seed, num_requests, max_tokens)
     answered = [request for request in requests if request.expect == "answer"]
     wanted = sum(len(request.body["prompt"]) for request in answered)
-    # Room for the longest request twice over, and a fifth of all of them: preemption and eviction are certain.
-    pool_tokens = max(2 * (max_tokens + 512), wanted // 5)
+    # Room for the longest request, or a fifth of all of them: eviction is certain, preemption likely.
+    longest = max(len(request.body["prompt"]) + request.body["max_tokens"] for request in requests if request.may_run)
+    pool_tokens = max(longest + 64, wanted // 5)
     report = Report([], [f"{num_requests} requests (seed {seed}), {wanted} prompt tokens, pool {pool_tokens} tokens"])
     with Server("--kv-cache-memory-bytes", str(pool_tokens * KV_BYTES_PER_TOKEN), "--backend", backend) as server:
         asyncio.run(rounds_and_solo(server, requests, num_rounds, report))
