@@ -14,9 +14,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from .cli.load import load_engine
 from .cli.machine import read_machine
@@ -155,12 +155,15 @@ class LLM:
         `sampling`: for all prompts, or one for each; default: the model's own settings with 16 tokens. Raises
         InvalidRequest (ContextTooLong among them) before anything has run.
         """
-        if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
-            prompts = [prompts]  # type: ignore[list-item]
-        each = [sampling or self.default_sampling()] * len(prompts) if not isinstance(sampling, Sequence) else sampling
-        if len(each) != len(prompts):
-            raise InvalidRequest(f"{len(prompts)} prompts came with {len(each)} sampling parameters.", param="sampling")
-        calls = [self._call(prompt, params, cache_salt) for prompt, params in zip(prompts, each, strict=True)]  # type: ignore[arg-type]
+        is_one = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+        several = cast(Sequence[Prompt], [prompts] if is_one else prompts)
+        if not isinstance(sampling, Sequence):
+            sampling = [sampling or self.default_sampling()] * len(several)
+        if len(sampling) != len(several):
+            raise InvalidRequest(
+                f"{len(several)} prompts came with {len(sampling)} sampling parameters.", param="sampling"
+            )
+        calls = [self._call(prompt, params, cache_salt) for prompt, params in zip(several, sampling, strict=True)]
         return self._wait(self._complete_all(calls))
 
     def chat(
@@ -179,17 +182,17 @@ class LLM:
         """Continues a prompt, or answers a conversation, piece by piece (`piece.text`, `piece.tokens`; the last has a
         `finish_reason`). One choice only. Leaving the loop early cancels the request."""
         if not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping):
-            call = self._chat_call(prompt, sampling, cache_salt)  # type: ignore[arg-type]
+            call = self._chat_call(cast(Sequence[Message], prompt), sampling, cache_salt)
         else:
-            call = self._call(prompt, sampling or self.default_sampling(), cache_salt)  # type: ignore[arg-type]
+            call = self._call(cast(Prompt, prompt), sampling or self.default_sampling(), cache_salt)
         if len(call.requests) != 1:
             raise InvalidRequest("stream gives one choice; leave n at 1.", param="n")
         pieces = self._pieces(call)
         try:
             while True:
-                piece = self._wait(anext(pieces))
-                yield piece[1]
-                if piece[1].finish_reason is not None:
+                _, piece = self._wait(anext(pieces))
+                yield piece
+                if piece.finish_reason is not None:
                     return
         finally:
             self._wait(pieces.aclose())
@@ -242,10 +245,11 @@ class LLM:
         front_end.close()
         await running
 
-    def _wait(self, work: Coroutine[Any, Any, T] | Any) -> T:
-        """Runs a coroutine on the engine's thread; Ctrl-C here cancels it there."""
+    def _wait(self, work: Awaitable[T]) -> T:
+        """Awaits `work` on the engine's thread; Ctrl-C here cancels it there."""
         if not self._thread.is_alive():
-            work.close() if asyncio.iscoroutine(work) else None
+            if asyncio.iscoroutine(work):
+                work.close()
             raise InvalidRequest("This model has been closed.")
         future = asyncio.run_coroutine_threadsafe(_await(work), self._loop)
         try:
@@ -323,7 +327,7 @@ class LLM:
             ),
         )
 
-    async def _pieces(self, call: _Call) -> AsyncIterator[tuple[Choice, Piece]]:
+    async def _pieces(self, call: _Call) -> AsyncGenerator[tuple[Choice, Piece], None]:
         """What the choices of a call say, as it is said, until all have ended."""
         choices = {request.id: Choice(request.choice, request, self._text.tokenizer) for request in call.requests}
         stream = self._client.open(call.requests)
@@ -343,7 +347,7 @@ class LLM:
             stream.close()
 
 
-async def _await(work: Any) -> Any:
+async def _await(work: Awaitable[T]) -> T:
     return await work
 
 

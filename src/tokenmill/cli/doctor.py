@@ -19,8 +19,9 @@ from .load import describe_kernels
 from .machine import MachineFacts, read_machine
 from .resolve import KV_SHARE
 
-PACKAGES = ("numpy", "msgspec", "pyzmq", "starlette", "uvicorn", "uvloop", "httptools", "tokenizers", "jinja2")
-PACKAGES += ("prometheus-client", "rich", "huggingface_hub")
+PACKAGES = (
+    "numpy msgspec pyzmq starlette uvicorn uvloop httptools tokenizers jinja2 prometheus-client rich huggingface_hub"
+).split()
 
 
 def doctor(args: argparse.Namespace) -> int:

@@ -50,8 +50,8 @@ FOREIGN_FLAGS = {
 class Parser(argparse.ArgumentParser):
     """One line and exit code 2 on a wrong command line, with the nearest known flag or command."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, allow_abbrev=False, **kwargs)
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(allow_abbrev=False, **kwargs)
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
