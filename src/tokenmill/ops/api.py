@@ -34,8 +34,8 @@ GROUP = 32
 
 @dataclass(frozen=True, slots=True)
 class RawTensor:
-    """A matrix as a checkpoint stores it. `kind` is 'f32', 'f16', 'bf16', 'q4_0', 'q4_1' or 'q8_0' (ggml block layouts);
-    `data` is uint8, C-contiguous, `num_rows` rows of equal byte length, each row `num_cols` values."""
+    """A matrix as a checkpoint stores it. `kind` is 'f32', 'f16', 'bf16', 'q4_0', 'q4_1' or 'q8_0' (ggml block
+    layouts); `data` is uint8, C-contiguous, `num_rows` rows of equal byte length, each row `num_cols` values."""
 
     kind: str
     num_rows: int
@@ -106,13 +106,33 @@ class SampleBatch:
 class Weight(Protocol):
     """A packed matrix [N, K] of one backend; made by `pack`, understood by that backend alone."""
 
-    num_rows: int
-    num_cols: int
-    num_bytes: int
+    @property
+    def num_rows(self) -> int: ...
+
+    @property
+    def num_cols(self) -> int: ...
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory it takes."""
+        ...
+
+
+class Program(Protocol):
+    """A compiled forward. The logits are float32 and valid until the next call; one call may run at a time."""
+
+    @property
+    def scratch_bytes(self) -> int | None:
+        """All memory it ever holds besides weights, KV and its caller's arrays, logits included; None where the
+        backend cannot tell ahead."""
+        ...
+
+    def __call__(self, batch: StepBatch) -> np.ndarray: ...
 
 
 class Ops(Protocol):
-    """A backend. Functions never modify their inputs (write_kv writes the pool, which is its purpose)."""
+    """A backend. Functions never modify their inputs (write_kv writes the pool, which is its purpose). A `table` or
+    `weight` is what this backend's `pack` made, a `kv` what its `bind_kv` made."""
 
     name: str
     family: str  # kernel family: part of the numerics id
@@ -133,7 +153,7 @@ class Ops(Protocol):
         """A handle on a KV pool: uint8 [num_blocks, group.bytes_per_block]."""
         ...
 
-    def embed(self, table: Weight, tokens_T: Array) -> Array:
+    def embed(self, table: Any, tokens_T: Array) -> Array:
         """[T, D] float32: dequantised rows of the table."""
         ...
 
@@ -141,7 +161,7 @@ class Ops(Protocol):
         """x / sqrt(mean(x^2) + eps) * weight, per row."""
         ...
 
-    def linear(self, x_TK: Array, weight: Weight) -> Array:
+    def linear(self, x_TK: Array, weight: Any) -> Array:
         """[T, N] = x @ weight.T"""
         ...
 
@@ -159,17 +179,18 @@ class Ops(Protocol):
         """Store the k and v columns of every token of the step into its slot."""
         ...
 
-    def paged_attention(self, kv: Any, layer: int, qkv_TW: Array, batch: Any, heads: HeadGeometry, scale: float) -> Array:
+    def paged_attention(
+        self, kv: Any, layer: int, qkv_TW: Array, batch: Any, heads: HeadGeometry, scale: float
+    ) -> Array:
         """[T, H*C]: causal attention of each query row over its sequence's KV, which write_kv has just completed."""
         ...
 
     def gather_rows(self, x_TD: Array, rows_L: Array) -> Array: ...
 
-    def compile(self, forward: Callable[[Any, Any], Array], limits: StepLimits) -> Callable[[StepBatch], np.ndarray]:
+    def compile(self, forward: Callable[[Any, Any], Array], limits: StepLimits) -> Program:
         """`forward(ops, batch) -> logits [L, V]`, written in the functions above, as one callable on a StepBatch.
 
-        The native backend runs it once on a recorder and replays a flat program; the reference just calls it. The
-        logits are float32 and valid until the next call. Only one call may run at a time.
+        The native backend runs it once on a recorder and replays a flat program; the reference just calls it.
         """
         ...
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..core.block import KVGroup
-from .api import GROUP, HeadGeometry, RawTensor, SampleBatch, StepBatch, StepLimits
+from .api import GROUP, Array, HeadGeometry, RawTensor, SampleBatch, StepBatch, StepLimits
 from .philox import PURPOSE_TOKEN, uniform
 
 DENSE_KINDS = ("f32", "f16", "bf16")
@@ -43,6 +43,21 @@ class ReferenceKV:
     keys: tuple[np.ndarray, ...]
     values: tuple[np.ndarray, ...]
     dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceProgram:
+    """A forward pass that is simply called; its temporaries come and go, so how much they take is not known ahead."""
+
+    ops: ReferenceOps
+    forward: Callable[[Any, Any], np.ndarray]
+    limits: StepLimits
+    scratch_bytes: None = None
+
+    def __call__(self, batch: StepBatch) -> Array:
+        assert len(batch.tokens_T) <= self.limits.max_tokens, (len(batch.tokens_T), self.limits)
+        assert len(batch.logit_rows_L) <= self.limits.max_logit_rows, (len(batch.logit_rows_L), self.limits)
+        return self.forward(self.ops, batch)
 
 
 class ReferenceOps:
@@ -92,32 +107,30 @@ class ReferenceOps:
         keys, vals = tuple(k_BL2GCs[:, n, 0] for n in layers), tuple(v_BL2GsC[:, n, 1] for n in layers)
         return ReferenceKV(keys, vals, group.dtype)
 
-    def embed(self, table: ReferenceWeight, tokens_T: np.ndarray) -> np.ndarray:
+    def embed(self, table: ReferenceWeight, tokens_T: np.ndarray) -> Array:
         assert len(table.runs) == 1, "an embedding table is one matrix"
         return table.runs[0][0][tokens_T]
 
-    def rms_norm(self, x_TD: np.ndarray, weight_D: np.ndarray, eps: float) -> np.ndarray:
+    def rms_norm(self, x_TD: np.ndarray, weight_D: np.ndarray, eps: float) -> Array:
         mean_T1 = np.mean(np.square(x_TD), axis=-1, keepdims=True)
         return x_TD / np.sqrt(mean_T1 + np.float32(eps)) * weight_D
 
-    def linear(self, x_TK: np.ndarray, weight: ReferenceWeight) -> np.ndarray:
+    def linear(self, x_TK: np.ndarray, weight: ReferenceWeight) -> Array:
         rounded_TK = x_TK
         if not self.exact_activations and any(quantised for _, quantised in weight.runs):
             rounded_TK = round_activations(x_TK)
         outputs = [(rounded_TK if quantised else x_TK) @ values_NK.T for values_NK, quantised in weight.runs]
         return outputs[0] if len(outputs) == 1 else np.concatenate(outputs, axis=1)
 
-    def add(self, x_TD: np.ndarray, y_TD: np.ndarray) -> np.ndarray:
+    def add(self, x_TD: np.ndarray, y_TD: np.ndarray) -> Array:
         return x_TD + y_TD
 
-    def silu_mul(self, gate_up_T2F: np.ndarray) -> np.ndarray:
+    def silu_mul(self, gate_up_T2F: np.ndarray) -> Array:
         gate_TF, up_TF = np.split(gate_up_T2F, 2, axis=1)
         with np.errstate(over="ignore"):  # exp(-gate) may be inf, whose reciprocal is the right 0
             return gate_TF / (1 + np.exp(-gate_TF)) * up_TF
 
-    def rope(
-        self, qkv_TW: np.ndarray, positions_T: np.ndarray, table_PC: np.ndarray, heads: HeadGeometry
-    ) -> np.ndarray:
+    def rope(self, qkv_TW: np.ndarray, positions_T: np.ndarray, table_PC: np.ndarray, heads: HeadGeometry) -> Array:
         half = heads.head_dim // 2
         num_rotated = heads.num_heads + heads.num_kv_heads
         out_TW = qkv_TW.copy()
@@ -149,7 +162,7 @@ class ReferenceOps:
         batch: StepBatch,
         heads: HeadGeometry,
         scale: float,
-    ) -> np.ndarray:
+    ) -> Array:
         keys_BGCs, values_BGsC = kv.keys[layer], kv.values[layer]
         block_size = keys_BGCs.shape[-1]
         q_THC, _, _ = _split_heads(qkv_TW, heads)
@@ -171,18 +184,11 @@ class ReferenceOps:
             out_THC[first:end] = mixed_GrtC.transpose(2, 0, 1, 3).reshape(end - first, heads.num_heads, -1)
         return out_THC.reshape(len(qkv_TW), -1)
 
-    def gather_rows(self, x_TD: np.ndarray, rows_L: np.ndarray) -> np.ndarray:
+    def gather_rows(self, x_TD: np.ndarray, rows_L: np.ndarray) -> Array:
         return x_TD[rows_L]
 
-    def compile(
-        self, forward: Callable[[Any, Any], np.ndarray], limits: StepLimits
-    ) -> Callable[[StepBatch], np.ndarray]:
-        def run(batch: StepBatch) -> np.ndarray:
-            assert len(batch.tokens_T) <= limits.max_tokens, (len(batch.tokens_T), limits)
-            assert len(batch.logit_rows_L) <= limits.max_logit_rows, (len(batch.logit_rows_L), limits)
-            return forward(self, batch)
-
-        return run
+    def compile(self, forward: Callable[[Any, Any], np.ndarray], limits: StepLimits) -> ReferenceProgram:
+        return ReferenceProgram(self, forward, limits)
 
     def sample(self, logits_LV: np.ndarray, how: SampleBatch) -> np.ndarray:
         """Rows are independent. With w = exp((logit - max) / temperature), each filter takes what the one before left:
@@ -258,8 +264,10 @@ def round_activations(x_TK: np.ndarray) -> np.ndarray:
     x' = q * (max|x| / 127). A group whose max|x| is below 1e-30 becomes zero."""
     groups_TgK = x_TK.reshape(len(x_TK), x_TK.shape[1] // GROUP, GROUP)
     max_Tg1 = np.abs(groups_TgK).max(axis=-1, keepdims=True)
-    inverse_Tg1 = np.where(max_Tg1 < _SMALLEST_GROUP_MAX, 0, np.float32(127) / np.maximum(max_Tg1, _SMALLEST_GROUP_MAX))
-    rounded_TgK = np.rint(groups_TgK * inverse_Tg1) * (max_Tg1 / np.float32(127))
+    inverse_Tg1: np.ndarray = np.where(
+        max_Tg1 < _SMALLEST_GROUP_MAX, 0, np.float32(127) / np.maximum(max_Tg1, _SMALLEST_GROUP_MAX)
+    )
+    rounded_TgK: np.ndarray = np.rint(groups_TgK * inverse_Tg1) * (max_Tg1 / np.float32(127))
     return rounded_TgK.reshape(x_TK.shape)
 
 

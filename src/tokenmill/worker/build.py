@@ -78,7 +78,13 @@ def build_worker(
         num_blocks=num_blocks,
         numerics_id=numerics_id(digest, model, ops),
         memory=plan_memory(
-            config, group, limits, weights_bytes=model.num_bytes, num_blocks=num_blocks, queue_bytes=queue_bytes
+            config,
+            group,
+            limits,
+            weights_bytes=model.num_bytes,
+            num_blocks=num_blocks,
+            program_bytes=program.scratch_bytes,
+            queue_bytes=queue_bytes,
         ),
     )
 

@@ -59,20 +59,29 @@ def step_limits(
 
 
 def plan_memory(
-    config: ModelConfig, group: KVGroup, limits: StepLimits, *, weights_bytes: int, num_blocks: int, queue_bytes: int
+    config: ModelConfig,
+    group: KVGroup,
+    limits: StepLimits,
+    *,
+    weights_bytes: int,
+    num_blocks: int,
+    program_bytes: int | None,
+    queue_bytes: int,
 ) -> MemoryPlan:
-    """Scratch is what one layer's values of a full step take (float32, and int8 copies of a linear's inputs), the block
-    tables of plan and worker, and the sampler's slices."""
-    values_per_token = 4 * config.width + 2 * config.heads.width + 3 * config.ffn_width
-    activations = limits.max_tokens * values_per_token * 5
+    """program_bytes: what the compiled forward holds, logits included; None: estimated as the values of one layer of a
+    full step, in float32. The rest of scratch is the block tables of plan and worker and the sampler's copies."""
+    logits = limits.max_logit_rows * config.vocab_size * 4
+    if program_bytes is None:
+        values_per_token = 4 * config.width + 2 * config.heads.width + 3 * config.ffn_width
+        program_bytes = logits + limits.max_tokens * values_per_token * 4
     tables = 2 * limits.max_seqs * limits.max_blocks_per_seq * 4
-    slices = 4 * SLICE * config.vocab_size * 4
+    copies = 4 * SLICE * config.vocab_size * 4
     return MemoryPlan(
         weights=weights_bytes,
         kv=num_blocks * group.bytes_per_block,
         num_blocks=num_blocks,
         block_size=group.block_size,
-        scratch=activations + tables + slices,
-        logits=limits.max_logit_rows * config.vocab_size * 4,
+        scratch=max(0, program_bytes - logits) + tables + copies,
+        logits=logits,
         queue=queue_bytes,
     )

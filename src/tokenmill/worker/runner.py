@@ -12,25 +12,25 @@ It decides nothing: what runs, and where its KV lies, is in the plan.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
 import numpy as np
 
 from ..core.step import RowResult, StepPlan, StepResult, TokenLogprob
-from ..ops.api import Ops, StepBatch, StepLimits
+from ..ops.api import Ops, Program, StepLimits
 from .batch import Part, Slots, build_batch, part_of_row, pieces
 from .sampler import Sampler
 
 
 class Runner:
-    """`program`: a compiled forward, StepBatch -> logits [L, V], valid until its next call."""
+    """`program`: the model's compiled forward."""
 
     def __init__(
         self,
         ops: Ops,
-        program: Callable[[StepBatch], np.ndarray],
+        program: Program,
         limits: StepLimits,
         *,
         vocab_size: int,

@@ -1,0 +1,268 @@
+"""Exactness: a request's tokens and logprobs do not depend on what runs beside it.
+
+Random mixes (arrivals, chunk budgets, batch sizes, shared prefixes, pools so small that sequences are preempted,
+aborts, resumed streams, several steps in flight) run through the real engine core and worker, and every request is
+compared with its own run alone: nothing shared, nothing cached, the prompt in one chunk. On the native backend all bits
+must agree. On numpy, whose BLAS sums in an order of its own, tokens must agree and logprobs within 1e-4: that shows the
+engine's half.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from tiny import tiny_checkpoint
+from tokenmill.core.config import EngineConfig
+from tokenmill.core.events import Output
+from tokenmill.core.request import Request, SamplingParams
+from tokenmill.core.step import TokenLogprob
+from tokenmill.engine.core import EngineCore
+from tokenmill.formats.checkpoint import open_checkpoint
+from tokenmill.ops.native import NativeOps, available
+from tokenmill.ops.reference import ReferenceOps
+from tokenmill.worker import build
+from tokenmill.worker.build import Worker, build_worker
+
+BLOCK_SIZE = 16
+NUM_BLOCKS = 96
+needs_native = pytest.mark.skipif(available() is not None, reason=str(available()))
+
+
+@dataclass
+class Stream:
+    """All that a client saw of one request."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish: tuple[str, int | None] | None = None
+
+    def take(self, output: Output) -> None:
+        assert self.finish is None, "output after the end"
+        assert not output.error, output.error
+        self.tokens += output.tokens
+        self.logprobs += output.logprobs
+        self.prompt_logprobs += output.prompt_logprobs
+        if output.finish_reason is not None:
+            self.finish = (output.finish_reason, output.stop_token)
+
+
+@dataclass(frozen=True)
+class Mix:
+    """`arrivals`: (round, request); `aborts`: round -> request ids."""
+
+    config: EngineConfig
+    arrivals: list[tuple[int, Request]]
+    aborts: dict[int, list[str]]
+
+
+def run(worker: Worker, mix: Mix) -> tuple[dict[str, Stream], EngineCore]:
+    """Drive core and worker to the end. Plans run ahead of commits as far as `steps_in_flight` allows."""
+    core = EngineCore(mix.config)
+    streams = {request.id: Stream() for _, request in mix.arrivals}
+    arrivals = deque(sorted(mix.arrivals, key=lambda pair: pair[0]))
+    results: deque = deque()
+    now = 0.0
+
+    def take(outputs: list[Output]) -> None:
+        for output in outputs:
+            streams[output.request_id].take(output)
+
+    for round_number in range(100_000):
+        while arrivals and arrivals[0][0] <= round_number:
+            take(core.add(arrivals.popleft()[1], now))
+        for request_id in mix.aborts.get(round_number, ()):
+            take(core.abort(request_id, now))
+        while (plan := core.plan(now)) is not None:
+            results.append(worker.executor.execute_now(plan))
+        if results:
+            take(core.commit(results.popleft(), now))
+        core.check()
+        if not (arrivals or core.has_work):
+            assert all(stream.finish is not None for stream in streams.values())
+            return streams, core
+    raise AssertionError("the mix did not end")
+
+
+def alone(worker: Worker, request: Request, max_model_len: int) -> Stream:
+    """The request by itself, from the original prompt, in whole chunks, without prefix cache."""
+    config = EngineConfig(
+        num_blocks=NUM_BLOCKS,
+        max_model_len=max_model_len,
+        block_size=BLOCK_SIZE,
+        max_num_seqs=1,
+        max_num_batched_tokens=max_model_len,
+        enable_prefix_caching=False,
+        steps_in_flight=1,
+    )
+    streams, _ = run(worker, Mix(config, [(0, replace(request, output_tokens=()))], {}))
+    return streams[request.id]
+
+
+def random_sampling(rng: random.Random, vocab_size: int) -> SamplingParams:
+    def token() -> int:
+        return rng.randrange(vocab_size)
+
+    options: dict = {"temperature": rng.choice([0.0, 0.0, 0.7, 1.0, 1.5])}
+    for name, values in (
+        ("top_k", (1, 5, 40)),
+        ("top_p", (0.5, 0.95)),
+        ("min_p", (0.05, 0.3)),
+        ("repetition_penalty", (1.3, 0.8)),
+        ("presence_penalty", (1.0, -1.0)),
+        ("frequency_penalty", (0.7,)),
+        ("min_tokens", (5,)),
+        ("logprobs", (0, 3)),
+        ("logit_bias", (((token(), 5.0), (token(), -50.0)),)),
+        ("allowed_token_ids", (tuple(sorted(token() for _ in range(30))),)),
+        ("stop_token_ids", ((token(), token()),)),
+    ):
+        if rng.random() < 0.25:
+            options[name] = rng.choice(values)
+    if rng.random() < 0.15:
+        options["prompt_logprobs"] = rng.choice([0, 2])
+    options["max_tokens"] = None
+    return SamplingParams(**options)
+
+
+def random_mix(rng: random.Random, *, vocab_size: int, num_requests: int, max_prompt: int, max_output: int) -> Mix:
+    max_model_len = max_prompt + max_output
+    smallest = -(-max_model_len // BLOCK_SIZE)
+    config = EngineConfig(
+        num_blocks=rng.choice([smallest + 1, 2 * smallest, NUM_BLOCKS]),
+        max_model_len=max_model_len,
+        block_size=BLOCK_SIZE,
+        max_num_seqs=rng.choice([1, 3, 8]),
+        max_num_batched_tokens=rng.choice([8, 24, 64]),
+        enable_prefix_caching=rng.random() < 0.8,
+        steps_in_flight=rng.choice([1, 2, 3]),
+    )
+    prefixes = [[rng.randrange(vocab_size) for _ in range(max_prompt)] for _ in range(2)]
+    arrivals, aborts = [], {}
+    for number in range(num_requests):
+        shared = rng.randrange(max_prompt)
+        own = [rng.randrange(vocab_size) for _ in range(rng.randrange(1, max_prompt - shared + 1))]
+        request = Request(
+            id=f"r{number}",
+            prompt_tokens=tuple(rng.choice(prefixes)[:shared] + own),
+            sampling=random_sampling(rng, vocab_size),
+            max_tokens=rng.randrange(1, max_output + 1),
+            seed=rng.randrange(2**64),
+            choice=rng.randrange(3),
+            eos_token_ids=(rng.randrange(vocab_size),),
+            priority=rng.choice([0, 0, 0, 1]),
+        )
+        at = rng.randrange(30)
+        arrivals.append((at, request))
+        if rng.random() < 0.1:
+            aborts.setdefault(at + rng.randrange(20), []).append(request.id)
+    return Mix(config, arrivals, aborts)
+
+
+def check_mix(worker: Worker, mix: Mix, rng: random.Random, *, exact: bool, where: str) -> EngineCore:
+    """Every stream equals the request's run alone; an aborted one is a beginning of it, a resumed one its rest."""
+    max_model_len = mix.config.max_model_len
+    expected = {request.id: alone(worker, request, max_model_len) for _, request in mix.arrivals}
+    arrivals = []
+    skipped = {}
+    for at, request in mix.arrivals:
+        produced = expected[request.id].tokens
+        resumable = request.sampling.prompt_logprobs is None and len(produced) > 1
+        skipped[request.id] = rng.randrange(len(produced) - 1) if resumable and rng.random() < 0.3 else 0
+        arrivals.append((at, replace(request, output_tokens=tuple(produced[: skipped[request.id]]))))
+    streams, core = run(worker, replace(mix, arrivals=arrivals))
+    for _, request in arrivals:
+        got, want, skip = streams[request.id], expected[request.id], skipped[request.id]
+        name = f"{where} {request.id}"
+        num_tokens = len(want.tokens) - skip
+        if got.finish == ("abort", None):
+            num_tokens = len(got.tokens)
+        else:
+            assert got.finish == want.finish, name
+        assert got.tokens == want.tokens[skip : skip + num_tokens], name
+        if request.sampling.logprobs is not None:
+            compare(got.logprobs, want.logprobs[skip : skip + num_tokens], exact, name)
+        if got.tokens or got.finish != ("abort", None):
+            compare(got.prompt_logprobs, want.prompt_logprobs, exact, name)
+    assert core.stats().num_held_blocks == 0
+    return core
+
+
+def compare(got: list[TokenLogprob], want: list[TokenLogprob], exact: bool, name: str) -> None:
+    if exact:
+        assert got == want, name
+        return
+    assert [entry.token for entry in got] == [entry.token for entry in want], name
+    for one, other in zip(got, want, strict=True):
+        assert abs(one.logprob - other.logprob) < 1e-4, name
+
+
+def run_mixes(worker: Worker, shapes: list[tuple[int, dict[str, int]]], *, exact: bool) -> None:
+    """`shapes`: (seed, shape of its mix)."""
+    preemptions = hits = 0
+    for seed, shape in shapes:
+        rng = random.Random(seed)
+        mix = random_mix(rng, vocab_size=worker.model_config.vocab_size, **shape)
+        core = check_mix(worker, mix, rng, exact=exact, where=f"seed {seed}")
+        preemptions += core.stats().num_preemptions
+        hits += core.stats().prefix_hits
+    assert preemptions and hits, "mixes that never preempt nor share a prefix prove too little"
+
+
+@pytest.fixture
+def tiny_worker(request, monkeypatch):
+    """The tiny model on the backend that the test's parameter makes. Its digest is of no file."""
+    monkeypatch.setattr(build, "weights_digest", lambda path, cache_dir: "tiny")
+    make_ops, kv_dtype = request.param
+    worker = build_worker(
+        tiny_checkpoint(),
+        make_ops(),
+        max_model_len=128,
+        num_blocks=NUM_BLOCKS,
+        max_num_batched_tokens=128,
+        max_num_seqs=8,
+        block_size=BLOCK_SIZE,
+        kv_dtype=kv_dtype,
+    )
+    yield worker
+    worker.executor.close()
+
+
+TINY_SHAPE = {"num_requests": 10, "max_prompt": 80, "max_output": 40}
+
+
+@pytest.mark.parametrize("tiny_worker", [(ReferenceOps, "f32")], indirect=True, ids=["numpy"])
+def test_mixes_on_numpy(tiny_worker):
+    """The engine's half: the same tokens whatever the batch, the chunks, the cache and preemption."""
+    run_mixes(tiny_worker, [(seed, TINY_SHAPE) for seed in range(6)], exact=False)
+
+
+@pytest.mark.exact
+@needs_native
+@pytest.mark.parametrize("tiny_worker", [(NativeOps, "f16"), (NativeOps, "bf16")], indirect=True, ids=["f16", "bf16"])
+def test_mixes_bit_for_bit(tiny_worker):
+    """Tokens and logprobs equal to the last bit, over many small mixes."""
+    run_mixes(tiny_worker, [(seed, TINY_SHAPE) for seed in range(100, 130)], exact=True)
+
+
+@pytest.mark.exact
+@needs_native
+def test_real_model_bit_for_bit(smollm2):
+    """The same promise on the default model: quantised weights, longer prompts, several spans of attention."""
+    worker = build_worker(
+        open_checkpoint(smollm2),
+        NativeOps(),
+        max_model_len=360,
+        num_blocks=NUM_BLOCKS,
+        max_num_batched_tokens=360,
+        max_num_seqs=8,
+        block_size=BLOCK_SIZE,
+    )
+    long = {"num_requests": 4, "max_prompt": 300, "max_output": 24}
+    crowded = {"num_requests": 5, "max_prompt": 50, "max_output": 40}
+    run_mixes(worker, [(205, long), (213, crowded)], exact=True)
+    worker.executor.close()
