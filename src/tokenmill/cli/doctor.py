@@ -20,8 +20,19 @@ from .machine import MachineFacts, read_machine
 from .resolve import KV_SHARE
 
 PACKAGES = (
-    "numpy msgspec pyzmq starlette uvicorn uvloop httptools tokenizers jinja2 prometheus-client rich huggingface_hub"
-).split()
+    "numpy",
+    "msgspec",
+    "pyzmq",
+    "starlette",
+    "uvicorn",
+    "uvloop",
+    "httptools",
+    "tokenizers",
+    "jinja2",
+    "prometheus-client",
+    "rich",
+    "huggingface_hub",
+)
 
 
 def doctor(args: argparse.Namespace) -> int:

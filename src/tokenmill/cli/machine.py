@@ -12,8 +12,21 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
-CPU_FEATURES = tuple(
-    "avx2 fma f16c avx_vnni avx512f avx512bw avx512vl avx512_vnni avx512_bf16 amx_int8 amx_bf16 neon asimddp i8mm".split()
+CPU_FEATURES = (
+    "avx2",
+    "fma",
+    "f16c",
+    "avx_vnni",
+    "avx512f",
+    "avx512bw",
+    "avx512vl",
+    "avx512_vnni",
+    "avx512_bf16",
+    "amx_int8",
+    "amx_bf16",
+    "neon",
+    "asimddp",
+    "i8mm",
 )
 
 
