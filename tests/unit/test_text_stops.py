@@ -35,6 +35,7 @@ LETTERS = st.text("ab", min_size=1, max_size=5)
 
 @given(st.lists(st.text("ab", max_size=4), max_size=8), st.lists(LETTERS, max_size=4), st.booleans())
 @example(["abcd"], ["abcd", "bc"], False)
+@example(["ab"], ["b", "ab"], False)
 @example(["aab", "aab", "b"], ["aabaabb", "baab"], True)
 def test_equals_the_naive_reading(pieces: list[str], stops: list[str], include: bool) -> None:
     assert run(pieces, stops, include) == naive("".join(pieces), stops, include)

@@ -8,7 +8,7 @@ from tokenmill.text.tokenizer import _ALPHABET, Tokenizer, tokenizer_from_gguf
 
 SPECIAL = "<|end|>"
 DEFINED = "<tool>"
-MERGES = ["h e", "l l", "he ll", "hell o", "Ġ w", "Ġw o", "r l", "rl d", "Ġwo rld", "1 2"]
+MERGES = ["h e", "l l", "he ll", "hell o", "Ġ w", "Ġw o", "r l", "rl d", "Ġwo rld", "1 2", "! !"]
 
 
 def byte_metadata(**changes: Any) -> dict[str, Any]:

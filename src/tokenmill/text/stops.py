@@ -18,7 +18,7 @@ class StopMatcher:
 
     def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
         assert all(stops), "a stop string must not be empty"
-        self._stops = sorted(set(stops), key=lambda stop: (-len(stop), stop))
+        self._stops = sorted(set(stops), key=lambda stop: (-len(stop), stop))  # the longest is found first
         self._failures = [_failure_table(stop) for stop in self._stops]
         self._states = [0] * len(self._stops)
         self._first_chars = frozenset(stop[0] for stop in self._stops)
@@ -48,7 +48,6 @@ class StopMatcher:
 
     def _advance(self, char: str) -> str | None:
         """Move every automaton by one character; the longest stop string that is now complete, or None."""
-        matched = None
         for index, (stop, failures) in enumerate(zip(self._stops, self._failures, strict=True)):
             state = self._states[index]
             while state and stop[state] != char:
@@ -56,10 +55,9 @@ class StopMatcher:
             if stop[state] == char:
                 state += 1
             if state == len(stop):
-                matched = matched or stop
-                state = failures[state - 1]
+                return stop
             self._states[index] = state
-        return matched
+        return None
 
 
 def _failure_table(stop: str) -> list[int]:
