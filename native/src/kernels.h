@@ -50,6 +50,7 @@ struct Quantised {
 
 struct LinearArgs {
   const Part* part;
+  int64_t tile_bytes;  // from one tile of the part to the next
   int tile0, num_tiles;
   const Quantised* xq;  // quantised kinds
   const float* x;       // dense kinds: row 0

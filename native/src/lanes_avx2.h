@@ -48,10 +48,11 @@ inline void store_int(int32_t* p, I x) {
 inline I load_int(const int32_t* p) {
   return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 8))};
 }
+// For values within int8, which saturation leaves alone.
 inline void store_low_bytes(int8_t* p, I x) {
-  int32_t wide[16];
-  store_int(wide, x);
-  for (int i = 0; i < 16; i++) p[i] = (int8_t)(wide[i] & 0xff);
+  const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xd8);
+  const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+  _mm_storeu_si128((__m128i*)p, bytes);
 }
 inline I select_gt(F x, F y, I p, I q) {
   const __m256i a = _mm256_castps_si256(_mm256_cmp_ps(x.a, y.a, _CMP_GT_OQ));
@@ -70,6 +71,29 @@ inline uint32_t mask_int_ge(I x, I y) {
   const uint32_t less_a = (uint32_t)_mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpgt_epi32(y.a, x.a)));
   const uint32_t less_b = (uint32_t)_mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpgt_epi32(y.b, x.b)));
   return ~(less_a | less_b << 8) & 0xffffu;
+}
+
+inline float sum4(__m128 x) {
+  x = _mm_add_ps(x, _mm_movehl_ps(x, x));
+  return _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)));
+}
+inline float max4(__m128 x) {
+  x = _mm_max_ps(x, _mm_movehl_ps(x, x));
+  return _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)));
+}
+inline float sum_lanes(F a) {
+  const __m256 x = _mm256_add_ps(a.a, a.b);
+  return sum4(_mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1)));
+}
+inline float max_lanes(F a) {
+  const __m256 x = _mm256_max_ps(a.a, a.b);
+  return max4(_mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1)));
+}
+inline int32_t sum_int_lanes(I a) {
+  const __m256i x = _mm256_add_epi32(a.a, a.b);
+  __m128i y = _mm_add_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+  y = _mm_add_epi32(y, _mm_shuffle_epi32(y, 0x4e));
+  return _mm_cvtsi128_si32(_mm_add_epi32(y, _mm_shuffle_epi32(y, 0xb1)));
 }
 
 constexpr int kLinearWidth = 8;

@@ -46,6 +46,25 @@ inline F zero_where_less(F value, F a, F b) {
 inline uint32_t mask_ge(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }
 inline uint32_t mask_int_ge(I a, I b) { return _mm512_cmpge_epi32_mask(a, b); }
 
+inline float sum4(__m128 x) {
+  x = _mm_add_ps(x, _mm_movehl_ps(x, x));
+  return _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)));
+}
+inline float max4(__m128 x) {
+  x = _mm_max_ps(x, _mm_movehl_ps(x, x));
+  return _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)));
+}
+inline __m256 high_half(F a) { return _mm512_extractf32x8_ps(a, 1); }
+inline float sum_lanes(F a) {
+  const __m256 x = _mm256_add_ps(_mm512_castps512_ps256(a), high_half(a));
+  return sum4(_mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1)));
+}
+inline float max_lanes(F a) {
+  const __m256 x = _mm256_max_ps(_mm512_castps512_ps256(a), high_half(a));
+  return max4(_mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1)));
+}
+inline int32_t sum_int_lanes(I a) { return _mm512_reduce_add_epi32(a); }
+
 constexpr int kLinearWidth = 16;
 constexpr int kLinearRows = 12;
 constexpr int kAttentionRows = 12;

@@ -42,6 +42,23 @@ inline uint32_t mask_ge(F a, F b) { uint32_t m = 0; TM_EACH m |= (uint32_t)(a.v[
 // For values below 2^31.
 inline uint32_t mask_int_ge(I a, I b) { uint32_t m = 0; TM_EACH m |= (uint32_t)(a.v[i] >= b.v[i]) << i; return m; }
 
+// Sixteen partial values to one: halves folded onto each other, lane i with lane i + 8, then 4, 2, 1.
+inline float sum_lanes(F a) {
+  for (int width = 8; width; width /= 2)
+    for (int i = 0; i < width; i++) a.v[i] += a.v[i + width];
+  return a.v[0];
+}
+inline float max_lanes(F a) {
+  for (int width = 8; width; width /= 2)
+    for (int i = 0; i < width; i++) a.v[i] = a.v[i] > a.v[i + width] ? a.v[i] : a.v[i + width];
+  return a.v[0];
+}
+inline int32_t sum_int_lanes(I a) {
+  uint32_t sum = 0;
+  TM_EACH sum += (uint32_t)a.v[i];
+  return (int32_t)sum;
+}
+
 constexpr int kLinearWidth = 16;
 constexpr int kLinearRows = 4;      // most rows of a linear tile
 constexpr int kAttentionRows = 4;   // most query vectors of an attention tile

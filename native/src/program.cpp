@@ -409,6 +409,7 @@ void Program::run_linear(const Op& op, int unit) {
   LinearArgs args = {};
   Quantised xq;
   args.part = part;
+  args.tile_bytes = tile_bytes(part->kind, part->num_cols);
   args.tile0 = block * tiles_per_unit_;
   args.num_tiles = std::min(tiles_per_unit_, ceil_div(part->num_rows, kLanes) - args.tile0);
   args.row0 = row0;
@@ -441,6 +442,7 @@ void Program::run_linear_silu(const Op& op, int unit) {
   alignas(64) float both[kPanel][2 * kGroup];
   LinearArgs args = {};
   args.part = op.parts.data();
+  args.tile_bytes = tile_bytes(args.part->kind, args.part->num_cols);
   args.xq = &xq;
   args.num_tiles = kGroup / kLanes;
   args.ld_out = 2 * kGroup;

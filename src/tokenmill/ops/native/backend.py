@@ -20,7 +20,7 @@ from ...core.block import KVGroup
 from ..api import HeadGeometry, RawTensor, SampleBatch, StepBatch, StepLimits
 from .fuse import fuse
 from .library import KINDS, KVStruct, Part, SamplingStruct, WeightStruct, check, load_library
-from .memory import aligned_bytes
+from .memory import WeightArena, aligned_bytes
 from .program import NativeProgram
 from .record import NativeKV, NativeWeight, Recorder, SymbolicBatch, Value
 
@@ -43,6 +43,7 @@ class NativeOps:
         self._library = load_library()
         self._team_handle: Any = None
         self._programs: list[NativeProgram] = []
+        self._weights = WeightArena()
         self._sample_scratch = np.empty(0, np.uint8)
 
     @property
@@ -93,7 +94,7 @@ class NativeOps:
         num_rows = [matrix.num_rows for matrix in matrices]
         num_bytes = self._library.tm_packed_bytes(KINDS[kind], sum(num_rows), num_cols)
         assert num_bytes > 0, f"a {kind} matrix of {sum(num_rows)} x {num_cols} cannot be packed"
-        out = aligned_bytes(num_bytes)
+        out = self._weights.take(num_bytes)
         pointers = (ctypes.c_void_p * len(matrices))(*(matrix.data.ctypes.data for matrix in matrices))
         counts = (ctypes.c_int64 * len(matrices))(*num_rows)
         done = self._library.tm_pack(

@@ -1,12 +1,14 @@
-"""Aligned arrays, and the arena of a program: values that are never alive together share bytes."""
+"""Aligned arrays, room for weights, and the arena of a program: values that are never alive together share bytes."""
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Sequence
 
 import numpy as np
 
 ALIGNMENT = 64
+_SLAB_BYTES = 64 * 2**20
 
 
 def aligned_bytes(num_bytes: int) -> np.ndarray:
@@ -14,6 +16,27 @@ def aligned_bytes(num_bytes: int) -> np.ndarray:
     room = np.empty(num_bytes + ALIGNMENT, np.uint8)
     start = -room.ctypes.data % ALIGNMENT
     return room[start : start + num_bytes]
+
+
+class WeightArena:
+    """Hands out pieces of large mappings that ask for huge pages: a model's weights lie side by side, and walking them
+    misses the address cache rarely. Untouched pages take no memory; a slab goes when all its pieces have gone."""
+
+    def __init__(self) -> None:
+        self._slab = np.empty(0, np.uint8)
+        self._used = 0
+
+    def take(self, num_bytes: int) -> np.ndarray:
+        """uint8 [num_bytes], zero, starting at a multiple of 64 bytes."""
+        if self._used + num_bytes > self._slab.size:
+            mapping = mmap.mmap(-1, max(_SLAB_BYTES, num_bytes))
+            if hasattr(mmap, "MADV_HUGEPAGE"):
+                mapping.madvise(mmap.MADV_HUGEPAGE)
+            self._slab = np.frombuffer(mapping, np.uint8)
+            self._used = 0
+        piece = self._slab[self._used : self._used + num_bytes]
+        self._used += -(-num_bytes // ALIGNMENT) * ALIGNMENT
+        return piece
 
 
 def place(sizes: Sequence[int], lives: Sequence[tuple[int, int]]) -> tuple[list[int], int]:

@@ -1,4 +1,4 @@
-"""A recorded list of operations as one native program: values get bytes, the list becomes C structs, a step is one call.
+"""A recorded list of operations as one native program: values get bytes, the list C structs, a step one call.
 
 T tokens  S sequences  B blocks  L logit rows
 """

@@ -1,0 +1,202 @@
+"""Bits of the native backend: no instruction set, thread count, batch, chunking or fusion changes one.
+
+Every test runs a small decoder (two random layers) through compiled programs and compares logits and KV bytes for
+equality.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from ops_cases import KINDS, Sequences, TinyDecoder, activations, raw_tensor
+
+from tokenmill.ops.api import HeadGeometry, StepLimits
+from tokenmill.ops.native import NativeOps, available
+from tokenmill.ops.native.library import available_isas
+
+pytestmark = [
+    pytest.mark.exact,
+    pytest.mark.skipif(available() is not None, reason=str(available())),
+]
+
+UNIFORM_KINDS = ("q4_1", "q4_1", "q4_1", "q4_1", "q8_0")
+MIXED_KINDS = ("q4_1|q8_0", "q4_0", "q4_1", "q8_0|f16", "q8_0")
+GEOMETRIES = (
+    HeadGeometry(6, 2, 64),
+    HeadGeometry(4, 4, 32),
+    HeadGeometry(8, 1, 80),
+    HeadGeometry(4, 1, 96),
+    HeadGeometry(2, 1, 128),
+)
+
+
+class Runner:
+    """A decoder with a pool of its own: `step` advances sequences and gives their last logits."""
+
+    def __init__(
+        self,
+        ops: NativeOps,
+        seed: int,
+        heads: HeadGeometry,
+        max_lens: list[int],
+        block_size: int = 16,
+        dtype: str = "f16",
+        kinds: tuple[str, str, str, str, str] = UNIFORM_KINDS,
+    ) -> None:
+        self.decoder = TinyDecoder(ops, seed, heads, kinds)
+        self.sequences = Sequences.scatter(np.random.default_rng(seed), max_lens, block_size)
+        group = self.decoder.group(block_size, dtype)
+        # What a block held before must not matter: start from bytes that are large numbers and infinities.
+        self.pool = np.full((self.sequences.num_blocks, group.bytes_per_block), 0x7C, np.uint8)
+        kv = ops.bind_kv(self.pool, group)
+        blocks = max(len(table) for table in self.sequences.tables)
+        limits = StepLimits(sum(max_lens), len(max_lens), blocks, sum(max_lens))
+        self.run = ops.compile(lambda rec, batch: self.decoder.forward(rec, kv, batch), limits)
+
+    def step(self, rows: list[tuple[int, list[int], int]], logit_rows: list[int] | None = None) -> np.ndarray:
+        return self.run(self.sequences.batch(rows, logit_rows)).copy()
+
+
+def prompts(seed: int, lengths: list[int]) -> list[list[int]]:
+    rng = np.random.default_rng(seed)
+    return [rng.integers(0, 211, length).tolist() for length in lengths]
+
+
+@pytest.fixture(scope="module")
+def ops() -> Any:
+    made = NativeOps(2)
+    yield made
+    made.close()
+
+
+def reference_logits(ops: NativeOps, seed: int, heads: HeadGeometry, tokens: list[int], **how: Any) -> np.ndarray:
+    """Logits of every position of one prompt, alone and whole."""
+    runner = Runner(ops, seed, heads, [len(tokens)], **how)
+    return runner.step([(0, tokens, 0)], list(range(len(tokens))))
+
+
+@pytest.mark.parametrize("heads", GEOMETRIES, ids=str)
+@pytest.mark.parametrize("kinds", [UNIFORM_KINDS, MIXED_KINDS], ids=["uniform", "mixed"])
+def test_isas_threads_and_fusion_agree(heads: HeadGeometry, kinds: Any) -> None:
+    """Logits and KV bytes of a mixed step are equal for every variant, one to three threads, fused or not."""
+    tokens = prompts(1, [31, 270, 2])
+    expected: tuple[np.ndarray, bytes] | None = None
+    for isa in available_isas():
+        for num_threads, fuse in ((1, True), (2, False), (3, True)):
+            ops = NativeOps(num_threads, isa, fuse)
+            runner = Runner(ops, 7, heads, [31, 270, 2], kinds=kinds)
+            runner.step([(0, tokens[0][:30], 0), (1, tokens[1][:250], 0)])
+            logits = runner.step([(1, tokens[1], 250), (2, tokens[2], 0), (0, tokens[0], 30)])
+            assert np.isfinite(logits).all()
+            got = (logits, runner.pool.tobytes())
+            expected = expected or got
+            assert np.array_equal(got[0], expected[0]), (isa, num_threads, fuse)
+            assert got[1] == expected[1], (isa, num_threads, fuse)
+            ops.close()
+
+
+@pytest.mark.parametrize("heads", GEOMETRIES, ids=str)
+def test_chunks_do_not_matter(ops: NativeOps, heads: HeadGeometry) -> None:
+    """A prompt run whole, in chunks, and token by token gives the same logits at every position."""
+    (tokens,) = prompts(2, [530])
+    whole = reference_logits(ops, 3, heads, tokens)
+    for sizes in ([530], [1, 255, 1, 200, 73], [256, 256, 18], [7] * 76):
+        runner = Runner(ops, 3, heads, [530])
+        start, parts = 0, []
+        for size in sizes:
+            end = min(530, start + size)
+            if end > start:
+                parts.append(runner.step([(0, tokens[:end], start)], list(range(end - start))))
+            start = end
+        assert np.array_equal(np.concatenate(parts), whole), sizes
+    runner = Runner(ops, 3, heads, [530])
+    runner.step([(0, tokens[:250], 0)])
+    for end in range(251, 300):
+        assert np.array_equal(runner.step([(0, tokens[:end], end - 1)])[0], whole[end - 1]), end
+
+
+def test_long_context_split_over_threads(ops: NativeOps) -> None:
+    """One token over many spans, which threads share, equals the same token computed on one thread."""
+    (tokens,) = prompts(4, [1000])
+    one = NativeOps(1)
+    heads = HeadGeometry(6, 2, 64)
+    results = []
+    for backend in (ops, one):
+        runner = Runner(backend, 5, heads, [1000])
+        runner.step([(0, tokens[:990], 0)], [])
+        results.append(np.concatenate([runner.step([(0, tokens[:end], end - 1)]) for end in range(991, 1001)]))
+    one.close()
+    assert np.array_equal(*results)
+    assert np.array_equal(results[0], reference_logits(ops, 5, heads, tokens)[990:])
+
+
+def test_a_rerun_after_preemption_gives_the_same(ops: NativeOps) -> None:
+    """KV thrown away and recomputed beside other rows, in blocks that held something else, changes nothing."""
+    heads = HeadGeometry(6, 2, 64)
+    tokens = prompts(5, [90, 40])
+    alone = reference_logits(ops, 6, heads, tokens[0])
+    runner = Runner(ops, 6, heads, [90, 40])
+    runner.step([(0, tokens[0][:60], 0)])
+    runner.sequences.tables.reverse()  # the first sequence loses its blocks to the second, and takes what that left
+    runner.sequences.tables[0] = np.concatenate([runner.sequences.tables[0], runner.sequences.tables[1][3:]])
+    runner.sequences.tables[1] = runner.sequences.tables[1][:3]
+    logits = runner.step([(1, tokens[1], 0), (0, tokens[0], 0)])
+    assert np.array_equal(logits[1], alone[-1])
+
+
+def test_a_shared_prefix_is_the_same_prefix(ops: NativeOps) -> None:
+    """Two sequences that point at the same blocks, written once by either in this very step, get their solo logits."""
+    heads = HeadGeometry(4, 4, 32)
+    prefix, *tails = prompts(6, [32, 9, 20])
+    alone = [reference_logits(ops, 8, heads, prefix + tail)[-1] for tail in tails]
+    runner = Runner(ops, 8, heads, [48, 64])
+    runner.sequences.tables[1][:2] = runner.sequences.tables[0][:2]
+    logits = runner.step([(1, prefix + tails[1], 32), (0, prefix + tails[0], 0)])
+    assert np.array_equal(logits, np.stack(alone[::-1]))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_batch_gives_solo_logits(ops: NativeOps, seed: int) -> None:
+    """Random sequences, cut and batched at random, get the logits of their runs alone."""
+    draw = random.Random(seed)
+    heads = draw.choice(GEOMETRIES)
+    how: dict[str, Any] = {
+        "block_size": draw.choice((16, 16, 32, 5, 1)),
+        "dtype": draw.choice(("f16", "f16", "bf16", "f32")),
+        "kinds": draw.choice((UNIFORM_KINDS, MIXED_KINDS, ("f32", "bf16", "f32", "bf16", "f16"))),
+    }
+    lengths = [draw.choice((1, 2, 17, 40, 255, 256, 257, 290)) for _ in range(draw.randint(1, 4))]
+    tokens = prompts(seed, lengths)
+    alone = [reference_logits(ops, 9, heads, each, **how) for each in tokens]
+    runner = Runner(ops, 9, heads, lengths, **how)
+    done = [0] * len(tokens)
+    while done != lengths:
+        pending = [s for s, length in enumerate(lengths) if done[s] < length]
+        chosen = draw.sample(pending, draw.randint(1, len(pending)))
+        sizes = [draw.choice((1, 3, 64, 64, 300)) for _ in chosen]
+        rows = [(s, tokens[s][: done[s] + size], done[s]) for s, size in zip(chosen, sizes, strict=True)]
+        for (s, upto, _), got in zip(rows, runner.step(rows), strict=True):
+            done[s] = len(upto)
+            assert np.array_equal(got, alone[s][done[s] - 1]), (s, done[s])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_and_variants_of_a_linear_agree(kind: str) -> None:
+    """Any number of rows together, on any variant, gives each row the bits of the scalar kernel alone."""
+    rng = np.random.default_rng(KINDS.index(kind))
+    backends = [NativeOps(2, isa) for isa in available_isas()]
+    for num_rows, num_cols in ((33, 32), (16, 288), (70, 96)):
+        raw = raw_tensor(rng, kind, num_rows, num_cols)
+        x = activations(rng, 40, num_cols)
+        scalar = backends[-1]
+        weight = scalar.pack([raw])
+        expected = np.concatenate([scalar.linear(x[row : row + 1], weight) for row in range(len(x))])
+        for ops in backends:
+            weight = ops.pack([raw])
+            for count in (1, 2, 3, 7, 8, 11, 12, 13, 25, 40):
+                assert np.array_equal(ops.linear(x[:count], weight), expected[:count]), (ops.isa, count)
+    for ops in backends:
+        ops.close()

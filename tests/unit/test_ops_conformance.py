@@ -1,0 +1,174 @@
+"""The native backend gives the values that the numpy reference defines: one table of op x shape x kind.
+
+Tolerances are absolute, times the largest magnitude of the expected array; each states what it leaves room for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from ops_cases import KINDS, Sequences, activations, raw_tensor
+
+from tokenmill.core.block import KVGroup
+from tokenmill.ops.api import HeadGeometry
+from tokenmill.ops.native import NativeOps, available
+from tokenmill.ops.native.library import ISAS, available_isas
+from tokenmill.ops.reference import ReferenceOps
+
+SUM_ORDER = 3e-6  # float32 sums of up to a few thousand terms in another order
+ROUNDED_ONCE = 3e-7  # a handful of float32 operations
+EQUAL = 0.0
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    tolerance: float
+    run: Callable[[Any], np.ndarray]
+
+
+def _linear_cases() -> Iterator[Case]:
+    for kind in KINDS:
+        for num_rows, num_cols, num_tokens in ((16, 32, 1), (37, 96, 13), (100, 576, 30), (7, 1536, 2), (33, 64, 70)):
+            seed = num_rows * num_cols + num_tokens
+
+            def run(ops: Any, kind=kind, shape=(num_rows, num_cols), num_tokens=num_tokens, seed=seed) -> np.ndarray:
+                rng = np.random.default_rng(seed)
+                weight = ops.pack([raw_tensor(rng, kind, *shape)])
+                x = activations(rng, num_tokens, shape[1])
+                scale = np.abs(x).max(axis=1, keepdims=True)
+                return ops.linear(x, weight) / scale
+
+            yield Case(f"linear {kind} {num_rows}x{num_cols} T={num_tokens}", SUM_ORDER, run)
+    for kind in ("f32", "f16", "bf16"):  # columns that are no multiple of 32
+
+        def run_odd(ops: Any, kind=kind) -> np.ndarray:
+            rng = np.random.default_rng(5)
+            return ops.linear(
+                rng.standard_normal((9, 45)).astype(np.float32), ops.pack([raw_tensor(rng, kind, 21, 45)])
+            )
+
+        yield Case(f"linear {kind} 21x45 T=9", SUM_ORDER, run_odd)
+
+    def run_stacked(ops: Any) -> np.ndarray:
+        rng = np.random.default_rng(6)
+        kinds = ("q4_1", "q4_1", "f16", "q8_0", "q4_0")
+        weight = ops.pack(
+            [raw_tensor(rng, kind, rows, 96) for kind, rows in zip(kinds, (5, 16, 33, 17, 1), strict=True)]
+        )
+        assert (weight.num_rows, weight.num_cols) == (72, 96)
+        return ops.linear(rng.standard_normal((11, 96)).astype(np.float32), weight)
+
+    yield Case("linear of five stacked matrices of four kinds", SUM_ORDER, run_stacked)
+
+
+def _row_cases() -> Iterator[Case]:
+    for kind in KINDS:
+
+        def run_embed(ops: Any, kind=kind) -> np.ndarray:
+            rng = np.random.default_rng(1)
+            return ops.embed(ops.pack([raw_tensor(rng, kind, 53, 96)]), rng.integers(0, 53, 40).astype(np.int32))
+
+        yield Case(f"embed {kind}", EQUAL, run_embed)
+    for width in (1, 15, 64, 577):
+
+        def run_norm(ops: Any, width=width) -> np.ndarray:
+            rng = np.random.default_rng(width)
+            weight = ops.vector(rng.standard_normal(width))
+            return ops.rms_norm(activations(rng, 9, width), weight, 1e-5)
+
+        def run_silu(ops: Any, width=width) -> np.ndarray:
+            return ops.silu_mul(np.random.default_rng(width).normal(0, 20, (9, 2 * width)).astype(np.float32))
+
+        def run_add(ops: Any, width=width) -> np.ndarray:
+            rng = np.random.default_rng(width)
+            return ops.add(activations(rng, 9, width), activations(rng, 9, width))
+
+        yield Case(f"rms_norm D={width}", 2 * ROUNDED_ONCE, run_norm)
+        yield Case(f"silu_mul F={width}", 2 * ROUNDED_ONCE, run_silu)
+        yield Case(f"add D={width}", EQUAL, run_add)
+    for heads in (HeadGeometry(3, 1, 6), HeadGeometry(4, 2, 64), HeadGeometry(2, 2, 80)):
+
+        def run_rope(ops: Any, heads=heads) -> np.ndarray:
+            rng = np.random.default_rng(heads.width)
+            table = ops.vector(rng.uniform(-1, 1, (50, heads.head_dim)))
+            qkv = rng.standard_normal((9, heads.width)).astype(np.float32)
+            return ops.rope(qkv, rng.integers(0, 50, 9).astype(np.int32), table, heads)
+
+        yield Case(f"rope {heads.num_heads}/{heads.num_kv_heads} C={heads.head_dim}", ROUNDED_ONCE, run_rope)
+
+    def run_gather(ops: Any) -> np.ndarray:
+        rng = np.random.default_rng(2)
+        return ops.gather_rows(rng.standard_normal((9, 40)).astype(np.float32), np.array([8, 0, 0, 3], np.int32))
+
+    yield Case("gather_rows", EQUAL, run_gather)
+
+
+def _attention_cases() -> Iterator[Case]:
+    geometries = [
+        (HeadGeometry(9, 3, 64), 16),
+        (HeadGeometry(4, 4, 32), 16),
+        (HeadGeometry(8, 2, 128), 32),
+        (HeadGeometry(8, 1, 80), 16),
+        (HeadGeometry(4, 1, 96), 48),
+        (HeadGeometry(32, 2, 32), 16),
+        (HeadGeometry(2, 1, 8), 16),
+        (HeadGeometry(6, 2, 18), 5),
+        (HeadGeometry(3, 3, 64), 1),
+        (HeadGeometry(13, 1, 32), 8),
+    ]
+    for heads, block_size in geometries:
+        for dtype in ("f16", "bf16", "f32"):
+
+            def prepare(ops: Any, heads=heads, block_size=block_size, dtype=dtype) -> tuple[Any, ...]:
+                rng = np.random.default_rng(heads.width + block_size)
+                group = KVGroup("full", 2, heads.num_kv_heads, heads.head_dim, block_size, dtype)
+                sequences = Sequences.scatter(rng, [3, 530, 270, 1], block_size)
+                pool = np.zeros((sequences.num_blocks, group.bytes_per_block), np.uint8)
+                kv = ops.bind_kv(pool, group)
+                rows = [(s, [0] * length, 0) for s, length in enumerate((3, 530, 270, 1))]
+                batch = sequences.batch(rows)
+                qkv = rng.standard_normal((len(batch.tokens_T), heads.width)).astype(np.float32)
+                ops.write_kv(kv, 1, qkv, batch, heads)
+                return rng, sequences, kv, pool
+
+            def run_write(ops: Any, prepare=prepare) -> np.ndarray:
+                return prepare(ops)[3].astype(np.float32)
+
+            def run_attention(ops: Any, prepare=prepare, heads=heads) -> np.ndarray:
+                rng, sequences, kv, _ = prepare(ops)
+                rows = [(2, [0] * 270, 250), (1, [0] * 530, 529), (0, [0] * 3, 0), (3, [0], 0)]
+                batch = sequences.batch(rows)
+                qkv = rng.standard_normal((len(batch.tokens_T), heads.width)).astype(np.float32)
+                return ops.paged_attention(kv, 1, qkv, batch, heads, heads.head_dim**-0.5)
+
+            name = f"H={heads.num_heads} G={heads.num_kv_heads} C={heads.head_dim} block={block_size} {dtype}"
+            yield Case(f"write_kv {name}", EQUAL, run_write)
+            yield Case(f"paged_attention {name}", SUM_ORDER, run_attention)
+
+
+CASES = [*_linear_cases(), *_row_cases(), *_attention_cases()]
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_native_gives_the_values_numpy_defines(isa: str) -> None:
+    """Every row of the table, within its tolerance, on every instruction set that can run here."""
+    if available() is not None:
+        pytest.skip(f"{len(CASES)} cases: {available()}")
+    if isa not in available_isas():
+        pytest.skip(f"{len(CASES)} cases: this processor has no {isa}")
+    reference, native = ReferenceOps(), NativeOps(2, isa)
+    wrong = []
+    for case in CASES:
+        expected, got = case.run(reference), case.run(native)
+        assert got.dtype == np.float32 and got.shape == expected.shape, (case.name, got.shape, expected.shape)
+        bound = case.tolerance * float(np.abs(expected).max())
+        error = float(np.abs(got - expected).max())
+        if not error <= bound:
+            wrong.append(f"{case.name}: {error:.2e} > {bound:.2e}")
+    native.close()
+    assert not wrong, "\n".join(wrong)
