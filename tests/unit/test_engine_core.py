@@ -190,6 +190,22 @@ def test_a_follower_matches_again_at_every_block_border() -> None:
     assert plans == [[(1, 8, 8)], [(1, 16, 8)], [(0, 20, 4)]]
 
 
+def test_nothing_is_adopted_below_a_private_copy() -> None:
+    """Two that computed the same block at once keep apart from there on: a holder of a block holds its parent too."""
+    engine = Engine(replace(CONFIG, max_num_batched_tokens=3, steps_in_flight=1))
+    engine.add(make_request("low", 14, 1, priority=1))
+    engine.step()
+    engine.add(make_request("high", 14, 6))
+    blocks: dict[int, set[int]] = {0: set(), 1: set()}
+    starts: list[int] = []
+    while engine.core.has_work:
+        plan, _ = engine.step()
+        for row in plan.rows:
+            blocks[row.seq].update(row.blocks)
+            starts += [row.start] if row.seq == 0 else []
+    assert starts[:2] == [3, 4] and not blocks[0] & blocks[1]
+
+
 def test_prompt_logprobs_come_whole_and_take_no_hits() -> None:
     """Every prompt position is scored however the prompt is cut, though the blocks may serve others."""
     engine = Engine(replace(CONFIG, max_num_batched_tokens=8))

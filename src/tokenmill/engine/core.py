@@ -207,6 +207,9 @@ class EngineCore:
         start, off_border = divmod(seq.num_planned, size)
         if off_border or not self.config.enable_prefix_caching or _wants_scores(seq):
             return []
+        # With a private copy of a shared block in its table, it may not hold what hangs below the shared one.
+        if seq.num_published < start:
+            return []
         self._extend_keys(seq)
         return self._blocks.match(seq.keys, start, (len(seq.tokens) - 1) // size)
 
