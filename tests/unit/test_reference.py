@@ -249,6 +249,12 @@ def test_sample_breaks_ties_by_lower_id():
     assert ReferenceOps().sample(logits, _how(rows)).tolist() == [0, 0, 0]
 
 
+def test_top_p_stops_as_soon_as_it_is_reached():
+    """Of two equal tokens one already holds half the mass, so top_p 0.5 keeps just the lower id."""
+    rows = [{"top_p": 0.5, "seed": seed} for seed in range(20)]
+    assert not ReferenceOps().sample(np.zeros((20, 2), np.float32), _how(rows)).any()
+
+
 def test_token_logprobs():
     """Log softmax, ranks and top ids agree with a full sort, ties going to the lower id."""
     logits = np.rint(RNG.normal(size=(6, 40)) * 3).astype(np.float32)

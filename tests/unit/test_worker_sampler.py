@@ -63,12 +63,13 @@ VARIED = [
     SamplingParams(temperature=1.0, logit_bias=((9, 4.0), (10, -100.0), (2, 3.0))),
     SamplingParams(temperature=1.0, allowed_token_ids=(1, 2, 9, 30, 31)),
     SamplingParams(temperature=0, min_tokens=6, stop_token_ids=(4, 5), logit_bias=((4, 50.0), (2, 60.0))),
+    SamplingParams(temperature=0, frequency_penalty=1.0, logit_bias=((9, 8.0),)),  # draws 9 until its count tells
     SamplingParams(temperature=1.0, min_p=0.2, top_p=0.9, repetition_penalty=1.3, allowed_token_ids=tuple(range(20))),
 ]
 
 
 def test_every_setting_over_many_steps():
-    """Nine differently set sequences drawn together, in shrinking batches, draw what each would draw alone and slowly,
+    """Ten differently set sequences drawn together, in shrinking batches, draw what each would draw alone and slowly,
     with counts that follow the outputs."""
     rng = np.random.default_rng(8)
     sampler = Sampler(ReferenceOps(), VOCAB, num_slots=2)
