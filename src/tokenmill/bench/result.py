@@ -1,0 +1,330 @@
+"""The nouns of a load measurement, and the JSON they are written as. docs/benchmarking.md defines every field.
+
+Belongs here: what a reader of a result may rely on. Never: how it was measured or how it is drawn. Field names are the
+JSON names; a rename or a change of meaning raises SCHEMA. Times are seconds from the start of the run (RequestRow) or
+lengths of time; a quantity that could not be measured is None, never 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """What `num` values look like. Percentiles are nearest-rank: each is a value that occurred. All None if num = 0."""
+
+    num: int
+    mean: float | None = None
+    std: float | None = None
+    min: float | None = None
+    p50: float | None = None
+    p90: float | None = None
+    p95: float | None = None
+    p99: float | None = None
+    p99_9: float | None = None
+    max: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRow:
+    """One request. `due_s`: when it was meant to be sent; `sent_s`: when it was. Arrival times of token-carrying
+    events are `due_s + event_s[i]`; event i carried `event_tokens[i]` tokens (None: one each)."""
+
+    index: int
+    session: str
+    turn: int
+    tenant: str
+    group: str
+    due_s: float
+    sent_s: float | None
+    first_s: float | None
+    last_s: float | None
+    end_s: float | None
+    input_tokens: int | None
+    output_tokens: int | None
+    cached_tokens: int | None
+    wanted_input_tokens: int | None
+    wanted_output_tokens: int
+    ok: bool
+    met_slo: bool
+    finish_reason: str | None
+    error: str | None
+    error_detail: str | None
+    event_s: list[float] | None = None
+    event_tokens: list[int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorClass:
+    kind: str
+    num: int
+    example: str
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """The conjunction a request must meet: quantity (ttft_s, tpot_s, itl_s, e2el_s) -> most seconds allowed.
+    attainment: share of all requests, failed ones included, that met all; by_objective: that met this one."""
+
+    objectives: dict[str, float]
+    attainment: float | None
+    by_objective: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class TenantRow:
+    tenant: str
+    num_requests: int
+    num_ok: int
+    output_tokens: int
+    service_tokens_per_s: float | None
+    ttft_p50_s: float | None
+    e2el_p50_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Fairness:
+    """jain: Jain's index over the tenants' service_tokens_per_s, 1/n (one gets all) to 1 (equal)."""
+
+    jain: float | None
+    tenants: list[TenantRow]
+
+
+@dataclass(frozen=True, slots=True)
+class ClientCost:
+    """What measuring cost. loop_lag_s: how late the client's event loop woke from timers of its own."""
+
+    cpu_s: float
+    cores: float
+    num_events: int
+    bytes_received: int
+    cpu_us_per_event: float | None
+    loop_lag_s: Distribution
+
+
+@dataclass(frozen=True, slots=True)
+class ServerMetrics:
+    """Prometheus samples of the server. counters: increase over the run; gauges: [before, after]; histograms: mean of
+    what was observed during the run. None of them empty samples; names carry their labels."""
+
+    url: str
+    counters: dict[str, float]
+    gauges: dict[str, list[float]]
+    histogram_means: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Energy:
+    """What the named counters measured over the run: the whole package or board, whoever used it."""
+
+    source: str
+    joules: float
+    joules_per_output_token: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """One slice of the timeline, [t_s, t_s + bucket_s). Requests are counted where they were due (due), sent and
+    ended; tokens where they arrived; in_flight is the mean over the slice; ttft_p50_s is of requests whose first
+    token came in it."""
+
+    t_s: float
+    num_due: int
+    num_sent: int
+    num_ok: int
+    num_failed: int
+    output_tokens: int
+    in_flight: float
+    ttft_p50_s: float | None
+    itl_p50_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One load on one endpoint. Distributions are over requests that succeeded (itl_s: over their event gaps)."""
+
+    name: str
+    started_at: str
+    duration_s: float
+    num_requests: int
+    num_ok: int
+    num_failed: int
+    ttft_s: Distribution
+    ttst_s: Distribution
+    tpot_s: Distribution
+    itl_s: Distribution
+    e2el_s: Distribution
+    normalised_latency_s: Distribution
+    ttft_from_send_s: Distribution
+    e2el_from_send_s: Distribution
+    lateness_s: Distribution
+    input_lengths: Distribution
+    output_lengths: Distribution
+    input_tokens: int
+    output_tokens: int
+    prefix_hit_tokens: int | None
+    prefix_hit_share: float | None
+    tokens_per_event: float | None
+    requests_per_s: float
+    input_tokens_per_s: float
+    output_tokens_per_s: float
+    total_tokens_per_s: float
+    goodput_requests_per_s: float
+    goodput_output_tokens_per_s: float
+    offered_requests_per_s: float | None
+    mean_in_flight: float
+    max_in_flight: int
+    slo: Slo
+    fairness: Fairness
+    errors: list[ErrorClass]
+    client: ClientCost
+    server: ServerMetrics | None
+    energy: Energy | None
+    schedule: dict[str, Any]
+    dataset: dict[str, Any]
+    endpoint: dict[str, Any]
+    environment: dict[str, Any]
+    argv: list[str]
+    warnings: list[str]
+    timeline_bucket_s: float
+    timeline: list[Bucket]
+    requests: list[RequestRow] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"schema": SCHEMA, "kind": "run", **asdict(self)}
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A mean over repeats with its confidence interval (Student's t); low = high = mean for a single repeat."""
+
+    mean: float
+    low: float
+    high: float
+    confidence: float
+    values: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Repeats:
+    """The same load several times, with a fresh seed each. `pooled`: all requests together, without rows."""
+
+    pooled: Run
+    intervals: dict[str, Interval]
+    runs: list[Run]
+
+    def to_json(self) -> dict[str, Any]:
+        return self.pooled.to_json() | {
+            "kind": "repeats",
+            "intervals": {name: asdict(interval) for name, interval in self.intervals.items()},
+            "runs": [run.to_json() for run in self.runs],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """Runs over one swept quantity: `by` is "request_rate" or "concurrency", points[i] its value in runs[i]."""
+
+    by: str
+    points: list[float]
+    runs: list[Run]
+
+    def to_json(self) -> dict[str, Any]:
+        runs = [run.to_json() for run in self.runs]
+        return {"schema": SCHEMA, "kind": "sweep", "by": self.by, "points": self.points, "runs": runs}
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """One rate tried by the goodput search. attainment: with its confidence interval (Wilson). stable: the queue did
+    not grow: `drift_s` is how much later the second half's requests finished than the first half's."""
+
+    request_rate: float
+    attainment: float
+    attainment_low: float
+    attainment_high: float
+    stable: bool
+    drift_s: float | None
+    passed: bool
+    run: Run
+
+
+@dataclass(frozen=True, slots=True)
+class Goodput:
+    """The highest request rate that met the SLO. `request_rate_low` passed and `request_rate_high` did not (None:
+    nothing failed up to the limit); request_rate_interval: over repeats of the search, where there were any."""
+
+    slo: dict[str, float]
+    target_attainment: float
+    request_rate: float
+    request_rate_low: float
+    request_rate_high: float | None
+    request_rate_interval: Interval
+    goodput_requests_per_s: float
+    output_tokens_per_s: float
+    per_core: float | None
+    per_gpu: float | None
+    requests_per_dollar: float | None
+    output_tokens_per_dollar: float | None
+    num_cores: int | None
+    num_gpus: int | None
+    cost_per_hour: float | None
+    argv: list[str]
+    warnings: list[str]
+    probes: list[Probe]
+
+    def to_json(self) -> dict[str, Any]:
+        probes = [
+            {name: getattr(probe, name) for name in Probe.__slots__ if name != "run"} | {"run": probe.run.to_json()}
+            for probe in self.probes
+        ]
+        plain = {name: getattr(self, name) for name in Goodput.__slots__ if name != "probes"}
+        plain["request_rate_interval"] = asdict(self.request_rate_interval)
+        return {"schema": SCHEMA, "kind": "goodput", **plain, "probes": probes}
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """candidate over baseline, medians over repeats, with a bootstrap confidence interval. verdict: "better",
+    "worse", or "undecided" where the interval holds 1 or there are too few repeats."""
+
+    metric: str
+    higher_is_better: bool
+    baseline: str
+    candidate: str
+    baseline_value: float
+    candidate_value: float
+    ratio: float
+    low: float
+    high: float
+    confidence: float
+    verdict: str
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Endpoints in turns on equal loads. runs[i].name is the endpoint's; runs[i].schedule["repeat"] its turn."""
+
+    endpoints: list[dict[str, Any]]
+    ratios: list[Ratio]
+    argv: list[str]
+    warnings: list[str]
+    runs: list[Run]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "schema": SCHEMA,
+            "kind": "compare",
+            "endpoints": self.endpoints,
+            "ratios": [asdict(ratio) for ratio in self.ratios],
+            "argv": self.argv,
+            "warnings": self.warnings,
+            "runs": [run.to_json() for run in self.runs],
+        }
+
+
+Result = Run | Repeats | Sweep | Goodput | Comparison
