@@ -1,4 +1,6 @@
-"""What the rooms plug into each other. Each port has at least two real implementations.
+"""What the rooms plug into each other.
+
+Each port has at least two real implementations:
 
     Executor   worker (native or numpy model), sim (checkable toy model)
     Link       net (ZeroMQ between processes), engine (asyncio queues in one process, live or simulated)
