@@ -69,7 +69,7 @@ struct SpanArgs {
   const float* q;        // [head_dim][num_queries]
   const void* k_chunks[kSpan / kLanes];  // 16 keys each: channel d at element d * k_stride
   int64_t k_stride;
-  const void* v_rows[kSpan];
+  const void* v_chunks[kSpan / kLanes];  // the same 16 tokens: channel c of token i at element i * head_dim + c
   int num_keys[kMaxTile];  // valid keys of each query in this span; 0 leaves its outputs alone
   float scale;
   float* max;  // [num_queries]

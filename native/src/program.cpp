@@ -45,7 +45,7 @@ Program::Program(Team* team, const Kernels* kernels, const tm_op* ops, int num_o
   if (!error->empty()) return;
   for (const Op& op : ops_) {
     int64_t floats = op.op.width;
-    if (op.op.code == TM_ATTENTION) floats = std::max<int64_t>(floats, kSpan * op.op.head_dim);
+    if (op.op.code == TM_ATTENTION) floats = std::max<int64_t>(floats, 2 * kSpan * op.op.head_dim);
     floats_per_thread_ = std::max(floats_per_thread_, (floats + 15) / 16 * 16);
   }
   // One set more than threads: small operations run where the step is being advanced.
@@ -602,8 +602,8 @@ void Program::write_attention(const Op& op, const AttentionShare& share, const f
     }
 }
 
-// Point at the keys and values of a span. Blocks of a multiple of 16 tokens are used in place; keys of other block
-// sizes are first gathered into chunks of 16.
+// Point at the keys and values of a span, in chunks of 16 tokens. Blocks of a multiple of 16 tokens are used in place;
+// from other block sizes the chunks are gathered first.
 void Program::fill_keys(const Op& op, int sequence, int kv_head, int span, int num_keys, int thread, SpanArgs* args) {
   const tm_kv& kv = *op.op.kv;
   const int64_t value_bytes = kv.dtype == kF32 ? 4 : 2;
@@ -611,27 +611,33 @@ void Program::fill_keys(const Op& op, int sequence, int kv_head, int span, int n
   const int32_t* table = step_.block_tables + static_cast<int64_t>(sequence) * step_.table_width;
   const int64_t k_offset = (2 * static_cast<int64_t>(op.op.layer) * kv.num_kv_heads + kv_head) * head_values;
   const int64_t v_offset = k_offset + kv.num_kv_heads * head_values;
-  const int first = span * kSpan;
   const bool in_place = kv.block_size % kLanes == 0;
+  const int64_t chunk_bytes = kLanes * kv.head_dim * value_bytes;
   uint8_t* gathered = reinterpret_cast<uint8_t*>(thread_floats(thread));
   args->k_stride = in_place ? kv.block_size : kLanes;
-  int block = first / kv.block_size, slot = first % kv.block_size;
-  const uint8_t* base = kv.pool + table[block] * kv.bytes_per_block;
-  for (int t = 0; t < num_keys; t++) {
-    args->v_rows[t] = base + (v_offset + static_cast<int64_t>(slot) * kv.head_dim) * value_bytes;
+  for (int chunk = 0; chunk * kLanes < num_keys; chunk++) {
+    const int first = span * kSpan + chunk * kLanes;
     if (in_place) {
-      if (t % kLanes == 0) args->k_chunks[t / kLanes] = base + (k_offset + slot) * value_bytes;
-    } else {
-      uint8_t* chunk = gathered + t / kLanes * kLanes * kv.head_dim * value_bytes;
-      args->k_chunks[t / kLanes] = chunk;
-      for (int d = 0; d < kv.head_dim; d++)
-        std::memcpy(chunk + (d * kLanes + t % kLanes) * value_bytes,
-                    base + (k_offset + static_cast<int64_t>(d) * kv.block_size + slot) * value_bytes, value_bytes);
+      const int slot = first % kv.block_size;
+      const uint8_t* block = kv.pool + table[first / kv.block_size] * kv.bytes_per_block;
+      args->k_chunks[chunk] = block + (k_offset + slot) * value_bytes;
+      args->v_chunks[chunk] = block + (v_offset + static_cast<int64_t>(slot) * kv.head_dim) * value_bytes;
+      continue;
     }
-    if (++slot == kv.block_size && t + 1 < num_keys) {
-      slot = 0;
-      base = kv.pool + table[++block] * kv.bytes_per_block;
+    uint8_t* keys = gathered + 2 * chunk * chunk_bytes;
+    uint8_t* values = keys + chunk_bytes;
+    for (int i = 0; i < kLanes && chunk * kLanes + i < num_keys; i++) {
+      const int slot = (first + i) % kv.block_size;
+      const uint8_t* block = kv.pool + table[(first + i) / kv.block_size] * kv.bytes_per_block;
+      for (int64_t d = 0; d < kv.head_dim; d++)
+        std::memcpy(keys + (d * kLanes + i) * value_bytes, block + (k_offset + d * kv.block_size + slot) * value_bytes,
+                    value_bytes);
+      std::memcpy(values + i * kv.head_dim * value_bytes,
+                  block + (v_offset + static_cast<int64_t>(slot) * kv.head_dim) * value_bytes,
+                  kv.head_dim * value_bytes);
     }
+    args->k_chunks[chunk] = keys;
+    args->v_chunks[chunk] = values;
   }
 }
 
