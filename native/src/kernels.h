@@ -95,12 +95,13 @@ struct Kernels {
   int (*argmax)(const float* x, int n);
   float (*sum_exp)(const float* x, int n, float max);
   void (*exp_mass)(const float* x, int n, float max, float inverse_temperature, uint32_t* mass);
-  void (*chunk_max)(const float* x, int num_chunks, float* out);
+  void (*chunk_max)(const float* x, int num_runs, float* out);
   int (*collect_ge)(const float* x, int n, float threshold, int32_t* ids);
   int (*collect_mass_ge)(const uint32_t* x, int n, uint32_t threshold, int32_t* ids);
 };
 
-constexpr int kChunk = 64;  // values behind one chunk_max
+// chunk_max gives 16 maxima, of 16 values each, per run of 256.
+constexpr int kChunkRun = 256;
 
 extern const Kernels kScalarKernels;
 #if defined(TM_X86)

@@ -41,6 +41,7 @@ inline I iset1(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)};
 inline I iadd(I x, I y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
 inline I isub(I x, I y) { return {_mm256_sub_epi32(x.a, y.a), _mm256_sub_epi32(x.b, y.b)}; }
 inline I shift_left_23(I x) { return {_mm256_slli_epi32(x.a, 23), _mm256_slli_epi32(x.b, 23)}; }
+inline I shift_left_15(I x) { return {_mm256_slli_epi32(x.a, 15), _mm256_slli_epi32(x.b, 15)}; }
 inline void store_int(int32_t* p, I x) {
   _mm256_storeu_si256((__m256i*)p, x.a);
   _mm256_storeu_si256((__m256i*)(p + 8), x.b);
@@ -53,11 +54,6 @@ inline void store_low_bytes(int8_t* p, I x) {
   const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xd8);
   const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
   _mm_storeu_si128((__m128i*)p, bytes);
-}
-inline I select_gt(F x, F y, I p, I q) {
-  const __m256i a = _mm256_castps_si256(_mm256_cmp_ps(x.a, y.a, _CMP_GT_OQ));
-  const __m256i b = _mm256_castps_si256(_mm256_cmp_ps(x.b, y.b, _CMP_GT_OQ));
-  return {_mm256_blendv_epi8(q.a, p.a, a), _mm256_blendv_epi8(q.b, p.b, b)};
 }
 inline F zero_where_less(F value, F x, F y) {
   return {_mm256_and_ps(_mm256_cmp_ps(x.a, y.a, _CMP_NLT_UQ), value.a),

@@ -32,7 +32,7 @@ uint32_t sortable(float value) {
 struct Scratch {
   uint32_t* mass;    // [num_cols]
   int32_t* ids;      // [num_cols]
-  float* chunk_max;  // [num_cols / 64 + 1]
+  float* chunk_max;  // [num_cols / 16 + 1]
 };
 
 Scratch split(void* memory, int64_t num_cols) {
@@ -83,12 +83,13 @@ int keep_heaviest(int32_t* ids, int count, uint64_t target, const Key& key, cons
 
 // A list of ids, ascending, that holds the k largest logits: those not below the k-th largest chunk maximum.
 int candidates_for_top(const Kernels* kernels, const float* logits, int num_cols, int k, const Scratch& scratch) {
-  const int num_chunks = num_cols / kChunk;
+  const int num_runs = num_cols / kChunkRun;
+  const int num_chunks = num_runs * kLanes;
   if (k > num_chunks) {
     for (int i = 0; i < num_cols; i++) scratch.ids[i] = i;
     return num_cols;
   }
-  kernels->chunk_max(logits, num_chunks, scratch.chunk_max);
+  kernels->chunk_max(logits, num_runs, scratch.chunk_max);
   std::nth_element(scratch.chunk_max, scratch.chunk_max + k - 1, scratch.chunk_max + num_chunks, std::greater<float>());
   return kernels->collect_ge(logits, num_cols, scratch.chunk_max[k - 1], scratch.ids);
 }
@@ -116,7 +117,7 @@ int32_t draw_from_all(const uint32_t* mass, int num_cols, uint64_t total, uint32
 
 }  // namespace
 
-int64_t sample_scratch_bytes(int64_t num_cols) { return ((2 * num_cols + num_cols / kChunk + 1) * 4 + 63) / 64 * 64; }
+int64_t sample_scratch_bytes(int64_t num_cols) { return ((2 * num_cols + num_cols / kLanes + 1) * 4 + 63) / 64 * 64; }
 
 int32_t sample_row(const Kernels* kernels, const float* logits, int num_cols, const SamplingRow& how, void* memory) {
   if (!(how.temperature > 0.0f)) return kernels->argmax(logits, num_cols);
