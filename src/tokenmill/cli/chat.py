@@ -65,7 +65,7 @@ class ServerPartner:
         self._headers = {"Content-Type": "application/json"}
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
-        self._fields = {name: list(value) if name == "stop" else value for name, value in overrides.items() if value}
+        self._fields = {name: value for name, value in overrides.items() if value is not None}
         with contextlib.closing(self._send("GET", "/models", None)) as response:
             self.name = json.load(response)["data"][0]["id"]
 

@@ -1,0 +1,116 @@
+"""The model in this process and at the terminal: LLM, `generate` and `chat` agree with each other and end cleanly."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+from serving import Server
+
+from tokenmill import LLM, SamplingParams
+from tokenmill.core.errors import ConfigError, ContextTooLong, InvalidRequest
+
+GREEDY = SamplingParams(temperature=0, max_tokens=12)
+QUESTION = "Which city is the capital of France?"
+SMALL = ("--kv-cache-memory-bytes", "100MiB")
+
+
+@pytest.fixture(scope="module")
+def llm(smollm2) -> Iterator[LLM]:
+    with LLM(str(smollm2), kv_cache_memory_bytes=100 * 2**20) as llm:
+        yield llm
+
+
+def run(*args: str, text: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tokenmill.cli.main", *args], input=text, capture_output=True, text=True, timeout=120
+    )
+
+
+def test_a_chat_is_answered(llm):
+    answer = llm.chat([{"role": "user", "content": QUESTION}], GREEDY)
+    assert "Paris" in answer.text
+    assert answer.finish_reason == "stop"
+    assert answer.token_ids[-1] in llm.ready.eos_token_ids
+    assert answer.usage.completion_tokens == len(answer.token_ids)
+
+
+def test_prompts_given_together_equal_each_alone_and_keep_their_order(llm):
+    prompts = [f"{number}, {number + 1}," for number in range(5)]
+    together = llm.generate(prompts, GREEDY, cache_salt="together")
+    alone = [llm.generate(prompt, GREEDY, cache_salt="alone")[0] for prompt in prompts]
+    assert [output.token_ids for output in together] == [output.token_ids for output in alone]
+    assert [output.prompt for output in together] == prompts
+
+
+def test_a_stream_is_the_whole_answer_in_pieces(llm):
+    sampling = SamplingParams(temperature=0.8, seed=3, max_tokens=30)
+    whole = llm.generate("Once upon a time", sampling)[0]
+    pieces = list(llm.stream("Once upon a time", sampling))
+    assert "".join(piece.text for piece in pieces) == whole.text
+    assert [piece.finish_reason for piece in pieces[:-1]] == [None] * (len(pieces) - 1)
+    assert pieces[-1].finish_reason == whole.finish_reason
+
+
+def test_choices_logprobs_and_stops(llm):
+    sampling = SamplingParams(n=2, temperature=0, max_tokens=40, logprobs=2, stop=("7",))
+    output = llm.generate(llm.encode("1 2 3 4"), sampling)[0]
+    assert [choice.text for choice in output.outputs] == [" 5 6 ", " 5 6 "]
+    assert [choice.stop_reason for choice in output.outputs] == ["7", "7"]
+    for choice in output.outputs:
+        assert len(choice.logprobs) == len(choice.token_ids)
+        assert all(len(entry.top) == 2 for entry in choice.logprobs)
+    assert output.usage.completion_tokens == 2 * len(output.token_ids)
+
+
+def test_a_stream_left_early_is_cancelled(llm):
+    for piece in llm.stream("Count: 1", SamplingParams(temperature=0, max_tokens=2000, ignore_eos=True)):
+        assert piece.text is not None
+        break
+    assert llm.generate("1 2", GREEDY)[0].finish_reason == "length"
+
+
+def test_bad_requests_are_refused_by_name(llm):
+    with pytest.raises(ContextTooLong):
+        llm.generate("word " * 9000, GREEDY)
+    with pytest.raises(InvalidRequest, match="Token ids"):
+        llm.generate([[10**6]], GREEDY)
+    with pytest.raises(InvalidRequest, match="prompts"):
+        llm.generate(["a", "b"], [GREEDY])
+    with pytest.raises(ConfigError, match="max_model_len"):
+        LLM("smollm2", max_modl_len=5)
+
+
+def test_a_closed_model_refuses_and_leaves_no_thread(smollm2):
+    before = threading.active_count()
+    llm = LLM(str(smollm2), kv_cache_memory_bytes=100 * 2**20)
+    llm.close()
+    llm.close()
+    with pytest.raises(InvalidRequest, match="closed"):
+        llm.generate("a", GREEDY)
+    assert threading.active_count() == before
+
+
+def test_generate_prints_the_continuation_alone(llm):
+    done = run("generate", "-p", "1 2 3 4", "-n", "12", "--temp", "0", *SMALL)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == llm.generate("1 2 3 4", GREEDY)[0].text + "\n"
+
+
+def test_chat_keeps_and_forgets_the_conversation(smollm2):
+    lines = f"{QUESTION}\n/undo\n{QUESTION}\n/reset\n/help\n{QUESTION}\n/exit\n"
+    done = run("chat", "--temp", "0", "-n", "20", *SMALL, text=lines)
+    assert done.returncode == 0, done.stderr
+    answers = [line for line in done.stdout.splitlines() if "Paris" in line]
+    assert len(answers) == 3 and len(set(answers)) == 1
+
+
+def test_chat_talks_to_a_server(smollm2):
+    with Server(*SMALL, "--api-key", "secret") as server:
+        done = run("chat", "--url", f"{server.url}/v1", "--api-key", "secret", "--temp", "0", text=QUESTION + "\n")
+        assert done.returncode == 0 and "Paris" in done.stdout, done.stderr
+        refused = run("chat", "--url", f"{server.url}/v1", text=QUESTION + "\n")
+        assert refused.returncode == 2 and "401" in refused.stderr
