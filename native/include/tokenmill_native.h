@@ -18,7 +18,7 @@
 extern "C" {
 #endif
 
-#define TM_ABI_VERSION 1
+#define TM_ABI_VERSION 2
 
 enum tm_kind { TM_F32 = 0, TM_F16 = 1, TM_BF16 = 2, TM_Q4_0 = 3, TM_Q4_1 = 4, TM_Q8_0 = 5 };
 
@@ -27,14 +27,22 @@ enum tm_code {
   TM_RMS_NORM = 1,   /* in0 f32; vector = weight, value = eps; out f32 or quantised */
   TM_QUANTISE = 2,   /* in0 f32; out quantised */
   TM_LINEAR = 3,     /* in0 f32 (dense parts), in1 quantised (quantised parts), in2 residual or -1; weight */
-  TM_LINEAR_SILU = 4,/* in1 quantised; weight = gate rows then up rows, one part; out quantised [width] */
+  TM_LINEAR_GATED = 4,/* in1 quantised; weight = gate rows then up rows, one part; activation; out quantised [width] */
   TM_ADD = 5,        /* in0, in1 */
-  TM_SILU_MUL = 6,   /* in0 [2 * width]; out [width] */
-  TM_ROPE = 7,       /* in0 qkv; vector = table; out qkv; with kv set also stores K and V and leaves their columns */
+  TM_GATED = 6,      /* in0 [2 * width]; activation; out [width] */
+  TM_ROPE = 7,       /* in0 qkv; vector = table of num_turned columns; out qkv; with kv set also stores K and V */
   TM_WRITE_KV = 8,   /* in0 qkv; kv, layer */
-  TM_ATTENTION = 9,  /* in0 qkv; kv, layer, value = scale; out f32 or quantised */
-  TM_GATHER = 10     /* in0 [T]; out [L] */
+  TM_ATTENTION = 9,  /* in0 qkv; kv, layer, value = scale, window, cap; out f32 or quantised */
+  TM_GATHER = 10,    /* in0 [T]; out [L] */
+  TM_LAYER_NORM = 11,/* in0 f32; vector = weight, vector2 = bias, value = eps; out f32 or quantised */
+  TM_NORM_HEADS = 12,/* in0 qkv; vector = q weight, vector2 = k weight, value = eps; out qkv */
+  TM_ADD_BIAS = 13,  /* in0; vector = bias */
+  TM_SCALE = 14,     /* in0; value = factor */
+  TM_SOFT_CAP = 15,  /* in0; cap */
+  TM_ACTIVATE = 16   /* in0; activation; out f32 or quantised */
 };
+
+enum tm_activation { TM_SILU = 0, TM_GELU = 1 };
 
 enum tm_rows { TM_ROWS_TOKENS = 0, TM_ROWS_LOGITS = 1 };
 enum tm_form { TM_FORM_F32 = 0, TM_FORM_QUANTISED = 1 };
@@ -67,10 +75,13 @@ typedef struct {
 typedef struct {
   int32_t code, rows, in0, in1, in2, out;
   int32_t width, layer, num_heads, num_kv_heads, head_dim;
-  float value;
+  int32_t activation, window, num_turned; /* window: positions a query sees, 0 for all */
+  float value, cap;                       /* cap: of scores, 0 for off */
   const tm_weight* weight;
   const float* vector;
   int64_t vector_rows;
+  const float* vector2;
+  int64_t vector2_rows;
   const tm_kv* kv;
 } tm_op;
 

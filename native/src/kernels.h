@@ -16,6 +16,8 @@ constexpr int kSpan = 256;    // positions of one attention span
 constexpr int kMaxTile = 12;  // query vectors of one attention tile
 constexpr int kMaxHeadDim = 512;
 
+enum Activation : int { kSilu = 0, kGelu = 1 };
+
 // 1.5 * 2^23: a float32 whose low mantissa bits count integers, so that adding an int to its bits adds it to its value.
 constexpr float kMagic = 12582912.0f;
 constexpr int32_t kMagicBits = 0x4B400000;
@@ -70,8 +72,10 @@ struct SpanArgs {
   const void* k_chunks[kSpan / kLanes];  // 16 keys each: channel d at element d * k_stride
   int64_t k_stride;
   const void* v_chunks[kSpan / kLanes];  // the same 16 tokens: channel c of token i at element i * head_dim + c
-  int num_keys[kMaxTile];  // valid keys of each query in this span; 0 leaves its outputs alone
+  int first_key[kMaxTile];  // keys before it are behind the query's window
+  int num_keys[kMaxTile];  // end of the query's keys in this span; 0 leaves its outputs alone
   float scale;
+  float cap;  // of scaled scores; 0 for none
   float* max;  // [num_queries]
   float* sum;  // [num_queries]
   float* acc;  // [num_queries][head_dim]
@@ -82,8 +86,12 @@ struct Kernels {
   void (*linear)(const LinearArgs*);
   void (*quantise_row)(const float* x, const Quantised* out, int row, int group0, int num_groups);
   void (*rms_norm_row)(const float* x, const float* weight, float eps, int num_cols, float* out);
+  void (*layer_norm_row)(const float* x, const float* weight, const float* bias, float eps, int num_cols, float* out);
   void (*add)(const float* x, const float* y, int n, float* out);
-  void (*silu_mul)(const float* gate, const float* up, int n, float* out);
+  void (*scale)(const float* x, float by, int n, float* out);
+  void (*soft_cap)(const float* x, float cap, int n, float* out);
+  void (*activate)(int activation, const float* x, int n, float* out);
+  void (*gated)(int activation, const float* gate, const float* up, int n, float* out);
   void (*rope_head)(const float* x, const float* cos_sin, int head_dim, float* out);
   void (*store_k)(int dtype, const float* k, int head_dim, int block_size, void* slot);
   void (*store_v)(int dtype, const float* v, int head_dim, void* slot);

@@ -18,6 +18,8 @@ constexpr int kAttentionMerge = 1000;  // follows every attention; idle unless s
 
 int ceil_div(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b); }
 
+bool is_activation(int32_t code) { return code == TM_SILU || code == TM_GELU; }
+
 std::string say(const char* what, int64_t got, int64_t bound) {
   return std::string(what) + " (" + std::to_string(got) + " against " + std::to_string(bound) + ")";
 }
@@ -82,7 +84,7 @@ std::string Program::check_op(const tm_op& op) const {
     return fits(index, op.rows, width, TM_FORM_F32) ||
            (width % kGroup == 0 && fits(index, op.rows, width, TM_FORM_QUANTISED));
   };
-  const bool has_heads = op.code >= TM_ROPE && op.code <= TM_ATTENTION;
+  const bool has_heads = (op.code >= TM_ROPE && op.code <= TM_ATTENTION) || op.code == TM_NORM_HEADS;
   const int64_t qkv = has_heads ? static_cast<int64_t>(op.num_heads + 2 * op.num_kv_heads) * op.head_dim : 0;
   if (has_heads) {
     if (op.num_kv_heads < 1 || op.num_heads % op.num_kv_heads) return "heads must divide into KV heads";
@@ -98,7 +100,7 @@ std::string Program::check_op(const tm_op& op) const {
       if (kv.bytes_per_block != need) return say("bytes of a KV block", kv.bytes_per_block, need);
     }
   }
-  if (op.code == TM_EMBED || op.code == TM_LINEAR || op.code == TM_LINEAR_SILU) {
+  if (op.code == TM_EMBED || op.code == TM_LINEAR || op.code == TM_LINEAR_GATED) {
     if (op.weight == nullptr) return "no weight";
     int64_t column = 0;
     for (int p = 0; p < op.weight->num_parts; p++) {
@@ -122,7 +124,25 @@ std::string Program::check_op(const tm_op& op) const {
              op.width == op.weight->num_cols && op.weight->num_parts >= 1;
       break;
     case TM_RMS_NORM:
-      good = fits(op.in0, op.rows, op.width, TM_FORM_F32) && any_form(op.out, op.width) && op.vector_rows == op.width;
+    case TM_LAYER_NORM:
+      good = fits(op.in0, op.rows, op.width, TM_FORM_F32) && any_form(op.out, op.width) && op.vector_rows == op.width &&
+             (op.code == TM_RMS_NORM || op.vector2_rows == op.width);
+      break;
+    case TM_NORM_HEADS: {
+      const bool by_head = op.vector_rows == op.head_dim && op.vector2_rows == op.head_dim;
+      const bool together = op.vector_rows == static_cast<int64_t>(op.num_heads) * op.head_dim &&
+                            op.vector2_rows == static_cast<int64_t>(op.num_kv_heads) * op.head_dim;
+      good = fits(op.in0, op.rows, qkv, TM_FORM_F32) && fits(op.out, op.rows, qkv, TM_FORM_F32) && (by_head || together);
+      break;
+    }
+    case TM_ADD_BIAS:
+    case TM_SCALE:
+    case TM_SOFT_CAP:
+      good = fits(op.in0, op.rows, op.width, TM_FORM_F32) && fits(op.out, op.rows, op.width, TM_FORM_F32) &&
+             (op.code != TM_ADD_BIAS || op.vector_rows == op.width) && (op.code != TM_SOFT_CAP || op.cap > 0);
+      break;
+    case TM_ACTIVATE:
+      good = fits(op.in0, op.rows, op.width, TM_FORM_F32) && any_form(op.out, op.width) && is_activation(op.activation);
       break;
     case TM_QUANTISE:
       good = fits(op.in0, op.rows, op.width, TM_FORM_F32) && fits(op.out, op.rows, op.width, TM_FORM_QUANTISED) &&
@@ -132,8 +152,8 @@ std::string Program::check_op(const tm_op& op) const {
       good = fits(op.out, op.rows, op.weight->num_rows, TM_FORM_F32) &&
              (op.in2 < 0 || fits(op.in2, op.rows, op.weight->num_rows, TM_FORM_F32));
       break;
-    case TM_LINEAR_SILU:
-      good = op.weight->num_parts == 1 && is_quantised(op.weight->parts[0].kind) && op.width % kGroup == 0 &&
+    case TM_LINEAR_GATED:
+      good = is_activation(op.activation) && op.weight->num_parts == 1 && is_quantised(op.weight->parts[0].kind) && op.width % kGroup == 0 &&
              op.weight->num_rows == 2 * op.width && fits(op.in1, op.rows, op.weight->num_cols, TM_FORM_QUANTISED) &&
              fits(op.out, op.rows, op.width, TM_FORM_QUANTISED);
       break;
@@ -141,19 +161,20 @@ std::string Program::check_op(const tm_op& op) const {
       good = fits(op.in0, op.rows, op.width, TM_FORM_F32) && fits(op.in1, op.rows, op.width, TM_FORM_F32) &&
              fits(op.out, op.rows, op.width, TM_FORM_F32);
       break;
-    case TM_SILU_MUL:
-      good = fits(op.in0, op.rows, 2 * static_cast<int64_t>(op.width), TM_FORM_F32) &&
+    case TM_GATED:
+      good = is_activation(op.activation) && fits(op.in0, op.rows, 2 * static_cast<int64_t>(op.width), TM_FORM_F32) &&
              fits(op.out, op.rows, op.width, TM_FORM_F32);
       break;
     case TM_ROPE:
-      good = fits(op.in0, op.rows, qkv, TM_FORM_F32) && fits(op.out, op.rows, qkv, TM_FORM_F32) && op.vector_rows > 0;
+      good = fits(op.in0, op.rows, qkv, TM_FORM_F32) && fits(op.out, op.rows, qkv, TM_FORM_F32) && op.vector_rows > 0 &&
+             op.num_turned >= 2 && op.num_turned % 2 == 0 && op.num_turned <= op.head_dim;
       break;
     case TM_WRITE_KV:
       good = fits(op.in0, op.rows, qkv, TM_FORM_F32) && op.kv != nullptr;
       break;
     case TM_ATTENTION: {
       const int64_t mixed = static_cast<int64_t>(op.num_heads) * op.head_dim;
-      good = fits(op.in0, op.rows, qkv, TM_FORM_F32) && op.kv != nullptr &&
+      good = fits(op.in0, op.rows, qkv, TM_FORM_F32) && op.kv != nullptr && op.window >= 0 && op.cap >= 0 &&
              (fits(op.out, op.rows, mixed, TM_FORM_F32) ||
               (op.head_dim % kGroup == 0 && fits(op.out, op.rows, mixed, TM_FORM_QUANTISED)));
       break;
@@ -248,7 +269,7 @@ int Program::plan(const Op& op, double* cost_ns) {
   const int rows = num_rows(op.op);
   switch (op.op.code) {
     case TM_LINEAR:
-    case TM_LINEAR_SILU: return plan_linear(op, cost_ns);
+    case TM_LINEAR_GATED: return plan_linear(op, cost_ns);
     case TM_ATTENTION: return plan_attention(op, cost_ns);
     case kAttentionMerge:
       *cost_ns = split_spans_ ? rows * op.op.num_heads * num_spans_ * (20 + 0.1 * op.op.head_dim) : 0;
@@ -266,7 +287,7 @@ void Program::run_unit(int unit, int thread) {
   const Op& op = *current_;
   switch (op.op.code) {
     case TM_LINEAR: return run_linear(op, unit);
-    case TM_LINEAR_SILU: return run_linear_silu(op, unit);
+    case TM_LINEAR_GATED: return run_linear_gated(op, unit);
     case TM_ATTENTION: return run_attention(op, unit, thread);
     case kAttentionMerge: return run_merge(op, unit);
     default: {
@@ -308,9 +329,14 @@ void Program::run_row(const Op& op, int row, int thread) {
       }
       return;
     }
-    case TM_RMS_NORM: {
+    case TM_RMS_NORM:
+    case TM_LAYER_NORM:
+    case TM_ACTIVATE: {
       float* to = quantise ? thread_floats(thread) : rows_of(o.out, row);
-      kernels_->rms_norm_row(rows_of(o.in0, row), o.vector, o.value, o.width, to);
+      const float* from = rows_of(o.in0, row);
+      if (o.code == TM_RMS_NORM) kernels_->rms_norm_row(from, o.vector, o.value, o.width, to);
+      else if (o.code == TM_LAYER_NORM) kernels_->layer_norm_row(from, o.vector, o.vector2, o.value, o.width, to);
+      else kernels_->activate(o.activation, from, o.width, to);
       if (quantise) {
         const Quantised out = quantised(o.out);
         kernels_->quantise_row(to, &out, row, 0, o.width / kGroup);
@@ -322,10 +348,14 @@ void Program::run_row(const Op& op, int row, int thread) {
       return kernels_->quantise_row(rows_of(o.in0, row), &out, row, 0, o.width / kGroup);
     }
     case TM_ADD: return kernels_->add(rows_of(o.in0, row), rows_of(o.in1, row), o.width, rows_of(o.out, row));
-    case TM_SILU_MUL: {
+    case TM_ADD_BIAS: return kernels_->add(rows_of(o.in0, row), o.vector, o.width, rows_of(o.out, row));
+    case TM_SCALE: return kernels_->scale(rows_of(o.in0, row), o.value, o.width, rows_of(o.out, row));
+    case TM_SOFT_CAP: return kernels_->soft_cap(rows_of(o.in0, row), o.cap, o.width, rows_of(o.out, row));
+    case TM_GATED: {
       const float* gate = rows_of(o.in0, row);
-      return kernels_->silu_mul(gate, gate + o.width, o.width, rows_of(o.out, row));
+      return kernels_->gated(o.activation, gate, gate + o.width, o.width, rows_of(o.out, row));
     }
+    case TM_NORM_HEADS: return norm_heads_row(op, row);
     case TM_ROPE: return rope_row(op, row);
     case TM_WRITE_KV: return write_kv_row(op, rows_of(o.in0, row), row);
     case TM_GATHER:
@@ -339,12 +369,28 @@ void Program::rope_row(const Op& op, int row) {
   const tm_op& o = op.op;
   const float* from = rows_of(o.in0, row);
   float* to = rows_of(o.out, row);
-  const float* cos_sin = o.vector + static_cast<int64_t>(step_.positions[row]) * o.head_dim;
-  for (int head = 0; head < o.num_heads + o.num_kv_heads; head++)
-    kernels_->rope_head(from + head * o.head_dim, cos_sin, o.head_dim, to + head * o.head_dim);
+  const float* cos_sin = o.vector + static_cast<int64_t>(step_.positions[row]) * o.num_turned;
+  const size_t rest_bytes = static_cast<size_t>(o.head_dim - o.num_turned) * 4;
+  for (int head = 0; head < o.num_heads + o.num_kv_heads; head++) {
+    const int64_t at = static_cast<int64_t>(head) * o.head_dim;
+    kernels_->rope_head(from + at, cos_sin, o.num_turned, to + at);
+    std::memcpy(to + at + o.num_turned, from + at + o.num_turned, rest_bytes);
+  }
   const int64_t v = static_cast<int64_t>(o.num_heads + o.num_kv_heads) * o.head_dim;
   std::memcpy(to + v, from + v, static_cast<size_t>(o.num_kv_heads) * o.head_dim * 4);
   if (o.kv != nullptr) write_kv_row(op, to, row);
+}
+
+void Program::norm_heads_row(const Op& op, int row) {
+  const tm_op& o = op.op;
+  const float* from = rows_of(o.in0, row);
+  float* to = rows_of(o.out, row);
+  const int q_end = o.num_heads * o.head_dim, k_end = q_end + o.num_kv_heads * o.head_dim;
+  for (int at = 0; at < q_end; at += static_cast<int>(o.vector_rows))
+    kernels_->rms_norm_row(from + at, o.vector, o.value, static_cast<int>(o.vector_rows), to + at);
+  for (int at = q_end; at < k_end; at += static_cast<int>(o.vector2_rows))
+    kernels_->rms_norm_row(from + at, o.vector2, o.value, static_cast<int>(o.vector2_rows), to + at);
+  std::memcpy(to + k_end, from + k_end, static_cast<size_t>(o.num_kv_heads) * o.head_dim * 4);
 }
 
 void Program::write_kv_row(const Op& op, const float* qkv, int row) {
@@ -374,21 +420,21 @@ void Program::write_kv_row(const Op& op, const float* qkv, int row) {
 // rows: a block of tiles stays in the cache while a block of rows passes.
 int Program::plan_linear(const Op& op, double* cost_ns) {
   const int rows = num_rows(op.op);
-  const bool silu = op.op.code == TM_LINEAR_SILU;
+  const bool gated = op.op.code == TM_LINEAR_GATED;
   int tiles = 0;
   double bytes = 0;
   for (const Part& part : op.parts) {
     tiles += ceil_div(part.num_rows, kLanes);
     bytes += static_cast<double>(part.num_bytes);
   }
-  if (silu) tiles = op.op.width / kGroup;  // a unit of work is a group of 32 outputs: two gate and two up tiles
+  if (gated) tiles = op.op.width / kGroup;  // a unit of work is a group of 32 outputs: two gate and two up tiles
   *cost_ns = bytes / 20.0 + bytes * rows / 100.0;
-  const int most = silu ? 4 : 16;
+  const int most = gated ? 4 : 16;
   num_row_blocks_ = ceil_div(rows, kRowBlock);
   const int wanted = ceil_div(6 * team_->num_threads(), num_row_blocks_);
   tiles_per_unit_ = std::max(1, std::min(most, tiles / wanted));
   int blocks = 0;
-  if (silu) {
+  if (gated) {
     blocks = ceil_div(tiles, tiles_per_unit_);
   } else {
     for (const Part& part : op.parts) blocks += ceil_div(ceil_div(part.num_rows, kLanes), tiles_per_unit_);
@@ -431,8 +477,8 @@ void Program::run_linear(const Op& op, int unit) {
   kernels_->linear(&args);
 }
 
-// Gate and up columns of one output group, a panel of rows at a time, through silu * up into the group's codes.
-void Program::run_linear_silu(const Op& op, int unit) {
+// Gate and up columns of one output group, a panel of rows at a time, through act(gate) * up into the group's codes.
+void Program::run_linear_gated(const Op& op, int unit) {
   const tm_op& o = op.op;
   const int row_begin = unit % num_row_blocks_ * kRowBlock;
   const int row_end = std::min(num_rows(o), row_begin + kRowBlock);
@@ -457,7 +503,7 @@ void Program::run_linear_silu(const Op& op, int unit) {
       args.out = both[0] + kGroup;
       kernels_->linear(&args);
       for (int r = 0; r < args.num_rows; r++) {
-        kernels_->silu_mul(both[r], both[r] + kGroup, kGroup, both[r]);
+        kernels_->gated(o.activation, both[r], both[r] + kGroup, kGroup, both[r]);
         kernels_->quantise_row(both[r], &out, row + r, group, 1);
       }
     }
@@ -477,7 +523,7 @@ int Program::plan_attention(const Op& op, double* cost_ns) {
   int64_t keys = 0, longest = 0;
   for (const RowTile& tile : row_tiles_) {
     const int64_t limit = tile.first_limit + tile.num_rows - 1;
-    keys += limit * tile.num_rows;
+    keys += (limit - first_visible(o, tile.first_limit)) * tile.num_rows;
     longest = std::max(longest, limit);
   }
   *cost_ns = static_cast<double>(keys) * o.num_heads * o.head_dim * 0.06 + 300.0 * static_cast<double>(row_tiles_.size());
@@ -529,9 +575,10 @@ void Program::run_attention(const Op& op, int unit, int thread) {
   const RowTile& tile = *share.tile;
   const int num_queries = tile.num_rows * share.num_heads;
   const int last_limit = tile.first_limit + tile.num_rows - 1;
-  const int span_begin = split_spans_ ? unit % num_spans_ : 0;
+  const int span_begin = split_spans_ ? unit % num_spans_ : first_visible(o, tile.first_limit) / kSpan;
   const int span_end = split_spans_ ? span_begin + 1 : ceil_div(last_limit, kSpan);
-  if (span_begin * kSpan >= last_limit) return;
+  const int first = first_visible(o, tile.first_limit);
+  if (span_begin * kSpan >= last_limit || span_end * kSpan <= first) return;
 
   alignas(64) float q[kMaxHeadDim * kMaxTile];
   for (int r = 0; r < tile.num_rows; r++)
@@ -547,6 +594,7 @@ void Program::run_attention(const Op& op, int unit, int thread) {
   args.head_dim = o.head_dim;
   args.q = q;
   args.scale = o.value;
+  args.cap = o.cap;
   for (int span = span_begin; span < span_end; span++) {
     SpanState to = {span_max, span_sum, span_acc};
     if (split_spans_) to = partial_state(op, index, span);
@@ -556,14 +604,13 @@ void Program::run_attention(const Op& op, int unit, int thread) {
     args.acc = to.acc;
     for (int r = 0; r < tile.num_rows; r++)
       for (int h = 0; h < share.num_heads; h++)
-        args.num_keys[r * share.num_heads + h] = keys_in_span(tile.first_limit + r, span);
-    fill_keys(op, tile.sequence, share.kv_head, span, keys_in_span(last_limit, span), thread, &args);
+        set_visible(o, tile.first_limit + r, span, r * share.num_heads + h, &args);
+    fill_keys(op, tile.sequence, share.kv_head, span, std::max(0, std::min(kSpan, last_limit - span * kSpan)), thread, &args);
     kernels_->attend_span(&args);
     if (split_spans_ || span == span_begin) continue;
     for (int n = 0; n < num_queries; n++)
       if (args.num_keys[n] > 0)
-        kernels_->merge_span(state_max + n, state_sum + n, state_acc + n * o.head_dim, span_max + n, span_sum + n,
-                             span_acc + n * o.head_dim, o.head_dim);
+        fold_span(o, tile.first_limit + n / share.num_heads, span, n, {state_max, state_sum, state_acc}, to);
   }
   if (!split_spans_) write_attention(op, share, state_sum, state_acc);
 }
@@ -572,18 +619,41 @@ void Program::run_merge(const Op& op, int unit) {
   const tm_op& o = op.op;
   const AttentionShare share = attention_share(op, unit);
   const RowTile& tile = *share.tile;
-  const SpanState state = partial_state(op, unit, 0);
-  for (int span = 1; span < ceil_div(tile.first_limit + tile.num_rows - 1, kSpan); span++) {
+  const int first = first_visible(o, tile.first_limit) / kSpan;
+  const SpanState state = partial_state(op, unit, first);
+  for (int span = first + 1; span < ceil_div(tile.first_limit + tile.num_rows - 1, kSpan); span++) {
     const SpanState part = partial_state(op, unit, span);
     for (int n = 0; n < tile.num_rows * share.num_heads; n++)
-      if (keys_in_span(tile.first_limit + n / share.num_heads, span) > 0)
-        kernels_->merge_span(state.max + n, state.sum + n, state.acc + n * o.head_dim, part.max + n, part.sum + n,
-                             part.acc + n * o.head_dim, o.head_dim);
+      if (keys_in_span(o, tile.first_limit + n / share.num_heads, span) > 0)
+        fold_span(o, tile.first_limit + n / share.num_heads, span, n, state, part);
   }
   write_attention(op, share, state.sum, state.acc);
 }
 
-int Program::keys_in_span(int limit, int span) { return std::max(0, std::min(kSpan, limit - span * kSpan)); }
+// The first key that a query with `limit` keys up to and including its own may see.
+int Program::first_visible(const tm_op& o, int limit) { return o.window > 0 ? std::max(0, limit - o.window) : 0; }
+
+// End of the query's keys in the span; 0 where it sees none of them.
+int Program::keys_in_span(const tm_op& o, int limit, int span) {
+  if (first_visible(o, limit) >= (span + 1) * kSpan) return 0;
+  return std::max(0, std::min(kSpan, limit - span * kSpan));
+}
+
+void Program::set_visible(const tm_op& o, int limit, int span, int query, SpanArgs* args) {
+  args->num_keys[query] = keys_in_span(o, limit, span);
+  args->first_key[query] = args->num_keys[query] ? std::max(0, first_visible(o, limit) - span * kSpan) : kSpan;
+}
+
+// Bring a span's result of query n into its state: the first span it sees becomes the state.
+void Program::fold_span(const tm_op& o, int limit, int span, int n, const SpanState& state, const SpanState& part) const {
+  float* acc = state.acc + static_cast<int64_t>(n) * o.head_dim;
+  const float* part_acc = part.acc + static_cast<int64_t>(n) * o.head_dim;
+  if (first_visible(o, limit) / kSpan < span)
+    return kernels_->merge_span(state.max + n, state.sum + n, acc, part.max + n, part.sum + n, part_acc, o.head_dim);
+  state.max[n] = part.max[n];
+  state.sum[n] = part.sum[n];
+  std::memcpy(acc, part_acc, static_cast<size_t>(o.head_dim) * 4);
+}
 
 void Program::write_attention(const Op& op, const AttentionShare& share, const float* sums, float* accs) const {
   const tm_op& o = op.op;

@@ -56,12 +56,13 @@ class Program final : public Job {
 
   int plan(const Op& op, double* cost_ns);
   void run_row(const Op& op, int row, int thread);
+  void norm_heads_row(const Op& op, int row);
   void rope_row(const Op& op, int row);
   void write_kv_row(const Op& op, const float* qkv, int row);
 
   int plan_linear(const Op& op, double* cost_ns);
   void run_linear(const Op& op, int unit);
-  void run_linear_silu(const Op& op, int unit);
+  void run_linear_gated(const Op& op, int unit);
 
   int plan_attention(const Op& op, double* cost_ns);
   int num_attention_tiles(const Op& op) const;
@@ -70,7 +71,10 @@ class Program final : public Job {
   SpanState partial_state(const Op& op, int index, int span) const;
   void run_attention(const Op& op, int unit, int thread);
   void run_merge(const Op& op, int unit);
-  static int keys_in_span(int limit, int span);
+  static int first_visible(const tm_op& o, int limit);
+  static int keys_in_span(const tm_op& o, int limit, int span);
+  static void set_visible(const tm_op& o, int limit, int span, int query, SpanArgs* args);
+  void fold_span(const tm_op& o, int limit, int span, int n, const SpanState& state, const SpanState& part) const;
   void write_attention(const Op& op, const AttentionShare& share, const float* sums, float* accs) const;
   void fill_keys(const Op& op, int sequence, int kv_head, int span, int num_keys, int thread, SpanArgs* args);
 

@@ -67,7 +67,7 @@ def test_a_layer_is_seven_operations(ops: NativeOps) -> None:
         Code.ATTENTION,
         Code.LINEAR,
         Code.RMS_NORM,
-        Code.LINEAR_SILU,
+        Code.LINEAR_GATED,
         Code.LINEAR,
     ]
     assert codes == [Code.EMBED, *layer, *layer, Code.GATHER, Code.RMS_NORM, Code.LINEAR]

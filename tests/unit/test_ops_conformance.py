@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -88,6 +89,34 @@ def _row_cases() -> Iterator[Case]:
             rng = np.random.default_rng(width)
             return ops.add(activations(rng, 9, width), activations(rng, 9, width))
 
+        def run_layer_norm(ops: Any, width=width) -> np.ndarray:
+            rng = np.random.default_rng(width)
+            weight, bias = (ops.vector(rng.standard_normal(width)) for _ in range(2))
+            return ops.layer_norm(rng.normal(3, 1, (9, width)).astype(np.float32), weight, bias, 1e-5)
+
+        def run_gelu(ops: Any, width=width) -> np.ndarray:
+            return ops.gelu(np.random.default_rng(width).normal(0, 4, (9, width)).astype(np.float32))
+
+        def run_gelu_mul(ops: Any, width=width) -> np.ndarray:
+            return ops.gelu_mul(np.random.default_rng(width).normal(0, 4, (9, 2 * width)).astype(np.float32))
+
+        def run_soft_cap(ops: Any, width=width) -> np.ndarray:
+            rng = np.random.default_rng(width)
+            return ops.soft_cap((rng.standard_normal((9, width)) * 10.0 ** rng.uniform(-6, 3)).astype(np.float32), 30.0)
+
+        def run_scale(ops: Any, width=width) -> np.ndarray:
+            return ops.scale(activations(np.random.default_rng(width), 9, width), 0.3)
+
+        def run_bias(ops: Any, width=width) -> np.ndarray:
+            rng = np.random.default_rng(width)
+            return ops.add_bias(activations(rng, 9, width), ops.vector(rng.standard_normal(width)))
+
+        yield Case(f"layer_norm D={width}", 1e-6, run_layer_norm)
+        yield Case(f"gelu F={width}", 4 * ROUNDED_ONCE, run_gelu)
+        yield Case(f"gelu_mul F={width}", 4 * ROUNDED_ONCE, run_gelu_mul)
+        yield Case(f"soft_cap D={width}", 2 * ROUNDED_ONCE, run_soft_cap)
+        yield Case(f"scale D={width}", EQUAL, run_scale)
+        yield Case(f"add_bias D={width}", EQUAL, run_bias)
         yield Case(f"rms_norm D={width}", 2 * ROUNDED_ONCE, run_norm)
         yield Case(f"silu_mul F={width}", 2 * ROUNDED_ONCE, run_silu)
         yield Case(f"add D={width}", EQUAL, run_add)
@@ -99,7 +128,24 @@ def _row_cases() -> Iterator[Case]:
             qkv = rng.standard_normal((9, heads.width)).astype(np.float32)
             return ops.rope(qkv, rng.integers(0, 50, 9).astype(np.int32), table, heads)
 
-        yield Case(f"rope {heads.num_heads}/{heads.num_kv_heads} C={heads.head_dim}", ROUNDED_ONCE, run_rope)
+        def run_partial_rope(ops: Any, heads=heads) -> np.ndarray:
+            rng = np.random.default_rng(heads.width)
+            table = ops.vector(rng.uniform(-1, 1, (50, heads.head_dim // 3 * 2)))
+            qkv = rng.standard_normal((9, heads.width)).astype(np.float32)
+            return ops.rope(qkv, rng.integers(0, 50, 9).astype(np.int32), table, heads)
+
+        def run_norm_heads(ops: Any, heads=heads, together=False) -> np.ndarray:
+            rng = np.random.default_rng(heads.width)
+            sizes = (heads.num_heads, heads.num_kv_heads) if together else (1, 1)
+            q_weight, k_weight = (ops.vector(rng.standard_normal(size * heads.head_dim)) for size in sizes)
+            qkv = rng.standard_normal((9, heads.width)).astype(np.float32)
+            return ops.norm_heads(qkv, q_weight, k_weight, heads, 1e-5)
+
+        name = f"{heads.num_heads}/{heads.num_kv_heads} C={heads.head_dim}"
+        yield Case(f"rope {name}", ROUNDED_ONCE, run_rope)
+        yield Case(f"rope of part of {name}", ROUNDED_ONCE, run_partial_rope)
+        yield Case(f"norm_heads {name}", 2 * ROUNDED_ONCE, run_norm_heads)
+        yield Case(f"norm_heads together {name}", 2 * ROUNDED_ONCE, partial(run_norm_heads, together=True))
 
     def run_gather(ops: Any) -> np.ndarray:
         rng = np.random.default_rng(2)
@@ -139,16 +185,21 @@ def _attention_cases() -> Iterator[Case]:
             def run_write(ops: Any, prepare=prepare) -> np.ndarray:
                 return prepare(ops)[3].astype(np.float32)
 
-            def run_attention(ops: Any, prepare=prepare, heads=heads) -> np.ndarray:
+            def run_attention(ops: Any, prepare=prepare, heads=heads, **limits: Any) -> np.ndarray:
                 rng, sequences, kv, _ = prepare(ops)
                 rows = [(2, [0] * 270, 250), (1, [0] * 530, 529), (0, [0] * 3, 0), (3, [0], 0)]
                 batch = sequences.batch(rows)
                 qkv = rng.standard_normal((len(batch.tokens_T), heads.width)).astype(np.float32)
-                return ops.paged_attention(kv, 1, qkv, batch, heads, heads.head_dim**-0.5)
+                return ops.paged_attention(kv, 1, qkv, batch, heads, heads.head_dim**-0.5, **limits)
 
             name = f"H={heads.num_heads} G={heads.num_kv_heads} C={heads.head_dim} block={block_size} {dtype}"
             yield Case(f"write_kv {name}", EQUAL, run_write)
             yield Case(f"paged_attention {name}", SUM_ORDER, run_attention)
+            if dtype != "f16":
+                continue
+            for window in (1, 7, 256, 300):
+                limited = partial(run_attention, window=window, soft_cap=0.5 if window == 300 else 0.0)
+                yield Case(f"paged_attention window={window} {name}", SUM_ORDER, limited)
 
 
 CASES = [*_linear_cases(), *_row_cases(), *_attention_cases()]

@@ -161,18 +161,46 @@ class Ops(Protocol):
         """x / sqrt(mean(x^2) + eps) * weight, per row."""
         ...
 
+    def layer_norm(self, x_TD: Array, weight_D: Array, bias_D: Array, eps: float) -> Array:
+        """(x - mean(x)) / sqrt(var(x) + eps) * weight + bias, per row."""
+        ...
+
+    def norm_heads(self, qkv_TW: Array, q_weight: Array, k_weight: Array, heads: HeadGeometry, eps: float) -> Array:
+        """rms_norm of the q and k columns: head by head where the weights have C values, else over all q heads
+        (weight of H*C values) and over all k heads (G*C) together. The v columns stay."""
+        ...
+
     def linear(self, x_TK: Array, weight: Any) -> Array:
         """[T, N] = x @ weight.T"""
         ...
 
     def add(self, x_TD: Array, y_TD: Array) -> Array: ...
 
+    def add_bias(self, x_TN: Array, bias_N: Array) -> Array:
+        """The same vector added to every row."""
+        ...
+
+    def scale(self, x_TD: Array, factor: float) -> Array: ...
+
+    def soft_cap(self, x_TD: Array, cap: float) -> Array:
+        """cap * tanh(x / cap)"""
+        ...
+
     def silu_mul(self, gate_up_T2F: Array) -> Array:
         """silu(gate) * up, the gate in columns [0, F) and up in [F, 2F)."""
         ...
 
-    def rope(self, qkv_TW: Array, positions_T: Array, table_PC: Array, heads: HeadGeometry) -> Array:
-        """Rotate the q and k columns; channel pairs are (i, i + C/2). table_PC row p: cos of C/2 pairs, then sin."""
+    def gelu_mul(self, gate_up_T2F: Array) -> Array:
+        """gelu(gate) * up, columns as in silu_mul."""
+        ...
+
+    def gelu(self, x_TF: Array) -> Array:
+        """The tanh form: x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3)))."""
+        ...
+
+    def rope(self, qkv_TW: Array, positions_T: Array, table_PR: Array, heads: HeadGeometry) -> Array:
+        """Rotate the first R channels of every q and k head; pairs are (i, i + R/2) and channels from R on stay.
+        table_PR row p: cos of R/2 pairs, then sin."""
         ...
 
     def write_kv(self, kv: Any, layer: int, qkv_TW: Array, batch: Any, heads: HeadGeometry) -> None:
@@ -180,9 +208,22 @@ class Ops(Protocol):
         ...
 
     def paged_attention(
-        self, kv: Any, layer: int, qkv_TW: Array, batch: Any, heads: HeadGeometry, scale: float
+        self,
+        kv: Any,
+        layer: int,
+        qkv_TW: Array,
+        batch: Any,
+        heads: HeadGeometry,
+        scale: float,
+        *,
+        window: int = 0,
+        soft_cap: float = 0.0,
     ) -> Array:
-        """[T, H*C]: causal attention of each query row over its sequence's KV, which write_kv has just completed."""
+        """[T, H*C]: causal attention of each query row over its sequence's KV, which write_kv has just completed.
+
+        window    how many positions a query sees, its own included; 0 for all
+        soft_cap  scaled scores become cap * tanh(score / cap) before the softmax; 0 for off
+        """
         ...
 
     def gather_rows(self, x_TD: Array, rows_L: Array) -> Array: ...

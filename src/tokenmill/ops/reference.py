@@ -9,6 +9,7 @@ batch invariance (BLAS picks its own order of summation), and it holds every wei
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -122,24 +123,57 @@ class ReferenceOps:
         outputs = [(rounded_TK if quantised else x_TK) @ values_NK.T for values_NK, quantised in weight.runs]
         return outputs[0] if len(outputs) == 1 else np.concatenate(outputs, axis=1)
 
+    def layer_norm(self, x_TD: np.ndarray, weight_D: np.ndarray, bias_D: np.ndarray, eps: float) -> Array:
+        centred_TD = x_TD - np.mean(x_TD, axis=-1, keepdims=True)
+        return self.rms_norm(centred_TD, weight_D, eps) + bias_D
+
+    def norm_heads(
+        self, qkv_TW: np.ndarray, q_weight: np.ndarray, k_weight: np.ndarray, heads: HeadGeometry, eps: float
+    ) -> Array:
+        out_TW = qkv_TW.copy()
+        q_end = heads.num_heads * heads.head_dim
+        k_end = q_end + heads.num_kv_heads * heads.head_dim
+        for first, end, weight in ((0, q_end, q_weight), (q_end, k_end, k_weight)):
+            x_Tnw = qkv_TW[:, first:end].reshape(len(qkv_TW), -1, len(weight))
+            out_TW[:, first:end] = self.rms_norm(x_Tnw, weight, eps).reshape(len(qkv_TW), -1)
+        return out_TW
+
     def add(self, x_TD: np.ndarray, y_TD: np.ndarray) -> Array:
         return x_TD + y_TD
+
+    def add_bias(self, x_TN: np.ndarray, bias_N: np.ndarray) -> Array:
+        return x_TN + bias_N
+
+    def scale(self, x_TD: np.ndarray, factor: float) -> Array:
+        return x_TD * np.float32(factor)
+
+    def soft_cap(self, x_TD: np.ndarray, cap: float) -> Array:
+        return np.tanh(x_TD / np.float32(cap)) * np.float32(cap)
 
     def silu_mul(self, gate_up_T2F: np.ndarray) -> Array:
         gate_TF, up_TF = np.split(gate_up_T2F, 2, axis=1)
         with np.errstate(over="ignore"):  # exp(-gate) may be inf, whose reciprocal is the right 0
             return gate_TF / (1 + np.exp(-gate_TF)) * up_TF
 
-    def rope(self, qkv_TW: np.ndarray, positions_T: np.ndarray, table_PC: np.ndarray, heads: HeadGeometry) -> Array:
-        half = heads.head_dim // 2
+    def gelu_mul(self, gate_up_T2F: np.ndarray) -> Array:
+        gate_TF, up_TF = np.split(gate_up_T2F, 2, axis=1)
+        return self.gelu(gate_TF) * up_TF
+
+    def gelu(self, x_TF: np.ndarray) -> Array:
+        inner_TF = np.float32(math.sqrt(2 / math.pi)) * (x_TF + np.float32(0.044715) * x_TF**3)
+        return x_TF / 2 * (1 + np.tanh(inner_TF))
+
+    def rope(self, qkv_TW: np.ndarray, positions_T: np.ndarray, table_PR: np.ndarray, heads: HeadGeometry) -> Array:
+        num_turned = table_PR.shape[1]
+        half = num_turned // 2
         num_rotated = heads.num_heads + heads.num_kv_heads
         out_TW = qkv_TW.copy()
         x_THC = out_TW[:, : num_rotated * heads.head_dim].reshape(len(qkv_TW), num_rotated, heads.head_dim)
-        cos_T1c = table_PC[positions_T, None, :half]
-        sin_T1c = table_PC[positions_T, None, half:]
-        low_THc, high_THc = x_THC[..., :half], x_THC[..., half:]
+        cos_T1c = table_PR[positions_T, None, :half]
+        sin_T1c = table_PR[positions_T, None, half:]
+        low_THc, high_THc, rest_THc = x_THC[..., :half], x_THC[..., half:num_turned], x_THC[..., num_turned:]
         rotated_THC = np.concatenate(
-            [low_THc * cos_T1c - high_THc * sin_T1c, high_THc * cos_T1c + low_THc * sin_T1c], axis=-1
+            [low_THc * cos_T1c - high_THc * sin_T1c, high_THc * cos_T1c + low_THc * sin_T1c, rest_THc], axis=-1
         )
         out_TW[:, : num_rotated * heads.head_dim] = rotated_THC.reshape(len(qkv_TW), -1)
         return out_TW
@@ -162,6 +196,9 @@ class ReferenceOps:
         batch: StepBatch,
         heads: HeadGeometry,
         scale: float,
+        *,
+        window: int = 0,
+        soft_cap: float = 0.0,
     ) -> Array:
         keys_BGCs, values_BGsC = kv.keys[layer], kv.values[layer]
         block_size = keys_BGCs.shape[-1]
@@ -177,7 +214,10 @@ class ReferenceOps:
             v_GPC = v_GPC.reshape(groups, -1, heads.head_dim)[:, :length]
             q_GrtC = q_THC[first:end].reshape(-1, groups, repeat, heads.head_dim).transpose(1, 2, 0, 3)
             scores_GrtP = (q_GrtC @ k_GCP[:, None]) * np.float32(scale)
-            hidden_tP = np.arange(length) > batch.positions_T[first:end, None]
+            if soft_cap:
+                scores_GrtP = self.soft_cap(scores_GrtP, soft_cap)
+            behind_tP = batch.positions_T[first:end, None] - np.arange(length)
+            hidden_tP = (behind_tP < 0) | (behind_tP >= (window or length))
             scores_GrtP[..., hidden_tP] = -np.inf
             weights_GrtP = np.exp(scores_GrtP - scores_GrtP.max(axis=-1, keepdims=True))
             mixed_GrtC = (weights_GrtP @ v_GPC[:, None]) / weights_GrtP.sum(axis=-1, keepdims=True)

@@ -143,6 +143,29 @@ class NativeOps:
     def linear(self, x_TK: np.ndarray, weight: NativeWeight) -> np.ndarray:
         return self._once(lambda ops, batch: ops.linear(x_TK, weight), len(x_TK))
 
+    def layer_norm(self, x_TD: np.ndarray, weight_D: np.ndarray, bias_D: np.ndarray, eps: float) -> np.ndarray:
+        return self._once(lambda ops, batch: ops.layer_norm(x_TD, weight_D, bias_D, eps), len(x_TD))
+
+    def norm_heads(
+        self, qkv_TW: np.ndarray, q_weight: np.ndarray, k_weight: np.ndarray, heads: HeadGeometry, eps: float
+    ) -> np.ndarray:
+        return self._once(lambda ops, batch: ops.norm_heads(qkv_TW, q_weight, k_weight, heads, eps), len(qkv_TW))
+
+    def add_bias(self, x_TN: np.ndarray, bias_N: np.ndarray) -> np.ndarray:
+        return self._once(lambda ops, batch: ops.add_bias(x_TN, bias_N), len(x_TN))
+
+    def scale(self, x_TD: np.ndarray, factor: float) -> np.ndarray:
+        return self._once(lambda ops, batch: ops.scale(x_TD, factor), len(x_TD))
+
+    def soft_cap(self, x_TD: np.ndarray, cap: float) -> np.ndarray:
+        return self._once(lambda ops, batch: ops.soft_cap(x_TD, cap), len(x_TD))
+
+    def gelu_mul(self, gate_up_T2F: np.ndarray) -> np.ndarray:
+        return self._once(lambda ops, batch: ops.gelu_mul(gate_up_T2F), len(gate_up_T2F))
+
+    def gelu(self, x_TF: np.ndarray) -> np.ndarray:
+        return self._once(lambda ops, batch: ops.gelu(x_TF), len(x_TF))
+
     def add(self, x_TD: np.ndarray, y_TD: np.ndarray) -> np.ndarray:
         return self._once(lambda ops, batch: ops.add(x_TD, y_TD), len(x_TD))
 
@@ -150,11 +173,11 @@ class NativeOps:
         return self._once(lambda ops, batch: ops.silu_mul(gate_up_T2F), len(gate_up_T2F))
 
     def rope(
-        self, qkv_TW: np.ndarray, positions_T: np.ndarray, table_PC: np.ndarray, heads: HeadGeometry
+        self, qkv_TW: np.ndarray, positions_T: np.ndarray, table_PR: np.ndarray, heads: HeadGeometry
     ) -> np.ndarray:
         positions_T = np.ascontiguousarray(positions_T, np.int32)
         return self._once(
-            lambda ops, batch: ops.rope(qkv_TW, batch.positions_T, table_PC, heads),
+            lambda ops, batch: ops.rope(qkv_TW, batch.positions_T, table_PR, heads),
             len(qkv_TW),
             positions_T=positions_T,
         )
@@ -167,9 +190,21 @@ class NativeOps:
         self._run_once(forward, batch)
 
     def paged_attention(
-        self, kv: NativeKV, layer: int, qkv_TW: np.ndarray, batch: StepBatch, heads: HeadGeometry, scale: float
+        self,
+        kv: NativeKV,
+        layer: int,
+        qkv_TW: np.ndarray,
+        batch: StepBatch,
+        heads: HeadGeometry,
+        scale: float,
+        *,
+        window: int = 0,
+        soft_cap: float = 0.0,
     ) -> np.ndarray:
-        return self._run_once(lambda ops, symbols: ops.paged_attention(kv, layer, qkv_TW, symbols, heads, scale), batch)
+        def forward(ops: Recorder, symbols: SymbolicBatch) -> Value:
+            return ops.paged_attention(kv, layer, qkv_TW, symbols, heads, scale, window=window, soft_cap=soft_cap)
+
+        return self._run_once(forward, batch)
 
     def gather_rows(self, x_TD: np.ndarray, rows_L: np.ndarray) -> np.ndarray:
         rows_L = np.ascontiguousarray(rows_L, np.int32)

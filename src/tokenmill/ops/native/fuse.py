@@ -1,10 +1,10 @@
 """Joins neighbours of a recorded list, where the joined kernel gives the same bits and saves a trip through memory.
 
-    rms_norm -> quantise                    rms_norm that writes codes
+    rms_norm, layer_norm, gelu -> quantise  the same, writing codes
     paged_attention -> quantise             attention that writes codes
     rope, write_kv                          rope that also stores K and V
     linear -> add                           linear that starts from a residual
-    linear(gate, up) -> silu_mul -> quantise   one pass per group of 32 outputs
+    linear(gate, up) -> silu_mul or gelu_mul -> quantise   one pass per group of 32 outputs
 
 Only values with a single reader are joined away.
 """
@@ -21,7 +21,7 @@ def fuse(operations: list[Operation], output: Value) -> list[Operation]:
     """The same program in fewer operations; `output` stays a value of it."""
     operations = _quantise_at_source(operations, output)
     operations = _store_while_rotating(operations)
-    operations = _join_silu(operations, output)
+    operations = _join_gated(operations, output)
     return _join_residual(operations, output)
 
 
@@ -48,7 +48,7 @@ def _quantise_at_source(operations: list[Operation], output: Value) -> list[Oper
             assert operation.heads is not None
             if operation.heads.head_dim % GROUP:
                 continue
-        elif operation.code != Code.RMS_NORM:
+        elif operation.code not in (Code.RMS_NORM, Code.LAYER_NORM, Code.ACTIVATE):
             continue
         reader = _only_reader(found, operation.out, output)
         if reader is not None and reader.code == Code.QUANTISE:
@@ -73,7 +73,7 @@ def _store_while_rotating(operations: list[Operation]) -> list[Operation]:
     return _replace(operations, replaced)
 
 
-def _join_silu(operations: list[Operation], output: Value) -> list[Operation]:
+def _join_gated(operations: list[Operation], output: Value) -> list[Operation]:
     found = readers(operations)
     replaced: dict[Operation, Operation | None] = {}
     for operation in operations:
@@ -81,14 +81,18 @@ def _join_silu(operations: list[Operation], output: Value) -> list[Operation]:
         if operation.code != Code.LINEAR or weight is None or weight.dense or weight.struct.num_parts != 1:
             continue
         product = _only_reader(found, operation.out, output)
-        if product is None or product.code != Code.SILU_MUL or product.width % GROUP:
+        if product is None or product.code != Code.GATED or product.width % GROUP:
             continue
         quantise = _only_reader(found, product.out, output)
         if quantise is None or quantise.code != Code.QUANTISE:
             continue
         replaced[operation] = replaced[product] = None
         replaced[quantise] = dataclasses.replace(
-            operation, code=Code.LINEAR_SILU, out=quantise.out, width=product.width
+            operation,
+            code=Code.LINEAR_GATED,
+            out=quantise.out,
+            width=product.width,
+            activation=product.activation,
         )
     return _replace(operations, replaced)
 

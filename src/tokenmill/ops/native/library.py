@@ -12,7 +12,7 @@ import sys
 from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 
 KINDS = {"f32": 0, "f16": 1, "bf16": 2, "q4_0": 3, "q4_1": 4, "q8_0": 5}
 ISAS = ("avx512", "avxvnni", "avx2", "scalar")
@@ -77,10 +77,16 @@ class OpStruct(ctypes.Structure):
         ("num_heads", c_int32),
         ("num_kv_heads", c_int32),
         ("head_dim", c_int32),
+        ("activation", c_int32),
+        ("window", c_int32),
+        ("num_turned", c_int32),
         ("value", c_float),
+        ("cap", c_float),
         ("weight", POINTER(WeightStruct)),
         ("vector", c_void_p),
         ("vector_rows", c_int64),
+        ("vector2", c_void_p),
+        ("vector2_rows", c_int64),
         ("kv", POINTER(KVStruct)),
     )
 

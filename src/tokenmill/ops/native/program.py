@@ -165,7 +165,10 @@ def _struct(operation: Operation, index_of: dict[Value, int]) -> OpStruct:
         out=-1 if operation.out is None else index_of[operation.out],
         width=operation.width,
         layer=operation.layer,
+        activation=operation.activation,
+        window=operation.window,
         value=operation.value,
+        cap=operation.cap,
     )
     if operation.heads is not None:
         struct.num_heads = operation.heads.num_heads
@@ -176,6 +179,10 @@ def _struct(operation: Operation, index_of: dict[Value, int]) -> OpStruct:
     if operation.vector is not None:
         struct.vector = operation.vector.ctypes.data
         struct.vector_rows = len(operation.vector)
+        struct.num_turned = operation.vector.shape[-1]
+    if operation.vector2 is not None:
+        struct.vector2 = operation.vector2.ctypes.data
+        struct.vector2_rows = len(operation.vector2)
     if operation.kv is not None:
         struct.kv = ctypes.pointer(operation.kv.struct)
     return struct

@@ -23,14 +23,22 @@ class Code(IntEnum):
     RMS_NORM = 1
     QUANTISE = 2
     LINEAR = 3
-    LINEAR_SILU = 4
+    LINEAR_GATED = 4
     ADD = 5
-    SILU_MUL = 6
+    GATED = 6
     ROPE = 7
     WRITE_KV = 8
     ATTENTION = 9
     GATHER = 10
+    LAYER_NORM = 11
+    NORM_HEADS = 12
+    ADD_BIAS = 13
+    SCALE = 14
+    SOFT_CAP = 15
+    ACTIVATE = 16
 
+
+SILU, GELU = 0, 1
 
 TOKEN_ROWS, LOGIT_ROWS = 0, 1
 F32, QUANTISED = 0, 1
@@ -82,6 +90,10 @@ class Operation:
     value: float = 0.0
     weight: NativeWeight | None = None
     vector: np.ndarray | None = None
+    vector2: np.ndarray | None = None
+    activation: int = SILU
+    window: int = 0
+    cap: float = 0.0
     kv: NativeKV | None = None
     layer: int = 0
     heads: HeadGeometry | None = None
@@ -119,6 +131,19 @@ class Recorder:
         assert weight_D.shape == (x.width,), (weight_D.shape, x.width)
         return self._emit(Code.RMS_NORM, x.rows, (x,), x.width, vector=weight_D, value=eps)
 
+    def layer_norm(self, x_TD: Any, weight_D: np.ndarray, bias_D: np.ndarray, eps: float) -> Value:
+        x = self._value(x_TD)
+        assert weight_D.shape == bias_D.shape == (x.width,), (weight_D.shape, bias_D.shape, x.width)
+        return self._emit(Code.LAYER_NORM, x.rows, (x,), x.width, vector=weight_D, vector2=bias_D, value=eps)
+
+    def norm_heads(
+        self, qkv_TW: Any, q_weight: np.ndarray, k_weight: np.ndarray, heads: HeadGeometry, eps: float
+    ) -> Value:
+        x = self._value(qkv_TW)
+        assert x.width == heads.width, (x.width, heads)
+        vectors = {"vector": q_weight, "vector2": k_weight}
+        return self._emit(Code.NORM_HEADS, x.rows, (x,), x.width, value=eps, heads=heads, **vectors)
+
     def linear(self, x_TK: Any, weight: NativeWeight) -> Value:
         x = self._value(x_TK)
         assert x.width == weight.num_cols, (x.width, weight.num_cols)
@@ -130,16 +155,39 @@ class Recorder:
         assert (x.rows, x.width) == (y.rows, y.width), (x, y)
         return self._emit(Code.ADD, x.rows, (x, y), x.width)
 
+    def add_bias(self, x_TN: Any, bias_N: np.ndarray) -> Value:
+        x = self._value(x_TN)
+        assert bias_N.shape == (x.width,), (bias_N.shape, x.width)
+        return self._emit(Code.ADD_BIAS, x.rows, (x,), x.width, vector=bias_N)
+
+    def scale(self, x_TD: Any, factor: float) -> Value:
+        x = self._value(x_TD)
+        return self._emit(Code.SCALE, x.rows, (x,), x.width, value=factor)
+
+    def soft_cap(self, x_TD: Any, cap: float) -> Value:
+        x = self._value(x_TD)
+        return self._emit(Code.SOFT_CAP, x.rows, (x,), x.width, cap=cap)
+
     def silu_mul(self, gate_up_T2F: Any) -> Value:
+        return self._gated(gate_up_T2F, SILU)
+
+    def gelu_mul(self, gate_up_T2F: Any) -> Value:
+        return self._gated(gate_up_T2F, GELU)
+
+    def gelu(self, x_TF: Any) -> Value:
+        x = self._value(x_TF)
+        return self._emit(Code.ACTIVATE, x.rows, (x,), x.width, activation=GELU)
+
+    def _gated(self, gate_up_T2F: Any, activation: int) -> Value:
         x = self._value(gate_up_T2F)
         assert x.width % 2 == 0, x.width
-        return self._emit(Code.SILU_MUL, x.rows, (x,), x.width // 2)
+        return self._emit(Code.GATED, x.rows, (x,), x.width // 2, activation=activation)
 
-    def rope(self, qkv_TW: Any, positions_T: object, table_PC: np.ndarray, heads: HeadGeometry) -> Value:
+    def rope(self, qkv_TW: Any, positions_T: object, table_PR: np.ndarray, heads: HeadGeometry) -> Value:
         x = self._value(qkv_TW)
         assert positions_T is self.batch.positions_T, "rope takes the step's own positions"
-        assert x.width == heads.width and table_PC.shape[1] == heads.head_dim, (x.width, heads, table_PC.shape)
-        return self._emit(Code.ROPE, x.rows, (x,), x.width, vector=table_PC, heads=heads)
+        assert x.width == heads.width and table_PR.shape[1] <= heads.head_dim, (x.width, heads, table_PR.shape)
+        return self._emit(Code.ROPE, x.rows, (x,), x.width, vector=table_PR, heads=heads)
 
     def write_kv(self, kv: NativeKV, layer: int, qkv_TW: Any, batch: Any, heads: HeadGeometry) -> None:
         x = self._value(qkv_TW)
@@ -147,12 +195,22 @@ class Recorder:
         self._add(Code.WRITE_KV, x.rows, (x,), None, heads.width, kv=kv, layer=layer, heads=heads)
 
     def paged_attention(
-        self, kv: NativeKV, layer: int, qkv_TW: Any, batch: Any, heads: HeadGeometry, scale: float
+        self,
+        kv: NativeKV,
+        layer: int,
+        qkv_TW: Any,
+        batch: Any,
+        heads: HeadGeometry,
+        scale: float,
+        *,
+        window: int = 0,
+        soft_cap: float = 0.0,
     ) -> Value:
         x = self._value(qkv_TW)
         assert batch is self.batch and x.width == heads.width, (x.width, heads)
         width = heads.num_heads * heads.head_dim
-        return self._emit(Code.ATTENTION, x.rows, (x,), width, kv=kv, layer=layer, heads=heads, value=scale)
+        limits = {"value": scale, "window": window, "cap": soft_cap}
+        return self._emit(Code.ATTENTION, x.rows, (x,), width, kv=kv, layer=layer, heads=heads, **limits)
 
     def gather_rows(self, x_TD: Any, rows_L: object) -> Value:
         x = self._value(x_TD)
