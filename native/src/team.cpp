@@ -1,5 +1,5 @@
 // See team.h. The only shared words are the ticket (phase number and units left), the count of unfinished units and
-// the count of sleepers. A claim is a compare-and-swap on the ticket, so a late thread can never take a unit of a phase
+// the counts of sleepers. A claim is a compare-and-swap on the ticket, so a late thread can never take a unit of a phase
 // other than the one it looked at; the thread that holds a unit keeps its phase alive.
 #include "team.h"
 
@@ -37,7 +37,7 @@ Team::~Team() {
     std::lock_guard<std::mutex> lock(mutex_);
     stopping_.store(true);
   }
-  changed_.notify_all();
+  workers_wake_.notify_all();
   for (std::thread& worker : workers_) worker.join();
 }
 
@@ -47,9 +47,14 @@ void Team::publish(int num_units) {
   const uint32_t phase = phase_of(ticket_.load(std::memory_order_relaxed)) + 1;
   if (num_units == 0) finished_phase_.store(phase, std::memory_order_relaxed);
   ticket_.store(static_cast<uint64_t>(phase) << 32 | static_cast<uint32_t>(num_units), std::memory_order_seq_cst);
-  if (sleepers_.load(std::memory_order_seq_cst) > 0) {
+  // Workers need not wake for the end of a job.
+  if (num_units > 0 && sleeping_workers_.load(std::memory_order_seq_cst) > 0) {
     std::lock_guard<std::mutex> lock(mutex_);
-    changed_.notify_all();
+    workers_wake_.notify_all();
+  }
+  if (caller_sleeps_.load(std::memory_order_seq_cst) > 0) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    caller_wakes_.notify_one();
   }
 }
 
@@ -68,11 +73,11 @@ void Team::participate(int thread) {
     const bool is_caller = thread == 0;
     if (is_caller && finished_phase_.load(std::memory_order_relaxed) == phase_of(ticket)) return;
     if (!is_caller && stopping_.load(std::memory_order_acquire)) return;
-    wait_for_change(ticket);
+    wait_for_change(ticket, is_caller);
   }
 }
 
-void Team::wait_for_change(uint64_t seen) {
+void Team::wait_for_change(uint64_t seen, bool is_caller) {
   const auto give_up = std::chrono::steady_clock::now() + std::chrono::microseconds(kSpinMicroseconds);
   const auto unchanged = [&] {
     const uint64_t ticket = ticket_.load(std::memory_order_seq_cst);
@@ -84,10 +89,11 @@ void Team::wait_for_change(uint64_t seen) {
       relax();
     }
   } while (std::chrono::steady_clock::now() < give_up);
+  std::atomic<int>& sleepers = is_caller ? caller_sleeps_ : sleeping_workers_;
   std::unique_lock<std::mutex> lock(mutex_);
-  sleepers_.fetch_add(1, std::memory_order_seq_cst);
-  changed_.wait(lock, [&] { return !unchanged(); });
-  sleepers_.fetch_sub(1, std::memory_order_relaxed);
+  sleepers.fetch_add(1, std::memory_order_seq_cst);
+  (is_caller ? caller_wakes_ : workers_wake_).wait(lock, [&] { return !unchanged(); });
+  sleepers.fetch_sub(1, std::memory_order_relaxed);
 }
 
 void Team::run(Job* job) {

@@ -54,18 +54,19 @@ class Team {
   void participate(int thread);
   void advance();
   void publish(int num_units);
-  void wait_for_change(uint64_t seen);
+  void wait_for_change(uint64_t seen, bool is_caller);
 
   // High half: phase number. Low half: units not yet claimed.
   alignas(64) std::atomic<uint64_t> ticket_{0};
   alignas(64) std::atomic<int> unfinished_{0};
-  alignas(64) std::atomic<int> sleepers_{0};
+  alignas(64) std::atomic<int> sleeping_workers_{0};
+  std::atomic<int> caller_sleeps_{0};
   std::atomic<uint32_t> finished_phase_{0};  // the phase number that announced the end of the latest job
   std::atomic<bool> stopping_{false};
   Job* job_ = nullptr;
   int num_units_ = 0;
   std::mutex mutex_;
-  std::condition_variable changed_;
+  std::condition_variable workers_wake_, caller_wakes_;
   std::vector<std::thread> workers_;
 };
 
