@@ -55,7 +55,7 @@ check: install $(VENV)/extra-dev
 stress: install $(VENV)/extra-test
 	$(BIN)/python tests/live/stress.py $(ARGS)
 
-wheel: install
+wheel: $(BIN)/python
 	rm -rf dist
 	$(PIP) wheel --no-deps --wheel-dir dist .
 	PYTHON=$(PYTHON) .ci/try_wheel dist/tokenmill-*.whl

@@ -64,7 +64,8 @@ def _facts(machine: MachineFacts, kernels: str, port: int) -> Iterator[tuple[str
 def _kernels(machine: MachineFacts) -> str:
     reason = available()
     if reason is not None:
-        return f"numpy reference, slow: the native kernels cannot be used ({reason})"
+        remedy = "install a C++ compiler, then tokenmill again, or a wheel built elsewhere"
+        return f"numpy reference, slow: the native kernels cannot be used ({reason}); {remedy}"
     ops = select_ops("native", machine.usable_cpus)
     try:
         return describe_kernels(ops)

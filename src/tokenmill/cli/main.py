@@ -69,9 +69,13 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     benches = bench.add_subparsers(title="benchmarks", metavar="WHAT", required=True)
     engine = _command(benches, "engine", "prefill and decode speed, by number of streams", "bench", "engine")
     options.add_model(engine)
+    quality = _command(benches, "quality", "what a model gets right, with stated errors", "bench_quality", "quality")
+    options.add_model(quality)
     if argv[:1] == ["bench"]:
         importlib.import_module("tokenmill.bench.engine").add_arguments(engine)
+        importlib.import_module("tokenmill.bench.quality").add_arguments(quality)
     options.add_engine_options(engine)
+    options.add_engine_options(quality)
 
     doctor = _command(commands, "doctor", "what this machine offers and what will be used", "doctor", "doctor")
     doctor.add_argument("--port", type=int, default=8000, help="port to try (default: 8000)")
