@@ -51,7 +51,7 @@ def test_values_alive_together_never_overlap(values: list[tuple[int, int, int]])
 
 
 @needs_native
-def test_a_layer_is_seven_operations(ops: NativeOps) -> None:
+def test_a_layer_is_eight_operations(ops: NativeOps) -> None:
     """The common layer fuses to norm, qkv, rope+KV, attention, output+residual, norm, gate+up+silu, down+residual."""
     decoder = TinyDecoder(ops, 1, HEADS)
     group = decoder.group(16)
@@ -326,3 +326,5 @@ def test_the_environment_chooses_the_instruction_set(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("TOKENMILL_ISA", "sse9")
     with pytest.raises(AssertionError, match="sse9"):
         NativeOps(1).describe()
+    with pytest.raises(ConfigError, match="sse9"):
+        select_ops("native", 1)
