@@ -71,9 +71,16 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     options.add_model(engine)
     quality = _command(benches, "quality", "what a model gets right, with stated errors", "bench_quality", "quality")
     options.add_model(quality)
+    serve_load = _command(benches, "serve", "what clients of a server see under a load", "bench_load", "serve")
+    goodput = _command(benches, "goodput", "the highest load that meets objectives", "bench_load", "goodput")
+    compare = _command(benches, "compare", "several servers under equal loads, in turns", "bench_load", "compare")
     if argv[:1] == ["bench"]:
         importlib.import_module("tokenmill.bench.engine").add_arguments(engine)
         importlib.import_module("tokenmill.bench.quality").add_arguments(quality)
+        load = importlib.import_module("tokenmill.bench.load.options")
+        load.add_serve_arguments(serve_load)
+        load.add_goodput_arguments(goodput)
+        load.add_compare_arguments(compare)
     options.add_engine_options(engine)
     options.add_engine_options(quality)
 

@@ -1,0 +1,105 @@
+"""Request bodies: a call as JSON bytes for /v1/completions or /v1/chat/completions.
+
+Pieces are joined, not serialised: drawn parts are already JSON (ids with commas, or words without quotes), so a
+prompt of a hundred thousand tokens costs one copy. The dataset's digest is taken here, over what is really sent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ...core.errors import ConfigError
+from .material import Material
+from .plan import Call, Drawn, Literal, Part, Plan, Reply
+
+Replies = Callable[[int], str | None]
+"""What call i answered; None if it has not."""
+
+
+@dataclass(frozen=True, slots=True)
+class BodyFormat:
+    """api: "completions" or "chat". prompt_format: "tokens" (completions only) or "text". `extra`: further fields of
+    every body. scripted_replies: earlier answers in a prompt are drawn text, equal for every server and run."""
+
+    api: str
+    prompt_format: str
+    model: str
+    ignore_eos: bool = False
+    extra: dict[str, Any] = field(default_factory=dict)
+    scripted_replies: bool = True
+
+    def __post_init__(self) -> None:
+        assert self.api in ("completions", "chat"), self.api
+        assert self.prompt_format in ("tokens", "text"), self.prompt_format
+        if self.api == "chat" and self.prompt_format == "tokens":
+            raise ConfigError("Chat takes text only: --prompt-format tokens needs --endpoint completions.")
+
+    @property
+    def path(self) -> str:
+        return "/chat/completions" if self.api == "chat" else "/completions"
+
+
+class BodyWriter:
+    def __init__(self, body: BodyFormat, material: Material) -> None:
+        self.format = body
+        self._material = material
+        fields: dict[str, Any] = {"model": body.model, "stream": True, "stream_options": {"include_usage": True}}
+        fields |= {"temperature": 0.0}
+        fields |= {"ignore_eos": True} if body.ignore_eos else {}
+        self._head = json.dumps(fields | body.extra)[:-1].encode()
+
+    @property
+    def is_scripted(self) -> bool:
+        """Earlier answers in prompts are drawn, so answers need not be kept. Token ids: always."""
+        return self.format.scripted_replies or self.format.prompt_format == "tokens"
+
+    def prepare(self, plan: Plan) -> None:
+        """Draw all text of the plan. Raises ConfigError where a part cannot be said in this format."""
+        if self.format.prompt_format == "tokens" and plan.has_literals:
+            raise ConfigError("This dataset is text: use --prompt-format text.", param="prompt_format")
+        parts = (self._scripted(part) for call in plan.calls for part in call.parts)
+        self._material.prepare(part for part in parts if isinstance(part, Drawn))
+
+    def write(self, call: Call, replies: Replies) -> bytes:
+        """The JSON body of a call."""
+        name = "max_completion_tokens" if "max_completion_tokens" in self.format.extra else "max_tokens"
+        head = b'%b,"%b":%d,' % (self._head, name.encode(), call.output_tokens)
+        if self.format.api == "chat":
+            messages = (
+                b'{"role":"%b","content":"%b"}' % (message.role.encode(), self._text(message.parts, replies))
+                for message in call.messages
+            )
+            return b'%b"messages":[%b]}' % (head, b",".join(messages))
+        if self.format.prompt_format == "tokens":
+            pieces = (self._material.draw(part) for part in map(self._scripted, call.parts) if isinstance(part, Drawn))
+            return b'%b"prompt":[%b]}' % (head, self._material.separator.join(piece for piece in pieces if piece))
+        return b'%b"prompt":"%b"}' % (head, self._text(call.parts, replies))
+
+    def _text(self, parts: tuple[Part, ...], replies: Replies) -> bytes:
+        return b"".join(self._piece(part, replies) for part in parts)
+
+    def _piece(self, part: Part, replies: Replies) -> bytes:
+        part = self._scripted(part)
+        if isinstance(part, Drawn):
+            return self._material.draw(part)
+        text = part.text if isinstance(part, Literal) else replies(part.index)
+        return json.dumps(text or "")[1:-1].encode()
+
+    def _scripted(self, part: Part) -> Part:
+        if isinstance(part, Reply) and self.is_scripted:
+            return Drawn(f"reply/{part.index}", part.num_tokens)
+        return part
+
+    def digest(self, plan: Plan) -> str:
+        """SHA-256 of when each call is due and of its body, the model's name left out, so that equal loads on several
+        servers have equal digests. Replies that are not known yet count as empty."""
+        nameless = BodyWriter(replace(self.format, model=""), self._material)
+        whole = hashlib.sha256()
+        for call in plan.calls:
+            whole.update(repr((call.delay_s, call.after)).encode())
+            whole.update(nameless.write(call, lambda index: None))
+        return whole.hexdigest()

@@ -1,0 +1,103 @@
+"""Percentiles: exact over what fits in memory comfortably, from logarithmic buckets beyond that.
+
+The histogram is HDR-like: each power of two is cut into SUB_BUCKETS equal parts, so a value is known to within
+1 / (2 * SUB_BUCKETS) of itself whatever its size. Nearest-rank throughout: the q-quantile of n sorted values is the
+value at rank ceil(q * n), so an exact percentile is a value that occurred.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterable, Sequence
+
+from ..result import Distribution
+
+MAX_EXACT = 1_000_000
+SUB_BUCKETS = 1024
+QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p99_9": 0.999}
+
+
+def quantile(ordered: Sequence[float], q: float) -> float:
+    """Nearest-rank quantile of values in ascending order, of which there is at least one."""
+    assert ordered, "no values"
+    return ordered[rank(len(ordered), q) - 1]
+
+
+def rank(num: int, q: float) -> int:
+    """1-based rank of the q-quantile of num values. Floating error in q * num must not move it up by one."""
+    return min(num, max(1, math.ceil(q * num - 1e-9)))
+
+
+class Histogram:
+    """Counts by logarithmic bucket. Values below zero (a clock can only give them by a defect) are refused."""
+
+    def __init__(self) -> None:
+        self.num = 0
+        self._counts: dict[int, int] = {}
+        self._sum = 0.0
+        self._sum_squares = 0.0
+        self._min = math.inf
+        self._max = -math.inf
+
+    def add(self, value: float) -> None:
+        assert value >= 0.0, f"a length of time of {value}"
+        self.num += 1
+        self._sum += value
+        self._sum_squares += value * value
+        self._min = min(self._min, value)
+        self._max = max(self._max, value)
+        bucket = _bucket(value)
+        self._counts[bucket] = self._counts.get(bucket, 0) + 1
+
+    def quantile(self, q: float) -> float:
+        wanted, seen = rank(self.num, q), 0
+        for bucket in sorted(self._counts):
+            seen += self._counts[bucket]
+            if seen >= wanted:
+                return min(self._max, max(self._min, _middle(bucket)))
+        raise AssertionError(f"rank {wanted} of {seen}")
+
+    def distribution(self) -> Distribution:
+        if not self.num:
+            return Distribution(0)
+        mean = self._sum / self.num
+        std = math.sqrt(max(0.0, self._sum_squares / self.num - mean * mean))
+        quantiles = {name: self.quantile(q) for name, q in QUANTILES.items()}
+        return Distribution(self.num, mean=mean, std=std, min=self._min, max=self._max, **quantiles)
+
+
+def _bucket(value: float) -> int:
+    if value == 0.0:
+        return -(1 << 40)
+    mantissa, exponent = math.frexp(value)
+    return exponent * SUB_BUCKETS + int((mantissa - 0.5) * 2 * SUB_BUCKETS)
+
+
+def _middle(bucket: int) -> float:
+    if bucket == -(1 << 40):
+        return 0.0
+    exponent, part = divmod(bucket, SUB_BUCKETS)
+    return math.ldexp(0.5 + (part + 0.5) / (2 * SUB_BUCKETS), exponent)
+
+
+def describe(values: Iterable[float], max_exact: int = MAX_EXACT) -> Distribution:
+    """The distribution of `values`: exact up to `max_exact` of them."""
+    kept = array("d")
+    iterator = iter(values)
+    for value in iterator:
+        kept.append(value)
+        if len(kept) > max_exact:
+            histogram = Histogram()
+            for early in kept:
+                histogram.add(early)
+            for late in iterator:
+                histogram.add(late)
+            return histogram.distribution()
+    if not kept:
+        return Distribution(0)
+    ordered = sorted(kept)
+    mean = math.fsum(ordered) / len(ordered)
+    std = math.sqrt(math.fsum((value - mean) ** 2 for value in ordered) / len(ordered))
+    quantiles = {name: quantile(ordered, q) for name, q in QUANTILES.items()}
+    return Distribution(len(ordered), mean=mean, std=std, min=ordered[0], max=ordered[-1], **quantiles)

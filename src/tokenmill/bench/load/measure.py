@@ -1,0 +1,443 @@
+"""From what came of a plan to a `Run`: every definition of docs/benchmarking.md is computed here and nowhere else.
+
+Pure: exchanges and facts in, numbers out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+from ...core.errors import ConfigError
+from ..result import (
+    Bucket,
+    ClientCost,
+    Distribution,
+    Energy,
+    ErrorClass,
+    Fairness,
+    RequestRow,
+    Run,
+    ServerMetrics,
+    Slo,
+    TenantRow,
+)
+from .histogram import describe, quantile
+from .plan import Call, Plan
+from .player import Played
+from .stream import Exchange
+
+LATENESS_LIMIT_S = 0.005
+LOOP_LAG_LIMIT_S = 0.001
+NUM_BUCKETS = 100
+BUCKET_SIZES_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0)
+OBJECTIVES = {"ttft": "ttft_s", "tpot": "tpot_s", "itl": "itl_s", "e2el": "e2el_s"}
+
+
+def parse_objectives(pairs: Sequence[str]) -> dict[str, float]:
+    """["ttft:500", "tpot:50"], milliseconds, as `vllm bench serve` takes them -> {"ttft_s": 0.5, "tpot_s": 0.05}."""
+    objectives = {}
+    for pair in pairs:
+        name, _, text = pair.partition(":")
+        try:
+            limit_ms = float(text)
+        except ValueError:
+            limit_ms = -1.0
+        if name not in OBJECTIVES or not limit_ms > 0:
+            raise ConfigError(
+                f"--goodput takes NAME:MILLISECONDS with NAME one of {', '.join(OBJECTIVES)}, got {pair}.",
+                param="goodput",
+            )
+        objectives[OBJECTIVES[name]] = limit_ms / 1000.0
+    return objectives
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a run is beside its figures."""
+
+    name: str
+    started_at: str
+    objectives: dict[str, float]
+    schedule: dict[str, Any]
+    dataset: dict[str, Any]
+    endpoint: dict[str, Any]
+    environment: dict[str, Any]
+    argv: list[str]
+    server: ServerMetrics | None = None
+    energy_source: str | None = None
+    joules: float | None = None
+    keep_event_times: bool = True
+
+
+def make_rows(plan: Plan, played: Played, objectives: dict[str, float]) -> list[RequestRow]:
+    """One row per call that became due, with all its event times."""
+    return [_row(plan.calls[e.index], e, played.start_s, objectives) for e in played.exchanges]
+
+
+def _row(call: Call, exchange: Exchange, start_s: float, objectives: dict[str, float]) -> RequestRow:
+    times = exchange.event_times
+    counts = list(exchange.event_tokens)
+    output_tokens = exchange.output_tokens if exchange.output_tokens is not None else sum(counts) or None
+    row = RequestRow(
+        index=call.index,
+        session=call.session,
+        turn=call.turn,
+        tenant=call.tenant,
+        group=call.group,
+        due_s=exchange.due_s - start_s,
+        sent_s=None if exchange.sent_s is None else exchange.sent_s - start_s,
+        first_s=times[0] - start_s if times else None,
+        last_s=times[-1] - start_s if times else None,
+        end_s=None if exchange.end_s is None else exchange.end_s - start_s,
+        input_tokens=exchange.input_tokens,
+        output_tokens=output_tokens,
+        cached_tokens=exchange.cached_tokens,
+        wanted_input_tokens=call.input_tokens,
+        wanted_output_tokens=call.output_tokens,
+        ok=exchange.ok,
+        met_slo=False,
+        finish_reason=exchange.finish_reason,
+        error=exchange.error,
+        error_detail=exchange.error_detail,
+        event_s=[round(at_s - exchange.due_s, 6) for at_s in times],
+        event_tokens=counts if any(count != 1 for count in counts) else None,
+    )
+    return replace(row, met_slo=row.ok and all(met(row, name, limit) for name, limit in objectives.items()))
+
+
+def ttft_s(row: RequestRow) -> float | None:
+    return None if row.first_s is None else row.first_s - row.due_s
+
+
+def ttst_s(row: RequestRow) -> float | None:
+    return row.event_s[1] - row.event_s[0] if row.event_s and len(row.event_s) > 1 else None
+
+
+def e2el_s(row: RequestRow) -> float | None:
+    return None if row.last_s is None else row.last_s - row.due_s
+
+
+def tpot_s(row: RequestRow) -> float | None:
+    if row.first_s is None or row.last_s is None or row.output_tokens is None or row.output_tokens < 2:
+        return None
+    return (row.last_s - row.first_s) / (row.output_tokens - 1)
+
+
+def gaps_s(row: RequestRow) -> list[float]:
+    return [later - earlier for earlier, later in pairwise(row.event_s or ())]
+
+
+def met(row: RequestRow, objective: str, limit_s: float) -> bool:
+    """Did a successful request meet this objective? One without the quantity (TPOT of one token) did."""
+    if objective == "itl_s":
+        gaps = gaps_s(row)
+        value = sum(gaps) / len(gaps) if gaps else None
+    else:
+        value = {"ttft_s": ttft_s, "tpot_s": tpot_s, "e2el_s": e2el_s}[objective](row)
+    return value is None or value <= limit_s
+
+
+def summarise(context: Context, played: Played, rows: list[RequestRow], more_warnings: Sequence[str] = ()) -> Run:
+    """The run of `rows`, made by make_rows."""
+    cost = ClientCost(
+        cpu_s=played.cpu_s,
+        cores=played.cpu_s / max(1e-9, played.end_s - played.start_s),
+        num_events=sum(len(exchange.event_times) for exchange in played.exchanges),
+        bytes_received=played.num_bytes,
+        cpu_us_per_event=None,
+        loop_lag_s=describe(max(0.0, lag) for lag in played.loop_lags_s),
+    )
+    if cost.num_events:
+        cost = replace(cost, cpu_us_per_event=cost.cpu_s / cost.num_events * 1e6)
+    begin_s = min((row.due_s for row in rows), default=0.0)
+    end_s = max((row.end_s for row in rows if row.end_s is not None), default=begin_s)
+    bucket_s, timeline = make_timeline(rows, begin_s, end_s)
+    warnings = [*more_warnings, *_warnings(context, played, rows, cost)]
+    run = _figures(context, rows, end_s - begin_s, cost, warnings)
+    kept = rows if context.keep_event_times else [replace(row, event_s=None, event_tokens=None) for row in rows]
+    return replace(run, timeline_bucket_s=bucket_s, timeline=timeline, requests=kept)
+
+
+def pool(runs: Sequence[Run]) -> Run:
+    """All requests of several runs together: distributions over all, rates over the sum of the durations."""
+    first = runs[0]
+    cpu_s = sum(run.client.cpu_s for run in runs)
+    num_events = sum(run.client.num_events for run in runs)
+    span_s = sum(run.client.cpu_s / run.client.cores for run in runs if run.client.cores)
+    cost = ClientCost(
+        cpu_s=cpu_s,
+        cores=cpu_s / max(1e-9, span_s),
+        num_events=num_events,
+        bytes_received=sum(run.client.bytes_received for run in runs),
+        cpu_us_per_event=cpu_s / num_events * 1e6 if num_events else None,
+        loop_lag_s=max((run.client.loop_lag_s for run in runs), key=lambda lag: lag.p99 or 0.0),
+    )
+    joules = [run.energy.joules for run in runs if run.energy is not None]
+    context = Context(
+        name=first.name,
+        started_at=first.started_at,
+        objectives=first.slo.objectives,
+        schedule=first.schedule,
+        dataset=first.dataset,
+        endpoint=first.endpoint,
+        environment=first.environment,
+        argv=first.argv,
+        energy_source=first.energy.source if first.energy is not None else None,
+        joules=sum(joules) if len(joules) == len(runs) else None,
+    )
+    rows = [row for run in runs for row in run.requests]
+    warnings = list(dict.fromkeys(warning for run in runs for warning in run.warnings))
+    pooled = _figures(context, rows, sum(run.duration_s for run in runs), cost, warnings)
+    # Runs followed one another, so requests of different runs were never in flight together.
+    return replace(
+        pooled,
+        mean_in_flight=_weighted([(run.mean_in_flight, run.duration_s) for run in runs]),
+        max_in_flight=max(run.max_in_flight for run in runs),
+        offered_requests_per_s=None
+        if first.offered_requests_per_s is None
+        else _weighted([(run.offered_requests_per_s or 0.0, run.duration_s) for run in runs]),
+    )
+
+
+def _weighted(pairs: Sequence[tuple[float, float]]) -> float:
+    total = sum(weight for _, weight in pairs)
+    return sum(value * weight for value, weight in pairs) / total if total else 0.0
+
+
+def _figures(
+    context: Context, rows: Sequence[RequestRow], duration_s: float, cost: ClientCost, warnings: list[str]
+) -> Run:
+    good = [row for row in rows if row.ok]
+    within = [row for row in good if row.met_slo]
+    input_tokens = sum(row.input_tokens or 0 for row in good)
+    output_tokens = sum(row.output_tokens or 0 for row in good)
+    cached = [row.cached_tokens for row in good if row.cached_tokens is not None]
+    num_events = sum(len(row.event_s or ()) for row in good)
+    per_s = 1.0 / duration_s if duration_s > 0 else 0.0
+    mean_in_flight, max_in_flight = in_flight(rows, duration_s)
+    energy = None
+    if context.joules is not None and context.energy_source is not None:
+        per_token = context.joules / output_tokens if output_tokens else None
+        energy = Energy(context.energy_source, context.joules, per_token)
+    return Run(
+        name=context.name,
+        started_at=context.started_at,
+        duration_s=duration_s,
+        num_requests=len(rows),
+        num_ok=len(good),
+        num_failed=len(rows) - len(good),
+        ttft_s=_over(map(ttft_s, good)),
+        ttst_s=_over(map(ttst_s, good)),
+        tpot_s=_over(map(tpot_s, good)),
+        itl_s=describe(gap for row in good for gap in gaps_s(row)),
+        e2el_s=_over(map(e2el_s, good)),
+        normalised_latency_s=_over(_per_token(row) for row in good),
+        ttft_from_send_s=_over(_less_lateness(row, ttft_s(row)) for row in good),
+        e2el_from_send_s=_over(_less_lateness(row, e2el_s(row)) for row in good),
+        lateness_s=_over(_lateness_s(row) for row in rows),
+        input_lengths=_over(row.input_tokens for row in good),
+        output_lengths=_over(row.output_tokens for row in good),
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+        prefix_hit_tokens=sum(cached) if cached else None,
+        prefix_hit_share=sum(cached) / input_tokens if cached and input_tokens else None,
+        tokens_per_event=output_tokens / num_events if num_events else None,
+        requests_per_s=len(good) * per_s,
+        input_tokens_per_s=input_tokens * per_s,
+        output_tokens_per_s=output_tokens * per_s,
+        total_tokens_per_s=(input_tokens + output_tokens) * per_s,
+        goodput_requests_per_s=len(within) * per_s,
+        goodput_output_tokens_per_s=sum(row.output_tokens or 0 for row in within) * per_s,
+        offered_requests_per_s=offered_rate(rows) if context.schedule.get("mode") == "open" else None,
+        mean_in_flight=mean_in_flight,
+        max_in_flight=max_in_flight,
+        slo=_slo(rows, context.objectives),
+        fairness=fairness(rows),
+        errors=error_classes(rows),
+        client=cost,
+        server=context.server,
+        energy=energy,
+        schedule=context.schedule,
+        dataset=context.dataset,
+        endpoint=context.endpoint,
+        environment=context.environment,
+        argv=context.argv,
+        warnings=warnings,
+        timeline_bucket_s=0.0,
+        timeline=[],
+    )
+
+
+def _over(values: Iterable[float | None]) -> Distribution:
+    return describe(value for value in values if value is not None)
+
+
+def _per_token(row: RequestRow) -> float | None:
+    latency = e2el_s(row)
+    return latency / row.output_tokens if latency is not None and row.output_tokens else None
+
+
+def _lateness_s(row: RequestRow) -> float | None:
+    return None if row.sent_s is None else row.sent_s - row.due_s
+
+
+def _less_lateness(row: RequestRow, latency_s: float | None) -> float | None:
+    late = _lateness_s(row)
+    return None if late is None or latency_s is None else latency_s - late
+
+
+def offered_rate(rows: Sequence[RequestRow]) -> float | None:
+    """Requests per second as they were due, the first being at the span's edge. None for fewer than two moments."""
+    due = [row.due_s for row in rows]
+    span_s = max(due, default=0.0) - min(due, default=0.0)
+    return (len(due) - 1) / span_s if span_s > 0 else None
+
+
+def in_flight(rows: Sequence[RequestRow], duration_s: float) -> tuple[float, int]:
+    """Mean and most requests sent and not yet ended."""
+    spans = [(row.sent_s, row.end_s) for row in rows if row.sent_s is not None and row.end_s is not None]
+    edges = sorted([(start, 1) for start, _ in spans] + [(end, -1) for _, end in spans])
+    level = most = 0
+    for _, step in edges:
+        level += step
+        most = max(most, level)
+    return (sum(end - start for start, end in spans) / duration_s if duration_s > 0 else 0.0), most
+
+
+def _slo(rows: Sequence[RequestRow], objectives: dict[str, float]) -> Slo:
+    if not rows:
+        return Slo(objectives, None, {})
+    by_objective = {
+        name: sum(row.ok and met(row, name, limit) for row in rows) / len(rows) for name, limit in objectives.items()
+    }
+    return Slo(objectives, sum(row.met_slo for row in rows) / len(rows), by_objective)
+
+
+def fairness(rows: Sequence[RequestRow]) -> Fairness:
+    """Per tenant; a run without tenants is one tenant, and its index says nothing."""
+    by_tenant: dict[str, list[RequestRow]] = {}
+    for row in rows:
+        by_tenant.setdefault(row.tenant, []).append(row)
+    tenants = [_tenant(name, by_tenant[name]) for name in sorted(by_tenant)]
+    speeds = [tenant.service_tokens_per_s or 0.0 for tenant in tenants]
+    return Fairness(jain(speeds) if len(speeds) > 1 else None, tenants)
+
+
+def _tenant(name: str, rows: Sequence[RequestRow]) -> TenantRow:
+    good = [row for row in rows if row.ok]
+    latencies = sorted(value for row in good if (value := e2el_s(row)) is not None)
+    firsts = sorted(value for row in good if (value := ttft_s(row)) is not None)
+    tokens = sum(row.output_tokens or 0 for row in good)
+    return TenantRow(
+        tenant=name,
+        num_requests=len(rows),
+        num_ok=len(good),
+        output_tokens=tokens,
+        service_tokens_per_s=tokens / sum(latencies) if latencies and sum(latencies) > 0 else None,
+        ttft_p50_s=quantile(firsts, 0.5) if firsts else None,
+        e2el_p50_s=quantile(latencies, 0.5) if latencies else None,
+    )
+
+
+def jain(values: Sequence[float]) -> float | None:
+    """Jain's fairness index: 1 for equal shares, 1 / n where one has everything."""
+    squares = sum(value * value for value in values)
+    return sum(values) ** 2 / (len(values) * squares) if squares else None
+
+
+def error_classes(rows: Sequence[RequestRow]) -> list[ErrorClass]:
+    """Most frequent first, each with one example."""
+    counts = Counter(row.error for row in rows if row.error is not None)
+    examples = {row.error: row.error_detail or "" for row in reversed(rows) if row.error is not None}
+    return [ErrorClass(kind, num, examples[kind]) for kind, num in sorted(counts.items(), key=lambda x: (-x[1], x[0]))]
+
+
+def make_timeline(rows: Sequence[RequestRow], begin_s: float, end_s: float) -> tuple[float, list[Bucket]]:
+    """Slices of a round width, about NUM_BUCKETS of them at most."""
+    span_s = end_s - begin_s
+    width = next((size for size in BUCKET_SIZES_S if span_s / size <= NUM_BUCKETS), span_s / NUM_BUCKETS)
+    num = int(span_s / width) + 1 if rows else 0
+    due, sent, good, bad, tokens = ([0] * num for _ in range(5))
+    busy = [0.0] * num
+    firsts: list[list[float]] = [[] for _ in range(num)]
+    gaps: list[list[float]] = [[] for _ in range(num)]
+
+    def slot(at_s: float) -> int:
+        return min(num - 1, max(0, int((at_s - begin_s) / width)))
+
+    for row in rows:
+        due[slot(row.due_s)] += 1
+        if row.sent_s is not None:
+            sent[slot(row.sent_s)] += 1
+        if row.end_s is not None:
+            (good if row.ok else bad)[slot(row.end_s)] += 1
+        if row.sent_s is not None and row.end_s is not None:
+            for i in range(slot(row.sent_s), slot(row.end_s) + 1):
+                left = max(row.sent_s, begin_s + i * width)
+                busy[i] += max(0.0, min(row.end_s, begin_s + (i + 1) * width) - left)
+        first = ttft_s(row)
+        if first is not None and row.first_s is not None:
+            firsts[slot(row.first_s)].append(first)
+        times = row.event_s or []
+        for i, at_s in enumerate(times):
+            where = slot(row.due_s + at_s)
+            tokens[where] += row.event_tokens[i] if row.event_tokens is not None else 1
+            if i:
+                gaps[where].append(at_s - times[i - 1])
+    return width, [
+        Bucket(
+            t_s=i * width,
+            num_due=due[i],
+            num_sent=sent[i],
+            num_ok=good[i],
+            num_failed=bad[i],
+            output_tokens=tokens[i],
+            in_flight=busy[i] / width,
+            ttft_p50_s=quantile(sorted(firsts[i]), 0.5) if firsts[i] else None,
+            itl_p50_s=quantile(sorted(gaps[i]), 0.5) if gaps[i] else None,
+        )
+        for i in range(num)
+    ]
+
+
+def _warnings(context: Context, played: Played, rows: Sequence[RequestRow], cost: ClientCost) -> list[str]:
+    warnings = []
+    late = _over(_lateness_s(row) for row in rows)
+    if late.p99 is not None and late.p99 > LATENESS_LIMIT_S:
+        cap = context.schedule.get("max_concurrency")
+        cause = f"--max-concurrency {cap} held requests back" if cap else "the client could not keep the schedule"
+        warnings.append(
+            f"Sends were late: p99 {late.p99 * 1e3:.1f} ms ({cause}). Latencies count from when a request was due."
+        )
+    if cost.loop_lag_s.p99 is not None and cost.loop_lag_s.p99 > LOOP_LAG_LIMIT_S:
+        lag_ms = cost.loop_lag_s.p99 * 1e3
+        warnings.append(
+            f"The client was busy: its event loop woke up to {lag_ms:.1f} ms late (p99); latencies may be that much"
+            " too long."
+        )
+    good = [row for row in rows if row.ok]
+    if good and any(row.input_tokens is None for row in good):
+        warnings.append("The server sent no usage: output tokens are counted from events, input tokens are not known.")
+    short = sum(
+        row.output_tokens is not None and row.output_tokens < row.wanted_output_tokens and row.finish_reason != "length"
+        for row in good
+    )
+    if short:
+        warnings.append(
+            f"{short} of {len(good)} answers ended before their wanted length"
+            " (--ignore-eos, where the server knows it, keeps lengths exact)."
+        )
+    off = [row for row in good if row.input_tokens is not None and row.wanted_input_tokens is not None]
+    wanted, got = sum(row.wanted_input_tokens or 0 for row in off), sum(row.input_tokens or 0 for row in off)
+    if wanted and abs(got - wanted) > 0.02 * wanted + 2 * len(off):
+        warnings.append(
+            f"The server counted {got} input tokens where {wanted} were meant (its template's included); --tokenizer"
+            " makes text of exact length."
+        )
+    if played.was_interrupted:
+        warnings.append("The run was interrupted; requests in flight were given up.")
+    return warnings

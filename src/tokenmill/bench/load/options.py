@@ -1,0 +1,292 @@
+"""Flags of the load benchmarks, and what they mean as plans, schedules and targets.
+
+Names are those of `vllm bench serve` where the meaning is the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ...core.errors import ConfigError
+from . import datasets, traces
+from .body import BodyFormat
+from .http import Address, parse_url
+from .material import Material, Vocabulary, token_material, word_material
+from .measure import parse_objectives
+from .plan import Plan
+from .run import Load, run_async
+from .schedule import Ramp, Schedule
+from .show import METRIC_NAMES, PERCENTILES
+from .target import Target, find_model, takes_tokens
+
+DEFAULT_NUM_PROMPTS = 100
+DATASETS = ("random", "shared-prefix", "multi-turn", "jsonl", "trace", "servegen")
+
+
+def add_target_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("endpoint")
+    group.add_argument("--model", metavar="NAME", help="model to ask for (default: the first the server lists)")
+    group.add_argument(
+        "--endpoint", choices=("completions", "chat"), default="completions", help="API (default: completions)"
+    )
+    group.add_argument("--api-key", metavar="KEY", help="sent as a bearer token")
+    group.add_argument("--header", action="append", default=[], metavar="NAME:VALUE", help="repeatable")
+    group.add_argument(
+        "--prompt-format",
+        choices=("auto", "tokens", "text"),
+        default="auto",
+        help="token ids give exact lengths (default: ids if the server takes them)",
+    )
+    group.add_argument("--tokenizer", metavar="MODEL", help="model whose tokenizer makes text of exact length")
+    group.add_argument("--vocab-range", default="1000:30000", metavar="LOW:HIGH", help="ids to draw from")
+    group.add_argument("--ignore-eos", action="store_true", help="ask for answers of exactly the wanted length")
+    group.add_argument("--extra-body", type=_json_object, default={}, metavar="JSON", help="further request fields")
+    group.add_argument("--timeout", type=float, default=600.0, metavar="S", help="for one request (default: 600)")
+    group.add_argument("--metrics-url", metavar="URL", help="Prometheus page (default: /metrics of the server)")
+
+
+def add_load_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("load")
+    group.add_argument("--num-prompts", type=int, metavar="N", help=f"requests (default: {DEFAULT_NUM_PROMPTS})")
+    group.add_argument("--duration", type=float, metavar="S", help="nothing becomes due after this")
+    group.add_argument("--seed", type=int, default=0, metavar="N", help="decides every byte (default: 0)")
+    group.add_argument("--num-warmups", type=int, default=1, metavar="N", help="requests before (default: 1)")
+    group.add_argument("--request-rate", type=float, metavar="R", help="open loop, requests/s (default: all at once)")
+    group.add_argument("--burstiness", type=float, default=1.0, metavar="B", help="1 Poisson, < 1 bursts, inf even")
+    group.add_argument("--max-concurrency", type=int, metavar="N", help="cap; without a rate: --concurrency")
+    group.add_argument("--concurrency", type=int, metavar="N", help="closed loop: N clients, each waits its answer")
+    group.add_argument("--ramp-up-strategy", choices=("linear", "exponential"), help="change the rate over the run")
+    group.add_argument("--ramp-up-start-rps", type=float, metavar="R")
+    group.add_argument("--ramp-up-end-rps", type=float, metavar="R")
+    group.add_argument("--speedup", type=float, default=1.0, metavar="X", help="play a trace's times X times as fast")
+    data = parser.add_argument_group("data set")
+    data.add_argument("--dataset-name", choices=DATASETS, default="random", help="(default: random)")
+    data.add_argument("--dataset-path", type=Path, metavar="FILE", help="JSONL prompts or a trace, .gz too")
+    data.add_argument("--random-input-len", "--input-len", type=int, default=256, metavar="N", help="(default: 256)")
+    data.add_argument("--random-output-len", "--output-len", type=int, default=128, metavar="N", help="(default: 128)")
+    data.add_argument("--random-range-ratio", type=float, default=0.0, metavar="X", help="lengths vary by +- X of them")
+    data.add_argument("--random-prefix-len", type=int, default=0, metavar="N", help="tokens that all prompts share")
+    data.add_argument("--num-prefixes", type=int, default=8, metavar="N", help="shared-prefix groups (default: 8)")
+    data.add_argument("--prefix-len", type=int, default=256, metavar="N", help="tokens of a group's prefix")
+    data.add_argument("--num-turns", type=int, default=4, metavar="N", help="of a conversation (default: 4)")
+    data.add_argument("--think-time", type=float, default=1.0, metavar="S", help="mean pause between turns")
+    data.add_argument("--system-len", type=int, default=0, metavar="N", help="system prompt all conversations share")
+    data.add_argument("--real-replies", action="store_true", help="turns quote what the server really answered")
+    data.add_argument("--text-column", metavar="NAME", help="of JSONL rows (default: the first usual name)")
+    data.add_argument("--length-scale", type=float, default=1.0, metavar="X", help="of a trace's lengths, up to 1")
+    data.add_argument("--max-model-len", type=int, metavar="N", help="cut a trace's requests to this")
+    data.add_argument("--trace-spread", type=float, default=0.0, metavar="S", help="spread equal time stamps over S")
+    data.add_argument("--trace-start", type=float, default=0.0, metavar="S", help="ServeGen window to start in")
+
+
+def add_output_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("objectives and output")
+    group.add_argument(
+        "--goodput",
+        nargs="+",
+        default=[],
+        metavar="NAME:MS",
+        help="objectives, all to be met, such as ttft:500 tpot:50 (also itl, e2el)",
+    )
+    group.add_argument(
+        "--percentile-metrics", type=_metrics, default=("ttft", "tpot", "itl", "e2el"), metavar="A,B", help="to print"
+    )
+    group.add_argument(
+        "--metric-percentiles", type=_percentiles, default=("50", "90", "99"), metavar="P,P", help="to print"
+    )
+    group.add_argument("--json", type=Path, metavar="FILE", help="write the result (docs/benchmarking.md)")
+    group.add_argument("--csv", type=Path, metavar="FILE", help="write one line per request")
+    group.add_argument("--html", type=Path, metavar="FILE", help="write a report with plots")
+    group.add_argument("--no-event-times", action="store_true", help="keep the times of tokens out of the JSON")
+
+
+def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--url", required=True, metavar="URL", help="server, such as http://127.0.0.1:8000")
+    parser.add_argument("--name", metavar="TEXT", help="label of the result (default: the URL)")
+    add_target_arguments(parser)
+    add_load_arguments(parser)
+    group = parser.add_argument_group("several runs")
+    group.add_argument("--repeats", type=int, default=1, metavar="N", help="with seeds counting up (default: 1)")
+    group.add_argument("--sweep-rates", type=_numbers, metavar="R,R", help="a run at each request rate")
+    group.add_argument("--sweep-concurrency", type=_numbers, metavar="N,N", help="a run at each concurrency")
+    add_output_arguments(parser)
+
+
+def add_goodput_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--url", required=True, metavar="URL", help="server, such as http://127.0.0.1:8000")
+    parser.add_argument("--name", metavar="TEXT", help="label of the result (default: the URL)")
+    group = parser.add_argument_group("search")
+    group.add_argument("--attainment", type=float, default=0.9, metavar="X", help="share to meet --goodput (0.9)")
+    group.add_argument("--start-rate", type=float, default=1.0, metavar="R", help="first rate tried (default: 1)")
+    group.add_argument("--min-rate", type=float, default=0.01, metavar="R")
+    group.add_argument("--max-rate", type=float, default=10_000.0, metavar="R")
+    group.add_argument("--tolerance", type=float, default=0.05, metavar="X", help="of the answer (default: 0.05)")
+    group.add_argument("--max-probes", type=int, default=20, metavar="N", help="of one search (default: 20)")
+    group.add_argument("--probe-s", type=float, default=30.0, metavar="S", help="length of a probe (default: 30)")
+    group.add_argument("--min-requests", type=int, default=50, metavar="N", help="of a probe (default: 50)")
+    group.add_argument("--repeats", type=int, default=1, metavar="N", help="searches, for an interval (default: 1)")
+    group.add_argument("--num-cores", type=int, metavar="N", help="of the server (default: ours, if it is local)")
+    group.add_argument("--num-gpus", type=int, metavar="N", help="of the server")
+    group.add_argument("--cost-per-hour", type=float, metavar="X", help="dollars, for requests per dollar")
+    add_target_arguments(parser)
+    add_load_arguments(parser)
+    add_output_arguments(parser)
+
+
+def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("endpoints", nargs="+", metavar="[NAME=]URL[#MODEL]", help="servers; the first is the baseline")
+    add_target_arguments(parser)
+    add_load_arguments(parser)
+    group = parser.add_argument_group("several runs")
+    group.add_argument("--repeats", type=int, default=6, metavar="N", help="turns; 6 allow a verdict (default: 6)")
+    add_output_arguments(parser)
+
+
+def make_schedule(args: argparse.Namespace) -> Schedule:
+    """What the load flags say. Raises ConfigError where they contradict one another."""
+    concurrency, cap = args.concurrency, args.max_concurrency
+    is_open = args.request_rate is not None and not math.isinf(args.request_rate)
+    if concurrency is not None and (is_open or args.ramp_up_strategy or cap is not None):
+        raise ConfigError("--concurrency is a closed loop: it takes no rate, ramp or --max-concurrency.")
+    ramp = None
+    if args.ramp_up_strategy is not None:
+        if args.ramp_up_start_rps is None or args.ramp_up_end_rps is None:
+            raise ConfigError("--ramp-up-strategy needs --ramp-up-start-rps and --ramp-up-end-rps.", param="ramp_up")
+        ramp = Ramp(args.ramp_up_strategy, args.ramp_up_start_rps, args.ramp_up_end_rps)
+    has_times = args.dataset_name in ("trace", "servegen")
+    use_times = has_times and concurrency is None and ramp is None
+    use_times = use_times and (args.request_rate is None or args.dataset_name == "servegen")
+    if concurrency is None and cap is not None and not is_open and ramp is None and not use_times:
+        concurrency, cap = cap, None
+    return Schedule(
+        request_rate=args.request_rate,
+        burstiness=args.burstiness,
+        ramp=ramp,
+        use_trace_times=use_times,
+        speedup=args.speedup,
+        concurrency=concurrency,
+        max_concurrency=cap,
+        stop_after_s=args.duration,
+    )
+
+
+def make_plan(args: argparse.Namespace, num: int, seed: int, rate: float | None) -> Plan:
+    """The data set that the flags name, `num` requests of it."""
+    if args.dataset_name in ("jsonl", "trace", "servegen") and args.dataset_path is None:
+        raise ConfigError(f"--dataset-name {args.dataset_name} needs --dataset-path.", param="dataset_path")
+    lengths = datasets.Lengths(args.random_input_len, args.random_output_len, args.random_range_ratio)
+    match args.dataset_name:
+        case "random":
+            return datasets.random_prompts(num, seed, lengths, args.random_prefix_len)
+        case "shared-prefix":
+            return datasets.shared_prefixes(num, seed, lengths, args.num_prefixes, args.prefix_len)
+        case "multi-turn":
+            return datasets.conversations(num, seed, lengths, args.num_turns, args.think_time, args.system_len)
+        case "jsonl":
+            return datasets.prompts_of_file(args.dataset_path, num, seed, args.random_output_len, args.text_column)
+    fit = traces.Fit(args.length_scale, args.max_model_len)
+    if args.dataset_name == "trace":
+        return traces.read_trace(args.dataset_path, num, seed, fit, args.trace_spread)
+    if rate is None or math.isinf(rate):
+        raise ConfigError(
+            "--dataset-name servegen needs --request-rate: the mix is scaled to it.", param="request_rate"
+        )
+    return traces.servegen(args.dataset_path, num, seed, fit, rate, args.trace_start, args.duration)
+
+
+def make_load(args: argparse.Namespace, argv: Sequence[str], vocabulary: Vocabulary | None) -> Load:
+    """The load of the flags. `vocabulary`: of --tokenizer."""
+    schedule = make_schedule(args)
+    num = args.num_prompts
+    if num is None:
+        is_timed = args.duration is not None and schedule.request_rate is not None and not schedule.is_closed
+        num = DEFAULT_NUM_PROMPTS
+        if is_timed and not math.isinf(schedule.request_rate or 0.0):
+            num = max(1, math.ceil((schedule.request_rate or 0.0) * args.duration))
+    if num < 1 or args.num_warmups < 0:
+        raise ConfigError("--num-prompts must be at least 1 and --num-warmups at least 0.", param="num_prompts")
+    low, colon, high = args.vocab_range.partition(":")
+    if not (colon and low.isdecimal() and high.isdecimal()):
+        raise ConfigError(f"--vocab-range must look like 1000:30000, got {args.vocab_range}.", param="vocab_range")
+
+    def material(seed: int, prompt_format: str) -> Material:
+        if prompt_format == "tokens":
+            return token_material(seed, int(low), int(high))
+        return word_material(seed, vocabulary)
+
+    return Load(
+        make_plan=lambda num, seed, rate: make_plan(args, num, seed, rate),
+        make_material=material,
+        schedule=schedule,
+        num_prompts=num,
+        seed=args.seed,
+        objectives=parse_objectives(args.goodput),
+        num_warmups=args.num_warmups,
+        argv=list(argv),
+        keep_event_times=not args.no_event_times,
+    )
+
+
+def make_target(args: argparse.Namespace, url: str, name: str | None, model: str | None) -> Target:
+    """The endpoint, what it does not say asked of the server. Raises ConfigError, Unavailable."""
+    address = parse_url(url, args.api_key, args.header)
+    model = model or args.model or find_model(address)
+    prompt_format = args.prompt_format
+    if prompt_format == "auto":
+        prompt_format = _choose_format(args, address, model)
+    body = BodyFormat(args.endpoint, prompt_format, model, args.ignore_eos, args.extra_body, not args.real_replies)
+    metrics_url = args.metrics_url or f"{address.root_url}/metrics"
+    return Target(name or url, address, body, metrics_url, args.timeout)
+
+
+def _choose_format(args: argparse.Namespace, address: Address, model: str) -> str:
+    if args.endpoint == "chat" or args.dataset_name == "jsonl" or args.tokenizer or args.real_replies:
+        return "text"
+    return "tokens" if run_async(takes_tokens(address, model)) else "text"
+
+
+def parse_endpoint(text: str) -> tuple[str | None, str, str | None]:
+    """[NAME=]URL[#MODEL] -> (name, url, model)."""
+    name: str | None = None
+    head, equals, tail = text.partition("=")
+    if equals and "/" not in head and ":" not in head:
+        name, text = head, tail
+    url, _, model = text.partition("#")
+    return name, url, model or None
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"must be a JSON object: {error}") from None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError("must be a JSON object")
+    return value
+
+
+def _numbers(text: str) -> list[float]:
+    numbers = [float(part) for part in text.split(",") if part]
+    if not numbers or any(number <= 0 for number in numbers):
+        raise argparse.ArgumentTypeError(f"must be numbers above 0, got {text}")
+    return numbers
+
+
+def _metrics(text: str) -> tuple[str, ...]:
+    return _known(text, METRIC_NAMES, "metrics")
+
+
+def _percentiles(text: str) -> tuple[str, ...]:
+    return _known(text, PERCENTILES, "percentiles")
+
+
+def _known(text: str, names: dict[str, Any], what: str) -> tuple[str, ...]:
+    wanted = tuple(part.strip() for part in text.split(",") if part.strip())
+    if not wanted or any(name not in names for name in wanted):
+        raise argparse.ArgumentTypeError(f"{what} are among {', '.join(names)}; got {text}")
+    return wanted

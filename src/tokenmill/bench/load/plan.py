@@ -1,0 +1,109 @@
+"""What is to be sent, and when: calls made of parts that are drawn from a seed, quoted, or answered by an earlier call.
+
+A plan is pure data. Calls depend on one another only through `after`: a call with none is a root and is due
+`delay_s` after the start (open loop) or when a slot is free (closed loop); any other is due `delay_s` after the last
+of the calls it names has ended, which is how conversations, think time and forks are all said. Content is named, not
+stored: parts of equal key are equal text, and the longer of two has the shorter as its beginning.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """num_tokens tokens of text that only the key and the seed decide."""
+
+    key: str
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What call `index` answered; or, where replies are scripted, num_tokens drawn tokens in its place."""
+
+    index: int
+    num_tokens: int
+
+
+Part = Drawn | Literal | Reply
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    role: str
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    index: int
+    messages: tuple[Message, ...]
+    output_tokens: int
+    after: tuple[int, ...] = ()
+    delay_s: float = 0.0
+    session: str = ""
+    turn: int = 0
+    tenant: str = ""
+    group: str = ""
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return tuple(part for message in self.messages for part in message.parts)
+
+    @property
+    def input_tokens(self) -> int | None:
+        """Tokens of the prompt, template aside; None where text is quoted and nobody has counted it."""
+        total = 0
+        for part in self.parts:
+            if isinstance(part, Literal):
+                return None
+            total += part.num_tokens
+        return total
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """calls[i].index == i and calls only name earlier ones. `facts`: the dataset, for the result. `has_times`: the
+    roots' delay_s are the dataset's own; otherwise a schedule sets them."""
+
+    calls: tuple[Call, ...]
+    seed: int
+    facts: dict[str, Any]
+    has_times: bool = False
+
+    def __post_init__(self) -> None:
+        for i, call in enumerate(self.calls):
+            assert call.index == i, f"call {i} says it is {call.index}"
+            assert all(0 <= other < i for other in call.after), f"call {i} waits for {call.after}"
+
+    @property
+    def roots(self) -> list[Call]:
+        return [call for call in self.calls if not call.after]
+
+    @property
+    def has_literals(self) -> bool:
+        return any(isinstance(part, Literal) for call in self.calls for part in call.parts)
+
+    def with_root_times(self, times_s: Sequence[float]) -> Plan:
+        """The same calls with the roots due at `times_s`, in their order."""
+        roots = self.roots
+        assert len(times_s) == len(roots), f"{len(times_s)} times for {len(roots)} roots"
+        due = {root.index: time_s for root, time_s in zip(roots, times_s, strict=True)}
+        calls = tuple(replace(call, delay_s=due.get(call.index, call.delay_s)) for call in self.calls)
+        return replace(self, calls=calls)
+
+
+def generator(seed: int, purpose: str) -> random.Random:
+    """A generator of its own for each purpose, so that drawing more for one changes no other. The string is hashed by
+    SHA-512 inside `random`, so PYTHONHASHSEED has no say."""
+    return random.Random(f"{seed}/{purpose}")

@@ -1,0 +1,163 @@
+"""One measured run, from a plan to a `Run`: warm up, read the server's counters, play, read them again, add up."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+from ... import __version__
+from .. import machine
+from ..result import Repeats, Run
+from . import measure, scrape
+from .body import BodyWriter
+from .http import Client
+from .material import Material
+from .plan import Plan
+from .player import Played, Player, Progress
+from .schedule import Schedule
+from .stats import mean_interval
+from .target import Target, warm_up
+
+MAX_PRECONNECTED = 64
+REPEATED_FIGURES = (
+    "requests_per_s",
+    "output_tokens_per_s",
+    "total_tokens_per_s",
+    "goodput_requests_per_s",
+    "goodput_output_tokens_per_s",
+)
+REPEATED_DISTRIBUTIONS = ("ttft_s", "tpot_s", "itl_s", "e2el_s", "normalised_latency_s")
+
+MakePlan = Callable[[int, int, float | None], Plan]
+"""(number of requests, seed, request rate where one is given) -> plan."""
+MakeMaterial = Callable[[int, str], Material]
+"""(seed, prompt format) -> what drawn text is made of."""
+Observe = Callable[[Progress], None]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Everything about a run but the endpoint. `make_plan` and `make_material` are functions of a seed, so that each
+    repeat and each probe has text of its own and no prefix cache answers for the one before."""
+
+    make_plan: MakePlan
+    make_material: MakeMaterial
+    schedule: Schedule
+    num_prompts: int
+    seed: int
+    objectives: dict[str, float] = field(default_factory=dict)
+    num_warmups: int = 1
+    argv: list[str] = field(default_factory=list)
+    keep_event_times: bool = True
+
+    def with_rate(self, rate: float) -> Load:
+        return replace(self, schedule=replace(self.schedule, request_rate=rate, use_trace_times=False))
+
+
+def run_async(work: Coroutine[Any, Any, T]) -> T:
+    """Run on uvloop where it exists, else on asyncio's own loop."""
+    factory = None
+    if sys.platform != "win32":
+        import uvloop
+
+        factory = uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        return runner.run(work)
+
+
+async def run_load(
+    target: Target, load: Load, *, observe: Observe | None = None, repeat: int = 0, name: str | None = None
+) -> Run:
+    """Measure `load` on `target`. Raises Unavailable where not even the warm-up succeeds."""
+    plan = load.schedule.apply(load.make_plan(load.num_prompts, load.seed, load.schedule.request_rate))
+    material = load.make_material(load.seed, target.body.prompt_format)
+    writer = BodyWriter(target.body, material)
+    writer.prepare(plan)
+    digest = writer.digest(plan)
+    client = Client(target.address, target.body.path, timeout_s=target.timeout_s)
+    try:
+        if load.num_warmups:
+            # Text of another seed, so that the warm-up leaves nothing of this load in a prefix cache.
+            other = load.seed + 7_919
+            warm = load.make_plan(load.num_warmups, other, load.schedule.request_rate)
+            await warm_up(client, target, warm, load.make_material(other, target.body.prompt_format))
+        await client.connect(min(load.schedule.concurrency or len(plan.roots), MAX_PRECONNECTED))
+        started_at = datetime.now(UTC).isoformat(timespec="seconds")
+        meter = scrape.find_energy_meter()
+        page_before = await asyncio.to_thread(scrape.scrape, target.metrics_url, target.address.headers)
+        joules_before = meter.read_j() if meter is not None else []
+        played = await _play(Player(plan, load.schedule, writer, client), observe)
+        joules = meter.spent_j(joules_before, meter.read_j()) if meter is not None else None
+        page_after = await asyncio.to_thread(scrape.scrape, target.metrics_url, target.address.headers)
+    finally:
+        await client.close()
+    context = measure.Context(
+        name=name or target.name,
+        started_at=started_at,
+        objectives=load.objectives,
+        schedule={**load.schedule.facts(), "repeat": repeat},
+        dataset={
+            **plan.facts,
+            "seed": plan.seed,
+            "num_requests": len(plan.calls),
+            "text": material.about,
+            "digest": digest,
+        },
+        endpoint=target.facts(),
+        environment=environment(),
+        argv=load.argv,
+        server=scrape.difference(target.metrics_url, page_before, page_after),
+        energy_source=meter.source if meter is not None else None,
+        joules=joules,
+        keep_event_times=load.keep_event_times,
+    )
+    return measure.summarise(context, played, measure.make_rows(plan, played, load.objectives))
+
+
+async def _play(player: Player, observe: Observe | None) -> Played:
+    """Play; an interrupt ends the sending, and what there is by then is the result."""
+    loop = asyncio.get_running_loop()
+    with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
+        loop.add_signal_handler(signal.SIGINT, player.stop)
+    try:
+        return await player.play(observe)
+    finally:
+        with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
+            loop.remove_signal_handler(signal.SIGINT)
+
+
+async def run_repeats(target: Target, load: Load, num_repeats: int, *, observe: Observe | None = None) -> Repeats:
+    """The load num_repeats times, seeds counting up from its own."""
+    runs = []
+    for repeat in range(num_repeats):
+        seeded = replace(load, seed=load.seed + repeat, keep_event_times=True)
+        runs.append(await run_load(target, seeded, observe=observe, repeat=repeat))
+        if any("interrupted" in warning for warning in runs[-1].warnings):
+            break
+    pooled = measure.pool(runs)
+    if not load.keep_event_times:
+        runs = [replace(run, requests=[replace(row, event_s=None) for row in run.requests]) for run in runs]
+    return Repeats(pooled, intervals(runs), runs)
+
+
+def intervals(runs: list[Run]) -> dict[str, Any]:
+    """Mean and interval over repeats of the rates, and of each latency's mean, p50, p90 and p99."""
+    found = {name: mean_interval([getattr(run, name) for run in runs]) for name in REPEATED_FIGURES}
+    for name in REPEATED_DISTRIBUTIONS:
+        for part in ("mean", "p50", "p90", "p99"):
+            values = [getattr(getattr(run, name), part) for run in runs]
+            if all(value is not None for value in values):
+                found[f"{name}.{part}"] = mean_interval(values)
+    return found
+
+
+def environment() -> dict[str, Any]:
+    """The machine the load came from."""
+    return {**machine.hardware(), "tokenmill": __version__, "commit": machine.commit() or "not a checkout"}

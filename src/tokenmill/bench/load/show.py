@@ -1,0 +1,218 @@
+"""What a person sees: one line while a run is under way, tables when it is over, and CSV for spreadsheets."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import fields
+from types import TracebackType
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from ..result import Comparison, Distribution, Goodput, Repeats, RequestRow, Result, Run, Sweep
+from .player import Progress
+
+METRIC_NAMES = {
+    "ttft": ("ttft_s", "TTFT"),
+    "ttst": ("ttst_s", "TTST"),
+    "tpot": ("tpot_s", "TPOT"),
+    "itl": ("itl_s", "ITL"),
+    "e2el": ("e2el_s", "E2EL"),
+    "normalised": ("normalised_latency_s", "normalised latency"),
+    "lateness": ("lateness_s", "lateness"),
+}
+PERCENTILES = {"50": "p50", "90": "p90", "95": "p95", "99": "p99", "99.9": "p99_9"}
+
+
+class Status:
+    """One line of progress on standard error, rewritten in place; nothing where that is no terminal."""
+
+    def __init__(self, console: Console, num_requests: int) -> None:
+        self.label = ""
+        self._num_requests = num_requests
+        self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+        self._last = (0.0, 0)
+
+    def __enter__(self) -> Status:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def expect(self, num_requests: int) -> None:
+        self._num_requests = num_requests
+
+    def observe(self, progress: Progress) -> None:
+        if self._live is None:
+            return
+        then_s, then_tokens = self._last
+        if progress.elapsed_s < then_s:
+            then_s, then_tokens = 0.0, 0
+        self._last = (progress.elapsed_s, progress.num_tokens)
+        rate = (progress.num_tokens - then_tokens) / max(1e-3, progress.elapsed_s - then_s)
+        line = (
+            f"{self.label}{progress.elapsed_s:6.1f} s  {progress.num_ended}/{self._num_requests} ended"
+            f"  {progress.num_failed} failed  {progress.num_in_flight} in flight"
+            f"  {progress.num_due - progress.num_sent} held back  {max(0.0, rate):,.0f} tokens/s"
+        )
+        self._live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
+
+
+def print_result(console: Console, result: Result, metrics: Sequence[str], percentiles: Sequence[str]) -> None:
+    """Tables of any result; `metrics` are keys of METRIC_NAMES, `percentiles` of PERCENTILES."""
+    match result:
+        case Run():
+            _print_run(console, result, metrics, percentiles)
+        case Repeats():
+            _print_run(console, result.pooled, metrics, percentiles)
+            console.print(_interval_table(result))
+        case Sweep():
+            console.print(_sweep_table(result))
+            _print_warnings(console, list(dict.fromkeys(w for run in result.runs for w in run.warnings)))
+        case Goodput():
+            console.print(_probe_table(result))
+            _print_goodput(console, result)
+        case Comparison():
+            console.print(_ratio_table(result))
+            _print_warnings(console, result.warnings)
+
+
+def _print_run(console: Console, run: Run, metrics: Sequence[str], percentiles: Sequence[str]) -> None:
+    table = Table("ms", "mean", *(f"p{percentile}" for percentile in percentiles), "max", title=run.name)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for name in metrics:
+        field_name, label = METRIC_NAMES[name]
+        values: Distribution = getattr(run, field_name)
+        parts = ("mean", *(PERCENTILES[percentile] for percentile in percentiles), "max")
+        table.add_row(label, *(_ms(getattr(values, part)) for part in parts))
+    console.print(table)
+    lines = [
+        f"requests           {run.num_ok} ok, {run.num_failed} failed, in {run.duration_s:.2f} s",
+        f"requests/s         {run.requests_per_s:.3f}"
+        + (f" of {run.offered_requests_per_s:.3f} offered" if run.offered_requests_per_s is not None else ""),
+        f"output tokens/s    {run.output_tokens_per_s:,.1f}",
+        f"total tokens/s     {run.total_tokens_per_s:,.1f}",
+        f"in flight          {run.mean_in_flight:.1f} mean, {run.max_in_flight} most",
+    ]
+    if run.slo.objectives:
+        wanted = " ".join(f"{name.removesuffix('_s')}:{limit * 1e3:g}" for name, limit in run.slo.objectives.items())
+        lines.append(f"goodput            {run.goodput_requests_per_s:.3f} requests/s within {wanted}")
+        lines.append(f"SLO attainment     {(run.slo.attainment or 0.0):.1%}")
+    if run.prefix_hit_tokens is not None:
+        lines.append(f"prefix hits        {run.prefix_hit_tokens} tokens, {(run.prefix_hit_share or 0.0):.1%} of input")
+    if run.fairness.jain is not None:
+        lines.append(f"fairness           {run.fairness.jain:.3f} over {len(run.fairness.tenants)} tenants (Jain)")
+    if run.energy is not None:
+        lines.append(f"energy             {run.energy.joules:.0f} J ({run.energy.source})")
+    per_event = f", {run.client.cpu_us_per_event:.0f} us a token event" if run.client.cpu_us_per_event else ""
+    lines.append(f"client             {run.client.cores:.2f} cores{per_event}")
+    for line in lines:
+        console.print(line, markup=False, highlight=False)
+    for error in run.errors:
+        console.print(f"{error.num} x {error.kind}: {error.example}", markup=False, highlight=False)
+    _print_warnings(console, run.warnings)
+
+
+def _print_warnings(console: Console, warnings: Sequence[str]) -> None:
+    for warning in warnings:
+        console.print(f"warning: {warning}", markup=False, highlight=False, style="yellow")
+
+
+def _interval_table(result: Repeats) -> Table:
+    table = Table("over repeats", "mean", "95 % interval", title=f"{len(result.runs)} repeats")
+    for name, interval in result.intervals.items():
+        table.add_row(name, f"{interval.mean:.4g}", f"{interval.low:.4g} to {interval.high:.4g}")
+    return table
+
+
+def _sweep_table(result: Sweep) -> Table:
+    table = Table(result.by.replace("_", " "), "requests/s", "tokens/s", "TTFT p50", "p99", "TPOT p50", "p99", "failed")
+    for point, run in zip(result.points, result.runs, strict=True):
+        table.add_row(
+            f"{point:g}",
+            f"{run.requests_per_s:.2f}",
+            f"{run.output_tokens_per_s:,.0f}",
+            *map(_ms, (run.ttft_s.p50, run.ttft_s.p99, run.tpot_s.p50, run.tpot_s.p99)),
+            str(run.num_failed),
+        )
+    return table
+
+
+def _probe_table(result: Goodput) -> Table:
+    table = Table("rate", "attainment", "stable", "drift ms", "TTFT p99", "TPOT p99", "passed")
+    for probe in result.probes:
+        table.add_row(
+            f"{probe.request_rate:.3f}",
+            f"{probe.attainment:.1%}",
+            "yes" if probe.stable else "no",
+            _ms(probe.drift_s),
+            _ms(probe.run.ttft_s.p99),
+            _ms(probe.run.tpot_s.p99),
+            "yes" if probe.passed else "no",
+        )
+    return table
+
+
+def _print_goodput(console: Console, result: Goodput) -> None:
+    upper = "none failed" if result.request_rate_high is None else f"{result.request_rate_high:.3f} failed"
+    lines = [f"highest rate       {result.request_rate:.3f} requests/s ({upper})"]
+    if len(result.request_rate_interval.values) > 1:
+        interval = result.request_rate_interval
+        lines.append(f"95 % interval      {interval.low:.3f} to {interval.high:.3f}")
+    lines.append(f"goodput there      {result.goodput_requests_per_s:.3f} requests/s")
+    for label, value in (("core", result.per_core), ("GPU", result.per_gpu), ("dollar", result.requests_per_dollar)):
+        if value is not None:
+            unit = "requests" if label == "dollar" else "requests/s"
+            lines.append(f"per {label:<14} {value:.3f} {unit}")
+    for line in lines:
+        console.print(line, markup=False, highlight=False)
+    _print_warnings(console, result.warnings)
+
+
+def _ratio_table(result: Comparison) -> Table:
+    table = Table("metric", "baseline", "candidate", "ratio", "95 % interval", "verdict")
+    for ratio in result.ratios:
+        table.add_row(
+            ratio.metric,
+            f"{ratio.baseline} {ratio.baseline_value:.4g}",
+            f"{ratio.candidate} {ratio.candidate_value:.4g}",
+            f"{ratio.ratio:.3f}",
+            f"{ratio.low:.3f} to {ratio.high:.3f}",
+            ratio.verdict,
+        )
+    return table
+
+
+def _ms(value_s: float | None) -> str:
+    return "-" if value_s is None else f"{value_s * 1e3:.2f}"
+
+
+def runs_of(result: Result) -> list[Run]:
+    """Every run in a result."""
+    match result:
+        case Run():
+            return [result]
+        case Goodput():
+            return [probe.run for probe in result.probes]
+        case _:
+            return result.runs
+
+
+def to_csv(result: Result) -> str:
+    """One line per request of every run, without event times; the first columns say which run."""
+    columns = [field.name for field in fields(RequestRow) if field.name not in ("event_s", "event_tokens")]
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["run", "name", *columns])
+    for i, run in enumerate(runs_of(result)):
+        for row in run.requests:
+            writer.writerow([i, run.name, *(getattr(row, column) for column in columns)])
+    return out.getvalue()

@@ -1,0 +1,197 @@
+"""One request in flight and the events of its answer: what counts as a token event, and what as an error.
+
+A token event brings text, token ids or tool-call arguments. An event that only names the role, is empty, or carries
+nothing but usage is none. One exception: a completion's event with empty text and no finish reason is a token whose
+characters are still held back. What a server does not say (usage) stays None.
+"""
+
+from __future__ import annotations
+
+from array import array
+
+import msgspec
+
+
+class _Function(msgspec.Struct):
+    arguments: str | None = None
+    name: str | None = None
+
+
+class _ToolCall(msgspec.Struct):
+    function: _Function | None = None
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[_ToolCall] | None = None
+
+
+class _Choice(msgspec.Struct):
+    text: str | None = None
+    delta: _Delta | None = None
+    message: _Delta | None = None
+    finish_reason: str | None = None
+    token_ids: list[int] | None = None
+
+
+class _PromptDetails(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: _PromptDetails | None = None
+
+
+class _Event(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: msgspec.Raw = msgspec.Raw()
+
+
+_decode = msgspec.json.Decoder(_Event).decode
+
+
+class Exchange:
+    """The record of one call. Times are time.perf_counter's. `fail` keeps the first error."""
+
+    __slots__ = (
+        "_count_before",
+        "cached_tokens",
+        "due_s",
+        "end_s",
+        "error",
+        "error_detail",
+        "event_times",
+        "event_tokens",
+        "finish_reason",
+        "index",
+        "input_tokens",
+        "is_complete",
+        "keep_text",
+        "num_bytes",
+        "output_tokens",
+        "sent_s",
+        "texts",
+    )
+
+    def __init__(self, index: int, due_s: float, keep_text: bool = False) -> None:
+        self.index = index
+        self.due_s = due_s
+        self.sent_s: float | None = None
+        self.end_s: float | None = None
+        self.event_times = array("d")
+        self.event_tokens = array("l")
+        self.input_tokens: int | None = None
+        self.output_tokens: int | None = None
+        self.cached_tokens: int | None = None
+        self.finish_reason: str | None = None
+        self.error: str | None = None
+        self.error_detail: str | None = None
+        self.is_complete = False
+        self.keep_text = keep_text
+        self.texts: list[str] = []
+        self.num_bytes = 0
+        self._count_before = 0
+
+    @property
+    def ok(self) -> bool:
+        return self.error is None
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    def fail(self, error: str, detail: str = "") -> None:
+        if self.error is None:
+            self.error, self.error_detail = error, detail[:300]
+
+    def on_data(self, at_s: float, payload: bytes) -> None:
+        """The data of one server-sent event, or a whole JSON answer."""
+        if payload == b"[DONE]":
+            self.is_complete = True
+            return
+        try:
+            event = _decode(payload)
+        except msgspec.MsgspecError as error:
+            self.fail("bad_response", f"{error}: {payload[:200].decode(errors='replace')}")
+            return
+        if event.error and event.error != b"null":
+            self.fail("stream_error", bytes(event.error).decode(errors="replace"))
+            return
+        num_tokens = 0
+        for choice in event.choices:
+            if choice.finish_reason is not None:
+                self.finish_reason = choice.finish_reason
+            num_tokens += self._num_tokens(choice)
+        usage = event.usage
+        if usage is not None:
+            num_tokens = self._on_usage(usage, num_tokens)
+        if num_tokens:
+            self.event_times.append(at_s)
+            self.event_tokens.append(num_tokens)
+
+    def _num_tokens(self, choice: _Choice) -> int:
+        """Tokens this choice says it brings: 0, or at least 1 for anything visible."""
+        delta = choice.delta or choice.message
+        if delta is not None:
+            text = delta.content or delta.reasoning or delta.reasoning_content or ""
+            is_token = bool(text) or any(call.function is not None for call in delta.tool_calls or ())
+        else:
+            text = choice.text or ""
+            is_token = bool(text) or (choice.text is not None and choice.finish_reason is None)
+        if self.keep_text and text:
+            self.texts.append(text)
+        return len(choice.token_ids) if choice.token_ids else int(is_token)
+
+    def _on_usage(self, usage: _Usage, num_tokens: int) -> int:
+        """Takes the counts; returns the event's tokens, which usage knows where it comes with every event."""
+        if usage.prompt_tokens is not None:
+            self.input_tokens = usage.prompt_tokens
+        if usage.prompt_tokens_details is not None and usage.prompt_tokens_details.cached_tokens is not None:
+            self.cached_tokens = usage.prompt_tokens_details.cached_tokens
+        if usage.completion_tokens is None:
+            return num_tokens
+        before, self._count_before = self._count_before, usage.completion_tokens
+        self.output_tokens = usage.completion_tokens
+        # Usage on the last event only says nothing about that event's own tokens.
+        is_continuous = before > 0 or not self.event_times
+        return max(num_tokens, usage.completion_tokens - before) if num_tokens and is_continuous else num_tokens
+
+
+class EventParser:
+    """Cuts a text/event-stream into events and hands their data to an exchange. Any of \\n, \\r\\n ends a line."""
+
+    __slots__ = ("_exchange", "_rest")
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._rest = b""
+
+    def feed(self, at_s: float, data: bytes) -> None:
+        if self._rest:
+            data = self._rest + data
+        if b"\r" in data:
+            # A final \r may be half of a line end: it waits for its other half.
+            held = b"\r" if data.endswith(b"\r") else b""
+            data = data[: len(data) - len(held)].replace(b"\r\n", b"\n") + held
+        *events, self._rest = data.split(b"\n\n")
+        for event in events:
+            if event.startswith(b"data: ") and b"\n" not in event:
+                self._exchange.on_data(at_s, event[6:])
+            else:
+                self._feed_lines(at_s, event)
+
+    def _feed_lines(self, at_s: float, event: bytes) -> None:
+        lines = [line[5:].removeprefix(b" ") for line in event.split(b"\n") if line.startswith(b"data:")]
+        if lines:
+            self._exchange.on_data(at_s, b"\n".join(lines))
+
+    def close(self, at_s: float) -> None:
+        """The stream has ended; an event without its empty line still counts."""
+        rest, self._rest = self._rest.strip(), b""
+        if rest:
+            self._feed_lines(at_s, rest)
