@@ -29,6 +29,7 @@ import numpy as np
 from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
 HERE = Path(__file__).resolve().parent
+DATA = HERE.parents[2] / "shared" / "data"
 GOLDENS = HERE / "llama_goldens.json.gz"
 NUM_NEW = 64
 NUM_TOP = 5
@@ -201,14 +202,15 @@ def passages(data: Path | None) -> list[tuple[str, str, int]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", help="the GGUF file")
-    parser.add_argument("--data", type=Path, help="folder with the public prompts and texts")
+    parser.add_argument("--data", type=Path, default=DATA, help="folder with the public prompts and texts")
     options = parser.parse_args()
 
     llama_cpp.llama_log_set(be_silent, None)
     model = Model(options.model)
     prompts = []
+    data = options.data if options.data.is_dir() else None
     with model.context(2048) as context, model.context(2048, flash=True) as other:
-        for source, text in prompt_texts(options.data, model):
+        for source, text in prompt_texts(data, model):
             ids = model.tokenize(text)
             tokens, tops = continue_greedily(context, ids)
             other.clear()
@@ -227,7 +229,7 @@ def main() -> None:
             print(f"{source['name']}: {len(ids)} + {len(tokens)} tokens", flush=True)
     scored = []
     with model.context(WINDOW) as context, model.context(WINDOW, flash=True) as other:
-        for name, text, num_windows in passages(options.data):
+        for name, text, num_windows in passages(data):
             ids = model.tokenize(text)[: WINDOW * num_windows]
             assert len(ids) == WINDOW * num_windows, f"{name} has only {len(ids)} tokens"
             windows = [ids[start : start + WINDOW] for start in range(0, len(ids), WINDOW)]
