@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -55,8 +56,8 @@ class Sent:
 
     number: int
     arrived_s: float
+    request_id: str
     body: dict[str, Any]
-    headers: dict[str, str]
     events_s: list[float] = field(default_factory=list)
 
 
@@ -146,7 +147,7 @@ class _Shared:
 
     def accept(self, connection: _Connection, path: str, body: dict[str, Any], headers: dict[str, str]) -> None:
         script = self.script
-        sent = Sent(len(self.records), time.perf_counter(), body, headers)
+        sent = Sent(len(self.records), time.perf_counter(), headers.get("x-request-id", ""), body)
         self.records.append(sent)
         if script.fail_every and sent.number % script.fail_every == script.fail_every - 1:
             connection.refuse(script.fail_status, "as the script says")
@@ -199,10 +200,7 @@ class _Answer:
             self._connection.cut()
             self._shared.ended()
             return
-        text = " word" * self._counts[i]
-        choice: dict[str, Any] = {"index": 0, "finish_reason": "length" if is_last else None}
-        choice |= {"delta": {"content": text}} if self._is_chat else {"text": text}
-        data = _chunk({"choices": [choice]})
+        data = _token_event(self._counts[i], is_last, self._is_chat)
         now_s = time.perf_counter()
         self._connection.write(data)
         self._sent.events_s.append(now_s)
@@ -224,6 +222,13 @@ class _Answer:
         self._connection.write(tail + b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
         self._connection.end()
         self._shared.ended()
+
+
+@lru_cache
+def _token_event(num_tokens: int, is_last: bool, is_chat: bool) -> bytes:
+    choice: dict[str, Any] = {"index": 0, "finish_reason": "length" if is_last else None}
+    text = " word" * num_tokens
+    return _chunk({"choices": [choice | ({"delta": {"content": text}} if is_chat else {"text": text})]})
 
 
 def _chunk(event: dict[str, Any]) -> bytes:
@@ -250,7 +255,7 @@ async def _main(script: Script, port: int, records: Path | None) -> None:
     await stopped.wait()
     server.close()
     if records is not None:
-        plain = [asdict(one) | {"body": {}, "headers": {}} for one in sent]
+        plain = [asdict(one) | {"body": {}} for one in sent]
         records.write_text(json.dumps(plain))
 
 

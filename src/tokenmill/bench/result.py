@@ -96,13 +96,15 @@ class Fairness:
 
 @dataclass(frozen=True, slots=True)
 class ClientCost:
-    """What measuring cost. loop_lag_s: how late the client's event loop woke from timers of its own."""
+    """What measuring cost. loop_lag_s: how late the client's event loop woke from timers of its own. clock_start_s: the
+    monotonic clock at the start of the run, to join with what other processes of the machine recorded."""
 
     cpu_s: float
     cores: float
     num_events: int
     bytes_received: int
     cpu_us_per_event: float | None
+    clock_start_s: float
     loop_lag_s: Distribution
 
 

@@ -13,7 +13,7 @@ from statistics import median
 
 from ..result import Comparison, Ratio, Run
 from .run import Load, Observe, run_load
-from .stats import CONFIDENCE, can_decide, ratio_of_medians
+from .stats import CONFIDENCE, can_decide, merge_warnings, ratio_of_medians
 from .target import Target
 
 # (metric, higher is better)
@@ -61,7 +61,7 @@ def conclude(targets: Sequence[Target], runs: list[Run], load: Load) -> Comparis
         for metric, higher in METRICS
         if (ratio := make_ratio(metric, higher, by_name, baseline, candidate, load.seed)) is not None
     ]
-    warnings = list(dict.fromkeys(f"{run.name}: {warning}" for run in runs for warning in run.warnings))
+    warnings = merge_warnings(runs)
     digests = {run.dataset["digest"] for run in runs if run.schedule["repeat"] == 0}
     if len(digests) > 1:
         warnings.append("The endpoints got different bodies (model name, prompt format or replies differ).")

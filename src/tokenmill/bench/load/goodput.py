@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from ..quality_stats import wilson
 from ..result import Goodput, Probe, RequestRow, Run
 from .measure import e2el_s
-from .stats import drift_s, has_grown, mean_interval
+from .stats import drift_s, has_grown, mean_interval, merge_warnings
 
 Try = Callable[[float], Awaitable[Probe]]
 
@@ -117,7 +117,7 @@ def conclude(
         warnings.append("Every rate passed: the answer is a lower bound (--max-rate, --max-probes).")
     if any(len(p) >= limits.max_probes for p in searches):
         warnings.append(f"The search stopped after {limits.max_probes} probes, before its tolerance was reached.")
-    warnings += list(dict.fromkeys(warning for probe in probes if probe.passed for warning in probe.run.warnings))
+    warnings += merge_warnings([probe.run for probe in probes if probe.passed])
     goodput = best.run.goodput_requests_per_s if best is not None else 0.0
     tokens = best.run.output_tokens_per_s if best is not None else 0.0
     per_hour = 3600.0 / price.cost_per_hour if price.cost_per_hour else None

@@ -70,15 +70,16 @@ def parse_url(url: str, api_key: str | None = None, headers: Sequence[str] = ())
 
 
 class Client:
-    """Sends calls and reports each exchange when it has ended. Not thread-safe: one loop owns it."""
+    """Sends calls and reports each exchange when it has ended. Not thread-safe: one loop owns it. Requests carry
+    X-Request-Id: NAME-INDEX, so that a server's log can be joined with the result's rows."""
 
-    def __init__(self, address: Address, path: str, *, timeout_s: float = 600.0) -> None:
+    def __init__(self, address: Address, path: str, *, timeout_s: float = 600.0, name: str = "bench") -> None:
         self.num_bytes = 0
         self._address = address
         self._timeout_s = timeout_s
         headers = {"Host": f"{address.host}:{address.port}", "Accept": "text/event-stream", **address.headers}
         lines = [f"POST {address.base}{path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
-        self._head = "\r\n".join([*lines, "Content-Type: application/json", "Content-Length: "]).encode()
+        self._head = "\r\n".join([*lines, "Content-Type: application/json", f"X-Request-Id: {name}-"]).encode()
         self._loop = asyncio.get_running_loop()
         self._idle: list[_Connection] = []
         self._open: set[_Connection] = set()
@@ -97,7 +98,7 @@ class Client:
 
     def send(self, exchange: Exchange, body: bytes, on_done: OnDone) -> None:
         """Send at once on an idle connection, or on a new one; on_done is called exactly once, later."""
-        request = b"%b%d\r\n\r\n%b" % (self._head, len(body), body)
+        request = b"%b%d\r\nContent-Length: %d\r\n\r\n%b" % (self._head, exchange.index, len(body), body)
         while self._idle:
             connection = self._idle.pop()
             if connection.is_usable:

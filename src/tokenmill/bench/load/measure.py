@@ -28,6 +28,7 @@ from ..result import (
 from .histogram import describe, quantile
 from .plan import Call, Plan
 from .player import Played
+from .stats import merge_warnings
 from .stream import Exchange
 
 LATENESS_LIMIT_S = 0.005
@@ -149,6 +150,7 @@ def summarise(context: Context, played: Played, rows: list[RequestRow], more_war
         num_events=sum(len(exchange.event_times) for exchange in played.exchanges),
         bytes_received=played.num_bytes,
         cpu_us_per_event=None,
+        clock_start_s=played.start_s,
         loop_lag_s=describe(max(0.0, lag) for lag in played.loop_lags_s),
     )
     if cost.num_events:
@@ -174,6 +176,7 @@ def pool(runs: Sequence[Run]) -> Run:
         num_events=num_events,
         bytes_received=sum(run.client.bytes_received for run in runs),
         cpu_us_per_event=cpu_s / num_events * 1e6 if num_events else None,
+        clock_start_s=first.client.clock_start_s,
         loop_lag_s=max((run.client.loop_lag_s for run in runs), key=lambda lag: lag.p99 or 0.0),
     )
     joules = [run.energy.joules for run in runs if run.energy is not None]
@@ -190,7 +193,7 @@ def pool(runs: Sequence[Run]) -> Run:
         joules=sum(joules) if len(joules) == len(runs) else None,
     )
     rows = [row for run in runs for row in run.requests]
-    warnings = list(dict.fromkeys(warning for run in runs for warning in run.warnings))
+    warnings = merge_warnings(runs)
     pooled = _figures(context, rows, sum(run.duration_s for run in runs), cost, warnings)
     # Runs followed one another, so requests of different runs were never in flight together.
     return replace(
@@ -416,8 +419,8 @@ def _warnings(context: Context, played: Played, rows: Sequence[RequestRow], cost
     if cost.loop_lag_s.p99 is not None and cost.loop_lag_s.p99 > LOOP_LAG_LIMIT_S:
         lag_ms = cost.loop_lag_s.p99 * 1e3
         warnings.append(
-            f"The client was busy: its event loop woke up to {lag_ms:.1f} ms late (p99); latencies may be that much"
-            " too long."
+            f"The client did not always get the processor in time: its event loop woke up to {lag_ms:.1f} ms late"
+            " (p99); latencies may be that much too long."
         )
     good = [row for row in rows if row.ok]
     if good and any(row.input_tokens is None for row in good):

@@ -25,6 +25,8 @@ from .stats import mean_interval
 from .target import Target, warm_up
 
 MAX_PRECONNECTED = 64
+"""Connections opened before an open loop starts; a closed loop knows how many it needs."""
+
 REPEATED_FIGURES = (
     "requests_per_s",
     "output_tokens_per_s",
@@ -81,14 +83,16 @@ async def run_load(
     writer = BodyWriter(target.body, material)
     writer.prepare(plan)
     digest = writer.digest(plan)
-    client = Client(target.address, target.body.path, timeout_s=target.timeout_s)
+    name_of_calls = f"bench-{load.seed}"
+    client = Client(target.address, target.body.path, timeout_s=target.timeout_s, name=name_of_calls)
     try:
         if load.num_warmups:
             # Text of another seed, so that the warm-up leaves nothing of this load in a prefix cache.
             other = load.seed + 7_919
             warm = load.make_plan(load.num_warmups, other, load.schedule.request_rate)
             await warm_up(client, target, warm, load.make_material(other, target.body.prompt_format))
-        await client.connect(min(load.schedule.concurrency or len(plan.roots), MAX_PRECONNECTED))
+        most = load.schedule.concurrency or MAX_PRECONNECTED
+        await client.connect(min(most, len(plan.roots), load.schedule.max_concurrency or most))
         started_at = datetime.now(UTC).isoformat(timespec="seconds")
         meter = scrape.find_energy_meter()
         page_before = await asyncio.to_thread(scrape.scrape, target.metrics_url, target.address.headers)

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from ..result import Comparison, Distribution, Goodput, Repeats, RequestRow, Result, Run, Sweep
 from .player import Progress
+from .stats import merge_warnings
 
 METRIC_NAMES = {
     "ttft": ("ttft_s", "TTFT"),
@@ -75,7 +76,7 @@ def print_result(console: Console, result: Result, metrics: Sequence[str], perce
             console.print(_interval_table(result))
         case Sweep():
             console.print(_sweep_table(result))
-            _print_warnings(console, list(dict.fromkeys(w for run in result.runs for w in run.warnings)))
+            _print_warnings(console, merge_warnings(result.runs))
         case Goodput():
             console.print(_probe_table(result))
             _print_goodput(console, result)

@@ -7,10 +7,11 @@ test, normal approximation, for drift. Draws are seeded.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from statistics import NormalDist, fmean, median, stdev
 
-from ..result import Interval
+from ..result import Interval, Run
 from .histogram import rank
 from .plan import generator
 
@@ -50,6 +51,18 @@ def ratio_of_medians(baseline: Sequence[float], candidate: Sequence[float], seed
     tail = (1 - CONFIDENCE) / 2
     low, high = ratios[rank(len(ratios), tail) - 1], ratios[rank(len(ratios), 1 - tail) - 1]
     return median(candidate) / median(baseline), low, high
+
+
+def merge_warnings(runs: Sequence[Run]) -> list[str]:
+    """One warning of each kind (texts that differ in their numbers only), and how many runs had it."""
+    by_kind: dict[str, list[str]] = {}
+    for run in runs:
+        for warning in run.warnings:
+            by_kind.setdefault(re.sub(r"[0-9.]+", "#", warning), []).append(warning)
+    return [
+        found[0] if len(runs) == 1 else f"{found[0]} (In {len(found)} of {len(runs)} runs.)"
+        for found in by_kind.values()
+    ]
 
 
 def can_decide(num_repeats: int) -> bool:
