@@ -8,27 +8,30 @@ import numpy as np
 
 from tokenmill.formats.checkpoint import Checkpoint
 from tokenmill.formats.tensor import Tensor
-from tokenmill.models.config import ModelConfig, RopeConfig
+from tokenmill.models.config import LayerConfig, ModelConfig, RopeConfig
+from tokenmill.models.families import GGUF_FAMILIES, HF_FAMILIES
 from tokenmill.models.weights import expected_shapes
 
 VOCAB_SIZE = 96
 
 
 def tiny_config(*, tied: bool = False, interleaved: bool = False, rope: RopeConfig | None = None) -> ModelConfig:
+    architecture = "llama" if interleaved else "LlamaForCausalLM"
     return ModelConfig(
-        architecture="llama" if interleaved else "LlamaForCausalLM",
-        num_layers=2,
+        architecture=architecture,
+        family=(GGUF_FAMILIES | HF_FAMILIES)[architecture],
+        layers=(LayerConfig(0, rope or RopeConfig(10000.0)),) * 2,
         width=64,
         ffn_width=96,
         vocab_size=VOCAB_SIZE,
         num_heads=4,
         num_kv_heads=2,
         head_dim=16,
+        rotary_dim=16,
         norm_eps=1e-5,
-        rope=rope or RopeConfig(10000.0),
         max_context=256,
         tied_embeddings=tied,
-        interleaved_heads=interleaved,
+        attention_scale=0.25,
     )
 
 
@@ -62,7 +65,7 @@ def _metadata(kind: str, config: ModelConfig) -> dict[str, object]:
             "vocab_size": config.vocab_size,
             "max_position_embeddings": config.max_context,
             "tie_word_embeddings": config.tied_embeddings,
-            "rope_parameters": {"rope_type": "default", "rope_theta": config.rope.base},
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
         }
     return {
         "general.architecture": "llama",
@@ -72,7 +75,7 @@ def _metadata(kind: str, config: ModelConfig) -> dict[str, object]:
         "llama.attention.head_count": config.num_heads,
         "llama.attention.head_count_kv": config.num_kv_heads,
         "llama.attention.layer_norm_rms_epsilon": config.norm_eps,
-        "llama.rope.freq_base": config.rope.base,
+        "llama.rope.freq_base": 10000.0,
         "llama.rope.dimension_count": config.head_dim,
         "llama.context_length": config.max_context,
     }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from tiny import tiny_checkpoint, tiny_config
@@ -47,7 +49,7 @@ def test_reads_rope_of_config_json(given, expected):
     checkpoint = tiny_checkpoint()
     del checkpoint.metadata["rope_parameters"]
     checkpoint.metadata |= given
-    assert config_from_checkpoint(checkpoint).rope == expected
+    assert config_from_checkpoint(checkpoint).layers[0].rope == expected
 
 
 def test_reads_gguf_head_size_and_linear_rope():
@@ -61,33 +63,52 @@ def test_reads_gguf_head_size_and_linear_rope():
         "llama.rope.scaling.factor": 2.0,
     }
     config = config_from_checkpoint(checkpoint)
-    assert (config.head_dim, config.rope) == (32, RopeConfig(10000.0, "linear", 2.0))
+    assert (config.head_dim, config.layers[0].rope) == (32, RopeConfig(10000.0, "linear", 2.0))
 
 
-def test_sliding_window_bounds_the_context():
-    """Within its window, windowed attention is full attention; beyond it the model is not offered."""
+def test_windows_by_layer():
+    """Every layer of a Mistral has the window, every second of a Gemma 2; a list of layer types decides otherwise."""
     checkpoint = tiny_checkpoint()
-    checkpoint.metadata |= {"architectures": ["MistralForCausalLM"], "sliding_window": 100}
-    assert config_from_checkpoint(checkpoint).max_context == 100
-    checkpoint.metadata["sliding_window"] = None
-    assert config_from_checkpoint(checkpoint).max_context == 256
+
+    def windows(**given):
+        return [layer.window for layer in config_from_checkpoint(replace_metadata(checkpoint, **given)).layers]
+
+    assert windows(sliding_window=100) == [0, 0], "a Llama has no windows"
+    assert windows(architectures=["MistralForCausalLM"], sliding_window=100) == [100, 100]
+    assert windows(architectures=["MistralForCausalLM"], sliding_window=None) == [0, 0]
+    assert windows(architectures=["Gemma2ForCausalLM"], sliding_window=8) == [8, 0]
+    assert windows(architectures=["Gemma2ForCausalLM"], layer_types=["full_attention", "sliding_attention"]) == [
+        0,
+        4096,
+    ]
+    qwen = {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 8, "max_window_layers": 1}
+    assert windows(**qwen) == [0, 0]
+    assert windows(**qwen, use_sliding_window=True) == [0, 8]
+
+
+def replace_metadata(checkpoint, **given):
+    return dataclasses.replace(checkpoint, metadata=checkpoint.metadata | given)
 
 
 @pytest.mark.parametrize(
     ("kind", "given", "named"),
     [
-        ("gguf", {"general.architecture": "mamba"}, "'mamba' is not supported .supported: llama"),
+        ("gguf", {"general.architecture": "mamba"}, "'mamba' is not supported .supported: .*llama"),
         ("gguf", {"llama.expert_count": 8}, "llama.expert_count = 8: experts"),
-        ("gguf", {"llama.rope.dimension_count": 8}, "llama.rope.dimension_count = 8"),
-        ("gguf", {"llama.rope.scaling.type": "yarn"}, "'yarn'"),
+        ("gguf", {"llama.rope.dimension_count": 7}, "RoPE on 7 of 16 channels"),
+        ("gguf", {"llama.rope.scaling.type": "su"}, "'su'"),
         ("gguf", {"llama.block_count": 0}, "llama.block_count must be a positive integer, got 0"),
         ("gguf", {"llama.feed_forward_length": [96, 96]}, "llama.feed_forward_length must be a positive integer"),
         ("gguf", {"llama.rope.freq_base": "x"}, "llama.rope.freq_base must be a number"),
         ("hf", {"architectures": ["GPT2LMHeadModel"]}, "'GPT2LMHeadModel' is not supported"),
         ("hf", {"architectures": []}, "'' is not supported"),
-        ("hf", {"attention_bias": True}, "attention biases are not supported"),
+        (
+            "hf",
+            {"architectures": ["StableLmForCausalLM"], "qk_layernorm": True},
+            "norms of each head are not supported",
+        ),
         ("hf", {"hidden_act": "gelu"}, "activation 'gelu'"),
-        ("hf", {"rope_parameters": {"rope_type": "dynamic"}}, "'dynamic' is not supported"),
+        ("hf", {"rope_parameters": {"rope_type": "proportional", "factor": 2}}, "'proportional' is not"),
         ("hf", {"num_key_value_heads": 3}, "4 heads do not divide into 3 KV heads"),
         ("hf", {"head_dim": 15}, "head size 15 must be even"),
         ("hf", {"hidden_size": None}, "hidden_size must be a positive integer, got None"),

@@ -26,7 +26,7 @@ def plain_logits(checkpoint, tokens: list[int]) -> np.ndarray:
         return x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + config.norm_eps) * weight
 
     def rotate(x_TC):
-        angles = np.arange(len(x_TC))[:, None] * rope_frequencies(config.rope, config.head_dim)
+        angles = np.arange(len(x_TC))[:, None] * rope_frequencies(config.layers[0].rope, config.head_dim)
         pairs = x_TC.reshape(len(x_TC), -1, 2) if gguf else x_TC.reshape(len(x_TC), 2, -1).swapaxes(1, 2)
         turned = (pairs[..., 0] + 1j * pairs[..., 1]) * np.exp(1j * angles)
         return np.concatenate([turned.real, turned.imag], axis=1)  # one order for q and k: scores do not see it

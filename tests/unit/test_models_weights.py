@@ -36,10 +36,10 @@ def test_stacks_neighbours():
     weights = _load(checkpoint)
     at = "model.layers.1."
     qkv = [_values(checkpoint, f"{at}self_attn.{x}_proj.weight") for x in "qkv"]
-    assert np.array_equal(_matrix(weights.layers[1].qkv), np.concatenate(qkv))
+    assert np.array_equal(_matrix(weights.layers[1].qkv.weight), np.concatenate(qkv))
     gate_up = [_values(checkpoint, f"{at}mlp.{x}_proj.weight") for x in ("gate", "up")]
-    assert np.array_equal(_matrix(weights.layers[1].gate_up), np.concatenate(gate_up))
-    assert np.array_equal(_matrix(weights.layers[1].down), _values(checkpoint, f"{at}mlp.down_proj.weight"))
+    assert np.array_equal(_matrix(weights.layers[1].gate_up.weight), np.concatenate(gate_up))
+    assert np.array_equal(_matrix(weights.layers[1].down.weight), _values(checkpoint, f"{at}mlp.down_proj.weight"))
     assert weights.head is weights.embed
     assert weights.num_bytes == sum(len(t.data) for t in checkpoint.tensors.values())
 
@@ -55,7 +55,7 @@ def test_untied_head_and_redundant_head():
 def test_gguf_heads_become_half_split():
     """Pair (2i, 2i + 1) of each q and k head moves to (i, i + C/2); v rows stay."""
     checkpoint = tiny_checkpoint(kind="gguf")
-    loaded = _matrix(_load(checkpoint).layers[0].qkv)
+    loaded = _matrix(_load(checkpoint).layers[0].qkv.weight)
     q, k, v = (_values(checkpoint, f"blk.0.attn_{x}.weight") for x in "qkv")
     for stored, first in ((q, 0), (k, 64)):
         for head in range(len(stored) // 16):
@@ -76,7 +76,7 @@ def test_moves_quantised_rows_whole():
     checkpoint.tensors[name] = Tensor(name, "q8_0", (64, 64), memoryview(blocks.reshape(-1).view(np.uint8)))
     decoded = (blocks["q"] * blocks["d"].astype(np.float32)[..., None]).reshape(64, 64)
     expected = decoded.reshape(4, 8, 2, 64).swapaxes(1, 2).reshape(64, 64)
-    loaded = _load(checkpoint).layers[0].qkv
+    loaded = _load(checkpoint).layers[0].qkv.weight
     assert np.array_equal(_matrix(loaded)[:64], expected)
     assert [quantised for _, quantised in loaded.runs] == [True, False]
 
@@ -88,7 +88,7 @@ def test_other_kinds_are_dequantised_exactly():
     blocks = np.zeros((64, 3), np.dtype([("d", "<f2"), ("high", "<u4"), ("low", "u1", 16)]))
     blocks["d"], blocks["low"] = 0.5, 0x21  # codes 1 (first 16) and 2 (last 16), all below 16
     checkpoint.tensors[name] = Tensor(name, "q5_0", (64, 96), memoryview(blocks.reshape(-1).view(np.uint8)))
-    down = _load(checkpoint).layers[0].down
+    down = _load(checkpoint).layers[0].down.weight
     assert set(np.unique(_matrix(down))) == {0.5 * (1 - 16), 0.5 * (2 - 16)}
     assert not down.runs[0][1], "float32 weights take exact activations"
 
@@ -123,7 +123,7 @@ def test_rope_frequencies():
     plain = rope_frequencies(RopeConfig(100.0), 8)
     np.testing.assert_allclose(plain, [100.0 ** (-i / 4) for i in range(4)])
     np.testing.assert_allclose(rope_frequencies(RopeConfig(100.0, "linear", 4.0), 8), plain / 4)
-    np.testing.assert_allclose(rope_frequencies(RopeConfig(100.0), 8, np.array([1, 2, 4, 8.0])), plain / [1, 2, 4, 8])
+    np.testing.assert_allclose(rope_frequencies(RopeConfig(100.0, divisors=(1, 2, 4, 8)), 8), plain / [1, 2, 4, 8])
 
     scaled = rope_frequencies(RopeConfig(10000.0, "llama3", 8.0, 1.0, 4.0, 64), 32)
     for i, got in enumerate(scaled):

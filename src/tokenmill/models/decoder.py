@@ -1,43 +1,91 @@
 """The decoder's forward pass, in the seam's plain functions.
 
 A backend may run this once on a recorder and replay what it saw, so nothing here may branch on a batch's content, and
-fusing neighbours is the backend's business. A layer is `attention` then `ffn`: the border between them is where a layer
-can be cut across machines.
+fusing neighbours is the backend's business. What a family has differently is seen here as a weight that is there or
+not, or a number of the config. A layer is `attention` then `ffn`: the border between them is where a layer can be cut
+across machines.
 
-    T tokens  L rows that want logits  D width  W fused qkv width  V vocabulary
+    T tokens  L rows that want logits  D model width  W fused qkv width  F FFN width  V vocabulary
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ..ops.api import Array, Ops
 from .config import ModelConfig
-from .weights import LayerWeights, ModelWeights
+from .weights import LayerWeights, Linear, ModelWeights, Norm
 
 
-def forward(ops: Ops, config: ModelConfig, weights: ModelWeights, rope_PC: Array, kv: Any, batch: Any) -> Array:
-    """Logits [L, V] of the batch's logit rows; writes the KV of all its tokens."""
-    x_TD = ops.embed(weights.embed, batch.tokens_T)
+def forward(
+    ops: Ops, config: ModelConfig, weights: ModelWeights, ropes: Sequence[Array | None], kv: Any, batch: Any
+) -> Array:
+    """Logits [L, V] of the batch's logit rows; writes the KV of all its tokens. `ropes`: each layer's table."""
+    x_TD = _scaled(ops, ops.embed(weights.embed, batch.tokens_T), config.embed_scale)
     for index, layer in enumerate(weights.layers):
-        x_TD = ops.add(x_TD, attention(ops, config, index, layer, rope_PC, kv, batch, x_TD))
-        x_TD = ops.add(x_TD, ffn(ops, config, layer, x_TD))
+        mixed_TD = attention(ops, config, index, layer, ropes[index], kv, batch, x_TD)
+        x_TD = ops.add(x_TD, _scaled(ops, mixed_TD, config.residual_scale))
+        x_TD = ops.add(x_TD, _scaled(ops, ffn(ops, config, layer, x_TD), config.residual_scale))
     x_LD = ops.gather_rows(x_TD, batch.logit_rows_L)
-    return ops.linear(ops.rms_norm(x_LD, weights.final_norm, config.norm_eps), weights.head)
+    logits_LV = ops.linear(_norm(ops, config, weights.final_norm, x_LD), weights.head)
+    logits_LV = _scaled(ops, logits_LV, config.logit_scale)
+    return ops.soft_cap(logits_LV, config.logit_cap) if config.logit_cap else logits_LV
 
 
 def attention(
-    ops: Ops, config: ModelConfig, index: int, layer: LayerWeights, rope_PC: Array, kv: Any, batch: Any, x_TD: Array
+    ops: Ops,
+    config: ModelConfig,
+    index: int,
+    layer: LayerWeights,
+    rope_PR: Array | None,
+    kv: Any,
+    batch: Any,
+    x_TD: Array,
 ) -> Array:
     """[T, D] to be added to x. Every token's KV is written before any is read."""
-    normed_TD = ops.rms_norm(x_TD, layer.attn_norm, config.norm_eps)
-    qkv_TW = ops.rope(ops.linear(normed_TD, layer.qkv), batch.positions_T, rope_PC, config.heads)
-    ops.write_kv(kv, index, qkv_TW, batch, config.heads)
-    mixed = ops.paged_attention(kv, index, qkv_TW, batch, config.heads, config.head_dim**-0.5)
-    return ops.linear(mixed, layer.output)
+    heads = config.heads
+    qkv_TW = _linear(ops, layer.qkv, _norm(ops, config, layer.attn_norm, x_TD))
+    if layer.q_norm is not None:
+        qkv_TW = ops.norm_heads(qkv_TW, layer.q_norm, layer.k_norm, heads, config.norm_eps)
+    if rope_PR is not None:
+        qkv_TW = ops.rope(qkv_TW, batch.positions_T, rope_PR, heads)
+    ops.write_kv(kv, index, qkv_TW, batch, heads)
+    mixed_TD = ops.paged_attention(
+        kv,
+        index,
+        qkv_TW,
+        batch,
+        heads,
+        config.attention_scale,
+        window=config.layers[index].window,
+        soft_cap=config.attention_cap,
+    )
+    return _norm(ops, config, layer.attn_post_norm, _linear(ops, layer.output, mixed_TD))
 
 
 def ffn(ops: Ops, config: ModelConfig, layer: LayerWeights, x_TD: Array) -> Array:
     """[T, D] to be added to x."""
-    normed_TD = ops.rms_norm(x_TD, layer.ffn_norm, config.norm_eps)
-    return ops.linear(ops.silu_mul(ops.linear(normed_TD, layer.gate_up)), layer.down)
+    hidden = _linear(ops, layer.gate_up, _norm(ops, config, layer.ffn_norm, x_TD))
+    if not config.family.gated:
+        hidden_TF = ops.gelu(hidden)
+    else:
+        hidden_TF = ops.gelu_mul(hidden) if config.activation == "gelu" else ops.silu_mul(hidden)
+    return _norm(ops, config, layer.ffn_post_norm, _linear(ops, layer.down, hidden_TF))
+
+
+def _norm(ops: Ops, config: ModelConfig, norm: Norm | None, x: Array) -> Array:
+    if norm is None:
+        return x
+    if norm.bias is None:
+        return ops.rms_norm(x, norm.weight, config.norm_eps)
+    return ops.layer_norm(x, norm.weight, norm.bias, config.norm_eps)
+
+
+def _linear(ops: Ops, linear: Linear, x: Array) -> Array:
+    out = ops.linear(x, linear.weight)
+    return out if linear.bias is None else ops.add_bias(out, linear.bias)
+
+
+def _scaled(ops: Ops, x: Array, factor: float) -> Array:
+    return x if factor == 1 else ops.scale(x, factor)

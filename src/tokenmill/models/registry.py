@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import struct
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ from ..core.block import KVGroup
 from ..formats.checkpoint import Checkpoint
 from ..ops.api import Array, Ops
 from . import decoder
-from .config import ModelConfig, config_from_checkpoint
+from .config import ModelConfig, RopeConfig, config_from_checkpoint
 from .rope import rope_frequencies, rope_table
 from .weights import ModelWeights, load_weights
 
@@ -19,20 +20,21 @@ from .weights import ModelWeights, load_weights
 class Model:
     """Packed weights and how to run them.
 
+    ropes         each layer's RoPE table; layers with equal settings share one
     num_bytes     memory the packed weights and tables take (an estimate made by the backend)
-    rope_digest   hex digest of the RoPE frequencies: two models with equal weights may differ in it
+    rope_digest   hex digest of the RoPE tables' frequencies and scales: two models with equal weights may differ in it
     """
 
     config: ModelConfig
     kv_group: KVGroup
     weights: ModelWeights
-    rope_PC: Array
+    ropes: tuple[Array | None, ...]
     rope_digest: str
     num_bytes: int
 
     def forward(self, ops: Ops, kv: Any, batch: Any) -> Array:
         """Logits [L, V]; see decoder.forward."""
-        return decoder.forward(ops, self.config, self.weights, self.rope_PC, kv, batch)
+        return decoder.forward(ops, self.config, self.weights, self.ropes, kv, batch)
 
 
 def load_model(
@@ -49,13 +51,21 @@ def load_model(
     """
     config = config_from_checkpoint(checkpoint)
     weights = load_weights(checkpoint, config, ops)
-    frequencies = rope_frequencies(config.rope, config.head_dim, weights.rope_factors)
-    table = rope_table(frequencies, max_model_len or config.max_context)
+    num_positions = max_model_len or config.max_context
+    tables: dict[RopeConfig, Array] = {}
+    digest = hashlib.sha256()
+    num_table_bytes = 0
+    for rope in dict.fromkeys(layer.rope for layer in config.layers if layer.rope is not None):
+        frequencies = rope_frequencies(rope, config.rotary_dim, num_positions)
+        digest.update(frequencies.tobytes() + struct.pack("<d", rope.cos_scale))
+        table = rope_table(frequencies, num_positions, rope.cos_scale)
+        tables[rope] = ops.vector(table)
+        num_table_bytes += table.nbytes
     return Model(
         config=config,
         kv_group=KVGroup("full", config.num_layers, config.num_kv_heads, config.head_dim, block_size, kv_dtype),
         weights=weights,
-        rope_PC=ops.vector(table),
-        rope_digest=hashlib.sha256(frequencies.tobytes()).hexdigest(),
-        num_bytes=weights.num_bytes + table.nbytes,
+        ropes=tuple(None if layer.rope is None else tables[layer.rope] for layer in config.layers),
+        rope_digest=digest.hexdigest(),
+        num_bytes=weights.num_bytes + num_table_bytes,
     )

@@ -1,7 +1,9 @@
 """The table of RoPE cosines and sines, computed once per model in float64.
 
-RoFormer (Su et al., 2021); 'linear' is position interpolation (Chen et al., 2023); 'llama3' is the wavelength-dependent
-scaling published with Llama 3.1.
+RoFormer (Su et al., 2021); 'linear' is position interpolation (Chen et al., 2023); 'dynamic' and 'yarn' are described
+in YaRN (Peng et al., 2023), 'longrope' in LongRoPE (Ding et al., 2024); 'llama3' is the wavelength-dependent scaling
+published with Llama 3.1. Factors that depend on length are fixed by the number of positions the table is made for, so
+that a position's cosines never change while a model is served; their digest is part of the numerics id.
 """
 
 from __future__ import annotations
@@ -13,9 +15,14 @@ import numpy as np
 from .config import RopeConfig
 
 
-def rope_frequencies(rope: RopeConfig, head_dim: int, factors: np.ndarray | None = None) -> np.ndarray:
-    """Radians per position of each of the C/2 pairs, float64. `factors` (a checkpoint's own table) divide them."""
-    frequencies = rope.base ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
+def rope_frequencies(rope: RopeConfig, num_turned: int, num_positions: int = 0) -> np.ndarray:
+    """Radians per position of each of the R/2 pairs, float64, in a model that serves `num_positions` positions."""
+    base = rope.base
+    if rope.scaling == "dynamic" and num_turned > 2:
+        length = max(num_positions, rope.original_context)
+        stretch = rope.factor * length / rope.original_context - (rope.factor - 1)
+        base *= stretch ** (num_turned / (num_turned - 2))
+    frequencies = base ** (-np.arange(0, num_turned, 2, dtype=np.float64) / num_turned)
     if rope.scaling == "linear":
         frequencies = frequencies / rope.factor
     elif rope.scaling == "llama3":
@@ -24,10 +31,31 @@ def rope_frequencies(rope: RopeConfig, head_dim: int, factors: np.ndarray | None
         # 0 for wavelengths longer than original / low, 1 for those shorter than original / high
         kept = np.clip((rope.original_context / wavelengths - low) / (high - low), 0, 1)
         frequencies = (1 - kept) * frequencies / rope.factor + kept * frequencies
-    return frequencies if factors is None else frequencies / factors
+    elif rope.scaling == "yarn":
+        kept = _yarn_share(rope, num_turned)
+        frequencies = (1 - kept) * frequencies / rope.factor + kept * frequencies
+    elif rope.scaling == "longrope":
+        long = num_positions > rope.original_context
+        frequencies = frequencies / np.array(rope.long_divisors if long else rope.short_divisors)
+    return frequencies / np.array(rope.divisors) if rope.divisors else frequencies
 
 
-def rope_table(frequencies: np.ndarray, num_positions: int) -> np.ndarray:
-    """float32 [P, C]: row p holds the cosines of the C/2 pairs, then the sines."""
+def _yarn_share(rope: RopeConfig, num_turned: int) -> np.ndarray:
+    """How much of each pair's own frequency is kept: 1 for the fast pairs, falling over a ramp to 0."""
+
+    def pair_that_turns(times: float) -> float:
+        radians = rope.original_context / (times * 2 * math.pi)
+        return num_turned * math.log(radians) / (2 * math.log(rope.base))
+
+    first, last = pair_that_turns(rope.fast_turns), pair_that_turns(rope.slow_turns)
+    if rope.whole_pairs:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, num_turned - 1)
+    width = last - first if last != first else 0.001
+    return 1 - np.clip((np.arange(num_turned // 2) - first) / width, 0, 1)
+
+
+def rope_table(frequencies: np.ndarray, num_positions: int, scale: float = 1.0) -> np.ndarray:
+    """float32 [P, R]: row p holds the cosines of the R/2 pairs, then the sines, times `scale`."""
     angles = np.arange(num_positions)[:, None] * frequencies
-    return np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+    return (scale * np.concatenate([np.cos(angles), np.sin(angles)], axis=1)).astype(np.float32)

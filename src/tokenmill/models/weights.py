@@ -1,8 +1,8 @@
 """From a checkpoint's tensors to packed weights: names to roles, shapes checked, neighbours stacked.
 
-q, k, v become one matrix and gate, up another, so that a layer has four linears. Rows of GGUF's q and k, which are
-ordered for interleaved RoPE pairs, are put back in half-split order by moving raw rows: no value changes. Tensor kinds
-that the kernels do not take are dequantised to float32, which is exact and costs 4 bytes a value.
+q, k, v become one matrix and gate, up another, so that a layer has four linears. Rows of q and k that are ordered for
+interleaved RoPE pairs are put back in half-split order by moving raw rows: no value changes. Tensor kinds that the
+kernels do not take are dequantised to float32, which is exact and costs 4 bytes a value.
 """
 
 from __future__ import annotations
@@ -17,160 +17,196 @@ from ..formats.ggml import dequantise
 from ..formats.tensor import Tensor
 from ..ops.api import Array, Ops, RawTensor, Weight
 from .config import ModelConfig
+from .families import GLOBAL_NAMES, LAYER_NAMES
 
 PACKED_KINDS = frozenset({"f32", "f16", "bf16", "q4_0", "q4_1", "q8_0"})
 _NAMED_IN_ERRORS = 6
 
-GLOBAL_NAMES = {
-    "gguf": {
-        "embed": "token_embd.weight",
-        "final_norm": "output_norm.weight",
-        "head": "output.weight",
-    },
-    "hf": {
-        "embed": "model.embed_tokens.weight",
-        "final_norm": "model.norm.weight",
-        "head": "lm_head.weight",
-    },
-}
-LAYER_NAMES = {
-    "gguf": {
-        "attn_norm": "blk.{}.attn_norm.weight",
-        "q": "blk.{}.attn_q.weight",
-        "k": "blk.{}.attn_k.weight",
-        "v": "blk.{}.attn_v.weight",
-        "output": "blk.{}.attn_output.weight",
-        "ffn_norm": "blk.{}.ffn_norm.weight",
-        "gate": "blk.{}.ffn_gate.weight",
-        "up": "blk.{}.ffn_up.weight",
-        "down": "blk.{}.ffn_down.weight",
-    },
-    "hf": {
-        "attn_norm": "model.layers.{}.input_layernorm.weight",
-        "q": "model.layers.{}.self_attn.q_proj.weight",
-        "k": "model.layers.{}.self_attn.k_proj.weight",
-        "v": "model.layers.{}.self_attn.v_proj.weight",
-        "output": "model.layers.{}.self_attn.o_proj.weight",
-        "ffn_norm": "model.layers.{}.post_attention_layernorm.weight",
-        "gate": "model.layers.{}.mlp.gate_proj.weight",
-        "up": "model.layers.{}.mlp.up_proj.weight",
-        "down": "model.layers.{}.mlp.down_proj.weight",
-    },
-}
-ROPE_FACTORS = "rope_freqs.weight"
+_READ_WITH_THE_CONFIG = {"rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"}
 _DERIVED_SUFFIX = "rotary_emb.inv_freq"
 """Buffers that old exporters saved; they follow from the config."""
+_NORMS = {"attn_norm", "ffn_norm", "attn_post_norm", "ffn_post_norm"}
+_STACKED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """bias: of a layer norm; None for an RMS norm."""
+
+    weight: Array
+    bias: Array | None
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    weight: Weight
+    bias: Array | None
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    attn_norm: Array
-    qkv: Weight
-    output: Weight
-    ffn_norm: Array
-    gate_up: Weight
-    down: Weight
+    """What a family lacks is None. gate_up: the up matrix alone where nothing is gated."""
+
+    attn_norm: Norm | None
+    qkv: Linear
+    q_norm: Array | None
+    k_norm: Array | None
+    output: Linear
+    attn_post_norm: Norm | None
+    ffn_norm: Norm | None
+    gate_up: Linear
+    down: Linear
+    ffn_post_norm: Norm | None
 
 
 @dataclass(frozen=True, slots=True)
 class ModelWeights:
-    """`head` is `embed` itself where the embeddings are tied. `rope_factors` float64 [C/2] or None."""
+    """`head` is `embed` itself where the embeddings are tied."""
 
     embed: Weight
     layers: tuple[LayerWeights, ...]
-    final_norm: Array
+    final_norm: Norm
     head: Weight
-    rope_factors: np.ndarray | None
     num_bytes: int
 
 
 def load_weights(checkpoint: Checkpoint, config: ModelConfig, ops: Ops) -> ModelWeights:
     """Pack every tensor of `checkpoint`, reading each byte once. Raises BadCheckpoint naming every missing, unexpected
     or misshaped tensor."""
-    names, layer_names = GLOBAL_NAMES[checkpoint.kind], LAYER_NAMES[checkpoint.kind]
-    tensors = checkpoint.tensors
     _check_tensors(checkpoint, config)
-    num_bytes = 0
+    return _Loader(checkpoint, config, ops).load()
 
-    def pack(*parts: RawTensor) -> Weight:
-        nonlocal num_bytes
-        weight = ops.pack(parts)
-        num_bytes += weight.num_bytes
+
+class _Loader:
+    def __init__(self, checkpoint: Checkpoint, config: ModelConfig, ops: Ops) -> None:
+        self._tensors = checkpoint.tensors
+        self._names = layer_names(checkpoint.kind, config)
+        self._global_names = GLOBAL_NAMES[checkpoint.kind]
+        self._config = config
+        self._ops = ops
+        self._num_bytes = 0
+
+    def load(self) -> ModelWeights:
+        config, names = self._config, self._global_names
+        layers = tuple(self._layer(layer) for layer in range(config.num_layers))
+        embed = self._pack(_raw(self._tensors[f"{names['embed']}.weight"]))
+        head = embed if config.tied_embeddings else self._pack(_raw(self._tensors[f"{names['head']}.weight"]))
+        return ModelWeights(embed, layers, self._norm(names["final_norm"]), head, self._num_bytes)
+
+    def _layer(self, layer: int) -> LayerWeights:
+        at = {role: pattern.format(layer) for role, pattern in self._names.items()}
+        roles = self._config.family.layer_roles()
+
+        def norm(role: str) -> Norm | None:
+            return self._norm(at[role]) if role in roles else None
+
+        def head_norm(role: str) -> Array | None:
+            return self._vector(f"{at[role]}.weight", self._config.family.norm_offset) if role in roles else None
+
+        return LayerWeights(
+            attn_norm=norm("attn_norm"),
+            qkv=self._linear(at, "qkv"),
+            q_norm=head_norm("q_norm"),
+            k_norm=head_norm("k_norm"),
+            output=self._linear(at, "output"),
+            attn_post_norm=norm("attn_post_norm"),
+            ffn_norm=norm("ffn_norm"),
+            gate_up=self._linear(at, "gate_up"),
+            down=self._linear(at, "down"),
+            ffn_post_norm=norm("ffn_post_norm"),
+        )
+
+    def _linear(self, at: dict[str, str], role: str) -> Linear:
+        """One matrix of a role, or of the roles stacked to make it, with their biases."""
+        roles = self._config.family.layer_roles()
+        parts = [part for part in _STACKED.get(role, ()) if part in roles] or [role]
+        biased = self._config.biases.intersection(parts)
+        weight = self._pack(*(self._rows(part, _raw(self._tensors[f"{at[part]}.weight"])) for part in parts))
+        if not biased:
+            return Linear(weight, None)
+        columns = [self._bias(part, f"{at[part]}.bias", f"{at[part]}.weight") for part in parts]
+        return Linear(weight, self._keep(np.concatenate(columns)))
+
+    def _bias(self, role: str, name: str, weight_name: str) -> np.ndarray:
+        if role not in self._config.biases:
+            return np.zeros(self._tensors[weight_name].shape[0], np.float32)
+        values = _values(self._tensors[name])
+        rows = self._rows(role, RawTensor("f32", len(values), 1, values.view(np.uint8)))
+        return rows.data.view(np.float32)
+
+    def _rows(self, role: str, part: RawTensor) -> RawTensor:
+        """The role's rows in half-split order."""
+        config = self._config
+        if not config.family.interleaved_heads or role not in ("q", "k"):
+            return part
+        return _half_split(part, config.num_heads if role == "q" else config.num_kv_heads, config.rotary_dim)
+
+    def _norm(self, name: str) -> Norm:
+        weight = self._vector(f"{name}.weight", self._config.family.norm_offset)
+        return Norm(weight, self._vector(f"{name}.bias") if self._config.family.norm == "layer" else None)
+
+    def _vector(self, name: str, offset: float = 0.0) -> Array:
+        values = _values(self._tensors[name])
+        return self._keep(values + np.float32(offset) if offset else values)
+
+    def _keep(self, values: np.ndarray) -> Array:
+        self._num_bytes += values.nbytes
+        return self._ops.vector(values)
+
+    def _pack(self, *parts: RawTensor) -> Weight:
+        weight = self._ops.pack(parts)
+        self._num_bytes += weight.num_bytes
         return weight
 
-    def vector(name: str) -> Array:
-        nonlocal num_bytes
-        values = _values(tensors[name])
-        num_bytes += values.nbytes
-        return ops.vector(values)
 
-    def matrix(name: str) -> RawTensor:
-        return _raw(tensors[name])
-
-    def heads(name: str, num_heads: int) -> RawTensor:
-        return _half_split(matrix(name), num_heads) if config.interleaved_heads else matrix(name)
-
-    layers = []
-    for layer in range(config.num_layers):
-        at = {role: pattern.format(layer) for role, pattern in layer_names.items()}
-        layers.append(
-            LayerWeights(
-                attn_norm=vector(at["attn_norm"]),
-                qkv=pack(heads(at["q"], config.num_heads), heads(at["k"], config.num_kv_heads), matrix(at["v"])),
-                output=pack(matrix(at["output"])),
-                ffn_norm=vector(at["ffn_norm"]),
-                gate_up=pack(matrix(at["gate"]), matrix(at["up"])),
-                down=pack(matrix(at["down"])),
-            )
-        )
-    embed = pack(matrix(names["embed"]))
-    return ModelWeights(
-        embed=embed,
-        layers=tuple(layers),
-        final_norm=vector(names["final_norm"]),
-        head=embed if config.tied_embeddings else pack(matrix(names["head"])),
-        rope_factors=_values(tensors[ROPE_FACTORS]).astype(np.float64) if ROPE_FACTORS in tensors else None,
-        num_bytes=num_bytes,
-    )
+def layer_names(kind: str, config: ModelConfig) -> dict[str, str]:
+    """Role -> pattern of its tensors' names, less '.weight' and '.bias'."""
+    names = LAYER_NAMES[kind] | dict(config.family.names)
+    return {role: names[role] for role in config.family.layer_roles()}
 
 
 def expected_shapes(kind: str, config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Name -> shape of every tensor that a checkpoint of this kind and shape must have."""
-    c = config
+    c, family = config, config.family
     q_width, kv_width = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-    by_role = {
-        "attn_norm": (c.width,),
+    by_role: dict[str, tuple[int, ...]] = {
         "q": (q_width, c.width),
         "k": (kv_width, c.width),
         "v": (kv_width, c.width),
+        "qkv": (q_width + 2 * kv_width, c.width),
         "output": (c.width, q_width),
-        "ffn_norm": (c.width,),
         "gate": (c.ffn_width, c.width),
         "up": (c.ffn_width, c.width),
+        "gate_up": (2 * c.ffn_width, c.width),
         "down": (c.width, c.ffn_width),
-    }
+        "q_norm": (q_width if family.qk_norm == "width" else c.head_dim,),
+        "k_norm": (kv_width if family.qk_norm == "width" else c.head_dim,),
+    } | {role: (c.width,) for role in _NORMS}
     names = GLOBAL_NAMES[kind]
-    shapes: dict[str, tuple[int, ...]] = {
-        names["embed"]: (c.vocab_size, c.width),
-        names["final_norm"]: (c.width,),
-    }
+    shapes: dict[str, tuple[int, ...]] = {f"{names['embed']}.weight": (c.vocab_size, c.width)}
     if not c.tied_embeddings:
-        shapes[names["head"]] = (c.vocab_size, c.width)
+        shapes[f"{names['head']}.weight"] = (c.vocab_size, c.width)
+
+    def expect(name: str, role: str, shape: tuple[int, ...]) -> None:
+        shapes[f"{name}.weight"] = shape
+        if role in c.biases or (role in _NORMS and family.norm == "layer"):
+            shapes[f"{name}.bias"] = shape[:1]
+
+    expect(names["final_norm"], "attn_norm", (c.width,))
     for layer in range(c.num_layers):
-        for role, pattern in LAYER_NAMES[kind].items():
-            shapes[pattern.format(layer)] = by_role[role]
+        for role, pattern in layer_names(kind, config).items():
+            expect(pattern.format(layer), role, by_role[role])
     return shapes
 
 
 def _check_tensors(checkpoint: Checkpoint, config: ModelConfig) -> None:
     expected, tensors = expected_shapes(checkpoint.kind, config), checkpoint.tensors
-    optional: dict[str, tuple[int, ...]] = {ROPE_FACTORS: (config.head_dim // 2,)}
+    optional: dict[str, tuple[int, ...]] = {}
     if config.tied_embeddings:  # some exporters write the tied matrix twice
-        optional[GLOBAL_NAMES[checkpoint.kind]["head"]] = (config.vocab_size, config.width)
+        optional[f"{GLOBAL_NAMES[checkpoint.kind]['head']}.weight"] = (config.vocab_size, config.width)
     missing = [name for name in expected if name not in tensors]
-    extra = [
-        name for name in tensors if name not in expected and name not in optional and not name.endswith(_DERIVED_SUFFIX)
-    ]
+    ignored = expected.keys() | optional.keys() | _READ_WITH_THE_CONFIG
+    extra = [name for name in tensors if name not in ignored and not name.endswith(_DERIVED_SUFFIX)]
     misshaped = [
         f"{name} {tuple(tensors[name].shape)} instead of {shape}"
         for name, shape in (expected | optional).items()
@@ -199,7 +235,10 @@ def _values(tensor: Tensor) -> np.ndarray:
     return dequantise(tensor.kind, tensor.data, tensor.num_values)
 
 
-def _half_split(part: RawTensor, num_heads: int) -> RawTensor:
-    """Within each head, row 2i + h goes to row h * C/2 + i: pair members move from neighbours to half a head apart."""
-    rows = part.data.reshape(num_heads, -1, 2, part.row_bytes)
-    return RawTensor(part.kind, part.num_rows, part.num_cols, np.ascontiguousarray(rows.swapaxes(1, 2)).reshape(-1))
+def _half_split(part: RawTensor, num_heads: int, num_turned: int) -> RawTensor:
+    """Within each head, row 2i + h of the R that turn goes to row h * R/2 + i: pair members move from neighbours to
+    half of them apart."""
+    rows = part.data.reshape(num_heads, -1, part.row_bytes)
+    turned = rows[:, :num_turned].reshape(num_heads, -1, 2, part.row_bytes).swapaxes(1, 2)
+    moved = np.concatenate([turned.reshape(num_heads, num_turned, -1), rows[:, num_turned:]], axis=1)
+    return RawTensor(part.kind, part.num_rows, part.num_cols, moved.reshape(-1))

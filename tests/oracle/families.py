@@ -1,0 +1,126 @@
+"""The families and RoPE scalings that the oracle tests run, and how transformers is asked to make each.
+
+A case is a class name of transformers less 'ForCausalLM', its options beyond the small common shape, and the one-line
+title under which docs/models.md lists it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+SHAPE = {
+    "vocab_size": 160,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+DIVISORS = [1.0 + 0.3 * i for i in range(8)]
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 1.0,
+    "short_factor": DIVISORS,
+    "long_factor": [2 * divisor for divisor in DIVISORS],
+    "original_max_position_embeddings": 128,
+}
+SLIDING = {"sliding_window": 8}
+
+
+@dataclass(frozen=True)
+class Case:
+    """max_model_len: what our side is told to serve; it decides length-dependent RoPE."""
+
+    title: str
+    family: str
+    options: dict[str, Any] = field(default_factory=dict)
+    max_model_len: int = 64
+
+
+def rope(**parameters: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_theta": 10000.0, **parameters}}
+
+
+CASES = (
+    Case("Llama 2", "Llama", {"num_key_value_heads": 4, "tie_word_embeddings": False}),
+    Case("Llama 3 (grouped queries)", "Llama", {"tie_word_embeddings": False}),
+    Case("Llama 3.1, 3.2 (llama3 RoPE)", "Llama", {"rope_parameters": LLAMA3, "tie_word_embeddings": True}),
+    Case("Llama, linear RoPE", "Llama", rope(rope_type="linear", factor=4.0)),
+    Case("Llama, dynamic NTK RoPE, within its context", "Llama", rope(rope_type="dynamic", factor=4.0)),
+    Case("Llama, YaRN", "Llama", {"rope_parameters": YARN}),
+    Case("Llama, YaRN with mscale", "Llama", {"rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.5}}),
+    Case("Llama, wide heads, biases", "Llama", {"head_dim": 32, "attention_bias": True, "mlp_bias": True}),
+    Case("SmolLM2", "Llama", {"num_key_value_heads": 1, "tie_word_embeddings": True}),
+    Case("SmolLM3 (layers without RoPE)", "SmolLM3"),
+    Case("Mistral, sliding window", "Mistral", SLIDING),
+    Case("Mistral, no window", "Mistral", {"sliding_window": None}),
+    Case(
+        "Ministral (windows by layer type)",
+        "Ministral",
+        SLIDING | {"head_dim": 16, "layer_types": ["full_attention", "sliding_attention"] * 2},
+    ),
+    Case("Qwen2, Qwen2.5", "Qwen2"),
+    Case("Qwen2, sliding window", "Qwen2", SLIDING | {"use_sliding_window": True, "max_window_layers": 2}),
+    Case("Qwen2.5 with YaRN", "Qwen2", {"rope_parameters": YARN}),
+    Case("Qwen3", "Qwen3", {"head_dim": 32}),
+    Case("Gemma", "Gemma", {"head_dim": 32}),
+    Case("Gemma 2", "Gemma2", SLIDING | {"head_dim": 32, "query_pre_attn_scalar": 24}),
+    Case(
+        "Gemma 2, tight caps",
+        "Gemma2",
+        SLIDING | {"head_dim": 32, "attn_logit_softcapping": 1.0, "final_logit_softcapping": 2.0},
+    ),
+    Case("Gemma 3", "Gemma3", SLIDING | {"head_dim": 32, "num_hidden_layers": 7}),
+    Case(
+        "Gemma 3, long context",
+        "Gemma3",
+        SLIDING
+        | {
+            "head_dim": 32,
+            "num_hidden_layers": 7,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
+    Case("Phi-3", "Phi3", SLIDING),
+    Case(
+        "Phi-3 128k (longrope, short)", "Phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 128}
+    ),
+    Case("Phi-4-mini (partial RoPE)", "Phi3", rope(rope_type="default", partial_rotary_factor=0.75) | {"head_dim": 32}),
+    Case("OLMo 2", "Olmo2"),
+    Case("OLMo 3", "Olmo3", SLIDING),
+    Case(
+        "Granite 3",
+        "Granite",
+        {
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.4,
+            "attention_multiplier": 0.1,
+            "logits_scaling": 2.0,
+        },
+    ),
+    Case("StarCoder2", "Starcoder2", SLIDING),
+    Case("StableLM 2", "StableLm", {"use_qkv_bias": True}),
+    Case("Helium", "Helium", {"head_dim": 16}),
+    Case("GLM-4", "Glm4", {"head_dim": 16, "attention_bias": True}),
+    Case("EXAONE 4", "Exaone4", SLIDING),
+    Case("EXAONE 4, no windows", "Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 4}),
+    Case("Seed-OSS", "SeedOss", {"head_dim": 16, "attention_bias": True}),
+)
