@@ -83,9 +83,10 @@ CASES = (
     Case(
         "Gemma 2, tight caps",
         "Gemma2",
-        SLIDING | {"head_dim": 32, "attn_logit_softcapping": 1.0, "final_logit_softcapping": 2.0},
+        SLIDING
+        | {"head_dim": 32, "query_pre_attn_scalar": 32, "attn_logit_softcapping": 1.0, "final_logit_softcapping": 2.0},
     ),
-    Case("Gemma 3", "Gemma3", SLIDING | {"head_dim": 32, "num_hidden_layers": 7}),
+    Case("Gemma 3", "Gemma3", SLIDING | {"head_dim": 32, "query_pre_attn_scalar": 32, "num_hidden_layers": 7}),
     Case(
         "Gemma 3, long context",
         "Gemma3",
@@ -93,6 +94,7 @@ CASES = (
         | {
             "head_dim": 32,
             "num_hidden_layers": 7,
+            "query_pre_attn_scalar": 32,
             "rope_parameters": {
                 "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
                 "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},

@@ -129,7 +129,7 @@ def _from_gguf(checkpoint: Checkpoint) -> ModelConfig:
         ModelConfig(
             architecture=architecture,
             family=family,
-            layers=_layers(family, windows, rope, RopeConfig(local_base), set()),
+            layers=_layers(family, windows, rope, RopeConfig(local_base), None),
             width=width,
             ffn_width=fields.count("feed_forward_length"),
             vocab_size=table.shape[0],

@@ -1,0 +1,30 @@
+"""The same families from GGUF: a checkpoint converted as llama.cpp's converter would gives transformers' logits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from families import CASES, Case
+from gguf_families import ARCHITECTURES, convert
+from test_families import LENGTH, TOLERANCE, make_model, our_logits, random_tokens, their_logits
+
+from tokenmill.ops.reference import ReferenceOps
+
+_SKIPPED = {
+    "Mistral, sliding window": "the architecture 'llama' has no windows",
+    "Qwen2, sliding window": "the architecture 'qwen2' has no windows",
+    "Llama, dynamic NTK RoPE, within its context": "GGUF has no such scaling",
+    "Llama, YaRN with mscale": "GGUF has no such keys",
+    "Gemma 2": "GGUF derives the scale of queries from the head size",
+}
+GGUF_CASES = [case for case in CASES if case.family in ARCHITECTURES and case.title not in _SKIPPED]
+
+
+@pytest.mark.parametrize("case", GGUF_CASES, ids=lambda case: case.title.replace(" ", "_"))
+def test_logits_from_gguf(case: Case, tmp_path):
+    theirs = make_model(case, tmp_path)
+    path = convert(tmp_path, case.family, tmp_path / "model.gguf")
+    tokens = random_tokens(2, LENGTH)
+    ours = our_logits(ReferenceOps(exact_activations=True), path, case.max_model_len, tokens)
+    expected = their_logits(theirs, tokens)
+    np.testing.assert_allclose(ours, expected, atol=TOLERANCE * np.abs(expected).max())
