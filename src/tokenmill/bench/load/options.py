@@ -177,8 +177,6 @@ def make_schedule(args: argparse.Namespace) -> Schedule:
 
 def make_plan(args: argparse.Namespace, num: int, seed: int, rate: float | None) -> Plan:
     """The data set that the flags name, `num` requests of it."""
-    if args.dataset_name in ("jsonl", "trace", "servegen") and args.dataset_path is None:
-        raise ConfigError(f"--dataset-name {args.dataset_name} needs --dataset-path.", param="dataset_path")
     lengths = datasets.Lengths(args.random_input_len, args.random_output_len, args.random_range_ratio)
     match args.dataset_name:
         case "random":
@@ -201,6 +199,8 @@ def make_plan(args: argparse.Namespace, num: int, seed: int, rate: float | None)
 
 def make_load(args: argparse.Namespace, argv: Sequence[str], vocabulary: Vocabulary | None) -> Load:
     """The load of the flags. `vocabulary`: of --tokenizer."""
+    if args.dataset_name in ("jsonl", "trace", "servegen") and args.dataset_path is None:
+        raise ConfigError(f"--dataset-name {args.dataset_name} needs --dataset-path.", param="dataset_path")
     schedule = make_schedule(args)
     num = args.num_prompts
     if num is None:

@@ -61,7 +61,7 @@ def parse(text: str) -> Page:
             name = sample.name + _labels(sample.labels)
             if sample.name.endswith(("_created", "_info")):
                 continue
-            if family.type == "counter":
+            if family.type == "counter" or sample.name.endswith("_total"):
                 counters[name] = sample.value
             elif family.type in ("gauge", "unknown"):
                 gauges[name] = sample.value

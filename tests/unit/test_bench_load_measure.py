@@ -1,0 +1,384 @@
+"""The arithmetic of a measurement: percentiles, definitions, intervals, the goodput search and verdicts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import random
+from array import array
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tokenmill.bench.load import goodput, measure
+from tokenmill.bench.load.compare import make_ratio
+from tokenmill.bench.load.datasets import Lengths, random_prompts
+from tokenmill.bench.load.histogram import QUANTILES, SUB_BUCKETS, Histogram, describe, quantile
+from tokenmill.bench.load.player import Played
+from tokenmill.bench.load.scrape import EnergyMeter, difference, find_energy_meter, parse
+from tokenmill.bench.load.show import print_result, runs_of, to_csv
+from tokenmill.bench.load.stats import can_decide, has_grown, mean_interval, rank_test, ratio_of_medians
+from tokenmill.bench.load.stream import Exchange
+from tokenmill.bench.result import Comparison, Probe, Repeats, Run, Sweep
+from tokenmill.core.errors import ConfigError
+
+START_S = 1000.0
+
+
+def exchange(index: int, due: float, sent: float, events: list[float], **fields: Any) -> Exchange:
+    """A finished answer; times from the start of the run."""
+    made = Exchange(index, START_S + due)
+    made.sent_s = START_S + sent
+    made.event_times = array("d", (START_S + at for at in events))
+    made.event_tokens = array("l", fields.pop("counts", [1] * len(events)))
+    made.end_s = START_S + fields.pop("end", events[-1] if events else sent)
+    made.input_tokens = 10
+    made.output_tokens = sum(made.event_tokens)
+    made.finish_reason = "length"
+    if error := fields.pop("error", None):
+        made.fail(error, "why")
+    for name, value in fields.items():
+        setattr(made, name, value)
+    return made
+
+
+def run_of(exchanges: list[Exchange], objectives: dict[str, float] | None = None, **context: Any) -> Run:
+    plan = random_prompts(len(exchanges), 0, Lengths(10, 4))
+    plan = replace(plan, calls=tuple(replace(c, tenant="ab"[c.index % 2]) for c in plan.calls))
+    played = Played(START_S, START_S + 10.0, exchanges, 0.5, 1000, array("d", [1e-4] * 10), False)
+    fields: dict[str, Any] = {
+        "name": "n",
+        "started_at": "",
+        "objectives": objectives or {},
+        "schedule": {"mode": "open", "repeat": 0},
+        "dataset": {"digest": "d"},
+        "endpoint": {},
+        "environment": {},
+        "argv": [],
+    }
+    filled = measure.Context(**(fields | context))
+    return measure.summarise(filled, played, measure.make_rows(plan, played, filled.objectives))
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=300))
+def test_the_histogram_agrees_with_exact_percentiles(values: list[float]) -> None:
+    """Every percentile within half a bucket of the exact one; count, sum, extremes exact."""
+    exact, rough = describe(values), describe(values, max_exact=0)
+    assert rough.num == exact.num == len(values)
+    for name in (*QUANTILES, "mean", "min", "max"):
+        true, seen = getattr(exact, name), getattr(rough, name)
+        assert abs(seen - true) <= max(abs(true) / SUB_BUCKETS, 1e-12), name
+
+
+@given(st.lists(st.floats(0, 10), min_size=1, max_size=50), st.sampled_from(sorted(QUANTILES.values())))
+def test_percentiles_are_nearest_rank(values: list[float], q: float) -> None:
+    """The q-quantile is a value that at least a share q does not exceed, and no smaller value is."""
+    found = quantile(sorted(values), q)
+    share = sum(value <= found for value in values) / len(values)
+    below = sum(value < found for value in values) / len(values)
+    assert found in values and share >= q - 1e-9 and below < q
+
+
+def test_a_large_sample_goes_through_the_histogram() -> None:
+    """Beyond the exact limit, percentiles stay within a thousandth."""
+    rng = random.Random(0)
+    values = [rng.lognormvariate(-4, 1) for _ in range(5000)]
+    exact, rough = describe(values), describe(values, max_exact=1000)
+    assert rough.p99 != exact.p99 and rough.p99 == pytest.approx(exact.p99, rel=1e-3)
+    assert rough.std == pytest.approx(exact.std, rel=1e-6)
+
+
+def test_nothing_has_no_percentiles() -> None:
+    """An empty sample is None all over, not zero; the histogram refuses negative times."""
+    assert describe([]).p50 is None and describe([]).num == 0
+    with pytest.raises(AssertionError):
+        Histogram().add(-1.0)
+
+
+def test_every_quantity_follows_its_definition() -> None:
+    """One request worked out by hand: due at 1, sent 0.5 late, tokens at 2, 2.2, 2.5 (two at once)."""
+    run = run_of([exchange(0, 1.0, 1.5, [2.0, 2.2, 2.5], counts=[1, 1, 2], end=2.6, cached_tokens=4)])
+    for name, wanted in {
+        "ttft_s": 1.0,
+        "ttft_from_send_s": 0.5,
+        "ttst_s": 0.2,
+        "tpot_s": 0.5 / 3,
+        "e2el_s": 1.5,
+        "e2el_from_send_s": 1.0,
+        "normalised_latency_s": 1.5 / 4,
+        "lateness_s": 0.5,
+    }.items():
+        assert getattr(run, name).p50 == pytest.approx(wanted), name
+    assert (run.itl_s.num, run.itl_s.min, run.itl_s.max) == (2, pytest.approx(0.2), pytest.approx(0.3))
+    assert run.duration_s == pytest.approx(1.6) and run.output_tokens_per_s == pytest.approx(4 / 1.6)
+    assert run.input_tokens_per_s == pytest.approx(10 / 1.6) and run.total_tokens_per_s == pytest.approx(14 / 1.6)
+    assert run.tokens_per_event == pytest.approx(4 / 3) and run.prefix_hit_tokens == 4
+    assert run.prefix_hit_share == pytest.approx(0.4)
+    assert run.mean_in_flight == pytest.approx(1.1 / 1.6) and run.max_in_flight == 1
+    row = run.requests[0]
+    assert row.event_tokens == [1, 1, 2] and row.event_s == [1.0, pytest.approx(1.2), 1.5]
+
+
+def test_an_slo_is_a_conjunction_over_all_requests() -> None:
+    """A failed request meets nothing; a request of one token has no TPOT to miss; goodput counts those that met all."""
+    run = run_of(
+        [
+            exchange(0, 0.0, 0.0, [0.1, 0.2]),
+            exchange(1, 0.0, 0.0, [0.1, 0.9]),
+            exchange(2, 0.0, 0.0, [0.6, 0.7]),
+            exchange(3, 0.0, 0.0, [0.1]),
+            exchange(4, 0.0, 0.0, [], error="http_500", end=2.0),
+        ],
+        {"ttft_s": 0.5, "tpot_s": 0.3},
+    )
+    assert [row.met_slo for row in run.requests] == [True, False, False, True, False]
+    assert run.slo.attainment == pytest.approx(0.4)
+    assert run.slo.by_objective == {"ttft_s": pytest.approx(0.6), "tpot_s": pytest.approx(0.6)}
+    assert run.goodput_requests_per_s == pytest.approx(2 / 2.0) and run.requests_per_s == pytest.approx(4 / 2.0)
+    assert run.goodput_output_tokens_per_s == pytest.approx(3 / 2.0)
+    assert [(error.kind, error.num, error.example) for error in run.errors] == [("http_500", 1, "why")]
+    assert (run.num_ok, run.num_failed, run.ttft_s.num) == (4, 1, 4)
+
+
+def test_without_objectives_every_success_is_good() -> None:
+    """Goodput is then throughput."""
+    run = run_of([exchange(0, 0.0, 0.0, [1.0])])
+    assert run.goodput_requests_per_s == run.requests_per_s == 1.0
+
+
+def test_objectives_are_read_as_vllm_writes_them() -> None:
+    """Milliseconds by name; anything else is refused and named."""
+    assert measure.parse_objectives(["ttft:500", "tpot:50"]) == {"ttft_s": 0.5, "tpot_s": 0.05}
+    for wrong in ("ttft", "ttft:", "ttft:-1", "speed:3", "tpot:nan"):
+        with pytest.raises(ConfigError, match=wrong):
+            measure.parse_objectives([wrong])
+
+
+def test_jain_is_one_for_equal_and_one_over_n_for_one() -> None:
+    """And per-tenant speed is output tokens over summed latency."""
+    assert measure.jain([3.0, 3.0, 3.0]) == pytest.approx(1.0)
+    assert measure.jain([1.0, 0.0, 0.0, 0.0]) == pytest.approx(0.25)
+    assert measure.jain([0.0, 0.0]) is None
+    run = run_of([exchange(0, 0.0, 0.0, [1.0, 2.0]), exchange(1, 0.0, 0.0, [0.5, 1.0])])
+    assert [(t.tenant, t.service_tokens_per_s) for t in run.fairness.tenants] == [("a", 1.0), ("b", 2.0)]
+    assert run.fairness.jain == pytest.approx(9 / 10)
+
+
+@given(st.lists(st.tuples(st.floats(0, 50), st.floats(0, 5), st.integers(0, 6)), min_size=1, max_size=30))
+def test_the_timeline_loses_nothing(drawn: list[tuple[float, float, int]]) -> None:
+    """Over all slices: every request due, sent and ended once, every token counted, time in flight conserved."""
+    exchanges = []
+    for i, (due, length, tokens) in enumerate(drawn):
+        events = [due + length * (k + 1) / (tokens + 1) for k in range(tokens)]
+        exchanges.append(exchange(i, due, due, events, end=due + length, error=None if tokens else "no_tokens"))
+    run = run_of(exchanges)
+    slices = run.timeline
+    assert sum(s.num_due for s in slices) == sum(s.num_sent for s in slices) == len(drawn)
+    assert sum(s.num_ok for s in slices) == run.num_ok and sum(s.num_failed for s in slices) == run.num_failed
+    assert sum(s.output_tokens for s in slices) == sum(tokens for *_, tokens in drawn)
+    busy = sum(s.in_flight for s in slices) * run.timeline_bucket_s
+    assert busy == pytest.approx(sum(length for _, length, _ in drawn), abs=1e-5)
+    assert len(slices) <= measure.NUM_BUCKETS + 1
+
+
+def test_a_result_is_json_and_holds_what_is_promised() -> None:
+    """The stable fields are there, with numbers; nothing needs NaN; rows can be left without event times."""
+    run = run_of([exchange(0, 0.0, 0.0, [0.5, 1.0])], keep_event_times=False)
+    plain = json.loads(json.dumps(run.to_json(), allow_nan=False))
+    for name in ("ttft_s", "tpot_s", "itl_s", "e2el_s"):
+        assert {"mean", "p50", "p90", "p99"} <= plain[name].keys() and plain[name]["p99"] is not None
+    for name in ("output_tokens_per_s", "requests_per_s", "goodput_requests_per_s", "num_ok", "num_failed"):
+        assert isinstance(plain[name], int | float)
+    assert plain["kind"] == "run" and plain["requests"][0]["event_s"] is None
+    assert len(to_csv(run).splitlines()) == 2
+
+
+def test_late_sends_and_lost_usage_are_told() -> None:
+    """Each cause of disbelief has its warning; a clean run has none."""
+    clean = run_of([exchange(i, 0.1 * i, 0.1 * i, [1.0, 2.0, 3.0, 4.0]) for i in range(3)])
+    assert clean.warnings == []
+    late = run_of([exchange(0, 0.0, 0.5, [1.0] * 4)])
+    assert "late" in late.warnings[0]
+    silent = run_of([exchange(0, 0.0, 0.0, [1.0] * 4, input_tokens=None)])
+    assert "usage" in silent.warnings[0]
+    short = run_of([exchange(0, 0.0, 0.0, [1.0], finish_reason="stop")])
+    assert "before their wanted length" in short.warnings[0]
+    long = run_of([exchange(0, 0.0, 0.0, [1.0] * 4, input_tokens=99)])
+    assert "99 input tokens where 10" in long.warnings[0]
+
+
+def test_pooling_is_over_requests_and_summed_time() -> None:
+    """Two runs of one second each: twice the requests, the same rate."""
+    one, two = (run_of([exchange(0, 0.0, 0.0, [at, 1.0])]) for at in (0.2, 0.4))
+    pooled = measure.pool([one, two])
+    assert pooled.num_ok == 2 and pooled.requests_per_s == pytest.approx(1.0)
+    assert (pooled.ttft_s.min, pooled.ttft_s.max) == (pytest.approx(0.2), pytest.approx(0.4))
+    assert pooled.max_in_flight == 1 and pooled.mean_in_flight == pytest.approx(1.0)
+    assert pooled.requests == [] and pooled.client.cpu_s == 1.0
+
+
+def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
+    """Student's t on small normal samples: 95 % of the intervals hold the mean."""
+    rng = random.Random(3)
+    hits = 0
+    for _ in range(1000):
+        interval = mean_interval([rng.gauss(5.0, 1.0) for _ in range(5)])
+        hits += interval.low <= 5.0 <= interval.high
+    assert 930 <= hits <= 968
+    assert (mean_interval([2.0]).low, mean_interval([2.0]).high) == (2.0, 2.0)
+
+
+def test_ratios_of_turns_cancel_what_both_suffered() -> None:
+    """A machine that doubles its speed midway leaves the paired interval narrow; few repeats decide nothing."""
+    baseline = [1.0, 1.1, 0.9, 2.0, 2.2, 1.8, 1.0, 2.1]
+    ratio, low, high = ratio_of_medians(baseline, [1.2 * value for value in baseline], seed=0)
+    assert ratio == pytest.approx(1.2) and low == pytest.approx(1.2) and high == pytest.approx(1.2)
+    assert [can_decide(n) for n in (1, 5, 6)] == [False, False, True]
+
+
+def test_a_verdict_needs_its_interval() -> None:
+    """Better only where the interval leaves out 1, in the direction that is better for the metric."""
+    fast = [run_of([exchange(0, 0.0, 0.0, [0.10 + 0.001 * i, 1.0])]) for i in range(6)]
+    slow = [run_of([exchange(0, 0.0, 0.0, [0.20 + 0.001 * i, 2.0])]) for i in range(6)]
+    runs = {"slow": slow, "fast": fast, "same": slow[::-1]}
+
+    def verdict(metric: str, higher: bool, baseline: str, candidate: str, num: int = 6) -> str:
+        some = {name: own[:num] for name, own in runs.items()}
+        ratio = make_ratio(metric, higher, some, baseline, candidate, 0)
+        assert ratio is not None
+        return ratio.verdict
+
+    assert verdict("ttft_s.p50", False, "slow", "fast") == "better"
+    assert verdict("ttft_s.p50", False, "fast", "slow") == "worse"
+    assert verdict("output_tokens_per_s", True, "slow", "fast") == "better"
+    assert verdict("ttft_s.p50", False, "slow", "same") == "undecided"
+    assert verdict("ttft_s.p50", False, "slow", "fast", num=5) == "undecided"
+    failed = {"slow": slow, "fast": [run_of([exchange(0, 0.0, 0.0, [], error="x")])] * 6}
+    assert make_ratio("ttft_s.p50", False, failed, "slow", "fast", 0) is None
+
+
+def test_a_growing_queue_is_seen_and_noise_is_not() -> None:
+    """Longer second halves are growth when they are longer by a quarter and beyond chance."""
+    rng = random.Random(1)
+    steady = [rng.expovariate(1.0) for _ in range(60)]
+    growing = [0.1 * i for i in range(60)]
+    assert not has_grown((steady[:30], steady[30:])) and has_grown((growing[:30], growing[30:]))
+    assert not has_grown(([1.0, 1.0], [1.5, 1.5])) and not has_grown(([], [1.0]))
+    assert not has_grown(([1.0] * 50, [1.1] * 50))
+    assert rank_test([1.0, 2.0], [1.0, 2.0]) == pytest.approx(0.0) and rank_test([0.0] * 9, [1.0] * 9) > 3
+
+
+def probe(rate: float, capacity: float) -> Probe:
+    """A server that answers at once below its capacity and falls ever further behind above it."""
+    slope = max(0.0, 1.0 - capacity / rate)
+    rows = [exchange(i, i / rate, i / rate, [i / rate + 0.01 + slope * i / rate] * 4) for i in range(100)]
+    return goodput.judge(rate, run_of(rows, {"ttft_s": 0.5}), 0.9)
+
+
+@pytest.mark.parametrize("capacity", [0.13, 7.0, 412.0])
+def test_the_search_finds_the_capacity(capacity: float) -> None:
+    """Wherever it starts, the answer is below the capacity by at most the tolerance, and the bracket holds it."""
+    limits = goodput.Search(start_rate=3.0, tolerance=0.05, max_probes=40)
+
+    async def attempt(rate: float) -> Probe:
+        return probe(rate, capacity)
+
+    probes = asyncio.run(goodput.search(attempt, limits))
+    low, high = goodput.bracket(probes)
+    assert low is not None and high is not None and low <= capacity * 1.02 and high >= capacity
+    assert high / low <= 1.05
+    result = goodput.conclude([probes], {"ttft_s": 0.5}, limits, goodput.Price(4, 2, 3.6), [])
+    assert result.request_rate == low and result.per_core == pytest.approx(result.goodput_requests_per_s / 4)
+    assert result.per_gpu == pytest.approx(result.goodput_requests_per_s / 2)
+    assert result.requests_per_dollar == pytest.approx(result.goodput_requests_per_s * 1000)
+    assert json.dumps(result.to_json(), allow_nan=False) and len(runs_of(result)) == len(probes)
+
+
+def test_a_search_without_end_says_so() -> None:
+    """All passing is a lower bound, none passing is zero: both are warned of."""
+
+    async def answer(capacity: float) -> list[Probe]:
+        async def attempt(rate: float) -> Probe:
+            return probe(rate, capacity)
+
+        return await goodput.search(attempt, goodput.Search(max_rate=8.0, min_rate=0.25))
+
+    for capacity, rate, words in ((1e9, 8.0, "lower bound"), (1e-9, 0.0, "No rate")):
+        probes = asyncio.run(answer(capacity))
+        result = goodput.conclude([probes], {"ttft_s": 0.5}, goodput.Search(), goodput.Price(), [])
+        assert result.request_rate == rate and any(words in warning for warning in result.warnings)
+
+
+def test_a_lucky_pass_above_a_failure_does_not_count() -> None:
+    """The bracket lies below the lowest failure."""
+    probes = [replace(probe(rate, 1.0), passed=passed) for rate, passed in ((1.0, True), (2.0, False), (4.0, True))]
+    assert goodput.bracket(probes) == (1.0, 2.0)
+
+
+BEFORE = """# TYPE t counter
+t_total{model_name="m",engine="0",kind="a"} 5
+# TYPE r gauge
+r 2
+# TYPE h histogram
+h_bucket{le="+Inf"} 1
+h_sum 4
+h_count 1
+"""
+
+
+def test_the_difference_of_two_pages_is_the_run() -> None:
+    """Counters by what they grew, gauges as pairs, histograms by the mean of what came in between."""
+    after = BEFORE.replace("} 5", "} 9").replace("r 2", "r 3").replace("sum 4", "sum 10").replace("count 1", "count 3")
+    found = difference("u", parse(BEFORE), parse(after))
+    assert found is not None
+    assert found.counters == {'t_total{kind="a"}': 4.0} and found.gauges == {"r": [2.0, 3.0]}
+    assert found.histogram_means == {"h": 3.0}
+    assert difference("u", None, parse(after)) is None
+
+
+def test_energy_is_counted_over_a_wrap(tmp_path: Any) -> None:
+    """RAPL packages are added up, their parts left out, and a counter that wrapped still counts up."""
+    for name, joules in (("intel-rapl:0", 5), ("intel-rapl:1", 7), ("intel-rapl:0:0", 100)):
+        zone = tmp_path / name
+        zone.mkdir()
+        (zone / "energy_uj").write_text(str(joules * 1_000_000))
+        (zone / "max_energy_range_uj").write_text("10000000")
+    meter = find_energy_meter(tmp_path)
+    if meter is None or "RAPL" not in meter.source:
+        pytest.skip("a GPU counts energy here")
+    assert meter.read_j() == [5.0, 7.0] and meter.spent_j([9.0, 7.0], [1.0, 8.0]) == pytest.approx(3.0)
+    assert isinstance(meter, EnergyMeter)
+
+
+def test_every_kind_of_result_can_be_printed() -> None:
+    """Tables of a run, repeats, a sweep, a search and a comparison hold their figures."""
+    from rich.console import Console
+
+    run = run_of([exchange(0, 0.0, 0.0, [0.5, 1.0]), exchange(1, 0.0, 0.0, [], error="http_500")], {"ttft_s": 1.0})
+    ratio = make_ratio("ttft_s.p50", False, {"a": [run] * 6, "b": [run] * 6}, "a", "b", 0)
+    assert ratio is not None
+    results = {
+        "http_500": run,
+        "repeats": Repeats(run, {"x": mean_interval([1.0, 2.0])}, [run, run]),
+        "concurrency": Sweep("concurrency", [1.0], [run]),
+        "highest rate": goodput.conclude([[probe(1.0, 5.0)]], {}, goodput.Search(), goodput.Price(2), []),
+        "undecided": Comparison([], [ratio], [], ["careful"], [run]),
+    }
+    for words, result in results.items():
+        console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+        print_result(console, result, ("ttft", "itl"), ("50", "99.9"))
+        assert words in console.export_text()
+        console.file.close()
+        assert json.dumps(result.to_json(), allow_nan=False)
+
+
+def test_offered_rate_is_of_what_was_due() -> None:
+    """Not of what was sent or answered; one moment has no rate."""
+    run = run_of([exchange(i, float(i), i + 5.0, [i + 6.0]) for i in range(5)])
+    assert run.offered_requests_per_s == pytest.approx(1.0)
+    assert run_of([exchange(0, 0.0, 0.0, [1.0])]).offered_requests_per_s is None
+    assert not math.isnan(run.requests_per_s)
