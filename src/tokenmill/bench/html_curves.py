@@ -79,7 +79,7 @@ def timeline(run: Json) -> list[str]:
         points = [(each["t_s"], each[field] / per_s) for each in slices]
         return Series(name, [*points, (points[-1][0] + width_s, points[-1][1])], kind)
 
-    time = Axis("time since the start, s", low=0.0)
+    time = Axis("time since the start, s", low=0.0, high=slices[-1]["t_s"] + width_s)
     requests = [series("due", "num_due"), series("answered", "num_ok")]
     if run["num_failed"]:
         requests.append(series("failed", "num_failed"))
@@ -154,7 +154,7 @@ def _scatter(title: str, x: Axis, name: str, dots: Mapping[str, list[Dot]], note
     return plot(title, x, Axis(f"{name}, {unit.name}", log=wide, low=None if wide else 0.0), series, note)
 
 
-def load_curves(points: Sequence[float], runs: Sequence[Json], label: str) -> list[str]:
+def load_curves(points: Sequence[float], runs: Sequence[Json], label: str, *, with_tradeoff: bool = True) -> list[str]:
     """Latency, throughput and goodput against load."""
     x = Axis(label, low=0.0)
     figures = []
@@ -187,17 +187,11 @@ def load_curves(points: Sequence[float], runs: Sequence[Json], label: str) -> li
     tokens = [(point, run["output_tokens_per_s"]) for point, run in zip(points, runs, strict=True)]
     figures.append(plot("Requests", x, Axis("requests/s", low=0.0), rates))
     figures.append(plot("Output tokens", x, Axis("tokens/s", low=0.0), [Series("output tokens", tokens, "marked")]))
-    by_throughput = sorted(
-        (run["output_tokens_per_s"], run["tpot_s"]["p50"] * 1e3) for run in runs if run["tpot_s"]["p50"] is not None
-    )
-    figures.append(
-        plot(
-            "Throughput against TPOT",
-            Axis("output tokens/s", low=0.0),
-            Axis("TPOT p50, ms", low=0.0),
-            [Series("TPOT p50", by_throughput, "marked")],
-        )
-    )
+    if with_tradeoff:
+        pairs = [(run["output_tokens_per_s"], run["tpot_s"]["p50"]) for run in runs if run["tpot_s"]["p50"] is not None]
+        series = [Series("TPOT p50", [(rate, tpot * 1e3) for rate, tpot in pairs], "marked")]
+        axes = Axis("output tokens/s", low=0.0), Axis("TPOT p50, ms", low=0.0)
+        figures.append(plot("TPOT against throughput", *axes, series, "Points in the order of the load."))
     return figures
 
 

@@ -80,11 +80,12 @@ def sweep_section(result: Json) -> str:
     unit = "requests/s" if result["by"] == "request_rate" else "clients"
     runs, points = result["runs"], result["points"]
     names = {f"{short(point)} {unit}": [run] for point, run in zip(points, runs, strict=True)}
+    texts = [f"At {name}: {text}" for name, (run,) in names.items() for text in run["warnings"]]
     return page.section(
-        f"{runs[0]['name']}: by {by}" if runs else f"By {by}",
+        f"Latency by {by}",
         [
-            page.warnings(list(dict.fromkeys(text for run in runs for text in run["warnings"]))),
-            _what(runs[0]) if runs else "",
+            page.warnings(texts),
+            _what(runs[0], varied=(result["by"], "concurrency")) if runs else "",
             page.plots(load_curves(points, runs, f"{by}, {unit}")),
             _points_table(points, runs, f"{by}, {unit}"),
             page.heading("Distributions"),
@@ -141,8 +142,8 @@ def goodput_section(result: Json) -> str:
                 }
             ),
             repeat_with(result["argv"]),
-            _what(runs[0], with_command=False) if runs else "",
-            page.plots([attainment, *load_curves(rates, runs, "request rate, requests/s")]),
+            _what(runs[0], with_command=False, varied=("request_rate", "objectives")) if runs else "",
+            page.plots([attainment, *load_curves(rates, runs, "request rate, requests/s", with_tradeoff=False)]),
             _points_table(rates, runs, "request rate"),
         ],
     )
@@ -157,36 +158,11 @@ def compare_section(result: Json) -> str:
     for run in result["runs"]:
         by_name.setdefault(run["name"], []).append(run)
     colours = {name: i for i, name in enumerate(by_name)}
-    parts = []
+    ratios = []
     for candidate in dict.fromkeys(ratio["candidate"] for ratio in result["ratios"]):
-        mine = [ratio for ratio in result["ratios"] if ratio["candidate"] == candidate]
-        estimates = [
-            Estimate(
-                f"{metric_name(ratio['metric'])}: {short(ratio['ratio'])}, {ratio['verdict']}",
-                ratio["ratio"],
-                ratio["low"],
-                ratio["high"],
-                {"better": 2, "worse": 1}.get(ratio["verdict"], 0),
-            )
-            for ratio in mine
-        ]
-        note = f"{mine[0]['confidence']:.0%} intervals over repeats. Left of 1 is lower, which is better for latencies."
-        title = f"{candidate} over {mine[0]['baseline']}"
-        parts.append(intervals(title, Axis("ratio of medians", log=True), estimates, 1.0, note))
-    rows = [
-        [
-            f"{metric_name(ratio['metric'])}, {ratio['candidate']} over {ratio['baseline']}",
-            *(quantity(ratio["metric"], ratio[side]) for side in ("baseline_value", "candidate_value")),
-            f"{short(ratio['ratio'])}",
-            f"{short(ratio['low'])} to {short(ratio['high'])}",
-            "higher" if ratio["higher_is_better"] else "lower",
-            ratio["verdict"],
-        ]
-        for ratio in result["ratios"]
-    ]
-    header = ("metric", "baseline", "candidate", "ratio", "interval", "better if", "verdict")
+        ratios += _ratios([ratio for ratio in result["ratios"] if ratio["candidate"] == candidate])
     endpoints = {
-        endpoint["name"]: ", ".join(f"{key} {value}" for key, value in endpoint.items() if key != "name" and value)
+        endpoint["name"]: words({key: value for key, value in endpoint.items() if key != "name"})
         for endpoint in result["endpoints"]
     }
     bars = [
@@ -205,8 +181,7 @@ def compare_section(result: Json) -> str:
             repeat_with(result["argv"]),
             _what(result["runs"][0], with_command=False, with_endpoint=False) if result["runs"] else "",
             page.heading("Ratios"),
-            page.plots(parts),
-            page.table(header, rows),
+            *ratios,
             page.heading("Absolute figures"),
             page.plots(bars),
             page.heading("Latency, all repeats together"),
@@ -215,6 +190,38 @@ def compare_section(result: Json) -> str:
             page.plots(scatters(few(by_name))),
         ],
     )
+
+
+def _ratios(ratios: Sequence[Json]) -> list[str]:
+    """Of one candidate to the baseline."""
+    baseline, candidate = ratios[0]["baseline"], ratios[0]["candidate"]
+    estimates = [
+        Estimate(
+            f"{metric_name(ratio['metric'])}: {short(ratio['ratio'])}, {ratio['verdict']}",
+            ratio["ratio"],
+            ratio["low"],
+            ratio["high"],
+            {"better": 2, "worse": 1}.get(ratio["verdict"], 0),
+        )
+        for ratio in ratios
+    ]
+    rows = [
+        [
+            metric_name(ratio["metric"]),
+            *(quantity(ratio["metric"], ratio[side]) for side in ("baseline_value", "candidate_value")),
+            short(ratio["ratio"]),
+            f"{short(ratio['low'])} to {short(ratio['high'])}",
+            "higher" if ratio["higher_is_better"] else "lower",
+            ratio["verdict"],
+        ]
+        for ratio in ratios
+    ]
+    note = f"{ratios[0]['confidence']:.0%} intervals over repeats. Left of 1 is lower, which is better for latencies."
+    title = f"{candidate} over {baseline}"
+    return [
+        page.plots([intervals(title, Axis("ratio of medians", log=True), estimates, 1.0, note)]),
+        page.table(("metric", baseline, candidate, "ratio", "interval", "better if", "verdict"), rows),
+    ]
 
 
 def side_by_side_section(runs: Sequence[Json]) -> str:
@@ -264,16 +271,16 @@ def _headline(run: Json) -> str:
     return page.headline(found)
 
 
-def _what(run: Json, *, with_command: bool = True, with_endpoint: bool = True) -> str:
-    """What was measured, where, and how to do it again."""
+def _what(run: Json, *, with_command: bool = True, with_endpoint: bool = True, varied: Sequence[str] = ()) -> str:
+    """What was measured, where, and how to do it again. `varied`: settings in which the runs of a result differ."""
     pairs: dict[str, object] = {}
     if with_endpoint:
         pairs["endpoint"] = words(run["endpoint"])
-    pairs["load"] = words(run["schedule"])
+    pairs["load"] = words({key: value for key, value in run["schedule"].items() if key not in ("repeat", *varied)})
     pairs["data"] = words({key: value for key, value in run["dataset"].items() if key != "digest"})
     if digest := run["dataset"].get("digest"):
         pairs["data digest"] = digest
-    if run["slo"]["objectives"]:
+    if run["slo"]["objectives"] and "objectives" not in varied:
         pairs["objectives"] = ", ".join(
             f"{metric_name(name)} <= {show_time(limit)}" for name, limit in run["slo"]["objectives"].items()
         )

@@ -44,8 +44,9 @@ th, td { padding: .35rem .75rem .35rem 0; text-align: right; vertical-align: top
   white-space: nowrap; }
 th { font-weight: 600; }
 thead th { border-bottom-color: var(--ink); }
-th:first-child, td:first-child { text-align: left; white-space: normal; min-width: 9rem; }
-td.text { text-align: left; white-space: normal; }
+th:first-child, td:first-child { text-align: left; white-space: normal; min-width: 7.5rem;
+  overflow-wrap: anywhere; }
+td.text { text-align: left; white-space: normal; min-width: 9rem; }
 td small { display: block; color: var(--soft); font-size: .8rem; line-height: 1.35; max-width: 26rem; }
 .plots { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 21rem), 1fr)); gap: 1.75rem 1.5rem;
   margin: 1rem 0; }
@@ -57,7 +58,7 @@ figcaption { font-weight: 600; font-size: .95rem; line-height: 1.3; margin-botto
 figure > svg { display: block; width: 100%; height: auto; max-width: 34rem; }
 svg text { font: 12px system-ui, -apple-system, "Segoe UI", "Liberation Sans", sans-serif; fill: var(--soft);
   font-variant-numeric: tabular-nums; }
-svg text.row { fill: var(--ink); }
+svg text.row { fill: var(--ink); paint-order: stroke; stroke: var(--ground); stroke-width: 4px; }
 .grid { stroke: var(--rule); stroke-width: 1; }
 .reference { stroke: var(--ink); stroke-width: 1; stroke-dasharray: 3 3; }
 .line { fill: none; stroke: var(--c); stroke-width: 2; stroke-linejoin: round; }
@@ -70,7 +71,7 @@ circle.small { fill: var(--ground); stroke: var(--c); }
 .s4 .line { stroke-dasharray: 12 4; } .s5 .line { stroke-dasharray: 4 2 1 2; }
 .warning { border-left: 3px solid var(--c1); padding: .1rem 0 .1rem .75rem; margin: .75rem 0; }
 @media (min-width: 48rem) { body { padding: 2.5rem 2rem 5rem; } h1 { font-size: 2.1rem; }
-  .pairs { grid-template-columns: 1fr 1fr; } .pairs svg text { font-size: 10px; } }
+  .single, .pairs { grid-template-columns: 1fr 1fr; } .single svg text, .pairs svg text { font-size: 10px; } }
 @media print { body { max-width: none; padding: 0; font-size: 10pt; } h2 { break-after: avoid; }
   .plots { grid-template-columns: repeat(2, 1fr); } .scroll { overflow: visible; } table { font-size: 8pt; }
   th, td { padding-right: .4rem; white-space: normal; } @page { margin: 15mm; } }
@@ -140,12 +141,17 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], definitions: Map
     body = []
     for name, *cells in rows:
         below = f"<small>{escape(definitions[name])}</small>" if name in definitions else ""
-        figures = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
+        figures = "".join(_cell(cell) for cell in cells)
         body.append(f"<tr><td>{escape(name)}{below}</td>{figures}</tr>")
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
 
 
+def _cell(text: str) -> str:
+    """Words are set as words, figures as figures."""
+    return f'<td class="text">{escape(text)}</td>' if len(text) > 24 else f"<td>{escape(text)}</td>"
+
+
 def plots(figures: Sequence[str]) -> str:
     """Side by side: three in a row on a desk, two where that leaves none alone."""
-    columns = " pairs" if len(figures) in (2, 4) else ""
+    columns = {1: " single", 2: " pairs", 4: " pairs"}.get(len(figures), "")
     return f'<div class="plots{columns}">{"".join(figures)}</div>' if figures else ""

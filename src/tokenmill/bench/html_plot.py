@@ -21,7 +21,7 @@ MAX_TITLES = 500
 
 _TOP, _BOTTOM, _RIGHT = 24, 40, 14
 _CHAR = 6.6
-_ROW = 26
+_ROW = 30
 
 Point = tuple[float, float]
 T = TypeVar("T")
@@ -132,9 +132,9 @@ def nice_ticks(low: float, high: float, num: int = 5) -> list[float]:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Powers of ten around [low, high], with 2 and 5 between where there are few."""
+    """Powers of ten around [low, high], with more between where there are few."""
     start, end = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
-    factors = (1, 2, 5) if end - start <= 2 else (1,)
+    factors = (1, 1.5, 2, 3, 5, 7) if high / low < 12 else (1, 2, 5) if end - start <= 2 else (1,)
     every = 1 + (end - start) // 7
     ticks = [factor * 10.0**power for power in range(start, end + 1, every) for factor in factors]
     inside = [tick for tick in ticks if low * (1 - 1e-9) <= tick <= high * (1 + 1e-9)]

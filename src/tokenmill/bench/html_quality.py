@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from . import html_page as page
-from .html_plot import Axis, Estimate, intervals, short
-from .html_words import repeat_with
+from .html_plot import Axis, Estimate, intervals
+from .html_words import repeat_with, words
 
 MAX_ROWS = 30
 
@@ -21,9 +21,9 @@ def quality_section(result: Json) -> str:
         rows.append(
             [
                 f"{task['task']}, {task['metric']}",
-                short(task["value"]),
-                short(task["standard_error"]),
-                f"{short(bounds['low'])} to {short(bounds['high'])}",
+                _figure(task["value"]),
+                _figure(task["standard_error"]),
+                f"{_figure(bounds['low'])} to {_figure(bounds['high'])}",
                 str(task["num_items"]),
             ]
         )
@@ -35,11 +35,10 @@ def quality_section(result: Json) -> str:
             groups = sorted(task["groups"].items())[:MAX_ROWS]
             figures.append(_shares(f"{task['task']} by group", groups))
     facts = {key: value for key, value in result["subject"].items() if value}
-    settings = ", ".join(f"{key} {value}" for key, value in result["settings"].items() if value is not None)
     return page.section(
         f"Quality of {result['subject'].get('model', 'a model')}",
         [
-            page.facts({**facts, "settings": settings}),
+            page.facts({**facts, "settings": words(result["settings"])}),
             repeat_with(result["argv"]),
             page.table(("task", "value", "standard error", "95 % interval", "items"), rows),
             page.plots(figures),
@@ -62,10 +61,10 @@ def comparison_section(result: Json) -> str:
         rows.append(
             [
                 f"{task['task']}, {task['unit']}",
-                short(task["first"]),
-                short(task["second"]),
-                short(task["change"]),
-                f"{short(bounds['low'])} to {short(bounds['high'])}",
+                _figure(task["first"]),
+                _figure(task["second"]),
+                _figure(task["change"]),
+                f"{_figure(bounds['low'])} to {_figure(bounds['high'])}",
                 task["verdict"],
             ]
         )
@@ -83,3 +82,7 @@ def comparison_section(result: Json) -> str:
             page.plots(figures),
         ],
     )
+
+
+def _figure(value: float) -> str:
+    return f"{value:.4g}"
