@@ -19,7 +19,7 @@ from tokenmill.models.families import GGUF_FAMILIES, GLOBAL_NAMES
 from tokenmill.models.weights import layer_names
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "unit"))
-from gguf_writer import write_gguf  # noqa: E402
+from gguf_writer import write_gguf
 
 ARCHITECTURES = {
     "Llama": "llama",
@@ -87,7 +87,7 @@ def _interleave(values: np.ndarray, num_heads: int) -> np.ndarray:
 
 
 def _rope_tensors(config: ModelConfig) -> dict[str, Any]:
-    rope = next(layer.rope for layer in config.layers if layer.rope is not None and not layer.window or layer.rope)
+    rope = next(layer.rope for layer in config.layers if (layer.rope is not None and not layer.window) or layer.rope)
     if rope.scaling == "longrope":
         return {"rope_factors_short.weight": rope.short_divisors, "rope_factors_long.weight": rope.long_divisors}
     if rope.scaling == "llama3":

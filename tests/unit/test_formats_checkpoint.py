@@ -49,8 +49,30 @@ def test_refuses_what_is_no_model(tmp_path: Path) -> None:
         open_checkpoint(tmp_path)
     with pytest.raises(BadCheckpoint, match="weights alone"):
         open_checkpoint(tmp_path / "m.safetensors")
-    with pytest.raises(BadCheckpoint, match="split model"):
+    with pytest.raises(BadCheckpoint, match="part of 3 files, its name says 1"):
         open_checkpoint(write_gguf(tmp_path / "m.gguf", {"split.count": 3}))
+
+
+def test_parts_of_a_split_model_are_one(tmp_path: Path) -> None:
+    """Any part names the model; a part that is missing, repeated or another's is refused; the digest covers all."""
+    parts = [tmp_path / f"m-0000{number}-of-00002.gguf" for number in (1, 2)]
+    for number, part in enumerate(parts):
+        keys = {"split.count": 2, "split.no": number, "split.tensors.count": 2}
+        write_gguf(part, keys, {f"t{number}": (0, [2], bytes(8))})
+    for part in parts:
+        assert list(open_checkpoint(part).tensors) == ["t0", "t1"]
+    before = weights_digest(parts[0], tmp_path / "cache")
+    write_gguf(parts[1], {"split.count": 2, "split.no": 1}, {"t1": (0, [2], bytes([1] * 8))})
+    assert weights_digest(parts[0], tmp_path / "cache") != before
+    write_gguf(parts[1], {"split.count": 2, "split.no": 1}, {"t0": (0, [2], bytes(8))})
+    with pytest.raises(BadCheckpoint, match="repeats tensor 't0'"):
+        open_checkpoint(parts[0])
+    write_gguf(parts[1], {"split.count": 2, "split.no": 0}, {"t1": (0, [2], bytes(8))})
+    with pytest.raises(BadCheckpoint, match="is not part 2 of 2"):
+        open_checkpoint(parts[0])
+    parts[1].unlink()
+    with pytest.raises(BadCheckpoint, match="cannot be read"):
+        open_checkpoint(parts[0])
 
 
 def test_digest_is_computed_once_per_state_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,8 @@ from tokenmill.formats.tensor import BLOCK_LAYOUT
 
 KINDS = [
     *("f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k"),
-    *("iq4_nl", "iq4_xs", "mxfp4", "tq2_0"),
+    *("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "iq4_nl", "iq4_xs"),
+    *("mxfp4", "nvfp4", "tq1_0", "tq2_0"),
 ]
 
 
@@ -48,7 +49,7 @@ def test_hand_made_blocks() -> None:
     assert q8_0.tolist() == [0.5 * i for i in range(-16, 16)]
 
 
-@pytest.mark.parametrize("kind", ["iq2_xxs", "iq1_s", "nvfp4", "nonsense"])
+@pytest.mark.parametrize("kind", ["q1_0", "nonsense"])
 def test_unsupported_kinds_are_named(kind: str) -> None:
     with pytest.raises(BadCheckpoint, match=kind):
         ggml.dequantise(kind, b"", 0)

@@ -312,10 +312,18 @@ def test_the_only_gguf_file_needs_no_quant(cache: Path, online: dict[str, bytes]
     assert resolve_model("org/x", cache_dir=cache).path.read_bytes() == b"w"
 
 
-def test_split_files_are_refused(cache: Path, online: dict[str, bytes]) -> None:
-    online.update({"M-Q4_K_M-00001-of-00002.gguf": b"", "M-Q4_K_M-00002-of-00002.gguf": b""})
-    with pytest.raises(FetchError, match="split model"):
+def test_split_files_are_fetched_whole(cache: Path, online: dict[str, bytes]) -> None:
+    """Every part or none: a repository that lacks one is refused by name, and an incomplete copy is fetched again."""
+    online["M-Q4_K_M-00001-of-00002.gguf"] = b"1"
+    with pytest.raises(FetchError, match=r"M-Q4_K_M-00002-of-00002\.gguf, a part"):
         resolve_model("org/x:Q4_K_M", cache_dir=cache)
+    online["M-Q4_K_M-00002-of-00002.gguf"] = b"2"
+    path = resolve_model("org/x:Q4_K_M", cache_dir=cache).path
+    other = path.with_name("M-Q4_K_M-00002-of-00002.gguf")
+    assert (path.read_bytes(), other.read_bytes()) == (b"1", b"2")
+    other.unlink()
+    resolve_model("org/x:Q4_K_M", cache_dir=cache)
+    assert other.read_bytes() == b"2"
 
 
 def test_a_safetensors_folder_is_fetched_whole(cache: Path, online: dict[str, bytes]) -> None:

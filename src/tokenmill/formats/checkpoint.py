@@ -13,7 +13,7 @@ from typing import Any
 
 from ..core.errors import BadCheckpoint
 from .digest import file_digest
-from .gguf import GGUFFile
+from .gguf import open_gguf, split_parts
 from .safetensors import open_safetensors, read_json
 from .tensor import Tensor
 
@@ -21,7 +21,7 @@ from .tensor import Tensor
 @dataclass(slots=True)
 class Checkpoint:
     """kind               "gguf" or "hf"
-    path               the .gguf file or the folder
+    path               the .gguf file (the first part of a split one) or the folder
     metadata           GGUF keys, or config.json
     tensors            by name, in the file's own naming; bytes are mapped, not read
     generation_config  generation_config.json of a folder, else empty
@@ -45,12 +45,8 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
         return _open_folder(path)
     if path.suffix == ".safetensors":
         raise BadCheckpoint(f"{path} holds weights alone; give the folder that has its config.json and tokenizer.json.")
-    file = GGUFFile.open(path)
-    if file.metadata.get("split.count", 1) not in (0, 1):
-        raise BadCheckpoint(
-            f"{path} is one part of a split model; join the parts with `llama-gguf-split --merge` first."
-        )
-    return Checkpoint("gguf", path, file.metadata, file.tensors)
+    file = open_gguf(path)
+    return Checkpoint("gguf", file.path, file.metadata, file.tensors)
 
 
 def _open_folder(path: Path) -> Checkpoint:
@@ -67,14 +63,16 @@ def _open_folder(path: Path) -> Checkpoint:
 
 
 def weights_digest(path: str | Path, cache_dir: Path) -> str:
-    """SHA-256, hex, of what a checkpoint computes with: the GGUF file, or config.json and all weight files of a folder.
+    """SHA-256, hex, of what a checkpoint computes with: the GGUF file or all its parts, or config.json and all weight
+    files of a folder.
 
     Remembered by path, size and modification time, so only the first call after a change reads the weights.
     """
     path = Path(path)
-    if not path.is_dir():
+    files = sorted([path / "config.json", *path.glob("*.safetensors")]) if path.is_dir() else split_parts(path)
+    if files == [path]:
         return file_digest(path, cache_dir)
     combined = hashlib.sha256()
-    for file in sorted([path / "config.json", *path.glob("*.safetensors")]):
+    for file in files:
         combined.update(f"{file.name} {file_digest(file, cache_dir)}\n".encode())
     return combined.hexdigest()

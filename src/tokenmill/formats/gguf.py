@@ -12,6 +12,7 @@ where. The format is described in ggml's documentation (docs/gguf.md).
 
 from __future__ import annotations
 
+import re
 import struct
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,46 @@ class GGUFFile:
     def close(self) -> None:
         """Drop this reader's views. The file stays mapped while a caller still holds some tensor's `data`."""
         self.tensors = {}
+
+
+_PART_NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+_MAX_PARTS = 999
+
+
+def split_parts(path: Path) -> list[Path]:
+    """Every part of a model split into files named `<name>-00001-of-0000N.gguf`, given any of them; `[path]` for a
+    file that is not so named."""
+    match = _PART_NAME.fullmatch(path.name)
+    count = int(match[3]) if match else 0
+    if match is None or not 1 <= count <= _MAX_PARTS:
+        return [path]
+    return [path.with_name(f"{match[1]}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)]
+
+
+def open_gguf(path: Path) -> GGUFFile:
+    """A GGUF file, or all parts of a split one as if they were one file. Raises BadCheckpoint."""
+    parts = split_parts(path)
+    whole = GGUFFile.open(parts[0])
+    count = whole.metadata.get("split.count", 0)
+    if count in (0, 1) and len(parts) == 1:
+        return whole
+    if count != len(parts):
+        raise BadCheckpoint(
+            f"{parts[0]} says that it is part of {count} files, its name says {len(parts)}; keep the names that the"
+            " parts were published under."
+        )
+    for number, part in enumerate(parts[1:], start=1):
+        file = GGUFFile.open(part)
+        if file.metadata.get("split.no") != number or file.metadata.get("split.count") != count:
+            raise BadCheckpoint(f"{part} is not part {number + 1} of {count} of the model that {parts[0]} begins.")
+        twice = whole.tensors.keys() & file.tensors.keys()
+        if twice:
+            raise BadCheckpoint(f"{part} repeats tensor {min(twice)!r} of an earlier part.")
+        whole.tensors |= file.tensors
+    expected = whole.metadata.get("split.tensors.count", len(whole.tensors))
+    if expected != len(whole.tensors):
+        raise BadCheckpoint(f"the {count} parts of {parts[0]} hold {len(whole.tensors)} tensors instead of {expected}.")
+    return whole
 
 
 class _Reader:

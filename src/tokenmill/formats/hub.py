@@ -33,6 +33,7 @@ from typing import Any
 
 from ..core.errors import ConfigError, FetchError
 from .digest import file_digest, hash_file
+from .gguf import split_parts
 
 Progress = Callable[[int, int], None]
 """Called now and then with (bytes so far, bytes in all)."""
@@ -356,7 +357,9 @@ def _find_in_folder(folder: Path, quant: str | None) -> Path | None:
     chosen = _matching_quant(list(files), quant or DEFAULT_QUANT)
     if chosen is None and quant is None and len(files) == 1:
         chosen = next(iter(files))
-    return None if chosen is None else files[chosen]
+    if chosen is None or not all(part.is_file() for part in split_parts(files[chosen])):
+        return None
+    return files[chosen]
 
 
 def _fetch_from_hub(repo: str, quant: str | None, folder: Path, progress: Progress) -> Path:
@@ -388,7 +391,11 @@ def _download(hub: Any, repo: str, quant: str | None, folder: Path, progress: Pr
         (folder / _COMPLETE).touch()
         return folder
     name = _choose_gguf(repo, list(sizes), quant)
-    _download_files(hub, repo, [name], sizes, folder, progress)
+    parts = [part.as_posix() for part in split_parts(Path(name))]
+    missing = [part for part in parts if part not in sizes]
+    if missing:
+        raise FetchError(f"{repo} lacks {missing[0]}, a part of {name}.")
+    _download_files(hub, repo, parts, sizes, folder, progress)
     return folder / name
 
 
@@ -416,8 +423,6 @@ def _choose_gguf(repo: str, names: list[str], quant: str | None) -> str:
         raise FetchError(
             f"{repo} has no GGUF file of quantisation {quant or DEFAULT_QUANT}. It has: {', '.join(quants)}."
         )
-    if re.search(r"-\d{5}-of-\d{5}\.gguf$", chosen):
-        raise FetchError(f"{repo}: {chosen} is one part of a split model, which is not supported.")
     return chosen
 
 
