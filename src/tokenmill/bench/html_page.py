@@ -72,7 +72,7 @@ circle.small { fill: var(--ground); stroke: var(--c); }
 .warning { border-left: 3px solid var(--c1); padding: .1rem 0 .1rem .75rem; margin: .75rem 0; }
 @media (min-width: 48rem) { body { padding: 2.5rem 2rem 5rem; } h1 { font-size: 2.1rem; }
   .single, .pairs { grid-template-columns: 1fr 1fr; } .single svg text, .pairs svg text { font-size: 10px; } }
-@media print { body { max-width: none; padding: 0; font-size: 10pt; } h2 { break-after: avoid; }
+@media print { body { max-width: none; padding: 0; font-size: 10pt; } h2, h3 { break-after: avoid; }
   .plots { grid-template-columns: repeat(2, 1fr); } .scroll { overflow: visible; } table { font-size: 8pt; }
   th, td { padding-right: .4rem; white-space: normal; } @page { margin: 15mm; } }
 """

@@ -74,9 +74,11 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     serve_load = _command(benches, "serve", "what clients of a server see under a load", "bench_load", "serve")
     goodput = _command(benches, "goodput", "the highest load that meets objectives", "bench_load", "goodput")
     compare = _command(benches, "compare", "several servers under equal loads, in turns", "bench_load", "compare")
+    report = _command(benches, "report", "draw results measured earlier", "bench_report", "report")
     if argv[:1] == ["bench"]:
         importlib.import_module("tokenmill.bench.engine").add_arguments(engine)
         importlib.import_module("tokenmill.bench.quality").add_arguments(quality)
+        importlib.import_module("tokenmill.cli.bench_report").add_arguments(report)
         load = importlib.import_module("tokenmill.bench.load.options")
         load.add_serve_arguments(serve_load)
         load.add_goodput_arguments(goodput)
