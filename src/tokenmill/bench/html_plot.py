@@ -22,6 +22,8 @@ MAX_TITLES = 500
 _TOP, _BOTTOM, _RIGHT = 24, 40, 14
 _CHAR = 6.6
 _ROW = 30
+_LEAST, _MOST = 1e-100, 1e100
+"""Beyond these, in size, a value counts as zero or infinite: no axis could show it."""
 
 Point = tuple[float, float]
 T = TypeVar("T")
@@ -123,7 +125,9 @@ def short(value: float) -> str:
 def nice_ticks(low: float, high: float, num: int = 5) -> list[float]:
     """About `num` multiples of 1, 2 or 5 times a power of ten, the first at or below low and the last at or above
     high."""
-    span = (high - low) or abs(high) or 1.0
+    span = high - low
+    if span <= max(_LEAST, 1e-9 * max(abs(low), abs(high))):
+        span = abs(high) if abs(high) > _LEAST else 1.0
     raw = span / num
     magnitude = 10.0 ** math.floor(math.log10(raw))
     step = next(factor * magnitude for factor in (1, 2, 5, 10) if factor * magnitude >= raw * (1 - 1e-9))
@@ -197,7 +201,7 @@ class _Scale:
 
 
 def _fits(value: float | None, axis: Axis) -> bool:
-    return value is not None and math.isfinite(value) and (value > 0 or not axis.log)
+    return value is not None and abs(value) < _MOST and (value > _LEAST or not axis.log)
 
 
 def _drawable(series: Series, x: Axis, y: Axis) -> tuple[list[Point], list[str]]:
