@@ -154,11 +154,11 @@ def _choose(subject: Subject, task: Task) -> list[dict[str, Any]]:
         for question, start in zip(batch, starts, strict=True):
             # score[i] is of token i + 1.
             sums = [math.fsum(next(scores)[start - 1 :]) for _ in question.choices]
-            lengths = [len(choice.encode()) for choice in question.choices]
+            lengths = [len(choice.strip()) for choice in question.choices]
             correct = [choice.strip() for choice in question.choices].index(question.target.strip())
             best = max(range(len(sums)), key=lambda i: sums[i])
-            best_per_byte = max(range(len(sums)), key=lambda i: sums[i] / lengths[i])
-            right = {"likeliest": best == correct, "likeliest per byte": best_per_byte == correct}
+            best_per_character = max(range(len(sums)), key=lambda i: sums[i] / lengths[i])
+            right = {"likeliest": best == correct, "likeliest per character": best_per_character == correct}
             items.append(_row(question, right, output=question.choices[best].strip(), log_likelihoods=sums))
     return items
 
@@ -171,8 +171,8 @@ def run_perplexity(subject: Subject, path: Path, *, window: int, stride: int, li
     it, so each token is scored once, with at least window - stride tokens before it from the second window on. A last
     window shorter than the others is left out. `limit`: at most this many windows.
     """
-    if not 1 <= stride <= window or window < 2:
-        raise ConfigError(f"--stride must be from 1 to --window, got {stride} and {window}.", param="stride")
+    if not 1 <= stride < window:
+        raise ConfigError(f"--stride must be at least 1 and below --window, got {stride} and {window}.", param="stride")
     text = read_text(path)
     most = None if limit is None else (window + stride * limit) * _CHARS_PER_TOKEN
     tokens = subject.tokenize(text[:most], add_special=False)
