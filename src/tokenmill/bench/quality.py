@@ -186,7 +186,7 @@ def _compare_task(first: dict[str, Any], second: dict[str, Any], seed: int) -> d
 def _verdict(pair: dict[str, Any], interval: Any) -> str:
     """Both tests must agree, where there are two."""
     if not interval.excludes_zero or pair.get("mcnemar_p", 0.0) >= 0.05:
-        return "no difference shown"
+        return "undecided"
     lower_is_better = pair["unit"] == "nats per token"
     return "better" if (interval.high < 0) == lower_is_better else "worse"
 
