@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import math
 import random
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from quality_cases import CountingSubject, load, write_rows
 
 from tokenmill.bench import html, quality, quality_api, quality_run, quality_stats, quality_tasks
 from tokenmill.bench.quality_api import ApiSubject
-from tokenmill.bench.quality_run import Completion
 from tokenmill.core.errors import ConfigError, InvalidRequest, Unavailable
 
 # ---- errors ----------------------------------------------------------------------------------------------------------
@@ -61,23 +60,11 @@ def test_the_paired_bootstrap_agrees_with_the_normal_interval() -> None:
 # ---- tasks -----------------------------------------------------------------------------------------------------------
 
 
-def write_rows(path: Path, rows: Sequence[dict]) -> Path:
-    text = "".join(json.dumps(row) + "\n" for row in rows)
-    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
-    return path
-
-
 def sums(num: int) -> list[dict]:
     return [
         {"index": i, "question": f"What is {i} + {i}?", "answer": f"It is <<{i}+{i}>>.\n#### {2 * i}"}
         for i in range(num)
     ]
-
-
-def load(name: str, path: Path, **changes) -> quality_tasks.Task:
-    return quality_tasks.load_task(
-        name, path, **({"num_shots": None, "limit": None, "seed": 0, "chat": False} | changes)
-    )
 
 
 @pytest.mark.parametrize(
@@ -166,33 +153,6 @@ def test_damaged_data_is_an_error_that_names_the_file(tmp_path) -> None:
 
 
 # ---- runs ------------------------------------------------------------------------------------------------------------
-
-
-class CountingSubject:
-    """One token per character. Token t has the log probability -t / 1000, so sums tell which tokens were scored."""
-
-    def __init__(self, answer=lambda prompt: "", head: Sequence[int] = ()) -> None:
-        self.facts = {"model": "counting"}
-        self.answer = answer
-        self.head = list(head)
-        self.sent: list[list[int]] = []
-        self.is_closed = False
-
-    def complete(self, prompts, *, max_tokens, stop, chat) -> list[Completion]:
-        return [Completion(self.answer(prompt), "stop") for prompt in prompts]
-
-    def score(self, sequences) -> list[list[float]]:
-        self.sent += [list(sequence) for sequence in sequences]
-        return [[-token / 1000 for token in sequence[1:]] for sequence in sequences]
-
-    def tokenize(self, text, *, add_special) -> list[int]:
-        return (self.head if add_special else []) + [ord(character) for character in text]
-
-    def detokenize(self, tokens) -> str:
-        return "".join(map(chr, tokens))
-
-    def close(self) -> None:
-        self.is_closed = True
 
 
 @given(st.integers(2, 30), st.integers(1, 29), st.integers(30, 200), st.sampled_from([(), (1,), (1, 2)]))

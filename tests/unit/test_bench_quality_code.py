@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_bench_quality import CountingSubject, load, write_rows
+from quality_cases import CountingSubject, load, write_rows
 
 from tokenmill.bench import quality_run
 from tokenmill.bench.quality_code import CodeLimits, probe, run_program
