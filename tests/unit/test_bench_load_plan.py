@@ -62,6 +62,15 @@ def test_a_ramp_ends_at_its_end_rate() -> None:
         assert times[1000] - times[999] == pytest.approx(0.1, rel=0.02)
 
 
+def test_speedup_divides_trace_and_think_times(tmp_path: Path) -> None:
+    """Roots and turns alike, in an open loop and in a closed one."""
+    plan = datasets.conversations(6, 3, Lengths(4, 4), num_turns=3, think_time_s=2.0)
+    fast = Schedule(concurrency=2, speedup=4.0).apply(plan)
+    assert [call.delay_s for call in fast.calls] == [call.delay_s / 4 for call in plan.calls]
+    trace = traces.read_trace(write_rows(tmp_path / "m.jsonl.gz", mooncake_rows()), 9, 0, traces.Fit())
+    assert Schedule(use_trace_times=True, speedup=2.0).apply(trace).calls[2].delay_s == 1.5
+
+
 def test_wrong_schedules_are_refused() -> None:
     """Each names its flag."""
     for wrong, flag in (
@@ -150,6 +159,7 @@ def test_jsonl_rows_become_calls(tmp_path: Path) -> None:
     assert len(plan.calls) == 10 and plan.has_literals
     second = next(call for call in plan.calls if call.turn == 1)
     assert second.after == (second.index - 1,) and second.tenant == "t"
+    assert json.loads(writer("text", "chat").write(second, lambda i: None))["user"] == "t"
     assert any(isinstance(part, Reply) for part in second.parts)
     with pytest.raises(ConfigError, match="text"):
         writer("tokens").prepare(plan)

@@ -68,6 +68,8 @@ class BodyWriter:
         """The JSON body of a call."""
         name = "max_completion_tokens" if "max_completion_tokens" in self.format.extra else "max_tokens"
         head = b'%b,"%b":%d,' % (self._head, name.encode(), call.output_tokens)
+        if call.tenant:
+            head += b'"user":%b,' % json.dumps(call.tenant).encode()
         if self.format.api == "chat":
             messages = (
                 b'{"role":"%b","content":"%b"}' % (message.role.encode(), self._text(message.parts, replies))

@@ -63,7 +63,7 @@ def add_load_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--ramp-up-strategy", choices=("linear", "exponential"), help="change the rate over the run")
     group.add_argument("--ramp-up-start-rps", type=float, metavar="R")
     group.add_argument("--ramp-up-end-rps", type=float, metavar="R")
-    group.add_argument("--speedup", type=float, default=1.0, metavar="X", help="play a trace's times X times as fast")
+    group.add_argument("--speedup", type=float, default=1.0, metavar="X", help="divide trace and think times by X")
     data = parser.add_argument_group("data set")
     data.add_argument("--dataset-name", choices=DATASETS, default="random", help="(default: random)")
     data.add_argument("--dataset-path", type=Path, metavar="FILE", help="JSONL prompts or a trace, .gz too")

@@ -94,6 +94,10 @@ class Plan:
     def has_literals(self) -> bool:
         return any(isinstance(part, Literal) for call in self.calls for part in call.parts)
 
+    def with_delays_scaled(self, factor: float) -> Plan:
+        """The same calls, every delay multiplied by factor."""
+        return replace(self, calls=tuple(replace(call, delay_s=call.delay_s * factor) for call in self.calls))
+
     def with_root_times(self, times_s: Sequence[float]) -> Plan:
         """The same calls with the roots due at `times_s`, in their order."""
         roots = self.roots

@@ -38,9 +38,10 @@ class Ramp:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Open loop: `request_rate` (inf: all at once), a `ramp`, or `use_trace_times` with `speedup`; `max_concurrency`
-    caps requests in flight, which shows as lateness. Closed loop: `concurrency` sessions, each sending when its last
-    request has ended; None of the others then matter. `stop_after_s`: nothing more becomes due after that."""
+    """Open loop: `request_rate` (inf: all at once), a `ramp`, or `use_trace_times`; `max_concurrency` caps requests in
+    flight, which shows as lateness. Closed loop: `concurrency` sessions, each sending when its last request has ended;
+    of the others only `speedup` and `stop_after_s` then matter. `speedup` divides a plan's own times, think times
+    included. `stop_after_s`: nothing more becomes due after that."""
 
     request_rate: float | None = None
     burstiness: float = 1.0
@@ -69,10 +70,11 @@ class Schedule:
 
     def facts(self) -> dict[str, Any]:
         if self.is_closed:
-            return {"mode": "closed", "concurrency": self.concurrency, "stop_after_s": self.stop_after_s}
-        facts: dict[str, Any] = {"mode": "open", "max_concurrency": self.max_concurrency}
+            facts: dict[str, Any] = {"mode": "closed", "concurrency": self.concurrency}
+            return facts | {"speedup": self.speedup, "stop_after_s": self.stop_after_s}
+        facts = {"mode": "open", "max_concurrency": self.max_concurrency, "speedup": self.speedup}
         if self.use_trace_times:
-            facts |= {"arrivals": "trace", "speedup": self.speedup}
+            facts |= {"arrivals": "trace"}
         elif self.ramp is not None:
             facts |= {"arrivals": f"{self.ramp.strategy} ramp", "burstiness": self.burstiness}
             facts |= {"start_rps": self.ramp.start_rps, "end_rps": self.ramp.end_rps}
@@ -90,14 +92,17 @@ class Schedule:
         return "poisson" if self.burstiness == 1.0 else "gamma"
 
     def apply(self, plan: Plan) -> Plan:
-        """The plan with its roots due at this schedule's times (0 in a closed loop: slots decide)."""
+        """The plan with its roots due at this schedule's times (0 in a closed loop: slots decide), and think times
+        divided by the speedup."""
         num = len(plan.roots)
+        if self.speedup != 1.0:
+            plan = plan.with_delays_scaled(1.0 / self.speedup)
         if self.is_closed:
             return plan.with_root_times([0.0] * num)
         if self.use_trace_times:
             if not plan.has_times:
                 raise ConfigError("This dataset has no times of its own: give --request-rate.", param="request_rate")
-            return plan.with_root_times([root.delay_s / self.speedup for root in plan.roots])
+            return plan
         return plan.with_root_times(self.arrival_times(num, plan.seed))
 
     def arrival_times(self, num: int, seed: int) -> list[float]:
