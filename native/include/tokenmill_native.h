@@ -20,7 +20,12 @@ extern "C" {
 
 #define TM_ABI_VERSION 2
 
-enum tm_kind { TM_F32 = 0, TM_F16 = 1, TM_BF16 = 2, TM_Q4_0 = 3, TM_Q4_1 = 4, TM_Q8_0 = 5 };
+enum tm_kind {
+  TM_F32 = 0, TM_F16 = 1, TM_BF16 = 2, TM_Q4_0 = 3, TM_Q4_1 = 4, TM_Q8_0 = 5,
+  TM_Q8_M = 6,  /* 8-bit codes, a scale and a minimum for 32 */
+  TM_Q8_H = 7,  /* 8-bit codes, a scale for each 16 */
+  TM_Q8_HM = 8  /* 8-bit codes, a scale and a minimum for each 16 */
+};
 
 enum tm_code {
   TM_EMBED = 0,      /* out f32; weight */

@@ -89,7 +89,7 @@ int32_t tm_pack(tm_team* team, int32_t kind, int64_t num_cols, int32_t num_matri
 int64_t tm_buffer_bytes(int32_t form, int64_t max_rows, int64_t width) {
   if (form == TM_FORM_F32) return max_rows * width * 4;
   const int64_t slots = (max_rows + mill::kPanel - 1) / mill::kPanel * mill::kPanel * (width / mill::kGroup);
-  return slots * (mill::kGroup + 16);
+  return slots * (mill::kGroup + 20);
 }
 
 tm_program* tm_program_new(tm_team* team, const tm_op* ops, int32_t num_ops, const tm_buffer* buffers,

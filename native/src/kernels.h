@@ -22,16 +22,24 @@ enum Activation : int { kSilu = 0, kGelu = 1 };
 constexpr float kMagic = 12582912.0f;
 constexpr int32_t kMagicBits = 0x4B400000;
 
-enum Kind : int32_t { kF32 = 0, kF16 = 1, kBF16 = 2, kQ4_0 = 3, kQ4_1 = 4, kQ8_0 = 5, kNumKinds = 6 };
+enum Kind : int32_t {
+  kF32 = 0, kF16 = 1, kBF16 = 2, kQ4_0 = 3, kQ4_1 = 4, kQ8_0 = 5, kQ8_M = 6, kQ8_H = 7, kQ8_HM = 8, kNumKinds = 9
+};
 
 static inline bool is_quantised(int32_t kind) { return kind >= kQ4_0; }
+
+// Codes of 8 bits rather than 4; scales for each 16 values rather than 32; minima beside scales.
+static constexpr bool is_wide(int32_t kind) { return kind >= kQ8_0; }
+static constexpr bool has_halves(int32_t kind) { return kind == kQ8_H || kind == kQ8_HM; }
+static constexpr bool has_minima(int32_t kind) { return kind == kQ4_1 || kind == kQ8_M || kind == kQ8_HM; }
 
 // One packed matrix: tiles of 16 output rows, K ascending inside a tile, the last tile padded with zeros.
 //
 //   dense       tile = [K][16 rows] values
-//   quantised   tile = [K/32 groups][words] codes, then [groups][16] f16 scales, then (q4_1) [groups][16] f16 minima
+//   quantised   tile = [K/32 groups][words] codes, then [groups][16] f16 scales, then with minima [groups][16] f16
 //     4 bit     4 words of 64 bytes: word b, lane i holds codes k = 4b..4b+3 of row i (low) and 16+4b.. (high nibbles)
 //     8 bit     8 words of 64 bytes: word j, lane i holds codes k = 4j..4j+3 of row i, stored + 128
+//     halves    scales and minima are [groups][2][16]: of values 0..15, then of 16..31
 struct Part {
   int32_t kind;
   int32_t column0;  // first output column of this part
@@ -44,9 +52,10 @@ struct Part {
 struct Quantised {
   int8_t* codes;
   float* scales;       // amax / 127
-  float* scaled_sums;  // scale * sum of codes: meets the minima of q4_1
+  float* scaled_sums;  // scale * sum of codes: meets the minima
   int32_t* starts4;    // kMagicBits - 8 * sum: where a q4_0 dot product starts
-  int32_t* starts8;    // kMagicBits - 128 * sum: where a q8_0 dot product starts
+  int32_t* starts8;    // kMagicBits - 128 * sum: where a dot product with 8-bit codes starts
+  int32_t* low_sums;   // sum of codes 0..15: what kinds with halves need to tell them apart
   int32_t num_groups;
 };
 

@@ -10,9 +10,11 @@ namespace mill {
 
 namespace {
 
-constexpr int64_t kRawBlockBytes[kNumKinds] = {0, 0, 0, 18, 20, 34};  // d, (m), codes of 32 values
+constexpr int64_t kRawBlockBytes[kNumKinds] = {0, 0, 0, 18, 20, 34, 36, 36, 40};  // scales, (minima), codes of 32 values
 
-int code_bytes(int32_t kind) { return kind == kQ8_0 ? 32 : 16; }
+int code_bytes(int32_t kind) { return is_wide(kind) ? 32 : 16; }
+
+int num_scales(int32_t kind) { return has_halves(kind) ? 2 : 1; }
 
 const uint8_t* find_row(const RawRows& rows, int64_t row, int64_t row_bytes) {
   for (int i = 0; i < rows.count; i++) {
@@ -24,14 +26,18 @@ const uint8_t* find_row(const RawRows& rows, int64_t row, int64_t row_bytes) {
 
 void pack_quantised_lane(int32_t kind, int64_t num_groups, const uint8_t* row, int lane, uint8_t* tile) {
   const int codes = code_bytes(kind);
-  const uint8_t flip = kind == kQ8_0 ? 0x80 : 0;
+  const int halves = num_scales(kind);
+  const uint8_t flip = is_wide(kind) ? 0x80 : 0;
   const int64_t block_bytes = kRawBlockBytes[kind];
   uint8_t* scales = tile + num_groups * codes * kLanes;
-  uint8_t* minima = scales + num_groups * kLanes * 2;
+  uint8_t* minima = scales + num_groups * halves * kLanes * 2;
   for (int64_t g = 0; g < num_groups; g++) {
     const uint8_t* block = row + g * block_bytes;
-    std::memcpy(scales + (g * kLanes + lane) * 2, block, 2);
-    if (kind == kQ4_1) std::memcpy(minima + (g * kLanes + lane) * 2, block + 2, 2);
+    for (int half = 0; half < halves; half++) {
+      const int64_t at = ((g * halves + half) * kLanes + lane) * 2;
+      std::memcpy(scales + at, block + 2 * half, 2);
+      if (has_minima(kind)) std::memcpy(minima + at, block + 2 * (halves + half), 2);
+    }
     const uint8_t* from = block + block_bytes - codes;
     uint8_t* to = tile + g * codes * kLanes + lane * 4;
     const uint32_t flips = flip * 0x01010101u;
@@ -61,6 +67,9 @@ int64_t tile_bytes(int32_t kind, int64_t num_cols) {
     case kQ4_0: bytes = groups * kLanes * (16 + 2); break;
     case kQ4_1: bytes = groups * kLanes * (16 + 4); break;
     case kQ8_0: bytes = groups * kLanes * (32 + 2); break;
+    case kQ8_M:
+    case kQ8_H: bytes = groups * kLanes * (32 + 4); break;
+    case kQ8_HM: bytes = groups * kLanes * (32 + 8); break;
     default: break;
   }
   return (bytes + 63) / 64 * 64;
@@ -108,31 +117,24 @@ void unpack_row(const Part& part, int64_t row, float* out) {
     return;
   }
   const int64_t num_groups = part.num_cols / kGroup;
-  const int codes = code_bytes(part.kind);
+  const int codes = code_bytes(part.kind), halves = num_scales(part.kind);
   const uint8_t* scales = tile + num_groups * codes * kLanes;
-  const uint8_t* minima = scales + num_groups * kLanes * 2;
+  const uint8_t* minima = scales + num_groups * halves * kLanes * 2;
+  const auto half_at = [&](const uint8_t* from, int64_t group, int k) {
+    uint16_t value;
+    std::memcpy(&value, from + ((group * halves + k * halves / kGroup) * kLanes + lane) * 2, 2);
+    return half_to_float(value);
+  };
   for (int64_t g = 0; g < num_groups; g++) {
-    uint16_t half;
-    std::memcpy(&half, scales + (g * kLanes + lane) * 2, 2);
-    const float d = half_to_float(half);
-    float m = 0.0f;
-    if (part.kind == kQ4_1) {
-      std::memcpy(&half, minima + (g * kLanes + lane) * 2, 2);
-      m = half_to_float(half);
-    }
     const uint8_t* from = tile + g * codes * kLanes + lane * 4;
     float* to = out + g * kGroup;
-    for (int i = 0; i < codes; i++) {
+    for (int k = 0; k < kGroup; k++) {
+      const int i = k % codes;
       const uint8_t byte = from[i / 4 * 64 + i % 4];
-      if (part.kind == kQ8_0) {
-        to[i] = d * static_cast<float>(byte - 128);
-      } else if (part.kind == kQ4_0) {
-        to[i] = d * static_cast<float>((byte & 15) - 8);
-        to[i + 16] = d * static_cast<float>((byte >> 4) - 8);
-      } else {
-        to[i] = d * static_cast<float>(byte & 15) + m;
-        to[i + 16] = d * static_cast<float>(byte >> 4) + m;
-      }
+      int code = byte - 128;
+      if (!is_wide(part.kind)) code = (k < codes ? byte & 15 : byte >> 4) - (part.kind == kQ4_0 ? 8 : 0);
+      to[k] = half_at(scales, g, k) * static_cast<float>(code);
+      if (has_minima(part.kind)) to[k] += half_at(minima, g, k);
     }
   }
 }

@@ -311,6 +311,7 @@ Quantised Program::quantised(int buffer) const {
   q.scaled_sums = q.scales + slots;
   q.starts4 = reinterpret_cast<int32_t*>(q.scaled_sums + slots);
   q.starts8 = q.starts4 + slots;
+  q.low_sums = q.starts8 + slots;
   q.num_groups = static_cast<int32_t>(groups);
   return q;
 }

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from tokenmill.core.block import KVGroup
-from tokenmill.ops.api import HeadGeometry, RawTensor, StepBatch
+from tokenmill.ops.api import BLOCK_BYTES, HeadGeometry, RawTensor, StepBatch
 
-KINDS = ("f32", "f16", "bf16", "q4_0", "q4_1", "q8_0")
+KINDS = ("f32", "f16", "bf16", *BLOCK_BYTES)
 
 
 def raw_tensor(rng: np.random.Generator, kind: str, num_rows: int, num_cols: int) -> RawTensor:
@@ -26,14 +26,13 @@ def raw_tensor(rng: np.random.Generator, kind: str, num_rows: int, num_cols: int
     elif kind == "bf16":
         data = (values.view(np.uint32) >> 16).astype(np.uint16)
     else:
-        block_bytes = {"q4_0": 18, "q4_1": 20, "q8_0": 34}[kind]
-        largest = {"q4_0": 0.03, "q4_1": 0.03, "q8_0": 0.002}[kind]
-        num_groups = num_cols // 32
-        data = rng.integers(0, 256, (num_rows, num_groups, block_bytes), dtype=np.uint8)
-        scales = rng.uniform(-largest, largest, (num_rows, num_groups, 1)).astype(np.float16)
-        data[..., :2] = scales.view(np.uint8)
-        if kind == "q4_1":
-            data[..., 2:4] = (scales * -8).astype(np.float16).view(np.uint8)
+        num_groups, num_halves = num_cols // 32, 2 if kind in ("q8_h", "q8_hm") else 1
+        largest = 0.03 if kind in ("q4_0", "q4_1") else 0.002
+        data = rng.integers(0, 256, (num_rows, num_groups, BLOCK_BYTES[kind]), dtype=np.uint8)
+        scales = rng.uniform(-largest, largest, (num_rows, num_groups, num_halves)).astype(np.float16)
+        data[..., : 2 * num_halves] = scales.view(np.uint8)
+        if kind in ("q4_1", "q8_m", "q8_hm"):
+            data[..., 2 * num_halves : 4 * num_halves] = (scales * -8).astype(np.float16).view(np.uint8)
     return RawTensor(kind, num_rows, num_cols, np.ascontiguousarray(data).view(np.uint8).reshape(-1))
 
 

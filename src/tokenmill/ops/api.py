@@ -31,11 +31,16 @@ SPAN = 256
 GROUP = 32
 """Values that share one quantisation scale."""
 
+BLOCK_BYTES = {"q4_0": 18, "q4_1": 20, "q8_0": 34, "q8_m": 36, "q8_h": 36, "q8_hm": 40}
+"""Quantised kinds: bytes of a block of 32 values. In a block lie f16 scales, f16 minimums, then codes."""
+
 
 @dataclass(frozen=True, slots=True)
 class RawTensor:
-    """A matrix as a checkpoint stores it. `kind` is 'f32', 'f16', 'bf16', 'q4_0', 'q4_1' or 'q8_0' (ggml block
-    layouts); `data` is uint8, C-contiguous, `num_rows` rows of equal byte length, each row `num_cols` values."""
+    """A matrix in a form that backends take. `data` is uint8, C-contiguous, `num_rows` rows of equal byte length, each
+    row `num_cols` values. Kinds: 'f32', 'f16', 'bf16'; ggml's blocks 'q4_0' (x = d * (q - 8)), 'q4_1' (d * q + m) and
+    'q8_0' (d * q, int8 codes); and for what other formats hold in 5 to 8 bits, with int8 codes too, 'q8_m' (d * q + m),
+    'q8_h' (d * q, one d for each half of a block) and 'q8_hm' (d * q + m, one d and m for each half)."""
 
     kind: str
     num_rows: int

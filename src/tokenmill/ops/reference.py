@@ -21,9 +21,14 @@ from .api import GROUP, Array, HeadGeometry, RawTensor, SampleBatch, StepBatch, 
 from .philox import PURPOSE_TOKEN, uniform
 
 DENSE_KINDS = ("f32", "f16", "bf16")
-_Q4_0 = np.dtype([("d", "<f2"), ("q", "u1", 16)])
-_Q4_1 = np.dtype([("d", "<f2"), ("m", "<f2"), ("q", "u1", 16)])
-_Q8_0 = np.dtype([("d", "<f2"), ("q", "i1", 32)])
+_BLOCKS = {
+    "q4_0": np.dtype([("d", "<f2", (1,)), ("q", "u1", 16)]),
+    "q4_1": np.dtype([("d", "<f2", (1,)), ("m", "<f2", (1,)), ("q", "u1", 16)]),
+    "q8_0": np.dtype([("d", "<f2", (1,)), ("q", "i1", 32)]),
+    "q8_m": np.dtype([("d", "<f2", (1,)), ("m", "<f2", (1,)), ("q", "i1", 32)]),
+    "q8_h": np.dtype([("d", "<f2", 2), ("q", "i1", 32)]),
+    "q8_hm": np.dtype([("d", "<f2", 2), ("m", "<f2", 2), ("q", "i1", 32)]),
+}
 _SMALLEST_GROUP_MAX = np.float32(1e-30)
 
 
@@ -273,8 +278,8 @@ class ReferenceOps:
 
 
 def dequantise(part: RawTensor) -> np.ndarray:
-    """float32 [num_rows, num_cols] of a raw matrix. Blocks of 32 values: q4_0 x = d * (q - 8); q4_1 x = d * q + m;
-    q8_0 x = d * q. In the 4-bit kinds byte j holds value j in its low half and value j + 16 in its high half."""
+    """float32 [num_rows, num_cols] of a raw matrix. In the 4-bit kinds byte j of a block's codes holds value j in its
+    low half and value j + 16 in its high half."""
     shape = (part.num_rows, part.num_cols)
     data = part.data.reshape(-1)
     if part.kind == "f32":
@@ -283,20 +288,17 @@ def dequantise(part: RawTensor) -> np.ndarray:
         return data.view("<f2").astype(np.float32).reshape(shape)
     if part.kind == "bf16":
         return _from_stored(data.view("<u2"), "bf16").reshape(shape)
+    assert part.kind in _BLOCKS, f"kind {part.kind} is not one that ops take"
     assert part.num_cols % GROUP == 0, f"{part.kind} rows hold whole groups of {GROUP}, got {part.num_cols} columns"
-    if part.kind == "q8_0":
-        blocks = data.view(_Q8_0)
-        values = blocks["q"] * blocks["d"].astype(np.float32)[:, None]
-    elif part.kind == "q4_0":
-        blocks = data.view(_Q4_0)
-        values = (_nibbles(blocks["q"]) - np.float32(8)) * blocks["d"].astype(np.float32)[:, None]
-    elif part.kind == "q4_1":
-        blocks = data.view(_Q4_1)
-        values = _nibbles(blocks["q"]) * blocks["d"].astype(np.float32)[:, None]
-        values += blocks["m"].astype(np.float32)[:, None]
-    else:
-        raise AssertionError(f"kind {part.kind} is not one that ops take")
-    return values.reshape(shape)
+    blocks = data.view(_BLOCKS[part.kind])
+    codes = _nibbles(blocks["q"]) if blocks["q"].shape[1] == 16 else blocks["q"].astype(np.float32)
+    if part.kind == "q4_0":
+        codes -= 8
+    scales_bh = blocks["d"].astype(np.float32)
+    values_bhk = codes.reshape(len(blocks), scales_bh.shape[1], -1) * scales_bh[:, :, None]
+    if "m" in (blocks.dtype.names or ()):
+        values_bhk += blocks["m"].astype(np.float32)[:, :, None]
+    return values_bhk.reshape(shape)
 
 
 def round_activations(x_TK: np.ndarray) -> np.ndarray:

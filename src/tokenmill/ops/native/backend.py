@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ...core.block import KVGroup
-from ..api import HeadGeometry, RawTensor, SampleBatch, StepBatch, StepLimits
+from ..api import BLOCK_BYTES, HeadGeometry, RawTensor, SampleBatch, StepBatch, StepLimits
 from .fuse import fuse
 from .library import KINDS, KVStruct, Part, SamplingStruct, WeightStruct, check, load_library
 from .memory import WeightArena, aligned_bytes
@@ -314,7 +314,7 @@ def default_num_threads() -> int:
 
 def raw_row_bytes(kind: str, num_cols: int) -> int:
     """Bytes of a row as a checkpoint stores it."""
-    block = {"q4_0": 18, "q4_1": 20, "q8_0": 34}.get(kind)
+    block = BLOCK_BYTES.get(kind)
     if block is not None:
         assert num_cols % 32 == 0, f"{kind} rows hold whole blocks of 32, got {num_cols} columns"
         return num_cols // 32 * block

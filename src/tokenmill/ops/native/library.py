@@ -14,7 +14,7 @@ from pathlib import Path
 
 ABI_VERSION = 2
 
-KINDS = {"f32": 0, "f16": 1, "bf16": 2, "q4_0": 3, "q4_1": 4, "q8_0": 5}
+KINDS = {"f32": 0, "f16": 1, "bf16": 2, "q4_0": 3, "q4_1": 4, "q8_0": 5, "q8_m": 6, "q8_h": 7, "q8_hm": 8}
 ISAS = ("avx512", "avxvnni", "avx2", "scalar")
 
 
