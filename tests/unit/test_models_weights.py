@@ -81,8 +81,8 @@ def test_moves_quantised_rows_whole():
     assert [quantised for _, quantised in loaded.runs] == [True, False]
 
 
-def test_other_kinds_are_dequantised_exactly():
-    """A kind the kernels do not take (here q5_0) becomes float32 with the same values."""
+def test_other_kinds_keep_their_codes():
+    """A kind that the kernels have no block for (here q5_0) keeps its values in one that they have."""
     checkpoint = tiny_checkpoint()
     name = "model.layers.0.mlp.down_proj.weight"
     blocks = np.zeros((64, 3), np.dtype([("d", "<f2"), ("high", "<u4"), ("low", "u1", 16)]))
@@ -90,7 +90,15 @@ def test_other_kinds_are_dequantised_exactly():
     checkpoint.tensors[name] = Tensor(name, "q5_0", (64, 96), memoryview(blocks.reshape(-1).view(np.uint8)))
     down = _load(checkpoint).layers[0].down.weight
     assert set(np.unique(_matrix(down))) == {0.5 * (1 - 16), 0.5 * (2 - 16)}
-    assert not down.runs[0][1], "float32 weights take exact activations"
+    assert down.runs[0][1], "quantised weights take quantised activations"
+
+
+def test_biases_of_zeros_are_ignored():
+    """Quantisers write them where a family has none; others are unexpected."""
+    checkpoint = tiny_checkpoint()
+    bias = "model.layers.0.self_attn.q_proj.bias"
+    checkpoint.tensors[bias] = tensor(bias, np.zeros(64))
+    _load(checkpoint)
 
 
 def test_names_every_problem():
@@ -98,7 +106,7 @@ def test_names_every_problem():
     checkpoint = tiny_checkpoint()
     del checkpoint.tensors["model.norm.weight"]
     bias = "model.layers.0.self_attn.q_proj.bias"
-    checkpoint.tensors[bias] = tensor(bias, np.zeros(64))
+    checkpoint.tensors[bias] = tensor(bias, np.ones(64))
     gate = "model.layers.1.mlp.gate_proj.weight"
     checkpoint.tensors[gate] = tensor(gate, np.zeros((96, 32)))
     with pytest.raises(BadCheckpoint) as caught:

@@ -14,6 +14,7 @@ from typing import Any
 from ..core.errors import BadCheckpoint
 from .digest import file_digest
 from .gguf import open_gguf, split_parts
+from .quantised import QuantisedTensor, join_quantised
 from .safetensors import open_safetensors, read_json
 from .tensor import Tensor
 
@@ -23,14 +24,15 @@ class Checkpoint:
     """kind               "gguf" or "hf"
     path               the .gguf file (the first part of a split one) or the folder
     metadata           GGUF keys, or config.json
-    tensors            by name, in the file's own naming; bytes are mapped, not read
+    tensors            by name, in the file's own naming; bytes are mapped, not read. A matrix that is stored as several
+                       quantised tensors is one
     generation_config  generation_config.json of a folder, else empty
     """
 
     kind: str
     path: Path
     metadata: dict[str, Any]
-    tensors: dict[str, Tensor]
+    tensors: dict[str, Tensor | QuantisedTensor]
     generation_config: dict[str, Any] = field(default_factory=dict)
 
     def close(self) -> None:
@@ -46,18 +48,19 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     if path.suffix == ".safetensors":
         raise BadCheckpoint(f"{path} holds weights alone; give the folder that has its config.json and tokenizer.json.")
     file = open_gguf(path)
-    return Checkpoint("gguf", file.path, file.metadata, file.tensors)
+    return Checkpoint("gguf", file.path, file.metadata, dict(file.tensors))
 
 
 def _open_folder(path: Path) -> Checkpoint:
     if not (path / "config.json").is_file():
         raise BadCheckpoint(f"{path} has no config.json, so it is not a model folder in Hugging Face format.")
     generation = path / "generation_config.json"
+    config = read_json(path / "config.json")
     return Checkpoint(
         "hf",
         path,
-        read_json(path / "config.json"),
-        open_safetensors(path),
+        config,
+        join_quantised(open_safetensors(path), config),
         read_json(generation) if generation.is_file() else {},
     )
 

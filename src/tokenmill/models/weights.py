@@ -1,8 +1,8 @@
 """From a checkpoint's tensors to packed weights: names to roles, shapes checked, neighbours stacked.
 
 q, k, v become one matrix and gate, up another, so that a layer has four linears. Rows of q and k that are ordered for
-interleaved RoPE pairs are put back in half-split order by moving raw rows: no value changes. Tensor kinds that the
-kernels do not take are dequantised to float32, which is exact and costs 4 bytes a value.
+interleaved RoPE pairs are put back in half-split order by moving raw rows: no value changes. How stored kinds become
+those of the kernels is told in repack.py.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ import numpy as np
 from ..core.errors import BadCheckpoint
 from ..formats.checkpoint import Checkpoint
 from ..formats.ggml import dequantise
+from ..formats.quantised import QuantisedTensor
 from ..formats.tensor import Tensor
 from ..ops.api import Array, Ops, RawTensor, Weight
 from .config import ModelConfig
 from .families import GLOBAL_NAMES, LAYER_NAMES
+from .repack import raw_matrix
 
-PACKED_KINDS = frozenset({"f32", "f16", "bf16", "q4_0", "q4_1", "q8_0"})
 _NAMED_IN_ERRORS = 6
 
 _READ_WITH_THE_CONFIG = {"rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"}
-_DERIVED_SUFFIX = "rotary_emb.inv_freq"
-"""Buffers that old exporters saved; they follow from the config."""
+_IGNORED_SUFFIXES = ("rotary_emb.inv_freq", "attn.k_scale", "attn.v_scale")
+"""Buffers of old exporters that follow from the config, and scales of an 8-bit KV cache."""
 _NORMS = {"attn_norm", "ffn_norm", "attn_post_norm", "ffn_post_norm"}
 _STACKED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
 
@@ -89,8 +90,8 @@ class _Loader:
     def load(self) -> ModelWeights:
         config, names = self._config, self._global_names
         layers = tuple(self._layer(layer) for layer in range(config.num_layers))
-        embed = self._pack(_raw(self._tensors[f"{names['embed']}.weight"]))
-        head = embed if config.tied_embeddings else self._pack(_raw(self._tensors[f"{names['head']}.weight"]))
+        embed = self._pack(raw_matrix(self._tensors[f"{names['embed']}.weight"]))
+        head = embed if config.tied_embeddings else self._pack(raw_matrix(self._tensors[f"{names['head']}.weight"]))
         return ModelWeights(embed, layers, self._norm(names["final_norm"]), head, self._num_bytes)
 
     def _layer(self, layer: int) -> LayerWeights:
@@ -121,7 +122,7 @@ class _Loader:
         roles = self._config.family.layer_roles()
         parts = [part for part in _STACKED.get(role, ()) if part in roles] or [role]
         biased = self._config.biases.intersection(parts)
-        weight = self._pack(*(self._rows(part, _raw(self._tensors[f"{at[part]}.weight"])) for part in parts))
+        weight = self._pack(*(self._rows(part, raw_matrix(self._tensors[f"{at[part]}.weight"])) for part in parts))
         if not biased:
             return Linear(weight, None)
         columns = [self._bias(part, f"{at[part]}.bias", f"{at[part]}.weight") for part in parts]
@@ -206,7 +207,7 @@ def _check_tensors(checkpoint: Checkpoint, config: ModelConfig) -> None:
         optional[f"{GLOBAL_NAMES[checkpoint.kind]['head']}.weight"] = (config.vocab_size, config.width)
     missing = [name for name in expected if name not in tensors]
     ignored = expected.keys() | optional.keys() | _READ_WITH_THE_CONFIG
-    extra = [name for name in tensors if name not in ignored and not name.endswith(_DERIVED_SUFFIX)]
+    extra = [name for name in tensors if name not in ignored and not _may_be_ignored(tensors[name])]
     misshaped = [
         f"{name} {tuple(tensors[name].shape)} instead of {shape}"
         for name, shape in (expected | optional).items()
@@ -218,19 +219,19 @@ def _check_tensors(checkpoint: Checkpoint, config: ModelConfig) -> None:
         raise BadCheckpoint(f"{checkpoint.path} ({config.architecture}) {'; '.join(found)}.")
 
 
+def _may_be_ignored(tensor: Tensor | QuantisedTensor) -> bool:
+    """Quantisers write biases of zeros where a family has none."""
+    if tensor.name.endswith(".bias"):
+        return not np.frombuffer(tensor.data, np.uint8).any()
+    return tensor.name.endswith(_IGNORED_SUFFIXES)
+
+
 def _listed(names: list[str]) -> str:
     more = len(names) - _NAMED_IN_ERRORS
     return ", ".join(names[:_NAMED_IN_ERRORS]) + (f" and {more} more" if more > 0 else "")
 
 
-def _raw(tensor: Tensor) -> RawTensor:
-    num_rows, num_cols = tensor.shape
-    if tensor.kind in PACKED_KINDS:
-        return RawTensor(tensor.kind, num_rows, num_cols, np.frombuffer(tensor.data, np.uint8))
-    return RawTensor("f32", num_rows, num_cols, np.ascontiguousarray(_values(tensor)).view(np.uint8))
-
-
-def _values(tensor: Tensor) -> np.ndarray:
+def _values(tensor: Tensor | QuantisedTensor) -> np.ndarray:
     """float32, flat."""
     return dequantise(tensor.kind, tensor.data, tensor.num_values)
 

@@ -1,0 +1,159 @@
+"""What a matrix stored as several tensors (quantised.py) means: integer codes with scales, or plain values.
+
+N outputs  K inputs  G groups of inputs
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..core.errors import BadCheckpoint
+from .ggml import dequantise
+from .quantised import QuantisedTensor
+from .tensor import Tensor
+
+_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+@dataclass(frozen=True, slots=True)
+class IntegerMatrix:
+    """weight = scale * code + minimum: int8 codes_NK, float32 scales_NG and minimums_NG (None: all zero). With 4 bits
+    codes lie in -8..7, or in 0..15 where there are minimums."""
+
+    bits: int
+    codes_NK: NDArray[np.int8]
+    scales_NG: NDArray[np.float32]
+    minimums_NG: NDArray[np.float32] | None
+
+    def values(self) -> NDArray[np.float32]:
+        """float32 [N, K]"""
+        num_outputs, num_groups = self.scales_NG.shape
+        values_NGk = self.codes_NK.reshape(num_outputs, num_groups, -1) * self.scales_NG[:, :, None]
+        if self.minimums_NG is not None:
+            values_NGk += self.minimums_NG[:, :, None]
+        return values_NGk.reshape(num_outputs, -1)
+
+
+def read_quantised(tensor: QuantisedTensor) -> IntegerMatrix | NDArray[np.float32]:
+    """An IntegerMatrix; or float32 [N, K] where groups are not runs of inputs (act-order) or codes are floats."""
+    return {"gptq": _gptq, "awq": _awq, "packed": _packed, "int8": _int8, "float": _float}[tensor.layout](tensor)
+
+
+def _gptq(tensor: QuantisedTensor) -> IntegerMatrix | NDArray[np.float32]:
+    parts, bits = tensor.parts, tensor.bits
+    codes_KN = _unpack(_words(parts["qweight"]), bits, 0)
+    zeros_GN = _unpack(_words(parts["qzeros"]), bits, 1)[:, : tensor.shape[0]].astype(np.int16) + tensor.zero_offset
+    return _integer_matrix(bits, codes_KN.T, zeros_GN.T, _floats_of(parts["scales"]).T, parts.get("g_idx"))
+
+
+def _awq(tensor: QuantisedTensor) -> IntegerMatrix | NDArray[np.float32]:
+    def unpack(words: NDArray[np.uint32]) -> NDArray[np.uint8]:
+        out = np.empty((words.shape[0], tensor.shape[0]), np.uint8)
+        for place, column in enumerate(_AWQ_ORDER):
+            out[:, column::8] = words >> np.uint32(4 * place) & np.uint32(15)
+        return out
+
+    codes_KN, zeros_GN = unpack(_words(tensor.parts["qweight"])), unpack(_words(tensor.parts["qzeros"]))
+    return _integer_matrix(4, codes_KN.T, zeros_GN.astype(np.int16).T, _floats_of(tensor.parts["scales"]).T, None)
+
+
+def _packed(tensor: QuantisedTensor) -> IntegerMatrix | NDArray[np.float32]:
+    parts, bits = tensor.parts, tensor.bits
+    num_outputs, num_inputs = tensor.shape
+    codes_NK = _unpack(_words(parts["weight_packed"]), bits, 1)[:, :num_inputs]
+    scales_NG = _by_row(parts["weight_scale"], num_outputs)
+    zeros_NG = np.full(scales_NG.shape, 1 << (bits - 1), np.int16)
+    if "weight_zero_point" in parts:
+        zeros_NG = _unpack(_words(parts["weight_zero_point"]), bits, 0)[:num_outputs].astype(np.int16)
+    return _integer_matrix(bits, codes_NK, zeros_NG, scales_NG, parts.get("weight_g_idx"))
+
+
+def _int8(tensor: QuantisedTensor) -> IntegerMatrix | NDArray[np.float32]:
+    parts, num_outputs = tensor.parts, tensor.shape[0]
+    scales_NG = _by_row(parts["weight_scale"], num_outputs)
+    zeros_NG = np.zeros(scales_NG.shape, np.int16)
+    if "weight_zero_point" in parts:
+        zeros_NG = _by_row(parts["weight_zero_point"], num_outputs).astype(np.int16)
+    codes_NK = np.frombuffer(tensor.data, np.uint8).reshape(tensor.shape) ^ np.uint8(128)
+    return _integer_matrix(8, codes_NK, zeros_NG + np.int16(128), scales_NG, None)
+
+
+def _float(tensor: QuantisedTensor) -> NDArray[np.float32]:
+    num_outputs, num_inputs = tensor.shape
+    codes = tensor.parts["weight"]
+    values_NK = dequantise(codes.kind, codes.data, codes.num_values).reshape(tensor.shape)
+    scales = tensor.parts.get("weight_scale_inv") or tensor.parts["weight_scale"]
+    if tensor.block is not None:
+        scales_NK = _floats_of(scales).repeat(tensor.block[0], axis=0)[:num_outputs].repeat(tensor.block[1], axis=1)
+        values_NK *= scales_NK[:, :num_inputs]
+    else:
+        scales_NG = _by_row(scales, num_outputs)
+        _check_groups(num_inputs, scales_NG.shape[1])
+        values_NGk = values_NK.reshape(num_outputs, scales_NG.shape[1], -1)
+        values_NGk *= scales_NG[:, :, None]
+    return values_NK
+
+
+def _integer_matrix(
+    bits: int,
+    codes_NK: NDArray[np.uint8],
+    zeros_NG: NDArray[np.int16],
+    scales_NG: NDArray[np.float32],
+    group_index: Tensor | None,
+) -> IntegerMatrix | NDArray[np.float32]:
+    """From unsigned codes and zeros. Where every zero is the middle code there are no minimums."""
+    num_inputs, num_groups = codes_NK.shape[1], scales_NG.shape[1]
+    if group_index is not None:
+        group_of_K = np.frombuffer(group_index.data, "<i4")
+        if not 0 <= group_of_K.min() <= group_of_K.max() < num_groups:
+            raise BadCheckpoint(f"{group_index.name} holds an index outside the {num_groups} groups.")
+        size = num_inputs // num_groups
+        if num_inputs % num_groups or (group_of_K != np.arange(num_inputs) // size).any():
+            return (codes_NK - zeros_NG[:, group_of_K]).astype(np.float32) * scales_NG[:, group_of_K]
+    _check_groups(num_inputs, num_groups)
+    middle = 1 << (bits - 1)
+    scales_NG = np.ascontiguousarray(scales_NG, np.float32)
+    if bits == 8 or (zeros_NG == middle).all():
+        centred_NK = np.subtract(codes_NK, np.uint8(middle), order="C").view(np.int8)
+        minimums_NG = (middle - zeros_NG) * scales_NG
+        return IntegerMatrix(bits, centred_NK, scales_NG, minimums_NG if minimums_NG.any() else None)
+    return IntegerMatrix(bits, np.ascontiguousarray(codes_NK).view(np.int8), scales_NG, -zeros_NG * scales_NG)
+
+
+def _check_groups(num_inputs: int, num_groups: int) -> None:
+    if num_inputs % num_groups:
+        raise BadCheckpoint(f"{num_inputs} inputs do not divide into {num_groups} groups.")
+
+
+def _words(tensor: Tensor) -> NDArray[np.uint32]:
+    return np.frombuffer(tensor.data, "<u4").reshape(tensor.shape)
+
+
+def _unpack(words: NDArray[np.uint32], bits: int, axis: int) -> NDArray[np.uint8]:
+    """Codes of `bits` bits each, lowest first, next to each other along `axis`."""
+    per_word = 32 // bits
+    shape = list(words.shape)
+    shape[axis] *= per_word
+    out = np.empty(shape, np.uint8)
+    for place in range(per_word):
+        codes = words >> np.uint32(bits * place) & np.uint32((1 << bits) - 1)
+        if axis == 0:
+            out[place::per_word] = codes
+        else:
+            out[:, place::per_word] = codes
+    return out
+
+
+def _floats_of(tensor: Tensor) -> NDArray[np.float32]:
+    return dequantise(tensor.kind, tensor.data, tensor.num_values).reshape(tensor.shape)
+
+
+def _by_row(tensor: Tensor, num_outputs: int) -> NDArray[np.float32]:
+    """One value for all, one a row, or [N, G] -> float32 [N, G]."""
+    values = _floats_of(tensor)
+    if values.size == 1:
+        return np.full((num_outputs, 1), values.reshape(()), np.float32)
+    return values.reshape(num_outputs, -1)
