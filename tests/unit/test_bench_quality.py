@@ -216,8 +216,11 @@ def right_below(limit: int):
     return answer
 
 
-def test_a_result_is_complete_and_two_are_compared_question_by_question(tmp_path, capsys) -> None:
+def test_a_result_is_complete_and_two_are_compared_question_by_question(tmp_path, capsys, monkeypatch) -> None:
     write_rows(tmp_path / "gsm8k_test.jsonl", sums(65))
+    monkeypatch.setattr(
+        quality.sys, "argv", ["tokenmill", "bench", "quality", "--api-key", "sesame", "--api-key=sesame"]
+    )
     args = settings(tmp_path, "--task", "gsm8k", "--json", str(tmp_path / "a.json"))
     subjects = [CountingSubject(right_below(60)), CountingSubject(right_below(40))]
     for name, subject in zip(("a", "b"), subjects, strict=True):
@@ -227,6 +230,7 @@ def test_a_result_is_complete_and_two_are_compared_question_by_question(tmp_path
     task = first["tasks"][0]
     assert task["num_items"] == 60 and task["num_right"] == sum(item["right"][task["metric"]] for item in task["items"])
     assert task["interval"]["low"] < task["value"] < task["interval"]["high"]
+    assert first["argv"] == ["bench", "quality", "--api-key", "...", "--api-key=..."]
     assert first["settings"]["seed"] == 0 and len(task["data"]["sha256"]) == 64 and task["prompt"]["first"]
 
     compared = quality.compare(first, second)["tasks"][0]

@@ -9,6 +9,7 @@ from typing import Any
 
 from .html_page import command
 from .html_plot import short
+from .recorded import without_secrets
 
 LATENCIES = {
     "ttft_s": ("TTFT", "first token event − due"),
@@ -76,13 +77,8 @@ def words(facts: Mapping[str, Any]) -> str:
 
 
 def repeat_with(argv: Sequence[str]) -> str:
-    """The command line, without secrets."""
-    shown = list(argv)
+    """The command line as HTML, without secrets."""
+    shown = without_secrets(argv)
     if shown and shown[0] != "bench":
         shown = shown[1:]
-    for i, word in enumerate(shown):
-        if word.startswith(("--api-key=", "--header=")):
-            shown[i] = word.partition("=")[0] + "=..."
-        elif i and shown[i - 1] in ("--api-key", "--header"):
-            shown[i] = "..."
     return command(["tokenmill", *map(shlex.quote, shown)]) if shown else ""

@@ -26,6 +26,7 @@ from .quality_code import CodeLimits
 from .quality_run import Subject, run_perplexity, run_task
 from .quality_stats import mcnemar, paired_bootstrap
 from .quality_tasks import FILES, find_file, load_task
+from .recorded import without_secrets
 
 SCHEMA = 1
 
@@ -112,7 +113,7 @@ def measure(args: argparse.Namespace, make_subject: Callable[[], Subject]) -> di
         "subject": subject.facts,
         "settings": {"seed": args.seed, "limit": args.limit, "shots": args.shots, "chat": args.chat},
         "environment": {"tokenmill": __version__, "commit": machine.commit(), **machine.hardware()},
-        "argv": sys.argv[1:],
+        "argv": without_secrets(sys.argv[1:]),
         "tasks": results,
     }
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import ConfigError
+from ..recorded import without_secrets
 from . import datasets, traces
 from .body import BodyFormat
 from .http import Address, parse_url
@@ -227,7 +228,7 @@ def make_load(args: argparse.Namespace, argv: Sequence[str], vocabulary: Vocabul
         seed=args.seed,
         objectives=parse_objectives(args.goodput),
         num_warmups=args.num_warmups,
-        argv=list(argv),
+        argv=without_secrets(argv),
         keep_event_times=not args.no_event_times,
     )
 
