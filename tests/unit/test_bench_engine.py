@@ -8,16 +8,16 @@ import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from tokenmill.bench import engine as bench
-from tokenmill.bench import llama_worker, machine, peers
+from tokenmill.bench import llama_tools, machine, peers
 from tokenmill.bench.engine import Demand, Load
+from tokenmill.bench.peer import llama_engine
 from tokenmill.core.errors import ConfigError, TokenmillError
 
-LOAD = Load("2 streams", 2, 8, 11)
+LOAD = Load("2 streams", ((2, 8, 11),))
 
 
 class FakeEngine:
@@ -25,6 +25,7 @@ class FakeEngine:
 
     vocab_size = 1000
     pids = ()
+    takes_uneven = True
     threads = 1
     model_path = Path("fake.gguf")
 
@@ -35,9 +36,12 @@ class FakeEngine:
         self.log = [] if log is None else log
         self.is_closed = False
 
-    def run(self, prompts: list[list[int]], max_tokens: int) -> float:
+    def run(self, prompts: list[list[int]], max_tokens: list[int]) -> float:
         self.log.append((self.name, prompts, max_tokens))
-        return sum(map(len, prompts)) * self.prompt_s + (max_tokens - 1) * self.step_s
+        return sum(map(len, prompts)) * self.prompt_s + (max(max_tokens) - 1) * self.step_s
+
+    def peak_bytes(self) -> int | None:
+        return 3 << 30
 
     def close(self) -> None:
         self.is_closed = True
@@ -46,6 +50,7 @@ class FakeEngine:
 @pytest.fixture(autouse=True)
 def quick_probe(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "PROBE_BYTES", 1 << 16)
+    monkeypatch.setattr(bench, "SETTLE_S", 0)
 
 
 def parse(*argv: str) -> argparse.Namespace:
@@ -64,10 +69,10 @@ def test_rates_follow_from_the_seconds_of_two_runs() -> None:
 
 def test_prefill_is_one_run_to_the_first_token() -> None:
     engine = FakeEngine("ours", 0.001, 1.0)
-    (figure,) = bench.measure([engine], Load("prefill 512", 1, 512, 1), 3, random.Random(0))
+    (figure,) = bench.measure([engine], Load("prefill 512", ((1, 512, 1),)), 3, random.Random(0))
     assert figure.quantity == "prompt"
     assert figure.runs == {"ours": pytest.approx([1000.0] * 3)}
-    assert {max_tokens for _, _, max_tokens in engine.log} == {1}
+    assert [max_tokens for _, _, max_tokens in engine.log] == [[1]] * 4
 
 
 def test_engines_take_turns_on_the_same_prompts() -> None:
@@ -77,7 +82,12 @@ def test_engines_take_turns_on_the_same_prompts() -> None:
     bench.measure(engines, LOAD, 2, random.Random(0))
     measured = log[2:]
     assert [name for name, _, _ in log[:2]] == ["ours", "peer"]
-    assert [(name, n) for name, _, n in measured] == [("ours", 1), ("ours", 11), ("peer", 1), ("peer", 11)] * 2
+    assert [(name, n) for name, _, n in measured] == [
+        ("ours", [1, 1]),
+        ("ours", [11, 11]),
+        ("peer", [1, 1]),
+        ("peer", [11, 11]),
+    ] * 2
     first, second = [prompts for _, prompts, _ in measured[:4]], [prompts for _, prompts, _ in measured[4:]]
     assert first == [first[0]] * 4 and second == [second[0]] * 4
     assert first[0] != second[0]
@@ -85,9 +95,24 @@ def test_engines_take_turns_on_the_same_prompts() -> None:
     assert first[0][0] != first[0][1]
 
 
-def test_loads_are_prefill_and_then_the_asked_streams() -> None:
-    names = [(load.name, load.num_streams, load.prompt_tokens, load.new_tokens) for load in bench.loads((1, 32))]
-    assert names == [("prefill 512", 1, 512, 1), ("1 stream", 1, 128, 128), ("32 streams", 32, 128, 128)]
+def test_loads_are_prefill_then_the_asked_streams_then_mixed() -> None:
+    first, one, many, mixed = bench.loads((1, 32))
+    assert first == Load("prefill 512", ((1, 512, 1),))
+    assert (one, many) == (Load("1 stream", ((1, 128, 128),)), Load("32 streams", ((32, 128, 128),)))
+    assert (mixed.num_streams, mixed.num_prompt, mixed.longest) == (16, 12 * 128 + 4 * 512, 544)
+    assert mixed.max_tokens == [128] * 12 + [32] * 4
+    assert bench.loads((4,), 64)[1].max_tokens == [64] * 4
+
+
+def test_the_mixed_load_counts_all_tokens_and_leaves_out_who_cannot_run_it() -> None:
+    """(2 * 4 + 3 + 2 * 5 + 2) tokens in 11 prompt tokens at 10 ms and 4 steps at 50 ms."""
+    even = FakeEngine("even", 0.01, 0.05)
+    even.takes_uneven = False
+    load = Load("mixed", ((2, 4, 5), (1, 3, 2)))
+    (figure,) = bench.measure([FakeEngine("ours", 0.01, 0.05), even], load, 1, random.Random(0))
+    assert figure.quantity == "read and generated"
+    assert figure.runs == {"ours": pytest.approx([23 / 0.31])}
+    assert even.log == []
 
 
 def test_a_run_that_makes_no_sense_is_refused() -> None:
@@ -108,36 +133,65 @@ def test_the_command_prints_and_writes_and_closes(tmp_path: Path, capsys: pytest
     args = parse("--streams", "1,4", "--repeats", "2", "--json", str(tmp_path / "r.json"))
     args.markdown = tmp_path / "r.md"
     assert bench.run(args, make) == 0
-    assert demands == [Demand(4, 513)]
+    assert demands == [Demand(16, 544)]
     assert engine.is_closed
     assert "prefill 512" in capsys.readouterr().out
     saved = json.loads((tmp_path / "r.json").read_text())
-    assert [figure["load"] for figure in saved["figures"]] == ["prefill 512", *["1 stream"] * 2, *["4 streams"] * 2]
+    loads = [figure["load"] for figure in saved["figures"]]
+    assert loads == ["prefill 512", *["1 stream"] * 2, *["4 streams"] * 2, "mixed"]
+    assert saved["facts"]["ours"] == {"kernels": "none", "peak memory": "3.0 GiB"}
     assert saved["figures"][1]["runs"]["ours"] == pytest.approx([500.0] * 2)
     assert "| 4 streams | decode only |" in (tmp_path / "r.md").read_text()
 
 
-@pytest.mark.parametrize("argv", [["--repeats", "0"], ["--peers"], ["--peer-python", "/nowhere/python"]])
-def test_a_wish_that_cannot_be_met_names_its_option(argv: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("param", "argv"),
+    [
+        ("repeats", ["--repeats", "0"]),
+        ("peers", ["--peers"]),
+        ("peer_python", ["--peer-python", "/nowhere/python"]),
+        ("peer_llama_bin", ["--peer-llama-bin", "/nowhere"]),
+        ("peer_model", ["--peer-model", "vllm=/nowhere", "--peer-llama-bin", "."]),
+    ],
+)
+def test_a_wish_that_cannot_be_met_names_its_option(
+    param: str, argv: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Before any model is loaded."""
-    monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / llama_tools.TOOL).touch()
+    monkeypatch.setattr(peers, "_LOOK", "print('[\"\", []]')")
     with pytest.raises(ConfigError) as caught:
         bench.run(parse(*argv), lambda demand: pytest.fail("the engine was loaded"))
-    assert caught.value.param == argv[0].strip("-").replace("-", "_")
+    assert caught.value.param == param
+
+
+def test_an_interpreter_says_which_engines_it_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Each of its engines with each model named for it; llama.cpp without one takes the file under test."""
+    monkeypatch.setattr(peers, "_LOOK", 'print(\'["/env", ["vllm", "llama_cpp"]]\')')
+    found = peers.find([sys.executable], None, [("vllm", tmp_path), ("vllm", Path(__file__))])
+    assert [(peer.engine, peer.model, peer.prefix) for peer in found] == [
+        ("vllm", tmp_path, "/env"),
+        ("vllm", Path(__file__), "/env"),
+        ("llama", None, "/env"),
+    ]
+    assert found[1].name() == f"vLLM {Path(__file__).name}"
+    with pytest.raises(ConfigError, match="--peer-model vllm=PATH"):
+        peers.find([sys.executable], None, [])
 
 
 FAKE_WORKER = """
 import json, os, sys
-options = json.loads(sys.argv[2])
-if options["extra_buffers"] and "fragile" in sys.argv[1]:
+engine, model, options = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+if options.get("extra_buffers") and "fragile" in model:
     print("boom", file=sys.stderr)
     os._exit(3)
-print(json.dumps({"facts": {"version": "fake"}, "vocab_size": 7}), flush=True)
+print(json.dumps({"facts": {"version": "fake", "engine": engine}, "vocab_size": 7}), flush=True)
 for line in sys.stdin:
     request = json.loads(line)
-    if request["max_tokens"] == 99:
+    if request["max_tokens"] == [99]:
         os._exit(4)
-    print(json.dumps({"seconds": len(request["prompts"]) + request["max_tokens"]}), flush=True)
+    print(json.dumps({"seconds": len(request["prompts"]) + sum(request["max_tokens"])}), flush=True)
 """
 
 
@@ -149,55 +203,91 @@ def fake_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     yield
 
 
+def start_peer(engine: str, model: str) -> list[peers.Worker]:
+    started = peers.start(peers.Wanted(engine, Path(model), sys.executable), Path("own.gguf"), 2, 4)
+    assert all(isinstance(peer, peers.Worker) for peer in started)
+    return started
+
+
 def test_a_peer_answers_over_its_pipe(fake_worker: None) -> None:
-    peer = peers.start_llama(sys.executable, Path("m.gguf"), threads=2, flash_attention=True)
-    assert peer.run([[1], [2]], 5) == 7.0
-    assert peer.name == "llama.cpp, flash attention"
-    assert peer.vocab_size == 7
-    assert peer.facts["version"] == "fake" and "rearranged" in peer.facts["weights"]
-    assert len(peer.pids) == 1
-    peer.close()
+    plain, flash = start_peer("llama", "m.gguf")
+    (other,) = start_peer("vllm", "folder")
+    assert flash.run([[1], [2]], [5, 1]) == 8.0
+    assert [peer.name for peer in (plain, flash, other)] == [
+        "llama.cpp m.gguf",
+        "llama.cpp m.gguf, flash attention",
+        "vLLM folder",
+    ]
+    assert plain.vocab_size == 7
+    assert plain.facts["version"] == "fake" and "rearranged" in plain.facts["weights"]
+    assert (plain.facts["engine"], other.facts["engine"]) == ("llama", "vllm")
+    assert len(plain.pids) == 1
+    for peer in (plain, flash, other):
+        peer.close()
 
 
 def test_a_peer_that_dies_on_rearranged_weights_runs_without_and_says_so(fake_worker: None) -> None:
-    peer = peers.start_llama(sys.executable, Path("fragile.gguf"), threads=2, flash_attention=False)
-    assert peer.run([[1]], 1) == 2.0
-    assert "code 3: boom" in peer.facts["weights"]
-    peer.close()
+    for peer in start_peer("llama", "fragile.gguf"):
+        assert peer.run([[1]], [1]) == 2.0
+        assert "code 3: boom" in peer.facts["weights"]
+        peer.close()
 
 
 def test_a_peer_that_dies_in_a_run_is_an_error_with_its_code(fake_worker: None) -> None:
-    peer = peers.start_llama(sys.executable, Path("m.gguf"), threads=2, flash_attention=False)
+    (peer,) = start_peer("openvino", "folder")
     with pytest.raises(peers.PeerDied, match="code 4"):
-        peer.run([[1]], 99)
+        peer.run([[1]], [99])
 
 
-def test_llama_worker_reads_all_prompts_and_then_extends_every_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows are (sequence, position, token, wants logits); a batch holds at most BATCH_TOKENS of them."""
+def test_a_peer_does_not_see_our_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """vLLM's own OpenMP is loaded first, from wherever its environment keeps it."""
+    monkeypatch.setenv("PYTHONPATH", "/ours")
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "libiomp5.so").touch()
+    env = peers.environment(peers.Wanted("vllm", Path("m"), sys.executable, str(tmp_path)), 1)
+    assert "PYTHONPATH" not in env
+    assert env["LD_PRELOAD"] == str(tmp_path / "lib" / "libiomp5.so")
+    assert "LD_PRELOAD" not in peers.environment(peers.Wanted("openvino", Path("m"), sys.executable), 1)
 
-    class Recorder(llama_worker.Runner):
-        def __init__(self) -> None:
-            self.lib = SimpleNamespace(llama_synchronize=lambda context: None)
-            self.context = None
-            self.steps: list[list[tuple[int, int, int, bool]]] = []
-            self.room = (0, 0)
 
-        def prepare(self, num_sequences: int, num_tokens: int) -> None:
-            self.room = (num_sequences, num_tokens)
-
-        def decode(self, rows: list[tuple[int, int, int, bool]]) -> None:
-            self.steps.append(rows)
-
-    monkeypatch.setattr(llama_worker, "BATCH_TOKENS", 4)
-    runner = Recorder()
-    assert runner.run([[7, 8, 9], [5, 6]], 3) >= 0
-    assert runner.room == (2, 6)
-    assert runner.steps == [
+def test_llama_extends_started_sequences_before_it_reads_on() -> None:
+    """Rows are (sequence, position, token, wants logits); a step holds at most BATCH_TOKENS of them."""
+    llama_engine.BATCH_TOKENS, whole = 4, llama_engine.BATCH_TOKENS
+    try:
+        steps = list(llama_engine.steps([[7, 8, 9], [5, 6]], [3, 2]))
+    finally:
+        llama_engine.BATCH_TOKENS = whole
+    assert steps == [
         [(0, 0, 7, False), (0, 1, 8, False), (0, 2, 9, True), (1, 0, 5, False)],
-        [(1, 1, 6, True)],
-        [(0, 3, 7, True), (1, 2, 5, True)],
-        [(0, 4, 8, True), (1, 3, 6, True)],
+        [(0, 3, 7, True), (1, 1, 6, True)],
+        [(0, 4, 8, True), (1, 2, 5, True)],
     ]
+
+
+FAKE_TOOL = """#!{python}
+import json, sys
+pairs = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+npp, ntg, npl = int(pairs["-npp"]), int(pairs["-ntg"]), int(pairs["-npl"])
+print("some words")
+if npl < 100:
+    assert int(pairs["-c"]) >= npl * (npp + ntg)
+    print(json.dumps({{"t_pp": npp * npl, "t_tg": ntg / 1000}}))
+"""
+
+
+def test_llamas_program_is_told_the_shape_and_its_times_are_read(tmp_path: Path) -> None:
+    """A prompt of 8 for 2 streams takes 16 s; 11 tokens are 10 steps of 1 ms, and one token is none."""
+    tool = tmp_path / llama_tools.TOOL
+    tool.write_text(FAKE_TOOL.format(python=sys.executable))
+    tool.chmod(0o755)
+    plain, flash = peers.start(peers.Wanted("llama", None, folder=tmp_path), Path("own.gguf"), 2, 4)
+    assert (plain.name, flash.name) == ("llama.cpp", "llama.cpp, flash attention")
+    prompts = [[1] * 8, [2] * 8]
+    assert plain.run(prompts, [11, 11]) == pytest.approx(16.01)
+    assert plain.run(prompts, [1, 1]) == 16.0
+    assert plain.peak_bytes() > 1 << 20
+    with pytest.raises(TokenmillError, match="reported no times"):
+        plain.run([[1]] * 100, [1] * 100)
 
 
 def test_interference_is_what_neither_we_nor_our_peers_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

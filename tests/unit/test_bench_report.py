@@ -59,7 +59,7 @@ def test_markdown_is_a_table_with_as_many_cells_in_every_row() -> None:
     lines = report(figure()).to_markdown().splitlines()
     assert lines[0] == "| load | tokens/s | ours | slow | quick | ratio to the best peer | machine |"
     assert lines[2].startswith("| 1 stream | decode only | 100.0 [90.0-200.0] | 20.0 [10.0-30.0] |")
-    assert "| 2.00 [2.00-3.33] |" in lines[2]
+    assert "| 2.00 [2.00-3.33] of quick |" in lines[2]
     assert {line.count("|") for line in lines[:3]} == {8}
     assert "- memory read, all threads: 40.0 GB/s before, 38.5 GB/s after" in lines
 
@@ -80,3 +80,11 @@ def test_json_keeps_every_run() -> None:
     assert only["ratio"]["median"] == 2.0
     assert only["summaries"]["ours"] == {"median": 100.0, "low": 90.0, "high": 200.0}
     assert saved["bandwidth_gb_per_s"] == {"before": 40.0, "after": 38.5}
+
+
+def test_a_load_that_an_engine_cannot_run_leaves_a_dash() -> None:
+    """And the ratio names the best of those that could."""
+    partial = Figure("mixed", "read and generated", {"ours": [8.0], "slow": [4.0]}, CLEAN)
+    header, rows = report(figure(), partial).cells()
+    assert rows[1] == ["mixed", "read and generated", "8.0", "4.0", "-", "2.00 of slow", "clean"]
+    assert len(header) == len(rows[0])

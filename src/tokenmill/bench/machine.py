@@ -53,14 +53,15 @@ class Interference:
 
 
 def read_cpu_time(pids: Iterable[int] = (), proc: Path = Path("/proc")) -> CpuTime | None:
-    """Processor time now; `pids` are measured processes beside this one. None where /proc/stat does not exist."""
+    """Processor time now; `pids` are measured processes beside this one. Children that have ended count as our own.
+    None where /proc/stat does not exist."""
     try:
         fields = [int(value) for value in (proc / "stat").read_text().splitlines()[0].split()[1:]]
     except OSError:
         return None
     user, nice, system, _, _, irq, softirq, steal = fields[:8]
     tick = os.sysconf("SC_CLK_TCK")
-    own = sum(os.times()[:2]) + sum(_process_ticks(proc, pid) for pid in pids) / tick
+    own = sum(os.times()[:4]) + sum(_process_ticks(proc, pid) for pid in pids) / tick
     return CpuTime(time.perf_counter(), (user + nice + system + irq + softirq) / tick, own, steal / tick)
 
 
@@ -76,6 +77,22 @@ def _process_ticks(proc: Path, pid: int) -> int:
     """User and system time of a process: fields 14 and 15 of its stat line, counted after the name in brackets."""
     fields = (proc / str(pid) / "stat").read_text().rpartition(")")[2].split()
     return int(fields[11]) + int(fields[12])
+
+
+def usable_cpus() -> list[int]:
+    """Numbers of the processors this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def peak_memory(pid: int | None = None, proc: Path = Path("/proc")) -> int | None:
+    """Most bytes a process has held in memory at once; ours by default. None where there is no /proc."""
+    try:
+        lines = (proc / str(pid or "self") / "status").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), None)
 
 
 def read_bandwidth(num_threads: int) -> float:

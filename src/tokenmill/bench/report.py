@@ -72,14 +72,17 @@ class Report:
 
     def cells(self) -> tuple[list[str], list[list[str]]]:
         """Header and rows of the table."""
-        engines = list(self.figures[0].runs)
+        engines = list(dict.fromkeys(name for figure in self.figures for name in figure.runs))
         header = ["load", "tokens/s", *engines]
         header += ["ratio to the best peer"] if len(engines) > 1 else []
         rows = []
         for figure in self.figures:
-            row = [figure.load, figure.quantity, *(summarise(figure.runs[name]).show(".1f") for name in engines)]
+            runs = figure.runs
+            row = [figure.load, figure.quantity]
+            row += [summarise(runs[name]).show(".1f") if name in runs else "-" for name in engines]
             ratio = figure.ratio()
-            row += [ratio.show(".2f")] if ratio is not None else []
+            if len(engines) > 1:
+                row += [f"{ratio.show('.2f')} of {figure.best_peer()}" if ratio is not None else "-"]
             rows.append([*row, _verdict(figure.interference)])
         return [*header, "machine"], rows
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from ..bench.engine import Demand, run
+from ..bench.machine import peak_memory
 from ..core.request import SamplingParams
 from ..formats.hub import resolve_model
 from ..llm import LLM
@@ -19,6 +21,7 @@ class LocalEngine:
     """bench.engine.BenchEngine over an LLM. One process, so no other pids."""
 
     pids: tuple[int, ...] = ()
+    takes_uneven = True
 
     def __init__(self, llm: LLM, model_path: Path, threads: int) -> None:
         self.name = "tokenmill"
@@ -28,11 +31,14 @@ class LocalEngine:
         self.threads = threads
         self._llm = llm
 
-    def run(self, prompts: list[list[int]], max_tokens: int) -> float:
-        sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+    def run(self, prompts: list[list[int]], max_tokens: Sequence[int]) -> float:
+        sampling = [SamplingParams(max_tokens=count, temperature=0.0, ignore_eos=True) for count in max_tokens]
         start_s = time.perf_counter()
         self._llm.generate(prompts, sampling)
         return time.perf_counter() - start_s
+
+    def peak_bytes(self) -> int | None:
+        return peak_memory()
 
     def close(self) -> None:
         self._llm.close()

@@ -1,25 +1,20 @@
-"""Runs llama.cpp for the comparison, as a program of its own: `python llama_worker.py MODEL.gguf '{"threads": 2}'`.
+"""llama.cpp for `worker.py`, through llama-cpp-python's low-level functions.
 
-It imports nothing of tokenmill, so that any interpreter that has llama-cpp-python can run it, and answers one JSON
-line on standard output for each JSON line on standard input:
-
-    at the start                                    -> {"facts": {name: value}, "vocab_size": n}
-    {"prompts": [[id, ...], ...], "max_tokens": n}  -> {"seconds": s}
-
-A run is what llama.cpp's own benchmarks do: all prompts, then max_tokens - 1 steps that extend every sequence by one
-token. The tokens fed are given, not drawn, so that llama.cpp is charged for no sampling. Each number of sequences has
-a context of its own, made before the clock starts.
+A step holds one row for every sequence that is being extended, then as many prompt tokens as fit: prompts first at the
+beginning, then both together, as llama.cpp's server does it. The tokens fed are given, not drawn, so that llama.cpp is
+charged for no sampling. Each number of sequences has a context of its own, made before the clock starts.
 """
 
-import json
-import os
-import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 BATCH_TOKENS = 2048
 MICRO_BATCH_TOKENS = 512
 ROUND_TO = 256
+
+Row = tuple[int, int, int, bool]
+"""(sequence, position, token, wants logits)"""
 
 
 class Runner:
@@ -27,6 +22,13 @@ class Runner:
         self, llama_cpp: Any, model_path: str, *, threads: int, flash_attention: bool, extra_buffers: bool
     ) -> None:
         self.lib = llama_cpp
+        self.silent = llama_cpp.llama_log_callback(lambda level, text, user_data: None)
+        llama_cpp.llama_log_set(self.silent, None)
+        self.facts = {
+            "version": f"llama-cpp-python {llama_cpp.__version__}",
+            "features": llama_cpp.llama_print_system_info().decode().strip(" |"),
+            "threads": str(threads),
+        }
         self.threads = threads
         self.flash_attention = flash_attention
         params = llama_cpp.llama_model_default_params()
@@ -64,8 +66,8 @@ class Runner:
             raise SystemExit(f"llama.cpp cannot make a context for {num_sequences} sequences of {length} tokens")
         self.shape = (num_sequences, length)
 
-    def decode(self, rows: list[tuple[int, int, int, bool]]) -> None:
-        """Run (sequence, position, token, wants logits) rows, at most BATCH_TOKENS of them."""
+    def decode(self, rows: list[Row]) -> None:
+        """Run rows, at most BATCH_TOKENS of them."""
         batch = self.batch
         batch.n_tokens = len(rows)
         for i, (sequence, position, token, wants_logits) in enumerate(rows):
@@ -78,41 +80,37 @@ class Runner:
         if code != 0:
             raise SystemExit(f"llama_decode answered {code}")
 
-    def run(self, prompts: list[list[int]], max_tokens: int) -> float:
-        """Seconds for all prompts and max_tokens tokens of each."""
-        self.prepare(len(prompts), max(map(len, prompts)) + max_tokens)
-        rows = [
-            (sequence, position, token, position == len(prompt) - 1)
-            for sequence, prompt in enumerate(prompts)
-            for position, token in enumerate(prompt)
-        ]
+    def run(self, prompts: list[list[int]], max_tokens: list[int]) -> float:
+        """Seconds for all prompts and max_tokens[i] tokens of prompt i."""
+        self.prepare(len(prompts), max(len(prompt) + count for prompt, count in zip(prompts, max_tokens, strict=True)))
         start = time.perf_counter()
-        for first in range(0, len(rows), BATCH_TOKENS):
-            self.decode(rows[first : first + BATCH_TOKENS])
-        for step in range(max_tokens - 1):
-            self.decode([(s, len(p) + step, p[step % len(p)], True) for s, p in enumerate(prompts)])
+        for rows in steps(prompts, max_tokens):
+            self.decode(rows)
         self.lib.llama_synchronize(self.context)
         return time.perf_counter() - start
 
 
-def main() -> None:
-    model_path, options = sys.argv[1], json.loads(sys.argv[2])
-    replies = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever the library prints must not mix with the replies
+def steps(prompts: list[list[int]], max_tokens: list[int]) -> Iterator[list[Row]]:
+    """The rows of each step. The first new token of a sequence comes with its prompt's last row, so it is extended by
+    max_tokens - 1 rows; what is fed then is its prompt again."""
+    done = [0] * len(prompts)
+    ends = [len(prompt) + count - 1 for prompt, count in zip(prompts, max_tokens, strict=True)]
+    while done != ends:
+        rows: list[Row] = []
+        for sequence, prompt in enumerate(prompts):
+            if len(prompt) <= done[sequence] < ends[sequence]:
+                rows.append((sequence, done[sequence], prompt[done[sequence] % len(prompt)], True))
+        extended = [row[0] for row in rows]
+        for sequence, prompt in enumerate(prompts):
+            for position in range(done[sequence], min(len(prompt), done[sequence] + BATCH_TOKENS - len(rows))):
+                rows.append((sequence, position, prompt[position], position == len(prompt) - 1))
+                done[sequence] = position + 1
+        for sequence in extended:
+            done[sequence] += 1
+        yield rows
+
+
+def start(model: str, *, threads: int, flash_attention: bool, extra_buffers: bool) -> Runner:
     import llama_cpp
 
-    silent = llama_cpp.llama_log_callback(lambda level, text, user_data: None)
-    llama_cpp.llama_log_set(silent, None)
-    runner = Runner(llama_cpp, model_path, **options)
-    facts = {
-        "version": f"llama-cpp-python {llama_cpp.__version__}",
-        "features": llama_cpp.llama_print_system_info().decode().strip(" |"),
-    }
-    print(json.dumps({"facts": facts, "vocab_size": runner.vocab_size}), file=replies, flush=True)
-    for line in sys.stdin:
-        request = json.loads(line)
-        print(json.dumps({"seconds": runner.run(request["prompts"], request["max_tokens"])}), file=replies, flush=True)
-
-
-if __name__ == "__main__":
-    main()
+    return Runner(llama_cpp, model, threads=threads, flash_attention=flash_attention, extra_buffers=extra_buffers)
