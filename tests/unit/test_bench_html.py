@@ -294,6 +294,12 @@ def test_intervals_without_an_upper_bound_keep_their_dot() -> None:
     assert text.count("<circle") == 1 and 'class="bar"' not in text
 
 
+def test_long_names_lose_their_middle() -> None:
+    text = html_plot.intervals("t", Axis("x"), [Estimate("a" * 100 + ": 1.5, better", 1.0, 0.5, 2.0)])
+    shown = re.search(r'class="row"[^>]*>([^<]*)<', text)[1]
+    assert len(shown) < 65 and shown.startswith("aaa") and shown.endswith("1.5, better") and "…" in shown
+
+
 @pytest.mark.parametrize(
     ("value", "shown"),
     [(0, "0"), (0.123456, "0.123"), (1234.5, "1234"), (12345, "12.3k"), (2.5e6, "2.5M"), (-20000, "-20k")],

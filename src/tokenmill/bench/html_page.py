@@ -70,6 +70,8 @@ circle.small { fill: var(--ground); stroke: var(--c); }
 .s1 .line { stroke-dasharray: 6 3; } .s2 .line { stroke-dasharray: 2 2.5; } .s3 .line { stroke-dasharray: 9 3 2 3; }
 .s4 .line { stroke-dasharray: 12 4; } .s5 .line { stroke-dasharray: 4 2 1 2; }
 .warning { border-left: 3px solid var(--c1); padding: .1rem 0 .1rem .75rem; margin: .75rem 0; }
+@media (max-width: 30rem) { table { font-size: .8rem; } th, td { padding-right: .5rem; }
+  th:first-child, td:first-child { min-width: 6rem; } }
 @media (min-width: 48rem) { body { padding: 2.5rem 2rem 5rem; } h1 { font-size: 2.1rem; }
   .single, .pairs { grid-template-columns: 1fr 1fr; } .single svg text, .pairs svg text { font-size: 10px; } }
 @media print { body { max-width: none; padding: 0; font-size: 10pt; } h2, h3 { break-after: avoid; }

@@ -103,7 +103,7 @@ def intervals(title: str, x: Axis, rows: Sequence[Estimate], reference: float | 
         y = _TOP + _ROW * (number + 0.5) + 6
         hover = f"{row.name}: {short(row.value)}, interval {short(row.low)} to {short(row.high)}"
         parts.append(f'<g class="s{row.colour % NUM_COLOURS}"><title>{escape(hover)}</title>')
-        parts.append(f'<text class="row" x="{left}" y="{y - 7:.1f}">{escape(row.name)}</text>')
+        parts.append(f'<text class="row" x="{left}" y="{y - 7:.1f}">{escape(_fit(row.name))}</text>')
         if all(_fits(value, x) for value in (row.low, row.high)):
             parts.append(f'<line class="bar" x1="{to_x(row.low):.1f}" x2="{to_x(row.high):.1f}" y1="{y}" y2="{y}"/>')
         parts += [f'<circle class="small" cx="{to_x(v):.1f}" cy="{y}" r="2"/>' for v in row.values if _fits(v, x)]
@@ -260,6 +260,12 @@ def _draw(series: Series, to_x: Callable[[float], float], to_y: Callable[[float]
             parts.append(f"{circle}>{hover}</circle>" if hover else circle + "/>")
     parts.append("</g>")
     return "".join(parts)
+
+
+def _fit(name: str) -> str:
+    """At most as long as a plot is wide, losing its middle; the hover text has it whole."""
+    most = int(WIDTH / _CHAR)
+    return name if len(name) <= most else f"{name[: most // 2 - 1]}…{name[-(most // 2) :]}"
 
 
 def _svg(title: str, height: float, parts: Sequence[str]) -> str:
