@@ -135,6 +135,10 @@ TM_API int64_t tm_packed_bytes(int32_t kind, int64_t num_rows, int64_t num_cols)
 TM_API int32_t tm_pack(tm_team* team, int32_t kind, int64_t num_cols, int32_t num_matrices,
                        const uint8_t* const* data, const int64_t* num_rows, uint8_t* out, int64_t out_bytes);
 
+/* Rows of a dense kind as rows of another kind: f16, bf16, q8_0, q4_0 or q4_1. The caller sizes `out`. */
+TM_API int32_t tm_quantise(tm_team* team, int32_t from_kind, int32_t to_kind, int64_t num_rows, int64_t num_cols,
+                           const uint8_t* data, uint8_t* out);
+
 /* Bytes of a buffer of that form. */
 TM_API int64_t tm_buffer_bytes(int32_t form, int64_t max_rows, int64_t width);
 

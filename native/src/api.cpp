@@ -86,6 +86,18 @@ int32_t tm_pack(tm_team* team, int32_t kind, int64_t num_cols, int32_t num_matri
   });
 }
 
+int32_t tm_quantise(tm_team* team, int32_t from_kind, int32_t to_kind, int64_t num_rows, int64_t num_cols,
+                    const uint8_t* data, uint8_t* out) {
+  return guarded([&] {
+    const bool to_blocks = to_kind >= mill::kQ4_0 && to_kind <= mill::kQ8_0;
+    if (from_kind < mill::kF32 || from_kind > mill::kBF16) return fail("only dense rows can be quantised");
+    if (!to_blocks && to_kind != mill::kF16 && to_kind != mill::kBF16) return fail("rows cannot become this kind");
+    if (num_rows < 0 || num_cols < 1 || (to_blocks && num_cols % mill::kGroup != 0)) return fail("bad matrix size");
+    mill::quantise_rows(&team->team, from_kind, to_kind, num_rows, num_cols, data, out);
+    return 0;
+  });
+}
+
 int64_t tm_buffer_bytes(int32_t form, int64_t max_rows, int64_t width) {
   if (form == TM_FORM_F32) return max_rows * width * 4;
   const int64_t slots = (max_rows + mill::kPanel - 1) / mill::kPanel * mill::kPanel * (width / mill::kGroup);

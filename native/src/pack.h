@@ -23,6 +23,10 @@ struct RawRows {
 // Fill part.data, which the caller allocated with tile_bytes * ceil(num_rows / 16) bytes. Threads over tiles.
 void pack(Team* team, const RawRows& rows, const Part& part, uint8_t* out);
 
+// Rows of a dense kind -> rows of to_kind, both as a checkpoint stores them. Threads over rows.
+void quantise_rows(Team* team, int32_t from_kind, int32_t to_kind, int64_t num_rows, int64_t num_cols,
+                   const uint8_t* data, uint8_t* out);
+
 // Dequantised row of a packed part.
 void unpack_row(const Part& part, int64_t row, float* out);
 

@@ -14,7 +14,8 @@ from tokenmill.models.config import RopeConfig, config_from_checkpoint
 from tokenmill.models.registry import load_model
 from tokenmill.models.rope import rope_frequencies, rope_table
 from tokenmill.models.weights import load_weights
-from tokenmill.ops.reference import ReferenceOps
+from tokenmill.ops.api import RawTensor
+from tokenmill.ops.reference import ReferenceOps, dequantise
 
 
 def _load(checkpoint):
@@ -164,3 +165,29 @@ def test_rope_digest_tells_frequencies_apart():
     checkpoint.metadata["rope_parameters"] = {"rope_type": "default", "rope_theta": 500.0}
     other = load_model(checkpoint, ReferenceOps(), max_model_len=64)
     assert first.rope_digest == longer.rope_digest != other.rope_digest
+
+
+@pytest.mark.parametrize(("quantization", "ends"), [("q4_1", "q8_0"), ("q8_0", "q8_0"), ("bf16", "bf16")])
+def test_quantises_dense_matrices_at_load(quantization, ends):
+    """Every matrix is quantised once, embeddings and head with 8 bits at least; norms stay; progress ends at the end."""
+    checkpoint = tiny_checkpoint()
+    seen = []
+    ops = ReferenceOps()
+    weights = load_weights(
+        checkpoint,
+        config_from_checkpoint(checkpoint),
+        ops,
+        quantization=quantization,
+        progress=lambda done, total: seen.append((done, total)),
+    )
+
+    def expected(name, kind):
+        values = _values(checkpoint, name)
+        raw = RawTensor("f32", *values.shape, np.frombuffer(checkpoint.tensors[name].data, np.uint8))
+        return dequantise(ops.quantise(raw, kind))
+
+    assert np.array_equal(_matrix(weights.embed), expected("model.embed_tokens.weight", ends))
+    down = expected("model.layers.1.mlp.down_proj.weight", quantization)
+    assert np.array_equal(_matrix(weights.layers[1].down.weight), down)
+    assert np.array_equal(weights.final_norm.weight, _values(checkpoint, "model.norm.weight"))
+    assert seen == sorted(seen) and len({total for _, total in seen}) == 1 and seen[-1][0] > 0.9 * seen[-1][1]

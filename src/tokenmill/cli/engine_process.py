@@ -48,9 +48,13 @@ async def _serve(launch: Launch) -> None:
     from ..net.transport import ZmqEngineEnd
     from .load import load_engine
     from .machine import read_machine
+    from .models import progress_bar
 
     checkpoint = open_checkpoint(launch.path)
-    engine = load_engine(checkpoint, launch.options, read_machine(), Path(launch.cache_dir), launch.queue_bytes)
+    with progress_bar(f"loading {launch.model}") as progress:
+        engine = load_engine(
+            checkpoint, launch.options, read_machine(), Path(launch.cache_dir), launch.queue_bytes, progress
+        )
     checkpoint.close()
     link = ZmqEngineEnd(launch.address)
     try:

@@ -14,6 +14,7 @@ from ..core.events import Ready
 from ..core.units import format_bytes
 from ..formats.checkpoint import Checkpoint
 from ..models.config import config_from_checkpoint
+from ..models.weights import Progress
 from ..ops.api import Ops
 from ..ops.select import select_ops
 from ..worker.build import Worker, build_worker
@@ -58,7 +59,12 @@ class Engine:
 
 
 def load_engine(
-    checkpoint: Checkpoint, options: EngineOptions, machine: MachineFacts, cache_dir: Path, queue_bytes: int = 0
+    checkpoint: Checkpoint,
+    options: EngineOptions,
+    machine: MachineFacts,
+    cache_dir: Path,
+    queue_bytes: int = 0,
+    progress: Progress | None = None,
 ) -> Engine:
     """Loads the weights and makes the pool; the checkpoint may be closed afterwards. Raises ConfigError and
     BadCheckpoint. queue_bytes: what waiting requests may hold, for the printed plan."""
@@ -78,6 +84,8 @@ def load_engine(
         block_size=settings.block_size,
         queue_bytes=queue_bytes,
         cache_dir=cache_dir,
+        quantization=settings.quantization,
+        progress=progress,
     )
     config = EngineConfig(
         num_blocks=settings.num_blocks,

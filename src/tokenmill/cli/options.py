@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from ..core.errors import ConfigError
 from ..core.units import parse_bytes
-from .resolve import BACKENDS, EngineOptions
+from .resolve import BACKENDS, QUANTIZATIONS, EngineOptions
 
 DEFAULT_MODEL = "smollm2"
 
@@ -135,6 +135,11 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         help="share KV of equal prefixes (default: on)",
     )
     group.add_argument("--threads", "-t", type=int, metavar="N", help="kernel threads (default: one per usable CPU)")
+    group.add_argument(
+        "--quantization",
+        choices=tuple(QUANTIZATIONS),
+        help="turn matrices stored in 16 or 32 bits into this at load (default: as stored; q4 is q4_1, q8 is q8_0)",
+    )
     group.add_argument("--backend", choices=BACKENDS, default="auto", help="kernels (default: native if it loads)")
 
 
@@ -160,6 +165,7 @@ def engine_options(args: argparse.Namespace) -> EngineOptions:
         enable_prefix_caching=args.enable_prefix_caching,
         threads=args.threads,
         backend=args.backend,
+        quantization=args.quantization,
     )
 
 

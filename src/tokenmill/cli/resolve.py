@@ -19,6 +19,8 @@ BLOCK_SIZE = 16
 MAX_NUM_SEQS = 256
 MAX_NUM_BATCHED_TOKENS = 512
 BACKENDS = ("auto", "native", "numpy")
+QUANTIZATIONS = {name: name for name in ("q8_0", "q4_0", "q4_1", "f16", "bf16")} | {"q8": "q8_0", "q4": "q4_1"}
+"""As asked -> as the kernels call it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,7 @@ class EngineOptions:
     enable_prefix_caching: bool = True
     threads: int | None = None
     backend: str = "auto"
+    quantization: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,7 @@ class EngineSettings:
     block_size: int
     num_blocks: int
     enable_prefix_caching: bool
+    quantization: str | None
     choices: tuple[Choice, ...]
 
 
@@ -97,6 +101,14 @@ def resolve(options: EngineOptions, machine: MachineFacts, model: ModelFacts) ->
             " so that every running sequence can advance in a step.",
             param="max_num_batched_tokens",
         )
+    quantization = QUANTIZATIONS.get(options.quantization or "", options.quantization)
+    if quantization is not None:
+        if quantization not in QUANTIZATIONS.values():
+            raise ConfigError(
+                f"--quantization must be one of {', '.join(QUANTIZATIONS)}, got {options.quantization!r}.",
+                param="quantization",
+            )
+        choices.append(Choice("quantization", f"{quantization} for matrices stored in 16 or 32 bits", "as asked"))
     choices.append(Choice("prefix_caching", "on" if options.enable_prefix_caching else "off", "exact either way"))
     return EngineSettings(
         threads=threads,
@@ -107,6 +119,7 @@ def resolve(options: EngineOptions, machine: MachineFacts, model: ModelFacts) ->
         block_size=block_size,
         num_blocks=num_blocks,
         enable_prefix_caching=options.enable_prefix_caching,
+        quantization=quantization,
         choices=tuple(choices),
     )
 

@@ -13,7 +13,7 @@ from ..ops.api import Array, Ops
 from . import decoder
 from .config import ModelConfig, RopeConfig, config_from_checkpoint
 from .rope import rope_frequencies, rope_table
-from .weights import ModelWeights, load_weights
+from .weights import ModelWeights, Progress, load_weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +44,16 @@ def load_model(
     max_model_len: int | None = None,
     block_size: int = 16,
     kv_dtype: str = "f16",
+    quantization: str | None = None,
+    progress: Progress | None = None,
 ) -> Model:
-    """Read and pack a model for positions [0, max_model_len) (default: the model's whole context).
+    """Read and pack a model for positions [0, max_model_len) (default: the model's whole context). `quantization` and
+    `progress`: see load_weights.
 
     Raises BadCheckpoint for an unknown architecture and for missing, unexpected or misshaped tensors.
     """
     config = config_from_checkpoint(checkpoint)
-    weights = load_weights(checkpoint, config, ops)
+    weights = load_weights(checkpoint, config, ops, quantization=quantization, progress=progress)
     num_positions = max_model_len or config.max_context
     tables: dict[RopeConfig, Array] = {}
     digest = hashlib.sha256()

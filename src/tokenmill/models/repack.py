@@ -30,7 +30,8 @@ from ..formats.quantised import QuantisedTensor
 from ..formats.tensor import BLOCK_LAYOUT, Tensor
 from ..ops.api import BLOCK_BYTES, GROUP, RawTensor
 
-DIRECT_KINDS = frozenset({"f32", "f16", "bf16", "q4_0", "q4_1", "q8_0"})
+DENSE_KINDS = frozenset({"f32", "f16", "bf16"})
+DIRECT_KINDS = DENSE_KINDS | {"q4_0", "q4_1", "q8_0"}
 BLOCK_KINDS = {
     "q2_k": "q8_hm", "q3_k": "q8_h", "q4_k": "q4_1", "q5_k": "q8_m", "q6_k": "q8_h", "q5_0": "q8_0", "q5_1": "q8_m",
     "q8_1": "q8_0", "q8_k": "q8_0", "iq1_s": "q8_0", "iq1_m": "q8_h", "iq2_xxs": "q8_0", "iq2_xs": "q8_h",

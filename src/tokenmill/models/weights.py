@@ -7,6 +7,7 @@ those of the kernels is told in repack.py.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,10 +17,10 @@ from ..formats.checkpoint import Checkpoint
 from ..formats.ggml import dequantise
 from ..formats.quantised import QuantisedTensor
 from ..formats.tensor import Tensor
-from ..ops.api import Array, Ops, RawTensor, Weight
+from ..ops.api import BLOCK_BYTES, GROUP, Array, Ops, RawTensor, Weight
 from .config import ModelConfig
 from .families import GLOBAL_NAMES, LAYER_NAMES
-from .repack import raw_matrix
+from .repack import DENSE_KINDS, raw_matrix
 
 _NAMED_IN_ERRORS = 6
 
@@ -71,16 +72,36 @@ class ModelWeights:
     num_bytes: int
 
 
-def load_weights(checkpoint: Checkpoint, config: ModelConfig, ops: Ops) -> ModelWeights:
-    """Pack every tensor of `checkpoint`, reading each byte once. Raises BadCheckpoint naming every missing, unexpected
-    or misshaped tensor."""
+Progress = Callable[[int, int], None]
+"""Called now and then with (bytes so far, bytes in all)."""
+
+
+def load_weights(
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    ops: Ops,
+    *,
+    quantization: str | None = None,
+    progress: Progress | None = None,
+) -> ModelWeights:
+    """Pack every tensor of `checkpoint`, reading each byte once and holding one matrix at a time beside what is packed.
+
+    quantization: one of ops.api.QUANTISATIONS for matrices that are stored dense and whose rows divide into groups;
+    with 4 bits, embeddings and head get 8. Raises BadCheckpoint naming every missing, unexpected or misshaped tensor.
+    """
     _check_tensors(checkpoint, config)
-    return _Loader(checkpoint, config, ops).load()
+    return _Loader(checkpoint, config, ops, quantization, progress or (lambda done, total: None)).load()
 
 
 class _Loader:
-    def __init__(self, checkpoint: Checkpoint, config: ModelConfig, ops: Ops) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, config: ModelConfig, ops: Ops, quantization: str | None, progress: Progress
+    ) -> None:
         self._tensors = checkpoint.tensors
+        self._quantization = quantization
+        self._progress = progress
+        self._bytes_read = 0
+        self._bytes_in_all = sum(tensor.data.nbytes for tensor in checkpoint.tensors.values())
         self._names = layer_names(checkpoint.kind, config)
         self._global_names = GLOBAL_NAMES[checkpoint.kind]
         self._config = config
@@ -90,8 +111,9 @@ class _Loader:
     def load(self) -> ModelWeights:
         config, names = self._config, self._global_names
         layers = tuple(self._layer(layer) for layer in range(config.num_layers))
-        embed = self._pack(raw_matrix(self._tensors[f"{names['embed']}.weight"]))
-        head = embed if config.tied_embeddings else self._pack(raw_matrix(self._tensors[f"{names['head']}.weight"]))
+        ends = "q8_0" if self._quantization in ("q4_0", "q4_1") else self._quantization
+        embed = self._pack(self._matrix(f"{names['embed']}.weight", ends))
+        head = embed if config.tied_embeddings else self._pack(self._matrix(f"{names['head']}.weight", ends))
         return ModelWeights(embed, layers, self._norm(names["final_norm"]), head, self._num_bytes)
 
     def _layer(self, layer: int) -> LayerWeights:
@@ -122,7 +144,8 @@ class _Loader:
         roles = self._config.family.layer_roles()
         parts = [part for part in _STACKED.get(role, ()) if part in roles] or [role]
         biased = self._config.biases.intersection(parts)
-        weight = self._pack(*(self._rows(part, raw_matrix(self._tensors[f"{at[part]}.weight"])) for part in parts))
+        quantization = self._quantization
+        weight = self._pack(*(self._rows(part, self._matrix(f"{at[part]}.weight", quantization)) for part in parts))
         if not biased:
             return Linear(weight, None)
         columns = [self._bias(part, f"{at[part]}.bias", f"{at[part]}.weight") for part in parts]
@@ -153,6 +176,16 @@ class _Loader:
     def _keep(self, values: np.ndarray) -> Array:
         self._num_bytes += values.nbytes
         return self._ops.vector(values)
+
+    def _matrix(self, name: str, quantization: str | None) -> RawTensor:
+        tensor = self._tensors[name]
+        raw = raw_matrix(tensor)
+        fits = raw.num_cols % GROUP == 0 or quantization not in BLOCK_BYTES
+        if quantization is not None and raw.kind in DENSE_KINDS and raw.kind != quantization and fits:
+            raw = self._ops.quantise(raw, quantization)
+        self._bytes_read += tensor.data.nbytes
+        self._progress(self._bytes_read, self._bytes_in_all)
+        return raw
 
     def _pack(self, *parts: RawTensor) -> Weight:
         weight = self._ops.pack(parts)

@@ -35,6 +35,10 @@ BLOCK_BYTES = {"q4_0": 18, "q4_1": 20, "q8_0": 34, "q8_m": 36, "q8_h": 36, "q8_h
 """Quantised kinds: bytes of a block of 32 values. In a block lie f16 scales, f16 minimums, then codes."""
 
 
+QUANTISATIONS = ("q8_0", "q4_0", "q4_1", "f16", "bf16")
+"""Kinds that dense matrices can be turned into at load."""
+
+
 @dataclass(frozen=True, slots=True)
 class RawTensor:
     """A matrix in a form that backends take. `data` is uint8, C-contiguous, `num_rows` rows of equal byte length, each
@@ -148,6 +152,16 @@ class Ops(Protocol):
 
     def pack(self, parts: Sequence[RawTensor]) -> Weight:
         """One weight from matrices stacked along N (parts may differ in kind). Threads; done once, at load."""
+        ...
+
+    def quantise(self, part: RawTensor, kind: str) -> RawTensor:
+        """A dense matrix as one of QUANTISATIONS. Scales and minimums are rounded to float16 before codes are made
+        with them; a code is (x - m) * (1 / d), rounded half to even, within the kind's range. Of each 32 values:
+
+        q8_0  d = max|x| / 127, codes -127..127
+        q4_0  d = the value furthest from 0 (the greater, of two as far) / -8, codes -8..7
+        q4_1  d = (max - min) / 15, m = min, codes 0..15
+        """
         ...
 
     def vector(self, values: np.ndarray) -> Array:

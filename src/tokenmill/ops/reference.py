@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..core.block import KVGroup
-from .api import GROUP, Array, HeadGeometry, RawTensor, SampleBatch, StepBatch, StepLimits
+from .api import GROUP, QUANTISATIONS, Array, HeadGeometry, RawTensor, SampleBatch, StepBatch, StepLimits
 from .philox import PURPOSE_TOKEN, uniform
 
 DENSE_KINDS = ("f32", "f16", "bf16")
@@ -97,6 +97,27 @@ class ReferenceOps:
             runs.append((first, end, quantised))
         views = tuple((values_NK[first:end], quantised) for first, end, quantised in runs)
         return ReferenceWeight(views, len(values_NK), num_cols, values_NK.nbytes)
+
+    def quantise(self, part: RawTensor, kind: str) -> RawTensor:
+        assert kind in QUANTISATIONS and part.kind in DENSE_KINDS, (part.kind, kind)
+        x_NK = dequantise(part)
+        if kind in ("f16", "bf16"):
+            data = _to_stored(x_NK, kind).view(np.uint8)
+            return RawTensor(kind, part.num_rows, part.num_cols, data.reshape(-1))
+        x_bk = x_NK.reshape(-1, GROUP)
+        least_b1, most_b1 = x_bk.min(axis=1, keepdims=True), x_bk.max(axis=1, keepdims=True)
+        furthest_b1 = np.where(most_b1 >= -least_b1, most_b1, least_b1)
+        blocks = np.empty(len(x_bk), _BLOCKS[kind])
+        if kind == "q8_0":
+            blocks["d"] = np.abs(furthest_b1) / np.float32(127)
+            blocks["q"] = _codes(x_bk, blocks["d"], -127, 127)
+        elif kind == "q4_0":
+            blocks["d"] = furthest_b1 / np.float32(-8) + np.float32(0)  # a zero has no sign
+            blocks["q"] = _pack_nibbles(_codes(x_bk, blocks["d"], -8, 7) + 8)
+        else:
+            blocks["d"], blocks["m"] = (most_b1 - least_b1) / np.float32(15), least_b1 + np.float32(0)
+            blocks["q"] = _pack_nibbles(_codes(x_bk - blocks["m"].astype(np.float32), blocks["d"], 0, 15))
+        return RawTensor(kind, part.num_rows, part.num_cols, blocks.view(np.uint8))
 
     def vector(self, values: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(values, np.float32)
@@ -319,6 +340,18 @@ def _nibbles(packed: np.ndarray) -> np.ndarray:
     out[:, :16] = packed & 15
     out[:, 16:] = packed >> 4
     return out
+
+
+def _codes(x_bk: np.ndarray, scales_b1: np.ndarray, least: int, most: int) -> np.ndarray:
+    """int32 codes of x / scale; 0 where the scale is 0."""
+    scales_b1 = scales_b1.astype(np.float32)
+    inverse_b1 = np.divide(np.float32(1), scales_b1, out=np.zeros_like(scales_b1), where=scales_b1 != 0)
+    return np.clip(np.rint(x_bk * inverse_b1), least, most).astype(np.int32)
+
+
+def _pack_nibbles(codes_bk: np.ndarray) -> np.ndarray:
+    """[blocks, 32] -> uint8 [blocks, 16], low halves first."""
+    return (codes_bk[:, :16] | codes_bk[:, 16:] << 4).astype(np.uint8)
 
 
 def _split_heads(qkv_TW: np.ndarray, heads: HeadGeometry) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -11,6 +11,7 @@ from ..formats.checkpoint import Checkpoint, weights_digest
 from ..formats.hub import default_cache_dir
 from ..models.config import ModelConfig
 from ..models.registry import Model, load_model
+from ..models.weights import Progress
 from ..ops.api import Ops
 from ..store.pool import KVPool
 from .executor import ModelExecutor
@@ -45,14 +46,25 @@ def build_worker(
     kv_dtype: str = "f16",
     queue_bytes: int = 0,
     cache_dir: Path | None = None,
+    quantization: str | None = None,
+    progress: Progress | None = None,
 ) -> Worker:
     """Load the model onto `ops` and make it ready to run steps.
 
     num_blocks may be more than max_num_seqs sequences can ever hold, for the prefix cache. queue_bytes: what admission
     lets waiting requests hold, for the plan. cache_dir: where weight digests are remembered (default: the user's cache
-    folder). The checkpoint may be closed afterwards. Raises BadCheckpoint.
+    folder). quantization: what dense matrices become at load. The checkpoint may be closed afterwards. Raises
+    BadCheckpoint.
     """
-    model = load_model(checkpoint, ops, max_model_len=max_model_len, block_size=block_size, kv_dtype=kv_dtype)
+    model = load_model(
+        checkpoint,
+        ops,
+        max_model_len=max_model_len,
+        block_size=block_size,
+        kv_dtype=kv_dtype,
+        quantization=quantization,
+        progress=progress,
+    )
     config, group = model.config, model.kv_group
     limits = step_limits(
         config,
@@ -76,7 +88,7 @@ def build_worker(
         model_config=config,
         kv_group=group,
         num_blocks=num_blocks,
-        numerics_id=numerics_id(digest, model, ops),
+        numerics_id=numerics_id(f"{digest} {quantization or 'as stored'}", model, ops),
         memory=plan_memory(
             config,
             group,

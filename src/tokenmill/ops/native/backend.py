@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ...core.block import KVGroup
-from ..api import BLOCK_BYTES, HeadGeometry, RawTensor, SampleBatch, StepBatch, StepLimits
+from ..api import BLOCK_BYTES, QUANTISATIONS, HeadGeometry, RawTensor, SampleBatch, StepBatch, StepLimits
 from .fuse import fuse
 from .library import KINDS, KVStruct, Part, SamplingStruct, WeightStruct, check, load_library
 from .memory import WeightArena, aligned_bytes
@@ -89,6 +89,21 @@ class NativeOps:
             parts=array,
             data=tuple(packed),
         )
+
+    def quantise(self, part: RawTensor, kind: str) -> RawTensor:
+        assert kind in QUANTISATIONS and part.data.flags.c_contiguous, kind
+        out = np.empty(part.num_rows * raw_row_bytes(kind, part.num_cols), np.uint8)
+        done = self._library.tm_quantise(
+            self._team,
+            KINDS[part.kind],
+            KINDS[kind],
+            part.num_rows,
+            part.num_cols,
+            part.data.ctypes.data,
+            out.ctypes.data,
+        )
+        check(self._library, done == 0)
+        return RawTensor(kind, part.num_rows, part.num_cols, out)
 
     def _pack_kind(self, kind: str, num_cols: int, matrices: Sequence[RawTensor]) -> np.ndarray:
         num_rows = [matrix.num_rows for matrix in matrices]

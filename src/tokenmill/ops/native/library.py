@@ -136,6 +136,7 @@ _SIGNATURES = {
     "tm_team_isa": (c_char_p, (c_void_p,)),
     "tm_packed_bytes": (c_int64, (c_int32, c_int64, c_int64)),
     "tm_pack": (c_int32, (c_void_p, c_int32, c_int64, c_int32, c_void_p, c_void_p, c_void_p, c_int64)),
+    "tm_quantise": (c_int32, (c_void_p, c_int32, c_int32, c_int64, c_int64, c_void_p, c_void_p)),
     "tm_buffer_bytes": (c_int64, (c_int32, c_int64, c_int64)),
     "tm_program_new": (
         c_void_p,
