@@ -150,6 +150,16 @@ TM_API void tm_program_free(tm_program* program);
 /* Run one step. Nothing is written when the step is refused. */
 TM_API int32_t tm_program_run(tm_program* program, const tm_step* step);
 
+/* Add the nanoseconds of operation i to ns[i] in every step from now on, each from its planning to its last unit; null
+ * stops. */
+TM_API void tm_program_time(tm_program* program, int64_t* ns);
+
+enum tm_probe_kind { TM_PROBE_READ = 0, TM_PROBE_INT8 = 1, TM_PROBE_F32 = 2 };
+
+/* What all threads of the team reach together, per second, repeating `rounds` times: bytes read of `data` (64-byte
+ * aligned), byte dot-product operations, float32 operations. 0 where the instruction set has none; negative on failure. */
+TM_API double tm_probe(tm_team* team, int32_t kind, const uint8_t* data, int64_t num_bytes, int64_t rounds);
+
 /* Draw one token per row of logits [num_rows, num_cols]. scratch: num_threads * tm_sample_scratch(num_cols) bytes. */
 TM_API int64_t tm_sample_scratch(int64_t num_cols);
 TM_API int32_t tm_sample(tm_team* team, const float* logits, int64_t num_rows, int64_t num_cols,

@@ -8,6 +8,7 @@
 #include "cpu.h"
 #include "kernels.h"
 #include "pack.h"
+#include "probe.h"
 #include "program.h"
 #include "sample.h"
 #include "team.h"
@@ -125,6 +126,21 @@ int32_t tm_program_run(tm_program* program, const tm_step* step) {
     const std::string wrong = program->program->run(*step);
     return wrong.empty() ? 0 : fail(wrong);
   });
+}
+
+void tm_program_time(tm_program* program, int64_t* ns) { program->program->time(ns); }
+
+double tm_probe(tm_team* team, int32_t kind, const uint8_t* data, int64_t num_bytes, int64_t rounds) {
+  double found = -1;
+  guarded([&] {
+    if (kind < 0 || kind >= mill::kNumProbes) return fail("unknown probe");
+    if (kind == mill::kProbeRead && (data == nullptr || reinterpret_cast<uintptr_t>(data) % 64 != 0))
+      return fail("the bytes to read must be aligned to 64");
+    if (num_bytes < 0 || rounds < 1) return fail("nothing to probe");
+    found = mill::probe(&team->team, team->kernels, kind, data, num_bytes, rounds);
+    return 0;
+  });
+  return found;
 }
 
 int64_t tm_sample_scratch(int64_t num_cols) { return mill::sample_scratch_bytes(num_cols); }

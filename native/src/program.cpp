@@ -31,7 +31,7 @@ Program::Program(Team* team, const Kernels* kernels, const tm_op* ops, int num_o
     : team_(team), kernels_(kernels), buffers_(buffers, buffers + num_buffers), limits_(limits),
       scratch_(static_cast<float*>(scratch)), scratch_floats_(scratch_bytes / 4) {
   for (int i = 0; i < num_ops; i++) {
-    Op op{ops[i], {}};
+    Op op{ops[i], {}, i};
     if (ops[i].weight != nullptr)
       for (int p = 0; p < ops[i].weight->num_parts; p++) {
         const tm_part& part = ops[i].weight->parts[p];
@@ -247,13 +247,16 @@ std::string Program::run(const tm_step& step) {
   for (int s = 0; s < step.num_seqs && step.row_starts != nullptr; s++)
     for (int row = step.row_starts[s]; row < step.row_starts[s + 1]; row++) row_sequence_[row] = s;
   next_ = 0;
+  current_ = nullptr;
   rows_per_tile_ = 0;
   team_->run(this);
   return "";
 }
 
 int Program::next_phase() {
-  while (next_ < ops_.size()) {
+  for (;;) {
+    if (times_ns_ != nullptr) take_time();
+    if (next_ == ops_.size()) return 0;
     current_ = &ops_[next_++];
     if (num_rows(current_->op) == 0) continue;
     double cost_ns = 0;
@@ -261,7 +264,14 @@ int Program::next_phase() {
     if (units > 1 && cost_ns > kInlineNs && team_->num_threads() > 1) return units;
     for (int unit = 0; unit < units; unit++) run_unit(unit, team_->num_threads());
   }
-  return 0;
+}
+
+// What has passed since the last call belongs to the operation that has just ended.
+void Program::take_time() {
+  const auto now = std::chrono::steady_clock::now();
+  if (current_ != nullptr)
+    times_ns_[current_->place] += std::chrono::duration_cast<std::chrono::nanoseconds>(now - timed_until_).count();
+  timed_until_ = now;
 }
 
 // Cut the operation into units and estimate its cost on one thread. Returns the number of units.

@@ -1,6 +1,7 @@
 // The interpreter: a flat list of operations over buffers, run for one step after another. Knows rows, buffers and
 // kernels; knows no model.
 #pragma once
+#include <chrono>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -20,10 +21,14 @@ class Program final : public Job {
   // The reason why a step cannot be run, or an empty string after it has.
   std::string run(const tm_step& step);
 
+  // From now on add each operation's nanoseconds to ns[its place in the list]; null stops.
+  void time(int64_t* ns) { times_ns_ = ns; }
+
  private:
   struct Op {
     tm_op op;
     std::vector<Part> parts;
+    int place;  // in the list that was given
   };
 
   // A run of query rows of one sequence that share their pass over the keys.
@@ -43,6 +48,7 @@ class Program final : public Job {
   };
 
   int next_phase() override;
+  void take_time();
   void run_unit(int unit, int thread) override;
 
   std::string check_list() const;
@@ -93,6 +99,8 @@ class Program final : public Job {
   std::vector<int> row_sequence_;  // of each token row
   size_t next_ = 0;
   const Op* current_ = nullptr;
+  int64_t* times_ns_ = nullptr;
+  std::chrono::steady_clock::time_point timed_until_;
 
   // How the current operation is cut.
   int rows_per_unit_ = 1, tiles_per_unit_ = 1, num_row_blocks_ = 1;

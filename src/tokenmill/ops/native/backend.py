@@ -19,7 +19,7 @@ import numpy as np
 from ...core.block import KVGroup
 from ..api import BLOCK_BYTES, QUANTISATIONS, HeadGeometry, RawTensor, SampleBatch, StepBatch, StepLimits
 from .fuse import fuse
-from .library import KINDS, KVStruct, Part, SamplingStruct, WeightStruct, check, load_library
+from .library import KINDS, PROBES, KVStruct, Part, SamplingStruct, WeightStruct, check, load_library
 from .memory import WeightArena, aligned_bytes
 from .program import NativeProgram
 from .record import NativeKV, NativeWeight, Recorder, SymbolicBatch, Value
@@ -310,6 +310,15 @@ class NativeOps:
         if self._sample_scratch.size < needed:
             self._sample_scratch = aligned_bytes(needed)
         return self._sample_scratch.ctypes.data
+
+    def probe(self, what: str, num_bytes: int = 0, rounds: int = 1) -> float:
+        """What all threads reach together, per second: 'read': bytes of memory like that of weights, num_bytes of it
+        read over and over; 'int8', 'f32': operations (a multiply-add is two). 0 where the instruction set has none."""
+        data = WeightArena().take(num_bytes)
+        data[:] = 1
+        found = self._library.tm_probe(self._team, PROBES[what], data.ctypes.data, num_bytes, rounds)
+        check(self._library, found >= 0)
+        return float(found)
 
     def close(self) -> None:
         for program in self._programs:

@@ -9,12 +9,13 @@ import ctypes
 import functools
 import os
 import sys
-from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
 
 ABI_VERSION = 2
 
 KINDS = {"f32": 0, "f16": 1, "bf16": 2, "q4_0": 3, "q4_1": 4, "q8_0": 5, "q8_m": 6, "q8_h": 7, "q8_hm": 8}
+PROBES = {"read": 0, "int8": 1, "f32": 2}
 ISAS = ("avx512", "avxvnni", "avx2", "scalar")
 
 
@@ -144,6 +145,8 @@ _SIGNATURES = {
     ),
     "tm_program_free": (None, (c_void_p,)),
     "tm_program_run": (c_int32, (c_void_p, POINTER(StepStruct))),
+    "tm_program_time": (None, (c_void_p, c_void_p)),
+    "tm_probe": (c_double, (c_void_p, c_int32, c_void_p, c_int64, c_int64)),
     "tm_sample_scratch": (c_int64, (c_int64,)),
     "tm_sample": (
         c_int32,

@@ -24,14 +24,14 @@ class NativeProgram:
     """Callable on a StepBatch; gives the output value's rows, float32, valid until the next call.
 
     scratch_bytes   all memory the program holds besides weights and KV
-    num_operations  length of the list
+    operations      the list
     """
 
     def __init__(
         self, library: ctypes.CDLL, team: Any, operations: Sequence[Operation], output: Value, limits: StepLimits
     ) -> None:
         self.limits = limits
-        self.num_operations = len(operations)
+        self.operations = tuple(operations)
         self._library = library
         self._team = team
         self._keep: list[Any] = [operations]  # whatever the C structs point to
@@ -112,6 +112,14 @@ class NativeProgram:
         step.table_width = batch.block_tables_SB.shape[1]
         check(self._library, self._library.tm_program_run(self._program, self._step_pointer) == 0)
         return self._output[: num_tokens if self._output_rows == TOKEN_ROWS else num_logits]
+
+    def time_operations(self, times_ns: np.ndarray | None) -> None:
+        """Add each operation's nanoseconds to `times_ns` (int64, one for each of `operations`) in every call from now
+        on; None stops. The array is the caller's to keep until then."""
+        assert self._program is not None, "the program is closed"
+        if times_ns is not None:
+            assert times_ns.dtype == np.int64 and times_ns.shape == (len(self.operations),), times_ns.shape
+        self._library.tm_program_time(self._program, None if times_ns is None else times_ns.ctypes.data)
 
     def close(self) -> None:
         """Free the native side. The output of the last call is no longer valid."""

@@ -1,0 +1,127 @@
+// See probe.h. One function per instruction set and question, chosen by the name of the kernels in use. Sixteen
+// independent chains keep every unit busy, and an empty assembly statement keeps the compiler from shortening a loop
+// whose results nobody wants.
+#include "probe.h"
+
+#include <chrono>
+#include <cstring>
+
+#if defined(TM_X86)
+#include <immintrin.h>
+#endif
+
+namespace mill {
+
+namespace {
+
+constexpr int kChains = 16;  // enough for latency x width of any multiplier so far, and within 16 registers on AVX2
+constexpr int64_t kTurns = 4096;
+
+using Body = void (*)(const uint8_t* data, int64_t num_bytes);
+
+void read_words(const uint8_t* data, int64_t num_bytes) {
+  uint64_t sum[8] = {};
+  for (int64_t at = 0; at + 64 <= num_bytes; at += 64) {
+    uint64_t words[8];
+    std::memcpy(words, data + at, 64);
+    for (int i = 0; i < 8; i++) sum[i] ^= words[i];
+  }
+  for (uint64_t& word : sum) asm volatile("" : : "r"(word));
+}
+
+#if defined(TM_X86)
+
+#define TM_AVX2 __attribute__((target("avx2,fma")))
+#define TM_AVXVNNI __attribute__((target("avx2,fma,avxvnni")))
+#define TM_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni,fma")))
+
+TM_AVX2 void read_avx2(const uint8_t* data, int64_t num_bytes) {
+  __m256i sum[4] = {};
+  for (int64_t at = 0; at + 128 <= num_bytes; at += 128)
+    for (int i = 0; i < 4; i++)
+      sum[i] = _mm256_xor_si256(sum[i], _mm256_load_si256(reinterpret_cast<const __m256i*>(data + at + 32 * i)));
+  for (__m256i& part : sum) asm volatile("" : : "x"(part));
+}
+
+TM_AVX512 void read_avx512(const uint8_t* data, int64_t num_bytes) {
+  __m512i sum[4] = {};
+  for (int64_t at = 0; at + 256 <= num_bytes; at += 256)
+    for (int i = 0; i < 4; i++) sum[i] = _mm512_xor_si512(sum[i], _mm512_load_si512(data + at + 64 * i));
+  for (__m512i& part : sum) asm volatile("" : : "v"(part));
+}
+
+// The chains of a loop body, spelled out by the unroller; `constraint` holds a vector register.
+#define TM_CHAINS(type, constraint, start, step)             \
+  type chain[kChains];                                       \
+  for (int i = 0; i < kChains; i++) chain[i] = (start);      \
+  for (int64_t turn = 0; turn < kTurns; turn++) {            \
+    _Pragma("GCC unroll 16") for (int i = 0; i < kChains; i++) { \
+      chain[i] = (step);                                     \
+      asm volatile("" : "+" constraint(chain[i]));           \
+    }                                                        \
+  }
+
+TM_AVX2 void f32_avx2(const uint8_t*, int64_t) {
+  const __m256 x = _mm256_set1_ps(0.5f);
+  TM_CHAINS(__m256, "x", _mm256_setzero_ps(), _mm256_fmadd_ps(x, x, chain[i]))
+}
+
+TM_AVX512 void f32_avx512(const uint8_t*, int64_t) {
+  const __m512 x = _mm512_set1_ps(0.5f);
+  TM_CHAINS(__m512, "v", _mm512_setzero_ps(), _mm512_fmadd_ps(x, x, chain[i]))
+}
+
+// Without a dot-product instruction: multiply bytes to 16-bit pairs, pairs to 32-bit sums, add.
+TM_AVX2 void int8_avx2(const uint8_t*, int64_t) {
+  const __m256i x = _mm256_set1_epi8(1), ones = _mm256_set1_epi16(1);
+  TM_CHAINS(__m256i, "x", _mm256_setzero_si256(),
+            _mm256_add_epi32(chain[i], _mm256_madd_epi16(_mm256_maddubs_epi16(x, chain[i]), ones)))
+}
+
+TM_AVXVNNI void int8_avxvnni(const uint8_t*, int64_t) {
+  const __m256i x = _mm256_set1_epi8(1);
+  TM_CHAINS(__m256i, "x", _mm256_setzero_si256(), _mm256_dpbusd_avx_epi32(chain[i], x, x))
+}
+
+TM_AVX512 void int8_avx512(const uint8_t*, int64_t) {
+  const __m512i x = _mm512_set1_epi8(1);
+  TM_CHAINS(__m512i, "v", _mm512_setzero_si512(), _mm512_dpbusd_epi32(chain[i], x, x))
+}
+
+#endif
+
+struct Bodies {
+  const char* isa;
+  Body read, int8, f32;
+  int lanes;  // of float32 in a vector; a byte dot product multiplies four times as many
+};
+
+constexpr Bodies kBodies[] = {
+#if defined(TM_X86)
+    {"avx512", read_avx512, int8_avx512, f32_avx512, 16},
+    {"avxvnni", read_avx2, int8_avxvnni, f32_avx2, 8},
+    {"avx2", read_avx2, int8_avx2, f32_avx2, 8},
+#endif
+    {"scalar", read_words, nullptr, nullptr, 1},
+};
+
+}  // namespace
+
+double probe(Team* team, const Kernels* kernels, int32_t what, const uint8_t* data, int64_t num_bytes, int64_t rounds) {
+  const Bodies* bodies = kBodies;
+  while (std::strcmp(bodies->isa, kernels->name) != 0) bodies++;
+  const Body body = what == kProbeRead ? bodies->read : what == kProbeInt8 ? bodies->int8 : bodies->f32;
+  if (body == nullptr) return 0;
+  const int threads = team->num_threads();
+  const int64_t share = num_bytes / threads / 256 * 256;
+  const auto start = std::chrono::steady_clock::now();
+  team->for_each(threads, [&](int unit, int) {
+    for (int64_t round = 0; round < rounds; round++) body(data + unit * share, share);
+  });
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  const double per_turn = 2.0 * kChains * bodies->lanes * (what == kProbeInt8 ? 4 : 1);
+  const double amount = what == kProbeRead ? static_cast<double>(share) : per_turn * kTurns;
+  return amount * static_cast<double>(rounds) * threads / seconds;
+}
+
+}  // namespace mill
