@@ -24,7 +24,7 @@ BAD_BOTH: list[tuple[str, Any]] = [
     ("stop_token_ids", 3), ("stop_token_ids", [-1]), ("stop_token_ids", [100]), ("stop_token_ids", ["a"]),
     ("logit_bias", []), ("logit_bias", {"a": 1}), ("logit_bias", {"100": 1}), ("logit_bias", {"-1": 1}),
     ("logit_bias", {"1": 101}), ("logit_bias", {"1": "x"}), ("logit_bias", {"1": 10**400}),
-    ("logit_bias", {"9" * 5000: 1}),
+    ("logit_bias", {"9" * 5000: 1}), ("logit_bias", {"0" * 12 + "999": 1}),
     ("allowed_token_ids", []), ("allowed_token_ids", [100]), ("ignore_eos", 1), ("stream", "yes"),
     ("stream_options", {"include_usage": True}), ("prompt_logprobs", 21), ("prompt_logprobs", -1),
     ("truncate_prompt_tokens", 0), ("truncate_prompt_tokens", -2), ("truncation_side", "middle"), ("priority", 0.5),

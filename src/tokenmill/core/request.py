@@ -7,6 +7,7 @@ a `Request` is made, so that the same Request gives the same tokens on any engin
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +28,8 @@ class SamplingParams:
     `prompt_logprobs` give the number of alternatives reported beside the token itself (None: nothing is reported);
     they are of the raw logits, before penalties and temperature. `stop` and the text switches act in the front end;
     the engine knows stop token ids only. `stop_token_ids` end generation; the token is not part of the text.
-    `max_tokens` None means the rest of the context.
+    `max_tokens` None means the rest of the context. A single stop string, lists, and a mapping for `logit_bias` are
+    taken too, and kept as the tuples declared here.
     """
 
     n: int = 1
@@ -52,6 +54,12 @@ class SamplingParams:
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
+        # A lone string would otherwise be read as one stop string for each of its characters.
+        self._keep("stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
+        self._keep("stop_token_ids", tuple(self.stop_token_ids))
+        self._keep("allowed_token_ids", tuple(self.allowed_token_ids))
+        biases = self.logit_bias
+        self._keep("logit_bias", tuple(sorted(biases.items())) if isinstance(biases, Mapping) else tuple(biases))
         _check_int("n", self.n, 1, MAX_CHOICES)
         if self.max_tokens is not None:
             _check_int("max_tokens", self.max_tokens, 1, 2**31 - 1)
@@ -87,6 +95,9 @@ class SamplingParams:
             value = getattr(self, name)
             if value is not None:
                 _check_int(name, value, 0, MAX_LOGPROBS)
+
+    def _keep(self, name: str, value: tuple[Any, ...]) -> None:
+        object.__setattr__(self, name, value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -366,7 +366,7 @@ def _stops(fields: Fields) -> tuple[str, ...]:
 def _logit_bias(fields: Fields, vocab_size: int) -> tuple[tuple[int, float], ...]:
     biases = {}
     for key, bias in (fields.object("logit_bias") or {}).items():
-        if not (key.isascii() and key.isdigit() and int(key[:12]) < vocab_size):
+        if not (key.isascii() and key.isdigit() and len(key) <= 12 and int(key) < vocab_size):
             raise InvalidRequest(
                 f"logit_bias keys must be token ids from 0 to {vocab_size - 1}, got {key[:40]!r}.", param="logit_bias"
             )
