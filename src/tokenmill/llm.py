@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import sys
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -234,7 +235,9 @@ class LLM:
         engine_end, front_end = local_link()
         await engine_end.send(self._ready)
         self._client.attach(front_end)
-        shell = build_engine(self._engine.config, self._engine.worker.executor, engine_end, self._clock)
+        # The server's bound on its queue is not one on a list that the caller holds already.
+        config = replace(self._engine.config, max_num_waiting=sys.maxsize)
+        shell = build_engine(config, self._engine.worker.executor, engine_end, self._clock)
         running = asyncio.create_task(shell.run())
         running.add_done_callback(lambda _: self._closing.set())
         while self._client.ready is None:
@@ -243,7 +246,10 @@ class LLM:
         await self._closing.wait()
         self._client.detach("The model has been closed.")
         front_end.close()
-        await running
+        # Callers in other threads wait for tasks of this loop, which have just been told of the end.
+        callers = asyncio.all_tasks() - {asyncio.current_task(), running}
+        await asyncio.gather(running, *callers, return_exceptions=True)
+        running.result()
 
     def _wait(self, work: Awaitable[T]) -> T:
         """Awaits `work` on the engine's thread; Ctrl-C here cancels it there."""
@@ -264,6 +270,10 @@ class LLM:
         chat = self._text.chat
         if chat is None:
             raise InvalidRequest("This model has no chat template; use generate.", param="messages")
+        if isinstance(messages, str) or not all(isinstance(message, Mapping) for message in messages):
+            raise InvalidRequest(
+                'messages must be a list such as [{"role": "user", "content": "..."}].', param="messages"
+            )
         prompt = chat.render([dict(message) for message in messages])
         sampling = sampling or self.default_sampling(max_tokens=None)
         # The template writes the special tokens itself.
@@ -303,8 +313,11 @@ class LLM:
         return _Call(text if text is not None else prompt if isinstance(prompt, str) else None, requests)
 
     async def _complete_all(self, calls: Sequence[_Call]) -> list[RequestOutput]:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._complete(call)) for call in calls]
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._complete(call)) for call in calls]
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
         return [task.result() for task in tasks]
 
     async def _complete(self, call: _Call) -> RequestOutput:

@@ -11,7 +11,8 @@ import pytest
 from serving import Server
 
 from tokenmill import LLM, SamplingParams
-from tokenmill.core.errors import ConfigError, ContextTooLong, InvalidRequest
+from tokenmill.core.config import EngineConfig
+from tokenmill.core.errors import ConfigError, ContextTooLong, InvalidRequest, TokenmillError
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
 QUESTION = "Which city is the capital of France?"
@@ -80,8 +81,37 @@ def test_bad_requests_are_refused_by_name(llm):
         llm.generate([[10**6]], GREEDY)
     with pytest.raises(InvalidRequest, match="prompts"):
         llm.generate(["a", "b"], [GREEDY])
+    with pytest.raises(InvalidRequest, match="role"):
+        llm.chat("Hello")
     with pytest.raises(ConfigError, match="max_model_len"):
         LLM("smollm2", max_modl_len=5)
+
+
+def test_more_prompts_than_a_server_would_queue_are_all_answered(llm):
+    shortest = SamplingParams(temperature=0, max_tokens=1)
+    num_prompts = EngineConfig.__dataclass_fields__["max_num_waiting"].default + 50
+    outputs = llm.generate([[number % 7 + 5] for number in range(num_prompts)], shortest)
+    assert len(outputs) == num_prompts
+    assert all(output.token_ids == outputs[number % 7].token_ids for number, output in enumerate(outputs))
+
+
+def test_closing_while_another_thread_generates_ends_its_call_with_the_reason(smollm2):
+    llm = LLM(str(smollm2), kv_cache_memory_bytes=100 * 2**20)
+    started, failures = threading.Event(), []
+
+    def generate() -> None:
+        try:
+            for _ in llm.stream("Count: 1", SamplingParams(max_tokens=4000, ignore_eos=True)):
+                started.set()
+        except TokenmillError as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=generate)
+    thread.start()
+    assert started.wait(60)
+    llm.close()
+    thread.join(60)
+    assert not thread.is_alive() and len(failures) == 1
 
 
 def test_a_closed_model_refuses_and_leaves_no_thread(smollm2):
