@@ -13,14 +13,13 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from synthetic_server import Script, Sent, serve
-from tokenmill.bench.load import datasets
+from tokenmill.bench.load import datasets, http
 from tokenmill.bench.load.body import BodyFormat
 from tokenmill.bench.load.datasets import Lengths
 from tokenmill.bench.load.http import Client, parse_url
@@ -115,15 +114,13 @@ def test_held_back_requests_keep_their_due_time() -> None:
 
 def test_conversations_wait_quote_and_end_together() -> None:
     """A turn is sent after the answer before it and the think time, and quotes what was answered."""
-    run, records = measure(
-        QUICK,
-        Schedule(concurrency=2),
-        12,
-        api="chat",
-        prompt_format="text",
-        scripted_replies=False,
-        plan=lambda num, seed: datasets.conversations(num, seed, Lengths(4, 3), num_turns=3, think_time_s=0.01),
-    )
+
+    def make(num: int, seed: int) -> Plan:
+        return datasets.conversations(num, seed, Lengths(4, 3), num_turns=3, think_time_s=0.01)
+
+    chat = {"api": "chat", "prompt_format": "text", "scripted_replies": False}
+    run, records = measure(QUICK, Schedule(concurrency=2), 12, plan=make, **chat)
+    plan = make(12, 0)
     assert run.num_ok == 12 and run.max_in_flight <= 2
     rows = {row.index: row for row in run.requests}
     for record in records:
@@ -132,7 +129,8 @@ def test_conversations_wait_quote_and_end_together() -> None:
         assert roles == ["user", "assistant"] * row.turn + ["user"]
         if row.turn:
             assert record.body["messages"][1]["content"] == " word word word"
-            assert row.due_s >= (rows[row.index - 1].end_s or 0.0)
+            think_s = plan.calls[row.index].delay_s
+            assert think_s > 0 and row.due_s == pytest.approx((rows[row.index - 1].end_s or 0.0) + think_s, abs=1e-6)
 
 
 def test_failures_have_classes_and_do_not_stop_the_run() -> None:
@@ -233,18 +231,23 @@ EVENTS = (
 )
 
 
-@given(st.lists(st.integers(1, len(EVENTS) - 1), max_size=12))
-def test_events_are_the_same_however_they_are_cut(cuts: list[int]) -> None:
+def cuttings(data: bytes) -> list[list[bytes]]:
+    """data whole, in two pieces at every place, and byte by byte."""
+    halves = [[data[:i], data[i:]] for i in range(1, len(data))]
+    return [[data], *halves, [data[i : i + 1] for i in range(len(data))]]
+
+
+def test_events_are_the_same_however_they_are_cut() -> None:
     """Three token events, usage and the end, wherever the network splits the stream."""
-    exchange = Exchange(0, 0.0, keep_text=True)
-    parser = EventParser(exchange)
-    edges = [0, *sorted(set(cuts)), len(EVENTS)]
-    for i in range(len(edges) - 1):
-        parser.feed(float(i), EVENTS[edges[i] : edges[i + 1]])
-    parser.close(99.0)
-    assert len(exchange.event_times) == 3 and exchange.text == "ab" and exchange.is_complete
-    assert (exchange.input_tokens, exchange.output_tokens, exchange.finish_reason) == (7, 3, "stop")
-    assert exchange.ok and list(exchange.event_times) == sorted(exchange.event_times)
+    for pieces in cuttings(EVENTS):
+        exchange = Exchange(0, 0.0, keep_text=True)
+        parser = EventParser(exchange)
+        for i, piece in enumerate(pieces):
+            parser.feed(float(i), piece)
+        parser.close(9999.0)
+        assert len(exchange.event_times) == 3 and exchange.text == "ab" and exchange.is_complete, pieces
+        assert (exchange.input_tokens, exchange.output_tokens, exchange.finish_reason) == (7, 3, "stop"), pieces
+        assert exchange.ok and list(exchange.event_times) == sorted(exchange.event_times), pieces
 
 
 def text(piece: str, more: str = '"usage":null') -> str:
@@ -305,6 +308,29 @@ async def read_request(reader: asyncio.StreamReader) -> None:
     head = await reader.readuntil(b"\r\n\r\n")
     length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
     await reader.readexactly(length)
+
+
+CHUNKED = (
+    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
+    + b"".join(b"%x;ext=1\r\n%b\r\n" % (len(piece), piece) for piece in (EVENTS[:100], EVENTS[100:101], EVENTS[101:]))
+    + b"0\r\n\r\n"
+)
+
+
+def test_answers_are_the_same_however_they_are_cut() -> None:
+    """Head, chunk borders and events may fall anywhere in what one read brings; the connection is then free again."""
+    client = SimpleNamespace(opened=lambda c: None, release=lambda c: freed.append(c))
+    transport = SimpleNamespace(write=lambda data: None, is_closing=lambda: False, abort=lambda: None)
+    freed: list[Any] = []
+    done: list[Exchange] = []
+    connection = http._Connection(client)  # type: ignore[arg-type]
+    connection.connection_made(transport)  # type: ignore[arg-type]
+    for num, pieces in enumerate(cuttings(CHUNKED), 1):
+        connection.start(Exchange(0, 0.0, keep_text=True), b"", done.append, is_fresh=True)
+        for i, piece in enumerate(pieces):
+            connection.parse(float(i), piece)
+        assert len(done) == len(freed) == num and done[-1].ok, pieces
+        assert done[-1].text == "ab" and len(done[-1].event_times) == 3, pieces
 
 
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"

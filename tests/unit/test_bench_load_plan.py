@@ -239,6 +239,9 @@ def test_mooncake_blocks_are_really_shared_text(tmp_path: Path) -> None:
     small = traces.read_trace(path, 10, 0, traces.Fit(1 / 32))
     assert [len(prompt(small, i)) for i in range(3)] == [16 + 16 + 6, 32, 16 + 6]
     assert prompt(small, 0)[:32] == prompt(small, 1)
+    # 6.7 tokens a block are 7, whole prompts too: two whole blocks are 14 tokens, not round(13.3).
+    odd = traces.read_trace(path, 10, 0, traces.Fit(0.013))
+    assert [len(prompt(odd, i)) for i in range(3)] == [7 + 7 + 2, 14, 7 + 2]
     spread = traces.read_trace(path, 10, 0, traces.Fit(), spread_s=3.0)
     assert [call.delay_s for call in spread.calls] == [0.0, 1.5, 3.0]
 

@@ -175,9 +175,8 @@ class EventParser:
         if self._rest:
             data = self._rest + data
         if b"\r" in data:
-            # A final \r may be half of a line end: it waits for its other half.
-            held = b"\r" if data.endswith(b"\r") else b""
-            data = data[: len(data) - len(held)].replace(b"\r\n", b"\n") + held
+            # A final \r, half of a line end, stays in the rest until its other half is there.
+            data = data.replace(b"\r\n", b"\n")
         *events, self._rest = data.split(b"\n\n")
         for event in events:
             if event.startswith(b"data: ") and b"\n" not in event:
