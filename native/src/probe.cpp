@@ -1,5 +1,5 @@
-// See probe.h. One function per instruction set and question, chosen by the name of the kernels in use. Sixteen
-// independent chains keep every unit busy, and an empty assembly statement keeps the compiler from shortening a loop
+// See probe.h. One function per instruction set and question, chosen by the name of the kernels in use. Independent
+// chains keep every unit busy, and an empty assembly statement keeps the compiler from shortening a loop
 // whose results nobody wants.
 #include "probe.h"
 
@@ -14,7 +14,7 @@ namespace mill {
 
 namespace {
 
-constexpr int kChains = 16;  // enough for latency x width of any multiplier so far, and within 16 registers on AVX2
+constexpr int kChains = 12;  // latency x units of the multipliers so far, and within the 16 registers of AVX2
 constexpr int64_t kTurns = 4096;
 
 using Body = void (*)(const uint8_t* data, int64_t num_bytes);
@@ -50,42 +50,53 @@ TM_AVX512 void read_avx512(const uint8_t* data, int64_t num_bytes) {
   for (__m512i& part : sum) asm volatile("" : : "v"(part));
 }
 
-// The chains of a loop body, spelled out by the unroller; `constraint` holds a vector register.
-#define TM_CHAINS(type, constraint, start, step)             \
-  type chain[kChains];                                       \
-  for (int i = 0; i < kChains; i++) chain[i] = (start);      \
-  for (int64_t turn = 0; turn < kTurns; turn++) {            \
-    _Pragma("GCC unroll 16") for (int i = 0; i < kChains; i++) { \
-      chain[i] = (step);                                     \
-      asm volatile("" : "+" constraint(chain[i]));           \
-    }                                                        \
-  }
+// Chains are variables of their own: of an array the compiler would keep some in memory.
+#define TM_EACH(what) \
+  what(0) what(1) what(2) what(3) what(4) what(5) what(6) what(7) what(8) what(9) what(10) what(11)
+#define TM_BEGIN(n) auto c##n = zero;
+#define TM_TURN(constraint, n) \
+  c##n = step(c##n);           \
+  asm volatile("" : "+" constraint(c##n));
+#define TM_TURN_X(n) TM_TURN("x", n)
+#define TM_TURN_V(n) TM_TURN("v", n)
+#define TM_CHAINS(turn) \
+  TM_EACH(TM_BEGIN)     \
+  for (int64_t i = 0; i < kTurns; i++) { TM_EACH(turn) }
 
 TM_AVX2 void f32_avx2(const uint8_t*, int64_t) {
-  const __m256 x = _mm256_set1_ps(0.5f);
-  TM_CHAINS(__m256, "x", _mm256_setzero_ps(), _mm256_fmadd_ps(x, x, chain[i]))
+  const __m256 x = _mm256_set1_ps(0.5f), zero = _mm256_setzero_ps();
+#define step(c) _mm256_fmadd_ps(x, x, c)
+  TM_CHAINS(TM_TURN_X)
+#undef step
 }
 
 TM_AVX512 void f32_avx512(const uint8_t*, int64_t) {
-  const __m512 x = _mm512_set1_ps(0.5f);
-  TM_CHAINS(__m512, "v", _mm512_setzero_ps(), _mm512_fmadd_ps(x, x, chain[i]))
+  const __m512 x = _mm512_set1_ps(0.5f), zero = _mm512_setzero_ps();
+#define step(c) _mm512_fmadd_ps(x, x, c)
+  TM_CHAINS(TM_TURN_V)
+#undef step
 }
 
 // Without a dot-product instruction: multiply bytes to 16-bit pairs, pairs to 32-bit sums, add.
 TM_AVX2 void int8_avx2(const uint8_t*, int64_t) {
-  const __m256i x = _mm256_set1_epi8(1), ones = _mm256_set1_epi16(1);
-  TM_CHAINS(__m256i, "x", _mm256_setzero_si256(),
-            _mm256_add_epi32(chain[i], _mm256_madd_epi16(_mm256_maddubs_epi16(x, chain[i]), ones)))
+  const __m256i x = _mm256_set1_epi8(1), ones = _mm256_set1_epi16(1), zero = _mm256_setzero_si256();
+#define step(c) _mm256_add_epi32(c, _mm256_madd_epi16(_mm256_maddubs_epi16(x, c), ones))
+  TM_CHAINS(TM_TURN_X)
+#undef step
 }
 
 TM_AVXVNNI void int8_avxvnni(const uint8_t*, int64_t) {
-  const __m256i x = _mm256_set1_epi8(1);
-  TM_CHAINS(__m256i, "x", _mm256_setzero_si256(), _mm256_dpbusd_avx_epi32(chain[i], x, x))
+  const __m256i x = _mm256_set1_epi8(1), zero = _mm256_setzero_si256();
+#define step(c) _mm256_dpbusd_avx_epi32(c, x, x)
+  TM_CHAINS(TM_TURN_X)
+#undef step
 }
 
 TM_AVX512 void int8_avx512(const uint8_t*, int64_t) {
-  const __m512i x = _mm512_set1_epi8(1);
-  TM_CHAINS(__m512i, "v", _mm512_setzero_si512(), _mm512_dpbusd_epi32(chain[i], x, x))
+  const __m512i x = _mm512_set1_epi8(1), zero = _mm512_setzero_si512();
+#define step(c) _mm512_dpbusd_epi32(c, x, x)
+  TM_CHAINS(TM_TURN_V)
+#undef step
 }
 
 #endif
