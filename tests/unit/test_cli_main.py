@@ -37,6 +37,26 @@ def test_an_unknown_command_and_a_bad_value_are_refused(capsys):
     refused(["serve", "one", "two"], capsys)
 
 
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["srve"], "did you mean serve?"),
+        (["bench", "engin"], "did you mean engine?"),
+        (["serve", "--backend", "nativ"], "did you mean native?"),
+        (["zzz"], "choose from"),
+        (["serve", "--port", "65536"], "0 to 65535"),
+        (["serve", "--port=-1"], "0 to 65535"),
+        (["serve", "--port", "http"], "0 to 65535"),
+        (["doctor", "--port", "9" * 5000], "0 to 65535"),
+        (["serve", "--drain-s", "nan"], "seconds"),
+        (["serve", "--drain-s=-1"], "seconds"),
+        (["serve", "--drain-s", "soon"], "seconds"),
+    ],
+)
+def test_a_wrong_word_is_told_what_would_be_right(argv, says, capsys):
+    assert says in refused(argv, capsys)
+
+
 def test_foreign_flags_are_accepted_with_a_warning(capsys):
     argv = ["serve", "--gpu-memory-utilization", "0.9", "--enforce-eager", "some.gguf", "--port", "0"]
     args = cli._parser(argv).parse_args(argv)

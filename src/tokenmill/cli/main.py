@@ -87,7 +87,7 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     options.add_engine_options(quality)
 
     doctor = _command(commands, "doctor", "what this machine offers and what will be used", "doctor", "doctor")
-    doctor.add_argument("--port", type=int, default=8000, help="port to try (default: 8000)")
+    doctor.add_argument("--port", type=options.port_number, default=8000, help="port to try (default: 8000)")
     doctor.add_argument("--brief", action="store_true", help="one line: which kernels will be used")
     return parser
 

@@ -8,7 +8,9 @@ any unknown flag, naming the nearest known one.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
+import math
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -56,6 +58,13 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """A mistyped command, like a mistyped flag, is told its nearest neighbour rather than all of them."""
+        near = difflib.get_close_matches(str(value), [str(choice) for choice in action.choices or ()], n=1)
+        if action.choices is not None and value not in action.choices and near:
+            raise argparse.ArgumentError(action, f"there is no {value!r}; did you mean {near[0]}?")
+        super()._check_value(action, value)
+
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Reports unknown flags from the parser that met them: only it knows which flags are near."""
         namespace, extras = super().parse_known_args(args, namespace)
@@ -71,6 +80,19 @@ class Parser(argparse.ArgumentParser):
 class _Foreign(argparse.Action):
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         print(f"tokenmill: {option_string} has no effect here and is ignored.", file=sys.stderr)
+
+
+def port_number(text: str) -> int:
+    if text.isascii() and text.isdigit() and len(text) <= 5 and int(text) < 2**16:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"must be a port from 0 to 65535, got {text!r}.")
+
+
+def _seconds(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0 <= float(text) < math.inf:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"must be a number of seconds, at least 0, got {text!r}.")
 
 
 def _size(text: str) -> int:
@@ -93,7 +115,9 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 def add_server_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("server")
     group.add_argument("--host", default="127.0.0.1", metavar="H", help="address to listen on (default: 127.0.0.1)")
-    group.add_argument("--port", type=int, default=8000, metavar="P", help="port; 0 picks a free one (default: 8000)")
+    group.add_argument(
+        "--port", type=port_number, default=8000, metavar="P", help="port; 0 picks a free one (default: 8000)"
+    )
     group.add_argument("--api-key", metavar="KEY", help="clients must send it as a bearer token")
     group.add_argument("--served-model-name", metavar="NAME", help="name in the API (default: the model's own)")
     group.add_argument(
@@ -106,7 +130,7 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--max-body-bytes", type=_size, metavar="SIZE", help="largest request body accepted")
     group.add_argument(
         "--drain-s",
-        type=float,
+        type=_seconds,
         default=30.0,
         metavar="S",
         help="on SIGTERM, let requests finish this long (default: 30)",

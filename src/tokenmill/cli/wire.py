@@ -48,7 +48,7 @@ def serve(args: argparse.Namespace) -> int:
 
 def _server_config(args: argparse.Namespace, model: ResolvedModel) -> ServerConfig:
     config = ServerConfig(
-        model_names=(args.served_model_name or model.served_name,),
+        model_names=(model.served_name if args.served_model_name is None else args.served_model_name,),
         api_keys=() if args.api_key is None else (args.api_key,),
         cors_origins=tuple(args.cors_origins),
     )
