@@ -169,7 +169,7 @@ def test_rope_digest_tells_frequencies_apart():
 
 @pytest.mark.parametrize(("quantization", "ends"), [("q4_1", "q8_0"), ("q8_0", "q8_0"), ("bf16", "bf16")])
 def test_quantises_dense_matrices_at_load(quantization, ends):
-    """Every matrix is quantised once, embeddings and head with 8 bits at least; norms stay; progress ends at the end."""
+    """Every matrix is quantised once, embeddings and head with 8 bits at least; norms stay; progress is shown."""
     checkpoint = tiny_checkpoint()
     seen = []
     ops = ReferenceOps()

@@ -65,6 +65,12 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     remove = _command(commands, "rm", "remove a cached model", "models", "remove")
     remove.add_argument("model", metavar="MODEL")
 
+    inspect = _command(
+        commands, "inspect", "what a model is, what it takes and what will compute it", "inspect", "inspect"
+    )
+    options.add_model(inspect)
+    options.add_shape_options(inspect)
+
     bench = commands.add_parser("bench", help="measure", description="Measure.")
     benches = bench.add_subparsers(title="benchmarks", metavar="WHAT", required=True)
     engine = _command(benches, "engine", "prefill and decode speed, by number of streams", "bench", "engine")

@@ -140,10 +140,20 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_shape_options(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    """What decides how much memory a model takes."""
+    parser.add_argument("--max-model-len", "-c", "--ctx-size", type=int, metavar="TOKENS", help="longest sequence")
+    parser.add_argument("--max-num-seqs", "-np", "--parallel", type=int, metavar="N", help="most sequences at once")
+    parser.add_argument(
+        "--quantization",
+        choices=tuple(QUANTIZATIONS),
+        help="turn matrices stored in 16 or 32 bits into this at load (default: as stored; q4 is q4_1, q8 is q8_0)",
+    )
+
+
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("engine")
-    group.add_argument("--max-model-len", "-c", "--ctx-size", type=int, metavar="TOKENS", help="longest sequence")
-    group.add_argument("--max-num-seqs", "-np", "--parallel", type=int, metavar="N", help="most sequences at once")
+    add_shape_options(group)
     group.add_argument("--max-num-batched-tokens", type=int, metavar="N", help="token budget of a step")
     group.add_argument("--block-size", type=int, metavar="TOKENS", help="tokens per KV block (default: 16)")
     group.add_argument(
@@ -159,11 +169,6 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         help="share KV of equal prefixes (default: on)",
     )
     group.add_argument("--threads", "-t", type=int, metavar="N", help="kernel threads (default: one per usable CPU)")
-    group.add_argument(
-        "--quantization",
-        choices=tuple(QUANTIZATIONS),
-        help="turn matrices stored in 16 or 32 bits into this at load (default: as stored; q4 is q4_1, q8 is q8_0)",
-    )
     group.add_argument("--backend", choices=BACKENDS, default="auto", help="kernels (default: native if it loads)")
 
 

@@ -19,6 +19,12 @@ from ..formats.ggml import dequantise
 from ..ops.api import HeadGeometry
 from .families import GGUF_FAMILIES, GLOBAL_NAMES, HF_FAMILIES, LAYER_NAMES, Family
 
+MAX_LAYERS = 10_000
+"""More than any model has; a damaged count must not be turned into a list of that length."""
+
+_LARGEST_NUMBER = 1e30
+"""Beyond any setting; what is past it, infinite or not a number is damage."""
+
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu", "gelu_new": "gelu"}
 """Names in config.json -> what the decoder calls them: gelu is the tanh form."""
 
@@ -114,7 +120,7 @@ def _from_gguf(checkpoint: Checkpoint) -> ModelConfig:
     table = checkpoint.tensors.get("token_embd.weight")
     if table is None or len(table.shape) != 2:
         raise BadCheckpoint(f"{fields.where} has no matrix token_embd.weight.")
-    width, num_layers = fields.count("embedding_length"), fields.count("block_count")
+    width, num_layers = fields.count("embedding_length"), fields.count("block_count", most=MAX_LAYERS)
     num_heads = fields.count("attention.head_count")
     head_dim = fields.count("attention.key_length", width // num_heads)
     fields.must_equal("attention.value_length", head_dim)
@@ -184,7 +190,7 @@ def _gguf_rope(checkpoint: Checkpoint, fields: _Fields, max_context: int) -> Rop
             short_divisors=tables["rope_factors_short"],
             long_divisors=tables["rope_factors_long"],
         )
-    factor = fields.number("rope.scaling.factor", 1.0)
+    factor = fields.number("rope.scaling.factor", 1.0, positive=True)
     if scaling == "none":
         return RopeConfig(base, divisors=tables["rope_freqs"])
     if scaling == "linear":
@@ -222,12 +228,12 @@ def _gguf_windows(fields: _Fields, family: Family, num_layers: int) -> list[int]
 
 def _from_hf(checkpoint: Checkpoint) -> ModelConfig:
     fields = _Fields(checkpoint.metadata, str(checkpoint.path))
-    names = checkpoint.metadata.get("architectures") or [""]
-    architecture = str(names[0])
+    names = checkpoint.metadata.get("architectures")
+    architecture = str(names[0]) if isinstance(names, list) and names else ""
     family = _family(HF_FAMILIES, architecture, fields)
     fields = replace(fields, defaults=family.defaults)
     width, num_heads = fields.count("hidden_size"), fields.count("num_attention_heads")
-    num_layers = fields.count("num_hidden_layers")
+    num_layers = fields.count("num_hidden_layers", most=MAX_LAYERS)
     head_dim = fields.count("head_dim", width // num_heads)
     max_positions = fields.count("max_position_embeddings")
     rope, local_rope, fraction, max_context = _hf_ropes(fields, family, max_positions)
@@ -432,8 +438,12 @@ def _checked(config: ModelConfig, fields: _Fields) -> ModelConfig:
     if min(config.norm_eps, config.attention_cap, config.logit_cap) < 0 or not all(map(math.isfinite, scales)):
         raise BadCheckpoint(f"{fields.where}: the norm epsilon and soft caps must not be negative, and scales finite.")
     for rope in {layer.rope for layer in config.layers if layer.rope is not None}:
-        if not (rope.base > 0 and rope.factor > 0 and math.isfinite(rope.base)):
-            raise BadCheckpoint(f"{fields.where}: RoPE base and factor must be positive.")
+        if not (rope.base > 1 and rope.factor > 0):
+            raise BadCheckpoint(f"{fields.where}: the RoPE base must be above 1 and its factor positive.")
+        if not (rope.fast_turns > 0 and rope.slow_turns > 0 and rope.high_freq_factor > rope.low_freq_factor > 0):
+            raise BadCheckpoint(f"{fields.where}: the borders of RoPE's fast and slow pairs do not fit each other.")
+        if rope.scaling == "dynamic" and rope.factor < 1:
+            raise BadCheckpoint(f"{fields.where}: dynamic RoPE needs a factor of at least 1, got {rope.factor}.")
         for divisors in (rope.divisors, rope.short_divisors, rope.long_divisors):
             if divisors and (len(divisors) != config.rotary_dim // 2 or not np.all(np.array(divisors) > 0)):
                 raise BadCheckpoint(
@@ -464,7 +474,7 @@ class _Fields:
 
     def number(self, key: str, default: float | None = None, *, positive: bool = False) -> float:
         value = self.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < _LARGEST_NUMBER:
             raise BadCheckpoint(f"{self.where}: {self.prefix}{key} must be a number, got {value!r}.")
         if positive and not value > 0:
             raise BadCheckpoint(f"{self.where}: {self.prefix}{key} must be positive, got {value!r}.")
@@ -476,9 +486,9 @@ class _Fields:
             raise BadCheckpoint(f"{self.where}: {self.prefix}{key} must be a list of numbers.")
         return tuple(map(float, values))
 
-    def count(self, key: str, default: int | None = None, *, least: int = 1) -> int:
+    def count(self, key: str, default: int | None = None, *, least: int = 1, most: int = 2**31 - 1) -> int:
         value = self.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**31:
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             wanted = "a positive" if least else "an"
             raise BadCheckpoint(f"{self.where}: {self.prefix}{key} must be {wanted} integer, got {value!r}.")
         return value

@@ -1,0 +1,87 @@
+"""`inspect`: what a model is, what it is stored as, what it will take, and what will compute it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+
+from ..core.units import format_bytes
+from ..formats.checkpoint import open_checkpoint
+from ..models.config import ModelConfig
+from ..models.survey import Survey, survey
+from ..ops.native import available
+from .models import resolve_model
+from .resolve import MAX_NUM_SEQS, QUANTIZATIONS
+
+_KERNELS = {
+    "f32": "float32 products",
+    "f16": "float16 weights, float32 products",
+    "bf16": "bfloat16 weights, float32 products",
+    "q4_0": "4-bit codes by 8-bit activations, a scale for 32",
+    "q4_1": "4-bit codes by 8-bit activations, a scale and a minimum for 32",
+    "q8_0": "8-bit codes by 8-bit activations, a scale for 32",
+    "q8_m": "8-bit codes by 8-bit activations, a scale and a minimum for 32",
+    "q8_h": "8-bit codes by 8-bit activations, a scale for 16",
+    "q8_hm": "8-bit codes by 8-bit activations, a scale and a minimum for 16",
+}
+
+
+def inspect(args: argparse.Namespace) -> int:
+    checkpoint = open_checkpoint(resolve_model(args.model).path)
+    quantization = None if args.quantization is None else QUANTIZATIONS[args.quantization]
+    found = survey(checkpoint, quantization=quantization)
+    for name, value in _facts(found, str(checkpoint.path)):
+        print(f"{name:<14} {value}")
+    print()
+    for line in _table(found):
+        print(line)
+    print()
+    length = min(args.max_model_len or found.config.max_context, found.config.max_context)
+    for name, value in _memory(found, length, args.max_num_seqs or MAX_NUM_SEQS):
+        print(f"{name:<14} {value}")
+    checkpoint.close()
+    return 0
+
+
+def _facts(found: Survey, path: str) -> Iterator[tuple[str, str]]:
+    config = found.config
+    yield "model", path
+    yield "architecture", f"{config.architecture} ({config.family.title})"
+    yield "parameters", f"{found.num_parameters:,}"
+    tied = ", tied to the head" if config.tied_embeddings else ""
+    yield "shape", f"{config.num_layers} layers of {config.width}, FFN {config.ffn_width}"
+    yield "heads", f"{config.num_heads} of {config.head_dim} on {config.num_kv_heads} KV heads"
+    yield "vocabulary", f"{config.vocab_size:,}{tied}"
+    yield "context", f"{config.max_context:,} tokens{_windows(config)}"
+    ropes = dict.fromkeys(layer.rope for layer in config.layers)
+    yield "RoPE", "; ".join("none" if rope is None else f"base {rope.base:g}, {rope.scaling}" for rope in ropes)
+
+
+def _windows(config: ModelConfig) -> str:
+    windows = [layer.window for layer in config.layers]
+    if not any(windows):
+        return ""
+    return f"; {sum(map(bool, windows))} of {len(windows)} layers see the last {max(windows):,}"
+
+
+def _table(found: Survey) -> Iterator[str]:
+    native = available() is None
+    yield f"{'part':<18} {'stored':<26} {'tensors':>7} {'bytes':>10}   {'in memory':<14} {'bytes':>10}   kernel"
+    for group in found.groups:
+        kernel = _KERNELS.get(group.packed.split(" or ")[-1], "") if native else "numpy, on float32"
+        if group.part == "norms and biases":
+            kernel = "float32"
+        yield (
+            f"{group.part:<18} {group.stored:<26} {group.num_tensors:>7} {format_bytes(group.stored_bytes):>10}   "
+            f"{group.packed:<14} {format_bytes(group.packed_bytes):>10}   {kernel}"
+        )
+
+
+def _memory(found: Survey, length: int, num_seqs: int) -> Iterator[tuple[str, str]]:
+    per_token = found.kv_bytes_per_token
+    yield "weights", format_bytes(found.packed_bytes)
+    yield "KV per token", format_bytes(per_token)
+    yield "one sequence", f"{format_bytes(per_token * length)} of KV at {length:,} tokens"
+    full = per_token * length * num_seqs
+    yield f"{num_seqs} sequences", f"{format_bytes(full)} of KV if all are that long"
+    yield "in all", format_bytes(found.packed_bytes + full)

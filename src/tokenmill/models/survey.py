@@ -1,0 +1,106 @@
+"""What a checkpoint holds and what it will take, found without reading a weight."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..core.block import KVGroup
+from ..formats.checkpoint import Checkpoint
+from ..formats.quantised import QuantisedTensor
+from ..formats.tensor import Tensor
+from ..ops.api import BLOCK_BYTES, GROUP
+from .config import ModelConfig, config_from_checkpoint
+from .families import GLOBAL_NAMES
+from .repack import DENSE_KINDS, packed_kind
+from .weights import expected_shapes, layer_names
+
+_DENSE_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
+_PARTS = {
+    "attention": ("q", "k", "v", "qkv", "output"),
+    "FFN": ("gate", "up", "gate_up", "down"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorGroup:
+    """Tensors of one part of the model stored as one kind. `packed`: the kernels' kind, with `packed_bytes`."""
+
+    part: str
+    stored: str
+    packed: str
+    num_tensors: int
+    num_values: int
+    stored_bytes: int
+    packed_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """num_parameters counts every tensor that the model has, tied embeddings once."""
+
+    config: ModelConfig
+    groups: tuple[TensorGroup, ...]
+    kv_bytes_per_token: int
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(group.num_values for group in self.groups)
+
+    @property
+    def packed_bytes(self) -> int:
+        return sum(group.packed_bytes for group in self.groups)
+
+
+def survey(checkpoint: Checkpoint, *, quantization: str | None = None, kv_dtype: str = "f16") -> Survey:
+    """Raises BadCheckpoint for an architecture that cannot be read."""
+    config = config_from_checkpoint(checkpoint)
+    found: dict[tuple[str, str, str], list[int]] = defaultdict(lambda: [0, 0, 0, 0])
+    for part, name in _parts(checkpoint.kind, config):
+        tensor = checkpoint.tensors.get(name)
+        if tensor is None:
+            continue
+        packed = _kind_in_memory(part, tensor, quantization)
+        num_bytes = _bytes_in_memory(packed, tensor.num_values)
+        sums = found[part, tensor.kind, packed]
+        for place, count in enumerate((1, tensor.num_values, _stored_bytes(tensor), num_bytes)):
+            sums[place] += count
+    groups = tuple(TensorGroup(*key, *sums) for key, sums in found.items())
+    group = KVGroup("full", config.num_layers, config.num_kv_heads, config.head_dim, dtype=kv_dtype)
+    return Survey(config, groups, group.bytes_per_token)
+
+
+def _parts(kind: str, config: ModelConfig) -> Iterator[tuple[str, str]]:
+    """(part, tensor name) of everything the model has."""
+    names = GLOBAL_NAMES[kind]
+    part_of = {f"{names['embed']}.weight": "embeddings", f"{names['head']}.weight": "head"}
+    for role, pattern in layer_names(kind, config).items():
+        part = next((part for part, roles in _PARTS.items() if role in roles), None)
+        if part is not None:
+            part_of |= {f"{pattern.format(layer)}.weight": part for layer in range(config.num_layers)}
+    for name in expected_shapes(kind, config):
+        yield part_of.get(name, "norms and biases"), name
+
+
+def _kind_in_memory(part: str, tensor: Tensor | QuantisedTensor, quantization: str | None) -> str:
+    if part == "norms and biases":
+        return "f32"
+    packed = packed_kind(tensor)
+    if quantization is None or packed not in DENSE_KINDS:
+        return packed
+    if quantization in ("q4_0", "q4_1") and part in ("embeddings", "head"):
+        quantization = "q8_0"
+    return quantization if tensor.shape[-1] % GROUP == 0 or quantization not in BLOCK_BYTES else packed
+
+
+def _bytes_in_memory(kind: str, num_values: int) -> int:
+    if kind in _DENSE_BYTES:
+        return num_values * _DENSE_BYTES[kind]
+    largest = max(BLOCK_BYTES[part] for part in kind.split(" or "))
+    return num_values * largest // GROUP
+
+
+def _stored_bytes(tensor: Tensor | QuantisedTensor) -> int:
+    parts = tensor.parts.values() if isinstance(tensor, QuantisedTensor) else [tensor]
+    return sum(part.data.nbytes for part in parts)
