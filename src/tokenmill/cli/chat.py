@@ -1,8 +1,7 @@
 """`chat`: a conversation in the terminal, with a model loaded here or a server's.
 
-/reset            forget the conversation           /system TEXT    set the system message, and start over
-/undo             take back the last exchange       /help           this list
-/exit             leave (so does Ctrl-D)            Ctrl-C          stop the answer that is being written
+A pasted text of several lines is one message where the terminal can bracket what is pasted; a line that ends with a
+backslash goes on in the next.
 """
 
 from __future__ import annotations
@@ -19,15 +18,23 @@ from dataclasses import asdict
 from typing import Any, Protocol
 
 from rich.console import Console
+from rich.markup import escape
 
-from ..core.errors import ConfigError, TokenmillError, Unavailable
+from ..core.errors import ConfigError, ContextTooLong, TokenmillError, Unavailable
 from ..llm import LLM
 from .generate import speed
 from .models import progress_bar
 from .options import engine_options, sampling_overrides
 
 Message = dict[str, str]
-COMMANDS = ("/reset", "/system", "/undo", "/help", "/exit")
+HELP = """\
+/reset          forget the conversation
+/system TEXT    set the system message, and start over
+/undo           take back the last exchange
+/help           this list
+/exit           leave (so does Ctrl-D)
+Ctrl-C          stop the answer that is being written
+\\               at the end of a line: the message goes on in the next"""
 
 
 class Partner(Protocol):
@@ -56,47 +63,64 @@ class ServerPartner:
     """Speaks /v1/chat/completions with the standard library alone."""
 
     def __init__(self, url: str, api_key: str | None, overrides: dict[str, Any]) -> None:
-        parts = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
+        wrong = ConfigError(f"--url must be like http://127.0.0.1:8000/v1, got {url!r}.", param="url")
+        try:
+            parts = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
+            self._address = (parts.hostname or "", parts.port)
+        except ValueError:
+            raise wrong from None
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"--url must be like http://127.0.0.1:8000/v1, got {url!r}.", param="url")
+            raise wrong
         self._connect = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        self._address = (parts.hostname, parts.port)
         self._base = parts.path.rstrip("/") or "/v1"
         self._headers = {"Content-Type": "application/json"}
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
         self._fields = {name: value for name, value in overrides.items() if value is not None}
-        with contextlib.closing(self._send("GET", "/models", None)) as response:
-            self.name = json.load(response)["data"][0]["id"]
+        with self._send("GET", "/models", None) as response:
+            try:
+                self.name = str(json.load(response)["data"][0]["id"])
+            except (ValueError, LookupError, TypeError, http.client.HTTPException):
+                raise ConfigError(f"{url} does not list its models as OpenAI's API does.", param="url") from None
 
     def answer(self, messages: list[Message]) -> Iterator[tuple[str, int]]:
         body = {"model": self.name, "messages": messages, "stream": True, **self._fields}
-        with contextlib.closing(self._send("POST", "/chat/completions", body)) as response:
-            for line in response:
-                data = line.removeprefix(b"data: ").strip()
-                if not line.startswith(b"data: ") or data == b"[DONE]":
-                    continue
-                event = json.loads(data)
-                if "error" in event:
-                    raise Unavailable(event["error"]["message"])
-                for choice in event["choices"]:
-                    text = choice["delta"].get("content") or ""
-                    yield text, 1 if text else 0
+        with self._send("POST", "/chat/completions", body) as response:
+            try:
+                for line in response:
+                    data = line.removeprefix(b"data: ").strip()
+                    if data == b"[DONE]":
+                        return
+                    if not line.startswith(b"data: "):
+                        continue
+                    event = json.loads(data)
+                    if "error" in event:
+                        raise Unavailable(event["error"]["message"])
+                    for choice in event["choices"]:
+                        text = choice["delta"].get("content") or ""
+                        yield text, 1 if text else 0
+            except (OSError, http.client.HTTPException) as error:
+                raise Unavailable(f"The connection broke off ({type(error).__name__}).") from None
+            # http.client takes a connection that ends between chunks for the end of the body.
+            raise Unavailable("The connection broke off before the answer was complete.")
 
-    def _send(self, method: str, path: str, body: Any) -> http.client.HTTPResponse:
-        connection = self._connect(*self._address, timeout=300)
-        try:
-            data = None if body is None else json.dumps(body)
-            connection.request(method, self._base + path, data, self._headers)
-            response = connection.getresponse()
-        except OSError as error:
-            raise Unavailable(f"There is no answer from {self._address[0]}:{self._address[1]} ({error}).") from None
-        if response.status != 200:
-            text = response.read().decode(errors="replace")
-            with contextlib.suppress(ValueError, KeyError, TypeError):
-                text = json.loads(text)["error"]["message"]
-            raise Unavailable(f"The server answered {response.status}: {text[:500]}")
-        return response
+    @contextlib.contextmanager
+    def _send(self, method: str, path: str, body: Any) -> Iterator[http.client.HTTPResponse]:
+        """One call, on a connection of its own. Raises Unavailable unless it is answered with 200."""
+        with contextlib.closing(self._connect(*self._address, timeout=300)) as connection:
+            try:
+                data = None if body is None else json.dumps(body)
+                connection.request(method, self._base + path, data, self._headers)
+                response = connection.getresponse()
+            except (OSError, http.client.HTTPException) as error:
+                raise Unavailable(f"There is no answer from {self._address[0]}:{self._address[1]} ({error}).") from None
+            with contextlib.closing(response):
+                if response.status != 200:
+                    text = response.read().decode(errors="replace")
+                    with contextlib.suppress(ValueError, KeyError, TypeError):
+                        text = json.loads(text)["error"]["message"]
+                    raise Unavailable(f"The server answered {response.status}: {text[:500]}")
+                yield response
 
 
 def chat(args: argparse.Namespace) -> int:
@@ -113,9 +137,11 @@ def _converse(partner: Partner, system: str | None) -> int:
     """Reads lines until /exit or the end of input."""
     # Importing it gives input() its line editing and history.
     with contextlib.suppress(ImportError):
-        import readline  # noqa: F401
+        import readline
+
+        readline.parse_and_bind("set enable-bracketed-paste on")
     console = Console(highlight=False)
-    console.print(f"[bold]{partner.name}[/]  [dim]/help lists commands, Ctrl-D leaves[/]")
+    console.print(f"[bold]{escape(partner.name)}[/]  [dim]/help lists commands, Ctrl-D leaves[/]")
     opening: list[Message] = [{"role": "system", "content": system}] if system else []
     messages = list(opening)
     while True:
@@ -134,21 +160,28 @@ def _converse(partner: Partner, system: str | None) -> int:
             elif command == "/undo":
                 del messages[max(len(opening), len(messages) - 2) :]
             else:
-                console.print(f"[dim]{', '.join(COMMANDS)}; Ctrl-C stops an answer[/]")
+                console.print(HELP, style="dim", markup=False)
             continue
         messages.append({"role": "user", "content": line})
         try:
             answer = _show(partner, messages, console)
         except TokenmillError as error:
-            console.print(f"[red]{error.message}[/]", markup=True)
+            console.print(error.message, style="red", markup=False)
+            if isinstance(error, ContextTooLong):
+                console.print("/reset forgets the conversation, /undo its last exchange.", style="dim")
             messages.pop()
             continue
         messages.append({"role": "assistant", "content": answer})
 
 
 def _ask() -> str | None:
+    """The next message; "" after Ctrl-C, None at the end of input."""
+    first, more = ("> ", ". ") if sys.stdin.isatty() else ("", "")
     try:
-        return input("> " if sys.stdin.isatty() else "").strip()
+        text = input(first)
+        while text.endswith("\\"):
+            text = text[:-1] + "\n" + input(more)
+        return text.strip()
     except EOFError:
         return None
     except KeyboardInterrupt:
@@ -171,7 +204,8 @@ def _show(partner: Partner, messages: list[Message], console: Console) -> str:
                 console.file.flush()
     except KeyboardInterrupt:
         console.out(" [stopped]", end="")
-    console.out("")
+    finally:
+        console.out("")
     if console.is_terminal:
         console.print(f"[dim]{speed(num_tokens, first_s - start_s, time.monotonic() - first_s)}[/]")
     return "".join(parts)
