@@ -20,9 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parent / "unit")]
-from gguf_writer import gguf_bytes  # noqa: E402
-
 import numpy as np  # noqa: E402
+from gguf_writer import gguf_bytes  # noqa: E402
 
 from tokenmill.core.errors import BadCheckpoint  # noqa: E402
 from tokenmill.formats.checkpoint import Checkpoint, open_checkpoint  # noqa: E402
