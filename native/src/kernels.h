@@ -106,7 +106,7 @@ struct Kernels {
   void (*store_v)(int dtype, const float* v, int head_dim, void* slot);
   void (*attend_span)(const SpanArgs*);
   void (*merge_span)(float* max, float* sum, float* acc, const float* span_max, const float* span_sum,
-                     const float* span_acc, int head_dim);
+                     const float* span_acc, int num_queries, int head_dim);
   void (*divide)(const float* x, float by, int n, float* out);
   float (*max_of)(const float* x, int n);
   int (*argmax)(const float* x, int n);

@@ -146,5 +146,6 @@ inline LI dot4_u8(LI acc, LB w, const int8_t* x) {
 }
 #endif
 inline void prefetch(const void* p) { __builtin_prefetch(p); }
+inline void prefetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 }  // namespace

@@ -89,6 +89,7 @@ inline LI dot4_u8(LI acc, LB w, const int8_t* x) {
 }
 inline LI dot4_u4(LI acc, LB w, const int8_t* x) { return dot4_u8(acc, w, x); }
 inline void prefetch(const void* p) { __builtin_prefetch(p); }
+inline void prefetch_far(const void*) {}
 
 #undef TM_EACH
 

@@ -16,8 +16,6 @@ constexpr double kInlineNs = 2500;  // below this, handing work to another threa
 constexpr int kRowBlock = 8 * kPanel;
 constexpr int kAttentionMerge = 1000;  // follows every attention; idle unless spans were split
 
-int ceil_div(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b); }
-
 bool is_activation(int32_t code) { return code == TM_SILU || code == TM_GELU; }
 
 std::string say(const char* what, int64_t got, int64_t bound) {
@@ -47,13 +45,12 @@ Program::Program(Team* team, const Kernels* kernels, const tm_op* ops, int num_o
   if (!error->empty()) return;
   for (const Op& op : ops_) {
     int64_t floats = op.op.width;
-    if (op.op.code == TM_ATTENTION) floats = std::max<int64_t>(floats, 2 * kSpan * op.op.head_dim);
+    if (op.op.code == TM_ATTENTION) floats = std::max(floats, attention_floats(op.op));
     floats_per_thread_ = std::max(floats_per_thread_, (floats + 15) / 16 * 16);
   }
   // One set more than threads: small operations run where the step is being advanced.
-  thread_floats_.resize(floats_per_thread_ * (team->num_threads() + 1));
+  thread_floats_.resize(floats_per_thread_ * (team->num_threads() + 1) + kLanes);
   row_sequence_.resize(limits.max_tokens);
-  row_tiles_.reserve(limits.max_tokens);
 }
 
 // ---------------------------------------------------------------------------------------------- checks at the border
@@ -248,7 +245,7 @@ std::string Program::run(const tm_step& step) {
     for (int row = step.row_starts[s]; row < step.row_starts[s + 1]; row++) row_sequence_[row] = s;
   next_ = 0;
   current_ = nullptr;
-  rows_per_tile_ = 0;
+  num_plans_ = 0;
   team_->run(this);
   return "";
 }
@@ -281,9 +278,7 @@ int Program::plan(const Op& op, double* cost_ns) {
     case TM_LINEAR:
     case TM_LINEAR_GATED: return plan_linear(op, cost_ns);
     case TM_ATTENTION: return plan_attention(op, cost_ns);
-    case kAttentionMerge:
-      *cost_ns = split_spans_ ? rows * op.op.num_heads * num_spans_ * (20 + 0.1 * op.op.head_dim) : 0;
-      return split_spans_ ? num_attention_tiles(op) : 0;
+    case kAttentionMerge: return plan_merge(op, cost_ns);
     default: {
       const int64_t width = buffers_[op.op.out >= 0 ? op.op.out : op.op.in0].width;
       *cost_ns = static_cast<double>(rows) * width * 0.5;
@@ -518,207 +513,6 @@ void Program::run_linear_gated(const Op& op, int unit) {
         kernels_->quantise_row(both[r], &out, row + r, group, 1);
       }
     }
-  }
-}
-
-// ----------------------------------------------------------------------------------------------------------- attention
-
-// A unit is a tile of query rows of one sequence x a KV head (or a chunk of the query heads that share it), and where
-// few such units exist and contexts are long, x a span, whose partial results a second pass merges in order.
-int Program::plan_attention(const Op& op, double* cost_ns) {
-  const tm_op& o = op.op;
-  const int sharing = o.num_heads / o.num_kv_heads;
-  head_chunks_ = ceil_div(sharing, kMaxTile);
-  heads_per_unit_ = ceil_div(sharing, head_chunks_);
-  make_row_tiles(std::max(1, kMaxTile / heads_per_unit_));
-  int64_t keys = 0, longest = 0;
-  for (const RowTile& tile : row_tiles_) {
-    const int64_t limit = tile.first_limit + tile.num_rows - 1;
-    keys += (limit - first_visible(o, tile.first_limit)) * tile.num_rows;
-    longest = std::max(longest, limit);
-  }
-  *cost_ns = static_cast<double>(keys) * o.num_heads * o.head_dim * 0.06 + 300.0 * static_cast<double>(row_tiles_.size());
-  num_spans_ = ceil_div(longest, kSpan);
-  const int units = num_attention_tiles(op);
-  const int64_t partial = static_cast<int64_t>(row_tiles_.size()) * rows_per_tile_ * o.num_heads * num_spans_ * (o.head_dim + 2);
-  split_spans_ = team_->num_threads() > 1 && num_spans_ > 1 && units < 6 * team_->num_threads() && partial <= scratch_floats_;
-  return split_spans_ ? units * num_spans_ : units;
-}
-
-int Program::num_attention_tiles(const Op& op) const {
-  return static_cast<int>(row_tiles_.size()) * op.op.num_kv_heads * head_chunks_;
-}
-
-void Program::make_row_tiles(int rows_per_tile) {
-  if (rows_per_tile_ == rows_per_tile) return;
-  rows_per_tile_ = rows_per_tile;
-  row_tiles_.clear();
-  for (int s = 0; s < step_.num_seqs; s++) {
-    const int begin = step_.row_starts[s], end = step_.row_starts[s + 1];
-    for (int row = begin; row < end; row += rows_per_tile)
-      row_tiles_.push_back({s, row, std::min(rows_per_tile, end - row), step_.context_lens[s] - (end - row) + 1});
-  }
-}
-
-// Which tile, KV head and query heads a unit stands for.
-Program::AttentionShare Program::attention_share(const Op& op, int index) const {
-  const int sharing = op.op.num_heads / op.op.num_kv_heads;
-  AttentionShare share;
-  const int chunk = index % head_chunks_;
-  share.kv_head = index / head_chunks_ % op.op.num_kv_heads;
-  share.tile = &row_tiles_[index / head_chunks_ / op.op.num_kv_heads];
-  share.head0 = share.kv_head * sharing + chunk * heads_per_unit_;
-  share.num_heads = std::min(heads_per_unit_, sharing - chunk * heads_per_unit_);
-  return share;
-}
-
-// Where the partial (max, sum, acc) of a unit's span lie in scratch: each for kMaxTile queries at most.
-Program::SpanState Program::partial_state(const Op& op, int index, int span) const {
-  const int64_t queries = static_cast<int64_t>(rows_per_tile_) * heads_per_unit_;
-  float* at = scratch_ + (static_cast<int64_t>(index) * num_spans_ + span) * queries * (op.op.head_dim + 2);
-  return {at, at + queries, at + 2 * queries};
-}
-
-void Program::run_attention(const Op& op, int unit, int thread) {
-  const tm_op& o = op.op;
-  const int index = split_spans_ ? unit / num_spans_ : unit;
-  const AttentionShare share = attention_share(op, index);
-  const RowTile& tile = *share.tile;
-  const int num_queries = tile.num_rows * share.num_heads;
-  const int last_limit = tile.first_limit + tile.num_rows - 1;
-  const int span_begin = split_spans_ ? unit % num_spans_ : first_visible(o, tile.first_limit) / kSpan;
-  const int span_end = split_spans_ ? span_begin + 1 : ceil_div(last_limit, kSpan);
-  const int first = first_visible(o, tile.first_limit);
-  if (span_begin * kSpan >= last_limit || span_end * kSpan <= first) return;
-
-  alignas(64) float q[kMaxHeadDim * kMaxTile];
-  for (int r = 0; r < tile.num_rows; r++)
-    for (int h = 0; h < share.num_heads; h++) {
-      const float* from = rows_of(o.in0, tile.row0 + r) + static_cast<int64_t>(share.head0 + h) * o.head_dim;
-      for (int d = 0; d < o.head_dim; d++) q[d * num_queries + r * share.num_heads + h] = from[d];
-    }
-  alignas(64) float state_acc[kMaxTile * kMaxHeadDim], span_acc[kMaxTile * kMaxHeadDim];
-  float state_max[kMaxTile], state_sum[kMaxTile], span_max[kMaxTile], span_sum[kMaxTile];
-  SpanArgs args;
-  args.dtype = o.kv->dtype;
-  args.num_queries = num_queries;
-  args.head_dim = o.head_dim;
-  args.q = q;
-  args.scale = o.value;
-  args.cap = o.cap;
-  for (int span = span_begin; span < span_end; span++) {
-    SpanState to = {span_max, span_sum, span_acc};
-    if (split_spans_) to = partial_state(op, index, span);
-    else if (span == span_begin) to = {state_max, state_sum, state_acc};
-    args.max = to.max;
-    args.sum = to.sum;
-    args.acc = to.acc;
-    for (int r = 0; r < tile.num_rows; r++)
-      for (int h = 0; h < share.num_heads; h++)
-        set_visible(o, tile.first_limit + r, span, r * share.num_heads + h, &args);
-    fill_keys(op, tile.sequence, share.kv_head, span, std::max(0, std::min(kSpan, last_limit - span * kSpan)), thread, &args);
-    kernels_->attend_span(&args);
-    if (split_spans_ || span == span_begin) continue;
-    for (int n = 0; n < num_queries; n++)
-      if (args.num_keys[n] > 0)
-        fold_span(o, tile.first_limit + n / share.num_heads, span, n, {state_max, state_sum, state_acc}, to);
-  }
-  if (!split_spans_) write_attention(op, share, state_sum, state_acc);
-}
-
-void Program::run_merge(const Op& op, int unit) {
-  const tm_op& o = op.op;
-  const AttentionShare share = attention_share(op, unit);
-  const RowTile& tile = *share.tile;
-  const int first = first_visible(o, tile.first_limit) / kSpan;
-  const SpanState state = partial_state(op, unit, first);
-  for (int span = first + 1; span < ceil_div(tile.first_limit + tile.num_rows - 1, kSpan); span++) {
-    const SpanState part = partial_state(op, unit, span);
-    for (int n = 0; n < tile.num_rows * share.num_heads; n++)
-      if (keys_in_span(o, tile.first_limit + n / share.num_heads, span) > 0)
-        fold_span(o, tile.first_limit + n / share.num_heads, span, n, state, part);
-  }
-  write_attention(op, share, state.sum, state.acc);
-}
-
-// The first key that a query with `limit` keys up to and including its own may see.
-int Program::first_visible(const tm_op& o, int limit) { return o.window > 0 ? std::max(0, limit - o.window) : 0; }
-
-// End of the query's keys in the span; 0 where it sees none of them.
-int Program::keys_in_span(const tm_op& o, int limit, int span) {
-  if (first_visible(o, limit) >= (span + 1) * kSpan) return 0;
-  return std::max(0, std::min(kSpan, limit - span * kSpan));
-}
-
-void Program::set_visible(const tm_op& o, int limit, int span, int query, SpanArgs* args) {
-  args->num_keys[query] = keys_in_span(o, limit, span);
-  args->first_key[query] = args->num_keys[query] ? std::max(0, first_visible(o, limit) - span * kSpan) : kSpan;
-}
-
-// Bring a span's result of query n into its state: the first span it sees becomes the state.
-void Program::fold_span(const tm_op& o, int limit, int span, int n, const SpanState& state, const SpanState& part) const {
-  float* acc = state.acc + static_cast<int64_t>(n) * o.head_dim;
-  const float* part_acc = part.acc + static_cast<int64_t>(n) * o.head_dim;
-  if (first_visible(o, limit) / kSpan < span)
-    return kernels_->merge_span(state.max + n, state.sum + n, acc, part.max + n, part.sum + n, part_acc, o.head_dim);
-  state.max[n] = part.max[n];
-  state.sum[n] = part.sum[n];
-  std::memcpy(acc, part_acc, static_cast<size_t>(o.head_dim) * 4);
-}
-
-void Program::write_attention(const Op& op, const AttentionShare& share, const float* sums, float* accs) const {
-  const tm_op& o = op.op;
-  const bool quantise = buffers_[o.out].form == TM_FORM_QUANTISED;
-  for (int r = 0; r < share.tile->num_rows; r++)
-    for (int h = 0; h < share.num_heads; h++) {
-      const int n = r * share.num_heads + h, row = share.tile->row0 + r, head = share.head0 + h;
-      float* acc = accs + n * o.head_dim;
-      if (quantise) {
-        const Quantised out = quantised(o.out);
-        kernels_->divide(acc, sums[n], o.head_dim, acc);
-        kernels_->quantise_row(acc, &out, row, head * o.head_dim / kGroup, o.head_dim / kGroup);
-      } else {
-        kernels_->divide(acc, sums[n], o.head_dim, rows_of(o.out, row) + static_cast<int64_t>(head) * o.head_dim);
-      }
-    }
-}
-
-// Point at the keys and values of a span, in chunks of 16 tokens. Blocks of a multiple of 16 tokens are used in place;
-// from other block sizes the chunks are gathered first.
-void Program::fill_keys(const Op& op, int sequence, int kv_head, int span, int num_keys, int thread, SpanArgs* args) {
-  const tm_kv& kv = *op.op.kv;
-  const int64_t value_bytes = kv.dtype == kF32 ? 4 : 2;
-  const int64_t head_values = static_cast<int64_t>(kv.block_size) * kv.head_dim;
-  const int32_t* table = step_.block_tables + static_cast<int64_t>(sequence) * step_.table_width;
-  const int64_t k_offset = (2 * static_cast<int64_t>(op.op.layer) * kv.num_kv_heads + kv_head) * head_values;
-  const int64_t v_offset = k_offset + kv.num_kv_heads * head_values;
-  const bool in_place = kv.block_size % kLanes == 0;
-  const int64_t chunk_bytes = kLanes * kv.head_dim * value_bytes;
-  uint8_t* gathered = reinterpret_cast<uint8_t*>(thread_floats(thread));
-  args->k_stride = in_place ? kv.block_size : kLanes;
-  for (int chunk = 0; chunk * kLanes < num_keys; chunk++) {
-    const int first = span * kSpan + chunk * kLanes;
-    if (in_place) {
-      const int slot = first % kv.block_size;
-      const uint8_t* block = kv.pool + table[first / kv.block_size] * kv.bytes_per_block;
-      args->k_chunks[chunk] = block + (k_offset + slot) * value_bytes;
-      args->v_chunks[chunk] = block + (v_offset + static_cast<int64_t>(slot) * kv.head_dim) * value_bytes;
-      continue;
-    }
-    uint8_t* keys = gathered + 2 * chunk * chunk_bytes;
-    uint8_t* values = keys + chunk_bytes;
-    for (int i = 0; i < kLanes && chunk * kLanes + i < num_keys; i++) {
-      const int slot = (first + i) % kv.block_size;
-      const uint8_t* block = kv.pool + table[(first + i) / kv.block_size] * kv.bytes_per_block;
-      for (int64_t d = 0; d < kv.head_dim; d++)
-        std::memcpy(keys + (d * kLanes + i) * value_bytes, block + (k_offset + d * kv.block_size + slot) * value_bytes,
-                    value_bytes);
-      std::memcpy(values + i * kv.head_dim * value_bytes,
-                  block + (v_offset + static_cast<int64_t>(slot) * kv.head_dim) * value_bytes,
-                  kv.head_dim * value_bytes);
-    }
-    args->k_chunks[chunk] = keys;
-    args->v_chunks[chunk] = values;
   }
 }
 

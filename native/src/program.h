@@ -12,6 +12,8 @@
 
 namespace mill {
 
+inline int ceil_div(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b); }
+
 class Program final : public Job {
  public:
   // `error` says what is wrong with the list, if anything; such a program must not be run.
@@ -31,16 +33,40 @@ class Program final : public Job {
     int place;  // in the list that was given
   };
 
-  // A run of query rows of one sequence that share their pass over the keys.
-  struct RowTile {
-    int sequence, row0, num_rows;
-    int first_limit;  // keys visible to row0; each further row sees one more
+  // A query row and how many keys it sees, from position 0 and without its window.
+  struct QueryRow {
+    int row, limit;
   };
 
-  // What an attention unit computes: query heads [head0, head0 + num_heads) of a tile, all of one KV head.
-  struct AttentionShare {
-    const RowTile* tile;
-    int kv_head, head0, num_heads;
+  // Rows that pass over the keys of spans [span_begin, span_end) together. Rows of several sequences may, where all
+  // their block tables name the same blocks there.
+  struct Pass {
+    int sequence;  // whose block table is used
+    int begin, num_rows;  // in the plan's rows
+    int span_begin, span_end;
+    bool partial;  // leaves the result of each span for the merge; otherwise these are all spans the rows see
+  };
+
+  // How a step's attention is cut, for operations of one geometry and window.
+  struct AttentionPlan {
+    int window, num_heads, num_kv_heads, head_dim, block_size;
+    int heads_per_unit, head_chunks;  // of the query heads that share a KV head
+    std::vector<QueryRow> rows;  // all rows of the step, then those of passes over shared blocks
+    std::vector<Pass> passes;
+    std::vector<int64_t> partial_at;  // of each row: where its partial results lie in scratch; -1 for none
+    std::vector<QueryRow> split_rows;  // rows that have partial results
+    double cost_ns, merge_cost_ns;
+  };
+
+  // A sequence that may share its blocks of a span, and the hash of their ids.
+  struct Sharer {
+    uint64_t hash;
+    int sequence;
+  };
+
+  // Sequences that see the same blocks in a span: a run of shared_members_.
+  struct SharedSpan {
+    int span, begin, count;
   };
 
   struct SpanState {
@@ -58,7 +84,10 @@ class Program final : public Job {
   int num_rows(const tm_op& op) const { return op.rows == TM_ROWS_TOKENS ? step_.num_tokens : step_.num_logit_rows; }
   float* rows_of(int buffer, int64_t row) const;
   Quantised quantised(int buffer) const;
-  float* thread_floats(int thread) { return thread_floats_.data() + thread * floats_per_thread_; }
+  float* thread_floats(int thread) {
+    const uintptr_t base = reinterpret_cast<uintptr_t>(thread_floats_.data()) + 63;
+    return reinterpret_cast<float*>(base / 64 * 64) + thread * floats_per_thread_;
+  }
 
   int plan(const Op& op, double* cost_ns);
   void run_row(const Op& op, int row, int thread);
@@ -71,18 +100,21 @@ class Program final : public Job {
   void run_linear_gated(const Op& op, int unit);
 
   int plan_attention(const Op& op, double* cost_ns);
-  int num_attention_tiles(const Op& op) const;
-  void make_row_tiles(int rows_per_tile);
-  AttentionShare attention_share(const Op& op, int index) const;
-  SpanState partial_state(const Op& op, int index, int span) const;
+  int plan_merge(const Op& op, double* cost_ns) const;
+  static int64_t attention_floats(const tm_op& o);
+  void make_plan(const tm_op& o, AttentionPlan* plan);
+  bool reserve_partials(int sequence, int64_t* used, AttentionPlan* plan) const;
+  void find_shared(int num_spans, int sharing, AttentionPlan* plan);
+  void add_shared_passes(int num_spans, int64_t* used, AttentionPlan* plan);
+  void add_own_passes(int sequence, int rows_per_pass, int spans_per_pass, int num_spans, AttentionPlan* plan) const;
+  void estimate(AttentionPlan* plan) const;
+  uint64_t hash_blocks(int sequence, int span, int block_size) const;
+  bool same_blocks(int one, int other, int span, int block_size) const;
+  SpanState partial_state(const AttentionPlan& plan, const QueryRow& row, int span, int head) const;
   void run_attention(const Op& op, int unit, int thread);
   void run_merge(const Op& op, int unit);
-  static int first_visible(const tm_op& o, int limit);
-  static int keys_in_span(const tm_op& o, int limit, int span);
-  static void set_visible(const tm_op& o, int limit, int span, int query, SpanArgs* args);
-  void fold_span(const tm_op& o, int limit, int span, int n, const SpanState& state, const SpanState& part) const;
-  void write_attention(const Op& op, const AttentionShare& share, const float* sums, float* accs) const;
-  void fill_keys(const Op& op, int sequence, int kv_head, int span, int num_keys, int thread, SpanArgs* args);
+  void write_attention(const tm_op& o, int row, int head0, int num_heads, const float* sums, float* accs) const;
+  void fill_keys(const Op& op, int sequence, int kv_head, int span, int num_keys, float* gather, SpanArgs* args) const;
 
   Team* team_;
   const Kernels* kernels_;
@@ -104,10 +136,15 @@ class Program final : public Job {
 
   // How the current operation is cut.
   int rows_per_unit_ = 1, tiles_per_unit_ = 1, num_row_blocks_ = 1;
-  std::vector<RowTile> row_tiles_;
-  int rows_per_tile_ = 0;  // for which row_tiles_ was made in this step; 0 for none
-  int heads_per_unit_ = 1, head_chunks_ = 1, num_spans_ = 1;
-  bool split_spans_ = false;
+
+  // How its attention is cut: plans made in this step, the current one, and what making one needs.
+  std::vector<AttentionPlan> plans_;
+  int num_plans_ = 0;
+  const AttentionPlan* plan_ = nullptr;
+  std::vector<Sharer> sharers_;
+  std::vector<SharedSpan> shared_spans_;
+  std::vector<int> shared_members_;
+  std::vector<uint8_t> covered_;  // [sequence][span]: a pass over shared blocks does it
 };
 
 }  // namespace mill

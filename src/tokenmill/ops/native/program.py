@@ -17,7 +17,7 @@ from .memory import aligned_bytes, place
 from .record import TOKEN_ROWS, Code, Operation, Value
 
 _PARTIAL_BYTES = 16 * 2**20  # most scratch for the partial attention of split contexts
-_SPLIT_ROWS = 8  # query rows that scratch is sized for
+_SPLIT_ROWS = 8  # query rows that scratch is sized for, besides one of every sequence
 
 
 class NativeProgram:
@@ -151,14 +151,14 @@ def _lives(operations: Sequence[Operation], values: list[Value], output: Value) 
 
 
 def _partial_bytes(operations: Sequence[Operation], limits: StepLimits) -> int:
-    """Room for the (max, sum, acc) of every span of a few query rows, so that one long context can use all threads."""
+    """Room for the (max, sum, acc) of every span of one query row per sequence, so that threads can share one long
+    context and rows of several sequences one prefix."""
     most = 0
     for operation in operations:
         if operation.code == Code.ATTENTION and operation.kv is not None and operation.heads is not None:
             num_spans = -(-limits.max_blocks_per_seq * operation.kv.group.block_size // SPAN)
             per_row = num_spans * operation.heads.num_heads * (operation.heads.head_dim + 2) * 4
-            # A tile may hold up to 12 query vectors however few of them are used.
-            most = max(most, _SPLIT_ROWS * per_row * 4)
+            most = max(most, min(limits.max_tokens, limits.max_seqs + _SPLIT_ROWS) * per_row)
     return min(most, _PARTIAL_BYTES)
 
 

@@ -1,0 +1,390 @@
+// Attention of a step: how it is cut into passes over the keys, and how a pass runs.
+//
+// A pass takes up to 48 query vectors of one KV head over one span after another, four tiles to a span while its keys
+// are in cache. A row's spans are done by one pass that folds them as it goes; or, where threads need more units or
+// rows of several sequences see the same blocks, by several passes that leave partial results, which a second phase
+// folds. Both fold in span order by one formula, so how a step is cut changes no bit.
+#include <algorithm>
+#include <cstring>
+
+#include "program.h"
+
+namespace mill {
+
+namespace {
+
+constexpr int kPassTiles = 4;
+constexpr int kPassQueries = kPassTiles * kMaxTile;
+constexpr int kUnitsPerThread = 6;  // fewer leave threads idle at the end of a phase
+
+// The first key that a query with `limit` keys up to and including its own may see.
+int first_visible(int window, int limit) { return window > 0 ? std::max(0, limit - window) : 0; }
+
+int first_span(int window, int limit) { return first_visible(window, limit) / kSpan; }
+
+// End of the query's keys in the span; 0 where it sees none of them.
+int keys_in_span(int window, int limit, int span) {
+  if (first_visible(window, limit) >= (span + 1) * kSpan) return 0;
+  return std::max(0, std::min(kSpan, limit - span * kSpan));
+}
+
+}  // namespace
+
+// Room a thread needs: queries, their states, the results of a span, and gathered keys and values.
+int64_t Program::attention_floats(const tm_op& o) {
+  return static_cast<int64_t>(2 * kPassQueries + kMaxTile + 2 * kSpan) * o.head_dim;
+}
+
+// ------------------------------------------------------------------------------------------------------------ planning
+
+int Program::plan_attention(const Op& op, double* cost_ns) {
+  const tm_op& o = op.op;
+  plan_ = nullptr;
+  for (int i = 0; i < num_plans_ && plan_ == nullptr; i++) {
+    const AttentionPlan& p = plans_[i];
+    if (p.window == o.window && p.num_heads == o.num_heads && p.num_kv_heads == o.num_kv_heads &&
+        p.head_dim == o.head_dim && p.block_size == o.kv->block_size)
+      plan_ = &p;
+  }
+  if (plan_ == nullptr) {
+    if (num_plans_ == static_cast<int>(plans_.size())) plans_.emplace_back();
+    make_plan(o, &plans_[num_plans_]);
+    plan_ = &plans_[num_plans_++];
+  }
+  *cost_ns = plan_->cost_ns;
+  return static_cast<int>(plan_->passes.size()) * o.num_kv_heads * plan_->head_chunks;
+}
+
+int Program::plan_merge(const Op& op, double* cost_ns) const {
+  *cost_ns = plan_->merge_cost_ns;
+  return static_cast<int>(plan_->split_rows.size()) * op.op.num_kv_heads;
+}
+
+void Program::make_plan(const tm_op& o, AttentionPlan* plan) {
+  plan->window = o.window;
+  plan->num_heads = o.num_heads;
+  plan->num_kv_heads = o.num_kv_heads;
+  plan->head_dim = o.head_dim;
+  plan->block_size = o.kv->block_size;
+  plan->rows.clear();
+  plan->passes.clear();
+  plan->split_rows.clear();
+  plan->partial_at.assign(step_.num_tokens, -1);
+  int longest = 0;
+  for (int s = 0; s < step_.num_seqs; s++) {
+    const int end = step_.row_starts[s + 1];
+    if (end > step_.row_starts[s]) longest = std::max(longest, step_.context_lens[s]);
+    for (int row = step_.row_starts[s]; row < end; row++) plan->rows.push_back({row, step_.context_lens[s] - (end - row) + 1});
+  }
+  const int num_spans = ceil_div(longest, kSpan);
+
+  // The largest units that still keep all threads busy; where even the smallest are too few, spans are cut apart.
+  const int sharing = o.num_heads / o.num_kv_heads;
+  const int wanted = team_->num_threads() > 1 ? kUnitsPerThread * team_->num_threads() : 1;
+  int rows_per_pass = 1, units = 0;
+  for (int tiles = kPassTiles; tiles >= 1; tiles /= 2) {
+    plan->head_chunks = ceil_div(sharing, tiles * kMaxTile);
+    plan->heads_per_unit = ceil_div(sharing, plan->head_chunks);
+    rows_per_pass = std::max(1, tiles * kMaxTile / plan->heads_per_unit);
+    units = 0;
+    for (int s = 0; s < step_.num_seqs; s++) units += ceil_div(step_.row_starts[s + 1] - step_.row_starts[s], rows_per_pass);
+    units *= o.num_kv_heads * plan->head_chunks;
+    if (units >= wanted) break;
+  }
+  int64_t used = 0;
+  bool split = units < wanted && num_spans > 1;
+  for (int s = 0; s < step_.num_seqs && split; s++) split = reserve_partials(s, &used, plan);
+  if (!split) {
+    used = 0;
+    std::fill(plan->partial_at.begin(), plan->partial_at.end(), -1);
+  }
+
+  find_shared(num_spans, sharing, plan);
+  add_shared_passes(num_spans, &used, plan);
+  for (int s = 0; s < step_.num_seqs; s++) add_own_passes(s, rows_per_pass, split ? 1 : num_spans, num_spans, plan);
+  for (int row = 0; row < step_.num_tokens; row++)
+    if (plan->partial_at[row] >= 0) plan->split_rows.push_back(plan->rows[row]);
+  estimate(plan);
+}
+
+// Give all rows of the sequence room in scratch for the results of the spans they see, if there is enough.
+bool Program::reserve_partials(int sequence, int64_t* used, AttentionPlan* plan) const {
+  const int begin = step_.row_starts[sequence], end = step_.row_starts[sequence + 1];
+  int64_t at = *used;
+  for (int row = begin; row < end; row++) {
+    const int limit = plan->rows[row].limit;
+    plan->partial_at[row] = at;
+    at += static_cast<int64_t>(ceil_div(limit, kSpan) - first_span(plan->window, limit)) * plan->num_heads * (plan->head_dim + 2);
+  }
+  if (at > scratch_floats_) {
+    std::fill(plan->partial_at.begin() + begin, plan->partial_at.begin() + end, -1);
+    return false;
+  }
+  *used = at;
+  return true;
+}
+
+// Sequences with fewer rows than fill a tile whose block tables agree from the start, span after span.
+void Program::find_shared(int num_spans, int sharing, AttentionPlan* plan) {
+  shared_spans_.clear();
+  shared_members_.clear();
+  sharers_.clear();
+  for (int s = 0; s < step_.num_seqs; s++) {
+    const int rows = step_.row_starts[s + 1] - step_.row_starts[s];
+    if (rows == 1 || (rows > 1 && rows * sharing < kMaxTile)) sharers_.push_back({0, s});
+  }
+  for (int span = 0; span < num_spans && sharers_.size() > 1; span++) {
+    size_t kept = 0;
+    for (const Sharer& sharer : sharers_)
+      if (step_.context_lens[sharer.sequence] >= (span + 1) * kSpan)
+        sharers_[kept++] = {hash_blocks(sharer.sequence, span, plan->block_size), sharer.sequence};
+    sharers_.resize(kept);
+    std::sort(sharers_.begin(), sharers_.end(), [](const Sharer& a, const Sharer& b) {
+      return a.hash != b.hash ? a.hash < b.hash : a.sequence < b.sequence;
+    });
+    kept = 0;
+    for (size_t begin = 0, end; begin < sharers_.size(); begin = end) {
+      const int first = sharers_[begin].sequence;
+      for (end = begin + 1; end < sharers_.size() && sharers_[end].hash == sharers_[begin].hash; end++)
+        if (!same_blocks(first, sharers_[end].sequence, span, plan->block_size)) break;
+      if (end - begin < 2) continue;
+      SharedSpan shared = {span, static_cast<int>(shared_members_.size()), 0};
+      for (size_t i = begin; i < end; i++) {
+        const int s = sharers_[i].sequence;
+        sharers_[kept++] = sharers_[i];
+        // All of its rows see the whole span.
+        if (plan->rows[step_.row_starts[s]].limit >= (span + 1) * kSpan &&
+            first_visible(plan->window, step_.context_lens[s]) <= span * kSpan)
+          shared_members_.push_back(s);
+      }
+      shared.count = static_cast<int>(shared_members_.size()) - shared.begin;
+      if (shared.count > 1) shared_spans_.push_back(shared);
+    }
+    sharers_.resize(kept);
+  }
+}
+
+// Sequences for whose partial results scratch has no room do without sharing.
+void Program::add_shared_passes(int num_spans, int64_t* used, AttentionPlan* plan) {
+  const int most_rows = std::max(1, kPassQueries / plan->heads_per_unit);
+  covered_.assign(static_cast<size_t>(step_.num_seqs) * num_spans, 0);
+  for (const SharedSpan& shared : shared_spans_) {
+    const int begin = static_cast<int>(plan->rows.size());
+    int sequence = 0;
+    for (int i = shared.begin; i < shared.begin + shared.count; i++) {
+      const int s = shared_members_[i], row0 = step_.row_starts[s];
+      if (plan->partial_at[row0] < 0 && !reserve_partials(s, used, plan)) continue;
+      sequence = s;
+      covered_[static_cast<size_t>(s) * num_spans + shared.span] = 1;
+      for (int row = row0; row < step_.row_starts[s + 1]; row++) {
+        const QueryRow copied = plan->rows[row];
+        plan->rows.push_back(copied);
+      }
+    }
+    const int end = static_cast<int>(plan->rows.size());
+    for (int at = begin; at < end; at += most_rows)
+      plan->passes.push_back({sequence, at, std::min(most_rows, end - at), shared.span, shared.span + 1, true});
+  }
+}
+
+// The spans of a sequence that no pass over shared blocks takes.
+void Program::add_own_passes(int sequence, int rows_per_pass, int spans_per_pass, int num_spans, AttentionPlan* plan) const {
+  const uint8_t* covered = covered_.data() + static_cast<size_t>(sequence) * num_spans;
+  const int end_row = step_.row_starts[sequence + 1];
+  for (int row = step_.row_starts[sequence]; row < end_row; row += rows_per_pass) {
+    const int rows = std::min(rows_per_pass, end_row - row);
+    const int first = first_span(plan->window, plan->rows[row].limit);
+    const int end = ceil_div(plan->rows[row + rows - 1].limit, kSpan);
+    const bool partial = plan->partial_at[row] >= 0;
+    if (!partial) spans_per_pass = num_spans;
+    for (int span = first; span < end;) {
+      const int begin = span;
+      while (span < end && span - begin < spans_per_pass && !covered[span]) span++;
+      if (span > begin) plan->passes.push_back({sequence, row, rows, begin, span, partial});
+      else span++;
+    }
+  }
+}
+
+void Program::estimate(AttentionPlan* plan) const {
+  double keys = 0, partials = 0;
+  for (const Pass& pass : plan->passes) {
+    const int limit = plan->rows[pass.begin + pass.num_rows - 1].limit;
+    const int first = std::max(pass.span_begin * kSpan, first_visible(plan->window, limit));
+    keys += static_cast<double>(std::min(limit, pass.span_end * kSpan) - first) * pass.num_rows;
+    if (pass.partial) partials += static_cast<double>(pass.span_end - pass.span_begin) * pass.num_rows;
+  }
+  plan->cost_ns = keys * plan->num_heads * plan->head_dim * 0.06 + 300.0 * static_cast<double>(plan->passes.size());
+  plan->merge_cost_ns = partials * plan->num_heads * (5 + 0.1 * plan->head_dim);
+}
+
+uint64_t Program::hash_blocks(int sequence, int span, int block_size) const {
+  const int32_t* table = step_.block_tables + static_cast<int64_t>(sequence) * step_.table_width;
+  uint64_t hash = 0;
+  for (int b = span * kSpan / block_size; b <= ((span + 1) * kSpan - 1) / block_size; b++)
+    hash = (hash ^ static_cast<uint32_t>(table[b])) * 0x9E3779B97F4A7C15u;
+  return hash;
+}
+
+bool Program::same_blocks(int one, int other, int span, int block_size) const {
+  const int begin = span * kSpan / block_size, end = ((span + 1) * kSpan - 1) / block_size + 1;
+  const int32_t* a = step_.block_tables + static_cast<int64_t>(one) * step_.table_width;
+  const int32_t* b = step_.block_tables + static_cast<int64_t>(other) * step_.table_width;
+  return std::equal(a + begin, a + end, b + begin);
+}
+
+// ------------------------------------------------------------------------------------------------------------- running
+
+// Where scratch holds a row's result of a span, for query heads from `head` on.
+Program::SpanState Program::partial_state(const AttentionPlan& plan, const QueryRow& row, int span, int head) const {
+  const int64_t index = span - first_span(plan.window, row.limit);
+  float* at = scratch_ + plan.partial_at[row.row] + index * plan.num_heads * (plan.head_dim + 2);
+  return {at + head, at + plan.num_heads + head, at + 2 * plan.num_heads + static_cast<int64_t>(head) * plan.head_dim};
+}
+
+void Program::run_attention(const Op& op, int unit, int thread) {
+  const tm_op& o = op.op;
+  const AttentionPlan& plan = *plan_;
+  const int chunk = unit % plan.head_chunks, kv_head = unit / plan.head_chunks % o.num_kv_heads;
+  const Pass& pass = plan.passes[unit / plan.head_chunks / o.num_kv_heads];
+  const QueryRow* rows = plan.rows.data() + pass.begin;
+  const int sharing = o.num_heads / o.num_kv_heads;
+  const int head0 = kv_head * sharing + chunk * plan.heads_per_unit;
+  const int heads = std::min(plan.heads_per_unit, sharing - chunk * plan.heads_per_unit);
+  const int num_queries = pass.num_rows * heads;
+  const int64_t head_dim = o.head_dim;
+
+  float* const q = thread_floats(thread);
+  float* const state_acc = q + kPassQueries * head_dim;
+  float* const span_acc = state_acc + kPassQueries * head_dim;
+  float* const gathered = span_acc + kMaxTile * head_dim;
+  float state_max[kPassQueries], state_sum[kPassQueries], span_max[kMaxTile], span_sum[kMaxTile];
+  for (int n = 0; n < num_queries; n++) {
+    const int tile0 = n / kMaxTile * kMaxTile, count = std::min(kMaxTile, num_queries - tile0);
+    const float* from = rows_of(o.in0, rows[n / heads].row) + (head0 + n % heads) * head_dim;
+    float* to = q + tile0 * head_dim + (n - tile0);
+    for (int64_t d = 0; d < head_dim; d++) to[d * count] = from[d];
+  }
+  SpanArgs args;
+  args.dtype = o.kv->dtype;
+  args.head_dim = o.head_dim;
+  args.scale = o.value;
+  args.cap = o.cap;
+  for (int span = pass.span_begin; span < pass.span_end; span++) {
+    fill_keys(op, pass.sequence, kv_head, span, std::min(kSpan, rows[pass.num_rows - 1].limit - span * kSpan), gathered, &args);
+    for (int tile0 = 0; tile0 < num_queries; tile0 += kMaxTile) {
+      const int count = std::min(kMaxTile, num_queries - tile0);
+      const SpanState state = {state_max + tile0, state_sum + tile0, state_acc + tile0 * head_dim};
+      const bool into_state = !pass.partial && span == pass.span_begin;
+      const SpanState to = into_state ? state : SpanState{span_max, span_sum, span_acc};
+      args.num_queries = count;
+      args.q = q + tile0 * head_dim;
+      args.max = to.max;
+      args.sum = to.sum;
+      args.acc = to.acc;
+      for (int n = 0; n < count; n++) {
+        const int limit = rows[(tile0 + n) / heads].limit;
+        args.num_keys[n] = keys_in_span(plan.window, limit, span);
+        args.first_key[n] = args.num_keys[n] ? std::max(0, first_visible(plan.window, limit) - span * kSpan) : kSpan;
+      }
+      kernels_->attend_span(&args);
+      if (into_state) continue;
+      // Mostly all queries fold; else those of one row are treated alike.
+      const bool all_fold = !pass.partial && first_span(plan.window, rows[(tile0 + count - 1) / heads].limit) < span &&
+                            *std::min_element(args.num_keys, args.num_keys + count) > 0;
+      if (all_fold) {
+        kernels_->merge_span(state.max, state.sum, state.acc, to.max, to.sum, to.acc, count, o.head_dim);
+        continue;
+      }
+      for (int n = 0, end; n < count; n = end) {
+        const QueryRow& row = rows[(tile0 + n) / heads];
+        end = std::min(count, n + heads - (tile0 + n) % heads);
+        if (args.num_keys[n] == 0) continue;
+        SpanState into = {state.max + n, state.sum + n, state.acc + n * head_dim};
+        if (pass.partial) into = partial_state(plan, row, span, head0 + (tile0 + n) % heads);
+        if (!pass.partial && first_span(plan.window, row.limit) < span) {
+          kernels_->merge_span(into.max, into.sum, into.acc, to.max + n, to.sum + n, to.acc + n * head_dim, end - n, o.head_dim);
+          continue;
+        }
+        std::copy(to.max + n, to.max + end, into.max);
+        std::copy(to.sum + n, to.sum + end, into.sum);
+        std::copy(to.acc + n * head_dim, to.acc + end * head_dim, into.acc);
+      }
+    }
+  }
+  if (pass.partial) return;
+  for (int r = 0; r < pass.num_rows; r++)
+    write_attention(o, rows[r].row, head0, heads, state_sum + r * heads, state_acc + r * heads * head_dim);
+}
+
+// Fold the partial results of one row, for the query heads of one KV head.
+void Program::run_merge(const Op& op, int unit) {
+  const tm_op& o = op.op;
+  const AttentionPlan& plan = *plan_;
+  const QueryRow& row = plan.split_rows[unit / o.num_kv_heads];
+  const int heads = o.num_heads / o.num_kv_heads, head0 = unit % o.num_kv_heads * heads;
+  const int first = first_span(plan.window, row.limit);
+  const SpanState state = partial_state(plan, row, first, head0);
+  for (int span = first + 1; span < ceil_div(row.limit, kSpan); span++) {
+    const SpanState part = partial_state(plan, row, span, head0);
+    kernels_->merge_span(state.max, state.sum, state.acc, part.max, part.sum, part.acc, heads, o.head_dim);
+  }
+  write_attention(o, row.row, head0, heads, state.sum, state.acc);
+}
+
+void Program::write_attention(const tm_op& o, int row, int head0, int num_heads, const float* sums, float* accs) const {
+  const bool quantise = buffers_[o.out].form == TM_FORM_QUANTISED;
+  for (int h = 0; h < num_heads; h++) {
+    const int64_t column = static_cast<int64_t>(head0 + h) * o.head_dim;
+    float* acc = accs + static_cast<int64_t>(h) * o.head_dim;
+    if (quantise) {
+      const Quantised out = quantised(o.out);
+      kernels_->divide(acc, sums[h], o.head_dim, acc);
+      kernels_->quantise_row(acc, &out, row, static_cast<int>(column / kGroup), o.head_dim / kGroup);
+    } else {
+      kernels_->divide(acc, sums[h], o.head_dim, rows_of(o.out, row) + column);
+    }
+  }
+}
+
+// Point at the keys and values of a span, in chunks of 16 tokens. Blocks of a multiple of 16 tokens are used in place;
+// from other block sizes the chunks are gathered first.
+void Program::fill_keys(const Op& op, int sequence, int kv_head, int span, int num_keys, float* gather,
+                        SpanArgs* args) const {
+  const tm_kv& kv = *op.op.kv;
+  const int64_t value_bytes = kv.dtype == kF32 ? 4 : 2;
+  const int64_t head_values = static_cast<int64_t>(kv.block_size) * kv.head_dim;
+  const int32_t* table = step_.block_tables + static_cast<int64_t>(sequence) * step_.table_width;
+  const int64_t k_offset = (2 * static_cast<int64_t>(op.op.layer) * kv.num_kv_heads + kv_head) * head_values;
+  const int64_t v_offset = k_offset + kv.num_kv_heads * head_values;
+  const bool in_place = kv.block_size % kLanes == 0;
+  const int64_t chunk_bytes = kLanes * kv.head_dim * value_bytes;
+  uint8_t* gathered = reinterpret_cast<uint8_t*>(gather);
+  args->k_stride = in_place ? kv.block_size : kLanes;
+  for (int chunk = 0; chunk * kLanes < num_keys; chunk++) {
+    const int first = span * kSpan + chunk * kLanes;
+    if (in_place) {
+      const int slot = first % kv.block_size;
+      const uint8_t* block = kv.pool + table[first / kv.block_size] * kv.bytes_per_block;
+      args->k_chunks[chunk] = block + (k_offset + slot) * value_bytes;
+      args->v_chunks[chunk] = block + (v_offset + static_cast<int64_t>(slot) * kv.head_dim) * value_bytes;
+      continue;
+    }
+    uint8_t* keys = gathered + 2 * chunk * chunk_bytes;
+    uint8_t* values = keys + chunk_bytes;
+    for (int i = 0; i < kLanes && chunk * kLanes + i < num_keys; i++) {
+      const int slot = (first + i) % kv.block_size;
+      const uint8_t* block = kv.pool + table[(first + i) / kv.block_size] * kv.bytes_per_block;
+      for (int64_t d = 0; d < kv.head_dim; d++)
+        std::memcpy(keys + (d * kLanes + i) * value_bytes, block + (k_offset + d * kv.block_size + slot) * value_bytes,
+                    value_bytes);
+      std::memcpy(values + i * kv.head_dim * value_bytes,
+                  block + (v_offset + static_cast<int64_t>(slot) * kv.head_dim) * value_bytes,
+                  kv.head_dim * value_bytes);
+    }
+    args->k_chunks[chunk] = keys;
+    args->v_chunks[chunk] = values;
+  }
+}
+
+}  // namespace mill
