@@ -129,10 +129,10 @@ def find(pythons: Sequence[str], llama_bin: Path | None, models: Sequence[tuple[
             homes.setdefault(engine, {"python": python, "prefix": prefix})
     wanted = []
     for engine, home in homes.items():
-        named = [path for name, path in models if name == engine]
+        named: list[Path | None] = [path for name, path in models if name == engine]
         if not named and engine != "llama":
             raise ConfigError(f"{TITLES[engine]} needs a model: --peer-model {engine}=PATH.", param="peer_model")
-        wanted += [Wanted(engine, path, **home) for path in (named or [None])]
+        wanted += [Wanted(engine, path, **home) for path in named or [None]]
     for engine, path in models:
         if engine not in homes:
             raise ConfigError(

@@ -88,7 +88,7 @@ class Report:
 
     def to_markdown(self) -> str:
         header, rows = self.cells()
-        lines = [_markdown_row(header), _markdown_row(["---"] * len(header)), *map(_markdown_row, rows), ""]
+        lines = [markdown_row(header), markdown_row(["---"] * len(header)), *map(markdown_row, rows), ""]
         lines += [f"- {line}" for line in self.notes()]
         return "\n".join(lines) + "\n"
 
@@ -141,5 +141,5 @@ def _verdict(state: Interference | None) -> str:
     return f"CONTAMINATED {state.other_cores + state.steal_cores:.2f} cores" if state.is_contaminated else "clean"
 
 
-def _markdown_row(cells: Sequence[str]) -> str:
+def markdown_row(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cells) + " |"
