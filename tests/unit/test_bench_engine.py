@@ -266,6 +266,8 @@ def test_llama_extends_started_sequences_before_it_reads_on() -> None:
 
 FAKE_TOOL = """#!{python}
 import json, sys
+if sys.argv[1:] == ["--version"]:
+    sys.exit("version: 12 (abc)")
 pairs = dict(zip(sys.argv[1::2], sys.argv[2::2]))
 npp, ntg, npl = int(pairs["-npp"]), int(pairs["-ntg"]), int(pairs["-npl"])
 print("some words")
@@ -283,6 +285,7 @@ def test_llamas_program_is_told_the_shape_and_its_times_are_read(tmp_path: Path)
     plain, flash = peers.start(peers.Wanted("llama", None, folder=tmp_path), Path("own.gguf"), 2, 4)
     assert (plain.name, flash.name) == ("llama.cpp", "llama.cpp, flash attention")
     prompts = [[1] * 8, [2] * 8]
+    assert plain.facts["version"] == f"{llama_tools.TOOL} 12 (abc)"
     assert plain.run(prompts, [11, 11]) == pytest.approx(16.01)
     assert plain.run(prompts, [1, 1]) == 16.0
     assert plain.peak_bytes() > 1 << 20

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from ops_cases import raw_tensor
 
 from tokenmill.bench import kernels, profile
 from tokenmill.bench.kernels import Case, measure
 from tokenmill.bench.profile import ServedTimes, StepTimes
 from tokenmill.ops.api import StepBatch, StepLimits
 from tokenmill.ops.native import NativeOps, available
-from ops_cases import raw_tensor
 
 PEAKS = {"int8": 1e12, "f32": 1e11}
 native = pytest.mark.skipif(available() is not None, reason=str(available()))

@@ -27,9 +27,10 @@ class LlamaTools:
 
     def __init__(self, name: str, folder: Path, model: Path, threads: int, flash_attention: bool) -> None:
         self.name = name
-        self.facts = {"program": str(find_tool(folder)), "model": model.name, "threads": str(threads)}
+        tool = find_tool(folder)
+        self.facts = {"version": _version(tool), "model": model.name, "threads": str(threads)}
         self._peak_bytes: int | None = None
-        self._command = [str(find_tool(folder)), "-m", str(model), "-t", str(threads), "-tb", str(threads)]
+        self._command = [str(tool), "-m", str(model), "-t", str(threads), "-tb", str(threads)]
         self._command += ["-b", str(BATCH_TOKENS), "-ub", str(MICRO_BATCH_TOKENS)]
         self._command += ["-fa", "on" if flash_attention else "off", "--output-format", "jsonl"]
 
@@ -55,6 +56,13 @@ class LlamaTools:
 
     def close(self) -> None:
         """Nothing runs between runs."""
+
+
+def _version(tool: Path) -> str:
+    """What the program says of itself, which it does on either stream."""
+    done = subprocess.run([str(tool), "--version"], capture_output=True, text=True)
+    said = [line for line in (done.stdout + done.stderr).splitlines() if line.startswith("version")]
+    return f"{TOOL} {said[0].removeprefix('version:').strip()}" if said else TOOL
 
 
 def seconds_of(text: str, with_extension: bool, complaint: str) -> float:
