@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,25 @@ def test_plain_text_never_becomes_a_special_token(text: str) -> None:
     assert not any(TOKENIZER.is_special(i) for i in plain)
     assert TOKENIZER.decode(plain) == text
     assert any(TOKENIZER.is_special(i) for i in TOKENIZER.encode(text))
+
+
+def test_other_threads_run_while_a_long_text_is_encoded() -> None:
+    """Counts what another thread does meanwhile; one that keeps the interpreter lock would let it do nothing."""
+    about_to, done = threading.Event(), threading.Event()
+
+    def encode() -> None:
+        about_to.set()
+        TOKENIZER.encode("hello world " * 50_000)
+        done.set()
+
+    thread = threading.Thread(target=encode)
+    thread.start()
+    about_to.wait()
+    num_turns = 0
+    while not done.wait(0.001):
+        num_turns += 1
+    thread.join()
+    assert num_turns >= 5
 
 
 def test_special_and_user_defined_tokens() -> None:

@@ -129,16 +129,22 @@ class _Service:
     async def _generate(self, request: HttpRequest, parse: Parse, prefix: str) -> ASGIApp:
         arrival_s = self._clock.now()
         self.limits.refuse_when_draining()
-        body = parse_object(await self.limits.read_body(request))
-        self._check_model(body)
-        call, unknown = parse(body, self._rules)
-        self._log_unknown(unknown)
+        async with self.limits.body(request) as data:
+            body = parse_object(data)
+            self._check_model(body)
+            call, unknown = parse(body, self._rules)
+            del body
+            self._log_unknown(unknown)
+            return await self._start(call, prefix, arrival_s, request.state.request_id)
+
+    async def _start(self, call: Call, prefix: str, arrival_s: float, header_id: str) -> ASGIApp:
+        """Encode a call, submit it to the engine, and return what answers it."""
         ready = self._client.require_ready()
         self.limits.check_possible(max(1, len(call.prompts)) * call.sampling.n)
         self.limits.admit(1, 0)
         prompts = await self._encoder.encode_call(call, context_limit(ready))
         root_id = self._new_id(prefix)
-        given_id = call.request_id or request.state.request_id
+        given_id = call.request_id or header_id
         requests = make_requests(
             call,
             prompts,
@@ -175,7 +181,10 @@ class _Service:
         return JSONReply(self._card(name))
 
     async def tokenize(self, request: HttpRequest) -> Response:
-        body = parse_object(await self.limits.read_body(request))
+        async with self.limits.body(request) as data:
+            return await self._tokenize(parse_object(data))
+
+    async def _tokenize(self, body: dict[str, Any]) -> Response:
         self._check_model(body)
         fields = Fields(body)
         if "messages" in body:
@@ -203,7 +212,8 @@ class _Service:
         )
 
     async def detokenize(self, request: HttpRequest) -> Response:
-        body = parse_object(await self.limits.read_body(request))
+        async with self.limits.body(request) as data:
+            body = parse_object(data)
         self._check_model(body)
         fields = Fields(body)
         tokens = fields.array("tokens")

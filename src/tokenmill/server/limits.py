@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import AsyncIterator
+
 from starlette.requests import Request as HttpRequest
 
 from ..core.errors import BodyTooLarge, InvalidRequest, Overloaded, Unavailable
@@ -50,8 +53,10 @@ class Limits:
                 retry_after_s=min(wait_s, _MAX_RETRY_S),
             )
 
-    async def read_body(self, request: HttpRequest) -> bytes:
-        """The whole body. Raises BodyTooLarge as soon as it is known to be, Overloaded when all bodies together are."""
+    @contextlib.asynccontextmanager
+    async def body(self, request: HttpRequest) -> AsyncIterator[bytes]:
+        """The whole body, which counts as held until the block ends: what waits to be encoded is bounded too. Raises
+        BodyTooLarge as soon as it is known to be, Overloaded when all bodies together are."""
         limit = self._config.max_body_bytes
         too_large = BodyTooLarge(f"The body is larger than {limit} bytes.")
         declared = request.headers.get("content-length", "")
@@ -73,6 +78,9 @@ class Limits:
                     raise Overloaded("Too many large requests are being received; retry later.")
                 parts.append(part)
                 if not message.get("more_body", False):
-                    return b"".join(parts)
+                    break
+            body = b"".join(parts)
+            parts.clear()
+            yield body
         finally:
             self._buffered_bytes -= size

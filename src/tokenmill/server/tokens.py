@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 from ..core.errors import BadCheckpoint, ContextTooLong, InvalidRequest
 from ..core.events import Ready
@@ -17,7 +18,7 @@ from ..text.chat import ChatTemplate
 from ..text.load import TextModel
 from .openai import MAX_TOKENS_DEFAULT, Call, Conversation, Prompt
 
-THREAD_CHARS = 20_000
+THREAD_CHARS = 5_000
 """Texts of more characters than this are encoded in a thread."""
 
 _ENCODERS = 2
@@ -87,11 +88,15 @@ class Encoder:
     async def encode_call(self, call: Call, limit: int) -> list[Encoded]:
         """The prompts of a call, truncated where it says so. `limit`: tokens of context."""
         prompts: Sequence[Prompt] = call.prompts if call.conversation is None else (self.render(call.conversation),)
-        room = None if call.truncate_to is not None else limit
-        encoded = [
-            await self.encode(prompt, add_special=call.add_special_tokens, room=room, param=call.prompt_field)
-            for prompt in prompts
-        ]
+        encoded: list[Encoded] = []
+        for given in prompts:
+            if encoded:
+                await asyncio.sleep(0)  # Between many prompts the streams of others have their turn.
+            is_cut = call.truncate_to is not None and isinstance(given, str)
+            text = self._cut(cast(str, given), limit, call.truncate_right) if is_cut else given
+            encoded.append(
+                await self.encode(text, add_special=call.add_special_tokens, room=limit, param=call.prompt_field)
+            )
         if call.truncate_to is not None:
             most = call.truncate_to if call.truncate_to > 0 else limit - (call.sampling.max_tokens or 1)
             encoded = [_truncate(prompt, max(1, most), call.truncate_right) for prompt in encoded]
@@ -99,6 +104,13 @@ class Encoder:
             if not prompt.tokens:
                 raise InvalidRequest(f"{call.prompt_field} must give at least one token.", param=call.prompt_field)
         return encoded
+
+    def _cut(self, text: str, room: int, keep_head: bool) -> str:
+        """What of a text that will be truncated to at most `room` tokens can matter; the cut is far beyond them."""
+        most = room * self._most_chars_per_token()
+        if len(text) <= most:
+            return text
+        return text[:most] if keep_head else text[-most:]
 
     def _most_chars_per_token(self) -> int:
         """A generous bound: the longest token in bytes, times what a normaliser might swallow."""

@@ -47,13 +47,15 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
         """Ids of `text`. `add_special`: with the BOS / EOS the model wants around a text. `parse_special`: special
-        tokens written out in the text become those tokens. Lone surrogates are read as U+FFFD."""
+        tokens written out in the text become those tokens. Lone surrogates are read as U+FFFD. Other threads may run
+        meanwhile."""
         backend = self._backend if parse_special else self._plain
+        # Of the library's ways to encode, only the one for batches releases the interpreter lock.
         try:
-            return backend.encode(text, add_special_tokens=add_special).ids
-        except UnicodeEncodeError:
+            return backend.encode_batch_fast([text], add_special_tokens=add_special)[0].ids
+        except TypeError:
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-            return backend.encode(text, add_special_tokens=add_special).ids
+            return backend.encode_batch_fast([text], add_special_tokens=add_special)[0].ids
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """Text of `ids`; bytes that are not UTF-8 become U+FFFD. A Detokenizer's pieces add up to the same."""
