@@ -196,7 +196,7 @@ def build_transformers(path: Path) -> Score:
                 rms_norm_eps=config.norm_eps,
                 max_position_embeddings=config.max_context,
                 tie_word_embeddings=config.tied_embeddings,
-                rope_parameters={"rope_type": "default", "rope_theta": config.rope.base},
+                rope_parameters={"rope_type": "default", "rope_theta": config.layers[0].rope.base},
             )
         )
     weights = {}
