@@ -147,3 +147,23 @@ async def test_a_message_that_cannot_be_read_is_the_end_of_the_engine(
     with pytest.raises(EngineFailed):
         await stream.take()
     assert client.ready is None
+
+
+def test_whoever_runs_the_engine_hears_of_a_broken_link_but_not_of_a_closed_one() -> None:
+    async def main(*messages: Any) -> bool:
+        client, broken = EngineClient(), asyncio.Event()
+        engine, front = local_link()
+        client.attach(front, on_broken=broken.set)
+        await engine.send(READY)
+        while client.ready is None:
+            await asyncio.sleep(0)
+        for message in messages:
+            await engine.send(message)
+        engine.close()
+        while client._tasks:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        return broken.is_set()
+
+    assert asyncio.run(main(StepOutputs((None,), EngineStats(), 0.0)))  # type: ignore[arg-type]
+    assert not asyncio.run(main(StepOutputs((), EngineStats(), 0.0)))

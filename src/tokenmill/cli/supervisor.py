@@ -97,9 +97,13 @@ class EngineProcess:
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
         return EngineCrashed(f"The engine process {how}.")
 
-    def close(self) -> None:
-        """Ends the process at once (it keeps nothing worth saving) and removes its socket."""
+    def kill(self) -> None:
+        """Ends the process at once: it keeps nothing worth saving."""
         self._process.kill()
+
+    def close(self) -> None:
+        """Ends the process, if it has not ended, and removes its socket."""
+        self.kill()
         self._process.wait()
         assert self._process.stdout is not None
         self._process.stdout.close()
@@ -140,7 +144,7 @@ class Supervisor:
             started_s = time.monotonic()
             link = ZmqFrontEnd(self._process.address)
             link.open()
-            client.attach(_Watched(link, note))
+            client.attach(_Watched(link, note), on_broken=self._process.kill)
             try:
                 reason = await self._process.ended()
             finally:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -136,6 +136,7 @@ class EngineClient:
         self.finish_gap_s = 0.0
         self.metrics: Metrics | None = None
         self._why_down = "Loading model"
+        self._on_broken: Callable[[], None] = lambda: None
         self._entries: dict[str, _Entry] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._progress_s = 0.0
@@ -144,10 +145,12 @@ class EngineClient:
         self._aborts: list[str] = []
         self._outbox = asyncio.Event()
 
-    def attach(self, link: FrontEnd) -> None:
+    def attach(self, link: FrontEnd, on_broken: Callable[[], None] = lambda: None) -> None:
         """Take up a new engine; requests are accepted once its Ready has come. Needs a running loop. The link stays
-        its maker's to close."""
+        its maker's to close. `on_broken` is called when what comes over the link cannot be used: the engine has been
+        let go, but may live on and hear of it from nobody else."""
         self.detach("Loading model")
+        self._on_broken = on_broken
         self._tasks = [
             asyncio.create_task(self._guard(self._read(link)), name="engine-client-read"),
             asyncio.create_task(self._guard(self._write(link)), name="engine-client-write"),
@@ -227,6 +230,7 @@ class EngineClient:
         except Exception:
             _log.exception("The link to the engine failed.")
             self.detach("The link to the engine failed; it will be restarted.")
+            self._on_broken()
 
     def _lose(self, reason: str) -> None:
         self.ready = None
