@@ -288,7 +288,6 @@ def test_llamas_program_is_told_the_shape_and_its_times_are_read(tmp_path: Path)
     assert plain.facts["version"] == f"{llama_tools.TOOL} 12 (abc)"
     assert plain.run(prompts, [11, 11]) == pytest.approx(16.01)
     assert plain.run(prompts, [1, 1]) == 16.0
-    assert plain.peak_bytes() > 1 << 20
     with pytest.raises(TokenmillError, match="reported no times"):
         plain.run([[1]] * 100, [1] * 100)
 

@@ -7,7 +7,6 @@ then extends all of them step by step (t_tg seconds). It draws no tokens and kno
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,7 +28,6 @@ class LlamaTools:
         self.name = name
         tool = find_tool(folder)
         self.facts = {"version": _version(tool), "model": model.name, "threads": str(threads)}
-        self._peak_bytes: int | None = None
         self._command = [str(tool), "-m", str(model), "-t", str(threads), "-tb", str(threads)]
         self._command += ["-b", str(BATCH_TOKENS), "-ub", str(MICRO_BATCH_TOKENS)]
         self._command += ["-fa", "on" if flash_attention else "off", "--output-format", "jsonl"]
@@ -43,16 +41,12 @@ class LlamaTools:
         room = -(-(num_prompt + extended) // ROUND_TO) * ROUND_TO * num_streams
         shape = {"-c": room, "-npp": num_prompt, "-ntg": extended, "-npl": num_streams}
         command = [*self._command, *(str(word) for pair in shape.items() for word in pair)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-            assert process.stdout is not None
-            text = process.stdout.read()
-            _, status, usage = os.wait4(process.pid, 0)
-            process.returncode = os.waitstatus_to_exitcode(status)
-        self._peak_bytes = max(self._peak_bytes or 0, usage.ru_maxrss * 1024)
-        return seconds_of(text, num_new > 1, f"{self.name} ended with code {process.returncode}")
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        return seconds_of(done.stdout, num_new > 1, f"{self.name} ended with code {done.returncode}")
 
     def peak_bytes(self) -> int | None:
-        return self._peak_bytes
+        """Not told: what the system reports of an ended child includes this process at the fork."""
+        return None
 
     def close(self) -> None:
         """Nothing runs between runs."""
