@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from .errors import ConfigError
@@ -58,9 +58,3 @@ def check_keys(given: Mapping[str, Any], known: Iterable[str], where: str) -> No
             near = difflib.get_close_matches(key, known, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else f" Known: {', '.join(known)}."
             raise ConfigError(f"Unknown key {key!r} in {where}.{hint}", param=key)
-
-
-def from_mapping(cls: type, given: Mapping[str, Any], where: str) -> Any:
-    """Build the dataclass `cls` from a mapping, refusing unknown keys."""
-    check_keys(given, [f.name for f in fields(cls)], where)
-    return cls(**given)

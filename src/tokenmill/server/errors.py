@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import msgspec
-
 from ..core.errors import (
     AuthenticationFailed,
     ContextTooLong,
@@ -48,10 +46,6 @@ def headers(error: TokenmillError) -> dict[str, str]:
     if isinstance(error, AuthenticationFailed):
         return {"www-authenticate": "Bearer"}
     return {}
-
-
-def encode_error(error: TokenmillError) -> bytes:
-    return msgspec.json.encode(describe(error))
 
 
 def from_engine(message: str, kind: str, param: str) -> TokenmillError:
