@@ -18,7 +18,7 @@
 extern "C" {
 #endif
 
-#define TM_ABI_VERSION 2
+#define TM_ABI_VERSION 3
 
 enum tm_kind {
   TM_F32 = 0, TM_F16 = 1, TM_BF16 = 2, TM_Q4_0 = 3, TM_Q4_1 = 4, TM_Q8_0 = 5,
@@ -44,7 +44,9 @@ enum tm_code {
   TM_ADD_BIAS = 13,  /* in0; vector = bias */
   TM_SCALE = 14,     /* in0; value = factor */
   TM_SOFT_CAP = 15,  /* in0; cap */
-  TM_ACTIVATE = 16   /* in0; activation; out f32 or quantised */
+  TM_ACTIVATE = 16,  /* in0; activation; out f32 or quantised */
+  TM_LORA_SHRINK = 17,/* in0 f32; lora; out f32 [num_matrices * max_rank]: scale * A x of rows that have an adapter */
+  TM_LORA_EXPAND = 18 /* in0 of the shrink, in1 = out; lora; adds B to what out holds */
 };
 
 enum tm_activation { TM_SILU = 0, TM_GELU = 1 };
@@ -77,6 +79,21 @@ typedef struct {
   int32_t rows, max_rows, width, form;
 } tm_buffer;
 
+/* scale * B A, both packed and dense: A is rank x inputs, B outputs x rank. Rank 0: no change. */
+typedef struct {
+  int32_t rank;
+  float scale;
+  tm_part a, b;
+} tm_low_rank;
+
+/* Changes of a linear made of stacked matrices. Those of slot s lie at changes[(s - 1) * num_matrices]; the caller may
+ * exchange them between steps. columns: first output of each matrix, and the end. max_rank: a multiple of 16. */
+typedef struct {
+  int32_t num_slots, num_matrices, num_cols, max_rank;
+  const int32_t* columns;
+  const tm_low_rank* changes;
+} tm_lora;
+
 typedef struct {
   int32_t code, rows, in0, in1, in2, out;
   int32_t width, layer, num_heads, num_kv_heads, head_dim;
@@ -88,6 +105,7 @@ typedef struct {
   const float* vector2;
   int64_t vector2_rows;
   const tm_kv* kv;
+  const tm_lora* lora;
 } tm_op;
 
 typedef struct {
@@ -101,6 +119,7 @@ typedef struct {
   const int32_t* context_lens;
   const int32_t* block_tables;
   const int32_t* logit_rows;
+  const int32_t* adapters; /* LoRA slot of each token, 0 for none; null: no token has one */
   int32_t num_tokens, num_seqs, table_width, num_logit_rows;
 } tm_step;
 

@@ -180,6 +180,8 @@ std::string Program::check_op(const tm_op& op) const {
       good = op.rows == TM_ROWS_LOGITS && fits(op.in0, TM_ROWS_TOKENS, op.width, TM_FORM_F32) &&
              fits(op.out, TM_ROWS_LOGITS, op.width, TM_FORM_F32);
       break;
+    case TM_LORA_SHRINK:
+    case TM_LORA_EXPAND: return check_lora(op);
     default: return "unknown operation";
   }
   return good ? "" : "buffers do not fit";
@@ -214,6 +216,10 @@ std::string Program::check_step(const tm_step& step) const {
       const int bad = within(step.positions, num_positions);
       if (bad >= 0) return say("position out of range", step.positions[bad], num_positions);
     }
+    if (op.op.code == TM_LORA_SHRINK && step.adapters != nullptr) {
+      const std::string wrong = check_adapters(step, op.op);
+      if (!wrong.empty()) return wrong;
+    }
     if (op.op.kv != nullptr && (kv == nullptr || kv != op.op.kv)) {
       kv = op.op.kv;
       if (step.num_seqs == 0 && step.num_tokens > 0) return "tokens without a sequence";
@@ -243,6 +249,7 @@ std::string Program::run(const tm_step& step) {
   step_ = step;
   for (int s = 0; s < step.num_seqs && step.row_starts != nullptr; s++)
     for (int row = step.row_starts[s]; row < step.row_starts[s + 1]; row++) row_sequence_[row] = s;
+  find_lora_runs();
   next_ = 0;
   current_ = nullptr;
   num_plans_ = 0;
@@ -279,6 +286,8 @@ int Program::plan(const Op& op, double* cost_ns) {
     case TM_LINEAR_GATED: return plan_linear(op, cost_ns);
     case TM_ATTENTION: return plan_attention(op, cost_ns);
     case kAttentionMerge: return plan_merge(op, cost_ns);
+    case TM_LORA_SHRINK:
+    case TM_LORA_EXPAND: return plan_lora(op, cost_ns);
     default: {
       const int64_t width = buffers_[op.op.out >= 0 ? op.op.out : op.op.in0].width;
       *cost_ns = static_cast<double>(rows) * width * 0.5;
@@ -295,6 +304,8 @@ void Program::run_unit(int unit, int thread) {
     case TM_LINEAR_GATED: return run_linear_gated(op, unit);
     case TM_ATTENTION: return run_attention(op, unit, thread);
     case kAttentionMerge: return run_merge(op, unit);
+    case TM_LORA_SHRINK: return run_lora_shrink(op, unit);
+    case TM_LORA_EXPAND: return run_lora_expand(op, unit);
     default: {
       const int end = std::min(num_rows(op.op), (unit + 1) * rows_per_unit_);
       for (int row = unit * rows_per_unit_; row < end; row++) run_row(op, row, thread);

@@ -69,6 +69,11 @@ class Program final : public Job {
     int span, begin, count;
   };
 
+  // Consecutive rows with one adapter.
+  struct LoraRun {
+    int row0, num_rows, slot;
+  };
+
   struct SpanState {
     float *max, *sum, *acc;
   };
@@ -98,6 +103,14 @@ class Program final : public Job {
   int plan_linear(const Op& op, double* cost_ns);
   void run_linear(const Op& op, int unit);
   void run_linear_gated(const Op& op, int unit);
+
+  std::string check_lora(const tm_op& op) const;
+  std::string check_adapters(const tm_step& step, const tm_op& op) const;
+  void find_lora_runs();
+  const std::vector<LoraRun>& lora_runs(const tm_op& op) const { return lora_runs_[op.rows == TM_ROWS_TOKENS ? 0 : 1]; }
+  int plan_lora(const Op& op, double* cost_ns) const;
+  void run_lora_shrink(const Op& op, int unit);
+  void run_lora_expand(const Op& op, int unit);
 
   int plan_attention(const Op& op, double* cost_ns);
   int plan_merge(const Op& op, double* cost_ns) const;
@@ -129,6 +142,7 @@ class Program final : public Job {
   // The step under way.
   tm_step step_ = {};
   std::vector<int> row_sequence_;  // of each token row
+  std::vector<LoraRun> lora_runs_[2];  // of token rows and of logit rows
   size_t next_ = 0;
   const Op* current_ = nullptr;
   int64_t* times_ns_ = nullptr;

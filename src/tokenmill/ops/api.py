@@ -9,6 +9,7 @@ backend of the exact family must keep, so that a token's value never depends on 
 - linear, quantised weight: activations are quantised per 32 consecutive values of one row (scale = max|x| / 127, round
   half to even); groups of 32 are walked in order, one fused multiply-add each into a float32 accumulator.
 - paged_attention: spans of 256 positions counted from 0, each softmaxed from a fresh state, merged in order.
+- add_lora: K and then r are walked in order, one fused multiply-add each, for every row by itself.
 - row sums (norms, softmax): sixteen interleaved partial sums, then a fixed tree.
 """
 
@@ -69,6 +70,15 @@ class HeadGeometry:
         return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
 
 
+@dataclass(frozen=True, slots=True)
+class LowRank:
+    """A low-rank change of a matrix [N, K]: scale * b @ a, with a [r, K] and b [N, r] of dense kinds."""
+
+    a: RawTensor
+    b: RawTensor
+    scale: float
+
+
 @dataclass(slots=True)
 class StepBatch:
     """One step as arrays (all int32, C-contiguous). Sequence s owns tokens row_starts[s] .. row_starts[s + 1].
@@ -79,6 +89,7 @@ class StepBatch:
     context_lens_S    KV length of each sequence after this step's tokens are written
     block_tables_SB   physical block ids, padded with 0 to the longest
     logit_rows_L      indices into T whose logits are wanted
+    adapters_T        LoRA slot of each token, 0 for none; None: no token has one
     """
 
     tokens_T: np.ndarray
@@ -87,6 +98,12 @@ class StepBatch:
     context_lens_S: np.ndarray
     block_tables_SB: np.ndarray
     logit_rows_L: np.ndarray
+    adapters_T: np.ndarray | None = None
+
+    @property
+    def adapters_L(self) -> np.ndarray | None:
+        """LoRA slot of each logit row."""
+        return None if self.adapters_T is None else self.adapters_T[self.logit_rows_L]
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +208,22 @@ class Ops(Protocol):
 
     def linear(self, x_TK: Array, weight: Any) -> Array:
         """[T, N] = x @ weight.T"""
+        ...
+
+    def lora_table(self, num_slots: int, max_rank: int, num_cols: int, widths: Sequence[int]) -> Any:
+        """Room for low-rank changes of one linear with `num_cols` inputs, made of stacked matrices of `widths` outputs:
+        in each of the slots 1..num_slots one change of rank up to max_rank for each matrix. All are empty at first."""
+        ...
+
+    def set_lora(self, table: Any, slot: int, changes: Sequence[LowRank | None]) -> int:
+        """Fill a slot of a table (or empty it, with None for every matrix); returns the bytes it holds then. Between
+        steps only: compiled programs see it from their next call."""
+        ...
+
+    def add_lora(self, y_TN: Array, x_TK: Array, table: Any, adapters_T: Array) -> Array:
+        """y + (x @ a.T * scale) @ b.T for rows whose entry of the batch's adapters_T (or adapters_L) names a slot, each
+        stacked matrix's columns by its own change; other rows stay as they are, bit for bit. x is taken as float32,
+        before any quantisation. y is given up: a backend may write into it."""
         ...
 
     def add(self, x_TD: Array, y_TD: Array) -> Array: ...

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from ..core.block import KVGroup
-from .api import GROUP, QUANTISATIONS, Array, HeadGeometry, RawTensor, SampleBatch, StepBatch, StepLimits
+from .api import GROUP, QUANTISATIONS, Array, HeadGeometry, LowRank, RawTensor, SampleBatch, StepBatch, StepLimits
 from .philox import PURPOSE_TOKEN, uniform
 
 DENSE_KINDS = ("f32", "f16", "bf16")
@@ -40,6 +40,17 @@ class ReferenceWeight:
     num_rows: int
     num_cols: int
     num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceLora:
+    """Changes of one linear: slot -> (a [r, K], b [N, r], scale), or None, of each stacked matrix."""
+
+    num_slots: int
+    max_rank: int
+    num_cols: int
+    widths: tuple[int, ...]
+    changes: dict[int, list[tuple[np.ndarray, np.ndarray, np.float32] | None]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +159,31 @@ class ReferenceOps:
             rounded_TK = round_activations(x_TK)
         outputs = [(rounded_TK if quantised else x_TK) @ values_NK.T for values_NK, quantised in weight.runs]
         return outputs[0] if len(outputs) == 1 else np.concatenate(outputs, axis=1)
+
+    def lora_table(self, num_slots: int, max_rank: int, num_cols: int, widths: Sequence[int]) -> ReferenceLora:
+        return ReferenceLora(num_slots, max_rank, num_cols, tuple(widths))
+
+    def set_lora(self, table: ReferenceLora, slot: int, changes: Sequence[LowRank | None]) -> int:
+        table.changes[slot] = [
+            None if change is None else (dequantise(change.a), dequantise(change.b), np.float32(change.scale))
+            for change in changes
+        ]
+        return sum(a_rK.nbytes + b_Nr.nbytes for a_rK, b_Nr, _ in filter(None, table.changes[slot]))
+
+    def add_lora(
+        self, y_TN: np.ndarray, x_TK: np.ndarray, table: ReferenceLora, adapters_T: np.ndarray | None
+    ) -> Array:
+        if adapters_T is None or not adapters_T.any():
+            return y_TN
+        out_TN = y_TN.copy()
+        for slot in np.unique(adapters_T[adapters_T > 0]).tolist():
+            rows, column = np.flatnonzero(adapters_T == slot), 0
+            for width, change in zip(table.widths, table.changes[slot], strict=True):
+                if change is not None:
+                    a_rK, b_Nr, scale = change
+                    out_TN[rows, column : column + width] += (x_TK[rows] @ a_rK.T * scale) @ b_Nr.T
+                column += width
+        return out_TN
 
     def layer_norm(self, x_TD: np.ndarray, weight_D: np.ndarray, bias_D: np.ndarray, eps: float) -> Array:
         centred_TD = x_TD - np.mean(x_TD, axis=-1, keepdims=True)

@@ -17,14 +17,27 @@ from typing import Any
 import numpy as np
 
 from ...core.block import KVGroup
-from ..api import BLOCK_BYTES, QUANTISATIONS, HeadGeometry, RawTensor, SampleBatch, StepBatch, StepLimits
+from ..api import BLOCK_BYTES, QUANTISATIONS, HeadGeometry, LowRank, RawTensor, SampleBatch, StepBatch, StepLimits
 from .fuse import fuse
-from .library import KINDS, PROBES, KVStruct, Part, SamplingStruct, WeightStruct, check, load_library
+from .library import (
+    KINDS,
+    PROBES,
+    KVStruct,
+    LoraStruct,
+    LowRankStruct,
+    Part,
+    SamplingStruct,
+    WeightStruct,
+    check,
+    load_library,
+)
 from .memory import WeightArena, aligned_bytes
 from .program import NativeProgram
-from .record import NativeKV, NativeWeight, Recorder, SymbolicBatch, Value
+from .record import NativeKV, NativeLora, NativeWeight, Recorder, SymbolicBatch, Value
 
 _FIRST_QUANTISED = KINDS["q4_0"]
+TILE_ROWS = 16
+"""Rows of a packed tile."""
 
 
 class NativeOps:
@@ -106,17 +119,50 @@ class NativeOps:
         return RawTensor(kind, part.num_rows, part.num_cols, out)
 
     def _pack_kind(self, kind: str, num_cols: int, matrices: Sequence[RawTensor]) -> np.ndarray:
-        num_rows = [matrix.num_rows for matrix in matrices]
-        num_bytes = self._library.tm_packed_bytes(KINDS[kind], sum(num_rows), num_cols)
-        assert num_bytes > 0, f"a {kind} matrix of {sum(num_rows)} x {num_cols} cannot be packed"
+        num_rows = sum(matrix.num_rows for matrix in matrices)
+        num_bytes = self._library.tm_packed_bytes(KINDS[kind], num_rows, num_cols)
+        assert num_bytes > 0, f"a {kind} matrix of {num_rows} x {num_cols} cannot be packed"
         out = self._weights.take(num_bytes)
+        self._pack_into(KINDS[kind], num_cols, matrices, out)
+        return out
+
+    def _pack_into(self, kind: int, num_cols: int, matrices: Sequence[RawTensor], out: np.ndarray) -> None:
         pointers = (ctypes.c_void_p * len(matrices))(*(matrix.data.ctypes.data for matrix in matrices))
-        counts = (ctypes.c_int64 * len(matrices))(*num_rows)
+        counts = (ctypes.c_int64 * len(matrices))(*(matrix.num_rows for matrix in matrices))
         done = self._library.tm_pack(
-            self._team, KINDS[kind], num_cols, len(matrices), pointers, counts, out.ctypes.data, out.size
+            self._team, kind, num_cols, len(matrices), pointers, counts, out.ctypes.data, out.size
         )
         check(self._library, done == 0)
-        return out
+
+    def lora_table(self, num_slots: int, max_rank: int, num_cols: int, widths: Sequence[int]) -> NativeLora:
+        columns = np.cumsum([0, *widths], dtype=np.int32)
+        changes = (LowRankStruct * (num_slots * len(widths)))()
+        room = -(-max_rank // TILE_ROWS) * TILE_ROWS
+        struct = LoraStruct(num_slots, len(widths), num_cols, room, columns.ctypes.data, changes)
+        return NativeLora(num_slots, room, num_cols, tuple(widths), struct, columns, changes)
+
+    def set_lora(self, table: NativeLora, slot: int, changes: Sequence[LowRank | None]) -> int:
+        assert 1 <= slot <= table.num_slots and len(changes) == len(table.widths), (slot, len(changes))
+        held: list[np.ndarray] = []
+        for index, change in enumerate(changes):
+            struct = LowRankStruct()
+            if change is not None:
+                assert change.a.num_rows == change.b.num_cols <= table.max_rank, (change.a.num_rows, table.max_rank)
+                assert change.a.num_cols == table.num_cols and change.b.num_rows == table.widths[index], index
+                parts = [self._pack_alone(matrix, held) for matrix in (change.a, change.b)]
+                struct = LowRankStruct(change.a.num_rows, change.scale, *parts)
+            table.changes[(slot - 1) * len(changes) + index] = struct
+        table.data[slot] = held
+        return sum(data.size for data in held)
+
+    def _pack_alone(self, matrix: RawTensor, held: list[np.ndarray]) -> Part:
+        """A dense matrix packed into memory of its own, which is appended to `held`: adapters come and go."""
+        kind = KINDS[matrix.kind]
+        assert kind < _FIRST_QUANTISED, matrix.kind
+        data = aligned_bytes(self._library.tm_packed_bytes(kind, matrix.num_rows, matrix.num_cols))
+        self._pack_into(kind, matrix.num_cols, [matrix], data)
+        held.append(data)
+        return Part(kind, 0, matrix.num_rows, matrix.num_cols, data.ctypes.data, data.size)
 
     def vector(self, values: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(values, np.float32)
@@ -181,6 +227,12 @@ class NativeOps:
     def gelu(self, x_TF: np.ndarray) -> np.ndarray:
         return self._once(lambda ops, batch: ops.gelu(x_TF), len(x_TF))
 
+    def add_lora(self, y_TN: np.ndarray, x_TK: np.ndarray, table: NativeLora, adapters_T: np.ndarray) -> np.ndarray:
+        def forward(ops: Recorder, batch: SymbolicBatch) -> Value:
+            return ops.add_lora(ops.scale(y_TN, 1.0), x_TK, table, batch.adapters_T)
+
+        return self._once(forward, len(y_TN), adapters_T=np.ascontiguousarray(adapters_T, np.int32))
+
     def add(self, x_TD: np.ndarray, y_TD: np.ndarray) -> np.ndarray:
         return self._once(lambda ops, batch: ops.add(x_TD, y_TD), len(x_TD))
 
@@ -235,6 +287,7 @@ class NativeOps:
             context_lens_S=np.array([num_tokens], np.int32),
             block_tables_SB=np.zeros((1, 1), np.int32),
             logit_rows_L=given.get("logit_rows_L", zeros[:0]),
+            adapters_T=given.get("adapters_T"),
         )
         return self._run_once(forward, batch)
 

@@ -12,7 +12,7 @@ import sys
 from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 
 KINDS = {"f32": 0, "f16": 1, "bf16": 2, "q4_0": 3, "q4_1": 4, "q8_0": 5, "q8_m": 6, "q8_h": 7, "q8_hm": 8}
 PROBES = {"read": 0, "int8": 1, "f32": 2}
@@ -65,6 +65,21 @@ class BufferStruct(ctypes.Structure):
     )
 
 
+class LowRankStruct(ctypes.Structure):
+    _fields_ = (("rank", c_int32), ("scale", c_float), ("a", Part), ("b", Part))
+
+
+class LoraStruct(ctypes.Structure):
+    _fields_ = (
+        ("num_slots", c_int32),
+        ("num_matrices", c_int32),
+        ("num_cols", c_int32),
+        ("max_rank", c_int32),
+        ("columns", c_void_p),
+        ("changes", POINTER(LowRankStruct)),
+    )
+
+
 class OpStruct(ctypes.Structure):
     _fields_ = (
         ("code", c_int32),
@@ -89,6 +104,7 @@ class OpStruct(ctypes.Structure):
         ("vector2", c_void_p),
         ("vector2_rows", c_int64),
         ("kv", POINTER(KVStruct)),
+        ("lora", POINTER(LoraStruct)),
     )
 
 
@@ -109,6 +125,7 @@ class StepStruct(ctypes.Structure):
         ("context_lens", c_void_p),
         ("block_tables", c_void_p),
         ("logit_rows", c_void_p),
+        ("adapters", c_void_p),
         ("num_tokens", c_int32),
         ("num_seqs", c_int32),
         ("table_width", c_int32),

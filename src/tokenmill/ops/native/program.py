@@ -108,6 +108,12 @@ class NativeProgram:
             step.block_tables,
             step.logit_rows,
         ) = (array.ctypes.data for array in arrays)
+        step.adapters = None
+        if batch.adapters_T is not None:
+            adapters_T = batch.adapters_T
+            assert adapters_T.dtype == np.int32 and adapters_T.flags.c_contiguous, adapters_T.dtype
+            assert len(adapters_T) == num_tokens, (len(adapters_T), num_tokens)
+            step.adapters = adapters_T.ctypes.data
         step.num_tokens, step.num_seqs, step.num_logit_rows = num_tokens, num_seqs, num_logits
         step.table_width = batch.block_tables_SB.shape[1]
         check(self._library, self._library.tm_program_run(self._program, self._step_pointer) == 0)
@@ -193,4 +199,6 @@ def _struct(operation: Operation, index_of: dict[Value, int]) -> OpStruct:
         struct.vector2_rows = len(operation.vector2)
     if operation.kv is not None:
         struct.kv = ctypes.pointer(operation.kv.struct)
+    if operation.lora is not None:
+        struct.lora = ctypes.pointer(operation.lora.struct)
     return struct

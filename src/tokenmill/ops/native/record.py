@@ -1,7 +1,8 @@
 """A recorder with the seam's functions: running a forward pass on it gives a flat list of operations on values.
 
-Every value is written once. Rows of a value are the step's tokens or its logit rows; how many there are is known only
-when a step runs. Quantising the input of a quantised linear is an operation of its own here, made once per input.
+Every value is written once, but that add_lora goes on writing into the one it is given. Rows of a value are the step's
+tokens or its logit rows; how many there are is known only when a step runs. Quantising the input of a quantised linear
+is an operation of its own here, made once per input.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 
 from ...core.block import KVGroup
 from ..api import GROUP, HeadGeometry
-from .library import KVStruct, Part, WeightStruct
+from .library import KVStruct, LoraStruct, LowRankStruct, Part, WeightStruct
 
 
 class Code(IntEnum):
@@ -36,6 +37,8 @@ class Code(IntEnum):
     SCALE = 14
     SOFT_CAP = 15
     ACTIVATE = 16
+    LORA_SHRINK = 17
+    LORA_EXPAND = 18
 
 
 SILU, GELU = 0, 1
@@ -70,6 +73,25 @@ class NativeKV:
     group: KVGroup
 
 
+@dataclass(frozen=True, slots=True)
+class NativeLora:
+    """Low-rank changes of one linear: the C structs, and by slot the arrays they point into. `max_rank` is rounded up
+    to whole tiles."""
+
+    num_slots: int
+    max_rank: int
+    num_cols: int
+    widths: tuple[int, ...]
+    struct: LoraStruct
+    columns: np.ndarray
+    changes: Any  # the C array of LowRankStruct, slot by slot
+    data: dict[int, list[np.ndarray]] = field(default_factory=dict)
+
+    def change(self, slot: int, index: int) -> LowRankStruct:
+        """The struct of matrix `index` in a slot (from 1)."""
+        return self.changes[(slot - 1) * len(self.widths) + index]
+
+
 @dataclass(eq=False, slots=True)
 class Value:
     """What a forward pass sees of an array. `array`: set for an input that lives outside the program."""
@@ -97,6 +119,7 @@ class Operation:
     kv: NativeKV | None = None
     layer: int = 0
     heads: HeadGeometry | None = None
+    lora: NativeLora | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +132,8 @@ class SymbolicBatch:
     context_lens_S: object = field(default_factory=object)
     block_tables_SB: object = field(default_factory=object)
     logit_rows_L: object = field(default_factory=object)
+    adapters_T: object = field(default_factory=object)
+    adapters_L: object = field(default_factory=object)
 
 
 class Recorder:
@@ -149,6 +174,16 @@ class Recorder:
         assert x.width == weight.num_cols, (x.width, weight.num_cols)
         quantised = self._quantise(x) if weight.quantised else None
         return self._emit(Code.LINEAR, x.rows, (x if weight.dense else None, quantised), weight.num_rows, weight=weight)
+
+    def add_lora(self, y_TN: Any, x_TK: Any, table: NativeLora, adapters_T: object) -> Value:
+        y, x = self._value(y_TN), self._value(x_TK)
+        assert y.array is None, "y is written into, so it must be a value of the program"
+        assert (x.width, y.width, x.rows) == (table.num_cols, sum(table.widths), y.rows), (x, y, table.widths)
+        of_rows = self.batch.adapters_T if y.rows == TOKEN_ROWS else self.batch.adapters_L
+        assert adapters_T is of_rows, "add_lora takes the step's own adapters"
+        narrow = self._emit(Code.LORA_SHRINK, x.rows, (x,), len(table.widths) * table.max_rank, lora=table)
+        self._add(Code.LORA_EXPAND, y.rows, (narrow, y), y, y.width, lora=table)
+        return y
 
     def add(self, x_TD: Any, y_TD: Any) -> Value:
         x, y = self._value(x_TD), self._value(y_TD)
