@@ -28,7 +28,7 @@ enum tm_kind {
 };
 
 enum tm_code {
-  TM_EMBED = 0,      /* out f32; weight */
+  TM_EMBED = 0,      /* out f32; weight, by_place */
   TM_RMS_NORM = 1,   /* in0 f32; vector = weight, value = eps; out f32 or quantised */
   TM_QUANTISE = 2,   /* in0 f32; out quantised */
   TM_LINEAR = 3,     /* in0 f32 (dense parts), in1 quantised (quantised parts), in2 residual or -1; weight */
@@ -37,7 +37,7 @@ enum tm_code {
   TM_GATED = 6,      /* in0 [2 * width]; activation; out [width] */
   TM_ROPE = 7,       /* in0 qkv; vector = table of num_turned columns; out qkv; with kv set also stores K and V */
   TM_WRITE_KV = 8,   /* in0 qkv; kv, layer */
-  TM_ATTENTION = 9,  /* in0 qkv; kv, layer, value = scale, window, cap; out f32 or quantised */
+  TM_ATTENTION = 9,  /* in0 qkv; kv, layer, value = scale, window, cap, whole; out f32 or quantised */
   TM_GATHER = 10,    /* in0 [T]; out [L] */
   TM_LAYER_NORM = 11,/* in0 f32; vector = weight, vector2 = bias, value = eps; out f32 or quantised */
   TM_NORM_HEADS = 12,/* in0 qkv; vector = q weight, vector2 = k weight, value = eps; out qkv */
@@ -49,7 +49,7 @@ enum tm_code {
   TM_LORA_EXPAND = 18 /* in0 of the shrink, in1 = out; lora; adds B to what out holds */
 };
 
-enum tm_activation { TM_SILU = 0, TM_GELU = 1 };
+enum tm_activation { TM_SILU = 0, TM_GELU = 1, TM_GELU_ERF = 2 };
 
 enum tm_rows { TM_ROWS_TOKENS = 0, TM_ROWS_LOGITS = 1 };
 enum tm_form { TM_FORM_F32 = 0, TM_FORM_QUANTISED = 1 };
@@ -98,6 +98,7 @@ typedef struct {
   int32_t code, rows, in0, in1, in2, out;
   int32_t width, layer, num_heads, num_kv_heads, head_dim;
   int32_t activation, window, num_turned; /* window: positions a query sees, 0 for all */
+  int32_t by_place, whole; /* rows are looked up by the step's places; queries see all of their sequence */
   float value, cap;                       /* cap: of scores, 0 for off */
   const tm_weight* weight;
   const float* vector;
@@ -120,6 +121,7 @@ typedef struct {
   const int32_t* block_tables;
   const int32_t* logit_rows;
   const int32_t* adapters; /* LoRA slot of each token, 0 for none; null: no token has one */
+  const int32_t* places; /* null where no operation looks rows up by them */
   int32_t num_tokens, num_seqs, table_width, num_logit_rows;
 } tm_step;
 

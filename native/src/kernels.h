@@ -16,7 +16,7 @@ constexpr int kSpan = 256;    // positions of one attention span
 constexpr int kMaxTile = 12;  // query vectors of one attention tile
 constexpr int kMaxHeadDim = 512;
 
-enum Activation : int { kSilu = 0, kGelu = 1 };
+enum Activation : int { kSilu = 0, kGelu = 1, kGeluErf = 2 };
 
 // 1.5 * 2^23: a float32 whose low mantissa bits count integers, so that adding an int to its bits adds it to its value.
 constexpr float kMagic = 12582912.0f;

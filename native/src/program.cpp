@@ -16,7 +16,7 @@ constexpr double kInlineNs = 2500;  // below this, handing work to another threa
 constexpr int kRowBlock = 8 * kPanel;
 constexpr int kAttentionMerge = 1000;  // follows every attention; idle unless spans were split
 
-bool is_activation(int32_t code) { return code == TM_SILU || code == TM_GELU; }
+bool is_activation(int32_t code) { return code == TM_SILU || code == TM_GELU || code == TM_GELU_ERF; }
 
 std::string say(const char* what, int64_t got, int64_t bound) {
   return std::string(what) + " (" + std::to_string(got) + " against " + std::to_string(bound) + ")";
@@ -172,6 +172,7 @@ std::string Program::check_op(const tm_op& op) const {
     case TM_ATTENTION: {
       const int64_t mixed = static_cast<int64_t>(op.num_heads) * op.head_dim;
       good = fits(op.in0, op.rows, qkv, TM_FORM_F32) && op.kv != nullptr && op.window >= 0 && op.cap >= 0 &&
+             (op.whole == 0 || op.window == 0) &&
              (fits(op.out, op.rows, mixed, TM_FORM_F32) ||
               (op.head_dim % kGroup == 0 && fits(op.out, op.rows, mixed, TM_FORM_QUANTISED)));
       break;
@@ -208,8 +209,10 @@ std::string Program::check_step(const tm_step& step) const {
   int64_t num_positions = INT64_MAX;
   for (const Op& op : ops_) {
     if (op.op.code == TM_EMBED) {
-      const int bad = within(step.tokens, op.op.weight->num_rows);
-      if (bad >= 0) return say("token id out of range", step.tokens[bad], op.op.weight->num_rows);
+      const int32_t* ids = op.op.by_place ? step.places : step.tokens;
+      if (ids == nullptr) return "the step has no places";
+      const int bad = within(ids, op.op.weight->num_rows);
+      if (bad >= 0) return say(op.op.by_place ? "place out of range" : "token id out of range", ids[bad], op.op.weight->num_rows);
     }
     if (op.op.code == TM_ROPE && op.op.vector_rows < num_positions) {
       num_positions = op.op.vector_rows;
@@ -339,7 +342,7 @@ void Program::run_row(const Op& op, int row, int thread) {
   const bool quantise = o.out >= 0 && buffers_[o.out].form == TM_FORM_QUANTISED;
   switch (o.code) {
     case TM_EMBED: {
-      int64_t id = step_.tokens[row];
+      int64_t id = (op.op.by_place ? step_.places : step_.tokens)[row];
       for (const Part& part : op.parts) {
         if (id < part.num_rows) return unpack_row(part, id, rows_of(o.out, row));
         id -= part.num_rows;

@@ -49,7 +49,7 @@ class Program final : public Job {
 
   // How a step's attention is cut, for operations of one geometry and window.
   struct AttentionPlan {
-    int window, num_heads, num_kv_heads, head_dim, block_size;
+    int window, whole, num_heads, num_kv_heads, head_dim, block_size;
     int heads_per_unit, head_chunks;  // of the query heads that share a KV head
     std::vector<QueryRow> rows;  // all rows of the step, then those of passes over shared blocks
     std::vector<Pass> passes;

@@ -42,7 +42,7 @@ int Program::plan_attention(const Op& op, double* cost_ns) {
   plan_ = nullptr;
   for (int i = 0; i < num_plans_ && plan_ == nullptr; i++) {
     const AttentionPlan& p = plans_[i];
-    if (p.window == o.window && p.num_heads == o.num_heads && p.num_kv_heads == o.num_kv_heads &&
+    if (p.window == o.window && p.whole == o.whole && p.num_heads == o.num_heads && p.num_kv_heads == o.num_kv_heads &&
         p.head_dim == o.head_dim && p.block_size == o.kv->block_size)
       plan_ = &p;
   }
@@ -62,6 +62,7 @@ int Program::plan_merge(const Op& op, double* cost_ns) const {
 
 void Program::make_plan(const tm_op& o, AttentionPlan* plan) {
   plan->window = o.window;
+  plan->whole = o.whole;
   plan->num_heads = o.num_heads;
   plan->num_kv_heads = o.num_kv_heads;
   plan->head_dim = o.head_dim;
@@ -74,7 +75,8 @@ void Program::make_plan(const tm_op& o, AttentionPlan* plan) {
   for (int s = 0; s < step_.num_seqs; s++) {
     const int end = step_.row_starts[s + 1];
     if (end > step_.row_starts[s]) longest = std::max(longest, step_.context_lens[s]);
-    for (int row = step_.row_starts[s]; row < end; row++) plan->rows.push_back({row, step_.context_lens[s] - (end - row) + 1});
+    for (int row = step_.row_starts[s]; row < end; row++)
+      plan->rows.push_back({row, step_.context_lens[s] - (o.whole ? 0 : end - row - 1)});
   }
   const int num_spans = ceil_div(longest, kSpan);
 

@@ -97,6 +97,9 @@ def _row_cases() -> Iterator[Case]:
         def run_gelu(ops: Any, width=width) -> np.ndarray:
             return ops.gelu(np.random.default_rng(width).normal(0, 4, (9, width)).astype(np.float32))
 
+        def run_gelu_erf(ops: Any, width=width) -> np.ndarray:
+            return ops.gelu_erf(np.random.default_rng(width).normal(0, 4, (9, width)).astype(np.float32))
+
         def run_gelu_mul(ops: Any, width=width) -> np.ndarray:
             return ops.gelu_mul(np.random.default_rng(width).normal(0, 4, (9, 2 * width)).astype(np.float32))
 
@@ -113,6 +116,7 @@ def _row_cases() -> Iterator[Case]:
 
         yield Case(f"layer_norm D={width}", 1e-6, run_layer_norm)
         yield Case(f"gelu F={width}", 4 * ROUNDED_ONCE, run_gelu)
+        yield Case(f"gelu_erf F={width}", 4 * ROUNDED_ONCE, run_gelu_erf)
         yield Case(f"gelu_mul F={width}", 4 * ROUNDED_ONCE, run_gelu_mul)
         yield Case(f"soft_cap D={width}", 2 * ROUNDED_ONCE, run_soft_cap)
         yield Case(f"scale D={width}", EQUAL, run_scale)
@@ -195,6 +199,7 @@ def _attention_cases() -> Iterator[Case]:
             name = f"H={heads.num_heads} G={heads.num_kv_heads} C={heads.head_dim} block={block_size} {dtype}"
             yield Case(f"write_kv {name}", EQUAL, run_write)
             yield Case(f"paged_attention {name}", SUM_ORDER, run_attention)
+            yield Case(f"paged_attention whole {name}", SUM_ORDER, partial(run_attention, causal=False))
             if dtype != "f16":
                 continue
             for window in (1, 7, 256, 300):

@@ -15,7 +15,7 @@ class EngineConfig:
     """How one engine batches and caches.
 
     block_size              token slots per KV block
-    num_blocks              blocks in the pool
+    num_blocks              blocks in the pool; 0: the model keeps no KV, and each prompt runs whole in one step
     max_model_len           most tokens (prompt + output) one sequence may have
     max_num_seqs            most sequences running at once
     max_num_batched_tokens  token budget of a step
@@ -37,7 +37,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         for name, low in (
-            ("num_blocks", 1),
+            ("num_blocks", 0),
             ("max_model_len", 1),
             ("block_size", 1),
             ("max_num_seqs", 1),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .request import Request
+from .request import PoolingParams, Request
 from .step import TokenLogprob
 
 FINISH_STOP = "stop"
@@ -36,7 +36,9 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The engine is loaded and takes requests. `facts`: printable name -> value pairs (backend, kernels, blocks...)."""
+    """The engine is loaded and takes requests. `facts`: printable name -> value pairs (backend, kernels, blocks...).
+    `pooling`: the vectors it gives, and how requests want them unless they say otherwise; None: it gives tokens.
+    `vector_size`: values of a vector before `dimensions` cuts it. num_blocks 0: it keeps no KV."""
 
     model: str
     max_model_len: int
@@ -46,6 +48,8 @@ class Ready:
     block_size: int
     num_blocks: int
     facts: tuple[tuple[str, str], ...] = ()
+    pooling: PoolingParams | None = None
+    vector_size: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +68,11 @@ class Output:
 
     The stop token that ended it (by id: an end token or one of stop_token_ids) is `stop_token`; it is not in `tokens`
     or `logprobs` but is counted in `num_output`. `prompt_logprobs` come whole, with the first token: one entry for
-    each prompt token but the first. `num_cached`: prompt tokens served from the prefix cache. `timing` comes with the
-    first and the last output. Where `finish_reason` is "error", `error` is a sentence for the user, `error_kind` the
-    `kind` of the matching class of core.errors (invalid_request_error, overloaded_error, unavailable_error,
-    internal_error) and `error_param` the field at fault ("" = none).
+    each prompt token but the first. `vector` is the one output of a pooling request and comes with its end.
+    `num_cached`: prompt tokens served from the prefix cache. `timing` comes with the first and the last output. Where
+    `finish_reason` is "error", `error` is a sentence for the user, `error_kind` the `kind` of the matching class of
+    core.errors (invalid_request_error, overloaded_error, unavailable_error, internal_error) and `error_param` the
+    field at fault ("" = none).
     """
 
     request_id: str
@@ -81,6 +86,7 @@ class Output:
     error: str = ""
     error_kind: str = ""
     error_param: str = ""
+    vector: bytes = b""
     timing: Timing | None = None
 
 

@@ -1,4 +1,5 @@
-"""What a client asks for: `SamplingParams` (how to draw) and `Request` (one choice of one prompt).
+"""What a client asks for: `SamplingParams` (how to draw) or `PoolingParams` (which vector), and `Request` (one choice
+of one prompt).
 
 A request never changes after admission. Everything random or defaulted (seed, token limit, stop ids) is resolved before
 a `Request` is made, so that the same Request gives the same tokens on any engine, whenever it runs.
@@ -18,6 +19,7 @@ MAX_CHOICES = 128
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1024
 MAX_LOGIT_BIAS = 1024
+POOLINGS = ("last", "cls", "mean", "score")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +103,35 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolingParams:
+    """Which vector a pooling request wants instead of tokens.
+
+    how          "last", "cls" (the first token) or "mean": that of the prompt's last hidden states; "score": what the
+                 model's classifier says of the first
+    dimensions   keep the first so many values; 0: all
+    activation   then: "unit" scales the vector to length 1, "sigmoid" maps each value; "" leaves it
+    second_from  where the second text of a pair begins in the prompt; 0: there is one text
+    """
+
+    how: str
+    dimensions: int = 0
+    activation: str = ""
+    second_from: int = 0
+
+    def __post_init__(self) -> None:
+        assert self.how in POOLINGS, self.how
+        assert self.activation in ("", "unit", "sigmoid"), self.activation
+
+    @property
+    def needs_all(self) -> bool:
+        """Whether positions are needed that a prefix hit would not compute."""
+        return self.how != "last"
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
-    """One choice of one prompt, fully resolved. `n` choices are `n` requests that differ in `id` and `choice`.
+    """One choice of one prompt, fully resolved. `n` choices are `n` requests that differ in `id` and `choice`. A
+    pooling request has one output, which is a vector instead of a token: its max_tokens is 1, its sampling unused.
 
     prompt_tokens   ids of the prompt, at least one
     max_tokens      most tokens to produce, counted from the original prompt
@@ -113,6 +142,7 @@ class Request:
     cache_salt      requests share cached KV only within one salt
     adapter         digest of the LoRA adapter ("" = base model), never its name
     arrival_s       when the front end admitted it, on the machine's monotonic clock
+    pooling         the vector it wants; None: it wants tokens
     """
 
     id: str
@@ -128,10 +158,12 @@ class Request:
     cache_salt: str = ""
     adapter: str = ""
     arrival_s: float = 0.0
+    pooling: PoolingParams | None = None
 
     def __post_init__(self) -> None:
         assert self.prompt_tokens, f"request {self.id} has no prompt tokens"
         assert self.max_tokens >= 1, f"request {self.id} has max_tokens {self.max_tokens}"
+        assert self.pooling is None or self.max_tokens == 1, f"request {self.id} wants {self.max_tokens} vectors"
 
 
 def _check_int(name: str, value: Any, low: int, high: int) -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .request import SamplingParams
+from .request import PoolingParams, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Introduction:
 
     The worker forgets whatever it held under the same number and starts from this.
     `prompt_tokens` and `output_tokens` rebuild penalty counts; `eos_token_ids` and `sampling.stop_token_ids` are masked
-    until `sampling.min_tokens` outputs exist.
+    until `sampling.min_tokens` outputs exist. With `pooling` the one output is a vector, and all else is unused.
     """
 
     prompt_tokens: tuple[int, ...]
@@ -36,6 +36,7 @@ class Introduction:
     seed: int
     choice: int
     eos_token_ids: tuple[int, ...]
+    pooling: PoolingParams | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class PlanRow:
     from_step  the single input token is the one drawn for this sequence in that (possibly unfinished) step; else -1
     blocks     physical ids appended to the worker's table of this sequence; with `intro` they are the whole table
     intro      present on a sequence's first row
-    sample     draw a token from the logits of the last position
+    sample     draw a token from the logits of the last position; of a pooling sequence, give its vector
     score      report logprobs of the known prompt token after each position p of the row with p + 1 < prompt length
     """
 
@@ -94,12 +95,14 @@ class TokenLogprob:
 @dataclass(frozen=True, slots=True)
 class RowResult:
     """What one row gave. `tokens`: drawn tokens (empty unless the row sampled). `logprobs`: one entry per drawn token
-    where the request wants them. `prompt_logprobs`: one entry per scored position, in order."""
+    where the request wants them. `prompt_logprobs`: one entry per scored position, in order. `vector`: the output of a
+    pooling sequence, float32 in the machine's byte order."""
 
     seq: int
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    vector: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -205,7 +205,7 @@ class EngineCore:
     def find_match(self, seq: Sequence) -> list[int]:
         size = self.config.block_size
         start, off_border = divmod(seq.num_planned, size)
-        if off_border or not self.config.enable_prefix_caching or _wants_scores(seq):
+        if off_border or not self.config.enable_prefix_caching or _wants_scores(seq) or _pools_all(seq):
             return []
         # With a private copy of a shared block in its table, it may not hold what hangs below the shared one.
         if seq.num_published < start:
@@ -246,7 +246,7 @@ class EngineCore:
         start = seq.num_planned
         end = start + num_tokens
         table = seq.table
-        num_missing = blocks_for(end, self.config.block_size) - len(table)
+        num_missing = self._blocks_for(end) - len(table)
         if num_missing > 0:
             table.ids.extend(self._blocks.reserve(num_missing))
         num_known_tokens = len(seq.tokens)
@@ -291,6 +291,8 @@ class EngineCore:
             seq.prompt_logprobs += result.prompt_logprobs
         if not row.sample:
             return None
+        if seq.request.pooling is not None:
+            return self._finish(seq, FINISH_STOP, now, result)
         (token,) = result.tokens
         seq.num_pending -= 1
         seq.tokens.append(token)
@@ -328,6 +330,9 @@ class EngineCore:
         seq.num_published = self._blocks.publish(seq.keys, seq.table.ids, first, num_full)
         if step is not None:
             step.published += seq.table.ids[first : seq.num_published]
+
+    def _blocks_for(self, num_tokens: int) -> int:
+        return blocks_for(num_tokens, self.config.block_size) if self.config.num_blocks else 0
 
     def _extend_keys(self, seq: Sequence) -> None:
         size = self.config.block_size
@@ -368,6 +373,7 @@ class EngineCore:
             error="" if error is None else error.message,
             error_kind="" if error is None else error.kind,
             error_param="" if error is None else error.param or "",
+            vector=b"" if result is None else result.vector,
             timing=_timing(seq, now),
         )
 
@@ -391,7 +397,7 @@ class EngineCore:
         self._blocks.release(seq.table.ids, seq.last_step)
         seq.table = BlockTable()
         seq.num_published = 0
-        if seq.num_sent:
+        if seq.num_sent or not self.config.num_blocks:
             self._released.append(seq.number)
             seq.num_sent = 0
 
@@ -412,7 +418,7 @@ class EngineCore:
             assert seq.num_published <= len(seq.table), seq
             if seq.status is Status.RUNNING:
                 assert seq.rows_in_flight or seq.num_computed == seq.num_planned, seq
-                assert len(seq.table) == blocks_for(seq.num_planned, self.config.block_size), seq
+                assert len(seq.table) == self._blocks_for(seq.num_planned), seq
             else:
                 num_waiting += 1
                 assert seq.status is Status.WAITING and not seq.table.ids and not seq.rows_in_flight, seq
@@ -428,6 +434,11 @@ def _wants_scores(seq: Sequence) -> bool:
     return seq.request.sampling.prompt_logprobs is not None and seq.num_output == 0
 
 
+def _pools_all(seq: Sequence) -> bool:
+    """Whether its vector takes positions that a prefix hit would not compute."""
+    return seq.request.pooling is not None and seq.request.pooling.needs_all
+
+
 def _introduce(seq: Sequence) -> Introduction:
     request = seq.request
     num_prompt = seq.num_prompt
@@ -438,6 +449,7 @@ def _introduce(seq: Sequence) -> Introduction:
         seed=request.seed,
         choice=request.choice,
         eos_token_ids=() if request.sampling.ignore_eos else request.eos_token_ids,
+        pooling=request.pooling,
     )
 
 

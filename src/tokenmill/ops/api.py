@@ -90,6 +90,7 @@ class StepBatch:
     block_tables_SB   physical block ids, padded with 0 to the longest
     logit_rows_L      indices into T whose logits are wanted
     adapters_T        LoRA slot of each token, 0 for none; None: no token has one
+    places_T          row of each token in a table of learned positions; None where the model has none
     """
 
     tokens_T: np.ndarray
@@ -99,6 +100,7 @@ class StepBatch:
     block_tables_SB: np.ndarray
     logit_rows_L: np.ndarray
     adapters_T: np.ndarray | None = None
+    places_T: np.ndarray | None = None
 
     @property
     def adapters_L(self) -> np.ndarray | None:
@@ -190,7 +192,7 @@ class Ops(Protocol):
         ...
 
     def embed(self, table: Any, tokens_T: Array) -> Array:
-        """[T, D] float32: dequantised rows of the table."""
+        """[T, D] float32: dequantised rows of the table, by the step's tokens or places."""
         ...
 
     def rms_norm(self, x_TD: Array, weight_D: Array, eps: float) -> Array:
@@ -250,6 +252,10 @@ class Ops(Protocol):
         """The tanh form: x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3)))."""
         ...
 
+    def gelu_erf(self, x_TF: Array) -> Array:
+        """The form by the error function: x / 2 * (1 + erf(x / sqrt(2)))."""
+        ...
+
     def rope(self, qkv_TW: Array, positions_T: Array, table_PR: Array, heads: HeadGeometry) -> Array:
         """Rotate the first R channels of every q and k head; pairs are (i, i + R/2) and channels from R on stay.
         table_PR row p: cos of R/2 pairs, then sin."""
@@ -270,9 +276,11 @@ class Ops(Protocol):
         *,
         window: int = 0,
         soft_cap: float = 0.0,
+        causal: bool = True,
     ) -> Array:
-        """[T, H*C]: causal attention of each query row over its sequence's KV, which write_kv has just completed.
+        """[T, H*C]: attention of each query row over its sequence's KV, which write_kv has just completed.
 
+        causal    a query sees its own position and those before it; else every position, and there is no window
         window    how many positions a query sees, its own included; 0 for all
         soft_cap  scaled scores become cap * tanh(score / cap) before the softmax; 0 for off
         """

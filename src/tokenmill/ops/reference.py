@@ -225,6 +225,9 @@ class ReferenceOps:
         inner_TF = np.float32(math.sqrt(2 / math.pi)) * (x_TF + np.float32(0.044715) * x_TF**3)
         return x_TF / 2 * (1 + np.tanh(inner_TF))
 
+    def gelu_erf(self, x_TF: np.ndarray) -> Array:
+        return x_TF / 2 * (1 + _erf(x_TF / np.float32(math.sqrt(2))))
+
     def rope(self, qkv_TW: np.ndarray, positions_T: np.ndarray, table_PR: np.ndarray, heads: HeadGeometry) -> Array:
         num_turned = table_PR.shape[1]
         half = num_turned // 2
@@ -261,6 +264,7 @@ class ReferenceOps:
         *,
         window: int = 0,
         soft_cap: float = 0.0,
+        causal: bool = True,
     ) -> Array:
         keys_BGCs, values_BGsC = kv.keys[layer], kv.values[layer]
         block_size = keys_BGCs.shape[-1]
@@ -280,7 +284,8 @@ class ReferenceOps:
                 scores_GrtP = self.soft_cap(scores_GrtP, soft_cap)
             behind_tP = batch.positions_T[first:end, None] - np.arange(length)
             hidden_tP = (behind_tP < 0) | (behind_tP >= (window or length))
-            scores_GrtP[..., hidden_tP] = -np.inf
+            if causal:
+                scores_GrtP[..., hidden_tP] = -np.inf
             weights_GrtP = np.exp(scores_GrtP - scores_GrtP.max(axis=-1, keepdims=True))
             mixed_GrtC = (weights_GrtP @ v_GPC[:, None]) / weights_GrtP.sum(axis=-1, keepdims=True)
             out_THC[first:end] = mixed_GrtC.transpose(2, 0, 1, 3).reshape(end - first, heads.num_heads, -1)
@@ -388,6 +393,9 @@ def _codes(x_bk: np.ndarray, scales_b1: np.ndarray, least: int, most: int) -> np
 def _pack_nibbles(codes_bk: np.ndarray) -> np.ndarray:
     """[blocks, 32] -> uint8 [blocks, 16], low halves first."""
     return (codes_bk[:, :16] | codes_bk[:, 16:] << 4).astype(np.uint8)
+
+
+_erf = np.vectorize(math.erf, otypes=[np.float32])
 
 
 def _split_heads(qkv_TW: np.ndarray, heads: HeadGeometry) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

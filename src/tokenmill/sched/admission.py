@@ -18,6 +18,29 @@ def refusal(request: Request, config: EngineConfig, num_waiting: int) -> Tokenmi
     A request is refused for good when its whole length exceeds the context or the pool, since nothing that others do
     would ever make it fit; it is refused for now when the queue is full.
     """
+    error = _vector_refusal(request, config) if request.pooling is not None else _text_refusal(request, config)
+    if error is None and num_waiting >= config.max_num_waiting:
+        return Overloaded(f"{num_waiting} requests are waiting already. Try again shortly.")
+    return error
+
+
+def _vector_refusal(request: Request, config: EngineConfig) -> TokenmillError | None:
+    num_prompt = len(request.prompt_tokens)
+    most, holder = config.max_model_len, "this model's context"
+    if not config.num_blocks and config.max_num_batched_tokens < most:
+        most, holder = config.max_num_batched_tokens, "a step, in which this model must see the whole input,"
+    if config.num_blocks and config.num_blocks * config.block_size < most:
+        most, holder = config.num_blocks * config.block_size, "the KV cache"
+    if num_prompt <= most:
+        return None
+    return ContextTooLong(
+        f"The input has {num_prompt} tokens, but {holder} holds {most}. Shorten it, or have it cut by "
+        "truncate_prompt_tokens.",
+        param="input",
+    )
+
+
+def _text_refusal(request: Request, config: EngineConfig) -> TokenmillError | None:
     num_prompt, num_output = len(request.prompt_tokens), len(request.output_tokens)
     num_total = num_prompt + request.max_tokens
     if num_total > config.max_model_len:
@@ -38,6 +61,4 @@ def refusal(request: Request, config: EngineConfig, num_waiting: int) -> Tokenmi
             "to produce.",
             param="output_tokens",
         )
-    if num_waiting >= config.max_num_waiting:
-        return Overloaded(f"{num_waiting} requests are waiting already. Try again shortly.")
     return None

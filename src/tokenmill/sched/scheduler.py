@@ -160,7 +160,7 @@ class _Composition:
     def _admit(self, before: Rank | None) -> None:
         """Let waiting sequences of a rank better than `before` in, while their whole present length fits beside what
         the running ones still need: the rest of their prompts, and one block of growth each, so that an admission does
-        not cause the next preemption."""
+        not cause the next preemption. Without KV a prompt is let in when all of it fits the step."""
         size = self.config.block_size
         while self.budget > 0 and not self.is_squeezed and len(self.running) < max_running(self.config):
             seq = self.waiting.peek()
@@ -169,10 +169,14 @@ class _Composition:
             matched = self.ledger.find_match(seq)
             start = len(matched) * size
             num_tokens = chunk_size(start, len(seq.tokens) - start, self.budget, size, self.is_first)
-            missing = blocks_for(len(seq.tokens), size) - len(matched) + self.ledger.num_cached_among(matched)
-            promised = sum(max(0, blocks_for(len(s.tokens), size) - len(s.table)) for s in self.prefilling)
-            if not num_tokens or missing + promised + len(self.running) > self.ledger.num_available_blocks:
-                return
+            if not self.config.num_blocks:
+                if len(seq.tokens) > self.budget:
+                    return
+            else:
+                missing = blocks_for(len(seq.tokens), size) - len(matched) + self.ledger.num_cached_among(matched)
+                promised = sum(max(0, blocks_for(len(s.tokens), size) - len(s.table)) for s in self.prefilling)
+                if not num_tokens or missing + promised + len(self.running) > self.ledger.num_available_blocks:
+                    return
             self.ledger.admit(seq)
             self._add_prefill(seq, matched, num_tokens)
             self.prefilling.append(seq)

@@ -233,6 +233,9 @@ class NativeOps:
 
         return self._once(forward, len(y_TN), adapters_T=np.ascontiguousarray(adapters_T, np.int32))
 
+    def gelu_erf(self, x_TF: np.ndarray) -> np.ndarray:
+        return self._once(lambda ops, batch: ops.gelu_erf(x_TF), len(x_TF))
+
     def add(self, x_TD: np.ndarray, y_TD: np.ndarray) -> np.ndarray:
         return self._once(lambda ops, batch: ops.add(x_TD, y_TD), len(x_TD))
 
@@ -267,9 +270,12 @@ class NativeOps:
         *,
         window: int = 0,
         soft_cap: float = 0.0,
+        causal: bool = True,
     ) -> np.ndarray:
+        limits = {"window": window, "soft_cap": soft_cap, "causal": causal}
+
         def forward(ops: Recorder, symbols: SymbolicBatch) -> Value:
-            return ops.paged_attention(kv, layer, qkv_TW, symbols, heads, scale, window=window, soft_cap=soft_cap)
+            return ops.paged_attention(kv, layer, qkv_TW, symbols, heads, scale, **limits)
 
         return self._run_once(forward, batch)
 

@@ -108,12 +108,8 @@ class NativeProgram:
             step.block_tables,
             step.logit_rows,
         ) = (array.ctypes.data for array in arrays)
-        step.adapters = None
-        if batch.adapters_T is not None:
-            adapters_T = batch.adapters_T
-            assert adapters_T.dtype == np.int32 and adapters_T.flags.c_contiguous, adapters_T.dtype
-            assert len(adapters_T) == num_tokens, (len(adapters_T), num_tokens)
-            step.adapters = adapters_T.ctypes.data
+        step.adapters = _optional(batch.adapters_T, num_tokens)
+        step.places = _optional(batch.places_T, num_tokens)
         step.num_tokens, step.num_seqs, step.num_logit_rows = num_tokens, num_seqs, num_logits
         step.table_width = batch.block_tables_SB.shape[1]
         check(self._library, self._library.tm_program_run(self._program, self._step_pointer) == 0)
@@ -133,6 +129,15 @@ class NativeProgram:
             self._library.tm_program_free(self._program)
             self._program = None
             self._keep.clear()
+
+
+def _optional(values_T: np.ndarray | None, num_tokens: int) -> int | None:
+    """Where an array that a step may lack lies."""
+    if values_T is None:
+        return None
+    assert values_T.dtype == np.int32 and values_T.flags.c_contiguous, values_T.dtype
+    assert len(values_T) == num_tokens, (len(values_T), num_tokens)
+    return values_T.ctypes.data
 
 
 def _values(operations: Sequence[Operation]) -> list[Value]:
@@ -181,6 +186,8 @@ def _struct(operation: Operation, index_of: dict[Value, int]) -> OpStruct:
         layer=operation.layer,
         activation=operation.activation,
         window=operation.window,
+        by_place=operation.by_place,
+        whole=operation.whole,
         value=operation.value,
         cap=operation.cap,
     )

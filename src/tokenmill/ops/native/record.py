@@ -41,7 +41,7 @@ class Code(IntEnum):
     LORA_EXPAND = 18
 
 
-SILU, GELU = 0, 1
+SILU, GELU, GELU_ERF = 0, 1, 2
 
 TOKEN_ROWS, LOGIT_ROWS = 0, 1
 F32, QUANTISED = 0, 1
@@ -115,6 +115,8 @@ class Operation:
     vector2: np.ndarray | None = None
     activation: int = SILU
     window: int = 0
+    by_place: bool = False
+    whole: bool = False
     cap: float = 0.0
     kv: NativeKV | None = None
     layer: int = 0
@@ -134,6 +136,7 @@ class SymbolicBatch:
     logit_rows_L: object = field(default_factory=object)
     adapters_T: object = field(default_factory=object)
     adapters_L: object = field(default_factory=object)
+    places_T: object = field(default_factory=object)
 
 
 class Recorder:
@@ -148,8 +151,9 @@ class Recorder:
         self._inputs: dict[int, Value] = {}
 
     def embed(self, table: NativeWeight, tokens_T: object) -> Value:
-        assert tokens_T is self.batch.tokens_T, "embed takes the step's own tokens"
-        return self._emit(Code.EMBED, TOKEN_ROWS, (), table.num_cols, weight=table)
+        by_place = tokens_T is self.batch.places_T
+        assert by_place or tokens_T is self.batch.tokens_T, "embed takes the step's own tokens or places"
+        return self._emit(Code.EMBED, TOKEN_ROWS, (), table.num_cols, weight=table, by_place=by_place)
 
     def rms_norm(self, x_TD: Any, weight_D: np.ndarray, eps: float) -> Value:
         x = self._value(x_TD)
@@ -210,8 +214,14 @@ class Recorder:
         return self._gated(gate_up_T2F, GELU)
 
     def gelu(self, x_TF: Any) -> Value:
+        return self._activated(x_TF, GELU)
+
+    def gelu_erf(self, x_TF: Any) -> Value:
+        return self._activated(x_TF, GELU_ERF)
+
+    def _activated(self, x_TF: Any, activation: int) -> Value:
         x = self._value(x_TF)
-        return self._emit(Code.ACTIVATE, x.rows, (x,), x.width, activation=GELU)
+        return self._emit(Code.ACTIVATE, x.rows, (x,), x.width, activation=activation)
 
     def _gated(self, gate_up_T2F: Any, activation: int) -> Value:
         x = self._value(gate_up_T2F)
@@ -240,11 +250,12 @@ class Recorder:
         *,
         window: int = 0,
         soft_cap: float = 0.0,
+        causal: bool = True,
     ) -> Value:
         x = self._value(qkv_TW)
         assert batch is self.batch and x.width == heads.width, (x.width, heads)
         width = heads.num_heads * heads.head_dim
-        limits = {"value": scale, "window": window, "cap": soft_cap}
+        limits = {"value": scale, "window": window, "cap": soft_cap, "whole": not causal}
         return self._emit(Code.ATTENTION, x.rows, (x,), width, kv=kv, layer=layer, heads=heads, **limits)
 
     def gather_rows(self, x_TD: Any, rows_L: object) -> Value:
