@@ -21,9 +21,18 @@ from tokenmill.sim.workload import EOS, Arrival, Cancellation, Scenario
 
 MAX_MODEL_LEN = 24
 
+# Layers that see everything, layers that see a window, or both; pools down to sizes that refuse long requests.
+windows = st.fixed_dictionaries(
+    {"window": st.sampled_from([1, 2, 3, 5, 9, 24]), "num_window_blocks": st.integers(1, 24)}
+)
+pools = st.one_of(
+    st.fixed_dictionaries({"num_blocks": st.integers(4, 24)}),
+    st.builds(lambda full, local: full | local, st.fixed_dictionaries({"num_blocks": st.integers(4, 24)}), windows),
+    st.builds(lambda local: {"num_blocks": 0} | local, windows),
+)
 configs = st.builds(
-    EngineConfig,
-    num_blocks=st.integers(4, 24),
+    lambda groups, **options: EngineConfig(**groups, **options),
+    pools,
     max_model_len=st.just(MAX_MODEL_LEN),
     block_size=st.sampled_from([1, 3, 4]),
     max_num_seqs=st.integers(1, 6),

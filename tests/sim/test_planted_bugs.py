@@ -7,7 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from tokenmill.cache import groups, manager
 from tokenmill.cache.allocator import BlockAllocator
+from tokenmill.cache.groups import KVBlocks
 from tokenmill.cache.manager import BlockManager
 from tokenmill.cache.radix import RadixTree
 from tokenmill.core.step import Introduction
@@ -82,7 +84,7 @@ def tell_the_worker_of_reserved_blocks_only(patch: pytest.MonkeyPatch) -> None:
     def silent(self: EngineCore, seq: object, blocks: list[int]) -> None:
         adopt(self, seq, blocks)
         if seq.num_sent:
-            seq.num_sent = len(seq.table)
+            seq.num_sent = len(seq.tables[0])
 
     patch.setattr(EngineCore, "adopt", silent)
 
@@ -126,6 +128,22 @@ def sleep_through_messages(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(EngineShell, "_read", read)
 
 
+def let_blocks_slide_too_early(patch: pytest.MonkeyPatch) -> None:
+    hidden = groups.num_hidden_blocks
+    for module in (groups, manager, engine_core):
+        patch.setattr(module, "num_hidden_blocks", lambda position, window, size: hidden(position + 1, window, size))
+
+
+def hit_without_what_its_end_sees(patch: pytest.MonkeyPatch) -> None:
+    hidden = manager.num_hidden_blocks
+    patch.setattr(manager, "num_hidden_blocks", lambda position, window, size: hidden(position + size, window, size))
+
+
+def reuse_what_slid_out_at_once(patch: pytest.MonkeyPatch) -> None:
+    slide = KVBlocks.slide
+    patch.setattr(KVBlocks, "slide", lambda self, tables, position, last_step: slide(self, tables, position, -1))
+
+
 PLANTS: list[Plant] = [
     forget_quarantine,
     match_one_block_too_many,
@@ -141,11 +159,14 @@ PLANTS: list[Plant] = [
     preempt_with_a_row_in_flight,
     call_failures_aborts,
     sleep_through_messages,
+    let_blocks_slide_too_early,
+    hit_without_what_its_end_sees,
+    reuse_what_slid_out_at_once,
 ]
 
 
 # Adopting blocks in the middle of a prompt takes a rare meeting of priorities: its search starts near one.
-FIRST_SEEDS = {tell_the_worker_of_reserved_blocks_only: 100}
+FIRST_SEEDS = {tell_the_worker_of_reserved_blocks_only: 160}
 
 
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)

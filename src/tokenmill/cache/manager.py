@@ -14,16 +14,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ..core.block import BlockKey
+from ..core.block import BlockKey, num_hidden_blocks
 from .allocator import BlockAllocator
 from .radix import RadixTree
 
 
 class BlockManager:
-    """Blocks of one pool. All costs are O(1) a block."""
+    """Blocks of one pool. All costs are O(1) a block.
 
-    def __init__(self, num_blocks: int) -> None:
+    window  positions that a query sees at most; 0: all. Whoever holds a block of a pool without a window holds all
+            before it, so that blocks are published and evicted as a tree. With a window, blocks stand alone: leading
+            ones are given back while later ones are in use, and a hit needs only those that its end still sees.
+    """
+
+    def __init__(self, num_blocks: int, window: int = 0) -> None:
         self.num_blocks = num_blocks
+        self.window = window
         self._allocator = BlockAllocator(num_blocks)
         self._tree = RadixTree()
 
@@ -52,6 +58,23 @@ class BlockManager:
         """
         return self._tree.match(keys, start, stop)
 
+    def match_window(self, keys: Sequence[BlockKey], start: int, stop: int, block_size: int) -> tuple[int, list[int]]:
+        """The longest hit, and its blocks, in a pool with a window: the last end <= `stop` such that all blocks from
+        `start` on that a query there sees are published, or `start`. The blocks are those up to the end."""
+        end = index = stop
+        blocks: list[int] = []
+        while end > start:
+            first = max(start, num_hidden_blocks(end * block_size, self.window, block_size))
+            while index > first and (block := self._tree.find(keys[index - 1])) is not None:
+                blocks.append(block)
+                index -= 1
+            if index <= first:
+                return end, blocks[::-1]
+            # Every end that has been tried sees the block before `index`.
+            end = index = index - 1
+            blocks.clear()
+        return start, []
+
     def num_cached_among(self, blocks: Iterable[int]) -> int:
         """How many of `blocks` are unreferenced: adopting them makes that many fewer available."""
         return sum(1 for block in blocks if self._tree.is_unreferenced(block))
@@ -76,13 +99,19 @@ class BlockManager:
         """Make the held blocks [start, stop) of one table matchable; blocks [0, start) are published already.
 
         Stops at the first key under which another block is published: what follows would hang below a block that this
-        table does not hold. Returns the new number of leading published blocks; a later call carries on from there.
+        table does not hold. In a pool with a window it passes over such keys. Returns the new number of leading blocks
+        that need no further call.
         """
         for index in range(start, stop):
-            if self._tree.find(keys[index]) is not None:
+            if self._tree.find(keys[index]) is None:
+                parent = blocks[index - 1] if index and not self.window else None
+                self._tree.insert(keys[index], blocks[index], parent)
+            elif not self.window:
                 return index
-            self._tree.insert(keys[index], blocks[index], blocks[index - 1] if index else None)
         return max(start, stop)
+
+    def is_published(self, block: int) -> bool:
+        return block in self._tree
 
     def withdraw(self, blocks: Iterable[int]) -> None:
         """Unpublish blocks that were never written (their step failed); children come before their parents."""
@@ -93,7 +122,7 @@ class BlockManager:
                 self._allocator.put(block)
 
     def release(self, blocks: Sequence[int], last_step: int) -> None:
-        """Give a whole table back; `last_step` is the last step that carries a row reading or writing it."""
+        """Give blocks back, last first; `last_step` is the last step that carries a row reading or writing them."""
         for block in reversed(blocks):
             if self._allocator.release(block, last_step):
                 self._settle(block)

@@ -8,22 +8,45 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 BlockKey = bytes
-"""Chained 128-bit hash of (parent key, tokens, numerics id, adapter, salt): equal key = interchangeable KV."""
+"""Chained 128-bit hash of (parent key, tokens, numerics id, adapter, salt): within one KV group, equal key =
+interchangeable KV."""
 
 
 @dataclass(slots=True, eq=False)
 class BlockTable:
-    """Ordered physical block ids of one sequence; append-only while RUNNING."""
+    """Ordered physical block ids of one sequence in one KV group; append-only while RUNNING.
+
+    num_released   leading entries whose blocks were given back, since no query to come sees them; they read 0
+    num_published  leading blocks that were offered to other sequences: of a group that sees everything, all of them
+                   are in the prefix tree
+    """
 
     ids: list[int] = field(default_factory=list)
+    num_released: int = 0
+    num_published: int = 0
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @property
+    def held(self) -> list[int]:
+        """The ids that the sequence holds."""
+        return self.ids[self.num_released :]
+
+
+def num_hidden_blocks(position: int, window: int, block_size: int) -> int:
+    """Leading blocks that no query at `position` or after it sees, when one sees `window` positions, its own included
+    (0: all)."""
+    return max(0, position - window + 1) // block_size if window else 0
 
 
 @dataclass(frozen=True, slots=True)
 class KVGroup:
     """Layers that share one block table, and the bytes of one block.
+
+    window   positions that a query of any of these layers sees at most, its own included; 0: all
+    layers   which of the model's layers they are, in order; empty: all
+    table    place of their block table among a sequence's tables
 
     One block holds, for each layer in turn, K as [num_kv_heads, head_dim, block_size] (token innermost, so that a
     vector lane is a token) and then V as [num_kv_heads, block_size, head_dim] (channel innermost): all layers of a
@@ -36,6 +59,12 @@ class KVGroup:
     head_dim: int
     block_size: int = 16
     dtype: str = "f16"
+    window: int = 0
+    layers: tuple[int, ...] = ()
+    table: int = 0
+
+    def __post_init__(self) -> None:
+        assert len(self.layers) in (0, self.num_layers), self
 
     @property
     def bytes_per_value(self) -> int:

@@ -11,11 +11,21 @@ from .errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
+class CacheGroup:
+    """What an engine knows of a KV group: blocks in its pool, and how many positions its layers see (0: all)."""
+
+    num_blocks: int
+    window: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """How one engine batches and caches.
 
     block_size              token slots per KV block
-    num_blocks              blocks in the pool; 0: the model keeps no KV, and each prompt runs whole in one step
+    num_blocks              blocks in the pool of the layers that see everything; 0: there are none
+    window                  positions that the other layers see, which have a pool of their own; 0: there are none
+    num_window_blocks       blocks in that pool. Without either the model keeps no KV: each prompt runs whole in one step
     max_model_len           most tokens (prompt + output) one sequence may have
     max_num_seqs            most sequences running at once
     max_num_batched_tokens  token budget of a step
@@ -34,10 +44,14 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     steps_in_flight: int = 2
     numerics_id: str = "toy"
+    window: int = 0
+    num_window_blocks: int = 0
 
     def __post_init__(self) -> None:
         for name, low in (
             ("num_blocks", 0),
+            ("window", 0),
+            ("num_window_blocks", 1 if self.window else 0),
             ("max_model_len", 1),
             ("block_size", 1),
             ("max_num_seqs", 1),
@@ -48,6 +62,16 @@ class EngineConfig:
             value = getattr(self, name)
             if not isinstance(value, int) or value < low:
                 raise ConfigError(f"{name} must be an integer of at least {low}, got {value!r}.", param=name)
+
+    @property
+    def keeps_kv(self) -> bool:
+        return self.num_blocks > 0 or self.window > 0
+
+    @property
+    def groups(self) -> tuple[CacheGroup, ...]:
+        """The KV groups, in the order of a sequence's block tables; without KV an empty one."""
+        full = () if self.window and not self.num_blocks else (CacheGroup(self.num_blocks),)
+        return (*full, CacheGroup(self.num_window_blocks, self.window)) if self.window else full
 
 
 def check_keys(given: Mapping[str, Any], known: Iterable[str], where: str) -> None:

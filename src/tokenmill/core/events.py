@@ -38,7 +38,8 @@ class Drain:
 class Ready:
     """The engine is loaded and takes requests. `facts`: printable name -> value pairs (backend, kernels, blocks...).
     `pooling`: the vectors it gives, and how requests want them unless they say otherwise; None: it gives tokens.
-    `vector_size`: values of a vector before `dimensions` cuts it. num_blocks 0: it keeps no KV."""
+    `vector_size`: values of a vector before `dimensions` cuts it. `num_blocks`: in the pool that bounds the length of a
+    request; 0: none does."""
 
     model: str
     max_model_len: int
@@ -92,7 +93,8 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Snapshot after a step. Counters are totals since the engine started."""
+    """Snapshot after a step. Counters are totals since the engine started; blocks are those of all pools. `kv_usage`:
+    the share of blocks that sequences hold (cached, evictable ones do not count), of the pool where it is largest."""
 
     num_running: int = 0
     num_waiting: int = 0
@@ -100,6 +102,7 @@ class EngineStats:
     num_cached_blocks: int = 0
     num_held_blocks: int = 0
     num_blocks: int = 0
+    kv_usage: float = 0.0
     num_steps: int = 0
     num_preemptions: int = 0
     prefix_queries: int = 0
@@ -109,11 +112,6 @@ class EngineStats:
     generation_tokens: int = 0
     last_step_tokens: int = 0
     last_step_s: float = 0.0
-
-    @property
-    def kv_usage(self) -> float:
-        """Share of blocks held by sequences (cached, evictable blocks do not count as used)."""
-        return self.num_held_blocks / self.num_blocks if self.num_blocks else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,11 +37,10 @@ class Sequence:
     num_computed    tokens whose KV is committed
     num_planned     tokens whose KV is committed or in a step in flight
     num_pending     draws in flight: tokens that will exist when their steps are committed
-    table           physical block ids in order
+    tables          physical block ids in order, one table for each KV group; all are equally long
     keys            keys of the leading full blocks of `tokens`, computed once and kept
-    num_published   leading blocks of the table that are shared through the prefix tree
     num_cached      tokens served from the prefix cache before the first preemption (-1: never scheduled)
-    num_sent        blocks of the table that the worker knows of (0: it holds nothing of this sequence)
+    num_sent        blocks of a table that the worker knows of (0: it holds nothing of this sequence)
     last_step       the last step that carries a row of this sequence (-1: none)
     rows_in_flight  rows in steps that are neither committed nor void
     stop_ids        tokens that end it: stop_token_ids, and the end tokens unless they are ignored
@@ -55,9 +54,8 @@ class Sequence:
     num_computed: int = 0
     num_planned: int = 0
     num_pending: int = 0
-    table: BlockTable = field(default_factory=BlockTable)
+    tables: tuple[BlockTable, ...] = field(default_factory=lambda: (BlockTable(),))
     keys: list[BlockKey] = field(default_factory=list)
-    num_published: int = 0
     num_cached: int = -1
     num_sent: int = 0
     last_step: int = -1

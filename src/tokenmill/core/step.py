@@ -47,7 +47,8 @@ class PlanRow:
     start      position of the first token of the row; KV of [0, start) is in place or written by this same step
     tokens     input token ids; empty exactly when `from_step` is set
     from_step  the single input token is the one drawn for this sequence in that (possibly unfinished) step; else -1
-    blocks     physical ids appended to the worker's table of this sequence; with `intro` they are the whole table
+    blocks     physical ids appended to the worker's tables of this sequence, as many for each KV group, one group after
+               the other; with `intro` they are the whole tables. An id of 0 may stand where no query will look
     intro      present on a sequence's first row
     sample     draw a token from the logits of the last position; of a pooling sequence, give its vector
     score      report logprobs of the known prompt token after each position p of the row with p + 1 < prompt length

@@ -17,12 +17,12 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Sequence as List
 from dataclasses import dataclass, field
 
+from ..cache.groups import KVBlocks, Match
 from ..cache.hashing import extend_keys, root_key
 from ..cache.manager import BlockManager
-from ..core.block import BlockTable
+from ..core.block import num_hidden_blocks
 from ..core.config import EngineConfig
 from ..core.errors import EngineFailed, InvalidRequest, TokenmillError, Unavailable
 from ..core.events import (
@@ -51,7 +51,7 @@ class _Step:
     rows: list[PlanRow] = field(default_factory=list)
     sequences: list[Sequence] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
-    published: list[int] = field(default_factory=list)
+    published: list[tuple[BlockManager, int]] = field(default_factory=list)
     released: tuple[int, ...] = ()
     num_tokens: int = 0
     is_void: bool = False
@@ -62,7 +62,7 @@ class EngineCore:
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
-        self._blocks = BlockManager(config.num_blocks)
+        self._blocks = KVBlocks(config.groups, config.block_size)
         self._by_id: dict[str, Sequence] = {}
         self._waiting = WaitingQueue()
         self._running: list[Sequence] = []
@@ -105,7 +105,7 @@ class EngineCore:
         if not sampling.ignore_eos:
             stop_ids |= frozenset(request.eos_token_ids)
         tokens = [*request.prompt_tokens, *request.output_tokens]
-        seq = Sequence(self._next_number, request, tokens, stop_ids=stop_ids)
+        seq = Sequence(self._next_number, request, tokens, tables=self._blocks.new_tables(), stop_ids=stop_ids)
         self._next_number += 1
         self._by_id[request.id] = seq
         self._waiting.push(seq)
@@ -160,7 +160,7 @@ class EngineCore:
         if not step.is_void:
             error = EngineFailed(f"A step of the engine failed: {message}")
             for later in (*reversed(self._in_flight), step):
-                self._blocks.withdraw(reversed(later.published))
+                self._blocks.withdraw(later.published)
             outputs = [self._finish_failed(s, error, now) for s in step.sequences if s.status is Status.RUNNING]
             unsent = list(step.released)
             for later in self._in_flight:
@@ -174,14 +174,15 @@ class EngineCore:
         return outputs
 
     def stats(self) -> EngineStats:
-        blocks = self._blocks
+        pools = self._blocks.pools
         return EngineStats(
             num_running=len(self._running),
             num_waiting=len(self._waiting),
-            num_free_blocks=blocks.num_free,
-            num_cached_blocks=blocks.num_cached,
-            num_held_blocks=blocks.num_held,
-            num_blocks=blocks.num_blocks,
+            num_free_blocks=sum(pool.num_free for pool in pools),
+            num_cached_blocks=sum(pool.num_cached for pool in pools),
+            num_held_blocks=sum(pool.num_held for pool in pools),
+            num_blocks=sum(pool.num_blocks for pool in pools),
+            kv_usage=max(pool.num_held / max(1, pool.num_blocks) for pool in pools),
             num_steps=self._num_steps,
             num_preemptions=self._num_preemptions,
             prefix_queries=self._prefix_queries,
@@ -196,22 +197,18 @@ class EngineCore:
     # ---- the scheduler's ledger ----
 
     @property
-    def num_available_blocks(self) -> int:
-        return self._blocks.num_available
+    def no_match(self) -> Match:
+        return self._blocks.no_match
 
-    def num_cached_among(self, blocks: List[int]) -> int:
-        return self._blocks.num_cached_among(blocks)
+    def num_available_blocks(self, matched: Match) -> list[int]:
+        return self._blocks.num_available(matched)
 
-    def find_match(self, seq: Sequence) -> list[int]:
+    def find_match(self, seq: Sequence) -> Match:
         size = self.config.block_size
-        start, off_border = divmod(seq.num_planned, size)
-        if off_border or not self.config.enable_prefix_caching or _wants_scores(seq) or _pools_all(seq):
-            return []
-        # With a private copy of a shared block in its table, it may not hold what hangs below the shared one.
-        if seq.num_published < start:
-            return []
+        if seq.num_planned % size or not self.config.enable_prefix_caching or _wants_scores(seq) or _pools_all(seq):
+            return self.no_match
         self._extend_keys(seq)
-        return self._blocks.match(seq.keys, start, (len(seq.tokens) - 1) // size)
+        return self._blocks.match(seq.keys, seq.tables, (len(seq.tokens) - 1) // size)
 
     def admit(self, seq: Sequence) -> None:
         popped = self._waiting.pop()
@@ -224,13 +221,11 @@ class EngineCore:
             self._prompt_tokens += seq.num_prompt
             self._prefix_queries += len(seq.tokens)
 
-    def adopt(self, seq: Sequence, blocks: List[int]) -> None:
-        if not blocks:
+    def adopt(self, seq: Sequence, matched: Match) -> None:
+        if not matched.num_blocks:
             return
-        self._blocks.adopt(blocks)
-        seq.table.ids.extend(blocks)
-        seq.num_published = len(seq.table)
-        num_tokens = len(blocks) * self.config.block_size
+        self._blocks.adopt(seq.tables, matched, seq.last_step)
+        num_tokens = matched.num_blocks * self.config.block_size
         seq.num_planned += num_tokens
         if seq.num_preemptions == 0:
             seq.num_cached += num_tokens
@@ -245,10 +240,10 @@ class EngineCore:
         step = self._composing
         start = seq.num_planned
         end = start + num_tokens
-        table = seq.table
-        num_missing = self._blocks_for(end) - len(table)
-        if num_missing > 0:
-            table.ids.extend(self._blocks.reserve(num_missing))
+        tables = seq.tables
+        num_blocks = self._blocks_for(end)
+        if num_blocks > len(tables[0]):
+            self._blocks.extend(tables, num_blocks - len(tables[0]))
         num_known_tokens = len(seq.tokens)
         is_drawing = end == num_known_tokens + seq.num_pending
         row = PlanRow(
@@ -256,14 +251,14 @@ class EngineCore:
             start=start,
             tokens=tuple(seq.tokens[start:end]),
             from_step=seq.last_step if start >= num_known_tokens else -1,
-            blocks=tuple(table.ids[seq.num_sent :]),
+            blocks=_unsent(seq) if num_blocks > seq.num_sent else (),
             intro=None if seq.num_sent else _introduce(seq),
             sample=is_drawing,
             score=_wants_scores(seq) and start < seq.num_prompt - 1,
         )
         seq.num_planned = end
         seq.num_pending += is_drawing
-        seq.num_sent = len(table)
+        seq.num_sent = num_blocks
         seq.last_step = step.number
         seq.rows_in_flight += 1
         step.rows.append(row)
@@ -272,6 +267,8 @@ class EngineCore:
         step.num_tokens += num_tokens
         self._prompt_tokens_computed += max(0, min(end, seq.num_prompt) - start)
         self._publish(seq, end, step)
+        if self._blocks.window:
+            self._blocks.slide(tables, end, step.number)
 
     # ---- changes of state ----
 
@@ -322,17 +319,16 @@ class EngineCore:
     def _publish(self, seq: Sequence, end: int, step: _Step | None) -> None:
         """Make the full blocks of tokens[:end] matchable; they are withdrawn if `step`, the last one in flight that
         carries a row of the sequence, fails."""
-        first = seq.num_published
         num_full = min(end, len(seq.tokens)) // self.config.block_size
-        if num_full <= first or not self.config.enable_prefix_caching:
+        if num_full <= seq.tables[-1].num_published or not self.config.enable_prefix_caching:
             return
         self._extend_keys(seq)
-        seq.num_published = self._blocks.publish(seq.keys, seq.table.ids, first, num_full)
+        published = self._blocks.publish(seq.keys, seq.tables, num_full)
         if step is not None:
-            step.published += seq.table.ids[first : seq.num_published]
+            step.published += published
 
     def _blocks_for(self, num_tokens: int) -> int:
-        return blocks_for(num_tokens, self.config.block_size) if self.config.num_blocks else 0
+        return blocks_for(num_tokens, self.config.block_size) if self.config.keeps_kv else 0
 
     def _extend_keys(self, seq: Sequence) -> None:
         size = self.config.block_size
@@ -394,16 +390,15 @@ class EngineCore:
     def _release(self, seq: Sequence) -> None:
         """Leave the running list; blocks and the worker's state are given up."""
         self._running.remove(seq)
-        self._blocks.release(seq.table.ids, seq.last_step)
-        seq.table = BlockTable()
-        seq.num_published = 0
-        if seq.num_sent or not self.config.num_blocks:
+        self._blocks.release(seq.tables, seq.last_step)
+        seq.tables = self._blocks.new_tables()
+        if seq.num_sent or not self.config.keeps_kv:
             self._released.append(seq.number)
             seq.num_sent = 0
 
     def check(self) -> None:
         """Assert what must hold between calls; slow, for tests."""
-        self._blocks.check(seq.table.ids for seq in self._running)
+        self._blocks.check(seq.tables for seq in self._running)
         assert self._running == sorted(self._running, key=rank), "running is out of order"
         in_flight: dict[int, int] = {}
         for step in self._in_flight:
@@ -415,13 +410,17 @@ class EngineCore:
             assert 0 <= seq.num_computed <= seq.num_planned < len(seq.tokens) + seq.num_pending, seq
             assert seq.rows_in_flight == in_flight.get(seq.number, 0), seq
             assert seq.num_output + seq.num_pending <= seq.request.max_tokens, seq
-            assert seq.num_published <= len(seq.table), seq
+            assert len({len(table) for table in seq.tables}) == 1, seq
+            assert all(max(table.num_published, table.num_released) <= len(table) for table in seq.tables), seq
             if seq.status is Status.RUNNING:
                 assert seq.rows_in_flight or seq.num_computed == seq.num_planned, seq
-                assert len(seq.table) == self._blocks_for(seq.num_planned), seq
+                assert len(seq.tables[0]) == self._blocks_for(seq.num_planned), seq
+                for group, table in zip(self.config.groups, seq.tables, strict=True):
+                    num_hidden = num_hidden_blocks(seq.num_planned, group.window, self.config.block_size)
+                    assert table.num_released == num_hidden, seq
             else:
                 num_waiting += 1
-                assert seq.status is Status.WAITING and not seq.table.ids and not seq.rows_in_flight, seq
+                assert seq.status is Status.WAITING and not len(seq.tables[0]) and not seq.rows_in_flight, seq
         assert num_waiting == len(self._waiting)
         assert num_waiting + len(self._running) == len(self._by_id)
 
@@ -437,6 +436,11 @@ def _wants_scores(seq: Sequence) -> bool:
 def _pools_all(seq: Sequence) -> bool:
     """Whether its vector takes positions that a prefix hit would not compute."""
     return seq.request.pooling is not None and seq.request.pooling.needs_all
+
+
+def _unsent(seq: Sequence) -> tuple[int, ...]:
+    """Table entries that the worker does not know of, group after group."""
+    return tuple(block for table in seq.tables for block in table.ids[seq.num_sent :])
 
 
 def _introduce(seq: Sequence) -> Introduction:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..core.config import EngineConfig
+from ..core.config import CacheGroup, EngineConfig
 from ..core.errors import ContextTooLong, InvalidRequest, Overloaded, TokenmillError
 from ..core.request import Request
 
@@ -12,10 +12,31 @@ def blocks_for(num_tokens: int, block_size: int) -> int:
     return -(-num_tokens // block_size)
 
 
+def most_blocks(config: EngineConfig, group: CacheGroup) -> int:
+    """Blocks of the group that one sequence is expected to keep from others at most: with a window, what a query sees
+    and what the chunks in flight write."""
+    if not group.window:
+        return group.num_blocks
+    num_in_flight = config.max_num_batched_tokens * config.steps_in_flight
+    return min(group.num_blocks, 1 + blocks_for(group.window - 1 + num_in_flight, config.block_size))
+
+
+def capacity(config: EngineConfig) -> int:
+    """Slots that one sequence can have, alone in the engine. A pool with a window bounds nothing if what a query sees
+    fits it, wherever the borders of blocks fall."""
+    size = config.block_size
+    bounds = (
+        group.num_blocks * size
+        for group in config.groups
+        if not group.window or group.num_blocks <= blocks_for(group.window - 1, size)
+    )
+    return min(bounds, default=config.max_model_len)
+
+
 def refusal(request: Request, config: EngineConfig, num_waiting: int) -> TokenmillError | None:
     """Why `request` cannot be admitted, or None.
 
-    A request is refused for good when its whole length exceeds the context or the pool, since nothing that others do
+    A request is refused for good when its whole length exceeds the context or a pool, since nothing that others do
     would ever make it fit; it is refused for now when the queue is full.
     """
     error = _vector_refusal(request, config) if request.pooling is not None else _text_refusal(request, config)
@@ -27,10 +48,10 @@ def refusal(request: Request, config: EngineConfig, num_waiting: int) -> Tokenmi
 def _vector_refusal(request: Request, config: EngineConfig) -> TokenmillError | None:
     num_prompt = len(request.prompt_tokens)
     most, holder = config.max_model_len, "this model's context"
-    if not config.num_blocks and config.max_num_batched_tokens < most:
+    if not config.keeps_kv and config.max_num_batched_tokens < most:
         most, holder = config.max_num_batched_tokens, "a step, in which this model must see the whole input,"
-    if config.num_blocks and config.num_blocks * config.block_size < most:
-        most, holder = config.num_blocks * config.block_size, "the KV cache"
+    if config.keeps_kv and capacity(config) < most:
+        most, holder = capacity(config), "the KV cache"
     if num_prompt <= most:
         return None
     return ContextTooLong(
@@ -49,10 +70,11 @@ def _text_refusal(request: Request, config: EngineConfig) -> TokenmillError | No
             f"this model's context holds {config.max_model_len}. Shorten the prompt or lower max_tokens.",
             param="max_tokens" if num_prompt < config.max_model_len else "prompt",
         )
-    if blocks_for(num_total - 1, config.block_size) > config.num_blocks:  # The last token's KV is never computed.
+    room = capacity(config)
+    if num_total - 1 > room:  # The last token's KV is never computed.
         return ContextTooLong(
             f"The prompt has {num_prompt} tokens and max_tokens is {request.max_tokens}: {num_total} together, but the "
-            f"KV cache holds {config.num_blocks * config.block_size}. Shorten the prompt or lower max_tokens.",
+            f"KV cache holds {room}. Shorten the prompt or lower max_tokens.",
             param="max_tokens",
         )
     if num_output >= request.max_tokens:

@@ -17,9 +17,10 @@ from collections.abc import Sequence as List
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from ..cache.groups import Match
 from ..core.config import EngineConfig
 from ..core.sequence import Sequence, Status
-from .admission import blocks_for
+from .admission import blocks_for, most_blocks
 from .policies import Rank, rank
 from .queue import WaitingQueue
 
@@ -28,21 +29,21 @@ class Ledger(Protocol):
     """What the scheduler asks of the engine core, which owns every sequence and block."""
 
     @property
-    def num_available_blocks(self) -> int: ...
+    def no_match(self) -> Match: ...
 
-    def find_match(self, seq: Sequence) -> list[int]:
+    def find_match(self, seq: Sequence) -> Match:
         """Published blocks that would carry the sequence's planned part on from a block border; changes nothing."""
         ...
 
-    def num_cached_among(self, blocks: List[int]) -> int:
-        """How many of them nobody holds: adopting those makes fewer blocks available."""
+    def num_available_blocks(self, matched: Match) -> List[int]:
+        """Blocks of each KV group that can be handed out beside `matched`."""
         ...
 
     def admit(self, seq: Sequence) -> None:
         """WAITING -> RUNNING: the head of the queue joins the running list at its rank."""
         ...
 
-    def adopt(self, seq: Sequence, blocks: List[int]) -> None:
+    def adopt(self, seq: Sequence, matched: Match) -> None:
         """Carry the planned part on over matched blocks; a row of the same step follows."""
         ...
 
@@ -117,13 +118,13 @@ class _Composition:
                 continue
             if num_tokens > 1:
                 self._continue_prefill(seq)
-            elif self._fit(seq, [], 1):
+            elif self._fit(seq, self.ledger.no_match, 1):
                 self.ledger.add_row(seq, 1)
         self._admit(None)
 
     def _continue_prefill(self, seq: Sequence) -> None:
         matched = self.ledger.find_match(seq)
-        num_matched = len(matched) * self.config.block_size
+        num_matched = matched.num_blocks * self.config.block_size
         num_left = num_wanted(seq) - num_matched
         start = seq.num_planned + num_matched
         planned = chunk_size(start, num_left, self.budget, self.config.block_size, self.is_first)
@@ -131,23 +132,25 @@ class _Composition:
         if fitting:
             self._add_prefill(seq, matched, fitting)
 
-    def _add_prefill(self, seq: Sequence, matched: List[int], num_tokens: int) -> None:
+    def _add_prefill(self, seq: Sequence, matched: Match, num_tokens: int) -> None:
         self.ledger.adopt(seq, matched)
         self.ledger.add_row(seq, num_tokens)
         self.budget -= num_tokens
         self.is_first = False
 
-    def _fit(self, seq: Sequence, matched: List[int], num_tokens: int) -> int:
-        """How many of `num_tokens` after `matched` there are blocks for, after preempting others if need be.
+    def _fit(self, seq: Sequence, matched: Match, num_tokens: int) -> int:
+        """How many of `num_tokens` after `matched` every KV group has blocks for, after preempting others if need be.
 
         The sequence of the worst rank gives way first. If it has a row in flight it cannot be preempted yet: it gets
         no row in this step and is preempted in a later one, unless blocks come free before.
         """
         size = self.config.block_size
-        num_blocks = len(seq.table) + len(matched)
-        start = seq.num_planned + len(matched) * size
+        num_blocks = len(seq.tables[0]) + matched.num_blocks
+        start = seq.num_planned + matched.num_blocks * size
         missing = blocks_for(start + num_tokens, size) - num_blocks
-        while missing > (available := self.ledger.num_available_blocks - self.ledger.num_cached_among(matched)):
+        if missing <= 0:
+            return num_tokens
+        while missing > (available := min(self.ledger.num_available_blocks(matched))):
             self.is_squeezed = True
             victim = self.running[-1]
             if victim is seq or victim.rows_in_flight:
@@ -160,26 +163,43 @@ class _Composition:
     def _admit(self, before: Rank | None) -> None:
         """Let waiting sequences of a rank better than `before` in, while their whole present length fits beside what
         the running ones still need: the rest of their prompts, and one block of growth each, so that an admission does
-        not cause the next preemption. Without KV a prompt is let in when all of it fits the step."""
+        not cause the next preemption. That must hold in every KV group. Without KV a prompt is let in when all of it
+        fits the step."""
         size = self.config.block_size
         while self.budget > 0 and not self.is_squeezed and len(self.running) < max_running(self.config):
             seq = self.waiting.peek()
             if seq is None or (before is not None and rank(seq) > before):
                 return
             matched = self.ledger.find_match(seq)
-            start = len(matched) * size
+            start = matched.num_blocks * size
             num_tokens = chunk_size(start, len(seq.tokens) - start, self.budget, size, self.is_first)
-            if not self.config.num_blocks:
+            if not self.config.keeps_kv:
                 if len(seq.tokens) > self.budget:
                     return
             else:
-                missing = blocks_for(len(seq.tokens), size) - len(matched) + self.ledger.num_cached_among(matched)
-                promised = sum(max(0, blocks_for(len(s.tokens), size) - len(s.table)) for s in self.prefilling)
-                if not num_tokens or missing + promised + len(self.running) > self.ledger.num_available_blocks:
+                available = self.ledger.num_available_blocks(matched)
+                if not num_tokens or not self._has_room(seq, matched, available):
                     return
+                num_tokens = min(num_tokens, min(available) * size)
             self.ledger.admit(seq)
             self._add_prefill(seq, matched, num_tokens)
             self.prefilling.append(seq)
+
+    def _has_room(self, seq: Sequence, matched: Match, available: List[int]) -> bool:
+        for index, group in enumerate(self.config.groups):
+            most, num_matched = most_blocks(self.config, group), len(matched.blocks[index])
+            needed = self._num_to_come(seq, matched.num_blocks - num_matched, num_matched, most) + len(self.running)
+            for other in self.prefilling:
+                table = other.tables[index]
+                needed += self._num_to_come(other, table.num_released, len(table) - table.num_released, most)
+            if needed > available[index]:
+                return False
+        return True
+
+    def _num_to_come(self, seq: Sequence, num_released: int, num_held: int, most: int) -> int:
+        """Blocks of one group that the known tokens of a sequence take beyond those it holds."""
+        num_blocks = blocks_for(len(seq.tokens), self.config.block_size)
+        return max(0, min(num_blocks - num_released, most) - num_held)
 
 
 def max_running(config: EngineConfig) -> int:

@@ -1,11 +1,11 @@
 """A checkable toy model behind the Executor port: wrong bookkeeping in the engine fails loudly and fast.
 
-A KV slot stores (position, token). A row writes its tokens into the slots that its own block table names; when it
-draws, the whole prefix is read back through that table and the next token is a hash of what was read. So a wrong slot,
-an early free, a bad publication or a lost table entry changes the answer or trips a check:
+A KV slot stores (position, token), once in each KV group. A row writes its tokens into the slots that its own block
+tables name; when it draws, all that it sees is read back through those tables, and the next token is a hash of the
+prefix. So a wrong slot, an early free, a bad publication or a lost table entry changes the answer or trips a check:
 
-    * every slot read must hold the position it stands for, and the worker's own record of the output
-    * a row may not write into a block that another sequence of an unfinished step can still reach (quarantine)
+    * every slot read must hold the position it stands for, and the worker's own record of the token
+    * a row may not write into a block that another sequence of an unfinished step can still see (quarantine)
     * plans arrive in order; a sequence is introduced before its first row; draws of an earlier step exist
 
 `solo_answer` gives the answer of the same request run alone, from tokens only. A step takes modelled time, on whatever
@@ -21,7 +21,8 @@ from array import array
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
-from ..core.config import EngineConfig
+from ..core.block import num_hidden_blocks
+from ..core.config import CacheGroup, EngineConfig
 from ..core.ports import Clock
 from ..core.request import Request, SamplingParams
 from ..core.step import Introduction, PlanRow, RowResult, StepPlan, StepResult, TokenLogprob
@@ -114,13 +115,23 @@ class _ToySequence:
     """What the toy worker keeps of a sequence. `drawn_in`: step -> the position of the output drawn in it."""
 
     intro: Introduction
-    table: list[int] = field(default_factory=list)
+    tables: tuple[list[int], ...]
     outputs: list[int] = field(default_factory=list)
     drawn_in: dict[int, int] = field(default_factory=dict)
 
 
+class _ToyPool:
+    """The slots of one KV group. `reach`: step in flight -> block -> a sequence of it that sees the block."""
+
+    def __init__(self, group: CacheGroup, block_size: int) -> None:
+        self.window = group.window
+        self.reach: dict[int, dict[int, _ToySequence]] = {}
+        self.positions = array("q", [-1]) * (group.num_blocks * block_size)
+        self.tokens = array("q", [-1]) * (group.num_blocks * block_size)
+
+
 class ToyExecutor:
-    """Executes plans in order against one array of slots, a step at a time."""
+    """Executes plans in order against an array of slots for each KV group, a step at a time."""
 
     def __init__(
         self,
@@ -140,11 +151,8 @@ class ToyExecutor:
         self._costs = costs or ToyCosts()
         self._rng = random.Random(failure_seed)
         self._failure_rate = failure_rate
-        num_slots = config.num_blocks * config.block_size
-        self._positions = array("q", [-1]) * num_slots
-        self._tokens = array("q", [-1]) * num_slots
+        self._pools = tuple(_ToyPool(group, config.block_size) for group in config.groups)
         self._sequences: dict[int, _ToySequence] = {}
-        self._reach: dict[int, dict[int, _ToySequence]] = {}  # step in flight -> block -> a sequence that reaches it
         self._next_step = 0
         self._void_below = 0
         self._turn: asyncio.Future[None] | None = None
@@ -166,39 +174,54 @@ class ToyExecutor:
             await asyncio.sleep(self._costs.fixed_s + self._costs.per_token_s * plan.num_tokens)
             return StepResult(plan.step, self._run(plan, rows), self._clock.now() - started_s)
         finally:
-            self._reach.pop(plan.step, None)
+            for pool in self._pools:
+                pool.reach.pop(plan.step, None)
             turn.set_result(None)
 
     def _receive(self, plan: StepPlan) -> list[_ToySequence]:
         """Apply table deltas and check the plan, at the moment that it is submitted."""
         self._require(plan.step == self._next_step, f"step {plan.step} came when {self._next_step} was due")
-        self._require(len(self._reach) < self._steps_in_flight, f"{len(self._reach)} steps were in flight already")
+        in_flight = len(self._pools[0].reach)
+        self._require(in_flight < self._steps_in_flight, f"{in_flight} steps were in flight already")
         self._require(0 < plan.num_tokens <= self._max_tokens, f"step {plan.step} has {plan.num_tokens} tokens")
         self._next_step += 1
         for number in plan.released:
             self._sequences.pop(number, None)
         rows = [self._receive_row(plan, row) for row in plan.rows]
         self._require(len({row.seq for row in plan.rows}) == len(rows), "a sequence has two rows")
-        self._reach[plan.step] = {block: seq for seq in rows for block in seq.table}
+        for index, pool in enumerate(self._pools):
+            pool.reach[plan.step] = {
+                block: seq
+                for row, seq in zip(plan.rows, rows, strict=True)
+                for block in seq.tables[index][self._first_seen(pool, row) :]
+            }
         return rows
+
+    def _first_seen(self, pool: _ToyPool, row: PlanRow) -> int:
+        """The first block that the row sees."""
+        return num_hidden_blocks(row.start, pool.window, self._block_size)
 
     def _receive_row(self, plan: StepPlan, row: PlanRow) -> _ToySequence:
         if row.intro is not None:
-            self._sequences[row.seq] = _ToySequence(row.intro, [], list(row.intro.output_tokens))
+            tables: tuple[list[int], ...] = tuple([] for _ in self._pools)
+            self._sequences[row.seq] = _ToySequence(row.intro, tables, list(row.intro.output_tokens))
         self._require(row.seq in self._sequences, f"step {plan.step} runs unknown sequence {row.seq}")
         seq = self._sequences[row.seq]
-        seq.table.extend(row.blocks)
+        num_new = len(row.blocks) // len(self._pools)
         end = row.start + row.num_tokens
         size = self._block_size
-        self._require(len(set(seq.table)) == len(seq.table), f"sequence {row.seq} has a block twice")
-        self._require(-(-end // size) == len(seq.table), f"sequence {row.seq}: {len(seq.table)} blocks to {end}")
-        for block in seq.table[row.start // size :]:
-            for step, reach in self._reach.items():
-                other = reach.get(block)
-                self._require(
-                    other is None or other is seq,
-                    f"step {plan.step} writes block {block} of sequence {row.seq} while step {step} may touch it",
-                )
+        for index, (pool, table) in enumerate(zip(self._pools, seq.tables, strict=True)):
+            table.extend(row.blocks[index * num_new : (index + 1) * num_new])
+            self._require(-(-end // size) == len(table), f"sequence {row.seq}: {len(table)} blocks to {end}")
+            seen = table[self._first_seen(pool, row) :]
+            self._require(len(set(seen)) == len(seen), f"sequence {row.seq} has a block twice")
+            for block in table[row.start // size :]:
+                for step, reach in pool.reach.items():
+                    other = reach.get(block)
+                    self._require(
+                        other is None or other is seq,
+                        f"step {plan.step} writes block {block} of sequence {row.seq} while step {step} may touch it",
+                    )
         if row.sample:
             seq.drawn_in[plan.step] = end - len(seq.intro.prompt_tokens)
         return seq
@@ -219,14 +242,15 @@ class ToyExecutor:
             self._write(row, seq)
         return tuple(self._read(plan, row, seq) for row, seq in zip(plan.rows, rows, strict=True))
 
-    def _slots(self, seq: _ToySequence, start: int, end: int) -> list[int]:
+    def _slots(self, table: list[int], start: int, end: int) -> list[int]:
         size = self._block_size
-        return [seq.table[p // size] * size + p % size for p in range(start, end)]
+        return [table[p // size] * size + p % size for p in range(start, end)]
 
     def _scribble(self, plan: StepPlan, rows: list[_ToySequence]) -> None:
         for row, seq in zip(plan.rows, rows, strict=True):
-            for slot in self._slots(seq, row.start, row.start + row.num_tokens):
-                self._positions[slot] = self._tokens[slot] = _GARBAGE
+            for pool, table in zip(self._pools, seq.tables, strict=True):
+                for slot in self._slots(table, row.start, row.start + row.num_tokens):
+                    pool.positions[slot] = pool.tokens[slot] = _GARBAGE
 
     def _write(self, row: PlanRow, seq: _ToySequence) -> None:
         tokens = row.tokens
@@ -234,27 +258,24 @@ class ToyExecutor:
             self._require(not tokens, f"sequence {row.seq} has tokens and from_step")
             self._require(row.from_step in seq.drawn_in, f"sequence {row.seq} drew nothing in step {row.from_step}")
             tokens = (seq.outputs[seq.drawn_in[row.from_step]],)
-        for slot, position, token in zip(
-            self._slots(seq, row.start, row.start + len(tokens)), range(row.start, 2**62), tokens, strict=False
-        ):
-            self._positions[slot] = position
-            self._tokens[slot] = token
+        for pool, table in zip(self._pools, seq.tables, strict=True):
+            slots = self._slots(table, row.start, row.start + len(tokens))
+            for slot, position, token in zip(slots, range(row.start, 2**62), tokens, strict=False):
+                pool.positions[slot] = position
+                pool.tokens[slot] = token
 
     def _read(self, plan: StepPlan, row: PlanRow, seq: _ToySequence) -> RowResult:
-        """Read the whole prefix back through the table, check it, and draw or score."""
+        """Read back through the tables what the row sees, check it, and draw or score."""
+        end = row.start + row.num_tokens
+        prompt = seq.intro.prompt_tokens
+        where = f"step {plan.step}, sequence {row.seq}"
+        prefix = array("q", [*prompt, *seq.outputs])[:end]
+        for pool, table in zip(self._pools, seq.tables, strict=True):
+            # With a window, a row that neither draws nor scores may be the last to see a block.
+            if pool.window or row.sample or row.score:
+                self._check_seen(pool, table, row, prefix, where)
         if not (row.sample or row.score):
             return RowResult(row.seq)
-        end = row.start + row.num_tokens
-        prompt, size = seq.intro.prompt_tokens, self._block_size
-        positions, prefix = array("q"), array("q")
-        for block in seq.table:
-            positions += self._positions[block * size : (block + 1) * size]
-            prefix += self._tokens[block * size : (block + 1) * size]
-        positions, prefix = positions[:end], prefix[:end]
-        where = f"step {plan.step}, sequence {row.seq}"
-        self._require(positions == array("q", range(end)), f"{where}: read positions {positions.tolist()}")
-        known = array("q", [*prompt, *seq.outputs])[:end]
-        self._require(prefix == known, f"{where}: read tokens {prefix.tolist()} for {known.tolist()}")
         scores: list[TokenLogprob] = []
         if row.score:
             for position in range(row.start, min(end, len(prompt) - 1)):
@@ -268,6 +289,19 @@ class ToyExecutor:
         wants = seq.intro.sampling.logprobs is not None
         entries = (logprob(self._vocab_size, prefix, token),) if wants else ()
         return RowResult(row.seq, (token,), entries, tuple(scores))
+
+    def _check_seen(self, pool: _ToyPool, table: list[int], row: PlanRow, known: array[int], where: str) -> None:
+        size, end = self._block_size, len(known)
+        positions, tokens = array("q"), array("q")
+        first_block = self._first_seen(pool, row)
+        for block in table[first_block:]:
+            positions += pool.positions[block * size : (block + 1) * size]
+            tokens += pool.tokens[block * size : (block + 1) * size]
+        first = max(0, row.start - pool.window + 1) if pool.window else 0
+        within = slice(first - first_block * size, end - first_block * size)
+        positions, tokens = positions[within], tokens[within]
+        self._require(positions == array("q", range(first, end)), f"{where}: read positions {positions.tolist()}")
+        self._require(tokens == known[first:], f"{where}: read tokens {tokens.tolist()} for {known[first:].tolist()}")
 
     @staticmethod
     def _require(holds: bool, message: str) -> None:

@@ -75,7 +75,7 @@ def make_scenario(seed: int) -> Scenario:
 def _make_config(rng: random.Random) -> EngineConfig:
     block_size = rng.choice([1, 2, 4, 8, 16])
     num_blocks = rng.choice([6, 10, 20, 60, 150])
-    return EngineConfig(
+    config = EngineConfig(
         num_blocks=num_blocks,
         max_model_len=max(4, min(80, num_blocks * block_size + rng.choice([0, 8]))),
         block_size=block_size,
@@ -84,6 +84,18 @@ def _make_config(rng: random.Random) -> EngineConfig:
         max_num_waiting=rng.choice([3, 1000, 1000, 1000]),
         enable_prefix_caching=rng.random() < 0.85,
         steps_in_flight=rng.randint(1, 3),
+    )
+    kind = rng.choice(["full", "full", "both", "both", "window"])
+    if kind == "full":
+        return config
+    window = rng.choice([1, 2, 3, 5, 8, 13, 31, 70])
+    fewest = 1 + -(-(window - 1) // block_size)
+    num_window_blocks = fewest + rng.choice([-fewest // 2, 0, 1, 3, 10, 100])
+    return replace(
+        config,
+        num_blocks=config.num_blocks if kind == "both" else 0,
+        window=window,
+        num_window_blocks=max(1, num_window_blocks),
     )
 
 

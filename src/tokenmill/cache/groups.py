@@ -1,0 +1,138 @@
+"""KVBlocks: the block ids of all KV groups of one engine, handed out together.
+
+A sequence has one block table for each group, and all are equally long: block i of each stands for the same positions.
+What is decided for one group holds for all of them, or nothing happens:
+
+    match    the longest prefix that every group can serve
+    extend   as many new blocks in each group
+    slide    in groups with a window, leading blocks that no query to come sees are given back
+    release  everything
+
+    window of 5, blocks of 2, the next query at position 9    0 1 | 2 3 | 4 5 | 6 7 | 8 9
+        group that sees everything                            held  held  held  held  held
+        group with a window                                   back  back  held  held  held   (5..9 are seen)
+
+A block given back may still be read by rows in flight: it is quarantined like any other until their step has ended.
+Groups share keys, not trees: what a key names in one group says nothing of another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ..core.block import BlockKey, BlockTable, num_hidden_blocks
+from ..core.config import CacheGroup
+from .manager import BlockManager
+
+Tables = Sequence[BlockTable]
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """Published blocks that carry tables on by `num_blocks` entries. `blocks`: of each group, those for the last of
+    these entries; the entries before them are of positions that no query after the hit sees."""
+
+    num_blocks: int
+    blocks: tuple[list[int], ...]
+
+
+class KVBlocks:
+    """One BlockManager for each group, in the order of a sequence's tables. At most one has a window: the last."""
+
+    def __init__(self, groups: Sequence[CacheGroup], block_size: int) -> None:
+        assert not any(group.window for group in groups[:-1]), groups
+        self.pools = tuple(BlockManager(group.num_blocks, group.window) for group in groups)
+        self.no_match = Match(0, tuple([] for _ in groups))
+        self.window = groups[-1].window
+        self._block_size = block_size
+
+    def new_tables(self) -> tuple[BlockTable, ...]:
+        return tuple(BlockTable() for _ in self.pools)
+
+    def match(self, keys: Sequence[BlockKey], tables: Tables, stop: int) -> Match:
+        """The longest hit that carries `tables` on, up to block `stop` at most; changes nothing."""
+        start, end = len(tables[0]), stop
+        found: list[list[int]] = []
+        for pool, table in zip(self.pools, tables, strict=True):
+            if pool.window:
+                end, blocks = pool.match_window(keys, start, end, self._block_size)
+            elif table.num_published < start:
+                # With a private copy of a shared block, a table may not hold what hangs below the shared one.
+                return self.no_match
+            else:
+                blocks = pool.match(keys, start, end)
+                end = start + len(blocks)
+            found.append(blocks)
+        # The last group decides where the hit ends; its own blocks are no more than that.
+        return Match(end - start, tuple(blocks[: end - start] for blocks in found)) if end > start else self.no_match
+
+    def num_available(self, match: Match) -> list[int]:
+        """Of each group, blocks that can be handed out beside `match`."""
+        return [
+            pool.num_available - (pool.num_cached_among(blocks) if blocks else 0)
+            for pool, blocks in zip(self.pools, match.blocks, strict=True)
+        ]
+
+    def adopt(self, tables: Tables, match: Match, last_step: int) -> None:
+        """Carry tables on over matched blocks, and give back what is hidden behind the hit; `last_step` is the last
+        step that reads or writes what the tables hold."""
+        for pool, table, blocks in zip(self.pools, tables, match.blocks, strict=True):
+            num_skipped = match.num_blocks - len(blocks)
+            if num_skipped:
+                self._give_back(pool, table, len(table), last_step)
+                table.ids += [0] * num_skipped
+                table.num_released = len(table)
+            pool.adopt(blocks)
+            table.ids += blocks
+            table.num_published = len(table)
+        if self.window:
+            self.slide(tables, len(tables[0]) * self._block_size, last_step)
+
+    def extend(self, tables: Tables, num_blocks: int) -> None:
+        """Append `num_blocks` writable ids to each table."""
+        for pool, table in zip(self.pools, tables, strict=True):
+            table.ids += pool.reserve(num_blocks)
+
+    def publish(self, keys: Sequence[BlockKey], tables: Tables, num_full: int) -> list[tuple[BlockManager, int]]:
+        """Make the first `num_full` blocks of the tables matchable as far as they are not; returns which became so."""
+        published: list[tuple[BlockManager, int]] = []
+        for pool, table in zip(self.pools, tables, strict=True):
+            first = max(table.num_published, table.num_released)
+            table.num_published = pool.publish(keys, table.ids, first, num_full)
+            new = table.ids[first : table.num_published]
+            published += [(pool, block) for block in new if not pool.window or pool.is_published(block)]
+        return published
+
+    def withdraw(self, published: Sequence[tuple[BlockManager, int]]) -> None:
+        """Take back what `publish` returned, last first: it was never written."""
+        for pool, block in reversed(published):
+            pool.withdraw((block,))
+
+    def slide(self, tables: Tables, position: int, last_step: int) -> None:
+        """Give back what no query at `position` or after it sees; `last_step` as in `adopt`."""
+        num_hidden = num_hidden_blocks(position, self.window, self._block_size)
+        if num_hidden > tables[-1].num_released:
+            self._give_back(self.pools[-1], tables[-1], num_hidden, last_step)
+
+    def release(self, tables: Tables, last_step: int) -> None:
+        """Give everything back; the tables are not to be used again."""
+        for pool, table in zip(self.pools, tables, strict=True):
+            pool.release(table.held, last_step)
+
+    def end_step(self, step: int) -> None:
+        """See BlockManager.end_step."""
+        for pool in self.pools:
+            pool.end_step(step)
+
+    def check(self, all_tables: Iterable[Tables]) -> None:
+        """Assert what must hold between calls, given the tables of every sequence; slow, for tests."""
+        held = [[table.held for table in tables] for tables in all_tables]
+        for index, pool in enumerate(self.pools):
+            pool.check(blocks[index] for blocks in held)
+
+    def _give_back(self, pool: BlockManager, table: BlockTable, end: int, last_step: int) -> None:
+        begin = table.num_released
+        pool.release(table.ids[begin:end], last_step)
+        table.ids[begin:end] = [0] * (end - begin)
+        table.num_released = end
