@@ -25,7 +25,7 @@ class EngineConfig:
     block_size              token slots per KV block
     num_blocks              blocks in the pool of the layers that see everything; 0: there are none
     window                  positions that the other layers see, which have a pool of their own; 0: there are none
-    num_window_blocks       blocks in that pool. Without either the model keeps no KV: each prompt runs whole in one step
+    num_window_blocks       blocks in that pool. With neither pool no KV is kept, and each prompt runs whole in one step
     max_model_len           most tokens (prompt + output) one sequence may have
     max_num_seqs            most sequences running at once
     max_num_batched_tokens  token budget of a step
