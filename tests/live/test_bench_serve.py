@@ -12,6 +12,7 @@ import urllib.request
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -457,6 +458,16 @@ def test_the_commands_write_what_they_promise(synthetic: int, tmp_path: Path) ->
     assert [run["name"] for run in result["runs"]] == ["a", "b", "b", "a"]
     assert {ratio["verdict"] for ratio in result["ratios"]} == {"undecided"}
     assert len({run["dataset"]["digest"] for run in result["runs"]}) == 2
+    shared = ("--dataset-name", "shared-prefix", "--num-prefixes", "1", "--prefix-len", "5", "--warm", "--repeats", "1")
+    report = tmp_path / "out.md"
+    cli("compare", f"a={url}", f"b={url}", *few, *shared, "--markdown", str(report))
+    result = json.loads(out.read_text())
+    cold, warm = "cold", "warm"
+    assert [(run["name"], run["schedule"]["phase"]) for run in result["runs"]] == [*product("ab", (cold, warm))]
+    assert len({run["dataset"]["digest"] for run in result["runs"]}) == 2
+    assert {ratio["phase"] for ratio in result["ratios"]} == {cold, warm}
+    assert {figure["median"] for figure in result["figures"] if figure["metric"] == "output_tokens"} == {32}
+    assert report.read_text().count("| output tokens/s |") == 4
 
 
 def test_wrong_command_lines_are_one_line(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from tokenmill.bench import html, html_plot, result
 from tokenmill.bench.html_csv import requests_csv, summary_csv
 from tokenmill.bench.html_plot import Axis, Estimate, Series
+from tokenmill.bench.load.compare import Side, make_figures
 from tokenmill.core.errors import ConfigError
 
 HOSTILE = "<script>alert('x')</script>&\"' ]]>"
@@ -66,7 +67,8 @@ def make_run(name: str = "a run", *, num: int = 40, num_failed: int = 2, seed: i
         errors=[result.ErrorClass("timeout", num_failed, HOSTILE)],
         client=result.ClientCost(0.1, 0.01, 100, 1000, 10.0, 0.0, distribution([0.001])),
         server=result.ServerMetrics("http://h/metrics", {'a{b="c"}': 1.0}, {"g": [0.0, 1.0]}, {"h": 0.5}),
-        energy=result.Energy("rapl", 10.0, 0.1), schedule={"mode": "open", "request_rate": 10.0, "repeat": seed},
+        energy=result.Energy("rapl", 10.0, 0.1),
+        schedule={"mode": "open", "request_rate": 10.0, "repeat": seed, "phase": "cold"},
         dataset={"name": "random", "digest": "d" * 64, "seed": 0},
         endpoint={"name": name, "url": "http://h/v1", "model": "m"}, environment={"cores": "2"},
         argv=["/bin/tokenmill", "bench", "serve", "--url", "http://h", "--api-key", "sesame", "--header=X: secret"],
@@ -84,9 +86,11 @@ def make_all() -> dict[str, result.Result]:
     ]
     twins = [make_run(name, seed=seed) for seed in range(2) for name in ("base", HOSTILE)]
     ratios = [
-        result.Ratio(metric, "per" in metric, "base", HOSTILE, 1.0, 1.2, 1.2, 1.1, 1.3, 0.95, "worse")
+        result.Ratio("cold", metric, "per" in metric, "base", HOSTILE, 1.0, 1.2, 1.2, 1.1, 1.3, 0.95, "worse")
         for metric in ("ttft_s.p50", "output_tokens_per_s")
     ]
+    sides = [Side(name, "cold", [run for run in twins if run.name == name]) for name in ("base", HOSTILE)]
+    figures_of_sides = [figure for side in sides for figure in make_figures(side)]
     intervals = {"requests_per_s": interval, "ttft_s.p50": interval}
     figures = (2.0, 2.0, 4.0, interval, 1.9, 100.0, 1.0, None, 5.0, None, 2, None, 0.2)
     return {
@@ -95,7 +99,12 @@ def make_all() -> dict[str, result.Result]:
         "sweep": result.Sweep("request_rate", [1.0, 2.0, 4.0], runs),
         "goodput": result.Goodput({"ttft_s": 0.5}, 0.9, *figures, ["bench"], [], probes),
         "compare": result.Comparison(
-            [{"name": "base", "url": "http://h"}, {"name": HOSTILE, "url": "http://i"}], ratios, ["bench"], [], twins
+            [{"name": "base", "url": "http://h"}, {"name": HOSTILE, "url": "http://i"}],
+            figures_of_sides,
+            ratios,
+            ["bench"],
+            [],
+            twins,
         ),
     }
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmill.bench.load import goodput, measure
-from tokenmill.bench.load.compare import make_ratio
+from tokenmill.bench.load.compare import Side, make_figures, make_ratio
 from tokenmill.bench.load.datasets import Lengths, random_prompts
 from tokenmill.bench.load.histogram import QUANTILES, SUB_BUCKETS, Histogram, describe, quantile
 from tokenmill.bench.load.player import Played
@@ -247,8 +247,8 @@ def test_a_verdict_needs_its_interval() -> None:
     runs = {"slow": slow, "fast": fast, "same": slow[::-1]}
 
     def verdict(metric: str, higher: bool, baseline: str, candidate: str, num: int = 6) -> str:
-        some = {name: own[:num] for name, own in runs.items()}
-        ratio = make_ratio(metric, higher, some, baseline, candidate, 0)
+        some = {name: Side(name, "cold", own[:num]) for name, own in runs.items()}
+        ratio = make_ratio(metric, higher, some[baseline], some[candidate], 0)
         assert ratio is not None
         return ratio.verdict
 
@@ -257,8 +257,9 @@ def test_a_verdict_needs_its_interval() -> None:
     assert verdict("output_tokens_per_s", True, "slow", "fast") == "better"
     assert verdict("ttft_s.p50", False, "slow", "same") == "undecided"
     assert verdict("ttft_s.p50", False, "slow", "fast", num=5) == "undecided"
-    failed = {"slow": slow, "fast": [run_of([exchange(0, 0.0, 0.0, [], error="x")])] * 6}
-    assert make_ratio("ttft_s.p50", False, failed, "slow", "fast", 0) is None
+    failed = Side("fast", "cold", [run_of([exchange(0, 0.0, 0.0, [], error="x")])] * 6)
+    assert make_ratio("ttft_s.p50", False, Side("slow", "cold", slow), failed, 0) is None
+    assert "ttft_s.p50" not in {figure.metric for figure in make_figures(failed)}
 
 
 def test_a_growing_queue_is_seen_and_noise_is_not() -> None:
@@ -359,14 +360,16 @@ def test_every_kind_of_result_can_be_printed() -> None:
     from rich.console import Console
 
     run = run_of([exchange(0, 0.0, 0.0, [0.5, 1.0]), exchange(1, 0.0, 0.0, [], error="http_500")], {"ttft_s": 1.0})
-    ratio = make_ratio("ttft_s.p50", False, {"a": [run] * 6, "b": [run] * 6}, "a", "b", 0)
+    sides = [Side(name, "cold", [run] * 6) for name in ("a", "b")]
+    ratio = make_ratio("ttft_s.p50", False, *sides, 0)
     assert ratio is not None
+    figures = [figure for side in sides for figure in make_figures(side)]
     results = {
         "http_500": run,
         "repeats": Repeats(run, {"x": mean_interval([1.0, 2.0])}, [run, run]),
         "concurrency": Sweep("concurrency", [1.0], [run]),
         "highest rate": goodput.conclude([[probe(1.0, 5.0)]], {}, goodput.Search(), goodput.Price(2), []),
-        "undecided": Comparison([], [ratio], [], ["careful"], [run]),
+        "undecided": Comparison([{"name": "a"}, {"name": "b"}], figures, [ratio], [], ["careful"], [run]),
     }
     for words, result in results.items():
         console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115

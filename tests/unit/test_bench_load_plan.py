@@ -8,6 +8,7 @@ import math
 import os
 import subprocess
 import sys
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, pstdev
@@ -244,6 +245,47 @@ def test_mooncake_blocks_are_really_shared_text(tmp_path: Path) -> None:
     assert [len(prompt(odd, i)) for i in range(3)] == [7 + 7 + 2, 14, 7 + 2]
     spread = traces.read_trace(path, 10, 0, traces.Fit(), spread_s=3.0)
     assert [call.delay_s for call in spread.calls] == [0.0, 1.5, 3.0]
+
+
+def test_a_sample_of_a_trace_keeps_conversations_whole(tmp_path: Path) -> None:
+    """With all their turns, from all over the trace, at the trace's rate; equal for every seed."""
+    ids = [(turn, talk) for turn in range(4) for talk in range(50)]
+    rows = [
+        {"timestamp": 1000 * i, "input_length": 512 * (turn + 2), "output_length": 1}
+        | {"hash_ids": [0, *(1000 * talk + n for n in range(1, turn + 2))]}
+        for i, (turn, talk) in enumerate(ids)
+    ]
+    path = write_rows(tmp_path / "m.jsonl.gz", rows)
+    plan = traces.read_trace(path, 40, 0, traces.Fit(1 / 512), is_sampled=True)
+    talks = Counter(call.parts[1] for call in plan.calls)
+    assert len(plan.calls) == 40 and list(talks.values()) == [4] * 10
+    times_s = [call.delay_s for call in plan.calls]
+    assert times_s == sorted(times_s) and times_s[0] == 0.0 and times_s[-1] == pytest.approx(40, rel=0.3)
+    other = traces.read_trace(path, 40, 1, traces.Fit(1 / 512), is_sampled=True)
+    assert other.calls == plan.calls
+    first = traces.read_trace(path, 40, 0, traces.Fit(1 / 512))
+    assert len({call.parts[1] for call in first.calls}) == 40
+    pairs = tmp_path / "pairs.csv"
+    pairs.write_text("num_prefill_tokens,num_decode_tokens\n3,4\n")
+    with pytest.raises(ConfigError, match="trace-sample"):
+        traces.read_trace(pairs, 1, 0, traces.Fit(), is_sampled=True)
+
+
+def test_fresh_text_keeps_what_sessions_share(tmp_path: Path) -> None:
+    """Prefixes of several requests stay, lengths and times too; what one session has alone is other text."""
+    shared = datasets.shared_prefixes(20, 0, Lengths(8, 4, 0.5), 2, 16)
+    turns = datasets.conversations(8, 0, Lengths(8, 4), 4, 1.0, system_len=6)
+    trace = traces.read_trace(write_rows(tmp_path / "m.jsonl.gz", mooncake_rows()), 9, 0, traces.Fit(1 / 32))
+    for plan, num_shared in ((shared, 16), (turns, 6), (trace, 16)):
+        fresh = plan.with_fresh_text("warm")
+        assert len(plan.calls) == len(fresh.calls)
+        for i, (before, after) in enumerate(zip(plan.calls, fresh.calls, strict=True)):
+            assert (before.input_tokens, before.delay_s) == (after.input_tokens, after.delay_s)
+            old, new = prompt(plan, i), prompt(fresh, i)
+            if plan is trace and i < 2:
+                assert old[:32] == new[:32]
+            else:
+                assert old[:num_shared] == new[:num_shared] and old[num_shared] != new[num_shared]
 
 
 def test_what_does_not_fit_is_cut_and_counted(tmp_path: Path) -> None:

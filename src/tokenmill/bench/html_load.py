@@ -11,7 +11,8 @@ from typing import Any
 from . import html_page as page
 from .html_curves import few, latency_curves, load_curves, repeat_bars, scatters, timeline
 from .html_plot import Axis, Estimate, intervals, short
-from .html_words import LATENCIES, PLAIN, metric_name, quantity, repeat_with, show_time, time_unit, to_ms, words
+from .html_words import LATENCIES, PLAIN, metric_name, repeat_with, show_time, time_unit, to_ms, words
+from .side_by_side import figure_cells, phases_of, ratio_cells
 
 Json = dict[str, Any]
 
@@ -154,17 +155,33 @@ def _judgement(probe: Json) -> str:
 
 
 def compare_section(result: Json) -> str:
-    by_name: dict[str, list[Json]] = {}
-    for run in result["runs"]:
-        by_name.setdefault(run["name"], []).append(run)
-    colours = {name: i for i, name in enumerate(by_name)}
-    ratios = []
-    for candidate in dict.fromkeys(ratio["candidate"] for ratio in result["ratios"]):
-        ratios += _ratios([ratio for ratio in result["ratios"] if ratio["candidate"] == candidate])
+    names = list(dict.fromkeys(endpoint["name"] for endpoint in result["endpoints"]))
     endpoints = {
         endpoint["name"]: words({key: value for key, value in endpoint.items() if key != "name"})
         for endpoint in result["endpoints"]
     }
+    return page.section(
+        " / ".join(names) or "Comparison",
+        [
+            page.warnings(result["warnings"]),
+            page.facts(endpoints),
+            repeat_with(result["argv"]),
+            _what(result["runs"][0], with_command=False, with_endpoint=False, varied=("phase",))
+            if result["runs"]
+            else "",
+            *(part for phase in phases_of(result) for part in _phase(result, phase)),
+        ],
+    )
+
+
+def _phase(result: Json, phase: str) -> list[str]:
+    """One phase of a comparison: all figures, their ratios, and how they were distributed."""
+    title = f"Figures, {phase}" if len(phases_of(result)) > 1 else "Figures"
+    by_name: dict[str, list[Json]] = {}
+    for run in result["runs"]:
+        if run["schedule"]["phase"] == phase:
+            by_name.setdefault(run["name"], []).append(run)
+    colours = {name: i for i, name in enumerate(by_name)}
     bars = [
         repeat_bars(name, axis, by_name, colours, read)
         for name, axis, read in (
@@ -173,26 +190,23 @@ def compare_section(result: Json) -> str:
             ("Median TPOT", "TPOT p50, ms", lambda run: to_ms(run["tpot_s"]["p50"])),
         )
     ]
-    return page.section(
-        " / ".join(by_name) or "Comparison",
-        [
-            page.warnings(result["warnings"]),
-            page.facts(endpoints),
-            repeat_with(result["argv"]),
-            _what(result["runs"][0], with_command=False, with_endpoint=False) if result["runs"] else "",
-            page.heading("Ratios"),
-            *ratios,
-            page.heading("Absolute figures"),
-            page.plots(bars),
-            page.heading("Latency, all repeats together"),
-            page.plots(latency_curves(few(by_name))),
-            page.heading("By request"),
-            page.plots(scatters(few(by_name))),
-        ],
-    )
+    ratios = [ratio for ratio in result["ratios"] if ratio["phase"] == phase]
+    candidates = dict.fromkeys(ratio["candidate"] for ratio in ratios)
+    return [
+        page.heading(title),
+        page.table(*figure_cells(result, phase)),
+        page.plots(bars),
+        page.heading("Ratios"),
+        page.plots([_ratio_bars([ratio for ratio in ratios if ratio["candidate"] == name]) for name in candidates]),
+        page.table(*ratio_cells(result, phase)),
+        page.heading("Latency, all repeats together"),
+        page.plots(latency_curves(few(by_name))),
+        page.heading("By request"),
+        page.plots(scatters(few(by_name))),
+    ]
 
 
-def _ratios(ratios: Sequence[Json]) -> list[str]:
+def _ratio_bars(ratios: Sequence[Json]) -> str:
     """Of one candidate to the baseline."""
     baseline, candidate = ratios[0]["baseline"], ratios[0]["candidate"]
     estimates = [
@@ -205,23 +219,9 @@ def _ratios(ratios: Sequence[Json]) -> list[str]:
         )
         for ratio in ratios
     ]
-    rows = [
-        [
-            metric_name(ratio["metric"]),
-            *(quantity(ratio["metric"], ratio[side]) for side in ("baseline_value", "candidate_value")),
-            short(ratio["ratio"]),
-            f"{short(ratio['low'])} to {short(ratio['high'])}",
-            "higher" if ratio["higher_is_better"] else "lower",
-            ratio["verdict"],
-        ]
-        for ratio in ratios
-    ]
     note = f"{ratios[0]['confidence']:.0%} intervals over repeats. Left of 1 is lower, which is better for latencies."
     title = f"{candidate} over {baseline}"
-    return [
-        page.plots([intervals(title, Axis("ratio of medians", log=True), estimates, 1.0, note)]),
-        page.table(("metric", baseline, candidate, "ratio", "interval", "better if", "verdict"), rows),
-    ]
+    return intervals(title, Axis("ratio of medians", log=True), estimates, 1.0, note)
 
 
 def side_by_side_section(runs: Sequence[Json]) -> str:

@@ -290,10 +290,23 @@ class Goodput:
 
 
 @dataclass(frozen=True, slots=True)
+class Figure:
+    """One quantity of one endpoint in one phase: its median over the repeats, and the least and the most of them."""
+
+    endpoint: str
+    phase: str
+    metric: str
+    median: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
 class Ratio:
     """candidate over baseline, medians over repeats, with a bootstrap confidence interval. verdict: "better",
     "worse", or "undecided" where the interval holds 1 or there are too few repeats."""
 
+    phase: str
     metric: str
     higher_is_better: bool
     baseline: str
@@ -309,9 +322,11 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Endpoints in turns on equal loads. runs[i].name is the endpoint's; runs[i].schedule["repeat"] its turn."""
+    """Endpoints in turns on equal loads. runs[i].name is the endpoint's, runs[i].schedule["repeat"] its turn and
+    runs[i].schedule["phase"] whether it had seen the load's shared text before: "cold" or "warm"."""
 
     endpoints: list[dict[str, Any]]
+    figures: list[Figure]
     ratios: list[Ratio]
     argv: list[str]
     warnings: list[str]
@@ -322,6 +337,7 @@ class Comparison:
             "schema": SCHEMA,
             "kind": "compare",
             "endpoints": self.endpoints,
+            "figures": [asdict(figure) for figure in self.figures],
             "ratios": [asdict(ratio) for ratio in self.ratios],
             "argv": self.argv,
             "warnings": self.warnings,

@@ -12,6 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from ...core.errors import ConfigError
+from .. import side_by_side
 from ..result import Probe, Result, Run, Sweep
 from . import compare, goodput, options, show
 from .material import Vocabulary
@@ -113,14 +114,16 @@ def compare_endpoints(args: argparse.Namespace, argv: Sequence[str], vocabulary:
         # What one of them cannot take, none gets: the load must be equal.
         targets = [replace(target, body=replace(target.body, prompt_format="text")) for target in targets]
     with show.Status(Console(stderr=True), load.num_prompts) as status:
-        result = run_async(compare.compare(targets, load, args.repeats, status.observe))
+        result = run_async(compare.compare(targets, load, args.repeats, status.observe, args.warm))
     finish(args, result)
+    if args.markdown is not None:
+        args.markdown.write_text(side_by_side.to_markdown(result.to_json()))
     return 0
 
 
 def check_outputs(args: argparse.Namespace) -> None:
     """A run of an hour must not end in a folder that does not exist."""
-    for path in (args.json, args.csv, args.html):
+    for path in (args.json, args.csv, args.html, getattr(args, "markdown", None)):
         if path is not None and not Path(path).resolve().parent.is_dir():
             raise ConfigError(f"The folder of {path} does not exist.", param="json")
 

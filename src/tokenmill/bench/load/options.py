@@ -82,6 +82,9 @@ def add_load_arguments(parser: argparse.ArgumentParser) -> None:
     data.add_argument("--length-scale", type=float, default=1.0, metavar="X", help="of a trace's lengths, up to 1")
     data.add_argument("--max-model-len", type=int, metavar="N", help="cut a trace's requests to this")
     data.add_argument("--trace-spread", type=float, default=0.0, metavar="S", help="spread equal time stamps over S")
+    data.add_argument(
+        "--trace-sample", action="store_true", help="whole conversations of all the trace, not its first requests"
+    )
     data.add_argument("--trace-start", type=float, default=0.0, metavar="S", help="ServeGen window to start in")
 
 
@@ -145,7 +148,11 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
     add_load_arguments(parser)
     group = parser.add_argument_group("several runs")
     group.add_argument("--repeats", type=int, default=6, metavar="N", help="turns; 6 allow a verdict (default: 6)")
+    group.add_argument(
+        "--warm", action="store_true", help="in each turn once more: text that requests share is known, the rest new"
+    )
     add_output_arguments(parser)
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables of figures and ratios")
 
 
 def make_schedule(args: argparse.Namespace) -> Schedule:
@@ -190,7 +197,7 @@ def make_plan(args: argparse.Namespace, num: int, seed: int, rate: float | None)
             return datasets.prompts_of_file(args.dataset_path, num, seed, args.random_output_len, args.text_column)
     fit = traces.Fit(args.length_scale, args.max_model_len)
     if args.dataset_name == "trace":
-        return traces.read_trace(args.dataset_path, num, seed, fit, args.trace_spread)
+        return traces.read_trace(args.dataset_path, num, seed, fit, args.trace_spread, args.trace_sample)
     if rate is None or math.isinf(rate):
         raise ConfigError(
             "--dataset-name servegen needs --request-rate: the mix is scaled to it.", param="request_rate"

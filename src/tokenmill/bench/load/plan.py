@@ -94,6 +94,25 @@ class Plan:
     def has_literals(self) -> bool:
         return any(isinstance(part, Literal) for call in self.calls for part in call.parts)
 
+    def with_fresh_text(self, label: str) -> Plan:
+        """The same calls with other text wherever only one session has it: drawn parts that several sessions share
+        keep their keys, and so a server that remembers the plan finds just those again. Quoted text stays."""
+        sessions: dict[str, set[str]] = {}
+        for call in self.calls:
+            for part in call.parts:
+                if isinstance(part, Drawn):
+                    sessions.setdefault(part.key, set()).add(call.session)
+        own = {key for key, users in sessions.items() if len(users) == 1}
+
+        def renew(part: Part) -> Part:
+            return replace(part, key=f"{part.key}/{label}") if isinstance(part, Drawn) and part.key in own else part
+
+        def renewed(message: Message) -> Message:
+            return replace(message, parts=tuple(map(renew, message.parts)))
+
+        calls = tuple(replace(call, messages=tuple(map(renewed, call.messages))) for call in self.calls)
+        return replace(self, calls=calls)
+
     def with_delays_scaled(self, factor: float) -> Plan:
         """The same calls, every delay multiplied by factor."""
         return replace(self, calls=tuple(replace(call, delay_s=call.delay_s * factor) for call in self.calls))

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from types import TracebackType
 
 from rich.console import Console
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from .. import side_by_side
 from ..result import Comparison, Distribution, Goodput, Repeats, RequestRow, Result, Run, Sweep
 from .player import Progress
 from .stats import merge_warnings
@@ -81,7 +83,8 @@ def print_result(console: Console, result: Result, metrics: Sequence[str], perce
             console.print(_probe_table(result))
             _print_goodput(console, result)
         case Comparison():
-            console.print(_ratio_table(result))
+            for table in _comparison_tables(result):
+                console.print(table)
             _print_warnings(console, result.warnings)
 
 
@@ -178,18 +181,15 @@ def _print_goodput(console: Console, result: Goodput) -> None:
     _print_warnings(console, result.warnings)
 
 
-def _ratio_table(result: Comparison) -> Table:
-    table = Table("metric", "baseline", "candidate", "ratio", "95 % interval", "verdict")
-    for ratio in result.ratios:
-        table.add_row(
-            ratio.metric,
-            f"{ratio.baseline} {ratio.baseline_value:.4g}",
-            f"{ratio.candidate} {ratio.candidate_value:.4g}",
-            f"{ratio.ratio:.3f}",
-            f"{ratio.low:.3f} to {ratio.high:.3f}",
-            ratio.verdict,
-        )
-    return table
+def _comparison_tables(result: Comparison) -> Iterator[Table]:
+    plain = result.to_json()
+    phases = side_by_side.phases_of(plain)
+    for phase in phases:
+        for header, rows in (side_by_side.figure_cells(plain, phase), side_by_side.ratio_cells(plain, phase)):
+            table = Table(*map(escape, header), title=phase if len(phases) > 1 else None)
+            for row in rows:
+                table.add_row(*map(escape, row))
+            yield table
 
 
 def _ms(value_s: float | None) -> str:

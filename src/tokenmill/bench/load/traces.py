@@ -13,6 +13,7 @@ from __future__ import annotations
 import csv
 import math
 import random
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -76,19 +77,21 @@ def blocks(keys: Sequence[str], block_size: int, num_tokens: int) -> list[Drawn]
     return parts
 
 
-def read_trace(path: Path, num: int, seed: int, fit: Fit, spread_s: float = 0.0) -> Plan:
-    """The first `num` requests of a trace; its form is seen from its fields. `spread_s`: requests that share a time
-    stamp of that resolution are spread evenly over it. Raises ConfigError."""
+def read_trace(path: Path, num: int, seed: int, fit: Fit, spread_s: float = 0.0, is_sampled: bool = False) -> Plan:
+    """The first `num` requests of a trace, or a sample of its conversations; its form is seen from its fields.
+    `spread_s`: requests that share a time stamp of that resolution are spread evenly over it. Raises ConfigError."""
     first = _first_line(path)
+    row = next(read_jsonl(path), {}) if first.startswith("{") else {}
+    if {"hash_ids", "input_length", "output_length", "timestamp"} <= row.keys():
+        return mooncake(path, num, seed, fit, spread_s, is_sampled)
+    if is_sampled:
+        raise ConfigError("--trace-sample is for traces that name shared blocks (Mooncake).", param="trace_sample")
     if "," in first and not first.startswith("{"):
         columns = [column.strip() for column in first.split(",")]
         if "TIMESTAMP" in columns:
             return azure(path, num, seed, fit)
         if columns[:2] == ["num_prefill_tokens", "num_decode_tokens"]:
             return length_pairs(path, num, seed, fit)
-    row = next(read_jsonl(path), {}) if first.startswith("{") else {}
-    if {"hash_ids", "input_length", "output_length", "timestamp"} <= row.keys():
-        return mooncake(path, num, seed, fit, spread_s)
     if {"requests", "block_size"} <= row.keys():
         return agentic(path, num, seed, fit)
     if {"client", "trace", "lengths"} <= row.keys():
@@ -104,11 +107,14 @@ def _first_line(path: Path) -> str:
         raise ConfigError(f"{path} cannot be read as text: {error}.", param="dataset_path") from None
 
 
-def mooncake(path: Path, num: int, seed: int, fit: Fit, spread_s: float = 0.0) -> Plan:
-    """`timestamp` in ms; each of hash_ids names a block of 512 tokens and stands for all before it too."""
-    rows = list(islice(read_jsonl(path), num))
-    stamps_s = [float(row["timestamp"]) / 1000.0 for row in rows]
-    times_s = spread(stamps_s, spread_s) if spread_s else stamps_s
+def mooncake(path: Path, num: int, seed: int, fit: Fit, spread_s: float = 0.0, is_sampled: bool = False) -> Plan:
+    """`timestamp` in ms; each of hash_ids names a block of 512 tokens and stands for all before it too. Sampled: whole
+    conversations from all over the trace, the same ones for every seed, their times squeezed to the trace's rate."""
+    if is_sampled:
+        rows, times_s = _sampled(list(read_jsonl(path)), num, spread_s)
+    else:
+        rows = list(islice(read_jsonl(path), num))
+        times_s = _times_s(rows, spread_s)
     block = fit.length(MOONCAKE_BLOCK)
     calls = []
     for i, (row, time_s) in enumerate(zip(rows, times_s, strict=True)):
@@ -118,8 +124,34 @@ def mooncake(path: Path, num: int, seed: int, fit: Fit, spread_s: float = 0.0) -
         keys = [f"block/{block_id}" for block_id in row["hash_ids"]]
         parts, output_len = fit.cut(blocks(keys, block, input_len), fit.length(row["output_length"]))
         calls.append(Call(i, (Message("user", parts),), output_len, delay_s=time_s, session=f"request-{i}"))
-    facts = {"name": "mooncake", "path": str(path), "block_size": block, "spread_s": spread_s} | fit.facts()
-    return Plan(tuple(calls), seed, facts, has_times=True)
+    facts = {"name": "mooncake", "path": str(path), "block_size": block, "spread_s": spread_s, "sampled": is_sampled}
+    return Plan(tuple(calls), seed, facts | fit.facts(), has_times=True)
+
+
+def _times_s(rows: Sequence[dict[str, Any]], spread_s: float) -> list[float]:
+    stamps_s = [float(row["timestamp"]) / 1000.0 for row in rows]
+    return spread(stamps_s, spread_s) if spread_s else stamps_s
+
+
+def _sampled(rows: list[dict[str, Any]], num: int, spread_s: float) -> tuple[list[dict[str, Any]], list[float]]:
+    """num rows (all, if there are fewer), conversation by conversation in a drawn order and then by time; the last one
+    drawn may lose its end. The first few requests of a trace share little: conversations last longer than they do."""
+    times_s = _times_s(rows, spread_s)
+    members: dict[int, list[int]] = {}
+    for i, key in enumerate(_conversations(rows)):
+        members.setdefault(key, []).append(i)
+    order = list(members.values())
+    generator(0, "trace sample").shuffle(order)
+    picked = sorted(islice((i for conversation in order for i in conversation), num))
+    start_s, squeeze = (times_s[picked[0]], len(picked) / len(rows)) if picked else (0.0, 1.0)
+    return [rows[i] for i in picked], [(times_s[i] - start_s) * squeeze for i in picked]
+
+
+def _conversations(rows: Sequence[dict[str, Any]]) -> list[int]:
+    """For each row the block that names its conversation: the first that most other rows do not have."""
+    users = Counter(block_id for row in rows for block_id in row["hash_ids"])
+    common = {block_id for block_id, count in users.items() if count > len(rows) / 2}
+    return [next((key for key in row["hash_ids"] if key not in common), -1 - i) for i, row in enumerate(rows)]
 
 
 def spread(stamps_s: Sequence[float], step_s: float) -> list[float]:
