@@ -80,7 +80,7 @@ def test_a_prompt_as_long_as_the_context_is_taken() -> None:
 
 
 def test_without_kv_every_prompt_runs_whole() -> None:
-    """No blocks, no chunks: what does not fit the rest of a step waits for the next, and the worker is told to forget."""
+    """No blocks, no chunks: what does not fit the rest of a step waits for the next; the worker forgets what ran."""
     core = EngineCore(NO_KV)
     for name, length in (("a", 10), ("b", 7), ("c", 6), ("d", 16), ("e", 1)):
         core.add(pooling(name, length, "mean"), 0.0)

@@ -73,7 +73,7 @@ def _open_file(path: Path) -> dict[str, Tensor]:
     (header_size,) = struct.unpack("<Q", view[:8])
     if header_size > min(MAX_HEADER_BYTES, len(view) - 8):
         raise BadCheckpoint(f"{path}: a header of {header_size} bytes cannot be right; is the file cut short?")
-    header = _parse_json(bytes(view[8 : 8 + header_size]), path)
+    header = _object(_parse_json(bytes(view[8 : 8 + header_size]), path), path)
     header.pop("__metadata__", None)
     data = view[8 + header_size :]
     entries = sorted((_check_entry(path, name, entry) for name, entry in header.items()), key=lambda entry: entry[3])
@@ -118,6 +118,11 @@ def _is_counts(value: Any) -> TypeGuard[list[int]]:
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file of at most MAX_HEADER_BYTES. Raises BadCheckpoint."""
+    return _object(read_json_value(path), path)
+
+
+def read_json_value(path: Path) -> Any:
+    """As read_json, of any kind of value."""
     try:
         if path.stat().st_size > MAX_HEADER_BYTES:
             raise BadCheckpoint(f"{path} is larger than {MAX_HEADER_BYTES} bytes.")
@@ -126,11 +131,14 @@ def read_json(path: Path) -> dict[str, Any]:
         raise BadCheckpoint(f"{path} cannot be read: {error.strerror or error}.") from error
 
 
-def _parse_json(data: bytes, path: Path) -> dict[str, Any]:
+def _parse_json(data: bytes, path: Path) -> Any:
     try:
-        value = json.loads(data, object_pairs_hook=_unique_object)
+        return json.loads(data, object_pairs_hook=_unique_object)
     except (ValueError, RecursionError) as error:
         raise BadCheckpoint(f"{path} does not hold valid JSON: {error}.") from None
+
+
+def _object(value: Any, path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise BadCheckpoint(f"{path} does not hold a JSON object.")
     return value

@@ -18,12 +18,10 @@ from ..formats.checkpoint import Checkpoint
 from ..formats.ggml import dequantise
 from ..ops.api import HeadGeometry
 from .families import GGUF_FAMILIES, GLOBAL_NAMES, HF_FAMILIES, LAYER_NAMES, Family
+from .fields import Fields
 
 MAX_LAYERS = 10_000
 """More than any model has; a damaged count must not be turned into a list of that length."""
-
-_LARGEST_NUMBER = 1e30
-"""Beyond any setting; what is past it, infinite or not a number is damage."""
 
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu", "gelu_new": "gelu"}
 """Names in config.json -> what the decoder calls them: gelu is the tanh form."""
@@ -113,7 +111,7 @@ def config_from_checkpoint(checkpoint: Checkpoint) -> ModelConfig:
 
 
 def _from_gguf(checkpoint: Checkpoint) -> ModelConfig:
-    fields = _Fields(checkpoint.metadata, str(checkpoint.path))
+    fields = Fields(checkpoint.metadata, str(checkpoint.path))
     architecture = fields.text("general.architecture", "")
     family = _family(GGUF_FAMILIES, architecture, fields)
     fields = replace(fields, defaults=family.defaults, prefix=f"{architecture}.")
@@ -164,13 +162,13 @@ _LARGEST_GEMMAS = {("gemma2", 46), ("gemma3", 62)}
 
 
 def _gguf_attention_scale(
-    fields: _Fields, architecture: str, num_layers: int, width: int, num_heads: int, head_dim: int
+    fields: Fields, architecture: str, num_layers: int, width: int, num_heads: int, head_dim: int
 ) -> float:
     per_head = width / num_heads if (architecture, num_layers) in _LARGEST_GEMMAS else head_dim
     return fields.number("attention.scale", 0.0) or per_head**-0.5
 
 
-def _gguf_rope(checkpoint: Checkpoint, fields: _Fields, max_context: int) -> RopeConfig:
+def _gguf_rope(checkpoint: Checkpoint, fields: Fields, max_context: int) -> RopeConfig:
     """Divisors of Llama 3.x and Phi come as tensors."""
     base = fields.number("rope.freq_base", 10000.0)
     scaling = fields.text("rope.scaling.type", "none")
@@ -213,7 +211,7 @@ def _gguf_rope(checkpoint: Checkpoint, fields: _Fields, max_context: int) -> Rop
     )
 
 
-def _gguf_windows(fields: _Fields, family: Family, num_layers: int) -> list[int]:
+def _gguf_windows(fields: Fields, family: Family, num_layers: int) -> list[int]:
     window = fields.count("attention.sliding_window", 0, least=0)
     pattern = fields.get("attention.sliding_window_pattern")
     if isinstance(pattern, list) and window:
@@ -227,7 +225,7 @@ def _gguf_windows(fields: _Fields, family: Family, num_layers: int) -> list[int]
 
 
 def _from_hf(checkpoint: Checkpoint) -> ModelConfig:
-    fields = _Fields(checkpoint.metadata, str(checkpoint.path))
+    fields = Fields(checkpoint.metadata, str(checkpoint.path))
     names = checkpoint.metadata.get("architectures")
     architecture = str(names[0]) if isinstance(names, list) and names else ""
     family = _family(HF_FAMILIES, architecture, fields)
@@ -268,11 +266,11 @@ def _from_hf(checkpoint: Checkpoint) -> ModelConfig:
     )
 
 
-def _norm_key(fields: _Fields) -> str:
+def _norm_key(fields: Fields) -> str:
     return next((key for key in ("norm_epsilon", "layer_norm_eps") if fields.get(key) is not None), "rms_norm_eps")
 
 
-def _hf_activation(fields: _Fields) -> str:
+def _hf_activation(fields: Fields) -> str:
     name = fields.text("hidden_act", "silu")
     if name not in ACTIVATIONS:
         raise BadCheckpoint(
@@ -281,7 +279,7 @@ def _hf_activation(fields: _Fields) -> str:
     return ACTIVATIONS[name]
 
 
-def _hf_windows(fields: _Fields, family: Family, num_layers: int) -> list[int]:
+def _hf_windows(fields: Fields, family: Family, num_layers: int) -> list[int]:
     window = fields.count("sliding_window", 0, least=0)
     if fields.get("use_sliding_window") is False or family.window_every is None:
         window = 0
@@ -300,7 +298,7 @@ def _hf_windows(fields: _Fields, family: Family, num_layers: int) -> list[int]:
     return _window_pattern(family, window, num_layers)
 
 
-def _hf_no_rope(fields: _Fields) -> set[int] | None:
+def _hf_no_rope(fields: Fields) -> set[int] | None:
     """Layers that `no_rope_layers` marks with 0; None where the file has no such list."""
     flags = fields.get("no_rope_layers")
     if not isinstance(flags, list):
@@ -308,7 +306,7 @@ def _hf_no_rope(fields: _Fields) -> set[int] | None:
     return {layer for layer, has_rope in enumerate(flags) if not has_rope}
 
 
-def _hf_ropes(fields: _Fields, family: Family, max_positions: int) -> tuple[RopeConfig, RopeConfig, float, int]:
+def _hf_ropes(fields: Fields, family: Family, max_positions: int) -> tuple[RopeConfig, RopeConfig, float, int]:
     """-> (RoPE, RoPE of windowed layers, fraction of each head that turns, longest context).
 
     `rope_parameters` holds everything, by layer type where these differ; older files have `rope_theta` beside an
@@ -320,16 +318,16 @@ def _hf_ropes(fields: _Fields, family: Family, max_positions: int) -> tuple[Rope
     local: Mapping[str, Any] = {"rope_theta": fields.number("rope_local_base_freq", fields.number("rope_theta", 1e4))}
     if isinstance(given.get("full_attention"), Mapping):
         local, given = given.get("sliding_attention") or local, given["full_attention"]
-    fraction = _Fields(given, fields.where).number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0))
+    fraction = Fields(given, fields.where).number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0))
     rope, longest = _hf_rope(fields, given, max_positions)
     if not family.local_rope:
         return rope, rope, fraction, longest
     return rope, _hf_rope(fields, local, max_positions)[0], fraction, max_positions
 
 
-def _hf_rope(fields: _Fields, given: Mapping[str, Any], max_positions: int) -> tuple[RopeConfig, int]:
+def _hf_rope(fields: Fields, given: Mapping[str, Any], max_positions: int) -> tuple[RopeConfig, int]:
     """-> (one layer type's RoPE, the longest context it was scaled for)"""
-    rope = _Fields(given, f"{fields.where} (rope)")
+    rope = Fields(given, f"{fields.where} (rope)")
     base = rope.number("rope_theta", fields.number("rope_theta", 10000.0))
     scaling = rope.text("rope_type", rope.text("type", "default"))
     if scaling == "default":
@@ -356,7 +354,7 @@ def _hf_rope(fields: _Fields, given: Mapping[str, Any], max_positions: int) -> t
     )
 
 
-def _yarn(rope: _Fields, base: float, factor: float, original: int) -> RopeConfig:
+def _yarn(rope: Fields, base: float, factor: float, original: int) -> RopeConfig:
     def stretch(weight: float) -> float:
         return 1 + 0.1 * weight * math.log(factor) if factor > 1 else 1.0
 
@@ -374,7 +372,7 @@ def _yarn(rope: _Fields, base: float, factor: float, original: int) -> RopeConfi
     )
 
 
-def _longrope(rope: _Fields, base: float, original: int, max_positions: int) -> RopeConfig:
+def _longrope(rope: Fields, base: float, original: int, max_positions: int) -> RopeConfig:
     factor = rope.number("factor", max_positions / original)
     inferred = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 and original > 1 else 1.0
     return RopeConfig(
@@ -391,7 +389,7 @@ def _longrope(rope: _Fields, base: float, original: int, max_positions: int) -> 
 # ---- both ------------------------------------------------------------------------------------------------------------
 
 
-def _family(families: Mapping[str, Family], architecture: str, fields: _Fields) -> Family:
+def _family(families: Mapping[str, Family], architecture: str, fields: Fields) -> Family:
     family = families.get(architecture)
     if family is None:
         known = ", ".join(sorted(families))
@@ -423,7 +421,7 @@ def _layers(
     )
 
 
-def _checked(config: ModelConfig, fields: _Fields) -> ModelConfig:
+def _checked(config: ModelConfig, fields: Fields) -> ModelConfig:
     if config.num_heads % config.num_kv_heads:
         raise BadCheckpoint(
             f"{fields.where}: {config.num_heads} heads do not divide into {config.num_kv_heads} KV heads."
@@ -452,49 +450,3 @@ def _checked(config: ModelConfig, fields: _Fields) -> ModelConfig:
         if rope.scaling == "longrope" and not (rope.short_divisors and rope.long_divisors):
             raise BadCheckpoint(f"{fields.where}: longrope needs short and long factors.")
     return config
-
-
-@dataclass(frozen=True, slots=True)
-class _Fields:
-    """Typed access to metadata; every error names the file and the key. A null counts as absent."""
-
-    metadata: Mapping[str, Any]
-    where: str
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    prefix: str = ""
-
-    def get(self, key: str, default: Any = None) -> Any:
-        key = self.prefix + key
-        value = self.metadata.get(key)
-        value = self.defaults.get(key) if value is None else value
-        return default if value is None else value
-
-    def text(self, key: str, default: str) -> str:
-        return str(self.get(key, default))
-
-    def number(self, key: str, default: float | None = None, *, positive: bool = False) -> float:
-        value = self.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < _LARGEST_NUMBER:
-            raise BadCheckpoint(f"{self.where}: {self.prefix}{key} must be a number, got {value!r}.")
-        if positive and not value > 0:
-            raise BadCheckpoint(f"{self.where}: {self.prefix}{key} must be positive, got {value!r}.")
-        return float(value)
-
-    def numbers(self, key: str) -> tuple[float, ...]:
-        values = self.get(key)
-        if not isinstance(values, list) or not all(type(value) in (int, float) for value in values):
-            raise BadCheckpoint(f"{self.where}: {self.prefix}{key} must be a list of numbers.")
-        return tuple(map(float, values))
-
-    def count(self, key: str, default: int | None = None, *, least: int = 1, most: int = 2**31 - 1) -> int:
-        value = self.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            wanted = "a positive" if least else "an"
-            raise BadCheckpoint(f"{self.where}: {self.prefix}{key} must be {wanted} integer, got {value!r}.")
-        return value
-
-    def must_equal(self, key: str, expected: int) -> None:
-        if self.count(key, expected) != expected:
-            raise BadCheckpoint(
-                f"{self.where}: {self.prefix}{key} = {self.get(key)} is not supported (must be {expected})."
-            )

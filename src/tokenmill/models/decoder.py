@@ -22,15 +22,21 @@ def forward(
     ops: Ops, config: ModelConfig, weights: ModelWeights, ropes: Sequence[Array | None], kv: Any, batch: Any
 ) -> Array:
     """Logits [L, V] of the batch's logit rows; writes the KV of all its tokens. `ropes`: each layer's table."""
+    logits_LV = ops.linear(hidden(ops, config, weights, ropes, kv, batch), weights.head)
+    logits_LV = _scaled(ops, logits_LV, config.logit_scale)
+    return ops.soft_cap(logits_LV, config.logit_cap) if config.logit_cap else logits_LV
+
+
+def hidden(
+    ops: Ops, config: ModelConfig, weights: ModelWeights, ropes: Sequence[Array | None], kv: Any, batch: Any
+) -> Array:
+    """The states [L, D] that logits are made of, or vectors of the text so far."""
     x_TD = _scaled(ops, ops.embed(weights.embed, batch.tokens_T), config.embed_scale)
     for index, layer in enumerate(weights.layers):
         mixed_TD = attention(ops, config, index, layer, ropes[index], kv, batch, x_TD)
         x_TD = ops.add(x_TD, _scaled(ops, mixed_TD, config.residual_scale))
         x_TD = ops.add(x_TD, _scaled(ops, ffn(ops, config, layer, x_TD), config.residual_scale))
-    x_LD = ops.gather_rows(x_TD, batch.logit_rows_L)
-    logits_LV = ops.linear(_norm(ops, config, weights.final_norm, x_LD), weights.head)
-    logits_LV = _scaled(ops, logits_LV, config.logit_scale)
-    return ops.soft_cap(logits_LV, config.logit_cap) if config.logit_cap else logits_LV
+    return _norm(ops, config, weights.final_norm, ops.gather_rows(x_TD, batch.logit_rows_L))
 
 
 def attention(

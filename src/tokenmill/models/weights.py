@@ -247,7 +247,7 @@ def _check_tensors(checkpoint: Checkpoint, config: ModelConfig) -> None:
         if name in tensors and tuple(tensors[name].shape) != shape
     ]
     problems = [("is missing", missing), ("has unexpected", extra), ("has misshaped", misshaped)]
-    found = [f"{verb} {_listed(names)}" for verb, names in problems if names]
+    found = [f"{verb} {listed(names)}" for verb, names in problems if names]
     if found:
         raise BadCheckpoint(f"{checkpoint.path} ({config.architecture}) {'; '.join(found)}.")
 
@@ -259,7 +259,7 @@ def _may_be_ignored(tensor: Tensor | QuantisedTensor) -> bool:
     return tensor.name.endswith(_IGNORED_SUFFIXES)
 
 
-def _listed(names: list[str]) -> str:
+def listed(names: list[str]) -> str:
     more = len(names) - _NAMED_IN_ERRORS
     return ", ".join(names[:_NAMED_IN_ERRORS]) + (f" and {more} more" if more > 0 else "")
 

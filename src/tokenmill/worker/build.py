@@ -10,12 +10,15 @@ from ..core.block import KVGroup
 from ..formats.checkpoint import Checkpoint, weights_digest
 from ..formats.hub import default_cache_dir
 from ..models.config import ModelConfig
+from ..models.encoder_config import EncoderConfig
 from ..models.registry import Model, load_model
+from ..models.vectors import VectorModel, load_vector_model
 from ..models.weights import Progress
-from ..ops.api import Ops
+from ..ops.api import Ops, StepLimits
 from ..store.pool import KVPool
 from .executor import ModelExecutor
 from .memory import MemoryPlan, plan_memory, step_limits
+from .pooling import PoolingRunner
 from .runner import Runner
 
 LAYOUT = "K[G,C,s]V[G,s,C]"
@@ -24,14 +27,16 @@ LAYOUT = "K[G,C,s]V[G,s,C]"
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """`numerics_id`: equal ids mean interchangeable KV and equal tokens. Close the executor to free everything."""
+    """`numerics_id`: equal ids mean interchangeable KV and equal tokens. `vector_size`: values of a vector; 0 for a model
+    that gives tokens. Close the executor to free everything."""
 
     executor: ModelExecutor
-    model_config: ModelConfig
+    model_config: ModelConfig | EncoderConfig
     kv_group: KVGroup
     num_blocks: int
     numerics_id: str
     memory: MemoryPlan
+    vector_size: int = 0
 
 
 def build_worker(
@@ -101,7 +106,73 @@ def build_worker(
     )
 
 
-def numerics_id(digest: str, model: Model, ops: Ops) -> str:
+def build_vector_worker(
+    checkpoint: Checkpoint,
+    ops: Ops,
+    *,
+    max_model_len: int,
+    num_blocks: int,
+    max_num_batched_tokens: int = 512,
+    max_num_seqs: int = 256,
+    block_size: int = 16,
+    kv_dtype: str = "f16",
+    queue_bytes: int = 0,
+    cache_dir: Path | None = None,
+    quantization: str | None = None,
+    progress: Progress | None = None,
+) -> Worker:
+    """As build_worker, for a model that is to give vectors. num_blocks: 0 for an encoder, whose pool is sized by the
+    step."""
+    model = load_vector_model(
+        checkpoint,
+        ops,
+        max_model_len=max_model_len,
+        block_size=block_size,
+        kv_dtype=kv_dtype,
+        quantization=quantization,
+        progress=progress,
+    )
+    group = model.kv_group
+    keeps_kv = not model.num_places
+    pool_blocks = num_blocks if keeps_kv else -(-max_num_batched_tokens // group.block_size) + max_num_seqs
+    limits = StepLimits(
+        max_tokens=max_num_batched_tokens,
+        max_seqs=max_num_seqs,
+        max_blocks_per_seq=-(-max_model_len // group.block_size),
+        max_logit_rows=max_num_batched_tokens,
+    )
+    pool = KVPool(group, pool_blocks)
+    kv = ops.bind_kv(pool.data, group)
+    program = ops.compile(lambda recorder, batch: model.forward(recorder, kv, batch), limits)
+    runner = PoolingRunner(model, program, limits, block_size=group.block_size, num_blocks=pool_blocks)
+
+    def free() -> None:
+        ops.close()
+        pool.close()
+
+    digest = weights_digest(checkpoint.path, cache_dir or default_cache_dir())
+    return Worker(
+        executor=ModelExecutor(runner, on_close=free),
+        model_config=model.config,
+        kv_group=group,
+        num_blocks=num_blocks,
+        numerics_id=numerics_id(f"{digest} {quantization or 'as stored'}", model, ops),
+        memory=plan_memory(
+            model.config,
+            group,
+            limits,
+            weights_bytes=model.num_bytes,
+            num_blocks=num_blocks,
+            program_bytes=program.scratch_bytes,
+            queue_bytes=queue_bytes,
+            output_width=model.vector_size,
+            step_pool_bytes=0 if keeps_kv else pool_blocks * group.bytes_per_block,
+        ),
+        vector_size=model.vector_size,
+    )
+
+
+def numerics_id(digest: str, model: Model | VectorModel, ops: Ops) -> str:
     """Digest of all that decides KV bytes and tokens, and of nothing else (not batch, threads or compiler)."""
     group = model.kv_group
     facts = [digest, group.dtype, LAYOUT, str(group.block_size), ops.family, model.rope_digest]

@@ -7,13 +7,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from ..core.step import StepPlan, StepResult
+from .pooling import PoolingRunner
 from .runner import Runner
 
 
 class ModelExecutor:
     """Runs plans first in, first out. `on_close` frees what the runner uses, once the last step has ended."""
 
-    def __init__(self, runner: Runner, on_close: Callable[[], None]) -> None:
+    def __init__(self, runner: Runner | PoolingRunner, on_close: Callable[[], None]) -> None:
         self._runner = runner
         self._on_close = on_close
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenmill-step")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from ..core.block import KVGroup
 from ..core.units import MiB, format_bytes
 from ..models.config import ModelConfig
+from ..models.encoder_config import EncoderConfig
 from ..ops.api import StepLimits
 from .sampler import SLICE
 
@@ -59,7 +60,7 @@ def step_limits(
 
 
 def plan_memory(
-    config: ModelConfig,
+    config: ModelConfig | EncoderConfig,
     group: KVGroup,
     limits: StepLimits,
     *,
@@ -67,21 +68,26 @@ def plan_memory(
     num_blocks: int,
     program_bytes: int | None,
     queue_bytes: int,
+    output_width: int | None = None,
+    step_pool_bytes: int = 0,
 ) -> MemoryPlan:
     """program_bytes: what the compiled forward holds, logits included; None: estimated as the values of one layer of a
-    full step, in float32. The rest of scratch is the block tables of plan and worker and the sampler's copies."""
-    logits = limits.max_logit_rows * config.vocab_size * 4
+    full step, in float32. The rest of scratch is the block tables of plan and worker and the sampler's copies.
+    output_width: values of a row that the forward gives; None: logits of the vocabulary. step_pool_bytes: an encoder's
+    pool for the length of a step."""
+    output_width = output_width or config.vocab_size
+    logits = limits.max_logit_rows * output_width * 4
     if program_bytes is None:
         values_per_token = 4 * config.width + 2 * config.heads.width + 3 * config.ffn_width
         program_bytes = logits + limits.max_tokens * values_per_token * 4
     tables = 2 * limits.max_seqs * limits.max_blocks_per_seq * 4
-    copies = 4 * SLICE * config.vocab_size * 4
+    copies = 4 * SLICE * output_width * 4
     return MemoryPlan(
         weights=weights_bytes,
         kv=num_blocks * group.bytes_per_block,
         num_blocks=num_blocks,
         block_size=group.block_size,
-        scratch=max(0, program_bytes - logits) + tables + copies,
+        scratch=max(0, program_bytes - logits) + tables + copies + step_pool_bytes,
         logits=logits,
         queue=queue_bytes,
     )

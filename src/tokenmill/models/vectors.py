@@ -1,0 +1,125 @@
+"""Models that give vectors: encoders, and decoders that are asked for their last hidden states instead of logits.
+
+A decoder keeps its KV in blocks like any other and loads without its head. An encoder needs a pool too, of one layer and
+for the length of a step. Checkpoints of bare decoders (`Qwen3Model`, tensors without "model.") are read as those of the
+language model they are the body of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..core.block import KVGroup
+from ..core.errors import BadCheckpoint
+from ..formats.checkpoint import Checkpoint
+from ..ops.api import Array, Ops
+from . import decoder, encoder
+from .config import ModelConfig, config_from_checkpoint
+from .encoder_config import EncoderConfig, encoder_config, is_encoder
+from .encoder_weights import load_encoder_weights
+from .families import GLOBAL_NAMES, HF_FAMILIES
+from .registry import load_model
+from .weights import Progress
+
+STEP_BLOCK = 16
+"""Tokens of a block of an encoder's pool."""
+
+_CAUSAL = "ForCausalLM"
+_BODY = "model."
+
+
+@dataclass(frozen=True, slots=True)
+class VectorModel:
+    """forward      (ops, kv, batch) -> [L, vector_size] of the batch's logit rows
+    num_places   rows of the place table for each type of text; 0: the batch needs no places
+    num_types    types of text that a pair's two may have
+    kv_group     of the pool that `kv` is bound to
+    """
+
+    config: ModelConfig | EncoderConfig
+    forward: Callable[[Ops, Any, Any], Array]
+    vector_size: int
+    kv_group: KVGroup
+    num_bytes: int
+    rope_digest: str = ""
+    num_places: int = 0
+    num_types: int = 1
+
+
+def vector_config(checkpoint: Checkpoint) -> ModelConfig | EncoderConfig:
+    """The shape of a model that is to give vectors. Raises BadCheckpoint."""
+    if is_encoder(checkpoint):
+        return encoder_config(checkpoint)
+    return config_from_checkpoint(body_of(checkpoint))
+
+
+def load_vector_model(
+    checkpoint: Checkpoint,
+    ops: Ops,
+    *,
+    max_model_len: int,
+    block_size: int = 16,
+    kv_dtype: str = "f16",
+    quantization: str | None = None,
+    progress: Progress | None = None,
+) -> VectorModel:
+    """As registry.load_model, of a model that is to give vectors."""
+    if is_encoder(checkpoint):
+        return _load_encoder(checkpoint, ops, quantization, progress)
+    model = load_model(
+        body_of(checkpoint),
+        ops,
+        max_model_len=max_model_len,
+        block_size=block_size,
+        kv_dtype=kv_dtype,
+        quantization=quantization,
+        progress=progress,
+    )
+
+    def forward(ops: Ops, kv: Any, batch: Any) -> Array:
+        return decoder.hidden(ops, model.config, model.weights, model.ropes, kv, batch)
+
+    return VectorModel(
+        model.config, forward, model.config.width, model.kv_group, model.num_bytes, rope_digest=model.rope_digest
+    )
+
+
+def _load_encoder(checkpoint: Checkpoint, ops: Ops, quantization: str | None, progress: Progress | None) -> VectorModel:
+    config = encoder_config(checkpoint)
+    weights = load_encoder_weights(checkpoint, config, ops, quantization=quantization, progress=progress)
+
+    def forward(ops: Ops, kv: Any, batch: Any) -> Array:
+        return encoder.forward(ops, config, weights, kv, batch)
+
+    return VectorModel(
+        config,
+        forward,
+        config.output_width,
+        KVGroup("step", 1, config.num_heads, config.head_dim, STEP_BLOCK, "f32"),
+        weights.num_bytes,
+        num_places=config.num_places,
+        num_types=config.num_types,
+    )
+
+
+def body_of(checkpoint: Checkpoint) -> Checkpoint:
+    """The decoder in `checkpoint` as a language model whose head is its embeddings: its own head is not needed."""
+    if checkpoint.kind != "hf":
+        head = f"{GLOBAL_NAMES['gguf']['head']}.weight"
+        tensors = {name: tensor for name, tensor in checkpoint.tensors.items() if name != head}
+        return replace(checkpoint, tensors=tensors)
+    metadata, tensors = dict(checkpoint.metadata), dict(checkpoint.tensors)
+    if metadata.get("is_causal") is False:
+        raise BadCheckpoint(f"{checkpoint.path}: is_causal = false: a decoder that sees ahead is not supported.")
+    names = metadata.get("architectures")
+    architecture = str(names[0]) if isinstance(names, list) and names else ""
+    family = architecture.removesuffix("Model").removesuffix("Text")
+    if architecture not in HF_FAMILIES and f"{family}{_CAUSAL}" in HF_FAMILIES:
+        metadata["architectures"] = [f"{family}{_CAUSAL}"]
+    if f"{GLOBAL_NAMES['hf']['embed']}.weight" not in tensors:
+        tensors = {name if name.startswith(_BODY) else _BODY + name: tensor for name, tensor in tensors.items()}
+    tensors.pop(f"{GLOBAL_NAMES['hf']['head']}.weight", None)
+    metadata["tie_word_embeddings"] = True
+    return replace(checkpoint, metadata=metadata, tensors=tensors)

@@ -1,0 +1,141 @@
+"""Runs steps of a model that gives vectors: hidden states to one vector for each sequence.
+
+Which states are wanted follows from how a sequence is pooled: the last token's, the first's, or all. A mean is one sum
+that takes the tokens in their order, in float64, so that no chunk or batch changes a bit of it. An encoder's rows are
+whole sequences; each gets blocks for the length of the step.
+
+    T tokens  L rows that are wanted  D values of a vector
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..core.request import PoolingParams
+from ..core.step import PlanRow, RowResult, StepPlan, StepResult
+from ..models.vectors import VectorModel
+from ..ops.api import Program, StepBatch, StepLimits
+from .batch import Part, Slots, build_batch
+
+
+@dataclass(slots=True)
+class _Pooled:
+    """What a sequence has given so far. `state`: the vector, or of a mean the sum."""
+
+    params: PoolingParams
+    num_tokens: int
+    state: np.ndarray | None = None
+
+
+class PoolingRunner:
+    """As runner.Runner, for `model`; `program` is its compiled forward."""
+
+    def __init__(
+        self, model: VectorModel, program: Program, limits: StepLimits, *, block_size: int, num_blocks: int
+    ) -> None:
+        self._program = program
+        self._limits = limits
+        self._vocab_size = model.config.vocab_size
+        self._num_places = model.num_places
+        self._num_types = model.num_types
+        self._block_size = block_size
+        self._slots = Slots(limits.max_seqs, limits.max_blocks_per_seq, num_blocks)
+        self._pooled: dict[int, _Pooled] = {}  # by slot
+
+    def run(self, plan: StepPlan) -> StepResult:
+        began_s = time.perf_counter()
+        for seq in plan.released:
+            self._slots.release(seq)
+        parts = [self._take(index, row) for index, row in enumerate(self._with_blocks(plan))]
+        if parts:
+            self._run(parts)
+        rows = tuple(self._result(row, part) for row, part in zip(plan.rows, parts, strict=True))
+        return StepResult(plan.step, rows, time.perf_counter() - began_s)
+
+    def _with_blocks(self, plan: StepPlan) -> Iterator[tuple[PlanRow, tuple[int, ...]]]:
+        """Each row with the blocks it adds: those of the plan, or where the model keeps no KV, ones of this step."""
+        next_block = 0
+        for row in plan.rows:
+            if not self._num_places:
+                yield row, row.blocks
+                continue
+            num_blocks = -(-row.num_tokens // self._block_size)
+            yield row, tuple(range(next_block, next_block + num_blocks))
+            next_block += num_blocks
+
+    def _take(self, index: int, row_blocks: tuple[PlanRow, tuple[int, ...]]) -> Part:
+        """Bring the sequence's state up to its row; which of the row's states are wanted."""
+        row, blocks = row_blocks
+        if row.intro is not None:
+            assert row.intro.pooling is not None, f"sequence {row.seq} wants tokens of a model that gives vectors"
+            slot = self._slots.introduce(row.seq)
+            self._pooled[slot] = _Pooled(row.intro.pooling, len(row.intro.prompt_tokens))
+        else:
+            slot = self._slots[row.seq]
+        if blocks:
+            self._slots.append_blocks(slot, blocks)
+        how = self._pooled[slot].params.how
+        if how == "mean":
+            leading = row.num_tokens
+        else:
+            leading = 1 if how in ("cls", "score") and row.start == 0 else 0
+        is_last = row.sample and how == "last"
+        return Part(index, slot, row.start, row.num_tokens, row.tokens, -1, leading, is_last)
+
+    def _run(self, parts: list[Part]) -> None:
+        batch = build_batch(parts, self._slots, self._block_size, self._limits)
+        assert batch.tokens_T.max() < self._vocab_size, f"a token id beyond the vocabulary of {self._vocab_size}"
+        if self._num_places:
+            batch.places_T = self._places(parts, batch)
+        states_LD = self._program(batch)
+        at = 0
+        for part in (part for part in parts if part.num_scored):
+            self._pool(self._pooled[part.slot], states_LD[at : at + part.num_scored])
+            at += part.num_scored
+        for part in (part for part in parts if part.sample):
+            self._pooled[part.slot].state = states_LD[at].copy()
+            at += 1
+
+    def _places(self, parts: list[Part], batch: StepBatch) -> np.ndarray:
+        """Positions; those of a pair's second text in the second part of the table."""
+        places_T = batch.positions_T.copy()
+        for part, first in zip(parts, batch.row_starts_S1.tolist(), strict=False):
+            second_from = self._pooled[part.slot].params.second_from
+            if second_from and self._num_types > 1:
+                places_T[first + second_from : first + part.num_tokens] += self._num_places
+        return places_T
+
+    @staticmethod
+    def _pool(pooled: _Pooled, states: np.ndarray) -> None:
+        if pooled.params.how != "mean":
+            pooled.state = states[0].copy()
+            return
+        if pooled.state is None:
+            pooled.state = np.zeros(states.shape[1], np.float64)
+        for state_D in states:
+            pooled.state += state_D
+
+    def _result(self, row: PlanRow, part: Part) -> RowResult:
+        if not row.sample:
+            return RowResult(row.seq)
+        pooled = self._pooled[part.slot]
+        assert pooled.state is not None, f"sequence {row.seq} has no state to pool"
+        state_D = pooled.state / pooled.num_tokens if pooled.params.how == "mean" else pooled.state
+        return RowResult(row.seq, vector=finish(state_D, pooled.params).tobytes())
+
+
+def finish(state_D: np.ndarray, params: PoolingParams) -> np.ndarray:
+    """The vector of a pooled state, float32: cut, then scaled or mapped."""
+    values_D = state_D[: params.dimensions or None].astype(np.float64)
+    if params.activation == "unit":
+        length = math.sqrt(math.fsum((values_D * values_D).tolist()))
+        values_D = values_D / length if length else values_D
+    elif params.activation == "sigmoid":
+        with np.errstate(over="ignore"):  # exp may be inf, whose reciprocal is the right 0
+            values_D = 1 / (1 + np.exp(-values_D))
+    return values_D.astype(np.float32)
