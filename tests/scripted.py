@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tokenmill.core.config import EngineConfig
+from tokenmill.core.errors import BadCheckpoint
 from tokenmill.core.events import Ready
 from tokenmill.core.step import Introduction, RowResult, StepPlan, StepResult, TokenLogprob
 from tokenmill.engine.build import build_engine
@@ -73,10 +74,20 @@ class Script:
         self._reply = reply
         self._sequences: dict[int, tuple[Introduction, Sequence[int]]] = {}
         self.introductions: list[Introduction] = []
+        self.unloaded: list[str] = []
         self.go = asyncio.Event()
         self.go.set()
         self.failure: Exception | None = None
         self.step_s = 0.0
+
+    async def load_adapter(self, path: str, inside: str) -> str:
+        """Any folder of the right name is an adapter; its digest is its path."""
+        if not path.startswith(inside) or "missing" in path:
+            raise BadCheckpoint(f"{path} is no adapter")
+        return path
+
+    async def unload_adapter(self, digest: str) -> None:
+        self.unloaded.append(digest)
 
     async def execute(self, plan: StepPlan) -> StepResult:
         await asyncio.sleep(self.step_s)

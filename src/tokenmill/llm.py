@@ -23,7 +23,7 @@ from .cli.load import load_engine
 from .cli.machine import read_machine
 from .cli.resolve import EngineOptions, EngineSettings
 from .core.config import check_keys
-from .core.errors import ContextTooLong, InvalidRequest
+from .core.errors import ContextTooLong, InvalidRequest, ModelNotFound
 from .core.events import FINISH_ERROR, Ready
 from .core.request import Request, SamplingParams
 from .core.step import TokenLogprob
@@ -33,6 +33,7 @@ from .formats.checkpoint import open_checkpoint
 from .formats.hub import Progress, default_cache_dir, resolve_model
 from .net.clock import MonotonicClock
 from .net.entropy import new_seed
+from .server.adapters import ServedAdapter
 from .server.choice import Choice, Piece
 from .server.client import EngineClient
 from .server.errors import from_engine
@@ -105,7 +106,8 @@ class LLM:
     """Loads `model` (alias, .gguf file, Hugging Face folder or hub name) when made, fetching it where needed.
 
     options   fields of EngineOptions: max_model_len, max_num_seqs, max_num_batched_tokens, block_size,
-              kv_cache_memory_bytes, enable_prefix_caching, threads, backend ("auto", "native" or "numpy")
+              kv_cache_memory_bytes, enable_prefix_caching, threads, backend ("auto", "native" or "numpy"),
+              enable_lora, max_loras, max_lora_rank
     progress  called with (bytes so far, bytes in all) while the model is fetched
 
     Raises ConfigError, FetchError and BadCheckpoint. Close it, or use it as a context manager.
@@ -150,11 +152,12 @@ class LLM:
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         cache_salt: str = "",
+        lora: str = "",
     ) -> list[RequestOutput]:
         """Continues each prompt (text, or token ids); one result for each, in order.
 
-        `sampling`: for all prompts, or one for each; default: the model's own settings with 16 tokens. Raises
-        InvalidRequest (ContextTooLong among them) before anything has run.
+        `sampling`: for all prompts, or one for each; default: the model's own settings with 16 tokens. `lora`: name of
+        a loaded adapter. Raises InvalidRequest (ContextTooLong among them) before anything has run.
         """
         is_one = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
         several = cast(Sequence[Prompt], [prompts] if is_one else prompts)
@@ -164,14 +167,19 @@ class LLM:
             raise InvalidRequest(
                 f"{len(several)} prompts came with {len(sampling)} sampling parameters.", param="sampling"
             )
-        calls = [self._call(prompt, params, cache_salt) for prompt, params in zip(several, sampling, strict=True)]
+        calls = [self._call(prompt, params, cache_salt, lora) for prompt, params in zip(several, sampling, strict=True)]
         return self._wait(self._complete_all(calls))
 
     def chat(
-        self, messages: Sequence[Message], sampling: SamplingParams | None = None, *, cache_salt: str = ""
+        self,
+        messages: Sequence[Message],
+        sampling: SamplingParams | None = None,
+        *,
+        cache_salt: str = "",
+        lora: str = "",
     ) -> RequestOutput:
         """Answers a conversation through the model's chat template; default length: the rest of the context."""
-        return self._wait(self._complete(self._chat_call(messages, sampling, cache_salt)))
+        return self._wait(self._complete(self._chat_call(messages, sampling, cache_salt, lora)))
 
     def stream(
         self,
@@ -179,13 +187,14 @@ class LLM:
         sampling: SamplingParams | None = None,
         *,
         cache_salt: str = "",
+        lora: str = "",
     ) -> Iterator[Piece]:
         """Continues a prompt, or answers a conversation, piece by piece (`piece.text`, `piece.tokens`; the last has a
         `finish_reason`). One choice only. Leaving the loop early cancels the request."""
         if not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping):
-            call = self._chat_call(cast(Sequence[Message], prompt), sampling, cache_salt)
+            call = self._chat_call(cast(Sequence[Message], prompt), sampling, cache_salt, lora)
         else:
-            call = self._call(cast(Prompt, prompt), sampling or self.default_sampling(), cache_salt)
+            call = self._call(cast(Prompt, prompt), sampling or self.default_sampling(), cache_salt, lora)
         if len(call.requests) != 1:
             raise InvalidRequest("stream gives one choice; leave n at 1.", param="n")
         pieces = self._pieces(call)
@@ -197,6 +206,19 @@ class LLM:
                     return
         finally:
             self._wait(pieces.aclose())
+
+    def load_adapter(self, name: str, path: str) -> None:
+        """Load the LoRA adapter in a folder of PEFT's format, to be named by `lora=` from then on. Needs
+        enable_lora=True. Raises InvalidRequest."""
+        self._wait(self._client.adapters.load(ServedAdapter(name, path)))
+
+    def unload_adapter(self, name: str) -> None:
+        """Forget an adapter; what uses it runs to its end. Raises ModelNotFound."""
+
+        async def unload() -> None:
+            self._client.adapters.unload(name)
+
+        self._wait(unload())
 
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
         """Token ids of a text; special tokens written out in it count as such."""
@@ -266,7 +288,9 @@ class LLM:
 
     # ---- calls -------------------------------------------------------------------------------------------------------
 
-    def _chat_call(self, messages: Sequence[Message], sampling: SamplingParams | None, cache_salt: str) -> _Call:
+    def _chat_call(
+        self, messages: Sequence[Message], sampling: SamplingParams | None, cache_salt: str, lora: str
+    ) -> _Call:
         chat = self._text.chat
         if chat is None:
             raise InvalidRequest("This model has no chat template; use generate.", param="messages")
@@ -277,9 +301,14 @@ class LLM:
         prompt = chat.render([dict(message) for message in messages])
         sampling = sampling or self.default_sampling(max_tokens=None)
         # The template writes the special tokens itself.
-        return self._call(self.encode(prompt, add_special=False), sampling, cache_salt, prompt)
+        return self._call(self.encode(prompt, add_special=False), sampling, cache_salt, lora, prompt)
 
-    def _call(self, prompt: Prompt, sampling: SamplingParams, cache_salt: str, text: str | None = None) -> _Call:
+    def _call(
+        self, prompt: Prompt, sampling: SamplingParams, cache_salt: str, lora: str, text: str | None = None
+    ) -> _Call:
+        adapter = self._client.adapters.get(lora)
+        if lora and adapter is None:
+            raise ModelNotFound(f"There is no adapter {lora!r}; load it with load_adapter first.", param="lora")
         tokens = tuple(self.encode(prompt) if isinstance(prompt, str) else prompt)
         limit = context_limit(self._ready)
         if not tokens:
@@ -306,6 +335,7 @@ class LLM:
                 choice=choice,
                 eos_token_ids=self._ready.eos_token_ids,
                 cache_salt=cache_salt,
+                adapter="" if adapter is None else adapter.digest,
                 arrival_s=self._clock.now(),
             )
             for choice in range(sampling.n)

@@ -16,7 +16,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenmill.core.events import Abort, Drain, EngineStats, Output, Ready, StepOutputs, Submit, Timing
+from tokenmill.core.events import (
+    Abort,
+    AdapterLoaded,
+    Drain,
+    EngineStats,
+    LoadAdapter,
+    Output,
+    Ready,
+    StepOutputs,
+    Submit,
+    Timing,
+    UnloadAdapter,
+)
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.step import TokenLogprob
 from tokenmill.net import codec
@@ -73,6 +85,9 @@ MESSAGE = st.one_of(
     st.builds(Submit, st.lists(REQUEST, max_size=3).map(tuple)),
     st.builds(Abort, st.lists(TEXT, max_size=3).map(tuple)),
     st.just(Drain()),
+    st.builds(LoadAdapter, st.integers(0, 9), TEXT, TEXT),
+    st.builds(UnloadAdapter, TEXT),
+    st.builds(AdapterLoaded, st.integers(0, 9), TEXT, TEXT),
     st.builds(
         Ready, TEXT, st.integers(1, 9), st.integers(1, 9), TOKENS, TEXT, st.just(16), st.integers(1, 99),
         st.lists(st.tuples(TEXT, TEXT), max_size=3).map(tuple),

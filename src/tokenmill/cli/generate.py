@@ -20,10 +20,13 @@ def generate(args: argparse.Namespace) -> int:
     with progress_bar(f"fetching {args.model}") as progress:
         llm = LLM(args.model, progress=progress, **asdict(engine_options(args)))
     with llm:
+        if args.lora is not None:
+            llm.load_adapter("lora", args.lora)
         sampling = llm.default_sampling(**sampling_overrides(args))
+        given = [{"role": "user", "content": prompt}] if args.chat else prompt
         start_s, num_tokens = time.monotonic(), 0
         first_s = start_s
-        for piece in llm.stream([{"role": "user", "content": prompt}] if args.chat else prompt, sampling):
+        for piece in llm.stream(given, sampling, lora="" if args.lora is None else "lora"):
             print(piece.text, end="", flush=True)
             first_s = time.monotonic() if num_tokens == 0 else first_s
             num_tokens += len(piece.tokens)

@@ -14,6 +14,7 @@ from ..core.events import Ready
 from ..core.units import format_bytes
 from ..formats.checkpoint import Checkpoint
 from ..models.config import config_from_checkpoint
+from ..models.lora import LoraLimits
 from ..models.weights import Progress
 from ..ops.api import Ops
 from ..ops.select import select_ops
@@ -47,6 +48,7 @@ class Engine:
             block_size=self.config.block_size,
             num_blocks=self.config.num_blocks,
             facts=self.facts(),
+            max_loras=self.settings.max_loras,
         )
 
     def facts(self) -> tuple[tuple[str, str], ...]:
@@ -86,6 +88,7 @@ def load_engine(
         cache_dir=cache_dir,
         quantization=settings.quantization,
         progress=progress,
+        lora=LoraLimits(settings.max_loras, settings.max_lora_rank) if settings.max_loras else None,
     )
     config = EngineConfig(
         num_blocks=settings.num_blocks,

@@ -55,6 +55,7 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     options.add_model(generate)
     generate.add_argument("--prompt", "-p", metavar="TEXT", help="text to continue (default: standard input)")
     generate.add_argument("--chat", action="store_true", help="the prompt is a user message for the chat template")
+    generate.add_argument("--lora", metavar="PATH", help="LoRA adapter to use: a folder in PEFT format")
     options.add_sampling_options(generate, max_tokens=256)
     options.add_engine_options(generate)
 

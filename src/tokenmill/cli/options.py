@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
+import json
 import math
 import sys
 from collections.abc import Sequence
@@ -95,6 +96,18 @@ def _seconds(text: str) -> float:
     raise argparse.ArgumentTypeError(f"must be a number of seconds, at least 0, got {text!r}.")
 
 
+def lora_module(text: str) -> tuple[str, str]:
+    """'name=path', or JSON with "name" and "path" as vLLM takes it."""
+    name, equals, path = text.partition("=")
+    if text.startswith("{"):
+        with contextlib.suppress(ValueError, KeyError):
+            given = json.loads(text)
+            name, equals, path = str(given["name"]), "=", str(given["path"])
+    if not (name and equals and path):
+        raise argparse.ArgumentTypeError(f"must be NAME=PATH, got {text!r}.")
+    return name, path
+
+
 def _size(text: str) -> int:
     try:
         return parse_bytes(text, "size")
@@ -126,6 +139,18 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="ORIGIN",
         help="origin browsers may call from (repeatable)",
+    )
+    group.add_argument(
+        "--lora-modules",
+        nargs="+",
+        action="extend",
+        type=lora_module,
+        default=[],
+        metavar="NAME=PATH",
+        help="adapters to serve, each under a model name of its own (repeatable)",
+    )
+    group.add_argument(
+        "--lora-dir", metavar="DIR", help="folder that /v1/load_lora_adapter may load from (default: it is refused)"
     )
     group.add_argument("--max-body-bytes", type=_size, metavar="SIZE", help="largest request body accepted")
     group.add_argument(
@@ -169,6 +194,9 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         help="share KV of equal prefixes (default: on)",
     )
     group.add_argument("--threads", "-t", type=int, metavar="N", help="kernel threads (default: one per usable CPU)")
+    group.add_argument("--enable-lora", action="store_true", help="take LoRA adapters (PEFT format)")
+    group.add_argument("--max-loras", type=int, metavar="N", help="most adapters loaded at once (default: 4)")
+    group.add_argument("--max-lora-rank", type=int, metavar="R", help="highest rank of an adapter (default: 16)")
     group.add_argument("--backend", choices=BACKENDS, default="auto", help="kernels (default: native if it loads)")
 
 
@@ -195,6 +223,9 @@ def engine_options(args: argparse.Namespace) -> EngineOptions:
         threads=args.threads,
         backend=args.backend,
         quantization=args.quantization,
+        enable_lora=args.enable_lora or any(getattr(args, name, None) for name in ("lora", "lora_modules", "lora_dir")),
+        max_loras=args.max_loras,
+        max_lora_rank=args.max_lora_rank,
     )
 
 

@@ -18,6 +18,8 @@ KV_SHARE = 0.4
 BLOCK_SIZE = 16
 MAX_NUM_SEQS = 256
 MAX_NUM_BATCHED_TOKENS = 512
+MAX_LORAS = 4
+MAX_LORA_RANK = 16
 BACKENDS = ("auto", "native", "numpy")
 QUANTIZATIONS = {name: name for name in ("q8_0", "q4_0", "q4_1", "f16", "bf16")} | {"q8": "q8_0", "q4": "q4_1"}
 """As asked -> as the kernels call it."""
@@ -36,6 +38,9 @@ class EngineOptions:
     threads: int | None = None
     backend: str = "auto"
     quantization: str | None = None
+    enable_lora: bool = False
+    max_loras: int | None = None
+    max_lora_rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +61,8 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """The resolved options. `choices` explains each, in the order they are printed."""
+    """The resolved options. `choices` explains each, in the order they are printed. max_loras: 0 where no adapters are
+    taken."""
 
     threads: int
     backend: str
@@ -67,6 +73,8 @@ class EngineSettings:
     num_blocks: int
     enable_prefix_caching: bool
     quantization: str | None
+    max_loras: int
+    max_lora_rank: int
     choices: tuple[Choice, ...]
 
 
@@ -109,6 +117,12 @@ def resolve(options: EngineOptions, machine: MachineFacts, model: ModelFacts) ->
                 param="quantization",
             )
         choices.append(Choice("quantization", f"{quantization} for matrices stored in 16 or 32 bits", "as asked"))
+    max_loras = max_lora_rank = 0
+    if options.enable_lora:
+        max_loras = given_or("max_loras", options.max_loras, MAX_LORAS, "default", "{} adapters at once")
+        max_lora_rank = given_or("max_lora_rank", options.max_lora_rank, MAX_LORA_RANK, "default")
+    elif options.max_loras is not None or options.max_lora_rank is not None:
+        raise ConfigError("--max-loras and --max-lora-rank need --enable-lora.", param="max_loras")
     choices.append(Choice("prefix_caching", "on" if options.enable_prefix_caching else "off", "exact either way"))
     return EngineSettings(
         threads=threads,
@@ -120,6 +134,8 @@ def resolve(options: EngineOptions, machine: MachineFacts, model: ModelFacts) ->
         num_blocks=num_blocks,
         enable_prefix_caching=options.enable_prefix_caching,
         quantization=quantization,
+        max_loras=max_loras,
+        max_lora_rank=max_lora_rank,
         choices=tuple(choices),
     )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import os
 import signal
 import sys
 import time
@@ -17,6 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from .. import __version__
+from ..core.errors import ConfigError, TokenmillError
 from ..core.events import Ready
 from ..formats.hub import ResolvedModel, default_cache_dir
 from ..server.config import ServerConfig
@@ -47,10 +49,17 @@ def serve(args: argparse.Namespace) -> int:
 
 
 def _server_config(args: argparse.Namespace, model: ResolvedModel) -> ServerConfig:
+    name = model.served_name if args.served_model_name is None else args.served_model_name
+    names = [name, *(adapter for adapter, _ in args.lora_modules)]
+    if len(set(names)) != len(names):
+        raise ConfigError("--lora-modules needs names of their own, each different.", param="lora_modules")
+    if args.lora_dir is not None and not os.path.isdir(args.lora_dir):
+        raise ConfigError(f"--lora-dir {args.lora_dir} is not a folder.", param="lora_dir")
     config = ServerConfig(
-        model_names=(model.served_name if args.served_model_name is None else args.served_model_name,),
+        model_names=(name,),
         api_keys=() if args.api_key is None else (args.api_key,),
         cors_origins=tuple(args.cors_origins),
+        lora_dir="" if args.lora_dir is None else os.path.abspath(args.lora_dir),
     )
     return config if args.max_body_bytes is None else replace(config, max_body_bytes=args.max_body_bytes)
 
@@ -61,6 +70,7 @@ async def _serve(
     from ..formats.checkpoint import open_checkpoint
     from ..net.clock import MonotonicClock
     from ..net.entropy import new_id, new_seed
+    from ..server.adapters import ServedAdapter
     from ..server.app import build_app
     from ..server.client import EngineClient
     from ..server.run import serve as serve_http
@@ -69,7 +79,18 @@ async def _serve(
     checkpoint = open_checkpoint(model.path)
     text = load_text(checkpoint)
     checkpoint.close()
-    client = EngineClient()
+    prepared: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def note_prepared(error: TokenmillError | None) -> None:
+        if prepared.done():
+            return
+        if error is None:
+            prepared.set_result(None)
+        else:
+            prepared.set_exception(error)
+
+    wanted = [ServedAdapter(name, os.path.abspath(path)) for name, path in args.lora_modules]
+    client = EngineClient(wanted, note_prepared)
     app = build_app(config, text, client, clock=MonotonicClock(), new_seed=new_seed, new_id=new_id)
     listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     first_ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
@@ -84,6 +105,7 @@ async def _serve(
 
     async def announce() -> None:
         _print_plan(await first_ready, model)
+        await prepared
         url = await listening
         print(f"tokenmill: ready at {url} after {time.monotonic() - started_s:.2f} s", flush=True)
         await asyncio.get_running_loop().create_future()  # Never: the others decide when to end.

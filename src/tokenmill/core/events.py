@@ -1,6 +1,7 @@
 """What front end and engine tell each other. One message a step each way carries a batch of these.
 
-Front end -> engine: `Submit`, `Abort`, `Drain`. Engine -> front end: `Ready`, `StepOutputs`.
+Front end -> engine: `Submit`, `Abort`, `Drain`, `LoadAdapter`, `UnloadAdapter`. Engine -> front end: `Ready`,
+`StepOutputs`, `AdapterLoaded`.
 Times are seconds on the machine's monotonic clock, which processes of one machine share.
 """
 
@@ -35,11 +36,40 @@ class Drain:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadAdapter:
+    """Load the LoRA adapter in folder `path`, which must lie under `inside` unless that is "". The answer is an
+    `AdapterLoaded` with the same `number`."""
+
+    number: int
+    path: str
+    inside: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class UnloadAdapter:
+    """Take one load of the adapter with this digest back. After the last, no further request may name it, and it is
+    freed when those that do are done."""
+
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterLoaded:
+    """Requests may name `digest` from now on; or why not, in `error`, `error_kind` and `error_param` (see Output)."""
+
+    number: int
+    digest: str = ""
+    error: str = ""
+    error_kind: str = ""
+    error_param: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Ready:
     """The engine is loaded and takes requests. `facts`: printable name -> value pairs (backend, kernels, blocks...).
     `pooling`: the vectors it gives, and how requests want them unless they say otherwise; None: it gives tokens.
     `vector_size`: values of a vector before `dimensions` cuts it. `num_blocks`: in the pool that bounds the length of a
-    request; 0: none does."""
+    request; 0: none does. `max_loras`: most LoRA adapters it can hold."""
 
     model: str
     max_model_len: int
@@ -51,6 +81,7 @@ class Ready:
     facts: tuple[tuple[str, str], ...] = ()
     pooling: PoolingParams | None = None
     vector_size: int = 0
+    max_loras: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +125,8 @@ class Output:
 @dataclass(frozen=True, slots=True)
 class EngineStats:
     """Snapshot after a step. Counters are totals since the engine started; blocks are those of all pools. `kv_usage`:
-    the share of blocks that sequences hold (cached, evictable ones do not count), of the pool where it is largest."""
+    the share of blocks that sequences hold (cached, evictable ones do not count), of the pool where it is largest.
+    Adapters are digests, each once."""
 
     num_running: int = 0
     num_waiting: int = 0
@@ -112,6 +144,8 @@ class EngineStats:
     generation_tokens: int = 0
     last_step_tokens: int = 0
     last_step_s: float = 0.0
+    running_adapters: tuple[str, ...] = ()
+    waiting_adapters: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

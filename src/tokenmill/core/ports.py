@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from .events import Abort, Drain, Ready, StepOutputs, Submit
+from .events import Abort, AdapterLoaded, Drain, LoadAdapter, Ready, StepOutputs, Submit, UnloadAdapter
 from .step import StepPlan, StepResult
 
-ToEngine = Submit | Abort | Drain
-FromEngine = Ready | StepOutputs
+ToEngine = Submit | Abort | Drain | LoadAdapter | UnloadAdapter
+FromEngine = Ready | StepOutputs | AdapterLoaded
 
 
 class Executor(Protocol):
@@ -27,6 +27,15 @@ class Executor(Protocol):
     sequences with no row in the failed step or after it must survive."""
 
     async def execute(self, plan: StepPlan) -> StepResult: ...
+
+    async def load_adapter(self, path: str, inside: str) -> str:
+        """Make the LoRA adapter in folder `path` (under `inside`, unless that is "") known to steps submitted after
+        this has returned its digest. Raises TokenmillError."""
+        ...
+
+    async def unload_adapter(self, digest: str) -> None:
+        """Forget an adapter after the steps submitted before; no later one may name it."""
+        ...
 
 
 class Clock(Protocol):

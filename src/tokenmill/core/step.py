@@ -28,6 +28,7 @@ class Introduction:
     The worker forgets whatever it held under the same number and starts from this.
     `prompt_tokens` and `output_tokens` rebuild penalty counts; `eos_token_ids` and `sampling.stop_token_ids` are masked
     until `sampling.min_tokens` outputs exist. With `pooling` the one output is a vector, and all else is unused.
+    `adapter`: digest of its LoRA adapter, "" for none.
     """
 
     prompt_tokens: tuple[int, ...]
@@ -37,6 +38,7 @@ class Introduction:
     choice: int
     eos_token_ids: tuple[int, ...]
     pooling: PoolingParams | None = None
+    adapter: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ..cache.groups import KVBlocks, Match
@@ -41,6 +42,7 @@ from ..sched.admission import blocks_for, refusal
 from ..sched.policies import rank
 from ..sched.queue import WaitingQueue
 from ..sched.scheduler import compose_step
+from .adapters import AdapterLedger
 
 
 @dataclass(slots=True)
@@ -63,6 +65,7 @@ class EngineCore:
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
         self._blocks = KVBlocks(config.groups, config.block_size)
+        self._adapters = AdapterLedger()
         self._by_id: dict[str, Sequence] = {}
         self._waiting = WaitingQueue()
         self._running: list[Sequence] = []
@@ -96,6 +99,8 @@ class EngineCore:
             error = Unavailable("The engine is shutting down. Try again shortly.")
         elif request.id in self._by_id:
             error = InvalidRequest(f"A request with the id {request.id!r} is running already.", param="request_id")
+        elif request.adapter and not self._adapters.takes(request.adapter):
+            error = InvalidRequest("The adapter that this request names is not loaded any more.", param="model")
         else:
             error = refusal(request, self.config, len(self._waiting))
         if error is not None:
@@ -108,6 +113,8 @@ class EngineCore:
         seq = Sequence(self._next_number, request, tokens, tables=self._blocks.new_tables(), stop_ids=stop_ids)
         self._next_number += 1
         self._by_id[request.id] = seq
+        if request.adapter:
+            self._adapters.begin(request.adapter)
         self._waiting.push(seq)
         return []
 
@@ -115,6 +122,18 @@ class EngineCore:
         """End a request; an unknown or finished id is ignored."""
         seq = self._by_id.get(request_id)
         return [] if seq is None else [self._finish(seq, FINISH_ABORT, now)]
+
+    def load_adapter(self, digest: str) -> None:
+        """From now on requests may name this adapter."""
+        self._adapters.load(digest)
+
+    def unload_adapter(self, digest: str) -> None:
+        """No further request may name it; those that do run to their end."""
+        self._adapters.unload(digest)
+
+    def take_unused_adapters(self) -> list[str]:
+        """Unloaded adapters whose last request has ended: the executor may forget them, after the steps it has."""
+        return self._adapters.take_unused()
 
     def drain(self) -> None:
         """Take no further requests; finish those admitted."""
@@ -192,6 +211,8 @@ class EngineCore:
             generation_tokens=self._generation_tokens,
             last_step_tokens=self._last_step_tokens,
             last_step_s=self._last_step_s,
+            running_adapters=_adapters_of(self._running) if self._adapters else (),
+            waiting_adapters=_adapters_of(self._waiting) if self._adapters else (),
         )
 
     # ---- the scheduler's ledger ----
@@ -354,6 +375,8 @@ class EngineCore:
             self._release(seq)
         seq.status = Status.FINISHED
         del self._by_id[seq.request.id]
+        if seq.request.adapter:
+            self._adapters.end(seq.request.adapter)
         is_first = seq.first_token_s < 0 and seq.num_output > len(seq.request.output_tokens)
         if is_first:
             seq.first_token_s = now
@@ -422,6 +445,8 @@ class EngineCore:
                 num_waiting += 1
                 assert seq.status is Status.WAITING and not len(seq.tables[0]) and not seq.rows_in_flight, seq
         assert num_waiting == len(self._waiting)
+        adapters = [seq.request.adapter for seq in self._by_id.values() if seq.request.adapter]
+        self._adapters.check({digest: adapters.count(digest) for digest in adapters})
         assert num_waiting + len(self._running) == len(self._by_id)
 
 
@@ -454,7 +479,12 @@ def _introduce(seq: Sequence) -> Introduction:
         choice=request.choice,
         eos_token_ids=() if request.sampling.ignore_eos else request.eos_token_ids,
         pooling=request.pooling,
+        adapter=request.adapter,
     )
+
+
+def _adapters_of(sequences: Iterable[Sequence]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(seq.request.adapter for seq in sequences if seq.request.adapter))
 
 
 def _num_cached(seq: Sequence) -> int:

@@ -30,6 +30,18 @@ class Aborted:
 
 
 @dataclass(frozen=True, slots=True)
+class Loaded:
+    """An adapter."""
+
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unloaded:
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
 class Drained:
     pass
 
@@ -53,7 +65,7 @@ class Failed:
     now: float
 
 
-Event = Added | Aborted | Drained | Planned | Committed | Failed
+Event = Added | Aborted | Loaded | Unloaded | Drained | Planned | Committed | Failed
 Recorder = Callable[[EngineCore, Event], None]
 
 
@@ -66,6 +78,12 @@ class Core(Protocol):
     def add(self, request: Request, now: float) -> list[Output]: ...
 
     def abort(self, request_id: str, now: float) -> list[Output]: ...
+
+    def load_adapter(self, digest: str) -> None: ...
+
+    def unload_adapter(self, digest: str) -> None: ...
+
+    def take_unused_adapters(self) -> list[str]: ...
 
     def drain(self) -> None: ...
 
@@ -98,6 +116,18 @@ class RecordedCore:
         outputs = self._core.abort(request_id, now)
         self._record(self._core, Aborted(request_id, now))
         return outputs
+
+    def load_adapter(self, digest: str) -> None:
+        self._core.load_adapter(digest)
+        self._record(self._core, Loaded(digest))
+
+    def unload_adapter(self, digest: str) -> None:
+        self._core.unload_adapter(digest)
+        self._record(self._core, Unloaded(digest))
+
+    def take_unused_adapters(self) -> list[str]:
+        """Changes nothing that a plan depends on, so it is not recorded."""
+        return self._core.take_unused_adapters()
 
     def drain(self) -> None:
         self._core.drain()
@@ -132,6 +162,10 @@ def replay(config: EngineConfig, events: Iterable[Event]) -> int:
                 core.add(request, now)
             case Aborted(request_id, now):
                 core.abort(request_id, now)
+            case Loaded(digest):
+                core.load_adapter(digest)
+            case Unloaded(digest):
+                core.unload_adapter(digest)
             case Drained():
                 core.drain()
             case Planned(recorded, now):

@@ -4,6 +4,7 @@ Up to `steps_in_flight` steps are under way at once, and their results are commi
 event that an arriving message or an ending step sets; it never polls. Knows nothing of HTTP, models or real time.
 
     inbox -> core.add / abort / drain       at the next step border
+    LoadAdapter -> executor.load_adapter    beside the steps; then core.load_adapter, and an answer
     core.plan -> executor.execute           while steps may be started
     result -> core.commit, error -> core.fail
     outputs -> link.send                    one message a step, empty ones too: they show that steps make progress
@@ -15,8 +16,11 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
+from collections.abc import Coroutine
+from typing import Any
 
-from ..core.events import Abort, Drain, Output, StepOutputs, Submit
+from ..core.errors import EngineFailed, TokenmillError
+from ..core.events import Abort, AdapterLoaded, LoadAdapter, Output, StepOutputs, Submit, UnloadAdapter
 from ..core.ports import Clock, EngineEnd, Executor, ToEngine
 from ..core.step import StepPlan, StepResult
 from .journal import Core
@@ -34,6 +38,8 @@ class EngineShell:
         self._clock = clock
         self._inbox: deque[ToEngine] = deque()
         self._in_flight: deque[tuple[StepPlan, asyncio.Task[StepResult]]] = deque()
+        self._chores: set[asyncio.Task[None]] = set()
+        self._num_loading = 0
         self._wake = asyncio.Event()
         self._is_draining = False
 
@@ -49,6 +55,7 @@ class EngineShell:
             while True:
                 outputs = self._take_inbox()
                 has_stepped = self._commit_finished(outputs)
+                self._unload_unused()
                 if not reader.done():
                     self._start_steps()
                 elif not self._in_flight:
@@ -62,7 +69,7 @@ class EngineShell:
                 self._wake.clear()
         finally:
             reader.cancel()
-            for _, task in self._in_flight:
+            for task in (*(task for _, task in self._in_flight), *self._chores):
                 task.cancel()
 
     async def _read(self) -> None:
@@ -83,11 +90,49 @@ class EngineShell:
             elif isinstance(message, Abort):
                 for request_id in message.request_ids:
                     outputs += self._core.abort(request_id, now)
+            elif isinstance(message, LoadAdapter):
+                self._num_loading += 1
+                self._start_chore(self._load_adapter(message))
+            elif isinstance(message, UnloadAdapter):
+                self._core.unload_adapter(message.digest)
             else:
-                assert isinstance(message, Drain), message
                 self._core.drain()
                 self._is_draining = True
         return outputs
+
+    async def _load_adapter(self, message: LoadAdapter) -> None:
+        try:
+            digest = await self._executor.load_adapter(message.path, message.inside)
+        except TokenmillError as error:
+            answer = AdapterLoaded(message.number, "", error.message, error.kind, error.param or "")
+        except Exception as error:
+            log.exception("The adapter in %s could not be loaded.", message.path)
+            text = f"The adapter could not be loaded: {type(error).__name__}; see the server's log."
+            answer = AdapterLoaded(message.number, "", text, EngineFailed.kind)
+        else:
+            self._core.load_adapter(digest)
+            answer = AdapterLoaded(message.number, digest)
+        finally:
+            self._num_loading -= 1
+        with contextlib.suppress(EOFError):
+            await self._link.send(answer)
+
+    def _unload_unused(self) -> None:
+        """Not while an adapter is being loaded: it may be one of these, found in its place and to be kept there."""
+        if not self._num_loading:
+            for digest in self._core.take_unused_adapters():
+                self._start_chore(self._executor.unload_adapter(digest))
+
+    def _start_chore(self, work: Coroutine[Any, Any, None]) -> None:
+        chore = asyncio.create_task(work)
+        self._chores.add(chore)
+        chore.add_done_callback(self._end_chore)
+
+    def _end_chore(self, chore: asyncio.Task[None]) -> None:
+        self._chores.discard(chore)
+        self._wake.set()
+        if not chore.cancelled() and chore.exception() is not None:
+            log.error("Unloading an adapter failed.", exc_info=chore.exception())
 
     def _commit_finished(self, outputs: list[Output]) -> bool:
         """Commit the steps that have ended, oldest first; extends `outputs` and tells whether there was one."""

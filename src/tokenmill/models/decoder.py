@@ -22,7 +22,10 @@ def forward(
     ops: Ops, config: ModelConfig, weights: ModelWeights, ropes: Sequence[Array | None], kv: Any, batch: Any
 ) -> Array:
     """Logits [L, V] of the batch's logit rows; writes the KV of all its tokens. `ropes`: each layer's table."""
-    logits_LV = ops.linear(hidden(ops, config, weights, ropes, kv, batch), weights.head)
+    x_LD = hidden(ops, config, weights, ropes, kv, batch)
+    logits_LV = ops.linear(x_LD, weights.head)
+    if weights.head_lora is not None:
+        logits_LV = ops.add_lora(logits_LV, x_LD, weights.head_lora, batch.adapters_L)
     logits_LV = _scaled(ops, logits_LV, config.logit_scale)
     return ops.soft_cap(logits_LV, config.logit_cap) if config.logit_cap else logits_LV
 
@@ -35,7 +38,7 @@ def hidden(
     for index, layer in enumerate(weights.layers):
         mixed_TD = attention(ops, config, index, layer, ropes[index], kv, batch, x_TD)
         x_TD = ops.add(x_TD, _scaled(ops, mixed_TD, config.residual_scale))
-        x_TD = ops.add(x_TD, _scaled(ops, ffn(ops, config, layer, x_TD), config.residual_scale))
+        x_TD = ops.add(x_TD, _scaled(ops, ffn(ops, config, layer, batch, x_TD), config.residual_scale))
     return _norm(ops, config, weights.final_norm, ops.gather_rows(x_TD, batch.logit_rows_L))
 
 
@@ -51,7 +54,7 @@ def attention(
 ) -> Array:
     """[T, D] to be added to x. Every token's KV is written before any is read."""
     heads = config.heads
-    qkv_TW = _linear(ops, layer.qkv, _norm(ops, config, layer.attn_norm, x_TD))
+    qkv_TW = _linear(ops, layer.qkv, batch, _norm(ops, config, layer.attn_norm, x_TD))
     if layer.q_norm is not None:
         qkv_TW = ops.norm_heads(qkv_TW, layer.q_norm, layer.k_norm, heads, config.norm_eps)
     if rope_PR is not None:
@@ -67,17 +70,17 @@ def attention(
         window=config.layers[index].window,
         soft_cap=config.attention_cap,
     )
-    return _norm(ops, config, layer.attn_post_norm, _linear(ops, layer.output, mixed_TD))
+    return _norm(ops, config, layer.attn_post_norm, _linear(ops, layer.output, batch, mixed_TD))
 
 
-def ffn(ops: Ops, config: ModelConfig, layer: LayerWeights, x_TD: Array) -> Array:
+def ffn(ops: Ops, config: ModelConfig, layer: LayerWeights, batch: Any, x_TD: Array) -> Array:
     """[T, D] to be added to x."""
-    hidden = _linear(ops, layer.gate_up, _norm(ops, config, layer.ffn_norm, x_TD))
+    hidden = _linear(ops, layer.gate_up, batch, _norm(ops, config, layer.ffn_norm, x_TD))
     if not config.family.gated:
         hidden_TF = ops.gelu(hidden)
     else:
         hidden_TF = ops.gelu_mul(hidden) if config.activation == "gelu" else ops.silu_mul(hidden)
-    return _norm(ops, config, layer.ffn_post_norm, _linear(ops, layer.down, hidden_TF))
+    return _norm(ops, config, layer.ffn_post_norm, _linear(ops, layer.down, batch, hidden_TF))
 
 
 def _norm(ops: Ops, config: ModelConfig, norm: Norm | None, x: Array) -> Array:
@@ -88,9 +91,11 @@ def _norm(ops: Ops, config: ModelConfig, norm: Norm | None, x: Array) -> Array:
     return ops.layer_norm(x, norm.weight, norm.bias, config.norm_eps)
 
 
-def _linear(ops: Ops, linear: Linear, x: Array) -> Array:
+def _linear(ops: Ops, linear: Linear, batch: Any, x: Array) -> Array:
     out = ops.linear(x, linear.weight)
-    return out if linear.bias is None else ops.add_bias(out, linear.bias)
+    if linear.bias is not None:
+        out = ops.add_bias(out, linear.bias)
+    return out if linear.lora is None else ops.add_lora(out, x, linear.lora, batch.adapters_T)
 
 
 def _scaled(ops: Ops, x: Array, factor: float) -> Array:

@@ -12,6 +12,7 @@ from ..formats.checkpoint import Checkpoint
 from ..ops.api import Array, Ops
 from . import decoder
 from .config import ModelConfig, RopeConfig, config_from_checkpoint
+from .lora import LoraLimits, with_tables
 from .rope import rope_frequencies, rope_table
 from .weights import ModelWeights, Progress, load_weights
 
@@ -46,14 +47,17 @@ def load_model(
     kv_dtype: str = "f16",
     quantization: str | None = None,
     progress: Progress | None = None,
+    lora: LoraLimits | None = None,
 ) -> Model:
     """Read and pack a model for positions [0, max_model_len) (default: the model's whole context). `quantization` and
-    `progress`: see load_weights.
+    `progress`: see load_weights. `lora`: make room for adapters.
 
     Raises BadCheckpoint for an unknown architecture and for missing, unexpected or misshaped tensors.
     """
     config = config_from_checkpoint(checkpoint)
     weights = load_weights(checkpoint, config, ops, quantization=quantization, progress=progress)
+    if lora is not None:
+        weights = with_tables(weights, config, ops, lora)
     num_positions = max_model_len or config.max_context
     tables: dict[RopeConfig, Array] = {}
     digest = hashlib.sha256()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -41,8 +42,11 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class Linear:
+    """lora: the table of adapters' changes (Ops.lora_table), where the model takes adapters."""
+
     weight: Weight
     bias: Array | None
+    lora: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +67,14 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class ModelWeights:
-    """`head` is `embed` itself where the embeddings are tied."""
+    """`head` is `embed` itself where the embeddings are tied. head_lora: see Linear."""
 
     embed: Weight
     layers: tuple[LayerWeights, ...]
     final_norm: Norm
     head: Weight
     num_bytes: int
+    head_lora: Any = None
 
 
 Progress = Callable[[int, int], None]
@@ -141,8 +146,7 @@ class _Loader:
 
     def _linear(self, at: dict[str, str], role: str) -> Linear:
         """One matrix of a role, or of the roles stacked to make it, with their biases."""
-        roles = self._config.family.layer_roles()
-        parts = [part for part in _STACKED.get(role, ()) if part in roles] or [role]
+        parts = stacked_roles(self._config, role)
         biased = self._config.biases.intersection(parts)
         quantization = self._quantization
         weight = self._pack(*(self._rows(part, self._matrix(f"{at[part]}.weight", quantization)) for part in parts))
@@ -163,7 +167,7 @@ class _Loader:
         config = self._config
         if not config.family.interleaved_heads or role not in ("q", "k"):
             return part
-        return _half_split(part, config.num_heads if role == "q" else config.num_kv_heads, config.rotary_dim)
+        return half_split(part, config.num_heads if role == "q" else config.num_kv_heads, config.rotary_dim)
 
     def _norm(self, name: str) -> Norm:
         weight = self._vector(f"{name}.weight", self._config.family.norm_offset)
@@ -199,11 +203,17 @@ def layer_names(kind: str, config: ModelConfig) -> dict[str, str]:
     return {role: names[role] for role in config.family.layer_roles()}
 
 
-def expected_shapes(kind: str, config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of every tensor that a checkpoint of this kind and shape must have."""
-    c, family = config, config.family
+def stacked_roles(config: ModelConfig, linear: str) -> tuple[str, ...]:
+    """The roles whose matrices, one upon the other, make one of a layer's linears."""
+    roles = config.family.layer_roles()
+    return tuple(part for part in _STACKED.get(linear, ()) if part in roles) or (linear,)
+
+
+def role_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Role -> shape of its weight in a layer."""
+    c = config
     q_width, kv_width = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-    by_role: dict[str, tuple[int, ...]] = {
+    return {
         "q": (q_width, c.width),
         "k": (kv_width, c.width),
         "v": (kv_width, c.width),
@@ -213,9 +223,14 @@ def expected_shapes(kind: str, config: ModelConfig) -> dict[str, tuple[int, ...]
         "up": (c.ffn_width, c.width),
         "gate_up": (2 * c.ffn_width, c.width),
         "down": (c.width, c.ffn_width),
-        "q_norm": (q_width if family.qk_norm == "width" else c.head_dim,),
-        "k_norm": (kv_width if family.qk_norm == "width" else c.head_dim,),
+        "q_norm": (q_width if c.family.qk_norm == "width" else c.head_dim,),
+        "k_norm": (kv_width if c.family.qk_norm == "width" else c.head_dim,),
     } | {role: (c.width,) for role in _NORMS}
+
+
+def expected_shapes(kind: str, config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of every tensor that a checkpoint of this kind and shape must have."""
+    c, family, by_role = config, config.family, role_shapes(config)
     names = GLOBAL_NAMES[kind]
     shapes: dict[str, tuple[int, ...]] = {f"{names['embed']}.weight": (c.vocab_size, c.width)}
     if not c.tied_embeddings:
@@ -269,7 +284,7 @@ def _values(tensor: Tensor | QuantisedTensor) -> np.ndarray:
     return dequantise(tensor.kind, tensor.data, tensor.num_values)
 
 
-def _half_split(part: RawTensor, num_heads: int, num_turned: int) -> RawTensor:
+def half_split(part: RawTensor, num_heads: int, num_turned: int) -> RawTensor:
     """Within each head, row 2i + h of the R that turn goes to row h * R/2 + i: pair members move from neighbours to
     half of them apart."""
     rows = part.data.reshape(num_heads, -1, part.row_bytes)

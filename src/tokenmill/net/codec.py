@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import msgspec
 
-from ..core.events import Abort, Drain, Ready, StepOutputs, Submit
+from ..core.events import Abort, AdapterLoaded, Drain, LoadAdapter, Ready, StepOutputs, Submit, UnloadAdapter
 from ..core.ports import FromEngine, ToEngine
 
-_KINDS: dict[type, bytes] = {Submit: b"S", Abort: b"A", Drain: b"D", Ready: b"R", StepOutputs: b"O"}
+_KINDS: dict[type, bytes] = {
+    Submit: b"S", Abort: b"A", Drain: b"D", LoadAdapter: b"L", UnloadAdapter: b"U",
+    Ready: b"R", StepOutputs: b"O", AdapterLoaded: b"l",
+}  # fmt: skip
 _DECODERS: dict[int, msgspec.msgpack.Decoder[ToEngine | FromEngine]] = {
     kind[0]: msgspec.msgpack.Decoder(type_) for type_, kind in _KINDS.items()
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from heapq import heappop, heappush
 
 from ..core.sequence import Sequence, Status
@@ -17,6 +18,10 @@ class WaitingQueue:
 
     def __len__(self) -> int:
         return self._num_waiting
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """Those that wait, in no order worth anything."""
+        return (seq for _, seq in self._heap if seq.status is Status.WAITING)
 
     def push(self, seq: Sequence) -> None:
         assert seq.status is Status.WAITING, seq

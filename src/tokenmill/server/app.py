@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -13,15 +14,16 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request as HttpRequest
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from .. import __version__
-from ..core.errors import ModelNotFound, TokenmillError, Unavailable
+from ..core.errors import InvalidRequest, ModelNotFound, TokenmillError, Unavailable
 from ..core.events import Ready
 from ..core.ports import Clock
 from ..text.load import TextModel
+from .adapters import ServedAdapter
 from .choice import Choice
 from .client import EngineClient
 from .config import ServerConfig
@@ -38,6 +40,7 @@ from .tokens import Encoder, context_limit, make_requests, prompt_text
 
 _log = logging.getLogger(__name__)
 _MAX_LOGGED = 1000
+_MAX_NAME = 200
 
 Parse = Callable[[dict[str, Any], Rules], tuple[Call, list[str]]]
 
@@ -73,6 +76,8 @@ def build_app(
             Route("/v1/completions", service.completion, methods=["POST"]),
             Route("/v1/models", service.models),
             Route("/v1/models/{name:path}", service.model),
+            Route("/v1/load_lora_adapter", service.load_adapter, methods=["POST"]),
+            Route("/v1/unload_lora_adapter", service.unload_adapter, methods=["POST"]),
             Route("/tokenize", service.tokenize, methods=["POST"]),
             Route("/detokenize", service.detokenize, methods=["POST"]),
             Route("/health", service.health),
@@ -131,13 +136,15 @@ class _Service:
         self.limits.refuse_when_draining()
         async with self.limits.body(request) as data:
             body = parse_object(data)
-            self._check_model(body)
+            adapter = self._check_model(body)
             call, unknown = parse(body, self._rules)
             del body
             self._log_unknown(unknown)
-            return await self._start(call, prefix, arrival_s, request.state.request_id)
+            return await self._start(call, adapter, prefix, arrival_s, request.state.request_id)
 
-    async def _start(self, call: Call, prefix: str, arrival_s: float, header_id: str) -> ASGIApp:
+    async def _start(
+        self, call: Call, adapter: ServedAdapter | None, prefix: str, arrival_s: float, header_id: str
+    ) -> ASGIApp:
         """Encode a call, submit it to the engine, and return what answers it."""
         ready = self._client.require_ready()
         self.limits.check_possible(max(1, len(call.prompts)) * call.sampling.n)
@@ -153,6 +160,7 @@ class _Service:
             arrival_s=arrival_s,
             new_seed=self._new_seed,
             default_max_tokens=self._text.sampling_defaults.get("max_tokens"),
+            adapter="" if adapter is None else adapter.digest,
         )
         self.limits.admit(len(requests), sum(len(prompt.tokens) for prompt in prompts))
         tokenizer = self._text.tokenizer
@@ -160,8 +168,8 @@ class _Service:
         answer = Answer(
             id=f"{prefix}-{given_id}" if given_id else root_id,
             created=int(time.time()),
-            model=self._config.model_names[0],
-            fingerprint=fingerprint(ready),
+            model=self._config.model_names[0] if adapter is None else adapter.name,
+            fingerprint=fingerprint(ready, "" if adapter is None else adapter.digest),
             call=call,
             prompts=prompts,
             choices=[Choice(index, each, tokenizer) for index, each in enumerate(requests)],
@@ -173,12 +181,46 @@ class _Service:
         return EventStream(answer, stream, self._metrics) if call.stream else WholeReply(answer, stream, self._metrics)
 
     async def models(self, request: HttpRequest) -> Response:
-        return JSONReply({"object": "list", "data": [self._card(name) for name in self._config.model_names]})
+        cards = [self._card(name) for name in self._config.model_names]
+        cards += [self._card(adapter.name, adapter) for adapter in self._client.adapters]
+        return JSONReply({"object": "list", "data": cards})
 
     async def model(self, request: HttpRequest) -> Response:
         name = request.path_params["name"]
-        self._check_model({"model": name})
-        return JSONReply(self._card(name))
+        return JSONReply(self._card(name, self._check_model({"model": name})))
+
+    async def load_adapter(self, request: HttpRequest) -> Response:
+        """vLLM's: {"lora_name", "lora_path", "load_inplace"}. Only from folders under the configured one."""
+        async with self.limits.body(request) as data:
+            fields = Fields(parse_object(data))
+        name, path = fields.required_text("lora_name"), fields.required_text("lora_path")
+        if not path.isprintable():
+            raise InvalidRequest("lora_path must be the path of a folder.", param="lora_path")
+        if not self._config.lora_dir:
+            raise InvalidRequest(
+                "Adapters cannot be loaded over HTTP here; start the server with --lora-dir.", param="lora_path"
+            )
+        if name in self._config.model_names or not name.isprintable() or len(name) > _MAX_NAME:
+            raise InvalidRequest(
+                f"lora_name must be printable, of at most {_MAX_NAME} characters and not the model's own.",
+                param="lora_name",
+            )
+        self._client.require_ready()
+        folder = os.path.join(self._config.lora_dir, path)
+        adapter = ServedAdapter(name, folder, inside=self._config.lora_dir)
+        await self._client.adapters.load(adapter, replace_loaded=bool(fields.flag("load_inplace")))
+        return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
+
+    async def unload_adapter(self, request: HttpRequest) -> Response:
+        """vLLM's: {"lora_name"}. Requests that use the adapter run to their end."""
+        async with self.limits.body(request) as data:
+            name = Fields(parse_object(data)).required_text("lora_name")
+        if not self._config.lora_dir:
+            raise InvalidRequest(
+                "Adapters cannot be unloaded over HTTP here; start the server with --lora-dir.", param="lora_name"
+            )
+        self._client.adapters.unload(name)
+        return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.")
 
     async def tokenize(self, request: HttpRequest) -> Response:
         async with self.limits.body(request) as data:
@@ -252,23 +294,27 @@ class _Service:
         self._metrics.client_gone()
         return Response(status_code=499)
 
-    def _check_model(self, body: dict[str, Any]) -> None:
-        """No model means the one that is served."""
+    def _check_model(self, body: dict[str, Any]) -> ServedAdapter | None:
+        """The adapter that a body asks for by its model's name; None for the model itself, which no name means too."""
         name = Fields(body).text("model")
-        if name is not None and name not in self._config.model_names:
-            known = ", ".join(self._config.model_names)
+        if name is None or name in self._config.model_names:
+            return None
+        adapter = self._client.adapters.get(name)
+        if adapter is None:
+            known = ", ".join([*self._config.model_names, *(each.name for each in self._client.adapters)])
             raise ModelNotFound(
                 f"The model {name[:200]!r} does not exist here; this server has: {known}.", param="model"
             )
+        return adapter
 
-    def _card(self, name: str) -> dict[str, Any]:
+    def _card(self, name: str, adapter: ServedAdapter | None = None) -> dict[str, Any]:
         return {
             "id": name,
             "object": "model",
             "created": self._created,
             "owned_by": "tokenmill",
-            "root": self._config.model_names[0],
-            "parent": None,
+            "root": self._config.model_names[0] if adapter is None else adapter.path,
+            "parent": None if adapter is None else self._config.model_names[0],
             "max_model_len": self._max_model_len(),
         }
 
@@ -284,6 +330,6 @@ class _Service:
                 _log.warning("Ignoring the unknown request field %r.", name[:100])
 
 
-def fingerprint(ready: Ready) -> str:
-    """OpenAI's system_fingerprint: equal exactly where answers with the same seed are."""
-    return "fp_" + hashlib.sha256(ready.numerics_id.encode()).hexdigest()[:16]
+def fingerprint(ready: Ready, adapter: str = "") -> str:
+    """OpenAI's system_fingerprint: equal exactly where answers with the same seed are. `adapter`: its digest."""
+    return "fp_" + hashlib.sha256((ready.numerics_id + adapter).encode()).hexdigest()[:16]

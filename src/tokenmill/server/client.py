@@ -17,10 +17,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..core.errors import EngineFailed, TokenmillError, Unavailable
-from ..core.events import FINISH_ABORT, Abort, EngineStats, Output, Ready, StepOutputs, Submit
+from ..core.events import (
+    FINISH_ABORT,
+    Abort,
+    AdapterLoaded,
+    EngineStats,
+    LoadAdapter,
+    Output,
+    Ready,
+    StepOutputs,
+    Submit,
+    UnloadAdapter,
+)
 from ..core.ports import FrontEnd
 from ..core.request import Request
 from ..core.step import TokenLogprob
+from .adapters import AdapterBook, ServedAdapter
 from .metrics import Metrics
 
 _log = logging.getLogger(__name__)
@@ -126,9 +138,20 @@ class EngineClient:
     stats        its state after the last step
     num_open     requests submitted whose end the engine has not yet confirmed
     open_tokens  their prompt tokens together
+    adapters     the LoRA adapters that requests may name
+
+    wanted: adapters to load into the first engine. An engine is ready once it has all its adapters; on_prepared is
+    called then, or with what kept a wanted one from being loaded.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        wanted: Sequence[ServedAdapter] = (),
+        on_prepared: Callable[[TokenmillError | None], None] = lambda error: None,
+    ) -> None:
+        self.adapters = AdapterBook(self._tell, wanted)
+        self._on_prepared = on_prepared
+        self._notices: list[LoadAdapter | UnloadAdapter] = []
         self.ready: Ready | None = None
         self.stats = EngineStats()
         self.num_open = 0
@@ -204,10 +227,23 @@ class EngineClient:
             message = await link.receive()
             if isinstance(message, StepOutputs):
                 self._take_step(message)
+            elif isinstance(message, AdapterLoaded):
+                self.adapters.answer(message)
             else:
-                self.ready = message
-                if self.metrics is not None:
-                    self.metrics.engine_ready(message)
+                self._tasks.append(
+                    asyncio.create_task(self._guard(self._prepare(message)), name="engine-client-prepare")
+                )
+
+    async def _prepare(self, ready: Ready) -> None:
+        try:
+            await self.adapters.restore()
+        except TokenmillError as error:
+            self._on_prepared(error)
+            return
+        self.ready = ready
+        if self.metrics is not None:
+            self.metrics.engine_ready(ready)
+        self._on_prepared(None)
 
     async def _write(self, link: FrontEnd) -> None:
         while True:
@@ -215,10 +251,18 @@ class EngineClient:
             self._outbox.clear()
             submits, self._submits = self._submits, []
             aborts, self._aborts = self._aborts, []
+            notices, self._notices = self._notices, []
             if submits:
                 await link.send(Submit(tuple(submits)))
             if aborts:
                 await link.send(Abort(tuple(aborts)))
+            for notice in notices:
+                await link.send(notice)
+
+    def _tell(self, notice: LoadAdapter | UnloadAdapter) -> None:
+        """Sent after all requests submitted so far, which may name an adapter that is unloaded now."""
+        self._notices.append(notice)
+        self._outbox.set()
 
     async def _guard(self, work: Coroutine[Any, Any, None]) -> None:
         """Whatever ends the link's reading or writing is the end of this engine."""
@@ -238,7 +282,8 @@ class EngineClient:
         self.stats = EngineStats()
         entries, self._entries = self._entries, {}
         self.num_open = self.open_tokens = 0
-        self._submits, self._aborts = [], []
+        self._submits, self._aborts, self._notices = [], [], []
+        self.adapters.lose(Unavailable(reason))
         failure = EngineFailed("The engine stopped while the request was running; it may be sent again.")
         for entry in entries.values():
             if entry.stream is not None:

@@ -20,6 +20,7 @@ class ServerConfig:
     max_open_requests    choices queued or running in the engine; more is 429
     max_open_tokens      their prompt tokens together; more is 429
     stall_after_s        work but no step for this long makes /health 503
+    lora_dir             folder that adapters may be loaded from over HTTP; "": none may
     allow_chat_template  a request may bring its own chat template (it runs in the sandbox, but costs what it costs)
     """
 
@@ -31,6 +32,7 @@ class ServerConfig:
     max_open_requests: int = 1024
     max_open_tokens: int = 2_000_000
     stall_after_s: float = 30.0
+    lora_dir: str = ""
     allow_chat_template: bool = False
 
     def __post_init__(self) -> None:

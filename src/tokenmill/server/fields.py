@@ -64,6 +64,13 @@ class Fields:
             return value
         raise self.wrong(field, "a string")
 
+    def required_text(self, field: str) -> str:
+        """A string that must be there and not be empty."""
+        value = self.text(field)
+        if not value:
+            raise InvalidRequest(f"{self.name(field)} must be a string that is not empty.", param=self.name(field))
+        return value
+
     def flag(self, field: str) -> bool | None:
         value = self.any(field)
         if value is None or isinstance(value, bool):

@@ -134,8 +134,9 @@ def make_requests(
     arrival_s: float,
     new_seed: Callable[[], int],
     default_max_tokens: int | None,
+    adapter: str = "",
 ) -> list[Request]:
-    """One request per choice, prompt by prompt. Raises ContextTooLong.
+    """One request per choice, prompt by prompt. `adapter`: digest, "" for none. Raises ContextTooLong.
 
     Without a seed each prompt gets its own, so that equal prompts may differ; with one, equal prompts give equal
     answers. The choices of one prompt share its seed and differ by their index.
@@ -158,6 +159,7 @@ def make_requests(
                     eos_token_ids=ready.eos_token_ids,
                     priority=call.priority,
                     cache_salt=call.cache_salt,
+                    adapter=adapter,
                     arrival_s=arrival_s,
                 )
             )

@@ -1,10 +1,11 @@
 """A checkable toy model behind the Executor port: wrong bookkeeping in the engine fails loudly and fast.
 
-A KV slot stores (position, token), once in each KV group. A row writes its tokens into the slots that its own block
-tables name; when it draws, all that it sees is read back through those tables, and the next token is a hash of the
-prefix. So a wrong slot, an early free, a bad publication or a lost table entry changes the answer or trips a check:
+A KV slot stores (position, token), once in each KV group; the token is marked with its sequence's adapter. A row writes
+its tokens into the slots that its own block tables name; when it draws, all that it sees is read back through those
+tables, and the next token is a hash of the prefix. So a wrong slot, an early free, a bad publication or a lost table
+entry changes the answer or trips a check:
 
-    * every slot read must hold the position it stands for, and the worker's own record of the token
+    * every slot read must hold the position it stands for, the worker's own record of the token and the adapter's mark
     * a row may not write into a block that another sequence of an unfinished step can still see (quarantine)
     * plans arrive in order; a sequence is introduced before its first row; draws of an earlier step exist
 
@@ -46,6 +47,11 @@ class ToyCosts:
     per_token_s: float = 0.0001
 
 
+def _mark(adapter: str) -> int:
+    """What an adapter adds to the tokens it stores."""
+    return int.from_bytes(blake2b(adapter.encode(), digest_size=4).digest(), "little") << 24 if adapter else 0
+
+
 def draw(vocab_size: int, intro: Introduction, prefix: array[int], position: int) -> int:
     """The toy model and its sampler: the token after `prefix`, as output number `position`.
 
@@ -85,7 +91,13 @@ def introduction(request: Request) -> Introduction:
     """What a worker must be told of a new request."""
     eos = () if request.sampling.ignore_eos else request.eos_token_ids
     return Introduction(
-        request.prompt_tokens, request.output_tokens, request.sampling, request.seed, request.choice, eos
+        request.prompt_tokens,
+        request.output_tokens,
+        request.sampling,
+        request.seed,
+        request.choice,
+        eos,
+        adapter=request.adapter,
     )
 
 
@@ -153,6 +165,7 @@ class ToyExecutor:
         self._failure_rate = failure_rate
         self._pools = tuple(_ToyPool(group, config.block_size) for group in config.groups)
         self._sequences: dict[int, _ToySequence] = {}
+        self._adapters: dict[str, None] = {}
         self._next_step = 0
         self._void_below = 0
         self._turn: asyncio.Future[None] | None = None
@@ -162,6 +175,23 @@ class ToyExecutor:
     def num_sequences(self) -> int:
         """Sequences whose state the worker still holds."""
         return len(self._sequences)
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Digests of the adapters it holds."""
+        return tuple(self._adapters)
+
+    async def load_adapter(self, path: str, inside: str) -> str:
+        """An adapter is nothing but its digest, which follows from the path; loading takes as long as a step."""
+        await asyncio.sleep(self._costs.fixed_s)
+        digest = blake2b(path.encode(), digest_size=16).hexdigest()
+        self._adapters[digest] = None
+        return digest
+
+    async def unload_adapter(self, digest: str) -> None:
+        if self._turn is not None:
+            await self._turn
+        self._adapters.pop(digest, None)
 
     async def execute(self, plan: StepPlan) -> StepResult:
         before = self._turn
@@ -203,6 +233,8 @@ class ToyExecutor:
 
     def _receive_row(self, plan: StepPlan, row: PlanRow) -> _ToySequence:
         if row.intro is not None:
+            adapter = row.intro.adapter
+            self._require(not adapter or adapter in self._adapters, f"step {plan.step} uses an adapter that is gone")
             tables: tuple[list[int], ...] = tuple([] for _ in self._pools)
             self._sequences[row.seq] = _ToySequence(row.intro, tables, list(row.intro.output_tokens))
         self._require(row.seq in self._sequences, f"step {plan.step} runs unknown sequence {row.seq}")
@@ -258,11 +290,12 @@ class ToyExecutor:
             self._require(not tokens, f"sequence {row.seq} has tokens and from_step")
             self._require(row.from_step in seq.drawn_in, f"sequence {row.seq} drew nothing in step {row.from_step}")
             tokens = (seq.outputs[seq.drawn_in[row.from_step]],)
+        mark = _mark(seq.intro.adapter)
         for pool, table in zip(self._pools, seq.tables, strict=True):
             slots = self._slots(table, row.start, row.start + len(tokens))
             for slot, position, token in zip(slots, range(row.start, 2**62), tokens, strict=False):
                 pool.positions[slot] = position
-                pool.tokens[slot] = token
+                pool.tokens[slot] = token + mark
 
     def _read(self, plan: StepPlan, row: PlanRow, seq: _ToySequence) -> RowResult:
         """Read back through the tables what the row sees, check it, and draw or score."""
@@ -270,10 +303,12 @@ class ToyExecutor:
         prompt = seq.intro.prompt_tokens
         where = f"step {plan.step}, sequence {row.seq}"
         prefix = array("q", [*prompt, *seq.outputs])[:end]
+        mark = _mark(seq.intro.adapter)
+        stored = array("q", [token + mark for token in prefix])
         for pool, table in zip(self._pools, seq.tables, strict=True):
             # With a window, a row that neither draws nor scores may be the last to see a block.
             if pool.window or row.sample or row.score:
-                self._check_seen(pool, table, row, prefix, where)
+                self._check_seen(pool, table, row, stored, where)
         if not (row.sample or row.score):
             return RowResult(row.seq)
         scores: list[TokenLogprob] = []

@@ -11,11 +11,13 @@ from ..formats.checkpoint import Checkpoint, weights_digest
 from ..formats.hub import default_cache_dir
 from ..models.config import ModelConfig
 from ..models.encoder_config import EncoderConfig
+from ..models.lora import LoraLimits
 from ..models.registry import Model, load_model
 from ..models.vectors import VectorModel, load_vector_model
 from ..models.weights import Progress
 from ..ops.api import Ops, StepLimits
 from ..store.pool import KVPool
+from .adapters import Adapters
 from .executor import ModelExecutor
 from .memory import MemoryPlan, plan_memory, step_limits
 from .pooling import PoolingRunner
@@ -53,13 +55,14 @@ def build_worker(
     cache_dir: Path | None = None,
     quantization: str | None = None,
     progress: Progress | None = None,
+    lora: LoraLimits | None = None,
 ) -> Worker:
     """Load the model onto `ops` and make it ready to run steps.
 
     num_blocks may be more than max_num_seqs sequences can ever hold, for the prefix cache. queue_bytes: what admission
     lets waiting requests hold, for the plan. cache_dir: where weight digests are remembered (default: the user's cache
-    folder). quantization: what dense matrices become at load. The checkpoint may be closed afterwards. Raises
-    BadCheckpoint.
+    folder). quantization: what dense matrices become at load. lora: take adapters, within these limits. The checkpoint
+    may be closed afterwards. Raises BadCheckpoint.
     """
     model = load_model(
         checkpoint,
@@ -69,6 +72,7 @@ def build_worker(
         kv_dtype=kv_dtype,
         quantization=quantization,
         progress=progress,
+        lora=lora,
     )
     config, group = model.config, model.kv_group
     limits = step_limits(
@@ -81,7 +85,16 @@ def build_worker(
     pool = KVPool(group, num_blocks)
     kv = ops.bind_kv(pool.data, group)
     program = ops.compile(lambda recorder, batch: model.forward(recorder, kv, batch), limits)
-    runner = Runner(ops, program, limits, vocab_size=config.vocab_size, block_size=block_size, num_blocks=num_blocks)
+    adapters = None if lora is None else Adapters(ops, model.weights, config, checkpoint.kind, lora)
+    runner = Runner(
+        ops,
+        program,
+        limits,
+        vocab_size=config.vocab_size,
+        block_size=block_size,
+        num_blocks=num_blocks,
+        adapters=adapters,
+    )
 
     def free() -> None:
         ops.close()
@@ -89,7 +102,7 @@ def build_worker(
 
     digest = weights_digest(checkpoint.path, cache_dir or default_cache_dir())
     return Worker(
-        executor=ModelExecutor(runner, on_close=free),
+        executor=ModelExecutor(runner, on_close=free, adapters=adapters),
         model_config=config,
         kv_group=group,
         num_blocks=num_blocks,

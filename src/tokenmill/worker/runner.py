@@ -20,6 +20,7 @@ import numpy as np
 
 from ..core.step import RowResult, StepPlan, StepResult, TokenLogprob
 from ..ops.api import Ops, Program, StepLimits
+from .adapters import Adapters
 from .batch import Part, Slots, build_batch, part_of_row, pieces
 from .sampler import Sampler
 
@@ -36,8 +37,11 @@ class Runner:
         vocab_size: int,
         block_size: int,
         num_blocks: int,
+        adapters: Adapters | None = None,
     ) -> None:
         self._program = program
+        self._adapters = adapters
+        self._adapter_of: dict[int, int] = {}  # by slot, of sequences that have one: where its changes lie
         self._limits = limits
         self._vocab_size = vocab_size
         self._block_size = block_size
@@ -68,6 +72,7 @@ class Runner:
                 slot = slots.introduce(row.seq)
                 self._sampler.introduce(slot, row.intro)
                 self._scores.pop(slot, None)
+                self._introduce_adapter(slot, row.intro.adapter)
                 if row.intro.sampling.prompt_logprobs is not None:
                     self._scores[slot] = _PromptScores(row.intro.prompt_tokens, row.intro.sampling.prompt_logprobs)
             else:
@@ -79,8 +84,22 @@ class Runner:
             parts.append(part_of_row(index, row, slot, num_prompt))
         return parts
 
+    def _introduce_adapter(self, slot: int, digest: str) -> None:
+        self._adapter_of.pop(slot, None)
+        if digest:
+            assert self._adapters is not None, "a request names an adapter where none can be loaded"
+            self._adapter_of[slot] = self._adapters.slot_of(digest)
+
+    def _adapter_of_part(self, part: Part) -> int:
+        return self._adapter_of.get(part.slot, 0)
+
     def _run_piece(self, step: int, piece: list[Part], results: list[_Collected | None]) -> None:
+        if self._adapter_of:
+            piece = sorted(piece, key=self._adapter_of_part)  # rows that share an adapter side by side
         batch = build_batch(piece, self._slots, self._block_size, self._limits)
+        if self._adapter_of:
+            adapters_S = [self._adapter_of_part(part) for part in piece]
+            batch.adapters_T = np.repeat(np.array(adapters_S, np.int32), np.diff(batch.row_starts_S1))
         if not len(batch.tokens_T):
             return
         assert batch.tokens_T.max() < self._vocab_size, f"a token id beyond the vocabulary of {self._vocab_size}"

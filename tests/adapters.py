@@ -1,0 +1,78 @@
+"""Random LoRA adapters as PEFT saves them, and the same change merged into a checkpoint's weights."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tiny import tensor
+from tokenmill.formats.adapter import open_adapter
+from tokenmill.formats.checkpoint import Checkpoint
+from tokenmill.formats.ggml import dequantise
+
+Pairs = Mapping[str, tuple[np.ndarray, np.ndarray]]
+"""Module -> (lora_A [r, K], lora_B [N, r])."""
+
+_PEFT_NAMES = {np.dtype(np.float32): "F32", np.dtype(np.float16): "F16"}
+
+
+def random_pairs(checkpoint: Checkpoint, *, rank: int = 4, seed: int = 0, modules: tuple[str, ...] = ()) -> Pairs:
+    """A pair for every matrix of a Hugging Face checkpoint whose module's last name is in `modules` (default: all
+    linears), large enough to change what a model says."""
+    pairs = {}
+    for index, (name, found) in enumerate(sorted(checkpoint.tensors.items())):
+        module = name.removesuffix(".weight")
+        last = module.rsplit(".", 1)[-1]
+        if len(found.shape) != 2 or last == "embed_tokens" or (modules and last not in modules):
+            continue
+        rng = np.random.default_rng([seed, index])
+        num_rows, num_cols = found.shape
+        a = rng.standard_normal((rank, num_cols)) * num_cols**-0.5
+        b = rng.standard_normal((num_rows, rank)) * 0.5
+        pairs[module] = (a.astype(np.float32), b.astype(np.float32))
+    return pairs
+
+
+def write_adapter(folder: Path, pairs: Pairs, *, rank: int = 4, alpha: float = 8.0, **config: Any) -> Path:
+    """The adapter's folder; `config` adds to its adapter_config.json."""
+    folder.mkdir(parents=True, exist_ok=True)
+    common = {"peft_type": "LORA", "r": rank, "lora_alpha": alpha, "bias": "none", "target_modules": sorted(pairs)}
+    (folder / "adapter_config.json").write_text(json.dumps(common | config))
+    tensors = {}
+    for module, (a, b) in pairs.items():
+        tensors[f"base_model.model.{module}.lora_A.weight"] = a
+        tensors[f"base_model.model.{module}.lora_B.weight"] = b
+    (folder / "adapter_model.safetensors").write_bytes(safetensors(tensors))
+    return folder
+
+
+def safetensors(tensors: Mapping[str, np.ndarray]) -> bytes:
+    header, data = {}, b""
+    for name, values in tensors.items():
+        stored = np.ascontiguousarray(values).tobytes()
+        dtype, offsets = _PEFT_NAMES[values.dtype], [len(data), len(data) + len(stored)]
+        header[name] = {"dtype": dtype, "shape": list(values.shape), "data_offsets": offsets}
+        data += stored
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def merged(checkpoint: Checkpoint, folder: Path) -> Checkpoint:
+    """The Hugging Face checkpoint with the adapter added to its weights: W + scale * B A, in float64."""
+    tensors = dict(checkpoint.tensors)
+    for module in open_adapter(folder).modules:
+        name = f"{module.name}.weight"
+        found = tensors[name]
+        a, b = (
+            dequantise(half.kind, half.data, half.num_values).reshape(half.shape).astype(np.float64)
+            for half in (module.a, module.b)
+        )
+        weight = dequantise(found.kind, found.data, found.num_values).reshape(found.shape)
+        tensors[name] = tensor(name, weight + module.scale * (b @ a))
+    return replace(checkpoint, tensors=tensors)

@@ -1,0 +1,246 @@
+"""LoRA on a whole model: equal to weights with the adapter merged in; in a mixed batch, each as if it were alone."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from adapters import merged, random_pairs, safetensors, write_adapter
+from tiny import VOCAB_SIZE, tiny_checkpoint
+from tokenmill.core.errors import BadCheckpoint, InvalidRequest
+from tokenmill.formats.adapter import open_adapter
+from tokenmill.formats.checkpoint import Checkpoint
+from tokenmill.models.lora import LoraLimits
+from tokenmill.models.registry import Model, load_model
+from tokenmill.ops.api import StepBatch, StepLimits
+from tokenmill.ops.native import NativeOps, available
+from tokenmill.ops.reference import ReferenceOps
+from tokenmill.store.pool import KVPool
+from tokenmill.worker import build
+from tokenmill.worker.adapters import Adapters
+from tokenmill.worker.build import build_worker
+
+LENGTH = 24
+LIMITS = LoraLimits(max_loras=3, max_rank=8)
+native = pytest.param(NativeOps, marks=pytest.mark.skipif(available() is not None, reason=str(available())))
+TOKENS = np.random.default_rng(3).integers(0, VOCAB_SIZE, LENGTH).astype(np.int32)
+
+
+class Running:
+    """A model with adapters, and its logits for sequences that each have their own."""
+
+    def __init__(self, ops: Any, checkpoint: Checkpoint, lora: LoraLimits | None = LIMITS) -> None:
+        self.ops = ops
+        self.model: Model = load_model(checkpoint, ops, max_model_len=64, block_size=8, kv_dtype="f32", lora=lora)
+        pool = KVPool(self.model.kv_group, 16)
+        self.pool = pool
+        self.kv = ops.bind_kv(pool.data, self.model.kv_group)
+        limits = StepLimits(4 * LENGTH, 4, 3, 4 * LENGTH)
+        self.program = ops.compile(lambda recorder, batch: self.model.forward(recorder, self.kv, batch), limits)
+        if lora is not None:
+            self.adapters = Adapters(ops, self.model.weights, self.model.config, checkpoint.kind, lora)
+
+    def load(self, folder: Path) -> int:
+        return self.adapters.slot_of(self.adapters.install(self.adapters.prepare(str(folder), "")))
+
+    def logits(self, slots: list[int]) -> np.ndarray:
+        """[sequences, positions, V]: the same text in every sequence, each by the adapter in its slot."""
+        count = len(slots)
+        batch = StepBatch(
+            tokens_T=np.tile(TOKENS, count),
+            positions_T=np.tile(np.arange(LENGTH, dtype=np.int32), count),
+            row_starts_S1=np.arange(0, count * LENGTH + 1, LENGTH, dtype=np.int32),
+            context_lens_S=np.full(count, LENGTH, np.int32),
+            block_tables_SB=np.arange(3 * count, dtype=np.int32).reshape(count, 3),
+            logit_rows_L=np.arange(count * LENGTH, dtype=np.int32),
+            adapters_T=np.repeat(np.array(slots, np.int32), LENGTH),
+        )
+        return self.program(batch).copy().reshape(count, LENGTH, -1)
+
+
+def close(got: np.ndarray, want: np.ndarray) -> None:
+    """As near as float32 sums in another order are."""
+    np.testing.assert_allclose(got, want, rtol=0, atol=2e-5 * np.abs(want).max())
+
+
+@pytest.mark.parametrize("make_ops", [ReferenceOps, native])
+def test_logits_are_those_of_merged_weights(make_ops: Any, tmp_path: Path) -> None:
+    """Two adapters and the base in one batch; the second changes few modules, with ranks and scales of their own."""
+    base = tiny_checkpoint()
+    first = write_adapter(tmp_path / "first", random_pairs(base, seed=1))
+    few = dict(random_pairs(base, seed=2, rank=8, modules=("v_proj", "down_proj")))
+    few |= random_pairs(base, seed=3, rank=3, modules=("up_proj",))
+    second = write_adapter(
+        tmp_path / "second",
+        few,
+        rank=8,
+        use_rslora=True,
+        rank_pattern={"up_proj": 3},
+        alpha_pattern={"layers.1.mlp.down_proj": 3.5},
+    )
+    running = Running(make_ops(), base)
+    one, two = running.load(first), running.load(second)
+    got = running.logits([one, 0, two])
+    for logits, checkpoint in zip(got, (merged(base, first), base, merged(base, second)), strict=True):
+        close(logits, Running(make_ops(), checkpoint, lora=None).logits([0])[0])
+    assert np.abs(got[0] - got[1]).max() > 0.1 < np.abs(got[2] - got[1]).max(), "adapters must say something"
+
+
+def test_scales_are_those_that_peft_defines(tmp_path: Path) -> None:
+    """alpha / r, alpha / sqrt(r) with rslora, and the patterns that name a module."""
+    pairs = random_pairs(tiny_checkpoint(), modules=("q_proj", "k_proj"))
+    pattern = {"layers.0.self_attn.q_proj": 2.0, "^model.layers.1.self_attn.q_proj": 16, "q_proj": 1.0}
+    folder = write_adapter(tmp_path / "a", pairs, alpha_pattern=pattern)
+    scales = {module.name: module.scale for module in open_adapter(folder).modules}
+    assert [scales[f"model.layers.{n}.self_attn.{p}_proj"] for p in "qk" for n in (0, 1)] == [0.5, 4.0, 2.0, 2.0]
+    rooted = write_adapter(tmp_path / "b", pairs, use_rslora=True)
+    assert {module.scale for module in open_adapter(rooted).modules} == {4.0}
+
+
+def test_an_adapter_fits_the_model_in_gguf(tmp_path: Path) -> None:
+    """GGUF stores q and k of Llama for interleaved pairs; adapters are in the order that weights have once read."""
+    base = tiny_checkpoint()
+    folder = write_adapter(tmp_path / "a", random_pairs(base, seed=4))
+    hf, gguf = Running(ReferenceOps(), base), Running(ReferenceOps(), tiny_checkpoint(kind="gguf"))
+    hf.load(folder), gguf.load(folder)
+    for layer in range(2):
+        for name in ("qkv", "gate_up"):
+            one, other = (getattr(r.model.weights.layers[layer], name).lora.changes[1] for r in (hf, gguf))
+            for (a, b, scale), (a2, b2, scale2) in zip(one, other, strict=True):
+                assert scale == scale2 and (a == a2).all() and (b == b2).all()
+
+
+@pytest.mark.exact
+@pytest.mark.skipif(available() is not None, reason=str(available()))
+def test_a_mixed_batch_is_bit_for_bit_each_alone(tmp_path: Path) -> None:
+    base = tiny_checkpoint()
+    running = Running(NativeOps(2), base)
+    slots = [running.load(write_adapter(tmp_path / str(n), random_pairs(base, seed=n))) for n in (1, 2)]
+    mix = [slots[1], 0, slots[0], slots[1]]
+    together = running.logits(mix)
+    for logits, slot in zip(together, mix, strict=True):
+        np.testing.assert_array_equal(logits.view(np.uint32), running.logits([slot])[0].view(np.uint32))
+    plain = Running(NativeOps(1), base, lora=None).logits([0])[0]
+    np.testing.assert_array_equal(together[1].view(np.uint32), plain.view(np.uint32))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"use_dora": True}, "DoRA"),
+        ({"bias": "all"}, "bias is 'all'"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+        ({"fan_in_fan_out": True}, "transposed"),
+        ({"init_lora_weights": "pissa_niter_4"}, "changes the base weights"),
+        ({"peft_type": "IA3"}, "only LORA"),
+        ({"r": 5}, "its rank is 5"),
+        ({"r": 0}, "must be a number above 0"),
+        ({"lora_alpha": None}, "must be a number above 0"),
+        ({"alpha_pattern": {"(a+)+$": 2}}, "only module names"),
+        ({"alpha_pattern": [1]}, "must be an object"),
+    ],
+)
+def test_what_is_not_plain_lora_is_refused(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+    folder = write_adapter(tmp_path, random_pairs(tiny_checkpoint(), modules=("q_proj",)), **changes)
+    with pytest.raises(BadCheckpoint, match=said.replace("(", r"\(")):
+        open_adapter(folder)
+
+
+def test_files_that_do_not_add_up_are_refused(tmp_path: Path) -> None:
+    pairs = dict(random_pairs(tiny_checkpoint(), modules=("q_proj",)))
+    with pytest.raises(BadCheckpoint, match=r"no adapter_config\.json"):
+        open_adapter(tmp_path)
+    pickled = write_adapter(tmp_path / "pickled", pairs)
+    (pickled / "adapter_model.safetensors").rename(pickled / "adapter_model.bin")
+    with pytest.raises(BadCheckpoint, match="pickle, which is never read"):
+        open_adapter(pickled)
+    a, b = pairs["model.layers.0.self_attn.q_proj"]
+    for tensors, said in (
+        ({"x.lora_embedding_A": a, "x.lora_embedding_B": b}, "not part of a plain LoRA adapter"),
+        ({"x.lora_A.weight": a}, "lora_A without its other half"),
+        ({"x.lora_A.weight": a, "x.lora_B.weight": b[:, :2]}, "its rank is 4"),
+        ({"x.lora_A.weight": a[0], "x.lora_B.weight": b}, "a matrix of f32, f16, bf16 was expected"),
+        ({}, "holds no tensors"),
+    ):
+        odd = write_adapter(tmp_path / "odd", pairs)
+        (odd / "adapter_model.safetensors").write_bytes(safetensors(tensors))
+        with pytest.raises(BadCheckpoint, match=said):
+            open_adapter(odd)
+    cut = write_adapter(tmp_path / "cut", pairs)
+    data = (cut / "adapter_model.safetensors").read_bytes()
+    (cut / "adapter_model.safetensors").write_bytes(data[:-1])
+    with pytest.raises(BadCheckpoint, match="cut short"):
+        open_adapter(cut)
+
+
+def test_what_does_not_fit_the_model_is_refused(tmp_path: Path) -> None:
+    base = tiny_checkpoint()
+    running = Running(ReferenceOps(), base)
+    small, wide = np.zeros((2, 64), np.float32), np.zeros((64, 2), np.float32)
+    for module, pair, said in (
+        ("model.layers.0.self_attn.q_proj", (small[:, :32], wide), "64 x 32, but this model's is 64 x 64"),
+        ("model.layers.2.self_attn.q_proj", (small, wide), "beyond this model's 2 layers"),
+        ("model.layers.0.self_attn.qkv_proj", (small, wide), "cannot be adapted in LlamaForCausalLM"),
+        ("model.layers.0.mlp.router", (small, wide), "these can: self_attn.q_proj, .*, lm_head"),
+        ("model.embed_tokens", (small, wide), "cannot be adapted"),
+    ):
+        with pytest.raises(BadCheckpoint, match=said):
+            running.load(write_adapter(tmp_path / "a", {module: pair}, rank=2))
+    high = write_adapter(tmp_path / "b", random_pairs(base, rank=9), rank=9)
+    with pytest.raises(BadCheckpoint, match="start with a larger --max-lora-rank"):
+        running.load(high)
+
+
+def test_digests_name_content_and_nothing_else(tmp_path: Path) -> None:
+    base = tiny_checkpoint()
+    pairs = random_pairs(base, seed=1)
+    digest = open_adapter(write_adapter(tmp_path / "a", pairs)).digest
+    assert open_adapter(write_adapter(tmp_path / "b", pairs, base_model_name_or_path="elsewhere")).digest == digest
+    assert open_adapter(write_adapter(tmp_path / "c", pairs, alpha=9)).digest != digest
+    assert open_adapter(write_adapter(tmp_path / "d", random_pairs(base, seed=2))).digest != digest
+
+
+def test_nothing_outside_the_folder_is_opened(tmp_path: Path) -> None:
+    """Not by a path, not by a link to a folder, not by a link to a file; a link that stays inside is fine."""
+    pairs = random_pairs(tiny_checkpoint(), modules=("q_proj",))
+    inside, secret = tmp_path / "loras", write_adapter(tmp_path / "secret", pairs)
+    good = write_adapter(inside / "good", pairs)
+    (inside / "same").symlink_to(good)
+    (inside / "link").symlink_to(secret)
+    mixed = write_adapter(inside / "mixed", pairs)
+    (mixed / "adapter_model.safetensors").unlink()
+    (mixed / "adapter_model.safetensors").symlink_to(secret / "adapter_model.safetensors")
+    for name in ("good", "same"):
+        open_adapter(inside / name, inside=inside)
+    for name in ("link", "mixed", "../secret", "good/../../secret", str(secret)):
+        with pytest.raises(BadCheckpoint, match="does not lie inside"):
+            open_adapter(inside / name, inside=inside)
+
+
+def test_slots_come_free_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More adapters than places are refused; loading one twice takes one place; unloading gives it back."""
+    monkeypatch.setattr(build, "weights_digest", lambda path, cache_dir: "tiny")
+    base = tiny_checkpoint()
+    folders = [write_adapter(tmp_path / str(n), random_pairs(base, seed=n)) for n in range(3)]
+    worker = build_worker(base, ReferenceOps(), max_model_len=64, num_blocks=8, lora=LoraLimits(2, 8))
+
+    async def scenario() -> None:
+        executor = worker.executor
+        first = await executor.load_adapter(str(folders[0]), "")
+        assert await executor.load_adapter(str(folders[0]), "") == first
+        await executor.load_adapter(str(folders[1]), "")
+        with pytest.raises(InvalidRequest, match="All 2 places"):
+            await executor.load_adapter(str(folders[2]), "")
+        await executor.unload_adapter(first)
+        await executor.load_adapter(str(folders[2]), "")
+
+    asyncio.run(scenario())
+    worker.executor.close()
+    without = build_worker(base, ReferenceOps(), max_model_len=64, num_blocks=8)
+    with pytest.raises(InvalidRequest, match="--enable-lora"):
+        asyncio.run(without.executor.load_adapter(str(folders[0]), ""))
+    without.executor.close()
