@@ -8,11 +8,13 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from pathlib import Path
+from textwrap import wrap
 
 sys.path.insert(0, str(Path(__file__).parent))
 from families import CASES
 from gguf_families import ARCHITECTURES
 
+from tokenmill.formats.language import WRAPPERS
 from tokenmill.models.families import GGUF_FAMILIES, HF_FAMILIES
 from tokenmill.models.repack import BLOCK_KINDS, DIRECT_KINDS
 
@@ -29,6 +31,13 @@ A family is a small declared difference from one decoder (`src/tokenmill/models/
 random models made by transformers give the same logits at every position (2e-5 of the largest, float32) and the same
 greedy tokens, on the numpy and on the native kernels. GGUF architectures marked with * are held to transformers too, on
 checkpoints converted as llama.cpp's converter does.
+"""
+
+WITH_IMAGES = """
+## Models that also read images
+
+Of a folder that holds an image tower beside its language model, the language model is loaded and serves text; a message
+with an image is refused. Text alone gives the logits of transformers' whole model (`tests/oracle/test_wrapped.py`):
 """
 
 ROPE = """
@@ -85,7 +94,7 @@ q8_0, q4_0, q4_1, f16 or bf16 at load; with 4 bits, embeddings and head get q8_0
 
 
 def page() -> str:
-    return HEAD + _families() + ROPE + _gguf_kinds() + FOLDERS
+    return HEAD + _families() + _wrappers() + ROPE + _gguf_kinds() + FOLDERS
 
 
 def _families() -> str:
@@ -104,6 +113,11 @@ def _families() -> str:
     untested = sorted(set(HF_FAMILIES) - set(cases))
     assert not untested, f"families without a test: {untested}"
     return "\n".join(lines) + "\n"
+
+
+def _wrappers() -> str:
+    names = ", ".join(f"{title} ({name})" for name, title in WRAPPERS.items())
+    return WITH_IMAGES + "\n".join(wrap(names + ".", 120, break_on_hyphens=False)) + "\n"
 
 
 def _gguf_kinds() -> str:

@@ -32,6 +32,8 @@ def inspect(args: argparse.Namespace) -> int:
     found = survey(checkpoint, quantization=quantization)
     for name, value in _facts(found, str(checkpoint.path)):
         print(f"{name:<14} {value}")
+    if checkpoint.left_out:
+        print(f"{'left out':<14} {checkpoint.left_out}")
     print()
     for line in _table(found):
         print(line)

@@ -1,7 +1,8 @@
 """One view of a model on disk, whatever its format: metadata, tensors, and a digest of its weights.
 
 A checkpoint is a GGUF file, or a folder as Hugging Face lays it out (config.json, safetensors, tokenizer.json). Names
-of keys and tensors stay those of the format; giving them meaning is the models' and the text room's work.
+of keys and tensors stay those of the format; giving them meaning is the models' and the text room's work. Of a folder
+whose model also reads images, the view is of its language model (language.py).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 from ..core.errors import BadCheckpoint
 from .digest import file_digest
 from .gguf import open_gguf, split_parts
+from .language import language_part
 from .quantised import QuantisedTensor, join_quantised
 from .safetensors import open_safetensors, read_json
 from .tensor import Tensor
@@ -27,6 +29,7 @@ class Checkpoint:
     tensors            by name, in the file's own naming; bytes are mapped, not read. A matrix that is stored as several
                        quantised tensors is one
     generation_config  generation_config.json of a folder, else empty
+    left_out           what the file holds beside the language model, in words; empty where nothing
     """
 
     kind: str
@@ -34,6 +37,7 @@ class Checkpoint:
     metadata: dict[str, Any]
     tensors: dict[str, Tensor | QuantisedTensor]
     generation_config: dict[str, Any] = field(default_factory=dict)
+    left_out: str = ""
 
     def close(self) -> None:
         """Drop the views of the file. It stays mapped while a caller still holds some tensor's `data`."""
@@ -56,13 +60,9 @@ def _open_folder(path: Path) -> Checkpoint:
         raise BadCheckpoint(f"{path} has no config.json, so it is not a model folder in Hugging Face format.")
     generation = path / "generation_config.json"
     config = read_json(path / "config.json")
-    return Checkpoint(
-        "hf",
-        path,
-        config,
-        join_quantised(open_safetensors(path), config),
-        read_json(generation) if generation.is_file() else {},
-    )
+    config, tensors, left_out = language_part(config, join_quantised(open_safetensors(path), config))
+    defaults = read_json(generation) if generation.is_file() else {}
+    return Checkpoint("hf", path, config, tensors, defaults, left_out)
 
 
 def weights_digest(path: str | Path, cache_dir: Path) -> str:

@@ -16,6 +16,7 @@ import numpy as np
 from ..core.errors import BadCheckpoint
 from ..formats.checkpoint import Checkpoint
 from ..formats.ggml import dequantise
+from ..formats.language import ARCHITECTURES
 from ..ops.api import HeadGeometry
 from .families import GGUF_FAMILIES, GLOBAL_NAMES, HF_FAMILIES, LAYER_NAMES, Family
 from .fields import Fields
@@ -226,8 +227,8 @@ def _gguf_windows(fields: Fields, family: Family, num_layers: int) -> list[int]:
 
 def _from_hf(checkpoint: Checkpoint) -> ModelConfig:
     fields = Fields(checkpoint.metadata, str(checkpoint.path))
-    names = checkpoint.metadata.get("architectures")
-    architecture = str(names[0]) if isinstance(names, list) and names else ""
+    names = checkpoint.metadata.get("architectures") or [ARCHITECTURES.get(fields.text("model_type", ""))]
+    architecture = str(names[0]) if isinstance(names, list) else ""
     family = _family(HF_FAMILIES, architecture, fields)
     fields = replace(fields, defaults=family.defaults)
     width, num_heads = fields.count("hidden_size"), fields.count("num_attention_heads")
@@ -330,7 +331,7 @@ def _hf_rope(fields: Fields, given: Mapping[str, Any], max_positions: int) -> tu
     rope = Fields(given, f"{fields.where} (rope)")
     base = rope.number("rope_theta", fields.number("rope_theta", 10000.0))
     scaling = rope.text("rope_type", rope.text("type", "default"))
-    if scaling == "default":
+    if scaling in ("default", "mrope"):  # mrope: parts of a head turn by a position's row and column in an image
         return RopeConfig(base), max_positions
     original = rope.count(
         "original_max_position_embeddings", fields.count("original_max_position_embeddings", max_positions)

@@ -93,15 +93,13 @@ def _load_folder(checkpoint: Checkpoint) -> TextModel:
     config = read_tokenizer_config(checkpoint.path)
     bos, eos = token_content(config.get("bos_token")), token_content(config.get("eos_token"))
     source = _chat_source(checkpoint.path, config)
-    inner = checkpoint.metadata.get("text_config", {})
-    length = checkpoint.metadata.get("max_position_embeddings", inner.get("max_position_embeddings"))
     bos_token_id = tokenizer.token_id(bos) if bos is not None else checkpoint.metadata.get("bos_token_id")
     return TextModel(
         tokenizer,
         ChatTemplate(source, bos or "", eos or "") if source is not None else None,
         _folder_ends(checkpoint, tokenizer, eos),
         bos_token_id if isinstance(bos_token_id, int) else None,
-        _context(length, "max_position_embeddings"),
+        _context(checkpoint.metadata.get("max_position_embeddings"), "max_position_embeddings"),
         _sampling(checkpoint.generation_config, _GENERATION_CONFIG),
     )
 

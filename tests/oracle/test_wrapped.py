@@ -1,0 +1,150 @@
+"""Folders whose model also reads images: their language model, from its place beside the image tower, against
+transformers' whole model asked with text alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from families import SHAPE
+from test_families import LENGTH, TOLERANCE, our_logits, random_tokens
+
+from tokenmill.core.errors import BadCheckpoint
+from tokenmill.formats.checkpoint import open_checkpoint
+from tokenmill.formats.language import WRAPPERS, language_part
+from tokenmill.formats.safetensors import read_json
+from tokenmill.models.config import config_from_checkpoint
+from tokenmill.models.survey import survey
+from tokenmill.ops.native import NativeOps, available
+from tokenmill.ops.reference import ReferenceOps
+
+torch = pytest.importorskip("torch", reason="the oracle needs torch")
+transformers = pytest.importorskip("transformers", reason="the oracle needs transformers")
+
+EYES = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+QWEN_EYES = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64}
+MROPE = {"rope_type": "default", "rope_theta": 10000.0}
+
+
+def sections(*sizes: int) -> dict[str, Any]:
+    return {"rope_parameters": {**MROPE, "mrope_section": list(sizes)}}
+
+
+CASES = {
+    "Gemma3": ("Gemma3Text", {"head_dim": 16, "sliding_window": 8}, EYES),
+    "Idefics3": ("Llama", {}, EYES),
+    "InternVL": ("Qwen2", {}, {**EYES, "image_size": [28, 28], "patch_size": [14, 14]}),
+    "Llava": ("Llama", {"tie_word_embeddings": False}, {"model_type": "clip_vision_model", **EYES}),
+    "LlavaNext": ("Mistral", {"tie_word_embeddings": False}, {"model_type": "clip_vision_model", **EYES}),
+    "Mistral3": ("Mistral", {"head_dim": 32}, {"model_type": "pixtral", **EYES}),
+    "Qwen2VL": ("Qwen2VLText", sections(2, 3, 3), {"depth": 1, "embed_dim": 32, "num_heads": 2, "hidden_size": 64}),
+    "Qwen2_5_VL": ("Qwen2_5_VLText", sections(2, 3, 3), QWEN_EYES),
+    "Qwen3VL": ("Qwen3VLText", {"head_dim": 16, **sections(4, 2, 2)}, QWEN_EYES | {"deepstack_visual_indexes": [0]}),
+    "SmolVLM": ("Llama", {}, EYES),
+}
+"""Wrapper -> (its text config's class, its options, its vision_config)."""
+
+
+def save(name: str, folder: Path) -> Any:
+    """A small random model, saved; what transformers reads back."""
+    text_name, options, eyes = CASES[name]
+    text = getattr(transformers, f"{text_name}Config")(**SHAPE | options).to_dict()
+    config = getattr(transformers, f"{name}Config")(text_config=text, vision_config=eyes)
+    kind = getattr(transformers, f"{name}ForConditionalGeneration")
+    torch.manual_seed(1)
+    model = kind(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3 if parameter.ndim == 2 else 1).add_(0.02 * torch.randn_like(parameter))
+    model.save_pretrained(folder)
+    return kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+
+
+def test_every_wrapper_has_a_case() -> None:
+    assert {f"{name}ForConditionalGeneration" for name in CASES} == set(WRAPPERS)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_text_has_the_whole_models_logits(name: str, tmp_path: Path) -> None:
+    """At every position; and the survey finds all of the language model, and says what is left out."""
+    theirs = save(name, tmp_path)
+    tokens = random_tokens(2, LENGTH)
+    with torch.no_grad():
+        expected = theirs(input_ids=torch.tensor(tokens[None].astype(np.int64))).logits[0].numpy()
+    ops = ReferenceOps(exact_activations=True) if available() is not None else NativeOps()
+    ours = our_logits(ops, tmp_path, 64, tokens)
+    ops.close()
+    largest = np.abs(expected).max()
+    assert largest > 0.1
+    np.testing.assert_allclose(ours, expected, atol=TOLERANCE * largest)
+    checkpoint = open_checkpoint(tmp_path)
+    assert "images" in checkpoint.left_out
+    assert survey(checkpoint).num_parameters < sum(parameter.numel() for parameter in theirs.parameters())
+
+
+def test_sparse_configs_mean_what_transformers_makes_of_them(tmp_path: Path) -> None:
+    """What `text_config` leaves out is the default of its class; end tokens stand outside it."""
+    for kind, config_name, told in (
+        ("gemma3_text", "Gemma3", {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34}),
+        ("llama", "Llava", {"max_position_embeddings": 4096, "vocab_size": 32064}),
+        ("mistral", "LlavaNext", {}),
+    ):
+        sparse = {"model_type": kind, **told}
+        whole = {"architectures": [f"{config_name}ForConditionalGeneration"], "text_config": sparse, "eos_token_id": 7}
+        config, _, _ = language_part(whole, {})
+        theirs = getattr(transformers, f"{config_name}Config")(text_config=sparse).text_config
+        checkpoint = open_checkpoint(save_nothing(tmp_path / kind, config))
+        ours = config_from_checkpoint(checkpoint)
+        assert config["eos_token_id"] == 7
+        assert (ours.width, ours.ffn_width, ours.num_layers) == (
+            theirs.hidden_size,
+            theirs.intermediate_size,
+            theirs.num_hidden_layers,
+        )
+        assert (ours.num_heads, ours.num_kv_heads) == (theirs.num_attention_heads, theirs.num_key_value_heads)
+        assert (ours.vocab_size, ours.max_context) == (theirs.vocab_size, theirs.max_position_embeddings)
+        assert (ours.norm_eps, ours.head_dim) == (theirs.rms_norm_eps, theirs.head_dim)
+        window = getattr(theirs, "sliding_window", None)
+        assert max(layer.window for layer in ours.layers) == (window or 0)
+
+
+def save_nothing(folder: Path, config: dict[str, Any]) -> Path:
+    """A folder with a config and one tensor that no model has."""
+    import json
+
+    from safetensors.numpy import save_file
+
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file({"x": np.zeros(1, np.float32)}, folder / "model.safetensors")
+    return folder
+
+
+def test_a_model_type_names_an_architecture_where_nothing_else_does(tmp_path: Path) -> None:
+    save("Gemma3", tmp_path)
+    inner = read_json(tmp_path / "config.json")["text_config"] | {"architectures": None}
+    assert config_from_checkpoint(open_checkpoint(save_nothing(tmp_path / "text", inner))).family.title == "Gemma 3"
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"text_config": {"model_type": "helium"}}, "'helium' is not supported"),
+        ({"text_config": [1]}, "not an object"),
+        ({"architectures": ["PaliGemmaForConditionalGeneration"], "text_config": {"model_type": "gemma"}}, "PaliGemma"),
+    ],
+)
+def test_other_insides_are_refused_by_name(config: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    """PaliGemma reads its prompt in both directions: it must not load as Gemma."""
+    folder = save_nothing(tmp_path / "m", {"architectures": ["LlavaForConditionalGeneration"], **config})
+    with pytest.raises(BadCheckpoint, match=reason):
+        config_from_checkpoint(open_checkpoint(folder))
