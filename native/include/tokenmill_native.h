@@ -24,7 +24,8 @@ enum tm_kind {
   TM_F32 = 0, TM_F16 = 1, TM_BF16 = 2, TM_Q4_0 = 3, TM_Q4_1 = 4, TM_Q8_0 = 5,
   TM_Q8_M = 6,  /* 8-bit codes, a scale and a minimum for 32 */
   TM_Q8_H = 7,  /* 8-bit codes, a scale for each 16 */
-  TM_Q8_HM = 8  /* 8-bit codes, a scale and a minimum for each 16 */
+  TM_Q8_HM = 8, /* 8-bit codes, a scale and a minimum for each 16 */
+  TM_Q6_H = 9   /* 6-bit codes, a scale for each 16 */
 };
 
 enum tm_code {
@@ -141,7 +142,7 @@ typedef struct tm_program tm_program;
 TM_API int32_t tm_abi_version(void);
 TM_API const char* tm_last_error(void);
 
-/* 1 where the variant ("scalar", "avx2", "avxvnni", "avx512") can run here. */
+/* 1 where the variant ("scalar", "avx2", "avxvnni", "avx512", "avx512bf16") can run here. */
 TM_API int32_t tm_isa_available(const char* isa);
 
 /* A team of threads with one instruction set ("auto": the widest). Null on failure. */

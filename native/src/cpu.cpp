@@ -6,6 +6,9 @@
 
 #if defined(TM_X86)
 #include <cpuid.h>
+#include <immintrin.h>
+
+#include "half.h"
 #endif
 
 namespace mill {
@@ -14,11 +17,35 @@ namespace mill {
 namespace {
 
 struct Features {
-  bool avx2, avxvnni, avx512;
+  bool avx2, avxvnni, avx512, avx512bf16;
+  bool fast_bf16;  // vdpbf16ps multiplies more in a cycle than fused multiply-adds do
 };
 
+// Whether vdpbf16ps gives the bits of two fused multiply-adds, the odd one first, on which dense.inc relies. Manuals
+// describe it so; this asks the processor, with sums that mostly cancel.
+__attribute__((target("avx512f,avx512bf16"))) bool pairs_are_chained() {
+  uint32_t state = 1;
+  const auto draw = [&] { return (state = state * 1664525u + 1013904223u) >> 8; };
+  for (int trial = 0; trial < 256; trial++) {
+    uint16_t w[2], x[2];
+    for (int i = 0; i < 2; i++) {
+      w[i] = static_cast<uint16_t>((draw() & 0x80ff) | (draw() % 24 + 116) << 7);
+      x[i] = static_cast<uint16_t>((draw() & 0x80ff) | (draw() % 24 + 116) << 7);
+    }
+    const double odd = static_cast<double>(bf16_to_float(w[1])) * bf16_to_float(x[1]);
+    const float start = static_cast<float>(-odd * (trial % 2 ? 1.0 : 1.0000001));
+    const float chained = __builtin_fmaf(bf16_to_float(w[0]), bf16_to_float(x[0]),
+                                         __builtin_fmaf(bf16_to_float(w[1]), bf16_to_float(x[1]), start));
+    const __m512i ww = _mm512_set1_epi32(w[0] | w[1] << 16), xx = _mm512_set1_epi32(x[0] | x[1] << 16);
+    __m512 sum = _mm512_set1_ps(start);
+    __asm__("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(ww), "v"(xx));
+    if (float_to_bits(_mm512_cvtss_f32(sum)) != float_to_bits(chained)) return false;
+  }
+  return true;
+}
+
 Features detect() {
-  Features found = {false, false, false};
+  Features found = {};
   unsigned a, b, c, d;
   if (!__get_cpuid(1, &a, &b, &c, &d)) return found;
   const bool fma = c >> 12 & 1, osxsave = c >> 27 & 1, avx = c >> 28 & 1, f16c = c >> 29 & 1;
@@ -31,7 +58,12 @@ Features detect() {
   const bool f = b >> 16 & 1, dq = b >> 17 & 1, bw = b >> 30 & 1, vl = b >> 31 & 1, vnni = c >> 11 & 1;
   found.avx2 = saves_ymm && avx2 && fma && f16c;
   found.avx512 = found.avx2 && saves_zmm && f && dq && bw && vl && vnni;
-  if (found.avx2 && a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d)) found.avxvnni = a >> 4 & 1;
+  if (found.avx2 && a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d)) {
+    found.avxvnni = a >> 4 & 1;
+    found.avx512bf16 = found.avx512 && (a >> 5 & 1) && pairs_are_chained();
+    // AMD's processors do twice as many products with it, Intel's so far (measured: 93 against 155 GFLOP/s) fewer.
+    found.fast_bf16 = found.avx512bf16 && __get_cpuid(0, &a, &b, &c, &d) && memcmp(&b, "Auth", 4) == 0;
+  }
   return found;
 }
 
@@ -41,7 +73,8 @@ Features detect() {
 const Kernels* find_kernels(const char* name) {
   const bool any = strcmp(name, "auto") == 0;
 #if defined(TM_X86)
-  const Features has = detect();
+  static const Features has = detect();
+  if (has.avx512bf16 && ((any && has.fast_bf16) || strcmp(name, "avx512bf16") == 0)) return &kAvx512Bf16Kernels;
   if (has.avx512 && (any || strcmp(name, "avx512") == 0)) return &kAvx512Kernels;
   if (has.avxvnni && (any || strcmp(name, "avxvnni") == 0)) return &kAvxVnniKernels;
   if (has.avx2 && (any || strcmp(name, "avx2") == 0)) return &kAvx2Kernels;

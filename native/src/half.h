@@ -50,4 +50,9 @@ static inline uint16_t float_to_bf16(float value) {
   return (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
+// As a factor of a product of bf16 values: rounded to nearest even, and 0 below 2^-56.
+static inline uint16_t bf16_factor(float value) {
+  return (float_to_bits(value) & 0x7fffffffu) < 0x23800000u ? 0 : float_to_bf16(value);
+}
+
 }  // namespace mill

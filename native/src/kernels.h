@@ -23,21 +23,25 @@ constexpr float kMagic = 12582912.0f;
 constexpr int32_t kMagicBits = 0x4B400000;
 
 enum Kind : int32_t {
-  kF32 = 0, kF16 = 1, kBF16 = 2, kQ4_0 = 3, kQ4_1 = 4, kQ8_0 = 5, kQ8_M = 6, kQ8_H = 7, kQ8_HM = 8, kNumKinds = 9
+  kF32 = 0, kF16 = 1, kBF16 = 2, kQ4_0 = 3, kQ4_1 = 4, kQ8_0 = 5, kQ8_M = 6, kQ8_H = 7, kQ8_HM = 8,
+  kQ6_H = 9, kNumKinds = 10
 };
 
 static inline bool is_quantised(int32_t kind) { return kind >= kQ4_0; }
 
-// Codes of 8 bits rather than 4; scales for each 16 values rather than 32; minima beside scales.
-static constexpr bool is_wide(int32_t kind) { return kind >= kQ8_0; }
-static constexpr bool has_halves(int32_t kind) { return kind == kQ8_H || kind == kQ8_HM; }
+// Codes of 8 bits; scales for each 16 values rather than 32; minima beside scales; bytes of the codes of 32 values.
+static constexpr bool is_wide(int32_t kind) { return kind >= kQ8_0 && kind != kQ6_H; }
+static constexpr bool has_halves(int32_t kind) { return kind == kQ8_H || kind == kQ8_HM || kind == kQ6_H; }
 static constexpr bool has_minima(int32_t kind) { return kind == kQ4_1 || kind == kQ8_M || kind == kQ8_HM; }
+static constexpr int code_bytes(int32_t kind) { return kind == kQ6_H ? 24 : is_wide(kind) ? 32 : 16; }
 
 // One packed matrix: tiles of 16 output rows, K ascending inside a tile, the last tile padded with zeros.
 //
-//   dense       tile = [K][16 rows] values
+//   dense       tile = [K][16 rows] values; of bf16 [K/2][16 rows] pairs, the last one filled up with zero
 //   quantised   tile = [K/32 groups][words] codes, then [groups][16] f16 scales, then with minima [groups][16] f16
 //     4 bit     4 words of 64 bytes: word b, lane i holds codes k = 4b..4b+3 of row i (low) and 16+4b.. (high nibbles)
+//     6 bit     4 such words of the lower 4 bits, then 2 words of upper bits: byte j of word h, lane i holds those of
+//               codes k = 16h+j, 16h+4+j, 16h+8+j, 16h+12+j of row i, from the lowest bits up
 //     8 bit     8 words of 64 bytes: word j, lane i holds codes k = 4j..4j+3 of row i, stored + 128
 //     halves    scales and minima are [groups][2][16]: of values 0..15, then of 16..31
 struct Part {
@@ -125,6 +129,7 @@ extern const Kernels kScalarKernels;
 extern const Kernels kAvx2Kernels;
 extern const Kernels kAvxVnniKernels;
 extern const Kernels kAvx512Kernels;
+extern const Kernels kAvx512Bf16Kernels;
 #endif
 
 }  // namespace mill

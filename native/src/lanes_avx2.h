@@ -101,6 +101,7 @@ constexpr int kLinearWidth = 8;
 constexpr int kLinearRows = 4;
 constexpr int kAttentionRows = 6;
 constexpr int kAccumulators = 6;
+constexpr int kDenseAccumulators = 8;
 
 typedef __m256 LF;
 typedef __m256i LI;
@@ -113,7 +114,6 @@ inline LF ladd(LF a, LF b) { return _mm256_add_ps(a, b); }
 inline LF lmul(LF a, LF b) { return _mm256_mul_ps(a, b); }
 inline LF lfma(LF a, LF b, LF c) { return _mm256_fmadd_ps(a, b, c); }
 inline LF lload_half(const uint16_t* p) { return half8(p); }
-inline LF lload_bf16(const uint16_t* p) { return bf8(p); }
 inline LI liset1(int32_t x) { return _mm256_set1_epi32(x); }
 inline LF las_float(LI a) { return _mm256_castsi256_ps(a); }
 inline LB load_bytes(const uint8_t* p) { return _mm256_loadu_si256((const __m256i*)p); }
@@ -145,6 +145,19 @@ inline LI dot4_u8(LI acc, LB w, const int8_t* x) {
   return _mm256_add_epi32(acc, _mm256_add_epi32(even, odd));
 }
 #endif
+inline LB add_upper_bits(LB nibbles, LB upper, int b) {
+  const __m256i placed = b < 2 ? _mm256_slli_epi16(upper, 4 - 2 * b) : _mm256_srli_epi16(upper, 2 * b - 4);
+  return _mm256_or_si256(nibbles, _mm256_and_si256(placed, _mm256_set1_epi8(0x30)));
+}
+
+struct LPair { LF even, odd; };
+constexpr int kPairWords = 2;
+inline LPair load_pairs(const uint8_t* p) {
+  const __m256i pairs = _mm256_loadu_si256((const __m256i*)p);
+  return {las_float(_mm256_slli_epi32(pairs, 16)), las_float(_mm256_and_si256(pairs, _mm256_set1_epi32((int)0xffff0000)))};
+}
+inline LPair set1_pair(const float* x) { return {lset1(x[0]), lset1(x[1])}; }
+inline LF dot2(LF acc, LPair w, LPair x) { return lfma(w.even, x.even, lfma(w.odd, x.odd, acc)); }
 inline void prefetch(const void* p) { __builtin_prefetch(p); }
 inline void prefetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }
 

@@ -1,4 +1,5 @@
-// Sixteen lanes in one 512-bit register (AVX-512 F, BW, VL, DQ and VNNI). See lanes_scalar.h for the meaning.
+// Sixteen lanes in one 512-bit register (AVX-512 F, BW, VL, DQ and VNNI); with TM_AVX512_BF16 products of bf16 pairs as
+// well. See lanes_scalar.h for the meaning.
 #pragma once
 #include <immintrin.h>
 
@@ -70,6 +71,7 @@ constexpr int kLinearWidth = 16;
 constexpr int kLinearRows = 12;
 constexpr int kAttentionRows = 12;
 constexpr int kAccumulators = 24;
+constexpr int kDenseAccumulators = 24;
 
 typedef F LF;
 typedef I LI;
@@ -82,7 +84,6 @@ inline LF ladd(LF a, LF b) { return add(a, b); }
 inline LF lmul(LF a, LF b) { return mul(a, b); }
 inline LF lfma(LF a, LF b, LF c) { return fma(a, b, c); }
 inline LF lload_half(const uint16_t* p) { return load_half(p); }
-inline LF lload_bf16(const uint16_t* p) { return load_bf16(p); }
 inline LI liset1(int32_t x) { return iset1(x); }
 inline LF las_float(LI a) { return as_float(a); }
 inline LB load_bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
@@ -94,6 +95,30 @@ inline LI dot4_u8(LI acc, LB w, const int8_t* x) {
   return acc;
 }
 inline LI dot4_u4(LI acc, LB w, const int8_t* x) { return dot4_u8(acc, w, x); }
+inline LB add_upper_bits(LB nibbles, LB upper, int b) {
+  const __m512i placed = b < 2 ? _mm512_slli_epi16(upper, 4 - 2 * b) : _mm512_srli_epi16(upper, 2 * b - 4);
+  return _mm512_ternarylogic_epi32(nibbles, placed, _mm512_set1_epi8(0x30), 0xf8);  // nibbles | (placed & 0x30)
+}
+
+#if defined(TM_AVX512_BF16)
+typedef __m512i LPair;
+constexpr int kPairWords = 1;
+inline LPair load_pairs(const uint8_t* p) { return _mm512_loadu_si512(p); }
+inline LPair set1_pair(const float* x) { return _mm512_castps_si512(_mm512_set1_ps(*x)); }
+inline LF dot2(LF acc, LPair w, LPair x) {
+  asm("vdpbf16ps %2, %1, %0" : "+v"(acc) : "v"(w), "v"(x));
+  return acc;
+}
+#else
+struct LPair { LF even, odd; };
+constexpr int kPairWords = 2;
+inline LPair load_pairs(const uint8_t* p) {
+  const __m512i pairs = _mm512_loadu_si512(p);
+  return {as_float(_mm512_slli_epi32(pairs, 16)), as_float(_mm512_and_si512(pairs, _mm512_set1_epi32((int)0xffff0000)))};
+}
+inline LPair set1_pair(const float* x) { return {set1(x[0]), set1(x[1])}; }
+inline LF dot2(LF acc, LPair w, LPair x) { return fma(w.even, x.even, fma(w.odd, x.odd, acc)); }
+#endif
 inline void prefetch(const void* p) { __builtin_prefetch(p); }
 inline void prefetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }
 

@@ -64,6 +64,7 @@ constexpr int kLinearWidth = 16;
 constexpr int kLinearRows = 4;      // most rows of a linear tile
 constexpr int kAttentionRows = 4;   // most query vectors of an attention tile
 constexpr int kAccumulators = 8;    // vectors a P.V pass keeps in registers
+constexpr int kDenseAccumulators = 4;  // the same of a dense linear
 
 typedef F LF;
 typedef I LI;
@@ -76,7 +77,6 @@ inline LF ladd(LF a, LF b) { return add(a, b); }
 inline LF lmul(LF a, LF b) { return mul(a, b); }
 inline LF lfma(LF a, LF b, LF c) { return fma(a, b, c); }
 inline LF lload_half(const uint16_t* p) { return load_half(p); }
-inline LF lload_bf16(const uint16_t* p) { return load_bf16(p); }
 inline LI liset1(int32_t x) { return iset1(x); }
 inline LF las_float(LI a) { return as_float(a); }
 inline LB load_bytes(const uint8_t* p) { LB r; memcpy(&r, p, 64); return r; }
@@ -88,6 +88,28 @@ inline LI dot4_u8(LI acc, LB w, const int8_t* x) {
   return r;
 }
 inline LI dot4_u4(LI acc, LB w, const int8_t* x) { return dot4_u8(acc, w, x); }
+// Bits 2b and 2b + 1 of every upper byte become bits 4 and 5 of the nibble in its place.
+inline LB add_upper_bits(LB nibbles, LB upper, int b) {
+  LB r;
+  for (int i = 0; i < 64; i++) r.v[i] = (uint8_t)(nibbles.v[i] | (upper.v[i] >> 2 * b & 3) << 4);
+  return r;
+}
+
+// Weights or inputs of two steps of K. In memory a pair of weights is two bf16 values, a pair of inputs kPairWords words.
+struct LPair { LF even, odd; };
+constexpr int kPairWords = 2;
+inline LPair load_pairs(const uint8_t* p) {
+  LPair r;
+  TM_EACH {
+    uint32_t word;
+    memcpy(&word, p + 4 * i, 4);
+    r.even.v[i] = mill::bits_to_float(word << 16);
+    r.odd.v[i] = mill::bits_to_float(word & 0xffff0000u);
+  }
+  return r;
+}
+inline LPair set1_pair(const float* x) { return {set1(x[0]), set1(x[1])}; }
+inline LF dot2(LF acc, LPair w, LPair x) { return lfma(w.even, x.even, lfma(w.odd, x.odd, acc)); }
 inline void prefetch(const void* p) { __builtin_prefetch(p); }
 inline void prefetch_far(const void*) {}
 

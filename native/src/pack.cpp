@@ -11,9 +11,7 @@ namespace mill {
 
 namespace {
 
-constexpr int64_t kRawBlockBytes[kNumKinds] = {0, 0, 0, 18, 20, 34, 36, 36, 40};  // scales, (minima), codes of 32 values
-
-int code_bytes(int32_t kind) { return is_wide(kind) ? 32 : 16; }
+constexpr int64_t kRawBlockBytes[kNumKinds] = {0, 0, 0, 18, 20, 34, 36, 36, 40, 28};  // scales, (minima), codes of 32
 
 int num_scales(int32_t kind) { return has_halves(kind) ? 2 : 1; }
 
@@ -25,29 +23,68 @@ const uint8_t* find_row(const RawRows& rows, int64_t row, int64_t row_bytes) {
   return nullptr;
 }
 
-void pack_quantised_lane(int32_t kind, int64_t num_groups, const uint8_t* row, int lane, uint8_t* tile) {
-  const int codes = code_bytes(kind);
-  const int halves = num_scales(kind);
-  const uint8_t flip = is_wide(kind) ? 0x80 : 0;
+// The rows of one tile; `count` of them exist.
+struct TileRows {
+  const uint8_t* row[kLanes];
+  int count;
+};
+
+// Word i of every row, next to each other, for i in [0, num_words).
+void interleave(const TileRows& from, int64_t at, int64_t num_words, uint32_t flips, uint8_t* to) {
+  for (int64_t i = 0; i < num_words; i++)
+    for (int lane = 0; lane < from.count; lane++) {
+      uint32_t word;
+      std::memcpy(&word, from.row[lane] + at + i * 4, 4);
+      word ^= flips;
+      std::memcpy(to + (i * kLanes + lane) * 4, &word, 4);
+    }
+}
+
+void pack_quantised(int32_t kind, int64_t num_groups, const TileRows& from, uint8_t* tile) {
+  const int codes = code_bytes(kind), halves = num_scales(kind);
   const int64_t block_bytes = kRawBlockBytes[kind];
   uint8_t* scales = tile + num_groups * codes * kLanes;
   uint8_t* minima = scales + num_groups * halves * kLanes * 2;
   for (int64_t g = 0; g < num_groups; g++) {
-    const uint8_t* block = row + g * block_bytes;
     for (int half = 0; half < halves; half++) {
-      const int64_t at = ((g * halves + half) * kLanes + lane) * 2;
-      std::memcpy(scales + at, block + 2 * half, 2);
-      if (has_minima(kind)) std::memcpy(minima + at, block + 2 * (halves + half), 2);
+      const int64_t at = (g * halves + half) * kLanes * 2;
+      for (int lane = 0; lane < from.count; lane++) {
+        const uint8_t* block = from.row[lane] + g * block_bytes;
+        std::memcpy(scales + at + lane * 2, block + 2 * half, 2);
+        if (has_minima(kind)) std::memcpy(minima + at + lane * 2, block + 2 * (halves + half), 2);
+      }
     }
-    const uint8_t* from = block + block_bytes - codes;
-    uint8_t* to = tile + g * codes * kLanes + lane * 4;
-    const uint32_t flips = flip * 0x01010101u;
-    for (int word = 0; word < codes / 4; word++) {
-      uint32_t value;
-      std::memcpy(&value, from + word * 4, 4);
-      value ^= flips;
-      std::memcpy(to + word * 64, &value, 4);
+    interleave(from, (g + 1) * block_bytes - codes, codes / 4, is_wide(kind) ? 0x80808080u : 0,
+               tile + g * codes * kLanes);
+  }
+}
+
+// Pairs of bf16 weights as words; what is too small to count (see half.h) becomes zero.
+void pack_bf16(int64_t num_cols, const TileRows& from, uint8_t* tile) {
+  interleave(from, 0, num_cols / 2, 0, tile);
+  if (num_cols % 2)
+    for (int lane = 0; lane < kLanes; lane++) {
+      uint32_t word = 0;
+      if (lane < from.count) std::memcpy(&word, from.row[lane] + (num_cols - 1) * 2, 2);
+      std::memcpy(tile + (num_cols / 2 * kLanes + lane) * 4, &word, 4);
     }
+  uint16_t* values = reinterpret_cast<uint16_t*>(tile);
+  for (int64_t i = 0; i < (num_cols + 1) / 2 * 2 * kLanes; i++)
+    values[i] = (values[i] & 0x7fffu) < 0x2380u ? 0 : values[i];
+}
+
+void pack_f16(int64_t num_cols, const TileRows& from, uint8_t* tile) {
+  for (int64_t k = 0; k < num_cols; k++)
+    for (int lane = 0; lane < from.count; lane++)
+      std::memcpy(tile + (k * kLanes + lane) * 2, from.row[lane] + k * 2, 2);
+}
+
+void pack_tile(int32_t kind, int64_t num_cols, const TileRows& from, uint8_t* tile) {
+  switch (kind) {
+    case kF32: return interleave(from, 0, num_cols, 0, tile);
+    case kF16: return pack_f16(num_cols, from, tile);
+    case kBF16: return pack_bf16(num_cols, from, tile);
+    default: return pack_quantised(kind, num_cols / kGroup, from, tile);
   }
 }
 
@@ -112,11 +149,6 @@ void quantise_block(int32_t kind, const float* x, uint8_t* block) {
   for (int i = 0; i < kGroup / 2; i++) nibbles[i] = static_cast<uint8_t>(codes[i] | codes[i + kGroup / 2] << 4);
 }
 
-void pack_dense_lane(int value_bytes, int64_t num_cols, const uint8_t* row, int lane, uint8_t* tile) {
-  for (int64_t k = 0; k < num_cols; k++)
-    std::memcpy(tile + (k * kLanes + lane) * value_bytes, row + k * value_bytes, value_bytes);
-}
-
 }  // namespace
 
 int64_t tile_bytes(int32_t kind, int64_t num_cols) {
@@ -124,15 +156,9 @@ int64_t tile_bytes(int32_t kind, int64_t num_cols) {
   int64_t bytes = 0;
   switch (kind) {
     case kF32: bytes = num_cols * kLanes * 4; break;
-    case kF16:
-    case kBF16: bytes = num_cols * kLanes * 2; break;
-    case kQ4_0: bytes = groups * kLanes * (16 + 2); break;
-    case kQ4_1: bytes = groups * kLanes * (16 + 4); break;
-    case kQ8_0: bytes = groups * kLanes * (32 + 2); break;
-    case kQ8_M:
-    case kQ8_H: bytes = groups * kLanes * (32 + 4); break;
-    case kQ8_HM: bytes = groups * kLanes * (32 + 8); break;
-    default: break;
+    case kF16: bytes = num_cols * kLanes * 2; break;
+    case kBF16: bytes = (num_cols + 1) / 2 * kLanes * 4; break;
+    default: bytes = groups * kLanes * kRawBlockBytes[kind];
   }
   return (bytes + 63) / 64 * 64;
 }
@@ -149,16 +175,12 @@ void pack(Team* team, const RawRows& rows, const Part& part, uint8_t* out) {
   const int num_tiles = (part.num_rows + kLanes - 1) / kLanes;
   team->for_each(num_tiles, [&](int tile, int) {
     uint8_t* to = out + tile * stride;
-    if (part.num_rows - tile * kLanes < kLanes) std::memset(to, 0, stride);
-    for (int lane = 0; lane < kLanes; lane++) {
-      const int64_t row = static_cast<int64_t>(tile) * kLanes + lane;
-      if (row >= part.num_rows) break;
-      const uint8_t* from = find_row(rows, row, row_bytes);
-      if (is_quantised(part.kind))
-        pack_quantised_lane(part.kind, part.num_cols / kGroup, from, lane, to);
-      else
-        pack_dense_lane(part.kind == kF32 ? 4 : 2, part.num_cols, from, lane, to);
-    }
+    TileRows from = {};
+    from.count = std::min(kLanes, part.num_rows - tile * kLanes);
+    if (from.count < kLanes) std::memset(to, 0, stride);
+    for (int lane = 0; lane < from.count; lane++)
+      from.row[lane] = find_row(rows, static_cast<int64_t>(tile) * kLanes + lane, row_bytes);
+    pack_tile(part.kind, part.num_cols, from, to);
   });
 }
 
@@ -192,7 +214,7 @@ void unpack_row(const Part& part, int64_t row, float* out) {
   const int64_t lane = row % kLanes;
   if (!is_quantised(part.kind)) {
     for (int64_t k = 0; k < part.num_cols; k++) {
-      const int64_t at = k * kLanes + lane;
+      const int64_t at = part.kind == kBF16 ? (k / 2 * kLanes + lane) * 2 + k % 2 : k * kLanes + lane;
       if (part.kind == kF32)
         std::memcpy(out + k, tile + at * 4, 4);
       else {
@@ -212,15 +234,17 @@ void unpack_row(const Part& part, int64_t row, float* out) {
     std::memcpy(&value, from + ((group * halves + k * halves / kGroup) * kLanes + lane) * 2, 2);
     return half_to_float(value);
   };
+  const int low_bytes = is_wide(part.kind) ? 32 : 16;  // of the words that hold all but the upper bits
+  const int offset = is_wide(part.kind) ? 128 : part.kind == kQ6_H ? 32 : part.kind == kQ4_0 ? 8 : 0;
   for (int64_t g = 0; g < num_groups; g++) {
     const uint8_t* from = tile + g * codes * kLanes + lane * 4;
     float* to = out + g * kGroup;
     for (int k = 0; k < kGroup; k++) {
-      const int i = k % codes;
+      const int i = k % low_bytes;
       const uint8_t byte = from[i / 4 * 64 + i % 4];
-      int code = byte - 128;
-      if (!is_wide(part.kind)) code = (k < codes ? byte & 15 : byte >> 4) - (part.kind == kQ4_0 ? 8 : 0);
-      to[k] = half_at(scales, g, k) * static_cast<float>(code);
+      int code = low_bytes == 32 ? byte : k < low_bytes ? byte & 15 : byte >> 4;
+      if (part.kind == kQ6_H) code |= (from[(4 + k / 16) * 64 + i % 4] >> i / 4 * 2 & 3) << 4;
+      to[k] = half_at(scales, g, k) * static_cast<float>(code - offset);
       if (has_minima(part.kind)) to[k] += half_at(minima, g, k);
     }
   }

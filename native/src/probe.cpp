@@ -109,6 +109,7 @@ struct Bodies {
 
 constexpr Bodies kBodies[] = {
 #if defined(TM_X86)
+    {"avx512bf16", read_avx512, int8_avx512, f32_avx512, 16},
     {"avx512", read_avx512, int8_avx512, f32_avx512, 16},
     {"avxvnni", read_avx2, int8_avxvnni, f32_avx2, 8},
     {"avx2", read_avx2, int8_avx2, f32_avx2, 8},

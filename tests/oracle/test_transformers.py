@@ -78,7 +78,8 @@ BACKENDS = [
 @pytest.mark.parametrize("make_ops", BACKENDS)
 @pytest.mark.parametrize(("kv_dtype", "tolerance"), [("f32", 1e-5), ("f16", 2e-3)])
 def test_logits(saved, make_ops, kv_dtype, tolerance):
-    """All positions of a sequence, computed in two chunks, against one forward of transformers."""
+    """All positions of a sequence, computed in two chunks, against one forward of transformers. With bf16 weights the
+    native backend rounds what it multiplies to bf16, 2^-9 of a value at most, in every linear."""
     folder, theirs = saved
     ops = make_ops()
     checkpoint = open_checkpoint(folder)
@@ -102,6 +103,8 @@ def test_logits(saved, make_ops, kv_dtype, tolerance):
     with torch.no_grad():
         expected = theirs(torch.tensor(tokens[None].astype(np.int64))).logits[0].numpy()
     assert np.abs(expected).max() > 0.5, "the oracle's logits must say something"
+    if checkpoint.tensors["model.embed_tokens.weight"].kind == "bf16" and ops.name == "native":
+        tolerance = 2e-2
     np.testing.assert_allclose(np.concatenate(ours), expected, atol=tolerance)
     print(f"largest difference {np.abs(np.concatenate(ours) - expected).max():.1e}")
     ops.close()

@@ -26,8 +26,8 @@ def raw_tensor(rng: np.random.Generator, kind: str, num_rows: int, num_cols: int
     elif kind == "bf16":
         data = (values.view(np.uint32) >> 16).astype(np.uint16)
     else:
-        num_groups, num_halves = num_cols // 32, 2 if kind in ("q8_h", "q8_hm") else 1
-        largest = 0.03 if kind in ("q4_0", "q4_1") else 0.002
+        num_groups, num_halves = num_cols // 32, 2 if kind in ("q8_h", "q8_hm", "q6_h") else 1
+        largest = {"q4_0": 0.03, "q4_1": 0.03, "q6_h": 0.008}.get(kind, 0.002)
         data = rng.integers(0, 256, (num_rows, num_groups, BLOCK_BYTES[kind]), dtype=np.uint8)
         scales = rng.uniform(-largest, largest, (num_rows, num_groups, num_halves)).astype(np.float16)
         data[..., : 2 * num_halves] = scales.view(np.uint8)

@@ -79,7 +79,7 @@ def test_moves_quantised_rows_whole():
     expected = decoded.reshape(4, 8, 2, 64).swapaxes(1, 2).reshape(64, 64)
     loaded = _load(checkpoint).layers[0].qkv.weight
     assert np.array_equal(_matrix(loaded)[:64], expected)
-    assert [quantised for _, quantised in loaded.runs] == [True, False]
+    assert [rounding for _, rounding in loaded.runs] == ["int8", "f32"]
 
 
 def test_other_kinds_keep_their_codes():
@@ -91,7 +91,7 @@ def test_other_kinds_keep_their_codes():
     checkpoint.tensors[name] = Tensor(name, "q5_0", (64, 96), memoryview(blocks.reshape(-1).view(np.uint8)))
     down = _load(checkpoint).layers[0].down.weight
     assert set(np.unique(_matrix(down))) == {0.5 * (1 - 16), 0.5 * (2 - 16)}
-    assert down.runs[0][1], "quantised weights take quantised activations"
+    assert down.runs[0][1] == "int8", "quantised weights take quantised activations"
 
 
 def test_biases_of_zeros_are_ignored():

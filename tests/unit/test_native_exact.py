@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from ops_cases import KINDS, Sequences, TinyDecoder, activations, raw_tensor
 
-from tokenmill.ops.api import HeadGeometry, StepLimits
+from tokenmill.ops.api import HeadGeometry, RawTensor, StepLimits
 from tokenmill.ops.native import NativeOps, available
 from tokenmill.ops.native.library import available_isas
 
@@ -200,4 +200,21 @@ def test_rows_and_variants_of_a_linear_agree(kind: str) -> None:
             for count in (1, 2, 3, 7, 8, 11, 12, 13, 25, 40):
                 assert np.array_equal(ops.linear(x[:count], weight), expected[:count]), (ops.isa, count)
     for ops in backends:
+        ops.close()
+
+
+def test_tiny_bf16_factors_agree() -> None:
+    """Weights and inputs around 2^-56, where products and sums could become subnormal, give equal bits on every
+    variant: what is smaller counts as zero, because some processors flush subnormals."""
+    rng = np.random.default_rng(12)
+    backends = [NativeOps(1, isa) for isa in available_isas()]
+    signs = rng.choice(np.float32([-1, 1]), (48, 64))
+    values = (signs * 2.0 ** rng.uniform(-70, -50, (48, 64))).astype(np.float32)
+    raw = RawTensor("bf16", 48, 64, (values.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8).reshape(-1))
+    x = (2.0 ** rng.uniform(-75, -50, (13, 64))).astype(np.float32)
+    results = [ops.linear(x, ops.pack([raw])) for ops in backends]
+    assert results[0].any()
+    assert np.abs(results[0][results[0] != 0]).min() >= 2.0**-126
+    for ops, result in zip(backends, results, strict=True):
+        assert np.array_equal(result, results[0]), ops.isa
         ops.close()

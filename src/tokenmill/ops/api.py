@@ -8,6 +8,8 @@ backend of the exact family must keep, so that a token's value never depends on 
 
 - linear, quantised weight: activations are quantised per 32 consecutive values of one row (scale = max|x| / 127, round
   half to even); groups of 32 are walked in order, one fused multiply-add each into a float32 accumulator.
+- linear, dense weight: K is walked in order, one fused multiply-add each. For bf16 weights activations are rounded to
+  bf16 (below 2^-56 they, and weights, are zero), and of two neighbours in K the second is added first.
 - paged_attention: spans of 256 positions counted from 0, each softmaxed from a fresh state, merged in order.
 - add_lora: K and then r are walked in order, one fused multiply-add each, for every row by itself.
 - row sums (norms, softmax): sixteen interleaved partial sums, then a fixed tree.
@@ -32,7 +34,7 @@ SPAN = 256
 GROUP = 32
 """Values that share one quantisation scale."""
 
-BLOCK_BYTES = {"q4_0": 18, "q4_1": 20, "q8_0": 34, "q8_m": 36, "q8_h": 36, "q8_hm": 40}
+BLOCK_BYTES = {"q4_0": 18, "q4_1": 20, "q8_0": 34, "q8_m": 36, "q8_h": 36, "q8_hm": 40, "q6_h": 28}
 """Quantised kinds: bytes of a block of 32 values. In a block lie f16 scales, f16 minimums, then codes."""
 
 
@@ -45,7 +47,9 @@ class RawTensor:
     """A matrix in a form that backends take. `data` is uint8, C-contiguous, `num_rows` rows of equal byte length, each
     row `num_cols` values. Kinds: 'f32', 'f16', 'bf16'; ggml's blocks 'q4_0' (x = d * (q - 8)), 'q4_1' (d * q + m) and
     'q8_0' (d * q, int8 codes); and for what other formats hold in 5 to 8 bits, with int8 codes too, 'q8_m' (d * q + m),
-    'q8_h' (d * q, one d for each half of a block) and 'q8_hm' (d * q + m, one d and m for each half)."""
+    'q8_h' (d * q, one d for each half of a block) and 'q8_hm' (d * q + m, one d and m for each half). 'q6_h' is 'q8_h'
+    with codes -32..31, stored + 32: the lower 4 bits as in 'q4_0', then 8 bytes of upper bits, byte j of a half with
+    those of its values j, 4 + j, 8 + j and 12 + j from the lowest bits up."""
 
     kind: str
     num_rows: int

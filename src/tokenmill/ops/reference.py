@@ -28,15 +28,17 @@ _BLOCKS = {
     "q8_m": np.dtype([("d", "<f2", (1,)), ("m", "<f2", (1,)), ("q", "i1", 32)]),
     "q8_h": np.dtype([("d", "<f2", 2), ("q", "i1", 32)]),
     "q8_hm": np.dtype([("d", "<f2", 2), ("m", "<f2", 2), ("q", "i1", 32)]),
+    "q6_h": np.dtype([("d", "<f2", 2), ("q", "u1", 16), ("upper", "u1", (2, 4))]),
 }
 _SMALLEST_GROUP_MAX = np.float32(1e-30)
+_SMALLEST_BF16_FACTOR = np.float32(2.0**-56)
 
 
 @dataclass(frozen=True, slots=True)
 class ReferenceWeight:
-    """Consecutive runs of rows, dequantised: (float32 [rows, K], whether activations are quantised for them)."""
+    """Consecutive runs of rows, dequantised: (float32 [rows, K], what activations are rounded to for them)."""
 
-    runs: tuple[tuple[np.ndarray, bool], ...]
+    runs: tuple[tuple[np.ndarray, str], ...]
     num_rows: int
     num_cols: int
     num_bytes: int
@@ -44,13 +46,13 @@ class ReferenceWeight:
 
 @dataclass(frozen=True, slots=True)
 class ReferenceLora:
-    """Changes of one linear: slot -> (a [r, K], b [N, r], scale), or None, of each stacked matrix."""
+    """Changes of one linear: slot -> (a of r x K, b of N x r, scale), or None, of each stacked matrix."""
 
     num_slots: int
     max_rank: int
     num_cols: int
     widths: tuple[int, ...]
-    changes: dict[int, list[tuple[np.ndarray, np.ndarray, np.float32] | None]] = field(default_factory=dict)
+    changes: dict[int, list[tuple[ReferenceWeight, ReferenceWeight, np.float32] | None]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ class ReferenceProgram:
 class ReferenceOps:
     """Every function of `ops.api.Ops` in numpy.
 
-    exact_activations=True leaves the activations of quantised linears in float32, which makes the model equal to a
+    exact_activations=True leaves the activations of all linears in float32, which makes the model equal to a
     dense one with the dequantised weights: that is what an outside oracle is compared with.
     """
 
@@ -97,16 +99,16 @@ class ReferenceOps:
         num_cols = parts[0].num_cols
         assert all(part.num_cols == num_cols for part in parts), [part.num_cols for part in parts]
         values_NK = np.empty((sum(part.num_rows for part in parts), num_cols), np.float32)
-        runs: list[tuple[int, int, bool]] = []  # first row, end row, quantised
+        runs: list[tuple[int, int, str]] = []  # first row, end row, activations
         end = 0
         for part in parts:
             first, end = end, end + part.num_rows
-            quantised = part.kind not in DENSE_KINDS
+            rounding = {"f32": "f32", "f16": "f32", "bf16": "bf16"}.get(part.kind, "int8")
             values_NK[first:end] = dequantise(part)
-            if runs and runs[-1][2] == quantised:
+            if runs and runs[-1][2] == rounding:
                 first = runs.pop()[0]
-            runs.append((first, end, quantised))
-        views = tuple((values_NK[first:end], quantised) for first, end, quantised in runs)
+            runs.append((first, end, rounding))
+        views = tuple((values_NK[first:end], rounding) for first, end, rounding in runs)
         return ReferenceWeight(views, len(values_NK), num_cols, values_NK.nbytes)
 
     def quantise(self, part: RawTensor, kind: str) -> RawTensor:
@@ -154,10 +156,12 @@ class ReferenceOps:
         return x_TD / np.sqrt(mean_T1 + np.float32(eps)) * weight_D
 
     def linear(self, x_TK: np.ndarray, weight: ReferenceWeight) -> Array:
-        rounded_TK = x_TK
-        if not self.exact_activations and any(quantised for _, quantised in weight.runs):
-            rounded_TK = round_activations(x_TK)
-        outputs = [(rounded_TK if quantised else x_TK) @ values_NK.T for values_NK, quantised in weight.runs]
+        roundings = {rounding for _, rounding in weight.runs}
+        if self.exact_activations:
+            inputs = dict.fromkeys(roundings, x_TK)
+        else:
+            inputs = {rounding: round_activations(x_TK, rounding) for rounding in roundings}
+        outputs = [inputs[rounding] @ values_NK.T for values_NK, rounding in weight.runs]
         return outputs[0] if len(outputs) == 1 else np.concatenate(outputs, axis=1)
 
     def lora_table(self, num_slots: int, max_rank: int, num_cols: int, widths: Sequence[int]) -> ReferenceLora:
@@ -165,10 +169,10 @@ class ReferenceOps:
 
     def set_lora(self, table: ReferenceLora, slot: int, changes: Sequence[LowRank | None]) -> int:
         table.changes[slot] = [
-            None if change is None else (dequantise(change.a), dequantise(change.b), np.float32(change.scale))
+            None if change is None else (self.pack([change.a]), self.pack([change.b]), np.float32(change.scale))
             for change in changes
         ]
-        return sum(a_rK.nbytes + b_Nr.nbytes for a_rK, b_Nr, _ in filter(None, table.changes[slot]))
+        return sum(a.num_bytes + b.num_bytes for a, b, _ in filter(None, table.changes[slot]))
 
     def add_lora(
         self, y_TN: np.ndarray, x_TK: np.ndarray, table: ReferenceLora, adapters_T: np.ndarray | None
@@ -180,8 +184,8 @@ class ReferenceOps:
             rows, column = np.flatnonzero(adapters_T == slot), 0
             for width, change in zip(table.widths, table.changes[slot], strict=True):
                 if change is not None:
-                    a_rK, b_Nr, scale = change
-                    out_TN[rows, column : column + width] += (x_TK[rows] @ a_rK.T * scale) @ b_Nr.T
+                    a, b, scale = change
+                    out_TN[rows, column : column + width] += self.linear(self.linear(x_TK[rows], a) * scale, b)
                 column += width
         return out_TN
 
@@ -356,6 +360,8 @@ def dequantise(part: RawTensor) -> np.ndarray:
     codes = _nibbles(blocks["q"]) if blocks["q"].shape[1] == 16 else blocks["q"].astype(np.float32)
     if part.kind == "q4_0":
         codes -= 8
+    if part.kind == "q6_h":
+        codes += 16 * _upper_bits(blocks["upper"]) - 32
     scales_bh = blocks["d"].astype(np.float32)
     values_bhk = codes.reshape(len(blocks), scales_bh.shape[1], -1) * scales_bh[:, :, None]
     if "m" in (blocks.dtype.names or ()):
@@ -363,9 +369,15 @@ def dequantise(part: RawTensor) -> np.ndarray:
     return values_bhk.reshape(shape)
 
 
-def round_activations(x_TK: np.ndarray) -> np.ndarray:
-    """x after the trip through int8: per 32 consecutive values of a row, q = round-half-even(x * (127 / max|x|)) and
-    x' = q * (max|x| / 127). A group whose max|x| is below 1e-30 becomes zero."""
+def round_activations(x_TK: np.ndarray, rounding: str = "int8") -> np.ndarray:
+    """x as a linear reads it: f32 as it is; bf16 rounded to nearest even, below 2^-56 zero; or after a trip through
+    int8: per 32 consecutive values of a row, q = round-half-even(x * (127 / max|x|)) and x' = q * (max|x| / 127). A
+    group whose max|x| is below 1e-30 becomes zero."""
+    if rounding == "f32":
+        return x_TK
+    if rounding == "bf16":
+        rounded_TK = _from_stored(_to_stored(x_TK, "bf16"), "bf16")
+        return np.where(np.abs(x_TK) < _SMALLEST_BF16_FACTOR, np.float32(0), rounded_TK)
     groups_TgK = x_TK.reshape(len(x_TK), x_TK.shape[1] // GROUP, GROUP)
     max_Tg1 = np.abs(groups_TgK).max(axis=-1, keepdims=True)
     inverse_Tg1: np.ndarray = np.where(
@@ -381,6 +393,13 @@ def _nibbles(packed: np.ndarray) -> np.ndarray:
     out[:, :16] = packed & 15
     out[:, 16:] = packed >> 4
     return out
+
+
+def _upper_bits(upper_bh4: np.ndarray) -> np.ndarray:
+    """uint8 [blocks, 2, 4] -> float32 [blocks, 32]: byte j of a half holds values j, 4 + j, 8 + j, 12 + j of it, from the
+    lowest two bits up."""
+    shifts = np.array([0, 2, 4, 6], np.uint8)[:, None]
+    return (upper_bh4[:, :, None] >> shifts & 3).reshape(len(upper_bh4), GROUP).astype(np.float32)
 
 
 def _codes(x_bk: np.ndarray, scales_b1: np.ndarray, least: int, most: int) -> np.ndarray:

@@ -42,12 +42,13 @@ TILE_ROWS = 16
 
 class NativeOps:
     """num_threads  default: the processors this process may use
-    isa          'scalar', 'avx2', 'avxvnni' or 'avx512'; default: TOKENMILL_ISA, else the widest that runs here
+    isa          'scalar', 'avx2', 'avxvnni', 'avx512' or 'avx512bf16'; default: TOKENMILL_ISA, else the fastest that
+                 runs here
     fuse         False keeps the recorded operations apart (same bits, slower)
     """
 
     name = "native"
-    family = "native-i8g32-1"
+    family = "native-i8g32-bf16-2"
 
     def __init__(self, num_threads: int | None = None, isa: str | None = None, fuse: bool = True) -> None:
         self.num_threads = num_threads or default_num_threads()

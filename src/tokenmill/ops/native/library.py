@@ -14,9 +14,9 @@ from pathlib import Path
 
 ABI_VERSION = 3
 
-KINDS = {"f32": 0, "f16": 1, "bf16": 2, "q4_0": 3, "q4_1": 4, "q8_0": 5, "q8_m": 6, "q8_h": 7, "q8_hm": 8}
+KINDS = {"f32": 0, "f16": 1, "bf16": 2, "q4_0": 3, "q4_1": 4, "q8_0": 5, "q8_m": 6, "q8_h": 7, "q8_hm": 8, "q6_h": 9}
 PROBES = {"read": 0, "int8": 1, "f32": 2}
-ISAS = ("avx512", "avxvnni", "avx2", "scalar")
+ISAS = ("avx512bf16", "avx512", "avxvnni", "avx2", "scalar")
 
 
 class Part(ctypes.Structure):
