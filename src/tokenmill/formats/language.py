@@ -1,9 +1,9 @@
 """The language model inside a folder whose model also sees.
 
 Such a folder's config.json describes the language model under `text_config` (older ones: beside the rest), sparsely:
-what equals the default of its class is left out. Its tensors stand under a prefix beside those of the image tower. What is
-returned reads as a folder of the language model alone would. Only models whose text is read as that model alone reads
-it are listed: one whose text attends in both directions would run almost right.
+what equals the default of its class is left out. Its tensors stand under a prefix beside those of the image tower.
+What is returned reads as a folder of the language model alone would. Only models whose text is read as that model alone
+reads it are listed: one whose text attends in both directions would run almost right.
 """
 
 from __future__ import annotations

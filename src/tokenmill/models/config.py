@@ -227,7 +227,7 @@ def _gguf_windows(fields: Fields, family: Family, num_layers: int) -> list[int]:
 
 def _from_hf(checkpoint: Checkpoint) -> ModelConfig:
     fields = Fields(checkpoint.metadata, str(checkpoint.path))
-    names = checkpoint.metadata.get("architectures") or [ARCHITECTURES.get(fields.text("model_type", ""))]
+    names = checkpoint.metadata.get("architectures") or [ARCHITECTURES.get(fields.text("model_type", ""), "")]
     architecture = str(names[0]) if isinstance(names, list) else ""
     family = _family(HF_FAMILIES, architecture, fields)
     fields = replace(fields, defaults=family.defaults)
