@@ -9,12 +9,14 @@ engine's half.
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections import deque
 from dataclasses import dataclass, field, replace
 
 import pytest
 
+from adapters import random_pairs, write_adapter
 from tiny import tiny_checkpoint
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.events import Output
@@ -22,6 +24,7 @@ from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.step import TokenLogprob
 from tokenmill.engine.core import EngineCore
 from tokenmill.formats.checkpoint import open_checkpoint
+from tokenmill.models.lora import LoraLimits
 from tokenmill.ops.native import NativeOps, available
 from tokenmill.ops.reference import ReferenceOps
 from tokenmill.worker import build
@@ -53,16 +56,19 @@ class Stream:
 
 @dataclass(frozen=True)
 class Mix:
-    """`arrivals`: (round, request); `aborts`: round -> request ids."""
+    """`arrivals`: (round, request); `aborts`: round -> request ids; `adapters`: digests that requests name."""
 
     config: EngineConfig
     arrivals: list[tuple[int, Request]]
     aborts: dict[int, list[str]]
+    adapters: tuple[str, ...] = ()
 
 
 def run(worker: Worker, mix: Mix) -> tuple[dict[str, Stream], EngineCore]:
     """Drive core and worker to the end. Plans run ahead of commits as far as `steps_in_flight` allows."""
     core = EngineCore(mix.config)
+    for digest in mix.adapters:
+        core.load_adapter(digest)
     streams = {request.id: Stream() for _, request in mix.arrivals}
     arrivals = deque(sorted(mix.arrivals, key=lambda pair: pair[0]))
     results: deque = deque()
@@ -99,7 +105,8 @@ def alone(worker: Worker, request: Request, max_model_len: int) -> Stream:
         enable_prefix_caching=False,
         steps_in_flight=1,
     )
-    streams, _ = run(worker, Mix(config, [(0, replace(request, output_tokens=()))], {}))
+    adapters = (request.adapter,) if request.adapter else ()
+    streams, _ = run(worker, Mix(config, [(0, replace(request, output_tokens=()))], {}, adapters))
     return streams[request.id]
 
 
@@ -129,7 +136,15 @@ def random_sampling(rng: random.Random, vocab_size: int) -> SamplingParams:
     return SamplingParams(**options)
 
 
-def random_mix(rng: random.Random, *, vocab_size: int, num_requests: int, max_prompt: int, max_output: int) -> Mix:
+def random_mix(
+    rng: random.Random,
+    *,
+    vocab_size: int,
+    num_requests: int,
+    max_prompt: int,
+    max_output: int,
+    adapters: tuple[str, ...] = (),
+) -> Mix:
     max_model_len = max_prompt + max_output
     smallest = -(-max_model_len // BLOCK_SIZE)
     config = EngineConfig(
@@ -155,12 +170,13 @@ def random_mix(rng: random.Random, *, vocab_size: int, num_requests: int, max_pr
             choice=rng.randrange(3),
             eos_token_ids=(rng.randrange(vocab_size),),
             priority=rng.choice([0, 0, 0, 1]),
+            adapter=rng.choice(["", *adapters]) if adapters else "",
         )
         at = rng.randrange(30)
         arrivals.append((at, request))
         if rng.random() < 0.1:
             aborts.setdefault(at + rng.randrange(20), []).append(request.id)
-    return Mix(config, arrivals, aborts)
+    return Mix(config, arrivals, aborts, adapters)
 
 
 def check_mix(worker: Worker, mix: Mix, rng: random.Random, *, exact: bool, where: str) -> EngineCore:
@@ -201,12 +217,14 @@ def compare(got: list[TokenLogprob], want: list[TokenLogprob], exact: bool, name
         assert abs(one.logprob - other.logprob) < 1e-4, name
 
 
-def run_mixes(worker: Worker, shapes: list[tuple[int, dict[str, int]]], *, exact: bool) -> None:
+def run_mixes(
+    worker: Worker, shapes: list[tuple[int, dict[str, int]]], *, exact: bool, adapters: tuple[str, ...] = ()
+) -> None:
     """`shapes`: (seed, shape of its mix)."""
     preemptions = hits = 0
     for seed, shape in shapes:
         rng = random.Random(seed)
-        mix = random_mix(rng, vocab_size=worker.model_config.vocab_size, **shape)
+        mix = random_mix(rng, vocab_size=worker.model_config.vocab_size, adapters=adapters, **shape)
         core = check_mix(worker, mix, rng, exact=exact, where=f"seed {seed}")
         preemptions += core.stats().num_preemptions
         hits += core.stats().prefix_hits
@@ -247,6 +265,21 @@ def test_mixes_on_numpy(tiny_worker):
 def test_mixes_bit_for_bit(tiny_worker):
     """Tokens and logprobs equal to the last bit, over many small mixes."""
     run_mixes(tiny_worker, [(seed, TINY_SHAPE) for seed in range(100, 130)], exact=True)
+
+
+@pytest.mark.exact
+@needs_native
+def test_adapters_bit_for_bit(monkeypatch, tmp_path):
+    """The base and two adapters on equal prompts: no request ever sees KV that another's weights made, and none is
+    changed by who shares its steps."""
+    monkeypatch.setattr(build, "weights_digest", lambda path, cache_dir: "tiny")
+    base = tiny_checkpoint()
+    limits = {"max_model_len": 128, "num_blocks": NUM_BLOCKS, "max_num_batched_tokens": 128, "max_num_seqs": 8}
+    worker = build_worker(base, NativeOps(), block_size=BLOCK_SIZE, lora=LoraLimits(2, 8), **limits)
+    folders = [write_adapter(tmp_path / str(seed), random_pairs(base, seed=seed)) for seed in (1, 2)]
+    adapters = tuple(asyncio.run(worker.executor.load_adapter(str(folder), "")) for folder in folders)
+    run_mixes(worker, [(seed, TINY_SHAPE) for seed in range(300, 315)], exact=True, adapters=adapters)
+    worker.executor.close()
 
 
 @pytest.mark.exact
