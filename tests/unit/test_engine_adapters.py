@@ -1,0 +1,135 @@
+"""Adapters in the engine: loaded beside the steps, refused once unloaded, freed only behind their last request."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from tokenmill.core.config import EngineConfig
+from tokenmill.core.errors import InvalidRequest
+from tokenmill.core.events import AdapterLoaded, Drain, LoadAdapter, Output, StepOutputs, Submit, UnloadAdapter
+from tokenmill.core.request import Request, SamplingParams
+from tokenmill.engine.adapters import AdapterLedger
+from tokenmill.engine.build import build_engine
+from tokenmill.engine.journal import Event, replay
+from tokenmill.engine.link import LocalFrontEnd, local_link
+from tokenmill.sim.executor import ToyExecutor, solo_answer
+from tokenmill.sim.loop import VirtualLoop
+
+CONFIG = EngineConfig(num_blocks=64, max_model_len=64, block_size=4, max_num_batched_tokens=16, steps_in_flight=2)
+
+
+def request(name: str, adapter: str, max_tokens: int = 3) -> Request:
+    sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0)
+    return Request(name, tuple(range(1, 14)), sampling, max_tokens, 0, adapter=adapter)
+
+
+class FrontEnd:
+    """What a front end sees: answers about adapters, and the outputs of each request."""
+
+    def __init__(self, link: LocalFrontEnd) -> None:
+        self.link = link
+        self.outputs: dict[str, list[Output]] = {}
+
+    async def take(self) -> AdapterLoaded | StepOutputs:
+        message = await self.link.receive()
+        assert isinstance(message, AdapterLoaded | StepOutputs)
+        if isinstance(message, StepOutputs):
+            for output in message.outputs:
+                self.outputs.setdefault(output.request_id, []).append(output)
+        return message
+
+    async def load(self, path: str) -> AdapterLoaded:
+        await self.link.send(LoadAdapter(1, path))
+        while True:
+            message = await self.take()
+            if isinstance(message, AdapterLoaded):
+                return message
+
+    async def until_ended(self, *names: str) -> None:
+        while not all(name in self.outputs and self.outputs[name][-1].finish_reason for name in names):
+            await self.take()
+
+    def tokens(self, name: str) -> tuple[int, ...]:
+        return tuple(token for output in self.outputs[name] for token in output.tokens)
+
+
+def serve(script: Callable[[FrontEnd, ToyExecutor], Awaitable[None]], events: list[Event] | None = None) -> None:
+    loop = VirtualLoop()
+    executor = ToyExecutor(CONFIG, loop)
+
+    async def main() -> None:
+        engine_end, front_end = local_link()
+        record = None if events is None else (lambda _core, event: events.append(event))
+        engine = loop.spawn(build_engine(CONFIG, executor, engine_end, loop, record).run(), "engine")
+        await script(FrontEnd(front_end), executor)
+        await front_end.send(Drain())
+        await engine
+
+    loop.run(main())
+
+
+def test_an_unloaded_adapter_serves_what_it_has() -> None:
+    """Its requests run to their end, further ones are refused, and only then does the worker forget it."""
+    events: list[Event] = []
+
+    async def script(front: FrontEnd, executor: ToyExecutor) -> None:
+        digest = (await front.load("a")).digest
+        await front.link.send(Submit((request("long", digest, 20),)))
+        while "long" not in front.outputs:
+            await front.take()
+        await front.link.send(UnloadAdapter(digest))
+        await front.link.send(Submit((request("late", digest), request("plain", ""))))
+        await front.until_ended("late", "plain")
+        assert "not loaded any more" in front.outputs["late"][-1].error
+        assert front.outputs["late"][-1].error_kind == InvalidRequest.kind
+        assert executor.adapters == (digest,)
+        await front.until_ended("long")
+        assert front.tokens("long") == solo_answer(request("long", digest, 20), 64).tokens
+        await front.link.send(Submit((request("after", ""),)))
+        await front.until_ended("after")
+        assert executor.adapters == ()
+
+    serve(script, events)
+    assert replay(CONFIG, events) > 20
+
+
+def test_loading_again_keeps_an_adapter_that_was_leaving() -> None:
+    """Its users never notice; loads count, so one unload of two leaves it."""
+
+    async def script(front: FrontEnd, executor: ToyExecutor) -> None:
+        digest = (await front.load("a")).digest
+        await front.link.send(Submit((request("long", digest, 20),)))
+        await front.link.send(UnloadAdapter(digest))
+        assert (await front.load("a")).digest == digest
+        assert (await front.load("a")).digest == digest
+        await front.link.send(UnloadAdapter(digest))
+        await front.link.send(Submit((request("more", digest),)))
+        await front.until_ended("long", "more")
+        assert not front.outputs["more"][-1].error and executor.adapters == (digest,)
+
+    serve(script)
+
+
+def test_equal_prompts_under_different_adapters_share_nothing() -> None:
+    """The toy worker marks what it stores with the adapter, so a shared block would be a violation."""
+
+    async def script(front: FrontEnd, executor: ToyExecutor) -> None:
+        digests = ["", (await front.load("a")).digest, (await front.load("b")).digest]
+        for turn in range(2):
+            names = [f"{turn} {digest}" for digest in digests]
+            requests = [request(name, digest) for name, digest in zip(names, digests, strict=True)]
+            await front.link.send(Submit(tuple(requests)))
+            await front.until_ended(*names)
+            assert [front.outputs[name][-1].num_cached for name in names] == [12 * turn] * 3
+
+    serve(script)
+
+
+def test_the_ledger_forgets_what_is_neither_loaded_nor_used() -> None:
+    ledger = AdapterLedger()
+    ledger.load("a"), ledger.load("b"), ledger.begin("a")
+    ledger.unload("a"), ledger.unload("b"), ledger.unload("never loaded")
+    assert not ledger.takes("a") and ledger.take_unused() == ["b"]
+    ledger.check({"a": 1})
+    ledger.end("a")
+    assert ledger.take_unused() == ["a"] and not ledger

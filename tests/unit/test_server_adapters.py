@@ -1,0 +1,119 @@
+"""The front end's book of adapters: names, digests, and what a new engine is told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from tokenmill.core.errors import BadCheckpoint, InvalidRequest, ModelNotFound, Unavailable
+from tokenmill.core.events import AdapterLoaded, LoadAdapter, UnloadAdapter
+from tokenmill.server.adapters import AdapterBook, ServedAdapter
+
+
+class FakeEngine:
+    """Answers loads at once, with the content that its folders have; `counts`: loads by digest."""
+
+    def __init__(self, **folders: str) -> None:
+        self.folders = folders
+        self.counts: dict[str, int] = {}
+        self.book: AdapterBook | None = None
+        self.is_silent = False
+
+    def send(self, message: LoadAdapter | UnloadAdapter) -> None:
+        if isinstance(message, UnloadAdapter):
+            self.counts[message.digest] -= 1
+            return
+        digest = self.folders.get(message.path)
+        answer = AdapterLoaded(message.number, digest or "", "" if digest else "no such folder", BadCheckpoint.kind)
+        if digest:
+            self.counts[digest] = self.counts.get(digest, 0) + 1
+            answer = AdapterLoaded(message.number, digest)
+        if not self.is_silent:
+            assert self.book is not None
+            asyncio.get_running_loop().call_soon(self.book.answer, answer)
+
+
+def run(script: Callable[[AdapterBook, FakeEngine], Awaitable[None]], *wanted: ServedAdapter, **folders: str) -> None:
+    async def main() -> None:
+        engine = FakeEngine(**folders)
+        engine.book = AdapterBook(engine.send, wanted)
+        await script(engine.book, engine)
+
+    asyncio.run(main())
+
+
+def names(book: AdapterBook) -> list[tuple[str, str]]:
+    return [(adapter.name, adapter.digest) for adapter in book]
+
+
+def test_a_name_is_given_once() -> None:
+    async def script(book: AdapterBook, engine: FakeEngine) -> None:
+        await book.load(ServedAdapter("x", "one"))
+        with pytest.raises(InvalidRequest, match="loaded already"):
+            await book.load(ServedAdapter("x", "two"))
+        both = asyncio.gather(book.load(ServedAdapter("y", "two")), book.load(ServedAdapter("y", "one")))
+        with pytest.raises(InvalidRequest, match="loaded already"):
+            await both
+        await asyncio.sleep(0)
+        assert names(book) == [("x", "1"), ("y", "2")]
+
+    run(script, one="1", two="2")
+
+
+def test_replacing_and_unloading_give_every_load_back() -> None:
+    """Two names of one content are two loads of it."""
+
+    async def script(book: AdapterBook, engine: FakeEngine) -> None:
+        await book.load(ServedAdapter("x", "one"))
+        await book.load(ServedAdapter("y", "one"))
+        await book.load(ServedAdapter("x", "two"), replace_loaded=True)
+        assert names(book) == [("x", "2"), ("y", "1")] and engine.counts == {"1": 1, "2": 1}
+        book.unload("x"), book.unload("y")
+        assert not names(book) and engine.counts == {"1": 0, "2": 0}
+        with pytest.raises(ModelNotFound):
+            book.unload("x")
+
+    run(script, one="1", two="2")
+
+
+def test_a_failed_load_leaves_no_name_behind() -> None:
+    async def script(book: AdapterBook, engine: FakeEngine) -> None:
+        with pytest.raises(InvalidRequest, match="no such folder"):
+            await book.load(ServedAdapter("x", "nothing"))
+        engine.is_silent = True
+        loading = asyncio.create_task(book.load(ServedAdapter("x", "one")))
+        await asyncio.sleep(0)
+        assert book.get("x") is None
+        book.lose(Unavailable("The engine is down."))
+        with pytest.raises(Unavailable):
+            await loading
+        engine.is_silent = False
+        assert (await book.load(ServedAdapter("x", "one"))).digest == "1"
+
+    run(script, one="1")
+
+
+def test_a_new_engine_gets_the_same_content_or_none() -> None:
+    """What has changed on disk, or gone from it, is served no more; what is wanted at the start must load."""
+
+    async def script(book: AdapterBook, engine: FakeEngine) -> None:
+        await book.restore()
+        assert names(book) == [("x", "1")]
+        await book.load(ServedAdapter("y", "two"))
+        await book.load(ServedAdapter("z", "three"))
+        engine.counts.clear()
+        engine.folders |= {"two": "changed"}
+        del engine.folders["three"]
+        await book.restore()
+        assert names(book) == [("x", "1")] and engine.counts == {"1": 1, "changed": 0}
+
+    run(script, ServedAdapter("x", "one"), one="1", two="2", three="3")
+
+    async def failing(book: AdapterBook, engine: FakeEngine) -> None:
+        for _ in range(2):
+            with pytest.raises(InvalidRequest, match="no such folder"):
+                await book.restore()
+
+    run(failing, ServedAdapter("x", "nothing"))
