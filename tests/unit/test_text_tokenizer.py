@@ -226,7 +226,9 @@ def test_folders_without_a_usable_tokenizer(tmp_path: Path) -> None:
         tokenizer_from_folder(tmp_path)
     state = json.loads(TOKENIZER.to_json())
     (tmp_path / "tokenizer.json").write_text(
-        json.dumps({**state, "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True}})
+        json.dumps(
+            {**state, "decoder": {"type": "CTC", "pad_token": "<pad>", "word_delimiter_token": "|", "cleanup": True}}
+        )
     )
-    with pytest.raises(BadCheckpoint, match="WordPiece"):
+    with pytest.raises(BadCheckpoint, match="CTC"):
         tokenizer_from_folder(tmp_path)

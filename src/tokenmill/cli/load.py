@@ -7,30 +7,36 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..core.block import KVGroup
 from ..core.config import EngineConfig
+from ..core.errors import ConfigError
 from ..core.events import Ready
 from ..core.units import format_bytes
 from ..formats.checkpoint import Checkpoint
 from ..models.config import config_from_checkpoint
+from ..models.encoder_config import EncoderConfig
 from ..models.lora import LoraLimits
+from ..models.vectors import vector_config
 from ..models.weights import Progress
 from ..ops.api import Ops
 from ..ops.select import select_ops
-from ..worker.build import Worker, build_worker
+from ..worker.build import Worker, build_vector_worker, build_worker
 from .machine import MachineFacts
+from .pooling import PoolingChoice, choose_pooling
 from .resolve import EngineOptions, EngineSettings, ModelFacts, resolve
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """What runs steps, and how it was set up."""
+    """What runs steps, and how it was set up. `pooling`: how it pools, if it gives vectors."""
 
     config: EngineConfig
     settings: EngineSettings
     worker: Worker
     kernels: str
+    pooling: PoolingChoice | None = None
 
     def close(self) -> None:
         """Stop the step thread and free the weights and the pool."""
@@ -49,15 +55,23 @@ class Engine:
             num_blocks=self.config.num_blocks,
             facts=self.facts(),
             max_loras=self.settings.max_loras,
+            pooling=None if self.pooling is None else self.pooling.params,
+            vector_size=self.worker.vector_size,
         )
 
     def facts(self) -> tuple[tuple[str, str], ...]:
         """What was chosen and why, in the order it is printed."""
         choices = ((choice.name, f"{choice.value} ({choice.reason})") for choice in self.settings.choices)
+        pooled = () if self.pooling is None else (("pooling", f"{self.pooling.describe()} ({self.pooling.reason})"),)
         plan = self.worker.memory
         parts = {"weights": plan.weights, "KV": plan.kv, "scratch": plan.scratch + plan.logits, "queue": plan.queue}
         memory = " + ".join(f"{name} {format_bytes(size)}" for name, size in parts.items())
-        return (("kernels", self.kernels), *choices, ("memory", f"at most {format_bytes(plan.total)} ({memory})"))
+        return (
+            ("kernels", self.kernels),
+            *pooled,
+            *choices,
+            ("memory", f"at most {format_bytes(plan.total)} ({memory})"),
+        )
 
 
 def load_engine(
@@ -70,26 +84,27 @@ def load_engine(
 ) -> Engine:
     """Loads the weights and makes the pool; the checkpoint may be closed afterwards. Raises ConfigError and
     BadCheckpoint. queue_bytes: what waiting requests may hold, for the printed plan."""
-    model = config_from_checkpoint(checkpoint)
-    weights_bytes = sum(tensor.data.nbytes for tensor in checkpoint.tensors.values())
-    token = KVGroup("full", model.num_layers, model.num_kv_heads, model.head_dim)
-    facts = ModelFacts(model.max_context, token.bytes_per_token, weights_bytes)
-    settings = resolve(options, machine, facts)
+    pooling = choose_pooling(checkpoint, options.runner, options.pooling)
+    if pooling is not None and options.enable_lora:
+        raise ConfigError("A model that gives vectors takes no LoRA adapters.", param="enable_lora")
+    settings = resolve(options, machine, _model_facts(checkpoint, pooling))
     ops = select_ops(settings.backend, settings.threads)
-    worker = build_worker(
-        checkpoint,
-        ops,
-        max_model_len=settings.max_model_len,
-        num_blocks=settings.num_blocks,
-        max_num_batched_tokens=settings.max_num_batched_tokens,
-        max_num_seqs=settings.max_num_seqs,
-        block_size=settings.block_size,
-        queue_bytes=queue_bytes,
-        cache_dir=cache_dir,
-        quantization=settings.quantization,
-        progress=progress,
-        lora=LoraLimits(settings.max_loras, settings.max_lora_rank) if settings.max_loras else None,
-    )
+    how: dict[str, Any] = {
+        "max_model_len": settings.max_model_len,
+        "num_blocks": settings.num_blocks,
+        "max_num_batched_tokens": settings.max_num_batched_tokens,
+        "max_num_seqs": settings.max_num_seqs,
+        "block_size": settings.block_size,
+        "queue_bytes": queue_bytes,
+        "cache_dir": cache_dir,
+        "quantization": settings.quantization,
+        "progress": progress,
+    }
+    if pooling is None:
+        lora = LoraLimits(settings.max_loras, settings.max_lora_rank) if settings.max_loras else None
+        worker = build_worker(checkpoint, ops, lora=lora, **how)
+    else:
+        worker = build_vector_worker(checkpoint, ops, **how)
     config = EngineConfig(
         num_blocks=settings.num_blocks,
         max_model_len=settings.max_model_len,
@@ -99,7 +114,17 @@ def load_engine(
         enable_prefix_caching=settings.enable_prefix_caching,
         numerics_id=worker.numerics_id,
     )
-    return Engine(config, settings, worker, describe_kernels(ops))
+    return Engine(config, settings, worker, describe_kernels(ops), pooling)
+
+
+def _model_facts(checkpoint: Checkpoint, pooling: PoolingChoice | None) -> ModelFacts:
+    weights_bytes = sum(tensor.data.nbytes for tensor in checkpoint.tensors.values())
+    model = config_from_checkpoint(checkpoint) if pooling is None else vector_config(checkpoint)
+    advised_len = None if pooling is None else pooling.advised_len
+    if isinstance(model, EncoderConfig):
+        return ModelFacts(model.max_context, 0, weights_bytes, advised_len)
+    token = KVGroup("full", model.num_layers, model.num_kv_heads, model.head_dim)
+    return ModelFacts(model.max_context, token.bytes_per_token, weights_bytes, advised_len)
 
 
 def describe_kernels(ops: Ops) -> str:

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from ..core.errors import ConfigError
 from ..core.units import parse_bytes
-from .resolve import BACKENDS, QUANTIZATIONS, EngineOptions
+from .resolve import BACKENDS, POOLINGS, QUANTIZATIONS, RUNNERS, EngineOptions
 
 DEFAULT_MODEL = "smollm2"
 
@@ -35,6 +35,7 @@ FOREIGN_FLAGS = {
     "--max-parallel-loading-workers": 1,
     "--load-format": 1,
     "--enforce-eager": 0,
+    "--convert": 1,
     "--trust-remote-code": 0,
     "--enable-chunked-prefill": 0,
     "--no-enable-chunked-prefill": 0,
@@ -197,6 +198,17 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--enable-lora", action="store_true", help="take LoRA adapters (PEFT format)")
     group.add_argument("--max-loras", type=int, metavar="N", help="most adapters loaded at once (default: 4)")
     group.add_argument("--max-lora-rank", type=int, metavar="R", help="highest rank of an adapter (default: 16)")
+    group.add_argument(
+        "--runner",
+        choices=RUNNERS,
+        default="auto",
+        help="generate: the model gives tokens; pooling: vectors or scores (default: what the model was made for)",
+    )
+    group.add_argument(
+        "--pooling",
+        choices=POOLINGS,
+        help="how hidden states become one vector; implies --runner pooling (default: as the model says)",
+    )
     group.add_argument("--backend", choices=BACKENDS, default="auto", help="kernels (default: native if it loads)")
 
 
@@ -226,6 +238,8 @@ def engine_options(args: argparse.Namespace) -> EngineOptions:
         enable_lora=args.enable_lora or any(getattr(args, name, None) for name in ("lora", "lora_modules", "lora_dir")),
         max_loras=args.max_loras,
         max_lora_rank=args.max_lora_rank,
+        runner=args.runner,
+        pooling=args.pooling,
     )
 
 

@@ -21,6 +21,8 @@ MAX_NUM_BATCHED_TOKENS = 512
 MAX_LORAS = 4
 MAX_LORA_RANK = 16
 BACKENDS = ("auto", "native", "numpy")
+RUNNERS = ("auto", "generate", "pooling")
+POOLINGS = ("last", "mean", "cls")
 QUANTIZATIONS = {name: name for name in ("q8_0", "q4_0", "q4_1", "f16", "bf16")} | {"q8": "q8_0", "q4": "q4_1"}
 """As asked -> as the kernels call it."""
 
@@ -41,15 +43,19 @@ class EngineOptions:
     enable_lora: bool = False
     max_loras: int | None = None
     max_lora_rank: int | None = None
+    runner: str = "auto"
+    pooling: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """max_context: positions the model was made for. kv_bytes_per_token: over all layers. weights_bytes: on disk."""
+    """max_context: positions the model was made for. kv_bytes_per_token: over all layers; 0: it keeps no KV and sees a
+    whole prompt in one step. weights_bytes: on disk. advised_len: what the model's makers cut inputs to, if they do."""
 
     max_context: int
     kv_bytes_per_token: int
     weights_bytes: int
+    advised_len: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,15 +100,25 @@ def resolve(options: EngineOptions, machine: MachineFacts, model: ModelFacts) ->
     threads = given_or("threads", options.threads, machine.usable_cpus, _threads_reason(machine))
     block_size = given_or("block_size", options.block_size, BLOCK_SIZE, "default")
     num_blocks = _num_blocks(options, machine, model, block_size, choices)
-    max_model_len = _max_model_len(options, model, num_blocks * block_size, choices)
-    max_num_seqs = given_or("max_num_seqs", options.max_num_seqs, min(MAX_NUM_SEQS, num_blocks), "default")
+    pool_tokens = num_blocks * block_size if model.kv_bytes_per_token else model.max_context
+    max_model_len = _max_model_len(options, model, pool_tokens, choices)
+    keeps_kv = model.kv_bytes_per_token > 0
+    most_seqs = min(MAX_NUM_SEQS, num_blocks) if keeps_kv else MAX_NUM_SEQS
+    max_num_seqs = given_or("max_num_seqs", options.max_num_seqs, most_seqs, "default")
+    whole = 0 if keeps_kv else max_model_len
     max_num_batched_tokens = given_or(
         "max_num_batched_tokens",
         options.max_num_batched_tokens,
-        max(MAX_NUM_BATCHED_TOKENS, max_num_seqs),
+        max(MAX_NUM_BATCHED_TOKENS, max_num_seqs, whole),
         "default",
         "{} tokens a step",
     )
+    if max_num_batched_tokens < whole:
+        raise ConfigError(
+            f"--max-num-batched-tokens ({max_num_batched_tokens}) must be at least --max-model-len ({whole}), since"
+            " this model sees a whole input in one step; raise it or lower --max-model-len.",
+            param="max_num_batched_tokens",
+        )
     if max_num_batched_tokens < max_num_seqs:
         raise ConfigError(
             f"--max-num-batched-tokens ({max_num_batched_tokens}) must be at least --max-num-seqs ({max_num_seqs}),"
@@ -123,7 +139,9 @@ def resolve(options: EngineOptions, machine: MachineFacts, model: ModelFacts) ->
         max_lora_rank = given_or("max_lora_rank", options.max_lora_rank, MAX_LORA_RANK, "default")
     elif options.max_loras is not None or options.max_lora_rank is not None:
         raise ConfigError("--max-loras and --max-lora-rank need --enable-lora.", param="max_loras")
-    choices.append(Choice("prefix_caching", "on" if options.enable_prefix_caching else "off", "exact either way"))
+    enable_prefix_caching = options.enable_prefix_caching and keeps_kv
+    reason = "exact either way" if keeps_kv else "there is no KV to share"
+    choices.append(Choice("prefix_caching", "on" if enable_prefix_caching else "off", reason))
     return EngineSettings(
         threads=threads,
         backend=options.backend,
@@ -132,7 +150,7 @@ def resolve(options: EngineOptions, machine: MachineFacts, model: ModelFacts) ->
         max_num_batched_tokens=max_num_batched_tokens,
         block_size=block_size,
         num_blocks=num_blocks,
-        enable_prefix_caching=options.enable_prefix_caching,
+        enable_prefix_caching=enable_prefix_caching,
         quantization=quantization,
         max_loras=max_loras,
         max_lora_rank=max_lora_rank,
@@ -149,6 +167,9 @@ def _threads_reason(machine: MachineFacts) -> str:
 def _num_blocks(
     options: EngineOptions, machine: MachineFacts, model: ModelFacts, block_size: int, choices: list[Choice]
 ) -> int:
+    if not model.kv_bytes_per_token:
+        choices.append(Choice("kv_cache", "none", "this model sees a whole input in one step"))
+        return 0
     usable, asked = machine.usable_memory, options.kv_cache_memory_bytes
     block_bytes = model.kv_bytes_per_token * block_size
     if asked is not None and asked > usable:
@@ -188,9 +209,12 @@ def _max_model_len(options: EngineOptions, model: ModelFacts, pool_tokens: int, 
             " lower it or raise --kv-cache-memory-bytes.",
             param="max_model_len",
         )
-    value = min(model.max_context, pool_tokens) if asked is None else asked
+    advised = min(model.max_context, model.advised_len or model.max_context)
+    value = min(advised, pool_tokens) if asked is None else asked
     if asked is not None:
         reason = "as asked"
+    elif value < min(model.max_context, pool_tokens):
+        reason = f"what its makers cut inputs to; the model could take {model.max_context}"
     elif value < model.max_context:
         reason = f"all the KV pool holds; the model could take {model.max_context}"
     else:

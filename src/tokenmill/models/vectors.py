@@ -1,8 +1,8 @@
 """Models that give vectors: encoders, and decoders that are asked for their last hidden states instead of logits.
 
-A decoder keeps its KV in blocks like any other and loads without its head. An encoder needs a pool too, of one layer and
-for the length of a step. Checkpoints of bare decoders (`Qwen3Model`, tensors without "model.") are read as those of the
-language model they are the body of.
+A decoder keeps its KV in blocks like any other and loads without its head. An encoder needs a pool too, of one layer
+and for the length of a step. Checkpoints of bare decoders (`Qwen3Model`, tensors without "model.") are read as those of
+the language model they are the body of.
 """
 
 from __future__ import annotations
@@ -53,6 +53,11 @@ def vector_config(checkpoint: Checkpoint) -> ModelConfig | EncoderConfig:
     if is_encoder(checkpoint):
         return encoder_config(checkpoint)
     return config_from_checkpoint(body_of(checkpoint))
+
+
+def is_bare_decoder(checkpoint: Checkpoint) -> bool:
+    """Whether the checkpoint is the body of a known decoder without a language head."""
+    return checkpoint.kind == "hf" and _architecture(checkpoint) not in HF_FAMILIES and _whole(checkpoint) is not None
 
 
 def load_vector_model(
@@ -113,13 +118,21 @@ def body_of(checkpoint: Checkpoint) -> Checkpoint:
     metadata, tensors = dict(checkpoint.metadata), dict(checkpoint.tensors)
     if metadata.get("is_causal") is False:
         raise BadCheckpoint(f"{checkpoint.path}: is_causal = false: a decoder that sees ahead is not supported.")
-    names = metadata.get("architectures")
-    architecture = str(names[0]) if isinstance(names, list) and names else ""
-    family = architecture.removesuffix("Model").removesuffix("Text")
-    if architecture not in HF_FAMILIES and f"{family}{_CAUSAL}" in HF_FAMILIES:
-        metadata["architectures"] = [f"{family}{_CAUSAL}"]
+    metadata["architectures"] = [_whole(checkpoint) or _architecture(checkpoint)]
     if f"{GLOBAL_NAMES['hf']['embed']}.weight" not in tensors:
         tensors = {name if name.startswith(_BODY) else _BODY + name: tensor for name, tensor in tensors.items()}
     tensors.pop(f"{GLOBAL_NAMES['hf']['head']}.weight", None)
     metadata["tie_word_embeddings"] = True
     return replace(checkpoint, metadata=metadata, tensors=tensors)
+
+
+def _architecture(checkpoint: Checkpoint) -> str:
+    names = checkpoint.metadata.get("architectures")
+    return str(names[0]) if isinstance(names, list) and names else ""
+
+
+def _whole(checkpoint: Checkpoint) -> str | None:
+    """The architecture of the language model that the checkpoint is, or is the body of."""
+    architecture = _architecture(checkpoint)
+    whole = architecture.removesuffix("Model").removesuffix("Text") + _CAUSAL
+    return next((name for name in (architecture, whole) if name in HF_FAMILIES), None)

@@ -37,6 +37,7 @@ from .openai import Call, Rules, parse_chat, parse_completion, parse_conversatio
 from .replies import Answer
 from .stream import EventStream, WholeReply
 from .tokens import Encoder, context_limit, make_requests, prompt_text
+from .vectors import VectorService, require_tokens
 
 _log = logging.getLogger(__name__)
 _MAX_LOGGED = 1000
@@ -60,6 +61,9 @@ def build_app(
     """
     client.metrics = Metrics(config.model_names[0], text.max_context)
     service = _Service(config, text, client, clock, new_seed, new_id)
+    vectors = VectorService(
+        config, text, client, clock, new_id, service.limits, service.encoder, service.check_model, service.log_unknown
+    )
     middleware = [Middleware(Gate, api_keys=config.api_keys)]
     if config.cors_origins:
         cors = Middleware(
@@ -74,6 +78,9 @@ def build_app(
         routes=[
             Route("/v1/chat/completions", service.chat, methods=["POST"]),
             Route("/v1/completions", service.completion, methods=["POST"]),
+            Route("/v1/embeddings", vectors.embeddings, methods=["POST"]),
+            *(Route(path, vectors.score, methods=["POST"]) for path in ("/v1/score", "/score")),
+            *(Route(path, vectors.rerank, methods=["POST"]) for path in ("/v1/rerank", "/v2/rerank", "/rerank")),
             Route("/v1/models", service.models),
             Route("/v1/models/{name:path}", service.model),
             Route("/v1/load_lora_adapter", service.load_adapter, methods=["POST"]),
@@ -119,7 +126,7 @@ class _Service:
         self._clock = clock
         self._new_seed = new_seed
         self._new_id = new_id
-        self._encoder = Encoder(text)
+        self.encoder = Encoder(text)
         self._rules = Rules(text.tokenizer.vocab_size, text.sampling_defaults, config.allow_chat_template)
         self._created = int(time.time())
         self._logged_fields: set[str] = set()
@@ -136,10 +143,10 @@ class _Service:
         self.limits.refuse_when_draining()
         async with self.limits.body(request) as data:
             body = parse_object(data)
-            adapter = self._check_model(body)
+            adapter = self.check_model(body)
             call, unknown = parse(body, self._rules)
             del body
-            self._log_unknown(unknown)
+            self.log_unknown(unknown)
             return await self._start(call, adapter, prefix, arrival_s, request.state.request_id)
 
     async def _start(
@@ -147,9 +154,10 @@ class _Service:
     ) -> ASGIApp:
         """Encode a call, submit it to the engine, and return what answers it."""
         ready = self._client.require_ready()
+        require_tokens(ready)
         self.limits.check_possible(max(1, len(call.prompts)) * call.sampling.n)
         self.limits.admit(1, 0)
-        prompts = await self._encoder.encode_call(call, context_limit(ready))
+        prompts = await self.encoder.encode_call(call, context_limit(ready))
         root_id = self._new_id(prefix)
         given_id = call.request_id or header_id
         requests = make_requests(
@@ -187,7 +195,7 @@ class _Service:
 
     async def model(self, request: HttpRequest) -> Response:
         name = request.path_params["name"]
-        return JSONReply(self._card(name, self._check_model({"model": name})))
+        return JSONReply(self._card(name, self.check_model({"model": name})))
 
     async def load_adapter(self, request: HttpRequest) -> Response:
         """vLLM's: {"lora_name", "lora_path", "load_inplace"}. Only from folders under the configured one."""
@@ -227,17 +235,17 @@ class _Service:
             return await self._tokenize(parse_object(data))
 
     async def _tokenize(self, body: dict[str, Any]) -> Response:
-        self._check_model(body)
+        self.check_model(body)
         fields = Fields(body)
         if "messages" in body:
-            prompt, param = self._encoder.render(parse_conversation(fields, self._rules)), "messages"
+            prompt, param = self.encoder.render(parse_conversation(fields, self._rules)), "messages"
         else:
             given, param = fields.text("prompt"), "prompt"
             if given is None:
                 raise fields.wrong("prompt", "a string")
             prompt = given
         add_special = fields.flag("add_special_tokens")
-        encoded = await self._encoder.encode(
+        encoded = await self.encoder.encode(
             prompt, add_special=param == "prompt" if add_special is None else add_special, param=param
         )
         strings = None
@@ -256,7 +264,7 @@ class _Service:
     async def detokenize(self, request: HttpRequest) -> Response:
         async with self.limits.body(request) as data:
             body = parse_object(data)
-        self._check_model(body)
+        self.check_model(body)
         fields = Fields(body)
         tokens = fields.array("tokens")
         if tokens is None:
@@ -294,7 +302,7 @@ class _Service:
         self._metrics.client_gone()
         return Response(status_code=499)
 
-    def _check_model(self, body: dict[str, Any]) -> ServedAdapter | None:
+    def check_model(self, body: dict[str, Any]) -> ServedAdapter | None:
         """The adapter that a body asks for by its model's name; None for the model itself, which no name means too."""
         name = Fields(body).text("model")
         if name is None or name in self._config.model_names:
@@ -322,7 +330,7 @@ class _Service:
         ready = self._client.ready
         return self._text.max_context if ready is None else context_limit(ready)
 
-    def _log_unknown(self, names: list[str]) -> None:
+    def log_unknown(self, names: list[str]) -> None:
         """Each name once, and not more names than a log should hold."""
         for name in names:
             if name not in self._logged_fields and len(self._logged_fields) < _MAX_LOGGED:

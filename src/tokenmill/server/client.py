@@ -53,6 +53,7 @@ class Delta:
     error: str = ""
     error_kind: str = ""
     error_param: str = ""
+    vector: bytes = b""
 
     def add(self, output: Output) -> None:
         self.tokens.extend(output.tokens)
@@ -61,6 +62,7 @@ class Delta:
         self.finish_reason = output.finish_reason
         self.stop_token = output.stop_token
         self.num_cached = output.num_cached
+        self.vector = output.vector
         self.error, self.error_kind, self.error_param = output.error, output.error_kind, output.error_param
 
 

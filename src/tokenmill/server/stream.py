@@ -43,7 +43,7 @@ class WholeReply:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         answer = self._answer
         pieces: list[list[Piece]] = [[] for _ in answer.choices]
-        async with _watched(self._stream, receive):
+        async with watched(self._stream, receive):
             async for batch in _batches(answer, self._stream, self._metrics):
                 for choice, piece in batch:
                     pieces[choice.index].append(piece)
@@ -60,7 +60,7 @@ class EventStream:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         has_started = False
-        async with _watched(self._stream, receive):
+        async with watched(self._stream, receive):
             try:
                 async for data in self._events():
                     if not has_started:
@@ -127,7 +127,7 @@ async def _batches(answer: Answer, stream: Stream, metrics: Metrics) -> AsyncIte
 
 
 @contextlib.asynccontextmanager
-async def _watched(stream: Stream, receive: Receive) -> AsyncIterator[None]:
+async def watched(stream: Stream, receive: Receive) -> AsyncIterator[None]:
     """Close the stream when the block ends, and fail it with ClientGone as soon as the client disconnects."""
 
     async def watch() -> None:

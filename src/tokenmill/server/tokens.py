@@ -61,6 +61,36 @@ class Encoder:
         async with self._threads:
             return Encoded(tuple(await asyncio.to_thread(encode, prompt, add_special=add_special)), prompt)
 
+    async def encode_inputs(
+        self,
+        texts: Sequence[str],
+        seconds: Sequence[str] = (),
+        *,
+        limit: int,
+        truncate_to: int | None = None,
+        keep_end: bool = False,
+    ) -> list[tuple[list[int], int]]:
+        """Texts, or pairs with `seconds`, as Tokenizer.encode_inputs gives them; what cannot possibly fit is refused
+        unread (ContextTooLong). `truncate_to`: keep this many tokens, -1: as many as fit, None: refuse what does not.
+        """
+        room = limit if truncate_to is None or truncate_to < 0 else min(truncate_to, limit)
+        most_chars = max(THREAD_CHARS, room * self._most_chars_per_token())
+        for text in (*texts, *seconds):
+            if len(text) > most_chars and truncate_to is None:
+                raise ContextTooLong(
+                    f"The input has {len(text)} characters, far more than the {limit} tokens of this model's context.",
+                    param="input",
+                )
+        if truncate_to is not None:
+            kept = slice(-most_chars, None) if keep_end else slice(most_chars)
+            texts, seconds = [text[kept] for text in texts], [text[kept] for text in seconds]
+        encode = self._text.tokenizer.encode_inputs
+        most = None if truncate_to is None else room
+        if sum(map(len, texts)) + sum(map(len, seconds)) <= THREAD_CHARS:
+            return encode(texts, seconds, max_tokens=most, keep_end=keep_end)
+        async with self._threads:
+            return await asyncio.to_thread(encode, texts, seconds, max_tokens=most, keep_end=keep_end)
+
     def render(self, conversation: Conversation) -> str:
         """The conversation as one text, special tokens included. Raises InvalidRequest naming the field."""
         chat = self._text.chat

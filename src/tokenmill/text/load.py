@@ -10,6 +10,7 @@ from typing import Any
 from ..core.errors import BadCheckpoint
 from ..formats.checkpoint import Checkpoint
 from ..formats.safetensors import read_json
+from ..formats.sentence import read_sentence_config
 from .chat import MAX_TEMPLATE_CHARS, ChatTemplate
 from .tokenizer import (
     CONTROL,
@@ -52,6 +53,8 @@ class TextModel:
     bos_token_id       or None
     max_context        tokens the model was made for
     sampling_defaults  names and values of SamplingParams fields the checkpoint recommends
+    prompts            of a model that gives vectors: name -> text put before an input
+    default_prompt     the name of the one used where none is asked for, or ""
     """
 
     tokenizer: Tokenizer
@@ -60,6 +63,8 @@ class TextModel:
     bos_token_id: int | None
     max_context: int
     sampling_defaults: dict[str, Any] = field(default_factory=dict)
+    prompts: dict[str, str] = field(default_factory=dict)
+    default_prompt: str = ""
 
 
 def load_text(checkpoint: Checkpoint) -> TextModel:
@@ -93,6 +98,7 @@ def _load_folder(checkpoint: Checkpoint) -> TextModel:
     config = read_tokenizer_config(checkpoint.path)
     bos, eos = token_content(config.get("bos_token")), token_content(config.get("eos_token"))
     source = _chat_source(checkpoint.path, config)
+    sentence = read_sentence_config(checkpoint.path)
     bos_token_id = tokenizer.token_id(bos) if bos is not None else checkpoint.metadata.get("bos_token_id")
     return TextModel(
         tokenizer,
@@ -101,6 +107,8 @@ def _load_folder(checkpoint: Checkpoint) -> TextModel:
         bos_token_id if isinstance(bos_token_id, int) else None,
         _context(checkpoint.metadata.get("max_position_embeddings"), "max_position_embeddings"),
         _sampling(checkpoint.generation_config, _GENERATION_CONFIG),
+        {} if sentence is None else sentence.prompts,
+        "" if sentence is None else sentence.default_prompt,
     )
 
 

@@ -11,7 +11,7 @@ row of ordinary characters. Decoding works on bytes, token by token, so that a s
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +54,42 @@ class Tokenizer:
         try:
             return backend.encode_batch_fast([text], add_special_tokens=add_special)[0].ids
         except TypeError:
-            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-            return backend.encode_batch_fast([text], add_special_tokens=add_special)[0].ids
+            return backend.encode_batch_fast([_without_surrogates(text)], add_special_tokens=add_special)[0].ids
+
+    def encode_inputs(
+        self,
+        texts: Sequence[str],
+        seconds: Sequence[str] = (),
+        *,
+        max_tokens: int | None = None,
+        keep_end: bool = False,
+    ) -> list[tuple[list[int], int]]:
+        """Of each text, or each pair with the text of `seconds` at its place: ids with what the model wants around and
+        between, and where the second text begins (0: none, or the model does not tell them apart). Cut to `max_tokens`
+        within the texts, the longer of a pair first, so that what is around them stays. Other threads may run
+        meanwhile."""
+        backend = self._backend
+        firsts = self._encode_bare(texts)
+        others = self._encode_bare(seconds) if seconds else [None] * len(texts)
+        around = backend.num_special_tokens_to_add(bool(seconds))
+        side = "left" if keep_end else "right"
+        found = []
+        for first, other in zip(firsts, others, strict=True):
+            if max_tokens is not None:
+                lengths = _fit(len(first.ids), len(other.ids) if other else 0, max(0, max_tokens - around))
+                for encoding, length in zip((first, other), lengths, strict=True):
+                    if encoding is not None:
+                        encoding.truncate(length, direction=side)
+            whole = backend.post_process(first, other, True)
+            types = whole.type_ids if other else ()
+            found.append((whole.ids, types.index(1) if 1 in types else 0))
+        return found
+
+    def _encode_bare(self, texts: Sequence[str]) -> list[tokenizers.Encoding]:
+        try:
+            return self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        except TypeError:
+            return self._backend.encode_batch_fast([_without_surrogates(t) for t in texts], add_special_tokens=False)
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """Text of `ids`; bytes that are not UTF-8 become U+FFFD. A Detokenizer's pieces add up to the same."""
@@ -91,6 +125,18 @@ class Tokenizer:
             return added.content.encode()
         text = self.token_text(token_id)
         return b"" if text is None else self._to_bytes(text)
+
+
+def _without_surrogates(text: str) -> str:
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _fit(first: int, second: int, room: int) -> tuple[int, int]:
+    """Lengths of two texts cut to `room` together, the longer first."""
+    if first + second <= room:
+        return first, second
+    shorter = min(first, second, room // 2)
+    return (shorter, room - shorter) if first < second else (room - shorter, shorter)
 
 
 class _BytesTable(dict[int, bytes]):
@@ -150,17 +196,24 @@ def _marked_bytes(text: str) -> bytes:
     return text.replace(_SPACE_MARK, " ").encode()
 
 
+def _word_piece_bytes(text: str) -> bytes:
+    """WordPiece's spelling: '##' goes on with a word, and anything else begins one."""
+    return (text[2:] if text.startswith("##") else " " + text).encode()
+
+
 def _find_byte_decoder(backend: tokenizers.Tokenizer) -> Any:
-    """Which of the two spellings the vocabulary uses, from the decoder's description."""
+    """Which of the spellings the vocabulary uses, from the decoder's description."""
     state = json.loads(backend.decoder.__getstate__()) if backend.decoder is not None else {}
     kinds = [state.get("type"), *(step.get("type") for step in state.get("decoders", []))]
     if "ByteLevel" in kinds:
         return _byte_level_bytes
     if "ByteFallback" in kinds or "Metaspace" in kinds:
         return _marked_bytes
+    if "WordPiece" in kinds:
+        return _word_piece_bytes
     raise BadCheckpoint(
         f"The tokenizer's decoder ({', '.join(str(kind) for kind in kinds)}) is not supported; "
-        "byte-level and SentencePiece-style vocabularies are."
+        "byte-level, SentencePiece-style and WordPiece vocabularies are."
     )
 
 

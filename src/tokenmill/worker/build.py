@@ -29,8 +29,8 @@ LAYOUT = "K[G,C,s]V[G,s,C]"
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """`numerics_id`: equal ids mean interchangeable KV and equal tokens. `vector_size`: values of a vector; 0 for a model
-    that gives tokens. Close the executor to free everything."""
+    """`numerics_id`: equal ids mean interchangeable KV and equal tokens. `vector_size`: values of a vector; 0 for a
+    model that gives tokens. Close the executor to free everything."""
 
     executor: ModelExecutor
     model_config: ModelConfig | EncoderConfig

@@ -273,7 +273,7 @@ class NativeOps:
         soft_cap: float = 0.0,
         causal: bool = True,
     ) -> np.ndarray:
-        limits = {"window": window, "soft_cap": soft_cap, "causal": causal}
+        limits: Any = {"window": window, "soft_cap": soft_cap, "causal": causal}
 
         def forward(ops: Recorder, symbols: SymbolicBatch) -> Value:
             return ops.paged_attention(kv, layer, qkv_TW, symbols, heads, scale, **limits)

@@ -1,0 +1,313 @@
+"""Endpoints that answer with vectors and scores, for engines whose model gives vectors.
+
+A call becomes one pooling request for each input; its answer is built when all have ended. Scores of pairs come from
+the model where it is a classifier of pairs, and are cosines of two vectors where it is not.
+"""
+
+from __future__ import annotations
+
+import base64
+import time
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from operator import mul
+from typing import Any
+
+from starlette.requests import Request as HttpRequest
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from ..core.errors import ContextTooLong, InvalidRequest, Unavailable
+from ..core.events import FINISH_ABORT, FINISH_ERROR, Ready
+from ..core.ports import Clock
+from ..core.request import PoolingParams, Request, SamplingParams
+from ..text.load import TextModel
+from .client import EngineClient, Stream
+from .config import ServerConfig
+from .errors import from_engine
+from .fields import parse_object
+from .http import JSONReply
+from .limits import Limits
+from .openai import Prompt, Rules
+from .pooling import PoolingCall, parse_embedding, parse_rerank, parse_score
+from .stream import watched
+from .tokens import Encoder, context_limit
+
+Parse = Callable[[dict[str, Any], Rules], tuple[PoolingCall, list[str]]]
+Input = tuple[Sequence[int], int]
+"""Token ids, and where the second text of a pair begins in them, or 0."""
+
+_NO_SAMPLING = SamplingParams(max_tokens=1)
+
+
+def require_tokens(ready: Ready) -> None:
+    """Raises InvalidRequest where the model gives vectors."""
+    if ready.pooling is not None:
+        gives = "scores: use /v1/score or /v1/rerank" if ready.pooling.how == "score" else "vectors: use /v1/embeddings"
+        raise InvalidRequest(f"The model {ready.model!r} generates no text. It gives {gives}.", param="model")
+
+
+def require_vectors(ready: Ready, *, scores: bool = False) -> PoolingParams:
+    """How the model pools. Raises InvalidRequest where it gives tokens, or scores where vectors are wanted."""
+    if ready.pooling is None:
+        raise InvalidRequest(
+            f"The model {ready.model!r} is served to generate text. To have vectors of it, serve it with "
+            "--runner pooling.",
+            param="model",
+        )
+    if ready.pooling.how == "score" and not scores:
+        raise InvalidRequest(
+            f"The model {ready.model!r} scores pairs and gives no vectors: use /v1/score or /v1/rerank.", param="model"
+        )
+    return ready.pooling
+
+
+def make_pooling_requests(
+    inputs: Iterable[Input],
+    params: PoolingParams,
+    ready: Ready,
+    *,
+    root_id: str,
+    arrival_s: float,
+    priority: int = 0,
+    cache_salt: str = "",
+) -> list[Request]:
+    """One request for each input. Raises ContextTooLong, and InvalidRequest for an input without tokens."""
+    limit = context_limit(ready)
+    requests: list[Request] = []
+    for number, (tokens, second_from) in enumerate(inputs):
+        if not tokens:
+            raise InvalidRequest(f"Input {number} gives no token.", param="input")
+        if len(tokens) > limit:
+            raise ContextTooLong(
+                f"Input {number} has {len(tokens)} tokens, but this model takes {limit}. Shorten it, or have it cut by "
+                "truncate_prompt_tokens.",
+                param="input",
+            )
+        requests.append(
+            Request(
+                id=f"{root_id}-{number}",
+                prompt_tokens=tuple(tokens),
+                sampling=_NO_SAMPLING,
+                max_tokens=1,
+                seed=0,
+                priority=priority,
+                cache_salt=cache_salt,
+                arrival_s=arrival_s,
+                pooling=replace(params, second_from=second_from),
+            )
+        )
+    return requests
+
+
+async def take_vectors(stream: Stream, requests: Sequence[Request]) -> list[bytes]:
+    """The vectors of all requests, in their order. Raises what ends one of them early."""
+    vectors: dict[str, bytes] = {}
+    while len(vectors) < len(requests):
+        for delta in await stream.take():
+            if delta.finish_reason == FINISH_ERROR:
+                raise from_engine(delta.error, delta.error_kind, delta.error_param)
+            if delta.finish_reason == FINISH_ABORT:
+                raise Unavailable("The server gave up this request; it may be sent again.")
+            vectors[delta.request_id] = delta.vector
+    return [vectors[request.id] for request in requests]
+
+
+def floats(vector: bytes) -> list[float]:
+    return array("f", vector).tolist()
+
+
+def cosine(first: bytes, second: bytes) -> float:
+    """Of two vectors of length 1."""
+    return sum(map(mul, array("f", first), array("f", second)))
+
+
+def with_prompt(text: TextModel, name: str | None, inputs: Sequence[Prompt]) -> list[Prompt]:
+    """The texts behind the model's prompt of that name, or behind its default one. Token ids are taken as they are."""
+    if name is not None and name not in text.prompts:
+        known = f"has the prompts {', '.join(text.prompts)}" if text.prompts else "has no prompts"
+        raise InvalidRequest(f"prompt_name is {name[:100]!r}, but this model {known}.", param="prompt_name")
+    chosen = text.default_prompt if name is None else name
+    prompt = text.prompts[chosen] if chosen else ""
+    return [prompt + given if isinstance(given, str) else given for given in inputs]
+
+
+class VectorReply:
+    """The ASGI application that answers one call when all of its vectors have come."""
+
+    def __init__(self, stream: Stream, requests: Sequence[Request], build: Callable[[list[bytes]], Any]) -> None:
+        self._stream = stream
+        self._requests = requests
+        self._build = build
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with watched(self._stream, receive):
+            vectors = await take_vectors(self._stream, self._requests)
+        await JSONReply(self._build(vectors))(scope, receive, send)
+
+
+@dataclass(frozen=True, slots=True)
+class VectorService:
+    """The endpoints of one application. check_model: refuses another model's name; note_unknown: hears of unknown
+    fields."""
+
+    config: ServerConfig
+    text: TextModel
+    client: EngineClient
+    clock: Clock
+    new_id: Callable[[str], str]
+    limits: Limits
+    encoder: Encoder
+    check_model: Callable[[dict[str, Any]], object]
+    note_unknown: Callable[[list[str]], None]
+
+    async def embeddings(self, request: HttpRequest) -> ASGIApp:
+        arrival_s = self.clock.now()
+        call = await self._read(request, parse_embedding)
+        ready = self.client.require_ready()
+        params = _asked(require_vectors(ready), call.activate, "unit")
+        if call.dimensions > ready.vector_size:
+            raise InvalidRequest(
+                f"dimensions must be at most {ready.vector_size}, which this model gives, got {call.dimensions}.",
+                param="dimensions",
+            )
+        inputs = await self._encode(call, with_prompt(self.text, call.prompt_name, call.inputs), ready)
+        params = replace(params, dimensions=call.dimensions)
+        head = self._head(call, request, "embd")
+        return self._reply(
+            call, inputs, params, ready, head, arrival_s, lambda vectors: _embedding_body(head, call, inputs, vectors)
+        )
+
+    async def score(self, request: HttpRequest) -> ASGIApp:
+        return await self._score(request, parse_score, "score", _score_body)
+
+    async def rerank(self, request: HttpRequest) -> ASGIApp:
+        return await self._score(request, parse_rerank, "rerank", _rerank_body)
+
+    async def _score(self, request: HttpRequest, parse: Parse, prefix: str, body: Body) -> ASGIApp:
+        arrival_s = self.clock.now()
+        call = await self._read(request, parse)
+        ready = self.client.require_ready()
+        params = require_vectors(ready, scores=True)
+        head = self._head(call, request, prefix)
+        if params.how == "score":
+            params = _asked(params, call.activate, "sigmoid")
+            pairs = await self._encode(call, call.inputs, ready)
+
+            def from_scores(vectors: list[bytes]) -> dict[str, Any]:
+                return body(head, call, [floats(vector)[0] for vector in vectors], _usage(pairs))
+
+            return self._reply(call, pairs, params, ready, head, arrival_s, from_scores)
+        texts = list(dict.fromkeys((*call.inputs, *call.seconds)))
+        places = {text: place for place, text in enumerate(texts)}
+        inputs = await self._encode(replace(call, seconds=()), with_prompt(self.text, None, texts), ready)
+
+        def from_vectors(vectors: list[bytes]) -> dict[str, Any]:
+            pairs = zip(call.inputs, call.seconds, strict=True)
+            scores = [cosine(vectors[places[first]], vectors[places[second]]) for first, second in pairs]
+            return body(head, call, scores, _usage(inputs))
+
+        return self._reply(call, inputs, replace(params, activation="unit"), ready, head, arrival_s, from_vectors)
+
+    async def _read(self, request: HttpRequest, parse: Parse) -> PoolingCall:
+        self.limits.refuse_when_draining()
+        async with self.limits.body(request) as data:
+            body = parse_object(data)
+            self.check_model(body)
+            call, unknown = parse(body, Rules(self.text.tokenizer.vocab_size))
+            self.note_unknown(unknown)
+        if len(call.inputs) > self.config.max_open_requests:
+            raise InvalidRequest(
+                f"The call has {len(call.inputs)} inputs; this server runs at most {self.config.max_open_requests}.",
+                param="input",
+            )
+        self.limits.admit(1, 0)
+        return call
+
+    async def _encode(self, call: PoolingCall, given: Sequence[Prompt], ready: Ready) -> list[Input]:
+        """Texts encoded together, ids as they are, in the order given."""
+        texts = [prompt for prompt in given if isinstance(prompt, str)]
+        encoded = iter(
+            await self.encoder.encode_inputs(
+                texts,
+                call.seconds,
+                limit=context_limit(ready),
+                truncate_to=call.truncate_to,
+                keep_end=call.keep_end,
+            )
+            if texts
+            else ()
+        )
+        return [next(encoded) if isinstance(prompt, str) else (_cut(prompt, call, ready), 0) for prompt in given]
+
+    def _reply(
+        self,
+        call: PoolingCall,
+        inputs: Sequence[Input],
+        params: PoolingParams,
+        ready: Ready,
+        head: dict[str, Any],
+        arrival_s: float,
+        build: Callable[[list[bytes]], Any],
+    ) -> ASGIApp:
+        requests = make_pooling_requests(
+            inputs,
+            params,
+            ready,
+            root_id=self.new_id("pool"),
+            arrival_s=arrival_s,
+            priority=call.priority,
+            cache_salt=call.cache_salt,
+        )
+        self.limits.admit(len(requests), sum(len(request.prompt_tokens) for request in requests))
+        return VectorReply(self.client.open(requests), requests, build)
+
+    def _head(self, call: PoolingCall, request: HttpRequest, prefix: str) -> dict[str, Any]:
+        given_id = call.request_id or request.state.request_id
+        name = f"{prefix}-{given_id}" if given_id else self.new_id(prefix)
+        return {"id": name, "created": int(time.time()), "model": self.config.model_names[0]}
+
+
+Body = Callable[[dict[str, Any], PoolingCall, list[float], dict[str, int]], dict[str, Any]]
+"""(head, call, a score for each pair, usage) -> the answer"""
+
+
+def _asked(params: PoolingParams, activate: bool | None, activation: str) -> PoolingParams:
+    if activate is None:
+        return params
+    return replace(params, activation=activation if activate else "")
+
+
+def _cut(tokens: Sequence[int], call: PoolingCall, ready: Ready) -> Sequence[int]:
+    if call.truncate_to is None:
+        return tokens
+    most = context_limit(ready) if call.truncate_to < 0 else min(call.truncate_to, context_limit(ready))
+    return tokens[-most:] if call.keep_end else tokens[:most]
+
+
+def _usage(inputs: Iterable[Input]) -> dict[str, int]:
+    num_tokens = sum(len(tokens) for tokens, _ in inputs)
+    return {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+
+
+def _embedding_body(
+    head: dict[str, Any], call: PoolingCall, inputs: Sequence[Input], vectors: list[bytes]
+) -> dict[str, Any]:
+    shown: list[Any] = [base64.b64encode(v).decode() if call.as_base64 else floats(v) for v in vectors]
+    data = [{"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(shown)]
+    return {**head, "object": "list", "data": data, "usage": _usage(inputs)}
+
+
+def _score_body(head: dict[str, Any], call: PoolingCall, scores: list[float], usage: dict[str, int]) -> dict[str, Any]:
+    data = [{"object": "score", "index": index, "score": score} for index, score in enumerate(scores)]
+    return {**head, "object": "list", "data": data, "usage": usage}
+
+
+def _rerank_body(head: dict[str, Any], call: PoolingCall, scores: list[float], usage: dict[str, int]) -> dict[str, Any]:
+    """Best first; of equal scores, the earlier document."""
+    order = sorted(range(len(scores)), key=lambda index: (-scores[index], index))[: call.top_n]
+    results: list[dict[str, Any]] = [{"index": index, "relevance_score": scores[index]} for index in order]
+    if call.with_texts:
+        for result in results:
+            result["document"] = {"text": call.seconds[result["index"]]}
+    return {**head, "results": results, "usage": usage}
