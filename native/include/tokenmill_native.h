@@ -18,7 +18,7 @@
 extern "C" {
 #endif
 
-#define TM_ABI_VERSION 3
+#define TM_ABI_VERSION 4
 
 enum tm_kind {
   TM_F32 = 0, TM_F16 = 1, TM_BF16 = 2, TM_Q4_0 = 3, TM_Q4_1 = 4, TM_Q8_0 = 5,
@@ -70,7 +70,7 @@ typedef struct {
   uint8_t* pool;
   int64_t num_blocks, bytes_per_block;
   int32_t num_layers, num_kv_heads, head_dim, block_size;
-  int32_t dtype, reserved;
+  int32_t dtype, table; /* table: which of a sequence's block tables names blocks of this pool */
 } tm_kv;
 
 /* Room for max_rows rows of `width` values. */
@@ -119,7 +119,7 @@ typedef struct {
   const int32_t* positions;
   const int32_t* row_starts;
   const int32_t* context_lens;
-  const int32_t* block_tables;
+  const int32_t* block_tables; /* [table][num_seqs][table_width], of as many tables as KV pools ask for */
   const int32_t* logit_rows;
   const int32_t* adapters; /* LoRA slot of each token, 0 for none; null: no token has one */
   const int32_t* places; /* null where no operation looks rows up by them */

@@ -36,6 +36,7 @@ Program::Program(Team* team, const Kernels* kernels, const tm_op* ops, int num_o
         op.parts.push_back({part.kind, part.column0, part.num_rows, part.num_cols, part.data, part.num_bytes});
       }
     ops_.push_back(op);
+    if (op.op.kv != nullptr && std::find(pools_.begin(), pools_.end(), op.op.kv) == pools_.end()) pools_.push_back(op.op.kv);
     if (ops[i].code == TM_ATTENTION) {
       op.op.code = kAttentionMerge;
       ops_.push_back(op);
@@ -92,6 +93,7 @@ std::string Program::check_op(const tm_op& op) const {
       const int64_t value_bytes = kv.dtype == kF32 ? 4 : 2;
       if (kv.num_kv_heads != op.num_kv_heads || kv.head_dim != op.head_dim) return "the KV pool has other heads";
       if (op.layer < 0 || op.layer >= kv.num_layers) return say("unknown layer", op.layer, kv.num_layers);
+      if (kv.table < 0) return say("unknown block table", kv.table, 0);
       if (kv.block_size < 1 || kv.dtype < kF32 || kv.dtype > kBF16) return "bad KV pool";
       const int64_t need = 2 * value_bytes * kv.num_layers * kv.num_kv_heads * kv.head_dim * kv.block_size;
       if (kv.bytes_per_block != need) return say("bytes of a KV block", kv.bytes_per_block, need);
@@ -205,7 +207,6 @@ std::string Program::check_step(const tm_step& step) const {
       if (values[i] < 0 || values[i] >= bound) return i;
     return -1;
   };
-  const tm_kv* kv = nullptr;
   int64_t num_positions = INT64_MAX;
   for (const Op& op : ops_) {
     if (op.op.code == TM_EMBED) {
@@ -223,23 +224,27 @@ std::string Program::check_step(const tm_step& step) const {
       const std::string wrong = check_adapters(step, op.op);
       if (!wrong.empty()) return wrong;
     }
-    if (op.op.kv != nullptr && (kv == nullptr || kv != op.op.kv)) {
-      kv = op.op.kv;
-      if (step.num_seqs == 0 && step.num_tokens > 0) return "tokens without a sequence";
-      if (step.num_seqs > 0 && (step.row_starts[0] != 0 || step.row_starts[step.num_seqs] != step.num_tokens))
-        return "rows of the sequences do not cover the tokens";
-      for (int s = 0; s < step.num_seqs; s++) {
-        const int rows = step.row_starts[s + 1] - step.row_starts[s];
-        const int64_t length = step.context_lens[s];
-        if (rows < 0) return "row starts must not fall";
-        if (length < rows) return say("context shorter than its rows", length, rows);
-        if (length > static_cast<int64_t>(step.table_width) * kv->block_size)
-          return say("context longer than its block table", length, static_cast<int64_t>(step.table_width) * kv->block_size);
-        const int32_t* table = step.block_tables + static_cast<int64_t>(s) * step.table_width;
-        for (int b = 0; b < ceil_div(length, kv->block_size); b++)
-          if (table[b] < 0 || table[b] >= kv->num_blocks) return say("block id out of range", table[b], kv->num_blocks);
-      }
-    }
+  }
+  for (const tm_kv* kv : pools_) {
+    const std::string wrong = check_tables(step, *kv);
+    if (!wrong.empty()) return wrong;
+  }
+  return "";
+}
+
+std::string Program::check_tables(const tm_step& step, const tm_kv& kv) const {
+  if (step.num_seqs == 0 && step.num_tokens > 0) return "tokens without a sequence";
+  if (step.num_seqs > 0 && (step.row_starts[0] != 0 || step.row_starts[step.num_seqs] != step.num_tokens))
+    return "rows of the sequences do not cover the tokens";
+  for (int s = 0; s < step.num_seqs; s++) {
+    const int rows = step.row_starts[s + 1] - step.row_starts[s];
+    const int64_t length = step.context_lens[s], most = static_cast<int64_t>(step.table_width) * kv.block_size;
+    if (rows < 0) return "row starts must not fall";
+    if (length < rows) return say("context shorter than its rows", length, rows);
+    if (length > most) return say("context longer than its block table", length, most);
+    const int32_t* table = table_of(step, kv, s);
+    for (int b = 0; b < ceil_div(length, kv.block_size); b++)
+      if (table[b] < 0 || table[b] >= kv.num_blocks) return say("block id out of range", table[b], kv.num_blocks);
   }
   return "";
 }
@@ -418,7 +423,7 @@ void Program::write_kv_row(const Op& op, const float* qkv, int row) {
   const tm_kv& kv = *o.kv;
   const int sequence = row_sequence_[row];
   const int position = step_.context_lens[sequence] - (step_.row_starts[sequence + 1] - row);
-  const int32_t* table = step_.block_tables + static_cast<int64_t>(sequence) * step_.table_width;
+  const int32_t* table = table_of(step_, kv, sequence);
   const int64_t value_bytes = kv.dtype == kF32 ? 4 : 2;
   const int64_t head_values = static_cast<int64_t>(kv.block_size) * kv.head_dim;
   uint8_t* block = kv.pool + table[position / kv.block_size] * kv.bytes_per_block +

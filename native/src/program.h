@@ -47,9 +47,10 @@ class Program final : public Job {
     bool partial;  // leaves the result of each span for the merge; otherwise these are all spans the rows see
   };
 
-  // How a step's attention is cut, for operations of one geometry and window.
+  // How a step's attention is cut, for operations of one pool, geometry and window.
   struct AttentionPlan {
-    int window, whole, num_heads, num_kv_heads, head_dim, block_size;
+    const tm_kv* kv;
+    int window, whole, num_heads, num_kv_heads, head_dim;
     int heads_per_unit, head_chunks;  // of the query heads that share a KV head
     std::vector<QueryRow> rows;  // all rows of the step, then those of passes over shared blocks
     std::vector<Pass> passes;
@@ -85,6 +86,12 @@ class Program final : public Job {
   std::string check_list() const;
   std::string check_op(const tm_op& op) const;
   std::string check_step(const tm_step& step) const;
+  std::string check_tables(const tm_step& step, const tm_kv& kv) const;
+
+  // Blocks of a sequence in the pool of `kv`.
+  static const int32_t* table_of(const tm_step& step, const tm_kv& kv, int sequence) {
+    return step.block_tables + (static_cast<int64_t>(kv.table) * step.num_seqs + sequence) * step.table_width;
+  }
 
   int num_rows(const tm_op& op) const { return op.rows == TM_ROWS_TOKENS ? step_.num_tokens : step_.num_logit_rows; }
   float* rows_of(int buffer, int64_t row) const;
@@ -121,8 +128,8 @@ class Program final : public Job {
   void add_shared_passes(int num_spans, int64_t* used, AttentionPlan* plan);
   void add_own_passes(int sequence, int rows_per_pass, int spans_per_pass, int num_spans, AttentionPlan* plan) const;
   void estimate(AttentionPlan* plan) const;
-  uint64_t hash_blocks(int sequence, int span, int block_size) const;
-  bool same_blocks(int one, int other, int span, int block_size) const;
+  uint64_t hash_blocks(const tm_kv& kv, int sequence, int span) const;
+  bool same_blocks(const tm_kv& kv, int one, int other, int span) const;
   SpanState partial_state(const AttentionPlan& plan, const QueryRow& row, int span, int head) const;
   void run_attention(const Op& op, int unit, int thread);
   void run_merge(const Op& op, int unit);
@@ -132,6 +139,7 @@ class Program final : public Job {
   Team* team_;
   const Kernels* kernels_;
   std::vector<Op> ops_;
+  std::vector<const tm_kv*> pools_;  // that operations use, each once
   std::vector<tm_buffer> buffers_;
   tm_limits limits_;
   float* scratch_;
@@ -155,7 +163,7 @@ class Program final : public Job {
   std::vector<AttentionPlan> plans_;
   int num_plans_ = 0;
   const AttentionPlan* plan_ = nullptr;
-  std::vector<Sharer> sharers_;
+  std::vector<Sharer> candidates_, sharers_;
   std::vector<SharedSpan> shared_spans_;
   std::vector<int> shared_members_;
   std::vector<uint8_t> covered_;  // [sequence][span]: a pass over shared blocks does it

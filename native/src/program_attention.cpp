@@ -42,8 +42,8 @@ int Program::plan_attention(const Op& op, double* cost_ns) {
   plan_ = nullptr;
   for (int i = 0; i < num_plans_ && plan_ == nullptr; i++) {
     const AttentionPlan& p = plans_[i];
-    if (p.window == o.window && p.whole == o.whole && p.num_heads == o.num_heads && p.num_kv_heads == o.num_kv_heads &&
-        p.head_dim == o.head_dim && p.block_size == o.kv->block_size)
+    if (p.kv == o.kv && p.window == o.window && p.whole == o.whole && p.num_heads == o.num_heads &&
+        p.num_kv_heads == o.num_kv_heads && p.head_dim == o.head_dim)
       plan_ = &p;
   }
   if (plan_ == nullptr) {
@@ -61,12 +61,12 @@ int Program::plan_merge(const Op& op, double* cost_ns) const {
 }
 
 void Program::make_plan(const tm_op& o, AttentionPlan* plan) {
+  plan->kv = o.kv;
   plan->window = o.window;
   plan->whole = o.whole;
   plan->num_heads = o.num_heads;
   plan->num_kv_heads = o.num_kv_heads;
   plan->head_dim = o.head_dim;
-  plan->block_size = o.kv->block_size;
   plan->rows.clear();
   plan->passes.clear();
   plan->split_rows.clear();
@@ -126,20 +126,24 @@ bool Program::reserve_partials(int sequence, int64_t* used, AttentionPlan* plan)
   return true;
 }
 
-// Sequences with fewer rows than fill a tile whose block tables agree from the start, span after span.
+// Sequences with fewer rows than fill a tile whose block tables agree from the start, span after span. With a window,
+// they need agree only in a span that they see whole: before it, a table has entries that name no block.
 void Program::find_shared(int num_spans, int sharing, AttentionPlan* plan) {
   shared_spans_.clear();
   shared_members_.clear();
-  sharers_.clear();
+  candidates_.clear();
   for (int s = 0; s < step_.num_seqs; s++) {
     const int rows = step_.row_starts[s + 1] - step_.row_starts[s];
-    if (rows == 1 || (rows > 1 && rows * sharing < kMaxTile)) sharers_.push_back({0, s});
+    if (rows == 1 || (rows > 1 && rows * sharing < kMaxTile)) candidates_.push_back({0, s});
   }
+  sharers_ = candidates_;
   for (int span = 0; span < num_spans && sharers_.size() > 1; span++) {
     size_t kept = 0;
-    for (const Sharer& sharer : sharers_)
-      if (step_.context_lens[sharer.sequence] >= (span + 1) * kSpan)
-        sharers_[kept++] = {hash_blocks(sharer.sequence, span, plan->block_size), sharer.sequence};
+    for (const Sharer& sharer : sharers_) {
+      const int s = sharer.sequence, length = step_.context_lens[s];
+      if (length >= (span + 1) * kSpan && first_visible(plan->window, length) <= span * kSpan)
+        sharers_[kept++] = {hash_blocks(*plan->kv, s, span), s};
+    }
     sharers_.resize(kept);
     std::sort(sharers_.begin(), sharers_.end(), [](const Sharer& a, const Sharer& b) {
       return a.hash != b.hash ? a.hash < b.hash : a.sequence < b.sequence;
@@ -148,21 +152,20 @@ void Program::find_shared(int num_spans, int sharing, AttentionPlan* plan) {
     for (size_t begin = 0, end; begin < sharers_.size(); begin = end) {
       const int first = sharers_[begin].sequence;
       for (end = begin + 1; end < sharers_.size() && sharers_[end].hash == sharers_[begin].hash; end++)
-        if (!same_blocks(first, sharers_[end].sequence, span, plan->block_size)) break;
+        if (!same_blocks(*plan->kv, first, sharers_[end].sequence, span)) break;
       if (end - begin < 2) continue;
       SharedSpan shared = {span, static_cast<int>(shared_members_.size()), 0};
       for (size_t i = begin; i < end; i++) {
         const int s = sharers_[i].sequence;
         sharers_[kept++] = sharers_[i];
         // All of its rows see the whole span.
-        if (plan->rows[step_.row_starts[s]].limit >= (span + 1) * kSpan &&
-            first_visible(plan->window, step_.context_lens[s]) <= span * kSpan)
-          shared_members_.push_back(s);
+        if (plan->rows[step_.row_starts[s]].limit >= (span + 1) * kSpan) shared_members_.push_back(s);
       }
       shared.count = static_cast<int>(shared_members_.size()) - shared.begin;
       if (shared.count > 1) shared_spans_.push_back(shared);
     }
     sharers_.resize(kept);
+    if (plan->window > 0) sharers_ = candidates_;
   }
 }
 
@@ -220,18 +223,17 @@ void Program::estimate(AttentionPlan* plan) const {
   plan->merge_cost_ns = partials * plan->num_heads * (5 + 0.1 * plan->head_dim);
 }
 
-uint64_t Program::hash_blocks(int sequence, int span, int block_size) const {
-  const int32_t* table = step_.block_tables + static_cast<int64_t>(sequence) * step_.table_width;
+uint64_t Program::hash_blocks(const tm_kv& kv, int sequence, int span) const {
+  const int32_t* table = table_of(step_, kv, sequence);
   uint64_t hash = 0;
-  for (int b = span * kSpan / block_size; b <= ((span + 1) * kSpan - 1) / block_size; b++)
+  for (int b = span * kSpan / kv.block_size; b <= ((span + 1) * kSpan - 1) / kv.block_size; b++)
     hash = (hash ^ static_cast<uint32_t>(table[b])) * 0x9E3779B97F4A7C15u;
   return hash;
 }
 
-bool Program::same_blocks(int one, int other, int span, int block_size) const {
-  const int begin = span * kSpan / block_size, end = ((span + 1) * kSpan - 1) / block_size + 1;
-  const int32_t* a = step_.block_tables + static_cast<int64_t>(one) * step_.table_width;
-  const int32_t* b = step_.block_tables + static_cast<int64_t>(other) * step_.table_width;
+bool Program::same_blocks(const tm_kv& kv, int one, int other, int span) const {
+  const int begin = span * kSpan / kv.block_size, end = ((span + 1) * kSpan - 1) / kv.block_size + 1;
+  const int32_t *a = table_of(step_, kv, one), *b = table_of(step_, kv, other);
   return std::equal(a + begin, a + end, b + begin);
 }
 
@@ -356,7 +358,7 @@ void Program::fill_keys(const Op& op, int sequence, int kv_head, int span, int n
   const tm_kv& kv = *op.op.kv;
   const int64_t value_bytes = kv.dtype == kF32 ? 4 : 2;
   const int64_t head_values = static_cast<int64_t>(kv.block_size) * kv.head_dim;
-  const int32_t* table = step_.block_tables + static_cast<int64_t>(sequence) * step_.table_width;
+  const int32_t* table = table_of(step_, kv, sequence);
   const int64_t k_offset = (2 * static_cast<int64_t>(op.op.layer) * kv.num_kv_heads + kv_head) * head_values;
   const int64_t v_offset = k_offset + kv.num_kv_heads * head_values;
   const bool in_place = kv.block_size % kLanes == 0;

@@ -91,7 +91,8 @@ class StepBatch:
     positions_T       position of each token in its sequence
     row_starts_S1     S + 1 offsets into T
     context_lens_S    KV length of each sequence after this step's tokens are written
-    block_tables_SB   physical block ids, padded with 0 to the longest
+    block_tables_SB   physical block ids, padded with 0 to the longest; with several KV groups, S rows for each in turn
+                      (KVGroup.table). What no query of the step sees may hold any id of the pool
     logit_rows_L      indices into T whose logits are wanted
     adapters_T        LoRA slot of each token, 0 for none; None: no token has one
     places_T          row of each token in a table of learned positions; None where the model has none
@@ -192,7 +193,7 @@ class Ops(Protocol):
         ...
 
     def bind_kv(self, pool: np.ndarray, group: KVGroup) -> Any:
-        """A handle on a KV pool: uint8 [num_blocks, group.bytes_per_block]."""
+        """A handle on a KV pool: uint8 [num_blocks, group.bytes_per_block]. It reads the step's table `group.table`."""
         ...
 
     def embed(self, table: Any, tokens_T: Array) -> Array:

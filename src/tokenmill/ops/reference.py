@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.block import KVGroup
+from ..core.block import KVGroup, num_hidden_blocks
 from .api import GROUP, QUANTISATIONS, Array, HeadGeometry, LowRank, RawTensor, SampleBatch, StepBatch, StepLimits
 from .philox import PURPOSE_TOKEN, uniform
 
@@ -57,11 +57,18 @@ class ReferenceLora:
 
 @dataclass(frozen=True, slots=True)
 class ReferenceKV:
-    """Views of one pool per layer: K [B, G, C, s] and V [B, G, s, C], in the pool's own dtype (bf16 as uint16)."""
+    """Views of one pool per layer: K [B, G, C, s] and V [B, G, s, C], in the pool's own dtype (bf16 as uint16).
+    `table`: which of the step's block tables it goes by."""
 
     keys: tuple[np.ndarray, ...]
     values: tuple[np.ndarray, ...]
     dtype: str
+    table: int
+
+    def blocks_of(self, batch: StepBatch) -> np.ndarray:
+        """int32 [S, B]: the sequences' block ids in this pool."""
+        num_seqs = len(batch.context_lens_S)
+        return batch.block_tables_SB[self.table * num_seqs : (self.table + 1) * num_seqs]
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +152,7 @@ class ReferenceOps:
         v_BL2GsC = values.reshape(*shape, group.block_size, group.head_dim)
         layers = range(group.num_layers)
         keys, vals = tuple(k_BL2GCs[:, n, 0] for n in layers), tuple(v_BL2GsC[:, n, 1] for n in layers)
-        return ReferenceKV(keys, vals, group.dtype)
+        return ReferenceKV(keys, vals, group.dtype, group.table)
 
     def embed(self, table: ReferenceWeight, tokens_T: np.ndarray) -> Array:
         assert len(table.runs) == 1, "an embedding table is one matrix"
@@ -252,7 +259,7 @@ class ReferenceOps:
         block_size = keys_BGCs.shape[-1]
         _, k_TGC, v_TGC = _split_heads(qkv_TW, heads)
         sequence_T = np.repeat(np.arange(len(batch.context_lens_S)), np.diff(batch.row_starts_S1))
-        block_T = batch.block_tables_SB[sequence_T, batch.positions_T // block_size]
+        block_T = kv.blocks_of(batch)[sequence_T, batch.positions_T // block_size]
         slot_T = batch.positions_T % block_size
         keys_BGCs[block_T, :, :, slot_T] = _to_stored(k_TGC, kv.dtype)
         values_BGsC[block_T, :, slot_T, :] = _to_stored(v_TGC, kv.dtype)
@@ -275,18 +282,22 @@ class ReferenceOps:
         q_THC, _, _ = _split_heads(qkv_TW, heads)
         groups, repeat = heads.num_kv_heads, heads.num_heads // heads.num_kv_heads
         out_THC = np.empty_like(q_THC)
+        tables_SB = kv.blocks_of(batch)
         for s, length in enumerate(batch.context_lens_S):
             first, end = batch.row_starts_S1[s], batch.row_starts_S1[s + 1]
-            blocks = batch.block_tables_SB[s, : -(-length // block_size)]
+            # Blocks that no row of the sequence sees may be anything: they are left out.
+            num_hidden = num_hidden_blocks(batch.positions_T[first], window, block_size) if first < end else 0
+            start = num_hidden * block_size
+            blocks = tables_SB[s, num_hidden : -(-length // block_size)]
             k_GCP = _from_stored(keys_BGCs[blocks], kv.dtype).transpose(1, 2, 0, 3)
-            k_GCP = k_GCP.reshape(groups, heads.head_dim, -1)[..., :length]
+            k_GCP = k_GCP.reshape(groups, heads.head_dim, -1)[..., : length - start]
             v_GPC = _from_stored(values_BGsC[blocks], kv.dtype).transpose(1, 0, 2, 3)
-            v_GPC = v_GPC.reshape(groups, -1, heads.head_dim)[:, :length]
+            v_GPC = v_GPC.reshape(groups, -1, heads.head_dim)[:, : length - start]
             q_GrtC = q_THC[first:end].reshape(-1, groups, repeat, heads.head_dim).transpose(1, 2, 0, 3)
             scores_GrtP = (q_GrtC @ k_GCP[:, None]) * np.float32(scale)
             if soft_cap:
                 scores_GrtP = self.soft_cap(scores_GrtP, soft_cap)
-            behind_tP = batch.positions_T[first:end, None] - np.arange(length)
+            behind_tP = batch.positions_T[first:end, None] - np.arange(start, length)
             hidden_tP = (behind_tP < 0) | (behind_tP >= (window or length))
             if causal:
                 scores_GrtP[..., hidden_tP] = -np.inf

@@ -180,6 +180,7 @@ class NativeOps:
             head_dim=group.head_dim,
             block_size=group.block_size,
             dtype=KINDS[group.dtype],
+            table=group.table,
         )
         return NativeKV(struct, pool, group)
 

@@ -12,7 +12,7 @@ import sys
 from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
 
-ABI_VERSION = 3
+ABI_VERSION = 4
 
 KINDS = {"f32": 0, "f16": 1, "bf16": 2, "q4_0": 3, "q4_1": 4, "q8_0": 5, "q8_m": 6, "q8_h": 7, "q8_hm": 8, "q6_h": 9}
 PROBES = {"read": 0, "int8": 1, "f32": 2}
@@ -50,7 +50,7 @@ class KVStruct(ctypes.Structure):
         ("head_dim", c_int32),
         ("block_size", c_int32),
         ("dtype", c_int32),
-        ("reserved", c_int32),
+        ("table", c_int32),
     )
 
 

@@ -80,6 +80,7 @@ class NativeProgram:
         out_bytes = arena[offset_of[at] : offset_of[at] + max_rows[at] * output.width * 4]
         self._output = out_bytes.view(np.float32).reshape(max_rows[at], output.width)
         self._output_rows = output.rows
+        self._num_tables = 1 + max((o.kv.group.table for o in operations if o.kv is not None), default=0)
         self._step = StepStruct()
         self._step_pointer = ctypes.byref(self._step)
 
@@ -98,7 +99,7 @@ class NativeProgram:
         num_tokens, num_seqs, num_logits = len(batch.tokens_T), len(batch.context_lens_S), len(batch.logit_rows_L)
         assert len(batch.positions_T) == num_tokens, (len(batch.positions_T), num_tokens)
         assert len(batch.row_starts_S1) == num_seqs + 1, (len(batch.row_starts_S1), num_seqs)
-        assert len(batch.block_tables_SB) == num_seqs, (len(batch.block_tables_SB), num_seqs)
+        assert len(batch.block_tables_SB) == num_seqs * self._num_tables, (len(batch.block_tables_SB), num_seqs)
         step = self._step
         (
             step.tokens,
