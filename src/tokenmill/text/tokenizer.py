@@ -1,8 +1,8 @@
 """Text to token ids and back, on the `tokenizers` library.
 
-Built from GGUF metadata (byte-level BPE, or SentencePiece-style BPE) or from a folder's tokenizer.json. The ids equal
-those of llama.cpp on the same GGUF file and of transformers on the same folder; where those two differ from each other
-is told at the head of tests/oracle/test_tokenizer.py.
+Built from GGUF metadata (byte-level BPE, or SentencePiece's BPE and unigrams) or from a folder's tokenizer.json. The
+ids equal those of llama.cpp on the same GGUF file and of transformers on the same folder; where those two differ from
+each other is told at the head of tests/oracle/test_tokenizer.py.
 
 Special tokens are recognised in text only where the caller asks: `parse_special=False` keeps a user's "<|im_end|>" a
 row of ordinary characters. Decoding works on bytes, token by token, so that a stream and a whole text decode alike.
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, decoders, models, normalizers, processors
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, processors
 
 from ..core.errors import BadCheckpoint
 from ..formats.safetensors import read_json
@@ -39,7 +39,7 @@ class Tokenizer:
         self._backend = backend
         self._added = backend.get_added_tokens_decoder()
         self._special_ids = frozenset(i for i, token in self._added.items() if token.special) | frozenset(unknown_ids)
-        self._plain = _without_special(backend, self._added) if self._special_ids else backend
+        self._plain = _without_special(backend, self._added, self._special_ids) if self._special_ids else backend
         self._to_bytes = _find_byte_decoder(backend)
         self.vocab_size = max([backend.get_vocab_size(with_added_tokens=False), *(i + 1 for i in self._added)])
         self._all_bytes = _BytesTable(self, skip_special=False)
@@ -154,9 +154,16 @@ class _BytesTable(dict[int, bytes]):
         return value
 
 
-def _without_special(backend: tokenizers.Tokenizer, added: dict[int, AddedToken]) -> tokenizers.Tokenizer:
+def _without_special(
+    backend: tokenizers.Tokenizer, added: dict[int, AddedToken], special_ids: frozenset[int]
+) -> tokenizers.Tokenizer:
     """A second tokenizer that shares the first one's model but does not look for special tokens in text."""
-    plain = tokenizers.Tokenizer(backend.model)
+    if isinstance(backend.model, models.Unigram):
+        num_pieces = backend.get_vocab_size(with_added_tokens=False)
+        added = {i: token for i, token in added.items() if i not in special_ids or i >= num_pieces}
+        plain = tokenizers.Tokenizer(_hide(backend, special_ids))
+    else:
+        plain = tokenizers.Tokenizer(backend.model)
     if backend.normalizer is not None:
         plain.normalizer = backend.normalizer
     if backend.pre_tokenizer is not None:
@@ -167,6 +174,15 @@ def _without_special(backend: tokenizers.Tokenizer, added: dict[int, AddedToken]
         plain.post_processor = backend.post_processor
     plain.encode_special_tokens = True
     return plain
+
+
+def _hide(backend: tokenizers.Tokenizer, hidden: frozenset[int]) -> models.Unigram:
+    """The unigram model with the pieces `hidden` spelt as no text is. Unigrams choose among all pieces that match, so
+    that a special token's name in a text would be that token even where none is looked for; spaces are marked before
+    the model sees them, so that a piece with a space matches nothing."""
+    state = json.loads(backend.model.__getstate__())
+    pieces = [(f"{text} " if i in hidden else text, score) for i, (text, score) in enumerate(state["vocab"])]
+    return models.Unigram(pieces, state["unk_id"], state["byte_fallback"])
 
 
 # ---- bytes of a token ------------------------------------------------------------------------------------------------
@@ -293,14 +309,17 @@ def tokenizer_from_gguf(metadata: dict[str, Any]) -> Tokenizer:
     elif kind == "llama":
         backend = _sentencepiece_backend(metadata, vocab, tokens, types)
         add_bos = True
+    elif kind == "t5":
+        backend = _unigram_backend(metadata, tokens, types)
+        add_bos = False
     else:
-        raise BadCheckpoint(f"tokenizer.ggml.model {kind!r} is not supported; 'gpt2' and 'llama' are.")
+        raise BadCheckpoint(f"tokenizer.ggml.model {kind!r} is not supported; 'gpt2', 'llama' and 't5' are.")
     special = [AddedToken(tokens[i], special=True, normalized=False) for i, t in enumerate(types) if t == CONTROL]
     defined = [AddedToken(tokens[i], special=False, normalized=False) for i, t in enumerate(types) if t == USER_DEFINED]
     backend.add_special_tokens(special)
     backend.add_tokens(defined)
     bos = tokens[gguf_token_id(metadata, "bos")] if _wants(metadata, "bos", add_bos) else None
-    eos = tokens[gguf_token_id(metadata, "eos")] if _wants(metadata, "eos", False) else None
+    eos = tokens[gguf_token_id(metadata, "eos")] if _wants(metadata, "eos", kind == "t5") else None
     if bos is not None or eos is not None:
         _surround(backend, bos, eos)
     return Tokenizer(backend, unknown_ids=[i for i, t in enumerate(types) if t == UNKNOWN])
@@ -347,9 +366,7 @@ def _sentencepiece_backend(
 ) -> tokenizers.Tokenizer:
     """SentencePiece joins the adjacent pair whose joint token scores best. As BPE that is a list of merges, for every
     token all its splits into two tokens, in order of falling score."""
-    scores = metadata.get("tokenizer.ggml.scores")
-    if not isinstance(scores, list) or len(scores) != len(tokens):
-        raise BadCheckpoint("tokenizer.ggml.scores does not have one entry for each token.")
+    scores = _scores(metadata, tokens)
     order = sorted(
         (i for i, t in enumerate(types) if t in (NORMAL, USER_DEFINED, UNUSED)), key=lambda i: (-scores[i], i)
     )
@@ -360,18 +377,41 @@ def _sentencepiece_backend(
         merges += sorted(splits, key=lambda split: (vocab[split[0]], vocab[split[1]]))
     unknown = next((tokens[i] for i, t in enumerate(types) if t == UNKNOWN), None)
     backend = tokenizers.Tokenizer(_bpe(vocab, merges, byte_fallback=True, fuse_unk=True, unk_token=unknown))
-    to_marks = normalizers.Replace(" ", _SPACE_MARK)
-    prefix = metadata.get("tokenizer.ggml.add_space_prefix", True)
-    backend.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE_MARK), to_marks]) if prefix else to_marks
-    backend.decoder = decoders.Sequence(
-        [
-            decoders.Replace(_SPACE_MARK, " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            *([decoders.Strip(" ", 1, 0)] if prefix else []),
-        ]
-    )
+    _mark_spaces(backend, metadata, [])
     return backend
+
+
+def _unigram_backend(metadata: dict[str, Any], tokens: list[str], types: list[int]) -> tokenizers.Tokenizer:
+    """The pieces whose summed scores are best, on text that the file's own table has normalised."""
+    unknown = next((i for i, t in enumerate(types) if t == UNKNOWN), None)
+    try:
+        model = models.Unigram(list(zip(tokens, _scores(metadata, tokens), strict=True)), unknown, BYTE in types)
+        table = bytes(metadata.get("tokenizer.ggml.precompiled_charsmap") or b"")
+        steps: list[normalizers.Normalizer] = [normalizers.Precompiled(table)] if table else []
+    except Exception as error:
+        raise BadCheckpoint(f"The file's unigrams or their table of characters cannot be used: {error}.") from error
+    if metadata.get("tokenizer.ggml.remove_extra_whitespaces", False):
+        steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+    backend = tokenizers.Tokenizer(model)
+    _mark_spaces(backend, metadata, steps)
+    return backend
+
+
+def _mark_spaces(backend: tokenizers.Tokenizer, metadata: dict[str, Any], steps: list[normalizers.Normalizer]) -> None:
+    """After `steps`, a mark for each space and, unless the file says otherwise, one before the text; and back again."""
+    prefix = metadata.get("tokenizer.ggml.add_space_prefix", True)
+    before = [normalizers.Prepend(_SPACE_MARK)] if prefix else []
+    backend.normalizer = normalizers.Sequence([*steps, *before, normalizers.Replace(" ", _SPACE_MARK)])
+    strip = [decoders.Strip(" ", 1, 0)] if prefix else []
+    back = [decoders.Replace(_SPACE_MARK, " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
+    backend.decoder = decoders.Sequence(back)
+
+
+def _scores(metadata: dict[str, Any], tokens: list[str]) -> list[float]:
+    scores = metadata.get("tokenizer.ggml.scores")
+    if not isinstance(scores, list) or len(scores) != len(tokens):
+        raise BadCheckpoint("tokenizer.ggml.scores does not have one entry for each token.")
+    return scores
 
 
 def _bpe(vocab: dict[str, int], merges: list[Any], **options: Any) -> models.BPE:
