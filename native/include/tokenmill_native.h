@@ -161,6 +161,28 @@ TM_API int32_t tm_pack(tm_team* team, int32_t kind, int64_t num_cols, int32_t nu
 TM_API int32_t tm_quantise(tm_team* team, int32_t from_kind, int32_t to_kind, int64_t num_rows, int64_t num_cols,
                            const uint8_t* data, uint8_t* out);
 
+/* Block formats of checkpoints that can be recoded, and the kind that each becomes. */
+enum tm_stored {
+  TM_STORED_Q5_0 = 0,   /* q6_h */
+  TM_STORED_Q5_1 = 1,   /* q8_m */
+  TM_STORED_Q8_1 = 2,   /* q8_0 */
+  TM_STORED_Q2_K = 3,   /* q8_hm */
+  TM_STORED_Q3_K = 4,   /* q6_h */
+  TM_STORED_Q4_K = 5,   /* q4_1 */
+  TM_STORED_Q5_K = 6,   /* q8_m */
+  TM_STORED_Q6_K = 7,   /* q6_h */
+  TM_STORED_Q8_K = 8,   /* q8_0 */
+  TM_STORED_IQ4_NL = 9, /* q8_0 */
+  TM_STORED_IQ4_XS = 10,/* q8_0 */
+  TM_STORED_MXFP4 = 11, /* q8_0 */
+  TM_STORED_TQ2_0 = 12  /* q4_0 */
+};
+
+/* Blocks of a stored format as blocks of `to_kind`. *fits becomes 0 where rounding scales or minima to float16 loses more
+ * than float16's own precision of the largest of them; out is of no use then. */
+TM_API int32_t tm_recode(tm_team* team, int32_t stored, int32_t to_kind, const uint8_t* data, int64_t num_bytes,
+                         uint8_t* out, int64_t out_bytes, int32_t* fits);
+
 /* Bytes of a buffer of that form. */
 TM_API int64_t tm_buffer_bytes(int32_t form, int64_t max_rows, int64_t width);
 

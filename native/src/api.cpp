@@ -10,6 +10,7 @@
 #include "pack.h"
 #include "probe.h"
 #include "program.h"
+#include "recode.h"
 #include "sample.h"
 #include "team.h"
 
@@ -95,6 +96,19 @@ int32_t tm_quantise(tm_team* team, int32_t from_kind, int32_t to_kind, int64_t n
     if (!to_blocks && to_kind != mill::kF16 && to_kind != mill::kBF16) return fail("rows cannot become this kind");
     if (num_rows < 0 || num_cols < 1 || (to_blocks && num_cols % mill::kGroup != 0)) return fail("bad matrix size");
     mill::quantise_rows(&team->team, from_kind, to_kind, num_rows, num_cols, data, out);
+    return 0;
+  });
+}
+
+int32_t tm_recode(tm_team* team, int32_t stored, int32_t to_kind, const uint8_t* data, int64_t num_bytes,
+                  uint8_t* out, int64_t out_bytes, int32_t* fits) {
+  return guarded([&] {
+    if (stored < 0 || stored >= mill::kNumStored) return fail("unknown block format");
+    if (to_kind != mill::recoded_kind(stored)) return fail("the format becomes another kind");
+    const int64_t num_blocks = num_bytes / mill::stored_bytes(stored);
+    if (num_bytes < 0 || num_bytes % mill::stored_bytes(stored) != 0) return fail("not whole blocks");
+    if (out_bytes != num_blocks * mill::raw_row_bytes(to_kind, mill::stored_values(stored))) return fail("bad size");
+    *fits = mill::recode(&team->team, stored, num_blocks, data, out);
     return 0;
   });
 }

@@ -16,6 +16,8 @@ from tokenmill.formats.integers import IntegerMatrix, read_quantised
 from tokenmill.formats.quantised import join_quantised
 from tokenmill.formats.tensor import BLOCK_LAYOUT, Tensor
 from tokenmill.models.repack import BLOCK_KINDS, raw_matrix
+from tokenmill.ops.native import NativeOps, available
+from tokenmill.ops.native.library import STORED
 from tokenmill.ops.reference import dequantise as dequantise_raw
 
 N, K = 24, 128
@@ -213,6 +215,30 @@ def test_ggml_blocks_keep_their_codes(kind: str) -> None:
     largest_scale = np.abs(codes.scales_bg).max() * 127
     minimum = 0 if codes.minimums_bg is None else np.abs(codes.minimums_bg).max()
     np.testing.assert_allclose(dequantise_raw(raw), expected, atol=2.0**-11 * (largest_scale + minimum))
+
+
+@pytest.mark.skipif(available() is not None, reason=str(available()))
+@pytest.mark.parametrize("kind", STORED)
+def test_native_recoding_gives_the_same_bytes(kind: str) -> None:
+    """Blocks of any bits with plausible scales, more of them than one thread takes at a time; and blocks whose scales
+    float16 cannot hold are refused alike."""
+    block_values, block_bytes = BLOCK_LAYOUT[kind]
+    num_blocks = 1300
+    rng = np.random.default_rng(1)
+    data = rng.integers(0, 256, (num_blocks, block_bytes), dtype=np.uint8)
+    _plausible_scales(kind, data, rng)
+    stored = Tensor("t", kind, (num_blocks, block_values), memoryview(data.reshape(-1).tobytes()))
+    ops = NativeOps(2)
+    raw = raw_matrix(stored, ops)
+    expected = raw_matrix(stored)
+    assert raw.kind == expected.kind == BLOCK_KINDS[kind]
+    np.testing.assert_array_equal(raw.data, expected.data)
+    if kind in ("q8_k", "mxfp4"):
+        data[:, :4] = np.full(1, 3e-7, np.float32).view(np.uint8) if kind == "q8_k" else 90
+        flat = data.reshape(-1)
+        assert ops.recode(kind, flat, raw.kind, num_blocks, block_values) is None
+        assert raw_matrix(Tensor("t", kind, (num_blocks, block_values), memoryview(flat.tobytes())), ops).kind == "f32"
+    ops.close()
 
 
 def _plausible_scales(kind: str, data: np.ndarray, rng: np.random.Generator) -> None:

@@ -5,17 +5,20 @@ more than float16's own precision (it is far below the matrix's largest), the ma
 
     stored                                    kernels        what changes
     f32 f16 bf16 q4_0 q4_1 q8_0               as stored      nothing
-    q5_0 iq4_nl mxfp4                         q8_0           nothing (scales are float16 or powers of two)
+    q5_0                                      q6_h           nothing
+    iq4_nl mxfp4                              q8_0           nothing (scales are float16 or powers of two)
     q5_1                                      q8_m           nothing
     q4_k                                      q4_1           products of scales are rounded
     q5_k                                      q8_m           products of scales are rounded
-    q3_k q6_k iq1_m iq2_xs iq2_s nvfp4        q8_h           products of scales are rounded
+    q3_k q6_k                                 q6_h           products of scales are rounded
+    iq1_m iq2_xs iq2_s nvfp4                  q8_h           products of scales are rounded
     q2_k                                      q8_hm          products of scales are rounded
     iq1_s iq2_xxs iq3_xxs iq3_s iq4_xs q8_k   q8_0           products of scales are rounded
     tq1_0 tq2_0                               q4_0           nothing
     4-bit integers, groups of 32 n            q4_0 or q4_1   scales of other types, and minimums, are rounded
     8-bit integers, groups of 32 n            q8_0 or q8_m   scales of other types, and minimums, are rounded
-    act-order, 8-bit floats                   f16            values are rounded
+    the same, groups of 16 n                  q8_h or q8_hm  scales of other types, and minimums, are rounded
+    act-order, 8-bit floats, other groups     f16            values are rounded
 """
 
 from __future__ import annotations
@@ -28,23 +31,24 @@ from ..formats.ggml import dequantise, read_codes
 from ..formats.integers import IntegerMatrix, read_quantised
 from ..formats.quantised import QuantisedTensor
 from ..formats.tensor import BLOCK_LAYOUT, Tensor
-from ..ops.api import BLOCK_BYTES, GROUP, RawTensor
+from ..ops.api import BLOCK_BYTES, GROUP, Ops, RawTensor
 
 DENSE_KINDS = frozenset({"f32", "f16", "bf16"})
 DIRECT_KINDS = DENSE_KINDS | {"q4_0", "q4_1", "q8_0"}
 BLOCK_KINDS = {
-    "q2_k": "q8_hm", "q3_k": "q8_h", "q4_k": "q4_1", "q5_k": "q8_m", "q6_k": "q8_h", "q5_0": "q8_0", "q5_1": "q8_m",
+    "q2_k": "q8_hm", "q3_k": "q6_h", "q4_k": "q4_1", "q5_k": "q8_m", "q6_k": "q6_h", "q5_0": "q6_h", "q5_1": "q8_m",
     "q8_1": "q8_0", "q8_k": "q8_0", "iq1_s": "q8_0", "iq1_m": "q8_h", "iq2_xxs": "q8_0", "iq2_xs": "q8_h",
     "iq2_s": "q8_h", "iq3_xxs": "q8_0", "iq3_s": "q8_0", "iq4_nl": "q8_0", "iq4_xs": "q8_0", "mxfp4": "q8_0",
     "nvfp4": "q8_h", "tq1_0": "q4_0", "tq2_0": "q4_0",
 }  # fmt: skip
 """Stored block format -> the kind of block its codes go into."""
 
+HALF = GROUP // 2
 _SMALLEST_SHARE = np.float32(2.0**-11)
 
 
-def raw_matrix(tensor: Tensor | QuantisedTensor) -> RawTensor:
-    """The matrix as the kernels take it."""
+def raw_matrix(tensor: Tensor | QuantisedTensor, ops: Ops | None = None) -> RawTensor:
+    """The matrix as the kernels take it. ops: who may recode blocks faster than is done here, to the same bytes."""
     num_rows, num_cols = tensor.shape
     if isinstance(tensor, QuantisedTensor):
         matrix = read_quantised(tensor)
@@ -54,7 +58,9 @@ def raw_matrix(tensor: Tensor | QuantisedTensor) -> RawTensor:
     if tensor.kind in DIRECT_KINDS:
         return RawTensor(tensor.kind, num_rows, num_cols, np.frombuffer(tensor.data, np.uint8))
     if tensor.kind in READERS and num_cols % GROUP == 0:
-        raw = _from_blocks(tensor)
+        data = np.frombuffer(tensor.data, np.uint8)
+        raw = ops.recode(tensor.kind, data, BLOCK_KINDS[tensor.kind], num_rows, num_cols) if ops is not None else None
+        raw = raw or _from_blocks(tensor)
         if raw is not None:
             return raw
     return _dense("f32", dequantise(tensor.kind, tensor.data, tensor.num_values).reshape(num_rows, num_cols))
@@ -79,24 +85,46 @@ def _from_blocks(tensor: Tensor) -> RawTensor | None:
     kind = BLOCK_KINDS[tensor.kind]
     block_bytes, per_block = BLOCK_BYTES[kind], BLOCK_LAYOUT[tensor.kind][0] // GROUP
     out = np.empty((tensor.num_values // GROUP, block_bytes), np.uint8)
+    loss = _Loss()
     for first, codes in read_codes(tensor.kind, tensor.data, tensor.num_values):
         places = slice(first * per_block, (first + len(codes.codes_bv)) * per_block)
-        if not _encode(kind, codes.codes_bv, codes.scales_bg, codes.minimums_bg, out[places]):
-            return None
+        _encode(kind, codes.codes_bv, codes.scales_bg, codes.minimums_bg, out[places], loss)
     num_rows, num_cols = tensor.shape
-    return RawTensor(kind, num_rows, num_cols, out.reshape(-1))
+    return RawTensor(kind, num_rows, num_cols, out.reshape(-1)) if loss.fits() else None
 
 
 def _from_integers(matrix: IntegerMatrix) -> RawTensor:
     num_rows, num_cols = matrix.codes_NK.shape
     group_size = num_cols // matrix.scales_NG.shape[1]
-    if group_size % GROUP == 0:
+    if group_size % HALF == 0 and num_cols % GROUP == 0:
         affine = matrix.minimums_NG is not None
-        kind = ("q4_1" if affine else "q4_0") if matrix.bits == 4 else "q8_m" if affine else "q8_0"
+        if group_size % GROUP:
+            kind = "q8_hm" if affine else "q8_h"
+        else:
+            kind = ("q4_1" if affine else "q4_0") if matrix.bits == 4 else "q8_m" if affine else "q8_0"
         out = np.empty((num_rows * (num_cols // GROUP), BLOCK_BYTES[kind]), np.uint8)
-        if _encode(kind, matrix.codes_NK, matrix.scales_NG, matrix.minimums_NG, out):
+        loss = _Loss()
+        _encode(kind, matrix.codes_NK, matrix.scales_NG, matrix.minimums_NG, out, loss)
+        if loss.fits():
             return RawTensor(kind, num_rows, num_cols, out.reshape(-1))
-    return _dense("f16" if group_size % GROUP else "f32", matrix.values())
+        return _dense("f32", matrix.values())
+    return _dense("f16", matrix.values())
+
+
+class _Loss:
+    """What rounding to float16 lost, at most, of scales and of minimums."""
+
+    def __init__(self) -> None:
+        self._lost, self._largest = np.zeros(2, np.float32), np.zeros(2, np.float32)
+
+    def add(self, index: int, values: NDArray[np.float32], rounded: NDArray[np.float16]) -> None:
+        lost = np.abs(rounded.astype(np.float32) - values).max(initial=0)
+        self._lost[index] = np.maximum(self._lost[index], lost)
+        self._largest[index] = np.maximum(self._largest[index], np.abs(values).max(initial=0))
+
+    def fits(self) -> bool:
+        """Never more than float16's own precision of the largest value."""
+        return bool((self._lost <= self._largest * _SMALLEST_SHARE).all())
 
 
 def _encode(
@@ -105,26 +133,28 @@ def _encode(
     scales: NDArray[np.float32],
     minimums: NDArray[np.float32] | None,
     out: NDArray[np.uint8],
-) -> bool:
-    """Write blocks of 32; False where a scale or minimum cannot be a float16."""
-    num_halves = 2 if kind in ("q8_h", "q8_hm") else 1
+    loss: _Loss,
+) -> None:
+    """Write blocks of 32, and add up what that loses."""
+    num_halves = 2 if kind in ("q8_h", "q8_hm", "q6_h") else 1
     repeats = codes.shape[1] // scales.shape[1] * num_halves // GROUP
     at = 0
-    for values in (scales, minimums):
+    for index, values in enumerate((scales, minimums)):
         if values is None:
             continue
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"):
             rounded = values.astype(np.float16)
-        lost = np.abs(rounded.astype(np.float32) - values).max(initial=0)
-        if not lost <= np.abs(values).max(initial=0) * _SMALLEST_SHARE:
-            return False
+            loss.add(index, values, rounded)
         halves = rounded.repeat(repeats, axis=1).reshape(len(out), num_halves)
         out[:, at : at + 2 * num_halves] = halves.view(np.uint8)
         at += 2 * num_halves
     codes = codes.reshape(len(out), GROUP)
-    if kind in ("q4_0", "q4_1"):
-        nibbles = (codes + np.int8(8) if kind == "q4_0" else codes).view(np.uint8)
-        out[:, at:] = nibbles[:, : GROUP // 2] | nibbles[:, GROUP // 2 :] << 4
+    if kind in ("q4_0", "q4_1", "q6_h"):
+        raw = (codes + np.int8({"q4_0": 8, "q4_1": 0, "q6_h": 32}[kind])).view(np.uint8)
+        low = raw & np.uint8(15)
+        out[:, at : at + HALF] = low[:, :HALF] | low[:, HALF:] << 4
+        if kind == "q6_h":
+            upper = (raw >> 4).reshape(len(out), 2, 4, 4) << np.array([0, 2, 4, 6], np.uint8)[:, None]
+            out[:, at + HALF :] = np.bitwise_or.reduce(upper, axis=2).reshape(len(out), 8)
     else:
         out[:, at:] = codes.view(np.uint8)
-    return True

@@ -183,7 +183,7 @@ class _Loader:
 
     def _matrix(self, name: str, quantization: str | None) -> RawTensor:
         tensor = self._tensors[name]
-        raw = raw_matrix(tensor)
+        raw = raw_matrix(tensor, self._ops)
         fits = raw.num_cols % GROUP == 0 or quantization not in BLOCK_BYTES
         if quantization is not None and raw.kind in DENSE_KINDS and raw.kind != quantization and fits:
             raw = self._ops.quantise(raw, quantization)

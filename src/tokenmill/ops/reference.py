@@ -139,6 +139,9 @@ class ReferenceOps:
             blocks["q"] = _pack_nibbles(_codes(x_bk - blocks["m"].astype(np.float32), blocks["d"], 0, 15))
         return RawTensor(kind, part.num_rows, part.num_cols, blocks.view(np.uint8))
 
+    def recode(self, stored: str, data: np.ndarray, kind: str, num_rows: int, num_cols: int) -> None:
+        return None
+
     def vector(self, values: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(values, np.float32)
 

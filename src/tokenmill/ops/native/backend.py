@@ -22,6 +22,7 @@ from .fuse import fuse
 from .library import (
     KINDS,
     PROBES,
+    STORED,
     KVStruct,
     LoraStruct,
     LowRankStruct,
@@ -118,6 +119,25 @@ class NativeOps:
         )
         check(self._library, done == 0)
         return RawTensor(kind, part.num_rows, part.num_cols, out)
+
+    def recode(self, stored: str, data: np.ndarray, kind: str, num_rows: int, num_cols: int) -> RawTensor | None:
+        if stored not in STORED:
+            return None
+        assert data.dtype == np.uint8 and data.flags.c_contiguous, data.dtype
+        out = np.empty(num_rows * raw_row_bytes(kind, num_cols), np.uint8)
+        fits = ctypes.c_int32()
+        done = self._library.tm_recode(
+            self._team,
+            STORED.index(stored),
+            KINDS[kind],
+            data.ctypes.data,
+            data.size,
+            out.ctypes.data,
+            out.size,
+            ctypes.byref(fits),
+        )
+        check(self._library, done == 0)
+        return RawTensor(kind, num_rows, num_cols, out) if fits.value else None
 
     def _pack_kind(self, kind: str, num_cols: int, matrices: Sequence[RawTensor]) -> np.ndarray:
         num_rows = sum(matrix.num_rows for matrix in matrices)

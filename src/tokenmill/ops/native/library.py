@@ -15,6 +15,8 @@ from pathlib import Path
 ABI_VERSION = 4
 
 KINDS = {"f32": 0, "f16": 1, "bf16": 2, "q4_0": 3, "q4_1": 4, "q8_0": 5, "q8_m": 6, "q8_h": 7, "q8_hm": 8, "q6_h": 9}
+STORED = ("q5_0", "q5_1", "q8_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "q8_k", "iq4_nl", "iq4_xs", "mxfp4", "tq2_0")
+"""Block formats that the library can recode, by number."""
 PROBES = {"read": 0, "int8": 1, "f32": 2}
 ISAS = ("avx512bf16", "avx512", "avxvnni", "avx2", "scalar")
 
@@ -158,6 +160,10 @@ _SIGNATURES = {
     "tm_packed_bytes": (c_int64, (c_int32, c_int64, c_int64)),
     "tm_pack": (c_int32, (c_void_p, c_int32, c_int64, c_int32, c_void_p, c_void_p, c_void_p, c_int64)),
     "tm_quantise": (c_int32, (c_void_p, c_int32, c_int32, c_int64, c_int64, c_void_p, c_void_p)),
+    "tm_recode": (
+        c_int32,
+        (c_void_p, c_int32, c_int32, c_void_p, c_int64, c_void_p, c_int64, POINTER(c_int32)),
+    ),
     "tm_buffer_bytes": (c_int64, (c_int32, c_int64, c_int64)),
     "tm_program_new": (
         c_void_p,
