@@ -16,6 +16,8 @@ from tokenmill.core.errors import BadCheckpoint
 from tokenmill.formats import digest
 from tokenmill.formats.checkpoint import open_checkpoint, weights_digest
 from tokenmill.formats.digest import file_digest
+from tokenmill.formats.mapping import map_file
+from tokenmill.formats.release import release
 
 
 def make_folder(path: Path) -> Path:
@@ -123,3 +125,25 @@ def test_formats_and_text_do_not_import_numpy() -> None:
         "tokenmill.text.detokenize; sys.exit('numpy' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def _mapped_kib() -> int:
+    """KiB of files in this process's memory."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line.split()[1] for line in lines if line.startswith("RssFile")))
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc to ask what is in memory")
+def test_released_bytes_leave_memory_and_can_be_read_again(tmp_path: Path) -> None:
+    """Whole pages of a slice that starts and ends within pages; what other slices hold stays."""
+    path = tmp_path / "file"
+    path.write_bytes(os.urandom(1 << 20) * 16)
+    view = map_file(path)
+    piece = view[100 : (12 << 20) + 100]
+    content = hashlib.sha256(view).digest()
+    held = _mapped_kib()
+    release(piece)
+    freed = held - _mapped_kib()
+    assert (11 << 10) < freed <= (12 << 10), freed
+    assert hashlib.sha256(view).digest() == content
+    release(memoryview(b"not mapped"))

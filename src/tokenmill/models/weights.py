@@ -17,6 +17,7 @@ from ..core.errors import BadCheckpoint
 from ..formats.checkpoint import Checkpoint
 from ..formats.ggml import dequantise
 from ..formats.quantised import QuantisedTensor
+from ..formats.release import release
 from ..formats.tensor import Tensor
 from ..ops.api import BLOCK_BYTES, GROUP, Array, Ops, RawTensor, Weight
 from .config import ModelConfig
@@ -112,13 +113,15 @@ class _Loader:
         self._config = config
         self._ops = ops
         self._num_bytes = 0
+        self._read: list[memoryview] = []  # matrices that are not packed yet
 
     def load(self) -> ModelWeights:
         config, names = self._config, self._global_names
-        layers = tuple(self._layer(layer) for layer in range(config.num_layers))
+        # The largest matrices come first, while little else is held.
         ends = "q8_0" if self._quantization in ("q4_0", "q4_1") else self._quantization
         embed = self._pack(self._matrix(f"{names['embed']}.weight", ends))
         head = embed if config.tied_embeddings else self._pack(self._matrix(f"{names['head']}.weight", ends))
+        layers = tuple(self._layer(layer) for layer in range(config.num_layers))
         return ModelWeights(embed, layers, self._norm(names["final_norm"]), head, self._num_bytes)
 
     def _layer(self, layer: int) -> LayerWeights:
@@ -187,12 +190,15 @@ class _Loader:
         fits = raw.num_cols % GROUP == 0 or quantization not in BLOCK_BYTES
         if quantization is not None and raw.kind in DENSE_KINDS and raw.kind != quantization and fits:
             raw = self._ops.quantise(raw, quantization)
+        self._read.append(tensor.data)
         self._bytes_read += tensor.data.nbytes
         self._progress(self._bytes_read, self._bytes_in_all)
         return raw
 
     def _pack(self, *parts: RawTensor) -> Weight:
         weight = self._ops.pack(parts)
+        while self._read:
+            release(self._read.pop())
         self._num_bytes += weight.num_bytes
         return weight
 

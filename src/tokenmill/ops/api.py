@@ -189,8 +189,8 @@ class Ops(Protocol):
         ...
 
     def recode(self, stored: str, data: np.ndarray, kind: str, num_rows: int, num_cols: int) -> RawTensor | None:
-        """Blocks of a checkpoint's format (uint8) as blocks of `kind`, as models/repack.py defines it but faster. None for
-        a format that this backend leaves to it, and where scales or minimums cannot be rounded to float16."""
+        """Blocks of a checkpoint's format (uint8) as blocks of `kind`, as models/repack.py defines it but faster. None
+        for a format that this backend leaves to it, and where scales or minimums cannot be rounded to float16."""
         ...
 
     def vector(self, values: np.ndarray) -> Array:

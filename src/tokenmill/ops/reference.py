@@ -410,8 +410,8 @@ def _nibbles(packed: np.ndarray) -> np.ndarray:
 
 
 def _upper_bits(upper_bh4: np.ndarray) -> np.ndarray:
-    """uint8 [blocks, 2, 4] -> float32 [blocks, 32]: byte j of a half holds values j, 4 + j, 8 + j, 12 + j of it, from the
-    lowest two bits up."""
+    """uint8 [blocks, 2, 4] -> float32 [blocks, 32]: byte j of a half holds values j, 4 + j, 8 + j, 12 + j of it, from
+    the lowest two bits up."""
     shifts = np.array([0, 2, 4, 6], np.uint8)[:, None]
     return (upper_bh4[:, :, None] >> shifts & 3).reshape(len(upper_bh4), GROUP).astype(np.float32)
 
