@@ -179,10 +179,13 @@ def random_mix(
     return Mix(config, arrivals, aborts, adapters)
 
 
-def check_mix(worker: Worker, mix: Mix, rng: random.Random, *, exact: bool, where: str) -> EngineCore:
-    """Every stream equals the request's run alone; an aborted one is a beginning of it, a resumed one its rest."""
+def check_mix(
+    worker: Worker, mix: Mix, rng: random.Random, *, exact: bool, where: str, plain: Worker | None = None
+) -> EngineCore:
+    """Every stream equals the request's run alone, on `plain` where that is another worker; an aborted one is a
+    beginning of it, a resumed one its rest."""
     max_model_len = mix.config.max_model_len
-    expected = {request.id: alone(worker, request, max_model_len) for _, request in mix.arrivals}
+    expected = {request.id: alone(plain or worker, request, max_model_len) for _, request in mix.arrivals}
     arrivals = []
     skipped = {}
     for at, request in mix.arrivals:
@@ -299,3 +302,89 @@ def test_real_model_bit_for_bit(smollm2):
     crowded = {"num_requests": 5, "max_prompt": 50, "max_output": 40}
     run_mixes(worker, [(205, long), (213, crowded)], exact=True)
     worker.executor.close()
+
+
+WINDOWS = {"local": ("sliding_attention",) * 2, "global and local": ("full_attention", "sliding_attention")}
+
+
+def windowed_workers(make_ops, kinds: tuple[str, ...], window: int, max_model_len: int) -> tuple[Worker, Worker]:
+    """(a worker whose windows are a KV group of their own, the same with all layers on one table that keeps it all)"""
+    workers = []
+    for num_window_blocks in (NUM_BLOCKS, 0):
+        checkpoint = tiny_checkpoint()
+        checkpoint.metadata |= {
+            "architectures": ["MistralForCausalLM"],
+            "sliding_window": window,
+            "layer_types": list(kinds),
+            "max_position_embeddings": max_model_len,
+        }
+        worker = build_worker(
+            checkpoint,
+            make_ops(),
+            max_model_len=max_model_len,
+            num_blocks=NUM_BLOCKS if "full_attention" in kinds or not num_window_blocks else 0,
+            num_window_blocks=num_window_blocks,
+            max_num_batched_tokens=max_model_len,
+            max_num_seqs=8,
+            block_size=BLOCK_SIZE,
+            kv_dtype="f32" if make_ops is ReferenceOps else "f16",
+        )
+        workers.append(worker)
+    assert workers[0].window == window and workers[1].window == 0
+    return workers[0], workers[1]
+
+
+def run_windowed(make_ops, kinds: tuple[str, ...], window: int, seeds: range, shape: dict[str, int]) -> EngineCore:
+    """Mixes over a window's pool from the smallest possible on; returns the last core."""
+    max_model_len = shape["max_prompt"] + shape["max_output"]
+    worker, plain = windowed_workers(make_ops, kinds, window, max_model_len)
+    fewest = 1 + -(-(window - 1) // BLOCK_SIZE)
+    hits = 0
+    for seed in seeds:
+        rng = random.Random(seed)
+        mix = random_mix(rng, vocab_size=worker.model_config.vocab_size, **shape)
+        config = replace(
+            mix.config,
+            num_blocks=min(NUM_BLOCKS, mix.config.num_blocks) if worker.num_blocks else 0,
+            window=window,
+            num_window_blocks=min(NUM_BLOCKS, rng.choice([fewest, fewest + 2, 2 * fewest + 4, NUM_BLOCKS])),
+        )
+        exact = make_ops is NativeOps
+        where = f"window {window}, seed {seed}"
+        core = check_mix(worker, replace(mix, config=config), rng, exact=exact, where=where, plain=plain)
+        hits += core.stats().prefix_hits
+    assert hits, "mixes that never share a prefix prove too little"
+    worker.executor.close()
+    plain.executor.close()
+    return core
+
+
+@pytest.fixture
+def no_digest(monkeypatch):
+    """Tiny models are of no file."""
+    monkeypatch.setattr(build, "weights_digest", lambda path, cache_dir: "tiny")
+
+
+@pytest.mark.parametrize("kinds", WINDOWS.values(), ids=WINDOWS)
+def test_windows_on_numpy(no_digest, kinds):
+    """What slid out is never read: tokens equal those of a worker that keeps every block."""
+    run_windowed(ReferenceOps, kinds, 21, range(300, 302), TINY_SHAPE)
+
+
+@pytest.mark.exact
+@needs_native
+@pytest.mark.parametrize("window", [1, 5, 16, 21, 50])
+@pytest.mark.parametrize("kinds", WINDOWS.values(), ids=WINDOWS)
+def test_windows_bit_for_bit(no_digest, kinds, window):
+    """The same bits whether blocks behind the window are given back or kept: windows smaller than a block, whole blocks
+    and in between, with tiny pools, shared prefixes, preemption and steps in flight."""
+    run_windowed(NativeOps, kinds, window, range(400, 406), TINY_SHAPE)
+
+
+@pytest.mark.exact
+@needs_native
+@pytest.mark.parametrize("window", [70, 300])
+def test_windows_over_several_spans(no_digest, window):
+    """Contexts of four spans of attention, of which a window hides the first."""
+    shape = {"num_requests": 5, "max_prompt": 900, "max_output": 20}
+    run_windowed(NativeOps, WINDOWS["global and local"], window, range(501, 506), shape)

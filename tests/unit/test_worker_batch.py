@@ -87,7 +87,7 @@ def test_slots_are_reused_and_grow():
     slots = _slots((1, 2), (3,))
     first = slots[100]
     slots.append_blocks(slots.introduce(102), (4,))
-    assert len(slots) == 4 and slots.block_tables[first, :2].tolist() == [1, 2]
+    assert len(slots) == 4 and slots.block_tables[first, 0, :2].tolist() == [1, 2]
     slots.release(100)
     slots.release(100)
     assert slots.introduce(103) == first and slots.num_held[first] == 0

@@ -183,7 +183,7 @@ def _config(**changes):
 def test_memory_plan(make_worker):
     """The plan's parts are what was asked for and packed, and its lines show the sum."""
     worker = make_worker(queue_bytes=12345)
-    plan, group = worker.memory, worker.kv_group
+    plan, (group,) = worker.memory, worker.kv_groups
     assert plan.kv == 32 * group.bytes_per_block and plan.queue == 12345
     assert plan.weights >= sum(t.num_values * 4 for t in tiny_checkpoint().tensors.values())
     assert plan.total == plan.weights + plan.kv + plan.scratch + plan.logits + plan.queue

@@ -15,14 +15,21 @@ from typing import Any
 
 from ..ops.api import Array, Ops
 from .config import ModelConfig
+from .kv import LayerKV
 from .weights import LayerWeights, Linear, ModelWeights, Norm
 
 
 def forward(
-    ops: Ops, config: ModelConfig, weights: ModelWeights, ropes: Sequence[Array | None], kv: Any, batch: Any
+    ops: Ops,
+    config: ModelConfig,
+    weights: ModelWeights,
+    ropes: Sequence[Array | None],
+    kvs: Sequence[LayerKV],
+    batch: Any,
 ) -> Array:
-    """Logits [L, V] of the batch's logit rows; writes the KV of all its tokens. `ropes`: each layer's table."""
-    x_LD = hidden(ops, config, weights, ropes, kv, batch)
+    """Logits [L, V] of the batch's logit rows; writes the KV of all its tokens. `ropes`, `kvs`: each layer's RoPE
+    table and KV."""
+    x_LD = hidden(ops, config, weights, ropes, kvs, batch)
     logits_LV = ops.linear(x_LD, weights.head)
     if weights.head_lora is not None:
         logits_LV = ops.add_lora(logits_LV, x_LD, weights.head_lora, batch.adapters_L)
@@ -31,12 +38,17 @@ def forward(
 
 
 def hidden(
-    ops: Ops, config: ModelConfig, weights: ModelWeights, ropes: Sequence[Array | None], kv: Any, batch: Any
+    ops: Ops,
+    config: ModelConfig,
+    weights: ModelWeights,
+    ropes: Sequence[Array | None],
+    kvs: Sequence[LayerKV],
+    batch: Any,
 ) -> Array:
     """The states [L, D] that logits are made of, or vectors of the text so far."""
     x_TD = _scaled(ops, ops.embed(weights.embed, batch.tokens_T), config.embed_scale)
     for index, layer in enumerate(weights.layers):
-        mixed_TD = attention(ops, config, index, layer, ropes[index], kv, batch, x_TD)
+        mixed_TD = attention(ops, config, index, layer, ropes[index], kvs[index], batch, x_TD)
         x_TD = ops.add(x_TD, _scaled(ops, mixed_TD, config.residual_scale))
         x_TD = ops.add(x_TD, _scaled(ops, ffn(ops, config, layer, batch, x_TD), config.residual_scale))
     return _norm(ops, config, weights.final_norm, ops.gather_rows(x_TD, batch.logit_rows_L))
@@ -48,7 +60,7 @@ def attention(
     index: int,
     layer: LayerWeights,
     rope_PR: Array | None,
-    kv: Any,
+    layer_kv: LayerKV,
     batch: Any,
     x_TD: Array,
 ) -> Array:
@@ -59,10 +71,11 @@ def attention(
         qkv_TW = ops.norm_heads(qkv_TW, layer.q_norm, layer.k_norm, heads, config.norm_eps)
     if rope_PR is not None:
         qkv_TW = ops.rope(qkv_TW, batch.positions_T, rope_PR, heads)
-    ops.write_kv(kv, index, qkv_TW, batch, heads)
+    kv, place = layer_kv
+    ops.write_kv(kv, place, qkv_TW, batch, heads)
     mixed_TD = ops.paged_attention(
         kv,
-        index,
+        place,
         qkv_TW,
         batch,
         heads,

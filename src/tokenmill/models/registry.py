@@ -12,6 +12,7 @@ from ..formats.checkpoint import Checkpoint
 from ..ops.api import Array, Ops
 from . import decoder
 from .config import ModelConfig, RopeConfig, config_from_checkpoint
+from .kv import kv_groups, layer_kvs, one_group
 from .lora import LoraLimits, with_tables
 from .rope import rope_frequencies, rope_table
 from .weights import ModelWeights, Progress, load_weights
@@ -27,15 +28,22 @@ class Model:
     """
 
     config: ModelConfig
-    kv_group: KVGroup
+    kv_groups: tuple[KVGroup, ...]
     weights: ModelWeights
     ropes: tuple[Array | None, ...]
     rope_digest: str
     num_bytes: int
 
+    @property
+    def kv_group(self) -> KVGroup:
+        """The only KV group, of a model loaded without `windows_apart`."""
+        (group,) = self.kv_groups
+        return group
+
     def forward(self, ops: Ops, kv: Any, batch: Any) -> Array:
-        """Logits [L, V]; see decoder.forward."""
-        return decoder.forward(ops, self.config, self.weights, self.ropes, kv, batch)
+        """Logits [L, V]; see decoder.forward. `kv`: the bound pool, or a tuple of one for each group."""
+        kvs = layer_kvs(self.kv_groups, kv if isinstance(kv, tuple) else (kv,), self.config.num_layers)
+        return decoder.forward(ops, self.config, self.weights, self.ropes, kvs, batch)
 
 
 def load_model(
@@ -48,9 +56,11 @@ def load_model(
     quantization: str | None = None,
     progress: Progress | None = None,
     lora: LoraLimits | None = None,
+    windows_apart: bool = False,
 ) -> Model:
     """Read and pack a model for positions [0, max_model_len) (default: the model's whole context). `quantization` and
-    `progress`: see load_weights. `lora`: make room for adapters.
+    `progress`: see load_weights. `lora`: make room for adapters. `windows_apart`: layers with a window are a KV group
+    of their own, where that differs.
 
     Raises BadCheckpoint for an unknown architecture and for missing, unexpected or misshaped tensors.
     """
@@ -70,7 +80,11 @@ def load_model(
         num_table_bytes += table.nbytes
     return Model(
         config=config,
-        kv_group=KVGroup("full", config.num_layers, config.num_kv_heads, config.head_dim, block_size, kv_dtype),
+        kv_groups=(
+            kv_groups(config, max_model_len=max_model_len, block_size=block_size, dtype=kv_dtype)
+            if windows_apart
+            else (one_group(config, block_size, kv_dtype),)
+        ),
         weights=weights,
         ropes=tuple(None if layer.rope is None else tables[layer.rope] for layer in config.layers),
         rope_digest=digest.hexdigest(),

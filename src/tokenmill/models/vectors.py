@@ -20,6 +20,7 @@ from .config import ModelConfig, config_from_checkpoint
 from .encoder_config import EncoderConfig, encoder_config, is_encoder
 from .encoder_weights import load_encoder_weights
 from .families import GLOBAL_NAMES, HF_FAMILIES
+from .kv import layer_kvs
 from .registry import load_model
 from .weights import Progress
 
@@ -84,7 +85,8 @@ def load_vector_model(
     )
 
     def forward(ops: Ops, kv: Any, batch: Any) -> Array:
-        return decoder.hidden(ops, model.config, model.weights, model.ropes, kv, batch)
+        kvs = layer_kvs(model.kv_groups, (kv,), model.config.num_layers)
+        return decoder.hidden(ops, model.config, model.weights, model.ropes, kvs, batch)
 
     return VectorModel(
         model.config, forward, model.config.width, model.kv_group, model.num_bytes, rope_digest=model.rope_digest

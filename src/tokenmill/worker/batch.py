@@ -39,11 +39,17 @@ class Part:
 
 
 class Slots:
-    """Sequence numbers -> small indices into growing arrays. One thread uses it."""
+    """Sequence numbers -> small indices into growing arrays. One thread uses it.
 
-    def __init__(self, num_slots: int, max_blocks_per_seq: int, num_blocks: int) -> None:
+    num_blocks    blocks in the largest pool
+    num_tables    block tables of a sequence: one for each KV group
+    block_tables  [slot, table, block]
+    """
+
+    def __init__(self, num_slots: int, max_blocks_per_seq: int, num_blocks: int, num_tables: int = 1) -> None:
         self.num_blocks = num_blocks
-        self.block_tables = np.zeros((num_slots, max_blocks_per_seq), np.int32)
+        self.num_tables = num_tables
+        self.block_tables = np.zeros((num_slots, num_tables, max_blocks_per_seq), np.int32)
         self.num_held = np.zeros(num_slots, np.int32)
         self.drawn_token = np.zeros(num_slots, np.int32)
         self.drawn_step = np.full(num_slots, -1, np.int64)
@@ -73,11 +79,12 @@ class Slots:
         return slot
 
     def append_blocks(self, slot: int, blocks: Sequence[int]) -> None:
+        """As many ids for each table, one table after the other."""
         assert min(blocks) >= 0 and max(blocks) < self.num_blocks, (blocks, self.num_blocks)
         held = int(self.num_held[slot])
-        end = held + len(blocks)
-        assert end <= self.block_tables.shape[1], (end, self.block_tables.shape)
-        self.block_tables[slot, held:end] = blocks
+        end = held + len(blocks) // self.num_tables
+        assert end <= self.block_tables.shape[2], (end, self.block_tables.shape)
+        self.block_tables[slot, :, held:end] = np.reshape(blocks, (self.num_tables, -1))
         self.num_held[slot] = end
 
     def _grow(self) -> None:
@@ -156,9 +163,16 @@ def build_batch(piece: Sequence[Part], slots: Slots, block_size: int, limits: St
         positions_T=positions_T,
         row_starts_S1=row_starts_S1,
         context_lens_S=context_lens_S,
-        block_tables_SB=slots.block_tables[slots_S, :widest],
+        block_tables_SB=_block_tables(slots, slots_S, widest),
         logit_rows_L=_logit_rows(piece, row_starts_S1),
     )
+
+
+def _block_tables(slots: Slots, slots_S: np.ndarray, widest: int) -> np.ndarray:
+    """All sequences' rows of the first table, then of the next."""
+    if slots.num_tables == 1:
+        return slots.block_tables[slots_S, 0, :widest]
+    return np.concatenate([slots.block_tables[slots_S, table, :widest] for table in range(slots.num_tables)])
 
 
 def _tokens(piece: Sequence[Part], slots_S: np.ndarray, row_starts_S1: np.ndarray, slots: Slots) -> np.ndarray:

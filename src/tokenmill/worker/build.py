@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,16 +30,23 @@ LAYOUT = "K[G,C,s]V[G,s,C]"
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """`numerics_id`: equal ids mean interchangeable KV and equal tokens. `vector_size`: values of a vector; 0 for a
-    model that gives tokens. Close the executor to free everything."""
+    """`num_blocks`, `num_window_blocks`: in the pools of `kv_groups`, the second for layers with a window that have a
+    group of their own. `numerics_id`: equal ids mean interchangeable KV and equal tokens. `vector_size`: values of a
+    vector; 0 for a model that gives tokens. Close the executor to free everything."""
 
     executor: ModelExecutor
     model_config: ModelConfig | EncoderConfig
-    kv_group: KVGroup
+    kv_groups: tuple[KVGroup, ...]
     num_blocks: int
     numerics_id: str
     memory: MemoryPlan
     vector_size: int = 0
+    num_window_blocks: int = 0
+
+    @property
+    def window(self) -> int:
+        """Positions that the layers of the group with a window see; 0: there is no such group."""
+        return self.kv_groups[-1].window
 
 
 def build_worker(
@@ -56,10 +64,13 @@ def build_worker(
     quantization: str | None = None,
     progress: Progress | None = None,
     lora: LoraLimits | None = None,
+    num_window_blocks: int = 0,
 ) -> Worker:
     """Load the model onto `ops` and make it ready to run steps.
 
-    num_blocks may be more than max_num_seqs sequences can ever hold, for the prefix cache. queue_bytes: what admission
+    num_blocks may be more than max_num_seqs sequences can ever hold, for the prefix cache. num_window_blocks: blocks
+    for the layers whose window is shorter than max_model_len, as a KV group of their own (num_blocks is 0 if those are
+    all layers); 0: all layers share one. queue_bytes: what admission
     lets waiting requests hold, for the plan. cache_dir: where weight digests are remembered (default: the user's cache
     folder). quantization: what dense matrices become at load. lora: take adapters, within these limits. The checkpoint
     may be closed afterwards. Raises BadCheckpoint.
@@ -73,8 +84,11 @@ def build_worker(
         quantization=quantization,
         progress=progress,
         lora=lora,
+        windows_apart=num_window_blocks > 0,
     )
-    config, group = model.config, model.kv_group
+    config, groups = model.config, model.kv_groups
+    sizes = [count for count in (num_blocks, num_window_blocks) if count]
+    assert len(sizes) == len(groups), f"pools of {sizes} blocks for {len(groups)} KV groups"
     limits = step_limits(
         config,
         max_model_len=max_model_len,
@@ -82,9 +96,9 @@ def build_worker(
         max_num_seqs=max_num_seqs,
         block_size=block_size,
     )
-    pool = KVPool(group, num_blocks)
-    kv = ops.bind_kv(pool.data, group)
-    program = ops.compile(lambda recorder, batch: model.forward(recorder, kv, batch), limits)
+    pools = [KVPool(group, count) for group, count in zip(groups, sizes, strict=True)]
+    kvs = tuple(ops.bind_kv(pool.data, pool.group) for pool in pools)
+    program = ops.compile(lambda recorder, batch: model.forward(recorder, kvs, batch), limits)
     adapters = None if lora is None else Adapters(ops, model.weights, config, checkpoint.kind, lora)
     runner = Runner(
         ops,
@@ -92,27 +106,30 @@ def build_worker(
         limits,
         vocab_size=config.vocab_size,
         block_size=block_size,
-        num_blocks=num_blocks,
+        num_blocks=max(sizes),
+        num_tables=len(groups),
         adapters=adapters,
     )
 
     def free() -> None:
         ops.close()
-        pool.close()
+        for pool in pools:
+            pool.close()
 
     digest = weights_digest(checkpoint.path, cache_dir or default_cache_dir())
     return Worker(
         executor=ModelExecutor(runner, on_close=free, adapters=adapters),
         model_config=config,
-        kv_group=group,
+        kv_groups=groups,
         num_blocks=num_blocks,
-        numerics_id=numerics_id(f"{digest} {quantization or 'as stored'}", model, ops),
+        num_window_blocks=num_window_blocks,
+        numerics_id=numerics_id(f"{digest} {quantization or 'as stored'}", model, groups, ops),
         memory=plan_memory(
             config,
-            group,
+            groups,
             limits,
             weights_bytes=model.num_bytes,
-            num_blocks=num_blocks,
+            sizes=sizes,
             program_bytes=program.scratch_bytes,
             queue_bytes=queue_bytes,
         ),
@@ -167,15 +184,15 @@ def build_vector_worker(
     return Worker(
         executor=ModelExecutor(runner, on_close=free),
         model_config=model.config,
-        kv_group=group,
+        kv_groups=(group,),
         num_blocks=num_blocks,
-        numerics_id=numerics_id(f"{digest} {quantization or 'as stored'}", model, ops),
+        numerics_id=numerics_id(f"{digest} {quantization or 'as stored'}", model, (group,), ops),
         memory=plan_memory(
             model.config,
-            group,
+            (group,),
             limits,
             weights_bytes=model.num_bytes,
-            num_blocks=num_blocks,
+            sizes=(num_blocks,),
             program_bytes=program.scratch_bytes,
             queue_bytes=queue_bytes,
             output_width=model.vector_size,
@@ -185,8 +202,10 @@ def build_vector_worker(
     )
 
 
-def numerics_id(digest: str, model: Model | VectorModel, ops: Ops) -> str:
-    """Digest of all that decides KV bytes and tokens, and of nothing else (not batch, threads or compiler)."""
-    group = model.kv_group
+def numerics_id(digest: str, model: Model | VectorModel, groups: Sequence[KVGroup], ops: Ops) -> str:
+    """Digest of all that decides KV bytes and tokens, and of nothing else (not batch, threads or compiler). Which
+    layers a block holds is part of it where they are not all."""
+    group = groups[0]
     facts = [digest, group.dtype, LAYOUT, str(group.block_size), ops.family, model.rope_digest]
+    facts += [f"{group.name} {group.layers}" for group in groups if group.layers]
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:32]

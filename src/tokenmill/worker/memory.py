@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..core.block import KVGroup
@@ -19,15 +20,18 @@ MIN_LOGIT_ROWS = 16
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Bytes. `kv` is committed page by page as blocks are first written; `queue` bounds what waiting requests hold."""
+    """Bytes. `pools`: each KV group with the blocks in its pool, committed page by page as they are first written;
+    `queue` bounds what waiting requests hold."""
 
     weights: int
-    kv: int
-    num_blocks: int
-    block_size: int
+    pools: tuple[tuple[KVGroup, int], ...]
     scratch: int
     logits: int
     queue: int
+
+    @property
+    def kv(self) -> int:
+        return sum(group.bytes_per_block * num_blocks for group, num_blocks in self.pools)
 
     @property
     def total(self) -> int:
@@ -35,15 +39,20 @@ class MemoryPlan:
 
     def lines(self) -> list[str]:
         """One line each, then the sum."""
-        blocks = f"{self.num_blocks} blocks, {self.num_blocks * self.block_size} tokens"
         return [
             f"weights  {format_bytes(self.weights)}",
-            f"KV pool  {format_bytes(self.kv)} ({blocks})",
+            *(_pool_line(group, num_blocks) for group, num_blocks in self.pools),
             f"scratch  {format_bytes(self.scratch)}",
             f"logits   {format_bytes(self.logits)}",
             f"queue    {format_bytes(self.queue)}",
             f"in all   {format_bytes(self.total)}",
         ]
+
+
+def _pool_line(group: KVGroup, num_blocks: int) -> str:
+    blocks = f"{num_blocks} blocks, {num_blocks * group.block_size} tokens"
+    sees = f"; {group.num_layers} layers that see {group.window}" if group.window else ""
+    return f"KV pool  {format_bytes(num_blocks * group.bytes_per_block)} ({blocks}{sees})"
 
 
 def step_limits(
@@ -61,32 +70,30 @@ def step_limits(
 
 def plan_memory(
     config: ModelConfig | EncoderConfig,
-    group: KVGroup,
+    groups: Sequence[KVGroup],
     limits: StepLimits,
     *,
     weights_bytes: int,
-    num_blocks: int,
+    sizes: Sequence[int],
     program_bytes: int | None,
     queue_bytes: int,
     output_width: int | None = None,
     step_pool_bytes: int = 0,
 ) -> MemoryPlan:
-    """program_bytes: what the compiled forward holds, logits included; None: estimated as the values of one layer of a
-    full step, in float32. The rest of scratch is the block tables of plan and worker and the sampler's copies.
-    output_width: values of a row that the forward gives; None: logits of the vocabulary. step_pool_bytes: an encoder's
-    pool for the length of a step."""
+    """sizes: blocks in the pool of each group. program_bytes: what the compiled forward holds, logits included; None:
+    estimated as the values of one layer of a full step, in float32. The rest of scratch is the block tables of plan and
+    worker and the sampler's copies. output_width: values of a row that the forward gives; None: logits of the
+    vocabulary. step_pool_bytes: an encoder's pool for the length of a step."""
     output_width = output_width or config.vocab_size
     logits = limits.max_logit_rows * output_width * 4
     if program_bytes is None:
         values_per_token = 4 * config.width + 2 * config.heads.width + 3 * config.ffn_width
         program_bytes = logits + limits.max_tokens * values_per_token * 4
-    tables = 2 * limits.max_seqs * limits.max_blocks_per_seq * 4
+    tables = 2 * len(groups) * limits.max_seqs * limits.max_blocks_per_seq * 4
     copies = 4 * SLICE * output_width * 4
     return MemoryPlan(
         weights=weights_bytes,
-        kv=num_blocks * group.bytes_per_block,
-        num_blocks=num_blocks,
-        block_size=group.block_size,
+        pools=tuple(zip(groups, sizes, strict=True)),
         scratch=max(0, program_bytes - logits) + tables + copies + step_pool_bytes,
         logits=logits,
         queue=queue_bytes,

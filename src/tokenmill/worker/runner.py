@@ -37,6 +37,7 @@ class Runner:
         vocab_size: int,
         block_size: int,
         num_blocks: int,
+        num_tables: int = 1,
         adapters: Adapters | None = None,
     ) -> None:
         self._program = program
@@ -45,7 +46,7 @@ class Runner:
         self._limits = limits
         self._vocab_size = vocab_size
         self._block_size = block_size
-        self._slots = Slots(limits.max_seqs, limits.max_blocks_per_seq, num_blocks)
+        self._slots = Slots(limits.max_seqs, limits.max_blocks_per_seq, num_blocks, num_tables)
         self._sampler = Sampler(ops, vocab_size, limits.max_seqs)
         self._scores: dict[int, _PromptScores] = {}  # by slot, of sequences that want prompt logprobs
 
