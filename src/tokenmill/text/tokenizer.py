@@ -20,6 +20,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, process
 
 from ..core.errors import BadCheckpoint
 from ..formats.safetensors import read_json
+from .charsmap import check_normalizer
 from .pretokenizers import find_scheme
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
@@ -250,8 +251,11 @@ def tokenizer_from_folder(folder: Path) -> Tokenizer:
         )
     try:
         backend = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the library's panics are no Exceptions
         raise BadCheckpoint(f"{path} is not a tokenizer that can be read: {error}.") from error
+    check_normalizer(backend)
     backend.no_truncation()
     backend.no_padding()
     _add_missing_tokens(backend, read_tokenizer_config(folder))
@@ -394,6 +398,7 @@ def _unigram_backend(metadata: dict[str, Any], tokens: list[str], types: list[in
         steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
     backend = tokenizers.Tokenizer(model)
     _mark_spaces(backend, metadata, steps)
+    check_normalizer(backend)
     return backend
 
 
