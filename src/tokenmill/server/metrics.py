@@ -95,6 +95,7 @@ class Metrics:
         )
         self._success = {reason: success.labels(*self._labels, reason) for reason in _FINISHES}
         self._cached = self._counter("vllm:prompt_tokens_cached", "Prompt tokens found in the prefix cache")
+        self._pooled = self._counter("tokenmill:pooling_requests", "Finished requests for a vector or a score")
         self._refused = Counter(
             "tokenmill:requests_refused", "Calls answered with an error status", (*_LABELS, "status"),
             registry=self.registry,
@@ -152,12 +153,17 @@ class Metrics:
         """The engine's last word on a request; `reason` as its client saw it."""
         self._success[reason].inc()
         self._e2e.observe(now - request.arrival_s)
-        self._max_tokens.observe(request.max_tokens)
+        gives_tokens = request.pooling is None
+        if gives_tokens:
+            self._max_tokens.observe(request.max_tokens)
         if reason == FINISH_ERROR:
             return
         num_prompt, num_output = len(request.prompt_tokens), output.num_output
         self._num_prompt.observe(num_prompt)
-        self._num_output.observe(num_output)
+        if gives_tokens:
+            self._num_output.observe(num_output)
+        elif output.vector:
+            self._pooled.inc()
         timing = output.timing
         if timing is None or timing.scheduled_s < 0:
             return

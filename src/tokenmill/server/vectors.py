@@ -28,12 +28,13 @@ from .errors import from_engine
 from .fields import parse_object
 from .http import JSONReply
 from .limits import Limits
-from .openai import Prompt, Rules
+from .openai import Rules
 from .pooling import PoolingCall, parse_embedding, parse_rerank, parse_score
 from .stream import watched
 from .tokens import Encoder, context_limit
 
 Parse = Callable[[dict[str, Any], Rules], tuple[PoolingCall, list[str]]]
+Given = str | Sequence[int]
 Input = tuple[Sequence[int], int]
 """Token ids, and where the second text of a pair begins in them, or 0."""
 
@@ -122,7 +123,7 @@ def cosine(first: bytes, second: bytes) -> float:
     return sum(map(mul, array("f", first), array("f", second)))
 
 
-def with_prompt(text: TextModel, name: str | None, inputs: Sequence[Prompt]) -> list[Prompt]:
+def with_prompt(text: TextModel, name: str | None, inputs: Sequence[Given]) -> list[Given]:
     """The texts behind the model's prompt of that name, or behind its default one. Token ids are taken as they are."""
     if name is not None and name not in text.prompts:
         known = f"has the prompts {', '.join(text.prompts)}" if text.prompts else "has no prompts"
@@ -224,7 +225,7 @@ class VectorService:
         self.limits.admit(1, 0)
         return call
 
-    async def _encode(self, call: PoolingCall, given: Sequence[Prompt], ready: Ready) -> list[Input]:
+    async def _encode(self, call: PoolingCall, given: Sequence[Given], ready: Ready) -> list[Input]:
         """Texts encoded together, ids as they are, in the order given."""
         texts = [prompt for prompt in given if isinstance(prompt, str)]
         encoded = iter(
