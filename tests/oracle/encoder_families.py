@@ -1,0 +1,49 @@
+"""The encoder families that the oracle tests run, and the generated page lists."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+SHAPE = {
+    "vocab_size": 120,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 512,
+    "type_vocab_size": 2,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}
+_DISTIL = {"dim": 64, "hidden_dim": 96, "n_layers": 3, "n_heads": 4, "dropout": 0.0, "attention_dropout": 0.0}
+
+
+@dataclass(frozen=True)
+class EncoderCase:
+    """family and suffix together are transformers' name of the class."""
+
+    title: str
+    family: str
+    suffix: str = "Model"
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def has_types(self) -> bool:
+        return self.family == "Bert"
+
+
+_ONE_LABEL = {"num_labels": 1}
+_PAD = {"pad_token_id": 1, "type_vocab_size": 1, "max_position_embeddings": 514}
+
+CASES = (
+    EncoderCase("BERT", "Bert"),
+    EncoderCase("BERT, tanh GELU, wide heads", "Bert", options={"hidden_act": "gelu_new", "num_attention_heads": 2}),
+    EncoderCase("BERT, scores of pairs", "Bert", "ForSequenceClassification", _ONE_LABEL),
+    EncoderCase("RoBERTa", "Roberta", options=_PAD),
+    EncoderCase("RoBERTa, scores of pairs", "Roberta", "ForSequenceClassification", _PAD | _ONE_LABEL),
+    EncoderCase("XLM-RoBERTa", "XLMRoberta", options=_PAD),
+    EncoderCase("XLM-RoBERTa, scores of pairs", "XLMRoberta", "ForSequenceClassification", _PAD | _ONE_LABEL),
+    EncoderCase("CamemBERT", "Camembert", options=_PAD),
+    EncoderCase("DistilBERT", "DistilBert", options=_DISTIL),
+)

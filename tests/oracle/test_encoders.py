@@ -1,0 +1,186 @@
+"""Every encoder family: small random models saved by transformers and loaded by us, on numpy and the native kernels.
+
+What a request gets (its vector or score) is compared, since that is what pooling, places, types of text and the head
+come down to. Pooling is written out here as sentence-transformers defines it. Tolerance: float32 on both sides, in
+different orders of summation.
+"""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from encoder_families import CASES, SHAPE, EncoderCase
+
+from tokenmill.core.request import PoolingParams, SamplingParams
+from tokenmill.core.step import Introduction, PlanRow, StepPlan
+from tokenmill.formats.checkpoint import open_checkpoint
+from tokenmill.ops.native import NativeOps, available
+from tokenmill.ops.reference import ReferenceOps
+from tokenmill.worker.build import Worker, build_vector_worker
+
+torch = pytest.importorskip("torch", reason="the oracle needs torch")
+transformers = pytest.importorskip("transformers", reason="the oracle needs transformers")
+
+LENGTHS = (1, 7, 40, 300)
+TOLERANCE = 5e-6
+
+NATIVE_REASON = available()
+BACKENDS = [
+    pytest.param(lambda: ReferenceOps(exact_activations=True), id="numpy"),
+    pytest.param(
+        NativeOps, id="native", marks=pytest.mark.skipif(NATIVE_REASON is not None, reason=str(NATIVE_REASON))
+    ),
+]
+
+
+def save_model(case: EncoderCase, folder):
+    """A random model of the case, seeded, saved; the same in transformers."""
+    config = getattr(transformers, f"{case.family}Config")(**SHAPE | case.options)
+    torch.manual_seed(1)
+    model = getattr(transformers, f"{case.family}{case.suffix}")(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3 if parameter.ndim == 2 else 1).add_(0.02 * torch.randn_like(parameter))
+    model.save_pretrained(folder)
+    return type(model).from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+
+
+@pytest.fixture(params=CASES, ids=[case.title.replace(" ", "_") for case in CASES], scope="module")
+def saved(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("encoder")
+    return request.param, folder, save_model(request.param, folder)
+
+
+def make_worker(ops, folder, cache_dir) -> Worker:
+    return build_vector_worker(
+        open_checkpoint(folder),
+        ops,
+        max_model_len=sum(LENGTHS),
+        num_blocks=0,
+        max_num_batched_tokens=sum(LENGTHS),
+        max_num_seqs=len(LENGTHS),
+        cache_dir=cache_dir,
+    )
+
+
+def vectors(worker: Worker, requests: list[tuple[list[int], PoolingParams]]) -> list[np.ndarray]:
+    """All in one step."""
+    rows = []
+    for number, (tokens, params) in enumerate(requests):
+        intro = Introduction(tuple(tokens), (), SamplingParams(max_tokens=1), 0, 0, (), params)
+        rows.append(PlanRow(number, 0, tuple(tokens), intro=intro, sample=True))
+    result = worker.executor.execute_now(StepPlan(0, tuple(rows)))
+    return [np.frombuffer(row.vector, np.float32) for row in result.rows]
+
+
+def tokens_of(length: int) -> list[int]:
+    return np.random.default_rng(length).integers(5, SHAPE["vocab_size"], length).tolist()
+
+
+def their_output(case: EncoderCase, model, tokens: list[int], second_from: int = 0):
+    ids = torch.tensor([tokens])
+    types = {}
+    if second_from and SHAPE["type_vocab_size"] > 1 and case.has_types:
+        types["token_type_ids"] = torch.tensor([[int(place >= second_from) for place in range(len(tokens))]])
+    with torch.no_grad():
+        return model(input_ids=ids, attention_mask=torch.ones_like(ids), **types)
+
+
+def expected_vector(case: EncoderCase, model, tokens: list[int], params: PoolingParams) -> np.ndarray:
+    output = their_output(case, model, tokens, params.second_from)
+    if params.how == "score":
+        score = output.logits[0]
+        return (torch.sigmoid(score) if params.activation else score).numpy()
+    states = output.last_hidden_state[0]
+    state = {"mean": states.mean(0), "cls": states[0], "last": states[-1]}[params.how]
+    if params.dimensions:
+        state = state[: params.dimensions]
+    return (torch.nn.functional.normalize(state, dim=0) if params.activation == "unit" else state).numpy()
+
+
+@pytest.mark.parametrize("make_ops", BACKENDS)
+def test_vectors_and_scores(saved, make_ops, tmp_path):
+    """Sequences of very different lengths in one step, each way of pooling, pairs with two types of text."""
+    case, folder, theirs = saved
+    hows = ("score",) if case.suffix == "ForSequenceClassification" else ("mean", "cls", "last")
+    worker = make_worker(make_ops(), folder, tmp_path)
+    for how in hows:
+        for activation in ("", "sigmoid" if how == "score" else "unit"):
+            for second_from, dimensions in ((0, 0), (5, 0 if how == "score" else 24)):
+                params = PoolingParams(how, dimensions, activation, second_from)
+                requests = [(tokens_of(length), params) for length in LENGTHS]
+                for (tokens, _), got in zip(requests, vectors(worker, requests), strict=True):
+                    expected = expected_vector(case, theirs, tokens, params)
+                    assert got.shape == expected.shape
+                    bound = TOLERANCE * max(1.0, float(np.abs(expected).max()))
+                    np.testing.assert_allclose(got, expected, atol=bound, err_msg=f"{params} {len(tokens)}")
+    worker.executor.close()
+
+
+def test_the_oracle_tells_types_apart(saved):
+    """Else the pairs above would prove nothing."""
+    case, _, theirs = saved
+    if not case.has_types:
+        pytest.skip("this family has one type of text")
+    params = PoolingParams("score" if case.suffix == "ForSequenceClassification" else "mean")
+    one, two = (
+        expected_vector(case, theirs, tokens_of(40), PoolingParams(params.how, second_from=place)) for place in (0, 5)
+    )
+    assert np.abs(one - two).max() > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize("make_ops", BACKENDS)
+def test_a_decoders_hidden_states(make_ops, tmp_path):
+    """A bare decoder, saved without its language head: last, first and mean of its states, a prompt cut in chunks."""
+    config = transformers.Qwen3Config(
+        **{key: value for key, value in SHAPE.items() if key != "type_vocab_size"}, num_key_value_heads=2, head_dim=16
+    )
+    torch.manual_seed(1)
+    transformers.Qwen3Model(config).save_pretrained(tmp_path / "model")
+    theirs = transformers.Qwen3Model.from_pretrained(tmp_path / "model", dtype=torch.float32).eval()
+    worker = build_vector_worker(
+        open_checkpoint(tmp_path / "model"),
+        make_ops(),
+        max_model_len=128,
+        num_blocks=8,
+        kv_dtype="f32",
+        cache_dir=tmp_path,
+    )
+    tokens = tokens_of(40)
+    with torch.no_grad():
+        states = theirs(torch.tensor([tokens])).last_hidden_state[0]
+    for number, how in enumerate(("last", "cls", "mean")):
+        intro = Introduction(tuple(tokens), (), SamplingParams(max_tokens=1), 0, 0, (), PoolingParams(how))
+        first = PlanRow(number, 0, tuple(tokens[:23]), blocks=(2, 0), intro=intro)
+        second = PlanRow(number, 23, tuple(tokens[23:]), blocks=(5,), sample=True)
+        worker.executor.execute_now(StepPlan(2 * number, (first,)))
+        (result,) = worker.executor.execute_now(StepPlan(2 * number + 1, (second,))).rows
+        expected = {"mean": states.mean(0), "cls": states[0], "last": states[-1]}[how].numpy()
+        got = np.frombuffer(result.vector, np.float32)
+        np.testing.assert_allclose(got, expected, atol=2e-5 * np.abs(expected).max())
+    worker.executor.close()
+
+
+def test_what_is_refused(tmp_path):
+    """Shapes that would run almost right are refused, naming the key."""
+    from tokenmill.core.errors import BadCheckpoint
+    from tokenmill.models.encoder_config import encoder_config
+
+    save_model(CASES[0], tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    for change, said in (
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type"),
+        ({"hidden_act": "relu"}, "activation 'relu'"),
+        ({"is_decoder": True}, "made to decode"),
+        ({"num_attention_heads": 5}, "5 heads"),
+        ({"architectures": ["BertForSequenceClassification"], "id2label": {"0": "a", "1": "b"}}, "2 labels"),
+    ):
+        path.write_text(json.dumps({**config, **change}))
+        with pytest.raises(BadCheckpoint, match=said):
+            encoder_config(open_checkpoint(tmp_path))
+    path.write_text(json.dumps({**config, "intermediate_size": 32}))
+    with pytest.raises(BadCheckpoint, match="misshaped"):
+        make_worker(ReferenceOps(), tmp_path, tmp_path)

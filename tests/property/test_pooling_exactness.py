@@ -1,0 +1,195 @@
+"""Exactness of vectors: what a pooling request gets does not depend on what runs beside it, how its prompt is chunked,
+whether its prefix came from the cache, whether it was preempted, nor on threads and instruction sets.
+
+Random mixes run through the real engine core and worker, and every vector is compared, bit for bit, with that of the
+request alone. On numpy, whose BLAS sums in an order of its own, within what that and KV rounded to float16 make.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tiny import VOCAB_SIZE, tensor, tiny_checkpoint
+from tokenmill.core.config import EngineConfig
+from tokenmill.core.request import PoolingParams, Request, SamplingParams
+from tokenmill.engine.core import EngineCore
+from tokenmill.formats.checkpoint import Checkpoint
+from tokenmill.models.encoder_config import encoder_config
+from tokenmill.models.encoder_weights import expected_shapes
+from tokenmill.ops.native import NativeOps, available
+from tokenmill.ops.native.library import available_isas
+from tokenmill.ops.reference import ReferenceOps
+from tokenmill.worker import build
+from tokenmill.worker.build import Worker, build_vector_worker
+
+LONGEST = 320
+needs_native = pytest.mark.skipif(available() is not None, reason=str(available()))
+
+
+def tiny_encoder(seed: int = 0) -> Checkpoint:
+    """A BERT of a few thousand weights, with no file behind it."""
+    metadata = {
+        "architectures": ["BertModel"], "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "vocab_size": VOCAB_SIZE, "max_position_embeddings": LONGEST, "type_vocab_size": 2,
+    }  # fmt: skip
+    checkpoint = Checkpoint("hf", Path("tiny-bert"), metadata, {"embeddings.word_embeddings.weight": None})  # type: ignore[dict-item]
+    tensors = {}
+    for index, (role, name, shape) in enumerate(expected_shapes(encoder_config(checkpoint))):
+        rng = np.random.default_rng([seed, index])
+        values = rng.normal(size=shape) * (shape[-1] ** -0.5 * 3 if len(shape) > 1 else 0.2)
+        tensors[name] = tensor(name, values + 1 if "norm" in role and name.endswith("weight") else values)
+    return Checkpoint("hf", Path("tiny-bert"), metadata, tensors)
+
+
+@pytest.fixture
+def make_worker(monkeypatch):
+    monkeypatch.setattr(build, "weights_digest", lambda path, cache_dir: "tiny")
+    made: list[Worker] = []
+
+    def make(ops, checkpoint: Checkpoint, quantization: str | None = None) -> Worker:
+        is_encoder = checkpoint.metadata["architectures"] == ["BertModel"]
+        made.append(
+            build_vector_worker(
+                checkpoint,
+                ops,
+                max_model_len=LONGEST if is_encoder else 128,
+                num_blocks=0 if is_encoder else 96,
+                max_num_batched_tokens=2 * LONGEST,
+                max_num_seqs=16,
+                quantization=quantization,
+            )
+        )
+        return made[-1]
+
+    yield make
+    for worker in made:
+        worker.executor.close()
+
+
+def run(
+    worker: Worker, config: EngineConfig, arrivals: list[tuple[int, Request]]
+) -> tuple[dict[str, bytes], EngineCore]:
+    core, vectors, results = EngineCore(config), {}, deque()
+    waiting = deque(sorted(arrivals, key=lambda pair: pair[0]))
+    for round_number in range(100_000):
+        while waiting and waiting[0][0] <= round_number:
+            assert not core.add(waiting.popleft()[1], 0.0)
+        while (plan := core.plan(0.0)) is not None:
+            results.append(worker.executor.execute_now(plan))
+        if results:
+            for output in core.commit(results.popleft(), 0.0):
+                assert output.finish_reason == "stop" and output.vector, output
+                vectors[output.request_id] = output.vector
+        core.check()
+        if not (waiting or core.has_work):
+            return vectors, core
+    raise AssertionError("the mix did not end")
+
+
+def random_mix(rng: random.Random, config: EngineConfig, hows: list[str]) -> Arrivals:
+    prefixes = [[rng.randrange(VOCAB_SIZE) for _ in range(config.max_model_len)] for _ in range(2)]
+    arrivals = []
+    for number in range(12):
+        shared = rng.randrange(config.max_model_len)
+        own = [rng.randrange(VOCAB_SIZE) for _ in range(rng.randrange(1, config.max_model_len - shared + 1))]
+        tokens = tuple(rng.choice(prefixes)[:shared] + own)
+        params = PoolingParams(
+            rng.choice(hows),
+            rng.choice([0, 0, 24]),
+            rng.choice(["", "unit"]),
+            rng.choice([0, rng.randrange(len(tokens))]),
+        )
+        request = Request(f"r{number}", tokens, SamplingParams(max_tokens=1), 1, 0, pooling=params)
+        arrivals.append((rng.randrange(12), request))
+    return arrivals
+
+
+def check(worker: Worker, config: EngineConfig, arrivals: Arrivals, exact: bool) -> EngineCore:
+    alone = EngineConfig(
+        num_blocks=config.num_blocks and 96,
+        max_model_len=config.max_model_len,
+        max_num_seqs=1,
+        max_num_batched_tokens=2 * LONGEST,
+        enable_prefix_caching=False,
+        steps_in_flight=1,
+    )
+    got, core = run(worker, config, arrivals)
+    for _, request in arrivals:
+        want = run(worker, alone, [(0, request)])[0][request.id]
+        if exact:
+            assert got[request.id] == want, request
+        else:
+            ours, theirs = np.frombuffer(got[request.id], np.float32), np.frombuffer(want, np.float32)
+            np.testing.assert_allclose(ours, theirs, atol=1e-3 * max(1, np.abs(theirs).max()))
+    return core
+
+
+def decoder_mixes(worker: Worker, seeds: range, exact: bool) -> None:
+    preemptions = hits = 0
+    for seed in seeds:
+        rng = random.Random(seed)
+        config = EngineConfig(
+            num_blocks=rng.choice([9, 16, 96]),
+            max_model_len=128,
+            max_num_seqs=rng.choice([1, 3, 8]),
+            max_num_batched_tokens=rng.choice([8, 24, 64]),
+            enable_prefix_caching=rng.random() < 0.8,
+            steps_in_flight=rng.choice([1, 2, 3]),
+        )
+        core = check(worker, config, random_mix(rng, config, ["last", "cls", "mean"]), exact)
+        preemptions += core.stats().num_preemptions
+        hits += core.stats().prefix_hits
+    assert preemptions and hits, "mixes that never preempt nor share a prefix prove too little"
+
+
+def encoder_mixes(worker: Worker, seeds: range, exact: bool) -> None:
+    for seed in seeds:
+        rng = random.Random(seed)
+        config = EngineConfig(
+            num_blocks=0,
+            max_model_len=LONGEST,
+            max_num_seqs=rng.choice([1, 3, 16]),
+            max_num_batched_tokens=rng.choice([LONGEST, 2 * LONGEST]),
+            enable_prefix_caching=False,
+            steps_in_flight=rng.choice([1, 2, 3]),
+        )
+        check(worker, config, random_mix(rng, config, ["last", "cls", "mean"]), exact)
+
+
+def test_mixes_on_numpy(make_worker):
+    decoder_mixes(make_worker(ReferenceOps(), tiny_checkpoint()), range(6), exact=False)
+    encoder_mixes(make_worker(ReferenceOps(), tiny_encoder()), range(2), exact=False)
+
+
+@pytest.mark.exact
+@needs_native
+def test_decoders_bit_for_bit(make_worker):
+    decoder_mixes(make_worker(NativeOps(), tiny_checkpoint()), range(20, 32), exact=True)
+
+
+@pytest.mark.exact
+@needs_native
+@pytest.mark.parametrize("quantization", [None, "q8_0"])
+def test_encoders_bit_for_bit(make_worker, quantization):
+    encoder_mixes(make_worker(NativeOps(), tiny_encoder(), quantization), range(40, 46), exact=True)
+
+
+@pytest.mark.exact
+@needs_native
+@pytest.mark.parametrize("quantization", [None, "q8_0"])
+def test_no_thread_instruction_set_or_fusing_changes_a_bit(make_worker, quantization):
+    """Inputs of more than one span of attention, on every variant of the kernels that can run here."""
+    config = EngineConfig(num_blocks=0, max_model_len=LONGEST, max_num_batched_tokens=2 * LONGEST)
+    arrivals = random_mix(random.Random(7), config, ["mean", "cls"])
+    assert max(len(request.prompt_tokens) for _, request in arrivals) > 256
+    want, _ = run(make_worker(NativeOps(2), tiny_encoder(), quantization), config, arrivals)
+    for isa in available_isas():
+        got, _ = run(make_worker(NativeOps(1, isa, fuse=False), tiny_encoder(), quantization), config, arrivals)
+        assert got == want, isa
+    got, _ = run(make_worker(NativeOps(3), tiny_encoder(), quantization), config, arrivals)
+    assert got == want
