@@ -98,13 +98,19 @@ def _table(found: Survey) -> Iterator[str]:
 
 
 def _memory(found: Survey, length: int, num_seqs: int) -> Iterator[tuple[str, str]]:
-    per_token = found.kv_bytes_per_token
+    per_token, one = found.kv_bytes_per_token, found.kv_bytes(length)
     yield "weights", format_bytes(found.packed_bytes)
     if not per_token:
         yield "KV", "none: an input runs whole in one step"
         return
-    yield "KV per token", format_bytes(per_token)
-    yield "one sequence", f"{format_bytes(per_token * length)} of KV at {length:,} tokens"
-    full = per_token * length * num_seqs
+    window, saved = found.kv_groups[-1].window, per_token * length - one
+    if window:
+        beyond = per_token - found.kv_groups[-1].bytes_per_token
+        yield "KV per token", f"{format_bytes(per_token)} up to {window:,} tokens, {format_bytes(beyond)} beyond"
+    else:
+        yield "KV per token", format_bytes(per_token)
+    instead = f", {format_bytes(one + saved)} if layers kept what they no longer see" if saved else ""
+    yield "one sequence", f"{format_bytes(one)} of KV at {length:,} tokens{instead}"
+    full = one * num_seqs
     yield f"{num_seqs} sequences", f"{format_bytes(full)} of KV if all are that long"
     yield "in all", format_bytes(found.packed_bytes + full)

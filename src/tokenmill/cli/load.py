@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..core.block import KVGroup
 from ..core.config import EngineConfig
 from ..core.errors import ConfigError
 from ..core.events import Ready
@@ -17,6 +16,7 @@ from ..core.units import format_bytes
 from ..formats.checkpoint import Checkpoint
 from ..models.config import config_from_checkpoint
 from ..models.encoder_config import EncoderConfig
+from ..models.kv import kv_groups
 from ..models.lora import LoraLimits
 from ..models.vectors import vector_config
 from ..models.weights import Progress
@@ -102,7 +102,7 @@ def load_engine(
     }
     if pooling is None:
         lora = LoraLimits(settings.max_loras, settings.max_lora_rank) if settings.max_loras else None
-        worker = build_worker(checkpoint, ops, lora=lora, **how)
+        worker = build_worker(checkpoint, ops, lora=lora, num_window_blocks=settings.num_window_blocks, **how)
     else:
         worker = build_vector_worker(checkpoint, ops, **how)
     config = EngineConfig(
@@ -112,6 +112,8 @@ def load_engine(
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         enable_prefix_caching=settings.enable_prefix_caching,
+        window=worker.window,
+        num_window_blocks=worker.num_window_blocks,
         numerics_id=worker.numerics_id,
     )
     return Engine(config, settings, worker, describe_kernels(ops), pooling)
@@ -123,8 +125,17 @@ def _model_facts(checkpoint: Checkpoint, pooling: PoolingChoice | None) -> Model
     advised_len = None if pooling is None else pooling.advised_len
     if isinstance(model, EncoderConfig):
         return ModelFacts(model.max_context, 0, weights_bytes, advised_len)
-    token = KVGroup("full", model.num_layers, model.num_kv_heads, model.head_dim)
-    return ModelFacts(model.max_context, token.bytes_per_token, weights_bytes, advised_len)
+    groups = kv_groups(model)
+    if pooling is not None or not groups[-1].window:  # Vectors are of short inputs: one pool holds all layers.
+        return ModelFacts(model.max_context, sum(group.bytes_per_token for group in groups), weights_bytes, advised_len)
+    return ModelFacts(
+        model.max_context,
+        sum(group.bytes_per_token for group in groups),
+        weights_bytes,
+        advised_len,
+        window=groups[-1].window,
+        window_bytes_per_token=groups[-1].bytes_per_token,
+    )
 
 
 def describe_kernels(ops: Ops) -> str:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..core.config import STEPS_IN_FLIGHT
 from ..core.errors import ConfigError
 from ..core.units import MiB, format_bytes
 from .machine import MachineFacts
+from .pools import PoolSplit, split_pools
 
 KV_SHARE = 0.4
 """Of usable memory, for the KV pool, where no size is given."""
@@ -50,12 +52,15 @@ class EngineOptions:
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
     """max_context: positions the model was made for. kv_bytes_per_token: over all layers; 0: it keeps no KV and sees a
-    whole prompt in one step. weights_bytes: on disk. advised_len: what the model's makers cut inputs to, if they do."""
+    whole prompt in one step. weights_bytes: on disk. advised_len: what the model's makers cut inputs to, if they do.
+    window: positions that some layers see, 0: all see everything; window_bytes_per_token: their part of the KV."""
 
     max_context: int
     kv_bytes_per_token: int
     weights_bytes: int
     advised_len: int | None = None
+    window: int = 0
+    window_bytes_per_token: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +73,7 @@ class Choice:
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
     """The resolved options. `choices` explains each, in the order they are printed. max_loras: 0 where no adapters are
-    taken."""
+    taken. `window`, `num_window_blocks`: of the pool of layers that see a window, where it is one of its own."""
 
     threads: int
     backend: str
@@ -77,6 +82,8 @@ class EngineSettings:
     max_num_batched_tokens: int
     block_size: int
     num_blocks: int
+    window: int
+    num_window_blocks: int
     enable_prefix_caching: bool
     quantization: str | None
     max_loras: int
@@ -99,11 +106,11 @@ def resolve(options: EngineOptions, machine: MachineFacts, model: ModelFacts) ->
         raise ConfigError(f"--backend must be one of {', '.join(BACKENDS)}, got {options.backend!r}.", param="backend")
     threads = given_or("threads", options.threads, machine.usable_cpus, _threads_reason(machine))
     block_size = given_or("block_size", options.block_size, BLOCK_SIZE, "default")
-    num_blocks = _num_blocks(options, machine, model, block_size, choices)
-    pool_tokens = num_blocks * block_size if model.kv_bytes_per_token else model.max_context
-    max_model_len = _max_model_len(options, model, pool_tokens, choices)
+    pools = _pools(options, machine, model, block_size, choices)
     keeps_kv = model.kv_bytes_per_token > 0
-    most_seqs = min(MAX_NUM_SEQS, num_blocks) if keeps_kv else MAX_NUM_SEQS
+    pool_tokens = pools.longest(block_size, model.max_context) if keeps_kv else model.max_context
+    max_model_len = _max_model_len(options, model, pool_tokens, choices)
+    most_seqs = min(count for count in (MAX_NUM_SEQS, pools.num_blocks, pools.num_window_blocks) if count)
     max_num_seqs = given_or("max_num_seqs", options.max_num_seqs, most_seqs, "default")
     whole = 0 if keeps_kv else max_model_len
     max_num_batched_tokens = given_or(
@@ -149,7 +156,9 @@ def resolve(options: EngineOptions, machine: MachineFacts, model: ModelFacts) ->
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         block_size=block_size,
-        num_blocks=num_blocks,
+        num_blocks=pools.num_blocks,
+        window=pools.window,
+        num_window_blocks=pools.num_window_blocks,
         enable_prefix_caching=enable_prefix_caching,
         quantization=quantization,
         max_loras=max_loras,
@@ -164,12 +173,12 @@ def _threads_reason(machine: MachineFacts) -> str:
     return "one for each usable CPU"
 
 
-def _num_blocks(
+def _pools(
     options: EngineOptions, machine: MachineFacts, model: ModelFacts, block_size: int, choices: list[Choice]
-) -> int:
+) -> PoolSplit:
     if not model.kv_bytes_per_token:
         choices.append(Choice("kv_cache", "none", "this model sees a whole input in one step"))
-        return 0
+        return PoolSplit(0)
     usable, asked = machine.usable_memory, options.kv_cache_memory_bytes
     block_bytes = model.kv_bytes_per_token * block_size
     if asked is not None and asked > usable:
@@ -178,8 +187,7 @@ def _num_blocks(
             param="kv_cache_memory_bytes",
         )
     pool = int(usable * KV_SHARE) if asked is None else asked
-    num_blocks = pool // block_bytes
-    if num_blocks < 2:
+    if pool // block_bytes < 2:
         raise ConfigError(
             f"a KV pool of {format_bytes(pool)} holds fewer than two blocks of {format_bytes(block_bytes)};"
             " give --kv-cache-memory-bytes a larger size or free some memory.",
@@ -187,12 +195,35 @@ def _num_blocks(
         )
     where = "free" if machine.cgroup_headroom is None or machine.cgroup_headroom > usable else "left in the container"
     reason = "as asked" if asked is not None else f"{KV_SHARE:.0%} of the {format_bytes(usable)} {where}"
-    size = f"{num_blocks} blocks = {num_blocks * block_size} tokens = {format_bytes(num_blocks * block_bytes)}"
-    choices.append(Choice("kv_cache", size, reason))
+    window_block_bytes = model.window_bytes_per_token * block_size
+    full_block_bytes = block_bytes - window_block_bytes
+    max_num_seqs = options.max_num_seqs or MAX_NUM_SEQS
+    pools = split_pools(
+        pool,
+        full_block_bytes=full_block_bytes,
+        window_block_bytes=window_block_bytes,
+        window=model.window,
+        block_size=block_size,
+        max_model_len=options.max_model_len or model.max_context,
+        max_num_seqs=max_num_seqs,
+        num_in_flight=STEPS_IN_FLIGHT * (options.max_num_batched_tokens or max(MAX_NUM_BATCHED_TOKENS, max_num_seqs)),
+    )
+
+    def describe(num_blocks: int, num_bytes: int) -> str:
+        return f"{num_blocks} blocks = {num_blocks * block_size} tokens = {format_bytes(num_blocks * num_bytes)}"
+
+    if not pools.window:
+        choices.append(Choice("kv_cache", describe(pools.num_blocks, block_bytes), reason))
+    if pools.num_blocks and pools.window:
+        choices.append(Choice("kv_cache", describe(pools.num_blocks, full_block_bytes), reason))
+    if pools.window:
+        kept = "its own pool, out of the same memory" if pools.num_blocks else reason
+        size = describe(pools.num_window_blocks, window_block_bytes)
+        choices.append(Choice("kv_window", f"{size} for layers that see {pools.window} tokens", kept))
     left = usable - pool - model.weights_bytes
     if left < 256 * MiB:
         choices.append(Choice("memory", f"{format_bytes(max(0, left))} spare", "weights and pool nearly fill memory"))
-    return num_blocks
+    return pools
 
 
 def _max_model_len(options: EngineOptions, model: ModelFacts, pool_tokens: int, choices: list[Choice]) -> int:

@@ -9,6 +9,9 @@ from typing import Any
 
 from .errors import ConfigError
 
+STEPS_IN_FLIGHT = 2
+"""One runs while the next is planned."""
+
 
 @dataclass(frozen=True, slots=True)
 class CacheGroup:
@@ -42,7 +45,7 @@ class EngineConfig:
     max_num_batched_tokens: int = 512
     max_num_waiting: int = 4096
     enable_prefix_caching: bool = True
-    steps_in_flight: int = 2
+    steps_in_flight: int = STEPS_IN_FLIGHT
     numerics_id: str = "toy"
     window: int = 0
     num_window_blocks: int = 0

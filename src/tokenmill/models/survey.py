@@ -15,6 +15,7 @@ from .config import ModelConfig, config_from_checkpoint
 from .encoder_config import EncoderConfig, encoder_config, is_encoder
 from .encoder_weights import expected_shapes as encoder_shapes
 from .families import GLOBAL_NAMES
+from .kv import kv_groups
 from .repack import DENSE_KINDS, packed_kind
 from .vectors import body_of, is_bare_decoder
 from .weights import expected_shapes, layer_names
@@ -42,11 +43,21 @@ class TensorGroup:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """num_parameters counts every tensor that the model has, tied embeddings once."""
+    """num_parameters counts every tensor that the model has, tied embeddings once. kv_groups: for the model's whole
+    context; none where it keeps no KV."""
 
     config: ModelConfig | EncoderConfig
     groups: tuple[TensorGroup, ...]
-    kv_bytes_per_token: int
+    kv_groups: tuple[KVGroup, ...]
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Of a token that every layer sees."""
+        return sum(group.bytes_per_token for group in self.kv_groups)
+
+    def kv_bytes(self, num_tokens: int) -> int:
+        """KV that a sequence of `num_tokens` holds: of layers with a window, as much as they see."""
+        return sum(g.bytes_per_token * min(num_tokens, g.window or num_tokens) for g in self.kv_groups)
 
     @property
     def num_parameters(self) -> int:
@@ -61,13 +72,12 @@ def survey(checkpoint: Checkpoint, *, quantization: str | None = None, kv_dtype:
     """Raises BadCheckpoint for an architecture that cannot be read."""
     if is_encoder(checkpoint):
         encoder = encoder_config(checkpoint)
-        return Survey(encoder, _groups(checkpoint, _encoder_parts(encoder), quantization), 0)
+        return Survey(encoder, _groups(checkpoint, _encoder_parts(encoder), quantization), ())
     if is_bare_decoder(checkpoint):
         checkpoint = body_of(checkpoint)
     config = config_from_checkpoint(checkpoint)
-    group = KVGroup("full", config.num_layers, config.num_kv_heads, config.head_dim, dtype=kv_dtype)
     parts = _parts(checkpoint.kind, config)
-    return Survey(config, _groups(checkpoint, parts, quantization), group.bytes_per_token)
+    return Survey(config, _groups(checkpoint, parts, quantization), kv_groups(config, dtype=kv_dtype))
 
 
 def _groups(
