@@ -18,7 +18,7 @@
 extern "C" {
 #endif
 
-#define TM_ABI_VERSION 4
+#define TM_ABI_VERSION 5
 
 enum tm_kind {
   TM_F32 = 0, TM_F16 = 1, TM_BF16 = 2, TM_Q4_0 = 3, TM_Q4_1 = 4, TM_Q8_0 = 5,
@@ -136,6 +136,18 @@ typedef struct {
   const int32_t* position;
 } tm_sampling;
 
+/* Tokens to draw from the last num_rows rows of buffer `logits` once a step is computed. A token id of the step below 0,
+ * ~s, stands for drawn[s] as the step begins; row i's token goes to tokens[i] and drawn[slots[i]].
+ * scratch: (num_threads + 1) * tm_sample_scratch(width of the buffer) bytes. */
+typedef struct {
+  tm_sampling how;
+  const int32_t* slots;
+  int32_t* tokens;
+  int32_t* drawn;
+  void* scratch;
+  int32_t num_rows, num_slots, logits, reserved;
+} tm_draws;
+
 typedef struct tm_team tm_team;
 typedef struct tm_program tm_program;
 
@@ -191,11 +203,11 @@ TM_API tm_program* tm_program_new(tm_team* team, const tm_op* ops, int32_t num_o
                                   int32_t num_buffers, const tm_limits* limits, void* scratch, int64_t scratch_bytes);
 TM_API void tm_program_free(tm_program* program);
 
-/* Run one step. Nothing is written when the step is refused. */
-TM_API int32_t tm_program_run(tm_program* program, const tm_step* step);
+/* Run one step, and draw (null: nothing is drawn). Nothing is written when the step is refused. */
+TM_API int32_t tm_program_run(tm_program* program, const tm_step* step, const tm_draws* draws);
 
-/* Add the nanoseconds of operation i to ns[i] in every step from now on, each from its planning to its last unit; null
- * stops. */
+/* Add the nanoseconds of operation i to ns[i] in every step from now on, each from its planning to its last unit, and
+ * those of drawing to the entry after the last operation; null stops. */
 TM_API void tm_program_time(tm_program* program, int64_t* ns);
 
 enum tm_probe_kind { TM_PROBE_READ = 0, TM_PROBE_INT8 = 1, TM_PROBE_F32 = 2 };

@@ -135,9 +135,9 @@ tm_program* tm_program_new(tm_team* team, const tm_op* ops, int32_t num_ops, con
 
 void tm_program_free(tm_program* program) { delete program; }
 
-int32_t tm_program_run(tm_program* program, const tm_step* step) {
+int32_t tm_program_run(tm_program* program, const tm_step* step, const tm_draws* draws) {
   return guarded([&] {
-    const std::string wrong = program->program->run(*step);
+    const std::string wrong = program->program->run(*step, draws);
     return wrong.empty() ? 0 : fail(wrong);
   });
 }
@@ -165,8 +165,7 @@ int32_t tm_sample(tm_team* team, const float* logits, int64_t num_rows, int64_t 
     if (num_cols < 1 || num_cols > INT32_MAX - 64) return fail("bad number of logits");
     const int64_t scratch_bytes = mill::sample_scratch_bytes(num_cols);
     team->team.for_each(static_cast<int>(num_rows), [&](int row, int thread) {
-      const mill::SamplingRow one = {how->temperature[row], how->top_k[row],  how->top_p[row],   how->min_p[row],
-                                   how->seed[row],        how->choice[row], how->position[row]};
+      const mill::SamplingRow one = mill::sampling_row(*how, row);
       tokens[row] = mill::sample_row(team->kernels, logits + row * num_cols, static_cast<int>(num_cols), one,
                                    static_cast<char*>(scratch) + thread * scratch_bytes);
     });

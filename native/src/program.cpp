@@ -13,6 +13,7 @@ namespace mill {
 namespace {
 
 constexpr double kInlineNs = 2500;  // below this, handing work to another thread costs more than it saves
+constexpr double kDrawNs = 10000;       // of a row, at least
 constexpr int kRowBlock = 8 * kPanel;
 constexpr int kAttentionMerge = 1000;  // follows every attention; idle unless spans were split
 
@@ -52,6 +53,7 @@ Program::Program(Team* team, const Kernels* kernels, const tm_op* ops, int num_o
   // One set more than threads: small operations run where the step is being advanced.
   thread_floats_.resize(floats_per_thread_ * (team->num_threads() + 1) + kLanes);
   row_sequence_.resize(limits.max_tokens);
+  tokens_.resize(limits.max_tokens);
 }
 
 // ---------------------------------------------------------------------------------------------- checks at the border
@@ -251,10 +253,13 @@ std::string Program::check_tables(const tm_step& step, const tm_kv& kv) const {
 
 // ------------------------------------------------------------------------------------------------------ running a step
 
-std::string Program::run(const tm_step& step) {
-  const std::string wrong = check_step(step);
-  if (!wrong.empty()) return wrong;
+std::string Program::run(const tm_step& step, const tm_draws* draws) {
   step_ = step;
+  draws_ = draws;
+  std::string wrong = draws == nullptr ? "" : check_draws(step, *draws);
+  if (wrong.empty() && draws != nullptr) fill_in_drawn(*draws);
+  if (wrong.empty()) wrong = check_step(step_);
+  if (!wrong.empty()) return wrong;
   for (int s = 0; s < step.num_seqs && step.row_starts != nullptr; s++)
     for (int row = step.row_starts[s]; row < step.row_starts[s + 1]; row++) row_sequence_[row] = s;
   find_lora_runs();
@@ -268,11 +273,18 @@ std::string Program::run(const tm_step& step) {
 int Program::next_phase() {
   for (;;) {
     if (times_ns_ != nullptr) take_time();
-    if (next_ == ops_.size()) return 0;
-    current_ = &ops_[next_++];
-    if (num_rows(current_->op) == 0) continue;
+    if (next_ > ops_.size()) return 0;
     double cost_ns = 0;
-    const int units = plan(*current_, &cost_ns);
+    int units = 0;
+    if (next_++ < ops_.size()) {
+      current_ = &ops_[next_ - 1];
+      if (num_rows(current_->op) == 0) continue;
+      units = plan(*current_, &cost_ns);
+    } else {
+      current_ = nullptr;
+      units = draws_ == nullptr ? 0 : draws_->num_rows;
+      cost_ns = units * kDrawNs;
+    }
     if (units > 1 && cost_ns > kInlineNs && team_->num_threads() > 1) return units;
     for (int unit = 0; unit < units; unit++) run_unit(unit, team_->num_threads());
   }
@@ -281,8 +293,9 @@ int Program::next_phase() {
 // What has passed since the last call belongs to the operation that has just ended.
 void Program::take_time() {
   const auto now = std::chrono::steady_clock::now();
-  if (current_ != nullptr)
-    times_ns_[current_->place] += std::chrono::duration_cast<std::chrono::nanoseconds>(now - timed_until_).count();
+  const size_t place = current_ == nullptr ? ops_.back().place + 1 : current_->place;
+  if (next_ > 0)
+    times_ns_[place] += std::chrono::duration_cast<std::chrono::nanoseconds>(now - timed_until_).count();
   timed_until_ = now;
 }
 
@@ -306,6 +319,7 @@ int Program::plan(const Op& op, double* cost_ns) {
 }
 
 void Program::run_unit(int unit, int thread) {
+  if (current_ == nullptr) return draw(unit, thread);
   const Op& op = *current_;
   switch (op.op.code) {
     case TM_LINEAR: return run_linear(op, unit);

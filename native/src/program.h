@@ -20,10 +20,10 @@ class Program final : public Job {
   Program(Team* team, const Kernels* kernels, const tm_op* ops, int num_ops, const tm_buffer* buffers, int num_buffers,
           const tm_limits& limits, void* scratch, int64_t scratch_bytes, std::string* error);
 
-  // The reason why a step cannot be run, or an empty string after it has.
-  std::string run(const tm_step& step);
+  // The reason why a step cannot be run, or an empty string after it has. `draws` may be null.
+  std::string run(const tm_step& step, const tm_draws* draws);
 
-  // From now on add each operation's nanoseconds to ns[its place in the list]; null stops.
+  // From now on add each operation's nanoseconds to ns[its place in the list], those of drawing after them; null stops.
   void time(int64_t* ns) { times_ns_ = ns; }
 
  private:
@@ -86,6 +86,7 @@ class Program final : public Job {
   std::string check_list() const;
   std::string check_op(const tm_op& op) const;
   std::string check_step(const tm_step& step) const;
+  std::string check_draws(const tm_step& step, const tm_draws& draws) const;
   std::string check_tables(const tm_step& step, const tm_kv& kv) const;
 
   // Blocks of a sequence in the pool of `kv`.
@@ -100,6 +101,9 @@ class Program final : public Job {
     const uintptr_t base = reinterpret_cast<uintptr_t>(thread_floats_.data()) + 63;
     return reinterpret_cast<float*>(base / 64 * 64) + thread * floats_per_thread_;
   }
+
+  void fill_in_drawn(const tm_draws& draws);
+  void draw(int row, int thread);
 
   int plan(const Op& op, double* cost_ns);
   void run_row(const Op& op, int row, int thread);
@@ -149,10 +153,12 @@ class Program final : public Job {
 
   // The step under way.
   tm_step step_ = {};
+  const tm_draws* draws_ = nullptr;
+  std::vector<int32_t> tokens_;  // the step's, where some of them were drawn by earlier steps
   std::vector<int> row_sequence_;  // of each token row
   std::vector<LoraRun> lora_runs_[2];  // of token rows and of logit rows
   size_t next_ = 0;
-  const Op* current_ = nullptr;
+  const Op* current_ = nullptr;  // null: drawing, or nothing yet
   int64_t* times_ns_ = nullptr;
   std::chrono::steady_clock::time_point timed_until_;
 

@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 
+#include "../include/tokenmill_native.h"
 #include "kernels.h"
 
 namespace mill {
@@ -14,6 +15,11 @@ struct SamplingRow {
   uint64_t seed;
   int32_t choice, position;
 };
+
+inline SamplingRow sampling_row(const tm_sampling& how, int64_t row) {
+  return {how.temperature[row], how.top_k[row],  how.top_p[row],   how.min_p[row],
+          how.seed[row],        how.choice[row], how.position[row]};
+}
 
 // Bytes of scratch one row needs.
 int64_t sample_scratch_bytes(int64_t num_cols);

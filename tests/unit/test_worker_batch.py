@@ -23,7 +23,7 @@ def _slots(*blocks: tuple[int, ...]) -> Slots:
 def test_rows_become_arrays():
     """A chunk, a drawn token and a scored row side by side, each checked against the row geometry of core/step.py."""
     slots = _slots((4, 9), (7,), (3, 1, 2))
-    slots.drawn_token[slots[101]], slots.drawn_step[slots[101]] = 77, 5
+    slots.drawn_step[slots[101]] = 5
     rows = [
         PlanRow(100, 4, (11, 12, 13), sample=True),
         PlanRow(101, 2, (), from_step=5, sample=True),
@@ -31,7 +31,7 @@ def test_rows_become_arrays():
     ]
     parts = [part_of_row(i, row, slots[row.seq], num_prompt=20) for i, row in enumerate(rows)]
     batch = build_batch(parts, slots, 4, LIMITS)
-    assert batch.tokens_T.tolist() == [11, 12, 13, 77, 21, 22]
+    assert batch.tokens_T.tolist() == [11, 12, 13, ~slots[101], 21, 22]
     assert batch.positions_T.tolist() == [4, 5, 6, 2, 8, 9]
     assert batch.row_starts_S1.tolist() == [0, 3, 4, 6]
     assert batch.context_lens_S.tolist() == [7, 3, 10]

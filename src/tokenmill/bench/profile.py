@@ -21,8 +21,8 @@ PAGE = Path("docs/profile.md")
 TITLE = """# Where the time goes
 
 `tokenmill bench profile --write` makes this page; do not edit it. Times are microseconds, medians over the steps of a
-run, and shares are of the whole step. A row that is negative is time saved by overlap: the next step is planned while
-one runs.
+run. A step's plan and arrays are made, and its results taken in, beside the native call of another step: that slows the
+call down where the kernels' threads want all processors, and otherwise costs nothing.
 """
 
 
@@ -31,17 +31,19 @@ class StepTimes:
     """One decode step of `rows` rows at `context` positions each.
 
     operations  inside the native call, by operation of the program
-    call        the native call, seen from Python
-    python      the engine process around it, by part
+    call        the native call with nothing beside it, seen from Python
+    between     from the end of a call to the start of the next, in the running engine
     whole       from one step's outputs to the next's, in the running engine
+    beside      what the event loop does meanwhile, by part
     """
 
     rows: int
     context: int
     operations: dict[str, float]
     call: float
-    python: dict[str, float]
+    between: float
     whole: float
+    beside: dict[str, float]
 
     @property
     def outside(self) -> float:
@@ -87,8 +89,8 @@ def to_page(steps: Sequence[StepTimes], served: Sequence[ServedTimes], facts: Ma
     parts = [
         {
             "native call": step.call,
-            **step.python,
-            "waiting and overlap": step.whole - step.call - sum(step.python.values()),
+            "between calls": step.between,
+            "slower with work beside it": step.whole - step.call - step.between,
         }
         for step in steps
     ]
@@ -97,6 +99,9 @@ def to_page(steps: Sequence[StepTimes], served: Sequence[ServedTimes], facts: Ma
     lines += _table("part", heads, parts, wholes, "whole step")
     outside = ", ".join(f"{step.outside:.0f} at {step.rows}" for step in steps)
     lines += ["", f"Outside the native call: {outside} (budget: 150 a step and 10 a row).", ""]
+    lines += ["Beside the native call, on the event loop:", ""]
+    totals = [sum(step.beside.values()) for step in steps]
+    lines += [*_table("part", heads, [step.beside for step in steps], totals, "in all"), ""]
     lines += ["Inside the native call, all layers together:", ""]
     inside = [{**step.operations, "entering and checking": step.call - sum(step.operations.values())} for step in steps]
     lines += _table("operation", heads, inside, [step.call for step in steps], "native call")

@@ -81,7 +81,7 @@ class _Once:
     ) -> None:
         self._program = ops.compile(forward, limits)
         self._wanted = [is_wanted(operation) for operation in self._program.operations]
-        self._times_ns = np.zeros(len(self._wanted), np.int64)
+        self._times_ns = np.zeros(len(self._wanted) + 1, np.int64)
         self._program.time_operations(self._times_ns)
         assert any(self._wanted), [operation.code.name for operation in self._program.operations]
 
@@ -89,7 +89,7 @@ class _Once:
         """Seconds of the operations of interest."""
         self._times_ns[:] = 0
         self._program(batch)
-        return float(self._times_ns[self._wanted].sum()) / 1e9
+        return float(self._times_ns[:-1][self._wanted].sum()) / 1e9
 
     def close(self) -> None:
         self._program.close()

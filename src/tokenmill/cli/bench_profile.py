@@ -1,8 +1,8 @@
 """`bench profile`: takes an engine apart, and a server, and times the parts.
 
-The engine is wired as `cli.load` wires it, with a watch around the compiled forward and the sampler, and run twice: by
-hand, plan after plan, which gives the parts; and by its own shell, which gives the whole step. Then a real server is
-started, and the processor time of its two processes is divided by the tokens that clients were streamed.
+The engine is wired as `cli.load` wires it, with a watch on the calls of the compiled forward, and run twice: by hand,
+plan after plan, which gives the parts; and by its own shell, which gives the whole step. Then a real server is started,
+and the processor time of its two processes is divided by the tokens that clients were streamed.
 
     T rows  L logit rows  V vocabulary
 """
@@ -19,6 +19,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -40,7 +41,6 @@ from ..formats.hub import resolve_model
 from ..models.registry import Model, load_model
 from ..net.clock import MonotonicClock
 from ..net.codec import decode, encode
-from ..ops.api import Ops
 from ..ops.native import NativeOps
 from ..ops.native.program import NativeProgram
 from ..ops.native.record import Operation
@@ -89,27 +89,23 @@ def profile(args: argparse.Namespace) -> int:
     return show(args, to_page(steps, served, facts))
 
 
-class _Watch:
-    """Stands in for something callable and adds up the seconds spent in it."""
+class _Watched:
+    """What a runner asks of a program. Notes when each call began and ended."""
 
-    def __init__(self, inner: Callable[..., Any]) -> None:
-        self._inner = inner
-        self.seconds = 0.0
+    def __init__(self, program: NativeProgram) -> None:
+        self._program = program
+        self.spans: list[tuple[float, float]] = []
 
-    def __call__(self, *given: Any) -> Any:
-        start_s = time.perf_counter()
-        try:
-            return self._inner(*given)
-        finally:
-            self.seconds += time.perf_counter() - start_s
+    def bind(self, *given: Any) -> Callable[[], np.ndarray]:
+        call = self._program.bind(*given)
 
+        def timed() -> np.ndarray:
+            start_s = time.perf_counter()
+            logits_LV = call()
+            self.spans.append((start_s, time.perf_counter()))
+            return logits_LV
 
-class _WatchedOps:
-    """What the sampler asks of a backend, timed."""
-
-    def __init__(self, ops: Ops) -> None:
-        self.sample = _Watch(ops.sample)
-        self.token_logprobs = ops.token_logprobs
+        return timed
 
 
 class _Bench:
@@ -132,14 +128,13 @@ class _Bench:
         kv = ops.bind_kv(self._pool.data, group)
         program = ops.compile(lambda recorder, batch: model.forward(recorder, kv, batch), limits)
         self._operations = _Operations(program, model)
-        self._program = _Watch(program)
-        self._sampling_ops: Any = _WatchedOps(ops)
+        self._program = _Watched(program)
         watched: Any = self._program
         self._vocab_size = config.vocab_size
 
         def make_runner() -> Runner:
             return Runner(
-                self._sampling_ops,
+                ops,
                 watched,
                 limits,
                 vocab_size=config.vocab_size,
@@ -164,7 +159,7 @@ class _Bench:
     def measure(self, rows: int) -> StepTimes:
         parts = self._by_hand(rows)
         operations = self._operations.take()
-        whole_s = asyncio.run(self._by_shell(rows))
+        between_s, whole_s = asyncio.run(self._by_shell(rows))
         medians = {name: 1e6 * median(values) for name, values in parts.items()}
         call = medians.pop("native call")
         total_ns = sum(operations.values())
@@ -177,8 +172,9 @@ class _Bench:
             context=PROMPT_TOKENS + self._num_steps // 2,
             operations={name: scale * ns for name, ns in operations.items()},
             call=call,
-            python=medians,
+            between=1e6 * between_s,
             whole=1e6 * whole_s,
+            beside=medians,
         )
 
     def _requests(self, count: int) -> list[Request]:
@@ -201,34 +197,38 @@ class _Bench:
             core.add(request, 0.0)
         found: dict[str, list[float]] = defaultdict(list)
         while core.has_work:
-            self._program.seconds = self._sampling_ops.sample.seconds = 0.0
             planned_s = time.perf_counter()
             plan = core.plan(0.0)
             assert plan is not None
             started_s = time.perf_counter()
             is_decode = len(plan.rows) == rows and all(row.num_tokens == 1 for row in plan.rows)
             with self._operations.timed(is_decode):
-                run_s = time.perf_counter()
-                result = runner.run(plan)
+                prepare_s = time.perf_counter()
+                step = runner.prepare(plan)
+                compute_s = time.perf_counter()
+                runner.compute(step)
+                collect_s = time.perf_counter()
+                result = runner.collect(step)
                 ended_s = time.perf_counter()
             committed_s = time.perf_counter()
             core.commit(result, 0.0)
             end_s = time.perf_counter()
             if is_decode:
-                call_s, sample_s = self._program.seconds, self._sampling_ops.sample.seconds
-                found["native call"].append(call_s)
+                call_start_s, call_end_s = self._program.spans[-1]
+                found["native call"].append(call_end_s - call_start_s)
                 found["inside"].append(self._operations.last_step_s)
                 found["plan"].append(started_s - planned_s)
-                found["sample"].append(sample_s)
-                found["arrays and results"].append(ended_s - run_s - call_s - sample_s)
+                found["arrays"].append(compute_s - prepare_s)
+                found["results"].append(ended_s - collect_s)
                 found["commit"].append(end_s - committed_s)
         return found
 
-    async def _by_shell(self, rows: int) -> float:
-        """Seconds of a decode step from one message of the engine to the next."""
+    async def _by_shell(self, rows: int) -> tuple[float, float]:
+        """Seconds from one native call to the next, and of a decode step from one message of the engine to the next."""
         engine_end, front_end = local_link()
         executor = ModelExecutor(self._make_runner(), on_close=lambda: None)
         shell = asyncio.create_task(build_engine(self._config, executor, engine_end, MonotonicClock()).run())
+        self._program.spans.clear()
         await front_end.send(Submit(tuple(self._requests(rows))))
         num_open, gaps, last_s = rows, [], 0.0
         while num_open:
@@ -242,7 +242,9 @@ class _Bench:
         front_end.close()
         await shell
         executor.close()
-        return median(gaps)
+        spans = self._program.spans[-len(gaps) :]
+        between = [later[0] - earlier[1] for earlier, later in pairwise(spans)]
+        return median(between), median(gaps)
 
 
 class _Operations:
@@ -254,7 +256,7 @@ class _Operations:
             for role in ("qkv", "output", "gate_up", "down"):
                 roles[id(getattr(layer, role).weight)] = f"linear {role}"
         self._program = program
-        self._names = [_name(operation, roles) for operation in program.operations]
+        self._names = [*(_name(operation, roles) for operation in program.operations), "draw"]
         self._step_ns = np.zeros(len(self._names), np.int64)
         self._sum_ns = np.zeros(len(self._names), np.int64)
         self.last_step_s = 0.0

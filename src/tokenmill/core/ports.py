@@ -9,6 +9,7 @@ Each port has at least two real implementations:
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from typing import Protocol
 
 from .events import Abort, AdapterLoaded, Drain, LoadAdapter, Ready, StepOutputs, Submit, UnloadAdapter
@@ -26,7 +27,9 @@ class Executor(Protocol):
     they may raise or return anything, and every sequence they carry is released or introduced anew. The state of
     sequences with no row in the failed step or after it must survive."""
 
-    async def execute(self, plan: StepPlan) -> StepResult: ...
+    def execute(self, plan: StepPlan) -> Awaitable[StepResult]:
+        """Hand a plan over, by this call or by the first wait for its result."""
+        ...
 
     async def load_adapter(self, path: str, inside: str) -> str:
         """Make the LoRA adapter in folder `path` (under `inside`, unless that is "") known to steps submitted after

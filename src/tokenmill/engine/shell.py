@@ -37,7 +37,7 @@ class EngineShell:
         self._link = link
         self._clock = clock
         self._inbox: deque[ToEngine] = deque()
-        self._in_flight: deque[tuple[StepPlan, asyncio.Task[StepResult]]] = deque()
+        self._in_flight: deque[tuple[StepPlan, asyncio.Future[StepResult]]] = deque()
         self._chores: set[asyncio.Task[None]] = set()
         self._num_loading = 0
         self._wake = asyncio.Event()
@@ -69,8 +69,10 @@ class EngineShell:
                 self._wake.clear()
         finally:
             reader.cancel()
-            for task in (*(task for _, task in self._in_flight), *self._chores):
-                task.cancel()
+            for _, result in self._in_flight:
+                result.cancel()
+            for chore in self._chores:
+                chore.cancel()
 
     async def _read(self) -> None:
         """Fill the inbox; ends when the front end is gone."""
@@ -138,10 +140,10 @@ class EngineShell:
         """Commit the steps that have ended, oldest first; extends `outputs` and tells whether there was one."""
         has_stepped = False
         while self._in_flight and self._in_flight[0][1].done():
-            plan, task = self._in_flight.popleft()
+            plan, ended = self._in_flight.popleft()
             has_stepped = True
             try:
-                result = task.result()
+                result = ended.result()
             except Exception as error:
                 log.exception("Step %d of %d rows failed.", plan.step, len(plan.rows))
                 outputs += self._core.fail(plan.step, f"{type(error).__name__}: {error}", self._clock.now())
@@ -151,6 +153,6 @@ class EngineShell:
 
     def _start_steps(self) -> None:
         while (plan := self._core.plan(self._clock.now())) is not None:
-            task = asyncio.create_task(self._executor.execute(plan), name=f"step {plan.step}")
-            task.add_done_callback(lambda _: self._wake.set())
-            self._in_flight.append((plan, task))
+            result = asyncio.ensure_future(self._executor.execute(plan))
+            result.add_done_callback(lambda _: self._wake.set())
+            self._in_flight.append((plan, result))

@@ -87,7 +87,7 @@ class LowRank:
 class StepBatch:
     """One step as arrays (all int32, C-contiguous). Sequence s owns tokens row_starts[s] .. row_starts[s + 1].
 
-    tokens_T          token ids
+    tokens_T          token ids; ~s, which is negative, stands for the token that lies in slot s of `Draws.drawn`
     positions_T       position of each token in its sequence
     row_starts_S1     S + 1 offsets into T
     context_lens_S    KV length of each sequence after this step's tokens are written
@@ -136,6 +136,22 @@ class SampleBatch:
     position_L: np.ndarray  # int32: output position, 0 for a sequence's first output token
 
 
+@dataclass(slots=True)
+class Draws:
+    """Tokens to draw in the call that computes a step, and the memory that carries them into later steps.
+
+    how       one entry for each of the last rows of the step's logits
+    slots_L   int32: the slot of `drawn` that keeps each token
+    tokens_L  int32: what was drawn; the call fills it
+    drawn     int32 [slots], the caller's; read as the call begins, written as it ends
+    """
+
+    how: SampleBatch
+    slots_L: np.ndarray
+    tokens_L: np.ndarray
+    drawn: np.ndarray
+
+
 class Weight(Protocol):
     """A packed matrix [N, K] of one backend; made by `pack`, understood by that backend alone."""
 
@@ -160,7 +176,11 @@ class Program(Protocol):
         backend cannot tell ahead."""
         ...
 
-    def __call__(self, batch: StepBatch) -> np.ndarray: ...
+    def __call__(self, batch: StepBatch, draws: Draws | None = None) -> np.ndarray: ...
+
+    def bind(self, batch: StepBatch, draws: Draws | None = None) -> Callable[[], np.ndarray]:
+        """The same call, to be made later. Checks what can be checked now; may run beside a call."""
+        ...
 
 
 class Ops(Protocol):

@@ -11,13 +11,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from ..core.block import KVGroup, num_hidden_blocks
-from .api import GROUP, QUANTISATIONS, Array, HeadGeometry, LowRank, RawTensor, SampleBatch, StepBatch, StepLimits
+from .api import (
+    GROUP,
+    QUANTISATIONS,
+    Array,
+    Draws,
+    HeadGeometry,
+    LowRank,
+    RawTensor,
+    SampleBatch,
+    StepBatch,
+    StepLimits,
+)
 from .philox import PURPOSE_TOKEN, uniform
 
 DENSE_KINDS = ("f32", "f16", "bf16")
@@ -80,10 +91,20 @@ class ReferenceProgram:
     limits: StepLimits
     scratch_bytes: None = None
 
-    def __call__(self, batch: StepBatch) -> Array:
+    def __call__(self, batch: StepBatch, draws: Draws | None = None) -> Array:
         assert len(batch.tokens_T) <= self.limits.max_tokens, (len(batch.tokens_T), self.limits)
         assert len(batch.logit_rows_L) <= self.limits.max_logit_rows, (len(batch.logit_rows_L), self.limits)
-        return self.forward(self.ops, batch)
+        if draws is None:
+            return self.forward(self.ops, batch)
+        is_drawn_T = batch.tokens_T < 0
+        tokens_T = np.where(is_drawn_T, draws.drawn[np.where(is_drawn_T, ~batch.tokens_T, 0)], batch.tokens_T)
+        logits_LV = self.forward(self.ops, replace(batch, tokens_T=tokens_T))
+        first = len(batch.logit_rows_L) - len(draws.slots_L)
+        draws.tokens_L[:] = draws.drawn[draws.slots_L] = self.ops.sample(logits_LV[first:], draws.how)
+        return logits_LV
+
+    def bind(self, batch: StepBatch, draws: Draws | None = None) -> Callable[[], Array]:
+        return lambda: self(batch, draws)
 
 
 class ReferenceOps:

@@ -1,8 +1,9 @@
-"""From plan rows to arrays: block tables, drawn tokens, and the pieces a step is run in.
+"""From plan rows to arrays: block tables, and the pieces a step is run in.
 
-A worker keeps, per sequence, its block table and the last token drawn for it, in arrays indexed by slot; a plan only
-sends what is new. A step usually is one piece. It is cut into several when it wants logits of more rows than the logits
-buffer holds (prompt logprobs): pieces run in row order, so whatever a row reads of an earlier row's KV is written.
+A worker keeps, per sequence, its block table and in which step a token was last drawn for it, in arrays indexed by
+slot; a plan only sends what is new. The drawn token itself may not exist yet when the arrays are made: they name its
+slot. A step usually is one piece. It is cut into several when it wants logits of more rows than the logits buffer holds
+(prompt logprobs): pieces run in row order, so whatever a row reads of an earlier row's KV is written.
 
     S parts of a piece   T tokens   L logit rows   B blocks
 """
@@ -18,7 +19,7 @@ from ..core.step import PlanRow
 from ..ops.api import StepBatch, StepLimits
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Part:
     """A run of one plan row's tokens within one piece.
 
@@ -51,7 +52,6 @@ class Slots:
         self.num_tables = num_tables
         self.block_tables = np.zeros((num_slots, num_tables, max_blocks_per_seq), np.int32)
         self.num_held = np.zeros(num_slots, np.int32)
-        self.drawn_token = np.zeros(num_slots, np.int32)
         self.drawn_step = np.full(num_slots, -1, np.int64)
         self._slot_of: dict[int, int] = {}
         self._free = list(range(num_slots))[::-1]
@@ -91,7 +91,6 @@ class Slots:
         count = len(self)
         self.block_tables = np.concatenate([self.block_tables, np.zeros_like(self.block_tables)])
         self.num_held = np.concatenate([self.num_held, np.zeros_like(self.num_held)])
-        self.drawn_token = np.concatenate([self.drawn_token, np.zeros_like(self.drawn_token)])
         self.drawn_step = np.concatenate([self.drawn_step, np.full_like(self.drawn_step, -1)])
         self._free.extend(range(2 * count - 1, count - 1, -1))
 
@@ -150,10 +149,6 @@ def build_batch(piece: Sequence[Part], slots: Slots, block_size: int, limits: St
     assert num_tokens <= limits.max_tokens and num_parts <= limits.max_seqs, (num_tokens, num_parts, limits)
 
     context_lens_S = starts_S + counts_S
-    num_blocks_S = -(-context_lens_S // block_size)
-    assert (num_blocks_S <= slots.num_held[slots_S]).all(), "a row reaches beyond its block table"
-    widest = int(num_blocks_S.max()) if num_parts else 0
-
     if num_tokens == num_parts:
         positions_T = starts_S
     else:
@@ -163,20 +158,52 @@ def build_batch(piece: Sequence[Part], slots: Slots, block_size: int, limits: St
         positions_T=positions_T,
         row_starts_S1=row_starts_S1,
         context_lens_S=context_lens_S,
-        block_tables_SB=_block_tables(slots, slots_S, widest),
+        block_tables_SB=block_tables(slots, slots_S, context_lens_S, block_size),
         logit_rows_L=_logit_rows(piece, row_starts_S1),
     )
 
 
-def _block_tables(slots: Slots, slots_S: np.ndarray, widest: int) -> np.ndarray:
-    """All sequences' rows of the first table, then of the next."""
+def block_tables(slots: Slots, slots_S: np.ndarray, context_lens_S: np.ndarray, block_size: int) -> np.ndarray:
+    """The tables of these slots, as wide as the longest: all rows of the first one, then of the next. Asserts
+    that each sequence holds its context."""
+    num_held_S = slots.num_held[slots_S]
+    assert (context_lens_S <= num_held_S * block_size).all(), "a row reaches beyond its block table"
+    widest = int(num_held_S.max(initial=0))
     if slots.num_tables == 1:
         return slots.block_tables[slots_S, 0, :widest]
     return np.concatenate([slots.block_tables[slots_S, table, :widest] for table in range(slots.num_tables)])
 
 
+def one_on(batch: StepBatch, slots_S: np.ndarray) -> StepBatch:
+    """The batch in which each sequence of `batch` takes the token it has just drawn. Block tables are as they were."""
+    row_starts_S1 = np.arange(len(slots_S) + 1, dtype=np.int32)
+    adapters_T = batch.adapters_T
+    return StepBatch(
+        tokens_T=~slots_S,
+        positions_T=batch.context_lens_S,
+        row_starts_S1=row_starts_S1,
+        context_lens_S=batch.context_lens_S + 1,
+        block_tables_SB=batch.block_tables_SB,
+        logit_rows_L=row_starts_S1[:-1],
+        adapters_T=None if adapters_T is None else adapters_T[batch.row_starts_S1[:-1]],
+    )
+
+
+def one_more_on(batch: StepBatch) -> StepBatch:
+    """The same of a batch made by `one_on`: all but the positions stays."""
+    return StepBatch(
+        tokens_T=batch.tokens_T,
+        positions_T=batch.context_lens_S,
+        row_starts_S1=batch.row_starts_S1,
+        context_lens_S=batch.context_lens_S + 1,
+        block_tables_SB=batch.block_tables_SB,
+        logit_rows_L=batch.logit_rows_L,
+        adapters_T=batch.adapters_T,
+    )
+
+
 def _tokens(piece: Sequence[Part], slots_S: np.ndarray, row_starts_S1: np.ndarray, slots: Slots) -> np.ndarray:
-    """Given tokens where a part has them; elsewhere what was drawn for the slot in the step the part names."""
+    """Given tokens where a part has them; elsewhere the slot of the drawn one, as StepBatch writes it."""
     flat: list[int] = []
     drawn: list[int] = []
     for index, part in enumerate(piece):
@@ -190,7 +217,7 @@ def _tokens(piece: Sequence[Part], slots_S: np.ndarray, row_starts_S1: np.ndarra
         from_slots = slots_S[drawn]
         expected = [piece[index].from_step for index in drawn]
         assert (slots.drawn_step[from_slots] == expected).all(), "a row's input was not drawn in the step it names"
-        tokens_T[row_starts_S1[drawn]] = slots.drawn_token[from_slots]
+        tokens_T[row_starts_S1[drawn]] = ~from_slots
     return tokens_T
 
 

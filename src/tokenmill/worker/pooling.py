@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,6 +32,17 @@ class _Pooled:
     state: np.ndarray | None = None
 
 
+@dataclass(slots=True)
+class PoolingStep:
+    """A prepared step. `pooled`: what each row's sequence gathers."""
+
+    plan: StepPlan
+    parts: list[Part]
+    pooled: list[_Pooled]
+    call: Callable[[], np.ndarray] | None = None
+    duration_s: float = 0.0
+
+
 class PoolingRunner:
     """As runner.Runner, for `model`; `program` is its compiled forward."""
 
@@ -47,15 +58,37 @@ class PoolingRunner:
         self._slots = Slots(limits.max_seqs, limits.max_blocks_per_seq, num_blocks)
         self._pooled: dict[int, _Pooled] = {}  # by slot
 
-    def run(self, plan: StepPlan) -> StepResult:
-        began_s = time.perf_counter()
+    def prepare(self, plan: StepPlan) -> PoolingStep:
         for seq in plan.released:
             self._slots.release(seq)
         parts = [self._take(index, row) for index, row in enumerate(self._with_blocks(plan))]
+        step = PoolingStep(plan, parts, [self._pooled[part.slot] for part in parts])
         if parts:
-            self._run(parts)
-        rows = tuple(self._result(row, part) for row, part in zip(plan.rows, parts, strict=True))
-        return StepResult(plan.step, rows, time.perf_counter() - began_s)
+            batch = build_batch(parts, self._slots, self._block_size, self._limits)
+            assert batch.tokens_T.max() < self._vocab_size, f"a token id beyond the vocabulary of {self._vocab_size}"
+            if self._num_places:
+                batch.places_T = self._places(parts, batch)
+            step.call = self._program.bind(batch)
+        return step
+
+    def compute(self, step: PoolingStep) -> None:
+        began_s = time.perf_counter()
+        if step.call is not None:
+            states_LD = step.call()
+            at = 0
+            rows = list(zip(step.parts, step.pooled, strict=True))
+            for part, pooled in rows:
+                self._pool(pooled, states_LD[at : at + part.num_scored])
+                at += part.num_scored
+            for part, pooled in rows:
+                if part.sample:
+                    pooled.state = states_LD[at].copy()
+                    at += 1
+        step.duration_s = time.perf_counter() - began_s
+
+    def collect(self, step: PoolingStep) -> StepResult:
+        rows = tuple(self._result(row, pooled) for row, pooled in zip(step.plan.rows, step.pooled, strict=True))
+        return StepResult(step.plan.step, rows, step.duration_s)
 
     def _with_blocks(self, plan: StepPlan) -> Iterator[tuple[PlanRow, tuple[int, ...]]]:
         """Each row with the blocks it adds: those of the plan, or where the model keeps no KV, ones of this step."""
@@ -87,20 +120,6 @@ class PoolingRunner:
         is_last = row.sample and how == "last"
         return Part(index, slot, row.start, row.num_tokens, row.tokens, -1, leading, is_last)
 
-    def _run(self, parts: list[Part]) -> None:
-        batch = build_batch(parts, self._slots, self._block_size, self._limits)
-        assert batch.tokens_T.max() < self._vocab_size, f"a token id beyond the vocabulary of {self._vocab_size}"
-        if self._num_places:
-            batch.places_T = self._places(parts, batch)
-        states_LD = self._program(batch)
-        at = 0
-        for part in (part for part in parts if part.num_scored):
-            self._pool(self._pooled[part.slot], states_LD[at : at + part.num_scored])
-            at += part.num_scored
-        for part in (part for part in parts if part.sample):
-            self._pooled[part.slot].state = states_LD[at].copy()
-            at += 1
-
     def _places(self, parts: list[Part], batch: StepBatch) -> np.ndarray:
         """Positions; those of a pair's second text in the second part of the table."""
         places_T = batch.positions_T.copy()
@@ -112,6 +131,8 @@ class PoolingRunner:
 
     @staticmethod
     def _pool(pooled: _Pooled, states: np.ndarray) -> None:
+        if not len(states):
+            return
         if pooled.params.how != "mean":
             pooled.state = states[0].copy()
             return
@@ -120,10 +141,10 @@ class PoolingRunner:
         for state_D in states:
             pooled.state += state_D
 
-    def _result(self, row: PlanRow, part: Part) -> RowResult:
+    @staticmethod
+    def _result(row: PlanRow, pooled: _Pooled) -> RowResult:
         if not row.sample:
             return RowResult(row.seq)
-        pooled = self._pooled[part.slot]
         assert pooled.state is not None, f"sequence {row.seq} has no state to pool"
         state_D = pooled.state / pooled.num_tokens if pooled.params.how == "mean" else pooled.state
         return RowResult(row.seq, vector=finish(state_D, pooled.params).tobytes())

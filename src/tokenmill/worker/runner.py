@@ -1,28 +1,72 @@
-"""Runs one step plan: state, arrays, the model's program, tokens. Synchronous and single-threaded by contract.
+"""Runs one step plan: state, arrays, the model's program, tokens. In three parts, so that two threads can share them:
 
-Order within a step, which later steps and other rows rely on:
+    prepare   plan -> arrays. Forget released sequences, take introductions and table deltas of all rows, cut the rows
+              into pieces (nearly always one). A token still to be drawn goes by the slot it will lie in.
+    compute   arrays -> tokens and logprobs, piece by piece
+    collect   tokens and logprobs -> results, row by row
 
-    1  forget released sequences, take introductions and table deltas, of all rows
-    2  for each piece (nearly always one): arrays -> logits -> tokens and logprobs
-    3  remember what was drawn, for rows of later steps that name this one
+Steps are prepared in order by one thread and computed in order by one thread, the same or another: a step may be
+prepared while earlier ones compute. It decides nothing: what runs, and where its KV lies, is in the plan.
 
-It decides nothing: what runs, and where its KV lies, is in the plan.
+    L rows of logits   V vocabulary
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
 import numpy as np
 
 from ..core.step import RowResult, StepPlan, StepResult, TokenLogprob
-from ..ops.api import Ops, Program, StepLimits
+from ..ops.api import Draws, Ops, Program, StepBatch, StepLimits
 from .adapters import Adapters
-from .batch import Part, Slots, build_batch, part_of_row, pieces
-from .sampler import Sampler
+from .batch import Part, Slots, block_tables, build_batch, one_more_on, one_on, part_of_row, pieces
+from .sampler import Drawing, Sampler
+
+
+@dataclass(slots=True)
+class Piece:
+    """A call of the model: what goes in, and what has come out.
+
+    sampled   index in the plan of each row that draws, in the order of `draws`
+    scored    index in the plan of each row that scores, and how many positions
+    known     of every scored position: the token that follows
+    num_top   and how many alternatives to report
+    """
+
+    batch: StepBatch
+    drawing: Drawing
+    draws: Draws
+    call: Callable[[], np.ndarray]
+    sampled: Sequence[int]
+    scored: Sequence[tuple[int, int]] = ()
+    known: Sequence[int] = ()
+    num_top: Sequence[int] = ()
+    scores: Sequence[TokenLogprob] = ()
+    logprobs: dict[int, TokenLogprob] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Step:
+    """A prepared step.
+
+    is_carried  every row goes one token on from a row of the step before
+    ends      if all rows draw, in one piece: where each one's context ends, in the piece's order. The next step may
+              simply carry them on
+    room      tokens that each of them can take at least before its block table must grow
+    outgrown  drawn tokens of earlier steps, to be carried over before it computes
+    """
+
+    plan: StepPlan
+    pieces: list[Piece]
+    is_carried: bool = False
+    ends: list[int] | None = None
+    room: int = 0
+    outgrown: np.ndarray | None = None
+    duration_s: float = 0.0
 
 
 class Runner:
@@ -48,24 +92,62 @@ class Runner:
         self._block_size = block_size
         self._slots = Slots(limits.max_seqs, limits.max_blocks_per_seq, num_blocks, num_tables)
         self._sampler = Sampler(ops, vocab_size, limits.max_seqs)
+        self._drawn = np.zeros(len(self._slots), np.int32)
         self._scores: dict[int, _PromptScores] = {}  # by slot, of sequences that want prompt logprobs
+        self._latest: Step | None = None
 
-    def run(self, plan: StepPlan) -> StepResult:
-        began_s = time.perf_counter()
-        results: list[_Collected | None] = [None] * len(plan.rows)
-        for piece in pieces(self._take(plan), self._limits.max_logit_rows):
-            self._run_piece(plan.step, piece, results)
-        rows = tuple(
-            RowResult(row.seq) if got is None else RowResult(row.seq, got.tokens, got.logprobs, tuple(got.scores))
-            for row, got in zip(plan.rows, results, strict=True)
-        )
-        return StepResult(plan.step, rows, time.perf_counter() - began_s)
+    # ---- prepare ----
+
+    def prepare(self, plan: StepPlan) -> Step:
+        """Raises what is wrong with the plan."""
+        latest, self._latest = self._latest, None
+        for seq in plan.released:
+            self._slots.release(seq)
+        step = self._carry_on(latest, plan) or self._prepare_anew(plan)
+        self._latest = step
+        return step
+
+    def _carry_on(self, before: Step | None, plan: StepPlan) -> Step | None:
+        """The plan's step if every row goes one token on from a row of the step before; most arrays are that step's."""
+        if before is None or before.ends is None or len(plan.rows) != len(before.ends):
+            return None
+        (piece,) = before.pieces
+        number, has_grown = before.plan.step, False
+        for index, end in zip(piece.sampled, before.ends, strict=True):
+            row = plan.rows[index]
+            if row.start != end or row.from_step != number or row.seq != before.plan.rows[index].seq:
+                return None
+            has_grown = has_grown or bool(row.blocks)
+        slots_S = piece.draws.slots_L
+        if has_grown:
+            for row in plan.rows:
+                if row.blocks:
+                    self._slots.append_blocks(self._slots[row.seq], row.blocks)
+        batch = one_on(piece.batch, slots_S) if not before.is_carried else one_more_on(piece.batch)
+        room = before.room - 1
+        if has_grown:
+            batch.block_tables_SB = block_tables(self._slots, slots_S, batch.context_lens_S, self._block_size)
+            room = self._room(slots_S, batch.context_lens_S)
+        assert room >= 0, "a row reaches beyond its block table"
+        self._slots.drawn_step[slots_S] = plan.step
+        carried = self._bind(batch, piece.drawing.advanced(), slots_S, piece.sampled)
+        return Step(plan, [carried], True, [end + 1 for end in before.ends], room)
+
+    def _prepare_anew(self, plan: StepPlan) -> Step:
+        parts = self._take(plan)
+        outgrown = None
+        if len(self._slots) > len(self._drawn):
+            outgrown, self._drawn = self._drawn, np.zeros(len(self._slots), np.int32)
+        cut = [self._prepare_piece(plan.step, piece) for piece in pieces(parts, self._limits.max_logit_rows) if piece]
+        step = Step(plan, cut, outgrown=outgrown)
+        if len(cut) == 1 and all(part.sample and not part.num_scored for part in parts):
+            step.ends = cut[0].batch.context_lens_S.tolist()
+            step.room = self._room(cut[0].draws.slots_L, cut[0].batch.context_lens_S)
+        return step
 
     def _take(self, plan: StepPlan) -> list[Part]:
         """Bring the per-sequence state up to this plan; the plan's rows as parts."""
         slots = self._slots
-        for seq in plan.released:
-            slots.release(seq)
         parts = []
         for index, row in enumerate(plan.rows):
             num_prompt = 0
@@ -94,68 +176,85 @@ class Runner:
     def _adapter_of_part(self, part: Part) -> int:
         return self._adapter_of.get(part.slot, 0)
 
-    def _run_piece(self, step: int, piece: list[Part], results: list[_Collected | None]) -> None:
+    def _prepare_piece(self, step: int, parts: list[Part]) -> Piece:
         if self._adapter_of:
-            piece = sorted(piece, key=self._adapter_of_part)  # rows that share an adapter side by side
-        batch = build_batch(piece, self._slots, self._block_size, self._limits)
+            parts = sorted(parts, key=self._adapter_of_part)  # rows that share an adapter side by side
+        batch = build_batch(parts, self._slots, self._block_size, self._limits)
         if self._adapter_of:
-            adapters_S = [self._adapter_of_part(part) for part in piece]
+            adapters_S = [self._adapter_of_part(part) for part in parts]
             batch.adapters_T = np.repeat(np.array(adapters_S, np.int32), np.diff(batch.row_starts_S1))
-        if not len(batch.tokens_T):
-            return
         assert batch.tokens_T.max() < self._vocab_size, f"a token id beyond the vocabulary of {self._vocab_size}"
-        logits_LV = self._program(batch)
-        num_scored = sum(part.num_scored for part in piece)
-        if num_scored:
-            self._score(logits_LV[:num_scored], piece, results)
-        if num_scored < len(logits_LV):
-            self._sample(logits_LV[num_scored:], step, [part for part in piece if part.sample], results)
+        sampled = [part for part in parts if part.sample]
+        slots_L = np.fromiter((part.slot for part in sampled), np.int32, len(sampled))
+        positions_L = np.fromiter((part.start + part.num_tokens for part in sampled), np.int32, len(sampled))
+        self._slots.drawn_step[slots_L] = step
+        piece = self._bind(batch, self._sampler.prepare(slots_L, positions_L), slots_L, [part.row for part in sampled])
+        scored = [part for part in parts if part.num_scored]
+        if scored:
+            known: list[int] = []
+            num_top: list[int] = []
+            for part in scored:
+                scores = self._scores[part.slot]
+                known.extend(scores.prompt_tokens[part.start + 1 : part.start + 1 + part.num_scored])
+                num_top.extend([scores.num_top] * part.num_scored)
+            piece.scored = [(part.row, part.num_scored) for part in scored]
+            piece.known, piece.num_top = known, num_top
+        return piece
 
-    def _score(self, logits_LV: np.ndarray, piece: Sequence[Part], results: list[_Collected | None]) -> None:
-        """Logprobs of the known token after each scored position."""
-        known: list[int] = []
-        num_top: list[int] = []
-        scored = [part for part in piece if part.num_scored]
-        for part in scored:
-            scores = self._scores[part.slot]
-            known.extend(scores.prompt_tokens[part.start + 1 : part.start + 1 + part.num_scored])
-            num_top.extend([scores.num_top] * part.num_scored)
-        entries = iter(self._sampler.score(logits_LV, np.arange(len(known)), np.array(known, np.int32), num_top))
-        for part in scored:
-            _of_row(results, part.row).scores.extend(islice(entries, part.num_scored))
+    def _bind(self, batch: StepBatch, drawing: Drawing, slots_L: np.ndarray, sampled: Sequence[int]) -> Piece:
+        draws = Draws(drawing.how, slots_L, np.empty(len(slots_L), np.int32), self._drawn)
+        return Piece(batch, drawing, draws, self._program.bind(batch, draws), sampled)
 
-    def _sample(self, logits_LV: np.ndarray, step: int, sampled: list[Part], results: list[_Collected | None]) -> None:
-        slots, count = self._slots, len(sampled)
-        slots_L = np.fromiter((part.slot for part in sampled), np.int32, count)
-        positions_L = np.fromiter((part.start + part.num_tokens for part in sampled), np.int32, count)
-        tokens_L = self._sampler.draw(logits_LV, slots_L, positions_L)
-        slots.drawn_token[slots_L] = tokens_L
-        slots.drawn_step[slots_L] = step
-        logprobs = self._sampler.logprobs(logits_LV, slots_L, tokens_L)
-        for index, (part, token) in enumerate(zip(sampled, tokens_L.tolist(), strict=True)):
-            result = _of_row(results, part.row)
-            result.tokens = (token,)
-            if index in logprobs:
-                result.logprobs = (logprobs[index],)
+    def _room(self, slots_S: np.ndarray, context_lens_S: np.ndarray) -> int:
+        return int((self._slots.num_held[slots_S] * self._block_size - context_lens_S).min())
+
+    # ---- compute ----
+
+    def compute(self, step: Step) -> None:
+        began_s = time.perf_counter()
+        if step.outgrown is not None:
+            for piece in step.pieces:
+                piece.draws.drawn[: len(step.outgrown)] = step.outgrown
+        for piece in step.pieces:
+            logits_LV = piece.call()
+            if piece.known:
+                known = np.array(piece.known, np.int32)
+                piece.scores = self._sampler.score(logits_LV, np.arange(len(known)), known, piece.num_top)
+            drawing, draws = piece.drawing, piece.draws
+            if drawing.is_plain:
+                continue
+            sampled_LV = logits_LV[len(piece.known) :]
+            self._sampler.redraw(sampled_LV, drawing, draws.tokens_L)
+            draws.drawn[draws.slots_L] = draws.tokens_L
+            piece.logprobs = self._sampler.logprobs(sampled_LV, drawing, draws.tokens_L)
+        step.duration_s = time.perf_counter() - began_s
+
+    # ---- collect ----
+
+    def collect(self, step: Step) -> StepResult:
+        tokens: dict[int, tuple[int, ...]] = {}
+        logprobs: dict[int, tuple[TokenLogprob, ...]] = {}
+        scores: dict[int, tuple[TokenLogprob, ...]] = {}
+        for piece in step.pieces:
+            drawn = piece.draws.tokens_L.tolist()
+            assert not drawn or 0 <= min(drawn) <= max(drawn) < self._vocab_size, (
+                "the model gave logits that are not numbers"
+            )
+            for row, token in zip(piece.sampled, drawn, strict=True):
+                tokens[row] = (token,)
+            for index, entry in piece.logprobs.items():
+                logprobs[piece.sampled[index]] = (entry,)
+            entries = iter(piece.scores)
+            for row, count in piece.scored:
+                scores[row] = (*scores.get(row, ()), *islice(entries, count))
+        rows = tuple(
+            RowResult(row.seq, tokens.get(index, ()), logprobs.get(index, ()), scores.get(index, ()))
+            for index, row in enumerate(step.plan.rows)
+        )
+        return StepResult(step.plan.step, rows, step.duration_s)
 
 
 @dataclass(frozen=True, slots=True)
 class _PromptScores:
     prompt_tokens: tuple[int, ...]
     num_top: int
-
-
-@dataclass(slots=True)
-class _Collected:
-    """What one row has given so far; a row cut into pieces gives its scores bit by bit."""
-
-    tokens: tuple[int, ...] = ()
-    logprobs: tuple[TokenLogprob, ...] = ()
-    scores: list[TokenLogprob] = field(default_factory=list)
-
-
-def _of_row(results: list[_Collected | None], row: int) -> _Collected:
-    result = results[row]
-    if result is None:
-        result = results[row] = _Collected()
-    return result

@@ -2,7 +2,8 @@
 
 Order of adjustments on a row's logits, each as vLLM and transformers define it: repetition penalty (tokens of prompt
 and output), then frequency and presence penalties (output only), logit bias, allowed token ids, end and stop tokens
-held back until min_tokens. Then ops.sample. Logprobs are of the raw logits. State is a function of (introduction,
+held back until min_tokens. Rows without any of these are drawn by the compiled forward itself, in its own call; the
+others by ops.sample, after it. Logprobs are of the raw logits. State is a function of (introduction,
 tokens drawn since), so a resumed sequence continues as if it had never left.
 
     L logit rows  V vocabulary
@@ -11,6 +12,7 @@ tokens drawn since), so a resumed sequence continues as if it had never left.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -24,8 +26,51 @@ SLICE = 16
 _NO_LOGPROBS = -1
 
 
+@dataclass(slots=True)
+class Drawing:
+    """How the rows of a step draw.
+
+    how            settings of the draws that the step makes itself: rows to be adjusted are greedy in it, the cheapest
+    temperature_L  what each row's request says
+    adjusted       rows drawn again, from adjusted logits
+    adjustments    of those
+    wanted         rows that report logprobs
+    num_top        alternatives each of those wants
+    """
+
+    how: SampleBatch
+    temperature_L: np.ndarray
+    adjusted: np.ndarray
+    adjustments: list[Adjustment]
+    wanted: np.ndarray
+    num_top: list[int]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the draws that the step makes itself are all that is to be done."""
+        return not len(self.adjusted) and not len(self.wanted)
+
+    def advanced(self) -> Drawing:
+        """The same for the tokens that follow."""
+        return replace(self, how=replace(self.how, position_L=self.how.position_L + 1))
+
+    def of(self, rows: np.ndarray) -> SampleBatch:
+        """The settings that some rows' requests ask for."""
+        how = self.how
+        return SampleBatch(
+            temperature_L=self.temperature_L[rows],
+            top_k_L=how.top_k_L[rows],
+            top_p_L=how.top_p_L[rows],
+            min_p_L=how.min_p_L[rows],
+            seed_L=how.seed_L[rows],
+            choice_L=how.choice_L[rows],
+            position_L=how.position_L[rows],
+        )
+
+
 class Sampler:
-    """Sampling state by slot. One thread uses it."""
+    """Sampling state by slot. `introduce` and `prepare` are one thread's, the rest may be another's: what drawing needs
+    and changes of a sequence goes with the Drawing."""
 
     def __init__(self, ops: Ops, vocab_size: int, num_slots: int) -> None:
         self._ops = ops
@@ -61,30 +106,55 @@ class Sampler:
         if self._adjusted[slot]:
             self._adjustments[slot] = Adjustment(intro, self._vocab_size)
 
-    def draw(self, logits_LV: np.ndarray, slots_L: np.ndarray, positions_L: np.ndarray) -> np.ndarray:
-        """Draw the token of position positions_L (counted from the start of the prompt) for each slot: int32 [L].
+    def prepare(self, slots_L: np.ndarray, positions_L: np.ndarray) -> Drawing:
+        """How to draw, for each of these slots, the token of position positions_L (counted from the start of the
+        prompt). Later introductions change nothing in it."""
+        how = SampleBatch(
+            temperature_L=self._temperature[slots_L],
+            top_k_L=self._top_k[slots_L],
+            top_p_L=self._top_p[slots_L],
+            min_p_L=self._min_p[slots_L],
+            seed_L=self._seed[slots_L],
+            choice_L=self._choice[slots_L],
+            position_L=positions_L - self._num_prompt[slots_L],
+        )
+        temperature_L = how.temperature_L
+        adjusted = np.flatnonzero(self._adjusted[slots_L])
+        if len(adjusted):
+            how.temperature_L = temperature_L.copy()
+            how.temperature_L[adjusted] = 0
+        num_logprobs_L = self._num_logprobs[slots_L]
+        wanted = np.flatnonzero(num_logprobs_L != _NO_LOGPROBS)
+        return Drawing(
+            how=how,
+            temperature_L=temperature_L,
+            adjusted=adjusted,
+            adjustments=[self._adjustments[slot] for slot in slots_L[adjusted].tolist()],
+            wanted=wanted,
+            num_top=num_logprobs_L[wanted].tolist(),
+        )
 
-        The slots' penalty counts advance. `logits_LV` is left as it is.
-        """
-        how = self._how(slots_L, positions_L)
-        adjusted_L = self._adjusted[slots_L]
-        if not adjusted_L.any():
-            tokens_L = self._ops.sample(logits_LV, how)
-        else:
-            how.temperature_L[adjusted_L] = 0  # drawn again below; greedy is the cheapest
-            tokens_L = self._ops.sample(logits_LV, how).copy()
-            for rows in _slices(np.flatnonzero(adjusted_L)):
-                tokens_L[rows] = self._draw_adjusted(logits_LV[rows], slots_L[rows], positions_L[rows])
-        assert ((tokens_L >= 0) & (tokens_L < self._vocab_size)).all(), "the model gave logits that are not numbers"
-        return tokens_L
+    def redraw(self, logits_LV: np.ndarray, drawing: Drawing, tokens_L: np.ndarray) -> None:
+        """Put right the tokens of rows whose logits must be adjusted first; their penalty counts advance. `logits_LV`
+        is left as it is."""
+        for first in range(0, len(drawing.adjusted), SLICE):
+            rows = drawing.adjusted[first : first + SLICE]
+            adjustments = drawing.adjustments[first : first + SLICE]
+            how = drawing.of(rows)
+            copied_LV = logits_LV[rows]
+            for logits_V, adjustment, num_output in zip(copied_LV, adjustments, how.position_L.tolist(), strict=True):
+                adjustment.apply(logits_V, num_output)
+            tokens_L[rows] = drawn = self._ops.sample(copied_LV, how)
+            for adjustment, token in zip(adjustments, drawn.tolist(), strict=True):
+                adjustment.count(token)
 
-    def logprobs(self, logits_LV: np.ndarray, slots_L: np.ndarray, tokens_L: np.ndarray) -> dict[int, TokenLogprob]:
+    def logprobs(self, logits_LV: np.ndarray, drawing: Drawing, tokens_L: np.ndarray) -> dict[int, TokenLogprob]:
         """Row -> logprob of its drawn token, for the rows whose request wants logprobs."""
-        wanted = np.flatnonzero(self._num_logprobs[slots_L] != _NO_LOGPROBS)
+        wanted = drawing.wanted
         if not len(wanted):
             return {}
-        counts = self._num_logprobs[slots_L[wanted]].tolist()
-        return dict(zip(wanted.tolist(), self.score(logits_LV, wanted, tokens_L[wanted], counts), strict=True))
+        scored = self.score(logits_LV, wanted, tokens_L[wanted], drawing.num_top)
+        return dict(zip(wanted.tolist(), scored, strict=True))
 
     def score(
         self, logits_LV: np.ndarray, rows: np.ndarray, tokens: np.ndarray, num_top: Sequence[int]
@@ -99,27 +169,6 @@ class Sampler:
                 best = tuple(zip(ids[:count], values[:count], strict=True))
                 scored.append(TokenLogprob(token, logprob, place, best))
         return scored
-
-    def _draw_adjusted(self, copied_LV: np.ndarray, slots_L: np.ndarray, positions_L: np.ndarray) -> np.ndarray:
-        how = self._how(slots_L, positions_L)
-        adjustments = [self._adjustments[slot] for slot in slots_L.tolist()]
-        for logits_V, adjustment, num_output in zip(copied_LV, adjustments, how.position_L.tolist(), strict=True):
-            adjustment.apply(logits_V, num_output)
-        tokens_L = self._ops.sample(copied_LV, how)
-        for adjustment, token in zip(adjustments, tokens_L.tolist(), strict=True):
-            adjustment.count(token)
-        return tokens_L
-
-    def _how(self, slots_L: np.ndarray, positions_L: np.ndarray) -> SampleBatch:
-        return SampleBatch(
-            temperature_L=self._temperature[slots_L],
-            top_k_L=self._top_k[slots_L],
-            top_p_L=self._top_p[slots_L],
-            min_p_L=self._min_p[slots_L],
-            seed_L=self._seed[slots_L],
-            choice_L=self._choice[slots_L],
-            position_L=positions_L - self._num_prompt[slots_L],
-        )
 
     def _grow(self, num_slots: int) -> None:
         for name in (

@@ -212,7 +212,7 @@ class NativeOps:
         operations = recorder.operations
         if self.fuse:
             operations = fuse(operations, output)
-        program = NativeProgram(self._library, self._team, operations, output, limits)
+        program = NativeProgram(self._library, self._team, self.num_threads, operations, output, limits)
         self._programs.append(program)
         return program
 

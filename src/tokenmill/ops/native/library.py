@@ -12,7 +12,7 @@ import sys
 from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
 
-ABI_VERSION = 4
+ABI_VERSION = 5
 
 KINDS = {"f32": 0, "f16": 1, "bf16": 2, "q4_0": 3, "q4_1": 4, "q8_0": 5, "q8_m": 6, "q8_h": 7, "q8_hm": 8, "q6_h": 9}
 STORED = ("q5_0", "q5_1", "q8_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "q8_k", "iq4_nl", "iq4_xs", "mxfp4", "tq2_0")
@@ -150,6 +150,20 @@ class SamplingStruct(ctypes.Structure):
     )
 
 
+class DrawsStruct(ctypes.Structure):
+    _fields_ = (
+        ("how", SamplingStruct),
+        ("slots", c_void_p),
+        ("tokens", c_void_p),
+        ("drawn", c_void_p),
+        ("scratch", c_void_p),
+        ("num_rows", c_int32),
+        ("num_slots", c_int32),
+        ("logits", c_int32),
+        ("reserved", c_int32),
+    )
+
+
 _SIGNATURES = {
     "tm_abi_version": (c_int32, ()),
     "tm_last_error": (c_char_p, ()),
@@ -170,7 +184,7 @@ _SIGNATURES = {
         (c_void_p, c_void_p, c_int32, c_void_p, c_int32, POINTER(LimitsStruct), c_void_p, c_int64),
     ),
     "tm_program_free": (None, (c_void_p,)),
-    "tm_program_run": (c_int32, (c_void_p, POINTER(StepStruct))),
+    "tm_program_run": (c_int32, (c_void_p, c_void_p, c_void_p)),
     "tm_program_time": (None, (c_void_p, c_void_p)),
     "tm_probe": (c_double, (c_void_p, c_int32, c_void_p, c_int64, c_int64)),
     "tm_sample_scratch": (c_int64, (c_int64,)),

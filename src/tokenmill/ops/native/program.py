@@ -6,13 +6,14 @@ T tokens  S sequences  B blocks  L logit rows
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from ..api import SPAN, StepBatch, StepLimits
-from .library import BufferStruct, LimitsStruct, OpStruct, StepStruct, check
+from ..api import SPAN, Draws, StepBatch, StepLimits
+from .bind import Binder
+from .library import BufferStruct, LimitsStruct, OpStruct, check
 from .memory import aligned_bytes, place
 from .record import TOKEN_ROWS, Code, Operation, Value
 
@@ -28,7 +29,13 @@ class NativeProgram:
     """
 
     def __init__(
-        self, library: ctypes.CDLL, team: Any, operations: Sequence[Operation], output: Value, limits: StepLimits
+        self,
+        library: ctypes.CDLL,
+        team: Any,
+        num_threads: int,
+        operations: Sequence[Operation],
+        output: Value,
+        limits: StepLimits,
     ) -> None:
         self.limits = limits
         self.operations = tuple(operations)
@@ -80,48 +87,39 @@ class NativeProgram:
         out_bytes = arena[offset_of[at] : offset_of[at] + max_rows[at] * output.width * 4]
         self._output = out_bytes.view(np.float32).reshape(max_rows[at], output.width)
         self._output_rows = output.rows
-        self._num_tables = 1 + max((o.kv.group.table for o in operations if o.kv is not None), default=0)
-        self._step = StepStruct()
-        self._step_pointer = ctypes.byref(self._step)
+        draws = output.rows != TOKEN_ROWS  # only from rows of logits
+        draw_scratch = aligned_bytes(library.tm_sample_scratch(output.width) * (num_threads + 1) if draws else 0)
+        self._keep.append(draw_scratch)
+        self.scratch_bytes += len(draw_scratch)
+        num_tables = 1 + max((o.kv.group.table for o in operations if o.kv is not None), default=0)
+        self._binder = Binder(num_tables, at, draw_scratch.ctypes.data)
 
-    def __call__(self, batch: StepBatch) -> np.ndarray:
-        assert self._program is not None, "the program is closed"
-        arrays = (
-            batch.tokens_T,
-            batch.positions_T,
-            batch.row_starts_S1,
-            batch.context_lens_S,
-            batch.block_tables_SB,
-            batch.logit_rows_L,
-        )
-        for array in arrays:
-            assert array.dtype == np.int32 and array.flags.c_contiguous, (array.dtype, array.shape)
-        num_tokens, num_seqs, num_logits = len(batch.tokens_T), len(batch.context_lens_S), len(batch.logit_rows_L)
-        assert len(batch.positions_T) == num_tokens, (len(batch.positions_T), num_tokens)
-        assert len(batch.row_starts_S1) == num_seqs + 1, (len(batch.row_starts_S1), num_seqs)
-        assert len(batch.block_tables_SB) == num_seqs * self._num_tables, (len(batch.block_tables_SB), num_seqs)
-        step = self._step
-        (
-            step.tokens,
-            step.positions,
-            step.row_starts,
-            step.context_lens,
-            step.block_tables,
-            step.logit_rows,
-        ) = (array.ctypes.data for array in arrays)
-        step.adapters = _optional(batch.adapters_T, num_tokens)
-        step.places = _optional(batch.places_T, num_tokens)
-        step.num_tokens, step.num_seqs, step.num_logit_rows = num_tokens, num_seqs, num_logits
-        step.table_width = batch.block_tables_SB.shape[1]
-        check(self._library, self._library.tm_program_run(self._program, self._step_pointer) == 0)
-        return self._output[: num_tokens if self._output_rows == TOKEN_ROWS else num_logits]
+    def __call__(self, batch: StepBatch, draws: Draws | None = None) -> np.ndarray:
+        return self.bind(batch, draws)()
+
+    def bind(self, batch: StepBatch, draws: Draws | None = None) -> Callable[[], np.ndarray]:
+        """The call with all its pointers taken. One thread at a time may bind."""
+        step = self._binder.step(batch)
+        structs: list[Any] = [step]
+        if draws is not None:
+            structs.append(self._binder.draws(draws))
+        num_rows = step.num_tokens if self._output_rows == TOKEN_ROWS else step.num_logit_rows
+        output, library = self._output[:num_rows], self._library
+        pointers = [ctypes.byref(struct) for struct in structs] + [None] * (2 - len(structs))
+
+        def call(_keep: Any = (batch, draws)) -> np.ndarray:
+            assert self._program is not None, "the program is closed"
+            check(library, library.tm_program_run(self._program, *pointers) == 0)
+            return output
+
+        return call
 
     def time_operations(self, times_ns: np.ndarray | None) -> None:
-        """Add each operation's nanoseconds to `times_ns` (int64, one for each of `operations`) in every call from now
-        on; None stops. The array is the caller's to keep until then."""
+        """Add each operation's nanoseconds to `times_ns` (int64, one for each of `operations` and one for the draws)
+        in every call from now on; None stops. The array is the caller's to keep until then."""
         assert self._program is not None, "the program is closed"
         if times_ns is not None:
-            assert times_ns.dtype == np.int64 and times_ns.shape == (len(self.operations),), times_ns.shape
+            assert times_ns.dtype == np.int64 and times_ns.shape == (len(self.operations) + 1,), times_ns.shape
         self._library.tm_program_time(self._program, None if times_ns is None else times_ns.ctypes.data)
 
     def close(self) -> None:
@@ -130,15 +128,6 @@ class NativeProgram:
             self._library.tm_program_free(self._program)
             self._program = None
             self._keep.clear()
-
-
-def _optional(values_T: np.ndarray | None, num_tokens: int) -> int | None:
-    """Where an array that a step may lack lies."""
-    if values_T is None:
-        return None
-    assert values_T.dtype == np.int32 and values_T.flags.c_contiguous, values_T.dtype
-    assert len(values_T) == num_tokens, (len(values_T), num_tokens)
-    return values_T.ctypes.data
 
 
 def _values(operations: Sequence[Operation]) -> list[Value]:
