@@ -19,7 +19,7 @@ from tokenmill.formats.ggml import dequantise
 Pairs = Mapping[str, tuple[np.ndarray, np.ndarray]]
 """Module -> (lora_A [r, K], lora_B [N, r])."""
 
-_PEFT_NAMES = {np.dtype(np.float32): "F32", np.dtype(np.float16): "F16"}
+_PEFT_NAMES = {np.dtype(np.float32): "F32", np.dtype(np.float16): "F16", np.dtype(np.uint16): "BF16"}
 
 
 def random_pairs(checkpoint: Checkpoint, *, rank: int = 4, seed: int = 0, modules: tuple[str, ...] = ()) -> Pairs:

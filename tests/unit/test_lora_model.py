@@ -106,12 +106,33 @@ def test_an_adapter_fits_the_model_in_gguf(tmp_path: Path) -> None:
     base = tiny_checkpoint()
     folder = write_adapter(tmp_path / "a", random_pairs(base, seed=4))
     hf, gguf = Running(ReferenceOps(), base), Running(ReferenceOps(), tiny_checkpoint(kind="gguf"))
-    hf.load(folder), gguf.load(folder)
-    for layer in range(2):
-        for name in ("qkv", "gate_up"):
-            one, other = (getattr(r.model.weights.layers[layer], name).lora.changes[1] for r in (hf, gguf))
-            for (a, b, scale), (a2, b2, scale2) in zip(one, other, strict=True):
-                assert scale == scale2 and (a == a2).all() and (b == b2).all()
+    one, other = (running.adapters.prepare(str(folder), "").changes for running in (hf, gguf))
+    assert one.keys() == other.keys() and len(one) == 2 * 4 + 1
+    for place, changes in one.items():
+        for ours, theirs in zip(changes, other[place], strict=True):
+            assert ours is not None and theirs is not None and ours.scale == theirs.scale
+            assert (ours.a.data == theirs.a.data).all() and (ours.b.data == theirs.b.data).all()
+
+
+def test_bf16_matrices_are_widened(tmp_path: Path) -> None:
+    """A linear of bf16 weights rounds its inputs; an adapter's must not, whatever it is stored as."""
+    base = tiny_checkpoint()
+    pairs = {
+        module: tuple((half.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32) for half in pair)
+        for module, pair in random_pairs(base, seed=5).items()
+    }
+    wide = write_adapter(tmp_path / "wide", pairs)
+    narrow = write_adapter(
+        tmp_path / "narrow",
+        {
+            module: tuple((half.view(np.uint32) >> 16).astype(np.uint16) for half in pair)
+            for module, pair in pairs.items()
+        },
+    )
+    running = Running(ReferenceOps(), base)
+    one, other = running.logits([running.load(wide), running.load(narrow)])
+    close(one, other)
+    assert open_adapter(narrow).modules[0].a.kind == "bf16"
 
 
 @pytest.mark.exact

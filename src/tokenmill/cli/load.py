@@ -65,6 +65,8 @@ class Engine:
         pooled = () if self.pooling is None else (("pooling", f"{self.pooling.describe()} ({self.pooling.reason})"),)
         plan = self.worker.memory
         parts = {"weights": plan.weights, "KV": plan.kv, "scratch": plan.scratch + plan.logits, "queue": plan.queue}
+        if plan.adapters:
+            parts["adapters"] = plan.adapters
         memory = " + ".join(f"{name} {format_bytes(size)}" for name, size in parts.items())
         return (
             ("kernels", self.kernels),
@@ -100,6 +102,10 @@ def load_engine(
         "quantization": settings.quantization,
         "progress": progress,
     }
+    if pooling is not None and settings.max_loras:
+        raise ConfigError(
+            "--enable-lora is for models that generate text; this one gives vectors.", param="enable_lora"
+        )
     if pooling is None:
         lora = LoraLimits(settings.max_loras, settings.max_lora_rank) if settings.max_loras else None
         worker = build_worker(checkpoint, ops, lora=lora, num_window_blocks=settings.num_window_blocks, **how)

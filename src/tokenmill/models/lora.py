@@ -16,6 +16,7 @@ import numpy as np
 
 from ..core.errors import BadCheckpoint
 from ..formats.adapter import Adapter, LoraModule
+from ..formats.ggml import dequantise
 from ..formats.tensor import Tensor
 from ..ops.api import LowRank, Ops, RawTensor
 from .config import ModelConfig
@@ -29,8 +30,8 @@ _ROLES = {
     "mlp.down_proj": "down",
 }  # fmt: skip
 _UNGATED = {"mlp.c_fc": "up", "mlp.c_proj": "down"}
-_IN_A_LAYER = re.compile(r"(?:model\.)*layers\.(\d{1,5})\.(\w+\.\w+)")
-_OF_HEAD = re.compile(r"(?:model\.)*lm_head")
+_IN_A_LAYER = re.compile(r"(?:(?:language_)?model\.)*layers\.(\d{1,5})\.(\w+\.\w+)")
+_OF_HEAD = re.compile(r"(?:(?:language_)?model\.)*lm_head")
 
 Changes = Mapping[tuple[int, str], tuple[LowRank | None, ...]]
 """(layer, linear) -> the change of each of its stacked matrices; the head is (-1, HEAD)."""
@@ -67,6 +68,15 @@ def with_tables(weights: ModelWeights, config: ModelConfig, ops: Ops, limits: Lo
     )
     head = ops.lora_table(limits.max_loras, limits.max_rank, config.width, [config.vocab_size])
     return replace(weights, layers=layers, head_lora=head)
+
+
+def most_bytes(config: ModelConfig, limits: LoraLimits) -> int:
+    """Memory that adapters take where all places hold one that changes every linear at the highest rank, in float32."""
+    shapes = role_shapes(config)
+    places = [shapes[role] for name in LINEARS for role in stacked_roles(config, name)] * config.num_layers
+    places.append((config.vocab_size, config.width))
+    values = sum(limits.max_rank * (num_rows + num_cols) for num_rows, num_cols in places)
+    return 4 * values * limits.max_loras
 
 
 def changes_of(adapter: Adapter, config: ModelConfig, kind: str, limits: LoraLimits) -> Changes:
@@ -130,4 +140,8 @@ def _place(adapter: Adapter, module: LoraModule, config: ModelConfig) -> tuple[i
 
 
 def _raw(tensor: Tensor) -> RawTensor:
-    return RawTensor(tensor.kind, tensor.shape[0], tensor.shape[1], np.frombuffer(tensor.data, np.uint8))
+    """The matrix in a kind that meets float32 inputs as they are: bf16 would have them rounded, so it is widened."""
+    num_rows, num_cols = tensor.shape
+    if tensor.kind != "bf16":
+        return RawTensor(tensor.kind, num_rows, num_cols, np.frombuffer(tensor.data, np.uint8))
+    return RawTensor("f32", num_rows, num_cols, dequantise("bf16", tensor.data, tensor.num_values).view(np.uint8))

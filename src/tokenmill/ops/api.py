@@ -76,7 +76,7 @@ class HeadGeometry:
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
-    """A low-rank change of a matrix [N, K]: scale * b @ a, with a [r, K] and b [N, r] of dense kinds."""
+    """A low-rank change of a matrix [N, K]: scale * b @ a, with a [r, K] and b [N, r] of kinds f32 or f16."""
 
     a: RawTensor
     b: RawTensor

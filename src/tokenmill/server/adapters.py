@@ -56,6 +56,10 @@ class AdapterBook:
         adapter = self._served.get(name)
         return adapter if adapter is not None and adapter.digest else None
 
+    def name_of(self, digest: str) -> str:
+        """A name of the adapter with this digest; "" where it has none any more."""
+        return next((adapter.name for adapter in self if adapter.digest == digest), "")
+
     async def load(self, adapter: ServedAdapter, *, replace_loaded: bool = False) -> ServedAdapter:
         """Have the engine load it and enter it in the book. Raises InvalidRequest, among others."""
         name = adapter.name

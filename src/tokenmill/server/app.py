@@ -60,6 +60,7 @@ def build_app(
     `app.state.limits.draining = True` makes it refuse new calls; `app.state.client` is `client`.
     """
     client.metrics = Metrics(config.model_names[0], text.max_context)
+    client.metrics.name_adapter = client.adapters.name_of
     service = _Service(config, text, client, clock, new_seed, new_id)
     vectors = VectorService(
         config, text, client, clock, new_id, service.limits, service.encoder, service.check_model, service.log_unknown

@@ -9,7 +9,8 @@ with `tokenmill:` have no counterpart in vLLM.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -82,6 +83,7 @@ class Metrics:
         self._stats = EngineStats()
         self._base = {field: 0 for _, _, field in _TOTALS}
         self._ready: Ready | None = None
+        self.name_adapter: Callable[[str], str] = lambda digest: digest
         times = {name: self._histogram(name, text, buckets) for name, text, buckets in _TIMES}
         sizes = {name: self._histogram(name, text, token_buckets(max_context)) for name, text in _SIZES}
         self._ttft, self._itl, self._tpot, self._e2e, self._queue, self._prefill, self._decode, self._inference = (
@@ -217,10 +219,26 @@ class _Snapshot:
             family.add_metric(metrics._labels, metrics._base[field] + getattr(stats, field))
             yield family
         yield self._cache_config()
+        yield self._adapters()
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(name, text, labels=_LABELS)
         family.add_metric(self._metrics._labels, float(value))
+        return family
+
+    def _adapters(self) -> Metric:
+        """The time of the scrape; what runs and waits is in the labels, as gateways that place adapters expect it."""
+        names = (*_LABELS, "max_lora", "running_lora_adapters", "waiting_lora_adapters")
+        family = GaugeMetricFamily(
+            "vllm:lora_requests_info", "Adapters with running and waiting requests", labels=names
+        )
+        metrics, stats = self._metrics, self._metrics._stats
+        if metrics._ready is not None and metrics._ready.max_loras:
+            running, waiting = (
+                ",".join(map(metrics.name_adapter, digests))
+                for digests in (stats.running_adapters, stats.waiting_adapters)
+            )
+            family.add_metric((*metrics._labels, str(metrics._ready.max_loras), running, waiting), time.time())
         return family
 
     def _cache_config(self) -> Metric:

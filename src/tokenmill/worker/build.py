@@ -12,7 +12,7 @@ from ..formats.checkpoint import Checkpoint, weights_digest
 from ..formats.hub import default_cache_dir
 from ..models.config import ModelConfig
 from ..models.encoder_config import EncoderConfig
-from ..models.lora import LoraLimits
+from ..models.lora import LoraLimits, most_bytes
 from ..models.registry import Model, load_model
 from ..models.vectors import VectorModel, load_vector_model
 from ..models.weights import Progress
@@ -132,6 +132,7 @@ def build_worker(
             sizes=sizes,
             program_bytes=program.scratch_bytes,
             queue_bytes=queue_bytes,
+            adapters_bytes=0 if lora is None else most_bytes(config, lora),
         ),
     )
 

@@ -21,13 +21,14 @@ MIN_LOGIT_ROWS = 16
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
     """Bytes. `pools`: each KV group with the blocks in its pool, committed page by page as they are first written;
-    `queue` bounds what waiting requests hold."""
+    `queue` bounds what waiting requests hold, `adapters` what LoRA adapters take."""
 
     weights: int
     pools: tuple[tuple[KVGroup, int], ...]
     scratch: int
     logits: int
     queue: int
+    adapters: int = 0
 
     @property
     def kv(self) -> int:
@@ -35,7 +36,7 @@ class MemoryPlan:
 
     @property
     def total(self) -> int:
-        return self.weights + self.kv + self.scratch + self.logits + self.queue
+        return self.weights + self.kv + self.scratch + self.logits + self.queue + self.adapters
 
     def lines(self) -> list[str]:
         """One line each, then the sum."""
@@ -45,6 +46,7 @@ class MemoryPlan:
             f"scratch  {format_bytes(self.scratch)}",
             f"logits   {format_bytes(self.logits)}",
             f"queue    {format_bytes(self.queue)}",
+            f"adapters {format_bytes(self.adapters)}",
             f"in all   {format_bytes(self.total)}",
         ]
 
@@ -79,6 +81,7 @@ def plan_memory(
     queue_bytes: int,
     output_width: int | None = None,
     step_pool_bytes: int = 0,
+    adapters_bytes: int = 0,
 ) -> MemoryPlan:
     """sizes: blocks in the pool of each group. program_bytes: what the compiled forward holds, logits included; None:
     estimated as the values of one layer of a full step, in float32. The rest of scratch is the block tables of plan and
@@ -97,4 +100,5 @@ def plan_memory(
         scratch=max(0, program_bytes - logits) + tables + copies + step_pool_bytes,
         logits=logits,
         queue=queue_bytes,
+        adapters=adapters_bytes,
     )

@@ -179,7 +179,7 @@ class NativeOps:
     def _pack_alone(self, matrix: RawTensor, held: list[np.ndarray]) -> Part:
         """A dense matrix packed into memory of its own, which is appended to `held`: adapters come and go."""
         kind = KINDS[matrix.kind]
-        assert kind < _FIRST_QUANTISED, matrix.kind
+        assert matrix.kind in ("f32", "f16"), matrix.kind
         data = aligned_bytes(self._library.tm_packed_bytes(kind, matrix.num_rows, matrix.num_cols))
         self._pack_into(kind, matrix.num_cols, [matrix], data)
         held.append(data)
