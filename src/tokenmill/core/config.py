@@ -71,6 +71,11 @@ class EngineConfig:
         return self.num_blocks > 0 or self.window > 0
 
     @property
+    def caches_prefixes(self) -> bool:
+        """Without KV there is nothing to share."""
+        return self.enable_prefix_caching and self.keeps_kv
+
+    @property
     def groups(self) -> tuple[CacheGroup, ...]:
         """The KV groups, in the order of a sequence's block tables; without KV an empty one."""
         full = () if self.window and not self.num_blocks else (CacheGroup(self.num_blocks),)

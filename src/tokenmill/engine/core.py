@@ -226,7 +226,7 @@ class EngineCore:
 
     def find_match(self, seq: Sequence) -> Match:
         size = self.config.block_size
-        if seq.num_planned % size or not self.config.enable_prefix_caching or _wants_scores(seq) or _pools_all(seq):
+        if seq.num_planned % size or not self.config.caches_prefixes or _wants_scores(seq) or _pools_all(seq):
             return self.no_match
         self._extend_keys(seq)
         return self._blocks.match(seq.keys, seq.tables, (len(seq.tokens) - 1) // size)
@@ -341,7 +341,7 @@ class EngineCore:
         """Make the full blocks of tokens[:end] matchable; they are withdrawn if `step`, the last one in flight that
         carries a row of the sequence, fails."""
         num_full = min(end, len(seq.tokens)) // self.config.block_size
-        if num_full <= seq.tables[-1].num_published or not self.config.enable_prefix_caching:
+        if num_full <= seq.tables[-1].num_published or not self.config.caches_prefixes:
             return
         self._extend_keys(seq)
         published = self._blocks.publish(seq.keys, seq.tables, num_full)
