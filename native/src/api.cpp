@@ -116,7 +116,7 @@ int32_t tm_recode(tm_team* team, int32_t stored, int32_t to_kind, const uint8_t*
 int64_t tm_buffer_bytes(int32_t form, int64_t max_rows, int64_t width) {
   if (form == TM_FORM_F32) return max_rows * width * 4;
   const int64_t slots = (max_rows + mill::kPanel - 1) / mill::kPanel * mill::kPanel * (width / mill::kGroup);
-  return slots * (mill::kGroup + 20);
+  return slots * (mill::kGroup + sizeof(mill::GroupFacts) + 4);
 }
 
 tm_program* tm_program_new(tm_team* team, const tm_op* ops, int32_t num_ops, const tm_buffer* buffers,

@@ -52,14 +52,19 @@ struct Part {
   int64_t num_bytes;
 };
 
+// What a dot product needs besides the 32 codes of a group.
+struct GroupFacts {
+  float scale;       // amax / 127
+  float scaled_sum;  // scale * sum of codes: meets the minima
+  int32_t start4;    // kMagicBits - 8 * sum: where a q4_0 dot product starts
+  int32_t start8;    // kMagicBits - 128 * sum: where a dot product with 8-bit codes starts
+};
+
 // Activations as int8, per panel of 12 rows: codes [groups][12][32]; the other arrays [groups][12].
 struct Quantised {
   int8_t* codes;
-  float* scales;       // amax / 127
-  float* scaled_sums;  // scale * sum of codes: meets the minima
-  int32_t* starts4;    // kMagicBits - 8 * sum: where a q4_0 dot product starts
-  int32_t* starts8;    // kMagicBits - 128 * sum: where a dot product with 8-bit codes starts
-  int32_t* low_sums;   // sum of codes 0..15: what kinds with halves need to tell them apart
+  GroupFacts* facts;
+  int32_t* low_sums;  // sum of codes 0..15: what kinds with halves need to tell them apart; null where none reads them
   int32_t num_groups;
 };
 
@@ -99,12 +104,15 @@ struct Kernels {
   void (*linear)(const LinearArgs*);
   void (*quantise_row)(const float* x, const Quantised* out, int row, int group0, int num_groups);
   void (*rms_norm_row)(const float* x, const float* weight, float eps, int num_cols, float* out);
+  void (*rms_norm_rows)(const float* x, int num_rows, const float* weight, float eps, int num_cols, const Quantised* out,
+                        int row);
   void (*layer_norm_row)(const float* x, const float* weight, const float* bias, float eps, int num_cols, float* out);
   void (*add)(const float* x, const float* y, int n, float* out);
   void (*scale)(const float* x, float by, int n, float* out);
   void (*soft_cap)(const float* x, float cap, int n, float* out);
   void (*activate)(int activation, const float* x, int n, float* out);
   void (*gated)(int activation, const float* gate, const float* up, int n, float* out);
+  void (*gated_group)(int activation, const float* gate_up, int num_rows, const Quantised* out, int row, int group);
   void (*rope_head)(const float* x, const float* cos_sin, int head_dim, float* out);
   void (*store_k)(int dtype, const float* k, int head_dim, int block_size, void* slot);
   void (*store_v)(int dtype, const float* v, int head_dim, void* slot);

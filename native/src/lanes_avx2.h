@@ -10,6 +10,8 @@ namespace {
 
 struct F { __m256 a, b; };
 struct I { __m256i a, b; };
+typedef float F4 __attribute__((vector_size(16)));
+typedef int32_t I4 __attribute__((vector_size(16)));
 
 inline F load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
 inline void store(float* p, F x) { _mm256_storeu_ps(p, x.a); _mm256_storeu_ps(p + 8, x.b); }
@@ -39,6 +41,7 @@ inline I as_int(F x) { return {_mm256_castps_si256(x.a), _mm256_castps_si256(x.b
 inline F as_float(I x) { return {_mm256_castsi256_ps(x.a), _mm256_castsi256_ps(x.b)}; }
 inline I iset1(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 inline I iadd(I x, I y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
+inline I imax(I x, I y) { return {_mm256_max_epi32(x.a, y.a), _mm256_max_epi32(x.b, y.b)}; }
 inline I isub(I x, I y) { return {_mm256_sub_epi32(x.a, y.a), _mm256_sub_epi32(x.b, y.b)}; }
 inline I shift_left_23(I x) { return {_mm256_slli_epi32(x.a, 23), _mm256_slli_epi32(x.b, 23)}; }
 inline I shift_left_15(I x) { return {_mm256_slli_epi32(x.a, 15), _mm256_slli_epi32(x.b, 15)}; }
@@ -95,6 +98,33 @@ inline int32_t sum_int_lanes(I a) {
   __m128i y = _mm_add_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
   y = _mm_add_epi32(y, _mm_shuffle_epi32(y, 0x4e));
   return _mm_cvtsi128_si32(_mm_add_epi32(y, _mm_shuffle_epi32(y, 0xb1)));
+}
+
+// Neighbours side by side, so that a step halves two vectors at once.
+inline I4 max_int_lanes4(I p, I q, I r, I s) {
+  const __m256i a = _mm256_max_epi32(p.a, p.b), b = _mm256_max_epi32(q.a, q.b);
+  const __m256i c = _mm256_max_epi32(r.a, r.b), d = _mm256_max_epi32(s.a, s.b);
+  const __m256i ab = _mm256_max_epi32(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
+  const __m256i cd = _mm256_max_epi32(_mm256_unpacklo_epi32(c, d), _mm256_unpackhi_epi32(c, d));
+  const __m256i all = _mm256_max_epi32(_mm256_unpacklo_epi64(ab, cd), _mm256_unpackhi_epi64(ab, cd));
+  return (I4)_mm_max_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1));
+}
+inline I4 sum_int_lanes4(I p, I q, I r, I s) {
+  const __m256i ab = _mm256_hadd_epi32(_mm256_add_epi32(p.a, p.b), _mm256_add_epi32(q.a, q.b));
+  const __m256i cd = _mm256_hadd_epi32(_mm256_add_epi32(r.a, r.b), _mm256_add_epi32(s.a, s.b));
+  const __m256i all = _mm256_hadd_epi32(ab, cd);
+  return (I4)_mm_add_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1));
+}
+
+inline I4 store_codes4(int8_t* const* to, const I* low, const I* high) {
+  const __m256i order = _mm256_set_epi32(7, 3, 6, 2, 5, 1, 4, 0);
+  I sums[4];
+  for (int i = 0; i < 4; i++) {
+    const __m256i words = _mm256_packs_epi32(low[i].a, low[i].b), next = _mm256_packs_epi32(high[i].a, high[i].b);
+    _mm256_storeu_si256((__m256i*)to[i], _mm256_permutevar8x32_epi32(_mm256_packs_epi16(words, next), order));
+    sums[i] = iadd(low[i], high[i]);
+  }
+  return sum_int_lanes4(sums[0], sums[1], sums[2], sums[3]);
 }
 
 constexpr int kLinearWidth = 8;

@@ -10,6 +10,8 @@ namespace {
 
 typedef __m512 F;
 typedef __m512i I;
+typedef float F4 __attribute__((vector_size(16)));
+typedef int32_t I4 __attribute__((vector_size(16)));
 
 inline F load(const float* p) { return _mm512_loadu_ps(p); }
 inline void store(float* p, F a) { _mm512_storeu_ps(p, a); }
@@ -33,6 +35,7 @@ inline I as_int(F a) { return _mm512_castps_si512(a); }
 inline F as_float(I a) { return _mm512_castsi512_ps(a); }
 inline I iset1(int32_t x) { return _mm512_set1_epi32(x); }
 inline I iadd(I a, I b) { return _mm512_add_epi32(a, b); }
+inline I imax(I a, I b) { return _mm512_max_epi32(a, b); }
 inline I isub(I a, I b) { return _mm512_sub_epi32(a, b); }
 inline I shift_left_23(I a) { return _mm512_slli_epi32(a, 23); }
 inline I shift_left_15(I a) { return _mm512_slli_epi32(a, 15); }
@@ -66,6 +69,38 @@ inline float max_lanes(F a) {
   return max4(_mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1)));
 }
 inline int32_t sum_int_lanes(I a) { return _mm512_reduce_add_epi32(a); }
+
+// Neighbours side by side, so that a step halves two vectors at once.
+inline I4 max_int_lanes4(I a, I b, I c, I d) {
+  const I ab = imax(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+  const I cd = imax(_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+  const I all = imax(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
+  const __m256i half = _mm256_max_epi32(_mm512_castsi512_si256(all), _mm512_extracti64x4_epi64(all, 1));
+  return (I4)_mm_max_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+}
+inline I4 sum_int_lanes4(I a, I b, I c, I d) {
+  const I ab = iadd(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+  const I cd = iadd(_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+  const I all = iadd(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
+  const __m256i half = _mm256_add_epi32(_mm512_castsi512_si256(all), _mm512_extracti64x4_epi64(all, 1));
+  return (I4)_mm_add_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+}
+inline I4 store_codes4(int8_t* const* to, const I* low, const I* high) {
+  const I order = _mm512_set_epi32(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0), ones = _mm512_set1_epi8(1);
+  I sums[2];
+  for (int i = 0; i < 2; i++) {
+    const I words = _mm512_packs_epi32(low[2 * i], high[2 * i]), next = _mm512_packs_epi32(low[2 * i + 1], high[2 * i + 1]);
+    const I bytes = _mm512_permutexvar_epi32(order, _mm512_packs_epi16(words, next));
+    _mm256_storeu_si256((__m256i*)to[2 * i], _mm512_castsi512_si256(bytes));
+    _mm256_storeu_si256((__m256i*)to[2 * i + 1], _mm512_extracti64x4_epi64(bytes, 1));
+    sums[i] = _mm512_dpbusd_epi32(_mm512_setzero_si512(), ones, bytes);
+  }
+  // Of each vector's four quarters two belong to one group.
+  const I pairs = iadd(_mm512_unpacklo_epi64(sums[0], sums[1]), _mm512_unpackhi_epi64(sums[0], sums[1]));
+  const I quarters = iadd(pairs, _mm512_shuffle_i64x2(pairs, pairs, 0xb1));
+  const I4 first = (I4)_mm512_castsi512_si128(quarters), second = (I4)_mm512_extracti32x4_epi32(quarters, 2);
+  return __builtin_shufflevector(first, second, 0, 4, 2, 6) + __builtin_shufflevector(first, second, 1, 5, 3, 7);
+}
 
 constexpr int kLinearWidth = 16;
 constexpr int kLinearRows = 12;

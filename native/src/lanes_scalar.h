@@ -1,6 +1,7 @@
 // Sixteen lanes as plain loops: the definition of every operation, and the variant for any processor.
 //
 // F, I        16 float32 or int32 lanes
+// F4, I4      four, as one number of each of four vectors (compilers' own vectors, whatever the instruction set)
 // LF, LI, LB  the lanes (kLinearWidth of them) and weight bytes that the linear kernels hold in registers
 #pragma once
 #include "half.h"
@@ -10,6 +11,8 @@ namespace {
 
 struct F { float v[16]; };
 struct I { int32_t v[16]; };
+typedef float F4 __attribute__((vector_size(16)));
+typedef int32_t I4 __attribute__((vector_size(16)));
 
 #define TM_EACH for (int i = 0; i < 16; i++)
 
@@ -31,6 +34,7 @@ inline I as_int(F a) { I r; memcpy(&r, &a, 64); return r; }
 inline F as_float(I a) { F r; memcpy(&r, &a, 64); return r; }
 inline I iset1(int32_t x) { I r; TM_EACH r.v[i] = x; return r; }
 inline I iadd(I a, I b) { I r; TM_EACH r.v[i] = (int32_t)((uint32_t)a.v[i] + (uint32_t)b.v[i]); return r; }
+inline I imax(I a, I b) { I r; TM_EACH r.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i]; return r; }
 inline I isub(I a, I b) { I r; TM_EACH r.v[i] = (int32_t)((uint32_t)a.v[i] - (uint32_t)b.v[i]); return r; }
 inline I shift_left_23(I a) { I r; TM_EACH r.v[i] = (int32_t)((uint32_t)a.v[i] << 23); return r; }
 inline I shift_left_15(I a) { I r; TM_EACH r.v[i] = (int32_t)((uint32_t)a.v[i] << 15); return r; }
@@ -58,6 +62,29 @@ inline int32_t sum_int_lanes(I a) {
   uint32_t sum = 0;
   TM_EACH sum += (uint32_t)a.v[i];
   return (int32_t)sum;
+}
+
+inline int32_t max_int_lanes(I a) {
+  int32_t most = a.v[0];
+  TM_EACH most = a.v[i] > most ? a.v[i] : most;
+  return most;
+}
+
+// The same of four vectors: lane i of the result is that of the i-th.
+inline I4 max_int_lanes4(I a, I b, I c, I d) {
+  return I4{max_int_lanes(a), max_int_lanes(b), max_int_lanes(c), max_int_lanes(d)};
+}
+inline I4 sum_int_lanes4(I a, I b, I c, I d) {
+  return I4{sum_int_lanes(a), sum_int_lanes(b), sum_int_lanes(c), sum_int_lanes(d)};
+}
+// Four groups of int8 values, each in two vectors, to their places. Returns their sums.
+inline I4 store_codes4(int8_t* const* to, const I* low, const I* high) {
+  I4 sums;
+  for (int g = 0; g < 4; g++) {
+    TM_EACH to[g][i] = (int8_t)low[g].v[i], to[g][16 + i] = (int8_t)high[g].v[i];
+    sums[g] = sum_int_lanes(low[g]) + sum_int_lanes(high[g]);
+  }
+  return sums;
 }
 
 constexpr int kLinearWidth = 16;

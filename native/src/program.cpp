@@ -45,6 +45,10 @@ Program::Program(Team* team, const Kernels* kernels, const tm_op* ops, int num_o
   }
   *error = check_list();
   if (!error->empty()) return;
+  needs_low_sums_.resize(buffers_.size());
+  for (const Op& op : ops_)
+    for (const Part& part : op.parts)
+      if (has_halves(part.kind) && op.op.in1 >= 0) needs_low_sums_[op.op.in1] = true;
   for (const Op& op : ops_) {
     int64_t floats = op.op.width;
     if (op.op.code == TM_ATTENTION) floats = std::max(floats, attention_floats(op.op));
@@ -329,8 +333,10 @@ void Program::run_unit(int unit, int thread) {
     case TM_LORA_SHRINK: return run_lora_shrink(op, unit);
     case TM_LORA_EXPAND: return run_lora_expand(op, unit);
     default: {
-      const int end = std::min(num_rows(op.op), (unit + 1) * rows_per_unit_);
-      for (int row = unit * rows_per_unit_; row < end; row++) run_row(op, row, thread);
+      const int begin = unit * rows_per_unit_, end = std::min(num_rows(op.op), begin + rows_per_unit_);
+      if (op.op.code == TM_RMS_NORM && buffers_[op.op.out].form == TM_FORM_QUANTISED)
+        return rms_norm_rows(op.op, begin, end - begin);
+      for (int row = begin; row < end; row++) run_row(op, row, thread);
     }
   }
 }
@@ -345,11 +351,8 @@ Quantised Program::quantised(int buffer) const {
   const int64_t slots = static_cast<int64_t>(ceil_div(b.max_rows, kPanel)) * kPanel * groups;
   Quantised q;
   q.codes = static_cast<int8_t*>(b.data);
-  q.scales = reinterpret_cast<float*>(q.codes + slots * kGroup);
-  q.scaled_sums = q.scales + slots;
-  q.starts4 = reinterpret_cast<int32_t*>(q.scaled_sums + slots);
-  q.starts8 = q.starts4 + slots;
-  q.low_sums = q.starts8 + slots;
+  q.facts = reinterpret_cast<GroupFacts*>(q.codes + slots * kGroup);
+  q.low_sums = needs_low_sums_[buffer] ? reinterpret_cast<int32_t*>(q.facts + slots) : nullptr;
   q.num_groups = static_cast<int32_t>(groups);
   return q;
 }
@@ -402,6 +405,11 @@ void Program::run_row(const Op& op, int row, int thread) {
       return;
     default: return;
   }
+}
+
+void Program::rms_norm_rows(const tm_op& o, int row, int num_rows) {
+  const Quantised out = quantised(o.out);
+  kernels_->rms_norm_rows(rows_of(o.in0, row), num_rows, o.vector, o.value, o.width, &out, row);
 }
 
 void Program::rope_row(const Op& op, int row) {
@@ -541,10 +549,7 @@ void Program::run_linear_gated(const Op& op, int unit) {
       args.tile0 += o.width / kLanes;
       args.out = both[0] + kGroup;
       kernels_->linear(&args);
-      for (int r = 0; r < args.num_rows; r++) {
-        kernels_->gated(o.activation, both[r], both[r] + kGroup, kGroup, both[r]);
-        kernels_->quantise_row(both[r], &out, row + r, group, 1);
-      }
+      kernels_->gated_group(o.activation, both[0], args.num_rows, &out, row, group);
     }
   }
 }

@@ -107,6 +107,7 @@ class Program final : public Job {
 
   int plan(const Op& op, double* cost_ns);
   void run_row(const Op& op, int row, int thread);
+  void rms_norm_rows(const tm_op& o, int row, int num_rows);
   void norm_heads_row(const Op& op, int row);
   void rope_row(const Op& op, int row);
   void write_kv_row(const Op& op, const float* qkv, int row);
@@ -145,6 +146,7 @@ class Program final : public Job {
   std::vector<Op> ops_;
   std::vector<const tm_kv*> pools_;  // that operations use, each once
   std::vector<tm_buffer> buffers_;
+  std::vector<uint8_t> needs_low_sums_;  // of each buffer: some weight that reads it has a scale for each 16 values
   tm_limits limits_;
   float* scratch_;
   int64_t scratch_floats_;
