@@ -11,6 +11,7 @@ import pytest
 
 from adapters import merged, random_pairs, safetensors, write_adapter
 from tiny import VOCAB_SIZE, tiny_checkpoint
+from tokenmill.cli import main as cli
 from tokenmill.core.errors import BadCheckpoint, InvalidRequest
 from tokenmill.formats.adapter import open_adapter
 from tokenmill.formats.checkpoint import Checkpoint
@@ -223,6 +224,14 @@ def test_digests_name_content_and_nothing_else(tmp_path: Path) -> None:
     assert open_adapter(write_adapter(tmp_path / "b", pairs, base_model_name_or_path="elsewhere")).digest == digest
     assert open_adapter(write_adapter(tmp_path / "c", pairs, alpha=9)).digest != digest
     assert open_adapter(write_adapter(tmp_path / "d", random_pairs(base, seed=2))).digest != digest
+
+
+def test_inspect_prints_an_adapter(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_adapter(tmp_path / "a", random_pairs(tiny_checkpoint(), modules=("q_proj", "o_proj")))
+    assert cli.main(["inspect", str(folder)]) == 0
+    shown = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert shown["digest"] == open_adapter(folder).digest
+    assert (shown["modules"], shown["rank"], shown["scale"]) == ("4: o_proj, q_proj", "4", "2")
 
 
 def test_nothing_outside_the_folder_is_opened(tmp_path: Path) -> None:

@@ -1,11 +1,13 @@
-"""`inspect`: what a model is, what it is stored as, what it will take, and what will compute it."""
+"""`inspect`: what a model (or a LoRA adapter) is, what it is stored as, what it will take, and what will compute it."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from pathlib import Path
 
 from ..core.units import format_bytes
+from ..formats.adapter import CONFIG_NAME, Adapter, open_adapter
 from ..formats.checkpoint import open_checkpoint
 from ..models.config import ModelConfig
 from ..models.encoder_config import EncoderConfig
@@ -29,6 +31,10 @@ _KERNELS = {
 
 
 def inspect(args: argparse.Namespace) -> int:
+    if (Path(args.model) / CONFIG_NAME).is_file():
+        for name, value in _adapter_facts(open_adapter(args.model)):
+            print(f"{name:<14} {value}")
+        return 0
     checkpoint = open_checkpoint(resolve_model(args.model).path)
     quantization = None if args.quantization is None else QUANTIZATIONS[args.quantization]
     found = survey(checkpoint, quantization=quantization)
@@ -55,6 +61,17 @@ def inspect(args: argparse.Namespace) -> int:
         print(f"{name:<14} {value}")
     checkpoint.close()
     return 0
+
+
+def _adapter_facts(adapter: Adapter) -> Iterator[tuple[str, str]]:
+    modules = adapter.modules
+    yield "adapter", str(adapter.path)
+    yield "digest", adapter.digest
+    yield "modules", f"{len(modules)}: {', '.join(dict.fromkeys(each.name.rsplit('.', 1)[-1] for each in modules))}"
+    yield "rank", ", ".join(map(str, sorted({module.rank for module in modules})))
+    yield "scale", ", ".join(f"{scale:g}" for scale in sorted({module.scale for module in modules}))
+    kinds = ", ".join(dict.fromkeys(half.kind for module in modules for half in (module.a, module.b)))
+    yield "stored", f"{format_bytes(adapter.num_bytes)} of {kinds}"
 
 
 def _decoder_facts(config: ModelConfig) -> Iterator[tuple[str, str]]:

@@ -62,11 +62,12 @@ class Slots:
     def __getitem__(self, seq: int) -> int:
         return self._slot_of[seq]
 
-    def release(self, seq: int) -> None:
-        """Forget a sequence; unknown numbers are fine (it may never have run here)."""
-        slot = self._slot_of.pop(seq, None)
-        if slot is not None:
+    def release(self, seq: int) -> int:
+        """Forget a sequence; the slot it had. Unknown numbers are fine (it may never have run here) and give -1."""
+        slot = self._slot_of.pop(seq, -1)
+        if slot >= 0:
             self._free.append(slot)
+        return slot
 
     def introduce(self, seq: int) -> int:
         """A fresh slot for `seq`, whatever was known of it before."""

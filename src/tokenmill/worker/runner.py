@@ -102,7 +102,7 @@ class Runner:
         """Raises what is wrong with the plan."""
         latest, self._latest = self._latest, None
         for seq in plan.released:
-            self._slots.release(seq)
+            self._adapter_of.pop(self._slots.release(seq), None)
         step = self._carry_on(latest, plan) or self._prepare_anew(plan)
         self._latest = step
         return step
