@@ -232,3 +232,58 @@ def test_folders_without_a_usable_tokenizer(tmp_path: Path) -> None:
     )
     with pytest.raises(BadCheckpoint, match="CTC"):
         tokenizer_from_folder(tmp_path)
+
+
+def pair_folder(folder: Path) -> Path:
+    """A WordPiece vocabulary with BERT's marks around and between texts."""
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abcdefgh", "##s"]
+    marks = {"id": "[CLS]", "ids": [2], "tokens": ["[CLS]"]}, {"id": "[SEP]", "ids": [3], "tokens": ["[SEP]"]}
+
+    def mark(name: str, kind: int) -> dict[str, Any]:
+        return {"SpecialToken": {"id": name, "type_id": kind}}
+
+    def text(name: str, kind: int) -> dict[str, Any]:
+        return {"Sequence": {"id": name, "type_id": kind}}
+
+    one = [mark("[CLS]", 0), text("A", 0), mark("[SEP]", 0)]
+    state = {
+        "version": "1.0", "truncation": None, "padding": None, "normalizer": None,
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+        "added_tokens": [
+            {"id": i, "content": words[i], "special": True, "single_word": False, "lstrip": False, "rstrip": False,
+             "normalized": False}
+            for i in range(4)
+        ],
+        "post_processor": {
+            "type": "TemplateProcessing", "single": one, "pair": [*one, text("B", 1), mark("[SEP]", 1)],
+            "special_tokens": {each["id"]: each for each in marks},
+        },
+        "model": {
+            "type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 100, "vocab": {word: place for place, word in enumerate(words)},
+        },
+    }  # fmt: skip
+    (folder / "tokenizer.json").write_text(json.dumps(state))
+    return folder
+
+
+def test_word_pieces_decode_to_words(tmp_path: Path) -> None:
+    tokenizer = tokenizer_from_folder(pair_folder(tmp_path))
+    assert tokenizer.decode(tokenizer.encode("as b cs")) == " as b cs"
+
+
+def test_inputs_and_pairs_are_cut_within_their_texts(tmp_path: Path) -> None:
+    """What is around and between stays, the longer text gives way first, and the second text's place is told."""
+    tokenizer = tokenizer_from_folder(pair_folder(tmp_path))
+
+    def words(ids: list[int]) -> str:
+        return "".join({2: "<", 3: ">"}.get(i) or (tokenizer.token_text(i) or "?") for i in ids)
+
+    (whole,) = tokenizer.encode_inputs(["a b c d e"])
+    assert (words(whole[0]), whole[1]) == ("<abcde>", 0)
+    for keep_end, kept in ((False, "<ab>"), (True, "<de>")):
+        ((ids, _),) = tokenizer.encode_inputs(["a b c d e"], max_tokens=4, keep_end=keep_end)
+        assert words(ids) == kept
+    pairs = tokenizer.encode_inputs(["a", "a b c d e", "a b c"], ["a b c d e", "f", "f g h"], max_tokens=7)
+    assert [(words(ids), place) for ids, place in pairs] == [("<a>abc>", 3), ("<abc>f>", 5), ("<ab>fg>", 4)]
