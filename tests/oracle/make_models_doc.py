@@ -11,10 +11,12 @@ from pathlib import Path
 from textwrap import wrap
 
 sys.path.insert(0, str(Path(__file__).parent))
+from encoder_families import CASES as ENCODER_CASES
 from families import CASES
 from gguf_families import ARCHITECTURES
 
 from tokenmill.formats.language import WRAPPERS
+from tokenmill.models.encoder_config import FAMILIES as ENCODER_FAMILIES
 from tokenmill.models.families import GGUF_FAMILIES, HF_FAMILIES
 from tokenmill.models.repack import BLOCK_KINDS, DIRECT_KINDS
 
@@ -93,8 +95,27 @@ q8_0, q4_0, q4_1, f16 or bf16 at load; with 4 bits, embeddings and head get q8_0
 """
 
 
+ENCODERS = """
+## Encoders
+
+Served for vectors (`/v1/embeddings`, cosines from `/v1/score` and `/v1/rerank`), and with a classifier of one label for
+scores of pairs (`/v1/score`, `/v1/rerank`). Vectors and scores of small random models equal those of transformers to
+5e-6 (float32), on the numpy and on the native kernels, for each way of pooling and for pairs with two types of text.
+"""
+
+POOLING = """
+How hidden states become a vector: `--pooling last`, `mean` or `cls`; else as `modules.json` of a sentence-transformers
+folder says (with its longest input, normalising and prompts), or the `pooling_type` of a GGUF file; else the mean for
+encoders and the last token for decoders, scaled to length 1. Any decoder above gives vectors with `--runner pooling`;
+bodies saved without a language head (`Qwen3Model`) do by themselves. `dimensions` keeps the first values of a vector
+and scales it again, which means something only for models that were trained for it. Inputs beyond the longest are
+refused, unless `truncate_prompt_tokens` cuts them. Modules other than pooling and normalising, and classifiers of
+several labels, are refused by name.
+"""
+
+
 def page() -> str:
-    return HEAD + _families() + _wrappers() + ROPE + _gguf_kinds() + FOLDERS
+    return HEAD + _families() + _wrappers() + ENCODERS + _encoders() + POOLING + ROPE + _gguf_kinds() + FOLDERS
 
 
 def _families() -> str:
@@ -118,6 +139,20 @@ def _families() -> str:
 def _wrappers() -> str:
     names = ", ".join(f"{title} ({name})" for name, title in WRAPPERS.items())
     return WITH_IMAGES + "\n".join(wrap(names + ".", 120, break_on_hyphens=False)) + "\n"
+
+
+def _encoders() -> str:
+    cases = defaultdict(list)
+    for case in ENCODER_CASES:
+        cases[case.family].append(case.title)
+    untested = sorted(set(ENCODER_FAMILIES) - set(cases))
+    assert not untested, f"encoder families without a test: {untested}"
+    lines = ["", "| family | config.json | cases tested |", "|---|---|---|"]
+    for name, family in ENCODER_FAMILIES.items():
+        suffixes = ["Model", "ForMaskedLM", *(["ForSequenceClassification"] if family.head else [])]
+        names = ", ".join(name + suffix for suffix in suffixes)
+        lines.append(f"| {family.title} | {names} | {'; '.join(cases[name])} |")
+    return "\n".join(lines) + "\n"
 
 
 def _gguf_kinds() -> str:

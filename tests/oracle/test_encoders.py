@@ -13,9 +13,12 @@ import numpy as np
 import pytest
 from encoder_families import CASES, SHAPE, EncoderCase
 
+from tokenmill import LLM
+from tokenmill.core.errors import BadCheckpoint, InvalidRequest
 from tokenmill.core.request import PoolingParams, SamplingParams
 from tokenmill.core.step import Introduction, PlanRow, StepPlan
 from tokenmill.formats.checkpoint import open_checkpoint
+from tokenmill.models.encoder_config import encoder_config
 from tokenmill.ops.native import NativeOps, available
 from tokenmill.ops.reference import ReferenceOps
 from tokenmill.worker.build import Worker, build_vector_worker
@@ -163,11 +166,40 @@ def test_a_decoders_hidden_states(make_ops, tmp_path):
     worker.executor.close()
 
 
+@pytest.mark.parametrize("family", ["Bert", "Roberta", "DistilBert"])
+def test_masked_language_models_give_their_hidden_states(family, tmp_path):
+    """Their heads are left where they are."""
+    case = next(case for case in CASES if case.family == family)
+    save_model(EncoderCase(case.title, family, "ForMaskedLM", case.options), tmp_path)
+    theirs = getattr(transformers, f"{family}Model").from_pretrained(tmp_path, dtype=torch.float32).eval()
+    worker = make_worker(ReferenceOps(exact_activations=True), tmp_path, tmp_path)
+    params = PoolingParams("mean")
+    (got,) = vectors(worker, [(tokens_of(40), params)])
+    worker.executor.close()
+    np.testing.assert_allclose(got, expected_vector(case, theirs, tokens_of(40), params), atol=2e-5)
+
+
+def test_pairs_of_texts_from_text_to_score(tmp_path):
+    """Tokenizer, types of text, head and sigmoid together, as the tokenizer and the model of transformers have it."""
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"word{number}" for number in range(100))]
+    (tmp_path / "vocab.txt").write_text("\n".join(words))
+    theirs = save_model(EncoderCase("pairs", "Bert", "ForSequenceClassification", {"num_labels": 1}), tmp_path)
+    tokenizer = transformers.BertTokenizerFast(vocab_file=str(tmp_path / "vocab.txt"))
+    tokenizer.save_pretrained(tmp_path)
+    query, texts = "word1 word2", ["word3", "word4 word5 word6 " * 20, "word1 word2"]
+    expected = []
+    for text in texts:
+        with torch.no_grad():
+            expected.append(float(torch.sigmoid(theirs(**tokenizer(query, text, return_tensors="pt")).logits)))
+    with LLM(str(tmp_path)) as llm:
+        np.testing.assert_allclose(llm.score(query, texts), expected, atol=1e-5)
+        with pytest.raises(InvalidRequest, match="scores pairs"):
+            llm.embed("word1")
+    assert max(expected) - min(expected) > 0.01
+
+
 def test_what_is_refused(tmp_path):
     """Shapes that would run almost right are refused, naming the key."""
-    from tokenmill.core.errors import BadCheckpoint
-    from tokenmill.models.encoder_config import encoder_config
-
     save_model(CASES[0], tmp_path)
     path = tmp_path / "config.json"
     config = json.loads(path.read_text())

@@ -8,4 +8,5 @@
     replies    the JSON bodies, whole and chunked         stream   a call from admission to its last byte
     logprobs   log probabilities in three formats         metrics  Prometheus names and what they mean
     errors     failures in OpenAI's shape                 run      uvicorn, signals, draining
+    pooling    bodies that ask for vectors                vectors  the endpoints that answer with them
 """
