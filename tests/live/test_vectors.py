@@ -144,6 +144,16 @@ def test_scores_and_rankings(server: Server) -> None:
     np.testing.assert_allclose([item["score"] for item in pairs["data"]], 1, atol=1e-6)
 
 
+def test_more_inputs_than_may_be_open_are_refused_for_good(server: Server) -> None:
+    """A call that could never be admitted is not told to come back."""
+    for path, body in (
+        ("/v1/embeddings", {"input": ["x"] * 1025}),
+        ("/v1/score", {"text_1": "x", "text_2": [f"y{number}" for number in range(1024)]}),
+    ):
+        status, answer = post(server, path, **body)
+        assert status == 400 and "1024" in answer["error"]["message"], answer
+
+
 def test_the_other_kind_of_endpoint_says_where_to_go(server: Server) -> None:
     for path, body in (
         ("/v1/completions", {"prompt": "x"}),

@@ -217,11 +217,6 @@ class VectorService:
             self.check_model(body)
             call, unknown = parse(body, Rules(self.text.tokenizer.vocab_size))
             self.note_unknown(unknown)
-        if len(call.inputs) > self.config.max_open_requests:
-            raise InvalidRequest(
-                f"The call has {len(call.inputs)} inputs; this server runs at most {self.config.max_open_requests}.",
-                param="input",
-            )
         self.limits.admit(1, 0)
         return call
 
@@ -251,6 +246,11 @@ class VectorService:
         arrival_s: float,
         build: Callable[[list[bytes]], Any],
     ) -> ASGIApp:
+        if len(inputs) > self.config.max_open_requests:
+            raise InvalidRequest(
+                f"The call has {len(inputs)} inputs; this server runs at most {self.config.max_open_requests} at once.",
+                param="input",
+            )
         requests = make_pooling_requests(
             inputs,
             params,
