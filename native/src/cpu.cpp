@@ -1,5 +1,5 @@
-// cpuid says what the processor has, xgetbv which registers the operating system saves; both must agree. Asked directly,
-// because compilers differ in what their built-in checks cover.
+// On x86 cpuid says what the processor has, xgetbv which registers the operating system saves; both must agree. Asked
+// directly, because compilers differ in what their built-in checks cover. On ARM the operating system says all.
 #include "cpu.h"
 
 #include <string.h>
@@ -9,6 +9,11 @@
 #include <immintrin.h>
 
 #include "half.h"
+#endif
+#if defined(TM_ARM64) && defined(__APPLE__)
+#include <sys/sysctl.h>
+#elif defined(TM_ARM64) && defined(__linux__)
+#include <sys/auxv.h>
 #endif
 
 namespace mill {
@@ -70,6 +75,33 @@ Features detect() {
 }  // namespace
 #endif
 
+#if defined(TM_ARM64)
+namespace {
+
+struct Features {
+  bool dot, i8mm;  // products of four signed bytes; of unsigned and signed ones
+};
+
+Features detect() {
+  Features found = {};
+#if defined(__APPLE__)
+  const auto has = [](const char* name) {
+    int value = 0;
+    size_t size = sizeof(value);
+    return sysctlbyname(name, &value, &size, nullptr, 0) == 0 && value != 0;
+  };
+  found.dot = has("hw.optional.arm.FEAT_DotProd");
+  found.i8mm = found.dot && has("hw.optional.arm.FEAT_I8MM");
+#elif defined(__linux__)
+  found.dot = getauxval(AT_HWCAP) >> 20 & 1;                // HWCAP_ASIMDDP
+  found.i8mm = found.dot && (getauxval(26) >> 13 & 1) != 0;  // AT_HWCAP2, HWCAP2_I8MM
+#endif
+  return found;
+}
+
+}  // namespace
+#endif
+
 const Kernels* find_kernels(const char* name) {
   const bool any = strcmp(name, "auto") == 0;
 #if defined(TM_X86)
@@ -78,6 +110,11 @@ const Kernels* find_kernels(const char* name) {
   if (has.avx512 && (any || strcmp(name, "avx512") == 0)) return &kAvx512Kernels;
   if (has.avxvnni && (any || strcmp(name, "avxvnni") == 0)) return &kAvxVnniKernels;
   if (has.avx2 && (any || strcmp(name, "avx2") == 0)) return &kAvx2Kernels;
+#endif
+#if defined(TM_ARM64)
+  static const Features has = detect();
+  if (has.i8mm && (any || strcmp(name, "neoni8mm") == 0)) return &kNeonI8mmKernels;
+  if (has.dot && (any || strcmp(name, "neon") == 0)) return &kNeonKernels;
 #endif
   if (any || strcmp(name, "scalar") == 0) return &kScalarKernels;
   return nullptr;

@@ -139,5 +139,9 @@ extern const Kernels kAvxVnniKernels;
 extern const Kernels kAvx512Kernels;
 extern const Kernels kAvx512Bf16Kernels;
 #endif
+#if defined(TM_ARM64)
+extern const Kernels kNeonKernels;
+extern const Kernels kNeonI8mmKernels;
+#endif
 
 }  // namespace mill

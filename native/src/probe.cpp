@@ -8,6 +8,8 @@
 
 #if defined(TM_X86)
 #include <immintrin.h>
+#elif defined(TM_ARM64)
+#include <arm_neon.h>
 #endif
 
 namespace mill {
@@ -29,6 +31,20 @@ void read_words(const uint8_t* data, int64_t num_bytes) {
   for (uint64_t& word : sum) asm volatile("" : : "r"(word));
 }
 
+// Chains are variables of their own: of an array the compiler would keep some in memory.
+#define TM_EACH(what) \
+  what(0) what(1) what(2) what(3) what(4) what(5) what(6) what(7) what(8) what(9) what(10) what(11)
+#define TM_BEGIN(n) auto c##n = zero;
+#define TM_TURN(constraint, n) \
+  c##n = step(c##n);           \
+  asm volatile("" : "+" constraint(c##n));
+#define TM_TURN_X(n) TM_TURN("x", n)
+#define TM_TURN_V(n) TM_TURN("v", n)
+#define TM_TURN_W(n) TM_TURN("w", n)
+#define TM_CHAINS(turn) \
+  TM_EACH(TM_BEGIN)     \
+  for (int64_t i = 0; i < kTurns; i++) { TM_EACH(turn) }
+
 #if defined(TM_X86)
 
 #define TM_AVX2 __attribute__((target("avx2,fma")))
@@ -49,19 +65,6 @@ TM_AVX512 void read_avx512(const uint8_t* data, int64_t num_bytes) {
     for (int i = 0; i < 4; i++) sum[i] = _mm512_xor_si512(sum[i], _mm512_load_si512(data + at + 64 * i));
   for (__m512i& part : sum) asm volatile("" : : "v"(part));
 }
-
-// Chains are variables of their own: of an array the compiler would keep some in memory.
-#define TM_EACH(what) \
-  what(0) what(1) what(2) what(3) what(4) what(5) what(6) what(7) what(8) what(9) what(10) what(11)
-#define TM_BEGIN(n) auto c##n = zero;
-#define TM_TURN(constraint, n) \
-  c##n = step(c##n);           \
-  asm volatile("" : "+" constraint(c##n));
-#define TM_TURN_X(n) TM_TURN("x", n)
-#define TM_TURN_V(n) TM_TURN("v", n)
-#define TM_CHAINS(turn) \
-  TM_EACH(TM_BEGIN)     \
-  for (int64_t i = 0; i < kTurns; i++) { TM_EACH(turn) }
 
 TM_AVX2 void f32_avx2(const uint8_t*, int64_t) {
   const __m256 x = _mm256_set1_ps(0.5f), zero = _mm256_setzero_ps();
@@ -101,6 +104,25 @@ TM_AVX512 void int8_avx512(const uint8_t*, int64_t) {
 
 #endif
 
+#if defined(TM_ARM64)
+
+void f32_neon(const uint8_t*, int64_t) {
+  const float32x4_t x = vdupq_n_f32(0.5f), zero = vdupq_n_f32(0.0f);
+#define step(c) vfmaq_f32(c, x, x)
+  TM_CHAINS(TM_TURN_W)
+#undef step
+}
+
+__attribute__((target("arch=armv8.2-a+dotprod"))) void int8_neon(const uint8_t*, int64_t) {
+  const int8x16_t x = vdupq_n_s8(1);
+  const int32x4_t zero = vdupq_n_s32(0);
+#define step(c) vdotq_s32(c, x, x)
+  TM_CHAINS(TM_TURN_W)
+#undef step
+}
+
+#endif
+
 struct Bodies {
   const char* isa;
   Body read, int8, f32;
@@ -108,6 +130,10 @@ struct Bodies {
 };
 
 constexpr Bodies kBodies[] = {
+#if defined(TM_ARM64)
+    {"neoni8mm", read_words, int8_neon, f32_neon, 4},
+    {"neon", read_words, int8_neon, f32_neon, 4},
+#endif
 #if defined(TM_X86)
     {"avx512bf16", read_avx512, int8_avx512, f32_avx512, 16},
     {"avx512", read_avx512, int8_avx512, f32_avx512, 16},

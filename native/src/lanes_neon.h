@@ -1,0 +1,187 @@
+// Sixteen lanes in four 128-bit registers (AArch64 with the dot-product instructions; with TM_NEON_I8MM those of mixed
+// signs as well). See lanes_scalar.h for the meaning. The linear kernels walk a tile as two halves of eight rows.
+#pragma once
+#include <arm_neon.h>
+
+#include "half.h"
+#include "kernels.h"
+
+namespace {
+
+struct F { float32x4_t a, b, c, d; };
+struct I { int32x4_t a, b, c, d; };
+
+#define TM_EACH1(op, x) {op(x.a), op(x.b), op(x.c), op(x.d)}
+#define TM_EACH2(op, x, y) {op(x.a, y.a), op(x.b, y.b), op(x.c, y.c), op(x.d, y.d)}
+#define TM_EACH3(op, x, y, z) {op(x.a, y.a, z.a), op(x.b, y.b, z.b), op(x.c, y.c, z.c), op(x.d, y.d, z.d)}
+
+// Not vmaxq and vminq, which treat zeros of different signs and what is not a number otherwise.
+inline float32x4_t max4(float32x4_t x, float32x4_t y) { return vbslq_f32(vcgtq_f32(x, y), x, y); }
+inline float32x4_t min4(float32x4_t x, float32x4_t y) { return vbslq_f32(vcltq_f32(x, y), x, y); }
+inline float32x4_t fma4(float32x4_t x, float32x4_t y, float32x4_t z) { return vfmaq_f32(z, x, y); }
+inline float32x4_t half4(const uint16_t* p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
+inline float32x4_t bf4(const uint16_t* p) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16)); }
+inline void put_half4(uint16_t* p, float32x4_t x) { vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(x))); }
+
+inline F load(const float* p) { return {vld1q_f32(p), vld1q_f32(p + 4), vld1q_f32(p + 8), vld1q_f32(p + 12)}; }
+inline void store(float* p, F x) {
+  vst1q_f32(p, x.a);
+  vst1q_f32(p + 4, x.b);
+  vst1q_f32(p + 8, x.c);
+  vst1q_f32(p + 12, x.d);
+}
+inline F set1(float x) {
+  const float32x4_t v = vdupq_n_f32(x);
+  return {v, v, v, v};
+}
+inline F add(F x, F y) { return TM_EACH2(vaddq_f32, x, y); }
+inline F sub(F x, F y) { return TM_EACH2(vsubq_f32, x, y); }
+inline F mul(F x, F y) { return TM_EACH2(vmulq_f32, x, y); }
+inline F div(F x, F y) { return TM_EACH2(vdivq_f32, x, y); }
+inline F fma(F x, F y, F z) { return TM_EACH3(fma4, x, y, z); }
+inline F max(F x, F y) { return TM_EACH2(max4, x, y); }
+inline F min(F x, F y) { return TM_EACH2(min4, x, y); }
+inline F abs(F x) { return TM_EACH1(vabsq_f32, x); }
+inline F load_half(const uint16_t* p) { return {half4(p), half4(p + 4), half4(p + 8), half4(p + 12)}; }
+inline F load_bf16(const uint16_t* p) { return {bf4(p), bf4(p + 4), bf4(p + 8), bf4(p + 12)}; }
+inline void store_half(uint16_t* p, F x) {
+  put_half4(p, x.a);
+  put_half4(p + 4, x.b);
+  put_half4(p + 8, x.c);
+  put_half4(p + 12, x.d);
+}
+inline I as_int(F x) { return TM_EACH1(vreinterpretq_s32_f32, x); }
+inline F as_float(I x) { return TM_EACH1(vreinterpretq_f32_s32, x); }
+inline I iset1(int32_t x) {
+  const int32x4_t v = vdupq_n_s32(x);
+  return {v, v, v, v};
+}
+inline I iadd(I x, I y) { return TM_EACH2(vaddq_s32, x, y); }
+inline I isub(I x, I y) { return TM_EACH2(vsubq_s32, x, y); }
+inline I shift_left_23(I x) {
+  return {vshlq_n_s32(x.a, 23), vshlq_n_s32(x.b, 23), vshlq_n_s32(x.c, 23), vshlq_n_s32(x.d, 23)};
+}
+inline I shift_left_15(I x) {
+  return {vshlq_n_s32(x.a, 15), vshlq_n_s32(x.b, 15), vshlq_n_s32(x.c, 15), vshlq_n_s32(x.d, 15)};
+}
+inline void store_int(int32_t* p, I x) {
+  vst1q_s32(p, x.a);
+  vst1q_s32(p + 4, x.b);
+  vst1q_s32(p + 8, x.c);
+  vst1q_s32(p + 12, x.d);
+}
+inline I load_int(const int32_t* p) { return {vld1q_s32(p), vld1q_s32(p + 4), vld1q_s32(p + 8), vld1q_s32(p + 12)}; }
+inline void store_low_bytes(int8_t* p, I x) {
+  const int16x8_t low = vcombine_s16(vmovn_s32(x.a), vmovn_s32(x.b)), high = vcombine_s16(vmovn_s32(x.c), vmovn_s32(x.d));
+  vst1q_s8(p, vcombine_s8(vmovn_s16(low), vmovn_s16(high)));
+}
+inline I select_gt(F x, F y, I p, I q) {
+  return {vbslq_s32(vcgtq_f32(x.a, y.a), p.a, q.a), vbslq_s32(vcgtq_f32(x.b, y.b), p.b, q.b),
+          vbslq_s32(vcgtq_f32(x.c, y.c), p.c, q.c), vbslq_s32(vcgtq_f32(x.d, y.d), p.d, q.d)};
+}
+inline float32x4_t unless_less(float32x4_t value, float32x4_t x, float32x4_t y) {
+  return vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(value), vcltq_f32(x, y)));
+}
+inline F zero_where_less(F value, F x, F y) { return TM_EACH3(unless_less, value, x, y); }
+inline uint32_t bits_of(uint32x4_t a, uint32x4_t b, uint32x4_t c, uint32x4_t d) {
+  const uint16x8_t low = vcombine_u16(vmovn_u32(a), vmovn_u32(b)), high = vcombine_u16(vmovn_u32(c), vmovn_u32(d));
+  const uint16_t places[8] = {1, 2, 4, 8, 16, 32, 64, 128};
+  const uint16x8_t place = vld1q_u16(places);
+  return (uint32_t)vaddvq_u16(vandq_u16(low, place)) | (uint32_t)vaddvq_u16(vandq_u16(high, place)) << 8;
+}
+inline uint32_t mask_ge(F x, F y) {
+  return bits_of(vcgeq_f32(x.a, y.a), vcgeq_f32(x.b, y.b), vcgeq_f32(x.c, y.c), vcgeq_f32(x.d, y.d));
+}
+inline uint32_t mask_int_ge(I x, I y) {
+  return bits_of(vcgeq_s32(x.a, y.a), vcgeq_s32(x.b, y.b), vcgeq_s32(x.c, y.c), vcgeq_s32(x.d, y.d));
+}
+
+inline float sum_lanes(F x) {
+  const float32x4_t four = vaddq_f32(vaddq_f32(x.a, x.c), vaddq_f32(x.b, x.d));
+  const float32x2_t two = vadd_f32(vget_low_f32(four), vget_high_f32(four));
+  return vget_lane_f32(two, 0) + vget_lane_f32(two, 1);
+}
+inline float max_lanes(F x) {
+  const float32x4_t four = max4(max4(x.a, x.c), max4(x.b, x.d));
+  const float32x4_t two = max4(four, vextq_f32(four, four, 2));
+  const float p = vgetq_lane_f32(two, 0), q = vgetq_lane_f32(two, 1);
+  return p > q ? p : q;
+}
+inline int32_t sum_int_lanes(I x) { return vaddvq_s32(vaddq_s32(vaddq_s32(x.a, x.b), vaddq_s32(x.c, x.d))); }
+
+constexpr int kLinearWidth = 8;
+constexpr int kLinearRows = 4;
+constexpr int kAttentionRows = 4;
+constexpr int kAccumulators = 6;
+constexpr int kDenseAccumulators = 8;
+
+struct LF { float32x4_t a, b; };
+struct LI { int32x4_t a, b; };
+struct LB { uint8x16_t a, b; };
+
+inline LF lload(const float* p) { return {vld1q_f32(p), vld1q_f32(p + 4)}; }
+inline void lstore(float* p, LF x) {
+  vst1q_f32(p, x.a);
+  vst1q_f32(p + 4, x.b);
+}
+inline LF lset1(float x) { return {vdupq_n_f32(x), vdupq_n_f32(x)}; }
+inline LF ladd(LF x, LF y) { return {vaddq_f32(x.a, y.a), vaddq_f32(x.b, y.b)}; }
+inline LF lmul(LF x, LF y) { return {vmulq_f32(x.a, y.a), vmulq_f32(x.b, y.b)}; }
+inline LF lfma(LF x, LF y, LF z) { return {vfmaq_f32(z.a, x.a, y.a), vfmaq_f32(z.b, x.b, y.b)}; }
+inline LF lload_half(const uint16_t* p) { return {half4(p), half4(p + 4)}; }
+inline LI liset1(int32_t x) { return {vdupq_n_s32(x), vdupq_n_s32(x)}; }
+inline LF las_float(LI x) { return {vreinterpretq_f32_s32(x.a), vreinterpretq_f32_s32(x.b)}; }
+inline LB load_bytes(const uint8_t* p) { return {vld1q_u8(p), vld1q_u8(p + 16)}; }
+inline LB low_nibbles(LB x) { return {vandq_u8(x.a, vdupq_n_u8(15)), vandq_u8(x.b, vdupq_n_u8(15))}; }
+inline LB high_nibbles(LB x) { return {vshrq_n_u8(x.a, 4), vshrq_n_u8(x.b, 4)}; }
+inline int8x16_t broadcast16(const int8_t* x) {
+  int32_t word;
+  memcpy(&word, x, 4);
+  return vreinterpretq_s8_s32(vdupq_n_s32(word));
+}
+#if defined(TM_NEON_I8MM)
+inline LI dot4_u8(LI acc, LB w, const int8_t* x) {
+  const int8x16_t wide = broadcast16(x);
+  return {vusdotq_s32(acc.a, w.a, wide), vusdotq_s32(acc.b, w.b, wide)};
+}
+#else
+// With signed bytes only: w * x = (w - 128) * x + 128 * x, and 128 is 64 twice.
+inline LI dot4_u8(LI acc, LB w, const int8_t* x) {
+  const int8x16_t wide = broadcast16(x), some = vdupq_n_s8(64);
+  const uint8x16_t flip = vdupq_n_u8(128);
+  const int32x4_t rest = vdotq_s32(vdotq_s32(vdupq_n_s32(0), wide, some), wide, some);
+  return {vaddq_s32(vdotq_s32(acc.a, vreinterpretq_s8_u8(veorq_u8(w.a, flip)), wide), rest),
+          vaddq_s32(vdotq_s32(acc.b, vreinterpretq_s8_u8(veorq_u8(w.b, flip)), wide), rest)};
+}
+#endif
+// For codes below 128, whose sign is theirs either way.
+inline LI dot4_u4(LI acc, LB w, const int8_t* x) {
+  const int8x16_t wide = broadcast16(x);
+  return {vdotq_s32(acc.a, vreinterpretq_s8_u8(w.a), wide), vdotq_s32(acc.b, vreinterpretq_s8_u8(w.b), wide)};
+}
+inline uint8x16_t upper16(uint8x16_t nibbles, uint8x16_t upper, int b) {
+  const uint8x16_t placed = vshlq_u8(upper, vdupq_n_s8((int8_t)(4 - 2 * b)));  // to the right where that is negative
+  return vorrq_u8(nibbles, vandq_u8(placed, vdupq_n_u8(0x30)));
+}
+inline LB add_upper_bits(LB nibbles, LB upper, int b) {
+  return {upper16(nibbles.a, upper.a, b), upper16(nibbles.b, upper.b, b)};
+}
+
+struct LPair { LF even, odd; };
+constexpr int kPairWords = 2;
+inline LPair load_pairs(const uint8_t* p) {
+  const uint32x4_t a = vreinterpretq_u32_u8(vld1q_u8(p)), b = vreinterpretq_u32_u8(vld1q_u8(p + 16));
+  const uint32x4_t upper = vdupq_n_u32(0xffff0000u);
+  return {{vreinterpretq_f32_u32(vshlq_n_u32(a, 16)), vreinterpretq_f32_u32(vshlq_n_u32(b, 16))},
+          {vreinterpretq_f32_u32(vandq_u32(a, upper)), vreinterpretq_f32_u32(vandq_u32(b, upper))}};
+}
+inline LPair set1_pair(const float* x) { return {lset1(x[0]), lset1(x[1])}; }
+inline LF dot2(LF acc, LPair w, LPair x) { return lfma(w.even, x.even, lfma(w.odd, x.odd, acc)); }
+inline void prefetch(const void* p) { __builtin_prefetch(p); }
+inline void prefetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }
+
+#undef TM_EACH1
+#undef TM_EACH2
+#undef TM_EACH3
+
+}  // namespace

@@ -1,0 +1,327 @@
+// Runs the same work on every variant of the kernels that this machine has and compares all bytes with the scalar one's:
+// a small decoder layer of each weight kind, KV type and activation, with a prompt of several spans, then single tokens;
+// and draws. For machines where the Python tests cannot run, such as an emulated one. Exit code 0: all agree.
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "../include/tokenmill_native.h"
+
+namespace {
+
+constexpr int kWidth = 96, kHeads = 4, kKvHeads = 2, kHeadDim = 32, kFfn = 64, kVocab = 75, kRank = 16;
+constexpr int kQkv = (kHeads + 2 * kKvHeads) * kHeadDim, kBlockSize = 16, kBlocks = 40, kMaxTokens = 300;
+constexpr int kRawBlockBytes[] = {0, 0, 0, 18, 20, 34, 36, 36, 40, 28};  // of 32 values, from TM_Q4_0 on
+
+struct Draw {
+  uint64_t state;
+  uint32_t next() {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    return static_cast<uint32_t>(state >> 33);
+  }
+  float unit() { return static_cast<float>(next() % 20001) / 10000.0f - 1.0f; }
+};
+
+std::vector<float> floats(Draw* draw, int n, float scale, float middle) {
+  std::vector<float> values(n);
+  for (float& value : values) value = middle + scale * draw->unit();
+  return values;
+}
+
+// Bytes that start at a multiple of 64.
+class Bytes {
+ public:
+  explicit Bytes(int64_t size) : room_(size + 64), size_(size) {
+    data_ = room_.data() + (64 - reinterpret_cast<uintptr_t>(room_.data()) % 64) % 64;
+  }
+  Bytes(const Bytes&) = delete;
+  uint8_t* data() { return data_; }
+  int64_t size() const { return size_; }
+
+ private:
+  std::vector<uint8_t> room_;
+  int64_t size_;
+  uint8_t* data_;
+};
+
+[[noreturn]] void give_up(const char* what) {
+  std::fprintf(stderr, "%s: %s\n", what, tm_last_error());
+  std::exit(2);
+}
+
+std::vector<uint8_t> raw_matrix(Draw* draw, int32_t kind, int rows, int cols) {
+  const int row_bytes = kind == TM_F32 ? cols * 4 : kind <= TM_BF16 ? cols * 2 : cols / 32 * kRawBlockBytes[kind];
+  std::vector<uint8_t> raw(static_cast<size_t>(rows) * row_bytes);
+  for (uint8_t& byte : raw) byte = static_cast<uint8_t>(draw->next());
+  const auto put = [&](size_t at, uint16_t bits) { std::memcpy(raw.data() + at, &bits, 2); };
+  const auto some = [&](uint16_t kept, uint16_t exponent) { return static_cast<uint16_t>((draw->next() & kept) | exponent); };
+  if (kind == TM_F32)
+    for (size_t at = 0; at < raw.size(); at += 4) put(at + 2, some(0x807f, 0x3d80));
+  else if (kind <= TM_BF16)
+    for (size_t at = 0; at < raw.size(); at += 2) put(at, kind == TM_F16 ? some(0x83ff, 0x2c00) : some(0x807f, 0x3d80));
+  else {
+    const bool has_minima = kind == TM_Q4_1 || kind == TM_Q8_M || kind == TM_Q8_HM;
+    const bool has_halves = kind == TM_Q8_H || kind == TM_Q8_HM || kind == TM_Q6_H;
+    const int halves = (has_minima ? 2 : 1) * (has_halves ? 2 : 1);
+    for (size_t at = 0; at < raw.size(); at += kRawBlockBytes[kind])
+      for (int i = 0; i < halves; i++) put(at + 2 * i, some(0x83ff, kind >= TM_Q8_0 ? 0x1000 : 0x2000));
+  }
+  return raw;
+}
+
+// Everything that one program over one model owns, and the outputs of its steps.
+class Layer {
+ public:
+  Layer(tm_team* team, int32_t kind, int32_t kv_dtype, int32_t activation, int window, float cap)
+      : team_(team), draw_{static_cast<uint64_t>(kind) + 1}, quantised_(kind >= TM_Q4_0) {
+    kv_ = {};
+    const int value_bytes = kv_dtype == TM_F32 ? 4 : 2;
+    kv_.bytes_per_block = 2 * value_bytes * kKvHeads * kHeadDim * kBlockSize;
+    pool_ = &bytes_.emplace_back(kBlocks * kv_.bytes_per_block);
+    kv_.pool = pool_->data();
+    kv_.num_blocks = kBlocks;
+    kv_.num_layers = 1;
+    kv_.num_kv_heads = kKvHeads;
+    kv_.head_dim = kHeadDim;
+    kv_.block_size = kBlockSize;
+    kv_.dtype = kv_dtype;
+
+    const int x = buffer(kWidth), codes = buffer(kWidth, TM_FORM_QUANTISED), normed = buffer(kWidth), qkv = buffer(kQkv);
+    const int turned = buffer(kQkv), mixed = buffer(kHeads * kHeadDim), mixed_codes = buffer(kHeads * kHeadDim, TM_FORM_QUANTISED);
+    const int middle = buffer(kWidth), both = buffer(2 * kFfn), inner = buffer(kFfn), inner_codes = buffer(kFfn, TM_FORM_QUANTISED);
+    const int narrow = buffer(kRank), last = buffer(kWidth, TM_FORM_F32, TM_ROWS_LOGITS);
+    const int last_codes = buffer(kWidth, TM_FORM_QUANTISED, TM_ROWS_LOGITS);
+    logits_ = buffer(kVocab, TM_FORM_F32, TM_ROWS_LOGITS);
+
+    const tm_weight* table = weight(kind, kVocab, kWidth);
+    op(TM_EMBED, -1, x, kWidth).weight = table;
+    tm_op& norm = op(TM_RMS_NORM, x, codes, kWidth);
+    norm.vector = vector(kWidth);
+    norm.vector_rows = kWidth;
+    norm.value = 1e-5f;
+    tm_op& layer_norm = op(TM_LAYER_NORM, x, normed, kWidth);
+    layer_norm.vector = vector(kWidth);
+    layer_norm.vector2 = vector(kWidth);
+    layer_norm.vector_rows = layer_norm.vector2_rows = kWidth;
+    layer_norm.value = 1e-5f;
+    linear(normed, codes, -1, qkv, weight(kind, kQkv, kWidth));
+    tm_op& bias = op(TM_ADD_BIAS, qkv, qkv, kQkv);
+    bias.vector = vector(kQkv);
+    bias.vector_rows = kQkv;
+    tm_op& norm_heads = op(TM_NORM_HEADS, qkv, qkv, 0);
+    norm_heads.vector = vector(kHeadDim);
+    norm_heads.vector2 = vector(kHeadDim);
+    norm_heads.vector_rows = norm_heads.vector2_rows = kHeadDim;
+    norm_heads.value = 1e-5f;
+    tm_op& rope = op(TM_ROPE, qkv, turned, 0);
+    rope.num_turned = kHeadDim;
+    rope.vector_rows = kMaxTokens * 2;
+    rope.vector = vector(kMaxTokens * 2 * kHeadDim);
+    rope.kv = &kv_;
+    tm_op& attention = op(TM_ATTENTION, turned, mixed, 0);
+    attention.kv = &kv_;
+    attention.value = 0.18f;
+    attention.window = window;
+    attention.cap = cap;
+    op(TM_SCALE, mixed, mixed, kHeads * kHeadDim).value = 0.7f;
+    op(TM_QUANTISE, mixed, mixed_codes, kHeads * kHeadDim);
+    linear(mixed, mixed_codes, x, middle, weight(kind, kWidth, kHeads * kHeadDim));
+    op(TM_QUANTISE, middle, codes, kWidth);
+    const tm_weight* gate_up = weight(kind, 2 * kFfn, kWidth);
+    if (quantised_) {
+      tm_op& gated = op(TM_LINEAR_GATED, -1, inner_codes, kFfn);
+      gated.in1 = codes;
+      gated.weight = gate_up;
+      gated.activation = activation;
+    }
+    linear(middle, codes, -1, both, gate_up);
+    op(TM_GATED, both, inner, kFfn).activation = activation;
+    if (!quantised_) op(TM_QUANTISE, inner, inner_codes, kFfn);
+    op(TM_ACTIVATE, inner, inner, kFfn).activation = activation;
+    linear(inner, inner_codes, middle, x, weight(kind, kWidth, kFfn));
+    if (!quantised_) {
+      lora(kind);
+      for (int code : {TM_LORA_SHRINK, TM_LORA_EXPAND}) {
+        tm_op& change = op(code, code == TM_LORA_SHRINK ? middle : narrow, code == TM_LORA_SHRINK ? narrow : x, 0);
+        change.lora = &lora_;
+        if (code == TM_LORA_EXPAND) change.in1 = x;
+      }
+    }
+    tm_op& sum = op(TM_ADD, x, x, kWidth);
+    sum.in1 = middle;
+    op(TM_GATHER, x, last, kWidth).rows = TM_ROWS_LOGITS;
+    op(TM_QUANTISE, last, last_codes, kWidth).rows = TM_ROWS_LOGITS;
+    linear(last, last_codes, -1, logits_, table);
+    ops_.back().rows = TM_ROWS_LOGITS;
+    tm_op& soft_cap = op(TM_SOFT_CAP, logits_, logits_, kVocab);
+    soft_cap.rows = TM_ROWS_LOGITS;
+    soft_cap.cap = 30.0f;
+
+    const tm_limits limits = {kMaxTokens, 2, kBlocks / 2, 8};
+    scratch_ = &bytes_.emplace_back(1 << 18);
+    program_ = tm_program_new(team, ops_.data(), static_cast<int32_t>(ops_.size()), buffers_.data(),
+                              static_cast<int32_t>(buffers_.size()), &limits, scratch_->data(), scratch_->size());
+    if (program_ == nullptr) give_up("tm_program_new");
+  }
+
+  ~Layer() { tm_program_free(program_); }
+
+  // Rows of two sequences; what every buffer holds then goes to `seen`.
+  void step(int rows0, int length0, int rows1, int length1, std::vector<uint8_t>* seen) {
+    const int n = rows0 + rows1;
+    std::vector<int32_t> tokens(n), positions(n), adapters(n), table(kBlocks);
+    for (int i = 0; i < n; i++) {
+      tokens[i] = i * 7 % kVocab;
+      positions[i] = i < rows0 ? length0 - rows0 + i : length1 - n + i;
+      adapters[i] = i % 3 != 0;
+    }
+    for (int i = 0; i < kBlocks; i++) table[i] = (i * 11 + 3) % kBlocks;
+    const int32_t starts[] = {0, rows0, n}, lengths[] = {length0, length1}, wanted[] = {0, rows0 - 1, n - 1};
+    tm_step step = {};
+    step.tokens = tokens.data();
+    step.positions = positions.data();
+    step.row_starts = starts;
+    step.context_lens = lengths;
+    step.block_tables = table.data();
+    step.logit_rows = wanted;
+    step.adapters = quantised_ ? nullptr : adapters.data();
+    step.num_tokens = n;
+    step.num_seqs = 2;
+    step.table_width = kBlocks / 2;
+    step.num_logit_rows = 3;
+    if (tm_program_run(program_, &step) != 0) give_up("tm_program_run");
+    for (const tm_buffer& b : buffers_) {
+      const uint8_t* data = static_cast<const uint8_t*>(b.data);
+      seen->insert(seen->end(), data, data + b.num_bytes);
+    }
+    seen->insert(seen->end(), pool_->data(), pool_->data() + pool_->size());
+    sample(seen);
+  }
+
+ private:
+  void sample(std::vector<uint8_t>* seen) {
+    const float temperature[] = {0.0f, 0.8f, 1.3f}, top_p[] = {1.0f, 0.9f, 1.0f}, min_p[] = {0.0f, 0.0f, 0.05f};
+    const int32_t top_k[] = {0, 0, 20}, choice[] = {0, 0, 1}, position[] = {0, 5, 9};
+    const uint64_t seed[] = {1, 2, 3};
+    const tm_sampling how = {temperature, top_k, top_p, min_p, seed, choice, position};
+    std::vector<uint8_t> scratch(tm_sample_scratch(kVocab) * 8);
+    int32_t tokens[3], ranks[3], top[12];
+    float logprobs[3], top_logprobs[12];
+    const float* logits = static_cast<const float*>(buffers_[logits_].data);
+    for (int i = 0; i < 3 * kVocab; i++)
+      if (!std::isfinite(logits[i]) || logits[i] == logits[(i + 1) % (3 * kVocab)]) give_up("logits that say nothing");
+    if (tm_sample(team_, logits, 3, kVocab, &how, tokens, scratch.data()) != 0) give_up("tm_sample");
+    if (tm_token_logprobs(team_, logits, 3, kVocab, tokens, 4, logprobs, ranks, top, top_logprobs, scratch.data()) != 0)
+      give_up("tm_token_logprobs");
+    const auto add = [&](const void* data, size_t size) {
+      seen->insert(seen->end(), static_cast<const uint8_t*>(data), static_cast<const uint8_t*>(data) + size);
+    };
+    add(tokens, sizeof tokens), add(ranks, sizeof ranks), add(top, sizeof top);
+    add(logprobs, sizeof logprobs), add(top_logprobs, sizeof top_logprobs);
+  }
+
+  int buffer(int width, int32_t form = TM_FORM_F32, int32_t rows = TM_ROWS_TOKENS) {
+    const int max_rows = rows == TM_ROWS_TOKENS ? kMaxTokens : 8;
+    Bytes& data = bytes_.emplace_back(tm_buffer_bytes(form, max_rows, width));
+    buffers_.push_back({data.data(), data.size(), rows, max_rows, width, form});
+    return static_cast<int>(buffers_.size()) - 1;
+  }
+
+  tm_op& op(int32_t code, int in0, int out, int width) {
+    tm_op made = {};
+    made.code = code;
+    made.in0 = in0;
+    made.in1 = made.in2 = -1;
+    made.out = out;
+    made.width = width;
+    made.num_heads = kHeads;
+    made.num_kv_heads = kKvHeads;
+    made.head_dim = kHeadDim;
+    ops_.push_back(made);
+    return ops_.back();
+  }
+
+  void linear(int values, int codes, int residual, int out, const tm_weight* weight) {
+    tm_op& made = op(TM_LINEAR, values, out, 0);
+    made.in1 = codes;
+    made.in2 = residual;
+    made.weight = weight;
+  }
+
+  const float* vector(int n) {
+    vectors_.push_back(floats(&draw_, n, 0.5f, 0.6f));
+    return vectors_.back().data();
+  }
+
+  tm_part packed(int32_t kind, int rows, int cols) {
+    const std::vector<uint8_t> raw = raw_matrix(&draw_, kind, rows, cols);
+    Bytes& data = bytes_.emplace_back(tm_packed_bytes(kind, rows, cols));
+    const uint8_t* from = raw.data();
+    const int64_t num_rows = rows;
+    if (tm_pack(team_, kind, cols, 1, &from, &num_rows, data.data(), data.size()) != 0) give_up("tm_pack");
+    return {kind, 0, rows, cols, data.data(), data.size()};
+  }
+
+  const tm_weight* weight(int32_t kind, int rows, int cols) {
+    parts_.push_back(packed(kind, rows, cols));
+    weights_.push_back({rows, cols, 1, 0, &parts_.back()});
+    return &weights_.back();
+  }
+
+  void lora(int32_t kind) {
+    changes_.push_back({5, 0.5f, packed(kind, 5, kWidth), packed(kind, kWidth, 5)});
+    lora_ = {1, 1, kWidth, kRank, columns_, changes_.data()};
+  }
+
+  tm_team* team_;
+  Draw draw_;
+  bool quantised_;
+  int logits_ = 0;
+  tm_program* program_ = nullptr;
+  tm_kv kv_;
+  tm_lora lora_ = {};
+  int32_t columns_[2] = {0, kWidth};
+  std::deque<Bytes> bytes_;
+  std::deque<std::vector<float>> vectors_;
+  std::deque<tm_part> parts_;
+  std::deque<tm_weight> weights_;
+  std::vector<tm_low_rank> changes_;
+  std::vector<tm_op> ops_;
+  std::vector<tm_buffer> buffers_;
+  Bytes* pool_;
+  Bytes* scratch_;
+};
+
+std::vector<uint8_t> run(const char* isa, int32_t kind) {
+  tm_team* team = tm_team_new(2, isa);
+  if (team == nullptr) give_up(isa);
+  std::vector<uint8_t> seen;
+  {
+    Layer layer(team, kind, kind % 3, kind % 3, kind % 2 ? 100 : 0, kind % 4 ? 0.0f : 20.0f);
+    layer.step(287, 287, 13, 13, &seen);
+    layer.step(1, 288, 2, 15, &seen);
+  }
+  tm_team_free(team);
+  return seen;
+}
+
+}  // namespace
+
+int main() {
+  int compared = 0, failed = 0;
+  for (const char* isa : {"avx2", "avxvnni", "avx512", "avx512bf16", "neon", "neoni8mm"}) {
+    if (!tm_isa_available(isa)) continue;
+    for (int32_t kind = TM_F32; kind <= TM_Q6_H; kind++) {
+      const bool agree = run("scalar", kind) == run(isa, kind);
+      compared++;
+      failed += !agree;
+      if (!agree) std::printf("%s differs from scalar for weights of kind %d\n", isa, kind);
+    }
+    std::printf("%s compared\n", isa);
+  }
+  return compared == 0 || failed > 0;
+}
