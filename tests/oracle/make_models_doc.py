@@ -56,7 +56,9 @@ a shorter one may differ from them.
 ## Windows
 
 Layers with a sliding window attend to the last `window` positions, in every family whose files name one, also where
-llama.cpp does not (Phi-3, StarCoder2). Blocks behind the window stay allocated until the sequence ends.
+llama.cpp does not (Phi-3, StarCoder2). They are a KV group of their own, with a
+pool and a block table apart: blocks behind the window are given back, so that long sequences hold little more than what
+they see ([why and how](decisions/kv-groups.md)).
 
 ## Formats
 

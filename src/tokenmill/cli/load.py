@@ -52,7 +52,7 @@ class Engine:
             eos_token_ids=eos_token_ids,
             numerics_id=self.config.numerics_id,
             block_size=self.config.block_size,
-            num_blocks=self.config.num_blocks,
+            num_blocks=self.config.num_blocks or self.config.num_window_blocks,
             facts=self.facts(),
             max_loras=self.settings.max_loras,
             pooling=None if self.pooling is None else self.pooling.params,

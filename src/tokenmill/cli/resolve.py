@@ -215,9 +215,10 @@ def _pools(
     if not pools.window:
         choices.append(Choice("kv_cache", describe(pools.num_blocks, block_bytes), reason))
     if pools.num_blocks and pools.window:
-        choices.append(Choice("kv_cache", describe(pools.num_blocks, full_block_bytes), reason))
+        kept = f"of {format_bytes(pool)} for both pools, {reason}"
+        choices.append(Choice("kv_cache", describe(pools.num_blocks, full_block_bytes), kept))
     if pools.window:
-        kept = "its own pool, out of the same memory" if pools.num_blocks else reason
+        kept = "the split loses as much for short sequences as for long ones" if pools.num_blocks else reason
         size = describe(pools.num_window_blocks, window_block_bytes)
         choices.append(Choice("kv_window", f"{size} for layers that see {pools.window} tokens", kept))
     left = usable - pool - model.weights_bytes

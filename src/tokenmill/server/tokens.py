@@ -152,7 +152,7 @@ class Encoder:
 
 def context_limit(ready: Ready) -> int:
     """Most tokens, prompt and output together, that one request of this engine may have."""
-    return min(ready.max_model_len, ready.num_blocks * ready.block_size or ready.max_model_len)
+    return ready.max_model_len
 
 
 def make_requests(
