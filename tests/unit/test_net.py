@@ -40,6 +40,7 @@ from tokenmill.net.transport import ZmqEngineEnd, ZmqFrontEnd, private_address
 TOKENS = st.lists(st.integers(0, 2**31 - 1), max_size=8).map(tuple)
 TEXT = st.text(max_size=12)
 FLOATS = st.floats(-50, 50)
+COUNT = st.integers(0, 2**40)
 LOGPROBS = st.lists(
     st.builds(
         TokenLogprob,
@@ -78,7 +79,10 @@ OUTPUT = st.builds(
     prompt_logprobs=LOGPROBS,
     finish_reason=st.sampled_from([None, "stop", "error"]),
     stop_token=st.none() | st.integers(0, 9),
+    num_output=COUNT,
+    num_cached=COUNT,
     error=TEXT,
+    vector=st.binary(max_size=9),
     timing=st.none() | st.builds(Timing, FLOATS, FLOATS, FLOATS, FLOATS),
 )
 MESSAGE = st.one_of(
@@ -95,7 +99,10 @@ MESSAGE = st.one_of(
     st.builds(
         StepOutputs,
         st.lists(OUTPUT, max_size=3).map(tuple),
-        st.builds(EngineStats, num_running=st.integers(0, 99), last_step_s=FLOATS),
+        st.builds(
+            EngineStats,
+            *[COUNT] * 6, FLOATS, *[COUNT] * 8, FLOATS, *[st.lists(TEXT, max_size=3).map(tuple)] * 2,
+        ),
         FLOATS,
     ),
 )  # fmt: skip

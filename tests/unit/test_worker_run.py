@@ -112,10 +112,10 @@ def test_prompt_logprobs_in_pieces(make_worker, monkeypatch):
     assert _limits(small).max_logit_rows < len(prompt)
     beside = PlanRow(1, 0, prompt[:3], blocks=(9,), intro=_intro(prompt[:3]), sample=True)
     got = small.executor.execute_now(StepPlan(0, (beside, row))).rows[1]
-    chunks = [dataclasses.replace(row, tokens=prompt[:13], sample=False)]
+    chunks = [row._replace(tokens=prompt[:13], sample=False)]
     chunks.append(PlanRow(0, 13, prompt[13:], sample=True, score=True))
     parts = [small.executor.execute_now(StepPlan(n + 1, (chunk,))).rows[0] for n, chunk in enumerate(chunks)]
-    joined = dataclasses.replace(parts[1], prompt_logprobs=parts[0].prompt_logprobs + parts[1].prompt_logprobs)
+    joined = parts[1]._replace(prompt_logprobs=parts[0].prompt_logprobs + parts[1].prompt_logprobs)
     for other in (got, joined):
         assert other.tokens == whole.tokens
         assert [(e.token, e.rank) for e in other.prompt_logprobs] == [(e.token, e.rank) for e in whole.prompt_logprobs]

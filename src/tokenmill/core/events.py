@@ -8,6 +8,7 @@ Times are seconds on the machine's monotonic clock, which processes of one machi
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from .request import PoolingParams, Request
 from .step import TokenLogprob
@@ -94,8 +95,7 @@ class Timing:
     finished_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
+class Output(NamedTuple):
     """Progress of one request. `finish_reason` None: more will come.
 
     The stop token that ended it (by id: an end token or one of stop_token_ids) is `stop_token`; it is not in `tokens`
@@ -122,8 +122,7 @@ class Output:
     timing: Timing | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class EngineStats:
+class EngineStats(NamedTuple):
     """Snapshot after a step. Counters are totals since the engine started; blocks are those of all pools. `kv_usage`:
     the share of blocks that sequences hold (cached, evictable ones do not count), of the pool where it is largest.
     Adapters are digests, each once."""

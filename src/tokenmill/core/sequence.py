@@ -45,6 +45,7 @@ class Sequence:
     rows_in_flight  rows in steps that are neither committed nor void
     stop_ids        tokens that end it: stop_token_ids, and the end tokens unless they are ignored
     prompt_logprobs scores of the prompt so far, handed out with the first token
+    max_len         tokens, of prompt and output, with which it ends
     """
 
     number: int
@@ -65,11 +66,13 @@ class Sequence:
     first_scheduled_s: float = -1.0
     first_token_s: float = -1.0
     num_preemptions: int = 0
+    num_prompt: int = field(init=False)
+    max_len: int = field(init=False)
 
-    @property
-    def num_prompt(self) -> int:
-        return len(self.request.prompt_tokens)
+    def __post_init__(self) -> None:
+        self.num_prompt = len(self.request.prompt_tokens)
+        self.max_len = self.num_prompt + self.request.max_tokens
 
     @property
     def num_output(self) -> int:
-        return len(self.tokens) - len(self.request.prompt_tokens)
+        return len(self.tokens) - self.num_prompt

@@ -10,6 +10,8 @@ Row geometry, for a row with start = 5 and three tokens:
     sample          the logits of position 7 draw token 8
     score           the logits of 5, 6, 7 score the known tokens 6, 7, 8 (prompt logprobs)
 
+What is made anew for every row of every step is a NamedTuple, the cheapest thing that cannot be changed.
+
 Plans are applied in order of `step`, within one as: forget `released`, take introductions and table deltas of all rows,
 write the KV of all rows, then read. So a row may read what another row of the same step writes.
 """
@@ -17,6 +19,7 @@ write the KV of all rows, then read. So a row may read what another row of the s
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from .request import PoolingParams, SamplingParams
 
@@ -41,8 +44,7 @@ class Introduction:
     adapter: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class PlanRow:
+class PlanRow(NamedTuple):
     """One sequence's share of a step.
 
     seq        the sequence's number; at most one row of it in a step
@@ -95,8 +97,7 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class RowResult:
+class RowResult(NamedTuple):
     """What one row gave. `tokens`: drawn tokens (empty unless the row sampled). `logprobs`: one entry per drawn token
     where the request wants them. `prompt_logprobs`: one entry per scored position, in order. `vector`: the output of a
     pooling sequence, float32 in the machine's byte order."""

@@ -258,25 +258,29 @@ class EngineCore:
         self._send_back(seq)
 
     def add_row(self, seq: Sequence, num_tokens: int) -> None:
-        step = self._composing
+        step, tables, size = self._composing, seq.tables, self.config.block_size
         start = seq.num_planned
         end = start + num_tokens
-        tables = seq.tables
-        num_blocks = self._blocks_for(end)
-        if num_blocks > len(tables[0]):
-            self._blocks.extend(tables, num_blocks - len(tables[0]))
+        num_blocks = len(tables[0].ids)
+        if end > num_blocks * size and self.config.keeps_kv:
+            num_blocks = blocks_for(end, size)
+            self._blocks.extend(tables, num_blocks - len(tables[0].ids))
         num_known_tokens = len(seq.tokens)
         is_drawing = end == num_known_tokens + seq.num_pending
-        row = PlanRow(
-            seq=seq.number,
-            start=start,
-            tokens=tuple(seq.tokens[start:end]),
-            from_step=seq.last_step if start >= num_known_tokens else -1,
-            blocks=_unsent(seq) if num_blocks > seq.num_sent else (),
-            intro=None if seq.num_sent else _introduce(seq),
-            sample=is_drawing,
-            score=_wants_scores(seq) and start < seq.num_prompt - 1,
-        )
+        blocks = _unsent(seq) if num_blocks > seq.num_sent else ()
+        if start >= num_known_tokens:
+            row = PlanRow(seq.number, start, (), seq.last_step, blocks, None, is_drawing)
+        else:
+            row = PlanRow(
+                seq=seq.number,
+                start=start,
+                tokens=tuple(seq.tokens[start:end]),
+                blocks=blocks,
+                intro=None if seq.num_sent else _introduce(seq),
+                sample=is_drawing,
+                score=start < seq.num_prompt - 1 and _wants_scores(seq),
+            )
+            self._prompt_tokens_computed += max(0, min(end, seq.num_prompt) - start)
         seq.num_planned = end
         seq.num_pending += is_drawing
         seq.num_sent = num_blocks
@@ -286,8 +290,9 @@ class EngineCore:
         step.sequences.append(seq)
         step.ends.append(end)
         step.num_tokens += num_tokens
-        self._prompt_tokens_computed += max(0, min(end, seq.num_prompt) - start)
-        self._publish(seq, end, step)
+        num_full = min(end, num_known_tokens) // size
+        if num_full > tables[-1].num_published:
+            self._publish(seq, num_full, step)
         if self._blocks.window:
             self._blocks.slide(tables, end, step.number)
 
@@ -312,15 +317,20 @@ class EngineCore:
         if seq.request.pooling is not None:
             return self._finish(seq, FINISH_STOP, now, result)
         (token,) = result.tokens
+        tokens = seq.tokens
+        tokens.append(token)
         seq.num_pending -= 1
-        seq.tokens.append(token)
         self._generation_tokens += 1
-        num_output = seq.num_output
-        self._publish(seq, end, self._in_flight[seq.last_step - step_number - 1] if seq.rows_in_flight else None)
+        num_output = len(tokens) - seq.num_prompt
+        num_full = min(end, len(tokens)) // self.config.block_size
+        if num_full > seq.tables[-1].num_published:
+            self._publish(
+                seq, num_full, self._in_flight[seq.last_step - step_number - 1] if seq.rows_in_flight else None
+            )
         # A stop token drawn before min_tokens outputs exist is one that the worker had no other token for.
         if token in seq.stop_ids and num_output > seq.request.sampling.min_tokens:
             return self._finish(seq, FINISH_STOP, now, stop_token=token)
-        if num_output >= seq.request.max_tokens:
+        if len(tokens) >= seq.max_len:
             return self._finish(seq, FINISH_LENGTH, now, result)
         if seq.first_token_s < 0:
             seq.first_token_s = now
@@ -333,23 +343,18 @@ class EngineCore:
                 num_cached=_num_cached(seq),
                 timing=_timing(seq, -1.0),
             )
-        return Output(
-            seq.request.id, result.tokens, result.logprobs, num_output=num_output, num_cached=_num_cached(seq)
-        )
+        num_cached = _num_cached(seq)
+        return Output(seq.request.id, result.tokens, result.logprobs, (), None, None, num_output, num_cached)
 
-    def _publish(self, seq: Sequence, end: int, step: _Step | None) -> None:
-        """Make the full blocks of tokens[:end] matchable; they are withdrawn if `step`, the last one in flight that
-        carries a row of the sequence, fails."""
-        num_full = min(end, len(seq.tokens)) // self.config.block_size
-        if num_full <= seq.tables[-1].num_published or not self.config.caches_prefixes:
+    def _publish(self, seq: Sequence, num_full: int, step: _Step | None) -> None:
+        """Make the first `num_full` blocks matchable; they are withdrawn if `step`, the last one in flight that carries
+        a row of the sequence, fails."""
+        if not self.config.caches_prefixes:
             return
         self._extend_keys(seq)
         published = self._blocks.publish(seq.keys, seq.tables, num_full)
         if step is not None:
             step.published += published
-
-    def _blocks_for(self, num_tokens: int) -> int:
-        return blocks_for(num_tokens, self.config.block_size) if self.config.keeps_kv else 0
 
     def _extend_keys(self, seq: Sequence) -> None:
         size = self.config.block_size
@@ -437,7 +442,8 @@ class EngineCore:
             assert all(max(table.num_published, table.num_released) <= len(table) for table in seq.tables), seq
             if seq.status is Status.RUNNING:
                 assert seq.rows_in_flight or seq.num_computed == seq.num_planned, seq
-                assert len(seq.tables[0]) == self._blocks_for(seq.num_planned), seq
+                num_blocks = blocks_for(seq.num_planned, self.config.block_size) if self.config.keeps_kv else 0
+                assert len(seq.tables[0]) == num_blocks, seq
                 for group, table in zip(self.config.groups, seq.tables, strict=True):
                     num_hidden = num_hidden_blocks(seq.num_planned, group.window, self.config.block_size)
                     assert table.num_released == num_hidden, seq
@@ -488,7 +494,8 @@ def _adapters_of(sequences: Iterable[Sequence]) -> tuple[str, ...]:
 
 
 def _num_cached(seq: Sequence) -> int:
-    return min(max(seq.num_cached, 0), seq.num_prompt)
+    num_cached = seq.num_cached
+    return 0 if num_cached < 0 else num_cached if num_cached < seq.num_prompt else seq.num_prompt
 
 
 def _timing(seq: Sequence, finished_s: float) -> Timing:

@@ -1,8 +1,8 @@
-"""Messages of the link as bytes: one kind byte, then msgpack of the core dataclass.
+"""Messages of the link as bytes: one kind byte, then msgpack of the core type.
 
 The kind byte picks a decoder that knows the exact type, so that a message from a different version or a damaged one
-fails here, loudly, and never deep inside the engine. Dataclasses travel as maps of field names: 170 bytes an output,
-about 0.6 us each way, and no second set of types.
+fails here, loudly, and never deep inside the engine. Dataclasses travel as maps of field names and NamedTuples, which
+are what there are many of, as arrays: 60 bytes an output, 0.1 us to write and 0.7 to read, and no second set of types.
 """
 
 from __future__ import annotations

@@ -58,9 +58,10 @@ class Ledger(Protocol):
 
 def num_wanted(seq: Sequence) -> int:
     """Tokens that may be planned now. None when the draws in flight make the end certain."""
-    if seq.num_pending and seq.num_output + seq.num_pending >= seq.request.max_tokens:
+    num_tokens = len(seq.tokens) + seq.num_pending
+    if seq.num_pending and num_tokens >= seq.max_len:
         return 0
-    return len(seq.tokens) + seq.num_pending - seq.num_planned
+    return num_tokens - seq.num_planned
 
 
 def chunk_size(start: int, num_left: int, budget: int, block_size: int, first: bool) -> int:
@@ -105,6 +106,7 @@ class _Composition:
     draining: set[int] = field(default_factory=set)
 
     def compose(self) -> None:
+        size = self.config.block_size
         wanted = [(seq, num_wanted(seq)) for seq in self.running]
         for seq, num_tokens in wanted:
             if num_tokens == 1:
@@ -118,7 +120,7 @@ class _Composition:
                 continue
             if num_tokens > 1:
                 self._continue_prefill(seq)
-            elif self._fit(seq, self.ledger.no_match, 1):
+            elif seq.num_planned % size or self._fit(seq, self.ledger.no_match, 1):  # a block begun has room
                 self.ledger.add_row(seq, 1)
         self._admit(None)
 

@@ -103,7 +103,11 @@ class Runner:
         latest, self._latest = self._latest, None
         for seq in plan.released:
             self._adapter_of.pop(self._slots.release(seq), None)
-        step = self._carry_on(latest, plan) or self._prepare_anew(plan)
+        step = self._carry_on(latest, plan)
+        if step is None:
+            if latest is not None and latest.is_carried:
+                self._slots.drawn_step[latest.pieces[0].draws.slots_L] = latest.plan.step
+            step = self._prepare_anew(plan)
         self._latest = step
         return step
 
@@ -129,7 +133,6 @@ class Runner:
             batch.block_tables_SB = block_tables(self._slots, slots_S, batch.context_lens_S, self._block_size)
             room = self._room(slots_S, batch.context_lens_S)
         assert room >= 0, "a row reaches beyond its block table"
-        self._slots.drawn_step[slots_S] = plan.step
         carried = self._bind(batch, piece.drawing.advanced(), slots_S, piece.sampled)
         return Step(plan, [carried], True, [end + 1 for end in before.ends], room)
 

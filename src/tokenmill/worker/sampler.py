@@ -12,7 +12,7 @@ tokens drawn since), so a resumed sequence continues as if it had never left.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -52,7 +52,11 @@ class Drawing:
 
     def advanced(self) -> Drawing:
         """The same for the tokens that follow."""
-        return replace(self, how=replace(self.how, position_L=self.how.position_L + 1))
+        old = self.how
+        how = SampleBatch(
+            old.temperature_L, old.top_k_L, old.top_p_L, old.min_p_L, old.seed_L, old.choice_L, old.position_L + 1
+        )
+        return Drawing(how, self.temperature_L, self.adjusted, self.adjustments, self.wanted, self.num_top)
 
     def of(self, rows: np.ndarray) -> SampleBatch:
         """The settings that some rows' requests ask for."""

@@ -1,17 +1,21 @@
-"""A step's arrays as the C structs that one call takes.
+"""A step's arrays as the bytes of the C structs that one call takes.
 
 Asking an array for its address costs more than all else here, and most arrays of a step are those of the step before:
-the last array of each place is held and its address remembered.
+the last array of each place is held, and its address and what has been checked of it go for the next step too.
 
 T tokens  S sequences  L draws
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from ..api import Draws, SampleBatch, StepBatch
-from .library import DrawsStruct, SamplingStruct, StepStruct
+from ..api import Draws, StepBatch
+from .library import DRAWS, STEP
+
+_SAMPLING = (np.float32, np.int32, np.float32, np.float32, np.uint64, np.int32, np.int32)
 
 
 class Binder:
@@ -22,48 +26,36 @@ class Binder:
         self._num_tables = num_tables
         self._logits = logits
         self._draw_scratch = draw_scratch
-        self._arrays: dict[str, np.ndarray] = {}
-        self._addresses: dict[str, int] = {}
+        self._step = _Places([np.int32] * 8)
+        self._draws = _Places([*_SAMPLING, np.int32, np.int32, np.int32])
 
-    def step(self, batch: StepBatch) -> StepStruct:
+    def step(self, batch: StepBatch) -> bytes:
+        """A tm_step."""
         num_tokens, num_seqs = len(batch.tokens_T), len(batch.context_lens_S)
+        num_rows, table_width = batch.block_tables_SB.shape
         assert len(batch.positions_T) == num_tokens, (len(batch.positions_T), num_tokens)
         assert len(batch.row_starts_S1) == num_seqs + 1, (len(batch.row_starts_S1), num_seqs)
-        assert len(batch.block_tables_SB) == num_seqs * self._num_tables, (len(batch.block_tables_SB), num_seqs)
+        assert num_rows == num_seqs * self._num_tables, (num_rows, num_seqs)
         for array in (batch.adapters_T, batch.places_T):
             assert array is None or len(array) == num_tokens, (len(array), num_tokens)
-        address = self._address
-        return StepStruct(
-            address("tokens", batch.tokens_T),
-            address("positions", batch.positions_T),
-            address("row_starts", batch.row_starts_S1),
-            address("context_lens", batch.context_lens_S),
-            address("block_tables", batch.block_tables_SB),
-            address("logit_rows", batch.logit_rows_L),
-            None if batch.adapters_T is None else address("adapters", batch.adapters_T),
-            None if batch.places_T is None else address("places", batch.places_T),
-            num_tokens,
-            num_seqs,
-            batch.block_tables_SB.shape[1],
-            len(batch.logit_rows_L),
+        addresses = self._step.addresses(
+            (
+                batch.tokens_T,
+                batch.positions_T,
+                batch.row_starts_S1,
+                batch.context_lens_S,
+                batch.block_tables_SB,
+                batch.logit_rows_L,
+                batch.adapters_T,
+                batch.places_T,
+            )
         )
+        return STEP.pack(*addresses, num_tokens, num_seqs, table_width, len(batch.logit_rows_L))
 
-    def draws(self, draws: Draws) -> DrawsStruct:
-        assert len(draws.tokens_L) == len(draws.slots_L), (len(draws.tokens_L), len(draws.slots_L))
-        return DrawsStruct(
-            self.sampling(draws.how, len(draws.slots_L)),
-            self._address("slots", draws.slots_L),
-            self._address("drawn_now", draws.tokens_L),
-            self._address("drawn", draws.drawn),
-            self._draw_scratch,
-            len(draws.slots_L),
-            len(draws.drawn),
-            self._logits,
-        )
-
-    def sampling(self, how: SampleBatch, num_rows: int) -> SamplingStruct:
-        address = self._address
-        columns = (
+    def draws(self, draws: Draws) -> bytes:
+        """A tm_draws."""
+        how, num_rows = draws.how, len(draws.slots_L)
+        arrays = (
             how.temperature_L,
             how.top_k_L,
             how.top_p_L,
@@ -71,22 +63,32 @@ class Binder:
             how.seed_L,
             how.choice_L,
             how.position_L,
+            draws.slots_L,
+            draws.tokens_L,
         )
-        for column in columns:
-            assert len(column) == num_rows, (len(column), num_rows)
-        return SamplingStruct(
-            address("temperature", how.temperature_L, np.float32),
-            address("top_k", how.top_k_L),
-            address("top_p", how.top_p_L, np.float32),
-            address("min_p", how.min_p_L, np.float32),
-            address("seed", how.seed_L, np.uint64),
-            address("choice", how.choice_L),
-            address("position", how.position_L),
-        )
+        for array in arrays:
+            assert len(array) == num_rows, (len(array), num_rows)
+        addresses = self._draws.addresses((*arrays, draws.drawn))
+        return DRAWS.pack(*addresses, self._draw_scratch, num_rows, len(draws.drawn), self._logits, 0)
 
-    def _address(self, place: str, array: np.ndarray, dtype: type[np.generic] = np.int32) -> int:
-        if self._arrays.get(place) is not array:
-            assert array.dtype == dtype and array.flags.c_contiguous, (place, array.dtype, array.shape)
-            self._arrays[place] = array
+
+class _Places:
+    """The addresses of a fixed number of arrays, each of its own dtype; 0 for one that is not there."""
+
+    def __init__(self, dtypes: Sequence[type[np.generic]]) -> None:
+        self._dtypes = dtypes
+        self._arrays: list[np.ndarray | None] = [None] * len(dtypes)
+        self._addresses = [0] * len(dtypes)
+
+    def addresses(self, arrays: Sequence[np.ndarray | None]) -> list[int]:
+        held = self._arrays
+        for place, array in enumerate(arrays):
+            if array is held[place]:
+                continue
+            held[place] = array
+            if array is None:
+                self._addresses[place] = 0
+                continue
+            assert array.dtype == self._dtypes[place] and array.flags.c_contiguous, (place, array.dtype, array.shape)
             self._addresses[place] = array.ctypes.data
-        return self._addresses[place]
+        return self._addresses

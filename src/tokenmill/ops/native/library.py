@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import struct
 import sys
 from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
@@ -121,23 +122,6 @@ class LimitsStruct(ctypes.Structure):
     )
 
 
-class StepStruct(ctypes.Structure):
-    _fields_ = (
-        ("tokens", c_void_p),
-        ("positions", c_void_p),
-        ("row_starts", c_void_p),
-        ("context_lens", c_void_p),
-        ("block_tables", c_void_p),
-        ("logit_rows", c_void_p),
-        ("adapters", c_void_p),
-        ("places", c_void_p),
-        ("num_tokens", c_int32),
-        ("num_seqs", c_int32),
-        ("table_width", c_int32),
-        ("num_logit_rows", c_int32),
-    )
-
-
 class SamplingStruct(ctypes.Structure):
     _fields_ = (
         ("temperature", c_void_p),
@@ -150,19 +134,12 @@ class SamplingStruct(ctypes.Structure):
     )
 
 
-class DrawsStruct(ctypes.Structure):
-    _fields_ = (
-        ("how", SamplingStruct),
-        ("slots", c_void_p),
-        ("tokens", c_void_p),
-        ("drawn", c_void_p),
-        ("scratch", c_void_p),
-        ("num_rows", c_int32),
-        ("num_slots", c_int32),
-        ("logits", c_int32),
-        ("reserved", c_int32),
-    )
+STEP = struct.Struct("8P4i")
+"""tm_step: tokens, positions, row_starts, context_lens, block_tables, logit_rows, adapters, places; num_tokens,
+num_seqs, table_width, num_logit_rows. Packed as bytes, because one is made for every step."""
 
+DRAWS = struct.Struct("11P4i")
+"""tm_draws: the seven columns of tm_sampling, slots, tokens, drawn, scratch; num_rows, num_slots, logits, reserved."""
 
 _SIGNATURES = {
     "tm_abi_version": (c_int32, ()),

@@ -100,16 +100,13 @@ class NativeProgram:
     def bind(self, batch: StepBatch, draws: Draws | None = None) -> Callable[[], np.ndarray]:
         """The call with all its pointers taken. One thread at a time may bind."""
         step = self._binder.step(batch)
-        structs: list[Any] = [step]
-        if draws is not None:
-            structs.append(self._binder.draws(draws))
-        num_rows = step.num_tokens if self._output_rows == TOKEN_ROWS else step.num_logit_rows
-        output, library = self._output[:num_rows], self._library
-        pointers = [ctypes.byref(struct) for struct in structs] + [None] * (2 - len(structs))
+        drawing = None if draws is None else self._binder.draws(draws)
+        output = self._output[: len(batch.tokens_T) if self._output_rows == TOKEN_ROWS else len(batch.logit_rows_L)]
+        run = self._library.tm_program_run
 
         def call(_keep: Any = (batch, draws)) -> np.ndarray:
             assert self._program is not None, "the program is closed"
-            check(library, library.tm_program_run(self._program, *pointers) == 0)
+            check(self._library, run(self._program, step, drawing) == 0)
             return output
 
         return call
