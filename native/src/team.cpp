@@ -1,6 +1,7 @@
-// See team.h. The only shared words are the ticket (phase number and units left), the count of unfinished units and
-// the counts of sleepers. A claim is a compare-and-swap on the ticket, so a late thread can never take a unit of a phase
-// other than the one it looked at; the thread that holds a unit keeps its phase alive.
+// See team.h. The only shared words are the ticket (phase number and units left), the count of unfinished units, how far
+// each thread's run of units is taken, and the counts of sleepers. A claim is a compare-and-swap on the ticket, so a late
+// thread can never take a unit of a phase other than the one it looked at; the thread that holds a claim keeps its phase,
+// and so its runs, alive.
 #include "team.h"
 
 #include <chrono>
@@ -28,7 +29,7 @@ inline uint32_t left_of(uint64_t ticket) { return static_cast<uint32_t>(ticket);
 
 }  // namespace
 
-Team::Team(int num_threads) {
+Team::Team(int num_threads) : runs_(new Run[num_threads]) {
   for (int i = 1; i < num_threads; i++) workers_.emplace_back([this, i] { participate(i); });
 }
 
@@ -42,7 +43,11 @@ Team::~Team() {
 }
 
 void Team::publish(int num_units) {
-  num_units_ = num_units;
+  const int threads = num_threads();
+  for (int t = 0; t < threads; t++) {
+    runs_[t].taken.store(static_cast<int>(static_cast<int64_t>(num_units) * t / threads), std::memory_order_relaxed);
+    runs_[t].end = static_cast<int>(static_cast<int64_t>(num_units) * (t + 1) / threads);
+  }
   unfinished_.store(num_units, std::memory_order_relaxed);
   const uint32_t phase = phase_of(ticket_.load(std::memory_order_relaxed)) + 1;
   if (num_units == 0) finished_phase_.store(phase, std::memory_order_relaxed);
@@ -58,6 +63,17 @@ void Team::publish(int num_units) {
   }
 }
 
+// For a thread that holds a claim: there are as many claims as units, so it finds one.
+int Team::next_unit(int thread) {
+  const int threads = num_threads();
+  for (int turn = thread;; turn = turn + 1 == threads ? 0 : turn + 1) {
+    Run& run = runs_[turn];
+    if (run.taken.load(std::memory_order_relaxed) >= run.end) continue;
+    const int unit = run.taken.fetch_add(1, std::memory_order_relaxed);
+    if (unit < run.end) return unit;
+  }
+}
+
 void Team::advance() { publish(job_->next_phase()); }
 
 // Claim and run units: a worker until the team stops, the caller of run until its job has ended.
@@ -66,7 +82,7 @@ void Team::participate(int thread) {
     uint64_t ticket = ticket_.load(std::memory_order_acquire);
     if (left_of(ticket) > 0) {
       if (!ticket_.compare_exchange_weak(ticket, ticket - 1, std::memory_order_acq_rel)) continue;
-      job_->run_unit(num_units_ - static_cast<int>(left_of(ticket)), thread);
+      job_->run_unit(next_unit(thread), thread);
       if (unfinished_.fetch_sub(1, std::memory_order_acq_rel) == 1) advance();
       continue;
     }

@@ -3,10 +3,14 @@
 // A phase is a number of independent units. Threads claim units one by one; whoever finishes the last unit of a phase
 // prepares the next one (running small ones on the spot), so a phase waits for its units, never for a thread: a worker
 // that the system has descheduled holds nobody up. Waiting threads spin for some microseconds, then sleep.
+//
+// Each thread begins with a run of units of its own and helps with the others' runs after that. So phases of equal shape
+// give a thread neighbouring units, and mostly those that touch what is in its caches.
 #pragma once
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -54,7 +58,14 @@ class Team {
   void participate(int thread);
   void advance();
   void publish(int num_units);
+  int next_unit(int thread);
   void wait_for_change(uint64_t seen, bool is_caller);
+
+  // The units [taken, end) of a thread's run are left.
+  struct alignas(64) Run {
+    std::atomic<int> taken{0};
+    int end = 0;
+  };
 
   // High half: phase number. Low half: units not yet claimed.
   alignas(64) std::atomic<uint64_t> ticket_{0};
@@ -64,7 +75,7 @@ class Team {
   std::atomic<uint32_t> finished_phase_{0};  // the phase number that announced the end of the latest job
   std::atomic<bool> stopping_{false};
   Job* job_ = nullptr;
-  int num_units_ = 0;
+  std::unique_ptr<Run[]> runs_;  // of each thread
   std::mutex mutex_;
   std::condition_variable workers_wake_, caller_wakes_;
   std::vector<std::thread> workers_;
