@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from ops_cases import raw_tensor
 
-from tokenmill.core.block import KVGroup
+from tokenmill.core.block import KVGroup, num_hidden_blocks
 from tokenmill.ops.api import HeadGeometry, StepBatch, StepLimits
 from tokenmill.ops.native import NativeOps, available
 from tokenmill.ops.native.library import available_isas
@@ -80,6 +80,7 @@ class Attention:
             pool.view(np.uint16).flat[:] = values.view(np.uint32) >> 16
         else:
             pool.view({"f16": np.float16, "f32": np.float32}[dtype]).flat[:] = values
+        self.pool = pool
         table = ops.pack([raw_tensor(rng, "f32", NUM_INPUTS, heads.width)])
         kv = ops.bind_kv(pool, group)
 
@@ -131,6 +132,26 @@ def test_shared_blocks_give_solo_bits(teams: dict[int, NativeOps], mix: str, win
     alone = Attention(teams[1], heads, 16, window)
     for num_threads, ops in teams.items():
         _differences(Attention(ops, heads, 16, window), alone, branches, 16, (num_threads,))
+
+
+@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("block_size", [16, 5])
+@pytest.mark.parametrize("window", [3, 16, 300])
+def test_nothing_is_read_behind_a_window(teams: dict[int, NativeOps], mix: str, block_size: int, window: int) -> None:
+    """Entries that no row sees name a block of NaN, for some sequences: bits are those of whole tables."""
+    heads, branches, rng = HeadGeometry(9, 3, 64), MIXES[mix], np.random.default_rng(8)
+    attention = Attention(teams[2], heads, block_size, window)
+    tables = _tables(branches, block_size, rng)
+    tokens = [rng.integers(0, NUM_INPUTS, branch.rows).astype(np.int32) for branch in branches]
+    expected = attention(branches, tables, tokens)
+    nowhere = len(attention.pool) - 1
+    assert nowhere > max(table.max() for table in tables)
+    attention.pool[nowhere].view(np.float16)[:] = np.nan
+    for s, (branch, table) in enumerate(zip(branches, tables, strict=True)):
+        if s % 2 == 0:
+            table[: num_hidden_blocks(branch.length - branch.rows, window, block_size)] = nowhere
+    for got, whole in zip(attention(branches, tables, tokens), expected, strict=True):
+        assert np.isfinite(whole).all() and np.array_equal(got, whole)
 
 
 @pytest.mark.parametrize("block_size", [32, 5, 1])
