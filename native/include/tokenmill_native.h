@@ -66,6 +66,9 @@ typedef struct {
   const tm_part* parts;
 } tm_weight;
 
+/* How a KV pool stores values; int8 codes have a scale for each token and head. */
+enum tm_kv_type { TM_KV_F32 = 0, TM_KV_F16 = 1, TM_KV_BF16 = 2, TM_KV_INT8 = 3 };
+
 typedef struct {
   uint8_t* pool;
   int64_t num_blocks, bytes_per_block;

@@ -15,6 +15,8 @@ constexpr int kPanel = 12;    // activation rows stored next to each other, grou
 constexpr int kSpan = 256;    // positions of one attention span
 constexpr int kMaxTile = 12;  // query vectors of one attention tile
 constexpr int kMaxHeadDim = 512;
+constexpr int kPlaneDepth = 256;  // products of int8 that stay below 2^22 in sum
+constexpr int kQueryStarts = 2 * kMaxHeadDim / kPlaneDepth;
 
 enum Activation : int { kSilu = 0, kGelu = 1, kGeluErf = 2 };
 
@@ -26,6 +28,9 @@ enum Kind : int32_t {
   kF32 = 0, kF16 = 1, kBF16 = 2, kQ4_0 = 3, kQ4_1 = 4, kQ8_0 = 5, kQ8_M = 6, kQ8_H = 7, kQ8_HM = 8,
   kQ6_H = 9, kNumKinds = 10
 };
+
+// How a KV pool stores values: kF32, kF16, kBF16, or int8 codes with a scale for each token and head.
+constexpr int kInt8 = 3;
 
 static inline bool is_quantised(int32_t kind) { return kind >= kQ4_0; }
 
@@ -82,14 +87,27 @@ struct LinearArgs {
   int64_t ld_residual;
 };
 
+// Query vectors as codes, to meet int8 keys: x = scale * (128 * high + low), the two planes being int8.
+struct QueryCodes {
+  const int8_t* planes;   // [head_dim / 4][queries][high, low][4 channels], zeros behind the last channel
+  const float* scales;    // [queries]
+  const int32_t* starts;  // [queries][channels 0..255, 256..511][high, low]: where a sum with codes + 128 starts
+};
+
 // One span of keys for up to 12 query vectors (rows x heads that share a KV head).
+//
+// int8: 16 keys are [head_dim / 4] times [16 keys][4 channels], each a code + 128, k_stride bytes from one to the next;
+// 16 values are [4] times [head_dim][4 tokens], each a code.
 struct SpanArgs {
-  int dtype;             // KV storage: kF16, kBF16 or kF32
+  int dtype;             // KV storage: kF16, kBF16, kF32 or kInt8
   int num_queries, head_dim;
-  const float* q;        // [head_dim][num_queries]
+  const float* q;        // [head_dim][num_queries]; not for int8
+  QueryCodes codes;      // for int8
   const void* k_chunks[kSpan / kLanes];  // 16 keys each: channel d at element d * k_stride
   int64_t k_stride;
   const void* v_chunks[kSpan / kLanes];  // the same 16 tokens: channel c of token i at element i * head_dim + c
+  const float* k_scales[kSpan / kLanes];  // int8: of 16 keys each, and of the values
+  const float* v_scales[kSpan / kLanes];
   int first_key[kMaxTile];  // keys before it are behind the query's window
   int num_keys[kMaxTile];  // end of the query's keys in this span; 0 leaves its outputs alone
   float scale;
@@ -116,6 +134,8 @@ struct Kernels {
   void (*rope_head)(const float* x, const float* cos_sin, int head_dim, float* out);
   void (*store_k)(int dtype, const float* k, int head_dim, int block_size, void* slot);
   void (*store_v)(int dtype, const float* v, int head_dim, void* slot);
+  void (*store_codes)(const float* x, int head_dim, int zero, int64_t step4, int64_t step1, uint8_t* codes, float* scale);
+  void (*split_query)(const float* q, int head_dim, int64_t step4, int8_t* planes, float* scale, int32_t* starts);
   void (*attend_span)(const SpanArgs*);
   void (*merge_span)(float* max, float* sum, float* acc, const float* span_max, const float* span_sum,
                      const float* span_acc, int num_queries, int head_dim);

@@ -44,6 +44,8 @@ inline I iadd(I x, I y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x
 inline I imax(I x, I y) { return {_mm256_max_epi32(x.a, y.a), _mm256_max_epi32(x.b, y.b)}; }
 inline I isub(I x, I y) { return {_mm256_sub_epi32(x.a, y.a), _mm256_sub_epi32(x.b, y.b)}; }
 inline I shift_left_23(I x) { return {_mm256_slli_epi32(x.a, 23), _mm256_slli_epi32(x.b, 23)}; }
+inline I shift_right_7(I a) { return {_mm256_srli_epi32(a.a, 7), _mm256_srli_epi32(a.b, 7)}; }
+inline I bit_and(I x, I y) { return {_mm256_and_si256(x.a, y.a), _mm256_and_si256(x.b, y.b)}; }
 inline I shift_left_15(I x) { return {_mm256_slli_epi32(x.a, 15), _mm256_slli_epi32(x.b, 15)}; }
 inline void store_int(int32_t* p, I x) {
   _mm256_storeu_si256((__m256i*)p, x.a);
@@ -52,10 +54,11 @@ inline void store_int(int32_t* p, I x) {
 inline I load_int(const int32_t* p) {
   return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 8))};
 }
-// For values within int8, which saturation leaves alone.
 inline void store_low_bytes(int8_t* p, I x) {
-  const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xd8);
-  const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+  const __m256i low = _mm256_set1_epi32(255);
+  const __m256i packed = _mm256_packus_epi32(_mm256_and_si256(x.a, low), _mm256_and_si256(x.b, low));
+  const __m256i words = _mm256_permute4x64_epi64(packed, 0xd8);
+  const __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
   _mm_storeu_si128((__m128i*)p, bytes);
 }
 inline I select_gt(F x, F y, I p, I q) {
@@ -149,31 +152,33 @@ inline LF las_float(LI a) { return _mm256_castsi256_ps(a); }
 inline LB load_bytes(const uint8_t* p) { return _mm256_loadu_si256((const __m256i*)p); }
 inline LB low_nibbles(LB a) { return _mm256_and_si256(a, _mm256_set1_epi8(15)); }
 inline LB high_nibbles(LB a) { return _mm256_and_si256(_mm256_srli_epi16(a, 4), _mm256_set1_epi8(15)); }
-inline __m256i broadcast4(const int8_t* x) {
+inline LB broadcast4(const int8_t* x) {
   int32_t word;
   memcpy(&word, x, 4);
   return _mm256_set1_epi32(word);
 }
 #if defined(TM_AVX_VNNI)
-inline LI dot4_u8(LI acc, LB w, const int8_t* x) {
-  asm("%{vex%} vpdpbusd %2, %1, %0" : "+x"(acc) : "x"(w), "x"(broadcast4(x)));
+inline LI dot4_u8(LI acc, LB w, LB x) {
+  asm("%{vex%} vpdpbusd %2, %1, %0" : "+x"(acc) : "x"(w), "x"(x));
   return acc;
 }
+inline LI dot4_u8(LI acc, LB w, const int8_t* x) { return dot4_u8(acc, w, broadcast4(x)); }
+inline LI dot4_u7(LI acc, LB w, LB x) { return dot4_u8(acc, w, x); }
 inline LI dot4_u4(LI acc, LB w, const int8_t* x) { return dot4_u8(acc, w, x); }
 #else
-// Codes up to 15: a 16-bit pair sum is at most 15 * 127 * 2 = 3810, so vpmaddubsw cannot saturate.
-inline LI dot4_u4(LI acc, LB w, const int8_t* x) {
-  const __m256i pairs = _mm256_maddubs_epi16(w, broadcast4(x));
-  return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+// Codes up to 127: a 16-bit pair sum is at most 127 * 128 * 2 = 32512, so vpmaddubsw cannot saturate.
+inline LI dot4_u7(LI acc, LB w, LB x) {
+  return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1)));
 }
+inline LI dot4_u4(LI acc, LB w, const int8_t* x) { return dot4_u7(acc, w, broadcast4(x)); }
 // Codes up to 255 could saturate it, so even and odd bytes are widened to 16 bits and summed in 32.
-inline LI dot4_u8(LI acc, LB w, const int8_t* x) {
-  const __m256i wide = broadcast4(x);
+inline LI dot4_u8(LI acc, LB w, LB wide) {
   const __m256i even = _mm256_madd_epi16(_mm256_and_si256(w, _mm256_set1_epi16(255)),
                                          _mm256_srai_epi16(_mm256_slli_epi16(wide, 8), 8));
   const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(w, 8), _mm256_srai_epi16(wide, 8));
   return _mm256_add_epi32(acc, _mm256_add_epi32(even, odd));
 }
+inline LI dot4_u8(LI acc, LB w, const int8_t* x) { return dot4_u8(acc, w, broadcast4(x)); }
 #endif
 inline LB add_upper_bits(LB nibbles, LB upper, int b) {
   const __m256i placed = b < 2 ? _mm256_slli_epi16(upper, 4 - 2 * b) : _mm256_srli_epi16(upper, 2 * b - 4);

@@ -38,6 +38,8 @@ inline I iadd(I a, I b) { return _mm512_add_epi32(a, b); }
 inline I imax(I a, I b) { return _mm512_max_epi32(a, b); }
 inline I isub(I a, I b) { return _mm512_sub_epi32(a, b); }
 inline I shift_left_23(I a) { return _mm512_slli_epi32(a, 23); }
+inline I shift_right_7(I a) { return _mm512_srli_epi32(a, 7); }
+inline I bit_and(I a, I b) { return _mm512_and_si512(a, b); }
 inline I shift_left_15(I a) { return _mm512_slli_epi32(a, 15); }
 inline void store_int(int32_t* p, I a) { _mm512_storeu_si512(p, a); }
 inline I load_int(const int32_t* p) { return _mm512_loadu_si512(p); }
@@ -130,6 +132,16 @@ inline LI dot4_u8(LI acc, LB w, const int8_t* x) {
   return acc;
 }
 inline LI dot4_u4(LI acc, LB w, const int8_t* x) { return dot4_u8(acc, w, x); }
+inline LB broadcast4(const int8_t* x) {
+  int32_t word;
+  memcpy(&word, x, 4);
+  return _mm512_set1_epi32(word);
+}
+inline LI dot4_u8(LI acc, LB w, LB x) {
+  asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(w), "v"(x));
+  return acc;
+}
+inline LI dot4_u7(LI acc, LB w, LB x) { return dot4_u8(acc, w, x); }
 inline LB add_upper_bits(LB nibbles, LB upper, int b) {
   const __m512i placed = b < 2 ? _mm512_slli_epi16(upper, 4 - 2 * b) : _mm512_srli_epi16(upper, 2 * b - 4);
   return _mm512_ternarylogic_epi32(nibbles, placed, _mm512_set1_epi8(0x30), 0xf8);  // nibbles | (placed & 0x30)

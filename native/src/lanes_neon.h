@@ -61,6 +61,9 @@ inline I isub(I x, I y) { return TM_EACH2(vsubq_s32, x, y); }
 inline I shift_left_23(I x) {
   return {vshlq_n_s32(x.a, 23), vshlq_n_s32(x.b, 23), vshlq_n_s32(x.c, 23), vshlq_n_s32(x.d, 23)};
 }
+inline int32x4_t right7(int32x4_t x) { return vreinterpretq_s32_u32(vshrq_n_u32(vreinterpretq_u32_s32(x), 7)); }
+inline I shift_right_7(I x) { return TM_EACH1(right7, x); }
+inline I bit_and(I x, I y) { return TM_EACH2(vandq_s32, x, y); }
 inline I shift_left_15(I x) {
   return {vshlq_n_s32(x.a, 15), vshlq_n_s32(x.b, 15), vshlq_n_s32(x.c, 15), vshlq_n_s32(x.d, 15)};
 }
@@ -139,26 +142,32 @@ inline int8x16_t broadcast16(const int8_t* x) {
   memcpy(&word, x, 4);
   return vreinterpretq_s8_s32(vdupq_n_s32(word));
 }
+inline LB broadcast4(const int8_t* x) {
+  const uint8x16_t wide = vreinterpretq_u8_s8(broadcast16(x));
+  return {wide, wide};
+}
+inline int8x16_t with_sign(uint8x16_t x) { return vreinterpretq_s8_u8(x); }
 #if defined(TM_NEON_I8MM)
-inline LI dot4_u8(LI acc, LB w, const int8_t* x) {
-  const int8x16_t wide = broadcast16(x);
-  return {vusdotq_s32(acc.a, w.a, wide), vusdotq_s32(acc.b, w.b, wide)};
+inline LI dot4_u8(LI acc, LB w, LB x) {
+  return {vusdotq_s32(acc.a, w.a, with_sign(x.a)), vusdotq_s32(acc.b, w.b, with_sign(x.b))};
 }
 #else
 // With signed bytes only: w * x = (w - 128) * x + 128 * x, and 128 is 64 twice.
-inline LI dot4_u8(LI acc, LB w, const int8_t* x) {
-  const int8x16_t wide = broadcast16(x), some = vdupq_n_s8(64);
-  const uint8x16_t flip = vdupq_n_u8(128);
-  const int32x4_t rest = vdotq_s32(vdotq_s32(vdupq_n_s32(0), wide, some), wide, some);
-  return {vaddq_s32(vdotq_s32(acc.a, vreinterpretq_s8_u8(veorq_u8(w.a, flip)), wide), rest),
-          vaddq_s32(vdotq_s32(acc.b, vreinterpretq_s8_u8(veorq_u8(w.b, flip)), wide), rest)};
+inline int32x4_t dot16_u8(int32x4_t acc, uint8x16_t w, int8x16_t x) {
+  const int8x16_t some = vdupq_n_s8(64);
+  const int32x4_t rest = vdotq_s32(vdotq_s32(vdupq_n_s32(0), x, some), x, some);
+  return vaddq_s32(vdotq_s32(acc, with_sign(veorq_u8(w, vdupq_n_u8(128))), x), rest);
+}
+inline LI dot4_u8(LI acc, LB w, LB x) {
+  return {dot16_u8(acc.a, w.a, with_sign(x.a)), dot16_u8(acc.b, w.b, with_sign(x.b))};
 }
 #endif
-// For codes below 128, whose sign is theirs either way.
-inline LI dot4_u4(LI acc, LB w, const int8_t* x) {
-  const int8x16_t wide = broadcast16(x);
-  return {vdotq_s32(acc.a, vreinterpretq_s8_u8(w.a), wide), vdotq_s32(acc.b, vreinterpretq_s8_u8(w.b), wide)};
+// Codes below 128 have the same sign either way.
+inline LI dot4_u7(LI acc, LB w, LB x) {
+  return {vdotq_s32(acc.a, with_sign(w.a), with_sign(x.a)), vdotq_s32(acc.b, with_sign(w.b), with_sign(x.b))};
 }
+inline LI dot4_u8(LI acc, LB w, const int8_t* x) { return dot4_u8(acc, w, broadcast4(x)); }
+inline LI dot4_u4(LI acc, LB w, const int8_t* x) { return dot4_u7(acc, w, broadcast4(x)); }
 inline uint8x16_t upper16(uint8x16_t nibbles, uint8x16_t upper, int b) {
   const uint8x16_t placed = vshlq_u8(upper, vdupq_n_s8((int8_t)(4 - 2 * b)));  // to the right where that is negative
   return vorrq_u8(nibbles, vandq_u8(placed, vdupq_n_u8(0x30)));

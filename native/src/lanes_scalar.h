@@ -37,6 +37,8 @@ inline I iadd(I a, I b) { I r; TM_EACH r.v[i] = (int32_t)((uint32_t)a.v[i] + (ui
 inline I imax(I a, I b) { I r; TM_EACH r.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i]; return r; }
 inline I isub(I a, I b) { I r; TM_EACH r.v[i] = (int32_t)((uint32_t)a.v[i] - (uint32_t)b.v[i]); return r; }
 inline I shift_left_23(I a) { I r; TM_EACH r.v[i] = (int32_t)((uint32_t)a.v[i] << 23); return r; }
+inline I shift_right_7(I a) { I r; TM_EACH r.v[i] = (int32_t)((uint32_t)a.v[i] >> 7); return r; }
+inline I bit_and(I a, I b) { I r; TM_EACH r.v[i] = a.v[i] & b.v[i]; return r; }
 inline I shift_left_15(I a) { I r; TM_EACH r.v[i] = (int32_t)((uint32_t)a.v[i] << 15); return r; }
 inline void store_int(int32_t* p, I a) { TM_EACH p[i] = a.v[i]; }
 inline I load_int(const int32_t* p) { I r; TM_EACH r.v[i] = p[i]; return r; }
@@ -109,6 +111,16 @@ inline LF las_float(LI a) { return as_float(a); }
 inline LB load_bytes(const uint8_t* p) { LB r; memcpy(&r, p, 64); return r; }
 inline LB low_nibbles(LB a) { LB r; for (int i = 0; i < 64; i++) r.v[i] = a.v[i] & 15; return r; }
 inline LB high_nibbles(LB a) { LB r; for (int i = 0; i < 64; i++) r.v[i] = a.v[i] >> 4; return r; }
+// Products of unsigned and signed bytes, four to a lane; an address stands for the four bytes there in every lane.
+inline LB broadcast4(const int8_t* x) { LB r; for (int i = 0; i < 64; i++) r.v[i] = (uint8_t)x[i % 4]; return r; }
+inline LI dot4_u8(LI acc, LB w, LB x) {
+  const int8_t* s = (const int8_t*)x.v;
+  LI r;
+  TM_EACH r.v[i] = acc.v[i] + w.v[4 * i] * s[4 * i] + w.v[4 * i + 1] * s[4 * i + 1] + w.v[4 * i + 2] * s[4 * i + 2] +
+                   w.v[4 * i + 3] * s[4 * i + 3];
+  return r;
+}
+inline LI dot4_u7(LI acc, LB w, LB x) { return dot4_u8(acc, w, x); }  // for w below 128
 inline LI dot4_u8(LI acc, LB w, const int8_t* x) {
   LI r;
   TM_EACH r.v[i] = acc.v[i] + w.v[4 * i] * x[0] + w.v[4 * i + 1] * x[1] + w.v[4 * i + 2] * x[2] + w.v[4 * i + 3] * x[3];

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "kv_layout.h"
 #include "pack.h"
 
 namespace mill {
@@ -96,12 +97,11 @@ std::string Program::check_op(const tm_op& op) const {
     if (op.rows != TM_ROWS_TOKENS) return "needs token rows";
     if (op.kv != nullptr) {
       const tm_kv& kv = *op.kv;
-      const int64_t value_bytes = kv.dtype == kF32 ? 4 : 2;
       if (kv.num_kv_heads != op.num_kv_heads || kv.head_dim != op.head_dim) return "the KV pool has other heads";
       if (op.layer < 0 || op.layer >= kv.num_layers) return say("unknown layer", op.layer, kv.num_layers);
       if (kv.table < 0) return say("unknown block table", kv.table, 0);
-      if (kv.block_size < 1 || kv.dtype < kF32 || kv.dtype > kBF16) return "bad KV pool";
-      const int64_t need = 2 * value_bytes * kv.num_layers * kv.num_kv_heads * kv.head_dim * kv.block_size;
+      if (kv.block_size < 1 || kv.dtype < kF32 || kv.dtype > kInt8) return "bad KV pool";
+      const int64_t need = kv.num_layers * KVLayout(kv).layer_bytes();
       if (kv.bytes_per_block != need) return say("bytes of a KV block", kv.bytes_per_block, need);
     }
   }
@@ -446,18 +446,22 @@ void Program::write_kv_row(const Op& op, const float* qkv, int row) {
   const int sequence = row_sequence_[row];
   const int position = step_.context_lens[sequence] - (step_.row_starts[sequence + 1] - row);
   const int32_t* table = table_of(step_, kv, sequence);
-  const int64_t value_bytes = kv.dtype == kF32 ? 4 : 2;
-  const int64_t head_values = static_cast<int64_t>(kv.block_size) * kv.head_dim;
-  uint8_t* block = kv.pool + table[position / kv.block_size] * kv.bytes_per_block +
-                   2 * o.layer * kv.num_kv_heads * head_values * value_bytes;
+  const KVLayout layout(kv);
+  uint8_t* block = layout.block(o.layer, table[position / kv.block_size]);
   const int slot = position % kv.block_size;
+  const int64_t value_bytes = kv.dtype == kF32 ? 4 : 2;
   const float* k = qkv + static_cast<int64_t>(o.num_heads) * o.head_dim;
   const float* v = k + static_cast<int64_t>(o.num_kv_heads) * o.head_dim;
-  for (int head = 0; head < kv.num_kv_heads; head++) {
-    uint8_t* k_slot = block + (head * head_values + slot) * value_bytes;
-    uint8_t* v_slot = block + ((kv.num_kv_heads + head) * head_values + static_cast<int64_t>(slot) * kv.head_dim) * value_bytes;
-    kernels_->store_k(kv.dtype, k + head * o.head_dim, o.head_dim, kv.block_size, k_slot);
-    kernels_->store_v(kv.dtype, v + head * o.head_dim, o.head_dim, v_slot);
+  for (int head = 0; head < kv.num_kv_heads; head++, k += o.head_dim, v += o.head_dim) {
+    uint8_t *keys = layout.keys(block, head), *values = layout.values(block, head);
+    if (layout.is_codes()) {
+      uint8_t* v_slot = values + static_cast<int64_t>(slot / 4) * 4 * o.head_dim + slot % 4;
+      kernels_->store_codes(k, o.head_dim, 128, 4 * kv.block_size, 1, keys + 4 * slot, layout.k_scales(block, head) + slot);
+      kernels_->store_codes(v, o.head_dim, 0, 16, 4, v_slot, layout.v_scales(block, head) + slot);
+    } else {
+      kernels_->store_k(kv.dtype, k, o.head_dim, kv.block_size, keys + slot * value_bytes);
+      kernels_->store_v(kv.dtype, v, o.head_dim, values + static_cast<int64_t>(slot) * o.head_dim * value_bytes);
+    }
   }
 }
 

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "kv_layout.h"
 #include "program.h"
 
 namespace mill {
@@ -32,7 +33,7 @@ int keys_in_span(int window, int limit, int span) {
 
 // Room a thread needs: queries, their states, the results of a span, and gathered keys and values.
 int64_t Program::attention_floats(const tm_op& o) {
-  return static_cast<int64_t>(2 * kPassQueries + kMaxTile + 2 * kSpan) * o.head_dim;
+  return static_cast<int64_t>(2 * kPassQueries + kMaxTile + 2 * kSpan) * o.head_dim + kLanes;
 }
 
 // ------------------------------------------------------------------------------------------------------------ planning
@@ -263,9 +264,19 @@ void Program::run_attention(const Op& op, int unit, int thread) {
   float* const span_acc = state_acc + kPassQueries * head_dim;
   float* const gathered = span_acc + kMaxTile * head_dim;
   float state_max[kPassQueries], state_sum[kPassQueries], span_max[kMaxTile], span_sum[kMaxTile];
+  float q_scales[kPassQueries];
+  int32_t q_starts[kPassQueries * kQueryStarts];
+  const bool is_codes = o.kv->dtype == kInt8;
+  int8_t* const planes = reinterpret_cast<int8_t*>(q);
+  const int64_t plane_bytes = 8 * ceil_div(head_dim, 4);  // of one query
   for (int n = 0; n < num_queries; n++) {
     const int tile0 = n / kMaxTile * kMaxTile, count = std::min(kMaxTile, num_queries - tile0);
     const float* from = rows_of(o.in0, rows[n / heads].row) + (head0 + n % heads) * head_dim;
+    if (is_codes) {
+      kernels_->split_query(from, o.head_dim, 8 * count, planes + tile0 * plane_bytes + 8 * (n - tile0), q_scales + n,
+                            q_starts + n * kQueryStarts);
+      continue;
+    }
     float* to = q + tile0 * head_dim + (n - tile0);
     for (int64_t d = 0; d < head_dim; d++) to[d * count] = from[d];
   }
@@ -283,6 +294,7 @@ void Program::run_attention(const Op& op, int unit, int thread) {
       const SpanState to = into_state ? state : SpanState{span_max, span_sum, span_acc};
       args.num_queries = count;
       args.q = q + tile0 * head_dim;
+      args.codes = {planes + tile0 * plane_bytes, q_scales + tile0, q_starts + tile0 * kQueryStarts};
       args.max = to.max;
       args.sum = to.sum;
       args.acc = to.acc;
@@ -356,38 +368,50 @@ void Program::write_attention(const tm_op& o, int row, int head0, int num_heads,
 void Program::fill_keys(const Op& op, int sequence, int kv_head, int span, int num_keys, float* gather,
                         SpanArgs* args) const {
   const tm_kv& kv = *op.op.kv;
-  const int64_t value_bytes = kv.dtype == kF32 ? 4 : 2;
-  const int64_t head_values = static_cast<int64_t>(kv.block_size) * kv.head_dim;
+  const KVLayout layout(kv);
+  const int64_t value_bytes = layout.is_codes() ? 1 : kv.dtype == kF32 ? 4 : 2;
   const int32_t* table = table_of(step_, kv, sequence);
-  const int64_t k_offset = (2 * static_cast<int64_t>(op.op.layer) * kv.num_kv_heads + kv_head) * head_values;
-  const int64_t v_offset = k_offset + kv.num_kv_heads * head_values;
-  const bool in_place = kv.block_size % kLanes == 0;
-  const int64_t chunk_bytes = kLanes * kv.head_dim * value_bytes;
-  uint8_t* gathered = reinterpret_cast<uint8_t*>(gather);
-  args->k_stride = in_place ? kv.block_size : kLanes;
+  const int64_t key_unit = layout.is_codes() ? 4 : value_bytes;  // what lies together of one key
+  const int num_units = layout.is_codes() ? ceil_div(kv.head_dim, 4) : kv.head_dim;
+  if (kv.block_size % kLanes == 0) {
+    args->k_stride = layout.is_codes() ? 4 * kv.block_size : kv.block_size;
+    for (int chunk = 0; chunk * kLanes < num_keys; chunk++) {
+      const int first = span * kSpan + chunk * kLanes, slot = first % kv.block_size;
+      uint8_t* block = layout.block(op.op.layer, table[first / kv.block_size]);
+      args->k_chunks[chunk] = layout.keys(block, kv_head) + slot * key_unit;
+      args->v_chunks[chunk] = layout.values(block, kv_head) + static_cast<int64_t>(slot) * kv.head_dim * value_bytes;
+      args->k_scales[chunk] = layout.k_scales(block, kv_head) + slot;
+      args->v_scales[chunk] = layout.v_scales(block, kv_head) + slot;
+    }
+    return;
+  }
+  args->k_stride = layout.is_codes() ? 4 * kLanes : kLanes;
+  float* scales = gather;
+  uint8_t* to = reinterpret_cast<uint8_t*>(layout.is_codes() ? gather + 2 * kSpan : gather);
   for (int chunk = 0; chunk * kLanes < num_keys; chunk++) {
-    const int first = span * kSpan + chunk * kLanes;
-    if (in_place) {
-      const int slot = first % kv.block_size;
-      const uint8_t* block = kv.pool + table[first / kv.block_size] * kv.bytes_per_block;
-      args->k_chunks[chunk] = block + (k_offset + slot) * value_bytes;
-      args->v_chunks[chunk] = block + (v_offset + static_cast<int64_t>(slot) * kv.head_dim) * value_bytes;
-      continue;
-    }
-    uint8_t* keys = gathered + 2 * chunk * chunk_bytes;
-    uint8_t* values = keys + chunk_bytes;
-    for (int i = 0; i < kLanes && chunk * kLanes + i < num_keys; i++) {
-      const int slot = (first + i) % kv.block_size;
-      const uint8_t* block = kv.pool + table[(first + i) / kv.block_size] * kv.bytes_per_block;
-      for (int64_t d = 0; d < kv.head_dim; d++)
-        std::memcpy(keys + (d * kLanes + i) * value_bytes, block + (k_offset + d * kv.block_size + slot) * value_bytes,
-                    value_bytes);
-      std::memcpy(values + i * kv.head_dim * value_bytes,
-                  block + (v_offset + static_cast<int64_t>(slot) * kv.head_dim) * value_bytes,
-                  kv.head_dim * value_bytes);
-    }
+    uint8_t *keys = to, *values = to + kLanes * num_units * key_unit;
+    to = values + kLanes * kv.head_dim * value_bytes;
     args->k_chunks[chunk] = keys;
     args->v_chunks[chunk] = values;
+    args->k_scales[chunk] = scales;
+    args->v_scales[chunk] = scales + kLanes;
+    for (int i = 0; i < kLanes && chunk * kLanes + i < num_keys; i++) {
+      const int position = span * kSpan + chunk * kLanes + i, slot = position % kv.block_size;
+      uint8_t* block = layout.block(op.op.layer, table[position / kv.block_size]);
+      const uint8_t *from_keys = layout.keys(block, kv_head), *from_values = layout.values(block, kv_head);
+      for (int64_t d = 0; d < num_units; d++)
+        std::memcpy(keys + (d * kLanes + i) * key_unit, from_keys + (d * kv.block_size + slot) * key_unit, key_unit);
+      if (layout.is_codes()) {
+        for (int64_t c = 0; c < kv.head_dim; c++)
+          values[(i / 4 * kv.head_dim + c) * 4 + i % 4] = from_values[(slot / 4 * kv.head_dim + c) * 4 + slot % 4];
+        scales[i] = layout.k_scales(block, kv_head)[slot];
+        scales[kLanes + i] = layout.v_scales(block, kv_head)[slot];
+      } else {
+        const int64_t row_bytes = kv.head_dim * value_bytes;
+        std::memcpy(values + i * row_bytes, from_values + slot * row_bytes, row_bytes);
+      }
+    }
+    scales += 2 * kLanes;
   }
 }
 

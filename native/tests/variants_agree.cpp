@@ -79,8 +79,9 @@ class Layer {
   Layer(tm_team* team, int32_t kind, int32_t kv_dtype, int32_t activation, int window, float cap)
       : team_(team), draw_{static_cast<uint64_t>(kind) + 1}, quantised_(kind >= TM_Q4_0) {
     kv_ = {};
-    const int value_bytes = kv_dtype == TM_F32 ? 4 : 2;
-    kv_.bytes_per_block = 2 * value_bytes * kKvHeads * kHeadDim * kBlockSize;
+    const int value_bytes = kv_dtype == TM_KV_F32 ? 4 : kv_dtype == TM_KV_INT8 ? 1 : 2;
+    const int scale_bytes = kv_dtype == TM_KV_INT8 ? 4 : 0;
+    kv_.bytes_per_block = 2 * kKvHeads * kBlockSize * (value_bytes * kHeadDim + scale_bytes);
     pool_ = &bytes_.emplace_back(kBlocks * kv_.bytes_per_block);
     kv_.pool = pool_->data();
     kv_.num_blocks = kBlocks;
@@ -301,7 +302,7 @@ std::vector<uint8_t> run(const char* isa, int32_t kind) {
   if (team == nullptr) give_up(isa);
   std::vector<uint8_t> seen;
   {
-    Layer layer(team, kind, kind % 3, kind % 3, kind % 2 ? 100 : 0, kind % 4 ? 0.0f : 20.0f);
+    Layer layer(team, kind, kind % 4, kind % 3, kind % 2 ? 100 : 0, kind % 4 ? 0.0f : 20.0f);
     layer.step(287, 287, 13, 13, &seen);
     layer.step(1, 288, 2, 15, &seen);
   }

@@ -264,7 +264,9 @@ def test_mixes_on_numpy(tiny_worker):
 
 @pytest.mark.exact
 @needs_native
-@pytest.mark.parametrize("tiny_worker", [(NativeOps, "f16"), (NativeOps, "bf16")], indirect=True, ids=["f16", "bf16"])
+@pytest.mark.parametrize(
+    "tiny_worker", [(NativeOps, "f16"), (NativeOps, "bf16"), (NativeOps, "int8")], indirect=True, ids=lambda it: it[1]
+)
 def test_mixes_bit_for_bit(tiny_worker):
     """Tokens and logprobs equal to the last bit, over many small mixes."""
     run_mixes(tiny_worker, [(seed, TINY_SHAPE) for seed in range(100, 130)], exact=True)
@@ -287,7 +289,8 @@ def test_adapters_bit_for_bit(monkeypatch, tmp_path):
 
 @pytest.mark.exact
 @needs_native
-def test_real_model_bit_for_bit(smollm2):
+@pytest.mark.parametrize("kv_dtype", ["f16", "int8"])
+def test_real_model_bit_for_bit(smollm2, kv_dtype):
     """The same promise on the default model: quantised weights, longer prompts, several spans of attention."""
     worker = build_worker(
         open_checkpoint(smollm2),
@@ -297,6 +300,7 @@ def test_real_model_bit_for_bit(smollm2):
         max_num_batched_tokens=360,
         max_num_seqs=8,
         block_size=BLOCK_SIZE,
+        kv_dtype=kv_dtype,
     )
     long = {"num_requests": 4, "max_prompt": 300, "max_output": 24}
     crowded = {"num_requests": 5, "max_prompt": 50, "max_output": 40}

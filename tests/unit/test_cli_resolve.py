@@ -80,3 +80,14 @@ def test_an_impossible_wish_is_refused_by_name(options, param):
         resolve(options, MACHINE, MODEL)
     assert caught.value.param == param
     assert param.replace("_", "-") in caught.value.message
+
+
+def test_kv_dtypes_are_named_in_the_fields_words():
+    """vLLM's and llama.cpp's names mean ours; int8 says that it changes answers; others are refused with the list."""
+    for asked, kept in {"auto": "f16", "bfloat16": "bf16", "float16": "f16", "q8_0": "int8", "int8": "int8"}.items():
+        assert resolve(EngineOptions(kv_cache_dtype=asked), MACHINE, MODEL).kv_dtype == kept
+    choice = chosen(resolve(EngineOptions(kv_cache_dtype="int8"), MACHINE, MODEL), "kv_cache_dtype")
+    assert "not the same answers" in choice.reason
+    with pytest.raises(ConfigError, match="int8") as refused:
+        resolve(EngineOptions(kv_cache_dtype="fp8"), MACHINE, MODEL)
+    assert refused.value.param == "kv_cache_dtype"

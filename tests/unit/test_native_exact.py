@@ -79,8 +79,10 @@ def reference_logits(ops: NativeOps, seed: int, heads: HeadGeometry, tokens: lis
 
 
 @pytest.mark.parametrize("heads", GEOMETRIES, ids=str)
-@pytest.mark.parametrize("kinds", [UNIFORM_KINDS, MIXED_KINDS], ids=["uniform", "mixed"])
-def test_isas_threads_and_fusion_agree(heads: HeadGeometry, kinds: Any) -> None:
+@pytest.mark.parametrize(
+    ("kinds", "dtype"), [(UNIFORM_KINDS, "f16"), (MIXED_KINDS, "int8")], ids=["uniform-f16", "mixed-int8"]
+)
+def test_isas_threads_and_fusion_agree(heads: HeadGeometry, kinds: Any, dtype: str) -> None:
     """Logits and KV bytes of a mixed step are equal for every variant, one to three threads, fused or not."""
     tokens = prompts(1, [31, 270, 2])
     variants = [(isa, 1 + index % 3, index % 2 == 0) for index, isa in enumerate(available_isas())]
@@ -88,7 +90,7 @@ def test_isas_threads_and_fusion_agree(heads: HeadGeometry, kinds: Any) -> None:
     expected: tuple[np.ndarray, bytes] | None = None
     for isa, num_threads, fuse in (*variants, (widest, 2, False), (widest, 3, True)):
         ops = NativeOps(num_threads, isa, fuse)
-        runner = Runner(ops, 7, heads, [31, 270, 2], kinds=kinds)
+        runner = Runner(ops, 7, heads, [31, 270, 2], kinds=kinds, dtype=dtype)
         runner.step([(0, tokens[0][:30], 0), (1, tokens[1][:250], 0)])
         logits = runner.step([(1, tokens[1], 250), (2, tokens[2], 0), (0, tokens[0], 30)])
         assert np.isfinite(logits).all()
@@ -99,13 +101,14 @@ def test_isas_threads_and_fusion_agree(heads: HeadGeometry, kinds: Any) -> None:
         ops.close()
 
 
+@pytest.mark.parametrize("dtype", ["f16", "int8"])
 @pytest.mark.parametrize("heads", GEOMETRIES, ids=str)
-def test_chunks_do_not_matter(ops: NativeOps, heads: HeadGeometry) -> None:
+def test_chunks_do_not_matter(ops: NativeOps, heads: HeadGeometry, dtype: str) -> None:
     """A prompt run whole, in chunks, and token by token gives the same logits at every position."""
     (tokens,) = prompts(2, [530])
-    whole = reference_logits(ops, 3, heads, tokens)
+    whole = reference_logits(ops, 3, heads, tokens, dtype=dtype)
     for sizes in ([530], [1, 255, 1, 200, 73], [256, 256, 18], [7] * 76):
-        runner = Runner(ops, 3, heads, [530])
+        runner = Runner(ops, 3, heads, [530], dtype=dtype)
         start, parts = 0, []
         for size in sizes:
             end = min(530, start + size)
@@ -113,7 +116,7 @@ def test_chunks_do_not_matter(ops: NativeOps, heads: HeadGeometry) -> None:
                 parts.append(runner.step([(0, tokens[:end], start)], list(range(end - start))))
             start = end
         assert np.array_equal(np.concatenate(parts), whole), sizes
-    runner = Runner(ops, 3, heads, [530])
+    runner = Runner(ops, 3, heads, [530], dtype=dtype)
     runner.step([(0, tokens[:250], 0)])
     for end in range(251, 300):
         assert np.array_equal(runner.step([(0, tokens[:end], end - 1)])[0], whole[end - 1]), end
@@ -166,7 +169,7 @@ def test_any_batch_gives_solo_logits(ops: NativeOps, seed: int) -> None:
     heads = draw.choice(GEOMETRIES)
     how: dict[str, Any] = {
         "block_size": draw.choice((16, 16, 32, 5, 1)),
-        "dtype": draw.choice(("f16", "f16", "bf16", "f32")),
+        "dtype": draw.choice(("f16", "f16", "bf16", "f32", "int8", "int8")),
         "kinds": draw.choice((UNIFORM_KINDS, MIXED_KINDS, ("f32", "bf16", "f32", "bf16", "f16"))),
     }
     lengths = [draw.choice((1, 2, 17, 40, 255, 256, 257, 290)) for _ in range(draw.randint(1, 4))]

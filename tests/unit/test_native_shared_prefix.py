@@ -78,6 +78,11 @@ class Attention:
         values = rng.standard_normal(pool.size // group.bytes_per_value).astype(np.float32)
         if dtype == "bf16":
             pool.view(np.uint16).flat[:] = values.view(np.uint32) >> 16
+        elif dtype == "int8":
+            pool[:] = rng.integers(0, 256, pool.shape, np.uint8)
+            num_scales = 2 * heads.num_kv_heads * block_size
+            scales = rng.uniform(0.01, 0.03, (len(pool), num_scales)).astype(np.float32)
+            pool[:, -4 * num_scales :] = scales.view(np.uint8)
         else:
             pool.view({"f16": np.float16, "f32": np.float32}[dtype]).flat[:] = values
         self.pool = pool
@@ -155,7 +160,7 @@ def test_nothing_is_read_behind_a_window(teams: dict[int, NativeOps], mix: str, 
 
 
 @pytest.mark.parametrize("block_size", [32, 5, 1])
-@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+@pytest.mark.parametrize("dtype", ["bf16", "f32", "int8"])
 def test_any_block_size_and_type_shares(teams: dict[int, NativeOps], block_size: int, dtype: str) -> None:
     """Blocks that do not line up with spans share only spans whose every block agrees."""
     heads = HeadGeometry(4, 2, 32)
@@ -170,9 +175,10 @@ def test_every_variant_shares(teams: dict[int, NativeOps]) -> None:
     for isa in available_isas():
         ops = NativeOps(2, isa)
         for heads in (HeadGeometry(10, 2, 32), HeadGeometry(14, 1, 16), HeadGeometry(50, 1, 8)):
-            together, alone = (Attention(backend, heads, 16, 0) for backend in (ops, scalar))
-            for mix in ("one prefix of whole spans", "a tree"):
-                _differences(together, alone, MIXES[mix], 16, (isa, heads, mix))
+            for dtype in ("f16", "int8"):
+                together, alone = (Attention(backend, heads, 16, 0, dtype) for backend in (ops, scalar))
+                for mix in ("one prefix of whole spans", "a tree"):
+                    _differences(together, alone, MIXES[mix], 16, (isa, heads, mix, dtype))
         ops.close()
     scalar.close()
 

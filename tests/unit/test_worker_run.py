@@ -210,9 +210,10 @@ def test_numerics_id(make_worker):
     other_weights = tiny_checkpoint(kind="gguf")
     others = [
         make_worker(kv_dtype="f16"),
+        make_worker(kv_dtype="int8"),
         make_worker(block_size=16),
         make_worker(ops=ReferenceOps(exact_activations=True)),
         make_worker(other_rope),
         make_worker(other_weights),
     ]
-    assert len({base, *(worker.numerics_id for worker in others)}) == 6
+    assert len({base, *(worker.numerics_id for worker in others)}) == 7

@@ -15,7 +15,7 @@ from ..models.survey import Survey, survey
 from ..ops.native import available
 from .models import resolve_model
 from .pooling import choose_pooling
-from .resolve import MAX_NUM_SEQS, QUANTIZATIONS
+from .resolve import KV_CACHE_DTYPES, MAX_NUM_SEQS, QUANTIZATIONS
 
 _KERNELS = {
     "f32": "float32 products",
@@ -37,7 +37,7 @@ def inspect(args: argparse.Namespace) -> int:
         return 0
     checkpoint = open_checkpoint(resolve_model(args.model).path)
     quantization = None if args.quantization is None else QUANTIZATIONS[args.quantization]
-    found = survey(checkpoint, quantization=quantization)
+    found = survey(checkpoint, quantization=quantization, kv_dtype=KV_CACHE_DTYPES[args.kv_cache_dtype])
     config = found.config
     facts = _encoder_facts(config) if isinstance(config, EncoderConfig) else _decoder_facts(config)
     pooling = choose_pooling(checkpoint, "auto", None)

@@ -25,7 +25,7 @@ from ..ops.select import select_ops
 from ..worker.build import Worker, build_vector_worker, build_worker
 from .machine import MachineFacts
 from .pooling import PoolingChoice, choose_pooling
-from .resolve import EngineOptions, EngineSettings, ModelFacts, resolve
+from .resolve import BLOCK_SIZE, EngineOptions, EngineSettings, ModelFacts, kv_dtype_of, resolve
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def load_engine(
     pooling = choose_pooling(checkpoint, options.runner, options.pooling)
     if pooling is not None and options.enable_lora:
         raise ConfigError("A model that gives vectors takes no LoRA adapters.", param="enable_lora")
-    settings = resolve(options, machine, _model_facts(checkpoint, pooling))
+    settings = resolve(options, machine, _model_facts(checkpoint, pooling, options))
     ops = select_ops(settings.backend, settings.threads)
     how: dict[str, Any] = {
         "max_model_len": settings.max_model_len,
@@ -97,6 +97,7 @@ def load_engine(
         "max_num_batched_tokens": settings.max_num_batched_tokens,
         "max_num_seqs": settings.max_num_seqs,
         "block_size": settings.block_size,
+        "kv_dtype": settings.kv_dtype,
         "queue_bytes": queue_bytes,
         "cache_dir": cache_dir,
         "quantization": settings.quantization,
@@ -125,13 +126,14 @@ def load_engine(
     return Engine(config, settings, worker, describe_kernels(ops), pooling)
 
 
-def _model_facts(checkpoint: Checkpoint, pooling: PoolingChoice | None) -> ModelFacts:
+def _model_facts(checkpoint: Checkpoint, pooling: PoolingChoice | None, options: EngineOptions) -> ModelFacts:
     weights_bytes = sum(tensor.data.nbytes for tensor in checkpoint.tensors.values())
     model = config_from_checkpoint(checkpoint) if pooling is None else vector_config(checkpoint)
     advised_len = None if pooling is None else pooling.advised_len
     if isinstance(model, EncoderConfig):
         return ModelFacts(model.max_context, 0, weights_bytes, advised_len)
-    groups = kv_groups(model)
+    block_size, dtype = max(1, options.block_size or BLOCK_SIZE), kv_dtype_of(options.kv_cache_dtype)
+    groups = kv_groups(model, block_size=block_size, dtype=dtype)
     if pooling is not None or not groups[-1].window:  # Vectors are of short inputs: one pool holds all layers.
         return ModelFacts(model.max_context, sum(group.bytes_per_token for group in groups), weights_bytes, advised_len)
     return ModelFacts(

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from ..core.errors import ConfigError
 from ..core.units import parse_bytes
-from .resolve import BACKENDS, POOLINGS, QUANTIZATIONS, RUNNERS, EngineOptions
+from .resolve import BACKENDS, KV_CACHE_DTYPES, POOLINGS, QUANTIZATIONS, RUNNERS, EngineOptions
 
 DEFAULT_MODEL = "smollm2"
 
@@ -175,6 +175,13 @@ def add_shape_options(parser: argparse.ArgumentParser | argparse._ArgumentGroup)
         choices=tuple(QUANTIZATIONS),
         help="turn matrices stored in 16 or 32 bits into this at load (default: as stored; q4 is q4_1, q8 is q8_0)",
     )
+    parser.add_argument(
+        "--kv-cache-dtype",
+        choices=tuple(KV_CACHE_DTYPES),
+        default="auto",
+        metavar="TYPE",
+        help="how keys and values are kept: f16, bf16, f32, or int8 in half the memory (default: auto, which is f16)",
+    )
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
@@ -231,6 +238,7 @@ def engine_options(args: argparse.Namespace) -> EngineOptions:
         max_num_batched_tokens=args.max_num_batched_tokens,
         block_size=args.block_size,
         kv_cache_memory_bytes=args.kv_cache_memory_bytes,
+        kv_cache_dtype=args.kv_cache_dtype,
         enable_prefix_caching=args.enable_prefix_caching,
         threads=args.threads,
         backend=args.backend,

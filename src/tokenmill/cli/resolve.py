@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..core.block import KV_DTYPES
 from ..core.config import STEPS_IN_FLIGHT
 from ..core.errors import ConfigError
 from ..core.units import MiB, format_bytes
@@ -28,6 +29,16 @@ POOLINGS = ("last", "mean", "cls")
 QUANTIZATIONS = {name: name for name in ("q8_0", "q4_0", "q4_1", "f16", "bf16")} | {"q8": "q8_0", "q4": "q4_1"}
 """As asked -> as the kernels call it."""
 
+KV_CACHE_DTYPES = {
+    "auto": "f16",
+    **{name: name for name in KV_DTYPES},
+    "float16": "f16",
+    "bfloat16": "bf16",
+    "float32": "f32",
+    "q8_0": "int8",
+}
+"""As asked, in our words, vLLM's or llama.cpp's -> the KV pool's."""
+
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
@@ -38,6 +49,7 @@ class EngineOptions:
     max_num_batched_tokens: int | None = None
     block_size: int | None = None
     kv_cache_memory_bytes: int | None = None
+    kv_cache_dtype: str = "auto"
     enable_prefix_caching: bool = True
     threads: int | None = None
     backend: str = "auto"
@@ -84,6 +96,7 @@ class EngineSettings:
     num_blocks: int
     window: int
     num_window_blocks: int
+    kv_dtype: str
     enable_prefix_caching: bool
     quantization: str | None
     max_loras: int
@@ -106,6 +119,12 @@ def resolve(options: EngineOptions, machine: MachineFacts, model: ModelFacts) ->
         raise ConfigError(f"--backend must be one of {', '.join(BACKENDS)}, got {options.backend!r}.", param="backend")
     threads = given_or("threads", options.threads, machine.usable_cpus, _threads_reason(machine))
     block_size = given_or("block_size", options.block_size, BLOCK_SIZE, "default")
+    kv_dtype = kv_dtype_of(options.kv_cache_dtype)
+    if kv_dtype == "int8":
+        reason = "as asked; half the memory, not the same answers as 16 bits"
+        choices.append(Choice("kv_cache_dtype", "int8, a scale for each token and head", reason))
+    elif options.kv_cache_dtype != "auto":
+        choices.append(Choice("kv_cache_dtype", kv_dtype, "as asked"))
     pools = _pools(options, machine, model, block_size, choices)
     keeps_kv = model.kv_bytes_per_token > 0
     pool_tokens = pools.longest(block_size, model.max_context) if keeps_kv else model.max_context
@@ -159,12 +178,22 @@ def resolve(options: EngineOptions, machine: MachineFacts, model: ModelFacts) ->
         num_blocks=pools.num_blocks,
         window=pools.window,
         num_window_blocks=pools.num_window_blocks,
+        kv_dtype=kv_dtype,
         enable_prefix_caching=enable_prefix_caching,
         quantization=quantization,
         max_loras=max_loras,
         max_lora_rank=max_lora_rank,
         choices=tuple(choices),
     )
+
+
+def kv_dtype_of(asked: str) -> str:
+    """The KV pool's dtype. Raises ConfigError."""
+    if asked not in KV_CACHE_DTYPES:
+        raise ConfigError(
+            f"--kv-cache-dtype must be one of {', '.join(KV_CACHE_DTYPES)}, got {asked!r}.", param="kv_cache_dtype"
+        )
+    return KV_CACHE_DTYPES[asked]
 
 
 def _threads_reason(machine: MachineFacts) -> str:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+KV_DTYPES = ("f16", "bf16", "f32", "int8")
+
 BlockKey = bytes
 """Chained 128-bit hash of (parent key, tokens, numerics id, adapter, salt): within one KV group, equal key =
 interchangeable KV."""
@@ -51,6 +53,11 @@ class KVGroup:
     One block holds, for each layer in turn, K as [num_kv_heads, head_dim, block_size] (token innermost, so that a
     vector lane is a token) and then V as [num_kv_heads, block_size, head_dim] (channel innermost): all layers of a
     block are one contiguous range, which is what transfers and tiers move.
+
+    int8: K is [num_kv_heads, head_dim / 4, block_size, 4 channels] and V [num_kv_heads, block_size / 4, head_dim,
+    4 tokens] (fours that are not full are padded); a byte of K is code + 128, one of V the code. After them come the
+    scales, float32: of K, then of V, each [num_kv_heads, block_size]. A scale belongs to one token and head, so that it
+    is known when these are written and depends on nothing else.
     """
 
     name: str
@@ -68,11 +75,16 @@ class KVGroup:
 
     @property
     def bytes_per_value(self) -> int:
-        return {"f16": 2, "bf16": 2, "f32": 4}[self.dtype]
+        """Without scales."""
+        return {"f16": 2, "bf16": 2, "f32": 4, "int8": 1}[self.dtype]
 
     @property
     def bytes_per_layer_block(self) -> int:
-        """K and V of one layer of one block."""
+        """K and V of one layer of one block, with scales and padding."""
+        if self.dtype == "int8":
+            keys = -(-self.head_dim // 4) * 4 * self.block_size
+            values = -(-self.block_size // 4) * 4 * self.head_dim
+            return self.num_kv_heads * (keys + values + 2 * 4 * self.block_size)
         return 2 * self.num_kv_heads * self.head_dim * self.block_size * self.bytes_per_value
 
     @property

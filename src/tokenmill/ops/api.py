@@ -10,7 +10,8 @@ backend of the exact family must keep, so that a token's value never depends on 
   half to even); groups of 32 are walked in order, one fused multiply-add each into a float32 accumulator.
 - linear, dense weight: K is walked in order, one fused multiply-add each. For bf16 weights activations are rounded to
   bf16 (below 2^-56 they, and weights, are zero), and of two neighbours in K the second is added first.
-- paged_attention: spans of 256 positions counted from 0, each softmaxed from a fresh state, merged in order.
+- paged_attention: spans of 256 positions counted from 0, each softmaxed from a fresh state, merged in order. Over int8
+  KV a backend may round queries, and in each span the weights of the values, to 15 bits.
 - add_lora: K and then r are walked in order, one fused multiply-add each, for every row by itself.
 - row sums (norms, softmax): sixteen interleaved partial sums, then a fixed tree.
 """
@@ -292,7 +293,8 @@ class Ops(Protocol):
         ...
 
     def write_kv(self, kv: Any, layer: int, qkv_TW: Array, batch: Any, heads: HeadGeometry) -> None:
-        """Store the k and v columns of every token of the step into its slot."""
+        """Store the k and v columns of every token of the step into its slot. In int8 KV, each head of a token becomes
+        codes round-half-even(x * (127 / max|x|)) with the scale max|x| / 127; below a maximum of 1e-30 all are 0."""
         ...
 
     def paged_attention(

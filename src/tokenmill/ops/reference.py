@@ -30,6 +30,7 @@ from .api import (
     StepLimits,
 )
 from .philox import PURPOSE_TOKEN, uniform
+from .reference_kv import ReferenceKV, from_stored, to_stored
 
 DENSE_KINDS = ("f32", "f16", "bf16")
 _BLOCKS = {
@@ -64,22 +65,6 @@ class ReferenceLora:
     num_cols: int
     widths: tuple[int, ...]
     changes: dict[int, list[tuple[ReferenceWeight, ReferenceWeight, np.float32] | None]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class ReferenceKV:
-    """Views of one pool per layer: K [B, G, C, s] and V [B, G, s, C], in the pool's own dtype (bf16 as uint16).
-    `table`: which of the step's block tables it goes by."""
-
-    keys: tuple[np.ndarray, ...]
-    values: tuple[np.ndarray, ...]
-    dtype: str
-    table: int
-
-    def blocks_of(self, batch: StepBatch) -> np.ndarray:
-        """int32 [S, B]: the sequences' block ids in this pool."""
-        num_seqs = len(batch.context_lens_S)
-        return batch.block_tables_SB[self.table * num_seqs : (self.table + 1) * num_seqs]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +128,7 @@ class ReferenceOps:
         assert kind in QUANTISATIONS and part.kind in DENSE_KINDS, (part.kind, kind)
         x_NK = dequantise(part)
         if kind in ("f16", "bf16"):
-            data = _to_stored(x_NK, kind).view(np.uint8)
+            data = to_stored(x_NK, kind).view(np.uint8)
             return RawTensor(kind, part.num_rows, part.num_cols, data.reshape(-1))
         x_bk = x_NK.reshape(-1, GROUP)
         least_b1, most_b1 = x_bk.min(axis=1, keepdims=True), x_bk.max(axis=1, keepdims=True)
@@ -167,16 +152,8 @@ class ReferenceOps:
         return np.ascontiguousarray(values, np.float32)
 
     def bind_kv(self, pool: np.ndarray, group: KVGroup) -> ReferenceKV:
-        num_blocks = len(pool)
-        assert pool.dtype == np.uint8 and pool.shape == (num_blocks, group.bytes_per_block), pool.shape
-        stored = {"f16": np.float16, "bf16": np.uint16, "f32": np.float32}[group.dtype]
-        shape = (num_blocks, group.num_layers, 2, group.num_kv_heads)
-        values = pool.view(stored)
-        k_BL2GCs = values.reshape(*shape, group.head_dim, group.block_size)
-        v_BL2GsC = values.reshape(*shape, group.block_size, group.head_dim)
-        layers = range(group.num_layers)
-        keys, vals = tuple(k_BL2GCs[:, n, 0] for n in layers), tuple(v_BL2GsC[:, n, 1] for n in layers)
-        return ReferenceKV(keys, vals, group.dtype, group.table)
+        assert pool.dtype == np.uint8 and pool.shape == (len(pool), group.bytes_per_block), pool.shape
+        return ReferenceKV(pool, group)
 
     def embed(self, table: ReferenceWeight, tokens_T: np.ndarray) -> Array:
         assert len(table.runs) == 1, "an embedding table is one matrix"
@@ -279,14 +256,12 @@ class ReferenceOps:
         return out_TW
 
     def write_kv(self, kv: ReferenceKV, layer: int, qkv_TW: np.ndarray, batch: StepBatch, heads: HeadGeometry) -> None:
-        keys_BGCs, values_BGsC = kv.keys[layer], kv.values[layer]
-        block_size = keys_BGCs.shape[-1]
+        block_size = kv.group.block_size
         _, k_TGC, v_TGC = _split_heads(qkv_TW, heads)
         sequence_T = np.repeat(np.arange(len(batch.context_lens_S)), np.diff(batch.row_starts_S1))
         block_T = kv.blocks_of(batch)[sequence_T, batch.positions_T // block_size]
         slot_T = batch.positions_T % block_size
-        keys_BGCs[block_T, :, :, slot_T] = _to_stored(k_TGC, kv.dtype)
-        values_BGsC[block_T, :, slot_T, :] = _to_stored(v_TGC, kv.dtype)
+        kv.write(layer, block_T, slot_T, k_TGC, v_TGC)
 
     def paged_attention(
         self,
@@ -301,22 +276,16 @@ class ReferenceOps:
         soft_cap: float = 0.0,
         causal: bool = True,
     ) -> Array:
-        keys_BGCs, values_BGsC = kv.keys[layer], kv.values[layer]
-        block_size = keys_BGCs.shape[-1]
         q_THC, _, _ = _split_heads(qkv_TW, heads)
         groups, repeat = heads.num_kv_heads, heads.num_heads // heads.num_kv_heads
         out_THC = np.empty_like(q_THC)
-        tables_SB = kv.blocks_of(batch)
+        tables_SB, block_size = kv.blocks_of(batch), kv.group.block_size
         for s, length in enumerate(batch.context_lens_S):
             first, end = batch.row_starts_S1[s], batch.row_starts_S1[s + 1]
             # Blocks that no row of the sequence sees may be anything: they are left out.
             num_hidden = num_hidden_blocks(batch.positions_T[first], window, block_size) if first < end else 0
             start = num_hidden * block_size
-            blocks = tables_SB[s, num_hidden : -(-length // block_size)]
-            k_GCP = _from_stored(keys_BGCs[blocks], kv.dtype).transpose(1, 2, 0, 3)
-            k_GCP = k_GCP.reshape(groups, heads.head_dim, -1)[..., : length - start]
-            v_GPC = _from_stored(values_BGsC[blocks], kv.dtype).transpose(1, 0, 2, 3)
-            v_GPC = v_GPC.reshape(groups, -1, heads.head_dim)[:, : length - start]
+            k_GCP, v_GPC = kv.read(layer, tables_SB[s, num_hidden : -(-length // block_size)], length - start)
             q_GrtC = q_THC[first:end].reshape(-1, groups, repeat, heads.head_dim).transpose(1, 2, 0, 3)
             scores_GrtP = (q_GrtC @ k_GCP[:, None]) * np.float32(scale)
             if soft_cap:
@@ -388,7 +357,7 @@ def dequantise(part: RawTensor) -> np.ndarray:
     if part.kind == "f16":
         return data.view("<f2").astype(np.float32).reshape(shape)
     if part.kind == "bf16":
-        return _from_stored(data.view("<u2"), "bf16").reshape(shape)
+        return from_stored(data.view("<u2"), "bf16").reshape(shape)
     assert part.kind in _BLOCKS, f"kind {part.kind} is not one that ops take"
     assert part.num_cols % GROUP == 0, f"{part.kind} rows hold whole groups of {GROUP}, got {part.num_cols} columns"
     blocks = data.view(_BLOCKS[part.kind])
@@ -411,7 +380,7 @@ def round_activations(x_TK: np.ndarray, rounding: str = "int8") -> np.ndarray:
     if rounding == "f32":
         return x_TK
     if rounding == "bf16":
-        rounded_TK = _from_stored(_to_stored(x_TK, "bf16"), "bf16")
+        rounded_TK = from_stored(to_stored(x_TK, "bf16"), "bf16")
         return np.where(np.abs(x_TK) < _SMALLEST_BF16_FACTOR, np.float32(0), rounded_TK)
     groups_TgK = x_TK.reshape(len(x_TK), x_TK.shape[1] // GROUP, GROUP)
     max_Tg1 = np.abs(groups_TgK).max(axis=-1, keepdims=True)
@@ -457,21 +426,6 @@ def _split_heads(qkv_TW: np.ndarray, heads: HeadGeometry) -> tuple[np.ndarray, n
     x_THC = qkv_TW.reshape(len(qkv_TW), -1, heads.head_dim)
     first_value = heads.num_heads + heads.num_kv_heads
     return x_THC[:, : heads.num_heads], x_THC[:, heads.num_heads : first_value], x_THC[:, first_value:]
-
-
-def _to_stored(values: np.ndarray, dtype: str) -> np.ndarray:
-    """float32 -> the pool's dtype, rounded to nearest even."""
-    if dtype == "bf16":
-        bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-    with np.errstate(over="ignore"):  # beyond float16's range is inf, as in hardware
-        return values.astype({"f16": np.float16, "f32": np.float32}[dtype])
-
-
-def _from_stored(values: np.ndarray, dtype: str) -> np.ndarray:
-    if dtype == "bf16":
-        return (values.astype(np.uint32) << 16).view(np.float32)
-    return values.astype(np.float32)
 
 
 def _keep_top(weights_V: np.ndarray, top_k: int, top_p: float) -> None:

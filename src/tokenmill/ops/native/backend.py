@@ -21,6 +21,7 @@ from ..api import BLOCK_BYTES, QUANTISATIONS, HeadGeometry, LowRank, RawTensor, 
 from .fuse import fuse
 from .library import (
     KINDS,
+    KV_TYPES,
     PROBES,
     STORED,
     KVStruct,
@@ -49,7 +50,7 @@ class NativeOps:
     """
 
     name = "native"
-    family = "native-i8g32-bf16-2"
+    family = "native-i8g32-bf16-3"
 
     def __init__(self, num_threads: int | None = None, isa: str | None = None, fuse: bool = True) -> None:
         self.num_threads = num_threads or default_num_threads()
@@ -199,7 +200,7 @@ class NativeOps:
             num_kv_heads=group.num_kv_heads,
             head_dim=group.head_dim,
             block_size=group.block_size,
-            dtype=KINDS[group.dtype],
+            dtype=KV_TYPES[group.dtype],
             table=group.table,
         )
         return NativeKV(struct, pool, group)

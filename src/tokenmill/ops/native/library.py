@@ -16,6 +16,7 @@ from pathlib import Path
 ABI_VERSION = 5
 
 KINDS = {"f32": 0, "f16": 1, "bf16": 2, "q4_0": 3, "q4_1": 4, "q8_0": 5, "q8_m": 6, "q8_h": 7, "q8_hm": 8, "q6_h": 9}
+KV_TYPES = {"f32": 0, "f16": 1, "bf16": 2, "int8": 3}
 STORED = ("q5_0", "q5_1", "q8_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "q8_k", "iq4_nl", "iq4_xs", "mxfp4", "tq2_0")
 """Block formats that the library can recode, by number."""
 PROBES = {"read": 0, "int8": 1, "f32": 2}

@@ -1,0 +1,34 @@
+// Where keys and values lie in a block of a KV pool: for each layer K of all KV heads, V of all, and for int8 the scales
+// of K and then those of V, [KV heads][block_size] floats each. See core/block.py for what the bytes mean.
+#pragma once
+#include "../include/tokenmill_native.h"
+#include "kernels.h"
+
+namespace mill {
+
+class KVLayout {
+ public:
+  explicit KVLayout(const tm_kv& kv) : kv_(kv) {
+    const int64_t size = kv.block_size, width = kv.head_dim;
+    const int64_t value_bytes = kv.dtype == kF32 ? 4 : 2;
+    k_bytes_ = is_codes() ? (width + 3) / 4 * 4 * size : width * size * value_bytes;
+    v_bytes_ = is_codes() ? (size + 3) / 4 * 4 * width : width * size * value_bytes;
+  }
+
+  bool is_codes() const { return kv_.dtype == kInt8; }
+  int64_t layer_bytes() const { return kv_.num_kv_heads * (k_bytes_ + v_bytes_ + (is_codes() ? 8 * kv_.block_size : 0)); }
+
+  uint8_t* block(int layer, int32_t id) const { return kv_.pool + id * kv_.bytes_per_block + layer * layer_bytes(); }
+  uint8_t* keys(uint8_t* block, int head) const { return block + head * k_bytes_; }
+  uint8_t* values(uint8_t* block, int head) const { return block + kv_.num_kv_heads * k_bytes_ + head * v_bytes_; }
+  float* k_scales(uint8_t* block, int head) const {
+    return reinterpret_cast<float*>(block + kv_.num_kv_heads * (k_bytes_ + v_bytes_)) + head * kv_.block_size;
+  }
+  float* v_scales(uint8_t* block, int head) const { return k_scales(block, kv_.num_kv_heads + head); }
+
+ private:
+  const tm_kv& kv_;
+  int64_t k_bytes_, v_bytes_;  // of one head
+};
+
+}  // namespace mill
