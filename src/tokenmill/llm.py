@@ -35,6 +35,7 @@ from .formats.checkpoint import open_checkpoint
 from .formats.hub import Progress, default_cache_dir, resolve_model
 from .net.clock import MonotonicClock
 from .net.entropy import new_seed
+from .net.loop import new_event_loop
 from .server.adapters import ServedAdapter
 from .server.choice import Choice, Piece
 from .server.client import EngineClient
@@ -136,7 +137,7 @@ class LLM:
         self._clock = MonotonicClock()
         self._client = EngineClient()
         self._numbers = itertools.count()
-        self._loop = asyncio.new_event_loop()
+        self._loop = new_event_loop()
         self._closing = asyncio.Event()
         started = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(started,), name="tokenmill-engine", daemon=True)

@@ -12,7 +12,7 @@ until the front end has drained it. It ends when the link does.
 
 from __future__ import annotations
 
-import asyncio
+import gc
 import json
 import os
 import signal
@@ -21,7 +21,12 @@ from pathlib import Path
 
 from ..core.errors import TokenmillError
 from ..net.lifeline import exit_when_parent_ends
+from ..net.loop import run_event_loop
 from .launch import Launch
+
+
+_SWITCH_S = 0.0002
+"""How long the event loop may keep the interpreter once the step thread wants it: then no call can start."""
 
 
 def main() -> int:
@@ -29,11 +34,12 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     launch = Launch.from_json(sys.stdin.buffer.read())
     exit_when_parent_ends(launch.lifeline_fd, grace_s=1.0)
+    sys.setswitchinterval(_SWITCH_S)
     # Standard output is the report pipe; whatever else prints goes where the front end's own messages go.
     report = os.dup(1)
     os.dup2(2, 1)
     try:
-        asyncio.run(_serve(launch))
+        run_event_loop(_serve(launch))
     except TokenmillError as error:
         os.write(report, json.dumps({"error": error.message}).encode() + b"\n")
         return 2
@@ -56,6 +62,7 @@ async def _serve(launch: Launch) -> None:
             checkpoint, launch.options, read_machine(), Path(launch.cache_dir), launch.queue_bytes, progress
         )
     checkpoint.close()
+    gc.freeze()  # what is loaded stays: the collector need not walk it again and again
     link = ZmqEngineEnd(launch.address)
     try:
         await link.send(engine.ready(launch.model))

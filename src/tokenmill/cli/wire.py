@@ -42,7 +42,7 @@ def serve(args: argparse.Namespace) -> int:
     queue_bytes = config.max_buffered_bytes + config.max_open_tokens * QUEUED_TOKEN_BYTES
     launch = Launch(str(model.path), config.model_names[0], str(default_cache_dir()), engine_options(args), queue_bytes)
     with Supervisor(launch) as supervisor:
-        from ..server.run import run_event_loop
+        from ..net.loop import run_event_loop
 
         run_event_loop(_serve(args, model, config, supervisor, started_s))
     return 0

@@ -193,15 +193,21 @@ class EngineCore:
         return outputs
 
     def stats(self) -> EngineStats:
-        pools = self._blocks.pools
+        num_free = num_cached = num_blocks = 0
+        kv_usage = 0.0
+        for pool in self._blocks.pools:
+            num_free += pool.num_free
+            num_cached += pool.num_cached
+            num_blocks += pool.num_blocks
+            kv_usage = max(kv_usage, pool.num_held / max(1, pool.num_blocks))
         return EngineStats(
             num_running=len(self._running),
             num_waiting=len(self._waiting),
-            num_free_blocks=sum(pool.num_free for pool in pools),
-            num_cached_blocks=sum(pool.num_cached for pool in pools),
-            num_held_blocks=sum(pool.num_held for pool in pools),
-            num_blocks=sum(pool.num_blocks for pool in pools),
-            kv_usage=max(pool.num_held / max(1, pool.num_blocks) for pool in pools),
+            num_free_blocks=num_free,
+            num_cached_blocks=num_cached,
+            num_held_blocks=num_blocks - num_free - num_cached,
+            num_blocks=num_blocks,
+            kv_usage=kv_usage,
             num_steps=self._num_steps,
             num_preemptions=self._num_preemptions,
             prefix_queries=self._prefix_queries,

@@ -7,8 +7,7 @@ import contextlib
 import signal
 import socket
 import threading
-from collections.abc import Callable, Coroutine, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import uvicorn
 from starlette.applications import Starlette
@@ -19,18 +18,6 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _AFTER_DRAIN_S = 5
 _FORCE_S = 1.0
 _POLL_S = 0.002
-
-
-def run_event_loop(main: Coroutine[Any, Any, None]) -> None:
-    """Run `main` on uvloop where it is installed, else on asyncio's own loop."""
-    try:
-        import uvloop
-
-        factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-    except ImportError:
-        factory = asyncio.new_event_loop
-    with asyncio.Runner(loop_factory=factory) as runner:
-        runner.run(main)
 
 
 async def serve(
