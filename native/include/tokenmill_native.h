@@ -18,7 +18,7 @@
 extern "C" {
 #endif
 
-#define TM_ABI_VERSION 5
+#define TM_ABI_VERSION 6
 
 enum tm_kind {
   TM_F32 = 0, TM_F16 = 1, TM_BF16 = 2, TM_Q4_0 = 3, TM_Q4_1 = 4, TM_Q8_0 = 5,
@@ -47,7 +47,8 @@ enum tm_code {
   TM_SOFT_CAP = 15,  /* in0; cap */
   TM_ACTIVATE = 16,  /* in0; activation; out f32 or quantised */
   TM_LORA_SHRINK = 17,/* in0 f32; lora; out f32 [num_matrices * max_rank]: scale * A x of rows that have an adapter */
-  TM_LORA_EXPAND = 18 /* in0 of the shrink, in1 = out; lora; adds B to what out holds */
+  TM_LORA_EXPAND = 18,/* in0 of the shrink, in1 = out; lora; adds B to what out holds */
+  TM_PICK = 19       /* in0 f32; order; out: column k is column order[k] of in0 */
 };
 
 enum tm_activation { TM_SILU = 0, TM_GELU = 1, TM_GELU_ERF = 2 };
@@ -111,6 +112,7 @@ typedef struct {
   int64_t vector2_rows;
   const tm_kv* kv;
   const tm_lora* lora;
+  const int32_t* order; /* [width] */
 } tm_op;
 
 typedef struct {

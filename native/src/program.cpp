@@ -189,6 +189,11 @@ std::string Program::check_op(const tm_op& op) const {
       good = op.rows == TM_ROWS_LOGITS && fits(op.in0, TM_ROWS_TOKENS, op.width, TM_FORM_F32) &&
              fits(op.out, TM_ROWS_LOGITS, op.width, TM_FORM_F32);
       break;
+    case TM_PICK:
+      good = fits(op.in0, op.rows, op.width, TM_FORM_F32) && fits(op.out, op.rows, op.width, TM_FORM_F32) &&
+             op.in0 != op.out && op.order != nullptr;
+      for (int k = 0; good && k < op.width; k++) good = op.order[k] >= 0 && op.order[k] < op.width;
+      break;
     case TM_LORA_SHRINK:
     case TM_LORA_EXPAND: return check_lora(op);
     default: return "unknown operation";
@@ -400,6 +405,12 @@ void Program::run_row(const Op& op, int row, int thread) {
     case TM_NORM_HEADS: return norm_heads_row(op, row);
     case TM_ROPE: return rope_row(op, row);
     case TM_WRITE_KV: return write_kv_row(op, rows_of(o.in0, row), row);
+    case TM_PICK: {
+      const float* from = rows_of(o.in0, row);
+      float* to = rows_of(o.out, row);
+      for (int k = 0; k < o.width; k++) to[k] = from[o.order[k]];
+      return;
+    }
     case TM_GATHER:
       std::memcpy(rows_of(o.out, row), rows_of(o.in0, step_.logit_rows[row]), static_cast<size_t>(o.width) * 4);
       return;

@@ -84,16 +84,16 @@ Folders in Hugging Face format (safetensors, one file or sharded with an index):
 |---|---|---|
 | f32, f16, bf16 | as stored | transformers |
 | GPTQ, 4 and 8 bits, any group size, v1 and v2 zeros | q4_0, q4_1, q8_0, q8_m | packed by the published layout |
-| GPTQ with act-order | f16 | packed by the published layout |
+| GPTQ with act-order | the same, columns in the order of groups | packed by the published layout |
 | AWQ, 4 bits (gemm) | q4_1 | packed by the published layout |
 | compressed-tensors pack-quantized, 4 and 8 bits | q4_0, q4_1, q8_0, q8_m | packed by the published layout |
 | compressed-tensors int-quantized (W8A8) | q8_0 | packed by the published layout |
 | compressed-tensors float-quantized (FP8) | f16 | torch's float8 |
 | fp8 with scales for squares | f16 | torch's float8 |
 
-Group sizes that are no multiple of 32 are held in f16. `--quantization` turns matrices stored in 16 or 32 bits into
-q8_0, q4_0, q4_1, f16 or bf16 at load; with 4 bits, embeddings and head get q8_0. Files cut in parts
-(`-00001-of-0000N.gguf`) load by the name of any part.
+Group sizes that are a multiple of 16 but not of 32 take q8_h or q8_hm, others f16. `--quantization` turns matrices
+stored in 16 or 32 bits into q8_0, q4_0, q4_1, f16 or bf16 at load; with 4 bits, embeddings and head get q8_0. Files cut
+in parts (`-00001-of-0000N.gguf`) load by the name of any part.
 """
 
 

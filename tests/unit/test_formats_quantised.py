@@ -15,7 +15,7 @@ from tokenmill.formats.ggml import dequantise
 from tokenmill.formats.integers import IntegerMatrix, read_quantised
 from tokenmill.formats.quantised import join_quantised
 from tokenmill.formats.tensor import BLOCK_LAYOUT, Tensor
-from tokenmill.models.repack import BLOCK_KINDS, raw_matrix
+from tokenmill.models.repack import BLOCK_KINDS, in_input_order, raw_matrix
 from tokenmill.ops.native import NativeOps, available
 from tokenmill.ops.native.library import STORED
 from tokenmill.ops.reference import dequantise as dequantise_raw
@@ -67,7 +67,8 @@ def read(parts: dict[str, Tensor], **settings):
     matrix = read_quantised(joined)
     values = matrix.values() if isinstance(matrix, IntegerMatrix) else matrix
     raw = raw_matrix(joined)
-    return values, raw.kind, dequantise_raw(raw)
+    through_blocks = dequantise_raw(raw)
+    return values, raw.kind, through_blocks if raw.order is None else through_blocks[:, np.argsort(raw.order)]
 
 
 def check(got, expected: np.ndarray, kind: str) -> None:
@@ -96,16 +97,41 @@ def test_gptq(bits: int, group: int, symmetric: bool, version: str) -> None:
     check(read(parts, quant_method="gptq", bits=bits, checkpoint_format=version), expected, kind)
 
 
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize(("group", "kinds"), [(16, ("q8_h", "q8_hm")), (8, ("f16", "f16"))])
+def test_gptq_groups_that_are_not_whole_blocks(group: int, kinds: tuple[str, str], symmetric: bool) -> None:
+    """Half blocks have scales of their own; what is smaller is multiplied out."""
+    codes, zeros, scales, expected = case(4, group, symmetric)
+    parts = folder(qweight=pack_words(codes.T, 4, 0), qzeros=pack_words(zeros.T - 1, 4, 1), scales=scales.T)
+    check(read(parts, quant_method="gptq", bits=4), expected, kinds[not symmetric])
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 def test_gptq_act_order(bits: int) -> None:
-    """Inputs of a group lie anywhere: the matrix is kept as float16."""
+    """Inputs of a group lie anywhere: columns are put in the order of groups, and the matrix says so."""
     codes, zeros, scales, _ = case(bits, 32, False)
     index = np.random.default_rng(1).permutation(np.arange(K) // 32).astype(np.int32)
     expected = (codes - zeros[:, index]) * scales.astype(np.float32)[:, index]
     parts = folder(
         qweight=pack_words(codes.T, bits, 0), qzeros=pack_words(zeros.T - 1, bits, 1), scales=scales.T, g_idx=index
     )
-    check(read(parts, quant_method="gptq", bits=bits), expected.astype(np.float32), "f16")
+    check(read(parts, quant_method="gptq", bits=bits), expected.astype(np.float32), {4: "q4_1", 8: "q8_m"}[bits])
+    (joined,) = join_quantised(parts, {"quantization_config": {"quant_method": "gptq", "bits": bits}}).values()
+    raw = raw_matrix(joined)
+    dense = in_input_order(raw)
+    assert raw.order is not None and (dense.kind, dense.order) == ("f16", None)
+    np.testing.assert_allclose(dequantise_raw(dense), expected, atol=2.0**-9 * np.abs(expected).max())
+
+
+def test_gptq_groups_of_different_sizes() -> None:
+    """Nothing is assumed of how many inputs a group has: the matrix is kept as float16."""
+    codes, zeros, scales, _ = case(4, 32, False)
+    index = np.random.default_rng(1).integers(0, K // 32, K).astype(np.int32)
+    expected = (codes - zeros[:, index]) * scales.astype(np.float32)[:, index]
+    parts = folder(
+        qweight=pack_words(codes.T, 4, 0), qzeros=pack_words(zeros.T - 1, 4, 1), scales=scales.T, g_idx=index
+    )
+    check(read(parts, quant_method="gptq", bits=4), expected.astype(np.float32), "f16")
 
 
 @pytest.mark.parametrize("group", [32, K])

@@ -9,6 +9,8 @@ import pytest
 
 from tiny import tensor, tiny_checkpoint
 from tokenmill.core.errors import BadCheckpoint
+from tokenmill.formats.integers import IntegerMatrix, read_quantised
+from tokenmill.formats.quantised import QuantisedTensor
 from tokenmill.formats.tensor import Tensor
 from tokenmill.models.config import RopeConfig, config_from_checkpoint
 from tokenmill.models.registry import load_model
@@ -92,6 +94,44 @@ def test_other_kinds_keep_their_codes():
     down = _load(checkpoint).layers[0].down.weight
     assert set(np.unique(_matrix(down))) == {0.5 * (1 - 16), 0.5 * (2 - 16)}
     assert down.runs[0][1] == "int8", "quantised weights take quantised activations"
+
+
+def test_stacked_matrices_share_their_order_or_lose_it():
+    """Act-order matrices of one order stay packed under it; where orders differ all are multiplied out."""
+    checkpoint = tiny_checkpoint()
+    rng = np.random.default_rng(4)
+    indices = [rng.permutation(np.arange(64) // 32).astype(np.int32) for _ in range(2)]
+    at = "model.layers.0."
+    wanted = {}
+
+    def stored(name: str, values: np.ndarray, kind: str) -> Tensor:
+        return Tensor(name, kind, values.shape, memoryview(values.tobytes()))
+
+    for name, num_rows, index in (
+        ("self_attn.q_proj", 64, 0), ("self_attn.k_proj", 32, 1), ("self_attn.v_proj", 32, 0),
+        ("mlp.gate_proj", 96, 1), ("mlp.up_proj", 96, 1),
+    ):  # fmt: skip
+        parts = {
+            "qweight": stored("qweight", rng.integers(-(2**31), 2**31, (8, num_rows)).astype(np.int32), "i32"),
+            "qzeros": stored("qzeros", rng.integers(-(2**31), 2**31, (2, num_rows // 8)).astype(np.int32), "i32"),
+            "scales": stored("scales", rng.uniform(0.01, 0.02, (2, num_rows)).astype(np.float16), "f16"),
+            "g_idx": stored("g_idx", indices[index], "i32"),
+        }
+        made = QuantisedTensor(
+            f"{at}{name}.weight", "i32", (num_rows, 64), parts["qweight"].data, "gptq", parts, 4, zero_offset=1
+        )
+        checkpoint.tensors[made.name] = made
+        matrix = read_quantised(made)
+        assert isinstance(matrix, IntegerMatrix) and matrix.order_K is not None
+        wanted[name] = matrix.values()
+    layer = _load(checkpoint).layers[0]
+    qkv, gate_up = layer.qkv.weight, layer.gate_up.weight
+    assert qkv.order is None and qkv.runs[0][1] == "f32"
+    expected = np.concatenate([wanted[f"self_attn.{part}_proj"] for part in "qkv"])
+    np.testing.assert_allclose(_matrix(qkv), expected, atol=2e-3)
+    assert gate_up.order is not None and gate_up.runs[0][1] == "int8"
+    expected = np.concatenate([wanted["mlp.gate_proj"], wanted["mlp.up_proj"]])
+    np.testing.assert_allclose(_matrix(gate_up), expected[:, gate_up.order], atol=2e-3)
 
 
 def test_biases_of_zeros_are_ignored():

@@ -7,6 +7,7 @@ equality.
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from ops_cases import KINDS, Sequences, TinyDecoder, activations, raw_tensor
 from tokenmill.ops.api import HeadGeometry, RawTensor, StepLimits
 from tokenmill.ops.native import NativeOps, available
 from tokenmill.ops.native.library import available_isas
+from tokenmill.ops.reference import ReferenceOps
 
 pytestmark = [
     pytest.mark.exact,
@@ -204,6 +206,30 @@ def test_rows_and_variants_of_a_linear_agree(kind: str) -> None:
                 assert np.array_equal(ops.linear(x[:count], weight), expected[:count]), (ops.isa, count)
     for ops in backends:
         ops.close()
+
+
+def test_columns_in_another_order(ops: NativeOps) -> None:
+    """A weight with an order gives the bits of one without it on inputs in that order, alone, beside a residual and
+    with its gate joined; numpy agrees on the values."""
+    rng = np.random.default_rng(13)
+    x = activations(rng, 13, 96)
+    order = rng.permutation(96).astype(np.int32)
+    plain = [raw_tensor(rng, "q4_1", 64, 96), raw_tensor(rng, "bf16", 64, 96)]
+    ordered = [replace(raw, order=order) for raw in plain]
+    down = ops.pack([raw_tensor(rng, "q8_0", 96, 64)])
+    moved = np.ascontiguousarray(x[:, order])
+    got = ops.linear(x, ops.pack(ordered))
+    assert np.array_equal(got, ops.linear(moved, ops.pack(plain)))
+    reference = ReferenceOps()
+    np.testing.assert_allclose(got, reference.linear(x, reference.pack(ordered)), atol=1e-5 * np.abs(got).max())
+
+    def ffn(inputs: np.ndarray, gate_up: RawTensor) -> np.ndarray:
+        weight = ops.pack([replace(gate_up, num_rows=64), replace(gate_up, num_rows=64)])
+        return ops._once(
+            lambda rec, batch: rec.add(x, rec.linear(rec.silu_mul(rec.linear(inputs, weight)), down)), len(x)
+        )
+
+    assert np.array_equal(ffn(x, ordered[0]), ffn(moved, plain[0]))
 
 
 def test_tiny_bf16_factors_agree() -> None:

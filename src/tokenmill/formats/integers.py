@@ -21,24 +21,27 @@ _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 @dataclass(frozen=True, slots=True)
 class IntegerMatrix:
     """weight = scale * code + minimum: int8 codes_NK, float32 scales_NG and minimums_NG (None: all zero). With 4 bits
-    codes lie in -8..7, or in 0..15 where there are minimums."""
+    codes lie in -8..7, or in 0..15 where there are minimums. order_K (None: as they come): column k belongs to input
+    order_K[k], so that groups are runs of columns."""
 
     bits: int
     codes_NK: NDArray[np.int8]
     scales_NG: NDArray[np.float32]
     minimums_NG: NDArray[np.float32] | None
+    order_K: NDArray[np.int32] | None = None
 
     def values(self) -> NDArray[np.float32]:
-        """float32 [N, K]"""
+        """float32 [N, K], columns in the order of inputs"""
         num_outputs, num_groups = self.scales_NG.shape
         values_NGk = self.codes_NK.reshape(num_outputs, num_groups, -1) * self.scales_NG[:, :, None]
         if self.minimums_NG is not None:
             values_NGk += self.minimums_NG[:, :, None]
-        return values_NGk.reshape(num_outputs, -1)
+        values_NK = values_NGk.reshape(num_outputs, -1)
+        return values_NK if self.order_K is None else values_NK[:, np.argsort(self.order_K)]
 
 
 def read_quantised(tensor: QuantisedTensor) -> IntegerMatrix | NDArray[np.float32]:
-    """An IntegerMatrix; or float32 [N, K] where groups are not runs of inputs (act-order) or codes are floats."""
+    """An IntegerMatrix; or float32 [N, K] where codes are floats, or groups are not of one size."""
     return {"gptq": _gptq, "awq": _awq, "packed": _packed, "int8": _int8, "float": _float}[tensor.layout](tensor)
 
 
@@ -106,21 +109,25 @@ def _integer_matrix(
 ) -> IntegerMatrix | NDArray[np.float32]:
     """From unsigned codes and zeros. Where every zero is the middle code there are no minimums."""
     num_inputs, num_groups = codes_NK.shape[1], scales_NG.shape[1]
+    order_K: NDArray[np.int32] | None = None
     if group_index is not None:
         group_of_K = np.frombuffer(group_index.data, "<i4")
         if not 0 <= group_of_K.min() <= group_of_K.max() < num_groups:
             raise BadCheckpoint(f"{group_index.name} holds an index outside the {num_groups} groups.")
-        size = num_inputs // num_groups
-        if num_inputs % num_groups or (group_of_K != np.arange(num_inputs) // size).any():
+        if (np.bincount(group_of_K, minlength=num_groups) * num_groups != num_inputs).any():
             return (codes_NK - zeros_NG[:, group_of_K]).astype(np.float32) * scales_NG[:, group_of_K]
+        if (np.diff(group_of_K) < 0).any():
+            order_K = np.argsort(group_of_K, kind="stable").astype(np.int32)
+            codes_NK = codes_NK[:, order_K]
     _check_groups(num_inputs, num_groups)
     middle = 1 << (bits - 1)
     scales_NG = np.ascontiguousarray(scales_NG, np.float32)
     if bits == 8 or (zeros_NG == middle).all():
         centred_NK = np.subtract(codes_NK, np.uint8(middle), order="C").view(np.int8)
         minimums_NG = (middle - zeros_NG) * scales_NG
-        return IntegerMatrix(bits, centred_NK, scales_NG, minimums_NG if minimums_NG.any() else None)
-    return IntegerMatrix(bits, np.ascontiguousarray(codes_NK).view(np.int8), scales_NG, -zeros_NG * scales_NG)
+        return IntegerMatrix(bits, centred_NK, scales_NG, minimums_NG if minimums_NG.any() else None, order_K)
+    codes_i8 = np.ascontiguousarray(codes_NK).view(np.int8)
+    return IntegerMatrix(bits, codes_i8, scales_NG, -zeros_NG * scales_NG, order_K)
 
 
 def _check_groups(num_inputs: int, num_groups: int) -> None:

@@ -18,7 +18,10 @@ more than float16's own precision (it is far below the matrix's largest), the ma
     4-bit integers, groups of 32 n            q4_0 or q4_1   scales of other types, and minimums, are rounded
     8-bit integers, groups of 32 n            q8_0 or q8_m   scales of other types, and minimums, are rounded
     the same, groups of 16 n                  q8_h or q8_hm  scales of other types, and minimums, are rounded
-    act-order, 8-bit floats, other groups     f16            values are rounded
+    8-bit floats, other groups                f16            values are rounded
+
+With act-order columns are put in the order of their groups, and the matrix says which input each belongs to; matrices
+that are stacked but have different orders become f16.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ from ..formats.integers import IntegerMatrix, read_quantised
 from ..formats.quantised import QuantisedTensor
 from ..formats.tensor import BLOCK_LAYOUT, Tensor
 from ..ops.api import BLOCK_BYTES, GROUP, Ops, RawTensor
+from ..ops.reference import dequantise as dequantise_raw
 
 DENSE_KINDS = frozenset({"f32", "f16", "bf16"})
 DIRECT_KINDS = DENSE_KINDS | {"q4_0", "q4_1", "q8_0"}
@@ -54,7 +58,7 @@ def raw_matrix(tensor: Tensor | QuantisedTensor, ops: Ops | None = None) -> RawT
         matrix = read_quantised(tensor)
         if isinstance(matrix, IntegerMatrix):
             return _from_integers(matrix)
-        return _dense("f16" if np.abs(matrix).max() < 65504 else "f32", matrix)
+        return _dense_from(matrix)
     if tensor.kind in DIRECT_KINDS:
         return RawTensor(tensor.kind, num_rows, num_cols, np.frombuffer(tensor.data, np.uint8))
     if tensor.kind in READERS and num_cols % GROUP == 0:
@@ -66,6 +70,13 @@ def raw_matrix(tensor: Tensor | QuantisedTensor, ops: Ops | None = None) -> RawT
     return _dense("f32", dequantise(tensor.kind, tensor.data, tensor.num_values).reshape(num_rows, num_cols))
 
 
+def in_input_order(part: RawTensor) -> RawTensor:
+    """The matrix with its columns in the order of the inputs: as float16 where they have another."""
+    if part.order is None:
+        return part
+    return _dense_from(dequantise_raw(part)[:, np.argsort(part.order)])
+
+
 def packed_kind(tensor: Tensor | QuantisedTensor) -> str:
     """The kind that `raw_matrix` is expected to give, without reading anything."""
     if not isinstance(tensor, QuantisedTensor):
@@ -73,6 +84,10 @@ def packed_kind(tensor: Tensor | QuantisedTensor) -> str:
     if tensor.layout == "float":
         return "f16"
     return "q4_0 or q4_1" if tensor.bits == 4 else "q8_0 or q8_m"
+
+
+def _dense_from(values_NK: NDArray[np.float32]) -> RawTensor:
+    return _dense("f16" if np.abs(values_NK).max() < 65504 else "f32", values_NK)
 
 
 def _dense(kind: str, values_NK: NDArray[np.float32]) -> RawTensor:
@@ -106,9 +121,9 @@ def _from_integers(matrix: IntegerMatrix) -> RawTensor:
         loss = _Loss()
         _encode(kind, matrix.codes_NK, matrix.scales_NG, matrix.minimums_NG, out, loss)
         if loss.fits():
-            return RawTensor(kind, num_rows, num_cols, out.reshape(-1))
+            return RawTensor(kind, num_rows, num_cols, out.reshape(-1), matrix.order_K)
         return _dense("f32", matrix.values())
-    return _dense("f16", matrix.values())
+    return _dense_from(matrix.values())
 
 
 class _Loss:

@@ -8,7 +8,7 @@ those of the kernels is told in repack.py.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,10 +19,10 @@ from ..formats.ggml import dequantise
 from ..formats.quantised import QuantisedTensor
 from ..formats.release import release
 from ..formats.tensor import Tensor
-from ..ops.api import BLOCK_BYTES, GROUP, Array, Ops, RawTensor, Weight
+from ..ops.api import BLOCK_BYTES, GROUP, Array, Ops, RawTensor, Weight, same_order
 from .config import ModelConfig
 from .families import GLOBAL_NAMES, LAYER_NAMES
-from .repack import DENSE_KINDS, raw_matrix
+from .repack import DENSE_KINDS, in_input_order, raw_matrix
 
 _NAMED_IN_ERRORS = 6
 
@@ -152,7 +152,10 @@ class _Loader:
         parts = stacked_roles(self._config, role)
         biased = self._config.biases.intersection(parts)
         quantization = self._quantization
-        weight = self._pack(*(self._rows(part, self._matrix(f"{at[part]}.weight", quantization)) for part in parts))
+        matrices = [self._rows(part, self._matrix(f"{at[part]}.weight", quantization)) for part in parts]
+        if not same_order(matrices):
+            matrices = [in_input_order(matrix) for matrix in matrices]
+        weight = self._pack(*matrices)
         if not biased:
             return Linear(weight, None)
         columns = [self._bias(part, f"{at[part]}.bias", f"{at[part]}.weight") for part in parts]
@@ -296,4 +299,4 @@ def half_split(part: RawTensor, num_heads: int, num_turned: int) -> RawTensor:
     rows = part.data.reshape(num_heads, -1, part.row_bytes)
     turned = rows[:, :num_turned].reshape(num_heads, -1, 2, part.row_bytes).swapaxes(1, 2)
     moved = np.concatenate([turned.reshape(num_heads, num_turned, -1), rows[:, num_turned:]], axis=1)
-    return RawTensor(part.kind, part.num_rows, part.num_cols, moved.reshape(-1))
+    return replace(part, data=moved.reshape(-1))

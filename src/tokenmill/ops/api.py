@@ -50,16 +50,26 @@ class RawTensor:
     'q8_0' (d * q, int8 codes); and for what other formats hold in 5 to 8 bits, with int8 codes too, 'q8_m' (d * q + m),
     'q8_h' (d * q, one d for each half of a block) and 'q8_hm' (d * q + m, one d and m for each half). 'q6_h' is 'q8_h'
     with codes -32..31, stored + 32: the lower 4 bits as in 'q4_0', then 8 bytes of upper bits, byte j of a half with
-    those of its values j, 4 + j, 8 + j and 12 + j from the lowest bits up."""
+    those of its values j, 4 + j, 8 + j and 12 + j from the lowest bits up.
+
+    order: int32 [K] where columns are not in the order of the inputs: column k belongs to input order[k]. Matrices that
+    are stacked have the same."""
 
     kind: str
     num_rows: int
     num_cols: int
     data: np.ndarray
+    order: np.ndarray | None = None
 
     @property
     def row_bytes(self) -> int:
         return self.data.size // self.num_rows
+
+
+def same_order(parts: Sequence[RawTensor]) -> bool:
+    """Whether the columns of matrices that are to be stacked are in one order."""
+    orders = [None if part.order is None else part.order.tobytes() for part in parts]
+    return all(order == orders[0] for order in orders)
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +250,7 @@ class Ops(Protocol):
         ...
 
     def linear(self, x_TK: Array, weight: Any) -> Array:
-        """[T, N] = x @ weight.T"""
+        """[T, N] = x @ weight.T, x in the order of the weight's columns"""
         ...
 
     def lora_table(self, num_slots: int, max_rank: int, num_cols: int, widths: Sequence[int]) -> Any:

@@ -28,6 +28,7 @@ from .api import (
     SampleBatch,
     StepBatch,
     StepLimits,
+    same_order,
 )
 from .philox import PURPOSE_TOKEN, uniform
 from .reference_kv import ReferenceKV, from_stored, to_stored
@@ -54,6 +55,7 @@ class ReferenceWeight:
     num_rows: int
     num_cols: int
     num_bytes: int
+    order: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,7 @@ class ReferenceOps:
     def pack(self, parts: Sequence[RawTensor]) -> ReferenceWeight:
         num_cols = parts[0].num_cols
         assert all(part.num_cols == num_cols for part in parts), [part.num_cols for part in parts]
+        assert same_order(parts), "columns in different orders"
         values_NK = np.empty((sum(part.num_rows for part in parts), num_cols), np.float32)
         runs: list[tuple[int, int, str]] = []  # first row, end row, activations
         end = 0
@@ -122,7 +125,7 @@ class ReferenceOps:
                 first = runs.pop()[0]
             runs.append((first, end, rounding))
         views = tuple((values_NK[first:end], rounding) for first, end, rounding in runs)
-        return ReferenceWeight(views, len(values_NK), num_cols, values_NK.nbytes)
+        return ReferenceWeight(views, len(values_NK), num_cols, values_NK.nbytes, parts[0].order)
 
     def quantise(self, part: RawTensor, kind: str) -> RawTensor:
         assert kind in QUANTISATIONS and part.kind in DENSE_KINDS, (part.kind, kind)
@@ -164,6 +167,8 @@ class ReferenceOps:
         return x_TD / np.sqrt(mean_T1 + np.float32(eps)) * weight_D
 
     def linear(self, x_TK: np.ndarray, weight: ReferenceWeight) -> Array:
+        if weight.order is not None:
+            x_TK = x_TK[:, weight.order]
         roundings = {rounding for _, rounding in weight.runs}
         if self.exact_activations:
             inputs = dict.fromkeys(roundings, x_TK)

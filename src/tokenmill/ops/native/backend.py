@@ -17,7 +17,17 @@ from typing import Any
 import numpy as np
 
 from ...core.block import KVGroup
-from ..api import BLOCK_BYTES, QUANTISATIONS, HeadGeometry, LowRank, RawTensor, SampleBatch, StepBatch, StepLimits
+from ..api import (
+    BLOCK_BYTES,
+    QUANTISATIONS,
+    HeadGeometry,
+    LowRank,
+    RawTensor,
+    SampleBatch,
+    StepBatch,
+    StepLimits,
+    same_order,
+)
 from .fuse import fuse
 from .library import (
     KINDS,
@@ -79,6 +89,7 @@ class NativeOps:
 
     def pack(self, parts: Sequence[RawTensor]) -> NativeWeight:
         num_cols = parts[0].num_cols
+        assert same_order(parts), "columns in different orders"
         structs: list[Part] = []
         packed: list[np.ndarray] = []
         column = 0
@@ -94,6 +105,7 @@ class NativeOps:
             packed.append(data)
             column += num_rows
         array = (Part * len(structs))(*structs)
+        order = parts[0].order
         quantised = [part.kind >= _FIRST_QUANTISED for part in structs]
         return NativeWeight(
             num_rows=column,
@@ -104,6 +116,7 @@ class NativeOps:
             struct=WeightStruct(column, num_cols, len(structs), 0, array),
             parts=array,
             data=tuple(packed),
+            order=None if order is None else np.ascontiguousarray(order, np.int32),
         )
 
     def quantise(self, part: RawTensor, kind: str) -> RawTensor:

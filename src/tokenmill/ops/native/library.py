@@ -13,7 +13,7 @@ import sys
 from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
 
-ABI_VERSION = 5
+ABI_VERSION = 6
 
 KINDS = {"f32": 0, "f16": 1, "bf16": 2, "q4_0": 3, "q4_1": 4, "q8_0": 5, "q8_m": 6, "q8_h": 7, "q8_hm": 8, "q6_h": 9}
 KV_TYPES = {"f32": 0, "f16": 1, "bf16": 2, "int8": 3}
@@ -111,6 +111,7 @@ class OpStruct(ctypes.Structure):
         ("vector2_rows", c_int64),
         ("kv", POINTER(KVStruct)),
         ("lora", POINTER(LoraStruct)),
+        ("order", c_void_p),
     )
 
 

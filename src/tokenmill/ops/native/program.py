@@ -191,6 +191,8 @@ def _struct(operation: Operation, index_of: dict[Value, int]) -> OpStruct:
     if operation.vector2 is not None:
         struct.vector2 = operation.vector2.ctypes.data
         struct.vector2_rows = len(operation.vector2)
+    if operation.order is not None:
+        struct.order = operation.order.ctypes.data
     if operation.kv is not None:
         struct.kv = ctypes.pointer(operation.kv.struct)
     if operation.lora is not None:

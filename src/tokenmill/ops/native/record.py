@@ -39,6 +39,7 @@ class Code(IntEnum):
     ACTIVATE = 16
     LORA_SHRINK = 17
     LORA_EXPAND = 18
+    PICK = 19
 
 
 SILU, GELU, GELU_ERF = 0, 1, 2
@@ -49,7 +50,8 @@ F32, QUANTISED = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class NativeWeight:
-    """Packed parts and the C structs that describe them. `quantised`, `dense`: whether any part is of that kind."""
+    """Packed parts and the C structs that describe them. `quantised`, `dense`: whether any part is of that kind.
+    `order`: see RawTensor."""
 
     num_rows: int
     num_cols: int
@@ -59,6 +61,7 @@ class NativeWeight:
     struct: WeightStruct
     parts: Any  # the C array of Part
     data: tuple[np.ndarray, ...]
+    order: np.ndarray | None = None
 
     def part(self, index: int) -> Part:
         return self.parts[index]
@@ -122,6 +125,7 @@ class Operation:
     layer: int = 0
     heads: HeadGeometry | None = None
     lora: NativeLora | None = None
+    order: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +180,8 @@ class Recorder:
     def linear(self, x_TK: Any, weight: NativeWeight) -> Value:
         x = self._value(x_TK)
         assert x.width == weight.num_cols, (x.width, weight.num_cols)
+        if weight.order is not None:
+            x = self._emit(Code.PICK, x.rows, (x,), x.width, order=weight.order)
         quantised = self._quantise(x) if weight.quantised else None
         return self._emit(Code.LINEAR, x.rows, (x if weight.dense else None, quantised), weight.num_rows, weight=weight)
 
