@@ -98,7 +98,7 @@ def test_help_loads_neither_arrays_nor_the_server():
     code = (
         "import sys\nfrom tokenmill.cli import main\n"
         "try:\n    main.main(['--help'])\nexcept SystemExit as end:\n    assert end.code == 0\n"
-        "slow = {'numpy', 'starlette', 'uvicorn', 'zmq', 'msgspec', 'rich', 'tokenizers', 'asyncio'}\n"
+        "slow = {'numpy', 'starlette', 'uvicorn', 'msgspec', 'rich', 'tokenizers', 'asyncio'}\n"
         "slow &= set(sys.modules)\n"
         "assert not slow, slow\n"
     )

@@ -217,9 +217,6 @@ def test_a_broken_link_ends_the_shell_with_its_error() -> None:
         async def receive(self) -> Submit:
             raise ValueError("undecodable")
 
-        def receive_nowait(self) -> None:
-            return None
-
         async def send(self, message: object) -> None:
             raise AssertionError(message)
 

@@ -22,7 +22,6 @@ from .resolve import KV_SHARE
 PACKAGES = (
     "numpy",
     "msgspec",
-    "pyzmq",
     "starlette",
     "uvicorn",
     "uvloop",

@@ -24,7 +24,6 @@ from ..net.lifeline import exit_when_parent_ends
 from ..net.loop import run_event_loop
 from .launch import Launch
 
-
 _SWITCH_S = 0.0002
 """How long the event loop may keep the interpreter once the step thread wants it: then no call can start."""
 
@@ -51,7 +50,7 @@ async def _serve(launch: Launch) -> None:
     from ..engine.build import build_engine
     from ..formats.checkpoint import open_checkpoint
     from ..net.clock import MonotonicClock
-    from ..net.transport import ZmqEngineEnd
+    from ..net.transport import SocketEngineEnd
     from .load import load_engine
     from .machine import read_machine
     from .models import progress_bar
@@ -63,7 +62,7 @@ async def _serve(launch: Launch) -> None:
         )
     checkpoint.close()
     gc.freeze()  # what is loaded stays: the collector need not walk it again and again
-    link = ZmqEngineEnd(launch.address)
+    link = SocketEngineEnd(launch.address)
     try:
         await link.send(engine.ready(launch.model))
         await build_engine(engine.config, engine.worker.executor, link, MonotonicClock()).run()

@@ -24,7 +24,7 @@ from ..core.errors import ConfigError, TokenmillError
 from ..core.events import Ready
 from ..core.ports import FromEngine, FrontEnd, ToEngine
 from ..net.lifeline import open_lifeline
-from ..net.transport import ZmqFrontEnd, private_address
+from ..net.transport import SocketFrontEnd, private_address
 from ..server.client import EngineClient
 from .launch import Launch
 
@@ -142,7 +142,7 @@ class Supervisor:
             if self._process is None:
                 self._process = EngineProcess.start(self._launch)
             started_s = time.monotonic()
-            link = ZmqFrontEnd(self._process.address)
+            link = SocketFrontEnd(self._process.address)
             link.open()
             client.attach(_Watched(link, note), on_broken=self._process.kill)
             try:

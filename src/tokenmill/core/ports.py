@@ -3,7 +3,7 @@
 Each port has at least two real implementations:
 
     Executor   worker (native or numpy model), sim (checkable toy model)
-    Link       net (ZeroMQ between processes), engine (asyncio queues in one process, live or simulated)
+    Link       net (a Unix socket between processes), engine (asyncio queues in one process, live or simulated)
     Clock      net (monotonic), sim (virtual)
 """
 
@@ -53,8 +53,6 @@ class EngineEnd(Protocol):
     async def receive(self) -> ToEngine:
         """Next message; raises EOFError when the other side is gone."""
         ...
-
-    def receive_nowait(self) -> ToEngine | None: ...
 
     async def send(self, message: FromEngine) -> None: ...
 

@@ -20,14 +20,6 @@ class LocalEngineEnd:
             raise EOFError("the front end is gone")
         return message
 
-    def receive_nowait(self) -> ToEngine | None:
-        if self._inbound.empty():
-            return None
-        message = self._inbound.get_nowait()
-        if message is None:
-            raise EOFError("the front end is gone")
-        return message
-
     async def send(self, message: FromEngine) -> None:
         self._outbound.put_nowait(message)
 

@@ -1,14 +1,15 @@
-"""The link between two processes of one machine: a ZeroMQ PAIR socket on a Unix socket in a private folder.
+"""The link between two processes of one machine: a Unix socket in a private folder, each message behind its length.
 
-One link lives as long as one engine process: the front end binds, the engine connects, and when either end is gone the
-other's `receive` raises EOFError, after all that had arrived. A new engine gets a new link. Peer death is the kernel's
-news: it closes a dead process's socket, ZeroMQ's monitor says so, and no heartbeat is needed. (A peer that lives but
-does not move is another matter: `/health` watches the steps.)
+One link lives as long as one engine process: the front end listens for one engine, the engine connects, and when either
+end is gone the other's `receive` raises EOFError, after all that had arrived. A new engine gets a new link. Peer death
+is the kernel's news: it closes a dead process's socket, and no heartbeat is needed. (A peer that lives but does not
+move is another matter: `/health` watches the steps.)
 
-The sockets are driven from the event loop's reader callback rather than through zmq.asyncio, which costs a future and
-a poll for every message. ZeroMQ's descriptor is edge-triggered: it must be drained, and looked at again after every
-send; `_pump` does both. Queues are bounded: an end reads at most `_INBOX` messages ahead and then ZeroMQ's own high
-water marks push back until the sender waits.
+    length, 4 bytes, lowest first | message | length | message | ...
+
+The socket is driven by the event loop's reader callback, and a message is written at once by whoever sends it: one
+system call each way, and no thread between. Queues are bounded: an end reads at most `_INBOX` messages ahead, and then
+the socket's own buffer pushes back until the sender waits.
 """
 
 from __future__ import annotations
@@ -17,213 +18,244 @@ import asyncio
 import contextlib
 import os
 import shutil
+import socket
 import tempfile
 from collections import deque
 from collections.abc import Iterator
 from typing import cast
 
-import zmq
-from zmq.utils.monitor import parse_monitor_message
-
 from ..core.ports import FromEngine, ToEngine
 from .codec import decode, encode
 
-_HIGH_WATER = 1024
-_INBOX = 256
-_LINGER_MS = 500
+_INBOX = 1024
+_READ_BYTES = 1 << 16
+_RETRY_S = 0.02
+_LENGTH = 4
 _MAX_PATH = 100
 
 
 @contextlib.contextmanager
 def private_address() -> Iterator[str]:
-    """An ipc:// address in a new folder that only this user can enter; the folder goes when the context ends."""
+    """A path for a socket in a new folder that only this user can enter; the folder goes when the context ends."""
     base = tempfile.gettempdir()
     folder = tempfile.mkdtemp(prefix="tokenmill-", dir=base if len(base) < _MAX_PATH - 40 else "/tmp")
     try:
-        yield f"ipc://{folder}/link"
+        yield f"{folder}/link"
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _option(socket: zmq.Socket[bytes], option: int) -> int:
-    return cast(int, socket.get(option))
-
-
 class _Pipe:
-    """What both ends share: bytes in, bytes out, and the news that the peer has gone. One reader at a time."""
+    """What both ends share, once they are connected and before: bytes in, bytes out, and the news that the peer has
+    gone. One reader at a time."""
 
-    def __init__(self, address: str, *, binds: bool, connect_timeout_s: float) -> None:
-        assert address.startswith("ipc://"), address
-        self._address = address
-        self._binds = binds
-        self._connect_timeout_s = connect_timeout_s
+    def __init__(self) -> None:
+        self._socket: socket.socket | None = None
+        self._received = bytearray()  # the beginning of a message
         self._inbox: deque[bytes] = deque()
-        self._arrived: asyncio.Future[None] | None = None
-        self._writable: asyncio.Future[None] | None = None
-        self._connected = False
-        self._gone = False
-        self._open = False
+        self._is_reading = False
+        self._is_gone = False
+        self._waiting: set[asyncio.Future[None]] = set()
+        self._turn = asyncio.Lock()
 
-    def open(self) -> None:
-        """Bind or connect; needs a running loop. `send` and `receive` do it by themselves."""
-        if self._open or self._gone:
-            return
-        self._open = True
+    def connect(self, end: socket.socket) -> None:
+        """From now on bytes go through `end`; needs a running loop."""
+        if self._is_gone:
+            return end.close()
+        end.setblocking(False)
+        self._socket = end
         self._loop = asyncio.get_running_loop()
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.PAIR)
-        self._socket.set(zmq.SNDHWM, _HIGH_WATER)
-        self._socket.set(zmq.RCVHWM, _HIGH_WATER)
-        self._socket.set(zmq.LINGER, _LINGER_MS)
-        self._socket.set(zmq.RECONNECT_IVL, 20)
-        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
-        self._fds = (_option(self._socket, zmq.FD), _option(self._monitor, zmq.FD))
-        self._loop.add_reader(self._fds[0], self._pump)
-        self._loop.add_reader(self._fds[1], self._read_monitor)
-        if self._binds:
-            self._socket.bind(self._address)
-        else:
-            self._socket.connect(self._address)
-            self._deadline = self._loop.call_later(self._connect_timeout_s, self._give_up)
-        # Both descriptors are edge-triggered: what happened before the readers were added is looked at now.
-        self._loop.call_soon(self._read_monitor)
-
-    def close(self) -> None:
-        """Send what is queued (for at most half a second), free the socket and remove its file."""
-        self._gone = True
+        self._watch()
         self._wake()
-        if not self._open:
-            return
-        self._open = False
-        for fd in self._fds:
-            self._loop.remove_reader(fd)
-        if not self._binds:
-            self._deadline.cancel()
-        self._socket.disable_monitor()
-        self._monitor.close(linger=0)
-        self._socket.close()
-        self._context.term()
-        path = self._address.removeprefix("ipc://")
-        # The binding end usually removes its file; after a kill -9 the other end does.
-        with contextlib.suppress(OSError):
-            os.unlink(path)
-        with contextlib.suppress(OSError):
-            os.rmdir(os.path.dirname(path))
+
+    def end(self) -> None:
+        """No further byte goes either way."""
+        self._is_gone = True
+        if self._socket is not None:
+            self._watch()
+            self._loop.remove_writer(self._socket)
+            self._socket.close()
+            self._socket = None
+        self._wake()
 
     async def send(self, data: bytes) -> None:
-        self.open()
-        while not self._gone:
-            try:
-                self._socket.send(data, zmq.NOBLOCK)
-            except zmq.Again:
-                self._writable = self._loop.create_future()
-                self._pump()
-                await self._writable
-            else:
-                self._pump()
-                return
-        raise EOFError("The other end of the link is gone.")
+        """Raises EOFError when the peer is gone. Waits while nobody has connected, or reads."""
+        async with self._turn:
+            left = memoryview(len(data).to_bytes(_LENGTH, "little") + data)
+            while left:
+                if self._is_gone:
+                    raise EOFError("The other end of the link is gone.")
+                if self._socket is None:
+                    await self._change()
+                    continue
+                try:
+                    left = left[self._socket.send(left) :]
+                except BlockingIOError:
+                    self._loop.add_writer(self._socket, self._writable)
+                    await self._change()
+                except OSError as error:  # what the peer sent before it went can still be received
+                    raise EOFError("The other end of the link is gone.") from error
 
     async def receive(self) -> bytes:
-        self.open()
-        while True:
-            data = self.receive_nowait()
-            if data is not None:
-                return data
-            assert self._arrived is None, "two readers on one link"
-            self._arrived = self._loop.create_future()
-            try:
-                await self._arrived
-            finally:
-                self._arrived = None
-
-    def receive_nowait(self) -> bytes | None:
         """Raises EOFError once the peer is gone and everything that had arrived is taken."""
-        self.open()
-        if not self._inbox:
-            self._pump()
-        if self._inbox:
-            return self._inbox.popleft()
-        if self._gone:
-            raise EOFError("The other end of the link is gone.")
-        return None
+        while not self._inbox:
+            if self._is_gone:
+                raise EOFError("The other end of the link is gone.")
+            await self._change()
+        data = self._inbox.popleft()
+        self._watch()
+        return data
 
-    def _pump(self) -> None:
-        """Move what has arrived into the inbox, and wake whom it concerns."""
-        if not self._open:
+    def _watch(self) -> None:
+        """Read on where there is room; else leave to the socket what comes."""
+        wants = not self._is_gone and len(self._inbox) < _INBOX
+        if self._socket is not None and wants != self._is_reading:
+            self._is_reading = wants
+            if wants:
+                self._loop.add_reader(self._socket, self._read)
+            else:
+                self._loop.remove_reader(self._socket)
+
+    def _read(self) -> None:
+        assert self._socket is not None
+        try:
+            data = self._socket.recv(_READ_BYTES)
+        except BlockingIOError:
             return
-        events = _option(self._socket, zmq.EVENTS)
-        while events & zmq.POLLIN and len(self._inbox) < _INBOX:
-            self._inbox.append(self._socket.recv(zmq.NOBLOCK))
-            events = _option(self._socket, zmq.EVENTS)
-        if self._inbox and self._arrived is not None and not self._arrived.done():
-            self._arrived.set_result(None)
-        if events & zmq.POLLOUT and self._writable is not None and not self._writable.done():
-            self._writable.set_result(None)
-
-    def _read_monitor(self) -> None:
-        while self._open and _option(self._monitor, zmq.EVENTS) & zmq.POLLIN:
-            event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))["event"]
-            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self._connected = True
-                self._pump()
-            elif self._connected:
-                self._pump()
-                self._gone = True
-                self._wake()
-
-    def _give_up(self) -> None:
-        if not self._connected:
-            self._gone = True
+        except OSError:
+            data = b""
+        if not data:
+            return self.end()
+        received = self._received
+        received += data
+        begin = 0
+        while len(received) - begin >= _LENGTH:
+            end = begin + _LENGTH + int.from_bytes(received[begin : begin + _LENGTH], "little")
+            if len(received) < end:
+                break
+            self._inbox.append(bytes(received[begin + _LENGTH : end]))
+            begin = end
+        del received[:begin]
+        self._watch()
+        if self._inbox:
             self._wake()
 
+    def _writable(self) -> None:
+        assert self._socket is not None
+        self._loop.remove_writer(self._socket)
+        self._wake()
+
+    async def _change(self) -> None:
+        """Wait until something has happened that a sender or the reader may be waiting for."""
+        change = asyncio.get_running_loop().create_future()
+        self._waiting.add(change)
+        try:
+            await change
+        finally:
+            self._waiting.discard(change)
+
     def _wake(self) -> None:
-        for waiter in (self._arrived, self._writable):
-            if waiter is not None and not waiter.done():
-                waiter.set_result(None)
+        for change in self._waiting:
+            if not change.done():
+                change.set_result(None)
 
 
-class ZmqFrontEnd:
-    """The front end's end: binds `address` (see `private_address`)."""
+class SocketFrontEnd:
+    """The front end's end: listens at `address` (see `private_address`) until an engine has connected."""
 
     def __init__(self, address: str) -> None:
-        self._pipe = _Pipe(address, binds=True, connect_timeout_s=0.0)
+        self._address = address
+        self._pipe = _Pipe()
+        self._listener: socket.socket | None = None
+        self._is_open = False
 
     def open(self) -> None:
-        """Bind, so that an engine can connect; needs a running loop. `send` and `receive` do it by themselves."""
-        self._pipe.open()
+        """Listen, so that an engine can connect; needs a running loop. `send` and `receive` do it by themselves."""
+        if not self._is_open:
+            self._is_open = True
+            self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self._listener.bind(self._address)
+            self._listener.listen(1)
+            self._listener.setblocking(False)
+            asyncio.get_running_loop().add_reader(self._listener, self._accept)
 
     def close(self) -> None:
-        self._pipe.close()
+        """What was sent arrives; the socket and its file go."""
+        self._is_open = True
+        self._stop_listening()
+        self._pipe.end()
 
     async def send(self, message: ToEngine) -> None:
         """Raises EOFError when the engine is gone. Waits while nobody has connected."""
+        self.open()
         await self._pipe.send(encode(message))
 
     async def receive(self) -> FromEngine:
+        self.open()
         return cast(FromEngine, decode(await self._pipe.receive()))
 
+    def _accept(self) -> None:
+        assert self._listener is not None
+        with contextlib.suppress(BlockingIOError):
+            self._pipe.connect(self._listener.accept()[0])
+            self._stop_listening()
 
-class ZmqEngineEnd:
-    """The engine's end: connects to `address`, and gives up with EOFError when nobody is there in time."""
+    def _stop_listening(self) -> None:
+        if self._listener is not None:
+            asyncio.get_running_loop().remove_reader(self._listener)
+            self._listener.close()
+            self._listener = None
+            _remove(self._address)
+
+
+class SocketEngineEnd:
+    """The engine's end: connects to `address`, and gives up with EOFError when nobody listens there in time."""
 
     def __init__(self, address: str, *, connect_timeout_s: float = 10.0) -> None:
-        self._pipe = _Pipe(address, binds=False, connect_timeout_s=connect_timeout_s)
+        self._address = address
+        self._pipe = _Pipe()
+        self._time_left_s = connect_timeout_s
+        self._is_open = False
 
     def open(self) -> None:
         """Connect; needs a running loop. `send` and `receive` do it by themselves."""
-        self._pipe.open()
+        if not self._is_open:
+            self._is_open = True
+            self._try()
 
     def close(self) -> None:
-        self._pipe.close()
+        """What was sent arrives."""
+        self._is_open = True
+        self._time_left_s = 0.0
+        self._pipe.end()
 
     async def send(self, message: FromEngine) -> None:
         """Raises EOFError when the front end is gone. Waits while it has fallen far behind."""
+        self.open()
         await self._pipe.send(encode(message))
 
     async def receive(self) -> ToEngine:
+        self.open()
         return cast(ToEngine, decode(await self._pipe.receive()))
 
-    def receive_nowait(self) -> ToEngine | None:
-        data = self._pipe.receive_nowait()
-        return None if data is None else cast(ToEngine, decode(data))
+    def _try(self) -> None:
+        end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            end.connect(self._address)
+        except OSError:
+            end.close()
+            self._time_left_s -= _RETRY_S
+            if self._time_left_s > 0:
+                asyncio.get_running_loop().call_later(_RETRY_S, self._try)
+            else:
+                self._pipe.end()
+        else:
+            self._pipe.connect(end)
+
+
+def _remove(address: str) -> None:
+    """The socket's file, and its folder if that was all in it."""
+    with contextlib.suppress(OSError):
+        os.unlink(address)
+    with contextlib.suppress(OSError):
+        os.rmdir(os.path.dirname(address))
