@@ -15,6 +15,7 @@ constexpr int kPanel = 12;    // activation rows stored next to each other, grou
 constexpr int kSpan = 256;    // positions of one attention span
 constexpr int kMaxTile = 12;  // query vectors of one attention tile
 constexpr int kMaxHeadDim = 512;
+constexpr int kQueryStride = kMaxHeadDim + 16;  // floats; no power of two, so that queries do not meet in a cache set
 constexpr int kPlaneDepth = 256;  // products of int8 that stay below 2^22 in sum
 constexpr int kQueryStarts = 2 * kMaxHeadDim / kPlaneDepth;
 
@@ -101,7 +102,7 @@ struct QueryCodes {
 struct SpanArgs {
   int dtype;             // KV storage: kF16, kBF16, kF32 or kInt8
   int num_queries, head_dim;
-  const float* q;        // [head_dim][num_queries]; not for int8
+  const float* q;        // [num_queries][kQueryStride]; not for int8
   QueryCodes codes;      // for int8
   const void* k_chunks[kSpan / kLanes];  // 16 keys each: channel d at element d * k_stride
   int64_t k_stride;

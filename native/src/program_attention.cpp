@@ -33,7 +33,7 @@ int keys_in_span(int window, int limit, int span) {
 
 // Room a thread needs: queries, their states, the results of a span, and gathered keys and values.
 int64_t Program::attention_floats(const tm_op& o) {
-  return static_cast<int64_t>(2 * kPassQueries + kMaxTile + 2 * kSpan) * o.head_dim + kLanes;
+  return static_cast<int64_t>(kPassQueries + kMaxTile + 2 * kSpan) * o.head_dim + kPassQueries * kQueryStride + kLanes;
 }
 
 // ------------------------------------------------------------------------------------------------------------ planning
@@ -260,7 +260,7 @@ void Program::run_attention(const Op& op, int unit, int thread) {
   const int64_t head_dim = o.head_dim;
 
   float* const q = thread_floats(thread);
-  float* const state_acc = q + kPassQueries * head_dim;
+  float* const state_acc = q + kPassQueries * kQueryStride;
   float* const span_acc = state_acc + kPassQueries * head_dim;
   float* const gathered = span_acc + kMaxTile * head_dim;
   float state_max[kPassQueries], state_sum[kPassQueries], span_max[kMaxTile], span_sum[kMaxTile];
@@ -275,10 +275,9 @@ void Program::run_attention(const Op& op, int unit, int thread) {
     if (is_codes) {
       kernels_->split_query(from, o.head_dim, 8 * count, planes + tile0 * plane_bytes + 8 * (n - tile0), q_scales + n,
                             q_starts + n * kQueryStarts);
-      continue;
+    } else {
+      std::copy(from, from + head_dim, q + n * kQueryStride);
     }
-    float* to = q + tile0 * head_dim + (n - tile0);
-    for (int64_t d = 0; d < head_dim; d++) to[d * count] = from[d];
   }
   SpanArgs args;
   args.dtype = o.kv->dtype;
@@ -293,7 +292,7 @@ void Program::run_attention(const Op& op, int unit, int thread) {
       const bool into_state = !pass.partial && span == pass.span_begin;
       const SpanState to = into_state ? state : SpanState{span_max, span_sum, span_acc};
       args.num_queries = count;
-      args.q = q + tile0 * head_dim;
+      args.q = q + tile0 * kQueryStride;
       args.codes = {planes + tile0 * plane_bytes, q_scales + tile0, q_starts + tile0 * kQueryStarts};
       args.max = to.max;
       args.sum = to.sum;
