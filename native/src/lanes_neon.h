@@ -10,6 +10,8 @@ namespace {
 
 struct F { float32x4_t a, b, c, d; };
 struct I { int32x4_t a, b, c, d; };
+typedef float F4 __attribute__((vector_size(16)));
+typedef int32_t I4 __attribute__((vector_size(16)));
 
 #define TM_EACH1(op, x) {op(x.a), op(x.b), op(x.c), op(x.d)}
 #define TM_EACH2(op, x, y) {op(x.a, y.a), op(x.b, y.b), op(x.c, y.c), op(x.d, y.d)}
@@ -57,6 +59,7 @@ inline I iset1(int32_t x) {
   return {v, v, v, v};
 }
 inline I iadd(I x, I y) { return TM_EACH2(vaddq_s32, x, y); }
+inline I imax(I x, I y) { return TM_EACH2(vmaxq_s32, x, y); }
 inline I isub(I x, I y) { return TM_EACH2(vsubq_s32, x, y); }
 inline I shift_left_23(I x) {
   return {vshlq_n_s32(x.a, 23), vshlq_n_s32(x.b, 23), vshlq_n_s32(x.c, 23), vshlq_n_s32(x.d, 23)};
@@ -111,6 +114,25 @@ inline float max_lanes(F x) {
   return p > q ? p : q;
 }
 inline int32_t sum_int_lanes(I x) { return vaddvq_s32(vaddq_s32(vaddq_s32(x.a, x.b), vaddq_s32(x.c, x.d))); }
+
+inline int32x4_t max_of_four(I x) { return vmaxq_s32(vmaxq_s32(x.a, x.b), vmaxq_s32(x.c, x.d)); }
+inline int32x4_t sum_of_four(I x) { return vaddq_s32(vaddq_s32(x.a, x.b), vaddq_s32(x.c, x.d)); }
+// Neighbours side by side, so that a step halves two vectors at once.
+inline I4 max_int_lanes4(I p, I q, I r, I s) {
+  return (I4)vpmaxq_s32(vpmaxq_s32(max_of_four(p), max_of_four(q)), vpmaxq_s32(max_of_four(r), max_of_four(s)));
+}
+inline I4 sum_int_lanes4(I p, I q, I r, I s) {
+  return (I4)vpaddq_s32(vpaddq_s32(sum_of_four(p), sum_of_four(q)), vpaddq_s32(sum_of_four(r), sum_of_four(s)));
+}
+inline I4 store_codes4(int8_t* const* to, const I* low, const I* high) {
+  I sums[4];
+  for (int i = 0; i < 4; i++) {
+    store_low_bytes(to[i], low[i]);
+    store_low_bytes(to[i] + 16, high[i]);
+    sums[i] = iadd(low[i], high[i]);
+  }
+  return sum_int_lanes4(sums[0], sums[1], sums[2], sums[3]);
+}
 
 constexpr int kLinearWidth = 8;
 constexpr int kLinearRows = 4;

@@ -194,7 +194,7 @@ class Layer {
     step.num_seqs = 2;
     step.table_width = kBlocks / 2;
     step.num_logit_rows = 3;
-    if (tm_program_run(program_, &step) != 0) give_up("tm_program_run");
+    if (tm_program_run(program_, &step, nullptr) != 0) give_up("tm_program_run");
     for (const tm_buffer& b : buffers_) {
       const uint8_t* data = static_cast<const uint8_t*>(b.data);
       seen->insert(seen->end(), data, data + b.num_bytes);
