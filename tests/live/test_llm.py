@@ -15,7 +15,7 @@ from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import ConfigError, ContextTooLong, InvalidRequest, TokenmillError
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
-QUESTION = "Which city is the capital of France?"
+QUESTION = "Name the capital of France."
 SMALL = ("--kv-cache-memory-bytes", "100MiB")
 
 

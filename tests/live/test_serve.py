@@ -19,7 +19,7 @@ import openai
 import pytest
 from serving import Server, alive, wait_until
 
-QUESTION = [{"role": "user", "content": "Which city is the capital of France?"}]
+QUESTION = [{"role": "user", "content": "Name the capital of France."}]
 SMALL = ("--kv-cache-memory-bytes", "200MiB")
 
 

@@ -14,14 +14,9 @@ import json
 import struct
 from typing import Any
 
-import numpy as np
 import tokenizers
 
 from ..core.errors import BadCheckpoint
-
-_LABEL = 0x800000FF
-_AT_A_TIME = 4096
-"""Units whose children are looked at together: a megabyte for each 512."""
 
 
 def check_charsmap(table: bytes) -> None:
@@ -31,38 +26,41 @@ def check_charsmap(table: bytes) -> None:
     (num_bytes,) = struct.unpack_from("<I", table)
     if num_bytes % 4 or not 4 <= num_bytes <= len(table) - 4:
         raise BadCheckpoint(f"The table of characters says {num_bytes} bytes of trie; it has {len(table) - 4} in all.")
-    units = np.frombuffer(table, "<u4", num_bytes // 4, 4).astype(np.int64)
+    units = struct.unpack_from(f"<{num_bytes // 4}I", table, 4)
     texts = table[4 + num_bytes :]
     try:
         texts.decode()
     except UnicodeDecodeError:
         raise BadCheckpoint("The replacements of the table of characters are not UTF-8.") from None
-    starts = np.append((np.frombuffer(texts, np.uint8) & 0xC0) != 0x80, True)
-    seen = np.zeros(len(units), bool)
-    labels = np.arange(1, 256)
-    waiting = [_follow(units[:1], np.zeros(1, np.int64))]
+    # A unit can only be the child of nodes whose children are counted from its place and label.
+    children: dict[int, list[int]] = {}
+    for place, unit in enumerate(units):
+        if not unit & 0x80000000 and unit & 0xFF:
+            children.setdefault(place ^ unit & 0xFF, []).append(place)
+    waiting = [_follow(units[0], 0)]
+    seen = set()
     while waiting:
-        nodes = waiting.pop()
-        children = (nodes[:, None] ^ labels).reshape(-1)
-        if children.max() >= len(units):
+        start = waiting.pop()
+        if start in seen:
+            continue
+        seen.add(start)
+        if start | 0xFF >= len(units):
             raise BadCheckpoint("The trie of the table of characters leads outside itself.")
-        taken = (units[children] & _LABEL) == np.tile(labels, len(nodes))
-        children = np.unique(children[taken])
-        children = children[~seen[children]]
-        seen[children] = True
-        nodes = _follow(units[children], children)
-        leaves = nodes[(units[children] >> 8 & 1) == 1]
-        if len(leaves) and leaves.max() >= len(units):
-            raise BadCheckpoint("The trie of the table of characters leads outside itself.")
-        values = units[leaves] & 0x7FFFFFFF
-        if len(values) and (values.max() > len(texts) or not starts[values].all()):
-            raise BadCheckpoint("The trie of the table of characters names replacements that are not there.")
-        waiting += [nodes[first : first + _AT_A_TIME] for first in range(0, len(nodes), _AT_A_TIME)]
+        for place in children.get(start, ()):
+            node = _follow(units[place], place)
+            waiting.append(node)
+            if not units[place] >> 8 & 1:
+                continue
+            if node >= len(units):
+                raise BadCheckpoint("The trie of the table of characters leads outside itself.")
+            value = units[node] & 0x7FFFFFFF
+            if value > len(texts) or (value < len(texts) and texts[value] & 0xC0 == 0x80):
+                raise BadCheckpoint("The trie of the table of characters names replacements that are not there.")
 
 
-def _follow(units: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """Where the children of `units`, which stand at `places`, are counted from."""
-    return places ^ (units >> 10 << ((units & 0x200) >> 6))
+def _follow(unit: int, place: int) -> int:
+    """Where the children of the unit at `place` are counted from."""
+    return place ^ (unit >> 10 << ((unit & 0x200) >> 6))
 
 
 def check_normalizer(backend: tokenizers.Tokenizer) -> None:
