@@ -24,6 +24,7 @@ import numpy as np
 from .cli.load import load_engine
 from .cli.machine import read_machine
 from .cli.resolve import EngineOptions, EngineSettings
+from .cli.sampling import choose_sampling
 from .core.config import check_keys
 from .core.errors import ContextTooLong, InvalidRequest, ModelNotFound
 from .core.events import FINISH_ERROR, Ready
@@ -122,15 +123,23 @@ class LLM:
               kv_cache_memory_bytes, enable_prefix_caching, threads, backend ("auto", "native" or "numpy"),
               enable_lora, max_loras, max_lora_rank, runner ("auto", "generate" or "pooling"), pooling
     progress  called with (bytes so far, bytes in all) while the model is fetched
+    generation_config  sampling of calls that name none: "auto" what the model recommends, "vllm" temperature 1
 
     Raises ConfigError, FetchError and BadCheckpoint. Close it, or use it as a context manager.
     """
 
-    def __init__(self, model: str = "smollm2", *, progress: Progress | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        model: str = "smollm2",
+        *,
+        progress: Progress | None = None,
+        generation_config: str = "auto",
+        **options: Any,
+    ) -> None:
         check_keys(options, EngineOptions.__dataclass_fields__, "LLM()")
         found = resolve_model(model, progress=progress)
         checkpoint = open_checkpoint(found.path)
-        self._text = load_text(checkpoint)
+        self._text = choose_sampling(load_text(checkpoint), found, generation_config)
         self._engine = load_engine(checkpoint, EngineOptions(**options), read_machine(), default_cache_dir())
         checkpoint.close()
         self._ready = self._engine.ready(found.served_name, self._text.eos_token_ids)

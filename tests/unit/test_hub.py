@@ -243,6 +243,11 @@ def test_names_that_mean_nothing(cache: Path, name: str) -> None:
     assert caught.value.param == "model"
 
 
+def test_a_mistyped_alias_is_told_the_nearest(cache: Path) -> None:
+    with pytest.raises(ConfigError, match="did you mean smollm2\\?"):
+        resolve_model("smolm2", cache_dir=cache)
+
+
 def test_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TOKENMILL_CACHE", str(tmp_path / "own"))
     assert hub.default_cache_dir() == tmp_path / "own"

@@ -12,7 +12,7 @@ from tokenmill.core.request import Request, SamplingParams
 from tokenmill.server.metrics import Metrics, token_buckets
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
-READY = Ready("m", 512, 100, (2,), "id", 16, 64)
+READY = Ready("m", 512, 100, (2,), "id", 16, 64, num_pool_blocks=80)
 LABELS = {"model_name": "m", "engine": "0"}
 
 
@@ -84,6 +84,7 @@ def test_counters_go_on_when_the_engine_starts_again() -> None:
     assert value(metrics, "tokenmill:engine_ready") == 0
     assert value(metrics, "tokenmill:engine_losses_total") == 1
     metrics.engine_ready(READY)
+    assert value(metrics, "tokenmill:kv_blocks_free") == 80, "before its first step"
     metrics.step(EngineStats(num_steps=1, generation_tokens=4, last_step_tokens=1))
     assert value(metrics, "vllm:generation_tokens_total") == 104
     assert value(metrics, "tokenmill:steps_total") == 8

@@ -128,7 +128,8 @@ def chat(args: argparse.Namespace) -> int:
     if args.url:
         return _converse(ServerPartner(args.url, args.api_key, overrides), args.system)
     with progress_bar(f"fetching {args.model}") as progress:
-        llm = LLM(args.model, progress=progress, **asdict(engine_options(args)))
+        options = asdict(engine_options(args))
+        llm = LLM(args.model, progress=progress, generation_config=args.generation_config, **options)
     with llm:
         return _converse(LocalPartner(llm, overrides), args.system)
 

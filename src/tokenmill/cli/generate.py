@@ -18,7 +18,8 @@ def generate(args: argparse.Namespace) -> int:
     if not prompt:
         raise ConfigError("There is no prompt: give one with -p or on standard input.", param="prompt")
     with progress_bar(f"fetching {args.model}") as progress:
-        llm = LLM(args.model, progress=progress, **asdict(engine_options(args)))
+        options = asdict(engine_options(args))
+        llm = LLM(args.model, progress=progress, generation_config=args.generation_config, **options)
     with llm:
         if args.lora is not None:
             llm.load_adapter("lora", args.lora)

@@ -57,6 +57,7 @@ class Engine:
             max_loras=self.settings.max_loras,
             pooling=None if self.pooling is None else self.pooling.params,
             vector_size=self.worker.vector_size,
+            num_pool_blocks=self.config.num_blocks + self.config.num_window_blocks,
         )
 
     def facts(self) -> tuple[tuple[str, str], ...]:

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from ..core.errors import ConfigError
 from ..core.units import parse_bytes
-from .resolve import BACKENDS, KV_CACHE_DTYPES, POOLINGS, QUANTIZATIONS, RUNNERS, EngineOptions
+from .resolve import BACKENDS, GENERATION_CONFIGS, KV_CACHE_DTYPES, POOLINGS, QUANTIZATIONS, RUNNERS, EngineOptions
 
 DEFAULT_MODEL = "smollm2"
 
@@ -128,6 +128,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 
 def add_server_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("server")
+    add_generation_config(group)
     group.add_argument("--host", default="127.0.0.1", metavar="H", help="address to listen on (default: 127.0.0.1)")
     group.add_argument(
         "--port", type=port_number, default=8000, metavar="P", help="port; 0 picks a free one (default: 8000)"
@@ -251,8 +252,18 @@ def engine_options(args: argparse.Namespace) -> EngineOptions:
     )
 
 
+def add_generation_config(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    parser.add_argument(
+        "--generation-config",
+        choices=GENERATION_CONFIGS,
+        default="auto",
+        help="sampling where none is asked for: auto, what the model recommends; vllm, temperature 1 (default: auto)",
+    )
+
+
 def add_sampling_options(parser: argparse.ArgumentParser, max_tokens: int | None) -> None:
     group = parser.add_argument_group("sampling")
+    add_generation_config(group)
     limit = "rest of the context" if max_tokens is None else str(max_tokens)
     group.add_argument(
         "--max-tokens",

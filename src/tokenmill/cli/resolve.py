@@ -26,6 +26,9 @@ MAX_LORA_RANK = 16
 BACKENDS = ("auto", "native", "numpy")
 RUNNERS = ("auto", "generate", "pooling")
 POOLINGS = ("last", "mean", "cls")
+GENERATION_CONFIGS = ("auto", "vllm")
+"""Values of vLLM's flag: 'auto' samples as the model recommends where a request names nothing, 'vllm' does not."""
+
 QUANTIZATIONS = {name: name for name in ("q8_0", "q4_0", "q4_1", "f16", "bf16")} | {"q8": "q8_0", "q4": "q4_1"}
 """As asked -> as the kernels call it."""
 

@@ -75,9 +75,10 @@ async def _serve(
     from ..server.client import EngineClient
     from ..server.run import serve as serve_http
     from ..text.load import load_text
+    from .sampling import choose_sampling, describe_sampling
 
     checkpoint = open_checkpoint(model.path)
-    text = load_text(checkpoint)
+    text = choose_sampling(load_text(checkpoint), model, args.generation_config)
     checkpoint.close()
     prepared: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -104,7 +105,7 @@ async def _serve(
         listening.set_result(f"http://{f'[{host}]' if ':' in host else host}:{port}")
 
     async def announce() -> None:
-        _print_plan(await first_ready, model)
+        _print_plan(await first_ready, model, describe_sampling(text))
         await prepared
         url = await listening
         print(f"tokenmill: ready at {url} after {time.monotonic() - started_s:.2f} s", flush=True)
@@ -130,9 +131,10 @@ async def _until_first_ends(*works: Coroutine[Any, Any, None]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _print_plan(ready: Ready, model: ResolvedModel) -> None:
+def _print_plan(ready: Ready, model: ResolvedModel, sampling: str) -> None:
     print(f"tokenmill {__version__} serves {ready.model} from {model.path}")
-    width = max(len(name) for name, _ in ready.facts)
-    for name, value in ready.facts:
+    facts = (*ready.facts, ("sampling", sampling)) if ready.pooling is None else ready.facts
+    width = max(len(name) for name, _ in facts)
+    for name, value in facts:
         print(f"  {name:<{width}}  {value}")
     sys.stdout.flush()

@@ -70,7 +70,8 @@ class Ready:
     """The engine is loaded and takes requests. `facts`: printable name -> value pairs (backend, kernels, blocks...).
     `pooling`: the vectors it gives, and how requests want them unless they say otherwise; None: it gives tokens.
     `vector_size`: values of a vector before `dimensions` cuts it. `num_blocks`: in the pool of layers that see
-    everything, or where all have a window, in theirs; 0: it keeps no KV. `max_loras`: most LoRA adapters at once."""
+    everything, or where all have a window, in theirs; 0: it keeps no KV. `num_pool_blocks`: in all pools together.
+    `max_loras`: most LoRA adapters at once."""
 
     model: str
     max_model_len: int
@@ -83,6 +84,7 @@ class Ready:
     pooling: PoolingParams | None = None
     vector_size: int = 0
     max_loras: int = 0
+    num_pool_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,13 @@ verified. A lock file keeps two processes from fetching at once; what a killed o
 from __future__ import annotations
 
 import contextlib
+import difflib
 import fcntl
 import os
 import re
 import shutil
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,9 @@ ALIASES = {
     ),
 }
 
+RECOMMENDED: dict[str, dict[str, float]] = {"smollm2": {"temperature": 0.2, "top_p": 0.9}}
+"""Sampling that an alias's model card recommends and its file does not carry."""
+
 DEFAULT_QUANT = "Q4_K_M"
 _HUB_NAME = re.compile(r"([A-Za-z0-9][\w.-]*)/([A-Za-z0-9][\w.-]*)(?::([\w.-]+))?")
 _COMPLETE = ".complete"
@@ -58,11 +62,13 @@ class ResolvedModel:
     """path         the .gguf file or the folder
     served_name  what clients call it: the alias or hub name as given, the file's stem, or the folder's name
     source       "alias", "path" or "hub"
+    sampling     settings recommended for it where its own files name none
     """
 
     path: Path
     served_name: str
     source: str
+    sampling: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +93,8 @@ def resolve_model(name: str, *, cache_dir: Path | None = None, progress: Progres
     """
     cache_dir = default_cache_dir() if cache_dir is None else cache_dir
     if name in ALIASES:
-        return ResolvedModel(_resolve_alias(name, cache_dir, progress or _ignore), name, "alias")
+        path = _resolve_alias(name, cache_dir, progress or _ignore)
+        return ResolvedModel(path, name, "alias", RECOMMENDED.get(name, {}))
     path = Path(name).expanduser()
     if path.is_dir():
         return ResolvedModel(path, path.resolve().name, "path")
@@ -96,8 +103,10 @@ def resolve_model(name: str, *, cache_dir: Path | None = None, progress: Progres
     match = _HUB_NAME.fullmatch(name)
     if match is None or name.endswith(".gguf"):
         what = "There is no file or folder" if os.sep in name or name.endswith(".gguf") else "There is no model called"
+        near = difflib.get_close_matches(name, ALIASES, n=1)
+        hint = f"; did you mean {near[0]}?" if near else "."
         raise ConfigError(
-            f"{what} {name!r}. Name a model by alias ({', '.join(ALIASES)}), by the path of a .gguf file or of a "
+            f"{what} {name!r}{hint} Name a model by alias ({', '.join(ALIASES)}), by the path of a .gguf file or of a "
             "folder in Hugging Face format, or by a hub name such as org/name or org/name:Q4_K_M.",
             param="model",
         )

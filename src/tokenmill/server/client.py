@@ -14,7 +14,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..core.errors import EngineFailed, TokenmillError, Unavailable
 from ..core.events import (
@@ -33,7 +33,9 @@ from ..core.ports import FrontEnd
 from ..core.request import Request
 from ..core.step import TokenLogprob
 from .adapters import AdapterBook, ServedAdapter
-from .metrics import Metrics
+
+if TYPE_CHECKING:  # the library runs without it, and it takes a while to load
+    from .metrics import Metrics
 
 _log = logging.getLogger(__name__)
 _GAP_WEIGHT = 0.1

@@ -113,6 +113,7 @@ class Metrics:
 
     def engine_ready(self, ready: Ready) -> None:
         self._ready = ready
+        self._stats = EngineStats(num_free_blocks=ready.num_pool_blocks, num_blocks=ready.num_pool_blocks)
 
     def engine_lost(self) -> None:
         """Also called when an engine that never was ready is let go."""
