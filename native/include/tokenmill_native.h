@@ -159,7 +159,7 @@ typedef struct tm_program tm_program;
 TM_API int32_t tm_abi_version(void);
 TM_API const char* tm_last_error(void);
 
-/* 1 where the variant ("scalar", "avx2", "avxvnni", "avx512", "avx512bf16") can run here. */
+/* 1 where the variant ("scalar", "avx2", "avxvnni", "avx512", "avx512bf16", "neon", "neoni8mm") can run here. */
 TM_API int32_t tm_isa_available(const char* isa);
 
 /* A team of threads with one instruction set ("auto": the widest). Null on failure. */

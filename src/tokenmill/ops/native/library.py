@@ -20,7 +20,7 @@ KV_TYPES = {"f32": 0, "f16": 1, "bf16": 2, "int8": 3}
 STORED = ("q5_0", "q5_1", "q8_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "q8_k", "iq4_nl", "iq4_xs", "mxfp4", "tq2_0")
 """Block formats that the library can recode, by number."""
 PROBES = {"read": 0, "int8": 1, "f32": 2}
-ISAS = ("avx512bf16", "avx512", "avxvnni", "avx2", "scalar")
+ISAS = ("avx512bf16", "avx512", "avxvnni", "avx2", "neoni8mm", "neon", "scalar")
 
 
 class Part(ctypes.Structure):
