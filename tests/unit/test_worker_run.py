@@ -86,6 +86,46 @@ def test_chunks_shared_blocks_and_growing_tables_change_nothing(make_worker):
     assert drawn == {5: expected, 6: expected_other}
 
 
+def test_carrying_steps_on_changes_nothing(make_worker):
+    """Steps made from the step before (one token on for every row, over block borders, with rows drawn in different
+    ways, one of them twice) give what steps made anew give, and so does a row that sits out for a while."""
+    settings = [
+        SamplingParams(temperature=0.8, top_p=0.9, logprobs=2),
+        SamplingParams(temperature=0, frequency_penalty=1.5, repetition_penalty=1.2),
+        SamplingParams(temperature=1.0, min_p=0.02),
+    ]
+    prompts = [_prompt(6, seed=1), _prompt(15, seed=2), _prompt(9, seed=3)]
+    tables = [range(10 * seq, 10 * seq + 9) for seq in range(3)]
+    outcomes = []
+    for anew in (False, True):
+        worker = make_worker()
+        runner = worker.executor._runner
+        carried, results = 0, []
+        ends, held, last = [0] * 3, [0] * 3, [-1] * 3
+        for step in range(30):
+            rows = []
+            for seq, (prompt, params) in enumerate(zip(prompts, settings, strict=True)):
+                if seq == 2 and 10 <= step < 13:
+                    continue
+                first = step == 0
+                ends[seq] += len(prompt) if first else 1
+                missing = tables[seq][held[seq] : -(-ends[seq] // 8)]
+                held[seq] += len(missing)
+                intro = _intro(prompt, params) if first else None
+                tokens, start = (prompt, 0) if first else ((), ends[seq] - 1)
+                rows.append(PlanRow(seq, start, tokens, -1 if first else last[seq], tuple(missing), intro, sample=True))
+                last[seq] = step
+            if anew and runner._latest is not None:
+                runner._latest.ends = None  # as if not all of its rows had drawn
+            prepared = runner.prepare(StepPlan(step, tuple(rows)))
+            carried += prepared.is_carried
+            runner.compute(prepared)
+            results.append(runner.collect(prepared).rows)
+        assert carried == (0 if anew else 27)
+        outcomes.append(results)
+    assert outcomes[0] == outcomes[1]
+
+
 def test_resumed_sequence_continues(make_worker):
     """Released and introduced again with its outputs (sampled, with penalties), a sequence draws on as before."""
     worker = make_worker()
