@@ -428,14 +428,11 @@ void Program::rope_row(const Op& op, int row) {
   const float* from = rows_of(o.in0, row);
   float* to = rows_of(o.out, row);
   const float* cos_sin = o.vector + static_cast<int64_t>(step_.positions[row]) * o.num_turned;
-  const size_t rest_bytes = static_cast<size_t>(o.head_dim - o.num_turned) * 4;
+  if (to != from) std::memcpy(to, from, static_cast<size_t>(buffers_[o.in0].width) * 4);
   for (int head = 0; head < o.num_heads + o.num_kv_heads; head++) {
     const int64_t at = static_cast<int64_t>(head) * o.head_dim;
     kernels_->rope_head(from + at, cos_sin, o.num_turned, to + at);
-    std::memcpy(to + at + o.num_turned, from + at + o.num_turned, rest_bytes);
   }
-  const int64_t v = static_cast<int64_t>(o.num_heads + o.num_kv_heads) * o.head_dim;
-  std::memcpy(to + v, from + v, static_cast<size_t>(o.num_kv_heads) * o.head_dim * 4);
   if (o.kv != nullptr) write_kv_row(op, to, row);
 }
 
@@ -448,7 +445,7 @@ void Program::norm_heads_row(const Op& op, int row) {
     kernels_->rms_norm_row(from + at, o.vector, o.value, static_cast<int>(o.vector_rows), to + at);
   for (int at = q_end; at < k_end; at += static_cast<int>(o.vector2_rows))
     kernels_->rms_norm_row(from + at, o.vector2, o.value, static_cast<int>(o.vector2_rows), to + at);
-  std::memcpy(to + k_end, from + k_end, static_cast<size_t>(o.num_kv_heads) * o.head_dim * 4);
+  if (to != from) std::memcpy(to + k_end, from + k_end, static_cast<size_t>(o.num_kv_heads) * o.head_dim * 4);
 }
 
 void Program::write_kv_row(const Op& op, const float* qkv, int row) {

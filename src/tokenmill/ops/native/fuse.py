@@ -5,8 +5,9 @@
     rope, write_kv                          rope that also stores K and V
     linear -> add                           linear that starts from a residual
     linear(gate, up) -> silu_mul or gelu_mul -> quantise   one pass per group of 32 outputs
+    norm_heads, rope                        write over their input
 
-Only values with a single reader are joined away.
+Only values with a single reader are joined away or written over.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ def fuse(operations: list[Operation], output: Value) -> list[Operation]:
     operations = _quantise_at_source(operations, output)
     operations = _store_while_rotating(operations)
     operations = _join_gated(operations, output)
-    return _join_residual(operations, output)
+    operations = _join_residual(operations, output)
+    return _write_over(operations, output)
 
 
 def readers(operations: list[Operation]) -> dict[Value, list[Operation]]:
@@ -114,6 +116,23 @@ def _join_residual(operations: list[Operation], output: Value) -> list[Operation
         dense, codes, _ = operation.inputs
         replaced[total] = dataclasses.replace(operation, inputs=(dense, codes, residual), out=total.out)
     return _replace(operations, replaced)
+
+
+def _write_over(operations: list[Operation], output: Value) -> list[Operation]:
+    found = readers(operations)
+    renamed: dict[Value, Value] = {}
+    kept = []
+    for operation in operations:
+        given, made = operation.inputs[0], operation.out
+        inputs = tuple(value if value is None else renamed.get(value, value) for value in operation.inputs)
+        operation = dataclasses.replace(operation, inputs=inputs)
+        if operation.code in (Code.NORM_HEADS, Code.ROPE) and given is not None and made is not None:
+            source = renamed.get(given, given)
+            if len(found[given]) == 1 and made is not output and given is not output and given.array is None:
+                renamed[made] = source
+                operation = dataclasses.replace(operation, out=source)
+        kept.append(operation)
+    return kept
 
 
 def _replace(operations: list[Operation], replaced: dict[Operation, Operation | None]) -> list[Operation]:
