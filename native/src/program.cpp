@@ -476,7 +476,8 @@ void Program::write_kv_row(const Op& op, const float* qkv, int row) {
 // ------------------------------------------------------------------------------------------------------------- linears
 
 // Units are blocks of tiles by blocks of rows. Few rows: weights are read once, units only balance the threads. Many
-// rows: a block of tiles stays in the cache while a block of rows passes.
+// rows: a thread's run of units is a share of the rows, which stay in its cache from one operation to the next; a block
+// of tiles stays there too while the share's blocks of rows pass.
 int Program::plan_linear(const Op& op, double* cost_ns) {
   const int rows = num_rows(op.op);
   const bool gated = op.op.code == TM_LINEAR_GATED;
@@ -489,22 +490,36 @@ int Program::plan_linear(const Op& op, double* cost_ns) {
   if (gated) tiles = op.op.width / kGroup;  // a unit of work is a group of 32 outputs: two gate and two up tiles
   *cost_ns = bytes / 20.0 + bytes * rows / 100.0;
   const int most = gated ? 4 : 16;
-  num_row_blocks_ = ceil_div(rows, kRowBlock);
+  const int least_blocks = ceil_div(rows, kRowBlock), shares = std::min(team_->num_threads(), least_blocks);
+  blocks_per_share_ = ceil_div(least_blocks, shares);
+  num_row_blocks_ = shares * blocks_per_share_;
   const int wanted = ceil_div(6 * team_->num_threads(), num_row_blocks_);
   tiles_per_unit_ = std::max(1, std::min(most, tiles / wanted));
-  int blocks = 0;
+  tiles_per_unit_ = ceil_div(tiles, ceil_div(tiles, tiles_per_unit_));
+  num_tile_blocks_ = 0;
   if (gated) {
-    blocks = ceil_div(tiles, tiles_per_unit_);
+    num_tile_blocks_ = ceil_div(tiles, tiles_per_unit_);
   } else {
-    for (const Part& part : op.parts) blocks += ceil_div(ceil_div(part.num_rows, kLanes), tiles_per_unit_);
+    for (const Part& part : op.parts) num_tile_blocks_ += ceil_div(ceil_div(part.num_rows, kLanes), tiles_per_unit_);
   }
-  return blocks * num_row_blocks_;
+  return num_tile_blocks_ * num_row_blocks_;
+}
+
+// The block of tiles and the rows of a unit: share by share, and there by tiles, then rows.
+Program::LinearUnit Program::linear_unit(int unit, int num_rows) const {
+  const int per_share = num_tile_blocks_ * blocks_per_share_;
+  const int block = unit / per_share * blocks_per_share_ + unit % blocks_per_share_;
+  const int64_t panels = ceil_div(num_rows, kPanel);
+  const int begin = static_cast<int>(panels * block / num_row_blocks_) * kPanel;
+  const int end = static_cast<int>(panels * (block + 1) / num_row_blocks_) * kPanel;
+  return {unit % per_share / blocks_per_share_, begin, std::min(end, num_rows)};
 }
 
 void Program::run_linear(const Op& op, int unit) {
   const tm_op& o = op.op;
-  const int row0 = unit % num_row_blocks_ * kRowBlock;
-  int block = unit / num_row_blocks_;
+  const LinearUnit cut = linear_unit(unit, num_rows(o));
+  const int row0 = cut.row_begin;
+  int block = cut.tile_block;
   const Part* part = op.parts.data();
   for (;; part++) {
     const int blocks = ceil_div(ceil_div(part->num_rows, kLanes), tiles_per_unit_);
@@ -518,7 +533,7 @@ void Program::run_linear(const Op& op, int unit) {
   args.tile0 = block * tiles_per_unit_;
   args.num_tiles = std::min(tiles_per_unit_, ceil_div(part->num_rows, kLanes) - args.tile0);
   args.row0 = row0;
-  args.num_rows = std::min(kRowBlock, num_rows(o) - row0);
+  args.num_rows = cut.row_end - row0;
   if (is_quantised(part->kind)) {
     xq = quantised(o.in1);
     args.xq = &xq;
@@ -539,9 +554,8 @@ void Program::run_linear(const Op& op, int unit) {
 // Gate and up columns of one output group, a panel of rows at a time, through act(gate) * up into the group's codes.
 void Program::run_linear_gated(const Op& op, int unit) {
   const tm_op& o = op.op;
-  const int row_begin = unit % num_row_blocks_ * kRowBlock;
-  const int row_end = std::min(num_rows(o), row_begin + kRowBlock);
-  const int group_begin = unit / num_row_blocks_ * tiles_per_unit_;
+  const LinearUnit cut = linear_unit(unit, num_rows(o));
+  const int group_begin = cut.tile_block * tiles_per_unit_;
   const int group_end = std::min(o.width / kGroup, group_begin + tiles_per_unit_);
   const Quantised xq = quantised(o.in1), out = quantised(o.out);
   alignas(64) float both[kPanel][2 * kGroup];
@@ -551,9 +565,9 @@ void Program::run_linear_gated(const Op& op, int unit) {
   args.xq = &xq;
   args.num_tiles = kGroup / kLanes;
   args.ld_out = 2 * kGroup;
-  for (int row = row_begin; row < row_end; row += kPanel) {
+  for (int row = cut.row_begin; row < cut.row_end; row += kPanel) {
     args.row0 = row;
-    args.num_rows = std::min(kPanel, row_end - row);
+    args.num_rows = std::min(kPanel, cut.row_end - row);
     for (int group = group_begin; group < group_end; group++) {
       args.tile0 = group * (kGroup / kLanes);
       args.out = both[0];

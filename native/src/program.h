@@ -75,6 +75,11 @@ class Program final : public Job {
     int row0, num_rows, slot;
   };
 
+  // What one unit of a linear covers.
+  struct LinearUnit {
+    int tile_block, row_begin, row_end;
+  };
+
   struct SpanState {
     float *max, *sum, *acc;
   };
@@ -113,6 +118,7 @@ class Program final : public Job {
   void write_kv_row(const Op& op, const float* qkv, int row);
 
   int plan_linear(const Op& op, double* cost_ns);
+  LinearUnit linear_unit(int unit, int num_rows) const;
   void run_linear(const Op& op, int unit);
   void run_linear_gated(const Op& op, int unit);
 
@@ -165,7 +171,7 @@ class Program final : public Job {
   std::chrono::steady_clock::time_point timed_until_;
 
   // How the current operation is cut.
-  int rows_per_unit_ = 1, tiles_per_unit_ = 1, num_row_blocks_ = 1;
+  int rows_per_unit_ = 1, tiles_per_unit_ = 1, num_tile_blocks_ = 1, num_row_blocks_ = 1, blocks_per_share_ = 1;
 
   // How its attention is cut: plans made in this step, the current one, and what making one needs.
   std::vector<AttentionPlan> plans_;
