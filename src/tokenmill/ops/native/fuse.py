@@ -124,8 +124,8 @@ def _write_over(operations: list[Operation], output: Value) -> list[Operation]:
     kept = []
     for operation in operations:
         given, made = operation.inputs[0], operation.out
-        inputs = tuple(value if value is None else renamed.get(value, value) for value in operation.inputs)
-        operation = dataclasses.replace(operation, inputs=inputs)
+        first, second, third = (None if v is None else renamed.get(v, v) for v in operation.inputs)
+        operation = dataclasses.replace(operation, inputs=(first, second, third))
         if operation.code in (Code.NORM_HEADS, Code.ROPE) and given is not None and made is not None:
             source = renamed.get(given, given)
             if len(found[given]) == 1 and made is not output and given is not output and given.array is None:
