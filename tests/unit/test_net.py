@@ -211,6 +211,27 @@ def test_a_reader_that_does_not_read_makes_the_sender_wait() -> None:
         run(main(address))
 
 
+def test_a_sender_cancelled_inside_a_message_ends_the_link() -> None:
+    async def main(address: str) -> None:
+        front, engine = SocketFrontEnd(address), SocketEngineEnd(address)
+        front.open()
+        await engine.send(outputs(1))
+        assert await front.receive() == outputs(1)
+        huge = StepOutputs((Output("r", error="x" * 50_000_000),), EngineStats(), 0.0)
+        sending = asyncio.create_task(engine.send(huge))
+        await asyncio.sleep(0)
+        sending.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await sending
+        with pytest.raises(EOFError):
+            await front.receive()
+        front.close()
+        engine.close()
+
+    with private_address() as address:
+        run(main(address))
+
+
 def test_an_engine_gives_up_when_no_front_end_is_there() -> None:
     async def main(address: str) -> None:
         engine = SocketEngineEnd(address, connect_timeout_s=0.1)

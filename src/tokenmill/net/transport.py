@@ -81,20 +81,26 @@ class _Pipe:
     async def send(self, data: bytes) -> None:
         """Raises EOFError when the peer is gone. Waits while nobody has connected, or reads."""
         async with self._turn:
-            left = memoryview(len(data).to_bytes(_LENGTH, "little") + data)
-            while left:
-                if self._is_gone:
-                    raise EOFError("The other end of the link is gone.")
-                if self._socket is None:
-                    await self._change()
-                    continue
-                try:
-                    left = left[self._socket.send(left) :]
-                except BlockingIOError:
-                    self._loop.add_writer(self._socket, self._writable)
-                    await self._change()
-                except OSError as error:  # what the peer sent before it went can still be received
-                    raise EOFError("The other end of the link is gone.") from error
+            whole = len(data).to_bytes(_LENGTH, "little") + data
+            left = memoryview(whole)
+            try:
+                while left:
+                    if self._is_gone:
+                        raise EOFError("The other end of the link is gone.")
+                    if self._socket is None:
+                        await self._change()
+                        continue
+                    try:
+                        left = left[self._socket.send(left) :]
+                    except BlockingIOError:
+                        self._loop.add_writer(self._socket, self._writable)
+                        await self._change()
+                    except OSError as error:  # what the peer sent before it went can still be received
+                        raise EOFError("The other end of the link is gone.") from error
+            except asyncio.CancelledError:
+                if len(left) < len(whole):  # half a message would garble all that follow
+                    self.end()
+                raise
 
     async def receive(self) -> bytes:
         """Raises EOFError once the peer is gone and everything that had arrived is taken."""
