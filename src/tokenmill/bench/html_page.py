@@ -150,7 +150,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], definitions: Map
 
 def _cell(text: str) -> str:
     """Words are set as words, figures as figures."""
-    return f'<td class="text">{escape(text)}</td>' if len(text) > 24 else f"<td>{escape(text)}</td>"
+    return f'<td class="text">{escape(text)}</td>' if len(text) > 32 else f"<td>{escape(text)}</td>"
 
 
 def plots(figures: Sequence[str]) -> str:
