@@ -236,7 +236,9 @@ def test_paths_are_served_under_their_own_name(cache: Path, tmp_path: Path, monk
     assert not cache.exists()
 
 
-@pytest.mark.parametrize("name", ["nosuch", "./nosuch.gguf", "a/b.gguf", "a/b/c", "../nosuch", "org/na me", "", "org/x:"])
+@pytest.mark.parametrize(
+    "name", ["nosuch", "./nosuch.gguf", "a/b.gguf", "a/b/c", "../nosuch", "org/na me", "", "org/x:"]
+)
 def test_names_that_mean_nothing(cache: Path, name: str) -> None:
     with pytest.raises(ConfigError, match="Name a model by alias") as caught:
         resolve_model(name or "\n", cache_dir=cache)

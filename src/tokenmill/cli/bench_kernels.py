@@ -17,19 +17,15 @@ from typing import Any
 import numpy as np
 
 from ..bench.kernels import Case, run
-from ..core.errors import ConfigError
 from ..core.units import GiB
 from ..formats.checkpoint import open_checkpoint
-from ..formats.hub import resolve_model
 from ..models.registry import Model, load_model
 from ..ops.api import BLOCK_BYTES, GROUP, RawTensor, SampleBatch, StepBatch, StepLimits
 from ..ops.native import NativeOps
 from ..ops.native.record import Code, Operation
-from ..ops.select import select_ops
 from ..store.pool import KVPool
+from .bench_native import open_native
 from .load import describe_kernels
-from .machine import read_machine
-from .models import progress_bar
 
 ROWS = (1, 4, 16, 32, 128, 512)
 HEAD_ROWS = (1, 4, 16, 32)
@@ -47,11 +43,7 @@ QUANTISED_BITS = 9
 
 
 def kernels(args: argparse.Namespace) -> int:
-    with progress_bar(f"fetching {args.model}") as progress:
-        path = resolve_model(args.model, progress=progress).path
-    ops = select_ops(args.backend, args.threads or read_machine().usable_cpus)
-    if not isinstance(ops, NativeOps):
-        raise ConfigError("bench kernels measures the native kernels, which are not to be had here.", param="backend")
+    path, ops = open_native(args, "bench kernels measures")
     checkpoint = open_checkpoint(path)
     try:
         model = load_model(checkpoint, ops, block_size=BLOCK_SIZE)

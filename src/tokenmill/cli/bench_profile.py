@@ -30,21 +30,18 @@ from ..bench import machine
 from ..bench.profile import ROWS, ServedTimes, StepTimes, show, to_page
 from ..bench.profile_served import Server, run_streams
 from ..core.config import EngineConfig
-from ..core.errors import ConfigError
 from ..core.events import EngineStats, Output, StepOutputs, Submit
 from ..core.request import Request, SamplingParams
 from ..engine.build import build_engine
 from ..engine.core import EngineCore
 from ..engine.link import local_link
 from ..formats.checkpoint import open_checkpoint
-from ..formats.hub import resolve_model
 from ..models.registry import Model, load_model
 from ..net.clock import MonotonicClock
 from ..net.codec import decode, encode
 from ..ops.native import NativeOps
 from ..ops.native.program import NativeProgram
 from ..ops.native.record import Operation
-from ..ops.select import select_ops
 from ..server.choice import Choice
 from ..server.client import Delta
 from ..store.pool import KVPool
@@ -52,9 +49,8 @@ from ..text.load import TextModel, load_text
 from ..worker.executor import ModelExecutor
 from ..worker.memory import step_limits
 from ..worker.runner import Runner
+from .bench_native import open_native
 from .load import describe_kernels
-from .machine import read_machine
-from .models import progress_bar
 
 PROMPT_TOKENS = 128
 SERVED_STREAMS = (1, 16)
@@ -64,11 +60,7 @@ MAX_BATCHED_TOKENS = 512
 
 
 def profile(args: argparse.Namespace) -> int:
-    with progress_bar(f"fetching {args.model}") as progress:
-        path = resolve_model(args.model, progress=progress).path
-    ops = select_ops(args.backend, args.threads or read_machine().usable_cpus)
-    if not isinstance(ops, NativeOps):
-        raise ConfigError("bench profile looks into the native kernels, which are not to be had here.", param="backend")
+    path, ops = open_native(args, "bench profile looks into")
     before = machine.read_cpu_time()
     checkpoint = open_checkpoint(path)
     text = load_text(checkpoint)

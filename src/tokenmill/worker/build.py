@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from ..core.block import KVGroup
@@ -111,19 +112,13 @@ def build_worker(
         adapters=adapters,
     )
 
-    def free() -> None:
-        ops.close()
-        for pool in pools:
-            pool.close()
-
-    digest = weights_digest(checkpoint.path, cache_dir or default_cache_dir())
     return Worker(
-        executor=ModelExecutor(runner, on_close=free, adapters=adapters),
+        executor=ModelExecutor(runner, on_close=partial(_free, ops, pools), adapters=adapters),
         model_config=config,
         kv_groups=groups,
         num_blocks=num_blocks,
         num_window_blocks=num_window_blocks,
-        numerics_id=numerics_id(f"{digest} {quantization or 'as stored'}", model, groups, ops),
+        numerics_id=numerics_id(_weights_id(checkpoint, cache_dir, quantization), model, groups, ops),
         memory=plan_memory(
             config,
             groups,
@@ -177,17 +172,12 @@ def build_vector_worker(
     program = ops.compile(lambda recorder, batch: model.forward(recorder, kv, batch), limits)
     runner = PoolingRunner(model, program, limits, block_size=group.block_size, num_blocks=pool_blocks)
 
-    def free() -> None:
-        ops.close()
-        pool.close()
-
-    digest = weights_digest(checkpoint.path, cache_dir or default_cache_dir())
     return Worker(
-        executor=ModelExecutor(runner, on_close=free),
+        executor=ModelExecutor(runner, on_close=partial(_free, ops, [pool])),
         model_config=model.config,
         kv_groups=(group,),
         num_blocks=num_blocks,
-        numerics_id=numerics_id(f"{digest} {quantization or 'as stored'}", model, (group,), ops),
+        numerics_id=numerics_id(_weights_id(checkpoint, cache_dir, quantization), model, (group,), ops),
         memory=plan_memory(
             model.config,
             (group,),
@@ -201,6 +191,19 @@ def build_vector_worker(
         ),
         vector_size=model.vector_size,
     )
+
+
+def _free(ops: Ops, pools: Sequence[KVPool]) -> None:
+    """All that a worker's program and pools hold; `ops` goes first, as its program points into the pools."""
+    ops.close()
+    for pool in pools:
+        pool.close()
+
+
+def _weights_id(checkpoint: Checkpoint, cache_dir: Path | None, quantization: str | None) -> str:
+    """What the weights are that steps compute with: the file's digest, and what they became at load."""
+    digest = weights_digest(checkpoint.path, cache_dir or default_cache_dir())
+    return f"{digest} {quantization or 'as stored'}"
 
 
 def numerics_id(digest: str, model: Model | VectorModel, groups: Sequence[KVGroup], ops: Ops) -> str:
