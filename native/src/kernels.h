@@ -153,12 +153,15 @@ struct Kernels {
 // chunk_max gives 16 maxima, of 16 values each, per run of 256.
 constexpr int kChunkRun = 256;
 
-extern const Kernels kScalarKernels;
+extern const Kernels kScalarKernels, kScalarTilesKernels;
 #if defined(TM_X86)
 extern const Kernels kAvx2Kernels;
 extern const Kernels kAvxVnniKernels;
 extern const Kernels kAvx512Kernels;
 extern const Kernels kAvx512Bf16Kernels;
+#if defined(TM_HAS_AMX)
+extern const Kernels kAmxKernels;
+#endif
 #endif
 #if defined(TM_ARM64)
 extern const Kernels kNeonKernels;

@@ -8,7 +8,7 @@ import os
 from ..core.errors import ConfigError
 from .api import Ops
 from .native import NativeOps, available
-from .native.library import available_isas
+from .native.library import ISAS, TILE_ISAS, available_isas
 from .reference import ReferenceOps
 
 BACKENDS = ("auto", "native", "numpy")
@@ -30,7 +30,8 @@ def select_ops(backend: str, num_threads: int | None = None, isa: str | None = N
             _log.warning("Running on the slow numpy backend: %s.", missing)
         return ReferenceOps()
     isa = isa or os.environ.get("TOKENMILL_ISA")
-    if isa is not None and isa not in available_isas():
-        known = ", ".join(available_isas())
+    variants = available_isas(TILE_ISAS + ISAS)
+    if isa is not None and isa not in variants:
+        known = ", ".join(variants)
         raise ConfigError(f"isa {isa!r} cannot run on this machine; it has {known}.", param="isa")
     return NativeOps(num_threads, isa)

@@ -34,6 +34,7 @@ from .library import (
     KV_TYPES,
     PROBES,
     STORED,
+    TILE_ISAS,
     KVStruct,
     LoraStruct,
     LowRankStruct,
@@ -60,7 +61,6 @@ class NativeOps:
     """
 
     name = "native"
-    family = "native-i8g32-bf16-3"
 
     def __init__(self, num_threads: int | None = None, isa: str | None = None, fuse: bool = True) -> None:
         self.num_threads = num_threads or default_num_threads()
@@ -83,6 +83,11 @@ class NativeOps:
     def isa(self) -> str:
         """The instruction set in use."""
         return self._library.tm_team_isa(self._team).decode()
+
+    @property
+    def family(self) -> str:
+        """Kernel family: variants of one agree in every bit."""
+        return "native-tiles-1" if self.isa in TILE_ISAS else "native-i8g32-bf16-3"
 
     def describe(self) -> dict[str, str]:
         return {"backend": "native", "instruction set": self.isa, "threads": str(self.num_threads)}

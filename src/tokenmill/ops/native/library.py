@@ -10,6 +10,7 @@ import functools
 import os
 import struct
 import sys
+from collections.abc import Sequence
 from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
 
@@ -21,6 +22,8 @@ STORED = ("q5_0", "q5_1", "q8_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "q8_k"
 """Block formats that the library can recode, by number."""
 PROBES = {"read": 0, "int8": 1, "f32": 2}
 ISAS = ("avx512bf16", "avx512", "avxvnni", "avx2", "neoni8mm", "neon", "scalar")
+TILE_ISAS = ("amx", "scalartiles")
+"""Variants of another arithmetic: of a matrix unit, and its definition in plain loops. Those of a tuple agree in bits."""
 
 
 class Part(ctypes.Structure):
@@ -221,10 +224,10 @@ def available() -> str | None:
     return None
 
 
-def available_isas() -> tuple[str, ...]:
-    """Instruction-set variants that can run on this machine, widest first."""
+def available_isas(among: Sequence[str] = ISAS) -> tuple[str, ...]:
+    """Variants that can run on this machine, widest first."""
     library = load_library()
-    return tuple(isa for isa in ISAS if library.tm_isa_available(isa.encode()))
+    return tuple(isa for isa in among if library.tm_isa_available(isa.encode()))
 
 
 def check(library: ctypes.CDLL, succeeded: object) -> None:
