@@ -23,7 +23,7 @@ STORED = ("q5_0", "q5_1", "q8_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "q8_k"
 PROBES = {"read": 0, "int8": 1, "f32": 2}
 ISAS = ("avx512bf16", "avx512", "avxvnni", "avx2", "neoni8mm", "neon", "scalar")
 TILE_ISAS = ("amx", "scalartiles")
-"""Variants of another arithmetic: of a matrix unit, and its definition in plain loops. Those of a tuple agree in bits."""
+"""Of another arithmetic: for a matrix unit, and its definition in plain loops. Those of one tuple agree in bits."""
 
 
 class Part(ctypes.Structure):
