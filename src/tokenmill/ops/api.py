@@ -199,7 +199,11 @@ class Ops(Protocol):
     `weight` is what this backend's `pack` made, a `kv` what its `bind_kv` made."""
 
     name: str
-    family: str  # kernel family: part of the numerics id
+
+    @property
+    def family(self) -> str:
+        """Kernel family: part of the numerics id."""
+        ...
 
     def describe(self) -> dict[str, str]:
         """Printable facts: instruction set, threads."""
