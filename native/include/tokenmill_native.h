@@ -18,29 +18,31 @@
 extern "C" {
 #endif
 
-#define TM_ABI_VERSION 6
+#define TM_ABI_VERSION 7
 
 enum tm_kind {
   TM_F32 = 0, TM_F16 = 1, TM_BF16 = 2, TM_Q4_0 = 3, TM_Q4_1 = 4, TM_Q8_0 = 5,
   TM_Q8_M = 6,  /* 8-bit codes, a scale and a minimum for 32 */
   TM_Q8_H = 7,  /* 8-bit codes, a scale for each 16 */
   TM_Q8_HM = 8, /* 8-bit codes, a scale and a minimum for each 16 */
-  TM_Q6_H = 9   /* 6-bit codes, a scale for each 16 */
+  TM_Q6_H = 9,  /* 6-bit codes, a scale for each 16 */
+  TM_W4 = 10,   /* packed from q4_0: integers, with one scale for a row; for variants with tiles only */
+  TM_W4M = 11   /* the same from q4_1 */
 };
 
 enum tm_code {
   TM_EMBED = 0,      /* out f32; weight, by_place */
-  TM_RMS_NORM = 1,   /* in0 f32; vector = weight, value = eps; out f32 or quantised */
-  TM_QUANTISE = 2,   /* in0 f32; out quantised */
-  TM_LINEAR = 3,     /* in0 f32 (dense parts), in1 quantised (quantised parts), in2 residual or -1; weight */
-  TM_LINEAR_GATED = 4,/* in1 quantised; weight = gate rows then up rows, one part; activation; out quantised [width] */
+  TM_RMS_NORM = 1,   /* in0 f32; vector = weight, value = eps; out f32, quantised or wide */
+  TM_QUANTISE = 2,   /* in0 f32; out quantised or wide */
+  TM_LINEAR = 3,     /* in0 f32 (dense parts), in1 quantised or wide (the others), in2 residual or -1; weight */
+  TM_LINEAR_GATED = 4,/* in1; weight = gate rows then up rows, one part; activation; out [width] quantised, of wide in1 f32 */
   TM_ADD = 5,        /* in0, in1 */
   TM_GATED = 6,      /* in0 [2 * width]; activation; out [width] */
   TM_ROPE = 7,       /* in0 qkv; vector = table of num_turned columns; out qkv; with kv set also stores K and V */
   TM_WRITE_KV = 8,   /* in0 qkv; kv, layer */
   TM_ATTENTION = 9,  /* in0 qkv; kv, layer, value = scale, window, cap, whole; out f32 or quantised */
   TM_GATHER = 10,    /* in0 [T]; out [L] */
-  TM_LAYER_NORM = 11,/* in0 f32; vector = weight, vector2 = bias, value = eps; out f32 or quantised */
+  TM_LAYER_NORM = 11,/* in0 f32; vector = weight, vector2 = bias, value = eps; out f32, quantised or wide */
   TM_NORM_HEADS = 12,/* in0 qkv; vector = q weight, vector2 = k weight, value = eps; out qkv */
   TM_ADD_BIAS = 13,  /* in0; vector = bias */
   TM_SCALE = 14,     /* in0; value = factor */
@@ -54,7 +56,7 @@ enum tm_code {
 enum tm_activation { TM_SILU = 0, TM_GELU = 1, TM_GELU_ERF = 2 };
 
 enum tm_rows { TM_ROWS_TOKENS = 0, TM_ROWS_LOGITS = 1 };
-enum tm_form { TM_FORM_F32 = 0, TM_FORM_QUANTISED = 1 };
+enum tm_form { TM_FORM_F32 = 0, TM_FORM_QUANTISED = 1, TM_FORM_WIDE = 2 }; /* wide: what integer kinds multiply */
 
 typedef struct {
   int32_t kind, column0, num_rows, num_cols;
@@ -159,7 +161,8 @@ typedef struct tm_program tm_program;
 TM_API int32_t tm_abi_version(void);
 TM_API const char* tm_last_error(void);
 
-/* 1 where the variant ("scalar", "avx2", "avxvnni", "avx512", "avx512bf16", "neon", "neoni8mm") can run here. */
+/* 1 where the variant ("scalar", "avx2", "avxvnni", "avx512", "avx512bf16", "amx", "neon", "neoni8mm", "scalartiles")
+ * can run here. */
 TM_API int32_t tm_isa_available(const char* isa);
 
 /* A team of threads with one instruction set ("auto": the widest). Null on failure. */
@@ -173,6 +176,10 @@ TM_API int64_t tm_packed_bytes(int32_t kind, int64_t num_rows, int64_t num_cols)
 /* Pack matrices of one kind, stacked along their rows, into `out`. */
 TM_API int32_t tm_pack(tm_team* team, int32_t kind, int64_t num_cols, int32_t num_matrices,
                        const uint8_t* const* data, const int64_t* num_rows, uint8_t* out, int64_t out_bytes);
+
+/* 1 where the team computes this integer kind and it holds the scales of these matrices well. */
+TM_API int32_t tm_fits_integer(tm_team* team, int32_t kind, int64_t num_cols, int32_t num_matrices,
+                               const uint8_t* const* data, const int64_t* num_rows);
 
 /* Rows of a dense kind as rows of another kind: f16, bf16, q8_0, q4_0 or q4_1. The caller sizes `out`. */
 TM_API int32_t tm_quantise(tm_team* team, int32_t from_kind, int32_t to_kind, int64_t num_rows, int64_t num_cols,

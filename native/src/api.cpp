@@ -88,6 +88,12 @@ int32_t tm_pack(tm_team* team, int32_t kind, int64_t num_cols, int32_t num_matri
   });
 }
 
+int32_t tm_fits_integer(tm_team* team, int32_t kind, int64_t num_cols, int32_t num_matrices, const uint8_t* const* data,
+                        const int64_t* num_rows) {
+  if (!team->kernels->has_tiles || !mill::is_integer(kind) || num_cols % mill::kGroup != 0) return 0;
+  return mill::fits_integer(&team->team, kind, {data, num_rows, num_matrices}, num_cols);
+}
+
 int32_t tm_quantise(tm_team* team, int32_t from_kind, int32_t to_kind, int64_t num_rows, int64_t num_cols,
                     const uint8_t* data, uint8_t* out) {
   return guarded([&] {
@@ -115,6 +121,7 @@ int32_t tm_recode(tm_team* team, int32_t stored, int32_t to_kind, const uint8_t*
 
 int64_t tm_buffer_bytes(int32_t form, int64_t max_rows, int64_t width) {
   if (form == TM_FORM_F32) return max_rows * width * 4;
+  if (form == TM_FORM_WIDE) return mill::wide_bytes(max_rows, width);
   const int64_t slots = (max_rows + mill::kPanel - 1) / mill::kPanel * mill::kPanel * (width / mill::kGroup);
   return slots * (mill::kGroup + sizeof(mill::GroupFacts) + 4);
 }

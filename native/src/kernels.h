@@ -18,6 +18,9 @@ constexpr int kMaxHeadDim = 512;
 constexpr int kQueryStride = kMaxHeadDim + 16;  // floats; no power of two, so that queries do not meet in a cache set
 constexpr int kPlaneDepth = 256;  // products of int8 that stay below 2^22 in sum
 constexpr int kQueryStarts = 2 * kMaxHeadDim / kPlaneDepth;
+constexpr int kWidePanel = 16;    // rows of a tile of activation digits
+constexpr int kWideStep = 64;     // values of a row in a tile
+constexpr int kExactCols = 8192;  // inputs whose sum of products stays below 2^31: |weight| < 2048, |digit| < 128
 
 enum Activation : int { kSilu = 0, kGelu = 1, kGeluErf = 2 };
 
@@ -27,16 +30,17 @@ constexpr int32_t kMagicBits = 0x4B400000;
 
 enum Kind : int32_t {
   kF32 = 0, kF16 = 1, kBF16 = 2, kQ4_0 = 3, kQ4_1 = 4, kQ8_0 = 5, kQ8_M = 6, kQ8_H = 7, kQ8_HM = 8,
-  kQ6_H = 9, kNumKinds = 10
+  kQ6_H = 9, kW4 = 10, kW4M = 11, kNumKinds = 12
 };
 
 // How a KV pool stores values: kF32, kF16, kBF16, or int8 codes with a scale for each token and head.
 constexpr int kInt8 = 3;
 
 static inline bool is_quantised(int32_t kind) { return kind >= kQ4_0; }
+static inline bool is_integer(int32_t kind) { return kind >= kW4; }  // see linear_tiles.inc
 
 // Codes of 8 bits; scales for each 16 values rather than 32; minima beside scales; bytes of the codes of 32 values.
-static constexpr bool is_wide(int32_t kind) { return kind >= kQ8_0 && kind != kQ6_H; }
+static constexpr bool is_wide(int32_t kind) { return kind >= kQ8_0 && kind <= kQ8_HM; }
 static constexpr bool has_halves(int32_t kind) { return kind == kQ8_H || kind == kQ8_HM || kind == kQ6_H; }
 static constexpr bool has_minima(int32_t kind) { return kind == kQ4_1 || kind == kQ8_M || kind == kQ8_HM; }
 static constexpr int code_bytes(int32_t kind) { return kind == kQ6_H ? 24 : is_wide(kind) ? 32 : 16; }
@@ -49,6 +53,8 @@ static constexpr int code_bytes(int32_t kind) { return kind == kQ6_H ? 24 : is_w
 //     6 bit     4 such words of the lower 4 bits, then 2 words of upper bits: byte j of word h, lane i holds those of
 //               codes k = 16h+j, 16h+4+j, 16h+8+j, 16h+12+j of row i, from the lowest bits up
 //     8 bit     8 words of 64 bytes: word j, lane i holds codes k = 4j..4j+3 of row i, stored + 128
+//     integer   the 4-bit words, then [groups][16] multipliers (uint8), then [groups] flags (a bit for each row, uint16)
+//               or of kW4M [groups][16] offsets (int16), then [16] scales (float32) of the rows: see linear_tiles.inc
 //     halves    scales and minima are [groups][2][16]: of values 0..15, then of 16..31
 struct Part {
   int32_t kind;
@@ -74,11 +80,22 @@ struct Quantised {
   int32_t num_groups;
 };
 
+// Activations as two int8 digits each (linear_tiles.inc), per panel of 16 rows: [steps of 64 values][high, low][16][64],
+// zeros behind the last value.
+struct Wide {
+  int8_t* codes;
+  int64_t panel_bytes;
+  float* scales;    // [rows]
+  int32_t* starts;  // [panels][groups][16][high, low]: -8 * sum of a group's digits, where a dot product with codes starts
+};
+
 struct LinearArgs {
   const Part* part;
   int64_t tile_bytes;  // from one tile of the part to the next
   int tile0, num_tiles;
   const Quantised* xq;  // quantised kinds
+  const Wide* wide;     // integer kinds
+  void* scratch;        // integer kinds: wide_scratch_bytes
   const float* x;       // dense kinds: row 0
   int64_t ld_x;
   int row0, num_rows;
@@ -120,7 +137,9 @@ struct SpanArgs {
 
 struct Kernels {
   const char* name;
+  bool has_tiles;  // computes integer kinds
   void (*linear)(const LinearArgs*);
+  void (*quantise_wide)(const float* x, int num_cols, const Wide* out, int row);
   void (*quantise_row)(const float* x, const Quantised* out, int row, int group0, int num_groups);
   void (*rms_norm_row)(const float* x, const float* weight, float eps, int num_cols, float* out);
   void (*rms_norm_rows)(const float* x, int num_rows, const float* weight, float eps, int num_cols, const Quantised* out,

@@ -3,6 +3,8 @@
 #include "pack.h"
 
 #include <algorithm>
+#include <atomic>
+#include <cmath>
 #include <cstring>
 
 #include "half.h"
@@ -11,7 +13,7 @@ namespace mill {
 
 namespace {
 
-constexpr int64_t kRawBlockBytes[kNumKinds] = {0, 0, 0, 18, 20, 34, 36, 36, 40, 28};  // scales, (minima), codes of 32
+constexpr int64_t kRawBlockBytes[kNumKinds] = {0, 0, 0, 18, 20, 34, 36, 36, 40, 28, 18, 20};  // scales, (minima), codes of 32
 
 int num_scales(int32_t kind) { return has_halves(kind) ? 2 : 1; }
 
@@ -59,6 +61,83 @@ void pack_quantised(int32_t kind, int64_t num_groups, const TileRows& from, uint
   }
 }
 
+// A row of 4-bit blocks whose scales become multiples of one: value = scale * ((q - 8) * multiplier + offset).
+class IntegerRow {
+ public:
+  IntegerRow(int32_t kind, const uint8_t* blocks, int64_t num_groups)
+      : blocks_(blocks), num_groups_(num_groups), block_bytes_(kRawBlockBytes[kind]), has_minima_(kind == kW4M) {
+    float most = 0;
+    for (int64_t g = 0; g < num_groups; g++) {
+      const float d = std::fabs(step(g)), middle = std::fabs(value_of_8(g));
+      most = std::max(most, std::max(d / kMostMultiplier, (8 * d + middle) / kMostWeight));
+    }
+    scale_ = std::isfinite(most) ? most : 0;
+  }
+
+  float scale() const { return scale_; }
+  float step(int64_t g) const { return half(g, 0); }
+  bool falls(int64_t g) const { return step(g) < 0; }  // then codes are stored as 15 - q
+  int multiplier(int64_t g) const { return nearest(std::fabs(step(g))); }
+  int offset(int64_t g) const {
+    const int middle = nearest(value_of_8(g));
+    return falls(g) ? middle + multiplier(g) : middle;
+  }
+
+  // Whether rounding scales and offsets to multiples loses less than 1.5 % of what codes tell apart.
+  bool fits() const {
+    constexpr float kVariance = 21.25f;  // of 16 codes
+    float lost = 0, told = 0;
+    for (int64_t g = 0; g < num_groups_; g++) {
+      const float d = std::fabs(step(g)), of_step = d - scale_ * multiplier(g);
+      const float of_middle = value_of_8(g) - scale_ * nearest(value_of_8(g));
+      if (!std::isfinite(d) || !std::isfinite(of_middle)) return false;
+      lost += kVariance * of_step * of_step + of_middle * of_middle;
+      told += kVariance * d * d;
+    }
+    return lost <= 0.015f * 0.015f * told;
+  }
+
+ private:
+  static constexpr float kMostMultiplier = 255, kMostWeight = 2040;
+
+  float half(int64_t g, int index) const {
+    uint16_t bits;
+    std::memcpy(&bits, blocks_ + g * block_bytes_ + 2 * index, 2);
+    return half_to_float(bits);
+  }
+  float value_of_8(int64_t g) const { return has_minima_ ? 8 * half(g, 0) + half(g, 1) : 0; }
+  int nearest(float value) const { return scale_ == 0 ? 0 : static_cast<int>(std::nearbyint(value / scale_)); }
+
+  const uint8_t* blocks_;
+  int64_t num_groups_, block_bytes_;
+  bool has_minima_;
+  float scale_;
+};
+
+void pack_integer(int32_t kind, int64_t num_groups, const TileRows& from, uint8_t* tile) {
+  uint8_t* multipliers = tile + num_groups * 256;
+  uint16_t* flags = reinterpret_cast<uint16_t*>(multipliers + num_groups * kLanes);
+  int16_t* offsets = reinterpret_cast<int16_t*>(flags);
+  float* scales = reinterpret_cast<float*>(multipliers + num_groups * (kind == kW4M ? 48 : 18));
+  const int64_t block_bytes = kRawBlockBytes[kind];
+  for (int lane = 0; lane < from.count; lane++) {
+    const IntegerRow row(kind, from.row[lane], num_groups);
+    scales[lane] = row.scale();
+    for (int64_t g = 0; g < num_groups; g++) {
+      multipliers[g * kLanes + lane] = static_cast<uint8_t>(row.multiplier(g));
+      if (kind == kW4M) offsets[g * kLanes + lane] = static_cast<int16_t>(row.offset(g));
+      else flags[g] = static_cast<uint16_t>((lane == 0 ? 0 : flags[g]) | row.falls(g) << lane);
+      const uint8_t* codes = from.row[lane] + (g + 1) * block_bytes - 16;
+      for (int b = 0; b < 4; b++) {
+        uint32_t word;
+        std::memcpy(&word, codes + 4 * b, 4);
+        if (row.falls(g)) word = ~word;
+        std::memcpy(tile + g * 256 + b * 64 + lane * 4, &word, 4);
+      }
+    }
+  }
+}
+
 // Pairs of bf16 weights as words; what is too small to count (see half.h) becomes zero.
 void pack_bf16(int64_t num_cols, const TileRows& from, uint8_t* tile) {
   interleave(from, 0, num_cols / 2, 0, tile);
@@ -84,6 +163,8 @@ void pack_tile(int32_t kind, int64_t num_cols, const TileRows& from, uint8_t* ti
     case kF32: return interleave(from, 0, num_cols, 0, tile);
     case kF16: return pack_f16(num_cols, from, tile);
     case kBF16: return pack_bf16(num_cols, from, tile);
+    case kW4:
+    case kW4M: return pack_integer(kind, num_cols / kGroup, from, tile);
     default: return pack_quantised(kind, num_cols / kGroup, from, tile);
   }
 }
@@ -158,6 +239,8 @@ int64_t tile_bytes(int32_t kind, int64_t num_cols) {
     case kF32: bytes = num_cols * kLanes * 4; break;
     case kF16: bytes = num_cols * kLanes * 2; break;
     case kBF16: bytes = (num_cols + 1) / 2 * kLanes * 4; break;
+    case kW4: bytes = groups * (256 + 16 + 2) + 64; break;
+    case kW4M: bytes = groups * (256 + 16 + 32) + 64; break;
     default: bytes = groups * kLanes * kRawBlockBytes[kind];
   }
   return (bytes + 63) / 64 * 64;
@@ -167,6 +250,18 @@ int64_t raw_row_bytes(int32_t kind, int64_t num_cols) {
   if (kind == kF32) return num_cols * 4;
   if (!is_quantised(kind)) return num_cols * 2;
   return num_cols / kGroup * kRawBlockBytes[kind];
+}
+
+bool fits_integer(Team* team, int32_t kind, const RawRows& rows, int64_t num_cols) {
+  const int64_t row_bytes = raw_row_bytes(kind, num_cols);
+  int64_t total = 0;
+  for (int i = 0; i < rows.count; i++) total += rows.num_rows[i];
+  std::atomic<bool> fit{true};
+  team->for_each(static_cast<int>((total + kLanes - 1) / kLanes), [&](int tile, int) {
+    for (int64_t row = tile * kLanes; row < std::min<int64_t>(total, tile * kLanes + kLanes) && fit; row++)
+      if (!IntegerRow(kind, find_row(rows, row, row_bytes), num_cols / kGroup).fits()) fit = false;
+  });
+  return fit;
 }
 
 void pack(Team* team, const RawRows& rows, const Part& part, uint8_t* out) {
@@ -226,6 +321,20 @@ void unpack_row(const Part& part, int64_t row, float* out) {
     return;
   }
   const int64_t num_groups = part.num_cols / kGroup;
+  if (is_integer(part.kind)) {
+    const uint8_t* multipliers = tile + num_groups * 256;
+    const uint16_t* flags = reinterpret_cast<const uint16_t*>(multipliers + num_groups * kLanes);
+    const int16_t* offsets = reinterpret_cast<const int16_t*>(flags);
+    const float scale = reinterpret_cast<const float*>(multipliers + num_groups * (part.kind == kW4M ? 48 : 18))[lane];
+    for (int64_t k = 0; k < part.num_cols; k++) {
+      const int64_t g = k / kGroup, at = k % kGroup;
+      const uint8_t byte = tile[g * 256 + at % 16 / 4 * 64 + lane * 4 + at % 4];
+      const int q = (at < 16 ? byte & 15 : byte >> 4) - 8, m = multipliers[g * kLanes + lane];
+      const int w = part.kind == kW4 ? (q + (flags[g] >> lane & 1)) * m : q * m + offsets[g * kLanes + lane];
+      out[k] = scale * static_cast<float>(w);
+    }
+    return;
+  }
   const int codes = code_bytes(part.kind), halves = num_scales(part.kind);
   const uint8_t* scales = tile + num_groups * codes * kLanes;
   const uint8_t* minima = scales + num_groups * halves * kLanes * 2;

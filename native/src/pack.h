@@ -20,6 +20,9 @@ struct RawRows {
   int count;
 };
 
+// Whether the scales of every row are near enough to multiples of one for an integer kind.
+bool fits_integer(Team* team, int32_t kind, const RawRows& rows, int64_t num_cols);
+
 // Fill part.data, which the caller allocated with tile_bytes * ceil(num_rows / 16) bytes. Threads over tiles.
 void pack(Team* team, const RawRows& rows, const Part& part, uint8_t* out);
 

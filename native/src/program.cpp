@@ -16,6 +16,7 @@ namespace {
 constexpr double kInlineNs = 2500;  // below this, handing work to another thread costs more than it saves
 constexpr double kDrawNs = 10000;       // of a row, at least
 constexpr int kRowBlock = 8 * kPanel;
+constexpr int kWideRowBlock = 16 * kWidePanel;
 constexpr int kAttentionMerge = 1000;  // follows every attention; idle unless spans were split
 
 bool is_activation(int32_t code) { return code == TM_SILU || code == TM_GELU || code == TM_GELU_ERF; }
@@ -53,6 +54,8 @@ Program::Program(Team* team, const Kernels* kernels, const tm_op* ops, int num_o
   for (const Op& op : ops_) {
     int64_t floats = op.op.width;
     if (op.op.code == TM_ATTENTION) floats = std::max(floats, attention_floats(op.op));
+    for (const Part& part : op.parts)
+      if (is_integer(part.kind)) floats = std::max(floats, linear_floats(op.op));
     floats_per_thread_ = std::max(floats_per_thread_, (floats + 15) / 16 * 16);
   }
   // One set more than threads: small operations run where the step is being advanced.
@@ -87,7 +90,10 @@ std::string Program::check_op(const tm_op& op) const {
   };
   const auto any_form = [&](int index, int64_t width) {
     return fits(index, op.rows, width, TM_FORM_F32) ||
-           (width % kGroup == 0 && fits(index, op.rows, width, TM_FORM_QUANTISED));
+           (width % kGroup == 0 && (fits(index, op.rows, width, TM_FORM_QUANTISED) || fits(index, op.rows, width, TM_FORM_WIDE)));
+  };
+  const auto form_of = [](int32_t kind) {
+    return is_integer(kind) ? TM_FORM_WIDE : is_quantised(kind) ? TM_FORM_QUANTISED : TM_FORM_F32;
   };
   const bool has_heads = (op.code >= TM_ROPE && op.code <= TM_ATTENTION) || op.code == TM_NORM_HEADS;
   const int64_t qkv = has_heads ? static_cast<int64_t>(op.num_heads + 2 * op.num_kv_heads) * op.head_dim : 0;
@@ -113,10 +119,10 @@ std::string Program::check_op(const tm_op& op) const {
       if (part.column0 != column || part.num_cols != op.weight->num_cols) return "parts do not line up";
       const int64_t need = tm_packed_bytes(part.kind, part.num_rows, part.num_cols);
       if (need < 0 || part.num_bytes < need) return say("bytes of a packed part", part.num_bytes, need);
+      if (is_integer(part.kind) && !kernels_->has_tiles) return "integer kinds need tiles";
       if (op.code == TM_LINEAR) {
-        const bool quantised = is_quantised(part.kind);
-        if (!fits(quantised ? op.in1 : op.in0, op.rows, part.num_cols, quantised ? TM_FORM_QUANTISED : TM_FORM_F32))
-          return "input does not fit the weight";
+        const int form = form_of(part.kind);
+        if (!fits(form == TM_FORM_F32 ? op.in0 : op.in1, op.rows, part.num_cols, form)) return "input does not fit the weight";
       }
       column += part.num_rows;
     }
@@ -150,8 +156,8 @@ std::string Program::check_op(const tm_op& op) const {
       good = fits(op.in0, op.rows, op.width, TM_FORM_F32) && any_form(op.out, op.width) && is_activation(op.activation);
       break;
     case TM_QUANTISE:
-      good = fits(op.in0, op.rows, op.width, TM_FORM_F32) && fits(op.out, op.rows, op.width, TM_FORM_QUANTISED) &&
-             op.width % kGroup == 0;
+      good = fits(op.in0, op.rows, op.width, TM_FORM_F32) && any_form(op.out, op.width) &&
+             buffers_[op.out].form != TM_FORM_F32;
       break;
     case TM_LINEAR:
       good = fits(op.out, op.rows, op.weight->num_rows, TM_FORM_F32) &&
@@ -159,8 +165,9 @@ std::string Program::check_op(const tm_op& op) const {
       break;
     case TM_LINEAR_GATED:
       good = is_activation(op.activation) && op.weight->num_parts == 1 && is_quantised(op.weight->parts[0].kind) && op.width % kGroup == 0 &&
-             op.weight->num_rows == 2 * op.width && fits(op.in1, op.rows, op.weight->num_cols, TM_FORM_QUANTISED) &&
-             fits(op.out, op.rows, op.width, TM_FORM_QUANTISED);
+             op.weight->num_rows == 2 * op.width &&
+             fits(op.in1, op.rows, op.weight->num_cols, form_of(op.weight->parts[0].kind)) &&
+             fits(op.out, op.rows, op.width, is_integer(op.weight->parts[0].kind) ? TM_FORM_F32 : TM_FORM_QUANTISED);
       break;
     case TM_ADD:
       good = fits(op.in0, op.rows, op.width, TM_FORM_F32) && fits(op.in1, op.rows, op.width, TM_FORM_F32) &&
@@ -331,8 +338,8 @@ void Program::run_unit(int unit, int thread) {
   if (current_ == nullptr) return draw(unit, thread);
   const Op& op = *current_;
   switch (op.op.code) {
-    case TM_LINEAR: return run_linear(op, unit);
-    case TM_LINEAR_GATED: return run_linear_gated(op, unit);
+    case TM_LINEAR: return run_linear(op, unit, thread);
+    case TM_LINEAR_GATED: return run_linear_gated(op, unit, thread);
     case TM_ATTENTION: return run_attention(op, unit, thread);
     case kAttentionMerge: return run_merge(op, unit);
     case TM_LORA_SHRINK: return run_lora_shrink(op, unit);
@@ -362,11 +369,33 @@ Quantised Program::quantised(int buffer) const {
   return q;
 }
 
+Wide Program::wide(int buffer) const {
+  const tm_buffer& b = buffers_[buffer];
+  const int64_t panels = ceil_div(b.max_rows, kWidePanel), groups = b.width / kGroup;
+  Wide w;
+  w.codes = static_cast<int8_t*>(b.data);
+  w.panel_bytes = wide_panel_bytes(b.width);
+  w.starts = reinterpret_cast<int32_t*>(w.codes + panels * w.panel_bytes);
+  w.scales = reinterpret_cast<float*>(w.starts + panels * kWidePanel * groups * 2);
+  return w;
+}
+
+// A row of float32 into a buffer of codes or digits.
+void Program::quantise_row(const float* from, int buffer, int row) {
+  const int width = buffers_[buffer].width;
+  if (buffers_[buffer].form == TM_FORM_WIDE) {
+    const Wide out = wide(buffer);
+    return kernels_->quantise_wide(from, width, &out, row);
+  }
+  const Quantised out = quantised(buffer);
+  kernels_->quantise_row(from, &out, row, 0, width / kGroup);
+}
+
 // ------------------------------------------------------------------------------------------------------ row operations
 
 void Program::run_row(const Op& op, int row, int thread) {
   const tm_op& o = op.op;
-  const bool quantise = o.out >= 0 && buffers_[o.out].form == TM_FORM_QUANTISED;
+  const bool quantise = o.out >= 0 && buffers_[o.out].form != TM_FORM_F32;
   switch (o.code) {
     case TM_EMBED: {
       int64_t id = (op.op.by_place ? step_.places : step_.tokens)[row];
@@ -384,16 +413,10 @@ void Program::run_row(const Op& op, int row, int thread) {
       if (o.code == TM_RMS_NORM) kernels_->rms_norm_row(from, o.vector, o.value, o.width, to);
       else if (o.code == TM_LAYER_NORM) kernels_->layer_norm_row(from, o.vector, o.vector2, o.value, o.width, to);
       else kernels_->activate(o.activation, from, o.width, to);
-      if (quantise) {
-        const Quantised out = quantised(o.out);
-        kernels_->quantise_row(to, &out, row, 0, o.width / kGroup);
-      }
+      if (quantise) quantise_row(to, o.out, row);
       return;
     }
-    case TM_QUANTISE: {
-      const Quantised out = quantised(o.out);
-      return kernels_->quantise_row(rows_of(o.in0, row), &out, row, 0, o.width / kGroup);
-    }
+    case TM_QUANTISE: return quantise_row(rows_of(o.in0, row), o.out, row);
     case TM_ADD: return kernels_->add(rows_of(o.in0, row), rows_of(o.in1, row), o.width, rows_of(o.out, row));
     case TM_ADD_BIAS: return kernels_->add(rows_of(o.in0, row), o.vector, o.width, rows_of(o.out, row));
     case TM_SCALE: return kernels_->scale(rows_of(o.in0, row), o.value, o.width, rows_of(o.out, row));
@@ -475,6 +498,12 @@ void Program::write_kv_row(const Op& op, const float* qkv, int row) {
 
 // ------------------------------------------------------------------------------------------------------------- linears
 
+// Room a thread needs for integer kinds: what the kernel asks for, and gate and up columns of a unit's rows.
+int64_t Program::linear_floats(const tm_op& o) {
+  const int64_t both = o.code == TM_LINEAR_GATED ? (kWideRowBlock + kWidePanel) * 2 * kGroup : 0;
+  return (wide_scratch_bytes(o.weight->num_cols) + 3) / 4 + both;
+}
+
 // Units are blocks of tiles by blocks of rows. Few rows: weights are read once, units only balance the threads. Many
 // rows: a thread's run of units is a share of the rows, which stay in its cache from one operation to the next; a block
 // of tiles stays there too while the share's blocks of rows pass.
@@ -488,9 +517,11 @@ int Program::plan_linear(const Op& op, double* cost_ns) {
     bytes += static_cast<double>(part.num_bytes);
   }
   if (gated) tiles = op.op.width / kGroup;  // a unit of work is a group of 32 outputs: two gate and two up tiles
-  *cost_ns = bytes / 20.0 + bytes * rows / 100.0;
+  const bool wide = is_integer(op.parts[0].kind);
+  *cost_ns = bytes / 20.0 + bytes * rows / (wide ? 500.0 : 100.0);
   const int most = gated ? 4 : 16;
-  const int least_blocks = ceil_div(rows, kRowBlock), shares = std::min(team_->num_threads(), least_blocks);
+  rows_per_panel_ = wide ? kWidePanel : kPanel;
+  const int least_blocks = ceil_div(rows, wide ? kWideRowBlock : kRowBlock), shares = std::min(team_->num_threads(), least_blocks);
   blocks_per_share_ = ceil_div(least_blocks, shares);
   num_row_blocks_ = shares * blocks_per_share_;
   const int wanted = ceil_div(6 * team_->num_threads(), num_row_blocks_);
@@ -509,13 +540,13 @@ int Program::plan_linear(const Op& op, double* cost_ns) {
 Program::LinearUnit Program::linear_unit(int unit, int num_rows) const {
   const int per_share = num_tile_blocks_ * blocks_per_share_;
   const int block = unit / per_share * blocks_per_share_ + unit % blocks_per_share_;
-  const int64_t panels = ceil_div(num_rows, kPanel);
-  const int begin = static_cast<int>(panels * block / num_row_blocks_) * kPanel;
-  const int end = static_cast<int>(panels * (block + 1) / num_row_blocks_) * kPanel;
+  const int64_t panels = ceil_div(num_rows, rows_per_panel_);
+  const int begin = static_cast<int>(panels * block / num_row_blocks_) * rows_per_panel_;
+  const int end = static_cast<int>(panels * (block + 1) / num_row_blocks_) * rows_per_panel_;
   return {unit % per_share / blocks_per_share_, begin, std::min(end, num_rows)};
 }
 
-void Program::run_linear(const Op& op, int unit) {
+void Program::run_linear(const Op& op, int unit, int thread) {
   const tm_op& o = op.op;
   const LinearUnit cut = linear_unit(unit, num_rows(o));
   const int row0 = cut.row_begin;
@@ -528,13 +559,18 @@ void Program::run_linear(const Op& op, int unit) {
   }
   LinearArgs args = {};
   Quantised xq;
+  Wide digits;
   args.part = part;
   args.tile_bytes = tile_bytes(part->kind, part->num_cols);
   args.tile0 = block * tiles_per_unit_;
   args.num_tiles = std::min(tiles_per_unit_, ceil_div(part->num_rows, kLanes) - args.tile0);
   args.row0 = row0;
   args.num_rows = cut.row_end - row0;
-  if (is_quantised(part->kind)) {
+  if (is_integer(part->kind)) {
+    digits = wide(o.in1);
+    args.wide = &digits;
+    args.scratch = thread_floats(thread);
+  } else if (is_quantised(part->kind)) {
     xq = quantised(o.in1);
     args.xq = &xq;
   } else {
@@ -551,30 +587,50 @@ void Program::run_linear(const Op& op, int unit) {
   kernels_->linear(&args);
 }
 
-// Gate and up columns of one output group, a panel of rows at a time, through act(gate) * up into the group's codes.
-void Program::run_linear_gated(const Op& op, int unit) {
+// Gate and up columns of one output group, a panel of rows at a time, through act(gate) * up into the group's codes; of
+// integer kinds all rows of the unit at a time, into float32.
+void Program::run_linear_gated(const Op& op, int unit, int thread) {
   const tm_op& o = op.op;
   const LinearUnit cut = linear_unit(unit, num_rows(o));
   const int group_begin = cut.tile_block * tiles_per_unit_;
   const int group_end = std::min(o.width / kGroup, group_begin + tiles_per_unit_);
-  const Quantised xq = quantised(o.in1), out = quantised(o.out);
-  alignas(64) float both[kPanel][2 * kGroup];
   LinearArgs args = {};
   args.part = op.parts.data();
   args.tile_bytes = tile_bytes(args.part->kind, args.part->num_cols);
-  args.xq = &xq;
   args.num_tiles = kGroup / kLanes;
   args.ld_out = 2 * kGroup;
+  const auto both_of = [&](int group, float* both) {
+    args.tile0 = group * (kGroup / kLanes);
+    args.out = both;
+    kernels_->linear(&args);
+    args.tile0 += o.width / kLanes;
+    args.out = both + kGroup;
+    kernels_->linear(&args);
+  };
+  if (is_integer(args.part->kind)) {
+    const Wide digits = wide(o.in1);
+    args.wide = &digits;
+    args.scratch = thread_floats(thread);
+    float* const both = thread_floats(thread) + (wide_scratch_bytes(args.part->num_cols) + 3) / 4;
+    args.row0 = cut.row_begin;
+    args.num_rows = cut.row_end - cut.row_begin;
+    for (int group = group_begin; group < group_end; group++) {
+      both_of(group, both);
+      for (int r = 0; r < args.num_rows; r++) {
+        const float* gate = both + r * 2 * kGroup;
+        kernels_->gated(o.activation, gate, gate + kGroup, kGroup, rows_of(o.out, cut.row_begin + r) + group * kGroup);
+      }
+    }
+    return;
+  }
+  const Quantised xq = quantised(o.in1), out = quantised(o.out);
+  alignas(64) float both[kPanel][2 * kGroup];
+  args.xq = &xq;
   for (int row = cut.row_begin; row < cut.row_end; row += kPanel) {
     args.row0 = row;
     args.num_rows = std::min(kPanel, cut.row_end - row);
     for (int group = group_begin; group < group_end; group++) {
-      args.tile0 = group * (kGroup / kLanes);
-      args.out = both[0];
-      kernels_->linear(&args);
-      args.tile0 += o.width / kLanes;
-      args.out = both[0] + kGroup;
-      kernels_->linear(&args);
+      both_of(group, both[0]);
       kernels_->gated_group(o.activation, both[0], args.num_rows, &out, row, group);
     }
   }

@@ -14,6 +14,18 @@ namespace mill {
 
 inline int ceil_div(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b); }
 
+// Activations as digits: bytes of a panel of rows, and of a buffer.
+inline int64_t wide_panel_bytes(int64_t width) {
+  return static_cast<int64_t>(ceil_div(width, kWideStep)) * 2 * kWidePanel * kWideStep;
+}
+inline int64_t wide_bytes(int64_t max_rows, int64_t width) {
+  const int64_t of_row = 4 + width / kGroup * 8;  // scale, starts
+  return ceil_div(max_rows, kWidePanel) * (wide_panel_bytes(width) + kWidePanel * of_row);
+}
+
+// What kernels for integer kinds need besides.
+inline int64_t wide_scratch_bytes(int64_t width) { return static_cast<int64_t>(ceil_div(width, kWideStep)) * 2048 + 5 * 1024; }
+
 class Program final : public Job {
  public:
   // `error` says what is wrong with the list, if anything; such a program must not be run.
@@ -102,6 +114,8 @@ class Program final : public Job {
   int num_rows(const tm_op& op) const { return op.rows == TM_ROWS_TOKENS ? step_.num_tokens : step_.num_logit_rows; }
   float* rows_of(int buffer, int64_t row) const;
   Quantised quantised(int buffer) const;
+  Wide wide(int buffer) const;
+  void quantise_row(const float* from, int buffer, int row);
   float* thread_floats(int thread) {
     const uintptr_t base = reinterpret_cast<uintptr_t>(thread_floats_.data()) + 63;
     return reinterpret_cast<float*>(base / 64 * 64) + thread * floats_per_thread_;
@@ -117,10 +131,11 @@ class Program final : public Job {
   void rope_row(const Op& op, int row);
   void write_kv_row(const Op& op, const float* qkv, int row);
 
+  static int64_t linear_floats(const tm_op& o);
   int plan_linear(const Op& op, double* cost_ns);
   LinearUnit linear_unit(int unit, int num_rows) const;
-  void run_linear(const Op& op, int unit);
-  void run_linear_gated(const Op& op, int unit);
+  void run_linear(const Op& op, int unit, int thread);
+  void run_linear_gated(const Op& op, int unit, int thread);
 
   std::string check_lora(const tm_op& op) const;
   std::string check_adapters(const tm_step& step, const tm_op& op) const;
@@ -171,7 +186,7 @@ class Program final : public Job {
   std::chrono::steady_clock::time_point timed_until_;
 
   // How the current operation is cut.
-  int rows_per_unit_ = 1, tiles_per_unit_ = 1, num_tile_blocks_ = 1, num_row_blocks_ = 1, blocks_per_share_ = 1;
+  int rows_per_unit_ = 1, rows_per_panel_ = kPanel, tiles_per_unit_ = 1, num_tile_blocks_ = 1, num_row_blocks_ = 1, blocks_per_share_ = 1;
 
   // How its attention is cut: plans made in this step, the current one, and what making one needs.
   std::vector<AttentionPlan> plans_;

@@ -22,7 +22,7 @@ from ..formats.checkpoint import open_checkpoint
 from ..models.registry import Model, load_model
 from ..ops.api import BLOCK_BYTES, GROUP, RawTensor, SampleBatch, StepBatch, StepLimits
 from ..ops.native import NativeOps
-from ..ops.native.record import Code, Operation
+from ..ops.native.record import QUANTISED, Code, Operation
 from ..store.pool import KVPool
 from .bench_native import open_native
 from .load import describe_kernels
@@ -111,7 +111,7 @@ def _linear(
                 out = recorder.linear(out, narrow) if narrow is not None else out
         return out
 
-    narrow = _narrow(ops, first.num_rows // 2) if is_gated and first.quantised else None
+    narrow = _narrow(ops, first.num_rows // 2) if is_gated and first.form == QUANTISED else None
     own = {id(weight) for weight in weights}
     once = _Once(
         ops, forward, lambda found: id(found.weight) in own or found.code == Code.GATED, _limits(max(row_counts))

@@ -30,6 +30,7 @@ from ..api import (
 )
 from .fuse import fuse
 from .library import (
+    INTEGER_KINDS,
     KINDS,
     KV_TYPES,
     PROBES,
@@ -46,9 +47,9 @@ from .library import (
 )
 from .memory import WeightArena, aligned_bytes
 from .program import NativeProgram
-from .record import NativeKV, NativeLora, NativeWeight, Recorder, SymbolicBatch, Value
+from .record import F32, QUANTISED, WIDE, NativeKV, NativeLora, NativeWeight, Recorder, SymbolicBatch, Value
 
-_FIRST_QUANTISED = KINDS["q4_0"]
+_FIRST_QUANTISED, _FIRST_INTEGER = KINDS["q4_0"], KINDS["w4"]
 TILE_ROWS = 16
 """Rows of a packed tile."""
 
@@ -95,15 +96,16 @@ class NativeOps:
     def pack(self, parts: Sequence[RawTensor]) -> NativeWeight:
         num_cols = parts[0].num_cols
         assert same_order(parts), "columns in different orders"
+        for matrix in parts:
+            assert matrix.num_cols == num_cols, (matrix.num_cols, num_cols)
+            assert matrix.data.dtype == np.uint8 and matrix.data.flags.c_contiguous, matrix.data.dtype
+            assert matrix.data.size == matrix.num_rows * raw_row_bytes(matrix.kind, num_cols), matrix.data.size
+        runs = [(kind, list(run)) for kind, run in itertools.groupby(parts, key=lambda part: part.kind)]
+        kinds = self._integer_kinds(runs) or [kind for kind, _ in runs]
         structs: list[Part] = []
         packed: list[np.ndarray] = []
         column = 0
-        for kind, group in itertools.groupby(parts, key=lambda part: part.kind):
-            matrices = list(group)
-            for matrix in matrices:
-                assert matrix.num_cols == num_cols, (matrix.num_cols, num_cols)
-                assert matrix.data.dtype == np.uint8 and matrix.data.flags.c_contiguous, matrix.data.dtype
-                assert matrix.data.size == matrix.num_rows * raw_row_bytes(kind, num_cols), (kind, matrix.data.size)
+        for kind, (_, matrices) in zip(kinds, runs, strict=True):
             data = self._pack_kind(kind, num_cols, matrices)
             num_rows = sum(matrix.num_rows for matrix in matrices)
             structs.append(Part(KINDS[kind], column, num_rows, num_cols, data.ctypes.data, data.size))
@@ -111,18 +113,33 @@ class NativeOps:
             column += num_rows
         array = (Part * len(structs))(*structs)
         order = parts[0].order
-        quantised = [part.kind >= _FIRST_QUANTISED for part in structs]
+        forms = {_form(part.kind) for part in structs}
+        assert not {QUANTISED, WIDE} <= forms, kinds
         return NativeWeight(
             num_rows=column,
             num_cols=num_cols,
             num_bytes=sum(data.size for data in packed),
-            quantised=any(quantised),
-            dense=not all(quantised),
+            form=max(forms),
+            dense=F32 in forms,
             struct=WeightStruct(column, num_cols, len(structs), 0, array),
             parts=array,
             data=tuple(packed),
             order=None if order is None else np.ascontiguousarray(order, np.int32),
         )
+
+    def _integer_kinds(self, runs: Sequence[tuple[str, Sequence[RawTensor]]]) -> list[str] | None:
+        """The kinds that quantised runs have as integers; None where one of them cannot, since all take one input."""
+        kinds = [kind if KINDS[kind] < _FIRST_QUANTISED else INTEGER_KINDS.get(kind) for kind, _ in runs]
+        for kind, (_, matrices) in zip(kinds, runs, strict=True):
+            if kind is None:
+                return None
+            if KINDS[kind] < _FIRST_QUANTISED:
+                continue
+            if not self._library.tm_fits_integer(
+                self._team, KINDS[kind], matrices[0].num_cols, len(matrices), *_addresses(matrices)
+            ):
+                return None
+        return [kind for kind in kinds if kind is not None]
 
     def quantise(self, part: RawTensor, kind: str) -> RawTensor:
         assert kind in QUANTISATIONS and part.data.flags.c_contiguous, kind
@@ -167,10 +184,8 @@ class NativeOps:
         return out
 
     def _pack_into(self, kind: int, num_cols: int, matrices: Sequence[RawTensor], out: np.ndarray) -> None:
-        pointers = (ctypes.c_void_p * len(matrices))(*(matrix.data.ctypes.data for matrix in matrices))
-        counts = (ctypes.c_int64 * len(matrices))(*(matrix.num_rows for matrix in matrices))
         done = self._library.tm_pack(
-            self._team, kind, num_cols, len(matrices), pointers, counts, out.ctypes.data, out.size
+            self._team, kind, num_cols, len(matrices), *_addresses(matrices), out.ctypes.data, out.size
         )
         check(self._library, done == 0)
 
@@ -427,6 +442,17 @@ class NativeOps:
         if self._team_handle is not None:
             self._library.tm_team_free(self._team_handle)
             self._team_handle = None
+
+
+def _form(kind: int) -> int:
+    """How a linear takes the inputs of a part."""
+    return F32 if kind < _FIRST_QUANTISED else QUANTISED if kind < _FIRST_INTEGER else WIDE
+
+
+def _addresses(matrices: Sequence[RawTensor]) -> tuple[Any, Any]:
+    pointers = (ctypes.c_void_p * len(matrices))(*(matrix.data.ctypes.data for matrix in matrices))
+    counts = (ctypes.c_int64 * len(matrices))(*(matrix.num_rows for matrix in matrices))
+    return pointers, counts
 
 
 def default_num_threads() -> int:

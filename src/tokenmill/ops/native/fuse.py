@@ -4,7 +4,8 @@
     paged_attention -> quantise             attention that writes codes
     rope, write_kv                          rope that also stores K and V
     linear -> add                           linear that starts from a residual
-    linear(gate, up) -> silu_mul or gelu_mul -> quantise   one pass per group of 32 outputs
+    linear(gate, up) -> silu_mul or gelu_mul -> quantise   one pass per group of 32 outputs; of integer kinds, whose
+                                           scales belong to whole rows, without the quantise
     norm_heads, rope                        write over their input
 
 Only values with a single reader are joined away or written over.
@@ -15,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 
 from ..api import GROUP
-from .record import Code, Operation, Value
+from .record import WIDE, Code, Operation, Value
 
 
 def fuse(operations: list[Operation], output: Value) -> list[Operation]:
@@ -53,7 +54,9 @@ def _quantise_at_source(operations: list[Operation], output: Value) -> list[Oper
         elif operation.code not in (Code.RMS_NORM, Code.LAYER_NORM, Code.ACTIVATE):
             continue
         reader = _only_reader(found, operation.out, output)
-        if reader is not None and reader.code == Code.QUANTISE:
+        if reader is not None and reader.code == Code.QUANTISE and reader.out is not None:
+            if operation.code == Code.ATTENTION and reader.out.form == WIDE:
+                continue
             replaced[operation] = dataclasses.replace(operation, out=reader.out)
             replaced[reader] = None
     return _replace(operations, replaced)
@@ -85,17 +88,17 @@ def _join_gated(operations: list[Operation], output: Value) -> list[Operation]:
         product = _only_reader(found, operation.out, output)
         if product is None or product.code != Code.GATED or product.width % GROUP:
             continue
+        joined = dataclasses.replace(
+            operation, code=Code.LINEAR_GATED, out=product.out, width=product.width, activation=product.activation
+        )
+        if weight.form == WIDE:
+            replaced[operation], replaced[product] = None, joined
+            continue
         quantise = _only_reader(found, product.out, output)
         if quantise is None or quantise.code != Code.QUANTISE:
             continue
         replaced[operation] = replaced[product] = None
-        replaced[quantise] = dataclasses.replace(
-            operation,
-            code=Code.LINEAR_GATED,
-            out=quantise.out,
-            width=product.width,
-            activation=product.activation,
-        )
+        replaced[quantise] = dataclasses.replace(joined, out=quantise.out)
     return _replace(operations, replaced)
 
 

@@ -45,18 +45,18 @@ class Code(IntEnum):
 SILU, GELU, GELU_ERF = 0, 1, 2
 
 TOKEN_ROWS, LOGIT_ROWS = 0, 1
-F32, QUANTISED = 0, 1
+F32, QUANTISED, WIDE = 0, 1, 2
 
 
 @dataclass(frozen=True, slots=True)
 class NativeWeight:
-    """Packed parts and the C structs that describe them. `quantised`, `dense`: whether any part is of that kind.
-    `order`: see RawTensor."""
+    """Packed parts and the C structs that describe them. `form`: how parts that are not dense take their inputs, F32
+    where there is none; `dense`: whether any part is. `order`: see RawTensor."""
 
     num_rows: int
     num_cols: int
     num_bytes: int
-    quantised: bool
+    form: int
     dense: bool
     struct: WeightStruct
     parts: Any  # the C array of Part
@@ -151,7 +151,7 @@ class Recorder:
     def __init__(self, batch: SymbolicBatch) -> None:
         self.batch = batch
         self.operations: list[Operation] = []
-        self._quantised: dict[Value, Value] = {}
+        self._quantised: dict[tuple[Value, int], Value] = {}
         self._inputs: dict[int, Value] = {}
 
     def embed(self, table: NativeWeight, tokens_T: object) -> Value:
@@ -182,7 +182,7 @@ class Recorder:
         assert x.width == weight.num_cols, (x.width, weight.num_cols)
         if weight.order is not None:
             x = self._emit(Code.PICK, x.rows, (x,), x.width, order=weight.order)
-        quantised = self._quantise(x) if weight.quantised else None
+        quantised = None if weight.form == F32 else self._quantise(x, weight.form)
         return self._emit(Code.LINEAR, x.rows, (x if weight.dense else None, quantised), weight.num_rows, weight=weight)
 
     def add_lora(self, y_TN: Any, x_TK: Any, table: NativeLora, adapters_T: object) -> Value:
@@ -269,13 +269,13 @@ class Recorder:
         assert rows_L is self.batch.logit_rows_L, "gather_rows takes the step's own logit rows"
         return self._emit(Code.GATHER, LOGIT_ROWS, (x,), x.width)
 
-    def _quantise(self, x: Value) -> Value:
-        if x not in self._quantised:
+    def _quantise(self, x: Value, form: int) -> Value:
+        if (x, form) not in self._quantised:
             assert x.width % GROUP == 0, f"a quantised linear needs a multiple of {GROUP} inputs, got {x.width}"
-            out = Value(x.rows, x.width, QUANTISED)
+            out = Value(x.rows, x.width, form)
             self._add(Code.QUANTISE, x.rows, (x,), out, x.width)
-            self._quantised[x] = out
-        return self._quantised[x]
+            self._quantised[x, form] = out
+        return self._quantised[x, form]
 
     def _value(self, x: Any) -> Value:
         if isinstance(x, Value):
