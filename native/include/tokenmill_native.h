@@ -86,7 +86,7 @@ typedef struct {
   int32_t rows, max_rows, width, form;
 } tm_buffer;
 
-/* scale * B A, both packed and dense: A is rank x inputs, B outputs x rank. Rank 0: no change. */
+/* scale * B A, both packed, f32 or f16: A is rank x inputs, B outputs x rank. Rank 0: no change. */
 typedef struct {
   int32_t rank;
   float scale;

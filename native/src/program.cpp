@@ -18,6 +18,10 @@ constexpr double kDrawNs = 10000;       // of a row, at least
 constexpr int kRowBlock = 8 * kPanel;
 constexpr int kWideRowBlock = 16 * kWidePanel;
 constexpr int kAttentionMerge = 1000;  // follows every attention; idle unless spans were split
+constexpr int kRoundRows = 1001;       // comes before a linear with bf16 weights where its kernel wants rounded inputs
+
+// Values from one rounded row to the next: an odd number of cache lines, so that a tile's rows do not meet in a set.
+int64_t rounded_stride(int64_t width) { return ((width + 31) / 32 | 1) * 32; }
 
 bool is_activation(int32_t code) { return code == TM_SILU || code == TM_GELU || code == TM_GELU_ERF; }
 
@@ -38,6 +42,15 @@ Program::Program(Team* team, const Kernels* kernels, const tm_op* ops, int num_o
         const tm_part& part = ops[i].weight->parts[p];
         op.parts.push_back({part.kind, part.column0, part.num_rows, part.num_cols, part.data, part.num_bytes});
       }
+    if (takes_rounded(op)) {
+      Op rounding{{}, {}, i};
+      rounding.op.code = kRoundRows;
+      rounding.op.rows = op.op.rows;
+      rounding.op.in0 = op.op.in0;
+      rounding.op.in1 = rounding.op.in2 = rounding.op.out = -1;
+      rounding.op.width = op.op.weight->num_cols;
+      ops_.push_back(rounding);
+    }
     ops_.push_back(op);
     if (op.op.kv != nullptr && std::find(pools_.begin(), pools_.end(), op.op.kv) == pools_.end()) pools_.push_back(op.op.kv);
     if (ops[i].code == TM_ATTENTION) {
@@ -51,6 +64,11 @@ Program::Program(Team* team, const Kernels* kernels, const tm_op* ops, int num_o
   for (const Op& op : ops_)
     for (const Part& part : op.parts)
       if (has_halves(part.kind) && op.op.in1 >= 0) needs_low_sums_[op.op.in1] = true;
+  int64_t rounded_values = 0;
+  for (const Op& op : ops_)
+    if (op.op.code == kRoundRows)
+      rounded_values = std::max(rounded_values, (buffers_[op.op.in0].max_rows + kLanes) * rounded_stride(op.op.width));
+  rounded_.reset(new uint16_t[rounded_values]);
   for (const Op& op : ops_) {
     int64_t floats = op.op.width;
     if (op.op.code == TM_ATTENTION) floats = std::max(floats, attention_floats(op.op));
@@ -74,7 +92,7 @@ std::string Program::check_list() const {
     if (b.max_rows < need) return say("a buffer holds too few rows", b.max_rows, need);
   }
   for (const Op& op : ops_) {
-    if (op.op.code == kAttentionMerge) continue;
+    if (op.op.code >= kAttentionMerge) continue;
     const std::string wrong = check_op(op.op);
     if (!wrong.empty()) return "operation " + std::to_string(op.op.code) + ": " + wrong;
   }
@@ -417,6 +435,8 @@ void Program::run_row(const Op& op, int row, int thread) {
       return;
     }
     case TM_QUANTISE: return quantise_row(rows_of(o.in0, row), o.out, row);
+    case kRoundRows:
+      return kernels_->round_row(rows_of(o.in0, row), o.width, rounded_.get() + row * rounded_stride(o.width));
     case TM_ADD: return kernels_->add(rows_of(o.in0, row), rows_of(o.in1, row), o.width, rows_of(o.out, row));
     case TM_ADD_BIAS: return kernels_->add(rows_of(o.in0, row), o.vector, o.width, rows_of(o.out, row));
     case TM_SCALE: return kernels_->scale(rows_of(o.in0, row), o.value, o.width, rows_of(o.out, row));
@@ -520,7 +540,7 @@ int Program::plan_linear(const Op& op, double* cost_ns) {
   const bool wide = is_integer(op.parts[0].kind);
   *cost_ns = bytes / 20.0 + bytes * rows / (wide ? 500.0 : 100.0);
   const int most = gated ? 4 : 16;
-  rows_per_panel_ = wide ? kWidePanel : kPanel;
+  rows_per_panel_ = wide ? kWidePanel : takes_rounded(op) ? 2 * kWidePanel : kPanel;
   const int least_blocks = ceil_div(rows, wide ? kWideRowBlock : kRowBlock), shares = std::min(team_->num_threads(), least_blocks);
   blocks_per_share_ = ceil_div(least_blocks, shares);
   num_row_blocks_ = shares * blocks_per_share_;
@@ -544,6 +564,11 @@ Program::LinearUnit Program::linear_unit(int unit, int num_rows) const {
   const int begin = static_cast<int>(panels * block / num_row_blocks_) * rows_per_panel_;
   const int end = static_cast<int>(panels * (block + 1) / num_row_blocks_) * rows_per_panel_;
   return {unit % per_share / blocks_per_share_, begin, std::min(end, num_rows)};
+}
+
+bool Program::takes_rounded(const Op& op) const {
+  if (op.op.code != TM_LINEAR || !kernels_->has_tiles) return false;
+  return std::any_of(op.parts.begin(), op.parts.end(), [](const Part& part) { return part.kind == kBF16; });
 }
 
 void Program::run_linear(const Op& op, int unit, int thread) {
@@ -576,6 +601,8 @@ void Program::run_linear(const Op& op, int unit, int thread) {
   } else {
     args.x = rows_of(o.in0, 0);
     args.ld_x = part->num_cols;
+    args.rounded = rounded_.get();
+    args.ld_rounded = rounded_stride(part->num_cols);
   }
   const int64_t column = part->column0 + static_cast<int64_t>(args.tile0) * kLanes;
   args.out = rows_of(o.out, row0) + column;

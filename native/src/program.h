@@ -3,6 +3,7 @@
 #pragma once
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -132,6 +133,7 @@ class Program final : public Job {
   void write_kv_row(const Op& op, const float* qkv, int row);
 
   static int64_t linear_floats(const tm_op& o);
+  bool takes_rounded(const Op& op) const;
   int plan_linear(const Op& op, double* cost_ns);
   LinearUnit linear_unit(int unit, int num_rows) const;
   void run_linear(const Op& op, int unit, int thread);
@@ -173,6 +175,7 @@ class Program final : public Job {
   int64_t scratch_floats_;
   int64_t floats_per_thread_ = 0;
   std::vector<float> thread_floats_;
+  std::unique_ptr<uint16_t[]> rounded_;  // rows of the latest kRoundRows, and room for the rest of a tile
 
   // The step under way.
   tm_step step_ = {};

@@ -30,8 +30,10 @@ int width_of(const tm_lora& lora, int matrix) { return lora.columns[matrix + 1] 
 
 int expand_blocks(const tm_lora& lora, int matrix) { return ceil_div(width_of(lora, matrix), kExpandTiles * kLanes); }
 
+// In a kind that meets the inputs as they are.
 bool holds(const tm_part& part, int rows, int cols) {
-  const int64_t need = is_quantised(part.kind) ? -1 : tm_packed_bytes(part.kind, rows, cols);
+  const bool good = part.kind == kF32 || part.kind == kF16;
+  const int64_t need = good ? tm_packed_bytes(part.kind, rows, cols) : -1;
   return part.num_rows == rows && part.num_cols == cols && need >= 0 && part.num_bytes >= need;
 }
 

@@ -1,4 +1,4 @@
-// Runs the same work on every variant of the kernels that this machine has and compares all bytes with the scalar one's:
+// Runs the same work on every variant of the kernels that this machine has and compares all bytes with its plain loops':
 // a small decoder layer of each weight kind, KV type and activation, with a prompt of several spans, then single tokens;
 // and draws. For machines where the Python tests cannot run, such as an emulated one. Exit code 0: all agree.
 #include <cmath>
@@ -145,7 +145,7 @@ class Layer {
     op(TM_ACTIVATE, inner, inner, kFfn).activation = activation;
     linear(inner, inner_codes, middle, x, weight(kind, kWidth, kFfn));
     if (!quantised_) {
-      lora(kind);
+      lora(kind == TM_F16 ? TM_F16 : TM_F32);
       for (int code : {TM_LORA_SHRINK, TM_LORA_EXPAND}) {
         tm_op& change = op(code, code == TM_LORA_SHRINK ? middle : narrow, code == TM_LORA_SHRINK ? narrow : x, 0);
         change.lora = &lora_;
@@ -314,13 +314,14 @@ std::vector<uint8_t> run(const char* isa, int32_t kind) {
 
 int main() {
   int compared = 0, failed = 0;
-  for (const char* isa : {"avx2", "avxvnni", "avx512", "avx512bf16", "neon", "neoni8mm"}) {
+  for (const char* isa : {"avx2", "avxvnni", "avx512", "avx512bf16", "amx", "neon", "neoni8mm"}) {
     if (!tm_isa_available(isa)) continue;
+    const char* plain = std::strcmp(isa, "amx") == 0 ? "scalartiles" : "scalar";
     for (int32_t kind = TM_F32; kind <= TM_Q6_H; kind++) {
-      const bool agree = run("scalar", kind) == run(isa, kind);
+      const bool agree = run(plain, kind) == run(isa, kind);
       compared++;
       failed += !agree;
-      if (!agree) std::printf("%s differs from scalar for weights of kind %d\n", isa, kind);
+      if (!agree) std::printf("%s differs from %s for weights of kind %d\n", isa, plain, kind);
     }
     std::printf("%s compared\n", isa);
   }

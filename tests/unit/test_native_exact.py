@@ -16,8 +16,8 @@ from ops_cases import KINDS, Sequences, TinyDecoder, activations, raw_tensor
 
 from tokenmill.ops.api import HeadGeometry, RawTensor, StepLimits
 from tokenmill.ops.native import NativeOps, available
-from tokenmill.ops.native.library import available_isas
-from tokenmill.ops.reference import ReferenceOps
+from tokenmill.ops.native.library import ISAS, TILE_ISAS, available_isas
+from tokenmill.ops.reference import DENSE_KINDS, ReferenceOps
 
 pytestmark = [
     pytest.mark.exact,
@@ -26,6 +26,7 @@ pytestmark = [
 
 UNIFORM_KINDS = ("q4_1", "q4_1", "q4_1", "q4_1", "q8_0")
 MIXED_KINDS = ("q4_1|q8_0", "q4_0", "q4_1", "q8_0|f16", "q8_0")
+FAMILIES = pytest.mark.parametrize("family", [ISAS, TILE_ISAS], ids=["lanes", "tiles"])
 GEOMETRIES = (
     HeadGeometry(6, 2, 64),
     HeadGeometry(4, 4, 32),
@@ -82,13 +83,16 @@ def reference_logits(ops: NativeOps, seed: int, heads: HeadGeometry, tokens: lis
 
 @pytest.mark.parametrize("heads", GEOMETRIES, ids=str)
 @pytest.mark.parametrize(
-    ("kinds", "dtype"), [(UNIFORM_KINDS, "f16"), (MIXED_KINDS, "int8")], ids=["uniform-f16", "mixed-int8"]
+    ("kinds", "dtype"),
+    [(UNIFORM_KINDS, "f16"), (MIXED_KINDS, "int8"), (("bf16",) * 5, "bf16")],
+    ids=["uniform-f16", "mixed-int8", "bf16"],
 )
-def test_isas_threads_and_fusion_agree(heads: HeadGeometry, kinds: Any, dtype: str) -> None:
+@FAMILIES
+def test_isas_threads_and_fusion_agree(heads: HeadGeometry, kinds: Any, dtype: str, family: tuple[str, ...]) -> None:
     """Logits and KV bytes of a mixed step are equal for every variant, one to three threads, fused or not."""
     tokens = prompts(1, [31, 270, 2])
-    variants = [(isa, 1 + index % 3, index % 2 == 0) for index, isa in enumerate(available_isas())]
-    widest = available_isas()[0]
+    variants = [(isa, 1 + index % 3, index % 2 == 0) for index, isa in enumerate(available_isas(family))]
+    widest = available_isas(family)[0]
     expected: tuple[np.ndarray, bytes] | None = None
     for isa, num_threads, fuse in (*variants, (widest, 2, False), (widest, 3, True)):
         ops = NativeOps(num_threads, isa, fuse)
@@ -189,12 +193,14 @@ def test_any_batch_gives_solo_logits(ops: NativeOps, seed: int) -> None:
             assert np.array_equal(got, alone[s][done[s] - 1]), (s, done[s])
 
 
+@FAMILIES
 @pytest.mark.parametrize("kind", KINDS)
-def test_rows_and_variants_of_a_linear_agree(kind: str) -> None:
-    """Any number of rows together, on any variant, gives each row the bits of the scalar kernel alone."""
+def test_rows_and_variants_of_a_linear_agree(kind: str, family: tuple[str, ...]) -> None:
+    """Any number of rows together, on any variant of a family, gives each row the bits of its plain loops alone."""
     rng = np.random.default_rng(KINDS.index(kind))
-    backends = [NativeOps(2, isa) for isa in available_isas()]
-    for num_rows, num_cols in ((33, 32), (16, 288), (70, 96)):
+    backends = [NativeOps(2, isa) for isa in available_isas(family)]
+    odd = ((21, 45), (131, 63), (5, 1)) if kind in DENSE_KINDS else ()
+    for num_rows, num_cols in ((33, 32), (16, 288), (70, 96), *odd):
         raw = raw_tensor(rng, kind, num_rows, num_cols)
         x = activations(rng, 40, num_cols)
         scalar = backends[-1]
@@ -202,7 +208,7 @@ def test_rows_and_variants_of_a_linear_agree(kind: str) -> None:
         expected = np.concatenate([scalar.linear(x[row : row + 1], weight) for row in range(len(x))])
         for ops in backends:
             weight = ops.pack([raw])
-            for count in (1, 2, 3, 7, 8, 11, 12, 13, 25, 40):
+            for count in (1, 2, 3, 7, 8, 11, 12, 13, 16, 17, 25, 33, 40):
                 assert np.array_equal(ops.linear(x[:count], weight), expected[:count]), (ops.isa, count)
     for ops in backends:
         ops.close()
@@ -232,11 +238,12 @@ def test_columns_in_another_order(ops: NativeOps) -> None:
     assert np.array_equal(ffn(x, ordered[0]), ffn(moved, plain[0]))
 
 
-def test_tiny_bf16_factors_agree() -> None:
+@FAMILIES
+def test_tiny_bf16_factors_agree(family: tuple[str, ...]) -> None:
     """Weights and inputs around 2^-56, where products and sums could become subnormal, give equal bits on every
     variant: what is smaller counts as zero, because some processors flush subnormals."""
     rng = np.random.default_rng(12)
-    backends = [NativeOps(1, isa) for isa in available_isas()]
+    backends = [NativeOps(1, isa) for isa in available_isas(family)]
     signs = rng.choice(np.float32([-1, 1]), (48, 64))
     values = (signs * 2.0 ** rng.uniform(-70, -50, (48, 64))).astype(np.float32)
     raw = RawTensor("bf16", 48, 64, (values.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8).reshape(-1))

@@ -9,7 +9,8 @@ backend of the exact family must keep, so that a token's value never depends on 
 - linear, quantised weight: activations are quantised per 32 consecutive values of one row (scale = max|x| / 127, round
   half to even); groups of 32 are walked in order, one fused multiply-add each into a float32 accumulator.
 - linear, dense weight: K is walked in order, one fused multiply-add each. For bf16 weights activations are rounded to
-  bf16 (below 2^-56 they, and weights, are zero), and of two neighbours in K the second is added first.
+  bf16 (below 2^-56 they, and weights, are zero), and of two neighbours in K the second is added first; on a matrix unit
+  each 32 of K are two chains of their own, over even and odd places, whose sum is added.
 - paged_attention: spans of 256 positions counted from 0, each softmaxed from a fresh state, merged in order. Over int8
   KV a backend may round queries, and in each span the weights of the values, to 15 bits.
 - add_lora: K and then r are walked in order, one fused multiply-add each, for every row by itself.
