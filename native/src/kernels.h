@@ -13,7 +13,7 @@ constexpr int kLanes = 16;    // output rows of a packed tile, keys of a score v
 constexpr int kGroup = 32;    // values that share one quantisation scale
 constexpr int kPanel = 12;    // activation rows stored next to each other, group by group
 constexpr int kSpan = 256;    // positions of one attention span
-constexpr int kMaxTile = 12;  // query vectors of one attention tile
+constexpr int kMaxTile = 32;  // most query vectors of one attention tile, over all variants
 constexpr int kMaxHeadDim = 512;
 constexpr int kQueryStride = kMaxHeadDim + 16;  // floats; no power of two, so that queries do not meet in a cache set
 constexpr int kPlaneDepth = 256;  // products of int8 that stay below 2^22 in sum
@@ -114,14 +114,17 @@ struct QueryCodes {
   const int32_t* starts;  // [queries][channels 0..255, 256..511][high, low]: where a sum with codes + 128 starts
 };
 
-// One span of keys for up to 12 query vectors (rows x heads that share a KV head).
+// One span of keys for a tile of query vectors (rows x heads that share a KV head).
 //
 // int8: 16 keys are [head_dim / 4] times [16 keys][4 channels], each a code + 128, k_stride bytes from one to the next;
 // 16 values are [4] times [head_dim][4 tokens], each a code.
 struct SpanArgs {
   int dtype;             // KV storage: kF16, kBF16, kF32 or kInt8
   int num_queries, head_dim;
-  const float* q;        // [num_queries][kQueryStride]; not for int8
+  const float* q;        // [num_queries][kQueryStride]; not for int8, nor for bf16 where prepare_span is
+  const uint16_t* q_bf16;  // where prepare_span is: the same rounded, zeros up to a multiple of 32 channels
+  uint8_t* prepared;       // where prepare_span is: prepared_bytes of room, at a multiple of 64
+  bool is_prepared;        // prepare_span was called for this span
   QueryCodes codes;      // for int8
   const void* k_chunks[kSpan / kLanes];  // 16 keys each: channel d at element d * k_stride
   int64_t k_stride;
@@ -137,9 +140,15 @@ struct SpanArgs {
   float* acc;  // [num_queries][head_dim]
 };
 
+// Room for what prepare_span makes of a span's keys and values.
+static inline int64_t prepared_bytes(int head_dim) {
+  return 2 * kSpan * (int64_t)((head_dim + 31) / 32 * 32 + (head_dim + 15) / 16 * 16);
+}
+
 struct Kernels {
   const char* name;
   bool has_tiles;  // computes integer kinds
+  int tile_queries;  // query vectors that attend_span takes at most
   void (*linear)(const LinearArgs*);
   void (*quantise_wide)(const float* x, int num_cols, const Wide* out, int row);
   void (*quantise_row)(const float* x, const Quantised* out, int row, int group0, int num_groups);
@@ -159,6 +168,9 @@ struct Kernels {
   void (*store_v)(int dtype, const float* v, int head_dim, void* slot);
   void (*store_codes)(const float* x, int head_dim, int zero, int64_t step4, int64_t step1, uint8_t* codes, float* scale);
   void (*split_query)(const float* q, int head_dim, int64_t step4, int8_t* planes, float* scale, int32_t* starts);
+  // Null, or for bf16: makes of keys [first, end) of a span what several calls of attend_span need. Where it is not
+  // null, attend_span writes whole groups of 16 rows of acc.
+  void (*prepare_span)(const SpanArgs*, int first, int end);
   void (*attend_span)(const SpanArgs*);
   void (*merge_span)(float* max, float* sum, float* acc, const float* span_max, const float* span_sum,
                      const float* span_acc, int num_queries, int head_dim);

@@ -31,6 +31,22 @@ inline F load_bf16(const uint16_t* p) {
 inline void store_half(uint16_t* p, F a) {
   _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
+inline void store_bf16(uint16_t* p, F a) {
+  const I bits = _mm512_castps_si512(a), upper = _mm512_srli_epi32(bits, 16);
+  const I rounded = _mm512_add_epi32(bits, _mm512_add_epi32(_mm512_and_si512(upper, _mm512_set1_epi32(1)), _mm512_set1_epi32(0x7fff)));
+  const I quiet = _mm512_or_si512(upper, _mm512_set1_epi32(0x40));
+  const I all = _mm512_mask_mov_epi32(_mm512_srli_epi32(rounded, 16), _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q), quiet);
+  _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(all));
+}
+inline F above_floor(F a) { return _mm512_reduce_ps(a, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); }
+inline F times_power(F a, F power) { return _mm512_scalef_ps(a, power); }
+inline void store_pairs(uint16_t* p, const uint16_t* a, const uint16_t* b) {
+  const I order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20,
+                                   4, 19, 3, 18, 2, 17, 1, 16, 0);
+  const I both = _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_loadu_si256((const __m256i*)a)),
+                                    _mm256_loadu_si256((const __m256i*)b), 1);
+  _mm512_storeu_si512(p, _mm512_permutexvar_epi16(order, both));
+}
 inline I as_int(F a) { return _mm512_castps_si512(a); }
 inline F as_float(I a) { return _mm512_castsi512_ps(a); }
 inline I iset1(int32_t x) { return _mm512_set1_epi32(x); }
@@ -40,6 +56,8 @@ inline I isub(I a, I b) { return _mm512_sub_epi32(a, b); }
 inline I shift_left_23(I a) { return _mm512_slli_epi32(a, 23); }
 inline I shift_right_7(I a) { return _mm512_srli_epi32(a, 7); }
 inline I bit_and(I a, I b) { return _mm512_and_si512(a, b); }
+inline I shift_right_16(I a) { return _mm512_srli_epi32(a, 16); }
+inline I bit_or(I a, I b) { return _mm512_or_si512(a, b); }
 inline I shift_left_15(I a) { return _mm512_slli_epi32(a, 15); }
 inline void store_int(int32_t* p, I a) { _mm512_storeu_si512(p, a); }
 inline I load_int(const int32_t* p) { return _mm512_loadu_si512(p); }

@@ -52,6 +52,18 @@ inline void store_half(uint16_t* p, F x) {
   put_half4(p + 8, x.c);
   put_half4(p + 12, x.d);
 }
+inline void put_bf164(uint16_t* p, float32x4_t x) {
+  const uint32x4_t bits = vreinterpretq_u32_f32(x), upper = vshrq_n_u32(bits, 16);
+  const uint32x4_t half = vaddq_u32(vandq_u32(upper, vdupq_n_u32(1)), vdupq_n_u32(0x7fff));
+  const uint32x4_t rounded = vshrq_n_u32(vaddq_u32(bits, half), 16), quiet = vorrq_u32(upper, vdupq_n_u32(0x40));
+  vst1_u16(p, vmovn_u32(vbslq_u32(vceqq_f32(x, x), rounded, quiet)));
+}
+inline void store_bf16(uint16_t* p, F x) {
+  put_bf164(p, x.a);
+  put_bf164(p + 4, x.b);
+  put_bf164(p + 8, x.c);
+  put_bf164(p + 12, x.d);
+}
 inline I as_int(F x) { return TM_EACH1(vreinterpretq_s32_f32, x); }
 inline F as_float(I x) { return TM_EACH1(vreinterpretq_f32_s32, x); }
 inline I iset1(int32_t x) {

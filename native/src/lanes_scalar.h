@@ -30,6 +30,28 @@ inline F abs(F a) { F r; TM_EACH r.v[i] = __builtin_fabsf(a.v[i]); return r; }
 inline F load_half(const uint16_t* p) { F r; TM_EACH r.v[i] = mill::half_to_float(p[i]); return r; }
 inline F load_bf16(const uint16_t* p) { F r; TM_EACH r.v[i] = mill::bf16_to_float(p[i]); return r; }
 inline void store_half(uint16_t* p, F a) { TM_EACH p[i] = mill::float_to_half(a.v[i]); }
+inline void store_bf16(uint16_t* p, F a) { TM_EACH p[i] = mill::float_to_bf16(a.v[i]); }
+// Of variants with tiles. a - floor(a), 0 for infinities; a * 2^floor(power) for a power below 127.
+inline F above_floor(F a) {
+  F r;
+  TM_EACH r.v[i] = __builtin_isinf(a.v[i]) ? 0.0f : a.v[i] - __builtin_floorf(a.v[i]);
+  return r;
+}
+inline F times_power(F a, F power) {
+  F r;
+  TM_EACH {
+    const float whole = __builtin_floorf(power.v[i]);
+    const uint64_t bits = (uint64_t)(1023 + (int)(whole < -999.0f ? -999.0f : whole)) << 52;
+    double factor;
+    memcpy(&factor, &bits, 8);
+    r.v[i] = whole != whole ? whole : (float)(a.v[i] * factor);
+  }
+  return r;
+}
+// a[0], b[0], a[1], b[1], .. for 16 of each.
+inline void store_pairs(uint16_t* p, const uint16_t* a, const uint16_t* b) {
+  TM_EACH p[2 * i] = a[i], p[2 * i + 1] = b[i];
+}
 inline I as_int(F a) { I r; memcpy(&r, &a, 64); return r; }
 inline F as_float(I a) { F r; memcpy(&r, &a, 64); return r; }
 inline I iset1(int32_t x) { I r; TM_EACH r.v[i] = x; return r; }
@@ -39,6 +61,8 @@ inline I isub(I a, I b) { I r; TM_EACH r.v[i] = (int32_t)((uint32_t)a.v[i] - (ui
 inline I shift_left_23(I a) { I r; TM_EACH r.v[i] = (int32_t)((uint32_t)a.v[i] << 23); return r; }
 inline I shift_right_7(I a) { I r; TM_EACH r.v[i] = (int32_t)((uint32_t)a.v[i] >> 7); return r; }
 inline I bit_and(I a, I b) { I r; TM_EACH r.v[i] = a.v[i] & b.v[i]; return r; }
+inline I shift_right_16(I a) { I r; TM_EACH r.v[i] = (int32_t)((uint32_t)a.v[i] >> 16); return r; }
+inline I bit_or(I a, I b) { I r; TM_EACH r.v[i] = a.v[i] | b.v[i]; return r; }
 inline I shift_left_15(I a) { I r; TM_EACH r.v[i] = (int32_t)((uint32_t)a.v[i] << 15); return r; }
 inline void store_int(int32_t* p, I a) { TM_EACH p[i] = a.v[i]; }
 inline I load_int(const int32_t* p) { I r; TM_EACH r.v[i] = p[i]; return r; }

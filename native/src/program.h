@@ -149,7 +149,8 @@ class Program final : public Job {
 
   int plan_attention(const Op& op, double* cost_ns);
   int plan_merge(const Op& op, double* cost_ns) const;
-  static int64_t attention_floats(const tm_op& o);
+  int pass_queries() const;
+  int64_t attention_floats(const tm_op& o) const;
   void make_plan(const tm_op& o, AttentionPlan* plan);
   bool reserve_partials(int sequence, int64_t* used, AttentionPlan* plan) const;
   void find_shared(int num_spans, int sharing, AttentionPlan* plan);

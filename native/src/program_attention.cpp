@@ -1,7 +1,7 @@
 // Attention of a step: how it is cut into passes over the keys, and how a pass runs.
 //
-// A pass takes up to 48 query vectors of one KV head over one span after another, four tiles to a span while its keys
-// are in cache. A row's spans are done by one pass that folds them as it goes; or, where threads need more units or
+// A pass takes up to four tiles of query vectors of one KV head (of 12, or as many as the kernels like) over one span
+// after another, while its keys are in cache. A row's spans are done by one pass that folds them as it goes; or, where threads need more units or
 // rows of several sequences see the same blocks, by several passes that leave partial results, which a second phase
 // folds. Both fold in span order by one formula, so how a step is cut changes no bit.
 #include <algorithm>
@@ -15,7 +15,7 @@ namespace mill {
 namespace {
 
 constexpr int kPassTiles = 4;
-constexpr int kPassQueries = kPassTiles * kMaxTile;
+constexpr int kMaxPassQueries = kPassTiles * kMaxTile;
 constexpr int kUnitsPerThread = 6;  // fewer leave threads idle at the end of a phase
 
 // The first key that a query with `limit` keys up to and including its own may see.
@@ -31,9 +31,13 @@ int keys_in_span(int window, int limit, int span) {
 
 }  // namespace
 
-// Room a thread needs: queries, their states, the results of a span, and gathered keys and values.
-int64_t Program::attention_floats(const tm_op& o) {
-  return static_cast<int64_t>(kPassQueries + kMaxTile + 2 * kSpan) * o.head_dim + kPassQueries * kQueryStride + kLanes;
+int Program::pass_queries() const { return kPassTiles * kernels_->tile_queries; }
+
+// Room a thread needs: queries, their states, the results of a span, prepared and gathered keys and values.
+int64_t Program::attention_floats(const tm_op& o) const {
+  const int64_t prepared = kernels_->prepare_span != nullptr ? prepared_bytes(o.head_dim) / 4 + kLanes : 0;
+  const int64_t accs = pass_queries() + kernels_->tile_queries + 2 * kSpan;
+  return accs * o.head_dim + pass_queries() * kQueryStride + prepared + kLanes;
 }
 
 // ------------------------------------------------------------------------------------------------------------ planning
@@ -86,9 +90,9 @@ void Program::make_plan(const tm_op& o, AttentionPlan* plan) {
   const int wanted = team_->num_threads() > 1 ? kUnitsPerThread * team_->num_threads() : 1;
   int rows_per_pass = 1, units = 0;
   for (int tiles = kPassTiles; tiles >= 1; tiles /= 2) {
-    plan->head_chunks = ceil_div(sharing, tiles * kMaxTile);
+    plan->head_chunks = ceil_div(sharing, tiles * kernels_->tile_queries);
     plan->heads_per_unit = ceil_div(sharing, plan->head_chunks);
-    rows_per_pass = std::max(1, tiles * kMaxTile / plan->heads_per_unit);
+    rows_per_pass = std::max(1, tiles * kernels_->tile_queries / plan->heads_per_unit);
     units = 0;
     for (int s = 0; s < step_.num_seqs; s++) units += ceil_div(step_.row_starts[s + 1] - step_.row_starts[s], rows_per_pass);
     units *= o.num_kv_heads * plan->head_chunks;
@@ -135,7 +139,7 @@ void Program::find_shared(int num_spans, int sharing, AttentionPlan* plan) {
   candidates_.clear();
   for (int s = 0; s < step_.num_seqs; s++) {
     const int rows = step_.row_starts[s + 1] - step_.row_starts[s];
-    if (rows == 1 || (rows > 1 && rows * sharing < kMaxTile)) candidates_.push_back({0, s});
+    if (rows == 1 || (rows > 1 && rows * sharing < kernels_->tile_queries)) candidates_.push_back({0, s});
   }
   sharers_ = candidates_;
   for (int span = 0; span < num_spans && sharers_.size() > 1; span++) {
@@ -172,7 +176,7 @@ void Program::find_shared(int num_spans, int sharing, AttentionPlan* plan) {
 
 // Sequences for whose partial results scratch has no room do without sharing.
 void Program::add_shared_passes(int num_spans, int64_t* used, AttentionPlan* plan) {
-  const int most_rows = std::max(1, kPassQueries / plan->heads_per_unit);
+  const int most_rows = std::max(1, pass_queries() / plan->heads_per_unit);
   covered_.assign(static_cast<size_t>(step_.num_seqs) * num_spans, 0);
   for (const SharedSpan& shared : shared_spans_) {
     const int begin = static_cast<int>(plan->rows.size());
@@ -260,21 +264,26 @@ void Program::run_attention(const Op& op, int unit, int thread) {
   const int64_t head_dim = o.head_dim;
 
   float* const q = thread_floats(thread);
-  float* const state_acc = q + kPassQueries * kQueryStride;
-  float* const span_acc = state_acc + kPassQueries * head_dim;
-  float* const gathered = span_acc + kMaxTile * head_dim;
-  float state_max[kPassQueries], state_sum[kPassQueries], span_max[kMaxTile], span_sum[kMaxTile];
-  float q_scales[kPassQueries];
-  int32_t q_starts[kPassQueries * kQueryStarts];
-  const bool is_codes = o.kv->dtype == kInt8;
+  const int tile_queries = kernels_->tile_queries;
+  const bool is_codes = o.kv->dtype == kInt8, on_tiles = kernels_->prepare_span != nullptr && o.kv->dtype == kBF16;
+  float* const prepared = q + pass_queries() * kQueryStride;
+  float* const state_acc = prepared + (on_tiles ? prepared_bytes(o.head_dim) / 4 : 0);
+  float* const span_acc = state_acc + pass_queries() * head_dim;
+  float* const gathered = span_acc + tile_queries * head_dim;
+  float state_max[kMaxPassQueries], state_sum[kMaxPassQueries], span_max[kMaxTile], span_sum[kMaxTile];
+  float q_scales[kMaxPassQueries];
+  int32_t q_starts[kMaxPassQueries * kQueryStarts];
   int8_t* const planes = reinterpret_cast<int8_t*>(q);
+  uint16_t* const q_bf16 = reinterpret_cast<uint16_t*>(q);
   const int64_t plane_bytes = 8 * ceil_div(head_dim, 4);  // of one query
   for (int n = 0; n < num_queries; n++) {
-    const int tile0 = n / kMaxTile * kMaxTile, count = std::min(kMaxTile, num_queries - tile0);
+    const int tile0 = n / tile_queries * tile_queries, count = std::min(tile_queries, num_queries - tile0);
     const float* from = rows_of(o.in0, rows[n / heads].row) + (head0 + n % heads) * head_dim;
     if (is_codes) {
       kernels_->split_query(from, o.head_dim, 8 * count, planes + tile0 * plane_bytes + 8 * (n - tile0), q_scales + n,
                             q_starts + n * kQueryStarts);
+    } else if (on_tiles) {
+      kernels_->round_row(from, o.head_dim, q_bf16 + n * kQueryStride);
     } else {
       std::copy(from, from + head_dim, q + n * kQueryStride);
     }
@@ -284,15 +293,23 @@ void Program::run_attention(const Op& op, int unit, int thread) {
   args.head_dim = o.head_dim;
   args.scale = o.value;
   args.cap = o.cap;
+  args.prepared = reinterpret_cast<uint8_t*>(prepared);
+  args.is_prepared = on_tiles && num_queries > tile_queries;
   for (int span = pass.span_begin; span < pass.span_end; span++) {
-    fill_keys(op, pass.sequence, kv_head, span, std::min(kSpan, rows[pass.num_rows - 1].limit - span * kSpan), gathered, &args);
-    for (int tile0 = 0; tile0 < num_queries; tile0 += kMaxTile) {
-      const int count = std::min(kMaxTile, num_queries - tile0);
+    const int num_keys = std::min(kSpan, rows[pass.num_rows - 1].limit - span * kSpan);
+    fill_keys(op, pass.sequence, kv_head, span, num_keys, gathered, &args);
+    if (args.is_prepared) {
+      const int first = std::max(0, first_visible(plan.window, rows[0].limit) - span * kSpan);
+      kernels_->prepare_span(&args, first, num_keys);
+    }
+    for (int tile0 = 0; tile0 < num_queries; tile0 += tile_queries) {
+      const int count = std::min(tile_queries, num_queries - tile0);
       const SpanState state = {state_max + tile0, state_sum + tile0, state_acc + tile0 * head_dim};
       const bool into_state = !pass.partial && span == pass.span_begin;
       const SpanState to = into_state ? state : SpanState{span_max, span_sum, span_acc};
       args.num_queries = count;
       args.q = q + tile0 * kQueryStride;
+      args.q_bf16 = q_bf16 + tile0 * kQueryStride;
       args.codes = {planes + tile0 * plane_bytes, q_scales + tile0, q_starts + tile0 * kQueryStarts};
       args.max = to.max;
       args.sum = to.sum;

@@ -36,6 +36,11 @@ def raw_tensor(rng: np.random.Generator, kind: str, num_rows: int, num_cols: int
     return RawTensor(kind, num_rows, num_cols, np.ascontiguousarray(data).view(np.uint8).reshape(-1))
 
 
+def kv_type(ops: Any) -> str:
+    """The 16 bits whose attention is the kernel family's own."""
+    return "bf16" if ops.family.startswith("native-tiles") else "f16"
+
+
 def activations(rng: np.random.Generator, num_rows: int, num_cols: int) -> np.ndarray:
     """Rows of very different size, with groups of zeros among them."""
     x = rng.standard_normal((num_rows, num_cols)) * 10.0 ** rng.uniform(-3, 2, (num_rows, 1))

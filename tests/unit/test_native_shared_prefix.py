@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ops_cases import raw_tensor
+from ops_cases import kv_type, raw_tensor
 
 from tokenmill.core.block import KVGroup, num_hidden_blocks
 from tokenmill.ops.api import HeadGeometry, StepBatch, StepLimits
 from tokenmill.ops.native import NativeOps, available
-from tokenmill.ops.native.library import available_isas
+from tokenmill.ops.native.library import ISAS, TILE_ISAS, available_isas
 
 pytestmark = [
     pytest.mark.exact,
@@ -71,7 +71,10 @@ def _tables(branches: list[Branch], block_size: int, rng: np.random.Generator) -
 class Attention:
     """One attention operation over a pool of random keys and values, its queries looked up by token id."""
 
-    def __init__(self, ops: NativeOps, heads: HeadGeometry, block_size: int, window: int, dtype: str = "f16") -> None:
+    def __init__(
+        self, ops: NativeOps, heads: HeadGeometry, block_size: int, window: int, dtype: str | None = None
+    ) -> None:
+        dtype = dtype or kv_type(ops)
         rng = np.random.default_rng(5)
         group = KVGroup("full", 1, heads.num_kv_heads, heads.head_dim, block_size, dtype)
         pool = np.empty((8192 // block_size, group.bytes_per_block), np.uint8)
@@ -120,9 +123,11 @@ def _differences(
         assert np.array_equal(got[s], expected), (how, s, branch)
 
 
-@pytest.fixture(scope="module")
-def teams() -> Any:
-    made = {count: NativeOps(count) for count in (1, 2, 3)}
+@pytest.fixture(scope="module", params=[ISAS[-1], TILE_ISAS[0]], ids=["lanes", "tiles"])
+def teams(request: pytest.FixtureRequest) -> Any:
+    if request.param not in available_isas((request.param,)):
+        pytest.skip(f"this processor has no {request.param}")
+    made = {count: NativeOps(count, None if request.param in ISAS else request.param) for count in (1, 2, 3)}
     yield made
     for ops in made.values():
         ops.close()
@@ -151,7 +156,7 @@ def test_nothing_is_read_behind_a_window(teams: dict[int, NativeOps], mix: str, 
     expected = attention(branches, tables, tokens)
     nowhere = len(attention.pool) - 1
     assert nowhere > max(table.max() for table in tables)
-    attention.pool[nowhere].view(np.float16)[:] = np.nan
+    attention.pool[nowhere] = 0xFF  # NaN of every type
     for s, (branch, table) in enumerate(zip(branches, tables, strict=True)):
         if s % 2 == 0:
             table[: num_hidden_blocks(branch.length - branch.rows, window, block_size)] = nowhere
@@ -169,13 +174,14 @@ def test_any_block_size_and_type_shares(teams: dict[int, NativeOps], block_size:
         _differences(attention, attention, MIXES[mix], block_size, (mix,))
 
 
-def test_every_variant_shares(teams: dict[int, NativeOps]) -> None:
-    """All instruction sets, against solo scalar runs; query heads that fill tiles unevenly, or several tiles."""
-    scalar = NativeOps(1, "scalar")
-    for isa in available_isas():
+@pytest.mark.parametrize("family", [ISAS, TILE_ISAS], ids=["lanes", "tiles"])
+def test_every_variant_shares(family: tuple[str, ...]) -> None:
+    """All instruction sets, against solo runs of plain loops; query heads that fill tiles unevenly, or several."""
+    scalar = NativeOps(1, family[-1])
+    for isa in available_isas(family):
         ops = NativeOps(2, isa)
         for heads in (HeadGeometry(10, 2, 32), HeadGeometry(14, 1, 16), HeadGeometry(50, 1, 8)):
-            for dtype in ("f16", "int8"):
+            for dtype in (kv_type(ops), "int8"):
                 together, alone = (Attention(backend, heads, 16, 0, dtype) for backend in (ops, scalar))
                 for mix in ("one prefix of whole spans", "a tree"):
                     _differences(together, alone, MIXES[mix], 16, (isa, heads, mix, dtype))
