@@ -86,6 +86,8 @@ def test_kv_dtypes_are_named_in_the_fields_words():
     """vLLM's and llama.cpp's names mean ours; int8 says that it changes answers; others are refused with the list."""
     for asked, kept in {"auto": "f16", "bfloat16": "bf16", "float16": "f16", "q8_0": "int8", "int8": "int8"}.items():
         assert resolve(EngineOptions(kv_cache_dtype=asked), MACHINE, MODEL).kv_dtype == kept
+        asked_for = None if asked == "auto" else kept
+        assert resolve(EngineOptions(kv_cache_dtype=asked), MACHINE, MODEL, "bf16").kv_dtype == (asked_for or "bf16")
     choice = chosen(resolve(EngineOptions(kv_cache_dtype="int8"), MACHINE, MODEL), "kv_cache_dtype")
     assert "not the same answers" in choice.reason
     with pytest.raises(ConfigError, match="int8") as refused:

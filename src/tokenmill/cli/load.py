@@ -90,8 +90,8 @@ def load_engine(
     pooling = choose_pooling(checkpoint, options.runner, options.pooling)
     if pooling is not None and options.enable_lora:
         raise ConfigError("A model that gives vectors takes no LoRA adapters.", param="enable_lora")
-    settings = resolve(options, machine, _model_facts(checkpoint, pooling, options))
-    ops = select_ops(settings.backend, settings.threads)
+    ops = select_ops(options.backend, max(1, options.threads or machine.usable_cpus))
+    settings = resolve(options, machine, _model_facts(checkpoint, pooling, options), ops.kv_dtype)
     how: dict[str, Any] = {
         "max_model_len": settings.max_model_len,
         "num_blocks": settings.num_blocks,

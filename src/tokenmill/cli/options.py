@@ -181,7 +181,8 @@ def add_shape_options(parser: argparse.ArgumentParser | argparse._ArgumentGroup)
         choices=tuple(KV_CACHE_DTYPES),
         default="auto",
         metavar="TYPE",
-        help="how keys and values are kept: f16, bf16, f32, or int8 in half the memory (default: auto, which is f16)",
+        help="how keys and values are kept: f16, bf16, f32, or int8 in half the memory (default: auto, which is f16,"
+        " or bf16 where there is a matrix unit)",
     )
 
 

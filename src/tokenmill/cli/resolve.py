@@ -33,7 +33,7 @@ QUANTIZATIONS = {name: name for name in ("q8_0", "q4_0", "q4_1", "f16", "bf16")}
 """As asked -> as the kernels call it."""
 
 KV_CACHE_DTYPES = {
-    "auto": "f16",
+    "auto": "f16",  # or the other type of 16 bits, where kernels prefer it
     **{name: name for name in KV_DTYPES},
     "float16": "f16",
     "bfloat16": "bf16",
@@ -107,8 +107,11 @@ class EngineSettings:
     choices: tuple[Choice, ...]
 
 
-def resolve(options: EngineOptions, machine: MachineFacts, model: ModelFacts) -> EngineSettings:
-    """Raises ConfigError naming the option that cannot be met."""
+def resolve(
+    options: EngineOptions, machine: MachineFacts, model: ModelFacts, own_kv_dtype: str = KV_CACHE_DTYPES["auto"]
+) -> EngineSettings:
+    """own_kv_dtype: the type of 16 bits that the kernels prefer. Raises ConfigError naming the option that cannot be
+    met."""
     choices: list[Choice] = []
 
     def given_or(name: str, given: int | None, default: int, reason: str, show: str = "{}") -> int:
@@ -128,6 +131,9 @@ def resolve(options: EngineOptions, machine: MachineFacts, model: ModelFacts) ->
         choices.append(Choice("kv_cache_dtype", "int8, a scale for each token and head", reason))
     elif options.kv_cache_dtype != "auto":
         choices.append(Choice("kv_cache_dtype", kv_dtype, "as asked"))
+    elif own_kv_dtype != kv_dtype and model.kv_bytes_per_token:
+        kv_dtype = own_kv_dtype
+        choices.append(Choice("kv_cache_dtype", kv_dtype, "what these kernels multiply fastest"))
     pools = _pools(options, machine, model, block_size, choices)
     keeps_kv = model.kv_bytes_per_token > 0
     pool_tokens = pools.longest(block_size, model.max_context) if keeps_kv else model.max_context

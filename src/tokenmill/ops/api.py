@@ -206,6 +206,11 @@ class Ops(Protocol):
         """Kernel family: part of the numerics id."""
         ...
 
+    @property
+    def kv_dtype(self) -> str:
+        """The 16-bit type of KV whose attention is fastest here, one of KV_DTYPES."""
+        ...
+
     def describe(self) -> dict[str, str]:
         """Printable facts: instruction set, threads."""
         ...

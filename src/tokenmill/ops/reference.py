@@ -102,6 +102,7 @@ class ReferenceOps:
     """
 
     name = "numpy"
+    kv_dtype = "f16"
 
     def __init__(self, *, exact_activations: bool = False) -> None:
         self.exact_activations = exact_activations

@@ -90,6 +90,11 @@ class NativeOps:
         """Kernel family: variants of one agree in every bit."""
         return "native-tiles-1" if self.isa in TILE_ISAS else "native-i8g32-bf16-3"
 
+    @property
+    def kv_dtype(self) -> str:
+        """The matrix unit multiplies bf16; elsewhere both types become float32 first, and f16 is the finer one."""
+        return "bf16" if self.isa in TILE_ISAS else "f16"
+
     def describe(self) -> dict[str, str]:
         return {"backend": "native", "instruction set": self.isa, "threads": str(self.num_threads)}
 
