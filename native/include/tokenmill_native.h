@@ -35,7 +35,8 @@ enum tm_code {
   TM_RMS_NORM = 1,   /* in0 f32; vector = weight, value = eps; out f32, quantised or wide */
   TM_QUANTISE = 2,   /* in0 f32; out quantised or wide */
   TM_LINEAR = 3,     /* in0 f32 (dense parts), in1 quantised or wide (the others), in2 residual or -1; weight */
-  TM_LINEAR_GATED = 4,/* in1; weight = gate rows then up rows, one part; activation; out [width] quantised, of wide in1 f32 */
+  TM_LINEAR_GATED = 4,/* in1; weight = gate rows then up rows, one part; activation; out [width] quantised, of wide in1 f32.
+                          Of bf16, on a matrix unit alone: in0, out f32 */
   TM_ADD = 5,        /* in0, in1 */
   TM_GATED = 6,      /* in0 [2 * width]; activation; out [width] */
   TM_ROPE = 7,       /* in0 qkv; vector = table of num_turned columns; out qkv; with kv set also stores K and V */

@@ -73,7 +73,7 @@ Program::Program(Team* team, const Kernels* kernels, const tm_op* ops, int num_o
     int64_t floats = op.op.width;
     if (op.op.code == TM_ATTENTION) floats = std::max(floats, attention_floats(op.op));
     for (const Part& part : op.parts)
-      if (is_integer(part.kind)) floats = std::max(floats, linear_floats(op.op));
+      if (is_integer(part.kind) || takes_rounded(op)) floats = std::max(floats, linear_floats(op.op));
     floats_per_thread_ = std::max(floats_per_thread_, (floats + 15) / 16 * 16);
   }
   // One set more than threads: small operations run where the step is being advanced.
@@ -181,12 +181,15 @@ std::string Program::check_op(const tm_op& op) const {
       good = fits(op.out, op.rows, op.weight->num_rows, TM_FORM_F32) &&
              (op.in2 < 0 || fits(op.in2, op.rows, op.weight->num_rows, TM_FORM_F32));
       break;
-    case TM_LINEAR_GATED:
-      good = is_activation(op.activation) && op.weight->num_parts == 1 && is_quantised(op.weight->parts[0].kind) && op.width % kGroup == 0 &&
-             op.weight->num_rows == 2 * op.width &&
-             fits(op.in1, op.rows, op.weight->num_cols, form_of(op.weight->parts[0].kind)) &&
-             fits(op.out, op.rows, op.width, is_integer(op.weight->parts[0].kind) ? TM_FORM_F32 : TM_FORM_QUANTISED);
+    case TM_LINEAR_GATED: {
+      const int32_t kind = op.weight->parts[0].kind;
+      const bool rounded = kind == kBF16 && kernels_->has_tiles;
+      good = is_activation(op.activation) && op.weight->num_parts == 1 && (is_quantised(kind) || rounded) &&
+             op.width % kGroup == 0 && op.weight->num_rows == 2 * op.width &&
+             fits(rounded ? op.in0 : op.in1, op.rows, op.weight->num_cols, form_of(kind)) &&
+             fits(op.out, op.rows, op.width, rounded || is_integer(kind) ? TM_FORM_F32 : TM_FORM_QUANTISED);
       break;
+    }
     case TM_ADD:
       good = fits(op.in0, op.rows, op.width, TM_FORM_F32) && fits(op.in1, op.rows, op.width, TM_FORM_F32) &&
              fits(op.out, op.rows, op.width, TM_FORM_F32);
@@ -518,7 +521,7 @@ void Program::write_kv_row(const Op& op, const float* qkv, int row) {
 
 // ------------------------------------------------------------------------------------------------------------- linears
 
-// Room a thread needs for integer kinds: what the kernel asks for, and gate and up columns of a unit's rows.
+// Room a thread needs on tiles: what the kernel asks for integer kinds, and gate and up columns of a unit's rows.
 int64_t Program::linear_floats(const tm_op& o) {
   const int64_t both = o.code == TM_LINEAR_GATED ? (kWideRowBlock + kWidePanel) * 2 * kGroup : 0;
   return (wide_scratch_bytes(o.weight->num_cols) + 3) / 4 + both;
@@ -567,7 +570,7 @@ Program::LinearUnit Program::linear_unit(int unit, int num_rows) const {
 }
 
 bool Program::takes_rounded(const Op& op) const {
-  if (op.op.code != TM_LINEAR || !kernels_->has_tiles) return false;
+  if ((op.op.code != TM_LINEAR && op.op.code != TM_LINEAR_GATED) || !kernels_->has_tiles) return false;
   return std::any_of(op.parts.begin(), op.parts.end(), [](const Part& part) { return part.kind == kBF16; });
 }
 
@@ -631,21 +634,30 @@ void Program::run_linear_gated(const Op& op, int unit, int thread) {
     args.out = both;
     kernels_->linear(&args);
     args.tile0 += o.width / kLanes;
-    args.out = both + kGroup;
+    args.out = both + args.ld_out / 2;
     kernels_->linear(&args);
   };
-  if (is_integer(args.part->kind)) {
-    const Wide digits = wide(o.in1);
-    args.wide = &digits;
+  if (buffers_[o.out].form == TM_FORM_F32) {
+    Wide digits;
+    if (is_integer(args.part->kind)) {
+      digits = wide(o.in1);
+      args.wide = &digits;
+    } else {
+      args.rounded = rounded_.get();
+      args.ld_rounded = rounded_stride(args.part->num_cols);
+    }
     args.scratch = thread_floats(thread);
     float* const both = thread_floats(thread) + (wide_scratch_bytes(args.part->num_cols) + 3) / 4;
     args.row0 = cut.row_begin;
     args.num_rows = cut.row_end - cut.row_begin;
-    for (int group = group_begin; group < group_end; group++) {
+    const int together = args.num_rows > kWidePanel ? 1 : group_end - group_begin, width = together * kGroup;
+    args.num_tiles = width / kLanes;
+    args.ld_out = 2 * width;
+    for (int group = group_begin; group < group_end; group += together) {
       both_of(group, both);
       for (int r = 0; r < args.num_rows; r++) {
-        const float* gate = both + r * 2 * kGroup;
-        kernels_->gated(o.activation, gate, gate + kGroup, kGroup, rows_of(o.out, cut.row_begin + r) + group * kGroup);
+        const float* gate = both + r * 2 * width;
+        kernels_->gated(o.activation, gate, gate + width, width, rows_of(o.out, cut.row_begin + r) + group * kGroup);
       }
     }
     return;

@@ -126,6 +126,7 @@ class NativeOps:
             num_bytes=sum(data.size for data in packed),
             form=max(forms),
             dense=F32 in forms,
+            on_tiles=forms == {WIDE} or (kinds == ["bf16"] and self.isa in TILE_ISAS),
             struct=WeightStruct(column, num_cols, len(structs), 0, array),
             parts=array,
             data=tuple(packed),

@@ -4,8 +4,8 @@
     paged_attention -> quantise             attention that writes codes
     rope, write_kv                          rope that also stores K and V
     linear -> add                           linear that starts from a residual
-    linear(gate, up) -> silu_mul or gelu_mul -> quantise   one pass per group of 32 outputs; of integer kinds, whose
-                                           scales belong to whole rows, without the quantise
+    linear(gate, up) -> silu_mul or gelu_mul -> quantise   one pass per group of 32 outputs; on tiles, whose inputs
+                                           have no scales of groups, without the quantise
     norm_heads, rope                        write over their input
 
 Only values with a single reader are joined away or written over.
@@ -83,7 +83,9 @@ def _join_gated(operations: list[Operation], output: Value) -> list[Operation]:
     replaced: dict[Operation, Operation | None] = {}
     for operation in operations:
         weight = operation.weight
-        if operation.code != Code.LINEAR or weight is None or weight.dense or weight.struct.num_parts != 1:
+        if operation.code != Code.LINEAR or weight is None or weight.struct.num_parts != 1:
+            continue
+        if weight.dense and not weight.on_tiles:
             continue
         product = _only_reader(found, operation.out, output)
         if product is None or product.code != Code.GATED or product.width % GROUP:
@@ -91,7 +93,7 @@ def _join_gated(operations: list[Operation], output: Value) -> list[Operation]:
         joined = dataclasses.replace(
             operation, code=Code.LINEAR_GATED, out=product.out, width=product.width, activation=product.activation
         )
-        if weight.form == WIDE:
+        if weight.on_tiles:
             replaced[operation], replaced[product] = None, joined
             continue
         quantise = _only_reader(found, product.out, output)

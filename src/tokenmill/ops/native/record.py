@@ -51,13 +51,14 @@ F32, QUANTISED, WIDE = 0, 1, 2
 @dataclass(frozen=True, slots=True)
 class NativeWeight:
     """Packed parts and the C structs that describe them. `form`: how parts that are not dense take their inputs, F32
-    where there is none; `dense`: whether any part is. `order`: see RawTensor."""
+    where there is none; `dense`: whether any part is; `on_tiles`: all of them meet in tiles. `order`: see RawTensor."""
 
     num_rows: int
     num_cols: int
     num_bytes: int
     form: int
     dense: bool
+    on_tiles: bool
     struct: WeightStruct
     parts: Any  # the C array of Part
     data: tuple[np.ndarray, ...]
