@@ -4,7 +4,8 @@
 // tile_dot_su     the same with B unsigned
 // tile_dot_bf16   C[m][n] (float32) += even + odd, where `even` is the chain over k = 0, 2, .. 30 of fused steps with
 //                 A[m][k] * B[k / 2][2 n], begun at zero, and `odd` that of k = 1, 3, .. 31 with B[k / 2][2 n + 1]; all
-//                 are bf16, subnormal inputs and results count as zero
+//                 are bf16, subnormal inputs and results count as zero (results that are so before they are rounded to
+//                 the fewer bits of a subnormal number)
 #pragma once
 #include <stdint.h>
 #include <string.h>
@@ -110,6 +111,13 @@ inline float tile_bf16(const uint8_t* row, int at) {
   return without_subnormals(mill::bf16_to_float(bits));
 }
 
+inline float fused_step(float a, float b, float sum) {
+  const float next = __builtin_fmaf(a, b, sum);
+  if (__builtin_fabsf(next) != 1.17549435e-38f) return without_subnormals(next);
+  const double exact = (double)a * b + sum;  // 2^-126 or, rounded to it as a subnormal number would be, less
+  return __builtin_fabs(exact) < 0x1p-126 - 0x1p-151 ? __builtin_copysignf(0.0f, next) : next;
+}
+
 template <int C, int A, int B>
 inline void tile_dot_bf16() {
   for (int m = 0; m < 16; m++) {
@@ -118,8 +126,7 @@ inline void tile_dot_bf16() {
     for (int n = 0; n < 16; n++) {
       float chain[2] = {0.0f, 0.0f};
       for (int k = 0; k < 32; k++)
-        chain[k % 2] = without_subnormals(
-            __builtin_fmaf(tile_bf16(tiles[A][m], k), tile_bf16(tiles[B][k / 2], 2 * n + k % 2), chain[k % 2]));
+        chain[k % 2] = fused_step(tile_bf16(tiles[A][m], k), tile_bf16(tiles[B][k / 2], 2 * n + k % 2), chain[k % 2]);
       sums[n] = without_subnormals(without_subnormals(sums[n]) + without_subnormals(chain[0] + chain[1]));
     }
     memcpy(tiles[C][m], sums, 64);
