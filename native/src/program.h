@@ -149,6 +149,7 @@ class Program final : public Job {
 
   int plan_attention(const Op& op, double* cost_ns);
   int plan_merge(const Op& op, double* cost_ns) const;
+  int pass_tiles() const;
   int pass_queries() const;
   int64_t attention_floats(const tm_op& o) const;
   void make_plan(const tm_op& o, AttentionPlan* plan);

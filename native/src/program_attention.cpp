@@ -1,9 +1,9 @@
 // Attention of a step: how it is cut into passes over the keys, and how a pass runs.
 //
-// A pass takes up to four tiles of query vectors of one KV head (of 12, or as many as the kernels like) over one span
-// after another, while its keys are in cache. A row's spans are done by one pass that folds them as it goes; or, where threads need more units or
-// rows of several sequences see the same blocks, by several passes that leave partial results, which a second phase
-// folds. Both fold in span order by one formula, so how a step is cut changes no bit.
+// A pass takes some tiles of query vectors of one KV head (of 12, or as many as the kernels like) over one span after
+// another, while its keys are in cache. A row's spans are done by one pass that folds them as it goes; or, where threads
+// need more units or rows of several sequences see the same blocks, by several passes that leave partial results, which a
+// second phase folds. Both fold in span order by one formula, so how a step is cut changes no bit.
 #include <algorithm>
 #include <cstring>
 
@@ -14,8 +14,8 @@ namespace mill {
 
 namespace {
 
-constexpr int kPassTiles = 4;
-constexpr int kMaxPassQueries = kPassTiles * kMaxTile;
+constexpr int kPassTiles = 4, kPreparedPassTiles = 8;  // the latter where kernels prepare a span for all tiles
+constexpr int kMaxPassQueries = kPreparedPassTiles * kMaxTile;
 constexpr int kUnitsPerThread = 6;  // fewer leave threads idle at the end of a phase
 
 // The first key that a query with `limit` keys up to and including its own may see.
@@ -31,7 +31,9 @@ int keys_in_span(int window, int limit, int span) {
 
 }  // namespace
 
-int Program::pass_queries() const { return kPassTiles * kernels_->tile_queries; }
+int Program::pass_tiles() const { return kernels_->prepare_span != nullptr ? kPreparedPassTiles : kPassTiles; }
+
+int Program::pass_queries() const { return pass_tiles() * kernels_->tile_queries; }
 
 // Room a thread needs: queries, their states, the results of a span, prepared and gathered keys and values.
 int64_t Program::attention_floats(const tm_op& o) const {
@@ -89,7 +91,7 @@ void Program::make_plan(const tm_op& o, AttentionPlan* plan) {
   const int sharing = o.num_heads / o.num_kv_heads;
   const int wanted = team_->num_threads() > 1 ? kUnitsPerThread * team_->num_threads() : 1;
   int rows_per_pass = 1, units = 0;
-  for (int tiles = kPassTiles; tiles >= 1; tiles /= 2) {
+  for (int tiles = pass_tiles(); tiles >= 1; tiles /= 2) {
     plan->head_chunks = ceil_div(sharing, tiles * kernels_->tile_queries);
     plan->heads_per_unit = ceil_div(sharing, plan->head_chunks);
     rows_per_pass = std::max(1, tiles * kernels_->tile_queries / plan->heads_per_unit);
