@@ -57,7 +57,7 @@ tm_team* tm_team_new(int32_t num_threads, const char* isa) {
     const mill::Kernels* kernels = mill::find_kernels(isa);
     if (kernels == nullptr) return fail(std::string("the instruction set ") + isa + " is unknown or cannot run here");
     if (num_threads < 1 || num_threads > 1024) return fail("num_threads must be between 1 and 1024");
-    made = new tm_team{kernels, mill::Team(num_threads)};
+    made = new tm_team{kernels, mill::Team(num_threads, kernels->rest)};
     return 0;
   });
   return made;

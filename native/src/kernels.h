@@ -20,7 +20,17 @@ constexpr int kPlaneDepth = 256;  // products of int8 that stay below 2^22 in su
 constexpr int kQueryStarts = 2 * kMaxHeadDim / kPlaneDepth;
 constexpr int kWidePanel = 16;    // rows of a tile of activation digits
 constexpr int kWideStep = 64;     // values of a row in a tile
-constexpr int kExactCols = 8192;  // inputs whose sum of products stays below 2^31: |weight| < 2048, |digit| < 128
+constexpr int kMostExactSteps = 10;  // that are summed exactly, as int32: what leaves the nearest cache its use
+
+// Steps of an exact sum, of `num_steps` in all.
+static inline int exact_steps(int num_steps) {
+  const int blocks = (num_steps + kMostExactSteps - 1) / kMostExactSteps;
+  return (num_steps + blocks - 1) / blocks;
+}
+static inline int num_exact_blocks(int num_groups) {
+  const int num_steps = (num_groups + 1) / 2, steps = exact_steps(num_steps);
+  return (num_steps + steps - 1) / steps;
+}
 
 enum Activation : int { kSilu = 0, kGelu = 1, kGeluErf = 2 };
 
@@ -43,6 +53,7 @@ static inline bool is_integer(int32_t kind) { return kind >= kW4; }  // see line
 static constexpr bool is_wide(int32_t kind) { return kind >= kQ8_0 && kind <= kQ8_HM; }
 static constexpr bool has_halves(int32_t kind) { return kind == kQ8_H || kind == kQ8_HM || kind == kQ6_H; }
 static constexpr bool has_minima(int32_t kind) { return kind == kQ4_1 || kind == kQ8_M || kind == kQ8_HM; }
+static constexpr int factor_bytes(int32_t kind) { return kind == kW4M ? 64 : 16; }  // of integer kinds, for 32 values of a tile
 static constexpr int code_bytes(int32_t kind) { return kind == kQ6_H ? 24 : is_wide(kind) ? 32 : 16; }
 
 // One packed matrix: tiles of 16 output rows, K ascending inside a tile, the last tile padded with zeros.
@@ -53,8 +64,9 @@ static constexpr int code_bytes(int32_t kind) { return kind == kQ6_H ? 24 : is_w
 //     6 bit     4 such words of the lower 4 bits, then 2 words of upper bits: byte j of word h, lane i holds those of
 //               codes k = 16h+j, 16h+4+j, 16h+8+j, 16h+12+j of row i, from the lowest bits up
 //     8 bit     8 words of 64 bytes: word j, lane i holds codes k = 4j..4j+3 of row i, stored + 128
-//     integer   the 4-bit words, then [groups][16] multipliers (uint8), then [groups] flags (a bit for each row, uint16)
-//               or of kW4M [groups][16] offsets (int16), then [16] scales (float32) of the rows: see linear_tiles.inc
+//     integer   the 4-bit words, but q - 8 as 4 signed bits, and rows 4i..4i+3 of a word lie as their codes 0..3 in bytes
+//               0 2 4 6 (row 4i), 8 10 12 14, 1 3 5 7, 9 11 13 15; then of kW4 [groups][16] multipliers (int8), of kW4M
+//               [groups][multipliers, offsets][16] (int16); then [blocks][16] scales (float32): see linear_tiles.inc
 //     halves    scales and minima are [groups][2][16]: of values 0..15, then of 16..31
 struct Part {
   int32_t kind;
@@ -63,6 +75,14 @@ struct Part {
   const uint8_t* data;
   int64_t num_bytes;
 };
+
+// Of an integer kind: where in 256 bytes of a group lies the code of a row and an input, in the upper 4 bits for inputs
+// from 16 on; and the weight that a code of -8 to 7 stands for. `multiplier`, `offset`: see linear_tiles.inc.
+static inline int integer_code_at(int row, int k) { return k % 16 / 4 * 64 + row / 4 * 16 + row % 2 * 8 + row % 4 / 2 + 2 * (k % 4); }
+static inline int integer_weight(int32_t kind, int code, int multiplier, int offset) {
+  const int product = (code * multiplier * 4096 + (1 << 14)) >> 15;
+  return kind == kW4M ? (product + offset) >> 4 : product;
+}
 
 // What a dot product needs besides the 32 codes of a group.
 struct GroupFacts {
@@ -86,7 +106,7 @@ struct Wide {
   int8_t* codes;
   int64_t panel_bytes;
   float* scales;    // [rows]
-  int32_t* starts;  // [panels][groups][16][high, low]: -8 * sum of a group's digits, where a dot product with codes starts
+  int32_t* starts;  // [panels][blocks][16][high, low]: -128 * sum of digits, where a dot product with weights + 128 starts
 };
 
 struct LinearArgs {
@@ -149,6 +169,7 @@ struct Kernels {
   const char* name;
   bool has_tiles;  // computes integer kinds
   int tile_queries;  // query vectors that attend_span takes at most
+  void (*rest)();  // a thread that has used kernels is about to sleep or to do something else
   void (*linear)(const LinearArgs*);
   void (*quantise_wide)(const float* x, int num_cols, const Wide* out, int row);
   void (*quantise_row)(const float* x, const Quantised* out, int row, int group0, int num_groups);

@@ -392,12 +392,12 @@ Quantised Program::quantised(int buffer) const {
 
 Wide Program::wide(int buffer) const {
   const tm_buffer& b = buffers_[buffer];
-  const int64_t panels = ceil_div(b.max_rows, kWidePanel), groups = b.width / kGroup;
+  const int64_t panels = ceil_div(b.max_rows, kWidePanel), blocks = num_exact_blocks(b.width / kGroup);
   Wide w;
   w.codes = static_cast<int8_t*>(b.data);
   w.panel_bytes = wide_panel_bytes(b.width);
   w.starts = reinterpret_cast<int32_t*>(w.codes + panels * w.panel_bytes);
-  w.scales = reinterpret_cast<float*>(w.starts + panels * kWidePanel * groups * 2);
+  w.scales = reinterpret_cast<float*>(w.starts + panels * kWidePanel * blocks * 2);
   return w;
 }
 
@@ -524,7 +524,7 @@ void Program::write_kv_row(const Op& op, const float* qkv, int row) {
 // Room a thread needs on tiles: what the kernel asks for integer kinds, and gate and up columns of a unit's rows.
 int64_t Program::linear_floats(const tm_op& o) {
   const int64_t both = o.code == TM_LINEAR_GATED ? (kWideRowBlock + kWidePanel) * 2 * kGroup : 0;
-  return (wide_scratch_bytes(o.weight->num_cols) + 3) / 4 + both;
+  return wide_scratch_bytes(kWideRowBlock + kWidePanel) / 4 + both;
 }
 
 // Units are blocks of tiles by blocks of rows. Few rows: weights are read once, units only balance the threads. Many
@@ -617,8 +617,8 @@ void Program::run_linear(const Op& op, int unit, int thread) {
   kernels_->linear(&args);
 }
 
-// Gate and up columns of one output group, a panel of rows at a time, through act(gate) * up into the group's codes; of
-// integer kinds all rows of the unit at a time, into float32.
+// Gate and up columns of one output group, a panel of rows at a time, through act(gate) * up into the group's codes; on
+// tiles all rows of the unit and as many groups as there is room for, into float32.
 void Program::run_linear_gated(const Op& op, int unit, int thread) {
   const tm_op& o = op.op;
   const LinearUnit cut = linear_unit(unit, num_rows(o));
@@ -647,13 +647,15 @@ void Program::run_linear_gated(const Op& op, int unit, int thread) {
       args.ld_rounded = rounded_stride(args.part->num_cols);
     }
     args.scratch = thread_floats(thread);
-    float* const both = thread_floats(thread) + (wide_scratch_bytes(args.part->num_cols) + 3) / 4;
+    float* const both = thread_floats(thread) + wide_scratch_bytes(kWideRowBlock + kWidePanel) / 4;
     args.row0 = cut.row_begin;
     args.num_rows = cut.row_end - cut.row_begin;
-    const int together = args.num_rows > kWidePanel ? 1 : group_end - group_begin, width = together * kGroup;
-    args.num_tiles = width / kLanes;
-    args.ld_out = 2 * width;
-    for (int group = group_begin; group < group_end; group += together) {
+    const int most = (kWideRowBlock + kWidePanel) / std::max(1, args.num_rows);  // groups that there is room for
+    for (int group = group_begin, together; group < group_end; group += together) {
+      together = std::min(most, group_end - group);
+      const int width = together * kGroup;
+      args.num_tiles = width / kLanes;
+      args.ld_out = 2 * width;
       both_of(group, both);
       for (int r = 0; r < args.num_rows; r++) {
         const float* gate = both + r * 2 * width;

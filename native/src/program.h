@@ -20,12 +20,14 @@ inline int64_t wide_panel_bytes(int64_t width) {
   return static_cast<int64_t>(ceil_div(width, kWideStep)) * 2 * kWidePanel * kWideStep;
 }
 inline int64_t wide_bytes(int64_t max_rows, int64_t width) {
-  const int64_t of_row = 4 + width / kGroup * 8;  // scale, starts
+  const int64_t of_row = 4 + num_exact_blocks(static_cast<int>(width / kGroup)) * 8;  // scale, starts
   return ceil_div(max_rows, kWidePanel) * (wide_panel_bytes(width) + kWidePanel * of_row);
 }
 
 // What kernels for integer kinds need besides.
-inline int64_t wide_scratch_bytes(int64_t width) { return static_cast<int64_t>(ceil_div(width, kWideStep)) * 2048 + 5 * 1024; }
+inline int64_t wide_scratch_bytes(int64_t max_rows) {
+  return kMostExactSteps * 2048 + 8192 + ceil_div(max_rows, kWidePanel) * 2048;
+}
 
 class Program final : public Job {
  public:

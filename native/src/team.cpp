@@ -29,7 +29,7 @@ inline uint32_t left_of(uint64_t ticket) { return static_cast<uint32_t>(ticket);
 
 }  // namespace
 
-Team::Team(int num_threads) : runs_(new Run[num_threads]) {
+Team::Team(int num_threads, void (*rest)()) : rest_(rest), runs_(new Run[num_threads]) {
   for (int i = 1; i < num_threads; i++) workers_.emplace_back([this, i] { participate(i); });
 }
 
@@ -105,6 +105,7 @@ void Team::wait_for_change(uint64_t seen, bool is_caller) {
       relax();
     }
   } while (std::chrono::steady_clock::now() < give_up);
+  rest_();
   std::atomic<int>& sleepers = is_caller ? caller_sleeps_ : sleeping_workers_;
   std::unique_lock<std::mutex> lock(mutex_);
   sleepers.fetch_add(1, std::memory_order_seq_cst);
@@ -116,6 +117,7 @@ void Team::run(Job* job) {
   job_ = job;
   advance();
   participate(0);
+  rest_();
 }
 
 }  // namespace mill

@@ -27,7 +27,8 @@ struct Job {
 
 class Team {
  public:
-  explicit Team(int num_threads);
+  // Threads call `rest` before they sleep, and the caller of run before it returns.
+  Team(int num_threads, void (*rest)());
   ~Team();
   Team(const Team&) = delete;
 
@@ -67,6 +68,7 @@ class Team {
     int end = 0;
   };
 
+  void (*const rest_)();
   // High half: phase number. Low half: units not yet claimed.
   alignas(64) std::atomic<uint64_t> ticket_{0};
   alignas(64) std::atomic<int> unfinished_{0};

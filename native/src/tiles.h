@@ -19,9 +19,13 @@ constexpr int kTileBytes = 1024;
 
 #if defined(TM_AMX)
 
-// Tiles can be used from here to the end of the scope. What is left in them would slow down every switch of threads.
+// Configuring takes as long as dozens of products, so it lasts from a thread's first use to its next rest.
+static thread_local bool tiles_are_ready = false;
+
+// Tiles can be used from here to the end of the scope.
 struct TileScope {
   TileScope() {
+    if (tiles_are_ready) return;
     struct {
       uint8_t palette, start, reserved[14];
       uint16_t row_bytes[16];
@@ -33,10 +37,16 @@ struct TileScope {
       config.rows[i] = 16;
     }
     asm volatile("ldtilecfg %0" ::"m"(config) : "memory");
+    tiles_are_ready = true;
   }
-  ~TileScope() { asm volatile("tilerelease"); }
   TileScope(const TileScope&) = delete;
 };
+
+// What is left in tiles would slow down every switch of threads, and their configuration is the caller's again.
+inline void rest() {
+  if (tiles_are_ready) asm volatile("tilerelease");
+  tiles_are_ready = false;
+}
 
 template <int T>
 inline void tile_zero() {
@@ -68,6 +78,8 @@ inline void tile_dot_bf16() {
 struct TileScope {
   TileScope() {}
 };
+
+inline void rest() {}
 
 alignas(64) static thread_local uint8_t tiles[8][16][64];
 
