@@ -124,7 +124,7 @@ const Kernels* find_kernels(const char* name) {
 #if defined(TM_X86)
   static const Features has = detect();
 #if defined(TM_HAS_AMX)
-  if (has.amx && strcmp(name, "amx") == 0) return &kAmxKernels;
+  if (has.amx && (any || strcmp(name, "amx") == 0)) return &kAmxKernels;
 #endif
   if (has.avx512bf16 && ((any && has.fast_bf16) || strcmp(name, "avx512bf16") == 0)) return &kAvx512Bf16Kernels;
   if (has.avx512 && (any || strcmp(name, "avx512") == 0)) return &kAvx512Kernels;

@@ -542,14 +542,15 @@ int Program::plan_linear(const Op& op, double* cost_ns) {
   if (gated) tiles = op.op.width / kGroup;  // a unit of work is a group of 32 outputs: two gate and two up tiles
   const bool wide = is_integer(op.parts[0].kind);
   *cost_ns = bytes / 20.0 + bytes * rows / (wide ? 500.0 : 100.0);
-  const int most = gated ? 4 : 16;
+  const int most = gated ? (wide ? 8 : 4) : 16;
   rows_per_panel_ = wide ? kWidePanel : takes_rounded(op) ? 2 * kWidePanel : kPanel;
   const int least_blocks = ceil_div(rows, wide ? kWideRowBlock : kRowBlock), shares = std::min(team_->num_threads(), least_blocks);
   blocks_per_share_ = ceil_div(least_blocks, shares);
   num_row_blocks_ = shares * blocks_per_share_;
-  const int wanted = ceil_div(6 * team_->num_threads(), num_row_blocks_);
+  const int wanted = ceil_div((wide ? 3 : 6) * team_->num_threads(), num_row_blocks_);
   tiles_per_unit_ = std::max(1, std::min(most, tiles / wanted));
   tiles_per_unit_ = ceil_div(tiles, ceil_div(tiles, tiles_per_unit_));
+  if (wide && !gated) tiles_per_unit_ += tiles_per_unit_ % 2;  // its kernel takes two at a time
   num_tile_blocks_ = 0;
   if (gated) {
     num_tile_blocks_ = ceil_div(tiles, tiles_per_unit_);
