@@ -27,7 +27,8 @@ enum tm_kind {
   TM_Q8_HM = 8, /* 8-bit codes, a scale and a minimum for each 16 */
   TM_Q6_H = 9,  /* 6-bit codes, a scale for each 16 */
   TM_W4 = 10,   /* packed from q4_0: integers, with one scale for a row; for variants with tiles only */
-  TM_W4M = 11   /* the same from q4_1 */
+  TM_W4M = 11,  /* the same from q4_1 */
+  TM_W8 = 12    /* the same from q8_0 */
 };
 
 enum tm_code {

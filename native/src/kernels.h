@@ -40,7 +40,7 @@ constexpr int32_t kMagicBits = 0x4B400000;
 
 enum Kind : int32_t {
   kF32 = 0, kF16 = 1, kBF16 = 2, kQ4_0 = 3, kQ4_1 = 4, kQ8_0 = 5, kQ8_M = 6, kQ8_H = 7, kQ8_HM = 8,
-  kQ6_H = 9, kW4 = 10, kW4M = 11, kNumKinds = 12
+  kQ6_H = 9, kW4 = 10, kW4M = 11, kW8 = 12, kNumKinds = 13
 };
 
 // How a KV pool stores values: kF32, kF16, kBF16, or int8 codes with a scale for each token and head.
@@ -53,8 +53,8 @@ static inline bool is_integer(int32_t kind) { return kind >= kW4; }  // see line
 static constexpr bool is_wide(int32_t kind) { return kind >= kQ8_0 && kind <= kQ8_HM; }
 static constexpr bool has_halves(int32_t kind) { return kind == kQ8_H || kind == kQ8_HM || kind == kQ6_H; }
 static constexpr bool has_minima(int32_t kind) { return kind == kQ4_1 || kind == kQ8_M || kind == kQ8_HM; }
-static constexpr int factor_bytes(int32_t kind) { return kind == kW4M ? 64 : 16; }  // of integer kinds, for 32 values of a tile
-static constexpr int code_bytes(int32_t kind) { return kind == kQ6_H ? 24 : is_wide(kind) ? 32 : 16; }
+static constexpr int factor_bytes(int32_t kind) { return kind == kW4M ? 64 : kind == kW8 ? 32 : 16; }  // of integer kinds, in a tile
+static constexpr int code_bytes(int32_t kind) { return kind == kQ6_H ? 24 : is_wide(kind) || kind == kW8 ? 32 : 16; }
 
 // One packed matrix: tiles of 16 output rows, K ascending inside a tile, the last tile padded with zeros.
 //
@@ -64,9 +64,10 @@ static constexpr int code_bytes(int32_t kind) { return kind == kQ6_H ? 24 : is_w
 //     6 bit     4 such words of the lower 4 bits, then 2 words of upper bits: byte j of word h, lane i holds those of
 //               codes k = 16h+j, 16h+4+j, 16h+8+j, 16h+12+j of row i, from the lowest bits up
 //     8 bit     8 words of 64 bytes: word j, lane i holds codes k = 4j..4j+3 of row i, stored + 128
-//     integer   the 4-bit words, but q - 8 as 4 signed bits, and rows 4i..4i+3 of a word lie as their codes 0..3 in bytes
-//               0 2 4 6 (row 4i), 8 10 12 14, 1 3 5 7, 9 11 13 15; then of kW4 [groups][16] multipliers (int8), of kW4M
-//               [groups][multipliers, offsets][16] (int16); then [blocks][16] scales (float32): see linear_tiles.inc
+//     integer   of kW4 and kW4M the 4-bit words, but q - 8 as 4 signed bits, and rows 4i..4i+3 of a word lie as their
+//               codes 0..3 in bytes 0 2 4 6 (row 4i), 8 10 12 14, 1 3 5 7, 9 11 13 15; of kW8 the 8-bit words, signed;
+//               then [groups] factors: of kW4 16 multipliers (int8), of kW8 16 (int16), of kW4M 16 and 16 offsets (int16);
+//               then [blocks][16] scales (float32): see linear_tiles.inc
 //     halves    scales and minima are [groups][2][16]: of values 0..15, then of 16..31
 struct Part {
   int32_t kind;
@@ -76,10 +77,17 @@ struct Part {
   int64_t num_bytes;
 };
 
-// Of an integer kind: where in 256 bytes of a group lies the code of a row and an input, in the upper 4 bits for inputs
-// from 16 on; and the weight that a code of -8 to 7 stands for. `multiplier`, `offset`: see linear_tiles.inc.
-static inline int integer_code_at(int row, int k) { return k % 16 / 4 * 64 + row / 4 * 16 + row % 2 * 8 + row % 4 / 2 + 2 * (k % 4); }
+// Of an integer kind: where the code of a row and an input lies among a group's bytes, of 4 bits in the upper ones for
+// inputs from 16 on; the code, signed; and the integer weight it stands for. multiplier, offset: see linear_tiles.inc.
+static inline int integer_code_at(int32_t kind, int row, int k) {
+  if (kind == kW8) return k / 4 * 64 + row * 4 + k % 4;
+  return k % 16 / 4 * 64 + row / 4 * 16 + row % 2 * 8 + row % 4 / 2 + 2 * (k % 4);
+}
+static inline int integer_code(int32_t kind, uint8_t byte, int k) {
+  return kind == kW8 ? (int8_t)byte : (int8_t)(k < 16 ? byte << 4 : byte) >> 4;
+}
 static inline int integer_weight(int32_t kind, int code, int multiplier, int offset) {
+  if (kind == kW8) return code * multiplier;
   const int product = (code * multiplier * 4096 + (1 << 14)) >> 15;
   return kind == kW4M ? (product + offset) >> 4 : product;
 }

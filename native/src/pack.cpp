@@ -13,7 +13,7 @@ namespace mill {
 
 namespace {
 
-constexpr int64_t kRawBlockBytes[kNumKinds] = {0, 0, 0, 18, 20, 34, 36, 36, 40, 28, 18, 20};  // scales, (minima), codes of 32
+constexpr int64_t kRawBlockBytes[kNumKinds] = {0, 0, 0, 18, 20, 34, 36, 36, 40, 28, 18, 20, 34};  // scales, (minima), codes of 32
 
 int num_scales(int32_t kind) { return has_halves(kind) ? 2 : 1; }
 
@@ -67,30 +67,34 @@ class IntegerBlock {
   IntegerBlock(int32_t kind, const uint8_t* data, int64_t num_groups)
       : kind_(kind), data_(data), num_groups_(num_groups), group_bytes_(kRawBlockBytes[kind]) {
     float most = 0;
-    for (int64_t g = 0; g < num_groups; g++) most = std::max(most, 8 * std::fabs(step(g)) + std::fabs(middle(g)));
-    scale_ = std::isfinite(most) ? most / kMostWeight : 0;
+    for (int64_t g = 0; g < num_groups; g++) most = std::max(most, factor() * std::fabs(step(g)) + std::fabs(middle(g)));
+    scale_ = std::isfinite(most) ? most / (kind == kW8 ? kMostMultiplier : kMostWeight) : 0;
     unit_ = kind == kW4M ? scale_ / 16 : scale_;
   }
 
   float scale() const { return scale_; }
-  int multiplier(int64_t g) const { return nearest(8 * step(g)); }
+  int multiplier(int64_t g) const { return nearest(factor() * step(g)); }
   int offset(int64_t g) const { return nearest(middle(g)) + 8; }  // 8 of 16: halves up
 
-  // Whether rounding adds less than a tenth to the noise that rounding weights to 4 bits has made.
+  // Whether rounding adds less than a tenth to the noise that rounding weights to 4 bits has made, a half to that of 8.
   bool fits() const {
-    constexpr float kVariance = 21.25f;  // of 16 codes
-    float added = num_groups_ * scale_ * scale_ / 12, before = 0;
+    const float variance = kind_ == kW8 ? 1600.0f : 21.25f;  // of codes, as they mostly are
+    float added = kind_ == kW8 ? 0 : num_groups_ * scale_ * scale_ / 12, before = 0;
     for (int64_t g = 0; g < num_groups_; g++) {
-      const float of_step = step(g) - unit_ * nearest(8 * step(g)) / 8, of_middle = middle(g) - unit_ * nearest(middle(g));
+      const float of_step = step(g) - unit_ * nearest(factor() * step(g)) / factor();
+      const float of_middle = middle(g) - unit_ * nearest(middle(g));
       if (!std::isfinite(of_step) || !std::isfinite(of_middle)) return false;
-      added += kVariance * of_step * of_step + of_middle * of_middle;
+      added += variance * of_step * of_step + of_middle * of_middle;
       before += step(g) * step(g) / 12;
     }
-    return added <= 0.1f * before;
+    return added <= (kind_ == kW8 ? 0.5f : 0.1f) * before;
   }
 
  private:
   static constexpr float kMostWeight = 127;
+  static constexpr float kMostMultiplier = 208;  // times 127 * 127 * the inputs of a block stays below 2^31
+
+  float factor() const { return kind_ == kW8 ? 1 : 8; }  // what multipliers of 4-bit codes are divided by
 
   float half(int64_t g, int index) const {
     uint16_t bits;
@@ -118,22 +122,22 @@ void each_block(int32_t kind, const uint8_t* row, int64_t num_groups, const Func
 }
 
 void pack_integer(int32_t kind, int64_t num_groups, const TileRows& from, uint8_t* tile) {
-  uint8_t* factors = tile + num_groups * 256;
+  const int codes_bytes = code_bytes(kind);
+  uint8_t* factors = tile + num_groups * codes_bytes * kLanes;
+  float* scales = reinterpret_cast<float*>(factors + num_groups * factor_bytes(kind));
   const int64_t group_bytes = kRawBlockBytes[kind];
   for (int row = 0; row < from.count; row++)
     each_block(kind, from.row[row], num_groups, [&](const IntegerBlock& block, int64_t first, int64_t count, int64_t index) {
-      reinterpret_cast<float*>(factors + num_groups * factor_bytes(kind))[index * kLanes + row] = block.scale();
-      for (int64_t i = 0; i < count; i++) {
-        const int64_t g = first + i;
-        if (kind == kW4) {
-          reinterpret_cast<int8_t*>(factors)[g * kLanes + row] = static_cast<int8_t>(block.multiplier(i));
-        } else {
-          int16_t* both = reinterpret_cast<int16_t*>(factors) + g * 2 * kLanes;
-          both[row] = static_cast<int16_t>(block.multiplier(i));
-          both[kLanes + row] = static_cast<int16_t>(block.offset(i));
-        }
-        const uint8_t* codes = from.row[row] + (g + 1) * group_bytes - kGroup / 2;
-        for (int k = 0; k < kGroup / 2; k++) tile[g * 256 + integer_code_at(row, k)] = codes[k] ^ 0x88;
+      scales[index * kLanes + row] = block.scale();
+      for (int64_t g = first; g < first + count; g++) {
+        uint8_t* of_group = factors + g * factor_bytes(kind);
+        int16_t* words = reinterpret_cast<int16_t*>(of_group);
+        if (kind == kW4) of_group[row] = static_cast<uint8_t>(block.multiplier(g - first));
+        else words[row] = static_cast<int16_t>(block.multiplier(g - first));
+        if (kind == kW4M) words[kLanes + row] = static_cast<int16_t>(block.offset(g - first));
+        const uint8_t* codes = from.row[row] + (g + 1) * group_bytes - codes_bytes;
+        for (int k = 0; k < codes_bytes; k++)
+          tile[g * codes_bytes * kLanes + integer_code_at(kind, row, k)] = codes[k] ^ (kind == kW8 ? 0 : 0x88);
       }
     });
 }
@@ -164,7 +168,8 @@ void pack_tile(int32_t kind, int64_t num_cols, const TileRows& from, uint8_t* ti
     case kF16: return pack_f16(num_cols, from, tile);
     case kBF16: return pack_bf16(num_cols, from, tile);
     case kW4:
-    case kW4M: return pack_integer(kind, num_cols / kGroup, from, tile);
+    case kW4M:
+    case kW8: return pack_integer(kind, num_cols / kGroup, from, tile);
     default: return pack_quantised(kind, num_cols / kGroup, from, tile);
   }
 }
@@ -240,7 +245,10 @@ int64_t tile_bytes(int32_t kind, int64_t num_cols) {
     case kF16: bytes = num_cols * kLanes * 2; break;
     case kBF16: bytes = (num_cols + 1) / 2 * kLanes * 4; break;
     case kW4:
-    case kW4M: bytes = groups * (256 + factor_bytes(kind)) + 64 * num_exact_blocks(static_cast<int>(groups)); break;
+    case kW4M:
+    case kW8:
+      bytes = groups * (code_bytes(kind) * kLanes + factor_bytes(kind)) + 64 * num_exact_blocks(static_cast<int>(groups));
+      break;
     default: bytes = groups * kLanes * kRawBlockBytes[kind];
   }
   return (bytes + 63) / 64 * 64;
@@ -307,6 +315,24 @@ void quantise_rows(Team* team, int32_t from_kind, int32_t to_kind, int64_t num_r
   });
 }
 
+static void unpack_integer(const Part& part, const uint8_t* tile, int row, float* out) {
+  const int64_t num_groups = part.num_cols / kGroup, group_bytes = code_bytes(part.kind) * kLanes;
+  const uint8_t* factors = tile + num_groups * group_bytes;
+  const float* scales = reinterpret_cast<const float*>(factors + num_groups * factor_bytes(part.kind));
+  const int64_t block_groups = 2 * exact_steps(static_cast<int>((num_groups + 1) / 2));
+  for (int64_t g = 0; g < num_groups; g++) {
+    const uint8_t* of_group = factors + g * factor_bytes(part.kind);
+    const int16_t* words = reinterpret_cast<const int16_t*>(of_group);
+    const int m = part.kind == kW4 ? static_cast<int8_t>(of_group[row]) : words[row];
+    const int b = part.kind == kW4M ? words[kLanes + row] : 0;
+    for (int k = 0; k < kGroup; k++) {
+      const uint8_t byte = tile[g * group_bytes + integer_code_at(part.kind, row, k)];
+      const int w = integer_weight(part.kind, integer_code(part.kind, byte, k), m, b);
+      out[g * kGroup + k] = scales[g / block_groups * kLanes + row] * static_cast<float>(w);
+    }
+  }
+}
+
 void unpack_row(const Part& part, int64_t row, float* out) {
   const uint8_t* tile = part.data + row / kLanes * tile_bytes(part.kind, part.num_cols);
   const int64_t lane = row % kLanes;
@@ -324,23 +350,7 @@ void unpack_row(const Part& part, int64_t row, float* out) {
     return;
   }
   const int64_t num_groups = part.num_cols / kGroup;
-  if (is_integer(part.kind)) {
-    const uint8_t* factors = tile + num_groups * 256;
-    const float* scales = reinterpret_cast<const float*>(factors + num_groups * factor_bytes(part.kind));
-    const int64_t block_groups = 2 * exact_steps(static_cast<int>((num_groups + 1) / 2));
-    for (int64_t g = 0; g < num_groups; g++) {
-      const int16_t* both = reinterpret_cast<const int16_t*>(factors) + g * 2 * kLanes;
-      const bool has_offset = part.kind == kW4M;
-      const int m = has_offset ? both[lane] : reinterpret_cast<const int8_t*>(factors)[g * kLanes + lane];
-      for (int k = 0; k < kGroup; k++) {
-        const uint8_t byte = tile[g * 256 + integer_code_at(static_cast<int>(lane), k)];
-        const int code = static_cast<int8_t>(k < 16 ? byte << 4 : byte) >> 4;
-        const int w = integer_weight(part.kind, code, m, has_offset ? both[kLanes + lane] : 0);
-        out[g * kGroup + k] = scales[g / block_groups * kLanes + lane] * static_cast<float>(w);
-      }
-    }
-    return;
-  }
+  if (is_integer(part.kind)) return unpack_integer(part, tile, static_cast<int>(lane), out);
   const int codes = code_bytes(part.kind), halves = num_scales(part.kind);
   const uint8_t* scales = tile + num_groups * codes * kLanes;
   const uint8_t* minima = scales + num_groups * halves * kLanes * 2;
