@@ -76,18 +76,18 @@ class IntegerBlock {
   int multiplier(int64_t g) const { return nearest(factor() * step(g)); }
   int offset(int64_t g) const { return nearest(middle(g)) + 8; }  // 8 of 16: halves up
 
-  // Whether rounding adds less than a tenth to the noise that rounding weights to 4 bits has made, a half to that of 8.
-  bool fits() const {
+  // The noise that rounding adds, by that which rounding weights to the codes has made; infinite where it cannot be done.
+  float added_noise() const {
     const float variance = kind_ == kW8 ? 1600.0f : 21.25f;  // of codes, as they mostly are
     float added = kind_ == kW8 ? 0 : num_groups_ * scale_ * scale_ / 12, before = 0;
     for (int64_t g = 0; g < num_groups_; g++) {
       const float of_step = step(g) - unit_ * nearest(factor() * step(g)) / factor();
       const float of_middle = middle(g) - unit_ * nearest(middle(g));
-      if (!std::isfinite(of_step) || !std::isfinite(of_middle)) return false;
       added += variance * of_step * of_step + of_middle * of_middle;
       before += step(g) * step(g) / 12;
     }
-    return added <= (kind_ == kW8 ? 0.5f : 0.1f) * before;
+    if (!std::isfinite(added) || !std::isfinite(before)) return INFINITY;
+    return added > 0 ? added / before : 0;
   }
 
  private:
@@ -261,18 +261,25 @@ int64_t raw_row_bytes(int32_t kind, int64_t num_cols) {
 }
 
 bool fits_integer(Team* team, int32_t kind, const RawRows& rows, int64_t num_cols) {
+  // Of 8-bit codes, whose own noise is small, more may be added.
+  const float most_on_average = kind == kW8 ? 0.5f : 0.1f, most = 10 * most_on_average;
   const int64_t row_bytes = raw_row_bytes(kind, num_cols);
   int64_t total = 0;
   for (int i = 0; i < rows.count; i++) total += rows.num_rows[i];
-  std::atomic<bool> fit{true};
+  constexpr int64_t kUnits = 1 << 20;  // integers, so that the order of sums does not matter
+  std::atomic<int64_t> noise{0}, num_blocks{0};
+  std::atomic<bool> fits{true};
   team->for_each(static_cast<int>((total + kLanes - 1) / kLanes), [&](int tile, int) {
-    for (int64_t row = tile * kLanes; row < std::min<int64_t>(total, tile * kLanes + kLanes) && fit; row++)
+    for (int64_t row = static_cast<int64_t>(tile) * kLanes; row < std::min<int64_t>(total, tile * kLanes + kLanes) && fits; row++)
       each_block(kind, find_row(rows, row, row_bytes), num_cols / kGroup,
                  [&](const IntegerBlock& block, int64_t, int64_t, int64_t) {
-                   if (!block.fits()) fit = false;
+                   const float added = block.added_noise();
+                   if (!(added <= most)) fits = false;
+                   else noise += static_cast<int64_t>(added * kUnits);
+                   num_blocks++;
                  });
   });
-  return fit;
+  return fits && noise <= static_cast<int64_t>(most_on_average * kUnits) * num_blocks;
 }
 
 void pack(Team* team, const RawRows& rows, const Part& part, uint8_t* out) {

@@ -20,7 +20,7 @@ struct RawRows {
   int count;
 };
 
-// Whether the scales of every row are near enough to multiples of one for an integer kind.
+// Whether an integer kind holds these rows well: adds little to the noise of the codes that they have.
 bool fits_integer(Team* team, int32_t kind, const RawRows& rows, int64_t num_cols);
 
 // Fill part.data, which the caller allocated with tile_bytes * ceil(num_rows / 16) bytes. Threads over tiles.

@@ -135,12 +135,14 @@ constexpr Bodies kBodies[] = {
     {"neon", read_words, int8_neon, f32_neon, 4},
 #endif
 #if defined(TM_X86)
+    {"amx", read_avx512, int8_avx512, f32_avx512, 16},
     {"avx512bf16", read_avx512, int8_avx512, f32_avx512, 16},
     {"avx512", read_avx512, int8_avx512, f32_avx512, 16},
     {"avxvnni", read_avx2, int8_avxvnni, f32_avx2, 8},
     {"avx2", read_avx2, int8_avx2, f32_avx2, 8},
 #endif
     {"scalar", read_words, nullptr, nullptr, 1},
+    {"scalartiles", read_words, nullptr, nullptr, 1},
 };
 
 }  // namespace

@@ -97,7 +97,7 @@ def _join_gated(operations: list[Operation], output: Value) -> list[Operation]:
             replaced[operation], replaced[product] = None, joined
             continue
         quantise = _only_reader(found, product.out, output)
-        if quantise is None or quantise.code != Code.QUANTISE:
+        if quantise is None or quantise.code != Code.QUANTISE or quantise.out is None or quantise.out.form == WIDE:
             continue
         replaced[operation] = replaced[product] = None
         replaced[quantise] = dataclasses.replace(joined, out=quantise.out)
