@@ -65,7 +65,7 @@ static constexpr int code_bytes(int32_t kind) { return kind == kQ6_H ? 24 : is_w
 //               codes k = 16h+j, 16h+4+j, 16h+8+j, 16h+12+j of row i, from the lowest bits up
 //     8 bit     8 words of 64 bytes: word j, lane i holds codes k = 4j..4j+3 of row i, stored + 128
 //     integer   of kW4 and kW4M the 4-bit words, but q - 8 as 4 signed bits, and rows 4i..4i+3 of a word lie as their
-//               codes 0..3 in bytes 0 2 4 6 (row 4i), 8 10 12 14, 1 3 5 7, 9 11 13 15; of kW8 the 8-bit words, signed;
+//               codes 0..3 in bytes 0 2 4 6 (row 4i), 8 10 12 14, 1 3 5 7, 9 11 13 15; of kW8 the 8-bit words;
 //               then [groups] factors: of kW4 16 multipliers (int8), of kW8 16 (int16), of kW4M 16 and 16 offsets (int16);
 //               then [blocks][16] scales (float32): see linear_tiles.inc
 //     halves    scales and minima are [groups][2][16]: of values 0..15, then of 16..31
@@ -84,7 +84,7 @@ static inline int integer_code_at(int32_t kind, int row, int k) {
   return k % 16 / 4 * 64 + row / 4 * 16 + row % 2 * 8 + row % 4 / 2 + 2 * (k % 4);
 }
 static inline int integer_code(int32_t kind, uint8_t byte, int k) {
-  return kind == kW8 ? (int8_t)byte : (int8_t)(k < 16 ? byte << 4 : byte) >> 4;
+  return kind == kW8 ? byte - 128 : (int8_t)(k < 16 ? byte << 4 : byte) >> 4;
 }
 static inline int integer_weight(int32_t kind, int code, int multiplier, int offset) {
   if (kind == kW8) return code * multiplier;

@@ -137,7 +137,7 @@ void pack_integer(int32_t kind, int64_t num_groups, const TileRows& from, uint8_
         if (kind == kW4M) words[kLanes + row] = static_cast<int16_t>(block.offset(g - first));
         const uint8_t* codes = from.row[row] + (g + 1) * group_bytes - codes_bytes;
         for (int k = 0; k < codes_bytes; k++)
-          tile[g * codes_bytes * kLanes + integer_code_at(kind, row, k)] = codes[k] ^ (kind == kW8 ? 0 : 0x88);
+          tile[g * codes_bytes * kLanes + integer_code_at(kind, row, k)] = codes[k] ^ (kind == kW8 ? 0x80 : 0x88);
       }
     });
 }
