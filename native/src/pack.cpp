@@ -76,23 +76,26 @@ class IntegerBlock {
   int multiplier(int64_t g) const { return nearest(factor() * step(g)); }
   int offset(int64_t g) const { return nearest(middle(g)) + 8; }  // 8 of 16: halves up
 
-  // The noise that rounding adds, by that which rounding weights to the codes has made; infinite where it cannot be done.
-  float added_noise() const {
+  // How much of its groups rounding spoils: 1 for a group to which it adds as much noise as making the codes did (of 8-bit
+  // codes four times as much), or more. Infinite where it cannot be done.
+  float spoilt() const {
+    const float bearable = kind_ == kW8 ? 4 : 1;
     const float variance = kind_ == kW8 ? 1600.0f : 21.25f;  // of codes, as they mostly are
-    float added = kind_ == kW8 ? 0 : num_groups_ * scale_ * scale_ / 12, before = 0;
+    float sum = 0;
     for (int64_t g = 0; g < num_groups_; g++) {
-      const float of_step = step(g) - unit_ * nearest(factor() * step(g)) / factor();
+      const float d = step(g), of_step = d - unit_ * nearest(factor() * d) / factor();
       const float of_middle = middle(g) - unit_ * nearest(middle(g));
-      added += variance * of_step * of_step + of_middle * of_middle;
-      before += step(g) * step(g) / 12;
+      const float of_weights = kind_ == kW8 ? 0 : std::min(scale_ * scale_ / 12, variance * d * d);
+      const float added = of_weights + variance * of_step * of_step + of_middle * of_middle;
+      if (!std::isfinite(added)) return INFINITY;
+      if (added > 0) sum += std::min(1.0f, added / (bearable * d * d / 12));
     }
-    if (!std::isfinite(added) || !std::isfinite(before)) return INFINITY;
-    return added > 0 ? added / before : 0;
+    return sum / static_cast<float>(num_groups_);
   }
 
  private:
   static constexpr float kMostWeight = 127;
-  static constexpr float kMostMultiplier = 208;  // times 127 * 127 * the inputs of a block stays below 2^31
+  static constexpr float kMostMultiplier = 255;  // times 127 * 127 * the inputs of a block stays below 2^31
 
   float factor() const { return kind_ == kW8 ? 1 : 8; }  // what multipliers of 4-bit codes are divided by
 
@@ -261,8 +264,7 @@ int64_t raw_row_bytes(int32_t kind, int64_t num_cols) {
 }
 
 bool fits_integer(Team* team, int32_t kind, const RawRows& rows, int64_t num_cols) {
-  // Of 8-bit codes, whose own noise is small, more may be added.
-  const float most_on_average = kind == kW8 ? 0.5f : 0.1f, most = 10 * most_on_average;
+  constexpr double kMost = 0.2;  // on average
   const int64_t row_bytes = raw_row_bytes(kind, num_cols);
   int64_t total = 0;
   for (int i = 0; i < rows.count; i++) total += rows.num_rows[i];
@@ -273,13 +275,13 @@ bool fits_integer(Team* team, int32_t kind, const RawRows& rows, int64_t num_col
     for (int64_t row = static_cast<int64_t>(tile) * kLanes; row < std::min<int64_t>(total, tile * kLanes + kLanes) && fits; row++)
       each_block(kind, find_row(rows, row, row_bytes), num_cols / kGroup,
                  [&](const IntegerBlock& block, int64_t, int64_t, int64_t) {
-                   const float added = block.added_noise();
-                   if (!(added <= most)) fits = false;
-                   else noise += static_cast<int64_t>(added * kUnits);
+                   const float spoilt = block.spoilt();
+                   if (!std::isfinite(spoilt)) fits = false;
+                   else noise += static_cast<int64_t>(spoilt * kUnits);
                    num_blocks++;
                  });
   });
-  return fits && noise <= static_cast<int64_t>(most_on_average * kUnits) * num_blocks;
+  return fits && static_cast<double>(noise) <= kMost * kUnits * static_cast<double>(num_blocks);
 }
 
 void pack(Team* team, const RawRows& rows, const Part& part, uint8_t* out) {

@@ -26,9 +26,9 @@ def test_counts_every_parameter_once(kind: str, tied: bool) -> None:
 @pytest.mark.skipif(available() is not None, reason=str(available()))
 @pytest.mark.parametrize("quantization", [None, "q4_1", "bf16"])
 def test_foretells_what_is_packed(quantization: str | None) -> None:
-    """The estimate is what the backend then holds (rows of these matrices fill whole tiles)."""
+    """The estimate is what the vector unit's kernels then hold (rows of these matrices fill whole tiles)."""
     checkpoint = tiny_checkpoint()
-    ops = NativeOps(1)
+    ops = NativeOps(1, "scalar")
     weights = load_weights(checkpoint, config_from_checkpoint(checkpoint), ops, quantization=quantization)
     assert survey(checkpoint, quantization=quantization).packed_bytes == weights.num_bytes
     ops.close()

@@ -17,12 +17,13 @@ from ops_cases import KINDS, Sequences, activations, raw_tensor
 from tokenmill.core.block import KV_DTYPES, KVGroup
 from tokenmill.ops.api import HeadGeometry
 from tokenmill.ops.native import NativeOps, available
-from tokenmill.ops.native.library import ISAS, TILE_ISAS, available_isas
+from tokenmill.ops.native.library import INTEGER_KINDS, ISAS, TILE_ISAS, available_isas
 from tokenmill.ops.reference import ReferenceOps
 
 SUM_ORDER = 3e-6  # float32 sums of up to a few thousand terms in another order
 ROUNDED_ONCE = 3e-7  # a handful of float32 operations
 FIFTEEN_BITS = 2e-4  # queries as whole numbers up to 2^14 move a score by about this, weights of values by less
+INTEGERS = 0.04  # weights of 8 bits with one scale for hundreds, against int8 activations with one for 32
 BF16_FACTORS = 4e-3  # queries and weights of values rounded to 8 bits
 EQUAL = 0.0
 
@@ -32,7 +33,6 @@ class Case:
     name: str
     tolerance: float
     run: Callable[[Any], np.ndarray]
-    recoded: bool = False  # reads weights of 4 bits, which become others where there are tiles
     on_tiles: float | None = None  # the tolerance there, where it is another
 
 
@@ -48,7 +48,8 @@ def _linear_cases() -> Iterator[Case]:
                 scale = np.abs(x).max(axis=1, keepdims=True)
                 return ops.linear(x, weight) / scale
 
-            yield Case(f"linear {kind} {num_rows}x{num_cols} T={num_tokens}", SUM_ORDER, run, kind.startswith("q4"))
+            on_tiles = INTEGERS if kind in INTEGER_KINDS else None
+            yield Case(f"linear {kind} {num_rows}x{num_cols} T={num_tokens}", SUM_ORDER, run, on_tiles)
     for kind in ("f32", "f16", "bf16"):  # columns that are no multiple of 32
 
         def run_odd(ops: Any, kind=kind) -> np.ndarray:
@@ -68,7 +69,7 @@ def _linear_cases() -> Iterator[Case]:
         assert (weight.num_rows, weight.num_cols) == (72, 96)
         return ops.linear(rng.standard_normal((11, 96)).astype(np.float32), weight)
 
-    yield Case("linear of five stacked matrices of four kinds", SUM_ORDER, run_stacked, recoded=True)
+    yield Case("linear of five stacked matrices of four kinds", SUM_ORDER, run_stacked, INTEGERS)
 
 
 def _row_cases() -> Iterator[Case]:
@@ -78,7 +79,7 @@ def _row_cases() -> Iterator[Case]:
             rng = np.random.default_rng(1)
             return ops.embed(ops.pack([raw_tensor(rng, kind, 53, 96)]), rng.integers(0, 53, 40).astype(np.int32))
 
-        yield Case(f"embed {kind}", EQUAL, run_embed, kind.startswith("q4"))
+        yield Case(f"embed {kind}", EQUAL, run_embed, INTEGERS if kind in INTEGER_KINDS else None)
     for width in (1, 15, 64, 577):
 
         def run_norm(ops: Any, width=width) -> np.ndarray:
@@ -219,8 +220,7 @@ CASES = [*_linear_cases(), *_row_cases(), *_attention_cases()]
 
 @pytest.mark.parametrize("isa", (*ISAS, *TILE_ISAS))
 def test_native_gives_the_values_numpy_defines(isa: str) -> None:
-    """Every row of the table, within its tolerance, on every instruction set that can run here; on tiles without
-    the cases whose weights are recoded."""
+    """Every row of the table, within its tolerance, on every instruction set that can run here."""
     if available() is not None:
         pytest.skip(f"{len(CASES)} cases: {available()}")
     if isa not in available_isas((isa,)):
@@ -228,8 +228,6 @@ def test_native_gives_the_values_numpy_defines(isa: str) -> None:
     reference, native = ReferenceOps(), NativeOps(2, isa)
     wrong = []
     for case in CASES:
-        if case.recoded and isa in TILE_ISAS:
-            continue
         expected, got = case.run(reference), case.run(native)
         assert got.dtype == np.float32 and got.shape == expected.shape, (case.name, got.shape, expected.shape)
         tolerance = case.on_tiles if case.on_tiles and isa in TILE_ISAS else case.tolerance

@@ -236,6 +236,11 @@ def available_isas(among: Sequence[str] = ISAS) -> tuple[str, ...]:
     return tuple(isa for isa in among if library.tm_isa_available(isa.encode()))
 
 
+def family_isas(isa: str) -> tuple[str, ...]:
+    """The variants that agree in bits with `isa`."""
+    return TILE_ISAS if isa in TILE_ISAS else ISAS
+
+
 def check(library: ctypes.CDLL, succeeded: object) -> None:
     """Raise what the library said where a call failed: the caller broke the border's contract."""
     if not succeeded:

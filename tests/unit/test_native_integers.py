@@ -1,0 +1,76 @@
+"""Quantised weights as integers, for kernels with tiles: near the exact product, and equal bits however rows meet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from ops_cases import raw_tensor
+
+from tokenmill.ops.api import RawTensor
+from tokenmill.ops.native import NativeOps, available
+from tokenmill.ops.native.library import INTEGER_KINDS, KINDS, TILE_ISAS, available_isas
+from tokenmill.ops.reference import ReferenceOps
+
+pytestmark = [pytest.mark.exact, pytest.mark.skipif(available() is not None, reason=str(available()))]
+
+SHAPES = [(16, 32), (48, 64), (40, 96), (33, 1536), (20, 1184)]
+"""Rows that fill no tile; one group, an odd number of groups, several blocks of inputs, the last of them short."""
+
+
+@pytest.fixture(scope="module")
+def backends() -> Iterator[list[NativeOps]]:
+    made = [NativeOps(2, isa) for isa in available_isas(TILE_ISAS)]
+    yield made
+    for ops in made:
+        ops.close()
+
+
+def exact(weight: RawTensor) -> np.ndarray:
+    """The values that the stored blocks stand for."""
+    reference = ReferenceOps()
+    return reference.embed(reference.pack([weight]), np.arange(weight.num_rows, dtype=np.int32)).astype(np.float64)
+
+
+@pytest.mark.parametrize("kind", INTEGER_KINDS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_rows_alone_or_together_on_any_variant(backends: list[NativeOps], kind: str, shape: tuple[int, int]) -> None:
+    rng = np.random.default_rng(shape[1])
+    raw = raw_tensor(rng, kind, *shape)
+    x_TK = (rng.standard_normal((37, shape[1])) * np.exp(rng.standard_normal((37, 1)))).astype(np.float32)
+    together = []
+    for ops in backends:
+        weight = ops.pack([raw])
+        assert weight.part(0).kind == KINDS[INTEGER_KINDS[kind]]
+        together.append(ops.linear(x_TK, weight))
+        cuts = np.split(x_TK, [1, 3, 7, 12])
+        assert np.array_equal(np.concatenate([ops.linear(rows, weight) for rows in cuts]), together[-1])
+    for other in together[1:]:
+        assert np.array_equal(other, together[0])
+    wanted = x_TK.astype(np.float64) @ exact(raw).T
+    error = np.sqrt(np.mean((together[0] - wanted) ** 2) / np.mean(wanted**2))
+    assert error < (0.004 if kind == "q8_0" else 0.015), error
+
+
+@pytest.mark.parametrize("kind", INTEGER_KINDS)
+def test_rows_of_a_table_are_what_linears_multiply(backends: list[NativeOps], kind: str) -> None:
+    """Activations of one value each have exact digits, so a product with them picks a column."""
+    raw = raw_tensor(np.random.default_rng(3), kind, 24, 352)
+    for ops in backends:
+        weight = ops.pack([raw])
+        values = ops.embed(weight, np.arange(24, dtype=np.int32))
+        np.testing.assert_allclose(ops.linear(np.eye(352, dtype=np.float32) * 127, weight).T, values * 127, rtol=1e-6)
+
+
+def test_scales_too_far_apart_stay_as_they_are(backends: list[NativeOps]) -> None:
+    """One group a thousand times the others would leave those no bits: kept in blocks, with the same values."""
+    raw = raw_tensor(np.random.default_rng(4), "q4_0", 16, 128)
+    scales = raw.data.reshape(16, 4, 18)[:, :, :2].copy().view(np.float16)[:, :, 0]
+    scales[:, 0] *= 1000
+    raw.data.reshape(16, 4, 18)[:, :, :2] = scales[:, :, None].view(np.uint8)
+    wanted = exact(raw)
+    for ops in backends:
+        weight = ops.pack([raw])
+        assert weight.part(0).kind == KINDS["q4_0"]
+        assert np.array_equal(ops.embed(weight, np.arange(16, dtype=np.int32)), wanted.astype(np.float32))
