@@ -47,7 +47,7 @@ enum Kind : int32_t {
 constexpr int kInt8 = 3;
 
 static inline bool is_quantised(int32_t kind) { return kind >= kQ4_0; }
-static inline bool is_integer(int32_t kind) { return kind >= kW4; }  // see linear_tiles.inc
+static inline bool is_integer(int32_t kind) { return kind >= kW4; }  // see integer_weights.inc
 
 // Codes of 8 bits; scales for each 16 values rather than 32; minima beside scales; bytes of the codes of 32 values.
 static constexpr bool is_wide(int32_t kind) { return kind >= kQ8_0 && kind <= kQ8_HM; }
@@ -67,7 +67,7 @@ static constexpr int code_bytes(int32_t kind) { return kind == kQ6_H ? 24 : is_w
 //     integer   of kW4 and kW4M the 4-bit words, but q - 8 as 4 signed bits, and rows 4i..4i+3 of a word lie as their
 //               codes 0..3 in bytes 0 2 4 6 (row 4i), 8 10 12 14, 1 3 5 7, 9 11 13 15; of kW8 the 8-bit words;
 //               then [groups] factors: of kW4 16 multipliers (int8), of kW8 16 (int16), of kW4M 16 and 16 offsets (int16);
-//               then [blocks][16] scales (float32): see linear_tiles.inc
+//               then [blocks][16] scales (float32): see integer_weights.inc
 //     halves    scales and minima are [groups][2][16]: of values 0..15, then of 16..31
 struct Part {
   int32_t kind;
@@ -78,7 +78,7 @@ struct Part {
 };
 
 // Of an integer kind: where the code of a row and an input lies among a group's bytes, of 4 bits in the upper ones for
-// inputs from 16 on; the code, signed; and the integer weight it stands for. multiplier, offset: see linear_tiles.inc.
+// inputs from 16 on; the code, signed; and the integer weight it stands for. multiplier, offset: see integer_weights.inc.
 static inline int integer_code_at(int32_t kind, int row, int k) {
   if (kind == kW8) return k / 4 * 64 + row * 4 + k % 4;
   return k % 16 / 4 * 64 + row / 4 * 16 + row % 2 * 8 + row % 4 / 2 + 2 * (k % 4);

@@ -61,7 +61,7 @@ void pack_quantised(int32_t kind, int64_t num_groups, const TileRows& from, uint
   }
 }
 
-// Groups of a row whose scales become multiples of one: value = scale * w, w as in linear_tiles.inc.
+// Groups of a row whose scales become multiples of one: value = scale * w, w as in integer_weights.inc.
 class IntegerBlock {
  public:
   IntegerBlock(int32_t kind, const uint8_t* data, int64_t num_groups)

@@ -29,6 +29,9 @@ inline int64_t wide_scratch_bytes(int64_t max_rows) {
   return kMostExactSteps * 2048 + 8192 + ceil_div(max_rows, kWidePanel) * 2048;
 }
 
+// Values from one row of bf16 to the next: an odd number of cache lines, so that a tile's rows do not meet in a set.
+inline int64_t rounded_stride(int64_t width) { return ((width + 31) / 32 | 1) * 32; }
+
 class Program final : public Job {
  public:
   // `error` says what is wrong with the list, if anything; such a program must not be run.

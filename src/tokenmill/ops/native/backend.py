@@ -56,7 +56,7 @@ TILE_ROWS = 16
 
 class NativeOps:
     """num_threads  default: the processors this process may use
-    isa          'scalar', 'avx2', 'avxvnni', 'avx512', 'avx512bf16', 'neon' or 'neoni8mm'; default: TOKENMILL_ISA, else
+    isa          one of ISAS or TILE_ISAS (library.py); default: TOKENMILL_ISA, else
                  the fastest that runs here
     fuse         False keeps the recorded operations apart (same bits, slower)
     """

@@ -1,0 +1,173 @@
+// Linears of a step: how they are cut into units, and how a unit runs.
+#include <algorithm>
+
+#include "pack.h"
+#include "program.h"
+
+namespace mill {
+
+namespace {
+
+constexpr int kRowBlock = 8 * kPanel;
+constexpr int kWideRowBlock = 16 * kWidePanel;
+
+}  // namespace
+
+// Room a thread needs on tiles: what the kernel asks for integer kinds, and gate and up columns of a unit's rows.
+int64_t Program::linear_floats(const tm_op& o) {
+  const int64_t both = o.code == TM_LINEAR_GATED ? (kWideRowBlock + kWidePanel) * 2 * kGroup : 0;
+  return wide_scratch_bytes(kWideRowBlock + kWidePanel) / 4 + both;
+}
+
+// Units are blocks of tiles by blocks of rows. Few rows: weights are read once, units only balance the threads. Many
+// rows: a thread's run of units is a share of the rows, which stay in its cache from one operation to the next; a block
+// of tiles stays there too while the share's blocks of rows pass.
+int Program::plan_linear(const Op& op, double* cost_ns) {
+  const int rows = num_rows(op.op);
+  const bool gated = op.op.code == TM_LINEAR_GATED;
+  int tiles = 0;
+  double bytes = 0;
+  for (const Part& part : op.parts) {
+    tiles += ceil_div(part.num_rows, kLanes);
+    bytes += static_cast<double>(part.num_bytes);
+  }
+  if (gated) tiles = op.op.width / kGroup;  // a unit of work is a group of 32 outputs: two gate and two up tiles
+  const bool wide = is_integer(op.parts[0].kind);
+  *cost_ns = bytes / 20.0 + bytes * rows / (wide ? 500.0 : 100.0);
+  const int most = gated ? (wide ? 8 : 4) : 16;
+  rows_per_panel_ = wide ? kWidePanel : takes_rounded(op) ? 2 * kWidePanel : kPanel;
+  const int least_blocks = ceil_div(rows, wide ? kWideRowBlock : kRowBlock), shares = std::min(team_->num_threads(), least_blocks);
+  blocks_per_share_ = ceil_div(least_blocks, shares);
+  num_row_blocks_ = shares * blocks_per_share_;
+  const int wanted = ceil_div((wide ? 3 : 6) * team_->num_threads(), num_row_blocks_);
+  tiles_per_unit_ = std::max(1, std::min(most, tiles / wanted));
+  tiles_per_unit_ = ceil_div(tiles, ceil_div(tiles, tiles_per_unit_));
+  if (wide && !gated) tiles_per_unit_ += tiles_per_unit_ % 2;  // its kernel takes two at a time
+  num_tile_blocks_ = 0;
+  if (gated) {
+    num_tile_blocks_ = ceil_div(tiles, tiles_per_unit_);
+  } else {
+    for (const Part& part : op.parts) num_tile_blocks_ += ceil_div(ceil_div(part.num_rows, kLanes), tiles_per_unit_);
+  }
+  return num_tile_blocks_ * num_row_blocks_;
+}
+
+// The block of tiles and the rows of a unit: share by share, and there by tiles, then rows.
+Program::LinearUnit Program::linear_unit(int unit, int num_rows) const {
+  const int per_share = num_tile_blocks_ * blocks_per_share_;
+  const int block = unit / per_share * blocks_per_share_ + unit % blocks_per_share_;
+  const int64_t panels = ceil_div(num_rows, rows_per_panel_);
+  const int begin = static_cast<int>(panels * block / num_row_blocks_) * rows_per_panel_;
+  const int end = static_cast<int>(panels * (block + 1) / num_row_blocks_) * rows_per_panel_;
+  return {unit % per_share / blocks_per_share_, begin, std::min(end, num_rows)};
+}
+
+bool Program::takes_rounded(const Op& op) const {
+  if ((op.op.code != TM_LINEAR && op.op.code != TM_LINEAR_GATED) || !kernels_->has_tiles) return false;
+  return std::any_of(op.parts.begin(), op.parts.end(), [](const Part& part) { return part.kind == kBF16; });
+}
+
+void Program::run_linear(const Op& op, int unit, int thread) {
+  const tm_op& o = op.op;
+  const LinearUnit cut = linear_unit(unit, num_rows(o));
+  const int row0 = cut.row_begin;
+  int block = cut.tile_block;
+  const Part* part = op.parts.data();
+  for (;; part++) {
+    const int blocks = ceil_div(ceil_div(part->num_rows, kLanes), tiles_per_unit_);
+    if (block < blocks) break;
+    block -= blocks;
+  }
+  LinearArgs args = {};
+  Quantised xq;
+  Wide digits;
+  args.part = part;
+  args.tile_bytes = tile_bytes(part->kind, part->num_cols);
+  args.tile0 = block * tiles_per_unit_;
+  args.num_tiles = std::min(tiles_per_unit_, ceil_div(part->num_rows, kLanes) - args.tile0);
+  args.row0 = row0;
+  args.num_rows = cut.row_end - row0;
+  if (is_integer(part->kind)) {
+    digits = wide(o.in1);
+    args.wide = &digits;
+    args.scratch = thread_floats(thread);
+  } else if (is_quantised(part->kind)) {
+    xq = quantised(o.in1);
+    args.xq = &xq;
+  } else {
+    args.x = rows_of(o.in0, 0);
+    args.ld_x = part->num_cols;
+    args.rounded = rounded_.get();
+    args.ld_rounded = rounded_stride(part->num_cols);
+  }
+  const int64_t column = part->column0 + static_cast<int64_t>(args.tile0) * kLanes;
+  args.out = rows_of(o.out, row0) + column;
+  args.ld_out = o.weight->num_rows;
+  if (o.in2 >= 0) {
+    args.residual = rows_of(o.in2, row0) + column;
+    args.ld_residual = o.weight->num_rows;
+  }
+  kernels_->linear(&args);
+}
+
+// Gate and up columns of one output group, a panel of rows at a time, through act(gate) * up into the group's codes; on
+// tiles all rows of the unit and as many groups as there is room for, into float32.
+void Program::run_linear_gated(const Op& op, int unit, int thread) {
+  const tm_op& o = op.op;
+  const LinearUnit cut = linear_unit(unit, num_rows(o));
+  const int group_begin = cut.tile_block * tiles_per_unit_;
+  const int group_end = std::min(o.width / kGroup, group_begin + tiles_per_unit_);
+  LinearArgs args = {};
+  args.part = op.parts.data();
+  args.tile_bytes = tile_bytes(args.part->kind, args.part->num_cols);
+  args.num_tiles = kGroup / kLanes;
+  args.ld_out = 2 * kGroup;
+  const auto both_of = [&](int group, float* both) {
+    args.tile0 = group * (kGroup / kLanes);
+    args.out = both;
+    kernels_->linear(&args);
+    args.tile0 += o.width / kLanes;
+    args.out = both + args.ld_out / 2;
+    kernels_->linear(&args);
+  };
+  if (buffers_[o.out].form == TM_FORM_F32) {
+    Wide digits;
+    if (is_integer(args.part->kind)) {
+      digits = wide(o.in1);
+      args.wide = &digits;
+    } else {
+      args.rounded = rounded_.get();
+      args.ld_rounded = rounded_stride(args.part->num_cols);
+    }
+    args.scratch = thread_floats(thread);
+    float* const both = thread_floats(thread) + wide_scratch_bytes(kWideRowBlock + kWidePanel) / 4;
+    args.row0 = cut.row_begin;
+    args.num_rows = cut.row_end - cut.row_begin;
+    const int most = (kWideRowBlock + kWidePanel) / std::max(1, args.num_rows);  // groups that there is room for
+    for (int group = group_begin, together; group < group_end; group += together) {
+      together = std::min(most, group_end - group);
+      const int width = together * kGroup;
+      args.num_tiles = width / kLanes;
+      args.ld_out = 2 * width;
+      both_of(group, both);
+      for (int r = 0; r < args.num_rows; r++) {
+        const float* gate = both + r * 2 * width;
+        kernels_->gated(o.activation, gate, gate + width, width, rows_of(o.out, cut.row_begin + r) + group * kGroup);
+      }
+    }
+    return;
+  }
+  const Quantised xq = quantised(o.in1), out = quantised(o.out);
+  alignas(64) float both[kPanel][2 * kGroup];
+  args.xq = &xq;
+  for (int row = cut.row_begin; row < cut.row_end; row += kPanel) {
+    args.row0 = row;
+    args.num_rows = std::min(kPanel, cut.row_end - row);
+    for (int group = group_begin; group < group_end; group++) {
+      both_of(group, both[0]);
+      kernels_->gated_group(o.activation, both[0], args.num_rows, &out, row, group);
+    }
+  }
+}
+
+}  // namespace mill
