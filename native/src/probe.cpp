@@ -102,6 +102,25 @@ TM_AVX512 void int8_avx512(const uint8_t*, int64_t) {
 #undef step
 }
 
+#if defined(TM_HAS_AMX)
+// Four sums of full tiles; the kernels' use of tiles ends at their rest, before a probe.
+constexpr double kTileOps = 4 * 2.0 * 16 * 16 * 64;
+
+__attribute__((target("amx-tile,amx-int8"))) void int8_amx(const uint8_t*, int64_t) {
+  alignas(64) uint8_t config[64] = {1};
+  for (int tile = 0; tile < 8; tile++) {
+    config[16 + 2 * tile] = 64;
+    config[48 + tile] = 16;
+  }
+  asm volatile("ldtilecfg %0" ::"m"(config) : "memory");
+  for (int64_t i = 0; i < kTurns; i++)
+    asm volatile(
+        "tdpbssd %tmm5, %tmm4, %tmm0\n\ttdpbssd %tmm6, %tmm4, %tmm1\n\t"
+        "tdpbssd %tmm5, %tmm7, %tmm2\n\ttdpbssd %tmm6, %tmm7, %tmm3");
+  asm volatile("tilerelease");
+}
+#endif
+
 #endif
 
 #if defined(TM_ARM64)
@@ -135,7 +154,9 @@ constexpr Bodies kBodies[] = {
     {"neon", read_words, int8_neon, f32_neon, 4},
 #endif
 #if defined(TM_X86)
-    {"amx", read_avx512, int8_avx512, f32_avx512, 16},
+#if defined(TM_HAS_AMX)
+    {"amx", read_avx512, int8_amx, f32_avx512, 16},
+#endif
     {"avx512bf16", read_avx512, int8_avx512, f32_avx512, 16},
     {"avx512", read_avx512, int8_avx512, f32_avx512, 16},
     {"avxvnni", read_avx2, int8_avxvnni, f32_avx2, 8},
@@ -159,7 +180,10 @@ double probe(Team* team, const Kernels* kernels, int32_t what, const uint8_t* da
     for (int64_t round = 0; round < rounds; round++) body(data + unit * share, share);
   });
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  const double per_turn = 2.0 * kChains * bodies->lanes * (what == kProbeInt8 ? 4 : 1);
+  double per_turn = 2.0 * kChains * bodies->lanes * (what == kProbeInt8 ? 4 : 1);
+#if defined(TM_HAS_AMX)
+  if (body == int8_amx) per_turn = kTileOps;
+#endif
   const double amount = what == kProbeRead ? static_cast<double>(share) : per_turn * kTurns;
   return amount * static_cast<double>(rounds) * threads / seconds;
 }
