@@ -27,9 +27,11 @@ static inline int exact_steps(int num_steps) {
   const int blocks = (num_steps + kMostExactSteps - 1) / kMostExactSteps;
   return (num_steps + blocks - 1) / blocks;
 }
+// The same in groups, and how many such blocks a row has.
+static inline int exact_groups(int num_groups) { return 2 * exact_steps((num_groups + 1) / 2); }
 static inline int num_exact_blocks(int num_groups) {
-  const int num_steps = (num_groups + 1) / 2, steps = exact_steps(num_steps);
-  return (num_steps + steps - 1) / steps;
+  const int size = exact_groups(num_groups);
+  return (num_groups + size - 1) / size;
 }
 
 enum Activation : int { kSilu = 0, kGelu = 1, kGeluErf = 2 };

@@ -117,7 +117,7 @@ class IntegerBlock {
 // `function(block of a row, its first group, its number)` for every block.
 template <class Function>
 void each_block(int32_t kind, const uint8_t* row, int64_t num_groups, const Function& function) {
-  const int64_t size = 2 * exact_steps(static_cast<int>((num_groups + 1) / 2));
+  const int64_t size = exact_groups(static_cast<int>(num_groups));
   for (int64_t first = 0; first < num_groups; first += size) {
     const int64_t count = std::min(size, num_groups - first);
     function(IntegerBlock(kind, row + first * kRawBlockBytes[kind], count), first, count, first / size);
@@ -328,7 +328,7 @@ static void unpack_integer(const Part& part, const uint8_t* tile, int row, float
   const int64_t num_groups = part.num_cols / kGroup, group_bytes = code_bytes(part.kind) * kLanes;
   const uint8_t* factors = tile + num_groups * group_bytes;
   const float* scales = reinterpret_cast<const float*>(factors + num_groups * factor_bytes(part.kind));
-  const int64_t block_groups = 2 * exact_steps(static_cast<int>((num_groups + 1) / 2));
+  const int64_t block_groups = exact_groups(static_cast<int>(num_groups));
   for (int64_t g = 0; g < num_groups; g++) {
     const uint8_t* of_group = factors + g * factor_bytes(part.kind);
     const int16_t* words = reinterpret_cast<const int16_t*>(of_group);

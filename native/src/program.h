@@ -1,6 +1,7 @@
 // The interpreter: a flat list of operations over buffers, run for one step after another. Knows rows, buffers and
 // kernels; knows no model.
 #pragma once
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -24,9 +25,10 @@ inline int64_t wide_bytes(int64_t max_rows, int64_t width) {
   return ceil_div(max_rows, kWidePanel) * (wide_panel_bytes(width) + kWidePanel * of_row);
 }
 
-// What kernels for integer kinds need besides.
-inline int64_t wide_scratch_bytes(int64_t max_rows) {
-  return kMostExactSteps * 2048 + 8192 + ceil_div(max_rows, kWidePanel) * 2048;
+// What kernels for integer kinds need besides, for many rows or, of a row as wide as this, for two: see linear_tiles.inc.
+inline int64_t wide_scratch_bytes(int64_t max_rows, int64_t width) {
+  const int64_t many = kMostExactSteps * 2048 + 8192 + ceil_div(max_rows, kWidePanel) * 2048;
+  return std::max(many, (width / kGroup * 16 + 63) / 64 * 64);
 }
 
 // Values from one row of bf16 to the next: an odd number of cache lines, so that a tile's rows do not meet in a set.
@@ -141,6 +143,12 @@ class Program final : public Job {
   bool takes_rounded(const Op& op) const;
   int plan_linear(const Op& op, double* cost_ns);
   LinearUnit linear_unit(int unit, int num_rows) const;
+  // What a call takes its inputs from, besides its arguments.
+  struct LinearInputs {
+    Wide digits;
+    Quantised codes;
+  };
+  void give_inputs(const tm_op& o, const Part& part, int thread, LinearInputs* held, LinearArgs* args);
   void run_linear(const Op& op, int unit, int thread);
   void run_linear_gated(const Op& op, int unit, int thread);
 

@@ -16,7 +16,7 @@ constexpr int kWideRowBlock = 16 * kWidePanel;
 // Room a thread needs on tiles: what the kernel asks for integer kinds, and gate and up columns of a unit's rows.
 int64_t Program::linear_floats(const tm_op& o) {
   const int64_t both = o.code == TM_LINEAR_GATED ? (kWideRowBlock + kWidePanel) * 2 * kGroup : 0;
-  return wide_scratch_bytes(kWideRowBlock + kWidePanel) / 4 + both;
+  return wide_scratch_bytes(kWideRowBlock + kWidePanel, o.weight->num_cols) / 4 + both;
 }
 
 // Units are blocks of tiles by blocks of rows. Few rows: weights are read once, units only balance the threads. Many
@@ -67,6 +67,24 @@ bool Program::takes_rounded(const Op& op) const {
   return std::any_of(op.parts.begin(), op.parts.end(), [](const Part& part) { return part.kind == kBF16; });
 }
 
+void Program::give_inputs(const tm_op& o, const Part& part, int thread, LinearInputs* held, LinearArgs* args) {
+  args->part = &part;
+  args->tile_bytes = tile_bytes(part.kind, part.num_cols);
+  if (is_integer(part.kind)) {
+    held->digits = wide(o.in1);
+    args->wide = &held->digits;
+    args->scratch = thread_floats(thread);
+  } else if (is_quantised(part.kind)) {
+    held->codes = quantised(o.in1);
+    args->xq = &held->codes;
+  } else {
+    args->x = rows_of(o.in0, 0);
+    args->ld_x = part.num_cols;
+    args->rounded = rounded_.get();
+    args->ld_rounded = rounded_stride(part.num_cols);
+  }
+}
+
 void Program::run_linear(const Op& op, int unit, int thread) {
   const tm_op& o = op.op;
   const LinearUnit cut = linear_unit(unit, num_rows(o));
@@ -79,27 +97,12 @@ void Program::run_linear(const Op& op, int unit, int thread) {
     block -= blocks;
   }
   LinearArgs args = {};
-  Quantised xq;
-  Wide digits;
-  args.part = part;
-  args.tile_bytes = tile_bytes(part->kind, part->num_cols);
+  LinearInputs held;
+  give_inputs(o, *part, thread, &held, &args);
   args.tile0 = block * tiles_per_unit_;
   args.num_tiles = std::min(tiles_per_unit_, ceil_div(part->num_rows, kLanes) - args.tile0);
   args.row0 = row0;
   args.num_rows = cut.row_end - row0;
-  if (is_integer(part->kind)) {
-    digits = wide(o.in1);
-    args.wide = &digits;
-    args.scratch = thread_floats(thread);
-  } else if (is_quantised(part->kind)) {
-    xq = quantised(o.in1);
-    args.xq = &xq;
-  } else {
-    args.x = rows_of(o.in0, 0);
-    args.ld_x = part->num_cols;
-    args.rounded = rounded_.get();
-    args.ld_rounded = rounded_stride(part->num_cols);
-  }
   const int64_t column = part->column0 + static_cast<int64_t>(args.tile0) * kLanes;
   args.out = rows_of(o.out, row0) + column;
   args.ld_out = o.weight->num_rows;
@@ -118,8 +121,8 @@ void Program::run_linear_gated(const Op& op, int unit, int thread) {
   const int group_begin = cut.tile_block * tiles_per_unit_;
   const int group_end = std::min(o.width / kGroup, group_begin + tiles_per_unit_);
   LinearArgs args = {};
-  args.part = op.parts.data();
-  args.tile_bytes = tile_bytes(args.part->kind, args.part->num_cols);
+  LinearInputs held;
+  give_inputs(o, op.parts.front(), thread, &held, &args);
   args.num_tiles = kGroup / kLanes;
   args.ld_out = 2 * kGroup;
   const auto both_of = [&](int group, float* both) {
@@ -131,16 +134,7 @@ void Program::run_linear_gated(const Op& op, int unit, int thread) {
     kernels_->linear(&args);
   };
   if (buffers_[o.out].form == TM_FORM_F32) {
-    Wide digits;
-    if (is_integer(args.part->kind)) {
-      digits = wide(o.in1);
-      args.wide = &digits;
-    } else {
-      args.rounded = rounded_.get();
-      args.ld_rounded = rounded_stride(args.part->num_cols);
-    }
-    args.scratch = thread_floats(thread);
-    float* const both = thread_floats(thread) + wide_scratch_bytes(kWideRowBlock + kWidePanel) / 4;
+    float* const both = thread_floats(thread) + wide_scratch_bytes(kWideRowBlock + kWidePanel, args.part->num_cols) / 4;
     args.row0 = cut.row_begin;
     args.num_rows = cut.row_end - cut.row_begin;
     const int most = (kWideRowBlock + kWidePanel) / std::max(1, args.num_rows);  // groups that there is room for
@@ -157,9 +151,8 @@ void Program::run_linear_gated(const Op& op, int unit, int thread) {
     }
     return;
   }
-  const Quantised xq = quantised(o.in1), out = quantised(o.out);
+  const Quantised out = quantised(o.out);
   alignas(64) float both[kPanel][2 * kGroup];
-  args.xq = &xq;
   for (int row = cut.row_begin; row < cut.row_end; row += kPanel) {
     args.row0 = row;
     args.num_rows = std::min(kPanel, cut.row_end - row);

@@ -53,6 +53,16 @@ def test_rows_alone_or_together_on_any_variant(backends: list[NativeOps], kind: 
     assert error < (0.004 if kind == "q8_0" else 0.015), error
 
 
+def test_rows_as_wide_as_none_in_use(backends: list[NativeOps]) -> None:
+    """What a pair of rows needs besides its inputs grows with their width."""
+    raw = raw_tensor(np.random.default_rng(5), "q8_0", 16, 1 << 17)
+    x_TK = np.random.default_rng(6).standard_normal((5, 1 << 17)).astype(np.float32)
+    for ops in backends:
+        weight = ops.pack([raw])
+        pairs = [ops.linear(rows, weight) for rows in np.split(x_TK, [2, 4])]
+        assert np.array_equal(np.concatenate(pairs), ops.linear(x_TK, weight))
+
+
 @pytest.mark.parametrize("kind", INTEGER_KINDS)
 def test_rows_of_a_table_are_what_linears_multiply(backends: list[NativeOps], kind: str) -> None:
     """Activations of one value each have exact digits, so a product with them picks a column."""
