@@ -40,3 +40,21 @@ def test_memory_follows_use():
     pool.close()
     assert _resident_bytes() - before < 2**24
     assert not pool.data[0].any(), "views stay readable"
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
+def test_pages_are_committed_ahead_of_use():
+    """A sixteenth of the pool beyond the blocks in use, page by page; what they hold stays as it is."""
+    group = KVGroup("full", num_layers=32, num_kv_heads=8, head_dim=128)
+    pool = KVPool(group, 2**30 // group.bytes_per_block)
+    num_used = 2**25 // group.bytes_per_block
+    pool.data[num_used - 1] = 7
+    before, num_pages = _resident_bytes(), 0
+    while pool.commit_ahead(num_used):
+        num_pages += 1
+    assert num_pages in (1, 32), "one where the system cannot"
+    if num_pages > 1:
+        assert 2**26 <= _resident_bytes() - before + 2**22 < 2**27
+    assert (pool.data[num_used - 1] == 7).all() and not pool.data[num_used:].any()
+    assert not pool.commit_ahead(10**9), "nothing is ahead of the last block"
+    pool.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import dataclasses
 
 import numpy as np
@@ -205,6 +206,25 @@ def test_a_failed_step_raises_and_the_next_one_runs(make_worker):
 
     asyncio.run(run())
     assert len(_tokens(_generate(worker, prompt, 3))) == 3
+
+
+def test_memory_is_committed_ahead_while_there_is_nothing_to_compute(make_worker, monkeypatch):
+    """Piece after piece until there is nothing more to do, up from the highest block that was used."""
+    asked: list[int] = []
+    done = threading.Event()
+
+    def commit_ahead(pool, num_used):
+        asked.append(num_used)
+        if len(asked) == 3:
+            done.set()
+        return len(asked) < 3
+
+    monkeypatch.setattr(build.KVPool, "commit_ahead", commit_ahead)
+    worker = make_worker()
+    _generate(worker, _prompt(5), 1, blocks=(9, 4))
+    assert done.wait(10)
+    worker.executor.close()
+    assert asked == [10, 10, 10]
 
 
 def test_close_is_final_and_repeatable(make_worker):

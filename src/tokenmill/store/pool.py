@@ -3,16 +3,31 @@
 Memory grows with the blocks that have ever been written, not with the size of the pool; in large pages where the system
 has them, since a step reads blocks from all over the pool and would miss the address cache at most of them. What a
 block's bytes mean is the group's layout (core/block.py), known to ops alone.
+
+The first touch of a page is dear, above all in a virtual machine, where the host may have to find the memory too: a
+step that takes new blocks for 16 sequences can take half as long again. So pages are committed somewhat ahead of use
+while nothing else is to be done. Blocks are handed out in the order of their ids as long as there are unused ones.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import mmap
+import sys
+from functools import cache
 
 import numpy as np
 
 from ..core.block import KVGroup
+from ..core.units import MiB
+
+AHEAD_BYTES = 256 * MiB
+"""Most that is committed beyond the blocks that have been used; a small pool keeps to AHEAD_SHARE of its size."""
+
+AHEAD_SHARE = 1 / 16
+_PAGE_BYTES = 2 * MiB
+_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE: Linux 5.14, not named in the mmap module
 
 
 class KVPool:
@@ -28,7 +43,32 @@ class KVPool:
                 self._mapping.madvise(mmap.MADV_HUGEPAGE)
         self.group = group
         self.data = np.frombuffer(self._mapping, np.uint8).reshape(num_blocks, group.bytes_per_block)
+        self._committed = 0  # bytes from the start that are, or are taken to be
+
+    def commit_ahead(self, num_used: int) -> bool:
+        """Commit one more large page ahead of the first `num_used` blocks; False where there is nothing (more) to do.
+        What the page holds stays as it is, also while others write to it; the interpreter is free meanwhile."""
+        used = min(num_used * self.group.bytes_per_block, self.data.nbytes)
+        end = min(used + min(AHEAD_BYTES, int(self.data.nbytes * AHEAD_SHARE)), self.data.nbytes)
+        begin = max(self._committed, used // _PAGE_BYTES * _PAGE_BYTES)
+        if begin >= end:
+            return False
+        size = min(_PAGE_BYTES, self.data.nbytes - begin)
+        self._committed = begin + size if _populate(self.data.ctypes.data + begin, size) else self.data.nbytes
+        return True
 
     def close(self) -> None:
         """Give the memory back at once. Views of `data` that others still hold stay valid and read as zeros."""
         self._mapping.madvise(mmap.MADV_DONTNEED)
+
+
+def _populate(address: int, num_bytes: int) -> bool:
+    """False where the system cannot."""
+    if sys.platform != "linux":
+        return False
+    return _libc().madvise(ctypes.c_void_p(address), ctypes.c_size_t(num_bytes), _POPULATE_WRITE) == 0
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None)

@@ -43,12 +43,14 @@ class Slots:
     """Sequence numbers -> small indices into growing arrays. One thread uses it.
 
     num_blocks    blocks in the largest pool
+    num_used      blocks of that pool up to the highest id there has been
     num_tables    block tables of a sequence: one for each KV group
     block_tables  [slot, table, block]
     """
 
     def __init__(self, num_slots: int, max_blocks_per_seq: int, num_blocks: int, num_tables: int = 1) -> None:
         self.num_blocks = num_blocks
+        self.num_used = 0
         self.num_tables = num_tables
         self.block_tables = np.zeros((num_slots, num_tables, max_blocks_per_seq), np.int32)
         self.num_held = np.zeros(num_slots, np.int32)
@@ -81,7 +83,9 @@ class Slots:
 
     def append_blocks(self, slot: int, blocks: Sequence[int]) -> None:
         """As many ids for each table, one table after the other."""
-        assert min(blocks) >= 0 and max(blocks) < self.num_blocks, (blocks, self.num_blocks)
+        highest = max(blocks)
+        assert min(blocks) >= 0 and highest < self.num_blocks, (blocks, self.num_blocks)
+        self.num_used = max(self.num_used, highest + 1)
         held = int(self.num_held[slot])
         end = held + len(blocks) // self.num_tables
         assert end <= self.block_tables.shape[2], (end, self.block_tables.shape)

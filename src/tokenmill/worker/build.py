@@ -113,7 +113,12 @@ def build_worker(
     )
 
     return Worker(
-        executor=ModelExecutor(runner, on_close=partial(_free, ops, pools), adapters=adapters),
+        executor=ModelExecutor(
+            runner,
+            on_close=partial(_free, ops, pools),
+            adapters=adapters,
+            when_idle=lambda: any(pool.commit_ahead(runner.num_used_blocks) for pool in pools),
+        ),
         model_config=config,
         kv_groups=groups,
         num_blocks=num_blocks,

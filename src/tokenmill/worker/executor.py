@@ -2,7 +2,8 @@
 
 The thread does little but sit in native calls, which leave the interpreter to the event loop: while a step computes,
 the loop takes in the one before, plans the next and makes its arrays. A step's end is told when the next one starts,
-for the loop, once awake, keeps the interpreter longer than that takes.
+for the loop, once awake, keeps the interpreter longer than that takes. With nothing to compute the thread does what
+`when_idle` asks of it, a small piece at a time.
 """
 
 from __future__ import annotations
@@ -45,14 +46,20 @@ class _Job:
 
 
 class ModelExecutor:
-    """Runs plans first in, first out. `on_close` frees what the runner uses, once the last step has ended."""
+    """Runs plans first in, first out. `on_close` frees what the runner uses, once the last step has ended. `when_idle`
+    does a piece of work that can wait, and tells whether there may be more."""
 
     def __init__(
-        self, runner: Runner | PoolingRunner, on_close: Callable[[], None], adapters: Adapters | None = None
+        self,
+        runner: Runner | PoolingRunner,
+        on_close: Callable[[], None],
+        adapters: Adapters | None = None,
+        when_idle: Callable[[], bool] = lambda: False,
     ) -> None:
         self._runner: Any = runner  # what prepare returns goes to the other two and concerns nobody else
         self._adapters = adapters
         self._on_close = on_close
+        self._when_idle = when_idle
         self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._is_closed = False
@@ -133,6 +140,8 @@ class ModelExecutor:
             if ended is not None and self._queue.empty():
                 ended.tell(ended)
                 ended = None
+            while self._queue.empty() and self._when_idle():
+                pass
             job = self._queue.get()
             if ended is not None:
                 ended.tell(ended)

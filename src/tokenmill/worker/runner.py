@@ -96,6 +96,11 @@ class Runner:
         self._scores: dict[int, _PromptScores] = {}  # by slot, of sequences that want prompt logprobs
         self._latest: Step | None = None
 
+    @property
+    def num_used_blocks(self) -> int:
+        """Of the largest pool, up to the highest id there has been; any thread may ask."""
+        return self._slots.num_used
+
     # ---- prepare ----
 
     def prepare(self, plan: StepPlan) -> Step:
