@@ -86,15 +86,16 @@ def test_any_mix_gives_solo_answers(
     start=st.integers(0, 100),
     num_left=st.integers(1, 100),
     budget=st.integers(0, 100),
+    aim=st.integers(-20, 100),
     block_size=st.integers(1, 16),
     first=st.booleans(),
 )
 @settings(deadline=None, derandomize=True)
 def test_chunks_stay_within_budget_and_stop_at_borders(
-    start: int, num_left: int, budget: int, block_size: int, first: bool
+    start: int, num_left: int, budget: int, aim: int, block_size: int, first: bool
 ) -> None:
     """A chunk is affordable, ends the prompt or ends at a border, and the first prefill always progresses."""
-    size = chunk_size(start, num_left, budget, block_size, first)
+    size = chunk_size(start, num_left, budget, aim, block_size, first)
     assert 0 <= size <= min(num_left, budget)
     if first and budget:
         assert size > 0

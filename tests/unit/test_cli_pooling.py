@@ -82,7 +82,7 @@ def test_an_encoder_gets_no_pool_and_a_budget_for_whole_inputs() -> None:
     settings = resolve(EngineOptions(), MACHINE, ENCODER)
     assert (settings.num_blocks, settings.max_model_len, settings.enable_prefix_caching) == (0, 256, False)
     long = resolve(EngineOptions(max_model_len=512, max_num_seqs=8), MACHINE, ENCODER)
-    assert (long.max_model_len, long.max_num_batched_tokens) == (512, 512)
+    assert (long.max_model_len, long.max_num_batched_tokens) == (512, 576)
     with pytest.raises(ConfigError, match="whole input"):
         resolve(EngineOptions(max_num_batched_tokens=255, max_num_seqs=8), MACHINE, ENCODER)
     with pytest.raises(ConfigError, match="512"):

@@ -158,6 +158,18 @@ def test_a_long_prompt_is_chunked_and_decodes_go_on() -> None:
     assert sizes == [8, 8, 8, 6]
 
 
+def test_the_end_of_a_prompt_joins_a_step() -> None:
+    """Chunks leave a ninth of a step to the ends of prompts and to decodes, and a short prompt may fill what is left."""
+    engine = Engine(replace(CONFIG, max_num_batched_tokens=36, steps_in_flight=1))
+    engine.add(make_request("a", 68, 4), make_request("b", 3, 4, first=200))
+    plans = []
+    for _ in range(3):
+        plans.append([row.num_tokens for row in engine.step()[0].rows])
+    assert plans == [[32, 3], [32, 1], [4, 1]]
+    engine.add(make_request("c", 34, 1, first=100))
+    assert [row.num_tokens for row in engine.step()[0].rows] == [1, 1, 34]
+
+
 def test_a_prefix_is_served_from_the_cache_but_for_the_last_token() -> None:
     """A hit covers at most floor((len - 1) / S) blocks; a different salt shares nothing."""
     engine = Engine()

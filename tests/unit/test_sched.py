@@ -47,20 +47,25 @@ def test_queue_drops_what_was_discarded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("start", "num_left", "budget", "first", "size"),
+    ("start", "num_left", "budget", "aim", "first", "size"),
     [
-        (0, 100, 512, True, 100),  # all of it
-        (0, 100, 50, True, 48),  # to a border
-        (5, 100, 50, False, 43),  # to a border from inside a block
-        (0, 100, 10, True, 10),  # no border in reach: the first prefill goes on
-        (0, 100, 10, False, 0),  # no border in reach: others wait
-        (0, 10, 10, False, 10),  # a short rest fits
-        (16, 100, 0, True, 0),
+        (0, 100, 512, 512, True, 100),  # all of it
+        (0, 100, 50, 50, True, 48),  # to a border
+        (5, 100, 50, 50, False, 43),  # to a border from inside a block
+        (0, 100, 10, 10, True, 10),  # no border in reach: the first prefill goes on
+        (0, 100, 10, 10, False, 0),  # no border in reach: others wait
+        (0, 10, 10, 10, False, 10),  # a short rest fits
+        (16, 100, 0, 0, True, 0),
+        (0, 100, 90, 64, True, 64),  # what is spared is not for chunks
+        (0, 90, 90, 64, True, 90),  # but for ends
+        (0, 20, 26, -3, False, 20),
+        (0, 30, 26, -3, False, 0),
+        (0, 100, 20, 64, True, 16),  # decodes have taken more than was spared
     ],
 )
-def test_chunk_size(start: int, num_left: int, budget: int, first: bool, size: int) -> None:
+def test_chunk_size(start: int, num_left: int, budget: int, aim: int, first: bool, size: int) -> None:
     """Chunks stop at block borders unless they end the prompt or are the only progress possible."""
-    assert chunk_size(start, num_left, budget, 16, first) == size
+    assert chunk_size(start, num_left, budget, aim, 16, first) == size
 
 
 def test_nothing_is_wanted_once_the_end_is_certain() -> None:

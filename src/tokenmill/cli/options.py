@@ -189,7 +189,7 @@ def add_shape_options(parser: argparse.ArgumentParser | argparse._ArgumentGroup)
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("engine")
     add_shape_options(group)
-    group.add_argument("--max-num-batched-tokens", type=int, metavar="N", help="token budget of a step")
+    group.add_argument("--max-num-batched-tokens", type=int, metavar="N", help="most tokens of a step")
     group.add_argument("--block-size", type=int, metavar="TOKENS", help="tokens per KV block (default: 16)")
     group.add_argument(
         "--kv-cache-memory-bytes",

@@ -31,7 +31,7 @@ class EngineConfig:
     num_window_blocks       blocks in that pool. With neither pool no KV is kept, and each prompt runs whole in one step
     max_model_len           most tokens (prompt + output) one sequence may have
     max_num_seqs            most sequences running at once
-    max_num_batched_tokens  token budget of a step
+    max_num_batched_tokens  most tokens of a step
     max_num_waiting         most requests queued; further ones are refused as overload
     enable_prefix_caching   share KV of equal prefixes
     steps_in_flight         steps that may be planned before the oldest is committed

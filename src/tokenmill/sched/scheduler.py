@@ -7,7 +7,8 @@ depends on an earlier one: a leader's blocks are matchable as soon as they are p
     each running decode takes one token
     prefills, running and waiting, share what is left, best rank first, while budget, seats and blocks last
 
-The decodes' tokens are set aside first, so that no prompt delays them, however long. Sequences are visited in rank
+The decodes' tokens are set aside first, so that no prompt delays them, however long. Prompts cut into chunks leave a
+ninth of the budget, so that the end of a prompt joins a step instead of being one of its own. Sequences are visited in rank
 order, so that none is passed over for one of a worse rank that needs the same blocks.
 """
 
@@ -64,24 +65,31 @@ def num_wanted(seq: Sequence) -> int:
     return num_tokens - seq.num_planned
 
 
-def chunk_size(start: int, num_left: int, budget: int, block_size: int, first: bool) -> int:
+def chunk_size(start: int, num_left: int, budget: int, aim: int, block_size: int, first: bool) -> int:
     """Tokens of a prefill from position `start` with `num_left` tokens to go, under `budget`.
 
-    A chunk that does not reach the end stops at a block border, so that the next one, and sequences with the same
-    prefix, go on from a published block. Where no border is in reach, only the first prefill of a step takes the rest
-    of the budget (it must progress); others wait, rather than compute what a leader is about to publish.
+    A chunk that does not reach the end keeps to `aim` too, and stops at a block border, so that the next one, and
+    sequences with the same prefix, go on from a published block. Where no border is in reach, only the first prefill of
+    a step takes the rest of the budget (it must progress); others wait, rather than compute what a leader is about to
+    publish.
     """
     if num_left <= budget:
         return num_left
-    border = (start + budget) // block_size * block_size
+    border = (start + min(aim, budget)) // block_size * block_size
     if border > start:
         return border - start
     return budget if first else 0
 
 
+def num_spared(config: EngineConfig) -> int:
+    """Tokens of a step that chunks leave to the ends of prompts: a ninth, in whole blocks."""
+    return config.max_num_batched_tokens // 9 // config.block_size * config.block_size
+
+
 def compose_step(running: List[Sequence], waiting: WaitingQueue, config: EngineConfig, ledger: Ledger) -> None:
     """Add the rows of one step. `running` is in rank order and follows the ledger's admissions and preemptions."""
-    _Composition(running, waiting, config, ledger, config.max_num_batched_tokens).compose()
+    budget = config.max_num_batched_tokens
+    _Composition(running, waiting, config, ledger, budget, budget - num_spared(config)).compose()
 
 
 @dataclass(slots=True)
@@ -89,6 +97,7 @@ class _Composition:
     """One step in the making.
 
     budget      tokens left for prefills
+    aim         tokens left for those that do not end in this step
     is_first    no prefill has a row yet
     is_squeezed blocks ran out: nobody is let in
     prefilling  running sequences whose known tokens are not all planned
@@ -100,6 +109,7 @@ class _Composition:
     config: EngineConfig
     ledger: Ledger
     budget: int
+    aim: int
     is_first: bool = True
     is_squeezed: bool = False
     prefilling: list[Sequence] = field(default_factory=list)
@@ -129,15 +139,19 @@ class _Composition:
         num_matched = matched.num_blocks * self.config.block_size
         num_left = num_wanted(seq) - num_matched
         start = seq.num_planned + num_matched
-        planned = chunk_size(start, num_left, self.budget, self.config.block_size, self.is_first)
+        planned = self._chunk_size(start, num_left)
         fitting = self._fit(seq, matched, planned) if planned else 0
         if fitting:
             self._add_prefill(seq, matched, fitting)
+
+    def _chunk_size(self, start: int, num_left: int) -> int:
+        return chunk_size(start, num_left, self.budget, self.aim, self.config.block_size, self.is_first)
 
     def _add_prefill(self, seq: Sequence, matched: Match, num_tokens: int) -> None:
         self.ledger.adopt(seq, matched)
         self.ledger.add_row(seq, num_tokens)
         self.budget -= num_tokens
+        self.aim -= num_tokens
         self.is_first = False
 
     def _fit(self, seq: Sequence, matched: Match, num_tokens: int) -> int:
@@ -174,7 +188,7 @@ class _Composition:
                 return
             matched = self.ledger.find_match(seq)
             start = matched.num_blocks * size
-            num_tokens = chunk_size(start, len(seq.tokens) - start, self.budget, size, self.is_first)
+            num_tokens = self._chunk_size(start, len(seq.tokens) - start)
             if not self.config.keeps_kv:
                 if len(seq.tokens) > self.budget:
                     return
