@@ -159,7 +159,7 @@ def test_a_long_prompt_is_chunked_and_decodes_go_on() -> None:
 
 
 def test_the_end_of_a_prompt_joins_a_step() -> None:
-    """Chunks leave a ninth of a step to the ends of prompts and to decodes, and a short prompt may fill what is left."""
+    """Chunks leave a ninth of a step to the ends of prompts and to decodes; a short prompt may fill what is left."""
     engine = Engine(replace(CONFIG, max_num_batched_tokens=36, steps_in_flight=1))
     engine.add(make_request("a", 68, 4), make_request("b", 3, 4, first=200))
     plans = []

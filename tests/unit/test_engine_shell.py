@@ -15,6 +15,7 @@ from tokenmill.core.step import StepPlan, StepResult
 from tokenmill.engine.build import build_engine
 from tokenmill.engine.journal import Added, Event, Planned, replay
 from tokenmill.engine.link import LocalFrontEnd, local_link
+from tokenmill.engine.pace import Pace
 from tokenmill.sim.executor import ToyCosts, ToyExecutor, solo_answer
 from tokenmill.sim.loop import Deadlock, VirtualLoop
 
@@ -104,6 +105,40 @@ def test_a_request_starts_at_once_when_a_step_may_be_added() -> None:
         await front_end.send(Drain())
 
     assert serve(script).started == [(0, 0.0), (1, STEP_S / 2)]
+
+
+def test_a_request_joins_the_step_after_the_one_it_arrives_in() -> None:
+    """Once the pace is known, a step is planned when half of the one before is over: in time, and no sooner."""
+
+    async def script(front_end: LocalFrontEnd) -> None:
+        await front_end.send(Submit((make_request("a", max_tokens=9),)))
+        await asyncio.sleep(4.4 * STEP_S)
+        await front_end.send(Submit((make_request("b", max_tokens=2),)))
+        starts = {}
+        while len(starts) < 2:
+            message = await receive(front_end)
+            starts |= {output.request_id: round(message.now_s, 6) for output in message.outputs if output.timing}
+        assert starts == {"a": STEP_S, "b": 6 * STEP_S}
+        await receive_until_end(front_end, 2)
+        await front_end.send(Drain())
+
+    started = serve(script).started
+    assert started[:6] == [(0, 0.0), (1, 0.0), (2, STEP_S), (3, 0.025), (4, 0.035), (5, 0.045)]
+
+
+def test_the_pace_errs_on_the_short_side() -> None:
+    """It follows a shorter step at once and a longer one slowly; what is unknown or short is not waited for."""
+    pace = Pace()
+    assert pace.predict(8) == pace.delay(8) == 0
+    pace.note(8, 0.012)
+    assert [round(pace.delay(count), 6) for count in (1, 7, 8, 15, 16)] == [0, 0, 0.006, 0.006, 0]
+    pace.note(9, 0.1)
+    assert round(pace.predict(9), 6) == 0.015
+    assert round(pace.predict(8), 6) == round(0.015 * 8 / 9, 6), "fewer tokens take less"
+    pace.note(9, 0.004)
+    assert pace.predict(9) == 0.004 and pace.delay(9) == 0
+    pace.note(512, 0.08)
+    assert round(pace.delay(512), 6) == 0.06
 
 
 def test_refusals_and_aborts_need_no_step() -> None:

@@ -1,11 +1,13 @@
 """The whole loop around EngineCore, live and simulated: read the inbox, plan, execute, commit, emit.
 
-Up to `steps_in_flight` steps are under way at once, and their results are committed in order. The loop sleeps on one
-event that an arriving message or an ending step sets; it never polls. Knows nothing of HTTP, models or real time.
+Up to `steps_in_flight` steps are under way at once, and their results are committed in order. Where requests come and
+go, a step is planned when the one before it is nearly over, so that it has rows for what has arrived by then. The loop
+sleeps on one event that an arriving message, an ending step or the time to plan sets; it never polls. Knows nothing of
+HTTP, models or real time.
 
     inbox -> core.add / abort / drain       at the next step border
     LoadAdapter -> executor.load_adapter    beside the steps; then core.load_adapter, and an answer
-    core.plan -> executor.execute           while steps may be started
+    core.plan -> executor.execute           while steps may be started and it is time
     result -> core.commit, error -> core.fail
     outputs -> link.send                    one message a step, empty ones too: they show that steps make progress
 """
@@ -24,8 +26,12 @@ from ..core.events import Abort, AdapterLoaded, LoadAdapter, Output, StepOutputs
 from ..core.ports import Clock, EngineEnd, Executor, ToEngine
 from ..core.step import StepPlan, StepResult
 from .journal import Core
+from .pace import Pace
 
 log = logging.getLogger(__name__)
+
+RECENT_S = 0.25
+"""After this long without a request that came or went, none is waited for: to wait costs the step a little."""
 
 
 class EngineShell:
@@ -42,6 +48,11 @@ class EngineShell:
         self._num_loading = 0
         self._wake = asyncio.Event()
         self._is_draining = False
+        self._pace = Pace()
+        self._changed_s = -RECENT_S  # when a request last came or went
+        self._began_s = 0.0  # when the oldest step in flight was the first to compute
+        self._alarm: asyncio.TimerHandle | None = None
+        self._has_rung = False
 
     async def run(self) -> None:
         """Serve until every request admitted before a Drain is finished, or the front end is gone.
@@ -56,6 +67,8 @@ class EngineShell:
                 outputs = self._take_inbox()
                 has_stepped = self._commit_finished(outputs)
                 self._unload_unused()
+                if any(output.finish_reason is not None for output in outputs):
+                    self._changed_s = self._clock.now()
                 if not reader.done():
                     self._start_steps()
                 elif not self._in_flight:
@@ -69,6 +82,7 @@ class EngineShell:
                 self._wake.clear()
         finally:
             reader.cancel()
+            self._forget_alarm()
             for _, result in self._in_flight:
                 result.cancel()
             for chore in self._chores:
@@ -87,6 +101,7 @@ class EngineShell:
         while self._inbox:
             message = self._inbox.popleft()
             if isinstance(message, Submit):
+                self._changed_s = now
                 for request in message.requests:
                     outputs += self._core.add(request, now)
             elif isinstance(message, Abort):
@@ -142,17 +157,43 @@ class EngineShell:
         while self._in_flight and self._in_flight[0][1].done():
             plan, ended = self._in_flight.popleft()
             has_stepped = True
+            self._began_s = self._clock.now()
+            self._forget_alarm()
             try:
                 result = ended.result()
             except Exception as error:
                 log.exception("Step %d of %d rows failed.", plan.step, len(plan.rows))
                 outputs += self._core.fail(plan.step, f"{type(error).__name__}: {error}", self._clock.now())
             else:
+                self._pace.note(plan.num_tokens, result.duration_s)
                 outputs += self._core.commit(result, self._clock.now())
         return has_stepped
 
     def _start_steps(self) -> None:
-        while (plan := self._core.plan(self._clock.now())) is not None:
+        while self._is_time() and (plan := self._core.plan(self._clock.now())) is not None:
+            if not self._in_flight:
+                self._began_s = self._clock.now()
             result = asyncio.ensure_future(self._executor.execute(plan))
             result.add_done_callback(lambda _: self._wake.set())
             self._in_flight.append((plan, result))
+
+    def _is_time(self) -> bool:
+        """Whether to plan now; if not, the alarm will wake the loop for it."""
+        if not self._in_flight or self._began_s - self._changed_s > RECENT_S:
+            return True
+        if self._alarm is None:
+            left_s = self._began_s + self._pace.delay(self._in_flight[0][0].num_tokens) - self._clock.now()
+            if left_s <= 0:
+                return True
+            self._alarm = asyncio.get_running_loop().call_later(left_s, self._ring)
+        return self._has_rung
+
+    def _ring(self) -> None:
+        self._has_rung = True
+        self._wake.set()
+
+    def _forget_alarm(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        self._has_rung = False

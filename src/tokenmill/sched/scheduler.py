@@ -8,8 +8,8 @@ depends on an earlier one: a leader's blocks are matchable as soon as they are p
     prefills, running and waiting, share what is left, best rank first, while budget, seats and blocks last
 
 The decodes' tokens are set aside first, so that no prompt delays them, however long. Prompts cut into chunks leave a
-ninth of the budget, so that the end of a prompt joins a step instead of being one of its own. Sequences are visited in rank
-order, so that none is passed over for one of a worse rank that needs the same blocks.
+ninth of the budget, so that the end of a prompt joins a step instead of being one of its own. Sequences are visited in
+rank order, so that none is passed over for one of a worse rank that needs the same blocks.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 The thread does little but sit in native calls, which leave the interpreter to the event loop: while a step computes,
 the loop takes in the one before, plans the next and makes its arrays. A step's end is told when the next one starts,
-for the loop, once awake, keeps the interpreter longer than that takes. With nothing to compute the thread does what
-`when_idle` asks of it, a small piece at a time.
+for the loop, once awake, keeps the interpreter longer than that takes. With nothing to compute for a
+while the thread does what `when_idle` asks of it, a small piece at a time.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ from ..core.step import StepPlan, StepResult
 from .adapters import Adapters
 from .pooling import PoolingRunner
 from .runner import Runner
+
+_REST_S = 0.02
+"""How long nothing must have come before the thread does what can wait: a step that is late must not wait for it."""
 
 
 @dataclass(slots=True)
@@ -140,9 +143,7 @@ class ModelExecutor:
             if ended is not None and self._queue.empty():
                 ended.tell(ended)
                 ended = None
-            while self._queue.empty() and self._when_idle():
-                pass
-            job = self._queue.get()
+            job = self._next_job()
             if ended is not None:
                 ended.tell(ended)
             if job is None:
@@ -153,6 +154,14 @@ class ModelExecutor:
             except Exception as error:
                 job.error = error
             ended = job
+
+    def _next_job(self) -> _Job | None:
+        try:
+            return self._queue.get(timeout=_REST_S)
+        except queue.Empty:
+            while self._queue.empty() and self._when_idle():
+                pass
+        return self._queue.get()
 
 
 def _raise(error: Exception) -> Callable[[], Any]:

@@ -1,0 +1,41 @@
+"""How long a step will take, from steps like it, and so when the next one should be planned.
+
+A plan made early misses requests that arrive before its step can start; one made late leaves the processors idle. The
+time left for planning is therefore generous, and predictions err on the short side: they follow a shorter step at once
+and a longer one slowly, so that a step that was held up by something else does little harm.
+"""
+
+from __future__ import annotations
+
+SHORT_S = 0.006
+"""Steps below this are planned ahead at once: there is nothing to wait for."""
+
+_LEAD_S = 0.006
+_LEAD_SHARE = 0.25
+_GROWTH = 1.25
+
+
+class Pace:
+    """Durations of steps by the number of their tokens."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[int, float]] = {}  # by bit length: tokens and seconds of a step
+
+    def note(self, num_tokens: int, duration_s: float) -> None:
+        """A step has ended."""
+        size = num_tokens.bit_length()
+        if size in self._known:
+            duration_s = min(duration_s, _GROWTH * self.predict(num_tokens))
+        self._known[size] = (num_tokens, duration_s)
+
+    def predict(self, num_tokens: int) -> float:
+        """Seconds that a step of this many tokens takes; 0 where nothing like it has been seen."""
+        known_tokens, duration_s = self._known.get(num_tokens.bit_length(), (1, 0.0))
+        return duration_s * min(1.0, num_tokens / known_tokens)
+
+    def delay(self, num_tokens: int) -> float:
+        """Seconds from the start of such a step to the planning of the next."""
+        predicted_s = self.predict(num_tokens)
+        if predicted_s < SHORT_S:
+            return 0.0
+        return predicted_s - max(_LEAD_SHARE * predicted_s, min(_LEAD_S, predicted_s / 2))
