@@ -110,6 +110,9 @@ struct Quantised {
   int32_t num_groups;
 };
 
+// Values from one row of bf16 to the next: an odd number of cache lines, so that a tile's rows do not meet in a set.
+static inline int64_t rounded_stride(int64_t width) { return ((width + 31) / 32 | 1) * 32; }
+
 // Activations as two int8 digits each (linear_tiles.inc), per panel of 16 rows: [steps of 64 values][high, low][16][64],
 // zeros behind the last value.
 struct Wide {
@@ -152,7 +155,7 @@ struct SpanArgs {
   int dtype;             // KV storage: kF16, kBF16, kF32 or kInt8
   int num_queries, head_dim;
   const float* q;        // [num_queries][kQueryStride]; not for int8, nor for bf16 where prepare_span is
-  const uint16_t* q_bf16;  // where prepare_span is: the same rounded, zeros up to a multiple of 32 channels
+  const uint16_t* q_bf16;  // where prepare_span is: [num_queries][rounded_stride(head_dim)], zeros behind the last channel
   uint8_t* prepared;       // where prepare_span is: prepared_bytes of room, at a multiple of 64
   bool is_prepared;        // prepare_span was called for this span
   QueryCodes codes;      // for int8

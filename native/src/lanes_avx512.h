@@ -38,8 +38,6 @@ inline void store_bf16(uint16_t* p, F a) {
   const I all = _mm512_mask_mov_epi32(_mm512_srli_epi32(rounded, 16), _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q), quiet);
   _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(all));
 }
-inline F above_floor(F a) { return _mm512_reduce_ps(a, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); }
-inline F times_power(F a, F power) { return _mm512_scalef_ps(a, power); }
 inline void store_pairs(uint16_t* p, const uint16_t* a, const uint16_t* b) {
   const I order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20,
                                    4, 19, 3, 18, 2, 17, 1, 16, 0);
@@ -47,6 +45,26 @@ inline void store_pairs(uint16_t* p, const uint16_t* a, const uint16_t* b) {
                                     _mm256_loadu_si256((const __m256i*)b), 1);
   _mm512_storeu_si512(p, _mm512_permutexvar_epi16(order, both));
 }
+#if defined(TM_AMX)
+inline void store_normal_bf16(uint16_t* p, F a) { _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(a)); }
+inline I fixed_pairs(F a, F b) { return _mm512_packs_epi32(_mm512_cvtps_epi32(a), _mm512_cvtps_epi32(b)); }
+inline I max_words(I a, I b) { return _mm512_max_epi16(a, b); }
+inline bool any_word_above(I a, int limit) { return _mm512_cmpgt_epi16_mask(a, _mm512_set1_epi16((short)limit)) != 0; }
+inline I weight_pairs(I words, const uint8_t* below) {
+  const I less = _mm512_maskz_permutexvar_epi8(0x5555555555555555, _mm512_srli_epi16(words, 1), _mm512_load_si512(below));
+  return _mm512_maskz_sub_epi16(_mm512_cmpgt_epi16_mask(words, _mm512_set1_epi16(127)), words, less);
+}
+inline I lower_weights(I weights, int by) {
+  const I lower = _mm512_subs_epu16(weights, _mm512_set1_epi16((short)(128 * by)));
+  return _mm512_maskz_mov_epi16(_mm512_cmpgt_epi16_mask(lower, _mm512_set1_epi16(127)), lower);
+}
+inline F add_pairs(F sum, I pairs) { return _mm512_dpbf16_ps(sum, (__m512bh)pairs, (__m512bh)_mm512_set1_epi16(0x3f80)); }
+inline uint32_t lanes_up_to(int end) { return end >= 16 ? 0xffff : end > 0 ? (1u << end) - 1 : 0; }
+inline F keep_lanes(F a, int first, int end) {
+  const __mmask16 kept = (__mmask16)(lanes_up_to(end) & ~lanes_up_to(first));
+  return _mm512_mask_mov_ps(_mm512_set1_ps(-__builtin_inff()), kept, a);
+}
+#endif
 inline I as_int(F a) { return _mm512_castps_si512(a); }
 inline F as_float(I a) { return _mm512_castsi512_ps(a); }
 inline I iset1(int32_t x) { return _mm512_set1_epi32(x); }
@@ -58,6 +76,7 @@ inline I shift_right_7(I a) { return _mm512_srli_epi32(a, 7); }
 inline I bit_and(I a, I b) { return _mm512_and_si512(a, b); }
 inline I shift_right_16(I a) { return _mm512_srli_epi32(a, 16); }
 inline I bit_or(I a, I b) { return _mm512_or_si512(a, b); }
+inline I shift_left_16(I a) { return _mm512_slli_epi32(a, 16); }
 inline I shift_left_15(I a) { return _mm512_slli_epi32(a, 15); }
 inline void store_int(int32_t* p, I a) { _mm512_storeu_si512(p, a); }
 inline I load_int(const int32_t* p) { return _mm512_loadu_si512(p); }
@@ -91,6 +110,20 @@ inline float max_lanes(F a) {
 inline int32_t sum_int_lanes(I a) { return _mm512_reduce_add_epi32(a); }
 
 // Neighbours side by side, so that a step halves two vectors at once.
+inline F4 max_lanes4(F a, F b, F c, F d) {
+  const F ab = max(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)), cd = max(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+  const __m512d x = _mm512_castps_pd(ab), y = _mm512_castps_pd(cd);
+  const F all = max(_mm512_castpd_ps(_mm512_unpacklo_pd(x, y)), _mm512_castpd_ps(_mm512_unpackhi_pd(x, y)));
+  const __m256 half = _mm256_max_ps(_mm512_castps512_ps256(all), high_half(all));
+  return (F4)_mm_max_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+}
+inline F4 sum_lanes4(F a, F b, F c, F d) {
+  const F ab = add(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)), cd = add(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+  const __m512d x = _mm512_castps_pd(ab), y = _mm512_castps_pd(cd);
+  const F all = add(_mm512_castpd_ps(_mm512_unpacklo_pd(x, y)), _mm512_castpd_ps(_mm512_unpackhi_pd(x, y)));
+  const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(all), high_half(all));
+  return (F4)_mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+}
 inline I4 max_int_lanes4(I a, I b, I c, I d) {
   const I ab = imax(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
   const I cd = imax(_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));

@@ -31,26 +31,63 @@ inline F load_half(const uint16_t* p) { F r; TM_EACH r.v[i] = mill::half_to_floa
 inline F load_bf16(const uint16_t* p) { F r; TM_EACH r.v[i] = mill::bf16_to_float(p[i]); return r; }
 inline void store_half(uint16_t* p, F a) { TM_EACH p[i] = mill::float_to_half(a.v[i]); }
 inline void store_bf16(uint16_t* p, F a) { TM_EACH p[i] = mill::float_to_bf16(a.v[i]); }
-// Of variants with tiles. a - floor(a), 0 for infinities; a * 2^floor(power) for a power below 127.
-inline F above_floor(F a) {
-  F r;
-  TM_EACH r.v[i] = __builtin_isinf(a.v[i]) ? 0.0f : a.v[i] - __builtin_floorf(a.v[i]);
-  return r;
-}
-inline F times_power(F a, F power) {
-  F r;
-  TM_EACH {
-    const float whole = __builtin_floorf(power.v[i]);
-    const uint64_t bits = (uint64_t)(1023 + (int)(whole < -999.0f ? -999.0f : whole)) << 52;
-    double factor;
-    memcpy(&factor, &bits, 8);
-    r.v[i] = whole != whole ? whole : (float)(a.v[i] * factor);
-  }
-  return r;
-}
-// a[0], b[0], a[1], b[1], .. for 16 of each.
+// Of variants with tiles, to the end of the next section: a[0], b[0], a[1], b[1], .. for 16 of each.
 inline void store_pairs(uint16_t* p, const uint16_t* a, const uint16_t* b) {
   TM_EACH p[2 * i] = a[i], p[2 * i + 1] = b[i];
+}
+inline void store_normal_bf16(uint16_t* p, F a) { store_bf16(p, a); }  // no subnormal numbers
+// Words are the 32 halves of lanes, as int16: a[0..3], b[0..3], a[4..7], .. in order, to nearest even, in its range; the
+// least of it for what is no int32.
+inline I fixed_pairs(F a, F b) {
+  int16_t words[32];
+  for (int i = 0; i < 32; i++) {
+    const float x = (i % 8 < 4 ? a : b).v[i / 8 * 4 + i % 4];
+    words[i] = -32768;
+    if (x >= 32767.0f && x < 2147483648.0f) words[i] = 32767;
+    if (x > -32768.0f && x < 32767.0f) words[i] = (int16_t)(mill::float_to_bits(x + mill::kMagic) - (uint32_t)mill::kMagicBits);
+  }
+  I r;
+  memcpy(&r, words, 64);
+  return r;
+}
+template <class Word>
+inline I each_word(I a, Word word) {
+  int16_t words[32];
+  memcpy(words, &a, 64);
+  for (int i = 0; i < 32; i++) words[i] = (int16_t)word(words[i], i);
+  memcpy(&a, words, 64);
+  return a;
+}
+inline I max_words(I a, I b) {
+  int16_t other[32];
+  memcpy(other, &b, 64);
+  return each_word(a, [&](int x, int i) { return x > other[i] ? x : other[i]; });
+}
+inline bool any_word_above(I a, int limit) {
+  bool any = false;
+  each_word(a, [&](int x, int) { return any = any || x > limit; });
+  return any;
+}
+// Words of 1/128ths above -127 -> 2 to their power in bf16, 0 for less than 1. The straight line between two powers of two
+// is what such bits mean by themselves; below[f / 2] is how much less the power is, in its last bit, for f 128ths.
+inline I weight_pairs(I words, const uint8_t* below) {
+  return each_word(words, [&](int x, int) { return x > 127 ? x - below[x / 2 % 64] : 0; });
+}
+// Weights times 2^-by, 0 where that is subnormal; `by` is below 256.
+inline I lower_weights(I weights, int by) {
+  return each_word(weights, [&](int x, int) { return x - 128 * by > 127 ? x - 128 * by : 0; });
+}
+inline F add_pairs(F sum, I pairs) {
+  TM_EACH {
+    const float odd = mill::bits_to_float((uint32_t)pairs.v[i] & 0xffff0000u), even = mill::bits_to_float((uint32_t)pairs.v[i] << 16);
+    sum.v[i] = sum.v[i] + odd + even;
+  }
+  return sum;
+}
+// Minus infinity for lanes outside [first, end).
+inline F keep_lanes(F a, int first, int end) {
+  TM_EACH a.v[i] = i >= first && i < end ? a.v[i] : -__builtin_inff();
+  return a;
 }
 inline I as_int(F a) { I r; memcpy(&r, &a, 64); return r; }
 inline F as_float(I a) { F r; memcpy(&r, &a, 64); return r; }
@@ -63,6 +100,7 @@ inline I shift_right_7(I a) { I r; TM_EACH r.v[i] = (int32_t)((uint32_t)a.v[i] >
 inline I bit_and(I a, I b) { I r; TM_EACH r.v[i] = a.v[i] & b.v[i]; return r; }
 inline I shift_right_16(I a) { I r; TM_EACH r.v[i] = (int32_t)((uint32_t)a.v[i] >> 16); return r; }
 inline I bit_or(I a, I b) { I r; TM_EACH r.v[i] = a.v[i] | b.v[i]; return r; }
+inline I shift_left_16(I a) { I r; TM_EACH r.v[i] = (int32_t)((uint32_t)a.v[i] << 16); return r; }
 inline I shift_left_15(I a) { I r; TM_EACH r.v[i] = (int32_t)((uint32_t)a.v[i] << 15); return r; }
 inline void store_int(int32_t* p, I a) { TM_EACH p[i] = a.v[i]; }
 inline I load_int(const int32_t* p) { I r; TM_EACH r.v[i] = p[i]; return r; }
@@ -83,6 +121,17 @@ inline float max_lanes(F a) {
   for (int width = 8; width; width /= 2)
     for (int i = 0; i < width; i++) a.v[i] = a.v[i] > a.v[i + width] ? a.v[i] : a.v[i + width];
   return a.v[0];
+}
+// Of four vectors: lane i of the result is that of the i-th. A sum begins with lanes 2 apart, then those are next to each
+// other, and goes on with lanes 8 and then 4 apart.
+inline F4 max_lanes4(F a, F b, F c, F d) { return F4{max_lanes(a), max_lanes(b), max_lanes(c), max_lanes(d)}; }
+inline float sum_by_quarters(F a) {
+  float q[4];
+  for (int i = 0; i < 4; i++) q[i] = (a.v[4 * i] + a.v[4 * i + 2]) + (a.v[4 * i + 1] + a.v[4 * i + 3]);
+  return (q[0] + q[2]) + (q[1] + q[3]);
+}
+inline F4 sum_lanes4(F a, F b, F c, F d) {
+  return F4{sum_by_quarters(a), sum_by_quarters(b), sum_by_quarters(c), sum_by_quarters(d)};
 }
 inline int32_t sum_int_lanes(I a) {
   uint32_t sum = 0;

@@ -31,9 +31,6 @@ inline int64_t wide_scratch_bytes(int64_t max_rows, int64_t width) {
   return std::max(many, (width / kGroup * 16 + 63) / 64 * 64);
 }
 
-// Values from one row of bf16 to the next: an odd number of cache lines, so that a tile's rows do not meet in a set.
-inline int64_t rounded_stride(int64_t width) { return ((width + 31) / 32 | 1) * 32; }
-
 class Program final : public Job {
  public:
   // `error` says what is wrong with the list, if anything; such a program must not be run.
@@ -162,6 +159,7 @@ class Program final : public Job {
 
   int plan_attention(const Op& op, double* cost_ns);
   int plan_merge(const Op& op, double* cost_ns) const;
+  bool is_on_tiles(const tm_kv& kv) const;  // keys and values meet the matrix unit
   int pass_tiles() const;
   int pass_queries() const;
   int64_t attention_floats(const tm_op& o) const;

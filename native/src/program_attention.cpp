@@ -31,6 +31,8 @@ int keys_in_span(int window, int limit, int span) {
 
 }  // namespace
 
+bool Program::is_on_tiles(const tm_kv& kv) const { return kernels_->prepare_span != nullptr && kv.dtype == kBF16; }
+
 int Program::pass_tiles() const { return kernels_->prepare_span != nullptr ? kPreparedPassTiles : kPassTiles; }
 
 int Program::pass_queries() const { return pass_tiles() * kernels_->tile_queries; }
@@ -267,7 +269,7 @@ void Program::run_attention(const Op& op, int unit, int thread) {
 
   float* const q = thread_floats(thread);
   const int tile_queries = kernels_->tile_queries;
-  const bool is_codes = o.kv->dtype == kInt8, on_tiles = kernels_->prepare_span != nullptr && o.kv->dtype == kBF16;
+  const bool is_codes = o.kv->dtype == kInt8, on_tiles = is_on_tiles(*o.kv);
   float* const prepared = q + pass_queries() * kQueryStride;
   float* const state_acc = prepared + (on_tiles ? prepared_bytes(o.head_dim) / 4 : 0);
   float* const span_acc = state_acc + pass_queries() * head_dim;
@@ -278,6 +280,7 @@ void Program::run_attention(const Op& op, int unit, int thread) {
   int8_t* const planes = reinterpret_cast<int8_t*>(q);
   uint16_t* const q_bf16 = reinterpret_cast<uint16_t*>(q);
   const int64_t plane_bytes = 8 * ceil_div(head_dim, 4);  // of one query
+  const int64_t q_stride = rounded_stride(head_dim);      // of one as bf16
   for (int n = 0; n < num_queries; n++) {
     const int tile0 = n / tile_queries * tile_queries, count = std::min(tile_queries, num_queries - tile0);
     const float* from = rows_of(o.in0, rows[n / heads].row) + (head0 + n % heads) * head_dim;
@@ -285,7 +288,7 @@ void Program::run_attention(const Op& op, int unit, int thread) {
       kernels_->split_query(from, o.head_dim, 8 * count, planes + tile0 * plane_bytes + 8 * (n - tile0), q_scales + n,
                             q_starts + n * kQueryStarts);
     } else if (on_tiles) {
-      kernels_->round_row(from, o.head_dim, q_bf16 + n * kQueryStride);
+      kernels_->round_row(from, o.head_dim, q_bf16 + n * q_stride);
     } else {
       std::copy(from, from + head_dim, q + n * kQueryStride);
     }
@@ -311,7 +314,7 @@ void Program::run_attention(const Op& op, int unit, int thread) {
       const SpanState to = into_state ? state : SpanState{span_max, span_sum, span_acc};
       args.num_queries = count;
       args.q = q + tile0 * kQueryStride;
-      args.q_bf16 = q_bf16 + tile0 * kQueryStride;
+      args.q_bf16 = q_bf16 + tile0 * q_stride;
       args.codes = {planes + tile0 * plane_bytes, q_scales + tile0, q_starts + tile0 * kQueryStarts};
       args.max = to.max;
       args.sum = to.sum;
@@ -375,6 +378,8 @@ void Program::write_attention(const tm_op& o, int row, int head0, int num_heads,
       const Quantised out = quantised(o.out);
       kernels_->divide(acc, sums[h], o.head_dim, acc);
       kernels_->quantise_row(acc, &out, row, static_cast<int>(column / kGroup), o.head_dim / kGroup);
+    } else if (is_on_tiles(*o.kv)) {
+      kernels_->scale(acc, 1.0f / sums[h], o.head_dim, rows_of(o.out, row) + column);
     } else {
       kernels_->divide(acc, sums[h], o.head_dim, rows_of(o.out, row) + column);
     }
