@@ -26,7 +26,15 @@ inline F min(F a, F b) { return _mm512_min_ps(a, b); }
 inline F abs(F a) { return _mm512_abs_ps(a); }
 inline F load_half(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
 inline F load_bf16(const uint16_t* p) {
+#if defined(TM_AMX)
+  // Each value to the upper half of its lane, in one step.
+  const I order = _mm512_set_epi64(0x1f1e00001d1c0000, 0x1b1a000019180000, 0x1716000015140000, 0x1312000011100000,
+                                   0x0f0e00000d0c0000, 0x0b0a000009080000, 0x0706000005040000, 0x0302000001000000);
+  const I values = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i*)p));
+  return _mm512_castsi512_ps(_mm512_maskz_permutexvar_epi8(0xcccccccccccccccc, order, values));
+#else
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));
+#endif
 }
 inline void store_half(uint16_t* p, F a) {
   _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));

@@ -175,6 +175,7 @@ class Program final : public Job {
   void run_attention(const Op& op, int unit, int thread);
   void run_merge(const Op& op, int unit);
   void write_attention(const tm_op& o, int row, int head0, int num_heads, const float* sums, float* accs) const;
+  void point_ahead(const Op& op, const Pass& pass, int kv_head, int span, SpanArgs* args) const;
   void fill_keys(const Op& op, int sequence, int kv_head, int span, int num_keys, float* gather, SpanArgs* args) const;
 
   Team* team_;

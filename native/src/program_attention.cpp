@@ -258,6 +258,7 @@ Program::SpanState Program::partial_state(const AttentionPlan& plan, const Query
 void Program::run_attention(const Op& op, int unit, int thread) {
   const tm_op& o = op.op;
   const AttentionPlan& plan = *plan_;
+  const int num_units = static_cast<int>(plan.passes.size()) * o.num_kv_heads * plan.head_chunks;
   const int chunk = unit % plan.head_chunks, kv_head = unit / plan.head_chunks % o.num_kv_heads;
   const Pass& pass = plan.passes[unit / plan.head_chunks / o.num_kv_heads];
   const QueryRow* rows = plan.rows.data() + pass.begin;
@@ -303,6 +304,12 @@ void Program::run_attention(const Op& op, int unit, int thread) {
   for (int span = pass.span_begin; span < pass.span_end; span++) {
     const int num_keys = std::min(kSpan, rows[pass.num_rows - 1].limit - span * kSpan);
     fill_keys(op, pass.sequence, kv_head, span, num_keys, gathered, &args);
+    if (on_tiles && !args.is_prepared) {
+      const bool last = span + 1 == pass.span_end;
+      const int other = unit + 1 < num_units ? unit + 1 : unit;
+      const Pass& next = last ? plan.passes[other / plan.head_chunks / o.num_kv_heads] : pass;
+      point_ahead(op, next, last ? other / plan.head_chunks % o.num_kv_heads : kv_head, last ? next.span_begin : span + 1, &args);
+    }
     if (args.is_prepared) {
       const int first = std::max(0, first_visible(plan.window, rows[0].limit) - span * kSpan);
       kernels_->prepare_span(&args, first, num_keys);
@@ -386,6 +393,24 @@ void Program::write_attention(const tm_op& o, int row, int head0, int num_heads,
   }
 }
 
+// Point at the keys of a span, or of what a pass sees of it, that will be wanted next.
+void Program::point_ahead(const Op& op, const Pass& pass, int kv_head, int span, SpanArgs* args) const {
+  const tm_kv& kv = *op.op.kv;
+  args->num_next = 0;
+  if (kv.block_size % kLanes != 0) return;
+  const KVLayout layout(kv);
+  const int32_t* table = table_of(step_, kv, pass.sequence);
+  const int limit = plan_->rows[pass.begin + pass.num_rows - 1].limit, num_chunks = ceil_div(std::min(kSpan, limit - span * kSpan), kLanes);
+  int place = span * kSpan / kv.block_size, slot = span * kSpan % kv.block_size;
+  while (args->num_next < num_chunks) {
+    args->next_keys[args->num_next++] = layout.keys(layout.block(op.op.layer, table[place]), kv_head) + 2 * slot;
+    slot += kLanes;
+    if (slot < kv.block_size) continue;
+    slot = 0;
+    place++;
+  }
+}
+
 // Point at the keys and values of a span, in chunks of 16 tokens. Blocks of a multiple of 16 tokens are used in place;
 // from other block sizes the chunks are gathered first.
 void Program::fill_keys(const Op& op, int sequence, int kv_head, int span, int num_keys, float* gather,
@@ -398,13 +423,17 @@ void Program::fill_keys(const Op& op, int sequence, int kv_head, int span, int n
   const int num_units = layout.is_codes() ? ceil_div(kv.head_dim, 4) : kv.head_dim;
   if (kv.block_size % kLanes == 0) {
     args->k_stride = layout.is_codes() ? 4 * kv.block_size : kv.block_size;
+    int place = span * kSpan / kv.block_size, slot = span * kSpan % kv.block_size;
     for (int chunk = 0; chunk * kLanes < num_keys; chunk++) {
-      const int first = span * kSpan + chunk * kLanes, slot = first % kv.block_size;
-      uint8_t* block = layout.block(op.op.layer, table[first / kv.block_size]);
+      uint8_t* block = layout.block(op.op.layer, table[place]);
       args->k_chunks[chunk] = layout.keys(block, kv_head) + slot * key_unit;
       args->v_chunks[chunk] = layout.values(block, kv_head) + static_cast<int64_t>(slot) * kv.head_dim * value_bytes;
       args->k_scales[chunk] = layout.k_scales(block, kv_head) + slot;
       args->v_scales[chunk] = layout.v_scales(block, kv_head) + slot;
+      slot += kLanes;
+      if (slot < kv.block_size) continue;
+      slot = 0;
+      place++;
     }
     return;
   }
