@@ -32,6 +32,7 @@ from ..bench.profile_served import Server, run_streams
 from ..core.config import EngineConfig
 from ..core.events import EngineStats, Output, StepOutputs, Submit
 from ..core.request import Request, SamplingParams
+from ..core.step import StepResult
 from ..engine.build import build_engine
 from ..engine.core import EngineCore
 from ..engine.link import local_link
@@ -48,7 +49,7 @@ from ..store.pool import KVPool
 from ..text.load import TextModel, load_text
 from ..worker.executor import ModelExecutor
 from ..worker.memory import step_limits
-from ..worker.runner import Runner
+from ..worker.runner import Runner, Step
 from .bench_native import open_native
 from .load import describe_kernels
 
@@ -183,36 +184,39 @@ class _Bench:
         ]
 
     def _by_hand(self, rows: int) -> dict[str, list[float]]:
-        """Seconds of each part, for every step that decodes all rows."""
+        """Seconds of each part, for every step that decodes all rows. As in the running engine, a step is planned and
+        prepared while the one before it is not committed yet."""
         core, runner = EngineCore(self._config), self._make_runner()
         for request in self._requests(rows):
             core.add(request, 0.0)
         found: dict[str, list[float]] = defaultdict(list)
+
+        def timed(part: str, work: Callable[[], Any]) -> Any:
+            start_s = time.perf_counter()
+            outcome = work()
+            times[part] = time.perf_counter() - start_s
+            return outcome
+
+        uncommitted: StepResult | None = None
+        step: Step | None = None
         while core.has_work:
-            planned_s = time.perf_counter()
-            plan = core.plan(0.0)
-            assert plan is not None
-            started_s = time.perf_counter()
-            is_decode = len(plan.rows) == rows and all(row.num_tokens == 1 for row in plan.rows)
-            with self._operations.timed(is_decode):
-                prepare_s = time.perf_counter()
-                step = runner.prepare(plan)
-                compute_s = time.perf_counter()
-                runner.compute(step)
-                collect_s = time.perf_counter()
-                result = runner.collect(step)
-                ended_s = time.perf_counter()
-            committed_s = time.perf_counter()
-            core.commit(result, 0.0)
-            end_s = time.perf_counter()
-            if is_decode:
+            times: dict[str, float] = {}
+            is_decode = step is not None and len(step.plan.rows) == rows and step.plan.num_tokens == rows
+            result = None
+            if step is not None:
+                with self._operations.timed(is_decode):
+                    runner.compute(step)
+                result = timed("results", partial(runner.collect, step))
+            if uncommitted is not None:
+                timed("commit", partial(core.commit, uncommitted, 0.0))
+            plan = timed("plan", partial(core.plan, 0.0))
+            step = None if plan is None else timed("arrays", partial(runner.prepare, plan))
+            uncommitted = result
+            if is_decode and len(times) == 4:
                 call_start_s, call_end_s = self._program.spans[-1]
-                found["native call"].append(call_end_s - call_start_s)
-                found["inside"].append(self._operations.last_step_s)
-                found["plan"].append(started_s - planned_s)
-                found["arrays"].append(compute_s - prepare_s)
-                found["results"].append(ended_s - collect_s)
-                found["commit"].append(end_s - committed_s)
+                times |= {"native call": call_end_s - call_start_s, "inside": self._operations.last_step_s}
+                for name, seconds in times.items():
+                    found[name].append(seconds)
         return found
 
     async def _by_shell(self, rows: int) -> tuple[float, float]:
