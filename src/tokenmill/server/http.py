@@ -56,7 +56,7 @@ class Gate:
             error = AuthenticationFailed("Give a valid API key: Authorization: Bearer KEY.")
             await error_reply(error)(scope, receive, send_named)
             return
-        await self._app(scope, receive, send_named)
+        await self._app(scope, receive, send_named if request_id else send)
 
     def _is_known(self, authorization: str) -> bool:
         """In constant time, whatever the key and however many there are."""

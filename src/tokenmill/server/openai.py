@@ -182,11 +182,12 @@ def parse_prompts(fields: Fields, vocab_size: int) -> tuple[Prompt, ...]:
     if not isinstance(value, list) or not value:
         got = "an empty array" if value == [] else kind_name(value)
         raise InvalidRequest(f"prompt must be {shapes}, got {got}.", param="prompt")
-    if all(isinstance(item, str) for item in value):
+    kinds = set(map(type, value))
+    if kinds == {str}:
         prompts: tuple[Prompt, ...] = tuple(value)
-    elif all(isinstance(item, list) for item in value):
+    elif kinds == {list}:
         prompts = tuple(token_ids("prompt", item, vocab_size) for item in value)
-    elif any(isinstance(item, (str, list)) for item in value):
+    elif kinds & {str, list}:
         raise InvalidRequest(f"prompt must be {shapes}, got a mixture.", param="prompt")
     else:
         prompts = (token_ids("prompt", value, vocab_size),)
@@ -199,7 +200,9 @@ def token_ids(name: str, value: list[Any], vocab_size: int) -> tuple[int, ...]:
     """At least one id in [0, vocab_size)."""
     if not value:
         raise InvalidRequest(f"{name} must hold at least one token.", param=name)
-    return tuple(check_integer(name, token, 0, vocab_size - 1) for token in value)
+    if set(map(type, value)) == {int} and min(value) >= 0 and max(value) < vocab_size:
+        return tuple(value)
+    return tuple(check_integer(name, token, 0, vocab_size - 1) for token in value)  # to name the one at fault
 
 
 def parse_conversation(fields: Fields, rules: Rules) -> Conversation:
