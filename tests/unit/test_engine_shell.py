@@ -127,11 +127,15 @@ def test_a_request_joins_the_step_after_the_one_it_arrives_in() -> None:
 
 
 def test_the_pace_errs_on_the_short_side() -> None:
-    """It follows a shorter step at once and a longer one slowly; what is unknown or short is not waited for."""
+    """It follows a shorter step at once and a longer one slowly; what is unknown or short is not waited for. Steps that
+    have not been seen are judged by those of fewer and of more tokens."""
     pace = Pace()
     assert pace.predict(8) == pace.delay(8) == 0
     pace.note(8, 0.012)
-    assert [round(pace.delay(count), 6) for count in (1, 7, 8, 15, 16)] == [0, 0, 0.006, 0.006, 0]
+    assert [round(pace.predict(count), 6) for count in (1, 4, 7, 8, 15, 16)] == [0.0015, 0.006, 0.0105] + [0.012] * 3
+    assert [round(pace.delay(count), 6) for count in (1, 4, 7, 8, 15)] == [0, 0.003, 0.00525, 0.006, 0.006]
+    pace.note(1, 0.008)
+    assert [round(pace.predict(count), 6) for count in (2, 4, 7)] == [0.008, 0.008, 0.0105]
     pace.note(9, 0.1)
     assert round(pace.predict(9), 6) == 0.015
     assert round(pace.predict(8), 6) == round(0.015 * 8 / 9, 6), "fewer tokens take less"

@@ -29,8 +29,17 @@ class Pace:
         self._known[size] = (num_tokens, duration_s)
 
     def predict(self, num_tokens: int) -> float:
-        """Seconds that a step of this many tokens takes; 0 where nothing like it has been seen."""
-        known_tokens, duration_s = self._known.get(num_tokens.bit_length(), (1, 0.0))
+        """Seconds that a step of this many tokens takes: no less than one of fewer tokens, nor, for each token, than
+        one of more. 0 where neither is known."""
+        size = num_tokens.bit_length()
+        if size in self._known:
+            return self._scaled(size, num_tokens)
+        below = max((known for known in self._known if known < size), default=size)
+        above = min((known for known in self._known if known > size), default=size)
+        return max(self._scaled(below, num_tokens), self._scaled(above, num_tokens))
+
+    def _scaled(self, size: int, num_tokens: int) -> float:
+        known_tokens, duration_s = self._known.get(size, (1, 0.0))
         return duration_s * min(1.0, num_tokens / known_tokens)
 
     def delay(self, num_tokens: int) -> float:
