@@ -66,7 +66,6 @@ inline I lower_weights(I weights, int by) {
   const I lower = _mm512_subs_epu16(weights, _mm512_set1_epi16((short)(128 * by)));
   return _mm512_maskz_mov_epi16(_mm512_cmpgt_epi16_mask(lower, _mm512_set1_epi16(127)), lower);
 }
-inline F add_pairs(F sum, I pairs) { return _mm512_dpbf16_ps(sum, (__m512bh)pairs, (__m512bh)_mm512_set1_epi16(0x3f80)); }
 inline uint32_t lanes_up_to(int end) { return end >= 16 ? 0xffff : end > 0 ? (1u << end) - 1 : 0; }
 inline F keep_lanes(F a, int first, int end) {
   const __mmask16 kept = (__mmask16)(lanes_up_to(end) & ~lanes_up_to(first));
@@ -125,13 +124,7 @@ inline F4 max_lanes4(F a, F b, F c, F d) {
   const __m256 half = _mm256_max_ps(_mm512_castps512_ps256(all), high_half(all));
   return (F4)_mm_max_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
 }
-inline F4 sum_lanes4(F a, F b, F c, F d) {
-  const F ab = add(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)), cd = add(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
-  const __m512d x = _mm512_castps_pd(ab), y = _mm512_castps_pd(cd);
-  const F all = add(_mm512_castpd_ps(_mm512_unpacklo_pd(x, y)), _mm512_castpd_ps(_mm512_unpackhi_pd(x, y)));
-  const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(all), high_half(all));
-  return (F4)_mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
-}
+inline F4 ceil4(F4 a) { return (F4)_mm_ceil_ps((__m128)a); }
 inline I4 max_int_lanes4(I a, I b, I c, I d) {
   const I ab = imax(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
   const I cd = imax(_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));

@@ -77,13 +77,6 @@ inline I weight_pairs(I words, const uint8_t* below) {
 inline I lower_weights(I weights, int by) {
   return each_word(weights, [&](int x, int) { return x - 128 * by > 127 ? x - 128 * by : 0; });
 }
-inline F add_pairs(F sum, I pairs) {
-  TM_EACH {
-    const float odd = mill::bits_to_float((uint32_t)pairs.v[i] & 0xffff0000u), even = mill::bits_to_float((uint32_t)pairs.v[i] << 16);
-    sum.v[i] = sum.v[i] + odd + even;
-  }
-  return sum;
-}
 // Minus infinity for lanes outside [first, end).
 inline F keep_lanes(F a, int first, int end) {
   TM_EACH a.v[i] = i >= first && i < end ? a.v[i] : -__builtin_inff();
@@ -122,17 +115,9 @@ inline float max_lanes(F a) {
     for (int i = 0; i < width; i++) a.v[i] = a.v[i] > a.v[i + width] ? a.v[i] : a.v[i + width];
   return a.v[0];
 }
-// Of four vectors: lane i of the result is that of the i-th. A sum begins with lanes 2 apart, then those are next to each
-// other, and goes on with lanes 8 and then 4 apart.
+// Of four vectors: lane i of the result is that of the i-th.
 inline F4 max_lanes4(F a, F b, F c, F d) { return F4{max_lanes(a), max_lanes(b), max_lanes(c), max_lanes(d)}; }
-inline float sum_by_quarters(F a) {
-  float q[4];
-  for (int i = 0; i < 4; i++) q[i] = (a.v[4 * i] + a.v[4 * i + 2]) + (a.v[4 * i + 1] + a.v[4 * i + 3]);
-  return (q[0] + q[2]) + (q[1] + q[3]);
-}
-inline F4 sum_lanes4(F a, F b, F c, F d) {
-  return F4{sum_by_quarters(a), sum_by_quarters(b), sum_by_quarters(c), sum_by_quarters(d)};
-}
+inline F4 ceil4(F4 a) { return F4{__builtin_ceilf(a[0]), __builtin_ceilf(a[1]), __builtin_ceilf(a[2]), __builtin_ceilf(a[3])}; }
 inline int32_t sum_int_lanes(I a) {
   uint32_t sum = 0;
   TM_EACH sum += (uint32_t)a.v[i];

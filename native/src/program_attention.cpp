@@ -221,14 +221,18 @@ void Program::add_own_passes(int sequence, int rows_per_pass, int spans_per_pass
 }
 
 void Program::estimate(AttentionPlan* plan) const {
+  // Nanoseconds for a channel of a key: what it takes by itself, and for each query.
+  const bool on_tiles = is_on_tiles(*plan->kv);
+  const double of_key = on_tiles ? 0.05 : 0, of_query = on_tiles ? 0.0035 : 0.06;
   double keys = 0, partials = 0;
   for (const Pass& pass : plan->passes) {
     const int limit = plan->rows[pass.begin + pass.num_rows - 1].limit;
     const int first = std::max(pass.span_begin * kSpan, first_visible(plan->window, limit));
-    keys += static_cast<double>(std::min(limit, pass.span_end * kSpan) - first) * pass.num_rows;
+    const int queries = pass.num_rows * plan->num_heads / plan->num_kv_heads;
+    keys += (std::min(limit, pass.span_end * kSpan) - first) * (of_key * plan->head_chunks + of_query * queries);
     if (pass.partial) partials += static_cast<double>(pass.span_end - pass.span_begin) * pass.num_rows;
   }
-  plan->cost_ns = keys * plan->num_heads * plan->head_dim * 0.06 + 300.0 * static_cast<double>(plan->passes.size());
+  plan->cost_ns = keys * plan->num_kv_heads * plan->head_dim + 300.0 * static_cast<double>(plan->passes.size());
   plan->merge_cost_ns = partials * plan->num_heads * (5 + 0.1 * plan->head_dim);
 }
 
@@ -282,9 +286,13 @@ void Program::run_attention(const Op& op, int unit, int thread) {
   uint16_t* const q_bf16 = reinterpret_cast<uint16_t*>(q);
   const int64_t plane_bytes = 8 * ceil_div(head_dim, 4);  // of one query
   const int64_t q_stride = rounded_stride(head_dim);      // of one as bf16
-  for (int n = 0; n < num_queries; n++) {
+  for (int n = 0, row = 0, head = 0; n < num_queries; n++) {
     const int tile0 = n / tile_queries * tile_queries, count = std::min(tile_queries, num_queries - tile0);
-    const float* from = rows_of(o.in0, rows[n / heads].row) + (head0 + n % heads) * head_dim;
+    const float* from = rows_of(o.in0, rows[row].row) + (head0 + head) * head_dim;
+    if (++head == heads) {
+      head = 0;
+      row++;
+    }
     if (is_codes) {
       kernels_->split_query(from, o.head_dim, 8 * count, planes + tile0 * plane_bytes + 8 * (n - tile0), q_scales + n,
                             q_starts + n * kQueryStarts);
@@ -326,10 +334,13 @@ void Program::run_attention(const Op& op, int unit, int thread) {
       args.max = to.max;
       args.sum = to.sum;
       args.acc = to.acc;
-      for (int n = 0; n < count; n++) {
-        const int limit = rows[(tile0 + n) / heads].limit;
-        args.num_keys[n] = keys_in_span(plan.window, limit, span);
-        args.first_key[n] = args.num_keys[n] ? std::max(0, first_visible(plan.window, limit) - span * kSpan) : kSpan;
+      for (int n = 0, row = tile0 / heads; n < count; row++) {
+        const int limit = rows[row].limit, num_keys_seen = keys_in_span(plan.window, limit, span);
+        const int first = num_keys_seen ? std::max(0, first_visible(plan.window, limit) - span * kSpan) : kSpan;
+        for (const int end = std::min(count, (row + 1) * heads - tile0); n < end; n++) {
+          args.num_keys[n] = num_keys_seen;
+          args.first_key[n] = first;
+        }
       }
       kernels_->attend_span(&args);
       if (into_state) continue;
