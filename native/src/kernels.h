@@ -20,7 +20,7 @@ constexpr int kPlaneDepth = 256;  // products of int8 that stay below 2^22 in su
 constexpr int kQueryStarts = 2 * kMaxHeadDim / kPlaneDepth;
 constexpr int kWidePanel = 16;    // rows of a tile of activation digits
 constexpr int kWideStep = 64;     // values of a row in a tile
-constexpr int kMostExactSteps = 5;  // that are summed exactly, as int32: few, so that a scale fits its weights well
+constexpr int kMostExactSteps = 9;  // that are summed exactly, as int32: few, so that a scale fits its weights well
 
 // Steps of an exact sum, of `num_steps` in all.
 static inline int exact_steps(int num_steps) {
@@ -55,7 +55,7 @@ static inline bool is_integer(int32_t kind) { return kind >= kW4; }  // see inte
 static constexpr bool is_wide(int32_t kind) { return kind >= kQ8_0 && kind <= kQ8_HM; }
 static constexpr bool has_halves(int32_t kind) { return kind == kQ8_H || kind == kQ8_HM || kind == kQ6_H; }
 static constexpr bool has_minima(int32_t kind) { return kind == kQ4_1 || kind == kQ8_M || kind == kQ8_HM; }
-static constexpr int factor_bytes(int32_t kind) { return kind == kW4M ? 64 : kind == kW8 ? 32 : 16; }  // of integer kinds, in a tile
+static constexpr int factor_bytes(int32_t kind) { return kind == kW4M ? 64 : kind == kW8 ? 0 : 16; }  // of integer kinds, in a tile
 static constexpr int code_bytes(int32_t kind) { return kind == kQ6_H ? 24 : is_wide(kind) || kind == kW8 ? 32 : 16; }
 
 // One packed matrix: tiles of 16 output rows, K ascending inside a tile, the last tile padded with zeros.
@@ -67,8 +67,9 @@ static constexpr int code_bytes(int32_t kind) { return kind == kQ6_H ? 24 : is_w
 //               codes k = 16h+j, 16h+4+j, 16h+8+j, 16h+12+j of row i, from the lowest bits up
 //     8 bit     8 words of 64 bytes: word j, lane i holds codes k = 4j..4j+3 of row i, stored + 128
 //     integer   of kW4 and kW4M the 4-bit words, but q - 8 as 4 signed bits, and rows 4i..4i+3 of a word lie as their
-//               codes 0..3 in bytes 0 2 4 6 (row 4i), 8 10 12 14, 1 3 5 7, 9 11 13 15; of kW8 the 8-bit words;
-//               then [groups] factors: of kW4 16 multipliers (int8), of kW8 16 (int16), of kW4M 16 and 16 offsets (int16);
+//               codes 0..3 in bytes 0 2 4 6 (row 4i), 8 10 12 14, 1 3 5 7, 9 11 13 15; of kW8 the 8-bit words, but
+//               signed, and zeros behind an odd last group;
+//               then [groups] factors: of kW4 16 multipliers (int8), of kW4M 16 and 16 offsets (int16);
 //               then [blocks][16] scales (float32): see integer_weights.inc
 //     halves    scales and minima are [groups][2][16]: of values 0..15, then of 16..31
 struct Part {
@@ -79,17 +80,21 @@ struct Part {
   int64_t num_bytes;
 };
 
-// Of an integer kind: where the code of a row and an input lies among a group's bytes, of 4 bits in the upper ones for
-// inputs from 16 on; the code, signed; and the integer weight it stands for. multiplier, offset: see integer_weights.inc.
+// Of an integer kind: bytes of a tile's codes.
+static inline int64_t integer_codes(int32_t kind, int64_t num_groups) {
+  return (kind == kW8 ? (num_groups + 1) / 2 * 2 : num_groups) * code_bytes(kind) * kLanes;
+}
+// Where the code of a row and an input lies among a group's bytes, of 4 bits in the upper ones for inputs from 16 on; the
+// code, signed; and the integer weight it stands for. multiplier, offset: see integer_weights.inc.
 static inline int integer_code_at(int32_t kind, int row, int k) {
   if (kind == kW8) return k / 4 * 64 + row * 4 + k % 4;
   return k % 16 / 4 * 64 + row / 4 * 16 + row % 2 * 8 + row % 4 / 2 + 2 * (k % 4);
 }
 static inline int integer_code(int32_t kind, uint8_t byte, int k) {
-  return kind == kW8 ? byte - 128 : (int8_t)(k < 16 ? byte << 4 : byte) >> 4;
+  return kind == kW8 ? (int8_t)byte : (int8_t)(k < 16 ? byte << 4 : byte) >> 4;
 }
 static inline int integer_weight(int32_t kind, int code, int multiplier, int offset) {
-  if (kind == kW8) return code * multiplier;
+  if (kind == kW8) return code;
   const int product = (code * multiplier * 4096 + (1 << 14)) >> 15;
   return kind == kW4M ? (product + offset) >> 4 : product;
 }
@@ -118,8 +123,7 @@ static inline int64_t rounded_stride(int64_t width) { return ((width + 31) / 32 
 struct Wide {
   int8_t* codes;
   int64_t panel_bytes;
-  float* scales;    // [rows]
-  int32_t* starts;  // [panels][blocks][16][high, low]: -128 * sum of digits, where a dot product with weights + 128 starts
+  float* scales;  // [rows]
 };
 
 struct LinearArgs {
@@ -138,6 +142,8 @@ struct LinearArgs {
   int64_t ld_out;
   const float* residual;  // same place as out; null for none
   int64_t ld_residual;
+  int up_tiles;  // integer kinds: from a gate's tile to its up's, and out is act(gate) * up; 0 for no gate
+  int activation;
 };
 
 // Query vectors as codes, to meet int8 keys: x = scale * (128 * high + low), the two planes being int8.
@@ -187,6 +193,7 @@ struct Kernels {
   void (*rest)();  // a thread that has used kernels is about to sleep or to do something else
   void (*linear)(const LinearArgs*);
   void (*quantise_wide)(const float* x, int num_cols, const Wide* out, int row);
+  void (*rms_norm_wide)(const float* x, const float* weight, float eps, int num_cols, float* normed, const Wide* out, int row);
   void (*quantise_row)(const float* x, const Quantised* out, int row, int group0, int num_groups);
   void (*round_row)(const float* x, int n, uint16_t* out);  // for bf16 weights on tiles
   void (*rms_norm_row)(const float* x, const float* weight, float eps, int num_cols, float* out);

@@ -61,31 +61,34 @@ void pack_quantised(int32_t kind, int64_t num_groups, const TileRows& from, uint
   }
 }
 
-// Groups of a row whose scales become multiples of one: value = scale * w, w as in integer_weights.inc.
+// Groups of a row whose scales become one: value = scale * w, w as in integer_weights.inc.
 class IntegerBlock {
  public:
   IntegerBlock(int32_t kind, const uint8_t* data, int64_t num_groups)
       : kind_(kind), data_(data), num_groups_(num_groups), group_bytes_(kRawBlockBytes[kind]) {
     float most = 0;
-    for (int64_t g = 0; g < num_groups; g++) most = std::max(most, factor() * std::fabs(step(g)) + std::fabs(middle(g)));
-    scale_ = std::isfinite(most) ? most / (kind == kW8 ? kMostMultiplier : kMostWeight) : 0;
+    for (int64_t g = 0; g < num_groups; g++) most = std::max(most, largest(g));
+    scale_ = std::isfinite(most) ? most / kMostWeight : 0;
     unit_ = kind == kW4M ? scale_ / 16 : scale_;
   }
 
   float scale() const { return scale_; }
-  int multiplier(int64_t g) const { return nearest(factor() * step(g)); }
+  // Of 4-bit codes.
+  int multiplier(int64_t g) const { return nearest(8 * step(g)); }
   int offset(int64_t g) const { return nearest(middle(g)) + 8; }  // 8 of 16: halves up
+  // Of 8-bit codes.
+  int weight(int64_t g, int k) const { return nearest(step(g) * static_cast<float>(codes(g)[k])); }
 
-  // How much of its groups rounding spoils: 1 for a group to which it adds as much noise as making the codes did (of 8-bit
-  // codes four times as much), or more. Infinite where it cannot be done.
+  // How much of its groups rounding spoils: 1 for a group to which it adds as much noise as making 4-bit codes did, or
+  // would have, or more. Infinite where it cannot be done.
   float spoilt() const {
-    const float bearable = kind_ == kW8 ? 4 : 1;
     const float variance = kind_ == kW8 ? 1600.0f : 21.25f;  // of codes, as they mostly are
+    const float bearable = variance / 21.25f;
     float sum = 0;
     for (int64_t g = 0; g < num_groups_; g++) {
-      const float d = step(g), of_step = d - unit_ * nearest(factor() * d) / factor();
+      const float d = step(g), of_step = kind_ == kW8 ? 0 : d - unit_ * nearest(8 * d) / 8;
       const float of_middle = middle(g) - unit_ * nearest(middle(g));
-      const float of_weights = kind_ == kW8 ? 0 : std::min(scale_ * scale_ / 12, variance * d * d);
+      const float of_weights = std::min(scale_ * scale_ / 12, variance * d * d);
       const float added = of_weights + variance * of_step * of_step + of_middle * of_middle;
       if (!std::isfinite(added)) return INFINITY;
       if (added > 0) sum += std::min(1.0f, added / (bearable * d * d / 12));
@@ -95,10 +98,14 @@ class IntegerBlock {
 
  private:
   static constexpr float kMostWeight = 127;
-  static constexpr float kMostMultiplier = 255;  // times 127 * 127 * the inputs of a block stays below 2^31
 
-  float factor() const { return kind_ == kW8 ? 1 : 8; }  // what multipliers of 4-bit codes are divided by
-
+  // Size that no value of the group exceeds; of 8-bit codes the largest one's.
+  float largest(int64_t g) const {
+    if (kind_ != kW8) return 8 * std::fabs(step(g)) + std::fabs(middle(g));
+    int most = 0;
+    for (int k = 0; k < kGroup; k++) most = std::max(most, std::abs(static_cast<int>(codes(g)[k])));
+    return std::fabs(step(g)) * static_cast<float>(most);
+  }
   float half(int64_t g, int index) const {
     uint16_t bits;
     std::memcpy(&bits, data_ + g * group_bytes_ + 2 * index, 2);
@@ -106,12 +113,13 @@ class IntegerBlock {
   }
   float step(int64_t g) const { return half(g, 0); }
   float middle(int64_t g) const { return kind_ == kW4M ? 8 * half(g, 0) + half(g, 1) : 0; }  // what code 8 stands for
+  const int8_t* codes(int64_t g) const { return reinterpret_cast<const int8_t*>(data_ + g * group_bytes_ + 2); }
   int nearest(float value) const { return unit_ == 0 ? 0 : static_cast<int>(std::nearbyint(value / unit_)); }
 
   int32_t kind_;
   const uint8_t* data_;
   int64_t num_groups_, group_bytes_;
-  float scale_, unit_;  // unit: of multipliers' products and offsets
+  float scale_, unit_;  // unit: of multipliers' products and offsets, and of weights
 };
 
 // `function(block of a row, its first group, its number)` for every block.
@@ -126,21 +134,26 @@ void each_block(int32_t kind, const uint8_t* row, int64_t num_groups, const Func
 
 void pack_integer(int32_t kind, int64_t num_groups, const TileRows& from, uint8_t* tile) {
   const int codes_bytes = code_bytes(kind);
-  uint8_t* factors = tile + num_groups * codes_bytes * kLanes;
+  uint8_t* factors = tile + integer_codes(kind, num_groups);
   float* scales = reinterpret_cast<float*>(factors + num_groups * factor_bytes(kind));
   const int64_t group_bytes = kRawBlockBytes[kind];
+  if (kind == kW8) std::memset(tile, 0, static_cast<size_t>(integer_codes(kind, num_groups)));
   for (int row = 0; row < from.count; row++)
     each_block(kind, from.row[row], num_groups, [&](const IntegerBlock& block, int64_t first, int64_t count, int64_t index) {
       scales[index * kLanes + row] = block.scale();
       for (int64_t g = first; g < first + count; g++) {
+        uint8_t* to = tile + g * codes_bytes * kLanes;
+        if (kind == kW8) {
+          for (int k = 0; k < kGroup; k++) to[integer_code_at(kind, row, k)] = static_cast<uint8_t>(block.weight(g - first, k));
+          continue;
+        }
         uint8_t* of_group = factors + g * factor_bytes(kind);
         int16_t* words = reinterpret_cast<int16_t*>(of_group);
         if (kind == kW4) of_group[row] = static_cast<uint8_t>(block.multiplier(g - first));
         else words[row] = static_cast<int16_t>(block.multiplier(g - first));
         if (kind == kW4M) words[kLanes + row] = static_cast<int16_t>(block.offset(g - first));
         const uint8_t* codes = from.row[row] + (g + 1) * group_bytes - codes_bytes;
-        for (int k = 0; k < codes_bytes; k++)
-          tile[g * codes_bytes * kLanes + integer_code_at(kind, row, k)] = codes[k] ^ (kind == kW8 ? 0x80 : 0x88);
+        for (int k = 0; k < codes_bytes; k++) to[integer_code_at(kind, row, k)] = codes[k] ^ 0x88;
       }
     });
 }
@@ -250,7 +263,7 @@ int64_t tile_bytes(int32_t kind, int64_t num_cols) {
     case kW4:
     case kW4M:
     case kW8:
-      bytes = groups * (code_bytes(kind) * kLanes + factor_bytes(kind)) + 64 * num_exact_blocks(static_cast<int>(groups));
+      bytes = integer_codes(kind, groups) + groups * factor_bytes(kind) + 64 * num_exact_blocks(static_cast<int>(groups));
       break;
     default: bytes = groups * kLanes * kRawBlockBytes[kind];
   }
@@ -326,13 +339,13 @@ void quantise_rows(Team* team, int32_t from_kind, int32_t to_kind, int64_t num_r
 
 static void unpack_integer(const Part& part, const uint8_t* tile, int row, float* out) {
   const int64_t num_groups = part.num_cols / kGroup, group_bytes = code_bytes(part.kind) * kLanes;
-  const uint8_t* factors = tile + num_groups * group_bytes;
+  const uint8_t* factors = tile + integer_codes(part.kind, num_groups);
   const float* scales = reinterpret_cast<const float*>(factors + num_groups * factor_bytes(part.kind));
   const int64_t block_groups = exact_groups(static_cast<int>(num_groups));
   for (int64_t g = 0; g < num_groups; g++) {
     const uint8_t* of_group = factors + g * factor_bytes(part.kind);
     const int16_t* words = reinterpret_cast<const int16_t*>(of_group);
-    const int m = part.kind == kW4 ? static_cast<int8_t>(of_group[row]) : words[row];
+    const int m = part.kind == kW4 ? static_cast<int8_t>(of_group[row]) : part.kind == kW4M ? words[row] : 0;
     const int b = part.kind == kW4M ? words[kLanes + row] : 0;
     for (int k = 0; k < kGroup; k++) {
       const uint8_t byte = tile[g * group_bytes + integer_code_at(part.kind, row, k)];

@@ -387,12 +387,10 @@ Quantised Program::quantised(int buffer) const {
 
 Wide Program::wide(int buffer) const {
   const tm_buffer& b = buffers_[buffer];
-  const int64_t panels = ceil_div(b.max_rows, kWidePanel), blocks = num_exact_blocks(b.width / kGroup);
   Wide w;
   w.codes = static_cast<int8_t*>(b.data);
   w.panel_bytes = wide_panel_bytes(b.width);
-  w.starts = reinterpret_cast<int32_t*>(w.codes + panels * w.panel_bytes);
-  w.scales = reinterpret_cast<float*>(w.starts + panels * kWidePanel * blocks * 2);
+  w.scales = reinterpret_cast<float*>(w.codes + ceil_div(b.max_rows, kWidePanel) * w.panel_bytes);
   return w;
 }
 
@@ -426,6 +424,10 @@ void Program::run_row(const Op& op, int row, int thread) {
     case TM_ACTIVATE: {
       float* to = quantise ? thread_floats(thread) : rows_of(o.out, row);
       const float* from = rows_of(o.in0, row);
+      if (o.code == TM_RMS_NORM && quantise) {  // digits, for codes take whole groups of rows
+        const Wide out = wide(o.out);
+        return kernels_->rms_norm_wide(from, o.vector, o.value, o.width, to, &out, row);
+      }
       if (o.code == TM_RMS_NORM) kernels_->rms_norm_row(from, o.vector, o.value, o.width, to);
       else if (o.code == TM_LAYER_NORM) kernels_->layer_norm_row(from, o.vector, o.vector2, o.value, o.width, to);
       else kernels_->activate(o.activation, from, o.width, to);

@@ -21,14 +21,14 @@ inline int64_t wide_panel_bytes(int64_t width) {
   return static_cast<int64_t>(ceil_div(width, kWideStep)) * 2 * kWidePanel * kWideStep;
 }
 inline int64_t wide_bytes(int64_t max_rows, int64_t width) {
-  const int64_t of_row = 4 + num_exact_blocks(static_cast<int>(width / kGroup)) * 8;  // scale, starts
-  return ceil_div(max_rows, kWidePanel) * (wide_panel_bytes(width) + kWidePanel * of_row);
+  return ceil_div(max_rows, kWidePanel) * (wide_panel_bytes(width) + kWidePanel * 4);
 }
 
 // What kernels for integer kinds need besides, for many rows or, of a row as wide as this, for two: see linear_tiles.inc.
 inline int64_t wide_scratch_bytes(int64_t max_rows, int64_t width) {
   const int64_t many = kMostExactSteps * 2048 + 8192 + ceil_div(max_rows, kWidePanel) * 2048;
-  return std::max(many, (width / kGroup * 16 + 63) / 64 * 64);
+  const int64_t few = 16 * num_exact_blocks(ceil_div(width, kGroup));
+  return std::max(many, (few + 63) / 64 * 64);
 }
 
 class Program final : public Job {

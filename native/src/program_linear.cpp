@@ -70,6 +70,10 @@ bool Program::takes_rounded(const Op& op) const {
 void Program::give_inputs(const tm_op& o, const Part& part, int thread, LinearInputs* held, LinearArgs* args) {
   args->part = &part;
   args->tile_bytes = tile_bytes(part.kind, part.num_cols);
+  if (o.code == TM_LINEAR_GATED && is_integer(part.kind)) {
+    args->up_tiles = o.width / kLanes;
+    args->activation = o.activation;
+  }
   if (is_integer(part.kind)) {
     held->digits = wide(o.in1);
     args->wide = &held->digits;
@@ -123,6 +127,15 @@ void Program::run_linear_gated(const Op& op, int unit, int thread) {
   LinearArgs args = {};
   LinearInputs held;
   give_inputs(o, op.parts.front(), thread, &held, &args);
+  if (args.up_tiles) {
+    args.tile0 = group_begin * (kGroup / kLanes);
+    args.num_tiles = (group_end - group_begin) * (kGroup / kLanes);
+    args.row0 = cut.row_begin;
+    args.num_rows = cut.row_end - cut.row_begin;
+    args.out = rows_of(o.out, cut.row_begin) + group_begin * kGroup;
+    args.ld_out = o.width;
+    return kernels_->linear(&args);
+  }
   args.num_tiles = kGroup / kLanes;
   args.ld_out = 2 * kGroup;
   const auto both_of = [&](int group, float* both) {
