@@ -20,7 +20,7 @@ constexpr int kPlaneDepth = 256;  // products of int8 that stay below 2^22 in su
 constexpr int kQueryStarts = 2 * kMaxHeadDim / kPlaneDepth;
 constexpr int kWidePanel = 16;    // rows of a tile of activation digits
 constexpr int kWideStep = 64;     // values of a row in a tile
-constexpr int kMostExactSteps = 9;  // that are summed exactly, as int32: few, so that a scale fits its weights well
+constexpr int kMostExactSteps = 5;  // that are summed exactly, as int32: few, so that a scale fits its weights well
 
 // Steps of an exact sum, of `num_steps` in all.
 static inline int exact_steps(int num_steps) {

@@ -68,7 +68,7 @@ class IntegerBlock {
       : kind_(kind), data_(data), num_groups_(num_groups), group_bytes_(kRawBlockBytes[kind]) {
     float most = 0;
     for (int64_t g = 0; g < num_groups; g++) most = std::max(most, largest(g));
-    scale_ = std::isfinite(most) ? most / kMostWeight : 0;
+    scale_ = std::isfinite(most) ? most / (kind == kW4M ? kMostSum : kMostWeight) : 0;
     unit_ = kind == kW4M ? scale_ / 16 : scale_;
   }
 
@@ -98,10 +98,12 @@ class IntegerBlock {
 
  private:
   static constexpr float kMostWeight = 127;
+  static constexpr float kMostSum = 126.4f;  // leaves room for rounding a multiplier, an offset and their sum
 
-  // Size that no value of the group exceeds; of 8-bit codes the largest one's.
+  // Size that no value of the group exceeds.
   float largest(int64_t g) const {
-    if (kind_ != kW8) return 8 * std::fabs(step(g)) + std::fabs(middle(g));
+    if (kind_ == kW4M) return std::max(std::fabs(half(g, 1)), std::fabs(half(g, 1) + 15 * step(g)));
+    if (kind_ != kW8) return 8 * std::fabs(step(g));
     int most = 0;
     for (int k = 0; k < kGroup; k++) most = std::max(most, std::abs(static_cast<int>(codes(g)[k])));
     return std::fabs(step(g)) * static_cast<float>(most);
