@@ -14,12 +14,15 @@ import real_model
 from real_model import Score, View
 
 from tokenmill import LLM
+from tokenmill.ops.native import NativeOps, available
+from tokenmill.ops.native.library import TILE_ISAS
 
 pytest.importorskip("torch", reason="the oracle needs torch")
 pytest.importorskip("transformers", reason="the oracle needs transformers")
 
-MORE_THAN_LLAMA = 1.15
-"""Our mean distance to float32 may exceed llama.cpp's by this factor; measured: 0.99."""
+MORE_THAN_LLAMA = 1.35 if available() is None and NativeOps(1).isa in TILE_ISAS else 1.15
+"""Our mean distance to float32 may exceed llama.cpp's by this factor; measured: 0.99, and 1.25 with a matrix unit, for
+which weights are rounded to 8 bits (docs/oracle.md)."""
 
 HESITATION = 0.6
 """As in test_llama.py: largest preference (natural log) that activation rounding may overturn."""
