@@ -72,11 +72,6 @@ inline void store_low_bytes(int8_t* p, I x) {
   const __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
   _mm_storeu_si128((__m128i*)p, bytes);
 }
-inline I select_gt(F x, F y, I p, I q) {
-  const __m256i a = _mm256_castps_si256(_mm256_cmp_ps(x.a, y.a, _CMP_GT_OQ));
-  const __m256i b = _mm256_castps_si256(_mm256_cmp_ps(x.b, y.b, _CMP_GT_OQ));
-  return {_mm256_blendv_epi8(q.a, p.a, a), _mm256_blendv_epi8(q.b, p.b, b)};
-}
 inline F zero_where_less(F value, F x, F y) {
   return {_mm256_and_ps(_mm256_cmp_ps(x.a, y.a, _CMP_NLT_UQ), value.a),
           _mm256_and_ps(_mm256_cmp_ps(x.b, y.b, _CMP_NLT_UQ), value.b)};

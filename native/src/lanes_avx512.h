@@ -81,16 +81,11 @@ inline I isub(I a, I b) { return _mm512_sub_epi32(a, b); }
 inline I shift_left_23(I a) { return _mm512_slli_epi32(a, 23); }
 inline I shift_right_7(I a) { return _mm512_srli_epi32(a, 7); }
 inline I bit_and(I a, I b) { return _mm512_and_si512(a, b); }
-inline I shift_right_16(I a) { return _mm512_srli_epi32(a, 16); }
-inline I bit_or(I a, I b) { return _mm512_or_si512(a, b); }
 inline I shift_left_16(I a) { return _mm512_slli_epi32(a, 16); }
 inline I shift_left_15(I a) { return _mm512_slli_epi32(a, 15); }
 inline void store_int(int32_t* p, I a) { _mm512_storeu_si512(p, a); }
 inline I load_int(const int32_t* p) { return _mm512_loadu_si512(p); }
 inline void store_low_bytes(int8_t* p, I a) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(a)); }
-inline I select_gt(F a, F b, I x, I y) {
-  return _mm512_mask_blend_epi32(_mm512_cmp_ps_mask(a, b, _CMP_GT_OQ), y, x);
-}
 inline F zero_where_less(F value, F a, F b) {
   return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, b, _CMP_NLT_UQ), value);
 }

@@ -93,10 +93,6 @@ inline void store_low_bytes(int8_t* p, I x) {
   const int16x8_t low = vcombine_s16(vmovn_s32(x.a), vmovn_s32(x.b)), high = vcombine_s16(vmovn_s32(x.c), vmovn_s32(x.d));
   vst1q_s8(p, vcombine_s8(vmovn_s16(low), vmovn_s16(high)));
 }
-inline I select_gt(F x, F y, I p, I q) {
-  return {vbslq_s32(vcgtq_f32(x.a, y.a), p.a, q.a), vbslq_s32(vcgtq_f32(x.b, y.b), p.b, q.b),
-          vbslq_s32(vcgtq_f32(x.c, y.c), p.c, q.c), vbslq_s32(vcgtq_f32(x.d, y.d), p.d, q.d)};
-}
 inline float32x4_t unless_less(float32x4_t value, float32x4_t x, float32x4_t y) {
   return vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(value), vcltq_f32(x, y)));
 }

@@ -91,14 +91,11 @@ inline I isub(I a, I b) { I r; TM_EACH r.v[i] = (int32_t)((uint32_t)a.v[i] - (ui
 inline I shift_left_23(I a) { I r; TM_EACH r.v[i] = (int32_t)((uint32_t)a.v[i] << 23); return r; }
 inline I shift_right_7(I a) { I r; TM_EACH r.v[i] = (int32_t)((uint32_t)a.v[i] >> 7); return r; }
 inline I bit_and(I a, I b) { I r; TM_EACH r.v[i] = a.v[i] & b.v[i]; return r; }
-inline I shift_right_16(I a) { I r; TM_EACH r.v[i] = (int32_t)((uint32_t)a.v[i] >> 16); return r; }
-inline I bit_or(I a, I b) { I r; TM_EACH r.v[i] = a.v[i] | b.v[i]; return r; }
 inline I shift_left_16(I a) { I r; TM_EACH r.v[i] = (int32_t)((uint32_t)a.v[i] << 16); return r; }
 inline I shift_left_15(I a) { I r; TM_EACH r.v[i] = (int32_t)((uint32_t)a.v[i] << 15); return r; }
 inline void store_int(int32_t* p, I a) { TM_EACH p[i] = a.v[i]; }
 inline I load_int(const int32_t* p) { I r; TM_EACH r.v[i] = p[i]; return r; }
 inline void store_low_bytes(int8_t* p, I a) { TM_EACH p[i] = (int8_t)(a.v[i] & 0xff); }
-inline I select_gt(F a, F b, I x, I y) { I r; TM_EACH r.v[i] = a.v[i] > b.v[i] ? x.v[i] : y.v[i]; return r; }
 inline F zero_where_less(F value, F a, F b) { F r; TM_EACH r.v[i] = a.v[i] < b.v[i] ? 0.0f : value.v[i]; return r; }
 inline uint32_t mask_ge(F a, F b) { uint32_t m = 0; TM_EACH m |= (uint32_t)(a.v[i] >= b.v[i]) << i; return m; }
 // For values below 2^31.

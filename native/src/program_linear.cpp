@@ -13,10 +13,10 @@ constexpr int kWideRowBlock = 16 * kWidePanel;
 
 }  // namespace
 
-// Room a thread needs on tiles: what the kernel asks for integer kinds, and gate and up columns of a unit's rows.
+// Room a thread needs on tiles: what the kernel asks for integer kinds or, of bf16, gate and up columns of a unit's rows.
 int64_t Program::linear_floats(const tm_op& o) {
   const int64_t both = o.code == TM_LINEAR_GATED ? (kWideRowBlock + kWidePanel) * 2 * kGroup : 0;
-  return wide_scratch_bytes(kWideRowBlock + kWidePanel, o.weight->num_cols) / 4 + both;
+  return std::max(wide_scratch_bytes(kWideRowBlock + kWidePanel, o.weight->num_cols) / 4, both);
 }
 
 // Units are blocks of tiles by blocks of rows. Few rows: weights are read once, units only balance the threads. Many
@@ -117,8 +117,9 @@ void Program::run_linear(const Op& op, int unit, int thread) {
   kernels_->linear(&args);
 }
 
-// Gate and up columns of one output group, a panel of rows at a time, through act(gate) * up into the group's codes; on
-// tiles all rows of the unit and as many groups as there is room for, into float32.
+// Gate and up columns of one output group, a panel of rows at a time, through act(gate) * up into the group's codes. On
+// tiles into float32: the kernel for integer kinds does all of it, of bf16 all rows of the unit are taken at once and as many
+// groups as there is room for.
 void Program::run_linear_gated(const Op& op, int unit, int thread) {
   const tm_op& o = op.op;
   const LinearUnit cut = linear_unit(unit, num_rows(o));
@@ -147,7 +148,7 @@ void Program::run_linear_gated(const Op& op, int unit, int thread) {
     kernels_->linear(&args);
   };
   if (buffers_[o.out].form == TM_FORM_F32) {
-    float* const both = thread_floats(thread) + wide_scratch_bytes(kWideRowBlock + kWidePanel, args.part->num_cols) / 4;
+    float* const both = thread_floats(thread);
     args.row0 = cut.row_begin;
     args.num_rows = cut.row_end - cut.row_begin;
     const int most = (kWideRowBlock + kWidePanel) / std::max(1, args.num_rows);  // groups that there is room for
