@@ -102,3 +102,15 @@ def test_an_engine_that_never_was_ready_is_no_loss() -> None:
 )
 def test_token_buckets_end_at_the_context(most: int, buckets: tuple[int, ...]) -> None:
     assert token_buckets(most) == buckets
+
+
+def test_equal_gaps_between_tokens_are_counted_together() -> None:
+    metrics = Metrics("m", 512)
+    metrics.further_tokens(0.004, 16)
+    metrics.further_tokens(0.005, 2)
+    metrics.further_tokens(100.0, 1)
+    name = "vllm:inter_token_latency_seconds"
+    found = {bound: value(metrics, f"{name}_bucket", le=bound) for bound in ("0.0025", "0.005", "80.0", "+Inf")}
+    assert found == {"0.0025": 0, "0.005": 18, "80.0": 18, "+Inf": 19}
+    assert value(metrics, f"{name}_count") == 19
+    assert value(metrics, f"{name}_sum") == pytest.approx(100.074)

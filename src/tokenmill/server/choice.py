@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ..core.events import FINISH_STOP
+from ..core.events import FINISH_STOP, Output
 from ..core.request import Request
 from ..core.step import TokenLogprob
 from ..text.detokenize import Detokenizer
@@ -45,7 +45,7 @@ class Choice:
         self._detokenizer = Detokenizer(self.tokenizer, skip_special=sampling.skip_special_tokens)
         self._stops = StopMatcher(sampling.stop, include=sampling.include_stop_str_in_output) if sampling.stop else None
 
-    def push(self, delta: Delta) -> Piece:
+    def push(self, delta: Delta | Output) -> Piece:
         """The text that is now certain. A piece with a finish_reason is the last."""
         self.num_cached = delta.num_cached
         self.prompt_logprobs.extend(delta.prompt_logprobs)
@@ -55,11 +55,11 @@ class Choice:
         self.is_finished = piece.finish_reason is not None
         return piece
 
-    def _decode(self, delta: Delta) -> Piece:
+    def _decode(self, delta: Delta | Output) -> Piece:
         self.num_tokens += len(delta.tokens)
         return Piece(self._detokenizer.push(delta.tokens), delta.tokens, delta.logprobs)
 
-    def _match(self, delta: Delta) -> Piece:
+    def _match(self, delta: Delta | Output) -> Piece:
         """Token by token, so that the one that completes a stop string is known. Text of the first min_tokens tokens
         is not searched."""
         assert self._stops is not None
@@ -76,7 +76,7 @@ class Choice:
                 return Piece("".join(text), delta.tokens[:number], delta.logprobs[:number], FINISH_STOP, stop)
         return Piece("".join(text), delta.tokens, delta.logprobs)
 
-    def _end(self, piece: Piece, delta: Delta) -> None:
+    def _end(self, piece: Piece, delta: Delta | Output) -> None:
         """Add what was held back, and say why it ended."""
         sampling, token = self.request.sampling, delta.stop_token
         piece.finish_reason = delta.finish_reason

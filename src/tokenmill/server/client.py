@@ -1,8 +1,9 @@
 """The front end's view of one engine: requests out, deltas in, and what is known of its health.
 
 One message a step arrives here and is dealt out to the streams that wait for it, without a task per token or per
-request. Every submitted request stays in the books until the engine's own last word on it, also after the client has
-gone or a stop string has ended it here, so that counts are true and a stuck engine cannot look idle.
+request; a stream that only passes text on takes it at once, and its task sleeps. Every submitted request stays in the
+books until the engine's own last word on it, also after the client has gone or a stop string has ended it here, so that
+counts are true and a stuck engine cannot look idle.
 
 What the engine produces while nobody reads is merged into one delta per request: a slow reader costs its own tokens,
 never a queue of messages.
@@ -71,13 +72,14 @@ class Delta:
 class Stream:
     """The deltas of the requests of one call, read by one reader. Always `close` it."""
 
-    __slots__ = ("_client", "_failure", "_open", "_pending", "_waiter")
+    __slots__ = ("_client", "_failure", "_open", "_pending", "_taker", "_waiter")
 
     def __init__(self, client: EngineClient, request_ids: Iterable[str]) -> None:
         self._client = client
         self._open = set(request_ids)
         self._pending: dict[str, Delta] = {}
         self._waiter: asyncio.Future[None] | None = None
+        self._taker: Callable[[Output], bool] | None = None
         self._failure: Exception | None = None
 
     async def take(self) -> list[Delta]:
@@ -90,6 +92,11 @@ class Stream:
         deltas = list(self._pending.values())
         self._pending.clear()
         return deltas
+
+    def divert(self, taker: Callable[[Output], bool]) -> None:
+        """While the reader waits in `take`, outputs that do not end their request go to `taker` instead, as they come.
+        What it refuses (False) is the reader's; what it raises, the reader gets as from `fail`."""
+        self._taker = taker
 
     def finish(self, request_id: str, reason: str) -> None:
         """The reader has decided that this request is done (a stop string): the engine may forget it."""
@@ -112,6 +119,13 @@ class Stream:
             self.finish(request_id, FINISH_ABORT)
 
     def _push(self, output: Output) -> None:
+        if self._taker is not None and output.finish_reason is None and self._is_awaited():
+            try:
+                if self._taker(output):
+                    return
+            except Exception as failure:
+                self.fail(failure)
+                return
         delta = self._pending.get(output.request_id)
         if delta is None:
             delta = self._pending[output.request_id] = Delta(output.request_id)
@@ -119,6 +133,10 @@ class Stream:
         if output.finish_reason is not None:
             self._open.discard(output.request_id)
         self._wake()
+
+    def _is_awaited(self) -> bool:
+        """Whether the reader has taken all there was and waits for more."""
+        return self._waiter is not None and not self._waiter.done()
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -301,20 +319,26 @@ class EngineClient:
         now, metrics = step.now_s, self.metrics
         if step.stats.num_steps != self.stats.num_steps:
             self._progress_s = now
+        entries = self._entries
+        gaps: dict[float, int] = {}  # by when a request last got tokens: how many got some now
         for output in step.outputs:
-            entry = self._entries.get(output.request_id)
+            entry = entries.get(output.request_id)
             if entry is None:
                 continue
             if output.tokens:
-                if metrics is not None:
-                    metrics.tokens(entry.request.arrival_s, entry.last_token_s, now)
-                entry.last_token_s = now
+                last_s, entry.last_token_s = entry.last_token_s, now
+                if last_s >= 0:
+                    gaps[last_s] = gaps.get(last_s, 0) + 1
+                elif metrics is not None:
+                    metrics.first_token(now - entry.request.arrival_s)
             if entry.stream is not None:
                 entry.stream._push(output)
             if output.finish_reason is not None:
                 self._finish(entry, output, now)
         self.stats = step.stats
         if metrics is not None:
+            for last_s, count in gaps.items():
+                metrics.further_tokens(now - last_s, count)
             metrics.step(step.stats)
 
     def _finish(self, entry: _Entry, output: Output, now: float) -> None:

@@ -30,7 +30,8 @@ class JSONReply(Response):
 class Gate:
     """ASGI middleware: checks the API key and echoes the caller's X-Request-Id.
 
-    That identifier, or "", is in `scope["state"]["request_id"]`. Paths that monitoring needs stay open.
+    That identifier, or "", is in `scope["state"]["request_id"]`. Paths that monitoring needs stay open. A response that
+    has begun may go on through `scope["state"]["send"]`, past all that heeds only how it begins.
     """
 
     def __init__(self, app: ASGIApp, *, api_keys: tuple[str, ...]) -> None:
@@ -45,7 +46,7 @@ class Gate:
         request_id = given.get("x-request-id", "")
         if not (0 < len(request_id) <= _MAX_ID and request_id.isprintable()):
             request_id = ""
-        scope.setdefault("state", {})["request_id"] = request_id
+        scope.setdefault("state", {}).update(request_id=request_id, send=send)
 
         async def send_named(message: Message) -> None:
             if request_id and message["type"] == "http.response.start":

@@ -10,11 +10,14 @@ with `tokenmill:` have no counterpart in vLLM.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.utils import floatToGoString
 
 from ..core.events import FINISH_ERROR, EngineStats, Output, Ready
 from ..core.request import Request
@@ -37,7 +40,6 @@ _CHOICES = (1, 2, 5, 10, 20)
 
 _TIMES = (
     ("vllm:time_to_first_token_seconds", "Arrival to first token", _FIRST_TOKEN_S),
-    ("vllm:inter_token_latency_seconds", "Gap between two steps that gave a request tokens", _TOKEN_S),
     ("vllm:request_time_per_output_token_seconds", "Mean time per output token after the first", _TOKEN_S),
     ("vllm:e2e_request_latency_seconds", "Arrival to end", _REQUEST_S),
     ("vllm:request_queue_time_seconds", "Arrival to first scheduled", _REQUEST_S),
@@ -86,8 +88,9 @@ class Metrics:
         self.name_adapter: Callable[[str], str] = lambda digest: digest
         times = {name: self._histogram(name, text, buckets) for name, text, buckets in _TIMES}
         sizes = {name: self._histogram(name, text, token_buckets(max_context)) for name, text in _SIZES}
-        self._ttft, self._itl, self._tpot, self._e2e, self._queue, self._prefill, self._decode, self._inference = (
-            times.values()
+        self._ttft, self._tpot, self._e2e, self._queue, self._prefill, self._decode, self._inference = times.values()
+        self._itl = _Gaps(
+            "vllm:inter_token_latency_seconds", "Gap between two steps that gave a request tokens", _TOKEN_S
         )
         self._num_prompt, self._num_output, self._most_output, self._max_tokens, self._computed = sizes.values()
         self._params_n = self._histogram("vllm:request_params_n", "Choices a call asks for", _CHOICES)
@@ -129,12 +132,13 @@ class Metrics:
             self._step_tokens.observe(stats.last_step_tokens)
         self._stats = stats
 
-    def tokens(self, arrival_s: float, last_token_s: float, now: float) -> None:
-        """A request got tokens; `last_token_s`: when it last did, -1 for never."""
-        if last_token_s < 0:
-            self._ttft.observe(now - arrival_s)
-        else:
-            self._itl.observe(now - last_token_s)
+    def first_token(self, since_arrival_s: float) -> None:
+        """A request got its first token."""
+        self._ttft.observe(since_arrival_s)
+
+    def further_tokens(self, gap_s: float, num_requests: int) -> None:
+        """A step gave tokens to so many requests that had all got some `gap_s` before."""
+        self._itl.observe(gap_s, num_requests)
 
     def call_admitted(self, num_choices: int) -> None:
         self._params_n.observe(num_choices)
@@ -191,8 +195,29 @@ class Metrics:
         return Counter(name, text, _LABELS, registry=self.registry).labels(*self._labels)
 
 
+class _Gaps:
+    """A histogram for what happens with every token: many equal values are one observation, made by one thread."""
+
+    def __init__(self, name: str, text: str, bounds: Sequence[float]) -> None:
+        self._name = name
+        self._text = text
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float, count: int) -> None:
+        self._counts[bisect_left(self._bounds, value)] += count
+        self._sum += value * count
+
+    def family(self, labels: Sequence[str]) -> Metric:
+        found = HistogramMetricFamily(self._name, self._text, labels=_LABELS)
+        names = map(floatToGoString, (*self._bounds, float("inf")))
+        found.add_metric(labels, list(zip(names, accumulate(self._counts), strict=True)), self._sum)
+        return found
+
+
 class _Snapshot:
-    """The collector of everything that is copied from the engine's last stats."""
+    """The collector of everything that is copied from the engine's last stats, and of gaps between tokens."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -219,6 +244,7 @@ class _Snapshot:
             family = CounterMetricFamily(name, text, labels=_LABELS)
             family.add_metric(metrics._labels, metrics._base[field] + getattr(stats, field))
             yield family
+        yield metrics._itl.family(metrics._labels)
         yield self._cache_config()
         yield self._adapters()
 

@@ -146,13 +146,13 @@ def _prompt_extras(answer: Answer, choice: Choice) -> dict[str, Any]:
 
 
 class Chunks:
-    """Writes the server-sent events of one answer."""
+    """Writes the server-sent events of one answer. `is_plain`: all but the first and last carry nothing but text."""
 
     def __init__(self, answer: Answer) -> None:
         call = answer.call
         self._answer = answer
         self._kind = "chat.completion.chunk" if answer.is_chat else "text_completion"
-        self._is_plain = call.sampling.logprobs is None and not (
+        self.is_plain = call.sampling.logprobs is None and not (
             call.continuous_usage or call.return_token_ids or call.score_only
         )
         head = _PREFIX + _encode(answer.head(self._kind))[:-1] + b',"choices":[{"index":'
@@ -183,7 +183,7 @@ class Chunks:
 
     def piece(self, choice: Choice, piece: Piece) -> bytes:
         """The chunk of one piece; nothing where it has nothing to say."""
-        if self._is_plain and piece.finish_reason is None:
+        if self.is_plain and piece.finish_reason is None:
             return self._heads[choice.index] + _encode(piece.text) + self._tail if piece.text else b""
         answer = self._answer
         piece = answer.shown(piece)

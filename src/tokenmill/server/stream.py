@@ -3,6 +3,9 @@
 Both wait for the first output before they commit to a status, so that what the engine refuses is an HTTP error, and
 both listen for the client's departure, which cancels the call in the engine. An answer that cannot be completed never
 looks complete: a stream that has begun ends with an error event and without [DONE].
+
+A stream of nothing but text is written where the engine's message is dealt out, by `EventStream._pass_on`: its task is
+woken for the first output, for the last, and when the client reads too slowly.
 """
 
 from __future__ import annotations
@@ -10,14 +13,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Generator, Iterator
+from functools import partial
+from typing import Any
 
 import msgspec
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from ..core.errors import EngineFailed, TokenmillError, Unavailable
-from ..core.events import FINISH_ABORT, FINISH_ERROR
+from ..core.events import FINISH_ABORT, FINISH_ERROR, Output
 from .choice import Choice, Piece
 from .client import Stream
 from .errors import ClientGone, describe, from_engine
@@ -60,13 +65,14 @@ class EventStream:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         has_started = False
+        body = _Body(scope.get("state", {}).get("send", send))
         async with watched(self._stream, receive):
             try:
-                async for data in self._events():
+                async for data in self._events(body):
                     if not has_started:
                         await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
                         has_started = True
-                    await send({"type": "http.response.body", "body": data, "more_body": True})
+                    await body.send(data)
                 last = DONE
             except TokenmillError as error:
                 if not has_started:
@@ -82,10 +88,10 @@ class EventStream:
                     raise
                 _log.exception("A stream failed.")
                 last = b"data: " + msgspec.json.encode(describe(EngineFailed("Internal error."))) + b"\n\n"
-            await send({"type": "http.response.body", "body": last, "more_body": False})
+            await body.send(last, more=False)
 
-    async def _events(self) -> AsyncIterator[bytes]:
-        """The bytes of one write each: everything that came with one step."""
+    async def _events(self, body: _Body) -> AsyncIterator[bytes]:
+        """The bytes of one write each: everything that came with one step, unless it was passed on to `body`."""
         answer = self._answer
         chunks = Chunks(answer)
         unechoed = set(range(len(answer.choices))) if answer.call.echo else set()
@@ -100,7 +106,65 @@ class EventStream:
             ready.clear()
             if data:
                 yield data
-        yield chunks.usage()
+                if chunks.is_plain and len(answer.choices) == 1 and not answer.call.sampling.stop:
+                    self._stream.divert(partial(self._pass_on, chunks, answer.choices[0], body))
+        if usage := chunks.usage():
+            yield usage
+
+    def _pass_on(self, chunks: Chunks, choice: Choice, body: _Body, output: Output) -> bool:
+        """Write an output that does not end the choice, unless one before is not written yet."""
+        if body.is_held:
+            return False
+        data = chunks.piece(choice, choice.push(output))
+        if data:
+            body.begin(data)
+        return True
+
+
+class _Body:
+    """The body of a response that has begun, as far as it is sent."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._begun: _Begun | None = None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether what was begun last still waits for the client."""
+        return self._begun is not None
+
+    def begin(self, data: bytes) -> None:
+        """Send as far as it goes without waiting, which is nearly always to the end; no task is needed for it. The next
+        `send` does the rest."""
+        assert self._begun is None, "what was begun before comes first"
+        steps = self._send(_part(data, True)).__await__()
+        try:
+            waits_for = next(steps)
+        except StopIteration:
+            return
+        self._begun = _Begun(steps, waits_for)
+
+    async def send(self, data: bytes, *, more: bool = True) -> None:
+        if self._begun is not None:
+            begun, self._begun = self._begun, None
+            await begun
+        await self._send(_part(data, more))
+
+
+class _Begun:
+    """Something awaited whose first steps have been taken elsewhere, up to where it waits."""
+
+    def __init__(self, steps: Iterator[Any], waits_for: Any) -> None:
+        self._steps = steps
+        self._waits_for = waits_for
+
+    def __await__(self) -> Generator[Any, None, None]:
+        yield self._waits_for
+        yield from self._steps
+
+
+def _part(data: bytes, more: bool) -> Message:
+    return {"type": "http.response.body", "body": data, "more_body": more}
 
 
 async def _batches(answer: Answer, stream: Stream, metrics: Metrics) -> AsyncIterator[list[tuple[Choice, Piece]]]:

@@ -1,0 +1,180 @@
+"""A streamed answer: text goes out where the engine's message is dealt out; a slow client changes only the timing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import msgspec
+
+from scripted import make_text_model
+from tokenmill.core.events import EngineStats, Output, Ready, StepOutputs
+from tokenmill.core.request import Request, SamplingParams
+from tokenmill.engine.link import LocalEngineEnd, local_link
+from tokenmill.server.choice import Choice
+from tokenmill.server.client import EngineClient
+from tokenmill.server.logprobs import TokenNames
+from tokenmill.server.metrics import Metrics
+from tokenmill.server.openai import Call
+from tokenmill.server.replies import Answer
+from tokenmill.server.stream import EventStream
+from tokenmill.server.tokens import Encoded
+
+TEXT = make_text_model()
+READY = Ready("m", 512, 100, (2,), "id", 16, 64)
+BYTE_0 = 3
+
+
+class Caller:
+    """The ASGI server's side of one call. While `gate` is closed every send waits before it takes anything."""
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+        self.senders: list[str] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def receive(self) -> dict[str, Any]:
+        await asyncio.get_running_loop().create_future()
+        raise AssertionError
+
+    async def send(self, message: Any) -> None:
+        if not self.gate.is_set():
+            await self.gate.wait()
+        if message["type"] == "http.response.body":
+            task = asyncio.current_task()
+            assert task is not None
+            self.senders.append(task.get_name())
+            self.bodies.append(message["body"])
+
+    @property
+    def events(self) -> list[Any]:
+        """Each event's JSON, without [DONE]."""
+        lines = b"".join(self.bodies).removesuffix(b"data: [DONE]\n\n").split(b"\n\n")
+        return [msgspec.json.decode(line.removeprefix(b"data: ")) for line in lines if line]
+
+    @property
+    def texts(self) -> list[str]:
+        return [choice["text"] for event in self.events for choice in event["choices"]]
+
+
+class Scene:
+    """One call being streamed, and the engine that answers it."""
+
+    def __init__(self, client: EngineClient, engine: LocalEngineEnd, **sampling: Any) -> None:
+        request = Request("r", (5,), SamplingParams(**sampling), 100, seed=1)
+        call = Call(model=None, sampling=request.sampling, stream=True)
+        names = TokenNames(TEXT.tokenizer, as_ids=False)
+        prompts, choices = [Encoded((5,))], [Choice(0, request, TEXT.tokenizer)]
+        assert client.metrics is not None
+        stream = client.open([request])
+        self.answer = Answer("cmpl-1", 1, "m", "fp", call, prompts, choices, names)
+        self.caller = Caller()
+        self.client = client
+        self._engine = engine
+        self._number = 0
+        app = EventStream(self.answer, stream, client.metrics)
+        self.task = asyncio.create_task(app({}, self.caller.receive, self.caller.send), name="call")
+
+    async def step(self, text: bytes, finish: str | None = None) -> None:
+        self._number += 1
+        tokens = tuple(BYTE_0 + byte for byte in text)
+        output = Output("r", tokens, finish_reason=finish, num_output=self._number)
+        await self._engine.send(StepOutputs((output,), EngineStats(num_steps=self._number), float(self._number)))
+        for _ in range(9):
+            await asyncio.sleep(0)
+
+
+def staged(
+    **sampling: Any,
+) -> Callable[[Callable[[Scene], Coroutine[Any, Any, None]]], Callable[[], None]]:
+    def decorate(test: Callable[[Scene], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+        async def main() -> None:
+            client = EngineClient()
+            client.metrics = Metrics("m", 512)
+            engine, front = local_link()
+            client.attach(front)
+            await engine.send(READY)
+            while client.ready is None:
+                await asyncio.sleep(0)
+            await test(Scene(client, engine, **sampling))
+            client.detach("over")
+
+        def run() -> None:
+            asyncio.run(asyncio.wait_for(main(), 10))
+
+        run.__name__, run.__doc__ = test.__name__, test.__doc__
+        return run
+
+    return decorate
+
+
+@staged()
+async def test_only_the_first_output_and_the_last_wake_the_call(scene: Scene) -> None:
+    for piece in (b"one", b" two", b" thr", b"ee"):
+        await scene.step(piece)
+    await scene.step(b" four", "length")
+    await scene.task
+    assert scene.caller.texts == ["one", " two", " thr", "ee", " four"]
+    assert scene.caller.bodies[-1] == b"data: [DONE]\n\n"
+    assert scene.caller.senders == ["call", *["engine-client-read"] * 3, "call", "call"]
+    assert scene.answer.usage()["completion_tokens"] == len("one two three four")
+
+
+@staged()
+async def test_a_character_is_never_cut_and_no_empty_chunk_is_sent(scene: Scene) -> None:
+    for byte in "aé€".encode():
+        await scene.step(bytes([byte]))
+    await scene.step(b"b", "length")
+    await scene.task
+    assert scene.caller.texts == ["a", "é", "€", "b"]
+
+
+@staged()
+async def test_what_a_slow_client_keeps_waiting_arrives_once_and_in_order(scene: Scene) -> None:
+    await scene.step(b"a")
+    scene.caller.gate.clear()
+    for byte in b"bcdefg":
+        await scene.step(bytes([byte]))
+    assert scene.caller.texts == ["a"]
+    scene.caller.gate.set()
+    await scene.step(b"h")
+    await scene.step(b"i")
+    await scene.step(b"j", "stop")
+    await scene.task
+    assert "".join(scene.caller.texts) == "abcdefghij"
+    assert len(scene.caller.texts) < 9, "what waited was merged"
+    assert scene.caller.senders[-3] == "engine-client-read", "the client reads in time again"
+
+
+@staged()
+async def test_a_client_that_is_slow_at_the_end_gets_everything(scene: Scene) -> None:
+    await scene.step(b"a")
+    scene.caller.gate.clear()
+    await scene.step(b"b")
+    await scene.step(b"c", "length")
+    assert not scene.task.done()
+    scene.caller.gate.set()
+    await scene.task
+    assert scene.caller.texts == ["a", "b", "c"] and scene.caller.bodies[-1] == b"data: [DONE]\n\n"
+
+
+@staged()
+async def test_a_failure_while_text_is_passed_on_ends_that_stream_only(scene: Scene) -> None:
+    await scene.step(b"a")
+    del scene.answer.choices[0]._detokenizer
+    await scene.step(b"b")
+    await scene.task
+    assert scene.caller.events[-1]["error"]["type"] == "internal_error"
+    assert not any(body.endswith(b"[DONE]\n\n") for body in scene.caller.bodies)
+    assert scene.client.ready is not None, "the engine is still there for the others"
+
+
+@staged(stop=("c",))
+async def test_stop_strings_are_found_across_outputs(scene: Scene) -> None:
+    for byte in b"abcd":
+        await scene.step(bytes([byte]))
+    await scene.task
+    assert "".join(scene.caller.texts) == "ab"
+    assert scene.caller.events[-1]["choices"][0]["stop_reason"] == "c"
