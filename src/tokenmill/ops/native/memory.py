@@ -29,7 +29,8 @@ class WeightArena:
     def take(self, num_bytes: int) -> np.ndarray:
         """uint8 [num_bytes], zero, starting at a multiple of 64 bytes."""
         if self._used + num_bytes > self._slab.size:
-            mapping = mmap.mmap(-1, max(_SLAB_BYTES, num_bytes))
+            private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # shared memory gets huge pages on few machines
+            mapping = mmap.mmap(-1, max(_SLAB_BYTES, num_bytes), flags=private)
             if hasattr(mmap, "MADV_HUGEPAGE"):
                 mapping.madvise(mmap.MADV_HUGEPAGE)
             self._slab = np.frombuffer(mapping, np.uint8)
