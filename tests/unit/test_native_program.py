@@ -103,6 +103,28 @@ def test_a_value_read_twice_is_not_fused_away(ops: NativeOps) -> None:
     assert codes[Code.QUANTISE] == 1
 
 
+@needs_native
+@pytest.mark.parametrize("read_later", [False, True])
+def test_a_residual_is_written_over_by_its_last_reader_only(ops: NativeOps, read_later: bool) -> None:
+    """A sum with a linear's products takes the residual's place, unless that is read once more; bits are the same."""
+    rng = np.random.default_rng(0)
+    weight, norm = ops.pack([raw_tensor(rng, "q4_1", 64, 64)]), ops.vector(rng.standard_normal(64))
+    table = ops.pack([raw_tensor(rng, "f32", 9, 64)])
+
+    def forward(ops: Any, batch: Any) -> Any:
+        x = ops.embed(table, batch.tokens_T)
+        total = ops.add(x, ops.linear(ops.rms_norm(x, norm, 1e-5), weight))
+        return ops.add(ops.rms_norm(total, norm, 1e-5), x if read_later else total)
+
+    batch = Sequences(16, [np.zeros(1, np.int32)]).batch([(0, [3, 1, 8], 0)])
+    plain = NativeOps(1, fuse=False)
+    results = [backend.compile(forward, StepLimits(8, 1, 1, 1))(batch).copy() for backend in (ops, plain)]
+    plain.close()
+    assert np.array_equal(*results)
+    (linear,) = (operation for operation in _recorded(forward) if operation.code == Code.LINEAR)
+    assert (linear.out is linear.inputs[2]) is not read_later
+
+
 def _recorded(forward: Any) -> list[Any]:
     batch = SymbolicBatch()
     recorder = Recorder(batch)

@@ -6,9 +6,9 @@
     linear -> add                           linear that starts from a residual
     linear(gate, up) -> silu_mul or gelu_mul -> quantise   one pass per group of 32 outputs; on tiles, whose inputs
                                            have no scales of groups, without the quantise
-    norm_heads, rope                        write over their input
+    norm_heads, rope, linear                write over their input, or the residual, whose last readers they are
 
-Only values with a single reader are joined away or written over.
+Only values with a single reader are joined away.
 """
 
 from __future__ import annotations
@@ -124,20 +124,29 @@ def _join_residual(operations: list[Operation], output: Value) -> list[Operation
 
 
 def _write_over(operations: list[Operation], output: Value) -> list[Operation]:
+    """What is written then lies in the nearer caches already."""
     found = readers(operations)
     renamed: dict[Value, Value] = {}
     kept = []
     for operation in operations:
-        given, made = operation.inputs[0], operation.out
+        given, made = _written_over(operation), operation.out
         first, second, third = (None if v is None else renamed.get(v, v) for v in operation.inputs)
-        operation = dataclasses.replace(operation, inputs=(first, second, third))
-        if operation.code in (Code.NORM_HEADS, Code.ROPE) and given is not None and made is not None:
-            source = renamed.get(given, given)
-            if len(found[given]) == 1 and made is not output and given is not output and given.array is None:
-                renamed[made] = source
-                operation = dataclasses.replace(operation, out=source)
+        operation, before = dataclasses.replace(operation, inputs=(first, second, third)), operation
+        if given is not None and made is not None and found[given][-1] is before:
+            is_inside = given.array is None and given is not output and made is not output
+            if is_inside and (given.rows, given.width, given.form) == (made.rows, made.width, made.form):
+                renamed[made] = renamed.get(given, given)
+                operation = dataclasses.replace(operation, out=renamed[made])
         kept.append(operation)
     return kept
+
+
+def _written_over(operation: Operation) -> Value | None:
+    """The input each value of which is read only where the output's is written."""
+    first, _, third = operation.inputs
+    if operation.code in (Code.NORM_HEADS, Code.ROPE):
+        return first
+    return third if operation.code == Code.LINEAR and third is not first else None
 
 
 def _replace(operations: list[Operation], replaced: dict[Operation, Operation | None]) -> list[Operation]:
