@@ -18,7 +18,7 @@
 extern "C" {
 #endif
 
-#define TM_ABI_VERSION 7
+#define TM_ABI_VERSION 8
 
 enum tm_kind {
   TM_F32 = 0, TM_F16 = 1, TM_BF16 = 2, TM_Q4_0 = 3, TM_Q4_1 = 4, TM_Q8_0 = 5,
@@ -157,6 +157,19 @@ typedef struct {
   int32_t num_rows, num_slots, logits, reserved;
 } tm_draws;
 
+enum { TM_ERROR_BYTES = 200 };
+
+/* One step of a program, and how it went. Whoever made it keeps it, and all it points to, until it has ended.
+ * Times are of the steady clock; `error` is empty where the step has run. */
+typedef struct tm_turn {
+  tm_step step;
+  tm_draws draws;
+  int32_t has_draws, reserved;
+  int64_t began_ns, ended_ns;
+  struct tm_turn* next; /* of tm_program_follow */
+  char error[TM_ERROR_BYTES];
+} tm_turn;
+
 typedef struct tm_team tm_team;
 typedef struct tm_program tm_program;
 
@@ -217,8 +230,14 @@ TM_API tm_program* tm_program_new(tm_team* team, const tm_op* ops, int32_t num_o
                                   int32_t num_buffers, const tm_limits* limits, void* scratch, int64_t scratch_bytes);
 TM_API void tm_program_free(tm_program* program);
 
-/* Run one step, and draw (null: nothing is drawn). Nothing is written when the step is refused. */
-TM_API int32_t tm_program_run(tm_program* program, const tm_step* step, const tm_draws* draws);
+/* Run one step, and draw; then, without a pause, what follows it by then, and so on. A step that is refused writes nothing,
+ * and the next one runs. For each turn that has ended a byte is written to `wake_fd`, unless that is negative, once the
+ * next has begun: whoever wakes by it may take the caller's processor. */
+TM_API void tm_program_run(tm_program* program, tm_turn* first, int32_t wake_fd);
+
+/* Have `next` run right after `before`, which is running or will be. 0: it will not, for `before` has ended or is followed
+ * by another. From any thread. */
+TM_API int32_t tm_program_follow(tm_program* program, tm_turn* before, tm_turn* next);
 
 /* Add the nanoseconds of operation i to ns[i] in every step from now on, each from its planning to its last unit, and
  * those of drawing to the entry after the last operation; null stops. */

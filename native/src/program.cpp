@@ -285,7 +285,7 @@ std::string Program::check_tables(const tm_step& step, const tm_kv& kv) const {
 
 // ------------------------------------------------------------------------------------------------------ running a step
 
-std::string Program::run(const tm_step& step, const tm_draws* draws) {
+std::string Program::run(const tm_step& step, const tm_draws* draws, const std::function<void()>& aside) {
   step_ = step;
   draws_ = draws;
   std::string wrong = draws == nullptr ? "" : check_draws(step, *draws);
@@ -298,7 +298,7 @@ std::string Program::run(const tm_step& step, const tm_draws* draws) {
   next_ = 0;
   current_ = nullptr;
   num_plans_ = 0;
-  team_->run(this);
+  team_->run(this, aside);
   return "";
 }
 

@@ -37,8 +37,8 @@ class Program final : public Job {
   Program(Team* team, const Kernels* kernels, const tm_op* ops, int num_ops, const tm_buffer* buffers, int num_buffers,
           const tm_limits& limits, void* scratch, int64_t scratch_bytes, std::string* error);
 
-  // The reason why a step cannot be run, or an empty string after it has. `draws` may be null.
-  std::string run(const tm_step& step, const tm_draws* draws);
+  // The reason why a step cannot be run, or an empty string after it has. `draws` may be null; `aside`: see Team::run.
+  std::string run(const tm_step& step, const tm_draws* draws, const std::function<void()>& aside);
 
   // From now on add each operation's nanoseconds to ns[its place in the list], those of drawing after them; null stops.
   void time(int64_t* ns) { times_ns_ = ns; }

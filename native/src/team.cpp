@@ -113,9 +113,10 @@ void Team::wait_for_change(uint64_t seen, bool is_caller) {
   sleepers.fetch_sub(1, std::memory_order_relaxed);
 }
 
-void Team::run(Job* job) {
+void Team::run(Job* job, const std::function<void()>& aside) {
   job_ = job;
   advance();
+  if (aside) aside();
   participate(0);
   rest_();
 }

@@ -10,6 +10,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -34,8 +35,9 @@ class Team {
 
   int num_threads() const { return 1 + static_cast<int>(workers_.size()); }
 
-  // Run the job to its end. One caller at a time.
-  void run(Job* job);
+  // Run the job to its end. One caller at a time, who does `aside`, if there is such, once the others have work: it may
+  // cost the caller its processor.
+  void run(Job* job, const std::function<void()>& aside = nullptr);
 
   // `function(unit, thread)` for every unit in [0, num_units).
   template <class Function>

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -19,6 +21,13 @@ native = pytest.mark.skipif(available() is not None, reason=str(available()))
 @pytest.fixture(params=["numpy", pytest.param("native", marks=native)])
 def ops(request):
     made = ReferenceOps() if request.param == "numpy" else NativeOps(2)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def ops_of_two_threads():
+    made = NativeOps(2)
     yield made
     made.close()
 
@@ -101,3 +110,37 @@ def test_bad_draws_are_refused_untouched():
             program(batch, draws)
         assert not drawn.any() and (good.tokens_L == -7).all()
     ops.close()
+
+
+@native
+def test_turns_follow_one_another_in_one_run(ops_of_two_threads):
+    """Each takes what the one before drew; one that is refused stops none; the pipe gets a byte for each."""
+    program = _program(ops_of_two_threads)
+    drawn = np.zeros(NUM_SLOTS, np.int32)
+    draws = [_draws([4, 3], drawn) for _ in range(5)]
+    tokens = [[8, 9], *[[~4, ~3]] * 4]
+    tokens[2] = [3, ~NUM_SLOTS]
+    turns = [program.bind(_batch(given, [0, 1]), draw) for given, draw in zip(tokens, draws, strict=True)]
+    assert all(later.follow(earlier) for earlier, later in pairwise(turns))
+    assert not program.bind(_batch([1], [0])).follow(turns[0]), "another follows it"
+    read_fd, write_fd = os.pipe()
+    turns[0].run(write_fd)
+    assert len(os.read(read_fd, 99)) == len(turns)
+    os.close(read_fd)
+    os.close(write_fd)
+
+    assert not program.bind(_batch([1], [0])).follow(turns[-1]), "it has ended"
+    with pytest.raises(AssertionError, match="token's slot"):
+        turns[2].check()
+    assert (draws[2].tokens_L == -7).all()
+    spans = [turn.span_s for turn in turns]
+    assert all(began <= ended for began, ended in spans)
+    assert all(earlier[1] <= later[0] for earlier, later in pairwise(spans))
+    last = [8, 9]
+    for place in (0, 1, 3, 4):
+        turns[place].check()
+        again = _draws([4, 3], np.zeros(NUM_SLOTS, np.int32))
+        program(_batch(last, [0, 1]), again)
+        last = again.tokens_L.tolist()
+        assert draws[place].tokens_L.tolist() == last
+    assert drawn[[4, 3]].tolist() == last

@@ -12,12 +12,14 @@ import pytest
 from tiny import VOCAB_SIZE, tiny_checkpoint, tiny_config
 from tokenmill.core.request import SamplingParams
 from tokenmill.core.step import Introduction, PlanRow, StepPlan
+from tokenmill.ops.native import NativeOps, available
 from tokenmill.ops.reference import ReferenceOps
 from tokenmill.worker import build
 from tokenmill.worker.build import build_worker
 from tokenmill.worker.memory import LOGITS_BYTES, step_limits
 
 GREEDY = SamplingParams(temperature=0)
+native = pytest.mark.skipif(available() is not None, reason=str(available()))
 
 
 @pytest.fixture
@@ -190,6 +192,52 @@ def test_steps_overlap_in_order(make_worker):
         return await asyncio.gather(*[worker.executor.execute(plan) for plan in plans])
 
     assert [result.rows[0].tokens[0] for result in asyncio.run(run())] == expected
+
+
+@native
+def test_steps_that_follow_one_another_give_what_single_ones_do(make_worker):
+    """On the native backend plain steps run as turns. Between them come steps that need more (logprobs), a step that is
+    refused, and another event loop; the order of all stays."""
+    prompt, other = _prompt(6), _prompt(9, seed=4)
+    ops = NativeOps(2)
+    expected = _tokens(_generate(make_worker(ops=ops), prompt, 12))
+    params = SamplingParams(temperature=0, logprobs=1)
+    expected_other = _tokens(_generate(make_worker(ops=ops), other, 3, params))
+    worker = make_worker(ops=ops)
+    execute = worker.executor.execute
+    row = PlanRow(1, 0, prompt, blocks=(8, 9, 10), intro=_intro(prompt), sample=True)
+    first = PlanRow(2, 0, other, blocks=(1, 2), intro=_intro(other, params), sample=True)
+
+    def steps(begin, end):
+        return [execute(StepPlan(n, (PlanRow(1, 5 + n, (), from_step=n - 1, sample=True),))) for n in range(begin, end)]
+
+    async def run():
+        plain = [execute(StepPlan(0, (row,))), *steps(1, 4)]
+        both = execute(StepPlan(4, (PlanRow(1, 9, (), from_step=3, sample=True), first)))
+        with pytest.raises(KeyError):
+            await execute(StepPlan(5, (PlanRow(77, 3, (), from_step=0, sample=True),)))
+        found = [*await asyncio.gather(*plain), await both]
+        second = await execute(StepPlan(5, (PlanRow(2, 9, (), from_step=4, sample=True),)))
+        third = await execute(StepPlan(6, (PlanRow(2, 10, (), from_step=5, sample=True),)))
+        return found, second, third
+
+    async def go_on():
+        later = execute(StepPlan(7, (PlanRow(1, 10, (), from_step=4, sample=True),)))
+        rows = [PlanRow(1, 3 + n, (), from_step=n - 1, sample=True) for n in range(8, 14)]
+        futures = [later, *(execute(StepPlan(8 + place, (each,))) for place, each in enumerate(rows))]
+        futures[3].cancel()
+        assert worker.executor._last_turn is not None
+        return await asyncio.gather(*futures, return_exceptions=True)
+
+    found, second, third = asyncio.run(run())
+    assert [result.rows[0].tokens[0] for result in found] == expected[:5]
+    assert [found[4].rows[1].tokens[0], second.rows[0].tokens[0], third.rows[0].tokens[0]] == expected_other
+    rest = asyncio.run(go_on())
+    assert isinstance(rest.pop(3), asyncio.CancelledError), "it ran all the same"
+    assert [result.rows[0].tokens[0] for result in rest] == [*expected[5:8], *expected[9:12]]
+    assert all(result.duration_s > 0 for result in rest)
+    worker.executor.close()
+    ops.close()
 
 
 def test_a_failed_step_raises_and_the_next_one_runs(make_worker):

@@ -41,7 +41,7 @@ from ..models.registry import Model, load_model
 from ..net.clock import MonotonicClock
 from ..net.codec import decode, encode
 from ..ops.native import NativeOps
-from ..ops.native.program import NativeProgram
+from ..ops.native.program import NativeProgram, NativeTurn
 from ..ops.native.record import Operation
 from ..server.choice import Choice
 from ..server.client import Delta
@@ -83,22 +83,16 @@ def profile(args: argparse.Namespace) -> int:
 
 
 class _Watched:
-    """What a runner asks of a program. Notes when each call began and ended."""
+    """What a runner asks of a program. Keeps the calls, which tell when they began and ended."""
 
     def __init__(self, program: NativeProgram) -> None:
         self._program = program
-        self.spans: list[tuple[float, float]] = []
+        self.takes_turns = program.takes_turns
+        self.calls: list[NativeTurn] = []
 
-    def bind(self, *given: Any) -> Callable[[], np.ndarray]:
-        call = self._program.bind(*given)
-
-        def timed() -> np.ndarray:
-            start_s = time.perf_counter()
-            logits_LV = call()
-            self.spans.append((start_s, time.perf_counter()))
-            return logits_LV
-
-        return timed
+    def bind(self, *given: Any) -> NativeTurn:
+        self.calls.append(self._program.bind(*given))
+        return self.calls[-1]
 
 
 class _Bench:
@@ -202,10 +196,13 @@ class _Bench:
         while core.has_work:
             times: dict[str, float] = {}
             is_decode = step is not None and len(step.plan.rows) == rows and step.plan.num_tokens == rows
-            result = None
+            result, call_s = None, 0.0
             if step is not None:
                 with self._operations.timed(is_decode):
                     runner.compute(step)
+                assert step.turn is not None, step
+                call_start_s, call_end_s = step.turn.span_s
+                call_s = call_end_s - call_start_s
                 result = timed("results", partial(runner.collect, step))
             if uncommitted is not None:
                 timed("commit", partial(core.commit, uncommitted, 0.0))
@@ -213,8 +210,7 @@ class _Bench:
             step = None if plan is None else timed("arrays", partial(runner.prepare, plan))
             uncommitted = result
             if is_decode and len(times) == 4:
-                call_start_s, call_end_s = self._program.spans[-1]
-                times |= {"native call": call_end_s - call_start_s, "inside": self._operations.last_step_s}
+                times |= {"native call": call_s, "inside": self._operations.last_step_s}
                 for name, seconds in times.items():
                     found[name].append(seconds)
         return found
@@ -224,7 +220,7 @@ class _Bench:
         engine_end, front_end = local_link()
         executor = ModelExecutor(self._make_runner(), on_close=lambda: None)
         shell = asyncio.create_task(build_engine(self._config, executor, engine_end, MonotonicClock()).run())
-        self._program.spans.clear()
+        self._program.calls.clear()
         await front_end.send(Submit(tuple(self._requests(rows))))
         num_open, gaps, last_s = rows, [], 0.0
         while num_open:
@@ -238,7 +234,7 @@ class _Bench:
         front_end.close()
         await shell
         executor.close()
-        spans = self._program.spans[-len(gaps) :]
+        spans = [call.span_s for call in self._program.calls[-len(gaps) :]]
         between = [later[0] - earlier[1] for earlier, later in pairwise(spans)]
         return median(between), median(gaps)
 

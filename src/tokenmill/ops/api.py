@@ -179,8 +179,39 @@ class Weight(Protocol):
         ...
 
 
+class Turn(Protocol):
+    """A bound call that another can follow without a pause, while Python is busy with other things."""
+
+    def __call__(self) -> np.ndarray: ...
+
+    def run(self, wake_fd: int) -> None:
+        """The call, then those that are to follow by then. For each that has ended, one byte goes to `wake_fd`, a pipe,
+        once the next has begun. What a call failed with is for `check` to say."""
+        ...
+
+    def follow(self, before: Any) -> bool:
+        """Have the call made right after `before`, another one of the same program that is running or will be `run`.
+        False where it will not: `before` has ended, or another follows it already. From any thread."""
+        ...
+
+    def check(self) -> None:
+        """Raise what the call failed with, once it has ended."""
+        ...
+
+    @property
+    def span_s(self) -> tuple[float, float]:
+        """When it began and when it ended, on a clock that never goes back."""
+        ...
+
+
 class Program(Protocol):
-    """A compiled forward. The logits are float32 and valid until the next call; one call may run at a time."""
+    """A compiled forward. The logits are float32 and valid until the next call; one call may run at a time.
+
+    takes_turns  what `bind` gives are Turns
+    """
+
+    @property
+    def takes_turns(self) -> bool: ...
 
     @property
     def scratch_bytes(self) -> int | None:

@@ -77,6 +77,7 @@ class ReferenceProgram:
     forward: Callable[[Any, Any], np.ndarray]
     limits: StepLimits
     scratch_bytes: None = None
+    takes_turns: bool = False
 
     def __call__(self, batch: StepBatch, draws: Draws | None = None) -> Array:
         assert len(batch.tokens_T) <= self.limits.max_tokens, (len(batch.tokens_T), self.limits)

@@ -1,23 +1,30 @@
 """The live Executor: steps are prepared where they are planned, and computed in order on a thread of their own.
 
 The thread does little but sit in native calls, which leave the interpreter to the event loop: while a step computes,
-the loop takes in the one before, plans the next and makes its arrays. A step's end is told when the next one starts,
-for the loop, once awake, keeps the interpreter longer than that takes. With nothing to compute for a
-while the thread does what `when_idle` asks of it, a small piece at a time.
+the loop takes in the one before, plans the next and makes its arrays. A step that is one call and no more (a turn, see
+ops/api.py) is told to follow the one before where that is one too: then the thread stays in native code from one to the
+next, and a pipe tells the loop of each one's end. Of other steps that is told when the next one starts, for the loop,
+once awake, keeps the interpreter longer than that takes.
+
+With nothing to compute for a while the thread does what `when_idle` asks of it, a small piece at a time.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ..core.errors import InvalidRequest
 from ..core.step import StepPlan, StepResult
+from ..ops.api import Turn
 from .adapters import Adapters
 from .pooling import PoolingRunner
 from .runner import Runner
@@ -38,14 +45,10 @@ class _Job:
     error: Exception | None = None
 
     def settle(self, future: asyncio.Future[Any] | Future[Any]) -> None:
-        if future.cancelled():
-            return
-        try:
-            if self.error is not None:
-                raise self.error
-            future.set_result(self.finish(self.result))
-        except Exception as error:
-            future.set_exception(error)
+        if self.error is not None:
+            _settle(future, _raise(self.error))
+        else:
+            _settle(future, partial(self.finish, self.result))
 
 
 class ModelExecutor:
@@ -66,16 +69,30 @@ class ModelExecutor:
         self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._is_closed = False
+        self._turns: deque[tuple[Any, asyncio.Future[StepResult]]] = deque()  # steps that run as turns, in order
+        self._last_turn: Turn | None = None  # of the step submitted last
+        self._ends = _Ends(self._end_turns)
 
     def execute(self, plan: StepPlan) -> asyncio.Future[StepResult]:
         """Run a step. Calls that overlap run one after the other in the order they were made; one that fails raises
         where its future is awaited and does not stop the next."""
-        return self._submit(self._prepare(plan), self._runner.collect)
+        try:
+            step = self._runner.prepare(plan)
+        except Exception as error:
+            return self._submit(_raise(error))
+        if step.turn is None:
+            return self._submit(partial(self._compute, step), self._runner.collect)
+        return self._submit_turn(step)
 
     def execute_now(self, plan: StepPlan) -> StepResult:
         """Run a step and wait for it."""
         future: Future[StepResult] = Future()
-        self._put(_Job(self._prepare(plan), lambda job: job.settle(future), self._runner.collect))
+        run: Callable[[], Any]
+        try:
+            run = partial(self._compute, self._runner.prepare(plan))
+        except Exception as error:
+            run = _raise(error)
+        self._put(_Job(run, lambda job: job.settle(future), self._runner.collect))
         return future.result()
 
     async def load_adapter(self, path: str, inside: str) -> str:
@@ -100,21 +117,42 @@ class ModelExecutor:
             self._queue.put(None)
             self._thread.join()
             self._thread = None
+        self._ends.close()
         self._on_close()
 
-    def _prepare(self, plan: StepPlan) -> Callable[[], Any]:
-        """What is to be computed; a plan that cannot be prepared fails in its turn."""
-        try:
-            step = self._runner.prepare(plan)
-        except Exception as error:
-            return _raise(error)
-        compute = self._runner.compute
+    def _compute(self, step: Any) -> Any:
+        self._runner.compute(step)
+        return step
 
-        def run() -> Any:
-            compute(step)
-            return step
+    def _submit_turn(self, step: Any) -> asyncio.Future[StepResult]:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[StepResult] = loop.create_future()
+        turn: Turn = step.turn
+        if self._is_closed or self._last_turn is None or not turn.follow(self._last_turn):
 
-        return run
+            def tell(job: _Job) -> None:
+                if job.error is not None and not loop.is_closed():  # then neither it nor what follows it has run
+                    loop.call_soon_threadsafe(self._fail_turns, job.error)
+
+            write_fd = self._ends.watched_by(loop)
+            self._put(_Job(partial(turn.run, write_fd), tell, lambda _: None))
+        self._turns.append((step, future))
+        self._last_turn = turn
+        return future
+
+    def _end_turns(self, count: int) -> None:
+        for _ in range(count):
+            step, future = self._turns.popleft()
+            _settle(future, partial(self._collect_turn, step))
+
+    def _fail_turns(self, error: Exception) -> None:
+        while self._turns:
+            _settle(self._turns.popleft()[1], _raise(error))
+
+    def _collect_turn(self, step: Any) -> StepResult:
+        self._runner.note_turn(step)
+        result: StepResult = self._runner.collect(step)
+        return result
 
     def _submit(
         self, run: Callable[[], Any], finish: Callable[[Any], Any] = lambda result: result
@@ -132,6 +170,7 @@ class ModelExecutor:
     def _put(self, job: _Job) -> None:
         if self._is_closed:
             raise RuntimeError("The executor is closed.")
+        self._last_turn = None
         self._queue.put(job)
         if self._thread is None:
             self._thread = threading.Thread(target=self._run_jobs, name="tokenmill-step", daemon=True)
@@ -162,6 +201,48 @@ class ModelExecutor:
             while self._queue.empty() and self._when_idle():
                 pass
         return self._queue.get()
+
+
+class _Ends:
+    """A pipe: each byte in it is the end of a turn, and told to `on_ends` by the loop that watches it."""
+
+    def __init__(self, on_ends: Callable[[int], None]) -> None:
+        self._on_ends = on_ends
+        self._fds: tuple[int, ...] = ()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def watched_by(self, loop: asyncio.AbstractEventLoop) -> int:
+        """Where to write, once `loop` watches."""
+        if not self._fds:
+            self._fds = os.pipe()
+        if loop is not self._loop:
+            self._leave()
+            loop.add_reader(self._fds[0], self._read)
+            self._loop = loop
+        return self._fds[1]
+
+    def close(self) -> None:
+        self._leave()
+        while self._fds:
+            os.close(self._fds[0])
+            self._fds = self._fds[1:]
+
+    def _leave(self) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.remove_reader(self._fds[0])
+        self._loop = None
+
+    def _read(self) -> None:
+        self._on_ends(len(os.read(self._fds[0], 4096)))
+
+
+def _settle(future: asyncio.Future[Any] | Future[Any], outcome: Callable[[], Any]) -> None:
+    if future.cancelled() or (isinstance(future, asyncio.Future) and future.get_loop().is_closed()):
+        return
+    try:
+        future.set_result(outcome())
+    except Exception as error:
+        future.set_exception(error)
 
 
 def _raise(error: Exception) -> Callable[[], Any]:

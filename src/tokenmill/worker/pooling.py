@@ -40,6 +40,7 @@ class PoolingStep:
     parts: list[Part]
     pooled: list[_Pooled]
     call: Callable[[], np.ndarray] | None = None
+    turn: None = None
     duration_s: float = 0.0
 
 

@@ -6,7 +6,9 @@
     collect   tokens and logprobs -> results, row by row
 
 Steps are prepared in order by one thread and computed in order by one thread, the same or another: a step may be
-prepared while earlier ones compute. It decides nothing: what runs, and where its KV lies, is in the plan.
+prepared while earlier ones compute. A step that is a single call and nothing else can be computed by that call alone,
+as a turn: whoever has it run notes the outcome with `note_turn` in place of `compute`. It decides nothing: what runs,
+and where its KV lies, is in the plan.
 
     L rows of logits   V vocabulary
 """
@@ -17,11 +19,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import cast
 
 import numpy as np
 
 from ..core.step import RowResult, StepPlan, StepResult, TokenLogprob
-from ..ops.api import Draws, Ops, Program, StepBatch, StepLimits
+from ..ops.api import Draws, Ops, Program, StepBatch, StepLimits, Turn
 from .adapters import Adapters
 from .batch import Part, Slots, block_tables, build_batch, one_more_on, one_on, part_of_row, pieces
 from .sampler import Drawing, Sampler
@@ -58,6 +61,7 @@ class Step:
               simply carry them on
     room      tokens that each of them can take at least before its block table must grow
     outgrown  drawn tokens of earlier steps, to be carried over before it computes
+    turn      the call that computes it, if that is all there is to it and calls can follow one another
     """
 
     plan: StepPlan
@@ -66,6 +70,7 @@ class Step:
     ends: list[int] | None = None
     room: int = 0
     outgrown: np.ndarray | None = None
+    turn: Turn | None = None
     duration_s: float = 0.0
 
 
@@ -114,7 +119,14 @@ class Runner:
                 self._slots.drawn_step[latest.pieces[0].draws.slots_L] = latest.plan.step
             step = self._prepare_anew(plan)
         self._latest = step
+        step.turn = self._turn_of(step)
         return step
+
+    def _turn_of(self, step: Step) -> Turn | None:
+        if not self._program.takes_turns or len(step.pieces) != 1 or step.outgrown is not None:
+            return None
+        (piece,) = step.pieces
+        return cast(Turn, piece.call) if piece.drawing.is_plain and not piece.known else None
 
     def _carry_on(self, before: Step | None, plan: StepPlan) -> Step | None:
         """The plan's step if every row goes one token on from a row of the step before; most arrays are that step's."""
@@ -236,6 +248,13 @@ class Runner:
             draws.drawn[draws.slots_L] = draws.tokens_L
             piece.logprobs = self._sampler.logprobs(sampled_LV, drawing, draws.tokens_L)
         step.duration_s = time.perf_counter() - began_s
+
+    def note_turn(self, step: Step) -> None:
+        """Its turn has ended. Raises what the call failed with."""
+        assert step.turn is not None
+        step.turn.check()
+        began_s, ended_s = step.turn.span_s
+        step.duration_s = ended_s - began_s
 
     # ---- collect ----
 

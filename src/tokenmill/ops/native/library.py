@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
 
-ABI_VERSION = 7
+ABI_VERSION = 8
 
 KINDS = {
     **{"f32": 0, "f16": 1, "bf16": 2, "q4_0": 3, "q4_1": 4, "q8_0": 5, "q8_m": 6, "q8_h": 7, "q8_hm": 8, "q6_h": 9},
@@ -146,10 +146,25 @@ class SamplingStruct(ctypes.Structure):
 
 STEP = struct.Struct("8P4i")
 """tm_step: tokens, positions, row_starts, context_lens, block_tables, logit_rows, adapters, places; num_tokens,
-num_seqs, table_width, num_logit_rows. Packed as bytes, because one is made for every step."""
+num_seqs, table_width, num_logit_rows. Packed as bytes, because one is made for every call."""
 
 DRAWS = struct.Struct("11P4i")
 """tm_draws: the seven columns of tm_sampling, slots, tokens, drawn, scratch; num_rows, num_slots, logits, reserved."""
+
+
+class TurnStruct(ctypes.Structure):
+    """Begins with the bytes of STEP, those of DRAWS, and whether there are any of the latter."""
+
+    _fields_ = (
+        ("call", ctypes.c_byte * (STEP.size + DRAWS.size)),
+        ("has_draws", c_int32),
+        ("reserved", c_int32),
+        ("began_ns", c_int64),
+        ("ended_ns", c_int64),
+        ("next", c_void_p),
+        ("error", ctypes.c_char * 200),
+    )
+
 
 _SIGNATURES = {
     "tm_abi_version": (c_int32, ()),
@@ -172,7 +187,8 @@ _SIGNATURES = {
         (c_void_p, c_void_p, c_int32, c_void_p, c_int32, POINTER(LimitsStruct), c_void_p, c_int64),
     ),
     "tm_program_free": (None, (c_void_p,)),
-    "tm_program_run": (c_int32, (c_void_p, c_void_p, c_void_p)),
+    "tm_program_run": (None, (c_void_p, POINTER(TurnStruct), c_int32)),
+    "tm_program_follow": (c_int32, (c_void_p, POINTER(TurnStruct), POINTER(TurnStruct))),
     "tm_program_time": (None, (c_void_p, c_void_p)),
     "tm_probe": (c_double, (c_void_p, c_int32, c_void_p, c_int64, c_int64)),
     "tm_sample_scratch": (c_int64, (c_int64,)),

@@ -6,19 +6,24 @@ T tokens  S sequences  B blocks  L logit rows
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+import os
+import sys
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from ..api import SPAN, Draws, StepBatch, StepLimits
 from .bind import Binder
-from .library import BufferStruct, LimitsStruct, OpStruct, check
+from .library import DRAWS, BufferStruct, LimitsStruct, OpStruct, TurnStruct, check
 from .memory import aligned_bytes, place
 from .record import TOKEN_ROWS, Code, Operation, Value
 
 _PARTIAL_BYTES = 16 * 2**20  # most scratch for the partial attention of split contexts
 _SPLIT_ROWS = 8  # query rows that scratch is sized for, besides one of every sequence
+_NO_DRAWS = bytes(DRAWS.size)
+_UNTIMED = bytes(ctypes.sizeof(TurnStruct) - TurnStruct.has_draws.offset)
+_UNTIMED_WITH_DRAWS = (1).to_bytes(4, sys.byteorder) + _UNTIMED[4:]
 
 
 class NativeProgram:
@@ -27,6 +32,8 @@ class NativeProgram:
     scratch_bytes   all memory the program holds besides weights and KV
     operations      the list
     """
+
+    takes_turns = os.name == "posix"  # elsewhere no event loop can wait for a pipe
 
     def __init__(
         self,
@@ -97,19 +104,15 @@ class NativeProgram:
     def __call__(self, batch: StepBatch, draws: Draws | None = None) -> np.ndarray:
         return self.bind(batch, draws)()
 
-    def bind(self, batch: StepBatch, draws: Draws | None = None) -> Callable[[], np.ndarray]:
+    def bind(self, batch: StepBatch, draws: Draws | None = None) -> NativeTurn:
         """The call with all its pointers taken. One thread at a time may bind."""
         step = self._binder.step(batch)
-        drawing = None if draws is None else self._binder.draws(draws)
-        output = self._output[: len(batch.tokens_T) if self._output_rows == TOKEN_ROWS else len(batch.logit_rows_L)]
-        run = self._library.tm_program_run
-
-        def call(_keep: Any = (batch, draws)) -> np.ndarray:
-            assert self._program is not None, "the program is closed"
-            check(self._library, run(self._program, step, drawing) == 0)
-            return output
-
-        return call
+        if draws is None:
+            turn = TurnStruct.from_buffer_copy(step + _NO_DRAWS + _UNTIMED)
+        else:
+            turn = TurnStruct.from_buffer_copy(step + self._binder.draws(draws) + _UNTIMED_WITH_DRAWS)
+        num_rows = len(batch.tokens_T) if self._output_rows == TOKEN_ROWS else len(batch.logit_rows_L)
+        return NativeTurn(self, turn, self._output[:num_rows], (batch, draws))
 
     def time_operations(self, times_ns: np.ndarray | None) -> None:
         """Add each operation's nanoseconds to `times_ns` (int64, one for each of `operations` and one for the draws)
@@ -125,6 +128,40 @@ class NativeProgram:
             self._library.tm_program_free(self._program)
             self._program = None
             self._keep.clear()
+
+
+class NativeTurn:
+    """An ops.api.Turn. `keep`: what the struct points to."""
+
+    __slots__ = ("_keep", "_output", "_program", "_struct")
+
+    def __init__(self, program: NativeProgram, struct: TurnStruct, output: np.ndarray, keep: object) -> None:
+        self._program = program
+        self._struct = struct
+        self._output = output
+        self._keep = keep
+
+    def __call__(self) -> np.ndarray:
+        self.run(-1)
+        self.check()
+        return self._output
+
+    def run(self, wake_fd: int) -> None:
+        program = self._program
+        assert program._program is not None, "the program is closed"
+        program._library.tm_program_run(program._program, self._struct, wake_fd)
+
+    def follow(self, before: NativeTurn) -> bool:
+        program = self._program
+        return bool(program._library.tm_program_follow(program._program, before._struct, self._struct))
+
+    def check(self) -> None:
+        if self._struct.error:
+            raise AssertionError(self._struct.error.decode())
+
+    @property
+    def span_s(self) -> tuple[float, float]:
+        return self._struct.began_ns / 1e9, self._struct.ended_ns / 1e9
 
 
 def _values(operations: Sequence[Operation]) -> list[Value]:
