@@ -64,11 +64,19 @@ class Program final : public Job {
     bool partial;  // leaves the result of each span for the merge; otherwise these are all spans the rows see
   };
 
+  // A span's keys and values that a thread has in the order of the kernels: of one head in an operation.
+  struct PreparedSpan {
+    int64_t operation;
+    int kv_head, span, sequence;
+    int first, end;  // keys that it has
+  };
+
   // How a step's attention is cut, for operations of one pool, geometry and window.
   struct AttentionPlan {
     const tm_kv* kv;
     int window, whole, num_heads, num_kv_heads, head_dim;
     int heads_per_unit, head_chunks;  // of the query heads that share a KV head
+    bool by_head;  // the order of units: see attention_unit
     std::vector<QueryRow> rows;  // all rows of the step, then those of passes over shared blocks
     std::vector<Pass> passes;
     std::vector<int64_t> partial_at;  // of each row: where its partial results lie in scratch; -1 for none
@@ -170,8 +178,15 @@ class Program final : public Job {
   void add_own_passes(int sequence, int rows_per_pass, int spans_per_pass, int num_spans, AttentionPlan* plan) const;
   void estimate(AttentionPlan* plan) const;
   uint64_t hash_blocks(const tm_kv& kv, int sequence, int span) const;
-  bool same_blocks(const tm_kv& kv, int one, int other, int span) const;
+  bool same_blocks(const tm_kv& kv, int one, int other, int span, int num_keys) const;
   SpanState partial_state(const AttentionPlan& plan, const QueryRow& row, int span, int head) const;
+  // What a unit of attention is about.
+  struct AttentionUnit {
+    const Pass* pass;
+    int kv_head, chunk;
+  };
+  AttentionUnit attention_unit(int unit, int num_kv_heads) const;
+  void prepare(const Op& op, const Pass& pass, int kv_head, int span, int thread, float* gather, SpanArgs* args);
   void run_attention(const Op& op, int unit, int thread);
   void run_merge(const Op& op, int unit);
   void write_attention(const tm_op& o, int row, int head0, int num_heads, const float* sums, float* accs) const;
@@ -209,6 +224,8 @@ class Program final : public Job {
   std::vector<AttentionPlan> plans_;
   int num_plans_ = 0;
   const AttentionPlan* plan_ = nullptr;
+  int64_t attention_operation_ = 0;  // counts those that were begun
+  std::vector<PreparedSpan> prepared_;  // of each thread, kPreparedSpans
   std::vector<Sharer> candidates_, sharers_;
   std::vector<SharedSpan> shared_spans_;
   std::vector<int> shared_members_;

@@ -16,6 +16,7 @@ namespace {
 
 constexpr int kPassTiles = 4, kPreparedPassTiles = 8;  // the latter where kernels prepare a span for all tiles
 constexpr int kMaxPassQueries = kPreparedPassTiles * kMaxTile;
+constexpr int kPreparedSpans = 8;  // that a thread keeps: the first of a pass, and one that changes
 constexpr int kUnitsPerThread = 6;  // fewer leave threads idle at the end of a phase
 
 // The first key that a query with `limit` keys up to and including its own may see.
@@ -39,7 +40,7 @@ int Program::pass_queries() const { return pass_tiles() * kernels_->tile_queries
 
 // Room a thread needs: queries, their states, the results of a span, prepared and gathered keys and values.
 int64_t Program::attention_floats(const tm_op& o) const {
-  const int64_t prepared = kernels_->prepare_span != nullptr ? prepared_bytes(o.head_dim) / 4 + kLanes : 0;
+  const int64_t prepared = kernels_->prepare_span != nullptr ? (kPreparedSpans + 1) * prepared_bytes(o.head_dim) / 4 + kLanes : 0;
   const int64_t accs = pass_queries() + kernels_->tile_queries + 2 * kSpan;
   return accs * o.head_dim + pass_queries() * kQueryStride + prepared + kLanes;
 }
@@ -60,6 +61,8 @@ int Program::plan_attention(const Op& op, double* cost_ns) {
     make_plan(o, &plans_[num_plans_]);
     plan_ = &plans_[num_plans_++];
   }
+  attention_operation_++;
+  prepared_.resize(static_cast<size_t>(team_->num_threads() + 1) * kPreparedSpans, PreparedSpan{});
   *cost_ns = plan_->cost_ns;
   return static_cast<int>(plan_->passes.size()) * o.num_kv_heads * plan_->head_chunks;
 }
@@ -115,6 +118,9 @@ void Program::make_plan(const tm_op& o, AttentionPlan* plan) {
   for (int s = 0; s < step_.num_seqs; s++) add_own_passes(s, rows_per_pass, split ? 1 : num_spans, num_spans, plan);
   for (int row = 0; row < step_.num_tokens; row++)
     if (plan->partial_at[row] >= 0) plan->split_rows.push_back(plan->rows[row]);
+  plan->by_head = false;
+  for (const Pass& pass : plan->passes)
+    if (is_on_tiles(*o.kv) && pass.num_rows * plan->heads_per_unit > kernels_->tile_queries) plan->by_head = true;
   estimate(plan);
 }
 
@@ -161,7 +167,7 @@ void Program::find_shared(int num_spans, int sharing, AttentionPlan* plan) {
     for (size_t begin = 0, end; begin < sharers_.size(); begin = end) {
       const int first = sharers_[begin].sequence;
       for (end = begin + 1; end < sharers_.size() && sharers_[end].hash == sharers_[begin].hash; end++)
-        if (!same_blocks(*plan->kv, first, sharers_[end].sequence, span)) break;
+        if (!same_blocks(*plan->kv, first, sharers_[end].sequence, span, kSpan)) break;
       if (end - begin < 2) continue;
       SharedSpan shared = {span, static_cast<int>(shared_members_.size()), 0};
       for (size_t i = begin; i < end; i++) {
@@ -244,8 +250,8 @@ uint64_t Program::hash_blocks(const tm_kv& kv, int sequence, int span) const {
   return hash;
 }
 
-bool Program::same_blocks(const tm_kv& kv, int one, int other, int span) const {
-  const int begin = span * kSpan / kv.block_size, end = ((span + 1) * kSpan - 1) / kv.block_size + 1;
+bool Program::same_blocks(const tm_kv& kv, int one, int other, int span, int num_keys) const {
+  const int begin = span * kSpan / kv.block_size, end = ceil_div(span * kSpan + num_keys, kv.block_size);
   const int32_t *a = table_of(step_, kv, one), *b = table_of(step_, kv, other);
   return std::equal(a + begin, a + end, b + begin);
 }
@@ -259,12 +265,45 @@ Program::SpanState Program::partial_state(const AttentionPlan& plan, const Query
   return {at + head, at + plan.num_heads + head, at + 2 * plan.num_heads + static_cast<int64_t>(head) * plan.head_dim};
 }
 
+// By pass and then by KV head. Or, where spans are prepared, for a thread's share of the passes by head and then by pass, so
+// that it has the head's spans already; from the last pass on, because later rows see more keys and a phase ends best with
+// small units.
+Program::AttentionUnit Program::attention_unit(int unit, int num_kv_heads) const {
+  const int chunk = unit % plan_->head_chunks, at = unit / plan_->head_chunks, num_passes = static_cast<int>(plan_->passes.size());
+  if (!plan_->by_head) return {&plan_->passes[at / num_kv_heads], at % num_kv_heads, chunk};
+  int begin = 0, end = 0;
+  for (int thread = 1; end * num_kv_heads <= at; thread++) {
+    begin = end;
+    end = static_cast<int>(static_cast<int64_t>(num_passes) * thread / team_->num_threads());
+  }
+  const int place = at - begin * num_kv_heads, count = end - begin;
+  return {&plan_->passes[end - 1 - place % count], place / count, chunk};
+}
+
+// Bring the keys and values of a span in the order of the kernels, unless this thread has done so already: for another pass
+// over the same blocks, be it of the same sequence or not. All that the step leaves there, for later passes see more of it.
+void Program::prepare(const Op& op, const Pass& pass, int kv_head, int span, int thread, float* gather, SpanArgs* args) {
+  const tm_kv& kv = *op.op.kv;
+  const int slot = std::min(span - pass.span_begin, kPreparedSpans - 1);
+  args->prepared += slot * prepared_bytes(kv.head_dim);
+  const int first = std::max(0, first_visible(plan_->window, plan_->rows[pass.begin].limit) - span * kSpan);
+  const int end = std::min(kSpan, step_.context_lens[pass.sequence] - span * kSpan);
+  PreparedSpan& held = prepared_[static_cast<size_t>(thread) * kPreparedSpans + slot];
+  const bool same = held.operation == attention_operation_ && held.kv_head == kv_head && held.span == span &&
+                    held.first <= first && held.end >= end;
+  if (same && same_blocks(kv, held.sequence, pass.sequence, span, end)) return;
+  held = {attention_operation_, kv_head, span, pass.sequence, first, end};
+  fill_keys(op, pass.sequence, kv_head, span, end, gather, args);
+  kernels_->prepare_span(args, first, end);
+}
+
 void Program::run_attention(const Op& op, int unit, int thread) {
   const tm_op& o = op.op;
   const AttentionPlan& plan = *plan_;
   const int num_units = static_cast<int>(plan.passes.size()) * o.num_kv_heads * plan.head_chunks;
-  const int chunk = unit % plan.head_chunks, kv_head = unit / plan.head_chunks % o.num_kv_heads;
-  const Pass& pass = plan.passes[unit / plan.head_chunks / o.num_kv_heads];
+  const AttentionUnit at = attention_unit(unit, o.num_kv_heads);
+  const Pass& pass = *at.pass;
+  const int chunk = at.chunk, kv_head = at.kv_head;
   const QueryRow* rows = plan.rows.data() + pass.begin;
   const int sharing = o.num_heads / o.num_kv_heads;
   const int head0 = kv_head * sharing + chunk * plan.heads_per_unit;
@@ -276,7 +315,7 @@ void Program::run_attention(const Op& op, int unit, int thread) {
   const int tile_queries = kernels_->tile_queries;
   const bool is_codes = o.kv->dtype == kInt8, on_tiles = is_on_tiles(*o.kv);
   float* const prepared = q + pass_queries() * kQueryStride;
-  float* const state_acc = prepared + (on_tiles ? prepared_bytes(o.head_dim) / 4 : 0);
+  float* const state_acc = prepared + (on_tiles ? (kPreparedSpans + 1) * prepared_bytes(o.head_dim) / 4 : 0);
   float* const span_acc = state_acc + pass_queries() * head_dim;
   float* const gathered = span_acc + tile_queries * head_dim;
   float state_max[kMaxPassQueries], state_sum[kMaxPassQueries], span_max[kMaxTile], span_sum[kMaxTile];
@@ -307,20 +346,19 @@ void Program::run_attention(const Op& op, int unit, int thread) {
   args.head_dim = o.head_dim;
   args.scale = o.value;
   args.cap = o.cap;
-  args.prepared = reinterpret_cast<uint8_t*>(prepared);
   args.is_prepared = on_tiles && num_queries > tile_queries;
   for (int span = pass.span_begin; span < pass.span_end; span++) {
-    const int num_keys = std::min(kSpan, rows[pass.num_rows - 1].limit - span * kSpan);
-    fill_keys(op, pass.sequence, kv_head, span, num_keys, gathered, &args);
+    args.prepared = reinterpret_cast<uint8_t*>(prepared);
+    if (args.is_prepared) {
+      prepare(op, pass, kv_head, span, thread, gathered, &args);
+    } else {
+      fill_keys(op, pass.sequence, kv_head, span, std::min(kSpan, rows[pass.num_rows - 1].limit - span * kSpan), gathered, &args);
+      args.prepared += kPreparedSpans * prepared_bytes(o.head_dim);
+    }
     if (on_tiles && !args.is_prepared) {
       const bool last = span + 1 == pass.span_end;
-      const int other = unit + 1 < num_units ? unit + 1 : unit;
-      const Pass& next = last ? plan.passes[other / plan.head_chunks / o.num_kv_heads] : pass;
-      point_ahead(op, next, last ? other / plan.head_chunks % o.num_kv_heads : kv_head, last ? next.span_begin : span + 1, &args);
-    }
-    if (args.is_prepared) {
-      const int first = std::max(0, first_visible(plan.window, rows[0].limit) - span * kSpan);
-      kernels_->prepare_span(&args, first, num_keys);
+      const AttentionUnit next = last && unit + 1 < num_units ? attention_unit(unit + 1, o.num_kv_heads) : at;
+      point_ahead(op, *next.pass, next.kv_head, last ? next.pass->span_begin : span + 1, &args);
     }
     for (int tile0 = 0; tile0 < num_queries; tile0 += tile_queries) {
       const int count = std::min(tile_queries, num_queries - tile0);
