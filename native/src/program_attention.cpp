@@ -210,7 +210,12 @@ void Program::add_shared_passes(int num_spans, int64_t* used, AttentionPlan* pla
 // The spans of a sequence that no pass over shared blocks takes.
 void Program::add_own_passes(int sequence, int rows_per_pass, int spans_per_pass, int num_spans, AttentionPlan* plan) const {
   const uint8_t* covered = covered_.data() + static_cast<size_t>(sequence) * num_spans;
-  const int end_row = step_.row_starts[sequence + 1];
+  const int end_row = step_.row_starts[sequence + 1], num_rows = end_row - step_.row_starts[sequence];
+  // All about one size, and as many for each thread: a small rest is dear, and on the matrix unit hardly less work.
+  if (num_rows > rows_per_pass) {
+    const int threads = team_->num_threads(), num_passes = ceil_div(ceil_div(num_rows, rows_per_pass), threads) * threads;
+    rows_per_pass = ceil_div(num_rows, num_passes);
+  }
   for (int row = step_.row_starts[sequence]; row < end_row; row += rows_per_pass) {
     const int rows = std::min(rows_per_pass, end_row - row);
     const int first = first_span(plan->window, plan->rows[row].limit);
