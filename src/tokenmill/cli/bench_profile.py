@@ -200,7 +200,7 @@ class _Bench:
             if step is not None:
                 with self._operations.timed(is_decode):
                     runner.compute(step)
-                assert step.turn is not None, step
+                assert step.turn is not None
                 call_start_s, call_end_s = step.turn.span_s
                 call_s = call_end_s - call_start_s
                 result = timed("results", partial(runner.collect, step))

@@ -1,7 +1,8 @@
 """From a validated call to engine requests: render, encode, cut to fit, resolve what was left open.
 
-Small prompts are encoded in place; a large one goes to a thread (the tokenizer releases the interpreter lock), so that
-other clients' streams do not wait for it, and at most two do so at once, so that the engine keeps its cores.
+Small prompts, and those whose beginning is known from others, are encoded in place; a large one goes to a thread (the
+tokenizer releases the interpreter lock), so that other clients' streams do not wait for it, and at most two do so at
+once, so that the engine keeps its cores.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from .openai import MAX_TOKENS_DEFAULT, Call, Conversation, Prompt
 
 THREAD_CHARS = 5_000
 """Texts of more characters than this are encoded in a thread."""
+
+KNOWN_CHARS = 100_000
+"""Whether a text is known is not asked of longer ones: that, too, takes time."""
 
 _ENCODERS = 2
 _SHRINK = 4
@@ -50,7 +54,7 @@ class Encoder:
         if not isinstance(prompt, str):
             return Encoded(prompt)
         encode = self._text.tokenizer.encode
-        if len(prompt) <= THREAD_CHARS:
+        if len(prompt) <= THREAD_CHARS or self._is_mostly_known(prompt):
             return Encoded(tuple(encode(prompt, add_special=add_special)), prompt)
         if room is not None and len(prompt) > room * self._most_chars_per_token():
             raise ContextTooLong(
@@ -60,6 +64,9 @@ class Encoder:
             )
         async with self._threads:
             return Encoded(tuple(await asyncio.to_thread(encode, prompt, add_special=add_special)), prompt)
+
+    def _is_mostly_known(self, text: str) -> bool:
+        return len(text) <= KNOWN_CHARS and self._text.tokenizer.num_unknown_chars(text) <= THREAD_CHARS
 
     async def encode_inputs(
         self,

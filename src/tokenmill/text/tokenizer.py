@@ -22,6 +22,7 @@ from ..core.errors import BadCheckpoint
 from ..formats.safetensors import read_json
 from .charsmap import check_normalizer
 from .pretokenizers import find_scheme
+from .segments import PIECE_CHARS, SegmentCache, can_cut
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 """Values of `tokenizer.ggml.token_type`."""
@@ -30,7 +31,7 @@ _SPACE_MARK = "▁"
 
 
 class Tokenizer:
-    """Encodes and decodes. Immutable but for a cache of token bytes; safe to share between threads.
+    """Encodes and decodes. Immutable but for caches, of token bytes and of texts' tokens; threads may share it.
 
     vocab_size  one more than the largest id
     """
@@ -43,6 +44,8 @@ class Tokenizer:
         self._plain = _without_special(backend, self._added, self._special_ids) if self._special_ids else backend
         self._to_bytes = _find_byte_decoder(backend)
         self.vocab_size = max([backend.get_vocab_size(with_added_tokens=False), *(i + 1 for i in self._added)])
+        self._around = _around(backend) if can_cut(backend) else None
+        self._segments = None if self._around is None else SegmentCache(self._encode_piece)
         self._all_bytes = _BytesTable(self, skip_special=False)
         self._visible_bytes = _BytesTable(self, skip_special=True)
 
@@ -50,7 +53,20 @@ class Tokenizer:
         """Ids of `text`. `add_special`: with the BOS / EOS the model wants around a text. `parse_special`: special
         tokens written out in the text become those tokens. Lone surrogates are read as U+FFFD. Other threads may run
         meanwhile."""
-        backend = self._backend if parse_special else self._plain
+        if parse_special and self._segments is not None and len(text) > PIECE_CHARS:
+            assert self._around is not None
+            before, after = self._around if add_special else ([], [])
+            return [*before, *self._segments.encode(text), *after]
+        return self._encode_whole(text, self._backend if parse_special else self._plain, add_special)
+
+    def num_unknown_chars(self, text: str) -> int:
+        """How much of `text` was not in texts encoded before, about: what `encode` still has to do."""
+        return len(text) if self._segments is None else self._segments.num_unknown_chars(text)
+
+    def _encode_piece(self, text: str) -> list[int]:
+        return self._encode_whole(text, self._backend, False)
+
+    def _encode_whole(self, text: str, backend: tokenizers.Tokenizer, add_special: bool) -> list[int]:
         # Of the library's ways to encode, only the one for batches releases the interpreter lock.
         try:
             return backend.encode_batch_fast([text], add_special_tokens=add_special)[0].ids
@@ -153,6 +169,13 @@ class _BytesTable(dict[int, bytes]):
         value = b"" if skipped else self._tokenizer._compute_bytes(token_id)
         self[token_id] = value
         return value
+
+
+def _around(backend: tokenizers.Tokenizer) -> tuple[list[int], list[int]] | None:
+    """What the tokenizer puts before a text and after it; None where that cannot be told."""
+    bare, whole = (backend.encode("a", add_special_tokens=add).ids for add in (False, True))
+    places = [at for at in range(len(whole) - len(bare) + 1) if whole[at : at + len(bare)] == bare]
+    return (whole[: places[0]], whole[places[0] + len(bare) :]) if len(places) == 1 else None
 
 
 def _without_special(

@@ -1,0 +1,117 @@
+"""Tokens of text that has been seen before: prompts that begin alike are encoded once.
+
+A text is cut between words, where no token of byte-level BPE can reach across, so that the tokens of the pieces, one
+after the other, are those of the text. What decides is this: between two ASCII letters with one space between them,
+before that space, each of the word splitters known to `pretokenizers` ends a word; none looks back; and no word goes on
+over a space. A tokenizer whose words are split in some other way, or that rewrites text first, is not cut at all.
+
+Where the next cut lies depends on nothing but the text since the last. So texts that begin alike have the same pieces
+up to where they part, and a conversation has those of its earlier turns.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from array import array
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import tokenizers
+from tokenizers import models, normalizers
+
+from .pretokenizers import SCHEMES
+
+PIECE_CHARS = 1000
+"""A piece ends at the first border after so many."""
+
+MAX_PIECE_CHARS = 4 * PIECE_CHARS
+KEPT_CHARS = 1 << 22
+"""Of the texts kept; their tokens take about as many bytes."""
+
+_BORDER = re.compile("[A-Za-z](?= [A-Za-z])")
+_OVER_BORDER = re.compile("[A-Za-z] ")
+
+
+def can_cut(backend: tokenizers.Tokenizer) -> bool:
+    """Whether the tokens of `cut_text`'s pieces are those of the text."""
+    if not isinstance(backend.model, models.BPE) or backend.model.dropout:
+        return False
+    if backend.normalizer is not None and not isinstance(backend.normalizer, normalizers.NFC):
+        return False
+    if backend.pre_tokenizer is None or _words(backend.pre_tokenizer) not in _known_words():
+        return False
+    return not any(
+        token.lstrip or token.rstrip or token.single_word or _OVER_BORDER.search(token.content)
+        for token in backend.get_added_tokens_decoder().values()
+    )
+
+
+def cut_text(text: str) -> list[str]:
+    pieces = []
+    begin = 0
+    while (border := _BORDER.search(text, begin + PIECE_CHARS)) is not None:
+        pieces.append(text[begin : border.end()])
+        begin = border.end()
+    pieces.append(text[begin:])
+    return pieces
+
+
+class SegmentCache:
+    """`encode` gives the tokens of a text, or of a piece, without anything around. Threads may share it."""
+
+    def __init__(self, encode: Callable[[str], list[int]]) -> None:
+        self._encode = encode
+        self._kept: dict[str, array[int]] = {}  # the longest unused one first
+        self._num_chars = 0
+        self._lock = threading.Lock()
+
+    def encode(self, text: str) -> list[int]:
+        *pieces, rest = cut_text(text)
+        tokens: list[int] = []
+        for piece in pieces:
+            with self._lock:
+                known = self._kept.pop(piece, None)
+                if known is not None:
+                    self._kept[piece] = known
+            if known is None:
+                known = array("i", self._encode(piece))
+                self._keep(piece, known)
+            tokens.extend(known)
+        tokens.extend(self._encode(rest))
+        return tokens
+
+    def num_unknown_chars(self, text: str) -> int:
+        """How much of `text` is still to be encoded."""
+        *pieces, rest = cut_text(text)
+        return len(rest) + sum(len(piece) for piece in pieces if piece not in self._kept)
+
+    def _keep(self, piece: str, tokens: array[int]) -> None:
+        if len(piece) > MAX_PIECE_CHARS:
+            return
+        with self._lock:
+            if piece not in self._kept:
+                self._kept[piece] = tokens
+                self._num_chars += len(piece)
+            while self._num_chars > KEPT_CHARS:
+                oldest = next(iter(self._kept))
+                del self._kept[oldest]
+                self._num_chars -= len(oldest)
+
+
+def _words(pre_tokenizer: Any) -> str:
+    """How words are made. Offsets do not matter here, nor what is taken out of words afterwards."""
+    state = json.loads(pre_tokenizer.__getstate__())
+    steps = state.get("pretokenizers", [state])
+    if steps[-1].get("behavior") == "Removed":
+        del steps[-1]
+    for step in steps:
+        step.pop("trim_offsets", None)
+    return json.dumps(steps, sort_keys=True)
+
+
+@cache
+def _known_words() -> frozenset[str]:
+    return frozenset(_words(scheme.build()) for scheme in set(SCHEMES.values()))

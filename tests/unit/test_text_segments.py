@@ -1,0 +1,181 @@
+"""Text cut between words: the pieces have the tokens of the text, for every word splitter, and are remembered."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from functools import cache
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_tokenizer import DEFINED, MERGES, SPECIAL, byte_metadata
+from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
+
+from scripted import make_text_model
+from tokenmill.server.tokens import KNOWN_CHARS, Encoder
+from tokenmill.text import segments, tokenizer
+from tokenmill.text.pretokenizers import SCHEMES
+from tokenmill.text.segments import SegmentCache, can_cut, cut_text
+from tokenmill.text.tokenizer import _ALPHABET, Tokenizer, tokenizer_from_gguf
+
+NAMES = sorted({scheme: name for name, scheme in SCHEMES.items()}.values())
+ACROSS = ["d Ġ", "dĠ w", "o Ġ", "oĠ h", "e Ġ", "Ġ h"]
+"""Merges over a border: wrong tokens wherever a splitter does not end a word there."""
+
+WORDS = [
+    "hello",
+    " world",
+    " wo",
+    "rld",
+    " ",
+    "  ",
+    "\n",
+    "\n\n ",
+    "'s",
+    "'LL",
+    "!!",
+    "12",
+    " 345",
+    "é",
+    "ß",
+    " e\u0301",
+]
+WORDS += [
+    "世界",
+    "かな",
+    "\u00a0",
+    "\u200b",
+    "_",
+    "-",
+    " (",
+    ") ",
+    "\t",
+    "x y",
+    "a b c",
+    "The",
+    " HTTP",
+    SPECIAL,
+    DEFINED,
+]
+WORDS += ["def f(x): return x", "\ud800", "🙂", "ｗ ｈ", " \u0301"]
+
+
+@cache
+def scheme_tokenizer(name: str) -> Tokenizer:
+    merges = [*ACROSS, *MERGES]
+    tokens = [*_ALPHABET, *dict.fromkeys(merge.replace(" ", "") for merge in merges), SPECIAL, DEFINED]
+    metadata = byte_metadata(pre=name, add_bos_token=True)
+    metadata |= {
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.merges": merges,
+        "tokenizer.ggml.token_type": [1] * (len(tokens) - 2) + [3, 4],
+        "tokenizer.ggml.bos_token_id": len(tokens) - 2,
+    }
+    return tokenizer_from_gguf(metadata)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(parts=st.lists(st.sampled_from(WORDS), max_size=40), add_special=st.booleans())
+@settings(max_examples=120, deadline=None)
+def test_pieces_have_the_tokens_of_the_text(name: str, parts: list[str], add_special: bool) -> None:
+    subject, text = scheme_tokenizer(name), "".join(parts)
+    assert can_cut(subject._backend)
+    whole = subject._encode_whole(text, subject._backend, add_special)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(segments, "PIECE_CHARS", 3)
+        patch.setattr(tokenizer, "PIECE_CHARS", 0)
+        for _ in range(2):  # the second time from memory
+            assert subject.encode(text, add_special=add_special) == whole
+
+
+def test_pieces_depend_on_nothing_that_comes_later() -> None:
+    text = "one two three " * 400
+    pieces = cut_text(text)
+    assert "".join(pieces) == text and len(pieces) == 6
+    assert all(len(piece) >= 1000 for piece in pieces[:-1])
+    assert cut_text(text[:4000] + "and quite another end " * 90)[:3] == pieces[:3]
+    assert cut_text("世界" * 4000) == ["世界" * 4000]
+
+
+def test_what_is_known_is_not_encoded_again() -> None:
+    asked: list[str] = []
+
+    def encode(text: str) -> list[int]:
+        asked.append(text)
+        return [len(text)]
+
+    subject = SegmentCache(encode)
+    text = " ".join(a + b + c for a in "abcdefghij" for b in "abcdefghij" for c in "abcdefghij")
+    assert subject.num_unknown_chars(text) == len(text)
+    first = subject.encode(text)
+    assert asked == cut_text(text) and len(asked) == 4
+    assert subject.num_unknown_chars(text) == len(cut_text(text)[-1])
+    asked.clear()
+    assert subject.encode(text) == first
+    assert asked == cut_text(text)[-1:]
+
+
+def test_the_longest_unused_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "KEPT_CHARS", 3500)
+    subject = SegmentCache(lambda text: [1])
+    texts = [f"{name} word" * 200 for name in "abcd"]
+    for text in (*texts[:3], texts[0], texts[3]):
+        subject.encode(text)
+    assert [subject.num_unknown_chars(text) < 1000 for text in texts] == [True, False, True, True]
+    huge = "世" * 5000 + "a b"
+    subject.encode(huge)
+    assert subject.num_unknown_chars(huge) == len(huge), "one piece that would push out all others is not kept"
+
+
+def test_other_tokenizers_are_not_cut() -> None:
+    def backend(name: str = "gpt-2"):  # type: ignore[no-untyped-def]
+        return tokenizer_from_gguf(byte_metadata(pre=name))._backend
+
+    subject = backend()
+    assert can_cut(subject)
+    subject.normalizer = normalizers.NFC()
+    assert can_cut(subject)
+    subject.normalizer = normalizers.Replace(" ", "_")
+    assert not can_cut(subject)
+    for splitter in (
+        pre_tokenizers.ByteLevel(add_prefix_space=True),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        pre_tokenizers.Metaspace(),
+        pre_tokenizers.Sequence(
+            [pre_tokenizers.Split(Regex(r"\w+ \w+"), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        ),
+    ):
+        subject = backend()
+        subject.pre_tokenizer = splitter
+        assert not can_cut(subject), splitter
+    for token in (AddedToken("a b"), AddedToken("x", lstrip=True), AddedToken("x", rstrip=True)):
+        subject = backend()
+        subject.add_tokens([token])
+        assert not can_cut(subject), token
+
+
+def test_a_long_prompt_needs_a_thread_only_where_it_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = make_text_model()
+    known = set[str]()
+    monkeypatch.setattr(text.tokenizer, "num_unknown_chars", lambda text: 0 if text in known else len(text))
+    threads: list[int] = []
+    encode = text.tokenizer.encode
+
+    def note(prompt: str, **how: Any) -> list[int]:
+        threads.append(threading.get_ident())
+        return encode(prompt, **how)
+
+    monkeypatch.setattr(text.tokenizer, "encode", note)
+    prompt, longest = "one two " * 1000, "one two " * (KNOWN_CHARS // 8 + 1)
+
+    async def run() -> None:
+        encoder = Encoder(text)
+        for prompts in ((), (prompt, longest)):
+            known.update(prompts)
+            for each in (prompt, longest):
+                assert (await encoder.encode(each, add_special=False)).text == each
+
+    asyncio.run(run())
+    assert [thread == threading.get_ident() for thread in threads] == [False, False, True, False]
