@@ -259,15 +259,13 @@ class Runner:
     # ---- collect ----
 
     def collect(self, step: Step) -> StepResult:
+        if step.turn is not None:
+            return StepResult(step.plan.step, self._plain_rows(step), step.duration_s)
         tokens: dict[int, tuple[int, ...]] = {}
         logprobs: dict[int, tuple[TokenLogprob, ...]] = {}
         scores: dict[int, tuple[TokenLogprob, ...]] = {}
         for piece in step.pieces:
-            drawn = piece.draws.tokens_L.tolist()
-            assert not drawn or 0 <= min(drawn) <= max(drawn) < self._vocab_size, (
-                "the model gave logits that are not numbers"
-            )
-            for row, token in zip(piece.sampled, drawn, strict=True):
+            for row, token in zip(piece.sampled, self._drawn_tokens(piece), strict=True):
                 tokens[row] = (token,)
             for index, entry in piece.logprobs.items():
                 logprobs[piece.sampled[index]] = (entry,)
@@ -279,6 +277,21 @@ class Runner:
             for index, row in enumerate(step.plan.rows)
         )
         return StepResult(step.plan.step, rows, step.duration_s)
+
+    def _plain_rows(self, step: Step) -> tuple[RowResult, ...]:
+        """Of a step that gives tokens and nothing else."""
+        rows, (piece,) = step.plan.rows, step.pieces
+        tokens: list[tuple[int, ...]] = [()] * len(rows)
+        for index, token in zip(piece.sampled, self._drawn_tokens(piece), strict=True):
+            tokens[index] = (token,)
+        return tuple([RowResult(row.seq, drawn) for row, drawn in zip(rows, tokens, strict=True)])
+
+    def _drawn_tokens(self, piece: Piece) -> list[int]:
+        drawn: list[int] = piece.draws.tokens_L.tolist()
+        assert not drawn or 0 <= min(drawn) <= max(drawn) < self._vocab_size, (
+            "the model gave logits that are not numbers"
+        )
+        return drawn
 
 
 @dataclass(frozen=True, slots=True)
