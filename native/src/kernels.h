@@ -20,6 +20,8 @@ constexpr int kPlaneDepth = 256;  // products of int8 that stay below 2^22 in su
 constexpr int kQueryStarts = 2 * kMaxHeadDim / kPlaneDepth;
 constexpr int kWidePanel = 16;    // rows of a tile of activation digits
 constexpr int kWideStep = 64;     // values of a row in a tile
+constexpr int kRoundedPanel = 32;   // rows of bf16 that pass weights together
+constexpr int kRoundedSums = 1024;  // theirs with two tiles, or those of half as many with four
 constexpr int kMostExactSteps = 5;  // that are summed exactly, as int32: few, so that a scale fits its weights well
 
 // Steps of an exact sum, of `num_steps` in all.
@@ -132,7 +134,7 @@ struct LinearArgs {
   int tile0, num_tiles;
   const Quantised* xq;  // quantised kinds
   const Wide* wide;     // integer kinds
-  void* scratch;        // integer kinds: wide_scratch_bytes
+  void* scratch;        // integer kinds: wide_scratch_bytes; for bf16 on tiles: rounded_scratch_bytes
   const float* x;       // dense kinds: row 0
   int64_t ld_x;
   const uint16_t* rounded;  // the same of round_row, for bf16 weights on tiles, which also read up to 15 rows more
@@ -142,7 +144,7 @@ struct LinearArgs {
   int64_t ld_out;
   const float* residual;  // same place as out; null for none
   int64_t ld_residual;
-  int up_tiles;  // integer kinds: from a gate's tile to its up's, and out is act(gate) * up; 0 for no gate
+  int up_tiles;  // on tiles: from a gate's tile to its up's, and out is act(gate) * up; 0 for no gate
   int activation;
 };
 

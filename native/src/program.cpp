@@ -63,7 +63,7 @@ Program::Program(Team* team, const Kernels* kernels, const tm_op* ops, int num_o
   for (const Op& op : ops_)
     if (op.op.code == kRoundRows)
       rounded_values = std::max(rounded_values, (buffers_[op.op.in0].max_rows + kLanes) * rounded_stride(op.op.width));
-  rounded_.reset(new uint16_t[rounded_values]);
+  rounded_.reset(new RoundedLine[rounded_values / 32]);
   for (const Op& op : ops_) {
     int64_t floats = op.op.width;
     if (op.op.code == TM_ATTENTION) floats = std::max(floats, attention_floats(op.op));
@@ -436,7 +436,7 @@ void Program::run_row(const Op& op, int row, int thread) {
     }
     case TM_QUANTISE: return quantise_row(rows_of(o.in0, row), o.out, row);
     case kRoundRows:
-      return kernels_->round_row(rows_of(o.in0, row), o.width, rounded_.get() + row * rounded_stride(o.width));
+      return kernels_->round_row(rows_of(o.in0, row), o.width, rounded_rows() + row * rounded_stride(o.width));
     case TM_ADD: return kernels_->add(rows_of(o.in0, row), rows_of(o.in1, row), o.width, rows_of(o.out, row));
     case TM_ADD_BIAS: return kernels_->add(rows_of(o.in0, row), o.vector, o.width, rows_of(o.out, row));
     case TM_SCALE: return kernels_->scale(rows_of(o.in0, row), o.value, o.width, rows_of(o.out, row));

@@ -31,6 +31,11 @@ inline int64_t wide_scratch_bytes(int64_t max_rows, int64_t width) {
   return std::max(many, (few + 63) / 64 * 64);
 }
 
+// The same of the kernel for bf16 weights on tiles: see bf16_tiles.inc.
+inline int64_t rounded_scratch_bytes(int64_t max_rows) {
+  return (2 + ceil_div(max_rows, kRoundedPanel)) * kRoundedSums * 4;
+}
+
 class Program final : public Job {
  public:
   // `error` says what is wrong with the list, if anything; such a program must not be run.
@@ -204,7 +209,11 @@ class Program final : public Job {
   int64_t scratch_floats_;
   int64_t floats_per_thread_ = 0;
   std::vector<float> thread_floats_;
-  std::unique_ptr<uint16_t[]> rounded_;  // rows of the latest kRoundRows, and room for the rest of a tile
+  struct alignas(64) RoundedLine {  // of the nearest cache: rows of tiles that cross lines take twice as long
+    uint16_t values[32];
+  };
+  uint16_t* rounded_rows() const { return rounded_.get()->values; }
+  std::unique_ptr<RoundedLine[]> rounded_;  // rows of the latest kRoundRows, and room for the rest of a tile
 
   // The step under way.
   tm_step step_ = {};

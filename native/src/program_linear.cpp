@@ -9,14 +9,14 @@ namespace mill {
 namespace {
 
 constexpr int kRowBlock = 8 * kPanel;
-constexpr int kWideRowBlock = 16 * kWidePanel;
+constexpr int kTileRowBlock = 256;  // on tiles
 
 }  // namespace
 
-// Room a thread needs on tiles: what the kernel asks for integer kinds or, of bf16, gate and up columns of a unit's rows.
+// Room a thread needs on tiles.
 int64_t Program::linear_floats(const tm_op& o) {
-  const int64_t both = o.code == TM_LINEAR_GATED ? (kWideRowBlock + kWidePanel) * 2 * kGroup : 0;
-  return std::max(wide_scratch_bytes(kWideRowBlock + kWidePanel, o.weight->num_cols) / 4, both);
+  const int64_t most_rows = kTileRowBlock + kRoundedPanel;
+  return std::max(wide_scratch_bytes(most_rows, o.weight->num_cols), rounded_scratch_bytes(most_rows)) / 4;
 }
 
 // Units are blocks of tiles by blocks of rows. Few rows: weights are read once, units only balance the threads. Many
@@ -32,17 +32,18 @@ int Program::plan_linear(const Op& op, double* cost_ns) {
     bytes += static_cast<double>(part.num_bytes);
   }
   if (gated) tiles = op.op.width / kGroup;  // a unit of work is a group of 32 outputs: two gate and two up tiles
-  const bool wide = is_integer(op.parts[0].kind);
-  *cost_ns = bytes / 20.0 + bytes * rows / (wide ? 500.0 : 100.0);
-  const int most = gated ? (wide ? 8 : 4) : 16;
-  rows_per_panel_ = wide ? kWidePanel : takes_rounded(op) ? 2 * kWidePanel : kPanel;
-  const int least_blocks = ceil_div(rows, wide ? kWideRowBlock : kRowBlock), shares = std::min(team_->num_threads(), least_blocks);
+  const bool wide = is_integer(op.parts[0].kind), on_tiles = wide || takes_rounded(op);
+  *cost_ns = bytes / 20.0 + bytes * rows / (wide ? 500.0 : on_tiles ? 250.0 : 100.0);
+  const int most = gated ? (on_tiles ? 8 : 4) : 16;
+  rows_per_panel_ = wide ? kWidePanel : on_tiles ? kRoundedPanel : kPanel;
+  const int least_blocks = ceil_div(rows, on_tiles ? kTileRowBlock : kRowBlock);
+  const int shares = std::min(team_->num_threads(), least_blocks);
   blocks_per_share_ = ceil_div(least_blocks, shares);
   num_row_blocks_ = shares * blocks_per_share_;
-  const int wanted = ceil_div((wide ? 3 : 6) * team_->num_threads(), num_row_blocks_);
+  const int wanted = ceil_div((on_tiles ? 3 : 6) * team_->num_threads(), num_row_blocks_);
   tiles_per_unit_ = std::max(1, std::min(most, tiles / wanted));
   tiles_per_unit_ = ceil_div(tiles, ceil_div(tiles, tiles_per_unit_));
-  if (wide && !gated) tiles_per_unit_ += tiles_per_unit_ % 2;  // its kernel takes two at a time
+  if (on_tiles && !gated) tiles_per_unit_ += tiles_per_unit_ % 2;  // their kernels take two at a time
   num_tile_blocks_ = 0;
   if (gated) {
     num_tile_blocks_ = ceil_div(tiles, tiles_per_unit_);
@@ -70,7 +71,7 @@ bool Program::takes_rounded(const Op& op) const {
 void Program::give_inputs(const tm_op& o, const Part& part, int thread, LinearInputs* held, LinearArgs* args) {
   args->part = &part;
   args->tile_bytes = tile_bytes(part.kind, part.num_cols);
-  if (o.code == TM_LINEAR_GATED && is_integer(part.kind)) {
+  if (o.code == TM_LINEAR_GATED && (is_integer(part.kind) || part.kind == kBF16)) {
     args->up_tiles = o.width / kLanes;
     args->activation = o.activation;
   }
@@ -84,8 +85,9 @@ void Program::give_inputs(const tm_op& o, const Part& part, int thread, LinearIn
   } else {
     args->x = rows_of(o.in0, 0);
     args->ld_x = part.num_cols;
-    args->rounded = rounded_.get();
+    args->rounded = rounded_rows();
     args->ld_rounded = rounded_stride(part.num_cols);
+    args->scratch = thread_floats(thread);
   }
 }
 
@@ -118,8 +120,7 @@ void Program::run_linear(const Op& op, int unit, int thread) {
 }
 
 // Gate and up columns of one output group, a panel of rows at a time, through act(gate) * up into the group's codes. On
-// tiles into float32: the kernel for integer kinds does all of it, of bf16 all rows of the unit are taken at once and as many
-// groups as there is room for.
+// tiles the kernel does all of it, into float32.
 void Program::run_linear_gated(const Op& op, int unit, int thread) {
   const tm_op& o = op.op;
   const LinearUnit cut = linear_unit(unit, num_rows(o));
@@ -139,39 +140,18 @@ void Program::run_linear_gated(const Op& op, int unit, int thread) {
   }
   args.num_tiles = kGroup / kLanes;
   args.ld_out = 2 * kGroup;
-  const auto both_of = [&](int group, float* both) {
-    args.tile0 = group * (kGroup / kLanes);
-    args.out = both;
-    kernels_->linear(&args);
-    args.tile0 += o.width / kLanes;
-    args.out = both + args.ld_out / 2;
-    kernels_->linear(&args);
-  };
-  if (buffers_[o.out].form == TM_FORM_F32) {
-    float* const both = thread_floats(thread);
-    args.row0 = cut.row_begin;
-    args.num_rows = cut.row_end - cut.row_begin;
-    const int most = (kWideRowBlock + kWidePanel) / std::max(1, args.num_rows);  // groups that there is room for
-    for (int group = group_begin, together; group < group_end; group += together) {
-      together = std::min(most, group_end - group);
-      const int width = together * kGroup;
-      args.num_tiles = width / kLanes;
-      args.ld_out = 2 * width;
-      both_of(group, both);
-      for (int r = 0; r < args.num_rows; r++) {
-        const float* gate = both + r * 2 * width;
-        kernels_->gated(o.activation, gate, gate + width, width, rows_of(o.out, cut.row_begin + r) + group * kGroup);
-      }
-    }
-    return;
-  }
   const Quantised out = quantised(o.out);
   alignas(64) float both[kPanel][2 * kGroup];
   for (int row = cut.row_begin; row < cut.row_end; row += kPanel) {
     args.row0 = row;
     args.num_rows = std::min(kPanel, cut.row_end - row);
     for (int group = group_begin; group < group_end; group++) {
-      both_of(group, both[0]);
+      args.tile0 = group * (kGroup / kLanes);
+      args.out = both[0];
+      kernels_->linear(&args);
+      args.tile0 += o.width / kLanes;
+      args.out = both[0] + kGroup;
+      kernels_->linear(&args);
       kernels_->gated_group(o.activation, both[0], args.num_rows, &out, row, group);
     }
   }

@@ -56,6 +56,11 @@ template <int T>
 inline void tile_load(const void* from, int64_t stride) {
   asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(T) : "memory");
 }
+// The same, of what will not be wanted again soon.
+template <int T>
+inline void tile_load_once(const void* from, int64_t stride) {
+  asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(T) : "memory");
+}
 template <int T>
 inline void tile_store(void* to, int64_t stride) {
   asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(stride), "i"(T) : "memory");
@@ -90,6 +95,10 @@ inline void tile_zero() {
 template <int T>
 inline void tile_load(const void* from, int64_t stride) {
   for (int r = 0; r < 16; r++) memcpy(tiles[T][r], (const uint8_t*)from + r * stride, 64);
+}
+template <int T>
+inline void tile_load_once(const void* from, int64_t stride) {
+  tile_load<T>(from, stride);
 }
 template <int T>
 inline void tile_store(void* to, int64_t stride) {
