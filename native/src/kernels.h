@@ -146,6 +146,8 @@ struct LinearArgs {
   int64_t ld_residual;
   int up_tiles;  // on tiles: from a gate's tile to its up's, and out is act(gate) * up; 0 for no gate
   int activation;
+  uint16_t* out_rounded;  // of bf16: null, or where act(gate) * up goes rounded, and then `out` may be null
+  int64_t ld_out_rounded;
 };
 
 // Query vectors as codes, to meet int8 keys: x = scale * (128 * high + low), the two planes being int8.

@@ -37,15 +37,7 @@ Program::Program(Team* team, const Kernels* kernels, const tm_op* ops, int num_o
         const tm_part& part = ops[i].weight->parts[p];
         op.parts.push_back({part.kind, part.column0, part.num_rows, part.num_cols, part.data, part.num_bytes});
       }
-    if (takes_rounded(op)) {
-      Op rounding{{}, {}, i};
-      rounding.op.code = kRoundRows;
-      rounding.op.rows = op.op.rows;
-      rounding.op.in0 = op.op.in0;
-      rounding.op.in1 = rounding.op.in2 = rounding.op.out = -1;
-      rounding.op.width = op.op.weight->num_cols;
-      ops_.push_back(rounding);
-    }
+    if (takes_rounded(op)) round_inputs(&op, ops, num_ops);
     ops_.push_back(op);
     if (op.op.kv != nullptr && std::find(pools_.begin(), pools_.end(), op.op.kv) == pools_.end()) pools_.push_back(op.op.kv);
     if (ops[i].code == TM_ATTENTION) {
@@ -59,11 +51,12 @@ Program::Program(Team* team, const Kernels* kernels, const tm_op* ops, int num_o
   for (const Op& op : ops_)
     for (const Part& part : op.parts)
       if (has_halves(part.kind) && op.op.in1 >= 0) needs_low_sums_[op.op.in1] = true;
-  int64_t rounded_values = 0;
-  for (const Op& op : ops_)
-    if (op.op.code == kRoundRows)
-      rounded_values = std::max(rounded_values, (buffers_[op.op.in0].max_rows + kLanes) * rounded_stride(op.op.width));
-  rounded_.reset(new RoundedLine[rounded_values / 32]);
+  for (const Op& op : ops_) {
+    if (!takes_rounded(op)) continue;
+    const int64_t rows = buffers_[op.op.in0].max_rows + kLanes;
+    rounded_lines_ = std::max(rounded_lines_, rows * rounded_stride(op.op.weight->num_cols) / 32);
+  }
+  rounded_.reset(new RoundedLine[2 * rounded_lines_ + 1]);
   for (const Op& op : ops_) {
     int64_t floats = op.op.width;
     if (op.op.code == TM_ATTENTION) floats = std::max(floats, attention_floats(op.op));
@@ -75,6 +68,31 @@ Program::Program(Team* team, const Kernels* kernels, const tm_op* ops, int num_o
   thread_floats_.resize(floats_per_thread_ * (team->num_threads() + 1) + kLanes);
   row_sequence_.resize(limits.max_tokens);
   tokens_.resize(limits.max_tokens);
+}
+
+// The inputs of a linear with bf16 weights on tiles are rounded once: by what makes them, where that comes right before and
+// can, else by an operation of its own. One set of rows may be read while the next is written.
+void Program::round_inputs(Op* op, const tm_op* ops, int num_ops) {
+  const int input = op->op.in0, set = num_rounded_++ % 2;
+  op->rounded_in = set;
+  if (!ops_.empty() && ops_.back().op.out == input) {
+    Op& maker = ops_.back();
+    if (maker.op.code == TM_RMS_NORM || (maker.op.code == TM_LINEAR_GATED && takes_rounded(maker))) {
+      int num_readers = 0;
+      for (int i = 0; i < num_ops; i++) num_readers += (ops[i].in0 == input) + (ops[i].in1 == input) + (ops[i].in2 == input);
+      maker.rounded_out = set;
+      maker.keeps = num_readers > 1;
+      return;
+    }
+  }
+  Op rounding{{}, {}, op->place};
+  rounding.op.code = kRoundRows;
+  rounding.op.rows = op->op.rows;
+  rounding.op.in0 = input;
+  rounding.op.in1 = rounding.op.in2 = rounding.op.out = -1;
+  rounding.op.width = op->op.weight->num_cols;
+  rounding.rounded_out = set;
+  ops_.push_back(rounding);
 }
 
 // ---------------------------------------------------------------------------------------------- checks at the border
@@ -422,7 +440,7 @@ void Program::run_row(const Op& op, int row, int thread) {
     case TM_RMS_NORM:
     case TM_LAYER_NORM:
     case TM_ACTIVATE: {
-      float* to = quantise ? thread_floats(thread) : rows_of(o.out, row);
+      float* to = quantise || !op.keeps ? thread_floats(thread) : rows_of(o.out, row);
       const float* from = rows_of(o.in0, row);
       if (o.code == TM_RMS_NORM && quantise) {  // digits, for codes take whole groups of rows
         const Wide out = wide(o.out);
@@ -432,11 +450,12 @@ void Program::run_row(const Op& op, int row, int thread) {
       else if (o.code == TM_LAYER_NORM) kernels_->layer_norm_row(from, o.vector, o.vector2, o.value, o.width, to);
       else kernels_->activate(o.activation, from, o.width, to);
       if (quantise) quantise_row(to, o.out, row);
+      if (op.rounded_out >= 0) kernels_->round_row(to, o.width, rounded_row(op.rounded_out, row, o.width));
       return;
     }
     case TM_QUANTISE: return quantise_row(rows_of(o.in0, row), o.out, row);
     case kRoundRows:
-      return kernels_->round_row(rows_of(o.in0, row), o.width, rounded_rows() + row * rounded_stride(o.width));
+      return kernels_->round_row(rows_of(o.in0, row), o.width, rounded_row(op.rounded_out, row, o.width));
     case TM_ADD: return kernels_->add(rows_of(o.in0, row), rows_of(o.in1, row), o.width, rows_of(o.out, row));
     case TM_ADD_BIAS: return kernels_->add(rows_of(o.in0, row), o.vector, o.width, rows_of(o.out, row));
     case TM_SCALE: return kernels_->scale(rows_of(o.in0, row), o.value, o.width, rows_of(o.out, row));

@@ -53,6 +53,8 @@ class Program final : public Job {
     tm_op op;
     std::vector<Part> parts;
     int place;  // in the list that was given
+    int rounded_in = 0, rounded_out = -1;  // sets of rounded_ that it reads and writes; -1 for none
+    bool keeps = true;  // its output; false where its one reader takes it rounded
   };
 
   // A query row and how many keys it sees, from position 0 and without its window.
@@ -151,6 +153,7 @@ class Program final : public Job {
 
   static int64_t linear_floats(const tm_op& o);
   bool takes_rounded(const Op& op) const;
+  void round_inputs(Op* op, const tm_op* ops, int num_ops);
   int plan_linear(const Op& op, double* cost_ns);
   LinearUnit linear_unit(int unit, int num_rows) const;
   // What a call takes its inputs from, besides its arguments.
@@ -158,7 +161,7 @@ class Program final : public Job {
     Wide digits;
     Quantised codes;
   };
-  void give_inputs(const tm_op& o, const Part& part, int thread, LinearInputs* held, LinearArgs* args);
+  void give_inputs(const Op& op, const Part& part, int thread, LinearInputs* held, LinearArgs* args);
   void run_linear(const Op& op, int unit, int thread);
   void run_linear_gated(const Op& op, int unit, int thread);
 
@@ -212,8 +215,12 @@ class Program final : public Job {
   struct alignas(64) RoundedLine {  // of the nearest cache: rows of tiles that cross lines take twice as long
     uint16_t values[32];
   };
-  uint16_t* rounded_rows() const { return rounded_.get()->values; }
-  std::unique_ptr<RoundedLine[]> rounded_;  // rows of the latest kRoundRows, and room for the rest of a tile
+  uint16_t* rounded_row(int set, int64_t row, int64_t width) const {
+    return rounded_[set * rounded_lines_].values + row * rounded_stride(width);
+  }
+  int num_rounded_ = 0;  // linears that take rounded inputs
+  int64_t rounded_lines_ = 0;  // of a set
+  std::unique_ptr<RoundedLine[]> rounded_;  // two sets, each the inputs of one linear, and room for the rest of a tile
 
   // The step under way.
   tm_step step_ = {};

@@ -68,7 +68,8 @@ bool Program::takes_rounded(const Op& op) const {
   return std::any_of(op.parts.begin(), op.parts.end(), [](const Part& part) { return part.kind == kBF16; });
 }
 
-void Program::give_inputs(const tm_op& o, const Part& part, int thread, LinearInputs* held, LinearArgs* args) {
+void Program::give_inputs(const Op& op, const Part& part, int thread, LinearInputs* held, LinearArgs* args) {
+  const tm_op& o = op.op;
   args->part = &part;
   args->tile_bytes = tile_bytes(part.kind, part.num_cols);
   if (o.code == TM_LINEAR_GATED && (is_integer(part.kind) || part.kind == kBF16)) {
@@ -85,7 +86,7 @@ void Program::give_inputs(const tm_op& o, const Part& part, int thread, LinearIn
   } else {
     args->x = rows_of(o.in0, 0);
     args->ld_x = part.num_cols;
-    args->rounded = rounded_rows();
+    args->rounded = rounded_row(op.rounded_in, 0, part.num_cols);
     args->ld_rounded = rounded_stride(part.num_cols);
     args->scratch = thread_floats(thread);
   }
@@ -104,7 +105,7 @@ void Program::run_linear(const Op& op, int unit, int thread) {
   }
   LinearArgs args = {};
   LinearInputs held;
-  give_inputs(o, *part, thread, &held, &args);
+  give_inputs(op, *part, thread, &held, &args);
   args.tile0 = block * tiles_per_unit_;
   args.num_tiles = std::min(tiles_per_unit_, ceil_div(part->num_rows, kLanes) - args.tile0);
   args.row0 = row0;
@@ -128,14 +129,16 @@ void Program::run_linear_gated(const Op& op, int unit, int thread) {
   const int group_end = std::min(o.width / kGroup, group_begin + tiles_per_unit_);
   LinearArgs args = {};
   LinearInputs held;
-  give_inputs(o, op.parts.front(), thread, &held, &args);
+  give_inputs(op, op.parts.front(), thread, &held, &args);
   if (args.up_tiles) {
     args.tile0 = group_begin * (kGroup / kLanes);
     args.num_tiles = (group_end - group_begin) * (kGroup / kLanes);
     args.row0 = cut.row_begin;
     args.num_rows = cut.row_end - cut.row_begin;
-    args.out = rows_of(o.out, cut.row_begin) + group_begin * kGroup;
+    if (op.keeps) args.out = rows_of(o.out, cut.row_begin) + group_begin * kGroup;
     args.ld_out = o.width;
+    if (op.rounded_out >= 0) args.out_rounded = rounded_row(op.rounded_out, cut.row_begin, o.width) + group_begin * kGroup;
+    args.ld_out_rounded = rounded_stride(o.width);
     return kernels_->linear(&args);
   }
   args.num_tiles = kGroup / kLanes;

@@ -65,3 +65,25 @@ def test_gates_and_residuals_joined(backends: list[NativeOps], gate: str) -> Non
         wanted = x_TK + ops.linear(getattr(ops, gate)(ops.linear(x_TK, both)), last)
         for rows, expected in zip(np.split(x_TK, CUTS), np.split(wanted, CUTS), strict=True):
             assert np.array_equal(ops._once(partial(part, x=rows), len(rows)), expected), (ops.isa, len(rows))
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_inputs_rounded_where_they_are_made(backends: list[NativeOps], alone: bool) -> None:
+    """Norms and gates write what the next linear multiplies, and their own values where something else reads those."""
+    rng = np.random.default_rng(9)
+    gates, ups, down = (raw_tensor(rng, "bf16", *shape) for shape in ((96, 96), (96, 96), (96, 96)))
+    x_TK = activations(rng, 37, 96)
+    scale = rng.standard_normal(96).astype(np.float32)
+    for ops in backends:
+        both, last = ops.pack([gates, ups]), ops.pack([down])
+
+        def part(rec: Any, batch: Any, both: Any = both, last: Any = last) -> Any:
+            normed = rec.rms_norm(x_TK, scale, 1e-5)
+            gated = rec.silu_mul(rec.linear(normed, both))
+            out = rec.linear(gated, last)
+            return out if alone else rec.add(rec.add(out, normed), gated)
+
+        normed = ops.rms_norm(x_TK, scale, 1e-5)
+        gated = ops.silu_mul(ops.linear(normed, both))
+        out = ops.linear(gated, last)
+        assert np.array_equal(ops._once(part, 37), out if alone else out + normed + gated), ops.isa
