@@ -66,9 +66,10 @@ inline I lower_weights(I weights, int by) {
   const I lower = _mm512_subs_epu16(weights, _mm512_set1_epi16((short)(128 * by)));
   return _mm512_maskz_mov_epi16(_mm512_cmpgt_epi16_mask(lower, _mm512_set1_epi16(127)), lower);
 }
-inline uint32_t lanes_up_to(int end) { return end >= 16 ? 0xffff : end > 0 ? (1u << end) - 1 : 0; }
 inline F keep_lanes(F a, int first, int end) {
-  const __mmask16 kept = (__mmask16)(lanes_up_to(end) & ~lanes_up_to(first));
+  const I lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+  const __mmask16 from_first = _mm512_cmpge_epi32_mask(lanes, _mm512_set1_epi32(first));
+  const __mmask16 kept = _mm512_mask_cmplt_epi32_mask(from_first, lanes, _mm512_set1_epi32(end));
   return _mm512_mask_mov_ps(_mm512_set1_ps(-__builtin_inff()), kept, a);
 }
 #endif

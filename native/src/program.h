@@ -194,7 +194,9 @@ class Program final : public Job {
     int kv_head, chunk;
   };
   AttentionUnit attention_unit(int unit, int num_kv_heads) const;
-  void prepare(const Op& op, const Pass& pass, int kv_head, int span, int thread, float* gather, SpanArgs* args);
+  static int prepared_slot(const Pass& pass, int span);
+  void prepare(const Op& op, const Pass& pass, int kv_head, int span, int thread, uint8_t* to, float* gather,
+               SpanArgs* args);
   void run_attention(const Op& op, int unit, int thread);
   void run_merge(const Op& op, int unit);
   void write_attention(const tm_op& o, int row, int head0, int num_heads, const float* sums, float* accs) const;

@@ -285,12 +285,14 @@ Program::AttentionUnit Program::attention_unit(int unit, int num_kv_heads) const
   return {&plan_->passes[end - 1 - place % count], place / count, chunk};
 }
 
+int Program::prepared_slot(const Pass& pass, int span) { return std::min(span - pass.span_begin, kPreparedSpans - 1); }
+
 // Bring the keys and values of a span in the order of the kernels, unless this thread has done so already: for another pass
 // over the same blocks, be it of the same sequence or not. All that the step leaves there, for later passes see more of it.
-void Program::prepare(const Op& op, const Pass& pass, int kv_head, int span, int thread, float* gather, SpanArgs* args) {
+void Program::prepare(const Op& op, const Pass& pass, int kv_head, int span, int thread, uint8_t* to, float* gather,
+                      SpanArgs* args) {
   const tm_kv& kv = *op.op.kv;
-  const int slot = std::min(span - pass.span_begin, kPreparedSpans - 1);
-  args->prepared += slot * prepared_bytes(kv.head_dim);
+  const int slot = prepared_slot(pass, span);
   const int first = std::max(0, first_visible(plan_->window, plan_->rows[pass.begin].limit) - span * kSpan);
   const int end = std::min(kSpan, step_.context_lens[pass.sequence] - span * kSpan);
   PreparedSpan& held = prepared_[static_cast<size_t>(thread) * kPreparedSpans + slot];
@@ -299,6 +301,7 @@ void Program::prepare(const Op& op, const Pass& pass, int kv_head, int span, int
   if (same && same_blocks(kv, held.sequence, pass.sequence, span, end)) return;
   held = {attention_operation_, kv_head, span, pass.sequence, first, end};
   fill_keys(op, pass.sequence, kv_head, span, end, gather, args);
+  args->prepared = to + slot * prepared_bytes(kv.head_dim);
   kernels_->prepare_span(args, first, end);
 }
 
@@ -319,8 +322,8 @@ void Program::run_attention(const Op& op, int unit, int thread) {
   float* const q = thread_floats(thread);
   const int tile_queries = kernels_->tile_queries;
   const bool is_codes = o.kv->dtype == kInt8, on_tiles = is_on_tiles(*o.kv);
-  float* const prepared = q + pass_queries() * kQueryStride;
-  float* const state_acc = prepared + (on_tiles ? (kPreparedSpans + 1) * prepared_bytes(o.head_dim) / 4 : 0);
+  uint8_t* const prepared = reinterpret_cast<uint8_t*>(q + pass_queries() * kQueryStride);
+  float* const state_acc = reinterpret_cast<float*>(prepared + (on_tiles ? (kPreparedSpans + 1) * prepared_bytes(o.head_dim) : 0));
   float* const span_acc = state_acc + pass_queries() * head_dim;
   float* const gathered = span_acc + tile_queries * head_dim;
   float state_max[kMaxPassQueries], state_sum[kMaxPassQueries], span_max[kMaxTile], span_sum[kMaxTile];
@@ -352,20 +355,23 @@ void Program::run_attention(const Op& op, int unit, int thread) {
   args.scale = o.value;
   args.cap = o.cap;
   args.is_prepared = on_tiles && num_queries > tile_queries;
-  for (int span = pass.span_begin; span < pass.span_end; span++) {
-    args.prepared = reinterpret_cast<uint8_t*>(prepared);
+  const int num_tiles = ceil_div(num_queries, tile_queries);
+  // Spans that are prepared at once are gone through tile by tile, so that a tile's state stays near; others one by one.
+  for (int begin = pass.span_begin, end; begin < pass.span_end; begin = end) {
+    end = args.is_prepared && begin == pass.span_begin ? std::min(pass.span_end, begin + kPreparedSpans - 1) : begin + 1;
     if (args.is_prepared) {
-      prepare(op, pass, kv_head, span, thread, gathered, &args);
+      for (int span = begin; span < end; span++) prepare(op, pass, kv_head, span, thread, prepared, gathered, &args);
     } else {
-      fill_keys(op, pass.sequence, kv_head, span, std::min(kSpan, rows[pass.num_rows - 1].limit - span * kSpan), gathered, &args);
-      args.prepared += kPreparedSpans * prepared_bytes(o.head_dim);
+      const int num_keys = std::min(kSpan, rows[pass.num_rows - 1].limit - begin * kSpan);
+      fill_keys(op, pass.sequence, kv_head, begin, num_keys, gathered, &args);
     }
     if (on_tiles && !args.is_prepared) {
-      const bool last = span + 1 == pass.span_end;
+      const bool last = end == pass.span_end;
       const AttentionUnit next = last && unit + 1 < num_units ? attention_unit(unit + 1, o.num_kv_heads) : at;
-      point_ahead(op, *next.pass, next.kv_head, last ? next.pass->span_begin : span + 1, &args);
+      point_ahead(op, *next.pass, next.kv_head, last ? next.pass->span_begin : end, &args);
     }
-    for (int tile0 = 0; tile0 < num_queries; tile0 += tile_queries) {
+    for (int tile = 0; tile < num_tiles * (end - begin); tile++) {
+      const int span = begin + tile % (end - begin), tile0 = tile / (end - begin) * tile_queries;
       const int count = std::min(tile_queries, num_queries - tile0);
       const SpanState state = {state_max + tile0, state_sum + tile0, state_acc + tile0 * head_dim};
       const bool into_state = !pass.partial && span == pass.span_begin;
@@ -374,6 +380,7 @@ void Program::run_attention(const Op& op, int unit, int thread) {
       args.q = q + tile0 * kQueryStride;
       args.q_bf16 = q_bf16 + tile0 * q_stride;
       args.codes = {planes + tile0 * plane_bytes, q_scales + tile0, q_starts + tile0 * kQueryStarts};
+      args.prepared = prepared + (args.is_prepared ? prepared_slot(pass, span) : kPreparedSpans) * prepared_bytes(o.head_dim);
       args.max = to.max;
       args.sum = to.sum;
       args.acc = to.acc;

@@ -54,6 +54,12 @@ MIXES = {
     ],
     "two prefixes": [Branch(600), Branch(600), Branch(530, 0, 512), Branch(530, 1, 512), Branch(700)],
     "short runs of rows": [Branch(600, rows=3), Branch(531, 0, 512, 2), Branch(520, 0, 512, 8), Branch(515, 0, 512, 3)],
+    "ends of prompts": [
+        Branch(620, rows=80),
+        Branch(580, 0, 512, 60),
+        Branch(700, 0, 528, 50),
+        Branch(545, 1, 544, 33),
+    ],
     "beside a long prompt": [Branch(530, rows=200), Branch(520, 0, 512), Branch(519, 0, 512), Branch(700, 0, 512)],
 }
 
