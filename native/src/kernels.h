@@ -22,19 +22,6 @@ constexpr int kWidePanel = 16;    // rows of a tile of activation digits
 constexpr int kWideStep = 64;     // values of a row in a tile
 constexpr int kRoundedPanel = 32;   // rows of bf16 that pass weights together
 constexpr int kRoundedSums = 1024;  // theirs with two tiles, or those of half as many with four
-constexpr int kMostExactSteps = 5;  // that are summed exactly, as int32: few, so that a scale fits its weights well
-
-// Steps of an exact sum, of `num_steps` in all.
-static inline int exact_steps(int num_steps) {
-  const int blocks = (num_steps + kMostExactSteps - 1) / kMostExactSteps;
-  return (num_steps + blocks - 1) / blocks;
-}
-// The same in groups, and how many such blocks a row has.
-static inline int exact_groups(int num_groups) { return 2 * exact_steps((num_groups + 1) / 2); }
-static inline int num_exact_blocks(int num_groups) {
-  const int size = exact_groups(num_groups);
-  return (num_groups + size - 1) / size;
-}
 
 enum Activation : int { kSilu = 0, kGelu = 1, kGeluErf = 2 };
 
@@ -59,6 +46,21 @@ static constexpr bool has_halves(int32_t kind) { return kind == kQ8_H || kind ==
 static constexpr bool has_minima(int32_t kind) { return kind == kQ4_1 || kind == kQ8_M || kind == kQ8_HM; }
 static constexpr int factor_bytes(int32_t kind) { return kind == kW4M ? 64 : kind == kW8 ? 0 : 16; }  // of integer kinds, in a tile
 static constexpr int code_bytes(int32_t kind) { return kind == kQ6_H ? 24 : is_wide(kind) || kind == kW8 ? 32 : 16; }
+
+// Steps of kWideStep inputs that share a scale of their weights and are summed as int32, of `num_steps` in all. Few, so that the
+// scale fits; but weights of kW4, whose scale is a fitted one, bear as many as an int32 holds where those are the whole row.
+constexpr int kMostExactSteps = 9;
+static constexpr int exact_steps(int32_t kind, int num_steps) {
+  if (kind == kW4 && num_steps <= kMostExactSteps) return num_steps;
+  const int blocks = (num_steps + 4) / 5;
+  return (num_steps + blocks - 1) / blocks;
+}
+// The same in groups, and how many such blocks a row has.
+static constexpr int exact_groups(int32_t kind, int num_groups) { return 2 * exact_steps(kind, (num_groups + 1) / 2); }
+static constexpr int num_exact_blocks(int32_t kind, int num_groups) {
+  const int size = exact_groups(kind, num_groups);
+  return (num_groups + size - 1) / size;
+}
 
 // One packed matrix: tiles of 16 output rows, K ascending inside a tile, the last tile padded with zeros.
 //

@@ -1,5 +1,6 @@
 // Quantised blocks are moved, never requantised: a 4-bit block's 16 code bytes are four words of the tile as they are,
 // because both keep codes 0..15 in the low and 16..31 in the high nibbles.
+#include "integer_fit.h"
 #include "pack.h"
 
 #include <algorithm>
@@ -70,6 +71,7 @@ class IntegerBlock {
     for (int64_t g = 0; g < num_groups; g++) most = std::max(most, largest(g));
     scale_ = std::isfinite(most) ? most / (kind == kW4M ? kMostSum : kMostWeight) : 0;
     unit_ = kind == kW4M ? scale_ / 16 : scale_;
+    if (kind == kW4 && scale_ > 1e-30f) fit();
   }
 
   float scale() const { return scale_; }
@@ -100,6 +102,17 @@ class IntegerBlock {
   static constexpr float kMostWeight = 127;
   static constexpr float kMostSum = 126.4f;  // leaves room for rounding a multiplier, an offset and their sum
 
+  void fit() {
+    float steps[2 * kMostExactSteps];
+    for (int64_t g = 0; g < num_groups_; g++) {
+      steps[g] = step(g);
+      if (!std::isfinite(steps[g])) return;
+    }
+    const IntegerFit best = fit_products(steps, static_cast<int>(num_groups_), scale_);
+    scale_ = best.scale;
+    unit_ = best.unit;
+  }
+
   // Size that no value of the group exceeds.
   float largest(int64_t g) const {
     if (kind_ == kW4M) return std::max(std::fabs(half(g, 1)), std::fabs(half(g, 1) + 15 * step(g)));
@@ -127,7 +140,7 @@ class IntegerBlock {
 // `function(block of a row, its first group, its number)` for every block.
 template <class Function>
 void each_block(int32_t kind, const uint8_t* row, int64_t num_groups, const Function& function) {
-  const int64_t size = exact_groups(static_cast<int>(num_groups));
+  const int64_t size = exact_groups(kind, static_cast<int>(num_groups));
   for (int64_t first = 0; first < num_groups; first += size) {
     const int64_t count = std::min(size, num_groups - first);
     function(IntegerBlock(kind, row + first * kRawBlockBytes[kind], count), first, count, first / size);
@@ -265,7 +278,7 @@ int64_t tile_bytes(int32_t kind, int64_t num_cols) {
     case kW4:
     case kW4M:
     case kW8:
-      bytes = integer_codes(kind, groups) + groups * factor_bytes(kind) + 64 * num_exact_blocks(static_cast<int>(groups));
+      bytes = integer_codes(kind, groups) + groups * factor_bytes(kind) + 64 * num_exact_blocks(kind, static_cast<int>(groups));
       break;
     default: bytes = groups * kLanes * kRawBlockBytes[kind];
   }
@@ -343,7 +356,7 @@ static void unpack_integer(const Part& part, const uint8_t* tile, int row, float
   const int64_t num_groups = part.num_cols / kGroup, group_bytes = code_bytes(part.kind) * kLanes;
   const uint8_t* factors = tile + integer_codes(part.kind, num_groups);
   const float* scales = reinterpret_cast<const float*>(factors + num_groups * factor_bytes(part.kind));
-  const int64_t block_groups = exact_groups(static_cast<int>(num_groups));
+  const int64_t block_groups = exact_groups(part.kind, static_cast<int>(num_groups));
   for (int64_t g = 0; g < num_groups; g++) {
     const uint8_t* of_group = factors + g * factor_bytes(part.kind);
     const int16_t* words = reinterpret_cast<const int16_t*>(of_group);

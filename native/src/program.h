@@ -27,7 +27,7 @@ inline int64_t wide_bytes(int64_t max_rows, int64_t width) {
 // What kernels for integer kinds need besides, for many rows or, of a row as wide as this, for two: see linear_tiles.inc.
 inline int64_t wide_scratch_bytes(int64_t max_rows, int64_t width) {
   const int64_t many = kMostExactSteps * 2048 + 8192 + ceil_div(max_rows, kWidePanel) * 2048;
-  const int64_t few = 16 * num_exact_blocks(ceil_div(width, kGroup));
+  const int64_t few = 16 * num_exact_blocks(kW8, ceil_div(width, kGroup));
   return std::max(many, (few + 63) / 64 * 64);
 }
 

@@ -62,6 +62,30 @@ def test_rows_alone_or_together_on_any_variant(backends: list[NativeOps], kind: 
     assert error < 0.015, error
 
 
+@pytest.mark.parametrize("num_cols", [320, 576, 1536])
+def test_fitted_units_round_less(backends: list[NativeOps], num_cols: int) -> None:
+    """Normally distributed weights as q4_0 are nearer to what they were than with the whole range for each block's largest."""
+    rng = np.random.default_rng(num_cols)
+    values = rng.standard_normal((96, num_cols // 32, 32)) * np.exp(0.2 * rng.standard_normal((96, num_cols // 32, 1)))
+    largest = np.take_along_axis(values, np.abs(values).argmax(-1, keepdims=True), -1)
+    steps = (largest / -8).astype(np.float16)
+    codes = np.clip(np.round(values / steps), -8, 7).astype(np.int8)
+    bytes_ = (codes[..., :16] + 8 | codes[..., 16:] + 8 << 4).astype(np.uint8)
+    raw = RawTensor("q4_0", 96, num_cols, np.concatenate([steps.view(np.uint8), bytes_], -1).reshape(-1))
+    wanted = exact(raw).reshape(96, -1, 32)
+    together = num_cols // 32 if num_cols <= 576 else 10
+    plain = np.empty_like(wanted)
+    for first in range(0, num_cols // 32, together):
+        block = slice(first, first + together)
+        unit = np.abs(steps[:, block].astype(np.float64)).max(1, keepdims=True) * 8 / 127
+        multipliers = np.round(8 * steps[:, block] / unit)
+        plain[:, block] = unit * np.floor(codes[:, block] * multipliers / 8 + 0.5)
+    for ops in backends:
+        weight = ops.pack([raw])
+        rows = ops.linear(np.eye(num_cols, dtype=np.float32), weight).T.reshape(wanted.shape)
+        assert np.mean((rows - wanted) ** 2) < 0.95 * np.mean((plain - wanted) ** 2)
+
+
 def test_rows_as_wide_as_none_in_use(backends: list[NativeOps]) -> None:
     """What a pair of rows needs besides its inputs grows with their width."""
     raw = matrix(np.random.default_rng(5), "q8_0", 16, 1 << 17)
