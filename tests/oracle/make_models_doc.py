@@ -159,9 +159,9 @@ def _encoders() -> str:
 
 MATRIX_UNIT = """\
 On processors with a matrix unit (AMX) matrices of q4_0, q4_1 and q8_0 blocks become integers that it can multiply: a
-weight is `scale * w`, w of 8 bits, with a scale for at most 320 inputs of a row, or 576 of q4_0; they
-take 17, 20 and 32 bytes for 32 values. Where more than a fifth of a matrix's groups would gain as much noise as making
-codes of 4 bits does (scales too far apart), it stays in blocks. `TOKENMILL_ISA=avx512` keeps the other kernels, and all blocks.
+weight is `scale * w`, w of 8 bits, with a scale for at most 320 inputs of a row, or 576 of q4_0; they take 17, 20 and
+32 bytes for 32 values. Where more than a fifth of a matrix's groups would gain as much noise as making codes of 4 bits
+does (scales too far apart), it stays in blocks. `TOKENMILL_ISA=avx512` keeps the other kernels, and all blocks.
 """
 
 

@@ -64,7 +64,7 @@ def test_rows_alone_or_together_on_any_variant(backends: list[NativeOps], kind: 
 
 @pytest.mark.parametrize("num_cols", [320, 576, 1536])
 def test_fitted_units_round_less(backends: list[NativeOps], num_cols: int) -> None:
-    """Weights of a normal distribution as q4_0 are nearer to their values than where the largest takes the whole range."""
+    """Normally distributed weights as q4_0 are nearer to their values than if the largest took the whole range."""
     rng = np.random.default_rng(num_cols)
     values = rng.standard_normal((96, num_cols // 32, 32)) * np.exp(0.2 * rng.standard_normal((96, num_cols // 32, 1)))
     largest = np.take_along_axis(values, np.abs(values).argmax(-1, keepdims=True), -1)
