@@ -68,7 +68,7 @@ void run_turn(mill::Program* program, tm_turn* turn, const std::function<void()>
   turn->error[wrong.copy(turn->error, TM_ERROR_BYTES - 1)] = 0;
 }
 
-// Where the other end is full or gone, nobody needs to be told.
+// Where the other end is gone, nobody needs to be told.
 void write_byte(int32_t fd) {
   if (fd < 0) return;
 #ifdef _WIN32

@@ -6,6 +6,7 @@
 // second phase folds. Both fold in span order by one formula, so how a step is cut changes no bit.
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "kv_layout.h"
 #include "program.h"
@@ -211,9 +212,12 @@ void Program::add_shared_passes(int num_spans, int64_t* used, AttentionPlan* pla
 void Program::add_own_passes(int sequence, int rows_per_pass, int spans_per_pass, int num_spans, AttentionPlan* plan) const {
   const uint8_t* covered = covered_.data() + static_cast<size_t>(sequence) * num_spans;
   const int end_row = step_.row_starts[sequence + 1], num_rows = end_row - step_.row_starts[sequence];
-  // All about one size, and as many for each thread: a small rest is dear, and on the matrix unit hardly less work.
+  // All about one size, for a small rest is dear, and on the matrix unit hardly less work; and those of a lone sequence as many
+  // for each thread.
   if (num_rows > rows_per_pass) {
-    const int threads = team_->num_threads(), num_passes = ceil_div(ceil_div(num_rows, rows_per_pass), threads) * threads;
+    int num_passes = ceil_div(num_rows, rows_per_pass);
+    const int threads = team_->num_threads(), together = threads / std::gcd(threads, plan->num_kv_heads);
+    if (step_.num_seqs == 1 && together <= num_passes) num_passes = ceil_div(num_passes, together) * together;
     rows_per_pass = ceil_div(num_rows, num_passes);
   }
   for (int row = step_.row_starts[sequence]; row < end_row; row += rows_per_pass) {

@@ -6,7 +6,8 @@
     linear -> add                           linear that starts from a residual
     linear(gate, up) -> silu_mul or gelu_mul -> quantise   one pass per group of 32 outputs; on tiles, whose inputs
                                            have no scales of groups, without the quantise
-    norm_heads, rope, linear                write over their input, or the residual, whose last readers they are
+    norm_heads, rope, linear                write over their input, or the residual, whose last readers they are; dense
+                                           linears on tiles only
 
 Only values with a single reader are joined away.
 """
@@ -131,7 +132,8 @@ def _write_over(operations: list[Operation], output: Value) -> list[Operation]:
     for operation in operations:
         given, made = _written_over(operation), operation.out
         first, second, third = (None if v is None else renamed.get(v, v) for v in operation.inputs)
-        operation, before = dataclasses.replace(operation, inputs=(first, second, third)), operation
+        out = None if made is None else renamed.get(made, made)
+        operation, before = dataclasses.replace(operation, inputs=(first, second, third), out=out), operation
         if given is not None and made is not None and found[given][-1] is before:
             is_inside = given.array is None and given is not output and made is not output
             if is_inside and (given.rows, given.width, given.form) == (made.rows, made.width, made.form):
@@ -142,11 +144,15 @@ def _write_over(operations: list[Operation], output: Value) -> list[Operation]:
 
 
 def _written_over(operation: Operation) -> Value | None:
-    """The input each value of which is read only where the output's is written."""
+    """The input each value of which is read only where the output's is written. Dense kernels, but for those of tiles,
+    let sums wait in the output, which then must not be the residual."""
     first, _, third = operation.inputs
     if operation.code in (Code.NORM_HEADS, Code.ROPE):
         return first
-    return third if operation.code == Code.LINEAR and third is not first else None
+    weight = operation.weight
+    if operation.code != Code.LINEAR or weight is None or (weight.dense and not weight.on_tiles):
+        return None
+    return third if third is not first else None
 
 
 def _replace(operations: list[Operation], replaced: dict[Operation, Operation | None]) -> list[Operation]:

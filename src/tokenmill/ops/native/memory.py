@@ -29,10 +29,12 @@ class WeightArena:
     def take(self, num_bytes: int) -> np.ndarray:
         """uint8 [num_bytes], zero, starting at a multiple of 64 bytes."""
         if self._used + num_bytes > self._slab.size:
-            private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # shared memory gets huge pages on few machines
-            mapping = mmap.mmap(-1, max(_SLAB_BYTES, num_bytes), flags=private)
-            if hasattr(mmap, "MADV_HUGEPAGE"):
+            size = max(_SLAB_BYTES, num_bytes)
+            if hasattr(mmap, "MADV_HUGEPAGE"):  # private, for shared memory gets huge pages on few machines
+                mapping = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
                 mapping.madvise(mmap.MADV_HUGEPAGE)
+            else:
+                mapping = mmap.mmap(-1, size)
             self._slab = np.frombuffer(mapping, np.uint8)
             self._used = 0
         piece = self._slab[self._used : self._used + num_bytes]

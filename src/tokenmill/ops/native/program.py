@@ -51,6 +51,8 @@ class NativeProgram:
         self._keep: list[Any] = [operations]  # whatever the C structs point to
         self._program = None
         assert output.array is None, "the output is made by an operation"
+        is_read = any(output in operation.inputs and operation.out is not output for operation in operations)
+        assert not is_read, "what is joined away or rounded for its only reader is no output"
 
         values = _values(operations)
         max_rows = [limits.max_tokens if value.rows == TOKEN_ROWS else limits.max_logit_rows for value in values]
@@ -153,6 +155,7 @@ class NativeTurn:
 
     def follow(self, before: NativeTurn) -> bool:
         program = self._program
+        assert program._program is not None and before._program is program, "turns follow those of one open program"
         return bool(program._library.tm_program_follow(program._program, before._struct, self._struct))
 
     def check(self) -> None:
