@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import threading
+from array import array
 from functools import cache
 from typing import Any
 
@@ -14,6 +16,8 @@ from tiny_tokenizer import DEFINED, MERGES, SPECIAL, byte_metadata
 from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
 
 from scripted import make_text_model
+from tokenmill.core.request import SamplingParams
+from tokenmill.server.openai import Call
 from tokenmill.server.tokens import KNOWN_CHARS, Encoder
 from tokenmill.text import segments, tokenizer
 from tokenmill.text.pretokenizers import SCHEMES
@@ -175,7 +179,27 @@ def test_a_long_prompt_needs_a_thread_only_where_it_is_new(monkeypatch: pytest.M
         for prompts in ((), (prompt, longest)):
             known.update(prompts)
             for each in (prompt, longest):
-                assert (await encoder.encode(each, add_special=False)).text == each
+                assert (await encoder.encode(each, add_special=False, shared=True)).text == each
 
     asyncio.run(run())
     assert [thread == threading.get_ident() for thread in threads] == [False, False, True, False]
+
+
+def test_a_salted_call_neither_uses_nor_leaves_what_is_known() -> None:
+    """Else the time it takes would tell what others sent, or theirs what was sent here."""
+    subject = Tokenizer(scheme_tokenizer("gpt-2")._backend)
+    encoder = Encoder(dataclasses.replace(make_text_model(), tokenizer=subject))
+    prompt = "hello world " * 1000
+    call = Call(model=None, sampling=SamplingParams(), prompts=(prompt,))
+
+    def encode(given: Call) -> tuple[int, ...]:
+        return asyncio.run(encoder.encode_call(given, 100_000))[0].tokens
+
+    secret = encode(dataclasses.replace(call, cache_salt="mine"))
+    assert subject.num_unknown_chars(prompt) == len(prompt), "it left nothing"
+    assert encode(call) == secret
+    assert subject.num_unknown_chars(prompt) < 1100
+    assert subject._segments is not None
+    subject._segments._kept = dict.fromkeys(subject._segments._kept, array("i", [0]))
+    assert encode(call) != secret, "what is known is used"
+    assert encode(dataclasses.replace(call, cache_salt="mine")) == secret

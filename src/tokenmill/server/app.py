@@ -247,7 +247,10 @@ class _Service:
             prompt = given
         add_special = fields.flag("add_special_tokens")
         encoded = await self.encoder.encode(
-            prompt, add_special=param == "prompt" if add_special is None else add_special, param=param
+            prompt,
+            add_special=param == "prompt" if add_special is None else add_special,
+            shared=False,  # else its time would tell what others have sent
+            param=param,
         )
         strings = None
         if fields.flag("return_token_strs"):

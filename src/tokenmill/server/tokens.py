@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import cast
 
 from ..core.errors import BadCheckpoint, ContextTooLong, InvalidRequest
@@ -47,15 +48,15 @@ class Encoder:
         self._longest_token: int | None = None
 
     async def encode(
-        self, prompt: Prompt, *, add_special: bool, room: int | None = None, param: str = "prompt"
+        self, prompt: Prompt, *, add_special: bool, shared: bool, room: int | None = None, param: str = "prompt"
     ) -> Encoded:
-        """Token ids are taken as they are. `room`: most tokens wanted; a text that cannot possibly fit is refused
-        unread (ContextTooLong)."""
+        """Token ids are taken as they are. `shared`: as in Tokenizer.encode. `room`: most tokens wanted; a text that
+        cannot possibly fit is refused unread (ContextTooLong)."""
         if not isinstance(prompt, str):
             return Encoded(prompt)
-        encode = self._text.tokenizer.encode
-        if len(prompt) <= THREAD_CHARS or self._is_mostly_known(prompt):
-            return Encoded(tuple(encode(prompt, add_special=add_special)), prompt)
+        encode = partial(self._text.tokenizer.encode, prompt, add_special=add_special, shared=shared)
+        if len(prompt) <= THREAD_CHARS or (shared and self._is_mostly_known(prompt)):
+            return Encoded(tuple(encode()), prompt)
         if room is not None and len(prompt) > room * self._most_chars_per_token():
             raise ContextTooLong(
                 f"{param} has {len(prompt)} characters, far more than the {room} tokens of this model's context; "
@@ -63,7 +64,7 @@ class Encoder:
                 param=param,
             )
         async with self._threads:
-            return Encoded(tuple(await asyncio.to_thread(encode, prompt, add_special=add_special)), prompt)
+            return Encoded(tuple(await asyncio.to_thread(encode)), prompt)
 
     def _is_mostly_known(self, text: str) -> bool:
         return len(text) <= KNOWN_CHARS and self._text.tokenizer.num_unknown_chars(text) <= THREAD_CHARS
@@ -123,7 +124,8 @@ class Encoder:
             raise InvalidRequest(error.message, param="chat_template") from None
 
     async def encode_call(self, call: Call, limit: int) -> list[Encoded]:
-        """The prompts of a call, truncated where it says so. `limit`: tokens of context."""
+        """The prompts of a call, truncated where it says so. `limit`: tokens of context. With a cache_salt nobody can
+        tell by the time of another call what they are."""
         prompts: Sequence[Prompt] = call.prompts if call.conversation is None else (self.render(call.conversation),)
         encoded: list[Encoded] = []
         for given in prompts:
@@ -132,7 +134,13 @@ class Encoder:
             is_cut = call.truncate_to is not None and isinstance(given, str)
             text = self._cut(cast(str, given), limit, call.truncate_right) if is_cut else given
             encoded.append(
-                await self.encode(text, add_special=call.add_special_tokens, room=limit, param=call.prompt_field)
+                await self.encode(
+                    text,
+                    add_special=call.add_special_tokens,
+                    shared=not call.cache_salt,
+                    room=limit,
+                    param=call.prompt_field,
+                )
             )
         if call.truncate_to is not None:
             most = call.truncate_to if call.truncate_to > 0 else limit - (call.sampling.max_tokens or 1)

@@ -49,18 +49,21 @@ class Tokenizer:
         self._all_bytes = _BytesTable(self, skip_special=False)
         self._visible_bytes = _BytesTable(self, skip_special=True)
 
-    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
+    def encode(
+        self, text: str, *, add_special: bool = True, parse_special: bool = True, shared: bool = True
+    ) -> list[int]:
         """Ids of `text`. `add_special`: with the BOS / EOS the model wants around a text. `parse_special`: special
-        tokens written out in the text become those tokens. Lone surrogates are read as U+FFFD. Other threads may run
+        tokens written out in the text become those tokens. `shared`: take what is known of other texts, and let others
+        take of this one; that shows in the time it takes. Lone surrogates are read as U+FFFD. Other threads may run
         meanwhile."""
-        if parse_special and self._segments is not None and len(text) > PIECE_CHARS:
+        if shared and parse_special and self._segments is not None and len(text) > PIECE_CHARS:
             assert self._around is not None
             before, after = self._around if add_special else ([], [])
             return [*before, *self._segments.encode(text), *after]
         return self._encode_whole(text, self._backend if parse_special else self._plain, add_special)
 
     def num_unknown_chars(self, text: str) -> int:
-        """How much of `text` was not in texts encoded before, about: what `encode` still has to do."""
+        """How much of `text` was not in texts encoded before, about: what is left for a shared `encode`."""
         return len(text) if self._segments is None else self._segments.num_unknown_chars(text)
 
     def _encode_piece(self, text: str) -> list[int]:
