@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 import msgspec
+import pytest
 
 from scripted import make_text_model
-from tokenmill.core.events import EngineStats, Output, Ready, StepOutputs
+from tokenmill.core.events import Abort, EngineStats, Output, Ready, StepOutputs, Submit
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.engine.link import LocalEngineEnd, local_link
 from tokenmill.server.choice import Choice
@@ -34,10 +37,11 @@ class Caller:
         self.senders: list[str] = []
         self.gate = asyncio.Event()
         self.gate.set()
+        self.has_left = asyncio.Event()
 
     async def receive(self) -> dict[str, Any]:
-        await asyncio.get_running_loop().create_future()
-        raise AssertionError
+        await self.has_left.wait()
+        return {"type": "http.disconnect"}
 
     async def send(self, message: Any) -> None:
         if not self.gate.is_set():
@@ -59,6 +63,10 @@ class Caller:
         return [choice["text"] for event in self.events for choice in event["choices"]]
 
 
+class WatchedAnswer(Answer):
+    __slots__ = ("__weakref__",)
+
+
 class Scene:
     """One call being streamed, and the engine that answers it."""
 
@@ -69,21 +77,25 @@ class Scene:
         prompts, choices = [Encoded((5,))], [Choice(0, request, TEXT.tokenizer)]
         assert client.metrics is not None
         stream = client.open([request])
-        self.answer = Answer("cmpl-1", 1, "m", "fp", call, prompts, choices, names)
+        self.answer = WatchedAnswer("cmpl-1", 1, "m", "fp", call, prompts, choices, names)
         self.caller = Caller()
         self.client = client
-        self._engine = engine
+        self.engine = engine
         self._number = 0
         app = EventStream(self.answer, stream, client.metrics)
         self.task = asyncio.create_task(app({}, self.caller.receive, self.caller.send), name="call")
 
-    async def step(self, text: bytes, finish: str | None = None) -> None:
+    async def step(self, text: bytes, finish: str | None = None, error: str = "") -> None:
         self._number += 1
         tokens = tuple(BYTE_0 + byte for byte in text)
-        output = Output("r", tokens, finish_reason=finish, num_output=self._number)
-        await self._engine.send(StepOutputs((output,), EngineStats(num_steps=self._number), float(self._number)))
-        for _ in range(9):
-            await asyncio.sleep(0)
+        output = Output("r", tokens, finish_reason=finish, num_output=self._number, error=error)
+        await self.engine.send(StepOutputs((output,), EngineStats(num_steps=self._number), float(self._number)))
+        await settled()
+
+
+async def settled() -> None:
+    for _ in range(9):
+        await asyncio.sleep(0)
 
 
 def staged(
@@ -158,6 +170,84 @@ async def test_a_client_that_is_slow_at_the_end_gets_everything(scene: Scene) ->
     scene.caller.gate.set()
     await scene.task
     assert scene.caller.texts == ["a", "b", "c"] and scene.caller.bodies[-1] == b"data: [DONE]\n\n"
+
+
+@staged()
+async def test_what_was_held_goes_out_as_soon_as_the_client_reads(scene: Scene) -> None:
+    await scene.step(b"a")
+    scene.caller.gate.clear()
+    await scene.step(b"b")
+    scene.caller.gate.set()
+    await settled()
+    assert scene.caller.texts == ["a", "b"], "no other output is needed"
+    await scene.step(b"c")
+    await scene.step(b"d", "length")
+    await scene.task
+    assert scene.caller.senders[:4] == ["call", "held-write", "engine-client-read", "call"]
+    assert scene.caller.texts == ["a", "b", "c", "d"]
+
+
+@pytest.mark.parametrize("ending", ["leaves", "is cancelled"])
+def test_nothing_is_written_for_a_call_that_ends_while_a_write_is_held(ending: str) -> None:
+    @staged()
+    async def run(scene: Scene) -> None:
+        await scene.step(b"a")
+        scene.caller.gate.clear()
+        await scene.step(b"b")
+        if ending == "leaves":
+            scene.caller.has_left.set()
+        else:
+            scene.task.cancel()
+        await asyncio.wait([scene.task])
+        assert scene.task.cancelled() == (ending == "is cancelled")
+        await settled()
+        assert not [task for task in asyncio.all_tasks() if task.get_name() in ("held-write", "disconnect-watch")]
+        scene.caller.gate.set()
+        await scene.step(b"c")
+        assert scene.caller.texts == ["a"]
+        assert isinstance(await scene.engine.receive(), Submit)
+        assert await scene.engine.receive() == Abort(("r",))
+
+    run()
+
+
+@pytest.mark.parametrize("ending", ["error", "loss"])
+def test_what_was_held_comes_before_the_error_that_ends_the_call(ending: str) -> None:
+    @staged()
+    async def run(scene: Scene) -> None:
+        await scene.step(b"a")
+        scene.caller.gate.clear()
+        await scene.step(b"b")
+        if ending == "error":
+            await scene.step(b"", "error", "no memory is left")
+        else:
+            scene.client.detach("gone")
+        await settled()
+        assert not scene.task.done()
+        scene.caller.gate.set()
+        await scene.task
+        *texts, error = scene.caller.events
+        assert [event["choices"][0]["text"] for event in texts] == ["a", "b"]
+        assert ("no memory is left" if ending == "error" else "The engine stopped") in error["error"]["message"]
+        assert not scene.caller.bodies[-1].endswith(b"[DONE]\n\n")
+
+    run()
+
+
+@staged()
+async def test_nothing_of_an_ended_call_waits_for_the_collector(scene: Scene) -> None:
+    answer = weakref.ref(scene.answer)
+    gc.disable()
+    try:
+        await scene.step(b"a")
+        await scene.step(b"b")
+        await scene.step(b"c", "length")
+        await scene.task
+        del scene.answer, scene.task
+        await settled()
+        assert answer() is None
+    finally:
+        gc.enable()
 
 
 @staged()

@@ -114,7 +114,8 @@ class Stream:
         self.close()
 
     def close(self) -> None:
-        """Cancel whatever is still running."""
+        """Cancel whatever is still running, and let go of what takes outputs, which may hold this stream."""
+        self._taker = None
         for request_id in sorted(self._open):
             self.finish(request_id, FINISH_ABORT)
 

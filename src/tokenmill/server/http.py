@@ -46,7 +46,7 @@ class Gate:
         request_id = given.get("x-request-id", "")
         if not (0 < len(request_id) <= _MAX_ID and request_id.isprintable()):
             request_id = ""
-        scope.setdefault("state", {}).update(request_id=request_id, send=send)
+        scope.setdefault("state", {})["request_id"] = request_id
 
         async def send_named(message: Message) -> None:
             if request_id and message["type"] == "http.response.start":
@@ -57,7 +57,11 @@ class Gate:
             error = AuthenticationFailed("Give a valid API key: Authorization: Bearer KEY.")
             await error_reply(error)(scope, receive, send_named)
             return
-        await self._app(scope, receive, send_named if request_id else send)
+        scope["state"]["send"] = send
+        try:
+            await self._app(scope, receive, send_named if request_id else send)
+        finally:
+            del scope["state"]["send"]  # it may hold the scope, and each would keep the other
 
     def _is_known(self, authorization: str) -> bool:
         """In constant time, whatever the key and however many there are."""

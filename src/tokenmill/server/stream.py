@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Generator, Iterator
+from collections.abc import AsyncIterator, Generator
 from functools import partial
 from typing import Any
 
@@ -65,30 +65,30 @@ class EventStream:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         has_started = False
-        body = _Body(scope.get("state", {}).get("send", send))
-        async with watched(self._stream, receive):
-            try:
-                async for data in self._events(body):
+        with contextlib.closing(_Body(scope.get("state", {}).get("send", send))) as body:
+            async with watched(self._stream, receive):
+                try:
+                    async for data in self._events(body):
+                        if not has_started:
+                            await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+                            has_started = True
+                        await body.send(data)
+                    last = DONE
+                except TokenmillError as error:
                     if not has_started:
-                        await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
-                        has_started = True
-                    await body.send(data)
-                last = DONE
-            except TokenmillError as error:
-                if not has_started:
-                    raise
-                last = b"data: " + msgspec.json.encode(describe(error)) + b"\n\n"
-            except ClientGone:
-                if not has_started:
-                    raise
-                self._metrics.client_gone()
-                return
-            except Exception:
-                if not has_started:
-                    raise
-                _log.exception("A stream failed.")
-                last = b"data: " + msgspec.json.encode(describe(EngineFailed("Internal error."))) + b"\n\n"
-            await body.send(last, more=False)
+                        raise
+                    last = b"data: " + msgspec.json.encode(describe(error)) + b"\n\n"
+                except ClientGone:
+                    if not has_started:
+                        raise
+                    self._metrics.client_gone()
+                    return
+                except Exception:
+                    if not has_started:
+                        raise
+                    _log.exception("A stream failed.")
+                    last = b"data: " + msgspec.json.encode(describe(EngineFailed("Internal error."))) + b"\n\n"
+                await body.send(last, more=False)
 
     async def _events(self, body: _Body) -> AsyncIterator[bytes]:
         """The bytes of one write each: everything that came with one step, unless it was passed on to `body`."""
@@ -126,40 +126,53 @@ class _Body:
 
     def __init__(self, send: Send) -> None:
         self._send = send
-        self._begun: _Begun | None = None
+        self._rest: asyncio.Task[None] | None = None
 
     @property
     def is_held(self) -> bool:
         """Whether what was begun last still waits for the client."""
-        return self._begun is not None
+        return self._rest is not None
 
     def begin(self, data: bytes) -> None:
-        """Send as far as it goes without waiting, which is nearly always to the end; no task is needed for it. The next
-        `send` does the rest."""
-        assert self._begun is None, "what was begun before comes first"
+        """Send as far as it goes without waiting, which is nearly always to the end: then no task is needed for it."""
+        assert self._rest is None, "what was begun before comes first"
         steps = self._send(_part(data, True)).__await__()
         try:
             waits_for = next(steps)
         except StopIteration:
             return
-        self._begun = _Begun(steps, waits_for)
+        self._rest = asyncio.create_task(self._go_on(_Begun(steps, waits_for)), name="held-write")
 
     async def send(self, data: bytes, *, more: bool = True) -> None:
-        if self._begun is not None:
-            begun, self._begun = self._begun, None
-            await begun
+        if self._rest is not None:
+            rest, self._rest = self._rest, None
+            await rest
         await self._send(_part(data, more))
+
+    def close(self) -> None:
+        """Drop what still waits."""
+        if self._rest is not None:
+            self._rest.cancel()
+
+    async def _go_on(self, begun: _Begun) -> None:
+        """If it fails, the next `send` does."""
+        await begun
+        self._rest = None
 
 
 class _Begun:
     """Something awaited whose first steps have been taken elsewhere, up to where it waits."""
 
-    def __init__(self, steps: Iterator[Any], waits_for: Any) -> None:
+    def __init__(self, steps: Generator[Any, Any, None], waits_for: Any) -> None:
         self._steps = steps
         self._waits_for = waits_for
 
     def __await__(self) -> Generator[Any, None, None]:
-        yield self._waits_for
+        try:
+            yield self._waits_for
+        except BaseException:
+            self._steps.close()
+            raise
         yield from self._steps
 
 
