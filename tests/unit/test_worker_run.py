@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from tiny import VOCAB_SIZE, tiny_checkpoint, tiny_config
 from tokenmill.core.request import SamplingParams
 from tokenmill.core.step import Introduction, PlanRow, StepPlan
 from tokenmill.ops.native import NativeOps, available
+from tokenmill.ops.native.program import NativeTurn
 from tokenmill.ops.reference import ReferenceOps
 from tokenmill.worker import build
 from tokenmill.worker.build import build_worker
@@ -238,6 +240,115 @@ def test_steps_that_follow_one_another_give_what_single_ones_do(make_worker):
     assert all(result.duration_s > 0 for result in rest)
     worker.executor.close()
     ops.close()
+
+
+class Turns:
+    """A worker whose thread waits for `gate`, so that no turn has ended when the next one is submitted."""
+
+    def __init__(self, make_worker, monkeypatch):
+        self.expected = _tokens(_generate(make_worker(ops=NativeOps(1)), _prompt(6), 8))
+        self.executor = make_worker(ops=NativeOps(1)).executor
+        self.gate = threading.Event()
+        self.followed = []
+        follow = NativeTurn.follow
+
+        def note(turn, before):
+            self.followed.append(follow(turn, before))
+            return self.followed[-1]
+
+        monkeypatch.setattr(NativeTurn, "follow", note)
+
+    def hold(self):
+        self.executor._submit(self.gate.wait)
+
+    def first(self):
+        row = PlanRow(1, 0, _prompt(6), blocks=(8, 9, 10), intro=_intro(_prompt(6)), sample=True)
+        return self.executor.execute(StepPlan(0, (row,)))
+
+    def steps(self, begin, end):
+        rows = [PlanRow(1, 5 + n, (), from_step=n - 1, sample=True) for n in range(begin, end)]
+        return [self.executor.execute(StepPlan(n, (row,))) for n, row in enumerate(rows, begin)]
+
+
+@native
+def test_turns_follow_one_another_but_not_past_another_step(make_worker, monkeypatch):
+    subject = Turns(make_worker, monkeypatch)
+    params = SamplingParams(temperature=0, logprobs=1)
+
+    async def run():
+        subject.hold()
+        futures = [subject.first(), *subject.steps(1, 4)]
+        beside = PlanRow(2, 0, _prompt(9), blocks=(1, 2), intro=_intro(_prompt(9), params), sample=True)
+        futures.append(subject.executor.execute(StepPlan(4, (PlanRow(1, 9, (), from_step=3, sample=True), beside))))
+        futures += subject.steps(5, 8)
+        subject.gate.set()
+        return await asyncio.gather(*futures)
+
+    results = asyncio.run(run())
+    assert subject.followed == [True] * 5, "1 to 3 and, after a step of another kind, 6 and 7"
+    assert [result.rows[0].tokens[0] for result in results] == subject.expected
+
+
+@native
+def test_a_turn_that_follows_one_of_another_loop_ends_in_its_own(make_worker, monkeypatch):
+    subject = Turns(make_worker, monkeypatch)
+
+    async def begin():
+        subject.hold()
+        subject.first()
+
+    async def go_on():
+        (future,) = subject.steps(1, 2)
+        subject.gate.set()
+        return await asyncio.wait_for(future, 20)
+
+    asyncio.run(begin())
+    assert asyncio.run(go_on()).rows[0].tokens[0] == subject.expected[1]
+    assert subject.followed == [True]
+
+
+@native
+def test_closing_settles_turns_whose_ends_nobody_has_read(make_worker, monkeypatch):
+    subject = Turns(make_worker, monkeypatch)
+
+    async def run():
+        futures = [subject.first(), *subject.steps(1, 4)]
+        while not subject.executor._turns[-1].step.turn.span_s[1]:
+            time.sleep(0.001)
+        subject.executor.close()
+        return [future.result().rows[0].tokens[0] for future in futures]
+
+    assert asyncio.run(run()) == subject.expected[:4]
+
+
+@native
+def test_a_job_that_fails_fails_its_own_turns_only(make_worker, monkeypatch):
+    subject = Turns(make_worker, monkeypatch)
+    ran, run_turn = [], NativeTurn.run
+
+    def run_once(turn, wake_fd):
+        if len(ran) == 1:
+            ran.append("failed")
+            raise AssertionError("not now")
+        run_turn(turn, wake_fd)
+        ran.append("done")
+
+    monkeypatch.setattr(NativeTurn, "run", run_once)
+
+    async def run():
+        done = subject.first()
+        while not ran:
+            time.sleep(0.001)
+        (failed,) = subject.steps(1, 2)
+        while len(ran) < 2:
+            time.sleep(0.001)
+        outcomes = await asyncio.gather(done, failed, return_exceptions=True)
+        assert subject.executor._last_turn is None, "nothing can follow what has not run"
+        return outcomes
+
+    done, failed = asyncio.run(run())
+    assert done.rows[0].tokens[0] == subject.expected[0]
+    assert "not now" in str(failed)
 
 
 def test_a_failed_step_raises_and_the_next_one_runs(make_worker):

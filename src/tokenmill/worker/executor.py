@@ -51,6 +51,15 @@ class _Job:
             _settle(future, partial(self.finish, self.result))
 
 
+@dataclass(slots=True)
+class _RunningTurn:
+    """`job`: what runs it, and those that follow it."""
+
+    step: Any
+    future: asyncio.Future[StepResult]
+    job: _Job
+
+
 class ModelExecutor:
     """Runs plans first in, first out. `on_close` frees what the runner uses, once the last step has ended. `when_idle`
     does a piece of work that can wait, and tells whether there may be more."""
@@ -69,7 +78,7 @@ class ModelExecutor:
         self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._is_closed = False
-        self._turns: deque[tuple[Any, asyncio.Future[StepResult]]] = deque()  # steps that run as turns, in order
+        self._turns: deque[_RunningTurn] = deque()  # in order; a byte comes for each, unless its job fails
         self._last_turn: Turn | None = None  # of the step submitted last
         self._ends = _Ends(self._end_turns)
 
@@ -111,13 +120,16 @@ class ModelExecutor:
         await self._submit(lambda: adapters.remove(digest))
 
     def close(self) -> None:
-        """Wait for the step that is running, drop those that are not, free memory. May be called again."""
+        """Wait for the step that is running and for the turns that follow it, drop what has not begun, free memory. May
+        be called again."""
         self._is_closed = True
         if self._thread is not None:
             self._queue.put(None)
             self._thread.join()
             self._thread = None
         self._ends.close()
+        while self._turns:
+            self._settle_turn(self._turns.popleft())
         self._on_close()
 
     def _compute(self, step: Any) -> Any:
@@ -128,26 +140,38 @@ class ModelExecutor:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[StepResult] = loop.create_future()
         turn: Turn = step.turn
-        if self._is_closed or self._last_turn is None or not turn.follow(self._last_turn):
+        self._require_open()
+        write_fd = self._ends.watched_by(loop)
+        if self._last_turn is not None and turn.follow(self._last_turn):
+            job = self._turns[-1].job
+        else:
 
             def tell(job: _Job) -> None:
-                if job.error is not None and not loop.is_closed():  # then neither it nor what follows it has run
-                    loop.call_soon_threadsafe(self._fail_turns, job.error)
+                if job.error is not None and not loop.is_closed():
+                    loop.call_soon_threadsafe(self._fail_turns, job)
 
-            write_fd = self._ends.watched_by(loop)
-            self._put(_Job(partial(turn.run, write_fd), tell, lambda _: None))
-        self._turns.append((step, future))
+            job = _Job(partial(turn.run, write_fd), tell, lambda _: None)
+            self._put(job)
+        self._turns.append(_RunningTurn(step, future, job))
         self._last_turn = turn
         return future
 
     def _end_turns(self, count: int) -> None:
         for _ in range(count):
-            step, future = self._turns.popleft()
-            _settle(future, partial(self._collect_turn, step))
+            self._settle_turn(self._turns.popleft())
 
-    def _fail_turns(self, error: Exception) -> None:
-        while self._turns:
-            _settle(self._turns.popleft()[1], _raise(error))
+    def _fail_turns(self, job: _Job) -> None:
+        """A job that fails has run none of its turns. The ends of those before may still be unread."""
+        failed = [turn for turn in self._turns if turn.job is job]
+        self._turns = deque(turn for turn in self._turns if turn.job is not job)
+        if any(turn.step.turn is self._last_turn for turn in failed):
+            self._last_turn = None
+        for turn in failed:
+            self._settle_turn(turn)
+
+    def _settle_turn(self, turn: _RunningTurn) -> None:
+        error = turn.job.error
+        _settle(turn.future, partial(self._collect_turn, turn.step) if error is None else _raise(error))
 
     def _collect_turn(self, step: Any) -> StepResult:
         self._runner.note_turn(step)
@@ -167,9 +191,12 @@ class ModelExecutor:
         self._put(_Job(run, tell, finish))
         return future
 
-    def _put(self, job: _Job) -> None:
+    def _require_open(self) -> None:
         if self._is_closed:
             raise RuntimeError("The executor is closed.")
+
+    def _put(self, job: _Job) -> None:
+        self._require_open()
         self._last_turn = None
         self._queue.put(job)
         if self._thread is None:
