@@ -94,6 +94,7 @@ async def _serve(
     wanted = [ServedAdapter(name, os.path.abspath(path)) for name, path in args.lora_modules]
     client = EngineClient(wanted, note_prepared)
     app = build_app(config, text, client, clock=MonotonicClock(), new_seed=new_seed, new_id=new_id)
+    gc.collect()
     gc.freeze()  # what is loaded stays: to walk it again holds all streams up for milliseconds
     listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     first_ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
