@@ -114,3 +114,4 @@ def test_equal_gaps_between_tokens_are_counted_together() -> None:
     assert found == {"0.0025": 0, "0.005": 18, "80.0": 18, "+Inf": 19}
     assert value(metrics, f"{name}_count") == 19
     assert value(metrics, f"{name}_sum") == pytest.approx(100.074)
+    assert value(metrics, f"{name}_created") > 0, "as all others have it"

@@ -7,6 +7,7 @@ import dataclasses
 import threading
 from array import array
 from functools import cache
+from sys import getsizeof
 from typing import Any
 
 import pytest
@@ -122,12 +123,18 @@ def test_what_is_known_is_not_encoded_again() -> None:
 
 
 def test_the_longest_unused_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segments, "KEPT_CHARS", 3500)
+    """Texts and tokens up to so many bytes, of one text no more than a quarter of them."""
+    texts = [f"{name} word" * 200 for name in "abcde"]
+    num_bytes = getsizeof(cut_text(texts[0])[0]) + getsizeof(array("i", [1]))
+    monkeypatch.setattr(segments, "KEPT_BYTES", 4 * num_bytes + 100)
     subject = SegmentCache(lambda text: [1])
-    texts = [f"{name} word" * 200 for name in "abcd"]
-    for text in (*texts[:3], texts[0], texts[3]):
+    for text in (*texts[:4], texts[0], texts[4]):
         subject.encode(text)
-    assert [subject.num_unknown_chars(text) < 1000 for text in texts] == [True, False, True, True]
+    assert [subject.num_unknown_chars(text) < 1000 for text in texts] == [True, False, True, True, True]
+    subject.encode(
+        " ".join(f"{one}{other} word" for one in "abcdefghijklmnop" for other in "abcdefghijklmnopqrstuvwxyz")
+    )
+    assert sum(subject.num_unknown_chars(text) < 1000 for text in texts) == 3
     huge = "世" * 5000 + "a b"
     subject.encode(huge)
     assert subject.num_unknown_chars(huge) == len(huge), "one piece that would push out all others is not kept"

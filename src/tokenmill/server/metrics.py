@@ -204,6 +204,7 @@ class _Gaps:
         self._bounds = bounds
         self._counts = [0] * (len(bounds) + 1)
         self._sum = 0.0
+        self._created = time.time()
 
     def observe(self, value: float, count: int) -> None:
         self._counts[bisect_left(self._bounds, value)] += count
@@ -213,6 +214,7 @@ class _Gaps:
         found = HistogramMetricFamily(self._name, self._text, labels=_LABELS)
         names = map(floatToGoString, (*self._bounds, float("inf")))
         found.add_metric(labels, list(zip(names, accumulate(self._counts), strict=True)), self._sum)
+        found.add_sample(f"{self._name}_created", dict(zip(_LABELS, labels, strict=True)), self._created)
         return found
 
 

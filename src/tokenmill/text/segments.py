@@ -17,6 +17,7 @@ import threading
 from array import array
 from collections.abc import Callable
 from functools import cache
+from sys import getsizeof
 from typing import Any
 
 import tokenizers
@@ -28,8 +29,8 @@ PIECE_CHARS = 1000
 """A piece ends at the first border after so many."""
 
 MAX_PIECE_CHARS = 4 * PIECE_CHARS
-KEPT_CHARS = 1 << 22
-"""Of the texts kept; their tokens take about as many bytes."""
+KEPT_BYTES = 1 << 23
+"""Of texts and tokens that are kept; of a text not more than a quarter, so that none drives all others out."""
 
 _BORDER = re.compile("[A-Za-z](?= [A-Za-z])")
 _OVER_BORDER = re.compile("[A-Za-z] ")
@@ -65,12 +66,13 @@ class SegmentCache:
     def __init__(self, encode: Callable[[str], list[int]]) -> None:
         self._encode = encode
         self._kept: dict[str, array[int]] = {}  # the longest unused one first
-        self._num_chars = 0
+        self._num_bytes = 0
         self._lock = threading.Lock()
 
     def encode(self, text: str) -> list[int]:
         *pieces, rest = cut_text(text)
         tokens: list[int] = []
+        added = 0
         for piece in pieces:
             with self._lock:
                 known = self._kept.pop(piece, None)
@@ -78,7 +80,9 @@ class SegmentCache:
                     self._kept[piece] = known
             if known is None:
                 known = array("i", self._encode(piece))
-                self._keep(piece, known)
+                added += _num_bytes(piece, known)
+                if added <= KEPT_BYTES // 4:
+                    self._keep(piece, known)
             tokens.extend(known)
         tokens.extend(self._encode(rest))
         return tokens
@@ -94,11 +98,14 @@ class SegmentCache:
         with self._lock:
             if piece not in self._kept:
                 self._kept[piece] = tokens
-                self._num_chars += len(piece)
-            while self._num_chars > KEPT_CHARS:
+                self._num_bytes += _num_bytes(piece, tokens)
+            while self._num_bytes > KEPT_BYTES:
                 oldest = next(iter(self._kept))
-                del self._kept[oldest]
-                self._num_chars -= len(oldest)
+                self._num_bytes -= _num_bytes(oldest, self._kept.pop(oldest))
+
+
+def _num_bytes(piece: str, tokens: array[int]) -> int:
+    return getsizeof(piece) + getsizeof(tokens)
 
 
 def _words(pre_tokenizer: Any) -> str:
