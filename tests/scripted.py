@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from tokenmill.core.config import EngineConfig
@@ -23,6 +23,7 @@ from tokenmill.net.entropy import new_id, new_seed
 from tokenmill.server.app import build_app
 from tokenmill.server.client import EngineClient
 from tokenmill.server.config import ServerConfig
+from tokenmill.server.metrics import Metrics
 from tokenmill.server.run import serve
 from tokenmill.text.chat import ChatTemplate
 from tokenmill.text.load import TextModel
@@ -30,6 +31,7 @@ from tokenmill.text.tokenizer import tokenizer_from_gguf
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 EOS = 2
+READY = Ready("m", 512, 100, (2,), "id", 16, 64)
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -232,3 +234,24 @@ class Served:
     def connect(self) -> socket.socket:
         """A raw connection, for clients that misbehave."""
         return socket.create_connection(self.address, timeout=20)
+
+
+def attached(test: Callable[[EngineClient, LocalEngineEnd], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    """Run the test with a client whose engine's end of the link is in the test's hands."""
+
+    async def main() -> None:
+        client = EngineClient()
+        client.metrics = Metrics("m", 512)
+        engine, front = local_link()
+        client.attach(front)
+        await engine.send(READY)
+        while client.ready is None:
+            await asyncio.sleep(0)
+        await test(client, engine)
+        client.detach("over")
+
+    def run() -> None:
+        asyncio.run(asyncio.wait_for(main(), 10))
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    return run

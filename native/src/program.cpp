@@ -66,6 +66,7 @@ Program::Program(Team* team, const Kernels* kernels, const tm_op* ops, int num_o
   }
   // One set more than threads: small operations run where the step is being advanced.
   thread_floats_.resize(floats_per_thread_ * (team->num_threads() + 1) + kLanes);
+  prepared_.resize(static_cast<size_t>(team->num_threads() + 1) * kPreparedSpans);
   row_sequence_.resize(limits.max_tokens);
   tokens_.resize(limits.max_tokens);
 }

@@ -71,6 +71,8 @@ class Program final : public Job {
     bool partial;  // leaves the result of each span for the merge; otherwise these are all spans the rows see
   };
 
+  static constexpr int kPreparedSpans = 8;  // that a thread keeps: the first of a pass, and one that changes
+
   // A span's keys and values that a thread has in the order of the kernels: of one head in an operation.
   struct PreparedSpan {
     int64_t operation;

@@ -17,7 +17,6 @@ namespace {
 
 constexpr int kPassTiles = 4, kPreparedPassTiles = 8;  // the latter where kernels prepare a span for all tiles
 constexpr int kMaxPassQueries = kPreparedPassTiles * kMaxTile;
-constexpr int kPreparedSpans = 8;  // that a thread keeps: the first of a pass, and one that changes
 constexpr int kUnitsPerThread = 6;  // fewer leave threads idle at the end of a phase
 
 // The first key that a query with `limit` keys up to and including its own may see.
@@ -63,7 +62,6 @@ int Program::plan_attention(const Op& op, double* cost_ns) {
     plan_ = &plans_[num_plans_++];
   }
   attention_operation_++;
-  prepared_.resize(static_cast<size_t>(team_->num_threads() + 1) * kPreparedSpans, PreparedSpan{});
   *cost_ns = plan_->cost_ns;
   return static_cast<int>(plan_->passes.size()) * o.num_kv_heads * plan_->head_chunks;
 }
@@ -368,11 +366,11 @@ void Program::run_attention(const Op& op, int unit, int thread) {
     } else {
       const int num_keys = std::min(kSpan, rows[pass.num_rows - 1].limit - begin * kSpan);
       fill_keys(op, pass.sequence, kv_head, begin, num_keys, gathered, &args);
-    }
-    if (on_tiles && !args.is_prepared) {
-      const bool last = end == pass.span_end;
-      const AttentionUnit next = last && unit + 1 < num_units ? attention_unit(unit + 1, o.num_kv_heads) : at;
-      point_ahead(op, *next.pass, next.kv_head, last ? next.pass->span_begin : end, &args);
+      if (on_tiles) {
+        const bool last = end == pass.span_end;
+        const AttentionUnit next = last && unit + 1 < num_units ? attention_unit(unit + 1, o.num_kv_heads) : at;
+        point_ahead(op, *next.pass, next.kv_head, last ? next.pass->span_begin : end, &args);
+      }
     }
     for (int tile = 0; tile < num_tiles * (end - begin); tile++) {
       const int span = begin + tile % (end - begin), tile0 = tile / (end - begin) * tile_queries;

@@ -5,6 +5,7 @@ T tokens  S sequences  L logit rows  D width
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,8 @@ import numpy as np
 
 from tokenmill.core.block import KVGroup
 from tokenmill.ops.api import BLOCK_BYTES, HeadGeometry, RawTensor, StepBatch
+from tokenmill.ops.native import NativeOps
+from tokenmill.ops.native.library import TILE_ISAS, available_isas
 
 KINDS = ("f32", "f16", "bf16", *BLOCK_BYTES)
 
@@ -34,6 +37,14 @@ def raw_tensor(rng: np.random.Generator, kind: str, num_rows: int, num_cols: int
         if kind in ("q4_1", "q8_m", "q8_hm"):
             data[..., 2 * num_halves : 4 * num_halves] = (scales * -8).astype(np.float16).view(np.uint8)
     return RawTensor(kind, num_rows, num_cols, np.ascontiguousarray(data).view(np.uint8).reshape(-1))
+
+
+def tile_backends() -> Iterator[list[NativeOps]]:
+    """Of every variant with tiles that runs here; closed afterwards."""
+    made = [NativeOps(2, isa) for isa in available_isas(TILE_ISAS)]
+    yield made
+    for ops in made:
+        ops.close()
 
 
 def kv_type(ops: Any) -> str:

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from ops_cases import raw_tensor
+from ops_cases import raw_tensor, tile_backends
 
 from tokenmill.ops.api import RawTensor
 from tokenmill.ops.native import NativeOps, available
-from tokenmill.ops.native.library import INTEGER_KINDS, KINDS, TILE_ISAS, available_isas
+from tokenmill.ops.native.library import INTEGER_KINDS, KINDS
 from tokenmill.ops.reference import ReferenceOps
 
 pytestmark = [pytest.mark.exact, pytest.mark.skipif(available() is not None, reason=str(available()))]
@@ -21,10 +21,7 @@ SHAPES = [(16, 32), (48, 64), (40, 96), (33, 1536), (20, 1184)]
 
 @pytest.fixture(scope="module")
 def backends() -> Iterator[list[NativeOps]]:
-    made = [NativeOps(2, isa) for isa in available_isas(TILE_ISAS)]
-    yield made
-    for ops in made:
-        ops.close()
+    yield from tile_backends()
 
 
 def matrix(rng: np.random.Generator, kind: str, num_rows: int, num_cols: int) -> RawTensor:

@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ops_cases import activations, raw_tensor
+from ops_cases import activations, raw_tensor, tile_backends
 
 from tokenmill.ops.native import NativeOps, available
-from tokenmill.ops.native.library import TILE_ISAS, available_isas
 from tokenmill.ops.reference import ReferenceOps
 
 pytestmark = [pytest.mark.exact, pytest.mark.skipif(available() is not None, reason=str(available()))]
@@ -25,10 +24,7 @@ SHAPES = [(16, 32), (24, 20), (48, 64), (33, 608), (80, 1217)]
 
 @pytest.fixture(scope="module")
 def backends() -> Iterator[list[NativeOps]]:
-    made = [NativeOps(2, isa) for isa in available_isas(TILE_ISAS)]
-    yield made
-    for ops in made:
-        ops.close()
+    yield from tile_backends()
 
 
 @pytest.mark.parametrize("shape", SHAPES)

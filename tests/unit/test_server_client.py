@@ -3,44 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 
+from scripted import READY, attached
 from tokenmill.core.errors import EngineFailed, Unavailable
-from tokenmill.core.events import Abort, EngineStats, Output, Ready, StepOutputs, Submit
+from tokenmill.core.events import Abort, EngineStats, Output, StepOutputs, Submit
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.engine.link import LocalEngineEnd, local_link
 from tokenmill.server.client import EngineClient
-from tokenmill.server.metrics import Metrics
-
-READY = Ready("m", 512, 100, (2,), "id", 16, 64)
 
 
 def request(name: str, arrival_s: float = 0.0, num_tokens: int = 3) -> Request:
     return Request(name, tuple(range(num_tokens)), SamplingParams(), 16, seed=1, arrival_s=arrival_s)
-
-
-def attached(test: Callable[[EngineClient, LocalEngineEnd], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    """Run the test with a client whose engine's end of the link is in the test's hands."""
-
-    async def main() -> None:
-        client = EngineClient()
-        client.metrics = Metrics("m", 512)
-        engine, front = local_link()
-        client.attach(front)
-        await engine.send(READY)
-        while client.ready is None:
-            await asyncio.sleep(0)
-        await test(client, engine)
-        client.detach("over")
-
-    def run() -> None:
-        asyncio.run(asyncio.wait_for(main(), 10))
-
-    run.__name__, run.__doc__ = test.__name__, test.__doc__
-    return run
 
 
 async def step(engine: LocalEngineEnd, number: int, *outputs: Output) -> None:

@@ -11,21 +11,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from scripted import make_text_model
-from tokenmill.core.events import Abort, EngineStats, Output, Ready, StepOutputs, Submit
+from scripted import attached, make_text_model
+from tokenmill.core.events import Abort, EngineStats, Output, StepOutputs, Submit
 from tokenmill.core.request import Request, SamplingParams
-from tokenmill.engine.link import LocalEngineEnd, local_link
+from tokenmill.engine.link import LocalEngineEnd
 from tokenmill.server.choice import Choice
 from tokenmill.server.client import EngineClient
 from tokenmill.server.logprobs import TokenNames
-from tokenmill.server.metrics import Metrics
 from tokenmill.server.openai import Call
 from tokenmill.server.replies import Answer
 from tokenmill.server.stream import EventStream
 from tokenmill.server.tokens import Encoded
 
 TEXT = make_text_model()
-READY = Ready("m", 512, 100, (2,), "id", 16, 64)
 BYTE_0 = 3
 
 
@@ -102,22 +100,11 @@ def staged(
     **sampling: Any,
 ) -> Callable[[Callable[[Scene], Coroutine[Any, Any, None]]], Callable[[], None]]:
     def decorate(test: Callable[[Scene], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-        async def main() -> None:
-            client = EngineClient()
-            client.metrics = Metrics("m", 512)
-            engine, front = local_link()
-            client.attach(front)
-            await engine.send(READY)
-            while client.ready is None:
-                await asyncio.sleep(0)
+        async def main(client: EngineClient, engine: LocalEngineEnd) -> None:
             await test(Scene(client, engine, **sampling))
-            client.detach("over")
 
-        def run() -> None:
-            asyncio.run(asyncio.wait_for(main(), 10))
-
-        run.__name__, run.__doc__ = test.__name__, test.__doc__
-        return run
+        main.__name__, main.__doc__ = test.__name__, test.__doc__
+        return attached(main)
 
     return decorate
 

@@ -85,22 +85,15 @@ class ModelExecutor:
     def execute(self, plan: StepPlan) -> asyncio.Future[StepResult]:
         """Run a step. Calls that overlap run one after the other in the order they were made; one that fails raises
         where its future is awaited and does not stop the next."""
-        try:
-            step = self._runner.prepare(plan)
-        except Exception as error:
-            return self._submit(_raise(error))
-        if step.turn is None:
-            return self._submit(partial(self._compute, step), self._runner.collect)
+        step, run = self._prepare(plan)
+        if step is None or step.turn is None:
+            return self._submit(run, self._runner.collect)
         return self._submit_turn(step)
 
     def execute_now(self, plan: StepPlan) -> StepResult:
         """Run a step and wait for it."""
         future: Future[StepResult] = Future()
-        run: Callable[[], Any]
-        try:
-            run = partial(self._compute, self._runner.prepare(plan))
-        except Exception as error:
-            run = _raise(error)
+        _, run = self._prepare(plan)
         self._put(_Job(run, lambda job: job.settle(future), self._runner.collect))
         return future.result()
 
@@ -131,6 +124,14 @@ class ModelExecutor:
         while self._turns:
             self._settle_turn(self._turns.popleft())
         self._on_close()
+
+    def _prepare(self, plan: StepPlan) -> tuple[Any, Callable[[], Any]]:
+        """The step and what computes it; a plan that cannot be prepared gives none, and fails in its turn."""
+        try:
+            step = self._runner.prepare(plan)
+        except Exception as error:
+            return None, _raise(error)
+        return step, partial(self._compute, step)
 
     def _compute(self, step: Any) -> Any:
         self._runner.compute(step)
