@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from raw_server import ANSWER, ask_raw, read_request
 from synthetic_server import Script, Sent, serve
 from tokenmill.bench.load import datasets, http
 from tokenmill.bench.load.body import BodyFormat
@@ -283,34 +284,6 @@ def test_errors_inside_a_stream_are_errors() -> None:
     assert exchange.error == "bad_response"
 
 
-Respond = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Any]
-
-
-def ask_raw(respond: Respond, num: int = 1, timeout_s: float = 5.0) -> list[Exchange]:
-    """Send `num` calls one after another to a server of raw bytes."""
-
-    async def go() -> list[Exchange]:
-        server = await asyncio.start_server(respond, "127.0.0.1", 0)
-        client = Client(
-            parse_url(f"127.0.0.1:{server.sockets[0].getsockname()[1]}"), "/completions", timeout_s=timeout_s
-        )
-        try:
-            return [await send_one(client, b"{}") for _ in range(num)]
-        finally:
-            await client.close()
-            server.close()
-            # The server's side of each connection notices the end and closes its own.
-            await asyncio.sleep(0.02)
-
-    return asyncio.run(go())
-
-
-async def read_request(reader: asyncio.StreamReader) -> None:
-    head = await reader.readuntil(b"\r\n\r\n")
-    length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
-    await reader.readexactly(length)
-
-
 CHUNKED = (
     b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
     + b"".join(b"%x;ext=1\r\n%b\r\n" % (len(piece), piece) for piece in (EVENTS[:100], EVENTS[100:101], EVENTS[101:]))
@@ -335,7 +308,6 @@ def test_answers_are_the_same_however_they_are_cut() -> None:
 
 
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
-ANSWER = b'{"choices":[{"text":"hi","finish_reason":"stop"}],"usage":{"prompt_tokens":1,"completion_tokens":4}}'
 
 
 def test_an_answer_in_one_piece_is_one_event() -> None:

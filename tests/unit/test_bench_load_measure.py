@@ -123,6 +123,32 @@ def test_every_quantity_follows_its_definition() -> None:
     assert row.event_tokens == [1, 1, 2] and row.event_s == [1.0, pytest.approx(1.2), 1.5]
 
 
+def test_an_answer_in_one_piece_has_no_times_between_tokens() -> None:
+    """A whole answer has a latency, but neither TTFT nor TPOT nor ITL, and meets no objective on them; several tokens
+    in one event have a TTFT and no TPOT. None of them is 0."""
+    whole = run_of([exchange(0, 0.0, 0.0, [2.0], counts=[5], is_streamed=False)], {"ttft_s": 9.0})
+    assert (whole.ttft_s.num, whole.tpot_s.num, whole.itl_s.num, whole.e2el_s.p50) == (0, 0, 0, 2.0)
+    assert whole.tpot_s.p50 is None and whole.requests[0].first_s is None and whole.slo.attainment == 0.0
+    assert "1 of 1 answers came as a whole" in whole.warnings[0]
+    packed = run_of([exchange(0, 0.0, 0.0, [2.0], counts=[5])], {"ttft_s": 9.0, "tpot_s": 9.0})
+    assert (
+        packed.ttft_s.p50 == 2.0
+        and packed.tpot_s.p50 is None
+        and packed.slo.by_objective
+        == {
+            "ttft_s": 1.0,
+            "tpot_s": 0.0,
+        }
+    )
+
+
+def test_sends_made_again_are_counted() -> None:
+    """In the run, in the row, and as a warning; the first send is the one that counts."""
+    run = run_of([exchange(0, 0.0, 0.0, [1.0, 2.0, 3.0, 4.0], num_retries=1), exchange(1, 0.0, 0.0, [1.0] * 4)])
+    assert run.num_retries == 1 and [row.num_retries for row in run.requests] == [1, 0]
+    assert "sends met a kept" in run.warnings[0]
+
+
 def test_an_slo_is_a_conjunction_over_all_requests() -> None:
     """A failed request meets nothing; a request of one token has no TPOT to miss; goodput counts those that met all."""
     run = run_of(

@@ -31,7 +31,8 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class RequestRow:
-    """One request. `due_s`: when it was meant to be sent; `sent_s`: when it was. Arrival times of token-carrying
+    """One request. `due_s`: when it was meant to be sent; `sent_s`: when it was, for the first time. `first_s`: None
+    where the answer came as a whole. Arrival times of token-carrying
     events are `due_s + event_s[i]`; event i carried `event_tokens[i]` tokens (None: one each)."""
 
     index: int
@@ -54,6 +55,7 @@ class RequestRow:
     finish_reason: str | None
     error: str | None
     error_detail: str | None
+    num_retries: int = 0
     event_s: list[float] | None = None
     event_tokens: list[int] | None = None
 
@@ -155,6 +157,7 @@ class Run:
     num_requests: int
     num_ok: int
     num_failed: int
+    num_retries: int
     ttft_s: Distribution
     ttst_s: Distribution
     tpot_s: Distribution

@@ -19,6 +19,10 @@ from ...core.errors import ConfigError
 from .stream import EventParser, Exchange
 
 CONNECT_TIMEOUT_S = 10.0
+
+LOST_AT_ONCE_S = 0.005
+"""A kept connection that ends so soon after a request was written (beside the time a message takes there and back) had
+been given up by the server before it saw the request. Whatever ends later may have been worked on, and has failed."""
 OnDone = Callable[[Exchange], None]
 
 
@@ -189,10 +193,13 @@ class _Connection(asyncio.Protocol):
         self.exchange: Exchange | None = None
         self._client = client
         self._transport: asyncio.Transport | None = None
+        self._begun_s = time.perf_counter()
+        self._round_trip_s = 0.0
         self._reset()
 
     def _reset(self) -> None:
         self._request = b""
+        self._written_s = 0.0
         self._on_done: OnDone | None = None
         self._is_fresh = True
         self._state = "head"
@@ -209,6 +216,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        self._round_trip_s = time.perf_counter() - self._begun_s
         self._client.opened(self)
 
     def data_received(self, data: bytes) -> None:
@@ -222,7 +230,9 @@ class _Connection(asyncio.Protocol):
         assert self.exchange is None and self._transport is not None, "the connection is in use"
         self._reset()
         self.exchange, self._request, self._on_done, self._is_fresh = exchange, request, on_done, is_fresh
-        exchange.sent_s = time.perf_counter()
+        self._written_s = time.perf_counter()
+        if exchange.sent_s is None:
+            exchange.sent_s = self._written_s
         self._transport.write(request)
 
     def abort(self, error: str, detail: str) -> None:
@@ -240,14 +250,19 @@ class _Connection(asyncio.Protocol):
         if self._state == "until_close" and error is None:
             self._finish(now_s, is_reusable=False)
             return
-        if not self._is_fresh and self._state == "head" and not self._buffer:
-            # The server closed a kept connection while the request was on its way: it has seen nothing of it.
+        if self._was_lost_at_once(now_s):
             assert self._on_done is not None
             self.exchange = None
+            exchange.num_retries += 1
             self._client.send_fresh(exchange, self._request, self._on_done)
             return
         exchange.fail("disconnected", str(error or "the server closed the connection before the answer was complete"))
         self._finish(now_s, is_reusable=False)
+
+    def _was_lost_at_once(self, now_s: float) -> bool:
+        """Whether the server closed a kept connection while the request was on its way, and saw nothing of it."""
+        is_silent = self._state == "head" and not self._buffer
+        return not self._is_fresh and is_silent and now_s - self._written_s < LOST_AT_ONCE_S + self._round_trip_s
 
     def parse(self, at_s: float, data: bytes) -> None:
         exchange = self.exchange
@@ -337,6 +352,7 @@ class _Connection(asyncio.Protocol):
             if not exchange.is_complete and exchange.finish_reason is None:
                 exchange.fail("incomplete", "the stream ended without a finish reason or [DONE]")
         elif self._status == 200:
+            exchange.is_streamed = False
             exchange.on_data(at_s, b"".join(self._plain))
         elif self._status:
             exchange.fail(f"http_{self._status}", b"".join(self._plain).decode(errors="replace"))

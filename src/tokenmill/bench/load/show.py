@@ -99,7 +99,8 @@ def _print_run(console: Console, run: Run, metrics: Sequence[str], percentiles: 
         table.add_row(label, *(_ms(getattr(values, part)) for part in parts))
     console.print(table)
     lines = [
-        f"requests           {run.num_ok} ok, {run.num_failed} failed, in {run.duration_s:.2f} s",
+        f"requests           {run.num_ok} ok, {run.num_failed} failed, in {run.duration_s:.2f} s"
+        + (f"; {run.num_retries} sent again" if run.num_retries else ""),
         f"requests/s         {run.requests_per_s:.3f}"
         + (f" of {run.offered_requests_per_s:.3f} offered" if run.offered_requests_per_s is not None else ""),
         f"output tokens/s    {run.output_tokens_per_s:,.1f}",

@@ -54,9 +54,13 @@ class _Event(msgspec.Struct):
 
 _decode = msgspec.json.Decoder(_Event).decode
 
+FAILED_FINISHES = ("error", "abort")
+"""Reasons to finish that are the server giving up, in an answer of status 200."""
+
 
 class Exchange:
-    """The record of one call. Times are time.perf_counter's. `fail` keeps the first error."""
+    """The record of one call. Times are time.perf_counter's; `sent_s` is the first send's, `num_retries` how often the
+    call was sent again. `is_streamed`: tokens came one after another, not as a whole. `fail` keeps the first error."""
 
     __slots__ = (
         "_count_before",
@@ -71,8 +75,10 @@ class Exchange:
         "index",
         "input_tokens",
         "is_complete",
+        "is_streamed",
         "keep_text",
         "num_bytes",
+        "num_retries",
         "output_tokens",
         "sent_s",
         "texts",
@@ -92,6 +98,8 @@ class Exchange:
         self.error: str | None = None
         self.error_detail: str | None = None
         self.is_complete = False
+        self.is_streamed = True
+        self.num_retries = 0
         self.keep_text = keep_text
         self.texts: list[str] = []
         self.num_bytes = 0
@@ -126,6 +134,8 @@ class Exchange:
         for choice in event.choices:
             if choice.finish_reason is not None:
                 self.finish_reason = choice.finish_reason
+                if choice.finish_reason in FAILED_FINISHES:
+                    self.fail(f"finish_{choice.finish_reason}", "the server ended the answer early")
             num_tokens += self._num_tokens(choice)
         usage = event.usage
         if usage is not None:
