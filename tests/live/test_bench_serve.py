@@ -439,7 +439,7 @@ def test_the_commands_write_what_they_promise(synthetic: int, tmp_path: Path) ->
     assert len({run["dataset"]["digest"] for run in result["runs"]}) == 2
     assert {ratio["phase"] for ratio in result["ratios"]} == {cold, warm}
     assert {figure["median"] for figure in result["figures"] if figure["metric"] == "output_tokens"} == {32}
-    assert report.read_text().count("| output tokens/s |") == 4
+    assert report.read_text().count("| output tokens/s") == 4
 
 
 def test_wrong_command_lines_are_one_line(tmp_path: Path) -> None:

@@ -81,12 +81,16 @@ def make_all() -> dict[str, result.Result]:
     runs = [make_run(f"r{i}", seed=i) for i in range(3)]
     interval = result.Interval(9.5, 9.0, 10.0, 0.95, [9.0, 9.5, 10.0])
     probes = [
-        result.Probe(rate, share, share - 0.1, min(1.0, share + 0.1), share > 0.5, 0.1, share > 0.8, runs[i])
+        result.Probe(
+            rate, share, share - 0.1, min(1.0, share + 0.1), [share], 9, share > 0.5, 0.1, share > 0.8, runs[i]
+        )
         for i, (rate, share) in enumerate([(1.0, 1.0), (2.0, 0.9), (4.0, 0.3)])
     ]
     twins = [make_run(name, seed=seed) for seed in range(2) for name in ("base", HOSTILE)]
     ratios = [
-        result.Ratio("cold", metric, "per" in metric, "base", HOSTILE, 1.0, 1.2, 1.2, 1.1, 1.3, 0.95, "worse")
+        result.Ratio(
+            "cold", metric, "per" in metric, "base", HOSTILE, 1.0, 1.2, 1.2, 1.1, 1.3, 0.97, 0.01, 0.02, False, "worse"
+        )
         for metric in ("ttft_s.p50", "output_tokens_per_s")
     ]
     sides = [Side(name, "cold", [run for run in twins if run.name == name]) for name in ("base", HOSTILE)]
@@ -100,6 +104,7 @@ def make_all() -> dict[str, result.Result]:
         "goodput": result.Goodput({"ttft_s": 0.5}, 0.9, *figures, ["bench"], [], probes),
         "compare": result.Comparison(
             [{"name": "base", "url": "http://h"}, {"name": HOSTILE, "url": "http://i"}],
+            "ttft_s.p50",
             figures_of_sides,
             ratios,
             ["bench"],

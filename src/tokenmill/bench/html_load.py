@@ -112,8 +112,8 @@ def goodput_section(result: Json) -> str:
     ):
         if result[field] is not None:
             found.append((name, short(result[field]), unit))
-    high = result["request_rate_high"]
-    bound = "no rate up to the limit failed" if high is None else f"{short(high)} requests/s failed"
+    low, high = short(result["request_rate_low"]), result["request_rate_high"]
+    bounds = f"at least {low} requests/s: no rate failed" if high is None else f"{low} to {short(high)} requests/s"
     rows = [
         Estimate(
             f"{short(probe['request_rate'])} requests/s, {_judgement(probe)}",
@@ -129,7 +129,8 @@ def goodput_section(result: Json) -> str:
         Axis("share of requests that met every objective", low=0.0, high=1.0),
         rows,
         reference=result["target_attainment"],
-        note="Wilson intervals; the dashed line is the target. A rate must also be stable: its queue does not grow.",
+        note="Wilson intervals of as many independent requests as there are in effect; the dashed line is the target."
+        " A rate must also be stable: its queue does not grow.",
     )
     return page.section(
         "Goodput",
@@ -139,7 +140,7 @@ def goodput_section(result: Json) -> str:
             page.facts(
                 {
                     "objectives": f"{slo}, for {result['target_attainment']:.0%} of requests",
-                    "bracket": f"{short(result['request_rate_low'])} requests/s passed, {bound}",
+                    "interval": bounds,
                 }
             ),
             repeat_with(result["argv"]),
@@ -221,7 +222,7 @@ def _ratio_bars(ratios: Sequence[Json]) -> str:
     ]
     note = f"{ratios[0]['confidence']:.0%} intervals over repeats. Left of 1 is lower, which is better for latencies."
     title = f"{candidate} over {baseline}"
-    return intervals(title, Axis("ratio of medians", log=True), estimates, 1.0, note)
+    return intervals(title, Axis("ratio, geometric mean of repeats", log=True), estimates, 1.0, note)
 
 
 def side_by_side_section(runs: Sequence[Json]) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,30 +245,34 @@ class Sweep:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """One rate tried by the goodput search. attainment: with its confidence interval (Wilson). stable: the queue did
-    not grow: `drift_s` is how much later the second half's requests finished than the first half's."""
+    """One rate tried by the goodput search. attainment: after the first requests, with its confidence interval (Wilson,
+    for as many independent requests as the blocks show); block_shares: of each block in time, num_judged requests in
+    all. stable: the queue did not grow: `drift` is how many seconds latency grew in a second."""
 
     request_rate: float
     attainment: float
     attainment_low: float
     attainment_high: float
+    block_shares: list[float]
+    num_judged: int
     stable: bool
-    drift_s: float | None
+    drift: float | None
     passed: bool
     run: Run
 
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """The highest request rate that met the SLO. `request_rate_low` passed and `request_rate_high` did not (None:
-    nothing failed up to the limit); request_rate_interval: over repeats of the search, where there were any."""
+    """The highest request rate that meets the SLO, from all probes together, between `request_rate_low` and
+    `request_rate_high`. request_rate_interval: the same with its confidence, and what each search found by itself; None
+    where nothing failed (the rate is then a lower bound and request_rate_high None) or nothing passed (rate 0)."""
 
     slo: dict[str, float]
     target_attainment: float
     request_rate: float
     request_rate_low: float
     request_rate_high: float | None
-    request_rate_interval: Interval
+    request_rate_interval: Interval | None
     goodput_requests_per_s: float
     output_tokens_per_s: float
     per_core: float | None
@@ -288,7 +292,7 @@ class Goodput:
             for probe in self.probes
         ]
         plain = {name: getattr(self, name) for name in Goodput.__slots__ if name != "probes"}
-        plain["request_rate_interval"] = asdict(self.request_rate_interval)
+        plain["request_rate_interval"] = self.request_rate_interval and asdict(self.request_rate_interval)
         return {"schema": SCHEMA, "kind": "goodput", **plain, "probes": probes}
 
 
@@ -306,8 +310,10 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """candidate over baseline, medians over repeats, with a bootstrap confidence interval. verdict: "better",
-    "worse", or "undecided" where the interval holds 1 or there are too few repeats."""
+    """candidate over baseline: the geometric mean of the repeats' ratios, with its interval, and the medians of both
+    sides. p_value: of the ratio being 1; p_adjusted: corrected for the number of ratios of the primary metric, or of
+    the others. verdict: "better", "worse", or "undecided" where p_adjusted is not small enough or there are too few
+    repeats."""
 
     phase: str
     metric: str
@@ -320,15 +326,20 @@ class Ratio:
     low: float
     high: float
     confidence: float
+    p_value: float
+    p_adjusted: float
+    is_primary: bool
     verdict: str
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Endpoints in turns on equal loads. runs[i].name is the endpoint's, runs[i].schedule["repeat"] its turn and
-    runs[i].schedule["phase"] whether it had seen the load's shared text before: "cold" or "warm"."""
+    """Endpoints in turns on equal loads. primary_metric: the one declared beforehand to decide. runs[i].name is the
+    endpoint's, runs[i].schedule["repeat"] its turn and runs[i].schedule["phase"] whether it had seen the load's shared
+    text before: "cold" or "warm"."""
 
     endpoints: list[dict[str, Any]]
+    primary_metric: str
     figures: list[Figure]
     ratios: list[Ratio]
     argv: list[str]
@@ -340,6 +351,7 @@ class Comparison:
             "schema": SCHEMA,
             "kind": "compare",
             "endpoints": self.endpoints,
+            "primary_metric": self.primary_metric,
             "figures": [asdict(figure) for figure in self.figures],
             "ratios": [asdict(ratio) for ratio in self.ratios],
             "argv": self.argv,

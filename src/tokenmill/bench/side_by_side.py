@@ -39,12 +39,14 @@ def _spread(figure: Json) -> str:
 
 
 def ratio_cells(result: Json, phase: str) -> Cells:
+    """The primary metric first; p is corrected for the number of ratios looked at."""
     rows = [
         [
-            metric_name(ratio["metric"]),
+            metric_name(ratio["metric"]) + (" (primary)" if ratio["is_primary"] else ""),
             ratio["candidate"],
             short(ratio["ratio"]),
             f"{short(ratio['low'])} to {short(ratio['high'])}",
+            f"{ratio['p_adjusted']:.2g}",
             "higher" if ratio["higher_is_better"] else "lower",
             ratio["verdict"],
         ]
@@ -52,7 +54,7 @@ def ratio_cells(result: Json, phase: str) -> Cells:
         if ratio["phase"] == phase
     ]
     baseline = result["endpoints"][0]["name"]
-    return [f"ratio to {baseline}", "", "of medians", "interval", "better if", "verdict"], rows
+    return [f"ratio to {baseline}", "", "mean", "interval", "p, corrected", "better if", "verdict"], rows
 
 
 def to_markdown(result: Json) -> str:

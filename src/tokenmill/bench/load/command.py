@@ -103,6 +103,7 @@ def compare_endpoints(args: argparse.Namespace, argv: Sequence[str], vocabulary:
     if len(args.endpoints) < 2 or args.repeats < 1:
         raise ConfigError("bench compare needs two endpoints or more, and at least one repeat.", param="endpoints")
     load = options.make_load(args, argv, vocabulary)
+    primary = compare.choose_primary(load.schedule, load.objectives, args.primary_metric)
     check_outputs(args)
     targets = []
     for text in args.endpoints:
@@ -114,7 +115,7 @@ def compare_endpoints(args: argparse.Namespace, argv: Sequence[str], vocabulary:
         # What one of them cannot take, none gets: the load must be equal.
         targets = [replace(target, body=replace(target.body, prompt_format="text")) for target in targets]
     with show.Status(Console(stderr=True), load.num_prompts) as status:
-        result = run_async(compare.compare(targets, load, args.repeats, status.observe, args.warm))
+        result = run_async(compare.compare(targets, load, args.repeats, status.observe, args.warm, primary))
     finish(args, result)
     if args.markdown is not None:
         args.markdown.write_text(side_by_side.to_markdown(result.to_json()))

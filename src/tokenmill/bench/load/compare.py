@@ -2,8 +2,12 @@
 
 In every repeat each endpoint gets the same seeded load once, in an order that moves on by one each repeat, so that a
 machine that changes speed changes it for all. With a warm phase it gets the load twice in its turn: "cold", when all
-text is new to it, and "warm", when the text that requests share is known and the rest is new. A verdict needs an
-interval that leaves out 1 and enough repeats that chance alone would rarely agree (stats.can_decide).
+text is new to it, and "warm", when the text that requests share is known and the rest is new.
+
+Who looks at ten figures finds one that differs by chance. So one metric is declared primary beforehand and has the
+verdict: a paired t-test of the logarithms of the repeats' ratios. All others are secondary, corrected by Holm for their
+number, at a level of their own, so that of a hundred comparisons of equals at most four give any verdict at all. Both
+need enough repeats that chance alone would rarely agree (stats.can_decide).
 """
 
 from __future__ import annotations
@@ -12,9 +16,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
+from ...core.errors import ConfigError
 from ..result import Comparison, Figure, Ratio, Run
 from .run import Load, Observe, run_load
-from .stats import CONFIDENCE, can_decide, merge_warnings, ratio_of_medians
+from .schedule import Schedule
+from .stats import VERDICT_CONFIDENCE, can_decide, holm, merge_warnings, paired_ratio
 from .target import Target
 
 COLD, WARM = "cold", "warm"
@@ -32,6 +38,8 @@ METRICS = (
     ("e2el_s.p50", False),
     ("e2el_s.p99", False),
 )
+PRIMARY_LEVEL = 1 - VERDICT_CONFIDENCE
+SECONDARY_LEVEL = 0.01
 COUNTS = ("prefix_hit_share", "input_tokens", "output_tokens", "num_failed")
 """Figures beside the metrics: no ratio of them is a verdict, but they say whether equal work was done."""
 
@@ -55,8 +63,27 @@ def value_of(run: Run, metric: str) -> float | None:
     return getattr(value, part) if part else value
 
 
+def choose_primary(schedule: Schedule, objectives: dict[str, float], asked: str | None) -> str:
+    """The metric that decides: what was asked for, else throughput where the server sets the pace, and latency where
+    the schedule does and all servers have the same throughput. Raises ConfigError."""
+    names = [name for name, _ in metrics_of(objectives)]
+    if asked is not None and asked not in names:
+        raise ConfigError(f"--primary-metric is one of {', '.join(names)}, not {asked}.", param="primary_metric")
+    return asked or ("e2el_s.p50" if schedule.is_paced else "output_tokens_per_s")
+
+
+def metrics_of(objectives: dict[str, float]) -> list[tuple[str, bool]]:
+    """Without objectives goodput is the request rate."""
+    return [metric for metric in METRICS if objectives or not metric[0].startswith("goodput")]
+
+
 async def compare(
-    targets: Sequence[Target], load: Load, num_repeats: int, observe: Observe | None, with_warm: bool = False
+    targets: Sequence[Target],
+    load: Load,
+    num_repeats: int,
+    observe: Observe | None,
+    with_warm: bool = False,
+    primary: str = "output_tokens_per_s",
 ) -> Comparison:
     """The first target is the baseline."""
     runs: list[Run] = []
@@ -68,7 +95,7 @@ async def compare(
             for phase, phase_load in phases.items():
                 run = await run_load(target, phase_load, observe=observe, repeat=repeat)
                 runs.append(replace(run, schedule=run.schedule | {"phase": phase}))
-    return conclude(targets, runs, load)
+    return conclude(targets, runs, load, primary)
 
 
 def with_fresh_text(load: Load) -> Load:
@@ -76,18 +103,17 @@ def with_fresh_text(load: Load) -> Load:
     return replace(load, make_plan=lambda num, seed, rate: load.make_plan(num, seed, rate).with_fresh_text(WARM))
 
 
-def conclude(targets: Sequence[Target], runs: list[Run], load: Load) -> Comparison:
+def conclude(targets: Sequence[Target], runs: list[Run], load: Load, primary: str) -> Comparison:
     phases = list(dict.fromkeys(run.schedule["phase"] for run in runs))
     figures: list[Figure] = []
     ratios: list[Ratio] = []
     warnings = merge_warnings(runs)
-    # Without objectives goodput is the request rate.
-    metrics = [metric for metric in METRICS if load.objectives or not metric[0].startswith("goodput")]
+    metrics = metrics_of(load.objectives)
     for phase in phases:
         sides = [_side(target.name, phase, runs) for target in targets]
         figures += [figure for side in sides for figure in make_figures(side, metrics)]
         baseline, *candidates = sides
-        made = (make_ratio(*metric, baseline, candidate, load.seed) for candidate in candidates for metric in metrics)
+        made = (make_ratio(*metric, baseline, candidate) for candidate in candidates for metric in metrics)
         ratios += [ratio for ratio in made if ratio is not None]
         warnings += _uneven(sides)
     for target in targets:
@@ -95,9 +121,25 @@ def conclude(targets: Sequence[Target], runs: list[Run], load: Load) -> Comparis
             warnings.append(f"{target.name} failed {failed} requests: its latencies are of those that succeeded.")
     num_repeats = len({run.schedule["repeat"] for run in runs})
     if runs and not can_decide(num_repeats):
-        warnings.append(f"{num_repeats} repeats are too few for a verdict at {CONFIDENCE:.0%}.")
+        warnings.append(f"{num_repeats} repeats are too few for a verdict at {VERDICT_CONFIDENCE:.0%}.")
+    if runs and primary not in {ratio.metric for ratio in ratios}:
+        warnings.append(f"There is no verdict: not every run has a {primary}, the primary metric.")
     endpoints = [{"name": target.name, **target.facts()} for target in targets]
-    return Comparison(endpoints, figures, ratios, load.argv, list(dict.fromkeys(warnings)), runs)
+    ratios = decide(ratios, primary, num_repeats)
+    return Comparison(endpoints, primary, figures, ratios, load.argv, list(dict.fromkeys(warnings)), runs)
+
+
+def decide(ratios: Sequence[Ratio], primary: str, num_repeats: int) -> list[Ratio]:
+    """The ratios with their verdicts, those of the primary metric first."""
+    decided: list[Ratio] = []
+    for is_primary, level in ((True, PRIMARY_LEVEL), (False, SECONDARY_LEVEL)):
+        family = [ratio for ratio in ratios if (ratio.metric == primary) == is_primary]
+        for ratio, p_value in zip(family, holm([ratio.p_value for ratio in family]), strict=True):
+            verdict = "undecided"
+            if can_decide(num_repeats) and p_value <= level:
+                verdict = "better" if (ratio.ratio > 1.0) == ratio.higher_is_better else "worse"
+            decided.append(replace(ratio, is_primary=is_primary, p_adjusted=p_value, verdict=verdict))
+    return decided
 
 
 def _side(name: str, phase: str, runs: Sequence[Run]) -> Side:
@@ -130,16 +172,13 @@ def make_figures(side: Side, metrics: Sequence[tuple[str, bool]] = METRICS) -> l
     return figures
 
 
-def make_ratio(metric: str, higher_is_better: bool, baseline: Side, candidate: Side, seed: int) -> Ratio | None:
-    """None where a run of either has no such figure, or a zero one."""
+def make_ratio(metric: str, higher_is_better: bool, baseline: Side, candidate: Side) -> Ratio | None:
+    """Undecided as yet. None where a run of either has no such figure, or a zero one."""
     own = [value for value in candidate.values(metric) if value]
     other = [value for value in baseline.values(metric) if value]
-    if len(own) != len(candidate.runs) or len(other) != len(baseline.runs):
+    if not own or len(own) != len(candidate.runs) or len(other) != len(baseline.runs) or len(own) != len(other):
         return None
-    ratio, low, high = ratio_of_medians(other, own, seed)
-    verdict = "undecided"
-    if can_decide(len(own)) and not low <= 1.0 <= high:
-        verdict = "better" if (ratio > 1.0) == higher_is_better else "worse"
+    found = paired_ratio(other, own, VERDICT_CONFIDENCE)
     return Ratio(
         phase=candidate.phase,
         metric=metric,
@@ -148,9 +187,12 @@ def make_ratio(metric: str, higher_is_better: bool, baseline: Side, candidate: S
         candidate=candidate.endpoint,
         baseline_value=median(other),
         candidate_value=median(own),
-        ratio=ratio,
-        low=low,
-        high=high,
-        confidence=CONFIDENCE,
-        verdict=verdict,
+        ratio=found.ratio,
+        low=found.low,
+        high=found.high,
+        confidence=VERDICT_CONFIDENCE,
+        p_value=found.p_value,
+        p_adjusted=found.p_value,
+        is_primary=False,
+        verdict="undecided",
     )

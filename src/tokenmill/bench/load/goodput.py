@@ -1,27 +1,36 @@
-"""The highest request rate that meets an SLO: double or halve until it is bracketed, then bisect.
+"""The highest request rate that meets an SLO, with an interval: bracket it, then look again at both ends of the doubt.
 
-A rate passes if the wanted share of requests met every objective and the queue did not grow meanwhile: a server that
-falls behind slowly can look fine in a short probe, so the second half's latencies must not be longer than the first
-half's (stats.has_grown). Each probe draws its own text and arrivals; repeats of the whole search give the interval.
+A rate passes if the wanted share of requests met every objective and the queue did not grow meanwhile (`trend`): a
+server that falls behind slowly can look fine in a short probe. The rate grows, or shrinks, until one passes and one
+does not. Then as many probes as bisecting would take, and one, go in turns to the lower and the upper quartile of what
+is believed (`belief`): where the curve is steep that is bisection, and where a verdict is a matter of luck it is a
+second and a third look at the same ends. Each probe draws its own text and arrivals.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 
 from ..quality_stats import wilson
-from ..result import Goodput, Probe, RequestRow, Run
+from ..result import Goodput, Interval, Probe, Run
+from .belief import CONFIDENCE, Belief, Evidence, believe, design_effect
 from .measure import e2el_s
-from .stats import drift_s, has_grown, mean_interval, merge_warnings
+from .stats import merge_warnings
+from .trend import drift, steady_blocks
 
 Try = Callable[[float], Awaitable[Probe]]
+
+FAR, NEAR = 4.0, 2.0
+"""Steps of the rate before there is a bracket: far where a probe shows no trace of the objective's limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """start_rate: the first tried. tolerance: stop when the bracket's ends are within this ratio of each other."""
+    """start_rate: the first tried. tolerance: how near the ends of the interval should come to each other, as a ratio;
+    fewer probes are made if they do, and no more than bisecting to it would take."""
 
     start_rate: float = 1.0
     min_rate: float = 0.01
@@ -29,6 +38,11 @@ class Search:
     tolerance: float = 0.05
     target_attainment: float = 0.9
     max_probes: int = 20
+
+    @property
+    def num_refinements(self) -> int:
+        """Probes after the first bracket, whose ends are a factor NEAR apart, at best."""
+        return 1 + max(1, math.ceil(math.log2(math.log(NEAR) / math.log1p(self.tolerance))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,93 +54,119 @@ class Price:
 
 def judge(rate: float, run: Run, target_attainment: float) -> Probe:
     """Whether `rate` passed, from its run."""
-    attainment = run.slo.attainment or 0.0
-    num_met = round(attainment * run.num_requests)
-    interval = wilson(num_met, run.num_requests) if run.num_requests else None
-    halves = latency_halves(run.requests)
-    stable = not has_grown(halves)
+    rows = sorted(run.requests, key=lambda row: row.due_s)
+    points = [(row.due_s, latency) for row in rows if row.ok and (latency := e2el_s(row)) is not None]
+    return probe_of(rate, [row.met_slo for row in rows], points, target_attainment, replace(run, requests=[]))
+
+
+def probe_of(
+    rate: float, met: Sequence[bool], points: Sequence[tuple[float, float]], target_attainment: float, run: Run
+) -> Probe:
+    """met: whether each request met the objectives, in the order they were due; points: (due, latency) of those that
+    were answered. The first requests, during which the queue fills, are left out of the shares."""
+    cut = steady_blocks(met) if met else [[False]]
+    trend = drift(points)
+    shares = [fmean(block) for block in cut]
+    evidence = Evidence(rate, sum(map(len, cut)), shares, trend.has_grown)
+    attainment = fmean(shares)
+    low, high = _bounds(evidence, attainment)
     return Probe(
         request_rate=rate,
         attainment=attainment,
-        attainment_low=interval.low if interval is not None else 0.0,
-        attainment_high=interval.high if interval is not None else 1.0,
-        stable=stable,
-        drift_s=drift_s(halves),
-        passed=stable and attainment >= target_attainment,
-        run=replace(run, requests=[]),
+        attainment_low=low,
+        attainment_high=high,
+        block_shares=shares,
+        num_judged=evidence.num,
+        stable=not trend.has_grown,
+        drift=trend.slope,
+        passed=evidence.attainment >= target_attainment,
+        run=run,
     )
 
 
-def latency_halves(rows: list[RequestRow]) -> tuple[list[float], list[float]]:
-    """E2EL of the requests due in the first and in the second half of the run, in the order they were due."""
-    ordered = sorted((row for row in rows if row.ok), key=lambda row: row.due_s)
-    middle = len(ordered) // 2
-    return _latencies(ordered[:middle]), _latencies(ordered[middle:])
+def evidence_of(probe: Probe) -> Evidence:
+    return Evidence(probe.request_rate, probe.num_judged, probe.block_shares, not probe.stable)
 
 
-def _latencies(rows: list[RequestRow]) -> list[float]:
-    return [latency for row in rows if (latency := e2el_s(row)) is not None]
+def _bounds(evidence: Evidence, attainment: float) -> tuple[float, float]:
+    """Wilson's interval, of as many independent requests as the blocks are worth."""
+    num = max(1, round(evidence.num / design_effect([evidence])))
+    interval = wilson(round(attainment * num), num)
+    return interval.low, interval.high
 
 
 async def search(attempt: Try, limits: Search) -> list[Probe]:
-    """All probes of one search, in order. The bracket is read off them with `bracket`."""
+    """All probes of one search, in order."""
     probes: list[Probe] = []
     rate = min(max(limits.start_rate, limits.min_rate), limits.max_rate)
+    left = limits.num_refinements
     while len(probes) < limits.max_probes:
         probes.append(await attempt(rate))
-        low, high = bracket(probes)
-        if low is None:
-            rate = probes[-1].request_rate / 2
-        elif high is None:
-            rate = probes[-1].request_rate * 2
-        elif high / low <= 1 + limits.tolerance:
-            break
+        if is_bracketed(probes):
+            belief = belief_of(probes, limits)
+            low, high = belief.interval
+            if not left or high / low <= 1 + limits.tolerance:
+                break
+            left -= 1
+            rate = belief.quantile(0.75 if len(probes) % 2 else 0.25)
         else:
-            rate = math.sqrt(low * high)
-        if not limits.min_rate <= rate <= limits.max_rate:
-            break
+            last = probes[-1]
+            is_far = last.attainment == 1.0 if last.passed else last.attainment < 0.5
+            rate = last.request_rate * (FAR if is_far else NEAR) ** (1 if last.passed else -1)
+            nearest = min(max(rate, limits.min_rate), limits.max_rate)
+            if nearest == last.request_rate:
+                break
+            rate = nearest
     return probes
 
 
-def bracket(probes: list[Probe]) -> tuple[float | None, float | None]:
-    """(highest rate that passed below every failure above it, lowest rate that failed above it).
+def is_bracketed(probes: Sequence[Probe]) -> bool:
+    return len({probe.passed for probe in probes}) == 2
 
-    Noise can make a rate fail and a higher one pass: then the failure counts, so the answer is never the lucky one.
-    """
-    failed = sorted(probe.request_rate for probe in probes if not probe.passed)
-    passed = [probe.request_rate for probe in probes if probe.passed]
-    high = failed[0] if failed else None
-    low = max((rate for rate in passed if high is None or rate < high), default=None)
-    return low, high
+
+def belief_of(probes: Sequence[Probe], limits: Search) -> Belief:
+    # A share of 1 has no odds: what is asked of every request is taken for 999 of 1,000.
+    return believe([evidence_of(probe) for probe in probes], min(limits.target_attainment, 0.999))
 
 
 def conclude(
     searches: list[list[Probe]], objectives: dict[str, float], limits: Search, price: Price, argv: list[str]
 ) -> Goodput:
-    """The answer over all repeats of the search: the mean of the rates they found."""
-    found = [bracket(probes)[0] or 0.0 for probes in searches]
-    interval = mean_interval(found)
+    """The answer of all probes of all searches together; where they have no bracket, a bound."""
     probes = [probe for probes in searches for probe in probes]
-    highs = [high for probes in searches if (high := bracket(probes)[1]) is not None]
-    passed = [probe for probe in probes if probe.passed and probe.request_rate in found]
-    best = max(passed, key=lambda probe: probe.request_rate, default=None)
+    passed = [probe for probe in probes if probe.passed]
     warnings = []
-    if best is None:
-        warnings.append(f"No rate from {limits.min_rate:g} requests per second up met the objectives.")
-    elif not highs:
+    rate, low, high, interval = 0.0, 0.0, None, None
+    if is_bracketed(probes):
+        belief = belief_of(probes, limits)
+        rate = belief.quantile(0.5)
+        low, high = belief.interval
+        values = [belief_of(one, limits).quantile(0.5) for one in searches if is_bracketed(one)]
+        interval = Interval(rate, low, high, CONFIDENCE, values)
+        if high / low > 1 + 2 * limits.tolerance:
+            warnings.append(
+                f"The answer is known to within a factor of {high / low:.2f} only: longer probes (--probe-s) or"
+                " further searches (--repeats) narrow it."
+            )
+    elif passed:
+        rate = low = max(probe.request_rate for probe in passed)
         warnings.append("Every rate passed: the answer is a lower bound (--max-rate, --max-probes).")
-    if any(len(p) >= limits.max_probes for p in searches):
-        warnings.append(f"The search stopped after {limits.max_probes} probes, before its tolerance was reached.")
-    warnings += merge_warnings([probe.run for probe in probes if probe.passed])
+    else:
+        high = min(probe.request_rate for probe in probes)
+        warnings.append(f"No rate from {high:g} requests per second up met the objectives.")
+    if any(len(one) >= limits.max_probes for one in searches):
+        warnings.append(f"A search stopped after {limits.max_probes} probes (--max-probes).")
+    warnings += merge_warnings([probe.run for probe in passed])
+    best = min(passed, key=lambda probe: abs(math.log(probe.request_rate / rate)), default=None)
     goodput = best.run.goodput_requests_per_s if best is not None else 0.0
     tokens = best.run.output_tokens_per_s if best is not None else 0.0
     per_hour = 3600.0 / price.cost_per_hour if price.cost_per_hour else None
     return Goodput(
         slo=objectives,
         target_attainment=limits.target_attainment,
-        request_rate=interval.mean,
-        request_rate_low=min(found),
-        request_rate_high=max(highs, default=None),
+        request_rate=rate,
+        request_rate_low=low,
+        request_rate_high=high,
         request_rate_interval=interval,
         goodput_requests_per_s=goodput,
         output_tokens_per_s=tokens,

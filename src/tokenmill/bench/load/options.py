@@ -129,11 +129,15 @@ def add_goodput_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--start-rate", type=float, default=1.0, metavar="R", help="first rate tried (default: 1)")
     group.add_argument("--min-rate", type=float, default=0.01, metavar="R")
     group.add_argument("--max-rate", type=float, default=10_000.0, metavar="R")
-    group.add_argument("--tolerance", type=float, default=0.05, metavar="X", help="of the answer (default: 0.05)")
+    group.add_argument(
+        "--tolerance", type=float, default=0.05, metavar="X", help="stop sooner if the interval is so narrow (0.05)"
+    )
     group.add_argument("--max-probes", type=int, default=20, metavar="N", help="of one search (default: 20)")
-    group.add_argument("--probe-s", type=float, default=30.0, metavar="S", help="length of a probe (default: 30)")
+    group.add_argument("--probe-s", type=float, default=60.0, metavar="S", help="length of a probe (default: 60)")
     group.add_argument("--min-requests", type=int, default=50, metavar="N", help="of a probe (default: 50)")
-    group.add_argument("--repeats", type=int, default=1, metavar="N", help="searches, for an interval (default: 1)")
+    group.add_argument(
+        "--repeats", type=int, default=1, metavar="N", help="searches, for a narrower interval (default: 1)"
+    )
     group.add_argument("--num-cores", type=int, metavar="N", help="of the server (default: ours, if it is local)")
     group.add_argument("--num-gpus", type=int, metavar="N", help="of the server")
     group.add_argument("--cost-per-hour", type=float, metavar="X", help="dollars, for requests per dollar")
@@ -147,9 +151,16 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
     add_target_arguments(parser)
     add_load_arguments(parser)
     group = parser.add_argument_group("several runs")
-    group.add_argument("--repeats", type=int, default=6, metavar="N", help="turns; 6 allow a verdict (default: 6)")
+    group.add_argument(
+        "--repeats", type=int, default=6, metavar="N", help="turns; 6 allow a verdict, 12 find 5 %% (default: 6)"
+    )
     group.add_argument(
         "--warm", action="store_true", help="in each turn once more: text that requests share is known, the rest new"
+    )
+    group.add_argument(
+        "--primary-metric",
+        metavar="NAME",
+        help="what the verdict is on, such as ttft_s.p50 (default: output_tokens_per_s; in an open loop e2el_s.p50)",
     )
     add_output_arguments(parser)
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables of figures and ratios")

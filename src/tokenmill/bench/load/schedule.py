@@ -68,6 +68,12 @@ class Schedule:
     def is_closed(self) -> bool:
         return self.concurrency is not None
 
+    @property
+    def is_paced(self) -> bool:
+        """The schedule says when requests are due, not the server's answers."""
+        has_rate = self.request_rate is not None and not math.isinf(self.request_rate)
+        return not self.is_closed and (self.use_trace_times or self.ramp is not None or has_rate)
+
     def facts(self) -> dict[str, Any]:
         if self.is_closed:
             facts: dict[str, Any] = {"mode": "closed", "concurrency": self.concurrency}

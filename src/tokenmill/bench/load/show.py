@@ -152,13 +152,13 @@ def _sweep_table(result: Sweep) -> Table:
 
 
 def _probe_table(result: Goodput) -> Table:
-    table = Table("rate", "attainment", "stable", "drift ms", "TTFT p99", "TPOT p99", "passed")
+    table = Table("rate", "attainment", "stable", "drift", "TTFT p99", "TPOT p99", "passed")
     for probe in result.probes:
         table.add_row(
             f"{probe.request_rate:.3f}",
             f"{probe.attainment:.1%}",
             "yes" if probe.stable else "no",
-            _ms(probe.drift_s),
+            "-" if probe.drift is None else f"{probe.drift:+.1%}",
             _ms(probe.run.ttft_s.p99),
             _ms(probe.run.tpot_s.p99),
             "yes" if probe.passed else "no",
@@ -167,11 +167,9 @@ def _probe_table(result: Goodput) -> Table:
 
 
 def _print_goodput(console: Console, result: Goodput) -> None:
-    upper = "none failed" if result.request_rate_high is None else f"{result.request_rate_high:.3f} failed"
-    lines = [f"highest rate       {result.request_rate:.3f} requests/s ({upper})"]
-    if len(result.request_rate_interval.values) > 1:
-        interval = result.request_rate_interval
-        lines.append(f"95 % interval      {interval.low:.3f} to {interval.high:.3f}")
+    lines = [f"highest rate       {result.request_rate:.3f} requests/s"]
+    if (interval := result.request_rate_interval) is not None:
+        lines.append(f"{interval.confidence:.0%} interval       {interval.low:.3f} to {interval.high:.3f}")
     lines.append(f"goodput there      {result.goodput_requests_per_s:.3f} requests/s")
     for label, value in (("core", result.per_core), ("GPU", result.per_gpu), ("dollar", result.requests_per_dollar)):
         if value is not None:

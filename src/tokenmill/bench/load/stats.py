@@ -1,7 +1,7 @@
-"""How sure a figure is: intervals over repeats, ratios of runs that took turns, and whether a queue grew.
+"""How sure a figure is: intervals over repeats, and ratios of runs that took turns.
 
-Student's t for means over a few repeats; the paired bootstrap (Efron) for ratios of medians; Mann and Whitney's rank
-test, normal approximation, for drift. Draws are seeded.
+Student's t (1908) for means over a few repeats, and on the logarithms of ratios of paired runs, whose mean is the
+geometric mean ratio; Holm's step-down correction (1979) where many ratios are looked at together.
 """
 
 from __future__ import annotations
@@ -9,48 +9,88 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from statistics import NormalDist, fmean, median, stdev
+from dataclasses import dataclass
+from statistics import fmean, stdev
 
 from ..result import Interval, Run
-from .histogram import rank
-from .plan import generator
 
 CONFIDENCE = 0.95
-NUM_RESAMPLES = 4000
-DRIFT_RATIO = 1.25
-DRIFT_CONFIDENCE = 0.99
-
-# Two-sided 95 % points of Student's t by degrees of freedom; beyond the table the next smaller entry is used, which
-# makes an interval slightly too wide and never too narrow.
-_T_95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 10: 2.228}
-_T_95 |= {12: 2.179, 15: 2.131, 20: 2.086, 30: 2.042, 60: 2.000, 120: 1.980}
+VERDICT_CONFIDENCE = 0.97
+"""Of a comparison's verdict: of a hundred comparisons of equals three give one."""
 
 
-def mean_interval(values: Sequence[float]) -> Interval:
-    """Mean and its 95 % interval; a single value is its own interval, and says nothing about spread."""
+def t_two_sided(t: float, freedom: int) -> float:
+    """Probability that Student's t of `freedom` degrees, at least 1, is as far from 0 as t on either side (Abramowitz
+    and Stegun 26.7.3 and 26.7.4)."""
+    assert freedom >= 1, freedom
+    angle = math.atan(abs(t) / math.sqrt(freedom))
+    cosine, odd = math.cos(angle), freedom % 2
+    term = cosine if odd else 1.0
+    total = term if freedom > 1 else 0.0
+    for i in range(2 + odd, freedom - 1, 2):
+        term *= cosine * cosine * (i - 1) / i
+        total += term
+    within = math.sin(angle) * total
+    return 1.0 - (2 / math.pi * (angle + within) if odd else within)
+
+
+def t_point(confidence: float, freedom: int) -> float:
+    """The t beyond which, on either side, 1 - confidence lies."""
+    low, high = 0.0, 1.0
+    while t_two_sided(high, freedom) > 1 - confidence:
+        high *= 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if t_two_sided(middle, freedom) > 1 - confidence else (low, middle)
+    return high
+
+
+def mean_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
+    """Mean and its interval; a single value is its own interval, and says nothing about spread."""
     mean = fmean(values)
     if len(values) < 2:
-        return Interval(mean, mean, mean, CONFIDENCE, list(values))
-    freedom = len(values) - 1
-    factor = _T_95[max(key for key in _T_95 if key <= freedom)]
-    half = factor * stdev(values) / math.sqrt(len(values))
-    return Interval(mean, mean - half, mean + half, CONFIDENCE, list(values))
+        return Interval(mean, mean, mean, confidence, list(values))
+    half = t_point(confidence, len(values) - 1) * stdev(values) / math.sqrt(len(values))
+    return Interval(mean, mean - half, mean + half, confidence, list(values))
 
 
-def ratio_of_medians(baseline: Sequence[float], candidate: Sequence[float], seed: int) -> tuple[float, float, float]:
-    """(candidate / baseline, low, high) of medians over repeats; values of equal index were measured in one turn and
-    are redrawn together."""
+@dataclass(frozen=True, slots=True)
+class PairedRatio:
+    """Geometric mean ratio and its interval; p_value of the ratio being 1."""
+
+    ratio: float
+    low: float
+    high: float
+    p_value: float
+
+
+def paired_ratio(baseline: Sequence[float], candidate: Sequence[float], confidence: float) -> PairedRatio:
+    """candidate / baseline; values of equal index were measured in one turn, and are above 0. One turn tells nothing:
+    its p_value is 1."""
     assert len(baseline) == len(candidate) > 0, (len(baseline), len(candidate))
-    rng = generator(seed, "bootstrap")
-    turns = range(len(baseline))
-    ratios = []
-    for _ in range(NUM_RESAMPLES):
-        picks = rng.choices(turns, k=len(baseline))
-        ratios.append(median(candidate[i] for i in picks) / median(baseline[i] for i in picks))
-    ratios.sort()
-    tail = (1 - CONFIDENCE) / 2
-    low, high = ratios[rank(len(ratios), tail) - 1], ratios[rank(len(ratios), 1 - tail) - 1]
-    return median(candidate) / median(baseline), low, high
+    logs = [math.log(own / other) for own, other in zip(candidate, baseline, strict=True)]
+    found = mean_interval(logs, confidence)
+    p_value = 1.0
+    if len(logs) > 1:
+        spread = stdev(logs) / math.sqrt(len(logs))
+        # Runs without any spread differ beyond doubt, or not at all.
+        p_value = t_two_sided(found.mean / spread, len(logs) - 1) if spread else float(found.mean == 0.0)
+    return PairedRatio(math.exp(found.mean), math.exp(found.low), math.exp(found.high), p_value)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """The p-values adjusted for their number: one below a level is a find at that level among all of them."""
+    order = sorted(range(len(p_values)), key=lambda i: p_values[i])
+    adjusted, least = [0.0] * len(p_values), 0.0
+    for place, i in enumerate(order):
+        least = max(least, min(1.0, p_values[i] * (len(order) - place)))
+        adjusted[i] = least
+    return adjusted
+
+
+def can_decide(num_repeats: int) -> bool:
+    """Enough repeats that all of them pointing one way by chance alone is rarer than 1 - CONFIDENCE."""
+    return 2.0 ** (1 - num_repeats) <= 1 - CONFIDENCE
 
 
 def merge_warnings(runs: Sequence[Run]) -> list[str]:
@@ -63,37 +103,3 @@ def merge_warnings(runs: Sequence[Run]) -> list[str]:
         found[0] if len(runs) == 1 else f"{found[0]} (In {len(found)} of {len(runs)} runs.)"
         for found in by_kind.values()
     ]
-
-
-def can_decide(num_repeats: int) -> bool:
-    """Enough repeats that all of them pointing one way by chance alone is rarer than 1 - CONFIDENCE."""
-    return 2.0 ** (1 - num_repeats) <= 1 - CONFIDENCE
-
-
-def drift_s(halves: tuple[Sequence[float], Sequence[float]]) -> float | None:
-    """Median latency of the second half less that of the first; None where a half is empty."""
-    first, second = halves
-    return median(second) - median(first) if first and second else None
-
-
-def has_grown(halves: tuple[Sequence[float], Sequence[float]]) -> bool:
-    """The second half's latencies are longer: by DRIFT_RATIO in the median, and beyond chance."""
-    first, second = halves
-    if not first or not second or median(second) <= DRIFT_RATIO * median(first):
-        return False
-    return rank_test(first, second) > NormalDist().inv_cdf(DRIFT_CONFIDENCE)
-
-
-def rank_test(first: Sequence[float], second: Sequence[float]) -> float:
-    """z of the second sample being larger (Mann-Whitney, mid-ranks for ties)."""
-    merged = sorted([(value, 0) for value in first] + [(value, 1) for value in second])
-    rank_sum, i = 0.0, 0
-    while i < len(merged):
-        end = i
-        while end < len(merged) and merged[end][0] == merged[i][0]:
-            end += 1
-        rank_sum += (i + 1 + end) / 2 * sum(side for _, side in merged[i:end])
-        i = end
-    n, m = len(first), len(second)
-    mean, spread = m * (n + m + 1) / 2, math.sqrt(n * m * (n + m + 1) / 12)
-    return (rank_sum - mean) / spread if spread else 0.0
