@@ -89,7 +89,7 @@ def test_equal_latencies_and_few_are_no_drift() -> None:
 
 def turns(num_repeats: int, slower: float, seed: int) -> list[Ratio]:
     """The decided ratios of two servers, the second slower by that share, whose runs vary by 3.5 %."""
-    rng = random.Random(seed)
+    rng = random.Random(f"turns/{seed}")
     sides = []
     for name, factor in (("a", 1.0), ("b", 1.0 - slower)):
         runs = []
