@@ -166,6 +166,9 @@ def test_jsonl_rows_become_calls(tmp_path: Path) -> None:
         writer("tokens").prepare(plan)
     with pytest.raises(ConfigError, match="no text in wrong"):
         datasets.prompts_of_file(path, 3, 0, 7, column="wrong")
+    path.write_text('{"prompt": "a", "max_tokens": "x"}\n')
+    with pytest.raises(ConfigError, match="max_tokens 'x'"):
+        datasets.prompts_of_file(path, 3, 0, 7)
     path.write_text('{"prompt": "a"}\nnot json\n')
     with pytest.raises(ConfigError, match="line 2"):
         datasets.prompts_of_file(path, 3, 0, 7)

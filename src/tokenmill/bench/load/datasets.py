@@ -10,10 +10,11 @@ import gzip
 import json
 import math
 import random
+import zlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any, cast
 
 from ...core.errors import ConfigError
 from .plan import Call, Drawn, Literal, Message, Part, Plan, Reply, generator
@@ -118,7 +119,9 @@ def prompts_of_file(path: Path, num: int, seed: int, output_len: int, column: st
         if len(calls) >= num:
             break
         row = rows[row_index]
-        limit = int(row.get("max_tokens") or output_len)
+        limit = row.get("max_tokens") or output_len
+        if not isinstance(limit, int) or limit < 1:
+            raise ConfigError(f"{path}, row {row_index + 1}, has max_tokens {limit!r}.", param="dataset_path")
         tenant, group = str(row.get("tenant", "")), str(row.get("group", ""))
         history: tuple[Message, ...] = ()
         for turn_index, new in enumerate(_turns_of(row, column, path, row_index)):
@@ -152,26 +155,26 @@ def _turns_of(row: dict[str, Any], column: str | None, path: Path, index: int) -
     raise ConfigError(f"{path}, row {index + 1}, has no text in {wanted}.", param="dataset_path")
 
 
-def open_text(path: Path) -> IO[str]:
-    """A text file, unpacked if its name ends in .gz. Raises ConfigError."""
+def read_lines(path: Path) -> Iterator[str]:
+    """Lines of a text file, unpacked if its name ends in .gz. Raises ConfigError."""
     try:
-        if path.suffix == ".gz":
-            return cast("IO[str]", gzip.open(path, "rt", encoding="utf8"))
-        return path.open(encoding="utf8")
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror or error}.", param="dataset_path") from None
+        open_file = gzip.open if path.suffix == ".gz" else open
+        with open_file(path, "rt", encoding="utf-8-sig") as lines:
+            yield from lines
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{path} cannot be read as text: {reason}.", param="dataset_path") from None
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
     """Its rows, one at a time. Raises ConfigError naming the row that is not a JSON object."""
-    with open_text(path) as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except ValueError:
-                row = None
-            if not isinstance(row, dict):
-                raise ConfigError(f"{path}, line {number}, is not a JSON object.", param="dataset_path")
-            yield row
+    for number, line in enumerate(read_lines(path), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            row = None
+        if not isinstance(row, dict):
+            raise ConfigError(f"{path}, line {number}, is not a JSON object.", param="dataset_path")
+        yield row

@@ -74,12 +74,14 @@ class Call:
 @dataclass(frozen=True, slots=True)
 class Plan:
     """calls[i].index == i and calls only name earlier ones. `facts`: the dataset, for the result. `has_times`: the
-    roots' delay_s are the dataset's own; otherwise a schedule sets them."""
+    roots' delay_s are the dataset's own; otherwise a schedule sets them. `remarks`: what a reader of the result should
+    know of how the plan was made."""
 
     calls: tuple[Call, ...]
     seed: int
     facts: dict[str, Any]
     has_times: bool = False
+    remarks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for i, call in enumerate(self.calls):

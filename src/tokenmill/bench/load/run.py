@@ -122,7 +122,7 @@ async def run_load(
         joules=joules,
         keep_event_times=load.keep_event_times,
     )
-    return measure.summarise(context, played, measure.make_rows(plan, played, load.objectives))
+    return measure.summarise(context, played, measure.make_rows(plan, played, load.objectives), plan.remarks)
 
 
 async def _play(player: Player, observe: Observe | None) -> Played:

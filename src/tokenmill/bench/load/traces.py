@@ -3,6 +3,7 @@
 Traces hold lengths and identities, not text; a block id becomes drawn text of that key, so what was shared is really
 shared. `scale` multiplies every length, block sizes included, to fit a large trace on a small machine with its reuse
 intact; `max_model_len` cuts what still does not fit (the beginning of a prompt is kept), and the result says how much.
+What is wrong with a trace's rows is dealt with in `trace_rows`, and said.
 
 Sources: Mooncake (Qin et al., FAST'25); Azure (Patel et al., Splitwise, ISCA 2024); agentic coding
 (callanjfox/kv-cache-tester); ServeGen (Xiang et al., arXiv 2505.09999).
@@ -10,23 +11,26 @@ Sources: Mooncake (Qin et al., FAST'25); Azure (Patel et al., Splitwise, ISCA 20
 
 from __future__ import annotations
 
-import csv
 import math
 import random
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from ...core.errors import ConfigError
-from .datasets import open_text, read_jsonl
+from .datasets import read_jsonl, read_lines
 from .plan import Call, Drawn, Message, Plan, generator
+from .trace_rows import Arrival, Notes, arrivals, azure_row, csv_rows, length_pair, mooncake_row
 
 MOONCAKE_BLOCK = 512
 SERVEGEN_WINDOW_S = 600.0
+
+MALFORMED = (KeyError, TypeError, ValueError, IndexError, AttributeError, ZeroDivisionError, OverflowError)
+"""What reading a row of nested JSON raises where its shape is not the trace's."""
 
 
 @dataclass(slots=True)
@@ -36,6 +40,7 @@ class Fit:
     scale: float = 1.0
     max_model_len: int | None = None
     num_cut: int = 0
+    notes: Notes = field(default_factory=Notes)
 
     def __post_init__(self) -> None:
         if not 0 < self.scale <= 1:
@@ -62,7 +67,8 @@ class Fit:
         return tuple(kept), kept_output
 
     def facts(self) -> dict[str, Any]:
-        return {"length_scale": self.scale, "max_model_len": self.max_model_len, "num_cut": self.num_cut}
+        facts = {"length_scale": self.scale, "max_model_len": self.max_model_len, "num_cut": self.num_cut}
+        return facts | {"notes": self.notes.counts}
 
 
 def blocks(keys: Sequence[str], block_size: int, num_tokens: int) -> list[Drawn]:
@@ -82,7 +88,7 @@ def read_trace(path: Path, num: int, seed: int, fit: Fit, spread_s: float = 0.0,
     `spread_s`: requests that share a time stamp of that resolution are spread evenly over it. Raises ConfigError."""
     first = _first_line(path)
     row = next(read_jsonl(path), {}) if first.startswith("{") else {}
-    if {"hash_ids", "input_length", "output_length", "timestamp"} <= row.keys():
+    if {"input_length", "output_length", "timestamp"} <= row.keys():
         return mooncake(path, num, seed, fit, spread_s, is_sampled)
     if is_sampled:
         raise ConfigError("--trace-sample is for traces that name shared blocks (Mooncake).", param="trace_sample")
@@ -100,44 +106,48 @@ def read_trace(path: Path, num: int, seed: int, fit: Fit, spread_s: float = 0.0,
 
 
 def _first_line(path: Path) -> str:
-    try:
-        with open_text(path) as lines:
-            return lines.readline().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read as text: {error}.", param="dataset_path") from None
+    return next(read_lines(path), "").strip()
 
 
 def mooncake(path: Path, num: int, seed: int, fit: Fit, spread_s: float = 0.0, is_sampled: bool = False) -> Plan:
-    """`timestamp` in ms; each of hash_ids names a block of 512 tokens and stands for all before it too. Sampled: whole
-    conversations from all over the trace, the same ones for every seed, their times squeezed to the trace's rate."""
+    """`timestamp` in ms; each of hash_ids names a block of 512 tokens and stands for all before it too; a prompt
+    without shares nothing. Sampled: whole conversations from all over the trace, the same ones for every seed, their
+    times squeezed to the trace's rate."""
+    most = sys.maxsize if is_sampled else num
+    rows = arrivals(read_jsonl(path), mooncake_row, path, fit.notes, most)
+    times_s = [row.time_s for row in rows]
+    times_s = spread(times_s, spread_s) if spread_s else times_s
     if is_sampled:
-        rows, times_s = _sampled(list(read_jsonl(path)), num, spread_s)
-    else:
-        rows = list(islice(read_jsonl(path), num))
-        times_s = _times_s(rows, spread_s)
-    block = fit.length(MOONCAKE_BLOCK)
+        rows, times_s = _sampled(rows, times_s, num)
     calls = []
     for i, (row, time_s) in enumerate(zip(rows, times_s, strict=True)):
-        whole = len(row["hash_ids"]) - 1
-        # Scaled block by block, the partly filled last one included, so that reuse stays on block borders.
-        input_len = whole * block + fit.length(row["input_length"] - whole * MOONCAKE_BLOCK)
-        keys = [f"block/{block_id}" for block_id in row["hash_ids"]]
-        parts, output_len = fit.cut(blocks(keys, block, input_len), fit.length(row["output_length"]))
+        parts, output_len = fit.cut(_mooncake_parts(row, i, fit), fit.length(row.output_len))
         calls.append(Call(i, (Message("user", parts),), output_len, delay_s=time_s, session=f"request-{i}"))
-    facts = {"name": "mooncake", "path": str(path), "block_size": block, "spread_s": spread_s, "sampled": is_sampled}
-    return Plan(tuple(calls), seed, facts | fit.facts(), has_times=True)
+    facts = {"name": "mooncake", "path": str(path), "block_size": fit.length(MOONCAKE_BLOCK), "spread_s": spread_s}
+    return Plan(tuple(calls), seed, facts | {"sampled": is_sampled} | fit.facts(), True, fit.notes.remarks)
 
 
-def _times_s(rows: Sequence[dict[str, Any]], spread_s: float) -> list[float]:
-    stamps_s = [float(row["timestamp"]) / 1000.0 for row in rows]
-    return spread(stamps_s, spread_s) if spread_s else stamps_s
+def _mooncake_parts(row: Arrival, index: int, fit: Fit) -> list[Drawn]:
+    """The prompt is as long as the trace says. Ids beyond its end are dropped; what the ids do not reach is its own."""
+    block, own = fit.length(MOONCAKE_BLOCK), f"request/{index}"
+    num_blocks = -(-row.input_len // MOONCAKE_BLOCK)
+    keys = [f"block/{block_id}" for block_id in row.ids[:num_blocks]]
+    if not row.ids:
+        fit.notes.add("rows have no hash_ids: their prompts share nothing")
+    elif len(row.ids) != num_blocks:
+        fit.notes.add("prompts are not as long as their hash_ids: ids too many were dropped, tokens too many are drawn")
+    if len(keys) < num_blocks:
+        rest = row.input_len - len(keys) * MOONCAKE_BLOCK
+        return [*blocks(keys, block, len(keys) * block), Drawn(own, fit.length(rest))]
+    # Scaled block by block, the partly filled last one included, so that reuse stays on block borders.
+    whole = num_blocks - 1
+    return blocks(keys, block, whole * block + fit.length(row.input_len - whole * MOONCAKE_BLOCK))
 
 
-def _sampled(rows: list[dict[str, Any]], num: int, spread_s: float) -> tuple[list[dict[str, Any]], list[float]]:
+def _sampled(rows: list[Arrival], times_s: list[float], num: int) -> tuple[list[Arrival], list[float]]:
     """num rows (all, if there are fewer), conversation by conversation in a drawn order and then by time; the last one
     drawn may lose its end. The first few requests of a trace share little: conversations last longer than they do."""
-    times_s = _times_s(rows, spread_s)
-    members: dict[int, list[int]] = {}
+    members: dict[int | str, list[int]] = {}
     for i, key in enumerate(_conversations(rows)):
         members.setdefault(key, []).append(i)
     order = list(members.values())
@@ -147,11 +157,11 @@ def _sampled(rows: list[dict[str, Any]], num: int, spread_s: float) -> tuple[lis
     return [rows[i] for i in picked], [(times_s[i] - start_s) * squeeze for i in picked]
 
 
-def _conversations(rows: Sequence[dict[str, Any]]) -> list[int]:
+def _conversations(rows: Sequence[Arrival]) -> list[int | str]:
     """For each row the block that names its conversation: the first that most other rows do not have."""
-    users = Counter(block_id for row in rows for block_id in row["hash_ids"])
+    users = Counter(block_id for row in rows for block_id in row.ids)
     common = {block_id for block_id, count in users.items() if count > len(rows) / 2}
-    return [next((key for key in row["hash_ids"] if key not in common), -1 - i) for i, row in enumerate(rows)]
+    return [next((key for key in row.ids if key not in common), -1 - i) for i, row in enumerate(rows)]
 
 
 def spread(stamps_s: Sequence[float], step_s: float) -> list[float]:
@@ -168,31 +178,22 @@ def spread(stamps_s: Sequence[float], step_s: float) -> list[float]:
 
 def azure(path: Path, num: int, seed: int, fit: Fit) -> Plan:
     """TIMESTAMP (wall clock, 100 ns digits), ContextTokens, GeneratedTokens; nothing is shared."""
-    calls: list[Call] = []
-    start: datetime | None = None
-    with open_text(path) as lines:
-        for i, row in enumerate(islice(csv.DictReader(lines), num)):
-            stamp = datetime.fromisoformat(row["TIMESTAMP"].strip()[:26])
-            start = start or stamp
-            parts, output_len = fit.cut(
-                [Drawn(f"request/{i}", fit.length(int(row["ContextTokens"])))], fit.length(int(row["GeneratedTokens"]))
-            )
-            delay_s = (stamp - start).total_seconds()
-            calls.append(Call(i, (Message("user", parts),), output_len, delay_s=delay_s, session=f"request-{i}"))
-    return Plan(tuple(calls), seed, {"name": "azure", "path": str(path)} | fit.facts(), has_times=True)
+    rows = arrivals(csv_rows(path), azure_row, path, fit.notes, num)
+    return _unshared("azure", path, rows, seed, fit, has_times=True)
 
 
 def length_pairs(path: Path, num: int, seed: int, fit: Fit) -> Plan:
     """num_prefill_tokens, num_decode_tokens; no times, nothing is shared."""
+    return _unshared("lengths", path, arrivals(csv_rows(path), length_pair, path, fit.notes, num), seed, fit)
+
+
+def _unshared(name: str, path: Path, rows: Sequence[Arrival], seed: int, fit: Fit, has_times: bool = False) -> Plan:
     calls = []
-    with open_text(path) as lines:
-        for i, row in enumerate(islice(csv.DictReader(lines), num)):
-            parts, output_len = fit.cut(
-                [Drawn(f"request/{i}", fit.length(int(row["num_prefill_tokens"])))],
-                fit.length(int(row["num_decode_tokens"])),
-            )
-            calls.append(Call(i, (Message("user", parts),), output_len, session=f"request-{i}"))
-    return Plan(tuple(calls), seed, {"name": "lengths", "path": str(path)} | fit.facts())
+    for i, row in enumerate(rows):
+        parts, output_len = fit.cut([Drawn(f"request/{i}", fit.length(row.input_len))], fit.length(row.output_len))
+        calls.append(Call(i, (Message("user", parts),), output_len, delay_s=row.time_s, session=f"request-{i}"))
+    facts = {"name": name, "path": str(path)} | fit.facts()
+    return Plan(tuple(calls), seed, facts, has_times, fit.notes.remarks)
 
 
 def agentic(path: Path, num: int, seed: int, fit: Fit, starts_per_hour: float = 12.0) -> Plan:
@@ -207,15 +208,23 @@ def agentic(path: Path, num: int, seed: int, fit: Fit, starts_per_hour: float = 
     for row in read_jsonl(path):
         if len(calls) >= num:
             break
-        block_size, name = int(row["block_size"]), str(row["id"])
-        common_blocks = (int(row["tool_tokens"]) + int(row["system_tokens"])) // block_size
-        head = f"head/{row['tool_tokens']}/{row['system_tokens']}"
-        keyed = _AgenticKeys(name, head, common_blocks)
-        _append_agentic(calls, row["requests"], (), start_s, name, keyed, block_size, fit)
+        num_before = len(calls)
+        try:
+            block_size, name = int(row["block_size"]), str(row["id"])
+            common_blocks = (int(row["tool_tokens"]) + int(row["system_tokens"])) // block_size
+            head = f"head/{row['tool_tokens']}/{row['system_tokens']}"
+            keyed = _AgenticKeys(name, head, common_blocks)
+            _append_agentic(calls, row["requests"], (), start_s, name, keyed, block_size, fit)
+        except MALFORMED as error:
+            del calls[num_before:]
+            fit.notes.add(f"conversations were left out: {_reason(error)}")
+            continue
         start_s += rng.expovariate(starts_per_hour / 3600.0)
         num_sessions += 1
+    if not calls:
+        raise ConfigError(f"{path} has no conversation that can be used.", param="dataset_path")
     facts = {"name": "agentic", "path": str(path), "num_sessions": num_sessions, "starts_per_hour": starts_per_hour}
-    return Plan(tuple(calls[:num]), seed, facts | fit.facts(), has_times=True)
+    return Plan(tuple(calls[:num]), seed, facts | fit.facts(), True, fit.notes.remarks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +265,9 @@ def _append_agentic(
         index = len(calls)
         if tail > 0 or not parts:
             parts.append(Drawn(f"{keyed.session}/tail-{index}", fit.length(max(1, tail))))
-        cut, output_len = fit.cut(parts, fit.length(int(request["out"]) or 1))
+        if int(request["out"]) < 1:
+            fit.notes.add("requests without an answer ask for one token")
+        cut, output_len = fit.cut(parts, fit.length(max(1, int(request["out"]))))
         delay_s = float(request.get("think_time") or 0.0) if after else start_s
         calls.append(Call(index, (Message("user", cut),), output_len, after, delay_s, session, turn))
         after = (index,)
@@ -272,35 +283,58 @@ def servegen(
     of the rate; its lengths from the nearest window that has some. Clients without lengths or silent in the window are
     left out. Windows follow one another from window_start_s on.
     """
-    clients = [row for row in read_jsonl(path) if row.get("lengths")]
+    clients = list(_clients(path, fit.notes))
     horizon_s = duration_s if duration_s is not None else num / rate
     num_windows = max(1, math.ceil(horizon_s / SERVEGEN_WINDOW_S))
     starts = [window_start_s + i * SERVEGEN_WINDOW_S for i in range(num_windows)]
-    windows = [{float(window[0]): window for window in client["trace"]} for client in clients]
+    windows = [found for _, found in clients]
     total = sum(float(found[start][1]) for found in windows for start in starts if start in found)
     if not total:
         raise ConfigError(f"No client of {path} is active {window_start_s:g} s into the trace.", param="trace_start")
     share = rate * num_windows / total
-    arrivals: list[tuple[float, int, int, int]] = []
-    for client, found in zip(clients, windows, strict=True):
-        rng = generator(seed, f"client/{client['client']}")
-        for i, start in enumerate(starts):
-            if start not in found:
-                continue
-            lengths = _nearest_lengths(client["lengths"], start)
-            for offset_s in _client_times(rng, found[start], float(found[start][1]) * share):
-                at_s = i * SERVEGEN_WINDOW_S + offset_s
-                arrivals.append((at_s, int(client["client"]), *_draw_lengths(rng, lengths)))
-    arrivals.sort()
+    due: list[tuple[float, int, int, int]] = []
+    for client, found in clients:
+        drawn: list[tuple[float, int, int, int]] = []
+        try:
+            rng = generator(seed, f"client/{client['client']}")
+            for i, start in enumerate(starts):
+                if start not in found:
+                    continue
+                lengths = _nearest_lengths(client["lengths"], start)
+                for offset_s in _client_times(rng, found[start], float(found[start][1]) * share):
+                    at_s = i * SERVEGEN_WINDOW_S + offset_s
+                    drawn.append((at_s, int(client["client"]), *_draw_lengths(rng, lengths)))
+        except MALFORMED as error:
+            fit.notes.add(f"clients were left out: {_reason(error)}")
+            continue
+        due += drawn
+    due.sort()
     calls = []
-    for i, (at_s, number, input_len, output_len) in enumerate(a for a in arrivals if a[0] < horizon_s):
+    for i, (at_s, number, input_len, output_len) in enumerate(a for a in due if a[0] < horizon_s):
         if i == num:
             break
         parts, kept = fit.cut([Drawn(f"request/{i}", fit.length(input_len))], fit.length(output_len))
         name = f"client-{number}"
         calls.append(Call(i, (Message("user", parts),), kept, (), at_s, f"request-{i}", tenant=name))
     facts = {"name": "servegen", "path": str(path), "rate": rate, "window_start_s": window_start_s} | fit.facts()
-    return Plan(tuple(calls), seed, facts, has_times=True)
+    return Plan(tuple(calls), seed, facts, True, fit.notes.remarks)
+
+
+def _clients(path: Path, notes: Notes) -> Iterator[tuple[dict[str, Any], dict[float, Any]]]:
+    """Each with its windows by when they start."""
+    for row in read_jsonl(path):
+        if not row.get("lengths"):
+            continue
+        try:
+            windows = {float(window[0]): (float(window[0]), float(window[1]), *window[2:]) for window in row["trace"]}
+        except MALFORMED as error:
+            notes.add(f"clients were left out: {_reason(error)}")
+            continue
+        yield row, windows
+
+
+def _reason(error: Exception) -> str:
+    return f"no {error.args[0]}" if isinstance(error, KeyError) else f"malformed ({error})"
 
 
 def _client_times(rng: random.Random, window: Sequence[Any], rate: float) -> Iterator[float]:
