@@ -57,8 +57,9 @@ def make_run(name: str = "a run", *, num: int = 40, num_failed: int = 2, seed: i
     buckets = [result.Bucket(i * 0.5, 3, 3, 2, i % 2, 20, 1.5, None, None) for i in range(max(2, num // 5))]
     fields = dict(
         name=name, started_at="2026-01-02T03:04:05+00:00", duration_s=num * 0.1, num_requests=num, num_ok=len(good),
-        num_failed=num_failed, num_retries=0, ttft_s=ttft, ttst_s=tpot, tpot_s=tpot, itl_s=tpot, e2el_s=e2el,
-        normalised_latency_s=tpot, ttft_from_send_s=ttft, e2el_from_send_s=e2el, lateness_s=distribution([0.001]),
+        num_failed=num_failed, num_retries=0, ttft_s=ttft, ttfo_s=ttft, ttst_s=tpot,
+        tpot_s=tpot, itl_s=tpot, e2el_s=e2el, normalised_latency_s=tpot, ttft_from_send_s=ttft,
+        e2el_from_send_s=e2el, lateness_s=distribution([0.001]),
         input_lengths=distribution([5, 9]), output_lengths=distribution([8]), input_tokens=100, output_tokens=99,
         prefix_hit_tokens=None, prefix_hit_share=None, tokens_per_event=1.0, requests_per_s=9.5,
         input_tokens_per_s=10.0, output_tokens_per_s=1234.5, total_tokens_per_s=20.0, goodput_requests_per_s=9.0,

@@ -17,13 +17,16 @@ from hypothesis import strategies as st
 from tokenmill.bench.load import goodput, measure
 from tokenmill.bench.load.compare import Side, choose_primary, decide, make_figures, make_ratio
 from tokenmill.bench.load.datasets import Lengths, random_prompts
+from tokenmill.bench.load.giveup import GiveUp, hopeless_wait_s
 from tokenmill.bench.load.histogram import QUANTILES, SUB_BUCKETS, Histogram, describe, quantile
 from tokenmill.bench.load.player import Played
+from tokenmill.bench.load.pool import pool
 from tokenmill.bench.load.schedule import Schedule
 from tokenmill.bench.load.scrape import EnergyMeter, difference, find_energy_meter, parse
 from tokenmill.bench.load.show import print_result, runs_of, to_csv
 from tokenmill.bench.load.stats import can_decide, holm, mean_interval, paired_ratio, t_point, t_two_sided
 from tokenmill.bench.load.stream import Exchange
+from tokenmill.bench.load.timeline import NUM_BUCKETS
 from tokenmill.bench.result import Comparison, Probe, Repeats, Run, Sweep
 from tokenmill.core.errors import ConfigError
 
@@ -150,6 +153,87 @@ def test_sends_made_again_are_counted() -> None:
     assert "sends met a kept" in run.warnings[0]
 
 
+def test_a_window_measures_the_steady_state() -> None:
+    """Latencies of what was due in it, rates of what came in it; counts and errors stay those of the whole run."""
+    exchanges = [exchange(i, float(i), float(i), [i + 0.5, i + 1.0]) for i in range(10)]
+    exchanges[0] = exchange(0, 0.0, 0.0, [], error="http_500", end=9.9)
+    exchanges[9] = exchange(9, 9.0, 9.0, [9.9, 10.0])
+    run = run_of(exchanges, {"ttft_s": 1.0}, window=measure.Window(0.2, 3.0))
+    assert run.window == {"from_s": 2.0, "to_s": 7.0, "num_requests": 5} and run.duration_s == 5.0
+    assert (run.ttft_s.num, run.ttft_s.max, run.slo.attainment) == (5, 0.5, 1.0)
+    assert run.requests_per_s == pytest.approx(1.0) and run.output_tokens_per_s == pytest.approx(2.0)
+    assert run.input_tokens_per_s == pytest.approx(10.0) and run.mean_in_flight == pytest.approx(2.0)
+    assert (run.num_requests, run.num_ok, run.num_failed, len(run.errors)) == (10, 9, 1, 1)
+    both = pool([run, run])
+    assert (both.num_requests, both.ttft_s.num, both.requests_per_s) == (20, 10, pytest.approx(1.0))
+    with pytest.raises(ConfigError, match="leave no request"):
+        run_of(exchanges, window=measure.Window(8.0, 8.0))
+    with pytest.raises(ConfigError, match="negative"):
+        measure.Window(-1.0)
+
+
+def test_any_percentile_can_be_asked_for() -> None:
+    """By nearest rank, from exact values and from the histogram."""
+    values = [float(i) for i in range(1, 201)]
+    for max_exact in (1000, 10):
+        found = describe(values, max_exact=max_exact, more=(75.0, 99.5))
+        assert found.percentile("75") == pytest.approx(150.0, rel=1e-3)
+        assert found.percentile("99.5") == pytest.approx(199.0, rel=1e-3)
+        assert found.percentile("99.9") == found.p99_9 and found.percentile("33") is None
+
+
+def test_answers_that_failed_are_said_to_be_left_out() -> None:
+    """As a warning and under the table; not where all succeeded or none did."""
+    mixed = run_of([exchange(0, 0.0, 0.0, [1.0, 2.0, 3.0, 4.0]), exchange(1, 0.0, 0.0, [], error="x", end=1.0)])
+    assert "1 of 2 requests failed" in mixed.warnings[0]
+    assert not any("failed" in text for text in run_of([exchange(0, 0.0, 0.0, [], error="x")]).warnings)
+
+
+def test_reasoning_is_not_the_answer() -> None:
+    """TTFT is the first token of any kind, TTFO the first of the answer: after reasoning, text or a tool call."""
+    for answer in ('{"content":"x"}', '{"tool_calls":[{"function":{"arguments":"{"}}]}'):
+        one = exchange(0, 0.0, 0.0, [])
+        for at, delta in ((1.0, '{"reasoning":"a"}'), (2.0, '{"reasoning_content":"b"}'), (3.0, answer)):
+            one.on_data(START_S + at, b'{"choices":[{"delta":%b}]}' % delta.encode())
+        run = run_of([one])
+        assert (run.ttft_s.p50, run.ttfo_s.p50) == (1.0, 3.0)
+    assert run_of([exchange(0, 0.0, 0.0, [1.0])]).ttfo_s.num == 0
+
+
+class Letters:
+    """One token a letter."""
+
+    vocab_size = 26
+
+    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
+        return [ord(letter) for letter in text]
+
+    def decode(self, ids: Any, *, skip_special: bool = True) -> str:
+        return "".join(map(chr, ids))
+
+
+def test_a_tokenizer_counts_where_the_server_does_not() -> None:
+    """Tokens of the answer's text instead of events; the server's own count is never replaced."""
+    plan = random_prompts(2, 0, Lengths(10, 4))
+    silent, counted = exchange(0, 0.0, 0.0, [1.0], input_tokens=None, output_tokens=None), exchange(1, 0.0, 0.0, [1.0])
+    silent.texts = counted.texts = ["abc", "de"]
+    played = Played(START_S, START_S + 2.0, [silent, counted], 0.5, 0, array("d"), False)
+    rows = measure.make_rows(plan, played, {}, Letters())
+    assert [row.output_tokens for row in rows] == [5, 1] and [row.has_usage for row in rows] == [False, True]
+
+
+def test_a_run_is_given_up_when_nothing_can_come_of_it() -> None:
+    """When enough have failed of enough, or a queue has grown beyond what can be waited for."""
+    policy = GiveUp(max_error_rate=0.5, max_wait_s=4.0)
+    assert policy.reason(49, 49, 0.0) is None and policy.reason(100, 50, 4.0) is None
+    assert "51 of 100 requests failed" in (policy.reason(100, 51, 0.0) or "")
+    assert "waited 4.1 s" in (policy.reason(0, 0, 4.1) or "") and GiveUp().reason(10, 0, 1e9) is None
+    assert hopeless_wait_s({"ttft_s": 2.0, "e2el_s": 9.0}) == 20.0 and hopeless_wait_s({"tpot_s": 1.0}) is None
+    for wrong in ({"max_error_rate": 1.1}, {"max_wait_s": 0.0}):
+        with pytest.raises(ConfigError):
+            GiveUp(**wrong)
+
+
 def test_an_slo_is_a_conjunction_over_all_requests() -> None:
     """A failed request meets nothing; a request of one token has no TPOT to miss; goodput counts those that met all."""
     run = run_of(
@@ -209,7 +293,7 @@ def test_the_timeline_loses_nothing(drawn: list[tuple[float, float, int]]) -> No
     assert sum(s.output_tokens for s in slices) == sum(tokens for *_, tokens in drawn)
     busy = sum(s.in_flight for s in slices) * run.timeline_bucket_s
     assert busy == pytest.approx(sum(length for _, length, _ in drawn), abs=1e-5)
-    assert len(slices) <= measure.NUM_BUCKETS + 1
+    assert len(slices) <= NUM_BUCKETS + 1
 
 
 def test_a_result_is_json_and_holds_what_is_promised() -> None:
@@ -241,7 +325,7 @@ def test_late_sends_and_lost_usage_are_told() -> None:
 def test_pooling_is_over_requests_and_summed_time() -> None:
     """Two runs of one second each: twice the requests, the same rate."""
     one, two = (run_of([exchange(0, 0.0, 0.0, [at, 1.0])]) for at in (0.2, 0.4))
-    pooled = measure.pool([one, two])
+    pooled = pool([one, two])
     assert pooled.num_ok == 2 and pooled.requests_per_s == pytest.approx(1.0)
     assert (pooled.ttft_s.min, pooled.ttft_s.max) == (pytest.approx(0.2), pytest.approx(0.4))
     assert pooled.max_in_flight == 1 and pooled.mean_in_flight == pytest.approx(1.0)

@@ -15,7 +15,8 @@ SCHEMA = 2
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """What `num` values look like. Percentiles are nearest-rank: each is a value that occurred. All None if num = 0."""
+    """What `num` values look like. Percentiles are nearest-rank: each is a value that occurred. All None if num = 0.
+    more: percentiles asked for besides, by their number as a text ("75", "99.5")."""
 
     num: int
     mean: float | None = None
@@ -27,13 +28,20 @@ class Distribution:
     p99: float | None = None
     p99_9: float | None = None
     max: float | None = None
+    more: dict[str, float] = field(default_factory=dict)
+
+    def percentile(self, text: str) -> float | None:
+        """The one asked for by its number."""
+        value: float | None = self.more.get(text, getattr(self, f"p{text.replace('.', '_')}", None))
+        return value
 
 
 @dataclass(frozen=True, slots=True)
 class RequestRow:
     """One request. `due_s`: when it was meant to be sent; `sent_s`: when it was, for the first time. `first_s`: None
-    where the answer came as a whole. Arrival times of token-carrying
-    events are `due_s + event_s[i]`; event i carried `event_tokens[i]` tokens (None: one each)."""
+    where the answer came as a whole; `first_content_s`: of the answer proper, after reasoning. `has_usage`: the server
+    counted its tokens. Arrival times of token-carrying events are `due_s + event_s[i]`; event i carried
+    `event_tokens[i]` tokens (None: one each)."""
 
     index: int
     session: str
@@ -56,6 +64,8 @@ class RequestRow:
     error: str | None
     error_detail: str | None
     num_retries: int = 0
+    has_usage: bool = True
+    first_content_s: float | None = None
     event_s: list[float] | None = None
     event_tokens: list[int] | None = None
 
@@ -149,7 +159,9 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One load on one endpoint. Distributions are over requests that succeeded (itl_s: over their event gaps)."""
+    """One load on one endpoint. Distributions are over requests that succeeded (itl_s: over their event gaps). window:
+    the steady state that the figures are of, where the run's ends were cut off; counts of requests and errors are of
+    the whole run. given_up: why the run was ended before its time."""
 
     name: str
     started_at: str
@@ -159,6 +171,7 @@ class Run:
     num_failed: int
     num_retries: int
     ttft_s: Distribution
+    ttfo_s: Distribution
     ttst_s: Distribution
     tpot_s: Distribution
     itl_s: Distribution
@@ -198,6 +211,8 @@ class Run:
     timeline_bucket_s: float
     timeline: list[Bucket]
     requests: list[RequestRow] = field(default_factory=list)
+    window: dict[str, Any] | None = None
+    given_up: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {"schema": SCHEMA, "kind": "run", **asdict(self)}

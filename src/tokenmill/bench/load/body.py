@@ -64,6 +64,9 @@ class BodyWriter:
         parts = (self._scripted(part) for call in plan.calls for part in call.parts)
         self._material.prepare(part for part in parts if isinstance(part, Drawn))
 
+    def forget(self, label: str) -> None:
+        self._material.forget(label)
+
     def write(self, call: Call, replies: Replies) -> bytes:
         """The JSON body of a call."""
         name = "max_completion_tokens" if "max_completion_tokens" in self.format.extra else "max_tokens"

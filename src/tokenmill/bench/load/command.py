@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,15 +16,17 @@ from ...core.errors import ConfigError
 from .. import side_by_side
 from ..result import Probe, Result, Run, Sweep
 from . import compare, goodput, options, show
+from .giveup import hopeless_wait_s
 from .material import Vocabulary
 from .run import Load, run_async, run_load, run_repeats
 from .target import Target
 
+STANDARD_OUTPUT = Path("-")
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 
 
 def serve(args: argparse.Namespace, argv: Sequence[str], vocabulary: Vocabulary | None) -> int:
-    """Measure one endpoint: once, repeatedly, or over a sweep. Exit code 0, or 1 if every request failed."""
+    """Measure one endpoint: once, repeatedly, or over a sweep. The exit code is exit_code's."""
     if args.repeats < 1:
         raise ConfigError(f"--repeats must be at least 1, got {args.repeats}.", param="repeats")
     if sum([bool(args.sweep_rates), bool(args.sweep_concurrency), args.repeats > 1]) > 1:
@@ -40,7 +43,17 @@ def serve(args: argparse.Namespace, argv: Sequence[str], vocabulary: Vocabulary 
         else:
             result = run_async(run_load(target, load, observe=status.observe))
     finish(args, result)
-    return 0 if any(run.num_ok for run in show.runs_of(result)) else 1
+    return exit_code(show.runs_of(result), args.fail_above)
+
+
+def exit_code(runs: Sequence[Run], fail_above: float) -> int:
+    """0 where all was well: no run was given up, and no greater share of requests than fail_above failed. Requests cut
+    off by an interrupt have not failed. 1 otherwise, or if nothing succeeded."""
+    cut_off = sum(error.num for run in runs for error in run.errors if error.kind == "interrupted")
+    num_failed = sum(run.num_failed for run in runs) - cut_off
+    num_ok = sum(run.num_ok for run in runs)
+    is_well = num_ok and num_failed <= fail_above * (num_ok + num_failed) and not any(run.given_up for run in runs)
+    return 0 if is_well else 1
 
 
 def _sweep(args: argparse.Namespace, target: Target, load: Load, status: show.Status) -> Sweep:
@@ -56,12 +69,16 @@ def _sweep(args: argparse.Namespace, target: Target, load: Load, status: show.St
             seeded = replace(seeded, schedule=replace(load.schedule, concurrency=int(point), max_concurrency=None))
         status.label = f"{by.replace('_', ' ')} {point:g}: "
         runs.append(run_async(run_load(target, seeded, observe=status.observe, name=f"{target.name} @ {point:g}")))
-    return Sweep(by, list(points), runs)
+        if runs[-1].given_up:
+            break
+    return Sweep(by, list(points[: len(runs)]), runs)
 
 
 def search_goodput(args: argparse.Namespace, argv: Sequence[str], vocabulary: Vocabulary | None) -> int:
     """Find the highest rate that meets the objectives. Exit code 0, or 1 if none does."""
     load = options.make_load(args, argv, vocabulary)
+    if args.max_wait is None:
+        load = replace(load, give_up=replace(load.give_up, max_wait_s=hopeless_wait_s(load.objectives)))
     if not load.objectives:
         raise ConfigError("bench goodput needs objectives, such as --goodput ttft:500 tpot:50.", param="goodput")
     if not 0 < args.attainment <= 1 or args.tolerance <= 0 or args.repeats < 1:
@@ -99,7 +116,7 @@ def search_goodput(args: argparse.Namespace, argv: Sequence[str], vocabulary: Vo
 
 
 def compare_endpoints(args: argparse.Namespace, argv: Sequence[str], vocabulary: Vocabulary | None) -> int:
-    """Measure several endpoints in turns. Exit code 0."""
+    """Measure several endpoints in turns. The exit code is exit_code's."""
     if len(args.endpoints) < 2 or args.repeats < 1:
         raise ConfigError("bench compare needs two endpoints or more, and at least one repeat.", param="endpoints")
     load = options.make_load(args, argv, vocabulary)
@@ -119,21 +136,25 @@ def compare_endpoints(args: argparse.Namespace, argv: Sequence[str], vocabulary:
     finish(args, result)
     if args.markdown is not None:
         args.markdown.write_text(side_by_side.to_markdown(result.to_json()))
-    return 0
+    return exit_code(result.runs, args.fail_above)
 
 
 def check_outputs(args: argparse.Namespace) -> None:
     """A run of an hour must not end in a folder that does not exist."""
     for path in (args.json, args.csv, args.html, getattr(args, "markdown", None)):
-        if path is not None and not Path(path).resolve().parent.is_dir():
+        if path is not None and path != STANDARD_OUTPUT and not Path(path).resolve().parent.is_dir():
             raise ConfigError(f"The folder of {path} does not exist.", param="json")
 
 
 def finish(args: argparse.Namespace, result: Result) -> None:
     """Print the result and write the files asked for."""
-    show.print_result(Console(), result, args.percentile_metrics, args.metric_percentiles)
-    if args.json is not None:
-        args.json.write_text(json.dumps(result.to_json(), allow_nan=False) + "\n")
+    text = json.dumps(result.to_json(), allow_nan=False) + "\n"
+    is_piped = args.json == STANDARD_OUTPUT
+    show.print_result(Console(stderr=is_piped), result, args.percentile_metrics, args.metric_percentiles)
+    if is_piped:
+        sys.stdout.write(text)
+    elif args.json is not None:
+        args.json.write_text(text)
     if args.csv is not None:
         args.csv.write_text(show.to_csv(result))
     if args.html is not None:

@@ -56,7 +56,9 @@ def judge(rate: float, run: Run, target_attainment: float) -> Probe:
     """Whether `rate` passed, from its run."""
     rows = sorted(run.requests, key=lambda row: row.due_s)
     points = [(row.due_s, latency) for row in rows if row.ok and (latency := e2el_s(row)) is not None]
-    return probe_of(rate, [row.met_slo for row in rows], points, target_attainment, replace(run, requests=[]))
+    met = [row.met_slo for row in rows]
+    probe = probe_of(rate, met, points, target_attainment, replace(run, requests=[]))
+    return replace(probe, stable=False, passed=False) if run.given_up else probe
 
 
 def probe_of(

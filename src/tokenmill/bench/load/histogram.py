@@ -58,13 +58,14 @@ class Histogram:
                 return min(self._max, max(self._min, _middle(bucket)))
         raise AssertionError(f"rank {wanted} of {seen}")
 
-    def distribution(self) -> Distribution:
+    def distribution(self, more: Sequence[float] = ()) -> Distribution:
         if not self.num:
             return Distribution(0)
         mean = self._sum / self.num
         std = math.sqrt(max(0.0, self._sum_squares / self.num - mean * mean))
         quantiles = {name: self.quantile(q) for name, q in QUANTILES.items()}
-        return Distribution(self.num, mean=mean, std=std, min=self._min, max=self._max, **quantiles)
+        others = {f"{percent:g}": self.quantile(percent / 100) for percent in more}
+        return Distribution(self.num, mean=mean, std=std, min=self._min, max=self._max, more=others, **quantiles)
 
 
 def _bucket(value: float) -> int:
@@ -81,8 +82,8 @@ def _middle(bucket: int) -> float:
     return math.ldexp(0.5 + (part + 0.5) / (2 * SUB_BUCKETS), exponent)
 
 
-def describe(values: Iterable[float], max_exact: int = MAX_EXACT) -> Distribution:
-    """The distribution of `values`: exact up to `max_exact` of them."""
+def describe(values: Iterable[float], max_exact: int = MAX_EXACT, more: Sequence[float] = ()) -> Distribution:
+    """The distribution of `values`: exact up to `max_exact` of them. more: further percentiles, above 0 and to 100."""
     kept = array("d")
     iterator = iter(values)
     for value in iterator:
@@ -93,11 +94,12 @@ def describe(values: Iterable[float], max_exact: int = MAX_EXACT) -> Distributio
                 histogram.add(early)
             for late in iterator:
                 histogram.add(late)
-            return histogram.distribution()
+            return histogram.distribution(more)
     if not kept:
         return Distribution(0)
     ordered = sorted(kept)
     mean = math.fsum(ordered) / len(ordered)
     std = math.sqrt(math.fsum((value - mean) ** 2 for value in ordered) / len(ordered))
     quantiles = {name: quantile(ordered, q) for name, q in QUANTILES.items()}
-    return Distribution(len(ordered), mean=mean, std=std, min=ordered[0], max=ordered[-1], **quantiles)
+    others = {f"{percent:g}": quantile(ordered, percent / 100) for percent in more}
+    return Distribution(len(ordered), mean=mean, std=std, min=ordered[0], max=ordered[-1], more=others, **quantiles)

@@ -68,6 +68,11 @@ class Material:
             self._drawn[part] = drawn
         return drawn
 
+    def forget(self, label: str) -> None:
+        """Drop what is kept of parts renewed with this label (Plan.with_fresh_text); they can be drawn again."""
+        for part in [part for part in self._drawn if part.key.endswith(f"/{label}")]:
+            del self._drawn[part]
+
     def prepare(self, parts: Iterable[Drawn]) -> None:
         """Draw everything beforehand, so that sending never waits for it."""
         distinct = set(parts)

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
 from ...core.errors import ConfigError
 from ..result import (
-    Bucket,
     ClientCost,
     Distribution,
     Energy,
@@ -25,16 +24,14 @@ from ..result import (
     Slo,
     TenantRow,
 )
+from .doubts import warnings_of
 from .histogram import describe, quantile
+from .material import Vocabulary
 from .plan import Call, Plan
 from .player import Played
-from .stats import merge_warnings
 from .stream import Exchange
+from .timeline import make_timeline
 
-LATENESS_LIMIT_S = 0.005
-LOOP_LAG_LIMIT_S = 0.001
-NUM_BUCKETS = 100
-BUCKET_SIZES_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0)
 OBJECTIVES = {"ttft": "ttft_s", "tpot": "tpot_s", "itl": "itl_s", "e2el": "e2el_s"}
 
 
@@ -57,6 +54,26 @@ def parse_objectives(pairs: Sequence[str]) -> dict[str, float]:
 
 
 @dataclass(frozen=True, slots=True)
+class Window:
+    """What is cut off a run's beginning and end, so that its steady state is measured: below 1 a share of its length,
+    else seconds."""
+
+    warmup: float = 0.0
+    cooldown: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (self.warmup >= 0 and self.cooldown >= 0):
+            raise ConfigError("--warmup and --cooldown must not be negative.", param="warmup")
+
+    def of(self, begin_s: float, end_s: float) -> tuple[float, float] | None:
+        """[from, to) of a run; None where all of it counts."""
+        if not self.warmup and not self.cooldown:
+            return None
+        cut = [part * (end_s - begin_s) if part < 1 else part for part in (self.warmup, self.cooldown)]
+        return begin_s + cut[0], end_s - cut[1]
+
+
+@dataclass(frozen=True, slots=True)
 class Context:
     """What a run is beside its figures."""
 
@@ -72,10 +89,19 @@ class Context:
     energy_source: str | None = None
     joules: float | None = None
     keep_event_times: bool = True
+    window: Window = field(default_factory=lambda: Window())
+    percentiles: tuple[float, ...] = ()
+    counts_tokens: bool = False
 
 
-def make_rows(plan: Plan, played: Played, objectives: dict[str, float]) -> list[RequestRow]:
-    """One row per call that became due, with all its event times."""
+def make_rows(
+    plan: Plan, played: Played, objectives: dict[str, float], vocabulary: Vocabulary | None = None
+) -> list[RequestRow]:
+    """One row per call that became due, with all its event times. `vocabulary` counts the tokens of an answer's text
+    where the server did not."""
+    for exchange in played.exchanges:
+        if vocabulary is not None and exchange.output_tokens is None and exchange.texts:
+            exchange.output_tokens = len(vocabulary.encode(exchange.text, add_special=False))
     return [_row(plan.calls[e.index], e, played.start_s, objectives) for e in played.exchanges]
 
 
@@ -105,6 +131,10 @@ def _row(call: Call, exchange: Exchange, start_s: float, objectives: dict[str, f
         error=exchange.error,
         error_detail=exchange.error_detail,
         num_retries=exchange.num_retries,
+        has_usage=exchange.input_tokens is not None,
+        first_content_s=None
+        if exchange.first_content_s is None or not exchange.is_streamed
+        else exchange.first_content_s - start_s,
         event_s=[round(at_s - exchange.due_s, 6) for at_s in times],
         event_tokens=counts if any(count != 1 for count in counts) else None,
     )
@@ -113,6 +143,10 @@ def _row(call: Call, exchange: Exchange, start_s: float, objectives: dict[str, f
 
 def ttft_s(row: RequestRow) -> float | None:
     return None if row.first_s is None else row.first_s - row.due_s
+
+
+def ttfo_s(row: RequestRow) -> float | None:
+    return None if row.first_content_s is None else row.first_content_s - row.due_s
 
 
 def ttst_s(row: RequestRow) -> float | None:
@@ -165,62 +199,76 @@ def summarise(context: Context, played: Played, rows: list[RequestRow], more_war
     begin_s = min((row.due_s for row in rows), default=0.0)
     end_s = max((row.end_s for row in rows if row.end_s is not None), default=begin_s)
     bucket_s, timeline = make_timeline(rows, begin_s, end_s)
-    warnings = [*more_warnings, *_warnings(context, played, rows, cost)]
-    run = _figures(context, rows, end_s - begin_s, cost, warnings)
+    warnings = [*more_warnings, *warnings_of(context, played, rows, cost)]
+    span = context.window.of(begin_s, end_s)
+    if span is None:
+        run = figures(context, rows, end_s - begin_s, cost, warnings)
+    else:
+        run = _windowed(context, rows, span, cost, warnings)
+    run = replace(run, given_up=played.given_up)
     kept = rows if context.keep_event_times else [replace(row, event_s=None, event_tokens=None) for row in rows]
     return replace(run, timeline_bucket_s=bucket_s, timeline=timeline, requests=kept)
 
 
-def pool(runs: Sequence[Run]) -> Run:
-    """All requests of several runs together: distributions over all, rates over the sum of the durations."""
-    first = runs[0]
-    cpu_s = sum(run.client.cpu_s for run in runs)
-    num_events = sum(run.client.num_events for run in runs)
-    span_s = sum(run.client.cpu_s / run.client.cores for run in runs if run.client.cores)
-    cost = ClientCost(
-        cpu_s=cpu_s,
-        cores=cpu_s / max(1e-9, span_s),
-        num_events=num_events,
-        bytes_received=sum(run.client.bytes_received for run in runs),
-        cpu_us_per_event=cpu_s / num_events * 1e6 if num_events else None,
-        clock_start_s=first.client.clock_start_s,
-        loop_lag_s=max((run.client.loop_lag_s for run in runs), key=lambda lag: lag.p99 or 0.0),
+def _windowed(
+    context: Context, rows: Sequence[RequestRow], span: tuple[float, float], cost: ClientCost, warnings: list[str]
+) -> Run:
+    """Latencies and shares of the requests due within the window, rates of what was answered within it. Raises
+    ConfigError where nothing is left."""
+    low, high = span
+    due = [row for row in rows if low <= row.due_s < high]
+    if not due or high <= low:
+        raise ConfigError(
+            f"--warmup and --cooldown leave no request of a run that lasted to {high:.1f} s.", param="warmup"
+        )
+    ended = [row for row in rows if row.ok and row.end_s is not None and low <= row.end_s < high]
+    parts = [(row, _share_within(row, low, high)) for row in rows if row.ok]
+    output = sum((row.output_tokens or 0) * share for row, share in parts)
+    given = sum(row.input_tokens or 0 for row, _ in parts if low <= _read_s(row) < high)
+    per_s = 1.0 / (high - low)
+    busy_s = sum(
+        max(0.0, min(row.end_s, high) - max(row.sent_s, low))
+        for row in rows
+        if row.sent_s is not None and row.end_s is not None
     )
-    joules = [run.energy.joules for run in runs if run.energy is not None]
-    context = Context(
-        name=first.name,
-        started_at=first.started_at,
-        objectives=first.slo.objectives,
-        schedule=first.schedule,
-        dataset=first.dataset,
-        endpoint=first.endpoint,
-        environment=first.environment,
-        argv=first.argv,
-        energy_source=first.energy.source if first.energy is not None else None,
-        joules=sum(joules) if len(joules) == len(runs) else None,
-    )
-    rows = [row for run in runs for row in run.requests]
-    warnings = merge_warnings(runs)
-    pooled = _figures(context, rows, sum(run.duration_s for run in runs), cost, warnings)
-    # Runs followed one another, so requests of different runs were never in flight together.
     return replace(
-        pooled,
-        mean_in_flight=_weighted([(run.mean_in_flight, run.duration_s) for run in runs]),
-        max_in_flight=max(run.max_in_flight for run in runs),
-        offered_requests_per_s=None
-        if first.offered_requests_per_s is None
-        else _weighted([(run.offered_requests_per_s or 0.0, run.duration_s) for run in runs]),
+        figures(context, due, high - low, cost, warnings),
+        num_requests=len(rows),
+        num_ok=sum(row.ok for row in rows),
+        num_failed=sum(not row.ok for row in rows),
+        num_retries=sum(row.num_retries for row in rows),
+        errors=error_classes(rows),
+        requests_per_s=len(ended) * per_s,
+        input_tokens_per_s=given * per_s,
+        output_tokens_per_s=output * per_s,
+        total_tokens_per_s=(given + output) * per_s,
+        goodput_requests_per_s=sum(row.met_slo for row in ended) * per_s,
+        goodput_output_tokens_per_s=sum((row.output_tokens or 0) * share for row, share in parts if row.met_slo)
+        * per_s,
+        mean_in_flight=busy_s * per_s,
+        max_in_flight=in_flight(rows, high - low)[1],
+        window={"from_s": low, "to_s": high, "num_requests": len(due)},
     )
 
 
-def _weighted(pairs: Sequence[tuple[float, float]]) -> float:
-    total = sum(weight for _, weight in pairs)
-    return sum(value * weight for value, weight in pairs) / total if total else 0.0
+def _share_within(row: RequestRow, low: float, high: float) -> float:
+    """Of a row's token events, those that came within [low, high)."""
+    times = row.event_s or ()
+    return sum(low <= row.due_s + at < high for at in times) / len(times) if times else 0.0
 
 
-def _figures(
+def _read_s(row: RequestRow) -> float:
+    """When the prompt had been read: the first token, or the whole answer."""
+    return next(at for at in (row.first_s, row.last_s, row.due_s) if at is not None)
+
+
+def figures(
     context: Context, rows: Sequence[RequestRow], duration_s: float, cost: ClientCost, warnings: list[str]
 ) -> Run:
+
+    def over(values: Iterable[float | None]) -> Distribution:
+        return describe((value for value in values if value is not None), more=context.percentiles)
+
     good = [row for row in rows if row.ok]
     within = [row for row in good if row.met_slo]
     input_tokens = sum(row.input_tokens or 0 for row in good)
@@ -241,17 +289,18 @@ def _figures(
         num_ok=len(good),
         num_failed=len(rows) - len(good),
         num_retries=sum(row.num_retries for row in rows),
-        ttft_s=_over(map(ttft_s, good)),
-        ttst_s=_over(map(ttst_s, good)),
-        tpot_s=_over(map(tpot_s, good)),
-        itl_s=describe(gap for row in good for gap in gaps_s(row)),
-        e2el_s=_over(map(e2el_s, good)),
-        normalised_latency_s=_over(_per_token(row) for row in good),
-        ttft_from_send_s=_over(_less_lateness(row, ttft_s(row)) for row in good),
-        e2el_from_send_s=_over(_less_lateness(row, e2el_s(row)) for row in good),
-        lateness_s=_over(_lateness_s(row) for row in rows),
-        input_lengths=_over(row.input_tokens for row in good),
-        output_lengths=_over(row.output_tokens for row in good),
+        ttft_s=over(map(ttft_s, good)),
+        ttfo_s=over(map(ttfo_s, good)),
+        ttst_s=over(map(ttst_s, good)),
+        tpot_s=over(map(tpot_s, good)),
+        itl_s=over(gap for row in good for gap in gaps_s(row)),
+        e2el_s=over(map(e2el_s, good)),
+        normalised_latency_s=over(_per_token(row) for row in good),
+        ttft_from_send_s=over(_less_lateness(row, ttft_s(row)) for row in good),
+        e2el_from_send_s=over(_less_lateness(row, e2el_s(row)) for row in good),
+        lateness_s=over(_lateness_s(row) for row in rows),
+        input_lengths=over(row.input_tokens for row in good),
+        output_lengths=over(row.output_tokens for row in good),
         input_tokens=input_tokens,
         output_tokens=output_tokens,
         prefix_hit_tokens=sum(cached) if cached else None,
@@ -281,10 +330,6 @@ def _figures(
         timeline_bucket_s=0.0,
         timeline=[],
     )
-
-
-def _over(values: Iterable[float | None]) -> Distribution:
-    return describe(value for value in values if value is not None)
 
 
 def _per_token(row: RequestRow) -> float | None:
@@ -365,95 +410,3 @@ def error_classes(rows: Sequence[RequestRow]) -> list[ErrorClass]:
     counts = Counter(row.error for row in rows if row.error is not None)
     examples = {row.error: row.error_detail or "" for row in reversed(rows) if row.error is not None}
     return [ErrorClass(kind, num, examples[kind]) for kind, num in sorted(counts.items(), key=lambda x: (-x[1], x[0]))]
-
-
-def make_timeline(rows: Sequence[RequestRow], begin_s: float, end_s: float) -> tuple[float, list[Bucket]]:
-    """Slices of a round width, about NUM_BUCKETS of them at most."""
-    span_s = end_s - begin_s
-    width = next((size for size in BUCKET_SIZES_S if span_s / size <= NUM_BUCKETS), span_s / NUM_BUCKETS)
-    num = int(span_s / width) + 1 if rows else 0
-    due, sent, good, bad, tokens = ([0] * num for _ in range(5))
-    busy = [0.0] * num
-    firsts: list[list[float]] = [[] for _ in range(num)]
-    gaps: list[list[float]] = [[] for _ in range(num)]
-
-    def slot(at_s: float) -> int:
-        return min(num - 1, max(0, int((at_s - begin_s) / width)))
-
-    for row in rows:
-        due[slot(row.due_s)] += 1
-        if row.sent_s is not None:
-            sent[slot(row.sent_s)] += 1
-        if row.end_s is not None:
-            (good if row.ok else bad)[slot(row.end_s)] += 1
-        if row.sent_s is not None and row.end_s is not None:
-            for i in range(slot(row.sent_s), slot(row.end_s) + 1):
-                left = max(row.sent_s, begin_s + i * width)
-                busy[i] += max(0.0, min(row.end_s, begin_s + (i + 1) * width) - left)
-        first = ttft_s(row)
-        if first is not None and row.first_s is not None:
-            firsts[slot(row.first_s)].append(first)
-        times = row.event_s or []
-        for i, at_s in enumerate(times):
-            where = slot(row.due_s + at_s)
-            tokens[where] += row.event_tokens[i] if row.event_tokens is not None else 1
-            if i:
-                gaps[where].append(at_s - times[i - 1])
-    return width, [
-        Bucket(
-            t_s=i * width,
-            num_due=due[i],
-            num_sent=sent[i],
-            num_ok=good[i],
-            num_failed=bad[i],
-            output_tokens=tokens[i],
-            in_flight=busy[i] / width,
-            ttft_p50_s=quantile(sorted(firsts[i]), 0.5) if firsts[i] else None,
-            itl_p50_s=quantile(sorted(gaps[i]), 0.5) if gaps[i] else None,
-        )
-        for i in range(num)
-    ]
-
-
-def _warnings(context: Context, played: Played, rows: Sequence[RequestRow], cost: ClientCost) -> list[str]:
-    warnings = []
-    late = _over(_lateness_s(row) for row in rows)
-    if late.p99 is not None and late.p99 > LATENESS_LIMIT_S:
-        cap = context.schedule.get("max_concurrency")
-        cause = f"--max-concurrency {cap} held requests back" if cap else "the client could not keep the schedule"
-        warnings.append(
-            f"Sends were late: p99 {late.p99 * 1e3:.1f} ms ({cause}). Latencies count from when a request was due."
-        )
-    if cost.loop_lag_s.p99 is not None and cost.loop_lag_s.p99 > LOOP_LAG_LIMIT_S:
-        lag_ms = cost.loop_lag_s.p99 * 1e3
-        warnings.append(
-            f"The client did not always get the processor in time: its event loop woke up to {lag_ms:.1f} ms late"
-            " (p99); latencies may be that much too long."
-        )
-    if retries := sum(row.num_retries for row in rows):
-        warnings.append(f"{retries} sends met a kept connection that the server had just closed, and were repeated.")
-    good = [row for row in rows if row.ok]
-    whole = sum(row.first_s is None for row in good)
-    if whole and context.endpoint.get("api") in (None, "chat", "completions"):
-        warnings.append(f"{whole} of {len(good)} answers came as a whole: they have no TTFT, TPOT or ITL.")
-    if good and any(row.input_tokens is None for row in good):
-        warnings.append("The server sent no usage: output tokens are counted from events, input tokens are not known.")
-    short = sum(
-        row.output_tokens is not None and row.output_tokens < row.wanted_output_tokens and row.finish_reason != "length"
-        for row in good
-    )
-    if short:
-        warnings.append(
-            f"{short} of {len(good)} answers ended before their wanted length"
-            " (--ignore-eos, where the server knows it, keeps lengths exact)."
-        )
-    # A chat template adds what it adds; elsewhere a server may add a beginning-of-text token, and no more.
-    off = [row for row in good if row.input_tokens is not None and row.wanted_input_tokens is not None]
-    wanted, got = sum(row.wanted_input_tokens or 0 for row in off), sum(row.input_tokens or 0 for row in off)
-    if context.endpoint.get("api") != "chat" and abs(got - wanted) > len(off):
-        warnings.append(
-            f"The server counted {got} input tokens where {wanted} were meant; --tokenizer makes text of exact length."
-        )
-    if played.was_interrupted:
-        warnings.append("The run was interrupted; requests in flight were given up.")
-    return warnings

@@ -16,13 +16,15 @@ from ...core.errors import ConfigError
 from ..recorded import without_secrets
 from . import datasets, traces
 from .body import BodyFormat
+from .giveup import GiveUp
+from .histogram import QUANTILES
 from .http import Address, parse_url
 from .material import Material, Vocabulary, token_material, word_material
-from .measure import parse_objectives
+from .measure import Window, parse_objectives
 from .plan import Plan
 from .run import Load, run_async
 from .schedule import Ramp, Schedule
-from .show import METRIC_NAMES, PERCENTILES
+from .show import METRIC_NAMES
 from .target import Target, find_model, takes_tokens
 
 DEFAULT_NUM_PROMPTS = 100
@@ -54,7 +56,9 @@ def add_target_arguments(parser: argparse.ArgumentParser) -> None:
 def add_load_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("load")
     group.add_argument("--num-prompts", type=int, metavar="N", help=f"requests (default: {DEFAULT_NUM_PROMPTS})")
-    group.add_argument("--duration", type=float, metavar="S", help="nothing becomes due after this")
+    group.add_argument(
+        "--duration", type=float, metavar="S", help="nothing becomes due after this; a closed loop lasts until then"
+    )
     group.add_argument("--seed", type=int, default=0, metavar="N", help="decides every byte (default: 0)")
     group.add_argument("--num-warmups", type=int, default=1, metavar="N", help="requests before (default: 1)")
     group.add_argument("--request-rate", type=float, metavar="R", help="open loop, requests/s (default: all at once)")
@@ -65,6 +69,16 @@ def add_load_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--ramp-up-start-rps", type=float, metavar="R")
     group.add_argument("--ramp-up-end-rps", type=float, metavar="R")
     group.add_argument("--speedup", type=float, default=1.0, metavar="X", help="divide trace and think times by X")
+    group.add_argument(
+        "--warmup", type=float, default=0.0, metavar="X", help="cut off the begin; below 1 a share, else s"
+    )
+    group.add_argument(
+        "--cooldown", type=float, default=0.0, metavar="X", help="cut off the end; below 1 a share, else s"
+    )
+    group.add_argument(
+        "--max-error-rate", type=float, default=0.9, metavar="X", help="give up if more of the requests fail (0.9)"
+    )
+    group.add_argument("--max-wait", type=float, metavar="S", help="give up if a first token takes longer (open loops)")
     data = parser.add_argument_group("data set")
     data.add_argument("--dataset-name", choices=DATASETS, default="random", help="(default: random)")
     data.add_argument("--dataset-path", type=Path, metavar="FILE", help="JSONL prompts or a trace, .gz too")
@@ -101,12 +115,22 @@ def add_output_arguments(parser: argparse.ArgumentParser) -> None:
         "--percentile-metrics", type=_metrics, default=("ttft", "tpot", "itl", "e2el"), metavar="A,B", help="to print"
     )
     group.add_argument(
-        "--metric-percentiles", type=_percentiles, default=("50", "90", "99"), metavar="P,P", help="to print"
+        "--metric-percentiles",
+        type=_percentiles,
+        default=("50", "90", "99"),
+        metavar="P,P",
+        help="any, such as 75,99.5",
     )
-    group.add_argument("--json", type=Path, metavar="FILE", help="write the result (docs/benchmarking.md)")
+    group.add_argument("--json", type=Path, metavar="FILE", help="write the result; -: to standard output, and only it")
     group.add_argument("--csv", type=Path, metavar="FILE", help="write one line per request")
     group.add_argument("--html", type=Path, metavar="FILE", help="write a report with plots")
     group.add_argument("--no-event-times", action="store_true", help="keep the times of tokens out of the JSON")
+
+
+def add_failure_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--fail-above", type=float, default=0.0, metavar="X", help="exit code 1 if a greater share fails (default: 0)"
+    )
 
 
 def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
@@ -119,6 +143,7 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--sweep-rates", type=_numbers, metavar="R,R", help="a run at each request rate")
     group.add_argument("--sweep-concurrency", type=_numbers, metavar="N,N", help="a run at each concurrency")
     add_output_arguments(parser)
+    add_failure_argument(parser)
 
 
 def add_goodput_arguments(parser: argparse.ArgumentParser) -> None:
@@ -163,6 +188,7 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
         help="what the verdict is on, such as ttft_s.p50 (default: output_tokens_per_s; in an open loop e2el_s.p50)",
     )
     add_output_arguments(parser)
+    add_failure_argument(parser)
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables of figures and ratios")
 
 
@@ -248,6 +274,12 @@ def make_load(args: argparse.Namespace, argv: Sequence[str], vocabulary: Vocabul
         num_warmups=args.num_warmups,
         argv=without_secrets(argv),
         keep_event_times=not args.no_event_times,
+        give_up=GiveUp(args.max_error_rate, args.max_wait),
+        window=Window(args.warmup, args.cooldown),
+        percentiles=tuple(
+            float(text) for text in args.metric_percentiles if float(text) / 100 not in QUANTILES.values()
+        ),
+        vocabulary=vocabulary,
     )
 
 
@@ -301,7 +333,13 @@ def _metrics(text: str) -> tuple[str, ...]:
 
 
 def _percentiles(text: str) -> tuple[str, ...]:
-    return _known(text, PERCENTILES, "percentiles")
+    try:
+        percents = [float(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        percents = []
+    if not percents or not all(0 < percent <= 100 for percent in percents):
+        raise argparse.ArgumentTypeError(f"percentiles are above 0 and at most 100, got {text}")
+    return tuple(f"{percent:g}" for percent in percents)
 
 
 def _known(text: str, names: dict[str, Any], what: str) -> tuple[str, ...]:

@@ -115,6 +115,19 @@ class Plan:
         calls = tuple(replace(call, messages=tuple(map(renewed, call.messages))) for call in self.calls)
         return replace(self, calls=calls)
 
+    def shifted(self, by: int) -> tuple[Call, ...]:
+        """The calls with `by` added to every index, to be appended to that many others."""
+
+        def moved(part: Part) -> Part:
+            return replace(part, index=part.index + by) if isinstance(part, Reply) else part
+
+        def shift(call: Call) -> Call:
+            messages = tuple(replace(message, parts=tuple(map(moved, message.parts))) for message in call.messages)
+            after = tuple(index + by for index in call.after)
+            return replace(call, index=call.index + by, after=after, messages=messages)
+
+        return tuple(map(shift, self.calls))
+
     def with_delays_scaled(self, factor: float) -> Plan:
         """The same calls, every delay multiplied by factor."""
         return replace(self, calls=tuple(replace(call, delay_s=call.delay_s * factor) for call in self.calls))

@@ -4,7 +4,8 @@ One heap of due moments drives everything: roots at the schedule's times, later 
 and their think time has passed, and in a closed loop the next session when a slot is free. No task per request, so a
 send is late only as long as the loop is busy. When the cap on requests in flight is reached, calls wait in the order
 they were due, and their due moment stays what it was. A call whose predecessor failed is not sent: it fails as
-"abandoned". The garbage collector is off meanwhile, because its pauses would be taken for the server's.
+"abandoned". A closed loop with a time to last begins the plan again when it has run out, with other text where calls
+share none. The garbage collector is off meanwhile, because its pauses would be taken for the server's.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ import gc
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
+from itertools import islice
 
 from .body import BodyWriter
+from .giveup import GiveUp
 from .http import Client
-from .plan import Plan, Reply
+from .plan import Call, Plan, Reply
 from .schedule import Schedule
 from .stream import Exchange
 from .timer import Timer
@@ -43,7 +46,8 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """exchanges: those that became due, by index. Times are time.perf_counter's; cpu_s is this process's."""
+    """exchanges: those that became due, by index. Times are time.perf_counter's; cpu_s is this process's.
+    given_up: why the run was ended before its time."""
 
     start_s: float
     end_s: float
@@ -52,28 +56,36 @@ class Played:
     num_bytes: int
     loop_lags_s: array[float]
     was_interrupted: bool
+    given_up: str | None = None
 
 
 class Player:
-    def __init__(self, plan: Plan, schedule: Schedule, writer: BodyWriter, client: Client) -> None:
-        self._plan = plan
+    def __init__(
+        self,
+        plan: Plan,
+        schedule: Schedule,
+        writer: BodyWriter,
+        client: Client,
+        give_up: GiveUp | None = None,
+        keep_texts: bool = False,
+    ) -> None:
+        self._base = plan
         self._schedule = schedule
         self._writer = writer
         self._client = client
+        self._give_up = give_up or GiveUp()
+        self._keep_texts = keep_texts
         self._loop = asyncio.get_running_loop()
-        self._quoted = {part.index for call in plan.calls for part in call.parts if isinstance(part, Reply)}
+        self._calls: list[Call] = []
+        self._quoted: set[int] = set()
         self._dependents: dict[int, list[int]] = {}
         self._root_of: list[int] = []
         self._tree_left: dict[int, int] = {}
-        for call in plan.calls:
-            root = self._root_of[call.after[0]] if call.after else call.index
-            self._root_of.append(root)
-            self._tree_left[root] = self._tree_left.get(root, 0) + 1
-            for other in call.after:
-                self._dependents.setdefault(other, []).append(call.index)
-        self._waits = [len(call.after) for call in plan.calls]
-        self._exchanges: list[Exchange | None] = [None] * len(plan.calls)
-        self._next_roots = deque(call.index for call in plan.roots)
+        self._waits: list[int] = []
+        self._exchanges: list[Exchange | None] = []
+        self._next_roots: deque[int] = deque()
+        self._num_rounds = 0
+        self._append(plan.calls)
         self._heap: list[tuple[float, int]] = []
         self._ready: deque[tuple[float, int]] = deque()
         self._due_timer = Timer(self._loop, self._on_due)
@@ -87,7 +99,41 @@ class Player:
         self._start_s = 0.0
         self._stop_s = float("inf")
         self._was_stopped = False
+        self._given_up: str | None = None
         self._done = asyncio.Event()
+
+    @property
+    def plan(self) -> Plan:
+        """All calls there have been, of every round."""
+        return replace(self._base, calls=tuple(self._calls))
+
+    @property
+    def num_rounds(self) -> int:
+        return self._num_rounds
+
+    def _append(self, calls: Sequence[Call]) -> None:
+        self._num_rounds += 1
+        self._calls += calls
+        self._exchanges += [None] * len(calls)
+        for call in calls:
+            root = self._root_of[call.after[0]] if call.after else call.index
+            self._root_of.append(root)
+            self._tree_left[root] = self._tree_left.get(root, 0) + 1
+            self._waits.append(len(call.after))
+            if not call.after:
+                self._next_roots.append(call.index)
+            for other in call.after:
+                self._dependents.setdefault(other, []).append(call.index)
+            self._quoted |= {part.index for part in call.parts if isinstance(part, Reply)}
+
+    def _take_root(self) -> int | None:
+        """The next session of a closed loop; None where there is no more."""
+        if not self._next_roots and self._stop_s < float("inf"):
+            if self._num_rounds > 1:
+                self._writer.forget(f"round-{self._num_rounds - 1}")
+            again = self._base.with_fresh_text(f"round-{self._num_rounds}")
+            self._append(again.shifted(len(self._calls)))
+        return self._next_roots.popleft() if self._next_roots else None
 
     async def play(self, observe: Callable[[Progress], None] | None = None) -> Played:
         """Play the plan to its end. `observe` is called about twice a second."""
@@ -114,11 +160,12 @@ class Player:
             self._stop_s = self._start_s + self._schedule.stop_after_s
         cpu_s, num_bytes = time.process_time(), self._client.num_bytes
         if self._schedule.concurrency is not None:
-            for _ in range(min(self._schedule.concurrency, len(self._next_roots))):
-                self._push(self._start_s, self._next_roots.popleft())
+            for _ in range(self._schedule.concurrency):
+                if (root := self._take_root()) is not None:
+                    self._push(self._start_s, root)
         else:
             for index in self._next_roots:
-                self._push(self._start_s + self._plan.calls[index].delay_s, index)
+                self._push(self._start_s + self._calls[index].delay_s, index)
             self._next_roots.clear()
         self._tick_due_s = self._start_s
         self._tick_timer.set(self._tick_due_s)
@@ -135,7 +182,8 @@ class Player:
             time.process_time() - cpu_s,
             self._client.num_bytes - num_bytes,
             self._lags,
-            self._was_stopped,
+            self._was_stopped and self._given_up is None,
+            self._given_up,
         )
 
     def _push(self, due_s: float, index: int) -> None:
@@ -161,11 +209,14 @@ class Player:
         cap = self._schedule.max_concurrency
         while self._ready and (cap is None or len(self._in_flight) < cap) and not self._was_stopped:
             due_s, index = self._ready.popleft()
-            exchange = Exchange(index, due_s, keep_text=index in self._quoted and not self._writer.is_scripted)
+            exchange = Exchange(index, due_s, keep_text=self._keeps_text(index))
             self._exchanges[index] = exchange
             self._in_flight.add(index)
             self._num_sent += 1
-            self._client.send(exchange, self._writer.write(self._plan.calls[index], self._reply), self._on_done)
+            self._client.send(exchange, self._writer.write(self._calls[index], self._reply), self._on_done)
+
+    def _keeps_text(self, index: int) -> bool:
+        return self._keep_texts or (index in self._quoted and not self._writer.is_scripted)
 
     def _reply(self, index: int) -> str | None:
         exchange = self._exchanges[index]
@@ -193,11 +244,13 @@ class Player:
             if not ok:
                 self._abandon(dependent, index, end_s)
             elif self._waits[dependent] == 0:
-                self._push(end_s + self._plan.calls[dependent].delay_s, dependent)
+                self._push(end_s + self._calls[dependent].delay_s, dependent)
         root = self._root_of[index]
         self._tree_left[root] -= 1
-        if self._tree_left[root] == 0 and self._next_roots:
-            self._push(end_s, self._next_roots.popleft())
+        if self._tree_left[root] == 0 and self._schedule.is_closed and end_s < self._stop_s:
+            following = self._take_root()
+            if following is not None:
+                self._push(end_s, following)
 
     def _abandon(self, index: int, because: int, at_s: float) -> None:
         exchange = Exchange(index, at_s)
@@ -215,8 +268,20 @@ class Player:
         self._tick_due_s = now_s + TICK_S
         self._tick_timer.set(self._tick_due_s)
         self._ticks += 1
-        if self._observe is not None and self._ticks % OBSERVE_TICKS == 1:
-            self._observe(self.progress(now_s))
+        if self._ticks % OBSERVE_TICKS == 1:
+            if self._observe is not None:
+                self._observe(self.progress(now_s))
+            if not self._was_stopped:
+                self._given_up = self._give_up.reason(self._num_ended, self._num_failed, self._longest_wait_s(now_s))
+                if self._given_up is not None:
+                    self.stop()
+
+    def _longest_wait_s(self, now_s: float) -> float:
+        """Of requests that are due and have no token yet; 0 in a closed loop, where no queue can grow."""
+        if self._schedule.is_closed:
+            return 0.0
+        sent = (e.due_s for i in self._in_flight if (e := self._exchanges[i]) is not None and not e.event_times)
+        return now_s - min((*sent, *(due_s for due_s, _ in islice(self._ready, 1))), default=now_s)
 
     def progress(self, now_s: float) -> Progress:
         streaming = sum(len(e.event_times) for i in self._in_flight if (e := self._exchanges[i]) is not None)

@@ -16,10 +16,12 @@ from .. import machine
 from ..result import Repeats, Run
 from . import measure, scrape
 from .body import BodyWriter
+from .giveup import GiveUp
 from .http import Client
-from .material import Material
+from .material import Material, Vocabulary
 from .plan import Plan
 from .player import Played, Player, Progress
+from .pool import pool
 from .schedule import Schedule
 from .stats import mean_interval
 from .target import Target, warm_up
@@ -47,7 +49,8 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True)
 class Load:
     """Everything about a run but the endpoint. `make_plan` and `make_material` are functions of a seed, so that each
-    repeat and each probe has text of its own and no prefix cache answers for the one before."""
+    repeat and each probe has text of its own and no prefix cache answers for the one before. `vocabulary` counts the
+    tokens of servers that do not."""
 
     make_plan: MakePlan
     make_material: MakeMaterial
@@ -58,6 +61,10 @@ class Load:
     num_warmups: int = 1
     argv: list[str] = field(default_factory=list)
     keep_event_times: bool = True
+    give_up: GiveUp = field(default_factory=GiveUp)
+    window: measure.Window = field(default_factory=measure.Window)
+    percentiles: tuple[float, ...] = ()
+    vocabulary: Vocabulary | None = None
 
     def with_rate(self, rate: float) -> Load:
         return replace(self, schedule=replace(self.schedule, request_rate=rate, use_trace_times=False))
@@ -97,7 +104,8 @@ async def run_load(
         meter = scrape.find_energy_meter()
         page_before = await asyncio.to_thread(scrape.scrape, target.metrics_url, target.address.headers)
         joules_before = meter.read_j() if meter is not None else []
-        played = await _play(Player(plan, load.schedule, writer, client), observe)
+        player = Player(plan, load.schedule, writer, client, load.give_up, load.vocabulary is not None)
+        played = await _play(player, observe)
         joules = meter.spent_j(joules_before, meter.read_j()) if meter is not None else None
         page_after = await asyncio.to_thread(scrape.scrape, target.metrics_url, target.address.headers)
     finally:
@@ -113,6 +121,7 @@ async def run_load(
             "num_requests": len(plan.calls),
             "text": material.about,
             "digest": digest,
+            "num_rounds": player.num_rounds,
         },
         endpoint=target.facts(),
         environment=environment(),
@@ -121,8 +130,12 @@ async def run_load(
         energy_source=meter.source if meter is not None else None,
         joules=joules,
         keep_event_times=load.keep_event_times,
+        window=load.window,
+        percentiles=load.percentiles,
+        counts_tokens=load.vocabulary is not None,
     )
-    return measure.summarise(context, played, measure.make_rows(plan, played, load.objectives), plan.remarks)
+    rows = measure.make_rows(player.plan, played, load.objectives, load.vocabulary)
+    return measure.summarise(context, played, rows, plan.remarks)
 
 
 async def _play(player: Player, observe: Observe | None) -> Played:
@@ -143,9 +156,9 @@ async def run_repeats(target: Target, load: Load, num_repeats: int, *, observe: 
     for repeat in range(num_repeats):
         seeded = replace(load, seed=load.seed + repeat, keep_event_times=True)
         runs.append(await run_load(target, seeded, observe=observe, repeat=repeat))
-        if any("interrupted" in warning for warning in runs[-1].warnings):
+        if runs[-1].given_up or any("interrupted" in warning for warning in runs[-1].warnings):
             break
-    pooled = measure.pool(runs)
+    pooled = pool(runs, load.percentiles)
     if not load.keep_event_times:
         runs = [replace(run, requests=[replace(row, event_s=None) for row in run.requests]) for run in runs]
     return Repeats(pooled, intervals(runs), runs)

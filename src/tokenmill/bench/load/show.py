@@ -21,6 +21,7 @@ from .stats import merge_warnings
 
 METRIC_NAMES = {
     "ttft": ("ttft_s", "TTFT"),
+    "ttfo": ("ttfo_s", "TTFO"),
     "ttst": ("ttst_s", "TTST"),
     "tpot": ("tpot_s", "TPOT"),
     "itl": ("itl_s", "ITL"),
@@ -28,7 +29,6 @@ METRIC_NAMES = {
     "normalised": ("normalised_latency_s", "normalised latency"),
     "lateness": ("lateness_s", "lateness"),
 }
-PERCENTILES = {"50": "p50", "90": "p90", "95": "p95", "99": "p99", "99.9": "p99_9"}
 
 
 class Status:
@@ -69,7 +69,7 @@ class Status:
 
 
 def print_result(console: Console, result: Result, metrics: Sequence[str], percentiles: Sequence[str]) -> None:
-    """Tables of any result; `metrics` are keys of METRIC_NAMES, `percentiles` of PERCENTILES."""
+    """Tables of any result; `metrics` are keys of METRIC_NAMES, `percentiles` numbers as texts."""
     match result:
         case Run():
             _print_run(console, result, metrics, percentiles)
@@ -90,17 +90,20 @@ def print_result(console: Console, result: Result, metrics: Sequence[str], perce
 
 def _print_run(console: Console, run: Run, metrics: Sequence[str], percentiles: Sequence[str]) -> None:
     table = Table("ms", "mean", *(f"p{percentile}" for percentile in percentiles), "max", title=run.name)
+    if run.num_failed:
+        table.caption = f"{run.num_failed} failed, left out"
     for column in table.columns[1:]:
         column.justify = "right"
     for name in metrics:
         field_name, label = METRIC_NAMES[name]
         values: Distribution = getattr(run, field_name)
-        parts = ("mean", *(PERCENTILES[percentile] for percentile in percentiles), "max")
-        table.add_row(label, *(_ms(getattr(values, part)) for part in parts))
+        found = (values.mean, *map(values.percentile, percentiles), values.max)
+        table.add_row(label, *map(_ms, found))
     console.print(table)
     lines = [
         f"requests           {run.num_ok} ok, {run.num_failed} failed, in {run.duration_s:.2f} s"
         + (f"; {run.num_retries} sent again" if run.num_retries else ""),
+        *_window_line(run),
         f"requests/s         {run.requests_per_s:.3f}"
         + (f" of {run.offered_requests_per_s:.3f} offered" if run.offered_requests_per_s is not None else ""),
         f"output tokens/s    {run.output_tokens_per_s:,.1f}",
@@ -124,6 +127,13 @@ def _print_run(console: Console, run: Run, metrics: Sequence[str], percentiles: 
     for error in run.errors:
         console.print(f"{error.num} x {error.kind}: {error.example}", markup=False, highlight=False)
     _print_warnings(console, run.warnings)
+
+
+def _window_line(run: Run) -> list[str]:
+    if run.window is None:
+        return []
+    low, high = run.window["from_s"], run.window["to_s"]
+    return [f"steady state       {low:.2f} to {high:.2f} s, {run.window['num_requests']} requests due in it"]
 
 
 def _print_warnings(console: Console, warnings: Sequence[str]) -> None:

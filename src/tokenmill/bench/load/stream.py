@@ -72,6 +72,7 @@ class Exchange:
         "event_times",
         "event_tokens",
         "finish_reason",
+        "first_content_s",
         "index",
         "input_tokens",
         "is_complete",
@@ -89,6 +90,7 @@ class Exchange:
         self.due_s = due_s
         self.sent_s: float | None = None
         self.end_s: float | None = None
+        self.first_content_s: float | None = None
         self.event_times = array("d")
         self.event_tokens = array("l")
         self.input_tokens: int | None = None
@@ -131,6 +133,8 @@ class Exchange:
             self.fail("stream_error", bytes(event.error).decode(errors="replace"))
             return
         num_tokens = 0
+        if self.first_content_s is None and any(map(_has_content, event.choices)):
+            self.first_content_s = at_s
         for choice in event.choices:
             if choice.finish_reason is not None:
                 self.finish_reason = choice.finish_reason
@@ -170,6 +174,14 @@ class Exchange:
         # Usage on the last event only says nothing about that event's own tokens.
         is_continuous = before > 0 or not self.event_times
         return max(num_tokens, usage.completion_tokens - before) if num_tokens and is_continuous else num_tokens
+
+
+def _has_content(choice: _Choice) -> bool:
+    """Whether a choice brings some of the answer itself: text or a tool call, not reasoning."""
+    delta = choice.delta or choice.message
+    if delta is None:
+        return bool(choice.text)
+    return bool(delta.content) or any(call.function is not None for call in delta.tool_calls or ())
 
 
 class EventParser:
