@@ -144,6 +144,12 @@ def test_scores_and_rankings(server: Server) -> None:
     np.testing.assert_allclose([item["score"] for item in pairs["data"]], 1, atol=1e-6)
 
 
+def test_an_empty_document_is_scored_like_others(server: Server) -> None:
+    status, ranked = post(server, "/v1/rerank", query="Where do otters live?", documents=["In rivers.", "", "x"])
+    scores = {item["index"]: item["relevance_score"] for item in ranked["results"]}
+    assert status == 200 and sorted(scores) == [0, 1, 2] and scores[0] == max(scores.values())
+
+
 def test_more_inputs_than_may_be_open_are_refused_for_good(server: Server) -> None:
     """A call that could never be admitted is not told to come back."""
     for path, body in (
@@ -202,6 +208,9 @@ def test_a_language_model_gives_vectors_if_asked(smollm2: Path) -> None:
         vectors = np.array([item["embedding"] for item in first["data"]])
         np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
         assert vectors[0] @ vectors[1] > vectors[0] @ vectors[2]
+        status, answer = post(server, "/v1/rerank", query="x", documents=["y", ""])  # nothing is put around a text here
+        assert status == 400 and answer["error"]["message"].startswith("documents[1] gives no token"), answer
+        assert answer["error"]["param"] == "documents"
         status, answer = post(server, "/v1/completions", prompt="x")
         assert status == 400 and "generates no text" in answer["error"]["message"]
 

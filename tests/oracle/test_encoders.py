@@ -186,11 +186,11 @@ def test_pairs_of_texts_from_text_to_score(tmp_path):
     theirs = save_model(EncoderCase("pairs", "Bert", "ForSequenceClassification", {"num_labels": 1}), tmp_path)
     tokenizer = transformers.BertTokenizerFast(vocab_file=str(tmp_path / "vocab.txt"))
     tokenizer.save_pretrained(tmp_path)
-    query, texts = "word1 word2", ["word3", "word4 word5 word6 " * 20, "word1 word2"]
+    query, texts = "word1 word2", ["word3", "word4 word5 word6 " * 20, "word1 word2", ""]
     expected = []
     for text in texts:
         with torch.no_grad():
-            expected.append(float(torch.sigmoid(theirs(**tokenizer(query, text, return_tensors="pt")).logits)))
+            expected.append(float(torch.sigmoid(theirs(**tokenizer([query], [text], return_tensors="pt")).logits)))
     with LLM(str(tmp_path)) as llm:
         np.testing.assert_allclose(llm.score(query, texts), expected, atol=1e-5)
         with pytest.raises(InvalidRequest, match="scores pairs"):

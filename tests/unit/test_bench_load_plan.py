@@ -181,8 +181,8 @@ class SplittingVocabulary:
 
     vocab_size = 201
 
-    def decode(self, ids: list[int], *, skip_special: bool = True) -> str:
-        return "".join("x" if i == 200 else f" {self._word(i)}" for i in ids)
+    def token_bytes(self, token_id: int) -> bytes:
+        return b"x" if token_id == 200 else f" {self._word(token_id)}".encode()
 
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
         ids = []

@@ -23,7 +23,7 @@ BAD_EMBEDDING: list[tuple[str, Any]] = [
     ("dimensions", "8"), ("prompt_name", 3),
 ]  # fmt: skip
 BAD_SCORE: list[tuple[str, Any]] = [
-    ("text_1", None), ("text_1", []), ("text_1", ""), ("text_1", [3]), ("text_2", {"text": 3}), ("text_2", None),
+    ("text_1", None), ("text_1", []), ("text_1", [3]), ("text_2", {"text": 3}), ("text_2", None),
     ("text_1", ["a", "b", "c"]),
 ]  # fmt: skip
 BAD_RERANK: list[tuple[str, Any]] = [
@@ -86,3 +86,11 @@ def test_one_first_text_goes_with_every_second() -> None:
 def test_documents_may_be_objects() -> None:
     call, _ = parse_rerank({"query": "q", "documents": ["a", {"text": "b"}], "return_documents": False}, RULES)
     assert (call.inputs, call.seconds, call.with_texts, call.top_n) == (("q", "q"), ("a", "b"), False, None)
+
+
+def test_an_empty_text_of_a_pair_is_a_text() -> None:
+    """A cross-encoder scores it; one empty document among many must not cost the others their scores."""
+    ranking, _ = parse_rerank({"query": "q", "documents": ["a", "", {"text": ""}]}, RULES)
+    assert ranking.seconds == ("a", "", "") and ranking.names == ("query", "documents")
+    pairs, _ = parse_score({"text_1": "", "text_2": ["a", ""]}, RULES)
+    assert (pairs.inputs, pairs.seconds, pairs.names) == (("", ""), ("a", ""), ("text_1", "text_2"))

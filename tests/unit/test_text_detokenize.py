@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+from test_text_tokenizer import sentencepiece_metadata
 from tiny_tokenizer import SPECIAL, byte_tokenizer
 
 from tokenmill.text.detokenize import Detokenizer
+from tokenmill.text.tokenizer import tokenizer_from_gguf
 
 TOKENIZER = byte_tokenizer()
 IDS = st.lists(st.integers(0, TOKENIZER.vocab_size + 2), max_size=40)
@@ -53,3 +55,11 @@ def test_special_tokens_are_skipped_or_named() -> None:
 def test_an_unfinished_character_comes_out_at_the_end() -> None:
     ids = [TOKENIZER.encode_byte(byte) for byte in "é".encode()[:1]]
     assert pieces_of(ids, True, [1]) == ["", "", "\ufffd"]
+
+
+def test_a_stream_keeps_the_space_that_a_whole_text_drops() -> None:
+    """What SentencePiece puts before a text stands between a prompt and what goes on with it."""
+    tokenizer = tokenizer_from_gguf(sentencepiece_metadata())
+    ids = tokenizer.encode("abc a", add_special=False)
+    detokenizer = Detokenizer(tokenizer)
+    assert detokenizer.push(ids) + detokenizer.flush() == " abc a" and tokenizer.decode(ids) == "abc a"

@@ -136,11 +136,14 @@ def test_sentencepiece_vocabulary() -> None:
     """Best score first, bytes where no piece fits, a space before the text, BOS by default."""
     tokenizer = tokenizer_from_gguf(sentencepiece_metadata())
     assert spelled(tokenizer, tokenizer.encode("abc aé")) == ["<s>", "▁abc", "▁a", "<0xC3>", "<0xA9>"]
-    assert tokenizer.decode(tokenizer.encode("abc aé")) == " abc aé"
+    assert tokenizer.decode(tokenizer.encode("abc aé")) == "abc aé"
+    assert tokenizer.decode(tokenizer.encode(" a", add_special=False)) == " a"
+    assert tokenizer.decode(tokenizer.encode("a"), skip_special=False) == "<s> a"
     assert tokenizer.token_bytes(tokenizer.token_id("<0xC3>") or 0) == b"\xc3"
     assert tokenizer.is_special(0) and tokenizer.is_special(1)
     bare = tokenizer_from_gguf(sentencepiece_metadata(add_space_prefix=False, add_bos_token=False))
     assert spelled(bare, bare.encode("abc a")) == ["abc", "▁a"]
+    assert bare.decode(bare.encode(" a")) == " a"
 
 
 @pytest.mark.parametrize(
@@ -270,7 +273,15 @@ def pair_folder(folder: Path) -> Path:
 
 def test_word_pieces_decode_to_words(tmp_path: Path) -> None:
     tokenizer = tokenizer_from_folder(pair_folder(tmp_path))
-    assert tokenizer.decode(tokenizer.encode("as b cs")) == " as b cs"
+    assert tokenizer.decode(tokenizer.encode("as b cs")) == "as b cs"
+
+
+def test_an_empty_text_of_a_pair_has_its_type(tmp_path: Path) -> None:
+    """The mark behind a second text is of the second type even where nothing stands before it."""
+    tokenizer = tokenizer_from_folder(pair_folder(tmp_path))
+    for text, second in (("a", 3), ("", 2)):
+        assert tokenizer.encode_inputs([text], [""])[0][1] == second
+        assert tokenizer.encode_inputs([text], [""], max_tokens=9)[0][1] == second
 
 
 def test_inputs_and_pairs_are_cut_within_their_texts(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ _WITHOUT_EFFECT = ("user", "mm_processor_kwargs", "max_chunks_per_doc", "max_tok
 class PoolingCall:
     """inputs        texts or token ids; of pairs the first texts
     seconds       of pairs the second texts, one for each input; else empty
+    names         of the fields that inputs and seconds came from
     activate      False: vectors and scores as the model gives them; None: as usual for the model
     dimensions    values of a vector to keep; 0: all
     as_base64     vectors are base64 of little-endian float32
@@ -32,6 +33,7 @@ class PoolingCall:
     model: str | None
     inputs: tuple[Prompt, ...]
     seconds: tuple[str, ...] = ()
+    names: tuple[str, str] = ("input", "")
     activate: bool | None = None
     dimensions: int = 0
     as_base64: bool = False
@@ -73,7 +75,8 @@ def parse_score(body: dict[str, Any], rules: Rules) -> tuple[PoolingCall, list[s
             f"{first_name} holds {len(firsts)} texts and {second_name} {len(seconds)}: give one, or as many.",
             param=first_name,
         )
-    return PoolingCall(inputs=firsts, seconds=seconds, **_common(fields)), fields.unread()
+    names = (first_name, second_name)
+    return PoolingCall(inputs=firsts, seconds=seconds, names=names, **_common(fields)), fields.unread()
 
 
 def parse_rerank(body: dict[str, Any], rules: Rules) -> tuple[PoolingCall, list[str]]:
@@ -86,6 +89,7 @@ def parse_rerank(body: dict[str, Any], rules: Rules) -> tuple[PoolingCall, list[
     call = PoolingCall(
         inputs=(query,) * len(documents),
         seconds=documents,
+        names=("query", "documents"),
         top_n=fields.integer("top_n", 1, 2**31 - 1),
         with_texts=True if with_texts is None else with_texts,
         **_common(fields),
@@ -118,14 +122,15 @@ def _named_texts(fields: Fields, *names: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _texts(fields: Fields, name: str) -> tuple[str, ...]:
-    """A string, or an array of strings or of objects with `text`."""
+    """A string, or an array of strings or of objects with `text`. Empty ones are read like others: one empty document
+    among many must not cost the others their scores."""
     value = fields.any(name)
     listed = value if isinstance(value, list) else [value]
     texts: list[Any] = [item.get("text") if isinstance(item, dict) else item for item in listed]
     if not texts or not all(isinstance(text, str) for text in texts):
         raise InvalidRequest(f"{name} must be a string or an array of strings, at least one.", param=name)
     _check_number(name, len(texts))
-    return _not_empty(name, tuple(texts))
+    return tuple(texts)
 
 
 def _check_number(name: str, number: int) -> None:

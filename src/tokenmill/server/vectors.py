@@ -72,18 +72,21 @@ def make_pooling_requests(
     arrival_s: float,
     priority: int = 0,
     cache_salt: str = "",
+    name_of: Callable[[int], str] = "input[{}]".format,
 ) -> list[Request]:
-    """One request for each input. Raises ContextTooLong, and InvalidRequest for an input without tokens."""
+    """One request for each input. `name_of`: what the caller calls an input, by its number: a field, or a place in one.
+    Raises ContextTooLong, and InvalidRequest for an input without tokens."""
     limit = context_limit(ready)
     requests: list[Request] = []
     for number, (tokens, second_from) in enumerate(inputs):
+        name = name_of(number)
         if not tokens:
-            raise InvalidRequest(f"Input {number} gives no token.", param="input")
+            raise InvalidRequest(f"{name} gives no token.", param=name.partition("[")[0])
         if len(tokens) > limit:
             raise ContextTooLong(
-                f"Input {number} has {len(tokens)} tokens, but this model takes {limit}. Shorten it, or have it cut by "
+                f"{name} has {len(tokens)} tokens, but this model takes {limit}. Shorten it, or have it cut by "
                 "truncate_prompt_tokens.",
-                param="input",
+                param=name.partition("[")[0],
             )
         requests.append(
             Request(
@@ -198,7 +201,8 @@ class VectorService:
             def from_scores(vectors: list[bytes]) -> dict[str, Any]:
                 return body(head, call, [floats(vector)[0] for vector in vectors], _usage(pairs))
 
-            return self._reply(call, pairs, params, ready, head, arrival_s, from_scores)
+            name_of = f"{call.names[1]}[{{}}]".format
+            return self._reply(call, pairs, params, ready, head, arrival_s, from_scores, name_of)
         texts = list(dict.fromkeys((*call.inputs, *call.seconds)))
         places = {text: place for place, text in enumerate(texts)}
         inputs = await self._encode(replace(call, seconds=()), with_prompt(self.text, None, texts), ready)
@@ -208,7 +212,17 @@ class VectorService:
             scores = [cosine(vectors[places[first]], vectors[places[second]]) for first, second in pairs]
             return body(head, call, scores, _usage(inputs))
 
-        return self._reply(call, inputs, replace(params, activation="unit"), ready, head, arrival_s, from_vectors)
+        names = {text: f"{call.names[1]}[{place}]" for place, text in reversed(list(enumerate(call.seconds)))}
+        return self._reply(
+            call,
+            inputs,
+            replace(params, activation="unit"),
+            ready,
+            head,
+            arrival_s,
+            from_vectors,
+            lambda number: names.get(str(texts[number]), call.names[0]),
+        )
 
     async def _read(self, request: HttpRequest, parse: Parse) -> PoolingCall:
         self.limits.refuse_when_draining()
@@ -245,6 +259,7 @@ class VectorService:
         head: dict[str, Any],
         arrival_s: float,
         build: Callable[[list[bytes]], Any],
+        name_of: Callable[[int], str] = "input[{}]".format,
     ) -> ASGIApp:
         if len(inputs) > self.config.max_open_requests:
             raise InvalidRequest(
@@ -259,6 +274,7 @@ class VectorService:
             arrival_s=arrival_s,
             priority=call.priority,
             cache_salt=call.cache_salt,
+            name_of=name_of,
         )
         self.limits.admit(len(requests), sum(len(request.prompt_tokens) for request in requests))
         return VectorReply(self.client.open(requests), requests, build)

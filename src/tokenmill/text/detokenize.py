@@ -15,7 +15,8 @@ _new_decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class Detokenizer:
-    """The text of one stream. The pieces of `push` and the last of `flush` add up to `tokenizer.decode` of all ids."""
+    """The text of one stream, which goes on with another: the pieces of `push` and the last of `flush` add up to
+    `tokenizer.decode` of all ids, with the space that this drops at the beginning of a whole text."""
 
     __slots__ = ("_decode", "_table")
 

@@ -11,7 +11,7 @@ row of ordinary characters. Decoding works on bytes, token by token, so that a s
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ class Tokenizer:
         self._added = backend.get_added_tokens_decoder()
         self._special_ids = frozenset(i for i, token in self._added.items() if token.special) | frozenset(unknown_ids)
         self._plain = _without_special(backend, self._added, self._special_ids) if self._special_ids else backend
-        self._to_bytes = _find_byte_decoder(backend)
+        self._to_bytes, self._begins_with_space = _find_byte_decoder(backend)
         self.vocab_size = max([backend.get_vocab_size(with_added_tokens=False), *(i + 1 for i in self._added)])
         self._around = _around(backend) if can_cut(backend) else None
         self._segments = None if self._around is None else SegmentCache(self._encode_piece)
@@ -96,12 +96,13 @@ class Tokenizer:
         found = []
         for first, other in zip(firsts, others, strict=True):
             if max_tokens is not None:
-                lengths = _fit(len(first.ids), len(other.ids) if other else 0, max(0, max_tokens - around))
+                num_others = 0 if other is None else len(other.ids)
+                lengths = _fit(len(first.ids), num_others, max(0, max_tokens - around))
                 for encoding, length in zip((first, other), lengths, strict=True):
                     if encoding is not None:
                         encoding.truncate(length, direction=side)
             whole = backend.post_process(first, other, True)
-            types = whole.type_ids if other else ()
+            types = () if other is None else whole.type_ids  # an encoding of no text is false
             found.append((whole.ids, types.index(1) if 1 in types else 0))
         return found
 
@@ -112,9 +113,12 @@ class Tokenizer:
             return self._backend.encode_batch_fast([_without_surrogates(t) for t in texts], add_special_tokens=False)
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
-        """Text of `ids`; bytes that are not UTF-8 become U+FFFD. A Detokenizer's pieces add up to the same."""
+        """Text of `ids`; bytes that are not UTF-8 become U+FFFD. A Detokenizer's pieces add up to the same, with the
+        space before it where the vocabulary puts one before a text: a stream goes on with a text, this is a whole one.
+        """
         table = self.bytes_table(skip_special=skip_special)
-        return b"".join([table[i] for i in ids]).decode("utf-8", "replace")
+        text = b"".join([table[i] for i in ids]).decode("utf-8", "replace")
+        return text.removeprefix(" ") if self._begins_with_space else text
 
     def token_bytes(self, token_id: int) -> bytes:
         """What the token stands for; special tokens stand for their name. Empty for an id that is no token."""
@@ -244,20 +248,28 @@ def _word_piece_bytes(text: str) -> bytes:
     return (text[2:] if text.startswith("##") else " " + text).encode()
 
 
-def _find_byte_decoder(backend: tokenizers.Tokenizer) -> Any:
-    """Which of the spellings the vocabulary uses, from the decoder's description."""
+def _find_byte_decoder(backend: tokenizers.Tokenizer) -> tuple[Callable[[str], bytes], bool]:
+    """(which of the spellings the vocabulary uses, whether a text's first space is not part of it), from the decoder's
+    description."""
     state = json.loads(backend.decoder.__getstate__()) if backend.decoder is not None else {}
-    kinds = [state.get("type"), *(step.get("type") for step in state.get("decoders", []))]
+    steps = [state, *state.get("decoders", [])]
+    kinds = [step.get("type") for step in steps]
     if "ByteLevel" in kinds:
-        return _byte_level_bytes
+        return _byte_level_bytes, False
     if "ByteFallback" in kinds or "Metaspace" in kinds:
-        return _marked_bytes
+        return _marked_bytes, any(map(_drops_first_space, steps))
     if "WordPiece" in kinds:
-        return _word_piece_bytes
+        return _word_piece_bytes, True
     raise BadCheckpoint(
         f"The tokenizer's decoder ({', '.join(str(kind) for kind in kinds)}) is not supported; "
         "byte-level, SentencePiece-style and WordPiece vocabularies are."
     )
+
+
+def _drops_first_space(step: dict[str, Any]) -> bool:
+    if step.get("type") == "Metaspace":
+        return step.get("prepend_scheme", "always") != "never"
+    return step.get("type") == "Strip" and step.get("content") == " " and step.get("start", 0) > 0
 
 
 # ---- from a folder ---------------------------------------------------------------------------------------------------

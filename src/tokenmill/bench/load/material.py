@@ -45,7 +45,7 @@ class Vocabulary(Protocol):
 
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]: ...
 
-    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str: ...
+    def token_bytes(self, token_id: int) -> bytes: ...
 
 
 class Material:
@@ -107,7 +107,7 @@ def single_token_words(vocabulary: Vocabulary) -> list[str]:
     """Words of lower-case ASCII letters that are one token after a space, in the order of their ids."""
     words = []
     for token in range(vocabulary.vocab_size):
-        text = vocabulary.decode([token])
+        text = vocabulary.token_bytes(token).decode(errors="replace")
         word = text[1:]
         if not (text.startswith(" ") and len(word) > 1 and word.isascii() and word.isalpha() and word.islower()):
             continue
