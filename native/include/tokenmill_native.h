@@ -51,8 +51,9 @@ enum tm_code {
   TM_SOFT_CAP = 15,  /* in0; cap */
   TM_ACTIVATE = 16,  /* in0; activation; out f32 or quantised */
   TM_LORA_SHRINK = 17,/* in0 f32; lora; out f32 [num_matrices * max_rank]: scale * A x of rows that have an adapter */
-  TM_LORA_EXPAND = 18,/* in0 of the shrink, in1 = out; lora; adds B to what out holds */
-  TM_PICK = 19       /* in0 f32; order; out: column k is column order[k] of in0 */
+  TM_LORA_EXPAND = 18,/* in0 of the shrink or lookup, in1 = out; lora; adds B to what out holds, and scales by factors */
+  TM_PICK = 19,      /* in0 f32; order; out: column k is column order[k] of in0 */
+  TM_LORA_LOOKUP = 20/* lora of one matrix by tokens; out f32 [max_rank]: scale * the row of A of each row's token */
 };
 
 enum tm_activation { TM_SILU = 0, TM_GELU = 1, TM_GELU_ERF = 2 };
@@ -88,17 +89,20 @@ typedef struct {
   int32_t rows, max_rows, width, form;
 } tm_buffer;
 
-/* scale * B A, both packed, f32 or f16: A is rank x inputs, B outputs x rank. Rank 0: no change. */
+/* scale * B A, both packed, f32 or f16: A is rank x inputs (by tokens: inputs x rank), B outputs x rank. Rank 0: no change.
+ * factors: null, or for each output what the sum of the linear and the change is multiplied by. */
 typedef struct {
   int32_t rank;
   float scale;
   tm_part a, b;
+  const float* factors;
 } tm_low_rank;
 
 /* Changes of a linear made of stacked matrices. Those of slot s lie at changes[(s - 1) * num_matrices]; the caller may
- * exchange them between steps. columns: first output of each matrix, and the end. max_rank: a multiple of 16. */
+ * exchange them between steps. columns: first output of each matrix, and the end. max_rank: a multiple of 16. by_token: the
+ * linear is the token embedding, one matrix whose num_cols inputs are the vocabulary. */
 typedef struct {
-  int32_t num_slots, num_matrices, num_cols, max_rank;
+  int32_t num_slots, num_matrices, num_cols, max_rank, by_token;
   const int32_t* columns;
   const tm_low_rank* changes;
 } tm_lora;
@@ -106,7 +110,7 @@ typedef struct {
 typedef struct {
   int32_t code, rows, in0, in1, in2, out;
   int32_t width, layer, num_heads, num_kv_heads, head_dim;
-  int32_t activation, window, num_turned; /* window: positions a query sees, 0 for all */
+  int32_t activation, window, num_turned; /* window: positions a query sees, 0 for all; of a whole one, to each side */
   int32_t by_place, whole; /* rows are looked up by the step's places; queries see all of their sequence */
   float value, cap;                       /* cap: of scores, 0 for off */
   const tm_weight* weight;

@@ -223,7 +223,6 @@ std::string Program::check_op(const tm_op& op) const {
     case TM_ATTENTION: {
       const int64_t mixed = static_cast<int64_t>(op.num_heads) * op.head_dim;
       good = fits(op.in0, op.rows, qkv, TM_FORM_F32) && op.kv != nullptr && op.window >= 0 && op.cap >= 0 &&
-             (op.whole == 0 || op.window == 0) &&
              (fits(op.out, op.rows, mixed, TM_FORM_F32) ||
               (op.head_dim % kGroup == 0 && fits(op.out, op.rows, mixed, TM_FORM_QUANTISED)));
       break;
@@ -238,6 +237,7 @@ std::string Program::check_op(const tm_op& op) const {
       for (int k = 0; good && k < op.width; k++) good = op.order[k] >= 0 && op.order[k] < op.width;
       break;
     case TM_LORA_SHRINK:
+    case TM_LORA_LOOKUP:
     case TM_LORA_EXPAND: return check_lora(op);
     default: return "unknown operation";
   }
@@ -274,7 +274,7 @@ std::string Program::check_step(const tm_step& step) const {
       const int bad = within(step.positions, num_positions);
       if (bad >= 0) return say("position out of range", step.positions[bad], num_positions);
     }
-    if (op.op.code == TM_LORA_SHRINK && step.adapters != nullptr) {
+    if ((op.op.code == TM_LORA_SHRINK || op.op.code == TM_LORA_LOOKUP) && step.adapters != nullptr) {
       const std::string wrong = check_adapters(step, op.op);
       if (!wrong.empty()) return wrong;
     }
@@ -360,6 +360,7 @@ int Program::plan(const Op& op, double* cost_ns) {
     case TM_ATTENTION: return plan_attention(op, cost_ns);
     case kAttentionMerge: return plan_merge(op, cost_ns);
     case TM_LORA_SHRINK:
+    case TM_LORA_LOOKUP:
     case TM_LORA_EXPAND: return plan_lora(op, cost_ns);
     default: {
       const int64_t width = buffers_[op.op.out >= 0 ? op.op.out : op.op.in0].width;
@@ -379,6 +380,7 @@ void Program::run_unit(int unit, int thread) {
     case TM_ATTENTION: return run_attention(op, unit, thread);
     case kAttentionMerge: return run_merge(op, unit);
     case TM_LORA_SHRINK: return run_lora_shrink(op, unit);
+    case TM_LORA_LOOKUP: return run_lora_lookup(op, unit);
     case TM_LORA_EXPAND: return run_lora_expand(op, unit);
     default: {
       const int begin = unit * rows_per_unit_, end = std::min(num_rows(op.op), begin + rows_per_unit_);

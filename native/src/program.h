@@ -57,9 +57,9 @@ class Program final : public Job {
     bool keeps = true;  // its output; false where its one reader takes it rounded
   };
 
-  // A query row and how many keys it sees, from position 0 and without its window.
+  // A query row and the keys [first, limit) it sees. Both rise with the rows of a sequence.
   struct QueryRow {
-    int row, limit;
+    int row, first, limit;
   };
 
   // Rows that pass over the keys of spans [span_begin, span_end) together. Rows of several sequences may, where all
@@ -173,6 +173,7 @@ class Program final : public Job {
   const std::vector<LoraRun>& lora_runs(const tm_op& op) const { return lora_runs_[op.rows == TM_ROWS_TOKENS ? 0 : 1]; }
   int plan_lora(const Op& op, double* cost_ns) const;
   void run_lora_shrink(const Op& op, int unit);
+  void run_lora_lookup(const Op& op, int unit);
   void run_lora_expand(const Op& op, int unit);
 
   int plan_attention(const Op& op, double* cost_ns);

@@ -19,14 +19,9 @@ constexpr int kPassTiles = 4, kPreparedPassTiles = 8;  // the latter where kerne
 constexpr int kMaxPassQueries = kPreparedPassTiles * kMaxTile;
 constexpr int kUnitsPerThread = 6;  // fewer leave threads idle at the end of a phase
 
-// The first key that a query with `limit` keys up to and including its own may see.
-int first_visible(int window, int limit) { return window > 0 ? std::max(0, limit - window) : 0; }
-
-int first_span(int window, int limit) { return first_visible(window, limit) / kSpan; }
-
-// End of the query's keys in the span; 0 where it sees none of them.
-int keys_in_span(int window, int limit, int span) {
-  if (first_visible(window, limit) >= (span + 1) * kSpan) return 0;
+// End of the keys [first, limit) in the span; 0 where there are none.
+int keys_in_span(int first, int limit, int span) {
+  if (first >= (span + 1) * kSpan) return 0;
   return std::max(0, std::min(kSpan, limit - span * kSpan));
 }
 
@@ -86,8 +81,12 @@ void Program::make_plan(const tm_op& o, AttentionPlan* plan) {
   for (int s = 0; s < step_.num_seqs; s++) {
     const int end = step_.row_starts[s + 1];
     if (end > step_.row_starts[s]) longest = std::max(longest, step_.context_lens[s]);
-    for (int row = step_.row_starts[s]; row < end; row++)
-      plan->rows.push_back({row, step_.context_lens[s] - (o.whole ? 0 : end - row - 1)});
+    for (int row = step_.row_starts[s]; row < end; row++) {
+      const int position = step_.context_lens[s] - (end - row);
+      const int ahead = !o.whole ? 1 : o.window > 0 ? o.window : step_.context_lens[s];  // keys from its own on
+      const int first = o.window > 0 ? std::max(0, position + 1 - o.window) : 0;
+      plan->rows.push_back({row, first, std::min(step_.context_lens[s], position + ahead)});
+    }
   }
   const int num_spans = ceil_div(longest, kSpan);
 
@@ -128,9 +127,9 @@ bool Program::reserve_partials(int sequence, int64_t* used, AttentionPlan* plan)
   const int begin = step_.row_starts[sequence], end = step_.row_starts[sequence + 1];
   int64_t at = *used;
   for (int row = begin; row < end; row++) {
-    const int limit = plan->rows[row].limit;
+    const QueryRow& seen = plan->rows[row];
     plan->partial_at[row] = at;
-    at += static_cast<int64_t>(ceil_div(limit, kSpan) - first_span(plan->window, limit)) * plan->num_heads * (plan->head_dim + 2);
+    at += static_cast<int64_t>(ceil_div(seen.limit, kSpan) - seen.first / kSpan) * plan->num_heads * (plan->head_dim + 2);
   }
   if (at > scratch_floats_) {
     std::fill(plan->partial_at.begin() + begin, plan->partial_at.begin() + end, -1);
@@ -155,7 +154,7 @@ void Program::find_shared(int num_spans, int sharing, AttentionPlan* plan) {
     size_t kept = 0;
     for (const Sharer& sharer : sharers_) {
       const int s = sharer.sequence, length = step_.context_lens[s];
-      if (length >= (span + 1) * kSpan && first_visible(plan->window, length) <= span * kSpan)
+      if (length >= (span + 1) * kSpan && plan->rows[step_.row_starts[s + 1] - 1].first <= span * kSpan)
         sharers_[kept++] = {hash_blocks(*plan->kv, s, span), s};
     }
     sharers_.resize(kept);
@@ -220,7 +219,7 @@ void Program::add_own_passes(int sequence, int rows_per_pass, int spans_per_pass
   }
   for (int row = step_.row_starts[sequence]; row < end_row; row += rows_per_pass) {
     const int rows = std::min(rows_per_pass, end_row - row);
-    const int first = first_span(plan->window, plan->rows[row].limit);
+    const int first = plan->rows[row].first / kSpan;
     const int end = ceil_div(plan->rows[row + rows - 1].limit, kSpan);
     const bool partial = plan->partial_at[row] >= 0;
     if (!partial) spans_per_pass = num_spans;
@@ -239,8 +238,8 @@ void Program::estimate(AttentionPlan* plan) const {
   const double of_key = on_tiles ? 0.05 : 0, of_query = on_tiles ? 0.0035 : 0.06;
   double keys = 0, partials = 0;
   for (const Pass& pass : plan->passes) {
-    const int limit = plan->rows[pass.begin + pass.num_rows - 1].limit;
-    const int first = std::max(pass.span_begin * kSpan, first_visible(plan->window, limit));
+    const QueryRow& last = plan->rows[pass.begin + pass.num_rows - 1];
+    const int limit = last.limit, first = std::max(pass.span_begin * kSpan, last.first);
     const int queries = pass.num_rows * plan->num_heads / plan->num_kv_heads;
     keys += (std::min(limit, pass.span_end * kSpan) - first) * (of_key * plan->head_chunks + of_query * queries);
     if (pass.partial) partials += static_cast<double>(pass.span_end - pass.span_begin) * pass.num_rows;
@@ -267,7 +266,7 @@ bool Program::same_blocks(const tm_kv& kv, int one, int other, int span, int num
 
 // Where scratch holds a row's result of a span, for query heads from `head` on.
 Program::SpanState Program::partial_state(const AttentionPlan& plan, const QueryRow& row, int span, int head) const {
-  const int64_t index = span - first_span(plan.window, row.limit);
+  const int64_t index = span - row.first / kSpan;
   float* at = scratch_ + plan.partial_at[row.row] + index * plan.num_heads * (plan.head_dim + 2);
   return {at + head, at + plan.num_heads + head, at + 2 * plan.num_heads + static_cast<int64_t>(head) * plan.head_dim};
 }
@@ -295,7 +294,7 @@ void Program::prepare(const Op& op, const Pass& pass, int kv_head, int span, int
                       SpanArgs* args) {
   const tm_kv& kv = *op.op.kv;
   const int slot = prepared_slot(pass, span);
-  const int first = std::max(0, first_visible(plan_->window, plan_->rows[pass.begin].limit) - span * kSpan);
+  const int first = std::max(0, plan_->rows[pass.begin].first - span * kSpan);
   const int end = std::min(kSpan, step_.context_lens[pass.sequence] - span * kSpan);
   PreparedSpan& held = prepared_[static_cast<size_t>(thread) * kPreparedSpans + slot];
   const bool same = held.operation == attention_operation_ && held.kv_head == kv_head && held.span == span &&
@@ -387,8 +386,8 @@ void Program::run_attention(const Op& op, int unit, int thread) {
       args.sum = to.sum;
       args.acc = to.acc;
       for (int n = 0, row = tile0 / heads; n < count; row++) {
-        const int limit = rows[row].limit, num_keys_seen = keys_in_span(plan.window, limit, span);
-        const int first = num_keys_seen ? std::max(0, first_visible(plan.window, limit) - span * kSpan) : kSpan;
+        const int num_keys_seen = keys_in_span(rows[row].first, rows[row].limit, span);
+        const int first = num_keys_seen ? std::max(0, rows[row].first - span * kSpan) : kSpan;
         for (const int end = std::min(count, (row + 1) * heads - tile0); n < end; n++) {
           args.num_keys[n] = num_keys_seen;
           args.first_key[n] = first;
@@ -397,7 +396,7 @@ void Program::run_attention(const Op& op, int unit, int thread) {
       kernels_->attend_span(&args);
       if (into_state) continue;
       // Mostly all queries fold; else those of one row are treated alike.
-      const bool all_fold = !pass.partial && first_span(plan.window, rows[(tile0 + count - 1) / heads].limit) < span &&
+      const bool all_fold = !pass.partial && rows[(tile0 + count - 1) / heads].first / kSpan < span &&
                             *std::min_element(args.num_keys, args.num_keys + count) > 0;
       if (all_fold) {
         kernels_->merge_span(state.max, state.sum, state.acc, to.max, to.sum, to.acc, count, o.head_dim);
@@ -409,7 +408,7 @@ void Program::run_attention(const Op& op, int unit, int thread) {
         if (args.num_keys[n] == 0) continue;
         SpanState into = {state.max + n, state.sum + n, state.acc + n * head_dim};
         if (pass.partial) into = partial_state(plan, row, span, head0 + (tile0 + n) % heads);
-        if (!pass.partial && first_span(plan.window, row.limit) < span) {
+        if (!pass.partial && row.first / kSpan < span) {
           kernels_->merge_span(into.max, into.sum, into.acc, to.max + n, to.sum + n, to.acc + n * head_dim, end - n, o.head_dim);
           continue;
         }
@@ -430,7 +429,7 @@ void Program::run_merge(const Op& op, int unit) {
   const AttentionPlan& plan = *plan_;
   const QueryRow& row = plan.split_rows[unit / o.num_kv_heads];
   const int heads = o.num_heads / o.num_kv_heads, head0 = unit % o.num_kv_heads * heads;
-  const int first = first_span(plan.window, row.limit);
+  const int first = row.first / kSpan;
   const SpanState state = partial_state(plan, row, first, head0);
   for (int span = first + 1; span < ceil_div(row.limit, kSpan); span++) {
     const SpanState part = partial_state(plan, row, span, head0);

@@ -1,6 +1,7 @@
 // LoRA: rows that have an adapter get scale * B (A x) added to what a linear gave them, in two operations. Shrink makes
 // scale * A x, expand adds B to the outputs in place. Both are the dense linear kernel over the adapter's own packed
-// matrices, run by run of consecutive rows that have the same adapter; rows without one are not touched.
+// matrices, run by run of consecutive rows that have the same adapter; rows without one are not touched. Where the linear is
+// the token embedding, A x is a row of A: a lookup. Where the adapter has factors (DoRA), the sum is multiplied by them.
 #include <algorithm>
 
 #include "pack.h"
@@ -48,11 +49,13 @@ std::string Program::check_lora(const tm_op& op) const {
   const tm_lora& lora = *op.lora;
   if (lora.num_slots < 1 || lora.num_matrices < 1 || lora.max_rank < kLanes || lora.max_rank % kLanes)
     return "bad table of adapters";
+  if (lora.by_token && (lora.num_matrices != 1 || op.rows != TM_ROWS_TOKENS)) return "only a matrix of token rows is by tokens";
+  if (op.code != TM_LORA_EXPAND && (op.code == TM_LORA_LOOKUP) != (lora.by_token != 0)) return "a lookup is by tokens";
   const int64_t narrow = static_cast<int64_t>(lora.num_matrices) * lora.max_rank;
   for (int m = 0; m < lora.num_matrices; m++)
     if (lora.columns[0] != 0 || width_of(lora, m) < 1) return "columns of adapters must rise from 0";
-  const bool good = op.code == TM_LORA_SHRINK
-                        ? fits(op.in0, lora.num_cols) && fits(op.out, narrow)
+  const bool good = op.code == TM_LORA_SHRINK   ? fits(op.in0, lora.num_cols) && fits(op.out, narrow)
+                    : op.code == TM_LORA_LOOKUP ? fits(op.out, narrow)
                         : fits(op.in0, narrow) && fits(op.out, lora.columns[lora.num_matrices]) && op.in1 == op.out;
   return good ? "" : "buffers do not fit";
 }
@@ -70,10 +73,13 @@ std::string Program::check_adapters(const tm_step& step, const tm_op& op) const 
       const tm_low_rank& change = change_of(lora, slot, m);
       if (change.rank == 0) continue;
       if (change.rank < 0 || change.rank > lora.max_rank) return say("rank of an adapter", change.rank, lora.max_rank);
-      if (!holds(change.a, change.rank, lora.num_cols) || !holds(change.b, width_of(lora, m), change.rank))
-        return "the matrices of an adapter do not fit";
+      const bool fits = lora.by_token ? holds(change.a, lora.num_cols, change.rank) : holds(change.a, change.rank, lora.num_cols);
+      if (!fits || !holds(change.b, width_of(lora, m), change.rank)) return "the matrices of an adapter do not fit";
     }
   }
+  for (int row = 0; lora.by_token && row < step.num_tokens; row++)
+    if (step.tokens[row] < 0 || step.tokens[row] >= lora.num_cols)
+      return say("token id out of range of an adapter", step.tokens[row], lora.num_cols);
   return "";
 }
 
@@ -95,7 +101,7 @@ void Program::find_lora_runs() {
   }
 }
 
-// Units of a shrink: run x matrix x tile of 16 ranks. Units of an expand: run x block of output tiles.
+// Units of a shrink: run x matrix x tile of 16 ranks. Units of an expand: run x block of output tiles. Of a lookup: run.
 int Program::plan_lora(const Op& op, double* cost_ns) const {
   const tm_lora& lora = *op.op.lora;
   const std::vector<LoraRun>& runs = lora_runs(op.op);
@@ -107,6 +113,7 @@ int Program::plan_lora(const Op& op, double* cost_ns) const {
     for (int m = 0; m < lora.num_matrices; m++) units += expand_blocks(lora, m);
     width = lora.columns[lora.num_matrices];
   }
+  if (op.op.code == TM_LORA_LOOKUP) units = width = 1;
   *cost_ns = static_cast<double>(rows) * width * lora.max_rank / kValuesPerNs;
   return static_cast<int>(runs.size()) * units;
 }
@@ -139,6 +146,19 @@ void Program::run_lora_shrink(const Op& op, int unit) {
   }
 }
 
+void Program::run_lora_lookup(const Op& op, int unit) {
+  const tm_op& o = op.op;
+  const LoraRun& run = lora_runs(o)[unit];
+  const tm_low_rank& change = change_of(*o.lora, run.slot, 0);
+  if (change.rank == 0) return;
+  const Part part = part_of(change.a);
+  for (int row = run.row0; row < run.row0 + run.num_rows; row++) {
+    float* values = rows_of(o.out, row);
+    unpack_row(part, step_.tokens[row], values);
+    kernels_->scale(values, change.scale, change.rank, values);
+  }
+}
+
 void Program::run_lora_expand(const Op& op, int unit) {
   const tm_op& o = op.op;
   const tm_lora& lora = *o.lora;
@@ -164,6 +184,13 @@ void Program::run_lora_expand(const Op& op, int unit) {
   args.residual = args.out;
   args.ld_residual = args.ld_out;
   kernels_->linear(&args);
+  if (change.factors == nullptr) return;
+  const float* factors = change.factors + args.tile0 * kLanes;
+  const int num_columns = std::min(args.num_tiles * kLanes, part.num_rows - args.tile0 * kLanes);
+  for (int row = 0; row < run.num_rows; row++) {
+    float* values = args.out + row * args.ld_out;
+    for (int i = 0; i < num_columns; i++) values[i] *= factors[i];
+  }
 }
 
 }  // namespace mill

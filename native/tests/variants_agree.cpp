@@ -76,7 +76,7 @@ std::vector<uint8_t> raw_matrix(Draw* draw, int32_t kind, int rows, int cols) {
 // Everything that one program over one model owns, and the outputs of its steps.
 class Layer {
  public:
-  Layer(tm_team* team, int32_t kind, int32_t kv_dtype, int32_t activation, int window, float cap)
+  Layer(tm_team* team, int32_t kind, int32_t kv_dtype, int32_t activation, int window, int whole, float cap)
       : team_(team), draw_{static_cast<uint64_t>(kind) + 1}, quantised_(kind >= TM_Q4_0) {
     kv_ = {};
     const int value_bytes = kv_dtype == TM_KV_F32 ? 4 : kv_dtype == TM_KV_INT8 ? 1 : 2;
@@ -100,6 +100,11 @@ class Layer {
 
     const tm_weight* table = weight(kind, kVocab, kWidth);
     op(TM_EMBED, -1, x, kWidth).weight = table;
+    if (!quantised_) {
+      lora(kind == TM_F16 ? TM_F16 : TM_F32);
+      change(TM_LORA_LOOKUP, -1, narrow, &of_tokens_);
+      change(TM_LORA_EXPAND, narrow, x, &of_tokens_).in1 = x;
+    }
     tm_op& norm = op(TM_RMS_NORM, x, codes, kWidth);
     norm.vector = vector(kWidth);
     norm.vector_rows = kWidth;
@@ -127,6 +132,7 @@ class Layer {
     attention.kv = &kv_;
     attention.value = 0.18f;
     attention.window = window;
+    attention.whole = whole;
     attention.cap = cap;
     op(TM_SCALE, mixed, mixed, kHeads * kHeadDim).value = 0.7f;
     op(TM_QUANTISE, mixed, mixed_codes, kHeads * kHeadDim);
@@ -145,12 +151,8 @@ class Layer {
     op(TM_ACTIVATE, inner, inner, kFfn).activation = activation;
     linear(inner, inner_codes, middle, x, weight(kind, kWidth, kFfn));
     if (!quantised_) {
-      lora(kind == TM_F16 ? TM_F16 : TM_F32);
-      for (int code : {TM_LORA_SHRINK, TM_LORA_EXPAND}) {
-        tm_op& change = op(code, code == TM_LORA_SHRINK ? middle : narrow, code == TM_LORA_SHRINK ? narrow : x, 0);
-        change.lora = &lora_;
-        if (code == TM_LORA_EXPAND) change.in1 = x;
-      }
+      change(TM_LORA_SHRINK, middle, narrow, &lora_);
+      change(TM_LORA_EXPAND, narrow, x, &lora_).in1 = x;
     }
     tm_op& sum = op(TM_ADD, x, x, kWidth);
     sum.in1 = middle;
@@ -276,8 +278,16 @@ class Layer {
   }
 
   void lora(int32_t kind) {
-    changes_.push_back({5, 0.5f, packed(kind, 5, kWidth), packed(kind, kWidth, 5)});
-    lora_ = {1, 1, kWidth, kRank, columns_, changes_.data()};
+    changes_[0] = {5, 0.5f, packed(kind, 5, kWidth), packed(kind, kWidth, 5), vector(kWidth)};
+    changes_[1] = {7, 0.5f, packed(kind, kVocab, 7), packed(kind, kWidth, 7), nullptr};
+    lora_ = {1, 1, kWidth, kRank, 0, columns_, &changes_[0]};
+    of_tokens_ = {1, 1, kVocab, kRank, 1, columns_, &changes_[1]};
+  }
+
+  tm_op& change(int code, int in, int out, const tm_lora* table) {
+    tm_op& made = op(code, in, out, 0);
+    made.lora = table;
+    return made;
   }
 
   tm_team* team_;
@@ -286,13 +296,13 @@ class Layer {
   int logits_ = 0;
   tm_program* program_ = nullptr;
   tm_kv kv_;
-  tm_lora lora_ = {};
+  tm_lora lora_ = {}, of_tokens_ = {};
+  tm_low_rank changes_[2] = {};
   int32_t columns_[2] = {0, kWidth};
   std::deque<Bytes> bytes_;
   std::deque<std::vector<float>> vectors_;
   std::deque<tm_part> parts_;
   std::deque<tm_weight> weights_;
-  std::vector<tm_low_rank> changes_;
   std::vector<tm_op> ops_;
   std::vector<tm_buffer> buffers_;
   Bytes* pool_;
@@ -304,7 +314,7 @@ std::vector<uint8_t> run(const char* isa, int32_t kind) {
   if (team == nullptr) give_up(isa);
   std::vector<uint8_t> seen;
   {
-    Layer layer(team, kind, kind % 4, kind % 3, kind % 2 ? 100 : 0, kind % 4 ? 0.0f : 20.0f);
+    Layer layer(team, kind, kind % 4, kind % 3, kind % 2 ? 100 : 0, kind % 5 < 2, kind % 4 ? 0.0f : 20.0f);
     layer.step(287, 287, 13, 13, &seen);
     layer.step(1, 288, 2, 15, &seen);
   }

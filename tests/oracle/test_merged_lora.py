@@ -19,7 +19,7 @@ from test_families import LENGTH, make_model, random_tokens
 from adapters import merged, random_pairs, write_adapter
 from tokenmill.formats.adapter import open_adapter
 from tokenmill.formats.checkpoint import Checkpoint, open_checkpoint
-from tokenmill.models.lora import LoraLimits, changes_of, fill_slot
+from tokenmill.models.lora import Base, LoraLimits, changes_of, fill_slot
 from tokenmill.models.registry import load_model
 from tokenmill.ops.api import StepBatch, StepLimits
 from tokenmill.ops.native import NativeOps, available
@@ -44,7 +44,7 @@ def logits(ops: Any, checkpoint: Checkpoint, case: Case, folder: Path | None) ->
     lora = None if folder is None else LIMITS
     model = load_model(checkpoint, ops, max_model_len=case.max_model_len, block_size=16, kv_dtype="f32", lora=lora)
     if folder is not None:
-        changes = changes_of(open_adapter(folder), model.config, checkpoint.kind, LIMITS)
+        changes = changes_of(open_adapter(folder), Base(checkpoint, model.config, ops), LIMITS)
         assert fill_slot(model.weights, ops, 1, changes) > 0
     pool = KVPool(model.kv_group, 4)
     kv = ops.bind_kv(pool.data, model.kv_group)
@@ -87,7 +87,15 @@ def test_logits_are_those_of_merged_weights(title: str, make_ops: Any, tmp_path:
 
 @pytest.mark.parametrize("title", ["Llama 3 (grouped queries)", "Qwen2, Qwen2.5", "Gemma", "Phi-3", "Helium"])
 @pytest.mark.parametrize(
-    "options", [{}, {"use_rslora": True, "rank_pattern": {"o_proj": 3}}], ids=["plain", "patterns"]
+    "options",
+    [
+        {},
+        {"use_rslora": True, "rank_pattern": {"o_proj": 3, r"layers\.[1-9]\.mlp\..*": 5}},
+        {"use_dora": True},
+        {"target_modules": ["lm_head", "embed_tokens"]},
+        {"target_modules": ["lm_head", "embed_tokens", "down_proj"], "use_dora": True},
+    ],
+    ids=["plain", "patterns", "dora", "ends", "dora of ends"],
 )
 def test_peft_agrees(title: str, options: dict[str, Any], tmp_path: Path) -> None:
     """An adapter that PEFT made, and the logits that PEFT gives with it."""
@@ -95,10 +103,14 @@ def test_peft_agrees(title: str, options: dict[str, Any], tmp_path: Path) -> Non
     case = case_of(title)
     theirs = make_model(case, tmp_path / "model")
     torch.manual_seed(2)
-    config = peft.LoraConfig(r=4, lora_alpha=6, target_modules="all-linear", init_lora_weights=False, **options)
+    options = {"r": 4, "lora_alpha": 6, "target_modules": "all-linear", "init_lora_weights": False} | options
+    config = peft.LoraConfig(**options)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of libraries that deprecate each other
         adapted = peft.get_peft_model(theirs, config).eval()
+        for name, parameter in adapted.named_parameters():
+            if "magnitude" in name:
+                parameter.mul_(0.5 + torch.rand_like(parameter))
         adapted.save_pretrained(tmp_path / "adapter")
         expected = adapted(torch.tensor(random_tokens(2, LENGTH)[None].astype(np.int64))).logits[0].numpy()
     checkpoint = open_checkpoint(tmp_path / "model")

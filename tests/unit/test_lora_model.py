@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from adapters import merged, random_pairs, safetensors, write_adapter
-from tiny import VOCAB_SIZE, tiny_checkpoint
+from adapters import EMBED, merged, random_magnitudes, random_pairs, safetensors, write_adapter
+from tiny import VOCAB_SIZE, tensor, tiny_checkpoint
 from tokenmill.cli import main as cli
 from tokenmill.core.errors import BadCheckpoint, InvalidRequest
 from tokenmill.formats.adapter import open_adapter
 from tokenmill.formats.checkpoint import Checkpoint
-from tokenmill.models.lora import LoraLimits
+from tokenmill.models.families import GLOBAL_NAMES, LAYER_NAMES
+from tokenmill.models.lora import Base, LoraLimits
 from tokenmill.models.registry import Model, load_model
-from tokenmill.ops.api import StepBatch, StepLimits
+from tokenmill.ops.api import RawTensor, StepBatch, StepLimits
 from tokenmill.ops.native import NativeOps, available
-from tokenmill.ops.reference import ReferenceOps
+from tokenmill.ops.reference import ReferenceOps, dequantise
 from tokenmill.store.pool import KVPool
 from tokenmill.worker import build
 from tokenmill.worker.adapters import Adapters
@@ -34,16 +37,20 @@ TOKENS = np.random.default_rng(3).integers(0, VOCAB_SIZE, LENGTH).astype(np.int3
 class Running:
     """A model with adapters, and its logits for sequences that each have their own."""
 
-    def __init__(self, ops: Any, checkpoint: Checkpoint, lora: LoraLimits | None = LIMITS) -> None:
+    def __init__(
+        self, ops: Any, checkpoint: Checkpoint, lora: LoraLimits | None = LIMITS, quantization: str | None = None
+    ) -> None:
         self.ops = ops
-        self.model: Model = load_model(checkpoint, ops, max_model_len=64, block_size=8, kv_dtype="f32", lora=lora)
+        how: dict[str, Any] = {"max_model_len": 64, "block_size": 8, "kv_dtype": "f32", "quantization": quantization}
+        self.model: Model = load_model(checkpoint, ops, lora=lora, **how)
         pool = KVPool(self.model.kv_group, 16)
         self.pool = pool
         self.kv = ops.bind_kv(pool.data, self.model.kv_group)
         limits = StepLimits(4 * LENGTH, 4, 3, 4 * LENGTH)
         self.program = ops.compile(lambda recorder, batch: self.model.forward(recorder, self.kv, batch), limits)
         if lora is not None:
-            self.adapters = Adapters(ops, self.model.weights, self.model.config, checkpoint.kind, lora)
+            base = Base(checkpoint, self.model.config, ops, quantization)
+            self.adapters = Adapters(base, self.model.weights, lora)
 
     def load(self, folder: Path) -> int:
         return self.adapters.slot_of(self.adapters.install(self.adapters.prepare(str(folder), "")))
@@ -91,6 +98,114 @@ def test_logits_are_those_of_merged_weights(make_ops: Any, tmp_path: Path) -> No
     assert np.abs(got[0] - got[1]).max() > 0.1 < np.abs(got[2] - got[1]).max(), "adapters must say something"
 
 
+@pytest.mark.parametrize("make_ops", [ReferenceOps, native])
+@pytest.mark.parametrize("tied", [False, True])
+def test_heads_embeddings_and_dora(tied: bool, make_ops: Any, tmp_path: Path) -> None:
+    """Each by itself and all together, beside rows of the base model; a tied head does not follow the embedding, as
+    PEFT has it. PEFT saves the matrices of adapted heads and embeddings too."""
+    base = tiny_checkpoint(tied=tied)
+    running = Running(make_ops(), base, LoraLimits(4, 8))
+    folders = []
+    all_linears = dict(random_pairs(base, seed=1))
+    embed = dict(random_pairs(base, seed=2, modules=(EMBED,)))
+    head = {"lm_head": (all_linears.get("lm_head") or random_pairs(tiny_checkpoint(), modules=("lm_head",))["lm_head"])}
+    weight = np.zeros((VOCAB_SIZE, 64), np.float32)
+    for number, (pairs, dora) in enumerate(
+        ((embed, False), (head, True), (all_linears, True), (all_linears | embed | head, True))
+    ):
+        folder = tmp_path / str(number)
+        copied = {module: weight for module in pairs if module.endswith((EMBED, "lm_head"))}
+        magnitudes = random_magnitudes(pairs, seed=number) if dora else None
+        folders.append(write_adapter(folder, pairs, magnitudes=magnitudes, copied=copied))
+    slots = [running.load(folder) for folder in folders]
+    plain = running.logits([0])[0]
+    for mix in ([*slots[:2], 0, slots[2]], [slots[3], 0]):
+        for logits, slot in zip(running.logits(mix), mix, strict=True):
+            changed = base if slot == 0 else merged(base, folders[slots.index(slot)])
+            close(logits, Running(make_ops(), changed, lora=None).logits([0])[0])
+            assert slot == 0 or np.abs(logits - plain).max() > 0.1, "adapters must say something"
+
+
+@pytest.mark.parametrize("quantization", [None, "q8_0", "q4_0"])
+def test_doras_lengths_are_of_the_weights_that_are_computed_with(quantization: str | None, tmp_path: Path) -> None:
+    """Quantised ones too, and in GGUF, whose q and k are in another order."""
+    base = tiny_checkpoint()
+    pairs = random_pairs(base, seed=1)
+    magnitudes = random_magnitudes(pairs)
+    folder = write_adapter(tmp_path / "a", pairs, magnitudes=magnitudes)
+    ops = ReferenceOps()
+    changes = Running(ops, base, quantization=quantization).adapters.prepare(str(folder), "").changes
+    other = Running(ops, as_gguf(base), quantization=quantization).adapters.prepare(str(folder), "").changes
+    for (layer, linear, index), module in {
+        (0, "qkv", 0): "model.layers.0.self_attn.q_proj",
+        (1, "qkv", 1): "model.layers.1.self_attn.k_proj",
+        (1, "gate_up", 1): "model.layers.1.mlp.up_proj",
+        (0, "down", 0): "model.layers.0.mlp.down_proj",
+        (-1, "head", 0): "lm_head",
+    }.items():
+        stored = base.tensors[f"{module}.weight"]
+        raw = RawTensor("f32", *stored.shape, np.frombuffer(stored.data, np.uint8))
+        if quantization is not None:
+            raw = ops.quantise(raw, "q8_0" if linear == "head" else quantization)
+        a, b = pairs[module]
+        expected = magnitudes[module] / np.linalg.norm(dequantise(raw) + 2.0 * (b @ a), axis=1)
+        for found in (changes, other):
+            change = found[layer, linear][index]
+            assert change is not None and change.factors is not None
+            np.testing.assert_allclose(change.factors, expected, rtol=1e-5)
+
+
+def as_gguf(checkpoint: Checkpoint) -> Checkpoint:
+    """The same model as GGUF has it: other names, and q and k in the order of interleaved pairs."""
+    config = tiny_checkpoint(kind="gguf")
+    roles = {role: name for role, name in LAYER_NAMES["gguf"].items() if role in LAYER_NAMES["hf"]}
+    tensors = {}
+    for name, found in checkpoint.tensors.items():
+        module = name.removesuffix(".weight")
+        layer = module.split(".")[2] if ".layers." in module else ""
+        ends = {hf: GLOBAL_NAMES["gguf"][role] for role, hf in GLOBAL_NAMES["hf"].items()}
+        inside = {LAYER_NAMES["hf"][role].format(layer): (role, gguf.format(layer)) for role, gguf in roles.items()}
+        role, new = inside.get(module, ("", ends.get(module, "")))
+        values = np.frombuffer(found.data, np.float32).reshape(found.shape)
+        if role in ("q", "k"):
+            values = values.reshape(-1, 2, 8, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
+        tensors[f"{new}.weight"] = tensor(f"{new}.weight", values)
+    return replace(config, tensors=tensors)
+
+
+def test_an_adapter_of_a_model_that_sees(tmp_path: Path) -> None:
+    """Modules of the language model under the names they have there; what reads images is left out."""
+    base = tiny_checkpoint()
+    pairs = random_pairs(base, seed=1, modules=("q_proj", "down_proj"))
+    of_images = {"model.vision_model.encoder.layers.0.self_attn.q_proj": pairs["model.layers.0.self_attn.q_proj"]}
+    plain = Running(ReferenceOps(), base)
+    expected = plain.logits([plain.load(write_adapter(tmp_path / "plain", pairs))])
+    for number, prefix in enumerate(("model.text_model.", "model.language_model.", "language_model.model.")):
+        named = {prefix + module.removeprefix("model."): pair for module, pair in pairs.items()}
+        running = Running(ReferenceOps(), base)
+        got = running.logits([running.load(write_adapter(tmp_path / str(number), named | of_images))])
+        np.testing.assert_array_equal(got, expected)
+    with pytest.raises(BadCheckpoint, match="only how images are read"):
+        plain.load(write_adapter(tmp_path / "images", of_images))
+
+
+def test_the_adapters_own_copy_of_a_matrix_is_of_this_models_shape(tmp_path: Path) -> None:
+    base = tiny_checkpoint()
+    pairs = random_pairs(base, modules=("lm_head",))
+    resized = write_adapter(tmp_path / "a", pairs, copied={"lm_head": np.zeros((VOCAB_SIZE + 8, 64), np.float32)})
+    with pytest.raises(BadCheckpoint, match=r"lm_head is of shape \(104, 64\)"):
+        Running(ReferenceOps(), base).load(resized)
+
+
+@pytest.mark.parametrize("make_ops", [ReferenceOps, native])
+def test_rank_64(make_ops: Any, tmp_path: Path) -> None:
+    base = tiny_checkpoint()
+    folder = write_adapter(tmp_path / "a", random_pairs(base, rank=64), rank=64, alpha=16)
+    running = Running(make_ops(), base, LoraLimits(1, 64))
+    got = running.logits([running.load(folder), 0])[0]
+    close(got, Running(make_ops(), merged(base, folder), lora=None).logits([0])[0])
+
+
 def test_scales_are_those_that_peft_defines(tmp_path: Path) -> None:
     """alpha / r, alpha / sqrt(r) with rslora, and the patterns that name a module."""
     pairs = random_pairs(tiny_checkpoint(), modules=("q_proj", "k_proj"))
@@ -98,6 +213,10 @@ def test_scales_are_those_that_peft_defines(tmp_path: Path) -> None:
     folder = write_adapter(tmp_path / "a", pairs, alpha_pattern=pattern)
     scales = {module.name: module.scale for module in open_adapter(folder).modules}
     assert [scales[f"model.layers.{n}.self_attn.{p}_proj"] for p in "qk" for n in (0, 1)] == [0.5, 4.0, 2.0, 2.0]
+    pattern = {r"layers\.[1-9]\..*": 2.0, r"^model\.layers\.(0|7)\.self_attn\.(q|v)_proj$": 16}
+    folder = write_adapter(tmp_path / "c", pairs, alpha_pattern=pattern)
+    scales = {module.name: module.scale for module in open_adapter(folder).modules}
+    assert [scales[f"model.layers.{n}.self_attn.{p}_proj"] for p in "qk" for n in (0, 1)] == [4.0, 0.5, 2.0, 0.5]
     rooted = write_adapter(tmp_path / "b", pairs, use_rslora=True)
     assert {module.scale for module in open_adapter(rooted).modules} == {4.0}
 
@@ -141,7 +260,11 @@ def test_bf16_matrices_are_widened(tmp_path: Path) -> None:
 def test_a_mixed_batch_is_bit_for_bit_each_alone(tmp_path: Path) -> None:
     base = tiny_checkpoint()
     running = Running(NativeOps(2), base)
-    slots = [running.load(write_adapter(tmp_path / str(n), random_pairs(base, seed=n))) for n in (1, 2)]
+    pairs = dict(random_pairs(base, seed=2)) | dict(random_pairs(base, seed=3, modules=(EMBED,)))
+    slots = [
+        running.load(write_adapter(tmp_path / "1", random_pairs(base, seed=1))),
+        running.load(write_adapter(tmp_path / "2", pairs, magnitudes=random_magnitudes(pairs))),
+    ]
     mix = [slots[1], 0, slots[0], slots[1]]
     together = running.logits(mix)
     for logits, slot in zip(together, mix, strict=True):
@@ -153,7 +276,8 @@ def test_a_mixed_batch_is_bit_for_bit_each_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"use_dora": True}, "DoRA"),
+        ({"use_dora": True}, "has no magnitude, use_dora is True"),
+        ({"use_new_kind": {"x": 1}}, "use_new_kind"),
         ({"bias": "all"}, "bias is 'all'"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
         ({"fan_in_fan_out": True}, "transposed"),
@@ -162,13 +286,13 @@ def test_a_mixed_batch_is_bit_for_bit_each_alone(tmp_path: Path) -> None:
         ({"r": 5}, "its rank is 5"),
         ({"r": 0}, "must be a number above 0"),
         ({"lora_alpha": None}, "must be a number above 0"),
-        ({"alpha_pattern": {"(a+)+$": 2}}, "only module names"),
+        ({"alpha_pattern": {"(?=a)+$": 2}}, "(?=a)"),
         ({"alpha_pattern": [1]}, "must be an object"),
     ],
 )
 def test_what_is_not_plain_lora_is_refused(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
     folder = write_adapter(tmp_path, random_pairs(tiny_checkpoint(), modules=("q_proj",)), **changes)
-    with pytest.raises(BadCheckpoint, match=said.replace("(", r"\(")):
+    with pytest.raises(BadCheckpoint, match=re.escape(said)):
         open_adapter(folder)
 
 
@@ -182,7 +306,9 @@ def test_files_that_do_not_add_up_are_refused(tmp_path: Path) -> None:
         open_adapter(pickled)
     a, b = pairs["model.layers.0.self_attn.q_proj"]
     for tensors, said in (
-        ({"x.lora_embedding_A": a, "x.lora_embedding_B": b}, "not part of a plain LoRA adapter"),
+        ({"x.lora_C.weight": a}, "not part of a plain LoRA adapter"),
+        ({"lm_head.weight": a}, "resized or trained whole"),
+        ({"x.lora_A.weight": a, "x.lora_B.weight": b, "x.lora_magnitude_vector": a[0]}, "has a magnitude"),
         ({"x.lora_A.weight": a}, "lora_A without its other half"),
         ({"x.lora_A.weight": a, "x.lora_B.weight": b[:, :2]}, "its rank is 4"),
         ({"x.lora_A.weight": a[0], "x.lora_B.weight": b}, "a matrix of f32, f16, bf16 was expected"),
@@ -208,7 +334,7 @@ def test_what_does_not_fit_the_model_is_refused(tmp_path: Path) -> None:
         ("model.layers.2.self_attn.q_proj", (small, wide), "beyond this model's 2 layers"),
         ("model.layers.0.self_attn.qkv_proj", (small, wide), "cannot be adapted in LlamaForCausalLM"),
         ("model.layers.0.mlp.router", (small, wide), "these can: self_attn.q_proj, .*, lm_head"),
-        ("model.embed_tokens", (small, wide), "cannot be adapted"),
+        ("model.embed_tokens", (small, wide), "64 x 64, but this model's is 64 x 96"),
     ):
         with pytest.raises(BadCheckpoint, match=said):
             running.load(write_adapter(tmp_path / "a", {module: pair}, rank=2))

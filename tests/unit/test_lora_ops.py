@@ -72,6 +72,50 @@ def test_bits_depend_on_the_row_alone(isa: str, num_threads: int) -> None:
     scalar.close()
 
 
+def tokens_table(ops: Any, kind: str = "f32") -> Any:
+    """Of an embedding of 50 tokens: slot 1 of rank 17, slot 3 with factors; slot 2 is empty."""
+    rng = np.random.default_rng(8)
+    table = ops.lora_table(3, MAX_RANK, 50, (40,), by_token=True)
+    for slot, rank, factors in ((1, 17, None), (3, 4, rng.uniform(0.5, 2, 40).astype(np.float32))):
+        a, b = raw_tensor(rng, kind, 50, rank), raw_tensor(rng, kind, 40, rank)
+        assert ops.set_lora(table, slot, [LowRank(a, b, 0.5, factors)]) > 0
+    ops.set_lora(table, 2, [None])
+    return table
+
+
+@pytest.mark.parametrize("kind", ["f32", "f16"])
+def test_changes_of_embedded_tokens_and_factors_are_those_of_numpy(kind: str) -> None:
+    y, x, tokens = rows(40, 2), rows(NUM_COLS, 1), np.arange(len(ADAPTERS), dtype=np.int32) % 50
+    reference, native = ReferenceOps(), NativeOps(2)
+    expected, got = (ops.add_token_lora(y, tokens, tokens_table(ops, kind), ADAPTERS) for ops in (reference, native))
+    same = (ADAPTERS == 0) | (ADAPTERS == 2)
+    np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+    np.testing.assert_array_equal(got[same].view(np.uint32), y[same].view(np.uint32))
+    factors = np.random.default_rng(9).uniform(0.5, 2, WIDTHS[0]).astype(np.float32)
+    found = []
+    for ops in (reference, native):
+        first, *others = changes_of(1, kind)
+        assert first is not None
+        table = table_of(ops, kind)
+        ops.set_lora(table, 1, [LowRank(first.a, first.b, first.scale, factors), *others])
+        found.append(ops.add_lora(rows(sum(WIDTHS), 2), x, table, ADAPTERS))
+    np.testing.assert_allclose(found[1], found[0], rtol=0, atol=1e-6 * NUM_COLS**0.5 * np.abs(found[0]).max())
+    native.close()
+
+
+@pytest.mark.exact
+@pytest.mark.parametrize("isa", available_isas() if available() is None else ())
+def test_bits_of_embedded_tokens_depend_on_the_row_alone(isa: str) -> None:
+    y, tokens = rows(40, 2), np.arange(len(ADAPTERS), dtype=np.int32) % 50
+    scalar, ops = NativeOps(1, isa="scalar"), NativeOps(3, isa=isa)
+    table = tokens_table(scalar)
+    alone = [scalar.add_token_lora(y[[i]], tokens[[i]], table, ADAPTERS[[i]]) for i in range(0, len(y), 5)]
+    together = ops.add_token_lora(y, tokens, tokens_table(ops), ADAPTERS)
+    np.testing.assert_array_equal(together[::5].view(np.uint32), np.concatenate(alone).view(np.uint32))
+    ops.close()
+    scalar.close()
+
+
 class _Model:
     """A quantised linear whose output is normed, gated and quantised again: all that could be fused around add_lora."""
 

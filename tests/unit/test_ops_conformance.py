@@ -108,6 +108,9 @@ def _row_cases() -> Iterator[Case]:
         def run_gelu_mul(ops: Any, width=width) -> np.ndarray:
             return ops.gelu_mul(np.random.default_rng(width).normal(0, 4, (9, 2 * width)).astype(np.float32))
 
+        def run_gelu_erf_mul(ops: Any, width=width) -> np.ndarray:
+            return ops.gelu_erf_mul(np.random.default_rng(width).normal(0, 4, (9, 2 * width)).astype(np.float32))
+
         def run_soft_cap(ops: Any, width=width) -> np.ndarray:
             rng = np.random.default_rng(width)
             return ops.soft_cap((rng.standard_normal((9, width)) * 10.0 ** rng.uniform(-6, 3)).astype(np.float32), 30.0)
@@ -123,6 +126,7 @@ def _row_cases() -> Iterator[Case]:
         yield Case(f"gelu F={width}", 4 * ROUNDED_ONCE, run_gelu)
         yield Case(f"gelu_erf F={width}", 4 * ROUNDED_ONCE, run_gelu_erf)
         yield Case(f"gelu_mul F={width}", 4 * ROUNDED_ONCE, run_gelu_mul)
+        yield Case(f"gelu_erf_mul F={width}", 4 * ROUNDED_ONCE, run_gelu_erf_mul)
         yield Case(f"soft_cap D={width}", 2 * ROUNDED_ONCE, run_soft_cap)
         yield Case(f"scale D={width}", EQUAL, run_scale)
         yield Case(f"add_bias D={width}", EQUAL, run_bias)
@@ -206,7 +210,9 @@ def _attention_cases() -> Iterator[Case]:
             yield Case(f"write_kv {name}", EQUAL, run_write)
             tolerance = FIFTEEN_BITS if dtype == "int8" else SUM_ORDER
             limits: list[tuple[str, dict[str, Any]]] = [("", {}), (" whole", {"causal": False})]
-            if dtype != "f32":
+            if dtype == "f32":  # that of encoders
+                limits += [(f" whole window={w}", {"causal": False, "window": w}) for w in (1, 7, 65, 300)]
+            else:
                 limits += [(f" window={window}", {"window": window}) for window in (1, 7, 256)]
                 limits += [(" window=300 soft_cap=0.5", {"window": 300, "soft_cap": 0.5})]
             on_tiles = BF16_FACTORS if dtype == "bf16" else None

@@ -46,7 +46,10 @@ def hidden(
     batch: Any,
 ) -> Array:
     """The states [L, D] that logits are made of, or vectors of the text so far."""
-    x_TD = _scaled(ops, ops.embed(weights.embed, batch.tokens_T), config.embed_scale)
+    x_TD = ops.embed(weights.embed, batch.tokens_T)
+    if weights.embed_lora is not None:
+        x_TD = ops.add_token_lora(x_TD, batch.tokens_T, weights.embed_lora, batch.adapters_T)
+    x_TD = _scaled(ops, x_TD, config.embed_scale)
     for index, layer in enumerate(weights.layers):
         mixed_TD = attention(ops, config, index, layer, ropes[index], kvs[index], batch, x_TD)
         x_TD = ops.add(x_TD, _scaled(ops, mixed_TD, config.residual_scale))
@@ -106,9 +109,9 @@ def _norm(ops: Ops, config: ModelConfig, norm: Norm | None, x: Array) -> Array:
 
 def _linear(ops: Ops, linear: Linear, batch: Any, x: Array) -> Array:
     out = ops.linear(x, linear.weight)
-    if linear.bias is not None:
-        out = ops.add_bias(out, linear.bias)
-    return out if linear.lora is None else ops.add_lora(out, x, linear.lora, batch.adapters_T)
+    if linear.lora is not None:  # before the bias, which an adapter leaves as it is
+        out = ops.add_lora(out, x, linear.lora, batch.adapters_T)
+    return out if linear.bias is None else ops.add_bias(out, linear.bias)
 
 
 def _scaled(ops: Ops, x: Array, factor: float) -> Array:

@@ -1,8 +1,12 @@
 """LoRA on a model: which module of an adapter changes which stacked matrix of which linear, with shapes checked.
 
-A model that takes adapters has a table (see Ops.lora_table) beside each of its linears; filling one slot of all tables
-is loading an adapter. Modules are known by the last part of their name in Hugging Face's models, so an adapter fits the
-same model in GGUF too. Rows of b move as rows of the weights do where q and k are stored for interleaved RoPE pairs.
+A model that takes adapters has a table (see Ops.lora_table) beside each of its linears and its embedding; filling one
+slot of all tables is loading an adapter. Modules are known by the last part of their name in Hugging Face's models, so
+an adapter fits the same model in GGUF too. Rows of b move as rows of the weights do where q and k are stored for
+interleaved RoPE pairs. Of an adapter of a model that also reads images, the modules that do are left out.
+
+DoRA gives the rows of a changed matrix W + scale * b @ a lengths of its own: what scales them is computed here once,
+from the weights that the model computes with, quantised ones too.
 """
 
 from __future__ import annotations
@@ -16,13 +20,28 @@ import numpy as np
 
 from ..core.errors import BadCheckpoint
 from ..formats.adapter import Adapter, LoraModule
+from ..formats.checkpoint import Checkpoint
 from ..formats.ggml import dequantise
 from ..formats.tensor import Tensor
 from ..ops.api import LowRank, Ops, RawTensor
+from ..ops.reference import dequantise as values_of
 from .config import ModelConfig
-from .weights import Linear, ModelWeights, half_split, role_shapes, stacked_roles
+from .families import GLOBAL_NAMES
+from .repack import in_input_order
+from .weights import (
+    Linear,
+    ModelWeights,
+    as_run,
+    half_split,
+    layer_names,
+    quantization_of_ends,
+    role_shapes,
+    stacked_roles,
+)
 
-HEAD = "head"
+HEAD, EMBED = "head", "embed"
+ENDS = -1
+"""Stands for the number of a layer where the head and the embedding are meant."""
 LINEARS = ("qkv", "output", "gate_up", "down")
 _ROLES = {
     "self_attn.q_proj": "q", "self_attn.k_proj": "k", "self_attn.v_proj": "v", "self_attn.qkv_proj": "qkv",
@@ -30,11 +49,17 @@ _ROLES = {
     "mlp.down_proj": "down",
 }  # fmt: skip
 _UNGATED = {"mlp.c_fc": "up", "mlp.c_proj": "down"}
-_IN_A_LAYER = re.compile(r"(?:(?:language_)?model\.)*layers\.(\d{1,5})\.(\w+\.\w+)")
-_OF_HEAD = re.compile(r"(?:(?:language_)?model\.)*lm_head")
+_LANGUAGE = r"(?:(?:language_|text_)?model\.)*"
+_IN_A_LAYER = re.compile(_LANGUAGE + r"layers\.(\d{1,5})\.(\w+\.\w+)")
+_ENDS = {"lm_head": HEAD, "embed_tokens": EMBED}
+_END = re.compile(_LANGUAGE + r"(lm_head|embed_tokens)")
+_OF_IMAGES = re.compile(
+    r"(?:model\.)*(?:vision_model|vision_tower|visual|multi_modal_projector|connector|image_newline)\..*"
+)
+_ROWS_AT_ONCE = 1024
 
 Changes = Mapping[tuple[int, str], tuple[LowRank | None, ...]]
-"""(layer, linear) -> the change of each of its stacked matrices; the head is (-1, HEAD)."""
+"""(layer, linear) -> the change of each of its stacked matrices; head and embedding are (ENDS, HEAD), (ENDS, EMBED)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +70,39 @@ class LoraLimits:
     max_rank: int
 
 
+@dataclass(frozen=True, slots=True)
+class Base:
+    """The model that adapters change: its checkpoint, whose tensors must stay open, and how it was loaded."""
+
+    checkpoint: Checkpoint
+    config: ModelConfig
+    ops: Ops
+    quantization: str | None = None
+
+    def matrix(self, layer: int, role: str) -> np.ndarray:
+        """The matrix of a role as it is computed with, float32."""
+        checkpoint, config = self.checkpoint, self.config
+        if layer == ENDS:
+            of_head = role == HEAD and not config.tied_embeddings
+            name = GLOBAL_NAMES[checkpoint.kind]["head" if of_head else "embed"]
+            quantization = quantization_of_ends(self.quantization)
+        else:
+            name = layer_names(checkpoint.kind, config)[role].format(layer)
+            quantization = self.quantization
+        raw = as_run(checkpoint.tensors[f"{name}.weight"], self.ops, quantization)
+        raw = raw if raw.order is None else in_input_order(raw)
+        return values_of(self.in_half_split_order(raw, role) if config.family.interleaved_heads else raw)
+
+    def in_half_split_order(self, raw: RawTensor, role: str) -> RawTensor:
+        """The rows of a role as they are computed with, from an order of interleaved RoPE pairs."""
+        if role not in ("q", "k"):
+            return raw
+        config = self.config
+        return half_split(raw, config.num_heads if role == "q" else config.num_kv_heads, config.rotary_dim)
+
+
 def with_tables(weights: ModelWeights, config: ModelConfig, ops: Ops, limits: LoraLimits) -> ModelWeights:
-    """The same weights, with an empty table beside each linear and the head."""
+    """The same weights, with an empty table beside each linear, the head and the embedding."""
     shapes = role_shapes(config)
 
     def add(linear: Linear, name: str) -> Linear:
@@ -67,26 +123,41 @@ def with_tables(weights: ModelWeights, config: ModelConfig, ops: Ops, limits: Lo
         for layer in weights.layers
     )
     head = ops.lora_table(limits.max_loras, limits.max_rank, config.width, [config.vocab_size])
-    return replace(weights, layers=layers, head_lora=head)
+    embed = ops.lora_table(limits.max_loras, limits.max_rank, config.vocab_size, [config.width], by_token=True)
+    return replace(weights, layers=layers, head_lora=head, embed_lora=embed)
 
 
 def most_bytes(config: ModelConfig, limits: LoraLimits) -> int:
-    """Memory that adapters take where all places hold one that changes every linear at the highest rank, in float32."""
+    """Memory that adapters take where all places hold one that changes everything at the highest rank, in float32."""
     shapes = role_shapes(config)
     places = [shapes[role] for name in LINEARS for role in stacked_roles(config, name)] * config.num_layers
-    places.append((config.vocab_size, config.width))
-    values = sum(limits.max_rank * (num_rows + num_cols) for num_rows, num_cols in places)
+    places += [(config.vocab_size, config.width)] * 2
+    values = sum(limits.max_rank * (num_rows + num_cols) + num_rows for num_rows, num_cols in places)
     return 4 * values * limits.max_loras
 
 
-def changes_of(adapter: Adapter, config: ModelConfig, kind: str, limits: LoraLimits) -> Changes:
-    """What the adapter does to a model of this config, read from a checkpoint of `kind`. Raises BadCheckpoint, naming
-    the first module that does not fit."""
-    shapes = role_shapes(config)
+def is_of_images(name: str) -> bool:
+    """Whether a module of this name reads images, so that no text depends on it."""
+    return _OF_IMAGES.fullmatch(name) is not None
+
+
+def changes_of(adapter: Adapter, base: Base, limits: LoraLimits) -> Changes:
+    """What the adapter does to the model. Raises BadCheckpoint, naming the first module that does not fit."""
+    config = base.config
+    shapes = {**role_shapes(config), HEAD: (config.vocab_size, config.width), EMBED: (config.width, config.vocab_size)}
     found: dict[tuple[int, str], list[LowRank | None]] = {}
-    for module in adapter.modules:
+    modules = [module for module in adapter.modules if not is_of_images(module.name)]
+    if not modules:
+        raise BadCheckpoint(f"{adapter.path} changes only how images are read, and this model is served for text.")
+    for name, copied in adapter.copied.items():
+        if _END.fullmatch(name) is None or copied != shapes[HEAD]:
+            raise BadCheckpoint(
+                f"{adapter.path}: the adapter was made for a model whose {name} is of shape {copied}; this model's is"
+                f" {shapes[HEAD]}."
+            )
+    for module in modules:
         layer, role = _place(adapter, module, config)
-        shape = (config.vocab_size, config.width) if role == HEAD else shapes[role]
+        shape = shapes[role]
         if (module.b.shape[0], module.a.shape[1]) != shape:
             raise BadCheckpoint(
                 f"{adapter.path}: {module.name} changes a matrix of {module.b.shape[0]} x {module.a.shape[1]}, but this"
@@ -97,15 +168,12 @@ def changes_of(adapter: Adapter, config: ModelConfig, kind: str, limits: LoraLim
                 f"{adapter.path}: {module.name} has rank {module.rank}, more than the {limits.max_rank} that are"
                 " allowed; start with a larger --max-lora-rank."
             )
-        linear = next((name for name in LINEARS if role in stacked_roles(config, name)), HEAD)
-        stacked = (HEAD,) if role == HEAD else stacked_roles(config, linear)
+        linear = next((name for name in LINEARS if role in stacked_roles(config, name)), role)
+        stacked = (role,) if layer == ENDS else stacked_roles(config, linear)
         changes = found.setdefault((layer, linear), [None] * len(stacked))
         if changes[stacked.index(role)] is not None:
             raise BadCheckpoint(f"{adapter.path}: {module.name} changes what another module does already.")
-        b = _raw(module.b)
-        if kind == "hf" and config.family.interleaved_heads and role in ("q", "k"):
-            b = half_split(b, config.num_heads if role == "q" else config.num_kv_heads, config.rotary_dim)
-        changes[stacked.index(role)] = LowRank(_raw(module.a), b, module.scale)
+        changes[stacked.index(role)] = _change(module, layer, role, base)
     return {place: tuple(changes) for place, changes in found.items()}
 
 
@@ -115,7 +183,8 @@ def fill_slot(weights: ModelWeights, ops: Ops, slot: int, changes: Changes) -> i
     for index, layer in enumerate(weights.layers):
         for name in LINEARS:
             num_bytes += _fill(ops, getattr(layer, name).lora, slot, changes.get((index, name)))
-    return num_bytes + _fill(ops, weights.head_lora, slot, changes.get((-1, HEAD)))
+    num_bytes += _fill(ops, weights.head_lora, slot, changes.get((ENDS, HEAD)))
+    return num_bytes + _fill(ops, weights.embed_lora, slot, changes.get((ENDS, EMBED)))
 
 
 def _fill(ops: Ops, table: Any, slot: int, changes: tuple[LowRank | None, ...] | None) -> int:
@@ -123,20 +192,58 @@ def _fill(ops: Ops, table: Any, slot: int, changes: tuple[LowRank | None, ...] |
 
 
 def _place(adapter: Adapter, module: LoraModule, config: ModelConfig) -> tuple[int, str]:
-    """(layer, role) of a module; (-1, HEAD) for the head."""
-    if _OF_HEAD.fullmatch(module.name):
-        return -1, HEAD
+    """(layer, role) of a module; (ENDS, role) for the head and the embedding."""
+    end = _END.fullmatch(module.name)
+    if end is not None and (_ENDS[end[1]] == EMBED) == module.of_tokens:
+        return ENDS, _ENDS[end[1]]
     found = _IN_A_LAYER.fullmatch(module.name)
     names = _ROLES if config.family.gated else _ROLES | _UNGATED
     known = {name: role for name, role in names.items() if role in config.family.layer_roles()}
-    if found is None or found[2] not in known:
+    if found is None or found[2] not in known or module.of_tokens:
         raise BadCheckpoint(
             f"{adapter.path}: module {module.name[:200]!r} cannot be adapted in {config.architecture}; these can:"
-            f" {', '.join(known)}, lm_head."
+            f" {', '.join(known)}, {', '.join(_ENDS)}."
         )
     if int(found[1]) >= config.num_layers:
         raise BadCheckpoint(f"{adapter.path}: {module.name} is beyond this model's {config.num_layers} layers.")
     return int(found[1]), known[found[2]]
+
+
+def _change(module: LoraModule, layer: int, role: str, base: Base) -> LowRank:
+    a, b = _raw(module.a), _raw(module.b)
+    magnitude = None if module.magnitude is None else _column(_values(module.magnitude))
+    if base.checkpoint.kind == "hf" and base.config.family.interleaved_heads:
+        b = base.in_half_split_order(b, role)
+        magnitude = None if magnitude is None else base.in_half_split_order(magnitude, role)
+    factors = None
+    if magnitude is not None:
+        weight = base.matrix(layer, role)
+        changed = values_of(b) * np.float32(module.scale), values_of(a)
+        factors = _factors(values_of(magnitude)[:, 0], weight.T if module.of_tokens else weight, *changed)
+    if module.of_tokens:
+        turned = np.ascontiguousarray(values_of(a).T)
+        a = RawTensor("f32", len(turned), module.rank, turned.reshape(-1).view(np.uint8))
+    return LowRank(a, b, module.scale, factors)
+
+
+def _factors(magnitude_N: np.ndarray, weight_NK: np.ndarray, b_Nr: np.ndarray, a_rK: np.ndarray) -> np.ndarray:
+    """float32 [N]: the lengths that DoRA gives the rows of W + b @ a, over those that they have."""
+    squares_N = np.empty(len(weight_NK))
+    for first in range(0, len(weight_NK), _ROWS_AT_ONCE):
+        rows = slice(first, first + _ROWS_AT_ONCE)
+        changed = (weight_NK[rows] + b_Nr[rows] @ a_rK).astype(np.float64)
+        squares_N[rows] = np.square(changed).sum(axis=1)
+    lengths_N = np.sqrt(squares_N)
+    return np.divide(magnitude_N, lengths_N, out=np.zeros_like(lengths_N), where=lengths_N > 0).astype(np.float32)
+
+
+def _column(values: np.ndarray) -> RawTensor:
+    return RawTensor("f32", len(values), 1, values.view(np.uint8))
+
+
+def _values(tensor: Tensor) -> np.ndarray:
+    """float32, in the tensor's shape."""
+    return dequantise(tensor.kind, tensor.data, tensor.num_values).reshape(tensor.shape)
 
 
 def _raw(tensor: Tensor) -> RawTensor:

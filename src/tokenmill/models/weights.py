@@ -68,7 +68,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class ModelWeights:
-    """`head` is `embed` itself where the embeddings are tied. head_lora: see Linear."""
+    """`head` is `embed` itself where the embeddings are tied. head_lora, embed_lora: see Linear."""
 
     embed: Weight
     layers: tuple[LayerWeights, ...]
@@ -76,6 +76,7 @@ class ModelWeights:
     head: Weight
     num_bytes: int
     head_lora: Any = None
+    embed_lora: Any = None
 
 
 Progress = Callable[[int, int], None]
@@ -118,7 +119,7 @@ class _Loader:
     def load(self) -> ModelWeights:
         config, names = self._config, self._global_names
         # The largest matrices come first, while little else is held.
-        ends = "q8_0" if self._quantization in ("q4_0", "q4_1") else self._quantization
+        ends = quantization_of_ends(self._quantization)
         embed = self._pack(self._matrix(f"{names['embed']}.weight", ends))
         head = embed if config.tied_embeddings else self._pack(self._matrix(f"{names['head']}.weight", ends))
         layers = tuple(self._layer(layer) for layer in range(config.num_layers))
@@ -189,10 +190,7 @@ class _Loader:
 
     def _matrix(self, name: str, quantization: str | None) -> RawTensor:
         tensor = self._tensors[name]
-        raw = raw_matrix(tensor, self._ops)
-        fits = raw.num_cols % GROUP == 0 or quantization not in BLOCK_BYTES
-        if quantization is not None and raw.kind in DENSE_KINDS and raw.kind != quantization and fits:
-            raw = self._ops.quantise(raw, quantization)
+        raw = as_run(tensor, self._ops, quantization)
         self._read.append(tensor.data)
         self._bytes_read += tensor.data.nbytes
         self._progress(self._bytes_read, self._bytes_in_all)
@@ -204,6 +202,20 @@ class _Loader:
             release(self._read.pop())
         self._num_bytes += weight.num_bytes
         return weight
+
+
+def as_run(tensor: Tensor | QuantisedTensor, ops: Ops, quantization: str | None) -> RawTensor:
+    """A stored matrix as the one that is computed with: `quantization` is for dense ones whose rows divide."""
+    raw = raw_matrix(tensor, ops)
+    fits = raw.num_cols % GROUP == 0 or quantization not in BLOCK_BYTES
+    if quantization is not None and raw.kind in DENSE_KINDS and raw.kind != quantization and fits:
+        raw = ops.quantise(raw, quantization)
+    return raw
+
+
+def quantization_of_ends(quantization: str | None) -> str | None:
+    """What embeddings and head become where the other matrices become `quantization`."""
+    return "q8_0" if quantization in ("q4_0", "q4_1") else quantization
 
 
 def layer_names(kind: str, config: ModelConfig) -> dict[str, str]:

@@ -88,11 +88,14 @@ class HeadGeometry:
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
-    """A low-rank change of a matrix [N, K]: scale * b @ a, with a [r, K] and b [N, r] of kinds f32 or f16."""
+    """A low-rank change of a matrix [N, K]: scale * b @ a, with a [r, K] and b [N, r] of kinds f32 or f16. In a table
+    by tokens a is stored the other way round, [K, r]. factors: float32 [N], what each output of the changed matrix is
+    then multiplied by; None for 1."""
 
     a: RawTensor
     b: RawTensor
     scale: float
+    factors: np.ndarray | None = None
 
 
 @dataclass(slots=True)
@@ -294,9 +297,12 @@ class Ops(Protocol):
         """[T, N] = x @ weight.T, x in the order of the weight's columns"""
         ...
 
-    def lora_table(self, num_slots: int, max_rank: int, num_cols: int, widths: Sequence[int]) -> Any:
+    def lora_table(
+        self, num_slots: int, max_rank: int, num_cols: int, widths: Sequence[int], *, by_token: bool = False
+    ) -> Any:
         """Room for low-rank changes of one linear with `num_cols` inputs, made of stacked matrices of `widths` outputs:
-        in each of the slots 1..num_slots one change of rank up to max_rank for each matrix. All are empty at first."""
+        in each of the slots 1..num_slots one change of rank up to max_rank for each matrix. All are empty at first.
+        by_token: the linear is the token embedding [D, V], whose inputs are the vocabulary."""
         ...
 
     def set_lora(self, table: Any, slot: int, changes: Sequence[LowRank | None]) -> int:
@@ -305,9 +311,13 @@ class Ops(Protocol):
         ...
 
     def add_lora(self, y_TN: Array, x_TK: Array, table: Any, adapters_T: Array) -> Array:
-        """y + (x @ a.T * scale) @ b.T for rows whose entry of the batch's adapters_T (or adapters_L) names a slot, each
-        stacked matrix's columns by its own change; other rows stay as they are, bit for bit. x is taken as float32,
-        before any quantisation. y is given up: a backend may write into it."""
+        """(y + (x @ a.T * scale) @ b.T) * factors for rows whose entry of the batch's adapters_T (or adapters_L) names
+        a slot, each stacked matrix's columns by its own change; other rows stay as they are, bit for bit. x is taken as
+        float32, before any quantisation. y is given up: a backend may write into it."""
+        ...
+
+    def add_token_lora(self, y_TD: Array, tokens_T: Array, table: Any, adapters_T: Array) -> Array:
+        """As add_lora with a table by tokens: (y + (a[tokens] * scale) @ b.T) * factors, y being embedded tokens."""
         ...
 
     def add(self, x_TD: Array, y_TD: Array) -> Array: ...
@@ -328,6 +338,10 @@ class Ops(Protocol):
 
     def gelu_mul(self, gate_up_T2F: Array) -> Array:
         """gelu(gate) * up, columns as in silu_mul."""
+        ...
+
+    def gelu_erf_mul(self, gate_up_T2F: Array) -> Array:
+        """gelu_erf(gate) * up, columns as in silu_mul."""
         ...
 
     def gelu(self, x_TF: Array) -> Array:
@@ -363,8 +377,9 @@ class Ops(Protocol):
     ) -> Array:
         """[T, H*C]: attention of each query row over its sequence's KV, which write_kv has just completed.
 
-        causal    a query sees its own position and those before it; else every position, and there is no window
-        window    how many positions a query sees, its own included; 0 for all
+        causal    a query sees its own position and those before it; else every position of its sequence
+        window    how many positions a query sees, its own included; where it also sees those after it, so many of them
+                  too; 0 for all
         soft_cap  scaled scores become cap * tanh(score / cap) before the softmax; 0 for off
         """
         ...

@@ -60,13 +60,13 @@ class ReferenceWeight:
 
 @dataclass(frozen=True, slots=True)
 class ReferenceLora:
-    """Changes of one linear: slot -> (a of r x K, b of N x r, scale), or None, of each stacked matrix."""
+    """Changes of one linear: slot -> the change, or None, of each stacked matrix, with its a and b packed."""
 
     num_slots: int
     max_rank: int
     num_cols: int
     widths: tuple[int, ...]
-    changes: dict[int, list[tuple[ReferenceWeight, ReferenceWeight, np.float32] | None]] = field(default_factory=dict)
+    changes: dict[int, list[tuple[ReferenceWeight, ReferenceWeight, LowRank] | None]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,28 +179,47 @@ class ReferenceOps:
         outputs = [inputs[rounding] @ values_NK.T for values_NK, rounding in weight.runs]
         return outputs[0] if len(outputs) == 1 else np.concatenate(outputs, axis=1)
 
-    def lora_table(self, num_slots: int, max_rank: int, num_cols: int, widths: Sequence[int]) -> ReferenceLora:
+    def lora_table(
+        self, num_slots: int, max_rank: int, num_cols: int, widths: Sequence[int], *, by_token: bool = False
+    ) -> ReferenceLora:
         return ReferenceLora(num_slots, max_rank, num_cols, tuple(widths))
 
     def set_lora(self, table: ReferenceLora, slot: int, changes: Sequence[LowRank | None]) -> int:
         table.changes[slot] = [
-            None if change is None else (self.pack([change.a]), self.pack([change.b]), np.float32(change.scale))
-            for change in changes
+            None if change is None else (self.pack([change.a]), self.pack([change.b]), change) for change in changes
         ]
         return sum(a.num_bytes + b.num_bytes for a, b, _ in filter(None, table.changes[slot]))
 
     def add_lora(
         self, y_TN: np.ndarray, x_TK: np.ndarray, table: ReferenceLora, adapters_T: np.ndarray | None
     ) -> Array:
+        return self._add_lora(y_TN, table, adapters_T, lambda rows, a: self.linear(x_TK[rows], a))
+
+    def add_token_lora(
+        self, y_TD: np.ndarray, tokens_T: np.ndarray, table: ReferenceLora, adapters_T: np.ndarray | None
+    ) -> Array:
+        return self._add_lora(y_TD, table, adapters_T, lambda rows, a: self.embed(a, tokens_T[rows]))
+
+    def _add_lora(
+        self,
+        y_TN: np.ndarray,
+        table: ReferenceLora,
+        adapters_T: np.ndarray | None,
+        narrow: Callable[[np.ndarray, ReferenceWeight], np.ndarray],
+    ) -> Array:
+        """`narrow`: (rows, a) -> a times the inputs of those rows."""
         if adapters_T is None or not adapters_T.any():
             return y_TN
         out_TN = y_TN.copy()
         for slot in np.unique(adapters_T[adapters_T > 0]).tolist():
             rows, column = np.flatnonzero(adapters_T == slot), 0
-            for width, change in zip(table.widths, table.changes[slot], strict=True):
-                if change is not None:
-                    a, b, scale = change
-                    out_TN[rows, column : column + width] += self.linear(self.linear(x_TK[rows], a) * scale, b)
+            for width, held in zip(table.widths, table.changes.get(slot, [None] * len(table.widths)), strict=True):
+                if held is not None:
+                    a, b, change = held
+                    columns = slice(column, column + width)
+                    out_TN[rows, columns] += self.linear(narrow(rows, a) * np.float32(change.scale), b)
+                    if change.factors is not None:
+                        out_TN[rows, columns] *= change.factors
                 column += width
         return out_TN
 
@@ -239,6 +258,10 @@ class ReferenceOps:
     def gelu_mul(self, gate_up_T2F: np.ndarray) -> Array:
         gate_TF, up_TF = np.split(gate_up_T2F, 2, axis=1)
         return self.gelu(gate_TF) * up_TF
+
+    def gelu_erf_mul(self, gate_up_T2F: np.ndarray) -> Array:
+        gate_TF, up_TF = np.split(gate_up_T2F, 2, axis=1)
+        return self.gelu_erf(gate_TF) * up_TF
 
     def gelu(self, x_TF: np.ndarray) -> Array:
         inner_TF = np.float32(math.sqrt(2 / math.pi)) * (x_TF + np.float32(0.044715) * x_TF**3)
@@ -298,9 +321,8 @@ class ReferenceOps:
             if soft_cap:
                 scores_GrtP = self.soft_cap(scores_GrtP, soft_cap)
             behind_tP = batch.positions_T[first:end, None] - np.arange(start, length)
-            hidden_tP = (behind_tP < 0) | (behind_tP >= (window or length))
-            if causal:
-                scores_GrtP[..., hidden_tP] = -np.inf
+            ahead = 1 if causal else window or length  # keys seen from the query's own on
+            scores_GrtP[..., (behind_tP <= -ahead) | (behind_tP >= (window or length))] = -np.inf
             weights_GrtP = np.exp(scores_GrtP - scores_GrtP.max(axis=-1, keepdims=True))
             mixed_GrtC = (weights_GrtP @ v_GPC[:, None]) / weights_GrtP.sum(axis=-1, keepdims=True)
             out_THC[first:end] = mixed_GrtC.transpose(2, 0, 1, 3).reshape(end - first, heads.num_heads, -1)

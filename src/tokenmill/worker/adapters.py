@@ -6,14 +6,15 @@ change the tables and belong to the step thread, between steps.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 from ..core.errors import InvalidRequest
 from ..formats.adapter import open_adapter
-from ..models.config import ModelConfig
-from ..models.lora import Changes, LoraLimits, changes_of, fill_slot
+from ..models.lora import Base, Changes, LoraLimits, changes_of, fill_slot, is_of_images
 from ..models.weights import ModelWeights
-from ..ops.api import Ops
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +26,12 @@ class PreparedAdapter:
 
 
 class Adapters:
-    """kind: of the checkpoint the weights come from."""
+    """base: the model whose packed weights are `weights`."""
 
-    def __init__(self, ops: Ops, weights: ModelWeights, config: ModelConfig, kind: str, limits: LoraLimits) -> None:
-        self._ops = ops
+    def __init__(self, base: Base, weights: ModelWeights, limits: LoraLimits) -> None:
+        self._base = base
+        self._ops = base.ops
         self._weights = weights
-        self._config = config
-        self._kind = kind
         self._limits = limits
         self._slot_of: dict[str, int] = {}
         self._free = list(range(limits.max_loras, 0, -1))
@@ -40,7 +40,11 @@ class Adapters:
         """Read and check the adapter in folder `path`, which must lie under `inside` unless that is "". Raises
         BadCheckpoint."""
         adapter = open_adapter(path, inside=inside or None)
-        return PreparedAdapter(adapter.digest, changes_of(adapter, self._config, self._kind, self._limits))
+        changes = changes_of(adapter, self._base, self._limits)
+        num_left_out = sum(is_of_images(module.name) for module in adapter.modules)
+        if num_left_out:
+            _log.warning("%s: %d modules that read images are left out: text is not changed.", path, num_left_out)
+        return PreparedAdapter(adapter.digest, changes)
 
     def install(self, adapter: PreparedAdapter) -> str:
         """Give it a slot, unless it has one; returns its digest. Raises InvalidRequest where no slot is free."""

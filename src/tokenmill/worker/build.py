@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from ..formats.checkpoint import Checkpoint, weights_digest
 from ..formats.hub import default_cache_dir
 from ..models.config import ModelConfig
 from ..models.encoder_config import EncoderConfig
-from ..models.lora import LoraLimits, most_bytes
+from ..models.lora import Base, LoraLimits, most_bytes
 from ..models.registry import Model, load_model
 from ..models.vectors import VectorModel, load_vector_model
 from ..models.weights import Progress
@@ -100,7 +100,10 @@ def build_worker(
     pools = [KVPool(group, count) for group, count in zip(groups, sizes, strict=True)]
     kvs = tuple(ops.bind_kv(pool.data, pool.group) for pool in pools)
     program = ops.compile(lambda recorder, batch: model.forward(recorder, kvs, batch), limits)
-    adapters = None if lora is None else Adapters(ops, model.weights, config, checkpoint.kind, lora)
+    adapters = None
+    if lora is not None:  # which may ask for weights again; mapped, these take no memory meanwhile
+        kept = replace(checkpoint, tensors=dict(checkpoint.tensors))
+        adapters = Adapters(Base(kept, config, ops, quantization), model.weights, lora)
     runner = Runner(
         ops,
         program,

@@ -195,11 +195,13 @@ class NativeOps:
         )
         check(self._library, done == 0)
 
-    def lora_table(self, num_slots: int, max_rank: int, num_cols: int, widths: Sequence[int]) -> NativeLora:
+    def lora_table(
+        self, num_slots: int, max_rank: int, num_cols: int, widths: Sequence[int], *, by_token: bool = False
+    ) -> NativeLora:
         columns = np.cumsum([0, *widths], dtype=np.int32)
         changes = (LowRankStruct * (num_slots * len(widths)))()
         room = -(-max_rank // TILE_ROWS) * TILE_ROWS
-        struct = LoraStruct(num_slots, len(widths), num_cols, room, columns.ctypes.data, changes)
+        struct = LoraStruct(num_slots, len(widths), num_cols, room, by_token, columns.ctypes.data, changes)
         return NativeLora(num_slots, room, num_cols, tuple(widths), struct, columns, changes)
 
     def set_lora(self, table: NativeLora, slot: int, changes: Sequence[LowRank | None]) -> int:
@@ -208,13 +210,21 @@ class NativeOps:
         for index, change in enumerate(changes):
             struct = LowRankStruct()
             if change is not None:
-                assert change.a.num_rows == change.b.num_cols <= table.max_rank, (change.a.num_rows, table.max_rank)
-                assert change.a.num_cols == table.num_cols and change.b.num_rows == table.widths[index], index
+                rank, num_cols = change.a.num_rows, change.a.num_cols
+                if table.struct.by_token:
+                    rank, num_cols = num_cols, rank
+                assert rank == change.b.num_cols <= table.max_rank, (rank, table.max_rank)
+                assert num_cols == table.num_cols and change.b.num_rows == table.widths[index], index
                 parts = [self._pack_alone(matrix, held) for matrix in (change.a, change.b)]
-                struct = LowRankStruct(change.a.num_rows, change.scale, *parts)
+                struct = LowRankStruct(rank, change.scale, *parts)
+                if change.factors is not None:
+                    factors = np.ascontiguousarray(change.factors, np.float32)
+                    assert factors.shape == (change.b.num_rows,), factors.shape
+                    held.append(factors)
+                    struct.factors = factors.ctypes.data
             table.changes[(slot - 1) * len(changes) + index] = struct
         table.data[slot] = held
-        return sum(data.size for data in held)
+        return sum(data.nbytes for data in held)
 
     def _pack_alone(self, matrix: RawTensor, held: list[np.ndarray]) -> Part:
         """A dense matrix packed into memory of its own, which is appended to `held`: adapters come and go."""
@@ -286,6 +296,9 @@ class NativeOps:
     def gelu_mul(self, gate_up_T2F: np.ndarray) -> np.ndarray:
         return self._once(lambda ops, batch: ops.gelu_mul(gate_up_T2F), len(gate_up_T2F))
 
+    def gelu_erf_mul(self, gate_up_T2F: np.ndarray) -> np.ndarray:
+        return self._once(lambda ops, batch: ops.gelu_erf_mul(gate_up_T2F), len(gate_up_T2F))
+
     def gelu(self, x_TF: np.ndarray) -> np.ndarray:
         return self._once(lambda ops, batch: ops.gelu(x_TF), len(x_TF))
 
@@ -294,6 +307,15 @@ class NativeOps:
             return ops.add_lora(ops.scale(y_TN, 1.0), x_TK, table, batch.adapters_T)
 
         return self._once(forward, len(y_TN), adapters_T=np.ascontiguousarray(adapters_T, np.int32))
+
+    def add_token_lora(
+        self, y_TD: np.ndarray, tokens_T: np.ndarray, table: NativeLora, adapters_T: np.ndarray
+    ) -> np.ndarray:
+        def forward(ops: Recorder, batch: SymbolicBatch) -> Value:
+            return ops.add_token_lora(ops.scale(y_TD, 1.0), batch.tokens_T, table, batch.adapters_T)
+
+        given = {"tokens_T": tokens_T, "adapters_T": adapters_T}
+        return self._once(forward, len(y_TD), **{k: np.ascontiguousarray(v, np.int32) for k, v in given.items()})
 
     def gelu_erf(self, x_TF: np.ndarray) -> np.ndarray:
         return self._once(lambda ops, batch: ops.gelu_erf(x_TF), len(x_TF))

@@ -78,7 +78,7 @@ class BufferStruct(ctypes.Structure):
 
 
 class LowRankStruct(ctypes.Structure):
-    _fields_ = (("rank", c_int32), ("scale", c_float), ("a", Part), ("b", Part))
+    _fields_ = (("rank", c_int32), ("scale", c_float), ("a", Part), ("b", Part), ("factors", c_void_p))
 
 
 class LoraStruct(ctypes.Structure):
@@ -87,6 +87,7 @@ class LoraStruct(ctypes.Structure):
         ("num_matrices", c_int32),
         ("num_cols", c_int32),
         ("max_rank", c_int32),
+        ("by_token", c_int32),
         ("columns", c_void_p),
         ("changes", POINTER(LowRankStruct)),
     )

@@ -40,6 +40,7 @@ class Code(IntEnum):
     LORA_SHRINK = 17
     LORA_EXPAND = 18
     PICK = 19
+    LORA_LOOKUP = 20
 
 
 SILU, GELU, GELU_ERF = 0, 1, 2
@@ -196,6 +197,15 @@ class Recorder:
         self._add(Code.LORA_EXPAND, y.rows, (narrow, y), y, y.width, lora=table)
         return y
 
+    def add_token_lora(self, y_TD: Any, tokens_T: object, table: NativeLora, adapters_T: object) -> Value:
+        y = self._value(y_TD)
+        assert y.array is None, "y is written into, so it must be a value of the program"
+        assert y.rows == TOKEN_ROWS and (y.width,) == table.widths, (y, table.widths)
+        assert tokens_T is self.batch.tokens_T and adapters_T is self.batch.adapters_T, "the step's own"
+        narrow = self._emit(Code.LORA_LOOKUP, y.rows, (), table.max_rank, lora=table)
+        self._add(Code.LORA_EXPAND, y.rows, (narrow, y), y, y.width, lora=table)
+        return y
+
     def add(self, x_TD: Any, y_TD: Any) -> Value:
         x, y = self._value(x_TD), self._value(y_TD)
         assert (x.rows, x.width) == (y.rows, y.width), (x, y)
@@ -219,6 +229,9 @@ class Recorder:
 
     def gelu_mul(self, gate_up_T2F: Any) -> Value:
         return self._gated(gate_up_T2F, GELU)
+
+    def gelu_erf_mul(self, gate_up_T2F: Any) -> Value:
+        return self._gated(gate_up_T2F, GELU_ERF)
 
     def gelu(self, x_TF: Any) -> Value:
         return self._activated(x_TF, GELU)
