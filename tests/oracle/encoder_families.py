@@ -30,10 +30,11 @@ class EncoderCase:
 
     @property
     def has_types(self) -> bool:
-        return self.family == "Bert"
+        return self.family in ("Bert", "NomicBert")
 
 
 _ONE_LABEL = {"num_labels": 1}
+_MODERN = {"pad_token_id": 0, "bos_token_id": 1, "cls_token_id": 1, "eos_token_id": 2, "sep_token_id": 2}
 _PAD = {"pad_token_id": 1, "type_vocab_size": 1, "max_position_embeddings": 514}
 
 CASES = (
@@ -46,4 +47,26 @@ CASES = (
     EncoderCase("XLM-RoBERTa, scores of pairs", "XLMRoberta", "ForSequenceClassification", _PAD | _ONE_LABEL),
     EncoderCase("CamemBERT", "Camembert", options=_PAD),
     EncoderCase("DistilBERT", "DistilBert", options=_DISTIL),
+    EncoderCase("ModernBERT", "ModernBert", options=_MODERN),
+    EncoderCase(
+        "ModernBERT, biases, small windows, tanh GELU",
+        "ModernBert",
+        options=_MODERN
+        | {"norm_bias": True, "attention_bias": True, "mlp_bias": True, "local_attention": 6}
+        | {"hidden_activation": "gelu_pytorch_tanh", "num_attention_heads": 2, "num_hidden_layers": 4},
+    ),
+    EncoderCase("ModernBERT, scores of pairs", "ModernBert", "ForSequenceClassification", _MODERN | _ONE_LABEL),
+    EncoderCase(
+        "ModernBERT, scores of means",
+        "ModernBert",
+        "ForSequenceClassification",
+        _MODERN | _ONE_LABEL | {"classifier_pooling": "mean", "classifier_bias": True, "norm_bias": True},
+    ),
+    EncoderCase("Nomic BERT", "NomicBert"),
+    EncoderCase(
+        "Nomic BERT, other angles, wide heads",
+        "NomicBert",
+        options={"rope_parameters": {"rope_type": "default", "rope_theta": 50.0}, "num_attention_heads": 2},
+    ),
+    EncoderCase("Nomic BERT, scores of pairs", "NomicBert", "ForSequenceClassification", _ONE_LABEL),
 )

@@ -16,7 +16,7 @@ from families import CASES
 from gguf_families import ARCHITECTURES
 
 from tokenmill.formats.language import WRAPPERS
-from tokenmill.models.encoder_config import FAMILIES as ENCODER_FAMILIES
+from tokenmill.models.encoder_families import FAMILIES as ENCODER_FAMILIES
 from tokenmill.models.families import GGUF_FAMILIES, HF_FAMILIES
 from tokenmill.models.repack import BLOCK_KINDS, DIRECT_KINDS
 

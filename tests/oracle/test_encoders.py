@@ -19,11 +19,13 @@ from tokenmill.core.request import PoolingParams, SamplingParams
 from tokenmill.core.step import Introduction, PlanRow, StepPlan
 from tokenmill.formats.checkpoint import open_checkpoint
 from tokenmill.models.encoder_config import encoder_config
+from tokenmill.models.encoder_families import FAMILIES
 from tokenmill.ops.native import NativeOps, available
 from tokenmill.ops.reference import ReferenceOps
 from tokenmill.worker.build import Worker, build_vector_worker
 
 torch = pytest.importorskip("torch", reason="the oracle needs torch")
+safetensors_torch = pytest.importorskip("safetensors.torch", reason="the oracle needs safetensors")
 transformers = pytest.importorskip("transformers", reason="the oracle needs transformers")
 
 LENGTHS = (1, 7, 40, 300)
@@ -166,7 +168,7 @@ def test_a_decoders_hidden_states(make_ops, tmp_path):
     worker.executor.close()
 
 
-@pytest.mark.parametrize("family", ["Bert", "Roberta", "DistilBert"])
+@pytest.mark.parametrize("family", ["Bert", "Roberta", "DistilBert", "ModernBert", "NomicBert"])
 def test_masked_language_models_give_their_hidden_states(family, tmp_path):
     """Their heads are left where they are."""
     case = next(case for case in CASES if case.family == family)
@@ -179,23 +181,110 @@ def test_masked_language_models_give_their_hidden_states(family, tmp_path):
     np.testing.assert_allclose(got, expected_vector(case, theirs, tokens_of(40), params), atol=2e-5)
 
 
-def test_pairs_of_texts_from_text_to_score(tmp_path):
+@pytest.mark.parametrize("family", ["Bert", "ModernBert", "NomicBert"])
+def test_pairs_of_texts_from_text_to_score(family, tmp_path):
     """Tokenizer, types of text, head and sigmoid together, as the tokenizer and the model of transformers have it."""
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"word{number}" for number in range(100))]
     (tmp_path / "vocab.txt").write_text("\n".join(words))
-    theirs = save_model(EncoderCase("pairs", "Bert", "ForSequenceClassification", {"num_labels": 1}), tmp_path)
+    case = next(case for case in CASES if case.family == family and case.suffix == "ForSequenceClassification")
+    theirs = save_model(case, tmp_path)
     tokenizer = transformers.BertTokenizerFast(vocab_file=str(tmp_path / "vocab.txt"))
     tokenizer.save_pretrained(tmp_path)
     query, texts = "word1 word2", ["word3", "word4 word5 word6 " * 20, "word1 word2", ""]
     expected = []
     for text in texts:
         with torch.no_grad():
-            expected.append(float(torch.sigmoid(theirs(**tokenizer([query], [text], return_tensors="pt")).logits)))
+            given = dict(tokenizer([query], [text], return_tensors="pt"))
+            types = {} if case.has_types else {"token_type_ids": None}
+            given = {key: value for key, value in (given | types).items() if value is not None}
+            expected.append(float(torch.sigmoid(theirs(**given).logits)))
     with LLM(str(tmp_path)) as llm:
         np.testing.assert_allclose(llm.score(query, texts), expected, atol=1e-5)
         with pytest.raises(InvalidRequest, match="scores pairs"):
             llm.embed("word1")
     assert max(expected) - min(expected) > 0.01
+
+
+def nomics_own(folder, model, biased: bool) -> None:
+    """Rewrite a saved Nomic BERT as its makers write it: GPT-2's names in config.json, linears with biases or not."""
+    config = json.loads((folder / "config.json").read_text())
+    ours = FAMILIES["NomicBert"].keys
+    own = {theirs: config.pop(name) for name, theirs in ours.items() if name in config} | {
+        "activation_function": "swiglu", "architectures": config["architectures"], "causal": False,
+        "mlp_fc1_bias": biased, "mlp_fc2_bias": biased, "qkv_proj_bias": biased, "max_trained_positions": 200,
+        "prenorm": False, "rotary_emb_base": 1000, "rotary_emb_fraction": 1.0, "rotary_emb_interleaved": False,
+        "rotary_emb_scale_base": None, "rotary_scaling_factor": None, "type_vocab_size": 2, "use_rms_norm": False,
+        "vocab_size": config["vocab_size"],
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(own))
+    if not biased:
+        return
+    tensors = safetensors_torch.load_file(folder / "model.safetensors")
+    for number, layer in enumerate(model.layers):
+        names = {"o_proj": "attn.out_proj", "up_proj": "mlp.fc11", "gate_proj": "mlp.fc12", "down_proj": "mlp.fc2"}
+        linears = {
+            **{f"{name}_proj": getattr(layer.self_attn, f"{name}_proj") for name in "qkvo"},
+            **{f"{name}_proj": getattr(layer.mlp, f"{name}_proj") for name in ("gate", "up", "down")},
+        }
+        for linear in linears.values():
+            linear.bias = torch.nn.Parameter(torch.randn(linear.out_features))
+        at = f"encoder.layers.{number}."
+        tensors |= {f"{at}{theirs}.bias": linears[name].bias.detach() for name, theirs in names.items()}
+        tensors[f"{at}attn.Wqkv.bias"] = torch.cat([linears[f"{name}_proj"].bias.detach() for name in "qkv"])
+    safetensors_torch.save_file(tensors, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_nomics_own_configs(biased, tmp_path):
+    """The names that nomic-embed-text-v1.5 has; longer inputs than it can turn by its own rule are refused."""
+    case = next(case for case in CASES if case.family == "NomicBert")
+    theirs = save_model(case, tmp_path)
+    nomics_own(tmp_path, theirs, biased)
+    worker = make_worker(ReferenceOps(exact_activations=True), tmp_path, tmp_path)
+    params = PoolingParams("mean", second_from=5)
+    (got,) = vectors(worker, [(tokens_of(40), params)])
+    worker.executor.close()
+    np.testing.assert_allclose(got, expected_vector(case, theirs, tokens_of(40), params), atol=2e-5)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    assert encoder_config(open_checkpoint(tmp_path)).max_context == 512
+    path.write_text(json.dumps(config | {"rotary_scaling_factor": 2}))
+    assert encoder_config(open_checkpoint(tmp_path)).max_context == 200
+    for change, said in (
+        ({"use_rms_norm": True}, "use_rms_norm"), ({"moe_every_n_layers": 2}, "moe_every_n_layers"),
+        ({"prenorm": True}, "prenorm"), ({"rotary_emb_fraction": 0.5}, "rotary_emb_fraction"),
+        ({"activation_function": "gelu"}, "gelu"), ({"causal": True}, "causal"), ({"n_head": 5}, "5 heads"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "yarn"),
+    ):  # fmt: skip
+        path.write_text(json.dumps({**config, **change}))
+        with pytest.raises(BadCheckpoint, match=said):
+            encoder_config(open_checkpoint(tmp_path))
+
+
+def test_modern_berts_older_configs(tmp_path):
+    """Those on the hub say how layers alternate and turn by other keys than transformers writes now."""
+    save_model(next(case for case in CASES if case.family == "ModernBert"), tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    now = encoder_config(open_checkpoint(tmp_path))
+    assert [(layer.window, layer.rope.base) for layer in now.layers] == [(0, 160_000), (65, 10_000), (65, 10_000)]
+    older = {key: value for key, value in config.items() if key not in ("layer_types", "rope_parameters")}
+    older |= {"global_attn_every_n_layers": 2, "global_rope_theta": 5000.0, "local_rope_theta": 50.0}
+    path.write_text(json.dumps(older))
+    found = encoder_config(open_checkpoint(tmp_path))
+    assert [(layer.window, layer.rope.base) for layer in found.layers] == [(0, 5000), (65, 50), (0, 5000)]
+    theirs = transformers.AutoConfig.from_pretrained(tmp_path)
+    assert theirs.layer_types == ["full_attention", "sliding_attention", "full_attention"]
+    assert theirs.rope_parameters["sliding_attention"]["rope_theta"] == 50
+    for change, said in (
+        ({"layer_types": ["full_attention"]}, "layer_types"), ({"hidden_activation": "relu"}, "relu"),
+        ({"rope_scaling": {"type": "linear"}}, "rope_scaling"), ({"num_attention_heads": 5}, "5 heads"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "yarn"),
+        ({"architectures": ["ModernBertForSequenceClassification"], "id2label": {}}, "0 labels"),
+    ):  # fmt: skip
+        path.write_text(json.dumps({**config, **change}))
+        with pytest.raises(BadCheckpoint, match=said):
+            encoder_config(open_checkpoint(tmp_path))
 
 
 def test_what_is_refused(tmp_path):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -31,13 +32,21 @@ LONGEST = 320
 needs_native = pytest.mark.skipif(available() is not None, reason=str(available()))
 
 
-def tiny_encoder(seed: int = 0) -> Checkpoint:
-    """A BERT of a few thousand weights, with no file behind it."""
+BERT, SCORER = "BertModel", "ModernBertForSequenceClassification"
+ARCHITECTURES = (BERT, "ModernBertModel", "NomicBertModel", SCORER)
+
+
+def tiny_encoder(architecture: str = BERT, seed: int = 0) -> Checkpoint:
+    """An encoder of a few thousand weights, with no file behind it. ModernBERT's has layers with and without a window;
+    the one that scores does so from the mean of its states."""
     metadata = {
-        "architectures": ["BertModel"], "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+        "architectures": [architecture], "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
         "num_attention_heads": 2, "vocab_size": VOCAB_SIZE, "max_position_embeddings": LONGEST, "type_vocab_size": 2,
+        "local_attention": 40, "classifier_pooling": "mean", "num_labels": 1,
     }  # fmt: skip
-    checkpoint = Checkpoint("hf", Path("tiny-bert"), metadata, {"embeddings.word_embeddings.weight": None})  # type: ignore[dict-item]
+    checkpoint = Checkpoint("hf", Path("tiny-bert"), metadata, {})
+    name = f"{encoder_config(checkpoint).family.names['embed']}.weight"
+    checkpoint.tensors = {} if architecture == SCORER else {name: None}  # type: ignore[dict-item]
     tensors = {}
     for index, (role, name, shape) in enumerate(expected_shapes(encoder_config(checkpoint))):
         rng = np.random.default_rng([seed, index])
@@ -52,7 +61,7 @@ def make_worker(monkeypatch):
     made: list[Worker] = []
 
     def make(ops, checkpoint: Checkpoint, quantization: str | None = None) -> Worker:
-        is_encoder = checkpoint.metadata["architectures"] == ["BertModel"]
+        is_encoder = checkpoint.metadata["architectures"][0] in ARCHITECTURES
         made.append(
             build_vector_worker(
                 checkpoint,
@@ -148,7 +157,7 @@ def decoder_mixes(worker: Worker, seeds: range, exact: bool) -> None:
     assert hits, "mixes that never share a prefix prove too little"
 
 
-def encoder_mixes(worker: Worker, seeds: range, exact: bool) -> None:
+def encoder_mixes(worker: Worker, seeds: range, exact: bool, hows: Sequence[str] = ("last", "cls", "mean")) -> None:
     for seed in seeds:
         rng = random.Random(seed)
         config = EngineConfig(
@@ -159,7 +168,7 @@ def encoder_mixes(worker: Worker, seeds: range, exact: bool) -> None:
             enable_prefix_caching=False,
             steps_in_flight=rng.choice([1, 2, 3]),
         )
-        check(worker, config, random_mix(rng, config, ["last", "cls", "mean"]), exact)
+        check(worker, config, random_mix(rng, config, list(hows)), exact)
 
 
 def test_mixes_on_numpy(make_worker):
@@ -176,21 +185,28 @@ def test_decoders_bit_for_bit(make_worker):
 @pytest.mark.exact
 @needs_native
 @pytest.mark.parametrize("quantization", [None, "q8_0"])
-def test_encoders_bit_for_bit(make_worker, quantization):
-    encoder_mixes(make_worker(NativeOps(), tiny_encoder(), quantization), range(40, 46), exact=True)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_encoders_bit_for_bit(make_worker, architecture, quantization):
+    worker = make_worker(NativeOps(), tiny_encoder(architecture), quantization)
+    hows = ("score",) if architecture == SCORER else ("last", "cls", "mean")
+    encoder_mixes(worker, range(40, 43), exact=True, hows=hows)
 
 
 @pytest.mark.exact
 @needs_native
-@pytest.mark.parametrize("quantization", [None, "q8_0"])
-def test_no_thread_instruction_set_or_fusing_changes_a_bit(make_worker, quantization):
+@pytest.mark.parametrize(
+    ("architecture", "quantization"), [(BERT, None), (BERT, "q8_0"), ("ModernBertModel", "q8_0"), (SCORER, None)]
+)
+def test_no_thread_instruction_set_or_fusing_changes_a_bit(make_worker, architecture, quantization):
     """Inputs of more than one span of attention, on every variant of the kernels that can run here."""
     config = EngineConfig(num_blocks=0, max_model_len=LONGEST, max_num_batched_tokens=2 * LONGEST)
-    arrivals = random_mix(random.Random(7), config, ["mean", "cls"])
+    arrivals = random_mix(random.Random(7), config, ["score"] if architecture == SCORER else ["mean", "cls"])
     assert max(len(request.prompt_tokens) for _, request in arrivals) > 256
-    want, _ = run(make_worker(NativeOps(2), tiny_encoder(), quantization), config, arrivals)
+    want, _ = run(make_worker(NativeOps(2), tiny_encoder(architecture), quantization), config, arrivals)
     for isa in available_isas(family_isas(NativeOps(1).isa)):
-        got, _ = run(make_worker(NativeOps(1, isa, fuse=False), tiny_encoder(), quantization), config, arrivals)
+        got, _ = run(
+            make_worker(NativeOps(1, isa, fuse=False), tiny_encoder(architecture), quantization), config, arrivals
+        )
         assert got == want, isa
-    got, _ = run(make_worker(NativeOps(3), tiny_encoder(), quantization), config, arrivals)
+    got, _ = run(make_worker(NativeOps(3), tiny_encoder(architecture), quantization), config, arrivals)
     assert got == want

@@ -85,7 +85,9 @@ def _decoder_facts(config: ModelConfig) -> Iterator[tuple[str, str]]:
 
 
 def _encoder_facts(config: EncoderConfig) -> Iterator[tuple[str, str]]:
-    yield "shape", f"{config.num_layers} layers of {config.width}, FFN {config.ffn_width}, every token sees all"
+    windows = [layer.window for layer in config.layers if layer.window]
+    sees = f"{len(windows)} of them see {max(windows) - 1} tokens to each side" if windows else "every token sees all"
+    yield "shape", f"{config.num_layers} layers of {config.width}, FFN {config.ffn_width}, {sees}"
     yield "heads", f"{config.num_heads} of {config.head_dim}"
     yield "vocabulary", f"{config.vocab_size:,}"
     yield (

@@ -1,14 +1,17 @@
 """The encoder's forward pass: BERT and its kin, in the seam's plain functions.
 
-Every token sees all of its own sequence, so a sequence runs whole in one step and nothing of it is kept: the K and V of
-one layer at a time lie in a pool that the next layer writes again. Learned positions and the types of a pair's two
-texts are one table, looked up by the batch's places. Norms follow the residual additions.
+A sequence runs whole in one step and nothing of it is kept: the K and V of one layer at a time lie in a pool that the
+next layer writes again. Every token sees all of its own sequence, or what lies within a window to both sides. Learned
+positions and the types of a pair's two texts are one table, looked up by the batch's places; or positions turn q and k.
+Norms follow the residual additions, or come before attention and FFN. A classifier's head is a pass of its own, on what
+was pooled.
 
-    T tokens  L rows that are wanted  D model width  W fused qkv width  F FFN width  N outputs of the head
+    T tokens  L rows that are wanted  D model width  W fused qkv width  F FFN width  S pooled sequences  N outputs
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ..ops.api import Array, Ops
@@ -17,39 +20,75 @@ from .encoder_weights import EncoderLayer, EncoderWeights
 from .weights import Linear, Norm
 
 
-def forward(ops: Ops, config: EncoderConfig, weights: EncoderWeights, kv: Any, batch: Any) -> Array:
-    """Of the batch's logit rows: what the head makes of the last hidden states [L, N], or those states [L, D] where
-    there is no head. `kv`: a pool of one layer."""
-    embedded_TD = ops.add(ops.embed(weights.embed, batch.tokens_T), ops.embed(weights.places, batch.places_T))
-    x_TD = _norm(ops, config, weights.embed_norm, embedded_TD)
-    for layer in weights.layers:
-        x_TD = _norm(ops, config, layer.attn_norm, ops.add(x_TD, attention(ops, config, layer, kv, batch, x_TD)))
-        x_TD = _norm(ops, config, layer.ffn_norm, ops.add(x_TD, ffn(ops, config, layer, x_TD)))
-    x_LD = ops.gather_rows(x_TD, batch.logit_rows_L)
-    if weights.head is None:
-        return x_LD
-    dense, out = weights.head
-    return _linear(ops, out, ops.soft_cap(_linear(ops, dense, x_LD), 1.0))  # a soft cap of 1 is tanh
+def hidden(
+    ops: Ops, config: EncoderConfig, weights: EncoderWeights, ropes: Sequence[Array | None], kv: Any, batch: Any
+) -> Array:
+    """The last hidden states [L, D] of the batch's logit rows. `ropes`: each layer's RoPE table; `kv`: a pool of one
+    layer."""
+    x_TD = ops.embed(weights.embed, batch.tokens_T)
+    if weights.places is not None:
+        x_TD = ops.add(x_TD, ops.embed(weights.places, batch.places_T))
+    x_TD = _norm(ops, config, weights.embed_norm, x_TD)
+    before, after = (1, 0) if config.family.pre_norm else (0, 1)
+    for index, layer in enumerate(weights.layers):
+        attn_norms, ffn_norms = (None, layer.attn_norm), (None, layer.ffn_norm)
+        mixed_TD = attention(
+            ops, config, index, layer, ropes[index], kv, batch, _norm(ops, config, attn_norms[before], x_TD)
+        )
+        x_TD = _norm(ops, config, attn_norms[after], ops.add(x_TD, mixed_TD))
+        fed_TD = ffn(ops, config, layer, _norm(ops, config, ffn_norms[before], x_TD))
+        x_TD = _norm(ops, config, ffn_norms[after], ops.add(x_TD, fed_TD))
+    return _norm(ops, config, weights.final_norm, ops.gather_rows(x_TD, batch.logit_rows_L))
 
 
-def attention(ops: Ops, config: EncoderConfig, layer: EncoderLayer, kv: Any, batch: Any, x_TD: Array) -> Array:
+def score(ops: Ops, config: EncoderConfig, weights: EncoderWeights, pooled_SD: Array) -> Array:
+    """What the classifier makes of pooled states: [S, N]."""
+    assert weights.head is not None, "the model has no head"
+    dense, norm, out = weights.head
+    x_SD = _linear(ops, dense, pooled_SD)
+    if config.head_activation == "tanh":
+        x_SD = ops.soft_cap(x_SD, 1.0)
+    else:
+        x_SD = ops.gelu_erf(x_SD) if config.head_activation == "gelu_erf" else ops.gelu(x_SD)
+    return _linear(ops, out, _norm(ops, config, norm, x_SD))
+
+
+def attention(
+    ops: Ops,
+    config: EncoderConfig,
+    index: int,
+    layer: EncoderLayer,
+    rope_PR: Array | None,
+    kv: Any,
+    batch: Any,
+    x_TD: Array,
+) -> Array:
     """[T, D] to be added to x."""
     qkv_TW = _linear(ops, layer.qkv, x_TD)
+    if rope_PR is not None:
+        qkv_TW = ops.rope(qkv_TW, batch.positions_T, rope_PR, config.heads)
     ops.write_kv(kv, 0, qkv_TW, batch, config.heads)
-    mixed_TD = ops.paged_attention(kv, 0, qkv_TW, batch, config.heads, config.head_dim**-0.5, causal=False)
+    window = config.layers[index].window
+    mixed_TD = ops.paged_attention(
+        kv, 0, qkv_TW, batch, config.heads, config.head_dim**-0.5, window=window, causal=False
+    )
     return _linear(ops, layer.output, mixed_TD)
 
 
 def ffn(ops: Ops, config: EncoderConfig, layer: EncoderLayer, x_TD: Array) -> Array:
     """[T, D] to be added to x."""
-    up_TF = _linear(ops, layer.up, x_TD)
-    hidden_TF = ops.gelu_erf(up_TF) if config.activation == "gelu_erf" else ops.gelu(up_TF)
+    up = _linear(ops, layer.up, x_TD)
+    if config.family.gated:
+        gate = {"silu": ops.silu_mul, "gelu": ops.gelu_mul, "gelu_erf": ops.gelu_erf_mul}[config.activation]
+        return _linear(ops, layer.down, gate(up))
+    hidden_TF = ops.gelu_erf(up) if config.activation == "gelu_erf" else ops.gelu(up)
     return _linear(ops, layer.down, hidden_TF)
 
 
-def _norm(ops: Ops, config: EncoderConfig, norm: Norm, x: Array) -> Array:
-    return ops.layer_norm(x, norm.weight, norm.bias, config.norm_eps)
+def _norm(ops: Ops, config: EncoderConfig, norm: Norm | None, x: Array) -> Array:
+    return x if norm is None else ops.layer_norm(x, norm.weight, norm.bias, config.norm_eps)
 
 
 def _linear(ops: Ops, linear: Linear, x: Array) -> Array:
-    return ops.add_bias(ops.linear(x, linear.weight), linear.bias)
+    out = ops.linear(x, linear.weight)
+    return out if linear.bias is None else ops.add_bias(out, linear.bias)

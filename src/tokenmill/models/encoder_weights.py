@@ -17,17 +17,19 @@ from .encoder_config import EncoderConfig
 from .repack import DENSE_KINDS, raw_matrix
 from .weights import Linear, Norm, Progress, listed
 
-_NORMS = ("embed_norm", "attn_norm", "ffn_norm")
-_LINEARS = ("q", "k", "v", "output", "up", "down")
-_UNUSED = ("pooler.", "cls.", "lm_head.", "vocab_", "embeddings.position_ids")
+_NORMS = ("embed_norm", "attn_norm", "ffn_norm", "final_norm", "head_norm")
+_STACKED = {"qkv": ("q", "k", "v"), "up": ("gate", "up")}
+_UNUSED = ("pooler.", "cls.", "lm_head.", "vocab_", "embeddings.position_ids", "head.", "decoder.")
 """Beginnings of tensors that hidden states do without: poolers, heads of language models, and a buffer."""
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderLayer:
+    """up: gate and up, one upon the other, where there is a gate."""
+
     qkv: Linear
     output: Linear
-    attn_norm: Norm
+    attn_norm: Norm | None
     up: Linear
     down: Linear
     ffn_norm: Norm
@@ -35,14 +37,15 @@ class EncoderLayer:
 
 @dataclass(frozen=True, slots=True)
 class EncoderWeights:
-    """places: the vectors of a position and a type, added: row type * num_places + position. head: two linears with
-    tanh between them, or None."""
+    """places: the vectors of a position and a type, added: row type * num_places + position; None where there are
+    neither. final_norm: of the last states. head: two linears, with a norm before the second or None, or no head."""
 
     embed: Weight
-    places: Weight
+    places: Weight | None
     embed_norm: Norm
     layers: tuple[EncoderLayer, ...]
-    head: tuple[Linear, Linear] | None
+    final_norm: Norm | None
+    head: tuple[Linear, Norm | None, Linear] | None
     num_bytes: int
 
 
@@ -77,48 +80,58 @@ class _Loader:
     def load(self) -> EncoderWeights:
         config, names = self._config, role_names(self._config)
         layers = tuple(
-            self._layer({role: name.format(layer) for role, name in names.items()})
+            self._layer(layer, {role: name.format(layer) for role, name in names.items()})
             for layer in range(config.num_layers)
         )
         ends = "q8_0" if self._quantization in ("q4_0", "q4_1") else self._quantization
         head = None
         if config.has_head:
-            dense, out = (self._linear((name,), None) for name in config.family.head)
-            head = dense, out
+            norm = self._norm("head_norm", names["head_norm"]) if "head_norm" in names else None
+            head = self._linear(names, ("head",), None), norm, self._linear(names, ("score",), None)
         return EncoderWeights(
             embed=self._pack([self._matrix(names["embed"], ends)]),
-            places=self._pack([self._places(names)]),
-            embed_norm=self._norm(names["embed_norm"]),
+            places=self._pack([self._places(names)]) if config.num_places else None,
+            embed_norm=self._norm("embed_norm", names["embed_norm"]),
             layers=layers,
+            final_norm=self._norm("final_norm", names["final_norm"]) if "final_norm" in names else None,
             head=head,
             num_bytes=self._num_bytes,
         )
 
-    def _layer(self, at: dict[str, str]) -> EncoderLayer:
+    def _layer(self, layer: int, at: dict[str, str]) -> EncoderLayer:
+        def linear(role: str) -> Linear:
+            parts = tuple(part for part in _STACKED.get(role, (role,)) if part in at)
+            return self._linear(at, parts or (role if role in at else "gate_up",), self._quantization)
+
         return EncoderLayer(
-            qkv=self._linear((at["q"], at["k"], at["v"]), self._quantization),
-            output=self._linear((at["output"],), self._quantization),
-            attn_norm=self._norm(at["attn_norm"]),
-            up=self._linear((at["up"],), self._quantization),
-            down=self._linear((at["down"],), self._quantization),
-            ffn_norm=self._norm(at["ffn_norm"]),
+            qkv=linear("qkv"),
+            output=linear("output"),
+            attn_norm=self._norm("attn_norm", at["attn_norm"]) if has_norm(self._config, layer) else None,
+            up=linear("up"),
+            down=linear("down"),
+            ffn_norm=self._norm("ffn_norm", at["ffn_norm"]),
         )
 
     def _places(self, names: dict[str, str]) -> RawTensor:
         config = self._config
-        positions = self._values(f"{names['positions']}.weight").reshape(-1, config.width)
-        table = positions[config.first_position :]
+        table = np.zeros((1, config.width), np.float32)
+        if "positions" in names:
+            table = self._values(f"{names['positions']}.weight").reshape(-1, config.width)[config.first_position :]
         if "types" in names:
             types = self._values(f"{names['types']}.weight").reshape(-1, 1, config.width)
             table = (types + table).reshape(-1, config.width)
         return RawTensor("f32", len(table), config.width, np.ascontiguousarray(table).view(np.uint8).reshape(-1))
 
-    def _linear(self, names: tuple[str, ...], quantization: str | None) -> Linear:
-        weight = self._pack([self._matrix(name, quantization) for name in names])
-        return Linear(weight, self._keep(np.concatenate([self._values(f"{name}.bias") for name in names])))
+    def _linear(self, at: dict[str, str], roles: tuple[str, ...], quantization: str | None) -> Linear:
+        weight = self._pack([self._matrix(at[role], quantization) for role in roles])
+        if not self._config.biases.union({"score"}).intersection(roles):
+            return Linear(weight, None)
+        return Linear(weight, self._keep(np.concatenate([self._values(f"{at[role]}.bias") for role in roles])))
 
-    def _norm(self, name: str) -> Norm:
-        return Norm(self._keep(self._values(f"{name}.weight")), self._keep(self._values(f"{name}.bias")))
+    def _norm(self, role: str, name: str) -> Norm:
+        has_bias = role in self._config.biases
+        bias = self._values(f"{name}.bias") if has_bias else np.zeros(self._config.width, np.float32)
+        return Norm(self._keep(self._values(f"{name}.weight")), self._keep(bias))
 
     def _matrix(self, name: str, quantization: str | None) -> RawTensor:
         tensor = self._tensors[f"{name}.weight"]
@@ -146,36 +159,43 @@ class _Loader:
 
 def role_names(config: EncoderConfig) -> dict[str, str]:
     """Role -> name of its tensors in this file, less '.weight' and '.bias'; those of layers have a place for the
-    layer's number."""
-    return {role: config.prefix + name for role, name in config.family.names.items()}
+    layer's number. Of a classifier also "head" and "score", its two linears, and "head_norm" where there is one."""
+    family = config.family
+    names = {role: config.prefix + name for role, name in family.names.items()}
+    if config.has_head:
+        dense, out = (name.format(config.prefix) for name in family.head)
+        names |= {"head": dense, "score": out} | ({"head_norm": family.head_norm} if family.head_norm else {})
+    return names
+
+
+def has_norm(config: EncoderConfig, layer: int) -> bool:
+    """Whether a layer's attention has a norm: the first one follows that of the embeddings where norms come before."""
+    return layer > 0 or not config.family.pre_norm
 
 
 def expected_shapes(config: EncoderConfig) -> Iterator[tuple[str, str, tuple[int, ...]]]:
     """(role, tensor name, shape) of every tensor that the model has."""
-    c, names = config, role_names(config)
+    c = config
     square = (c.width, c.width)
     matrices = {
         "embed": (c.vocab_size, c.width),
         "positions": (c.first_position + c.num_places, c.width),
         "types": (c.num_types, c.width),
-        **dict.fromkeys(("q", "k", "v", "output"), square),
-        "up": (c.ffn_width, c.width),
+        **dict.fromkeys(("q", "k", "v", "output", "head"), square),
+        "qkv": (3 * c.width, c.width),
+        **dict.fromkeys(("gate", "up"), (c.ffn_width, c.width)),
+        "gate_up": (2 * c.ffn_width, c.width),
         "down": (c.width, c.ffn_width),
+        "score": (c.output_width, c.width),
     }
-    for role, pattern in names.items():
+    for role, pattern in role_names(config).items():
         for layer in range(c.num_layers if "{}" in pattern else 1):
-            name = pattern.format(layer)
-            if role not in _NORMS:
-                yield role, f"{name}.weight", matrices[role]
-            if role in _LINEARS:
-                yield role, f"{name}.bias", matrices[role][:1]
-            if role in _NORMS:
-                yield role, f"{name}.weight", (c.width,)
-                yield role, f"{name}.bias", (c.width,)
-    if c.has_head:
-        for name, num_rows in zip(c.family.head, (c.width, c.output_width), strict=True):
-            yield "head", f"{name}.weight", (num_rows, c.width)
-            yield "head", f"{name}.bias", (num_rows,)
+            if role == "attn_norm" and not has_norm(c, layer):
+                continue
+            name, shape = pattern.format(layer), (c.width,) if role in _NORMS else matrices[role]
+            yield role, f"{name}.weight", shape
+            if role in c.biases or role == "score":
+                yield role, f"{name}.bias", shape[:1]
 
 
 def _check_tensors(checkpoint: Checkpoint, config: EncoderConfig) -> None:

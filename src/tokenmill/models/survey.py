@@ -111,7 +111,8 @@ def _parts(kind: str, config: ModelConfig) -> Iterator[tuple[str, str]]:
 
 def _encoder_parts(config: EncoderConfig) -> Iterator[tuple[str, str]]:
     """As _parts. Positions, types and the head are never quantised."""
-    part_of = {"embed": "embeddings", "positions": _AS_STORED, "types": _AS_STORED, "head": _AS_STORED}
+    part_of = {"embed": "embeddings", "positions": _AS_STORED, "types": _AS_STORED}
+    part_of |= {"head": _AS_STORED, "score": _AS_STORED}
     part_of |= {role: part for part, roles in _PARTS.items() for role in roles}
     for role, name, shape in encoder_shapes(config):
         yield part_of.get(role, "norms and biases") if len(shape) > 1 else "norms and biases", name

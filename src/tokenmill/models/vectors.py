@@ -22,6 +22,7 @@ from .encoder_weights import load_encoder_weights
 from .families import GLOBAL_NAMES, HF_FAMILIES
 from .kv import layer_kvs
 from .registry import load_model
+from .rope import rope_frequencies, rope_table
 from .weights import Progress
 
 STEP_BLOCK = 16
@@ -33,8 +34,12 @@ _BODY = "model."
 
 @dataclass(frozen=True, slots=True)
 class VectorModel:
-    """forward      (ops, kv, batch) -> [L, vector_size] of the batch's logit rows
-    num_places   rows of the place table for each type of text; 0: the batch needs no places
+    """forward      (ops, kv, batch) -> hidden states [L, D] of the batch's logit rows
+    head         of a model that scores: (ops, pooled states [S, D]) -> [S, vector_size]; else None
+    head_pools   how the head's states are pooled: "cls" or "mean"
+    keeps_kv     False: every sequence runs whole in one step, and the pool is for its length
+    num_places   rows of the place table for each type of text: one for each position, 1 where a place is a type alone,
+                 0 where the batch needs no places
     num_types    types of text that a pair's two may have
     kv_group     of the pool that `kv` is bound to
     """
@@ -47,6 +52,9 @@ class VectorModel:
     rope_digest: str = ""
     num_places: int = 0
     num_types: int = 1
+    keeps_kv: bool = True
+    head: Callable[[Ops, Array], Array] | None = None
+    head_pools: str = "cls"
 
 
 def vector_config(checkpoint: Checkpoint) -> ModelConfig | EncoderConfig:
@@ -73,7 +81,7 @@ def load_vector_model(
 ) -> VectorModel:
     """As registry.load_model, of a model that is to give vectors."""
     if is_encoder(checkpoint):
-        return _load_encoder(checkpoint, ops, quantization, progress)
+        return _load_encoder(checkpoint, ops, max_model_len, quantization, progress)
     model = load_model(
         body_of(checkpoint),
         ops,
@@ -93,21 +101,35 @@ def load_vector_model(
     )
 
 
-def _load_encoder(checkpoint: Checkpoint, ops: Ops, quantization: str | None, progress: Progress | None) -> VectorModel:
+def _load_encoder(
+    checkpoint: Checkpoint, ops: Ops, max_model_len: int, quantization: str | None, progress: Progress | None
+) -> VectorModel:
     config = encoder_config(checkpoint)
     weights = load_encoder_weights(checkpoint, config, ops, quantization=quantization, progress=progress)
+    tables = {
+        rope: ops.vector(rope_table(rope_frequencies(rope, config.head_dim, max_model_len), max_model_len))
+        for rope in dict.fromkeys(layer.rope for layer in config.layers)
+        if rope is not None
+    }
+    ropes = [None if layer.rope is None else tables[layer.rope] for layer in config.layers]
 
     def forward(ops: Ops, kv: Any, batch: Any) -> Array:
-        return encoder.forward(ops, config, weights, kv, batch)
+        return encoder.hidden(ops, config, weights, ropes, kv, batch)
+
+    def head(ops: Ops, pooled_SD: Array) -> Array:
+        return encoder.score(ops, config, weights, pooled_SD)
 
     return VectorModel(
         config,
         forward,
         config.output_width,
         KVGroup("step", 1, config.num_heads, config.head_dim, STEP_BLOCK, "f32"),
-        weights.num_bytes,
+        weights.num_bytes + sum(table.nbytes for table in tables.values()),
         num_places=config.num_places,
         num_types=config.num_types,
+        keeps_kv=False,
+        head=head if config.has_head else None,
+        head_pools=config.score_pooling,
     )
 
 

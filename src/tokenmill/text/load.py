@@ -43,6 +43,7 @@ _GENERATION_CONFIG = {
     "max_new_tokens": "max_tokens",
 }
 _INTEGERS = {"top_k", "max_tokens"}
+_CONTEXT_KEY = "max_position_embeddings"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,7 @@ def _load_folder(checkpoint: Checkpoint) -> TextModel:
         ChatTemplate(source, bos or "", eos or "") if source is not None else None,
         _folder_ends(checkpoint, tokenizer, eos),
         bos_token_id if isinstance(bos_token_id, int) else None,
-        _context(checkpoint.metadata.get("max_position_embeddings"), "max_position_embeddings"),
+        _folder_context(checkpoint.metadata),
         _sampling(checkpoint.generation_config, _GENERATION_CONFIG),
         {} if sentence is None else sentence.prompts,
         "" if sentence is None else sentence.default_prompt,
@@ -136,6 +137,12 @@ def _chat_source(folder: Path, config: dict[str, Any]) -> str | None:
         named = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)}
         source = named.get("default")
     return source if isinstance(source, str) else None
+
+
+def _folder_context(metadata: dict[str, Any]) -> int:
+    """Under GPT-2's name where a config has the names of its kind, as Nomic's encoders do."""
+    key = "n_positions" if "max_position_embeddings" not in metadata and "n_positions" in metadata else _CONTEXT_KEY
+    return _context(metadata.get(key), key)
 
 
 def _context(length: Any, key: str) -> int:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+
+import numpy as np
 
 from ..core.block import KVGroup
 from ..formats.checkpoint import Checkpoint, weights_digest
@@ -17,7 +19,7 @@ from ..models.lora import Base, LoraLimits, most_bytes
 from ..models.registry import Model, load_model
 from ..models.vectors import VectorModel, load_vector_model
 from ..models.weights import Progress
-from ..ops.api import Ops, StepLimits
+from ..ops.api import Ops, StepBatch, StepLimits
 from ..store.pool import KVPool
 from .adapters import Adapters
 from .executor import ModelExecutor
@@ -167,8 +169,7 @@ def build_vector_worker(
         progress=progress,
     )
     group = model.kv_group
-    keeps_kv = not model.num_places
-    pool_blocks = num_blocks if keeps_kv else -(-max_num_batched_tokens // group.block_size) + max_num_seqs
+    pool_blocks = num_blocks if model.keeps_kv else -(-max_num_batched_tokens // group.block_size) + max_num_seqs
     limits = StepLimits(
         max_tokens=max_num_batched_tokens,
         max_seqs=max_num_seqs,
@@ -178,7 +179,8 @@ def build_vector_worker(
     pool = KVPool(group, pool_blocks)
     kv = ops.bind_kv(pool.data, group)
     program = ops.compile(lambda recorder, batch: model.forward(recorder, kv, batch), limits)
-    runner = PoolingRunner(model, program, limits, block_size=group.block_size, num_blocks=pool_blocks)
+    head = None if model.head is None else _compile_head(ops, model, max_num_seqs)
+    runner = PoolingRunner(model, program, limits, block_size=group.block_size, num_blocks=pool_blocks, head=head)
 
     return Worker(
         executor=ModelExecutor(runner, on_close=partial(_free, ops, [pool])),
@@ -194,11 +196,28 @@ def build_vector_worker(
             sizes=(num_blocks,),
             program_bytes=program.scratch_bytes,
             queue_bytes=queue_bytes,
-            output_width=model.vector_size,
-            step_pool_bytes=0 if keeps_kv else pool_blocks * group.bytes_per_block,
+            output_width=model.config.width,
+            step_pool_bytes=0 if model.keeps_kv else pool_blocks * group.bytes_per_block,
         ),
         vector_size=model.vector_size,
     )
+
+
+def _compile_head(ops: Ops, model: VectorModel, max_seqs: int) -> Callable[[np.ndarray], np.ndarray]:
+    """A model's head as a program on an array of its own: pooled states [S, D] -> [S, vector_size], S <= max_seqs."""
+    head, pooled_SD = model.head, np.zeros((max_seqs, model.config.width), np.float32)
+    assert head is not None
+    program = ops.compile(lambda recorder, batch: head(recorder, pooled_SD), StepLimits(max_seqs, 1, 1, 0))
+
+    def run(states_SD: np.ndarray) -> np.ndarray:
+        num_seqs = len(states_SD)
+        pooled_SD[:num_seqs] = states_SD
+        zeros = np.zeros(num_seqs, np.int32)
+        ends = np.array([0, num_seqs], np.int32)
+        batch = StepBatch(zeros, zeros, ends, ends[1:], np.zeros((1, 1), np.int32), zeros[:0])
+        return program(batch)[:num_seqs]
+
+    return run
 
 
 def _free(ops: Ops, pools: Sequence[KVPool]) -> None:

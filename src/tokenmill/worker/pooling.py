@@ -2,7 +2,7 @@
 
 Which states are wanted follows from how a sequence is pooled: the last token's, the first's, or all. A mean is one sum
 that takes the tokens in their order, in float64, so that no chunk or batch changes a bit of it. An encoder's rows are
-whole sequences; each gets blocks for the length of the step.
+whole sequences; each gets blocks for the length of the step. What a model scores with runs on what was pooled.
 
     T tokens  L rows that are wanted  D values of a vector
 """
@@ -25,9 +25,10 @@ from .batch import Part, Slots, build_batch
 
 @dataclass(slots=True)
 class _Pooled:
-    """What a sequence has given so far. `state`: the vector, or of a mean the sum."""
+    """What a sequence has given so far. how: "last", "cls" or "mean". `state`: the vector, or of a mean the sum."""
 
     params: PoolingParams
+    how: str
     num_tokens: int
     state: np.ndarray | None = None
 
@@ -45,12 +46,23 @@ class PoolingStep:
 
 
 class PoolingRunner:
-    """As runner.Runner, for `model`; `program` is its compiled forward."""
+    """As runner.Runner, for `model`; `program` is its compiled forward, `head` what turns pooled states [S, D] into
+    scores [S, N] where it has one."""
 
     def __init__(
-        self, model: VectorModel, program: Program, limits: StepLimits, *, block_size: int, num_blocks: int
+        self,
+        model: VectorModel,
+        program: Program,
+        limits: StepLimits,
+        *,
+        block_size: int,
+        num_blocks: int,
+        head: Callable[[np.ndarray], np.ndarray] | None = None,
     ) -> None:
         self._program = program
+        self._head = head
+        self._head_pools = model.head_pools
+        self._keeps_kv = model.keeps_kv
         self._limits = limits
         self._vocab_size = model.config.vocab_size
         self._num_places = model.num_places
@@ -85,6 +97,7 @@ class PoolingRunner:
                 if part.sample:
                     pooled.state = states_LD[at].copy()
                     at += 1
+            self._end([pooled for row, pooled in zip(step.plan.rows, step.pooled, strict=True) if row.sample])
         step.duration_s = time.perf_counter() - began_s
 
     def collect(self, step: PoolingStep) -> StepResult:
@@ -95,7 +108,7 @@ class PoolingRunner:
         """Each row with the blocks it adds: those of the plan, or where the model keeps no KV, ones of this step."""
         next_block = 0
         for row in plan.rows:
-            if not self._num_places:
+            if self._keeps_kv:
                 yield row, row.blocks
                 continue
             num_blocks = -(-row.num_tokens // self._block_size)
@@ -108,33 +121,44 @@ class PoolingRunner:
         if row.intro is not None:
             assert row.intro.pooling is not None, f"sequence {row.seq} wants tokens of a model that gives vectors"
             slot = self._slots.introduce(row.seq)
-            self._pooled[slot] = _Pooled(row.intro.pooling, len(row.intro.prompt_tokens))
+            how = self._head_pools if row.intro.pooling.how == "score" else row.intro.pooling.how
+            self._pooled[slot] = _Pooled(row.intro.pooling, how, len(row.intro.prompt_tokens))
         else:
             slot = self._slots[row.seq]
         if blocks:
             self._slots.append_blocks(slot, blocks)
-        how = self._pooled[slot].params.how
-        if how == "mean":
-            leading = row.num_tokens
-        else:
-            leading = 1 if how in ("cls", "score") and row.start == 0 else 0
+        how = self._pooled[slot].how
+        leading = row.num_tokens if how == "mean" else int(how == "cls" and row.start == 0)
         is_last = row.sample and how == "last"
         return Part(index, slot, row.start, row.num_tokens, row.tokens, -1, leading, is_last)
 
     def _places(self, parts: list[Part], batch: StepBatch) -> np.ndarray:
-        """Positions; those of a pair's second text in the second part of the table."""
-        places_T = batch.positions_T.copy()
+        """Positions, where the table has them; those of a pair's second text in the second part of the table."""
+        places_T = batch.positions_T.copy() if self._num_places > 1 else np.zeros_like(batch.positions_T)
         for part, first in zip(parts, batch.row_starts_S1.tolist(), strict=False):
             second_from = self._pooled[part.slot].params.second_from
             if second_from and self._num_types > 1:
                 places_T[first + second_from : first + part.num_tokens] += self._num_places
         return places_T
 
+    def _end(self, ended: list[_Pooled]) -> None:
+        """Sequences that have given all their states: sums become means, and pooled states scores."""
+        states = []
+        for pooled in ended:
+            assert pooled.state is not None, "a sequence has no state to pool"
+            if pooled.how == "mean":
+                pooled.state = pooled.state / pooled.num_tokens
+            states.append(pooled.state)
+        if self._head is not None and states:
+            scores = self._head(np.stack(states).astype(np.float32))
+            for pooled, values in zip(ended, scores, strict=True):
+                pooled.state = values.copy()
+
     @staticmethod
     def _pool(pooled: _Pooled, states: np.ndarray) -> None:
         if not len(states):
             return
-        if pooled.params.how != "mean":
+        if pooled.how != "mean":
             pooled.state = states[0].copy()
             return
         if pooled.state is None:
@@ -147,8 +171,7 @@ class PoolingRunner:
         if not row.sample:
             return RowResult(row.seq)
         assert pooled.state is not None, f"sequence {row.seq} has no state to pool"
-        state_D = pooled.state / pooled.num_tokens if pooled.params.how == "mean" else pooled.state
-        return RowResult(row.seq, vector=finish(state_D, pooled.params).tobytes())
+        return RowResult(row.seq, vector=finish(pooled.state, pooled.params).tobytes())
 
 
 def finish(state_D: np.ndarray, params: PoolingParams) -> np.ndarray:

@@ -1,0 +1,149 @@
+"""The families of encoder that can be read: how their files name things, and what the forward pass does differently."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+ACTIVATIONS = {"gelu": "gelu_erf", "gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "gelu_fast": "gelu"}
+"""Names in config.json -> what the forward pass calls them."""
+_GATES = {**ACTIVATIONS, "silu": "silu", "swiglu": "silu"}
+
+_LAYER = "encoder.layer.{}."
+_BERT_NAMES = {
+    "embed": "embeddings.word_embeddings",
+    "positions": "embeddings.position_embeddings",
+    "types": "embeddings.token_type_embeddings",
+    "embed_norm": "embeddings.LayerNorm",
+    "q": _LAYER + "attention.self.query",
+    "k": _LAYER + "attention.self.key",
+    "v": _LAYER + "attention.self.value",
+    "output": _LAYER + "attention.output.dense",
+    "attn_norm": _LAYER + "attention.output.LayerNorm",
+    "up": _LAYER + "intermediate.dense",
+    "down": _LAYER + "output.dense",
+    "ffn_norm": _LAYER + "output.LayerNorm",
+}
+_DISTIL_LAYER = "transformer.layer.{}."
+_DISTIL_NAMES = {
+    "embed": "embeddings.word_embeddings",
+    "positions": "embeddings.position_embeddings",
+    "embed_norm": "embeddings.LayerNorm",
+    "q": _DISTIL_LAYER + "attention.q_lin",
+    "k": _DISTIL_LAYER + "attention.k_lin",
+    "v": _DISTIL_LAYER + "attention.v_lin",
+    "output": _DISTIL_LAYER + "attention.out_lin",
+    "attn_norm": _DISTIL_LAYER + "sa_layer_norm",
+    "up": _DISTIL_LAYER + "ffn.lin1",
+    "down": _DISTIL_LAYER + "ffn.lin2",
+    "ffn_norm": _DISTIL_LAYER + "output_layer_norm",
+}
+_MODERN_LAYER = "layers.{}."
+_MODERN_NAMES = {
+    "embed": "embeddings.tok_embeddings",
+    "embed_norm": "embeddings.norm",
+    "attn_norm": _MODERN_LAYER + "attn_norm",
+    "qkv": _MODERN_LAYER + "attn.Wqkv",
+    "output": _MODERN_LAYER + "attn.Wo",
+    "ffn_norm": _MODERN_LAYER + "mlp_norm",
+    "gate_up": _MODERN_LAYER + "mlp.Wi",
+    "down": _MODERN_LAYER + "mlp.Wo",
+    "final_norm": "final_norm",
+}
+_NOMIC_LAYER = "encoder.layers.{}."
+_NOMIC_NAMES = {
+    "embed": "embeddings.word_embeddings",
+    "types": "embeddings.token_type_embeddings",
+    "embed_norm": "emb_ln",
+    "qkv": _NOMIC_LAYER + "attn.Wqkv",
+    "output": _NOMIC_LAYER + "attn.out_proj",
+    "attn_norm": _NOMIC_LAYER + "norm1",
+    "gate": _NOMIC_LAYER + "mlp.fc12",
+    "up": _NOMIC_LAYER + "mlp.fc11",
+    "down": _NOMIC_LAYER + "mlp.fc2",
+    "ffn_norm": _NOMIC_LAYER + "norm2",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderFamily:
+    """title        what people call it
+    prefixes     of the encoder's tensors where the file holds a head beside it
+    names        role -> tensor name, less '.weight' and '.bias'
+    head         names of the classifier's two linears, with the pooler or dense one first, which may begin with the
+                 encoder's prefix; () for none known
+    head_norm    name of the norm between them, or ""
+    from_pad     positions count from pad_token_id + 1, not from 0
+    pre_norm     norms come before attention and FFN, and not where layer 0 begins; else after the additions
+    activations  config.json's names -> the forward pass's, which gate where there is a gate
+    keys         our name of a config key -> the family's, where it differs
+    """
+
+    title: str
+    prefixes: tuple[str, ...]
+    names: Mapping[str, str]
+    head: tuple[str, ...] = ()
+    head_norm: str = ""
+    from_pad: bool = False
+    pre_norm: bool = False
+    activations: Mapping[str, str] = field(default_factory=lambda: MappingProxyType(ACTIVATIONS))
+    keys: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def gated(self) -> bool:
+        return "gate" in self.names or "gate_up" in self.names
+
+
+_BERT = EncoderFamily("BERT", ("bert.",), _BERT_NAMES, ("{}pooler.dense", "classifier"))
+_ROBERTA = EncoderFamily(
+    "RoBERTa", ("roberta.",), _BERT_NAMES, ("classifier.dense", "classifier.out_proj"), from_pad=True
+)
+_MODERN = EncoderFamily(
+    "ModernBERT",
+    ("model.",),
+    _MODERN_NAMES,
+    ("head.dense", "classifier"),
+    head_norm="head.norm",
+    pre_norm=True,
+    activations=MappingProxyType(_GATES),
+    keys={"hidden_act": "hidden_activation", "layer_norm_eps": "norm_eps"},
+)
+_NOMIC = EncoderFamily(
+    "Nomic BERT",
+    ("bert.", "nomic_bert."),
+    _NOMIC_NAMES,
+    ("{}pooler.dense", "classifier"),
+    activations=MappingProxyType(_GATES),
+    keys={
+        "hidden_size": "n_embd",
+        "intermediate_size": "n_inner",
+        "num_hidden_layers": "n_layer",
+        "num_attention_heads": "n_head",
+        "max_position_embeddings": "n_positions",
+        "layer_norm_eps": "layer_norm_epsilon",
+        "hidden_act": "activation_function",
+    },
+)
+_DISTIL = EncoderFamily(
+    "DistilBERT",
+    ("distilbert.",),
+    _DISTIL_NAMES,
+    keys={
+        "hidden_size": "dim",
+        "intermediate_size": "hidden_dim",
+        "num_hidden_layers": "n_layers",
+        "num_attention_heads": "n_heads",
+        "hidden_act": "activation",
+    },
+)
+FAMILIES: Mapping[str, EncoderFamily] = {
+    "Bert": _BERT,
+    "Roberta": _ROBERTA,
+    "XLMRoberta": replace(_ROBERTA, title="XLM-RoBERTa"),
+    "Camembert": replace(_ROBERTA, title="CamemBERT"),
+    "DistilBert": _DISTIL,
+    "ModernBert": _MODERN,
+    "NomicBert": _NOMIC,
+}
+"""By what comes before Model, ForMaskedLM or ForSequenceClassification in the name of the architecture."""
