@@ -123,7 +123,9 @@ class LLM:
               kv_cache_memory_bytes, enable_prefix_caching, threads, backend ("auto", "native" or "numpy"),
               enable_lora, max_loras, max_lora_rank, runner ("auto", "generate" or "pooling"), pooling
     progress  called with (bytes so far, bytes in all) while the model is fetched
-    generation_config  sampling of calls that name none: "auto" what the model recommends, "vllm" temperature 1
+    generation_config  sampling of calls that name none: "auto" what the model recommends (of GGUF files that say
+              nothing: what llama.cpp does), "vllm" temperature 1
+    override_generation_config  settings that come before those, such as {"temperature": 0.7}
 
     Raises ConfigError, FetchError and BadCheckpoint. Close it, or use it as a context manager.
     """
@@ -134,12 +136,14 @@ class LLM:
         *,
         progress: Progress | None = None,
         generation_config: str = "auto",
+        override_generation_config: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
         check_keys(options, EngineOptions.__dataclass_fields__, "LLM()")
         found = resolve_model(model, progress=progress)
         checkpoint = open_checkpoint(found.path)
-        self._text = choose_sampling(load_text(checkpoint), found, generation_config)
+        sampling = choose_sampling(checkpoint, generation_config=generation_config, override=override_generation_config)
+        self._text = replace(load_text(checkpoint), sampling_defaults=sampling.defaults)
         self._engine = load_engine(checkpoint, EngineOptions(**options), read_machine(), default_cache_dir())
         checkpoint.close()
         self._ready = self._engine.ready(found.served_name, self._text.eos_token_ids)

@@ -19,6 +19,8 @@ import openai
 import pytest
 from serving import Server, alive, wait_until
 
+from tokenmill import LLM
+
 QUESTION = [{"role": "user", "content": "Name the capital of France."}]
 SMALL = ("--kv-cache-memory-bytes", "200MiB")
 
@@ -184,6 +186,27 @@ def test_a_clean_end_leaves_no_file_and_says_nothing(smollm2, tmp_path):
         assert server.process.wait(30) == 0
     assert not os.listdir(tmp_path)
     assert server.lines[said:] == []
+
+
+def test_a_file_answers_as_its_alias_does(server, smollm2, tmp_path):
+    """Whatever a model is called by, equal bytes give equal answers, over HTTP and in process."""
+    own = tmp_path / "own.gguf"
+    own.symlink_to(smollm2)
+    asked = [
+        ("/v1/completions", {"prompt": "Once upon a time", "max_tokens": 24, "seed": 7}, "text"),
+        ("/v1/chat/completions", {"messages": QUESTION, "max_tokens": 24, "seed": 8}, "message"),
+    ]
+
+    def answers(of: Server) -> list[object]:
+        replies = [(of.request("POST", path, body)[1], key) for path, body, key in asked]
+        return [json.loads(reply)["choices"][0][key] for reply, key in replies]
+
+    with Server(*SMALL, model=str(own)) as by_file:
+        assert "temperature 0.2, top_p 0.9" in by_file.output and "temperature 0.2, top_p 0.9" in server.output
+        assert answers(by_file) == answers(server)
+        with LLM(str(own), kv_cache_memory_bytes=100 * 2**20) as llm:
+            text = llm.generate("Once upon a time", llm.default_sampling(max_tokens=24, seed=7))[0].text
+            assert text == answers(by_file)[0]
 
 
 def test_the_start_print_explains_each_choice(server):

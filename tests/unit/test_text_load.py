@@ -1,4 +1,4 @@
-"""The text side of a checkpoint: end tokens, context, chat template and sampling defaults from both formats."""
+"""The text side of a checkpoint: end tokens, context and chat template from both formats."""
 
 from __future__ import annotations
 
@@ -45,11 +45,6 @@ def test_gguf_ends_at_every_end_token_it_names_or_spells() -> None:
     assert load_gguf(**keys).eos_token_ids == (5, 7, 9, END)
 
 
-def test_gguf_sampling_defaults() -> None:
-    keys = {"general__sampling__temp": 0.5, "general__sampling__top_k": 20.0, "general__sampling__penalty_repeat": 1}
-    assert load_gguf(**keys).sampling_defaults == {"temperature": 0.5, "top_k": 20, "repetition_penalty": 1.0}
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -57,7 +52,6 @@ def test_gguf_sampling_defaults() -> None:
         {"llama__context_length": 0},
         {"llama__context_length": "8"},
         {"tokenizer__ggml__eot_token_id": 10**7},
-        {"general__sampling__temp": "hot"},
         {"tokenizer__chat_template": "{% if %}"},
     ],
 )
@@ -67,10 +61,7 @@ def test_gguf_with_unusable_values(changes: dict[str, Any]) -> None:
 
 
 def test_folder(tmp_path: Path) -> None:
-    generation = {
-        "eos_token_id": [3, 4], "temperature": 0.6, "top_p": 0.9, "top_k": 40, "min_p": 0.05,
-        "repetition_penalty": 1.1, "max_new_tokens": 128, "do_sample": True,
-    }  # fmt: skip
+    generation = {"eos_token_id": [3, 4]}
     tokens = {
         "bos_token": DEFINED,
         "eos_token": {"content": SPECIAL},
@@ -80,14 +71,11 @@ def test_folder(tmp_path: Path) -> None:
     assert model.eos_token_ids == (3, 4, END) and model.max_context == 99
     assert model.bos_token_id == model.tokenizer.token_id(DEFINED)
     assert model.chat is not None and model.chat.render(USER) == DEFINED + SPECIAL
-    assert model.sampling_defaults == {
-        "temperature": 0.6, "top_p": 0.9, "top_k": 40, "min_p": 0.05, "repetition_penalty": 1.1, "max_tokens": 128,
-    }  # fmt: skip
 
 
 def test_folder_with_little(tmp_path: Path) -> None:
     model = load_folder(tmp_path, {"eos_token_id": 8, "bos_token_id": 2}, {}, None)
-    assert (model.eos_token_ids, model.bos_token_id, model.chat, model.sampling_defaults) == ((8,), 2, None, {})
+    assert (model.eos_token_ids, model.bos_token_id, model.chat) == ((8,), 2, None)
 
 
 def test_folder_chat_template_files(tmp_path: Path) -> None:

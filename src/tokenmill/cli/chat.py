@@ -129,7 +129,13 @@ def chat(args: argparse.Namespace) -> int:
         return _converse(ServerPartner(args.url, args.api_key, overrides), args.system)
     with progress_bar(f"fetching {args.model}") as progress:
         options = asdict(engine_options(args))
-        llm = LLM(args.model, progress=progress, generation_config=args.generation_config, **options)
+        llm = LLM(
+            args.model,
+            progress=progress,
+            generation_config=args.generation_config,
+            override_generation_config=args.override_generation_config,
+            **options,
+        )
     with llm:
         return _converse(LocalPartner(llm, overrides), args.system)
 

@@ -19,7 +19,13 @@ def generate(args: argparse.Namespace) -> int:
         raise ConfigError("There is no prompt: give one with -p or on standard input.", param="prompt")
     with progress_bar(f"fetching {args.model}") as progress:
         options = asdict(engine_options(args))
-        llm = LLM(args.model, progress=progress, generation_config=args.generation_config, **options)
+        llm = LLM(
+            args.model,
+            progress=progress,
+            generation_config=args.generation_config,
+            override_generation_config=args.override_generation_config,
+            **options,
+        )
     with llm:
         if args.lora is not None:
             llm.load_adapter("lora", args.lora)

@@ -116,6 +116,15 @@ def _size(text: str) -> int:
         raise argparse.ArgumentTypeError(error.message.removeprefix("size ")) from None
 
 
+def _override(text: str) -> dict[str, Any]:
+    from .sampling import read_override
+
+    try:
+        return read_override(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(error.message.removeprefix("--override-generation-config ")) from None
+
+
 def add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model",
@@ -259,6 +268,12 @@ def add_generation_config(parser: argparse.ArgumentParser | argparse._ArgumentGr
         choices=GENERATION_CONFIGS,
         default="auto",
         help="sampling where none is asked for: auto, what the model recommends; vllm, temperature 1 (default: auto)",
+    )
+    parser.add_argument(
+        "--override-generation-config",
+        type=_override,
+        metavar="JSON",
+        help='settings where none are asked for, such as {"temperature": 0.7}; before --generation-config',
     )
 
 

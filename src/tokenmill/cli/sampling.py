@@ -1,31 +1,121 @@
-"""The sampling that a request gets which names none: what the model recommends, or the API's own defaults.
+"""The sampling that a request gets which names none, and why.
 
-A folder recommends it in generation_config.json and a GGUF file in its metadata. For an alias whose file says nothing,
-the table of aliases may.
+In this order: what the user sets, what the model's own files say, what is known of the model by the name in its
+metadata, and where a GGUF file says nothing, what llama.cpp does. The bytes decide, never the name a model was asked
+for by: an alias and its file answer alike.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+import difflib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
-from ..core.errors import ConfigError
-from ..formats.hub import ResolvedModel
-from ..text.load import TextModel
+from ..core.errors import ConfigError, InvalidRequest
+from ..core.request import SamplingParams
+from ..formats.checkpoint import Checkpoint
+from ..text.sampling import recommended
 from .resolve import GENERATION_CONFIGS
 
+LLAMA_CPP: Mapping[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
+"""llama.cpp's own defaults, which those who choose GGUF files expect."""
 
-def choose_sampling(text: TextModel, model: ResolvedModel, generation_config: str) -> TextModel:
-    """`text` with its defaults settled. Raises ConfigError for an unknown `generation_config`."""
+_CARDS: Mapping[str, Mapping[str, Any]] = {"smollm2": {"temperature": 0.2, "top_p": 0.9}}
+"""By general.basename of GGUF files of chat models: what the model card recommends and the files do not carry."""
+
+_SETTINGS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "max_tokens",
+)
+_OTHER_NAMES = {"max_new_tokens": "max_tokens", "temp": "temperature", "repeat_penalty": "repetition_penalty"}
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingChoice:
+    """defaults: of SamplingParams fields. notes: what the model recommends and is not done, a sentence each."""
+
+    defaults: dict[str, Any]
+    reason: str
+    notes: tuple[str, ...] = ()
+
+    def describe(self) -> str:
+        """For the start-up print."""
+        settings = ", ".join(f"{name} {value:g}" for name, value in self.defaults.items())
+        return f"{settings or 'temperature 1'} where a request names none ({self.reason})"
+
+
+def choose_sampling(
+    checkpoint: Checkpoint, *, generation_config: str = "auto", override: Mapping[str, Any] | None = None
+) -> SamplingChoice:
+    """generation_config: 'auto' follows the model, 'vllm' does not. override: settings that come before all else.
+    Raises ConfigError for an unknown name or a bad value, and BadCheckpoint."""
     if generation_config not in GENERATION_CONFIGS:
         known = " or ".join(GENERATION_CONFIGS)
         raise ConfigError(f"generation_config must be {known}, got {generation_config!r}.", param="generation_config")
-    defaults = {**model.sampling, **text.sampling_defaults} if generation_config == "auto" else {}
-    return replace(text, sampling_defaults=defaults)
+    given = _checked(override or {})
+    defaults, reason, notes = ({}, "the API's default", ()) if generation_config == "vllm" else _follow(checkpoint)
+    if given:
+        reason = f"{', '.join(given)} as asked" if given.keys() >= defaults.keys() else f"as asked, else {reason}"
+    return SamplingChoice({**defaults, **given}, reason, notes)
 
 
-def describe_sampling(text: TextModel) -> str:
-    """For the start-up print, with the reason."""
-    settings = ", ".join(f"{name} {value:g}" for name, value in text.sampling_defaults.items())
-    if not settings:
-        return "temperature 1 (the API's default)"
-    return f"{settings} where a request names none (recommended for the model)"
+def _follow(checkpoint: Checkpoint) -> tuple[dict[str, Any], str, tuple[str, ...]]:
+    """The model's defaults, where they come from, and what of them cannot be followed."""
+    found = recommended(checkpoint)
+    if checkpoint.kind != "gguf":
+        return found.defaults, "recommended for the model" if found.defaults else "the API's default", found.notes
+    metadata = checkpoint.metadata
+    basename = str(metadata.get("general.basename", "")).lower()
+    card = _CARDS.get(basename) if "tokenizer.chat_template" in metadata else None
+    base = LLAMA_CPP if card is None else card
+    defaults = {name: value for name, value in base.items() if name not in found.off} | found.defaults
+    if card is not None:
+        reason = f"recommended for {metadata.get('general.basename')}"
+    elif not (found.defaults or found.off):
+        reason = "llama.cpp's defaults, as the file recommends nothing; --generation-config vllm for temperature 1"
+    elif base.keys() <= found.defaults.keys() | found.off.keys():
+        reason = "recommended in the model's file"
+    else:
+        reason = "recommended in the model's file, the rest llama.cpp's defaults"
+    return defaults, reason, found.notes
+
+
+def read_override(text: str) -> dict[str, Any]:
+    """The settings in a JSON object. Raises ConfigError."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise ConfigError(
+            f'--override-generation-config must be an object such as {{"temperature": 0.7}}, got {text[:100]!r}.',
+            param="override_generation_config",
+        )
+    return _checked(value)
+
+
+def _checked(override: Mapping[str, Any]) -> dict[str, Any]:
+    given = {}
+    for key, value in override.items():
+        name = _OTHER_NAMES.get(key, key)
+        if name not in _SETTINGS:
+            near = difflib.get_close_matches(str(key), _SETTINGS, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(_SETTINGS)}."
+            raise ConfigError(
+                f"override_generation_config cannot set {key!r}; {hint}", param="override_generation_config"
+            )
+        if value is not None:
+            given[name] = value
+    try:
+        SamplingParams(**given)
+    except InvalidRequest as error:
+        raise ConfigError(f"override_generation_config: {error.message}", param="override_generation_config") from None
+    return given

@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Coroutine
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..core.errors import ConfigError, TokenmillError
@@ -27,6 +27,9 @@ from .launch import Launch
 from .models import resolve_model
 from .options import engine_options
 from .supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from .sampling import SamplingChoice
 
 QUEUED_TOKEN_BYTES = 80
 """A waiting prompt's token as an integer in a tuple, once in each process."""
@@ -76,10 +79,13 @@ async def _serve(
     from ..server.client import EngineClient
     from ..server.run import serve as serve_http
     from ..text.load import load_text
-    from .sampling import choose_sampling, describe_sampling
+    from .sampling import choose_sampling
 
     checkpoint = open_checkpoint(model.path)
-    text = choose_sampling(load_text(checkpoint), model, args.generation_config)
+    sampling = choose_sampling(
+        checkpoint, generation_config=args.generation_config, override=args.override_generation_config
+    )
+    text = replace(load_text(checkpoint), sampling_defaults=sampling.defaults)
     checkpoint.close()
     prepared: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -108,7 +114,7 @@ async def _serve(
         listening.set_result(f"http://{f'[{host}]' if ':' in host else host}:{port}")
 
     async def announce() -> None:
-        _print_plan(await first_ready, model, describe_sampling(text))
+        _print_plan(await first_ready, model, sampling)
         await prepared
         url = await listening
         print(f"tokenmill: ready at {url} after {time.monotonic() - started_s:.2f} s", flush=True)
@@ -134,9 +140,11 @@ async def _until_first_ends(*works: Coroutine[Any, Any, None]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _print_plan(ready: Ready, model: ResolvedModel, sampling: str) -> None:
+def _print_plan(ready: Ready, model: ResolvedModel, sampling: SamplingChoice) -> None:
     print(f"tokenmill {__version__} serves {ready.model} from {model.path}")
-    facts = (*ready.facts, ("sampling", sampling)) if ready.pooling is None else ready.facts
+    facts = ready.facts
+    if ready.pooling is None:
+        facts = (*facts, ("sampling", sampling.describe()), *(("note", note) for note in sampling.notes))
     width = max(len(name) for name, _ in facts)
     for name, value in facts:
         print(f"  {name:<{width}}  {value}")

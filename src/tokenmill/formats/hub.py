@@ -20,8 +20,8 @@ import fcntl
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +49,6 @@ ALIASES = {
     ),
 }
 
-RECOMMENDED: dict[str, dict[str, float]] = {"smollm2": {"temperature": 0.2, "top_p": 0.9}}
-"""Sampling that an alias's model card recommends and its file does not carry."""
-
 DEFAULT_QUANT = "Q4_K_M"
 _HUB_NAME = re.compile(r"([A-Za-z0-9][\w.-]*)/([A-Za-z0-9][\w.-]*)(?::([\w.-]+))?")
 _COMPLETE = ".complete"
@@ -62,13 +59,11 @@ class ResolvedModel:
     """path         the .gguf file or the folder
     served_name  what clients call it: the alias or hub name as given, the file's stem, or the folder's name
     source       "alias", "path" or "hub"
-    sampling     settings recommended for it where its own files name none
     """
 
     path: Path
     served_name: str
     source: str
-    sampling: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +89,7 @@ def resolve_model(name: str, *, cache_dir: Path | None = None, progress: Progres
     cache_dir = default_cache_dir() if cache_dir is None else cache_dir
     if name in ALIASES:
         path = _resolve_alias(name, cache_dir, progress or _ignore)
-        return ResolvedModel(path, name, "alias", RECOMMENDED.get(name, {}))
+        return ResolvedModel(path, name, "alias")
     path = Path(name).expanduser()
     if path.is_dir():
         return ResolvedModel(path, path.resolve().name, "path")

@@ -282,8 +282,8 @@ def _sampling(
         top_k=chosen("top_k", fields.integer("top_k", -1, 2**31 - 1), 0),
         min_p=chosen("min_p", fields.number("min_p"), 0.0),
         repetition_penalty=chosen("repetition_penalty", fields.number("repetition_penalty"), 1.0),
-        presence_penalty=_or(fields.number("presence_penalty"), 0.0),
-        frequency_penalty=_or(fields.number("frequency_penalty"), 0.0),
+        presence_penalty=chosen("presence_penalty", fields.number("presence_penalty"), 0.0),
+        frequency_penalty=chosen("frequency_penalty", fields.number("frequency_penalty"), 0.0),
         seed=fields.integer("seed", -_INT64, 2 * _INT64 - 1),
         stop=_stops(fields),
         stop_token_ids=tuple(

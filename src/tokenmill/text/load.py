@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,22 +26,6 @@ END_MARKS = frozenset(
 )
 """Control tokens that end an answer under whatever key the file names its EOS: files often name only one of several."""
 
-_GGUF_SAMPLING = {
-    "general.sampling.temp": "temperature",
-    "general.sampling.top_p": "top_p",
-    "general.sampling.top_k": "top_k",
-    "general.sampling.min_p": "min_p",
-    "general.sampling.penalty_repeat": "repetition_penalty",
-}
-_GENERATION_CONFIG = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "repetition_penalty": "repetition_penalty",
-    "max_new_tokens": "max_tokens",
-}
-_INTEGERS = {"top_k", "max_tokens"}
 _CONTEXT_KEY = "max_position_embeddings"
 
 
@@ -53,7 +36,8 @@ class TextModel:
     eos_token_ids      any of these ends an answer, in rising order
     bos_token_id       or None
     max_context        tokens the model was made for
-    sampling_defaults  names and values of SamplingParams fields the checkpoint recommends
+    sampling_defaults  names and values of SamplingParams fields for requests that name none; whoever loads a model
+                       settles them
     prompts            of a model that gives vectors: name -> text put before an input
     default_prompt     the name of the one used where none is asked for, or ""
     """
@@ -90,7 +74,6 @@ def _load_gguf(metadata: dict[str, Any]) -> TextModel:
         tuple(sorted(ends)),
         ids["bos"] if ids["bos"] >= 0 else None,
         _context(metadata.get(f"{architecture}.context_length"), f"{architecture}.context_length"),
-        _sampling(metadata, _GGUF_SAMPLING),
     )
 
 
@@ -107,9 +90,8 @@ def _load_folder(checkpoint: Checkpoint) -> TextModel:
         _folder_ends(checkpoint, tokenizer, eos),
         bos_token_id if isinstance(bos_token_id, int) else None,
         _folder_context(checkpoint.metadata),
-        _sampling(checkpoint.generation_config, _GENERATION_CONFIG),
-        {} if sentence is None else sentence.prompts,
-        "" if sentence is None else sentence.default_prompt,
+        prompts={} if sentence is None else sentence.prompts,
+        default_prompt="" if sentence is None else sentence.default_prompt,
     )
 
 
@@ -149,15 +131,3 @@ def _context(length: Any, key: str) -> int:
     if type(length) is not int or length < 1:
         raise BadCheckpoint(f"The checkpoint gives no usable context length: {key} is {length!r}.")
     return length
-
-
-def _sampling(source: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
-    defaults = {}
-    for key, name in names.items():
-        value = source.get(key)
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise BadCheckpoint(f"The checkpoint's sampling default {key} must be a number, got {value!r}.")
-        defaults[name] = int(value) if name in _INTEGERS else float(value)
-    return defaults
