@@ -209,6 +209,24 @@ def test_a_file_answers_as_its_alias_does(server, smollm2, tmp_path):
             assert text == answers(by_file)[0]
 
 
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--dtype", "auto", "--gpu-memory-utilization", "0.9", "-tp", "1", "--max_model_len", "2K"), "2048 tokens"),
+        (
+            ("-ngl", "99", "-c", "2048", "-np", "4", "-fa", "on", "--temp", "0", "--jinja", "-ub", "64"),
+            "temperature 0,",
+        ),
+    ],
+)
+def test_start_scripts_of_other_servers_start(smollm2, flags, said):
+    """vLLM's and llama-server's own flags, on a server that runs and answers."""
+    with Server(*SMALL, *flags, "--seed", "5", model=str(smollm2)) as server:
+        assert said in server.output and "has no effect here" in server.output
+        status, _ = server.request("POST", "/v1/completions", {"prompt": "Count:", "max_tokens": 6})
+        assert status == 200 and "2048" in server.request("GET", "/v1/models")[1]
+
+
 def test_the_start_print_explains_each_choice(server):
     assert "kernels" in server.output and "blocks" in server.output and "MiB" in server.output
     assert "as asked" in server.output

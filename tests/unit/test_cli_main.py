@@ -27,7 +27,7 @@ def test_an_unknown_flag_names_the_nearest(capsys):
 
 
 def test_a_flag_that_would_change_answers_is_unknown(capsys):
-    assert "--quantization" in refused(["serve", "--quantization", "awq"], capsys)
+    assert "--quantization" in refused(["serve", "--quantization", "fp8"], capsys)
 
 
 def test_an_unknown_command_and_a_bad_value_are_refused(capsys):

@@ -82,6 +82,24 @@ def test_an_impossible_wish_is_refused_by_name(options, param):
     assert param.replace("_", "-") in caught.value.message
 
 
+def test_a_small_step_bounds_the_sequences_and_says_so():
+    settings = resolve(EngineOptions(max_num_batched_tokens=64), MACHINE, MODEL)
+    assert (settings.max_num_seqs, settings.max_num_batched_tokens) == (64, 64)
+    assert "token of a step" in chosen(settings, "max_num_seqs").reason
+    with pytest.raises(ConfigError, match="max-num-batched-tokens"):
+        resolve(EngineOptions(max_num_batched_tokens=0), MACHINE, MODEL)
+
+
+def test_dtypes_of_vllm_mean_the_weights_that_are_not_quantised():
+    assert resolve(EngineOptions(dtype="auto"), MACHINE, MODEL).quantization is None
+    assert resolve(EngineOptions(dtype="half"), MACHINE, MODEL).quantization == "f16"
+    assert resolve(EngineOptions(dtype="bfloat16", quantization="q8"), MACHINE, MODEL).quantization == "q8_0"
+    kept = resolve(EngineOptions(dtype="float32"), MACHINE, MODEL)
+    assert kept.quantization is None and "float32" in chosen(kept, "dtype").reason
+    with pytest.raises(ConfigError, match="--dtype must be one of auto"):
+        resolve(EngineOptions(dtype="fp8"), MACHINE, MODEL)
+
+
 def test_kv_dtypes_are_named_in_the_fields_words():
     """vLLM's and llama.cpp's names mean ours; int8 says that it changes answers; others are refused with the list."""
     for asked, kept in {"auto": "f16", "bfloat16": "bf16", "float16": "f16", "q8_0": "int8", "int8": "int8"}.items():

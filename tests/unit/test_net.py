@@ -33,7 +33,7 @@ from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.step import TokenLogprob
 from tokenmill.net import codec
 from tokenmill.net.clock import MonotonicClock
-from tokenmill.net.entropy import new_id, new_seed
+from tokenmill.net.entropy import new_id, new_seed, seeds_from
 from tokenmill.net.lifeline import open_lifeline
 from tokenmill.net.transport import SocketEngineEnd, SocketFrontEnd, private_address
 
@@ -125,6 +125,13 @@ def test_entropy_does_not_repeat_and_fits_a_signed_integer() -> None:
     assert len(seeds) == 1000 and all(0 <= seed < 2**63 for seed in seeds)
     assert len({new_id("a") for _ in range(1000)}) == 1000
     assert new_id("chatcmpl").startswith("chatcmpl-")
+
+
+def test_seeds_of_one_seed_are_the_same_each_time_and_differ_among_themselves():
+    one, again, other = seeds_from(3), seeds_from(3), seeds_from(4)
+    seeds = [one() for _ in range(100)]
+    assert seeds == [again() for _ in range(100)] and len(set(seeds)) == 100
+    assert all(0 <= seed < 2**63 for seed in seeds) and other() != seeds[0]
 
 
 def test_the_clock_does_not_go_back() -> None:

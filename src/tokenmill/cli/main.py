@@ -14,10 +14,14 @@ from collections.abc import Callable, Sequence
 from .. import __version__
 from ..core.errors import TokenmillError
 from . import options
+from .foreign import COMMANDS
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else list(argv)
+    if argv and argv[0] in COMMANDS:
+        print(f"tokenmill: there is no command {argv[0]}: {COMMANDS[argv[0]]}.", file=sys.stderr)
+        return 2
     args = _parser(argv).parse_args(argv)
     try:
         return args.run(args)
@@ -50,6 +54,7 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     chat.add_argument("--api-key", metavar="KEY", help="for --url")
     options.add_sampling_options(chat, max_tokens=None)
     options.add_engine_options(chat)
+    options.add_foreign_flags(chat)
 
     generate = _command(commands, "generate", "continue a prompt and print the result", "generate", "generate")
     options.add_model(generate)
@@ -58,6 +63,7 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     generate.add_argument("--lora", metavar="PATH", help="LoRA adapter to use: a folder in PEFT format")
     options.add_sampling_options(generate, max_tokens=256)
     options.add_engine_options(generate)
+    options.add_foreign_flags(generate)
 
     pull = _command(commands, "pull", "fetch a model into the cache and print its path", "models", "pull")
     options.add_model(pull)

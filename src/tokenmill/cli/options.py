@@ -1,8 +1,6 @@
 """Flags: how they are spelled, grouped and explained, and how a wrong one is answered.
 
-Names follow vLLM's, with llama.cpp's short forms beside them. Flags of vLLM that tune what tokenmill has no need to
-tune are accepted with a warning, so that a start script can be kept; one that would change the answers is refused like
-any unknown flag, naming the nearest known one.
+Names follow vLLM's, with llama.cpp's short forms beside them; what else their users type is looked up in `foreign`.
 """
 
 from __future__ import annotations
@@ -12,43 +10,29 @@ import contextlib
 import difflib
 import json
 import math
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from ..core.errors import ConfigError
 from ..core.units import parse_bytes
-from .resolve import BACKENDS, GENERATION_CONFIGS, KV_CACHE_DTYPES, POOLINGS, QUANTIZATIONS, RUNNERS, EngineOptions
+from . import foreign
+from .resolve import (
+    BACKENDS,
+    DTYPES,
+    GENERATION_CONFIGS,
+    KV_CACHE_DTYPES,
+    POOLINGS,
+    QUANTIZATIONS,
+    RUNNERS,
+    EngineOptions,
+)
 
 DEFAULT_MODEL = "smollm2"
 
-# Of vLLM, without effect on the answers and without a counterpart here; with the number of values each takes.
-FOREIGN_FLAGS = {
-    "--gpu-memory-utilization": 1,
-    "--swap-space": 1,
-    "--max-seq-len-to-capture": 1,
-    "--max-log-len": 1,
-    "--uvicorn-log-level": 1,
-    "--api-server-count": 1,
-    "--prefix-caching-hash-algo": 1,
-    "--distributed-executor-backend": 1,
-    "--max-parallel-loading-workers": 1,
-    "--load-format": 1,
-    "--enforce-eager": 0,
-    "--convert": 1,
-    "--trust-remote-code": 0,
-    "--enable-chunked-prefill": 0,
-    "--no-enable-chunked-prefill": 0,
-    "--disable-log-requests": 0,
-    "--enable-log-requests": 0,
-    "--no-enable-log-requests": 0,
-    "--disable-log-stats": 0,
-    "--disable-uvicorn-access-log": 0,
-    "--async-scheduling": 0,
-    "--no-async-scheduling": 0,
-    "--mlock": 0,
-    "--no-mmap": 0,
-}
+_COUNT = re.compile(r"(\d+|\d*\.\d+(?=[kmgt]))([kKmMgGtT]?)")
+_NUMBERED = re.compile(r"-[A-Za-z]+=?\d.*")
 
 
 class Parser(argparse.ArgumentParser):
@@ -67,8 +51,14 @@ class Parser(argparse.ArgumentParser):
             raise argparse.ArgumentError(action, f"there is no {value!r}; did you mean {near[0]}?")
         super()._check_value(action, value)
 
+    def _get_option_tuples(self, option_string: str) -> Any:
+        """Short flags are whole words, unless a number follows at once: -t4 is -t 4, but -tp is not -t p."""
+        return super()._get_option_tuples(option_string) if _NUMBERED.fullmatch(option_string) else []
+
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Reports unknown flags from the parser that met them: only it knows which flags are near."""
+        if self._subparsers is None and args is not None:
+            args = foreign.spell(args, self._option_string_actions.__contains__)
         namespace, extras = super().parse_known_args(args, namespace)
         if extras:
             flag = extras[0].split("=")[0]
@@ -80,8 +70,29 @@ class Parser(argparse.ArgumentParser):
 
 
 class _Foreign(argparse.Action):
+    """A flag of another server: refused by name, or accepted and said to have no effect."""
+
+    def __init__(self, group: foreign.Group, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.group = group
+
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        print(f"tokenmill: {option_string} has no effect here and is ignored.", file=sys.stderr)
+        given = [values] if isinstance(values, str) else []
+        if self.group.asks_for_nothing(given):
+            return
+        if self.group.refused:
+            parser.error(f"{' '.join([str(option_string), *given])}: {self.group.why}")
+        print(f"tokenmill: {option_string} has no effect here: {self.group.why}.", file=sys.stderr)
+
+
+class _Model(argparse.Action):
+    """The model, as the first argument or by a flag, once."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        known = getattr(namespace, "model_given", values)
+        if known != values:
+            parser.error(f"the model is named twice: {known} and {values}")
+        namespace.model = namespace.model_given = values
 
 
 def port_number(text: str) -> int:
@@ -109,6 +120,29 @@ def lora_module(text: str) -> tuple[str, str]:
     return name, path
 
 
+def _count(text: str) -> int | None:
+    """A number as vLLM and llama.cpp take it: 8192, 8k (8,000), 8K (8,192); auto and -1: None."""
+    if text in ("auto", "-1"):
+        return None
+    match = _COUNT.fullmatch(text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"must be a number such as 8192 or 8K, or auto, got {text!r}.")
+    power = "kmgt".find(match[2].lower()) + 1 if match[2] else 0
+    return int(float(match[1]) * (1024 if match[2].isupper() else 1000) ** power)
+
+
+def _seed(text: str) -> int | None:
+    """-1 is llama.cpp's word for a fresh one."""
+    with contextlib.suppress(ValueError):
+        return None if int(text) == -1 else int(text)
+    raise argparse.ArgumentTypeError(f"must be an integer, got {text!r}.")
+
+
+def _context(text: str) -> int | None:
+    """As _count; 0 is llama.cpp's word for the model's own."""
+    return _count(text) or None
+
+
 def _size(text: str) -> int:
     try:
         return parse_bytes(text, "size")
@@ -126,18 +160,30 @@ def _override(text: str) -> dict[str, Any]:
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(model=DEFAULT_MODEL)
     parser.add_argument(
         "model",
         nargs="?",
-        default=DEFAULT_MODEL,
+        action=_Model,
+        default=argparse.SUPPRESS,
         metavar="MODEL",
         help="alias, .gguf file, folder in Hugging Face format, or hub name org/name[:quant] (default: smollm2)",
+    )
+    parser.add_argument(
+        "--model", "-m", action=_Model, default=argparse.SUPPRESS, metavar="MODEL", help="the same, as a flag"
     )
 
 
 def add_server_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("server")
     add_generation_config(group)
+    group.add_argument(
+        "--seed",
+        "-s",
+        type=_seed,
+        metavar="N",
+        help="requests that bring no seed draw theirs from this one, in order of arrival (default: fresh ones)",
+    )
     group.add_argument("--host", default="127.0.0.1", metavar="H", help="address to listen on (default: 127.0.0.1)")
     group.add_argument(
         "--port", type=port_number, default=8000, metavar="P", help="port; 0 picks a free one (default: 8000)"
@@ -178,8 +224,8 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
 
 def add_shape_options(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     """What decides how much memory a model takes."""
-    parser.add_argument("--max-model-len", "-c", "--ctx-size", type=int, metavar="TOKENS", help="longest sequence")
-    parser.add_argument("--max-num-seqs", "-np", "--parallel", type=int, metavar="N", help="most sequences at once")
+    parser.add_argument("--max-model-len", "-c", "--ctx-size", type=_context, metavar="TOKENS", help="longest sequence")
+    parser.add_argument("--max-num-seqs", "-np", "--parallel", type=_count, metavar="N", help="most sequences at once")
     parser.add_argument(
         "--quantization",
         choices=tuple(QUANTIZATIONS),
@@ -198,7 +244,14 @@ def add_shape_options(parser: argparse.ArgumentParser | argparse._ArgumentGroup)
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("engine")
     add_shape_options(group)
-    group.add_argument("--max-num-batched-tokens", type=int, metavar="N", help="most tokens of a step")
+    group.add_argument(
+        "--dtype",
+        choices=tuple(DTYPES),
+        default="auto",
+        help="type of matrices stored in 16 or 32 bits, where --quantization names none; all is computed in 32 bits"
+        " (default: auto, as stored)",
+    )
+    group.add_argument("--max-num-batched-tokens", type=_count, metavar="N", help="most tokens of a step")
     group.add_argument("--block-size", type=int, metavar="TOKENS", help="tokens per KV block (default: 16)")
     group.add_argument(
         "--kv-cache-memory-bytes",
@@ -212,7 +265,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         default=True,
         help="share KV of equal prefixes (default: on)",
     )
-    group.add_argument("--threads", "-t", type=int, metavar="N", help="kernel threads (default: one per usable CPU)")
+    group.add_argument("--threads", "-t", type=_count, metavar="N", help="kernel threads (default: one per usable CPU)")
     group.add_argument("--enable-lora", action="store_true", help="take LoRA adapters (PEFT format)")
     group.add_argument("--max-loras", type=int, metavar="N", help="most adapters loaded at once (default: 4)")
     group.add_argument("--max-lora-rank", type=int, metavar="R", help="highest rank of an adapter (default: 16)")
@@ -231,15 +284,19 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_foreign_flags(parser: argparse.ArgumentParser) -> None:
-    for flag, num_values in FOREIGN_FLAGS.items():
-        parser.add_argument(
-            flag,
-            action=_Foreign,
-            nargs=num_values if num_values == 0 else None,
-            dest=argparse.SUPPRESS,
-            default=argparse.SUPPRESS,
-            help=argparse.SUPPRESS,
-        )
+    """Those of other servers that the parser has not got by now."""
+    for group in foreign.GROUPS:
+        flags = [flag for flag in group.flags.split() if flag not in parser._option_string_actions]
+        if flags:
+            parser.add_argument(
+                *flags,
+                action=_Foreign,
+                group=group,
+                nargs=None if group.num_values else 0,
+                dest=argparse.SUPPRESS,
+                default=argparse.SUPPRESS,
+                help=argparse.SUPPRESS,
+            )
 
 
 def engine_options(args: argparse.Namespace) -> EngineOptions:
@@ -254,6 +311,7 @@ def engine_options(args: argparse.Namespace) -> EngineOptions:
         threads=args.threads,
         backend=args.backend,
         quantization=args.quantization,
+        dtype=args.dtype,
         enable_lora=args.enable_lora or any(getattr(args, name, None) for name in ("lora", "lora_modules", "lora_dir")),
         max_loras=args.max_loras,
         max_lora_rank=args.max_lora_rank,
@@ -284,7 +342,7 @@ def add_sampling_options(parser: argparse.ArgumentParser, max_tokens: int | None
     group.add_argument(
         "--max-tokens",
         "-n",
-        type=int,
+        type=_count,
         default=max_tokens,
         metavar="N",
         help=f"most tokens to produce (default: {limit})",
@@ -296,7 +354,7 @@ def add_sampling_options(parser: argparse.ArgumentParser, max_tokens: int | None
     group.add_argument("--top-k", type=int, metavar="K", help="most likely K only (default: the model's own)")
     group.add_argument("--min-p", type=float, metavar="P", help="least share of the best token's probability")
     group.add_argument("--repetition-penalty", "--repeat-penalty", type=float, metavar="X", help="above 1 discourages")
-    group.add_argument("--seed", "-s", type=int, metavar="N", help="same seed, same answer (default: a fresh one)")
+    group.add_argument("--seed", "-s", type=_seed, metavar="N", help="same seed, same answer (default: a fresh one)")
     group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text (repeatable)")
 
 

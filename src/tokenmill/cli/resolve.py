@@ -32,6 +32,9 @@ GENERATION_CONFIGS = ("auto", "vllm")
 QUANTIZATIONS = {name: name for name in ("q8_0", "q4_0", "q4_1", "f16", "bf16")} | {"q8": "q8_0", "q4": "q4_1"}
 """As asked -> as the kernels call it."""
 
+DTYPES = {"auto": None, "half": "f16", "float16": "f16", "bfloat16": "bf16", "float": None, "float32": None}
+"""vLLM's names of weights' types, and the quantisation that each is here: none, where weights stay as stored."""
+
 KV_CACHE_DTYPES = {
     "auto": "f16",  # or the other type of 16 bits, where kernels prefer it
     **{name: name for name in KV_DTYPES},
@@ -57,6 +60,7 @@ class EngineOptions:
     threads: int | None = None
     backend: str = "auto"
     quantization: str | None = None
+    dtype: str = "auto"
     enable_lora: bool = False
     max_loras: int | None = None
     max_lora_rank: int | None = None
@@ -139,7 +143,11 @@ def resolve(
     pool_tokens = pools.longest(block_size, model.max_context) if keeps_kv else model.max_context
     max_model_len = _max_model_len(options, model, pool_tokens, choices)
     most_seqs = min(count for count in (MAX_NUM_SEQS, pools.num_blocks, pools.num_window_blocks) if count)
-    max_num_seqs = given_or("max_num_seqs", options.max_num_seqs, most_seqs, "default")
+    reason = "default" if most_seqs == MAX_NUM_SEQS else "one for each block of the KV pool"
+    asked_tokens = options.max_num_batched_tokens
+    if asked_tokens is not None and 1 <= asked_tokens < most_seqs:
+        most_seqs, reason = asked_tokens, "each running sequence needs a token of a step"
+    max_num_seqs = given_or("max_num_seqs", options.max_num_seqs, most_seqs, reason)
     whole = 0 if keeps_kv else max_model_len
     max_num_batched_tokens = given_or(
         "max_num_batched_tokens",
@@ -160,7 +168,11 @@ def resolve(
             " so that every running sequence can advance in a step.",
             param="max_num_batched_tokens",
         )
-    quantization = QUANTIZATIONS.get(options.quantization or "", options.quantization)
+    if options.dtype not in DTYPES:
+        raise ConfigError(f"--dtype must be one of {', '.join(DTYPES)}, got {options.dtype!r}.", param="dtype")
+    quantization = QUANTIZATIONS.get(options.quantization or "", options.quantization) or DTYPES[options.dtype]
+    if quantization is None and options.dtype != "auto":
+        choices.append(Choice("dtype", "as stored", f"{options.dtype} is what all is computed in"))
     if quantization is not None:
         if quantization not in QUANTIZATIONS.values():
             raise ConfigError(

@@ -23,6 +23,7 @@ from ..core.errors import ConfigError, TokenmillError
 from ..core.events import Ready
 from ..formats.hub import ResolvedModel, default_cache_dir
 from ..server.config import ServerConfig
+from .foreign import environment_notes
 from .launch import Launch
 from .models import resolve_model
 from .options import engine_options
@@ -41,6 +42,8 @@ def serve(args: argparse.Namespace) -> int:
     logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.getLogger().level))
     # Until the server listens for it, a SIGTERM ends this process as Ctrl-C would: with its contexts left in order.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for note in environment_notes(os.environ, sys.argv):
+        print(f"tokenmill: {note}", file=sys.stderr)
     model = resolve_model(args.model)
     config = _server_config(args, model)
     queue_bytes = config.max_buffered_bytes + config.max_open_tokens * QUEUED_TOKEN_BYTES
@@ -73,7 +76,7 @@ async def _serve(
 ) -> None:
     from ..formats.checkpoint import open_checkpoint
     from ..net.clock import MonotonicClock
-    from ..net.entropy import new_id, new_seed
+    from ..net.entropy import new_id, new_seed, seeds_from
     from ..server.adapters import ServedAdapter
     from ..server.app import build_app
     from ..server.client import EngineClient
@@ -99,7 +102,8 @@ async def _serve(
 
     wanted = [ServedAdapter(name, os.path.abspath(path)) for name, path in args.lora_modules]
     client = EngineClient(wanted, note_prepared)
-    app = build_app(config, text, client, clock=MonotonicClock(), new_seed=new_seed, new_id=new_id)
+    seeds = new_seed if args.seed is None else seeds_from(args.seed)
+    app = build_app(config, text, client, clock=MonotonicClock(), new_seed=seeds, new_id=new_id)
     gc.collect()
     gc.freeze()  # what is loaded stays: to walk it again holds all streams up for milliseconds
     listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
