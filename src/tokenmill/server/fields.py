@@ -55,6 +55,9 @@ class Fields:
         self._read.add(field)
         return self._body.get(field)
 
+    def names(self) -> list[str]:
+        return list(self._body)
+
     def unread(self) -> list[str]:
         return [field for field in self._body if field not in self._read]
 

@@ -14,6 +14,7 @@ from typing import Any
 from ..core.errors import InvalidRequest
 from ..core.request import MAX_CHOICES, MAX_LOGPROBS, SamplingParams
 from .fields import Fields, check_integer, kind_name
+from .other_fields import CHAT, COMPLETION, check, rename
 
 MAX_TOKENS_DEFAULT = 16
 """Of /v1/completions; a chat answer may use the rest of the context."""
@@ -21,43 +22,6 @@ MAX_TOKENS_DEFAULT = 16
 MAX_PROMPTS = 1024
 _INT64 = 2**63
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-
-# Fields that would change the answer and are not supported, with the values (beside null) that ask for nothing.
-_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "use_beam_search": (False,),
-    "bad_words": ([],),
-    "logits_processors": ([],),
-    "logprob_token_ids": ([],),
-    "structured_outputs": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "response_format": ({"type": "text"},),
-    "thinking_token_budget": (),
-    "repetition_detection": (),
-    "return_prompt_text": (False,),
-    "kv_transfer_params": (),
-    "ec_transfer_params": (),
-    "vllm_xargs": ({},),
-}
-_UNSUPPORTED_COMPLETION: dict[str, tuple[Any, ...]] = {"suffix": ("",), "prompt_embeds": ()}
-_UNSUPPORTED_CHAT: dict[str, tuple[Any, ...]] = {
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "audio": (),
-    "modalities": (["text"],),
-    "documents": ([],),
-    "echo": (False,),
-    "web_search_options": (),
-    "verbosity": ("medium",),
-}
-# Known fields that cannot change an answer given here.
-_WITHOUT_EFFECT = (
-    "user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-    "parallel_tool_calls", "prediction", "stream_interval", "include_reasoning", "length_penalty", "early_stopping",
-    "spaces_between_special_tokens", "session_id", "mm_processor_kwargs", "media_io_kwargs",
-)  # fmt: skip
 
 Prompt = str | tuple[int, ...]
 
@@ -122,8 +86,8 @@ class Call:
 
 def parse_completion(body: dict[str, Any], rules: Rules) -> tuple[Call, list[str]]:
     """(the call, the names of unknown fields). Raises InvalidRequest naming the field."""
-    fields = Fields(body)
-    _refuse(fields, _UNSUPPORTED | _UNSUPPORTED_COMPLETION)
+    fields = Fields(rename(body))
+    check(fields, COMPLETION)
     prompts = parse_prompts(fields, rules.vocab_size)
     logprobs = fields.integer("logprobs", 0, MAX_LOGPROBS)
     prompt_logprobs = fields.integer("prompt_logprobs", 0, MAX_LOGPROBS)
@@ -149,8 +113,8 @@ def parse_completion(body: dict[str, Any], rules: Rules) -> tuple[Call, list[str
 
 def parse_chat(body: dict[str, Any], rules: Rules) -> tuple[Call, list[str]]:
     """(the call, the names of unknown fields). Raises InvalidRequest naming the field."""
-    fields = Fields(body)
-    _refuse(fields, _UNSUPPORTED | _UNSUPPORTED_CHAT)
+    fields = Fields(rename(body))
+    check(fields, CHAT)
     _refuse_tools(fields)
     conversation = parse_conversation(fields, rules)
     top = fields.integer("top_logprobs", 0, MAX_LOGPROBS)
@@ -271,6 +235,13 @@ def _sampling(
         return given if given is not None else rules.defaults.get(name, neutral)
 
     n = _or(fields.integer("n", 1, MAX_CHOICES), 1)
+    penalties = {
+        "repetition_penalty": chosen("repetition_penalty", fields.number("repetition_penalty"), 1.0),
+        "presence_penalty": chosen("presence_penalty", fields.number("presence_penalty"), 0.0),
+        "frequency_penalty": chosen("frequency_penalty", fields.number("frequency_penalty"), 0.0),
+    }
+    if fields.any("repeat_last_n") not in (None, -1) and tuple(penalties.values()) != (1, 0, 0):
+        raise InvalidRequest("repeat_last_n may only be -1: penalties cover the whole sequence.", param="repeat_last_n")
     if fields.any("best_of") not in (None, n):
         raise InvalidRequest("best_of is not supported unless it equals n.", param="best_of")
     return SamplingParams(
@@ -281,9 +252,7 @@ def _sampling(
         top_p=chosen("top_p", fields.number("top_p"), 1.0),
         top_k=chosen("top_k", fields.integer("top_k", -1, 2**31 - 1), 0),
         min_p=chosen("min_p", fields.number("min_p"), 0.0),
-        repetition_penalty=chosen("repetition_penalty", fields.number("repetition_penalty"), 1.0),
-        presence_penalty=chosen("presence_penalty", fields.number("presence_penalty"), 0.0),
-        frequency_penalty=chosen("frequency_penalty", fields.number("frequency_penalty"), 0.0),
+        **penalties,
         seed=fields.integer("seed", -_INT64, 2 * _INT64 - 1),
         stop=_stops(fields),
         stop_token_ids=tuple(
@@ -302,8 +271,6 @@ def _sampling(
 
 def _common(fields: Fields, prompt_logprobs: int | None) -> dict[str, Any]:
     """The arguments of Call that both endpoints read alike."""
-    for name in _WITHOUT_EFFECT:
-        fields.any(name)
     stream = bool(fields.flag("stream"))
     options = fields.object("stream_options")
     if options is not None and not stream:
@@ -335,13 +302,6 @@ def _common(fields: Fields, prompt_logprobs: int | None) -> dict[str, Any]:
         "return_token_ids": bool(fields.flag("return_token_ids")),
         "tokens_as_ids": bool(fields.flag("return_tokens_as_token_ids")),
     }
-
-
-def _refuse(fields: Fields, unsupported: dict[str, tuple[Any, ...]]) -> None:
-    for name, neutral in unsupported.items():
-        value = fields.any(name)
-        if value is not None and value not in neutral:
-            raise InvalidRequest(f"{name} is not supported by this server; leave it out.", param=name)
 
 
 def _refuse_tools(fields: Fields) -> None:

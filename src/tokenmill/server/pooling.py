@@ -11,9 +11,9 @@ from typing import Any
 from ..core.errors import InvalidRequest
 from .fields import Fields, kind_name
 from .openai import Prompt, Rules, token_ids
+from .other_fields import EMBEDDING, RERANK, SCORE, check
 
 MAX_INPUTS = 2048
-_WITHOUT_EFFECT = ("user", "mm_processor_kwargs", "max_chunks_per_doc", "max_tokens_per_doc", "rank_fields")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +50,7 @@ class PoolingCall:
 def parse_embedding(body: dict[str, Any], rules: Rules) -> tuple[PoolingCall, list[str]]:
     """(the call, the names of unknown fields). Raises InvalidRequest naming the field."""
     fields = Fields(body)
+    check(fields, EMBEDDING)
     form = fields.text("encoding_format") or "float"
     if form not in ("float", "base64"):
         raise InvalidRequest("encoding_format must be 'float' or 'base64'.", param="encoding_format")
@@ -66,6 +67,7 @@ def parse_embedding(body: dict[str, Any], rules: Rules) -> tuple[PoolingCall, li
 def parse_score(body: dict[str, Any], rules: Rules) -> tuple[PoolingCall, list[str]]:
     """One first text goes with every second one; else they go by their places."""
     fields = Fields(body)
+    check(fields, SCORE)
     first_name, firsts = _named_texts(fields, "text_1", "queries")
     second_name, seconds = _named_texts(fields, "text_2", "documents")
     if len(firsts) == 1:
@@ -81,6 +83,7 @@ def parse_score(body: dict[str, Any], rules: Rules) -> tuple[PoolingCall, list[s
 
 def parse_rerank(body: dict[str, Any], rules: Rules) -> tuple[PoolingCall, list[str]]:
     fields = Fields(body)
+    check(fields, RERANK)
     query = fields.text("query")
     if query is None:
         raise fields.wrong("query", "a string")
@@ -146,8 +149,6 @@ def _not_empty(name: str, texts: tuple[str, ...]) -> tuple[str, ...]:
 
 def _common(fields: Fields) -> dict[str, Any]:
     """The arguments of PoolingCall that all endpoints read alike."""
-    for name in _WITHOUT_EFFECT:
-        fields.any(name)
     truncate = fields.integer("truncate_prompt_tokens", -1, 2**31 - 1)
     if truncate == 0:
         raise InvalidRequest("truncate_prompt_tokens must be -1 or at least 1.", param="truncate_prompt_tokens")
