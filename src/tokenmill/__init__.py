@@ -1,6 +1,6 @@
 """tokenmill: compress, plan, serve, scale and measure large language models.
 
-`LLM` and `SamplingParams` are loaded on first use, so that importing a pure room never loads numpy.
+`LLM`, `AsyncLLM` and `SamplingParams` are loaded on first use, so that importing a pure room never loads numpy.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from .async_llm import AsyncLLM
     from .core.request import SamplingParams
     from .llm import LLM
 
-__all__ = ["LLM", "SamplingParams", "__version__"]
+__all__ = ["LLM", "AsyncLLM", "SamplingParams", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
@@ -21,6 +22,10 @@ def __getattr__(name: str) -> Any:
         from .llm import LLM
 
         return LLM
+    if name == "AsyncLLM":
+        from .async_llm import AsyncLLM
+
+        return AsyncLLM
     if name == "SamplingParams":
         from .core.request import SamplingParams
 

@@ -13,20 +13,21 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import sys
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, overload
 
 import numpy as np
 
 from .cli.load import load_engine
 from .cli.machine import read_machine
-from .cli.resolve import EngineOptions, EngineSettings
+from .cli.resolve import EngineSettings
 from .cli.sampling import choose_sampling
-from .core.config import check_keys
-from .core.errors import ContextTooLong, InvalidRequest, ModelNotFound
+from .core.errors import ConfigError, ContextTooLong, InvalidRequest, ModelNotFound
 from .core.events import FINISH_ERROR, Ready
 from .core.request import PoolingParams, Request, SamplingParams
 from .core.step import TokenLogprob
@@ -34,8 +35,19 @@ from .engine.build import build_engine
 from .engine.link import local_link
 from .formats.checkpoint import open_checkpoint
 from .formats.hub import Progress, default_cache_dir, resolve_model
+from .llm_arguments import (
+    GivenPrompt,
+    Message,
+    Prompt,
+    progress_of,
+    read_conversations,
+    read_options,
+    read_prompts,
+    read_sampling,
+)
+from .llm_tokenizer import LLMTokenizer
 from .net.clock import MonotonicClock
-from .net.entropy import new_seed
+from .net.entropy import new_seed, seeds_from
 from .net.loop import new_event_loop
 from .server.adapters import ServedAdapter
 from .server.choice import Choice, Piece
@@ -43,6 +55,7 @@ from .server.client import EngineClient
 from .server.errors import from_engine
 from .server.tokens import context_limit
 from .server.vectors import (
+    Given,
     Input,
     cosine,
     floats,
@@ -54,8 +67,6 @@ from .server.vectors import (
 )
 from .text.load import TextModel, load_text
 
-Prompt = str | Sequence[int]
-Message = Mapping[str, Any]
 T = TypeVar("T")
 
 
@@ -71,14 +82,18 @@ class Usage:
 @dataclass(frozen=True, slots=True)
 class CompletionOutput:
     """One choice. `token_ids` holds what was drawn, a stop token included. `stop_reason`: the stop string or stop token
-    id that ended it, else None."""
+    id that ended it, else None. `finish_reason`: None while more is to come."""
 
     index: int
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] | None
-    finish_reason: str
+    finish_reason: str | None
     stop_reason: str | int | None
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,24 +119,47 @@ class RequestOutput:
         return self.outputs[0].logprobs
 
     @property
-    def finish_reason(self) -> str:
+    def finish_reason(self) -> str | None:
         return self.outputs[0].finish_reason
+
+    @property
+    def finished(self) -> bool:
+        """Whether all choices have ended."""
+        return all(output.finished for output in self.outputs)
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
+class Call:
     """One prompt's requests, and the text it came from."""
 
     prompt: str | None
     requests: tuple[Request, ...]
+
+    def output(self, choices: Mapping[int, Choice], outputs: Sequence[CompletionOutput]) -> RequestOutput:
+        """What `choices` (by index) have come to."""
+        request, first = self.requests[0], choices.get(0)
+        wants_prompt = request.sampling.prompt_logprobs is not None
+        return RequestOutput(
+            prompt=self.prompt,
+            prompt_token_ids=request.prompt_tokens,
+            prompt_logprobs=tuple(first.prompt_logprobs) if wants_prompt and first is not None else None,
+            outputs=tuple(outputs),
+            usage=Usage(
+                prompt_tokens=len(request.prompt_tokens),
+                completion_tokens=sum(choice.num_tokens for choice in choices.values()),
+                cached_tokens=0 if first is None else max(0, first.num_cached),
+            ),
+        )
 
 
 class LLM:
     """Loads `model` (alias, .gguf file, Hugging Face folder or hub name) when made, fetching it where needed.
 
     options   fields of EngineOptions: max_model_len, max_num_seqs, max_num_batched_tokens, block_size,
-              kv_cache_memory_bytes, enable_prefix_caching, threads, backend ("auto", "native" or "numpy"),
-              enable_lora, max_loras, max_lora_rank, runner ("auto", "generate" or "pooling"), pooling
+              kv_cache_memory_bytes (a number, or text such as "2GiB"), kv_cache_dtype, enable_prefix_caching, threads,
+              backend ("auto", "native" or "numpy"), quantization, dtype, enable_lora, max_loras, max_lora_rank,
+              runner ("auto", "generate" or "pooling"), pooling. Those of vLLM's that do nothing here are warned of
+    seed      requests that bring no seed draw theirs from it, in order; None: fresh ones
     progress  called with (bytes so far, bytes in all) while the model is fetched
     generation_config  sampling of calls that name none: "auto" what the model recommends (of GGUF files that say
               nothing: what llama.cpp does), "vllm" temperature 1
@@ -132,24 +170,28 @@ class LLM:
 
     def __init__(
         self,
-        model: str = "smollm2",
+        model: str | os.PathLike[str] = "smollm2",
         *,
+        seed: int | None = None,
         progress: Progress | None = None,
         generation_config: str = "auto",
         override_generation_config: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        check_keys(options, EngineOptions.__dataclass_fields__, "LLM()")
-        found = resolve_model(model, progress=progress)
+        if not isinstance(model, (str, os.PathLike)):
+            raise ConfigError(f"model must be a name or a path, got {type(model).__name__}.", param="model")
+        wanted = read_options(options)
+        found = resolve_model(os.fspath(model), progress=progress)
         checkpoint = open_checkpoint(found.path)
         sampling = choose_sampling(checkpoint, generation_config=generation_config, override=override_generation_config)
         self._text = replace(load_text(checkpoint), sampling_defaults=sampling.defaults)
-        self._engine = load_engine(checkpoint, EngineOptions(**options), read_machine(), default_cache_dir())
+        self._engine = load_engine(checkpoint, wanted, read_machine(), default_cache_dir())
         checkpoint.close()
         self._ready = self._engine.ready(found.served_name, self._text.eos_token_ids)
         self._clock = MonotonicClock()
         self._client = EngineClient()
         self._numbers = itertools.count()
+        self._new_seed = new_seed if seed is None else seeds_from(seed)
         self._loop = new_event_loop()
         self._closing = asyncio.Event()
         started = threading.Event()
@@ -172,54 +214,81 @@ class LLM:
         """Tokenizer, chat template and defaults of the model."""
         return self._text
 
+    def get_tokenizer(self) -> LLMTokenizer:
+        """The model's tokenizer, with the names that users of transformers know."""
+        return LLMTokenizer(self._text, self._render)
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        use_tqdm: bool = False,
         cache_salt: str = "",
         lora: str = "",
     ) -> list[RequestOutput]:
-        """Continues each prompt (text, or token ids); one result for each, in order.
+        """Continues each prompt (text, token ids, or a dict of either); one result for each, in order.
 
-        `sampling`: for all prompts, or one for each; default: the model's own settings with 16 tokens. `lora`: name of
-        a loaded adapter. Raises InvalidRequest (ContextTooLong among them) before anything has run.
+        `sampling_params`: for all prompts, or one for each; default: the model's own settings with 16 tokens.
+        `use_tqdm`: show progress on a terminal. `lora`: name of a loaded adapter. Raises InvalidRequest
+        (ContextTooLong among them) before anything has run.
         """
-        several = _several(prompts)
-        if not isinstance(sampling, Sequence):
-            sampling = [sampling or self.default_sampling()] * len(several)
-        if len(sampling) != len(several):
-            raise InvalidRequest(
-                f"{len(several)} prompts came with {len(sampling)} sampling parameters.", param="sampling"
-            )
+        several = read_prompts(prompts)
+        sampling = read_sampling(sampling_params, len(several), self.default_sampling)
         calls = [self._call(prompt, params, cache_salt, lora) for prompt, params in zip(several, sampling, strict=True)]
-        return self._wait(self._complete_all(calls))
+        return self._run_all(calls, use_tqdm)
 
+    @overload
     def chat(
         self,
         messages: Sequence[Message],
-        sampling: SamplingParams | None = None,
+        sampling_params: SamplingParams | None = None,
         *,
+        use_tqdm: bool = False,
         cache_salt: str = "",
         lora: str = "",
-    ) -> RequestOutput:
-        """Answers a conversation through the model's chat template; default length: the rest of the context."""
-        return self._wait(self._complete(self._chat_call(messages, sampling, cache_salt, lora)))
+    ) -> RequestOutput: ...
+
+    @overload
+    def chat(
+        self,
+        messages: Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = False,
+        cache_salt: str = "",
+        lora: str = "",
+    ) -> list[RequestOutput]: ...
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = False,
+        cache_salt: str = "",
+        lora: str = "",
+    ) -> RequestOutput | list[RequestOutput]:
+        """Answers a conversation through the model's chat template, or each of a list of conversations, which run
+        together; default length: the rest of the context. Raises InvalidRequest before anything has run."""
+        conversations, several = read_conversations(messages)
+        sampling = read_sampling(sampling_params, len(conversations), self._chat_sampling)
+        pairs = zip(conversations, sampling, strict=True)
+        calls = [self._chat_call(conversation, params, cache_salt, lora) for conversation, params in pairs]
+        outputs = self._run_all(calls, use_tqdm)
+        return outputs if several else outputs[0]
 
     def stream(
         self,
         prompt: Prompt | Sequence[Message],
-        sampling: SamplingParams | None = None,
+        sampling_params: SamplingParams | None = None,
         *,
         cache_salt: str = "",
         lora: str = "",
     ) -> Iterator[Piece]:
         """Continues a prompt, or answers a conversation, piece by piece (`piece.text`, `piece.tokens`; the last has a
         `finish_reason`). One choice only. Leaving the loop early cancels the request."""
-        if not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping):
-            call = self._chat_call(cast(Sequence[Message], prompt), sampling, cache_salt, lora)
-        else:
-            call = self._call(cast(Prompt, prompt), sampling or self.default_sampling(), cache_salt, lora)
+        call = self._one_call(prompt, sampling_params, cache_salt, lora)
         if len(call.requests) != 1:
             raise InvalidRequest("stream gives one choice; leave n at 1.", param="n")
         pieces = self._pieces(call)
@@ -260,7 +329,8 @@ class LLM:
         if not 0 <= dimensions <= self._ready.vector_size:
             raise InvalidRequest(f"dimensions must be from 0 to {self._ready.vector_size}.", param="dimensions")
         activation = params.activation if normalize is None else "unit" if normalize else ""
-        prompts = with_prompt(self._text, prompt_name, _several(inputs))
+        given = [each.text if each.tokens is None else each.tokens for each in read_prompts(inputs)]
+        prompts = with_prompt(self._text, prompt_name, cast(Sequence[Given], given))
         encoded = [
             self._text.tokenizer.encode_inputs([prompt])[0] if isinstance(prompt, str) else (prompt, 0)
             for prompt in prompts
@@ -343,13 +413,18 @@ class LLM:
         await asyncio.gather(running, *callers, return_exceptions=True)
         running.result()
 
-    def _wait(self, work: Awaitable[T]) -> T:
-        """Awaits `work` on the engine's thread; Ctrl-C here cancels it there."""
+    def _submit(self, work: Awaitable[T]) -> Future[T]:
+        """Runs `work` on the engine's thread; to cancel what it gives cancels it there. Raises InvalidRequest once the
+        model has been closed."""
         if not self._thread.is_alive():
             if asyncio.iscoroutine(work):
                 work.close()
             raise InvalidRequest("This model has been closed.")
-        future = asyncio.run_coroutine_threadsafe(_await(work), self._loop)
+        return asyncio.run_coroutine_threadsafe(_await(work), self._loop)
+
+    def _wait(self, work: Awaitable[T]) -> T:
+        """Awaits `work` on the engine's thread; Ctrl-C here cancels it there."""
+        future = self._submit(work)
         try:
             return future.result()
         except BaseException:
@@ -358,28 +433,43 @@ class LLM:
 
     # ---- calls -------------------------------------------------------------------------------------------------------
 
-    def _chat_call(
-        self, messages: Sequence[Message], sampling: SamplingParams | None, cache_salt: str, lora: str
-    ) -> _Call:
-        chat = self._text.chat
-        if chat is None:
+    def _one_call(self, prompt: Any, sampling: SamplingParams | None, cache_salt: str, lora: str) -> Call:
+        """Of a prompt or a conversation."""
+        if isinstance(prompt, Sequence) and not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping):
+            (sampling,) = read_sampling(sampling, 1, self._chat_sampling)
+            return self._chat_call(cast(Sequence[Message], prompt), sampling, cache_salt, lora)
+        prompts = read_prompts(prompt)
+        if len(prompts) != 1:
+            raise InvalidRequest(f"Give one prompt, got {len(prompts)}.", param="prompt")
+        (sampling,) = read_sampling(sampling, 1, self.default_sampling)
+        return self._call(prompts[0], sampling, cache_salt, lora)
+
+    def _chat_sampling(self) -> SamplingParams:
+        return self.default_sampling(max_tokens=None)
+
+    def _chat_call(self, messages: Sequence[Message], sampling: SamplingParams, cache_salt: str, lora: str) -> Call:
+        tokens, text = self._render(messages)
+        return self._call(GivenPrompt(None, tuple(tokens)), sampling, cache_salt, lora, text)
+
+    def _render(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> tuple[list[int], str]:
+        """Token ids and text of a conversation's prompt."""
+        ((messages,), _) = read_conversations(messages)
+        if self._text.chat is None:
             raise InvalidRequest("This model has no chat template; use generate.", param="messages")
-        if isinstance(messages, str) or not all(isinstance(message, Mapping) for message in messages):
-            raise InvalidRequest(
-                'messages must be a list such as [{"role": "user", "content": "..."}].', param="messages"
-            )
-        prompt = chat.render([dict(message) for message in messages])
-        sampling = sampling or self.default_sampling(max_tokens=None)
+        prompt = self._text.chat.render(
+            [dict(message) for message in messages], add_generation_prompt=add_generation_prompt
+        )
         # The template writes the special tokens itself.
-        return self._call(self.encode(prompt, add_special=False), sampling, cache_salt, lora, prompt)
+        return self.encode(prompt, add_special=False), prompt
 
     def _call(
-        self, prompt: Prompt, sampling: SamplingParams, cache_salt: str, lora: str, text: str | None = None
-    ) -> _Call:
+        self, prompt: GivenPrompt, sampling: SamplingParams, cache_salt: str, lora: str, text: str | None = None
+    ) -> Call:
         adapter = self._client.adapters.get(lora)
         if lora and adapter is None:
             raise ModelNotFound(f"There is no adapter {lora!r}; load it with load_adapter first.", param="lora")
-        tokens = tuple(self.encode(prompt) if isinstance(prompt, str) else prompt)
+        tokens = prompt.tokens if prompt.text is None else tuple(self.encode(prompt.text))
+        assert tokens is not None
         require_tokens(self._ready)
         limit = context_limit(self._ready)
         if not tokens:
@@ -394,7 +484,7 @@ class LLM:
                 param="prompt" if room < 1 else "max_tokens",
             )
         max_tokens = sampling.max_tokens or room
-        seed = new_seed() if sampling.seed is None else sampling.seed % 2**64
+        seed = self._new_seed() if sampling.seed is None else sampling.seed % 2**64
         number = next(self._numbers)
         requests = tuple(
             Request(
@@ -405,43 +495,41 @@ class LLM:
                 seed=seed,
                 choice=choice,
                 eos_token_ids=self._ready.eos_token_ids,
-                cache_salt=cache_salt,
+                cache_salt=prompt.cache_salt or cache_salt,
                 adapter="" if adapter is None else adapter.digest,
                 arrival_s=self._clock.now(),
             )
             for choice in range(sampling.n)
         )
-        return _Call(text if text is not None else prompt if isinstance(prompt, str) else None, requests)
+        return Call(prompt.text if text is None else text, requests)
 
-    async def _complete_all(self, calls: Sequence[_Call]) -> list[RequestOutput]:
+    def _run_all(self, calls: Sequence[Call], use_tqdm: bool) -> list[RequestOutput]:
+        with progress_of(len(calls), use_tqdm) as advance:
+            return self._wait(self._complete_all(calls, advance))
+
+    async def _complete_all(self, calls: Sequence[Call], advance: Callable[[], None]) -> list[RequestOutput]:
+        async def complete(call: Call) -> RequestOutput:
+            output = await self._complete(call)
+            advance()
+            return output
+
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._complete(call)) for call in calls]
+                tasks = [group.create_task(complete(call)) for call in calls]
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
         return [task.result() for task in tasks]
 
-    async def _complete(self, call: _Call) -> RequestOutput:
+    async def _complete(self, call: Call) -> RequestOutput:
         parts: dict[int, list[Piece]] = {request.choice: [] for request in call.requests}
         choices: dict[int, Choice] = {}
         async for choice, piece in self._pieces(call):
             choices[choice.index] = choice
             parts[choice.index].append(piece)
-        first, sampling = choices[0], call.requests[0].sampling
-        outputs = tuple(_output(index, pieces, sampling) for index, pieces in parts.items())
-        return RequestOutput(
-            prompt=call.prompt,
-            prompt_token_ids=call.requests[0].prompt_tokens,
-            prompt_logprobs=None if sampling.prompt_logprobs is None else tuple(first.prompt_logprobs),
-            outputs=outputs,
-            usage=Usage(
-                prompt_tokens=len(call.requests[0].prompt_tokens),
-                completion_tokens=sum(choice.num_tokens for choice in choices.values()),
-                cached_tokens=max(0, first.num_cached),
-            ),
-        )
+        sampling = call.requests[0].sampling
+        return call.output(choices, [_output(index, pieces, sampling) for index, pieces in parts.items()])
 
-    async def _pieces(self, call: _Call) -> AsyncGenerator[tuple[Choice, Piece], None]:
+    async def _pieces(self, call: Call) -> AsyncGenerator[tuple[Choice, Piece], None]:
         """What the choices of a call say, as it is said, until all have ended."""
         choices = {request.id: Choice(request.choice, request, self._text.tokenizer) for request in call.requests}
         stream = self._client.open(call.requests)
@@ -461,19 +549,12 @@ class LLM:
             stream.close()
 
 
-def _several(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
-    """One prompt or several, as several."""
-    is_one = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
-    return cast(Sequence[Prompt], [prompts] if is_one else prompts)
-
-
 async def _await(work: Awaitable[T]) -> T:
     return await work
 
 
 def _output(index: int, pieces: Sequence[Piece], sampling: SamplingParams) -> CompletionOutput:
     last = pieces[-1]
-    assert last.finish_reason is not None, f"choice {index} has not ended"
     return CompletionOutput(
         index=index,
         text="".join(piece.text for piece in pieces),

@@ -39,6 +39,38 @@ def test_a_chat_is_answered(llm):
     assert answer.usage.completion_tokens == len(answer.token_ids)
 
 
+def test_several_conversations_are_answered_together_and_in_order(llm):
+    again = [{"role": "user", "content": "Name the capital of Italy."}]
+    one = llm.chat([{"role": "user", "content": QUESTION}], sampling_params=GREEDY)
+    outputs = llm.chat([[{"role": "user", "content": QUESTION}], again], sampling_params=GREEDY, use_tqdm=True)
+    assert [output.token_ids for output in outputs] == [one.token_ids, llm.chat(again, GREEDY).token_ids]
+    assert llm.chat([again], [GREEDY])[0].text == outputs[1].text
+
+
+def test_prompts_in_dicts_and_the_tokenizer(llm):
+    tokenizer = llm.get_tokenizer()
+    ids = tokenizer.encode("1 2 3 4")
+    outputs = llm.generate([{"prompt_token_ids": ids}, {"prompt": "1 2 3 4"}, ids, "1 2 3 4"], GREEDY)
+    assert len({output.token_ids for output in outputs}) == 1 and outputs[1].prompt == "1 2 3 4"
+    assert tokenizer.decode(ids) == "1 2 3 4" and len(tokenizer) == llm.ready.vocab_size
+    messages = [{"role": "user", "content": QUESTION}]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert QUESTION in text and text.endswith("<|im_start|>assistant\n")
+    prompt_ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+    assert llm.generate(prompt_ids, GREEDY)[0].token_ids == llm.chat(messages, GREEDY).token_ids
+    assert tokenizer.eos_token_id in llm.ready.eos_token_ids
+
+
+def test_a_seeded_model_draws_the_same_each_time(smollm2):
+    def draw() -> list[tuple[int, ...]]:
+        with LLM(str(smollm2), seed=3, kv_cache_memory_bytes="50MiB") as llm:
+            hot = SamplingParams(temperature=1.5, max_tokens=8)
+            return [output.token_ids for output in llm.generate(["a", "a"], hot)]
+
+    first = draw()
+    assert first == draw() and first[0] != first[1]
+
+
 def test_prompts_given_together_equal_each_alone_and_keep_their_order(llm):
     prompts = [f"{number}, {number + 1}," for number in range(5)]
     together = llm.generate(prompts, GREEDY, cache_salt="together")

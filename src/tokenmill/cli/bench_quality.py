@@ -28,7 +28,7 @@ class LocalSubject:
     def complete(self, prompts: Sequence[str], *, max_tokens: int, stop: Sequence[str], chat: bool) -> list[Completion]:
         asked: list[Prompt] = [self._chat_tokens(prompt) if chat else prompt for prompt in prompts]
         sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0, stop=tuple(stop))
-        return [Completion(output.text, output.finish_reason) for output in self._llm.generate(asked, sampling)]
+        return [Completion(output.text, output.finish_reason or "") for output in self._llm.generate(asked, sampling)]
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         sampling = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
