@@ -187,9 +187,9 @@ struct SpanArgs {
   float* acc;  // [num_queries][head_dim]
 };
 
-// Room for what prepare_span makes of a span's keys and values.
+// Room for what prepare_span makes of a span's keys and values, and which keys are NaN.
 static inline int64_t prepared_bytes(int head_dim) {
-  return 2 * kSpan * (int64_t)((head_dim + 31) / 32 * 32 + (head_dim + 15) / 16 * 16);
+  return 2 * kSpan * (int64_t)((head_dim + 31) / 32 * 32 + (head_dim + 15) / 16 * 16) + kSpan / 4;
 }
 
 struct Kernels {
@@ -213,6 +213,7 @@ struct Kernels {
   void (*gated)(int activation, const float* gate, const float* up, int n, float* out);
   void (*gated_group)(int activation, const float* gate_up, int num_rows, const Quantised* out, int row, int group);
   void (*rope_head)(const float* x, const float* cos_sin, int head_dim, float* out);
+  bool (*is_within)(const float* x, int n, float limit);
   void (*store_k)(int dtype, const float* k, int head_dim, int block_size, void* slot);
   void (*store_v)(int dtype, const float* v, int head_dim, void* slot);
   void (*store_codes)(const float* x, int head_dim, int zero, int64_t step4, int64_t step1, uint8_t* codes, float* scale);

@@ -2,6 +2,7 @@
 // of K and then those of V, [KV heads][block_size] floats each. See core/block.py for what the bytes mean.
 #pragma once
 #include "../include/tokenmill_native.h"
+#include "half.h"
 #include "kernels.h"
 
 namespace mill {
@@ -25,6 +26,12 @@ class KVLayout {
     return reinterpret_cast<float*>(block + kv_.num_kv_heads * (k_bytes_ + v_bytes_)) + head * kv_.block_size;
   }
   float* v_scales(uint8_t* block, int head) const { return k_scales(block, kv_.num_kv_heads + head); }
+
+  // The largest value that the type holds, after rounding.
+  float limit() const {
+    if (kv_.dtype == kF16) return 65519.996f;
+    return bits_to_float(kv_.dtype == kBF16 ? 0x7f7f7fff : 0x7f7fffff);
+  }
 
  private:
   const tm_kv& kv_;

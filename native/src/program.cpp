@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "kv_layout.h"
 #include "pack.h"
@@ -19,6 +20,12 @@ constexpr int kAttentionMerge = 1000;  // follows every attention; idle unless s
 constexpr int kRoundRows = 1001;       // comes before a linear with bf16 weights where its kernel wants rounded inputs
 
 bool is_activation(int32_t code) { return code == TM_SILU || code == TM_GELU || code == TM_GELU_ERF; }
+
+// Rows of a head.
+struct NoNumbers {
+  float nans[kMaxHeadDim], zeros[kMaxHeadDim] = {};
+  NoNumbers() { std::fill(nans, nans + kMaxHeadDim, std::numeric_limits<float>::quiet_NaN()); }
+};
 
 std::string say(const char* what, int64_t got, int64_t bound) {
   return std::string(what) + " (" + std::to_string(got) + " against " + std::to_string(bound) + ")";
@@ -514,7 +521,10 @@ void Program::norm_heads_row(const Op& op, int row) {
   if (to != from) std::memcpy(to + k_end, from + k_end, static_cast<size_t>(o.num_kv_heads) * o.head_dim * 4);
 }
 
+// Values in a pool are finite, always: a weight of 0 then hides the values of a key, which may be left from another sequence.
+// Where K or V of a token are not finite, K is stored as NaN, so that all queries that see the key become NaN, and V as 0.
 void Program::write_kv_row(const Op& op, const float* qkv, int row) {
+  static const NoNumbers no_numbers;
   const tm_op& o = op.op;
   const tm_kv& kv = *o.kv;
   const int sequence = row_sequence_[row];
@@ -526,15 +536,18 @@ void Program::write_kv_row(const Op& op, const float* qkv, int row) {
   const int64_t value_bytes = kv.dtype == kF32 ? 4 : 2;
   const float* k = qkv + static_cast<int64_t>(o.num_heads) * o.head_dim;
   const float* v = k + static_cast<int64_t>(o.num_kv_heads) * o.head_dim;
+  const float limit = layout.limit();
   for (int head = 0; head < kv.num_kv_heads; head++, k += o.head_dim, v += o.head_dim) {
     uint8_t *keys = layout.keys(block, head), *values = layout.values(block, head);
+    const bool fits = kernels_->is_within(k, o.head_dim, limit) && kernels_->is_within(v, o.head_dim, limit);
+    const float *own_k = fits ? k : no_numbers.nans, *own_v = fits ? v : no_numbers.zeros;
     if (layout.is_codes()) {
       uint8_t* v_slot = values + static_cast<int64_t>(slot / 4) * 4 * o.head_dim + slot % 4;
-      kernels_->store_codes(k, o.head_dim, 128, 4 * kv.block_size, 1, keys + 4 * slot, layout.k_scales(block, head) + slot);
-      kernels_->store_codes(v, o.head_dim, 0, 16, 4, v_slot, layout.v_scales(block, head) + slot);
+      kernels_->store_codes(own_k, o.head_dim, 128, 4 * kv.block_size, 1, keys + 4 * slot, layout.k_scales(block, head) + slot);
+      kernels_->store_codes(own_v, o.head_dim, 0, 16, 4, v_slot, layout.v_scales(block, head) + slot);
     } else {
-      kernels_->store_k(kv.dtype, k, o.head_dim, kv.block_size, keys + slot * value_bytes);
-      kernels_->store_v(kv.dtype, v, o.head_dim, values + static_cast<int64_t>(slot) * o.head_dim * value_bytes);
+      kernels_->store_k(kv.dtype, own_k, o.head_dim, kv.block_size, keys + slot * value_bytes);
+      kernels_->store_v(kv.dtype, own_v, o.head_dim, values + static_cast<int64_t>(slot) * o.head_dim * value_bytes);
     }
   }
 }

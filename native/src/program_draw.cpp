@@ -1,5 +1,7 @@
 // The ends of a step: tokens that earlier steps drew become its inputs, and its logits become tokens. Both inside the call,
 // so that a step need not wait for the results of the one before to have been looked at.
+#include <algorithm>
+
 #include "program.h"
 #include "sample.h"
 
@@ -29,7 +31,8 @@ void Program::draw(int row, int thread) {
   const float* logits = rows_of(draws_->logits, step_.num_logit_rows - draws_->num_rows + row);
   char* scratch = static_cast<char*>(draws_->scratch) + thread * sample_scratch_bytes(num_cols);
   const int32_t token = sample_row(kernels_, logits, num_cols, sampling_row(draws_->how, row), scratch);
-  draws_->tokens[row] = draws_->drawn[draws_->slots[row]] = token;
+  draws_->tokens[row] = token;
+  draws_->drawn[draws_->slots[row]] = std::max(token, 0);  // a step that follows already must find some token
 }
 
 }  // namespace mill

@@ -12,6 +12,7 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <numeric>
 
 #include "half.h"
 #include "philox.h"
@@ -123,9 +124,10 @@ int32_t sample_row(const Kernels* kernels, const float* logits, int num_cols, co
   if (!(how.temperature > 0.0f)) return kernels->argmax(logits, num_cols);
   const Scratch scratch = split(memory, num_cols);
   uint32_t* mass = scratch.mass;
-  kernels->exp_mass(logits, num_cols, kernels->max_of(logits, num_cols), 1.0f / how.temperature, mass);
+  const float highest = kernels->max_of(logits, num_cols);
+  if (std::isnan(highest)) return -1;
+  kernels->exp_mass(logits, num_cols, highest, 1.0f / how.temperature, mass);
   uint64_t total = sum_all(mass, num_cols);
-  if (total == 0) return kernels->argmax(logits, num_cols);
   const uint32_t random24 = philox(how.seed, static_cast<uint32_t>(how.position), static_cast<uint32_t>(how.choice), 0) >> 8;
 
   const auto mass_of = [&](int32_t id) { return mass[id]; };
@@ -174,6 +176,13 @@ void logprobs_row(const Kernels* kernels, const float* logits, int num_cols, int
                   float* logprob, int32_t* rank, int32_t* top_ids, float* top_logprobs, void* memory) {
   const Scratch scratch = split(memory, num_cols);
   const float highest = kernels->max_of(logits, num_cols);
+  if (std::isnan(highest)) {
+    *rank = 0;
+    *logprob = highest;
+    std::iota(top_ids, top_ids + num_top, 0);
+    std::fill(top_logprobs, top_logprobs + num_top, highest);
+    return;
+  }
   const float log_sum = static_cast<float>(std::log(static_cast<double>(kernels->sum_exp(logits, num_cols, highest))));
   const float own = logits[token];
   *logprob = (own - highest) - log_sum;

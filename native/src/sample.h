@@ -24,8 +24,10 @@ inline SamplingRow sampling_row(const tm_sampling& how, int64_t row) {
 // Bytes of scratch one row needs.
 int64_t sample_scratch_bytes(int64_t num_cols);
 
+// The token; -1 where not all logits are finite.
 int32_t sample_row(const Kernels* kernels, const float* logits, int num_cols, const SamplingRow& how, void* scratch);
 
+// Where not all logits are finite, the rank is 0 and the log probabilities are NaN.
 void logprobs_row(const Kernels* kernels, const float* logits, int num_cols, int32_t token, int num_top,
                   float* logprob, int32_t* rank, int32_t* top_ids, float* top_logprobs, void* scratch);
 

@@ -32,6 +32,7 @@ class Engine:
         self.answer = answer
         self.in_flight: deque[StepPlan] = deque()
         self.num_prompt: dict[int, int] = {}
+        self.corrupted: set[int] = set()  # sequences whose rows are not finite
 
     def add(self, *requests: Request) -> list[Output]:
         return [output for request in requests for output in self.core.add(request, 0.0)]
@@ -53,6 +54,8 @@ class Engine:
     def result(self, row: PlanRow) -> RowResult:
         end = min(row.start + row.num_tokens, self.num_prompt[row.seq] - 1)
         scores = tuple(TokenLogprob(0, -1.0, 1) for _ in range(row.start, end)) if row.score else ()
+        if row.seq in self.corrupted:
+            return RowResult(row.seq, is_corrupted=True)
         return RowResult(row.seq, (self.answer(row),) if row.sample else (), (), scores)
 
     def fail(self) -> list[Output]:
@@ -326,3 +329,53 @@ def test_stats_add_up() -> None:
     assert (stats.prompt_tokens, stats.prompt_tokens_computed, stats.generation_tokens) == (20, 12, 6)
     assert (stats.prefix_queries, stats.prefix_hits) == (20, 8)
     assert stats.num_free_blocks + stats.num_cached_blocks == stats.num_blocks and stats.num_held_blocks == 0
+
+
+def test_a_corrupted_row_ends_its_sequence_alone() -> None:
+    """With steps in flight behind it: an error for one, the other runs on."""
+    engine = Engine()
+    engine.add(make_request("a", 6, 3), make_request("b", 6, 3, first=30))
+    engine.plan(), engine.plan()
+    engine.corrupted.add(0)
+    error, other = engine.commit()
+    assert (error.request_id, error.finish_reason, error.error_kind) == ("a", "error", "internal_error")
+    assert "finite" in error.error and not error.tokens and other.tokens == (7,)
+    assert [output.request_id for output in engine.finish()] == ["b", "b"]
+    assert engine.core.stats().num_corrupted == 1
+
+
+def test_what_a_corrupted_sequence_held_is_not_matched_again() -> None:
+    """Blocks that it had found in the prefix cache leave that with all below them, and are free."""
+    engine = Engine()
+    engine.add(make_request("a", 20, 1))
+    engine.finish()
+    assert engine.core.stats().num_cached_blocks == 5
+    engine.corrupted.add(1)
+    engine.add(make_request("b", 13, 20))
+    plan, (error,) = engine.step()
+    assert plan.rows[0].start == 12 and error.finish_reason == "error"
+    assert engine.core.stats().num_free_blocks == CONFIG.num_blocks
+    engine.add(make_request("c", 13, 20))
+    plan, _ = engine.step()
+    assert plan.rows[0].start == 0
+
+
+def test_who_shares_blocks_with_a_corrupted_sequence_runs_on() -> None:
+    """It publishes them again, and a step that fails afterwards takes back what is still there."""
+    engine = Engine()
+    engine.add(make_request("a", 16, 20))
+    engine.step()
+    engine.add(make_request("b", 13, 20))
+    plan, _ = engine.step()
+    assert [row.start for row in plan.rows] == [16, 12]
+    engine.corrupted.add(1)
+    engine.step()
+    engine.add(make_request("c", 13, 9))
+    plan, _ = engine.step()
+    assert [row.start for row in plan.rows] == [18, 12]
+    engine.plan(), engine.plan()
+    engine.corrupted.add(0)
+    outputs = engine.commit() + engine.fail() + engine.finish()
+    ends = {output.request_id: output.finish_reason for output in outputs if output.finish_reason is not None}
+    assert ends == {"a": "error", "c": "error"}
+    assert engine.core.stats().num_corrupted == 2

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ops_cases import Sequences, TinyDecoder, raw_tensor
 
 from tokenmill.core.errors import ConfigError
-from tokenmill.ops.api import HeadGeometry, SampleBatch, StepLimits
+from tokenmill.ops.api import NEVER, HeadGeometry, SampleBatch, StepLimits
 from tokenmill.ops.native import NativeOps, available
 from tokenmill.ops.native.fuse import fuse
 from tokenmill.ops.native.library import available_isas
@@ -267,7 +267,7 @@ def test_samples_are_those_of_the_reference(ops: NativeOps, vocab_size: int) -> 
     rng = np.random.default_rng(vocab_size)
     logits = (rng.standard_normal((200, vocab_size)) * 3).astype(np.float32)
     logits[::7] = np.round(logits[::7])  # ties
-    logits[3, : vocab_size // 2] = -np.inf
+    logits[3, : vocab_size // 2] = NEVER
     how = _how(rng, 200)
     tokens = ops.sample(logits, how)
     assert (tokens != ReferenceOps().sample(logits, how)).mean() <= 0.01

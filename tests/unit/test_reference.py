@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tokenmill.core.block import KV_DTYPES, KVGroup
-from tokenmill.ops.api import HeadGeometry, RawTensor, SampleBatch, StepBatch
+from tokenmill.ops.api import NEVER, HeadGeometry, RawTensor, SampleBatch, StepBatch
 from tokenmill.ops.philox import uniform
 from tokenmill.ops.reference import ReferenceOps, dequantise, round_activations
 
@@ -227,7 +227,7 @@ def test_sample_equals_the_definition():
     ]
     logits = rng.normal(size=(200, 50)).astype(np.float32) * 3
     logits[::3] = np.rint(logits[::3])  # many ties
-    logits[::7, :20] = -np.inf
+    logits[::7, :20] = NEVER
     assert ReferenceOps().sample(logits, _how(rows)).tolist() == [
         _sample_slowly(*pair) for pair in zip(logits, rows, strict=True)
     ]
@@ -259,7 +259,7 @@ def test_top_p_stops_as_soon_as_it_is_reached():
 def test_token_logprobs():
     """Log softmax, ranks and top ids agree with a full sort, ties going to the lower id."""
     logits = np.rint(RNG.normal(size=(6, 40)) * 3).astype(np.float32)
-    logits[2, 5] = -np.inf
+    logits[2, 5] = NEVER
     tokens = RNG.integers(0, 40, 6)
     tokens[2] = 5
     logprob, rank, top, top_logprob = ReferenceOps().token_logprobs(logits, tokens, 7)

@@ -9,7 +9,7 @@ import pytest
 
 from tokenmill.core.request import SamplingParams
 from tokenmill.core.step import Introduction
-from tokenmill.ops.api import SampleBatch
+from tokenmill.ops.api import NEVER, SampleBatch
 from tokenmill.ops.reference import ReferenceOps
 from tokenmill.worker.sampler import Sampler
 
@@ -33,9 +33,9 @@ def adjusted_slowly(logits, params: SamplingParams, prompt, output) -> list[floa
         values[token] -= params.presence_penalty * (token in output)
         values[token] += dict(params.logit_bias).get(token, 0.0)
         if params.allowed_token_ids and token not in params.allowed_token_ids:
-            values[token] = -math.inf
+            values[token] = float(NEVER)
         if len(output) < params.min_tokens and token in (*EOS, *params.stop_token_ids):
-            values[token] = -math.inf
+            values[token] = float(NEVER)
     return values
 
 

@@ -105,9 +105,21 @@ class KVBlocks:
         return published
 
     def withdraw(self, published: Sequence[tuple[BlockManager, int]]) -> None:
-        """Take back what `publish` returned, last first: it was never written."""
+        """Take back what `publish` returned, last first: it was never written. Some may have been forgotten."""
         for pool, block in reversed(published):
-            pool.withdraw((block,))
+            if pool.is_published(block):
+                pool.withdraw((block,))
+
+    def forget(self, tables: Tables, others: Iterable[Tables]) -> None:
+        """What these tables hold may be wrong: unpublish it and all that hangs below it. `others`: tables that may hold
+        some of it; they may publish it again when they are found to do well with it."""
+        others = list(others)
+        for index, pool in enumerate(self.pools):
+            table = tables[index]
+            gone = pool.forget(table.ids[table.num_released : table.num_published])
+            for other in others if gone and not pool.window else ():
+                held = other[index].ids[: other[index].num_published]
+                other[index].num_published = next((i for i, block in enumerate(held) if block in gone), len(held))
 
     def slide(self, tables: Tables, position: int, last_step: int) -> None:
         """Give back what no query at `position` or after it sees; `last_step` as in `adopt`."""

@@ -114,12 +114,18 @@ class BlockManager:
         return block in self._tree
 
     def withdraw(self, blocks: Iterable[int]) -> None:
-        """Unpublish blocks that were never written (their step failed); children come before their parents."""
+        """Unpublish blocks, say because their step failed and they were never written; children come before parents."""
         for block in blocks:
             idle = self._tree.is_unreferenced(block)
             self._tree.remove(block)
             if idle:
                 self._allocator.put(block)
+
+    def forget(self, blocks: Iterable[int]) -> set[int]:
+        """Unpublish those of `blocks` that are published, and all below them; returns all these. O(published)."""
+        below = self._tree.below(blocks)
+        self.withdraw(reversed(below))
+        return set(below)
 
     def release(self, blocks: Sequence[int], last_step: int) -> None:
         """Give blocks back, last first; `last_step` is the last step that carries a row reading or writing them."""

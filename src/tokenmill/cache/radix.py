@@ -13,7 +13,7 @@ The idea of sharing KV through a radix tree: SGLang's RadixAttention (Zheng et a
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ..core.block import BlockKey
@@ -70,6 +70,15 @@ class RadixTree:
         if above is not None:
             above.num_children += 1
         self._by_key[key] = self._by_block[block] = Node(key, block, above)
+
+    def below(self, blocks: Iterable[int]) -> list[int]:
+        """Those of `blocks` that are published and all that hang below them, parents before children. O(nodes)."""
+        found = {block: None for block in blocks if block in self._by_block}
+        if found:
+            for block, node in self._by_block.items():  # in the order in which they were inserted
+                if node.parent is not None and node.parent.block in found:
+                    found[block] = None
+        return [block for block in self._by_block if block in found]
 
     def remove(self, block: int) -> None:
         """Take a leaf out, whether referenced or not."""

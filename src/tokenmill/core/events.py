@@ -147,6 +147,7 @@ class EngineStats(NamedTuple):
     last_step_s: float = 0.0
     running_adapters: tuple[str, ...] = ()
     waiting_adapters: tuple[str, ...] = ()
+    num_corrupted: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,13 +100,15 @@ class TokenLogprob:
 class RowResult(NamedTuple):
     """What one row gave. `tokens`: drawn tokens (empty unless the row sampled). `logprobs`: one entry per drawn token
     where the request wants them. `prompt_logprobs`: one entry per scored position, in order. `vector`: the output of a
-    pooling sequence, float32 in the machine's byte order."""
+    pooling sequence, float32 in the machine's byte order. `is_corrupted`: the row's logits or vector are not finite,
+    and it gives nothing else."""
 
     seq: int
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     vector: bytes = b""
+    is_corrupted: bool = False
 
 
 @dataclass(frozen=True, slots=True)

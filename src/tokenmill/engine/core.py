@@ -11,6 +11,9 @@ tells that the step had no effect. When a step fails,
     their sequences        go back to WAITING and are recomputed; draws depend on (seed, choice, position) alone, so
                            the client sees the same tokens
     blocks they published  are withdrawn
+
+A row whose logits are not finite ends its sequence alone, with an error. What the sequence holds in the prefix cache is
+forgotten, with all that was computed from it: a retry starts from nothing, in case a fault lies there.
 """
 
 from __future__ import annotations
@@ -43,6 +46,11 @@ from ..sched.policies import rank
 from ..sched.queue import WaitingQueue
 from ..sched.scheduler import compose_step
 from .adapters import AdapterLedger
+
+CORRUPTED = (
+    "The model's values for this request were not finite numbers. If it happens again, the model file or the machine's "
+    "memory may be damaged."
+)
 
 
 @dataclass(slots=True)
@@ -82,6 +90,7 @@ class EngineCore:
         self._prompt_tokens = 0
         self._prompt_tokens_computed = 0
         self._generation_tokens = 0
+        self._num_corrupted = 0
         self._last_step_tokens = 0
         self._last_step_s = 0.0
 
@@ -219,6 +228,7 @@ class EngineCore:
             last_step_s=self._last_step_s,
             running_adapters=_adapters_of(self._running) if self._adapters else (),
             waiting_adapters=_adapters_of(self._waiting) if self._adapters else (),
+            num_corrupted=self._num_corrupted,
         )
 
     # ---- the scheduler's ledger ----
@@ -316,6 +326,10 @@ class EngineCore:
         self, seq: Sequence, row: PlanRow, end: int, result: RowResult, step_number: int, now: float
     ) -> Output | None:
         seq.num_computed = end
+        if result.is_corrupted:
+            self._num_corrupted += 1
+            self._blocks.forget(seq.tables, [other.tables for other in self._running])
+            return self._finish_failed(seq, EngineFailed(CORRUPTED), now)
         if row.score:
             seq.prompt_logprobs += result.prompt_logprobs
         if not row.sample:

@@ -40,6 +40,9 @@ BLOCK_BYTES = {"q4_0": 18, "q4_1": 20, "q8_0": 34, "q8_m": 36, "q8_h": 36, "q8_h
 """Quantised kinds: bytes of a block of 32 values. In a block lie f16 scales, f16 minimums, then codes."""
 
 
+NEVER = np.finfo(np.float32).min
+"""The logit of a token that must not be drawn. Not minus infinity: that is a sign of damage, as NaN is."""
+
 QUANTISATIONS = ("q8_0", "q4_0", "q4_1", "f16", "bf16")
 """Kinds that dense matrices can be turned into at load."""
 
@@ -157,8 +160,8 @@ class Draws:
 
     how       one entry for each of the last rows of the step's logits
     slots_L   int32: the slot of `drawn` that keeps each token
-    tokens_L  int32: what was drawn; the call fills it
-    drawn     int32 [slots], the caller's; read as the call begins, written as it ends
+    tokens_L  int32: what was drawn, -1 where the logits are not finite; the call fills it
+    drawn     int32 [slots], the caller's; read as the call begins, written as it ends (0 in place of -1)
     """
 
     how: SampleBatch
@@ -359,7 +362,9 @@ class Ops(Protocol):
 
     def write_kv(self, kv: Any, layer: int, qkv_TW: Array, batch: Any, heads: HeadGeometry) -> None:
         """Store the k and v columns of every token of the step into its slot. In int8 KV, each head of a token becomes
-        codes round-half-even(x * (127 / max|x|)) with the scale max|x| / 127; below a maximum of 1e-30 all are 0."""
+        codes round-half-even(x * (127 / max|x|)) with the scale max|x| / 127; below a maximum of 1e-30 all are 0. Where
+        K or V of a token and head are not finite as stored, K becomes NaN, so that who sees the token becomes NaN, and
+        V 0, so that who does not see it does not."""
         ...
 
     def paged_attention(
@@ -395,14 +400,16 @@ class Ops(Protocol):
 
     def sample(self, logits_LV: np.ndarray, how: SampleBatch) -> np.ndarray:
         """int32 [L]: temperature, then top_k, then top_p, then min_p, then one inverse-CDF draw in token id order.
-        Greedy and all ties: the lower id."""
+        Greedy and all ties: the lower id. -1 for a row whose logits are not all finite; whoever rules tokens out
+        gives them NEVER."""
         ...
 
     def token_logprobs(
         self, logits_LV: np.ndarray, tokens_L: np.ndarray, num_top: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Of each row's raw log softmax: logprob [L] f32 and rank [L] i32 (1 = best) of the given token, and the
-        num_top best ids [L, num_top] i32 with their logprobs [L, num_top] f32, best first, ties to the lower id."""
+        num_top best ids [L, num_top] i32 with their logprobs [L, num_top] f32, best first, ties to the lower id.
+        Where the row's logits are not all finite, logprobs are NaN, the rank is 0 and the ids mean nothing."""
         ...
 
     def close(self) -> None:

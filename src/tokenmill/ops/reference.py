@@ -88,7 +88,8 @@ class ReferenceProgram:
         tokens_T = np.where(is_drawn_T, draws.drawn[np.where(is_drawn_T, ~batch.tokens_T, 0)], batch.tokens_T)
         logits_LV = self.forward(self.ops, replace(batch, tokens_T=tokens_T))
         first = len(batch.logit_rows_L) - len(draws.slots_L)
-        draws.tokens_L[:] = draws.drawn[draws.slots_L] = self.ops.sample(logits_LV[first:], draws.how)
+        draws.tokens_L[:] = self.ops.sample(logits_LV[first:], draws.how)
+        draws.drawn[draws.slots_L] = np.maximum(draws.tokens_L, 0)
         return logits_LV
 
     def bind(self, batch: StepBatch, draws: Draws | None = None) -> Callable[[], Array]:
@@ -345,8 +346,9 @@ class ReferenceOps:
                exceeds u * the sum of what is left
         """
         uniform_L = uniform(how.seed_L, how.choice_L, how.position_L, PURPOSE_TOKEN)
-        tokens_L = np.argmax(logits_LV, axis=1).astype(np.int32)
-        for row in np.flatnonzero(how.temperature_L > 0):
+        is_finite_L = np.isfinite(logits_LV).all(axis=1)
+        tokens_L = np.where(is_finite_L, np.argmax(logits_LV, axis=1), -1).astype(np.int32)
+        for row in np.flatnonzero((how.temperature_L > 0) & is_finite_L):
             scaled_V = logits_LV[row].astype(np.float64) / how.temperature_L[row]
             weights_V = np.exp(scaled_V - scaled_V.max())
             _keep_top(weights_V, int(how.top_k_L[row]), float(how.top_p_L[row]))
@@ -361,12 +363,15 @@ class ReferenceOps:
         """A token's rank is 1 + the tokens with a greater logit + those with an equal logit and a lower id."""
         rows_L = np.arange(len(logits_LV))
         tokens_L = np.asarray(tokens_L)
+        is_finite_L1 = np.isfinite(logits_LV).all(axis=1, keepdims=True)
+        logits_LV = np.where(is_finite_L1, logits_LV, np.float32(0))
         shifted_LV = logits_LV - logits_LV.max(axis=1, keepdims=True)
         log_sum_L1 = np.log(np.exp(shifted_LV).sum(axis=1, keepdims=True, dtype=np.float64)).astype(np.float32)
-        logprobs_LV = shifted_LV - log_sum_L1
+        logprobs_LV = np.where(is_finite_L1, shifted_LV - log_sum_L1, np.float32(np.nan))
         own_L1 = logits_LV[rows_L, tokens_L][:, None]
         lower_id_LV = np.arange(logits_LV.shape[1]) < tokens_L[:, None]
         rank_L = 1 + ((logits_LV > own_L1) | ((logits_LV == own_L1) & lower_id_LV)).sum(axis=1)
+        rank_L[~is_finite_L1[:, 0]] = 0
         top_Ln = np.stack([_best_ids(row_V, num_top) for row_V in logits_LV]) if len(rows_L) else np.zeros((0, num_top))
         top_Ln = top_Ln.astype(np.int32)
         top_logprobs_Ln = np.take_along_axis(logprobs_LV, top_Ln.astype(np.int64), axis=1)

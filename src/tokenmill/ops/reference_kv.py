@@ -30,6 +30,7 @@ class ReferenceKV:
         return batch.block_tables_SB[self.group.table * num_seqs : (self.group.table + 1) * num_seqs]
 
     def write(self, layer: int, block_T: np.ndarray, slot_T: np.ndarray, k_TGC: np.ndarray, v_TGC: np.ndarray) -> None:
+        k_TGC, v_TGC = _finite_values(k_TGC, v_TGC, self.group.dtype)
         if self.group.dtype != "int8":
             keys_BGCs, values_BGsC = self._plain(layer)
             keys_BGCs[block_T, :, :, slot_T] = to_stored(k_TGC, self.group.dtype)
@@ -96,8 +97,18 @@ def int8_codes(x_TGC: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     inverse_TG1: np.ndarray = np.where(
         most_TG1 < _SMALLEST_MAX, 0, np.float32(127) / np.maximum(most_TG1, _SMALLEST_MAX)
     )
-    codes_TGC = np.rint(x_TGC * inverse_TG1).astype(np.int8)
+    with np.errstate(invalid="ignore"):  # what is not finite has no code; its scale says so
+        codes_TGC = np.rint(x_TGC * inverse_TG1).astype(np.int8)
     return codes_TGC, np.where(most_TG1 < _SMALLEST_MAX, 0, most_TG1 / np.float32(127))[..., 0]
+
+
+def _finite_values(k_TGC: np.ndarray, v_TGC: np.ndarray, dtype: str) -> tuple[np.ndarray, np.ndarray]:
+    """Where K or V of a token and head would not be finite as `dtype`, K is NaN and V is 0: see `write_kv`."""
+    stored = "f32" if dtype == "int8" else dtype
+    fits_TG1 = np.ones((*k_TGC.shape[:2], 1), bool)
+    for x_TGC in (k_TGC, v_TGC):
+        fits_TG1 &= np.isfinite(from_stored(to_stored(x_TGC, stored), stored)).all(axis=-1, keepdims=True)
+    return np.where(fits_TG1, k_TGC, np.float32(np.nan)), np.where(fits_TG1, v_TGC, np.float32(0))
 
 
 def to_stored(values: np.ndarray, dtype: str) -> np.ndarray:

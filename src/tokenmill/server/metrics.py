@@ -62,6 +62,7 @@ _TOTALS = (
     ("vllm:num_preemptions", "Times a running request gave its blocks back", "num_preemptions"),
     ("vllm:prefix_cache_queries", "Tokens looked up in the prefix cache", "prefix_queries"),
     ("vllm:prefix_cache_hits", "Tokens found in the prefix cache", "prefix_hits"),
+    ("vllm:corrupted_requests", "Requests that ended because their logits were not finite", "num_corrupted"),
     ("tokenmill:steps", "Engine steps", "num_steps"),
     ("tokenmill:prompt_tokens_computed", "Prompt tokens whose KV was computed", "prompt_tokens_computed"),
 )

@@ -11,7 +11,7 @@ entry changes the answer or trips a check:
 
 `solo_answer` gives the answer of the same request run alone, from tokens only. A step takes modelled time, on whatever
 loop runs it. Failures are drawn from a seed: a failed step leaves garbage in the slots it would have written, and steps
-that were already submitted run on top of that garbage or fail too.
+that were already submitted run on top of that garbage or fail too. Single rows are corrupted, too.
 """
 
 from __future__ import annotations
@@ -272,7 +272,14 @@ class ToyExecutor:
             return tuple(RowResult(row.seq, (_GARBAGE,) if row.sample else ()) for row in plan.rows)
         for row, seq in zip(plan.rows, rows, strict=True):
             self._write(row, seq)
-        return tuple(self._read(plan, row, seq) for row, seq in zip(plan.rows, rows, strict=True))
+        return tuple(self._spoil(self._read(plan, row, seq)) for row, seq in zip(plan.rows, rows, strict=True))
+
+    def _spoil(self, result: RowResult) -> RowResult:
+        """A row is corrupted as often as a step fails. Rows planned on top of it have their token all the same."""
+        if not self._failure_rate or self._rng.random() >= self._failure_rate:
+            return result
+        self.num_failures += 1
+        return RowResult(result.seq, is_corrupted=True)
 
     def _slots(self, table: list[int], start: int, end: int) -> list[int]:
         size = self._block_size

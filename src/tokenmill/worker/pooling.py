@@ -171,6 +171,8 @@ class PoolingRunner:
         if not row.sample:
             return RowResult(row.seq)
         assert pooled.state is not None, f"sequence {row.seq} has no state to pool"
+        if not np.isfinite(pooled.state).all():
+            return RowResult(row.seq, is_corrupted=True)
         return RowResult(row.seq, vector=finish(pooled.state, pooled.params).tobytes())
 
 

@@ -245,7 +245,7 @@ class Runner:
                 continue
             sampled_LV = logits_LV[len(piece.known) :]
             self._sampler.redraw(sampled_LV, drawing, draws.tokens_L)
-            draws.drawn[draws.slots_L] = draws.tokens_L
+            draws.drawn[draws.slots_L] = np.maximum(draws.tokens_L, 0)
             piece.logprobs = self._sampler.logprobs(sampled_LV, drawing, draws.tokens_L)
         step.duration_s = time.perf_counter() - began_s
 
@@ -262,18 +262,26 @@ class Runner:
         if step.turn is not None:
             return StepResult(step.plan.step, self._plain_rows(step), step.duration_s)
         tokens: dict[int, tuple[int, ...]] = {}
+        corrupted: set[int] = set()
         logprobs: dict[int, tuple[TokenLogprob, ...]] = {}
         scores: dict[int, tuple[TokenLogprob, ...]] = {}
         for piece in step.pieces:
             for row, token in zip(piece.sampled, self._drawn_tokens(piece), strict=True):
                 tokens[row] = (token,)
+                if token < 0:
+                    corrupted.add(row)
             for index, entry in piece.logprobs.items():
                 logprobs[piece.sampled[index]] = (entry,)
             entries = iter(piece.scores)
             for row, count in piece.scored:
-                scores[row] = (*scores.get(row, ()), *islice(entries, count))
+                scored = tuple(islice(entries, count))
+                scores[row] = scores.get(row, ()) + scored
+                if any(entry.rank == 0 for entry in scored):
+                    corrupted.add(row)
         rows = tuple(
             RowResult(row.seq, tokens.get(index, ()), logprobs.get(index, ()), scores.get(index, ()))
+            if index not in corrupted
+            else RowResult(row.seq, is_corrupted=True)
             for index, row in enumerate(step.plan.rows)
         )
         return StepResult(step.plan.step, rows, step.duration_s)
@@ -284,13 +292,15 @@ class Runner:
         tokens: list[tuple[int, ...]] = [()] * len(rows)
         for index, token in zip(piece.sampled, self._drawn_tokens(piece), strict=True):
             tokens[index] = (token,)
-        return tuple([RowResult(row.seq, drawn) for row, drawn in zip(rows, tokens, strict=True)])
+        results = [RowResult(row.seq, drawn) for row, drawn in zip(rows, tokens, strict=True)]
+        if (-1,) in tokens:
+            results = [RowResult(row.seq, is_corrupted=True) if row.tokens == (-1,) else row for row in results]
+        return tuple(results)
 
     def _drawn_tokens(self, piece: Piece) -> list[int]:
+        """-1 where logits are not finite."""
         drawn: list[int] = piece.draws.tokens_L.tolist()
-        assert not drawn or 0 <= min(drawn) <= max(drawn) < self._vocab_size, (
-            "the model gave logits that are not numbers"
-        )
+        assert not drawn or -1 <= min(drawn) <= max(drawn) < self._vocab_size, (min(drawn), max(drawn))
         return drawn
 
 

@@ -3,7 +3,8 @@
 Order of adjustments on a row's logits, each as vLLM and transformers define it: repetition penalty (tokens of prompt
 and output), then frequency and presence penalties (output only), logit bias, allowed token ids, end and stop tokens
 held back until min_tokens. Rows without any of these are drawn by the compiled forward itself, in its own call; the
-others by ops.sample, after it. Logprobs are of the raw logits. State is a function of (introduction,
+others by ops.sample, after it. Logprobs are of the raw logits. A row whose raw logits are not all finite draws -1,
+whatever it asks for. State is a function of (introduction,
 tokens drawn since), so a resumed sequence continues as if it had never left.
 
     L logit rows  V vocabulary
@@ -18,7 +19,7 @@ import numpy as np
 
 from ..core.request import SamplingParams
 from ..core.step import Introduction, TokenLogprob
-from ..ops.api import Ops, SampleBatch
+from ..ops.api import NEVER, Ops, SampleBatch
 
 SLICE = 16
 """Rows copied at once where rows must be gathered or adjusted: what bounds the sampler's scratch."""
@@ -148,16 +149,19 @@ class Sampler:
             copied_LV = logits_LV[rows]
             for logits_V, adjustment, num_output in zip(copied_LV, adjustments, how.position_L.tolist(), strict=True):
                 adjustment.apply(logits_V, num_output)
-            tokens_L[rows] = drawn = self._ops.sample(copied_LV, how)
+            drawn = self._ops.sample(copied_LV, how)
+            # The step's own draw was from the raw logits: it is -1 where these are not finite.
+            tokens_L[rows] = drawn = np.where(tokens_L[rows] < 0, tokens_L[rows], drawn)
             for adjustment, token in zip(adjustments, drawn.tolist(), strict=True):
-                adjustment.count(token)
+                if token >= 0:
+                    adjustment.count(token)
 
     def logprobs(self, logits_LV: np.ndarray, drawing: Drawing, tokens_L: np.ndarray) -> dict[int, TokenLogprob]:
         """Row -> logprob of its drawn token, for the rows whose request wants logprobs."""
         wanted = drawing.wanted
         if not len(wanted):
             return {}
-        scored = self.score(logits_LV, wanted, tokens_L[wanted], drawing.num_top)
+        scored = self.score(logits_LV, wanted, np.maximum(tokens_L[wanted], 0), drawing.num_top)
         return dict(zip(wanted.tolist(), scored, strict=True))
 
     def score(
@@ -254,16 +258,18 @@ class Adjustment:
         if self._penalises:
             seen, produced = self._seen[: len(self._index)], self._produced[: len(self._index)]
             values = logits_V[seen]
-            values = np.where(values > 0, values / self._repetition, values * self._repetition)
+            with np.errstate(all="ignore"):  # a penalty near 0 divides beyond what a float32 holds
+                values = np.where(values > 0, values / self._repetition, values * self._repetition)
+            values = np.clip(values, NEVER, -NEVER)
             logits_V[seen] = values - self._frequency * produced - self._presence * (produced > 0)
         if len(self._bias):
             logits_V[self._bias_ids] += self._bias
         if len(self._allowed):
             values = logits_V[self._allowed]
-            logits_V[:] = -np.inf
+            logits_V[:] = NEVER
             logits_V[self._allowed] = values
         if num_output < self._min_tokens:
-            logits_V[self._held_back] = -np.inf
+            logits_V[self._held_back] = NEVER
 
 
 def _slices(rows: np.ndarray) -> list[np.ndarray]:
