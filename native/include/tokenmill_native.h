@@ -18,7 +18,7 @@
 extern "C" {
 #endif
 
-#define TM_ABI_VERSION 8
+#define TM_ABI_VERSION 9
 
 enum tm_kind {
   TM_F32 = 0, TM_F16 = 1, TM_BF16 = 2, TM_Q4_0 = 3, TM_Q4_1 = 4, TM_Q8_0 = 5,
@@ -188,6 +188,9 @@ TM_API int32_t tm_isa_available(const char* isa);
 TM_API tm_team* tm_team_new(int32_t num_threads, const char* isa);
 TM_API void tm_team_free(tm_team* team);
 TM_API const char* tm_team_isa(const tm_team* team);
+
+/* A number that changes with every unit of work that a thread of the team takes up. From any thread. */
+TM_API uint64_t tm_team_progress(const tm_team* team);
 
 /* Bytes of a packed matrix; -1 for a kind or size that cannot be packed. */
 TM_API int64_t tm_packed_bytes(int32_t kind, int64_t num_rows, int64_t num_cols);

@@ -104,6 +104,8 @@ void tm_team_free(tm_team* team) { delete team; }
 
 const char* tm_team_isa(const tm_team* team) { return team->kernels->name; }
 
+uint64_t tm_team_progress(const tm_team* team) { return team->team.progress(); }
+
 int64_t tm_packed_bytes(int32_t kind, int64_t num_rows, int64_t num_cols) {
   if (kind < 0 || kind >= mill::kNumKinds || num_rows < 1 || num_cols < 1) return -1;
   if (num_rows > INT32_MAX - 64 || num_cols > INT32_MAX - 64) return -1;

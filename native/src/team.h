@@ -33,6 +33,9 @@ class Team {
   ~Team();
   Team(const Team&) = delete;
 
+  // Another number with every unit that is claimed.
+  uint64_t progress() const { return ticket_.load(std::memory_order_relaxed); }
+
   int num_threads() const { return 1 + static_cast<int>(workers_.size()); }
 
   // Run the job to its end. One caller at a time, who does `aside`, if there is such, once the others have work: it may

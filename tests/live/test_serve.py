@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 
 import openai
@@ -131,6 +132,28 @@ def test_a_killed_engine_ends_streams_with_an_error_and_comes_back(smollm2):
         assert server.engine_pid not in (None, first)
         status, body = server.request("POST", "/v1/completions", long_body(max_tokens=5))
         assert (status, json.loads(body)["usage"]["completion_tokens"]) == (200, 5)
+
+
+def test_a_stopped_engine_is_replaced(smollm2):
+    """One that has work and stands still; where all stood still, nobody is to blame."""
+    with Server(*SMALL, "--threads", "1", "--engine-timeout-s", "3") as server:
+        first, front_end = server.engine_pid, server.process.pid
+        stream = Streaming(server)
+        for pid in (front_end, first):
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(5)
+        for pid in (front_end, first):
+            os.kill(pid, signal.SIGCONT)
+        seen = len(stream.events)
+        wait_until(lambda: len(stream.events) > seen + 20, "the stream to go on")
+        assert server.engine_pid == first
+        os.kill(first, signal.SIGSTOP)
+        stream.join()
+        assert "error" in json.loads(next(event for event in reversed(stream.events) if event != "[DONE]"))
+        wait_until(lambda: server.request("GET", "/health")[0] == 200, "a new engine")
+        assert server.engine_pid not in (None, first)
+        assert "no progress for 3 s" in server.output
+        assert server.request("POST", "/v1/completions", long_body(max_tokens=5))[0] == 200
 
 
 def test_sigterm_lets_open_streams_finish(smollm2):

@@ -5,6 +5,7 @@
     link (net room, private folder)     <------>   Ready, then requests and outputs
     report pipe (standard output)       <-------   one line, only if loading fails
     lifeline (inherited descriptor)     -------->  closes when the front end ends, however it ends
+    pulse (inherited descriptor)        <-------   a byte for each second in which a step got on
 
 Terminal signals are the front end's to answer: Ctrl-C and a group-wide SIGTERM reach this process too, which must live
 until the front end has drained it. It ends when the link does.
@@ -50,6 +51,7 @@ async def _serve(launch: Launch) -> None:
     from ..engine.build import build_engine
     from ..formats.checkpoint import open_checkpoint
     from ..net.clock import MonotonicClock
+    from ..net.pulse import beating
     from ..net.transport import SocketEngineEnd
     from .load import load_engine
     from .machine import read_machine
@@ -65,7 +67,8 @@ async def _serve(launch: Launch) -> None:
     link = SocketEngineEnd(launch.address)
     try:
         await link.send(engine.ready(launch.model))
-        await build_engine(engine.config, engine.worker.executor, link, MonotonicClock()).run()
+        with beating(launch.pulse_fd, engine.ops.progress):
+            await build_engine(engine.config, engine.worker.executor, link, MonotonicClock()).run()
     except EOFError:
         pass  # The front end has gone, and with it every request.
     finally:

@@ -16,6 +16,7 @@ class Launch:
     queue_bytes    what the front end may hold for waiting requests, for the printed plan
     address        of the link
     lifeline_fd    inherited read end of a pipe that closes when the front end ends
+    pulse_fd       inherited write end of a pipe that takes signs of progress
     """
 
     path: str
@@ -25,6 +26,7 @@ class Launch:
     queue_bytes: int = 0
     address: str = ""
     lifeline_fd: int = -1
+    pulse_fd: int = -1
 
     def to_json(self) -> bytes:
         return json.dumps(asdict(self)).encode()

@@ -35,6 +35,7 @@ class Engine:
     config: EngineConfig
     settings: EngineSettings
     worker: Worker
+    ops: Ops
     kernels: str
     pooling: PoolingChoice | None = None
 
@@ -124,7 +125,7 @@ def load_engine(
         num_window_blocks=worker.num_window_blocks,
         numerics_id=worker.numerics_id,
     )
-    return Engine(config, settings, worker, describe_kernels(ops), pooling)
+    return Engine(config, settings, worker, ops, describe_kernels(ops), pooling)
 
 
 def _model_facts(checkpoint: Checkpoint, pooling: PoolingChoice | None, options: EngineOptions) -> ModelFacts:

@@ -218,6 +218,13 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
         help="on SIGTERM, let requests finish this long (default: 30)",
     )
     group.add_argument(
+        "--engine-timeout-s",
+        type=_seconds,
+        default=60.0,
+        metavar="S",
+        help="replace an engine that has work and makes no progress this long; 0: never (default: 60)",
+    )
+    group.add_argument(
         "--log-level", choices=("debug", "info", "warning", "error"), default="info", help="(default: info)"
     )
 

@@ -3,7 +3,8 @@
     start -> attach -> (Ready) ... -> ended -> detach -> wait -> start -> ...
 
 A process that ends before it was ever ready ends `run` with the reason it gave: what it was asked cannot be loaded. One
-that ends later is replaced after a delay that doubles with each quick death. Knows nothing of HTTP or of models.
+that ends later is replaced after a delay that doubles with each quick death, and one that has work and makes no
+progress (see vigil) is ended. Knows nothing of HTTP or of models.
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ from ..core.errors import ConfigError, TokenmillError
 from ..core.events import Ready
 from ..core.ports import FromEngine, FrontEnd, ToEngine
 from ..net.lifeline import open_lifeline
+from ..net.pulse import open_pulse, take_pulses
 from ..net.transport import SocketFrontEnd, private_address
 from ..server.client import EngineClient
 from .launch import Launch
+from .vigil import LOOK_S, Vigil
 
 FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 30.0
@@ -43,11 +46,15 @@ class EngineCrashed(TokenmillError):
 
 
 class EngineProcess:
-    """One life of the engine: its process, and the link's folder and the lifeline that go when it is closed."""
+    """One life of the engine: its process, and the link's folder, the lifeline and the pulse that go when it is
+    closed."""
 
-    def __init__(self, process: subprocess.Popen[bytes], address: str, held: contextlib.ExitStack) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], address: str, pulse_fd: int, held: contextlib.ExitStack
+    ) -> None:
         self.address = address
         self._process = process
+        self._pulse_fd = pulse_fd
         self._held = held
 
     @classmethod
@@ -56,6 +63,8 @@ class EngineProcess:
             address = held.enter_context(private_address())
             read_fd, write_fd = open_lifeline()
             held.callback(os.close, write_fd)
+            pulse_fd, beat_fd = open_pulse()
+            held.callback(os.close, pulse_fd)
             try:
                 # -P: a folder called tokenmill in the working directory is not the package. A session of its own
                 # keeps the terminal's Ctrl-C away until the process can ignore it.
@@ -63,15 +72,16 @@ class EngineProcess:
                     [sys.executable, "-P", "-m", "tokenmill.cli.engine_process"],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
-                    pass_fds=(read_fd,),
+                    pass_fds=(read_fd, beat_fd),
                     start_new_session=True,
                 )
             finally:
                 os.close(read_fd)
+                os.close(beat_fd)
             assert process.stdin is not None
             with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
-                pipe.write(replace(launch, address=address, lifeline_fd=read_fd).to_json())
-            return cls(process, address, held.pop_all())
+                pipe.write(replace(launch, address=address, lifeline_fd=read_fd, pulse_fd=beat_fd).to_json())
+            return cls(process, address, pulse_fd, held.pop_all())
 
     async def ended(self) -> TokenmillError:
         """Waits for the process to end, and tells why it did."""
@@ -97,6 +107,10 @@ class EngineProcess:
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
         return EngineCrashed(f"The engine process {how}.")
 
+    def has_beaten(self) -> bool:
+        """Whether it has shown progress since this was last asked."""
+        return take_pulses(self._pulse_fd)
+
     def kill(self) -> None:
         """Ends the process at once: it keeps nothing worth saving."""
         self._process.kill()
@@ -112,10 +126,12 @@ class EngineProcess:
 
 class Supervisor:
     """A context manager: entering starts the first process, so that the engine loads while the front end does, and
-    leaving ends the one that runs then."""
+    leaving ends the one that runs then. `engine_timeout_s`: an engine that has work and makes no progress for so long
+    is ended; 0: never."""
 
-    def __init__(self, launch: Launch) -> None:
+    def __init__(self, launch: Launch, engine_timeout_s: float = 0.0) -> None:
         self._launch = launch
+        self._engine_timeout_s = engine_timeout_s
         self._process: EngineProcess | None = None
 
     def __enter__(self) -> Supervisor:
@@ -145,9 +161,11 @@ class Supervisor:
             link = SocketFrontEnd(self._process.address)
             link.open()
             client.attach(_Watched(link, note), on_broken=self._process.kill)
+            watch = asyncio.create_task(self._end_when_stuck(self._process, client), name="engine-watch")
             try:
                 reason = await self._process.ended()
             finally:
+                watch.cancel()
                 client.detach("The engine is down and will be restarted; retry in a few seconds.")
                 link.close()
             self._process.close()
@@ -159,6 +177,20 @@ class Supervisor:
             log.error("%s It is restarted in %g s.", reason.message, delay_s)
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, LONGEST_DELAY_S)
+
+    async def _end_when_stuck(self, process: EngineProcess, client: EngineClient) -> None:
+        vigil = Vigil(self._engine_timeout_s)
+        while not vigil.finds_stuck(
+            time.monotonic(),
+            has_work=client.num_open > 0,
+            has_beaten=process.has_beaten(),
+            num_steps=client.stats.num_steps,
+        ):
+            await asyncio.sleep(LOOK_S)
+        log.error(
+            "The engine has made no progress for %g s with %d requests open.", self._engine_timeout_s, client.num_open
+        )
+        process.kill()
 
 
 class _Watched:

@@ -48,7 +48,7 @@ def serve(args: argparse.Namespace) -> int:
     config = _server_config(args, model)
     queue_bytes = config.max_buffered_bytes + config.max_open_tokens * QUEUED_TOKEN_BYTES
     launch = Launch(str(model.path), config.model_names[0], str(default_cache_dir()), engine_options(args), queue_bytes)
-    with Supervisor(launch) as supervisor:
+    with Supervisor(launch, args.engine_timeout_s) as supervisor:
         from ..net.loop import run_event_loop
 
         run_event_loop(_serve(args, model, config, supervisor, started_s))

@@ -3,7 +3,7 @@
 One link lives as long as one engine process: the front end listens for one engine, the engine connects, and when either
 end is gone the other's `receive` raises EOFError, after all that had arrived. A new engine gets a new link. Peer death
 is the kernel's news: it closes a dead process's socket, and no heartbeat is needed. (A peer that lives but does not
-move is another matter: `/health` watches the steps.)
+move is another matter: see `pulse`.)
 
     length, 4 bytes, lowest first | message | length | message | ...
 

@@ -252,6 +252,11 @@ class Ops(Protocol):
         """Printable facts: instruction set, threads."""
         ...
 
+    def progress(self) -> int | None:
+        """A number that changes while a call computes, within a step too; None where that cannot be told. From any
+        thread, until `close`."""
+        ...
+
     def pack(self, parts: Sequence[RawTensor]) -> Weight:
         """One weight from matrices stacked along N (parts may differ in kind). Threads; done once, at load."""
         ...

@@ -113,6 +113,10 @@ class ReferenceOps:
     def describe(self) -> dict[str, str]:
         return {"backend": f"numpy {np.__version__}", "activations": "f32" if self.exact_activations else "int8"}
 
+    def progress(self) -> None:
+        """numpy does not tell."""
+        return None
+
     def pack(self, parts: Sequence[RawTensor]) -> ReferenceWeight:
         num_cols = parts[0].num_cols
         assert all(part.num_cols == num_cols for part in parts), [part.num_cols for part in parts]

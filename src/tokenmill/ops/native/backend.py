@@ -98,6 +98,9 @@ class NativeOps:
     def describe(self) -> dict[str, str]:
         return {"backend": "native", "instruction set": self.isa, "threads": str(self.num_threads)}
 
+    def progress(self) -> int:
+        return int(self._library.tm_team_progress(self._team))
+
     def pack(self, parts: Sequence[RawTensor]) -> NativeWeight:
         num_cols = parts[0].num_cols
         assert same_order(parts), "columns in different orders"

@@ -11,10 +11,10 @@ import os
 import struct
 import sys
 from collections.abc import Sequence
-from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
 from pathlib import Path
 
-ABI_VERSION = 8
+ABI_VERSION = 9
 
 KINDS = {
     **{"f32": 0, "f16": 1, "bf16": 2, "q4_0": 3, "q4_1": 4, "q8_0": 5, "q8_m": 6, "q8_h": 7, "q8_hm": 8, "q6_h": 9},
@@ -174,6 +174,7 @@ _SIGNATURES = {
     "tm_team_new": (c_void_p, (c_int32, c_char_p)),
     "tm_team_free": (None, (c_void_p,)),
     "tm_team_isa": (c_char_p, (c_void_p,)),
+    "tm_team_progress": (c_uint64, (c_void_p,)),
     "tm_packed_bytes": (c_int64, (c_int32, c_int64, c_int64)),
     "tm_pack": (c_int32, (c_void_p, c_int32, c_int64, c_int32, c_void_p, c_void_p, c_void_p, c_int64)),
     "tm_fits_integer": (c_int32, (c_void_p, c_int32, c_int64, c_int32, c_void_p, c_void_p)),

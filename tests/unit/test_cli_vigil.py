@@ -1,0 +1,81 @@
+"""When an engine counts as stuck, and the pulse that says it is not."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import numpy as np
+import pytest
+
+from tokenmill.cli.vigil import LOOK_S, Vigil
+from tokenmill.net import pulse
+from tokenmill.net.pulse import beating, open_pulse, take_pulses
+from tokenmill.ops.api import RawTensor
+from tokenmill.ops.native import NativeOps, available
+
+
+def _looks_until_stuck(vigil: Vigil, start_s: float = 0.0, most: int = 100) -> int:
+    for look in range(most):
+        if vigil.finds_stuck(start_s + look * LOOK_S, has_work=True, has_beaten=False, num_steps=3):
+            return look
+    return most
+
+
+def test_work_without_a_sign_is_stuck_after_the_limit() -> None:
+    """Not before, and never with a limit of 0. The step before the first look is a sign."""
+    assert _looks_until_stuck(Vigil(10.0)) == 10 / LOOK_S
+    assert _looks_until_stuck(Vigil(0.0)) == 100
+
+
+@pytest.mark.parametrize(
+    "sign",
+    [
+        {"has_work": False, "has_beaten": False, "num_steps": 3},
+        {"has_work": True, "has_beaten": True, "num_steps": 3},
+        {"has_work": True, "has_beaten": False, "num_steps": 4},
+    ],
+)
+def test_each_sign_begins_the_time_anew(sign: dict[str, int]) -> None:
+    """No work, a pulse within a step, or a step."""
+    vigil = Vigil(5.0)
+    for look in range(40):
+        assert not vigil.finds_stuck(look * LOOK_S, has_work=True, has_beaten=False, num_steps=3) or look % 4 == 3
+        if look % 4 == 3:
+            assert not vigil.finds_stuck((look + 0.5) * LOOK_S, **sign)  # type: ignore[arg-type]
+
+
+def test_time_in_which_nobody_looked_does_not_count() -> None:
+    """After an hour of sleep, or stopped, the engine has its time still."""
+    vigil = Vigil(5.0)
+    assert not vigil.finds_stuck(0.0, has_work=True, has_beaten=False, num_steps=0)
+    assert not vigil.finds_stuck(3600.0, has_work=True, has_beaten=False, num_steps=0)
+    assert _looks_until_stuck(vigil, 3600.0 + LOOK_S) >= 3
+
+
+def test_the_pulse_beats_while_there_is_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And always where progress cannot be told; never after its context."""
+    monkeypatch.setattr(pulse, "PULSE_S", 0.01)
+    read_fd, write_fd = open_pulse()
+    try:
+        for progress, beats in ((iter(range(10**9)).__next__, True), (lambda: None, True), (lambda: 7, False)):
+            with beating(write_fd, progress):
+                time.sleep(0.1)
+            assert take_pulses(read_fd) is beats
+            assert not take_pulses(read_fd)
+    finally:
+        os.close(read_fd)
+        os.close(write_fd)
+
+
+@pytest.mark.skipif(available() is not None, reason=str(available()))
+def test_the_native_backend_tells_of_progress() -> None:
+    """Any call changes the number; an idle team does not."""
+    ops = NativeOps(2)
+    before = ops.progress()
+    time.sleep(0.01)
+    assert ops.progress() == before
+    values = np.zeros((64, 64), np.float32)
+    ops.linear(values, ops.pack([RawTensor("f32", 64, 64, values.view(np.uint8).reshape(-1))]))
+    assert ops.progress() != before
+    ops.close()
