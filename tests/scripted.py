@@ -7,11 +7,13 @@ byte-level one whose vocabulary is the 256 bytes, a few merges and three special
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
+from tokenmill.cli.helper import materials
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import BadCheckpoint
 from tokenmill.core.events import Ready
@@ -23,6 +25,7 @@ from tokenmill.net.entropy import new_id, new_seed
 from tokenmill.server.app import build_app
 from tokenmill.server.client import EngineClient
 from tokenmill.server.config import ServerConfig
+from tokenmill.server.jobs import Job, Jobs, encode_job
 from tokenmill.server.metrics import Metrics
 from tokenmill.server.run import serve
 from tokenmill.text.chat import ChatTemplate
@@ -63,6 +66,17 @@ def make_text_model(**changes: Any) -> TextModel:
         "max_context": 512,
     }
     return TextModel(tokenizer_from_gguf(metadata), **(facts | changes))
+
+
+class InlineHelper:
+    """A Helper that does jobs here: without limits, and while everything else waits."""
+
+    def __init__(self, text: TextModel, *, trust_templates: bool = False) -> None:
+        given = materials(text, trust_templates=trust_templates)
+        self._jobs = Jobs(given, lambda: text.tokenizer, contextlib.nullcontext)
+
+    async def run(self, job: Job, client: str) -> bytes:
+        return self._jobs.run(encode_job(job))
 
 
 class Script:
@@ -161,7 +175,8 @@ class Served:
         self.loop = asyncio.get_running_loop()
         self.client = EngineClient()
         clock = MonotonicClock()
-        self.app = build_app(self.config, self.text, self.client, clock=clock, new_seed=new_seed, new_id=new_id)
+        helper = InlineHelper(self.text, trust_templates=self.config.allow_chat_template)
+        self.app = build_app(self.config, self.text, self.client, helper, clock=clock, new_seed=new_seed, new_id=new_id)
         self.script = Script(self.text, self._reply)
         self.script.step_s = self._step_s
         self._engine: asyncio.Task[None] | None = None

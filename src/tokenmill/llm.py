@@ -23,6 +23,7 @@ from typing import Any, TypeVar, cast, overload
 
 import numpy as np
 
+from .cli.helper import HelperProcess, materials, read_template
 from .cli.load import load_engine
 from .cli.machine import read_machine
 from .cli.resolve import EngineSettings
@@ -53,6 +54,7 @@ from .server.adapters import ServedAdapter
 from .server.choice import Choice, Piece
 from .server.client import EngineClient
 from .server.errors import from_engine
+from .server.jobs import Render, unpack_rendered
 from .server.tokens import context_limit
 from .server.vectors import (
     Given,
@@ -164,6 +166,9 @@ class LLM:
     generation_config  sampling of calls that name none: "auto" what the model recommends (of GGUF files that say
               nothing: what llama.cpp does), "vllm" temperature 1
     override_generation_config  settings that come before those, such as {"temperature": 0.7}
+    generation_config  sampling of calls that name none: "auto" what the model recommends, "vllm" temperature 1
+    chat_template      a file with the Jinja2 template to use instead of the model's own, or the template itself
+    allow_special_in_content  special tokens that messages spell count as such; else they are plain text
 
     Raises ConfigError, FetchError and BadCheckpoint. Close it, or use it as a context manager.
     """
@@ -176,6 +181,8 @@ class LLM:
         progress: Progress | None = None,
         generation_config: str = "auto",
         override_generation_config: Mapping[str, Any] | None = None,
+        chat_template: str | None = None,
+        allow_special_in_content: bool = False,
         **options: Any,
     ) -> None:
         if not isinstance(model, (str, os.PathLike)):
@@ -184,12 +191,14 @@ class LLM:
         found = resolve_model(os.fspath(model), progress=progress)
         checkpoint = open_checkpoint(found.path)
         sampling = choose_sampling(checkpoint, generation_config=generation_config, override=override_generation_config)
-        self._text = replace(load_text(checkpoint), sampling_defaults=sampling.defaults)
+        text = load_text(checkpoint, read_template(chat_template))
+        self._text = replace(text, sampling_defaults=sampling.defaults)
         self._engine = load_engine(checkpoint, wanted, read_machine(), default_cache_dir())
         checkpoint.close()
         self._ready = self._engine.ready(found.served_name, self._text.eos_token_ids)
         self._clock = MonotonicClock()
         self._client = EngineClient()
+        self._helper = HelperProcess(str(found.path), materials(self._text, allow_special=allow_special_in_content))
         self._numbers = itertools.count()
         self._new_seed = new_seed if seed is None else seeds_from(seed)
         self._loop = new_event_loop()
@@ -364,6 +373,10 @@ class LLM:
         """Token ids of a text; special tokens written out in it count as such."""
         return self._text.tokenizer.encode(text, add_special=add_special)
 
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """Token ids of a conversation, through the model's chat template, as `chat` sends them."""
+        return self._render(messages)[0]
+
     def decode(self, token_ids: Sequence[int]) -> str:
         return self._text.tokenizer.decode(list(token_ids))
 
@@ -408,6 +421,7 @@ class LLM:
         await self._closing.wait()
         self._client.detach("The model has been closed.")
         front_end.close()
+        await self._helper.close()
         # Callers in other threads wait for tasks of this loop, which have just been told of the end.
         callers = asyncio.all_tasks() - {asyncio.current_task(), running}
         await asyncio.gather(running, *callers, return_exceptions=True)
@@ -456,11 +470,12 @@ class LLM:
         ((messages,), _) = read_conversations(messages)
         if self._text.chat is None:
             raise InvalidRequest("This model has no chat template; use generate.", param="messages")
-        prompt = self._text.chat.render(
-            [dict(message) for message in messages], add_generation_prompt=add_generation_prompt
-        )
+        job = Render(tuple(dict(message) for message in messages), add_generation_prompt=add_generation_prompt)
+        rendered = unpack_rendered(self._wait(self._helper.run(job, "")))
         # The template writes the special tokens itself.
-        return self.encode(prompt, add_special=False), prompt
+        if rendered.is_split:
+            return self._text.tokenizer.encode_split(rendered.pieces, add_special=False), rendered.text
+        return self.encode(rendered.text, add_special=False), rendered.text
 
     def _call(
         self, prompt: GivenPrompt, sampling: SamplingParams, cache_salt: str, lora: str, text: str | None = None

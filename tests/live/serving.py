@@ -76,10 +76,20 @@ class Server:
 
     @property
     def engine_pid(self) -> int | None:
-        """The front end's only child process, if it has one now."""
-        children = [int(pid) for pid in _read(f"/proc/{self.process.pid}/task/{self.process.pid}/children").split()]
-        assert len(children) <= 1, children
-        return children[0] if children else None
+        """The engine's process, if there is one now."""
+        return self._child("tokenmill.cli.engine_process")
+
+    @property
+    def helper_pid(self) -> int | None:
+        """The helper process, if there is one now."""
+        return self._child("tokenmill.cli.helper_process")
+
+    def _child(self, module: str) -> int | None:
+        """The front end's only child process that runs `module`."""
+        children = _read(f"/proc/{self.process.pid}/task/{self.process.pid}/children").split()
+        found = [int(pid) for pid in children if module in _read(f"/proc/{pid}/cmdline")]
+        assert len(found) <= 1, found
+        return found[0] if found else None
 
     def request(self, method: str, path: str, body: Any = None, timeout_s: float = 60) -> tuple[int, str]:
         """(status, body text); `body` is sent as JSON, or as it is if it is bytes."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tokenmill.core.errors import BadCheckpoint, InvalidRequest
-from tokenmill.text.chat import MAX_TEMPLATE_CHARS, ChatTemplate
+from tokenmill.text.chat import MAX_TEMPLATE_CHARS, ChatTemplate, Renderer
 
 CHATML = (
     "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\n' + message['content']}}{{'<|im_end|>\\n'}}"
@@ -25,12 +25,22 @@ ONLY_PARTS = (
 HELLO = [{"role": "user", "content": "Hello"}]
 
 
+class Template:
+    """A renderer of which only the text matters."""
+
+    def __init__(self, source: str, bos: str = "", eos: str = "", **how: Any) -> None:
+        self._renderer = Renderer(ChatTemplate(source, bos, eos), **how)
+
+    def render(self, messages: Any, **how: Any) -> str:
+        return self._renderer.render(messages, **how).text
+
+
 def text_parts(*texts: str) -> list[dict[str, str]]:
     return [{"type": "text", "text": text} for text in texts]
 
 
 def test_renders_a_conversation() -> None:
-    template = ChatTemplate(CHATML)
+    template = Template(CHATML)
     prompt = "<|im_start|>user\nHello<|im_end|>\n"
     assert template.render(HELLO) == prompt + "<|im_start|>assistant\n"
     assert template.render(HELLO, add_generation_prompt=False) == prompt
@@ -46,31 +56,29 @@ def test_gives_the_template_what_hugging_face_gives() -> None:
         "{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
         "{{ strftime_now('%Y') }} {{ extra_one }} {{ documents is none }}"
     )
-    template = ChatTemplate(source, "<s>", "</s>", now=lambda: datetime(2031, 5, 6))
+    template = Template(source, "<s>", "</s>", now=lambda: datetime(2031, 5, 6))
     prompt = template.render([*HELLO, *HELLO], tools=[{"n": "é<"}], extra={"extra_one": 1})
     assert prompt == '<s></s>\n[{"n": "é<"}]{\n "n": "é<"\n}\nHello2031 1 True'
 
 
 def test_parts_are_joined_for_templates_that_print_strings() -> None:
     messages = [{"role": "user", "content": text_parts("one", "two")}]
-    assert ChatTemplate(CHATML).render(messages, add_generation_prompt=False) == (
-        "<|im_start|>user\none\ntwo<|im_end|>\n"
-    )
-    assert ChatTemplate(TRIMMING).render(messages) == "[user]one\ntwo[end]"
+    assert Template(CHATML).render(messages, add_generation_prompt=False) == ("<|im_start|>user\none\ntwo<|im_end|>\n")
+    assert Template(TRIMMING).render(messages) == "[user]one\ntwo[end]"
 
 
 def test_templates_that_take_parts_get_parts() -> None:
     messages = [{"role": "user", "content": text_parts("one", "two")}]
-    assert ChatTemplate(PARTS).render(messages) == "user:<one><two>"
-    assert ChatTemplate(PARTS).render(HELLO) == "user:Hello"
-    assert ChatTemplate(ONLY_PARTS).render(messages) == "user:<one><two>"
-    assert ChatTemplate(ONLY_PARTS).render(HELLO) == "user:<Hello>"
+    assert Template(PARTS).render(messages) == "user:<one><two>"
+    assert Template(PARTS).render(HELLO) == "user:Hello"
+    assert Template(ONLY_PARTS).render(messages) == "user:<one><two>"
+    assert Template(ONLY_PARTS).render(HELLO) == "user:<Hello>"
 
 
 def test_messages_of_the_caller_are_not_changed() -> None:
     messages: list[dict[str, Any]] = [{"role": "assistant", "content": text_parts("a")}]
     for source in (CHATML, PARTS):
-        ChatTemplate(source).render(messages, continue_final_message=True)
+        Template(source).render(messages, continue_final_message=True)
     assert messages == [{"role": "assistant", "content": text_parts("a")}]
 
 
@@ -78,7 +86,7 @@ def test_messages_of_the_caller_are_not_changed() -> None:
 def test_the_final_message_can_be_left_open(source: str) -> None:
     """Equal to the whole prompt up to the end of the last message's text, even if it also occurs earlier."""
     messages = [{"role": "user", "content": "Sure"}, {"role": "assistant", "content": "Sure"}]
-    template = ChatTemplate(source)
+    template = Template(source)
     prompt = template.render(messages, continue_final_message=True)
     whole = template.render(messages, add_generation_prompt=False)
     assert prompt.endswith("Sure") and whole.startswith(prompt) and prompt == whole[: whole.rindex("Sure") + 4]
@@ -86,15 +94,30 @@ def test_the_final_message_can_be_left_open(source: str) -> None:
 
 def test_trailing_space_of_an_open_message_follows_the_template() -> None:
     messages = [{"role": "assistant", "content": "Sure, "}]
-    assert ChatTemplate(CHATML).render(messages, continue_final_message=True) == "<|im_start|>assistant\nSure, "
-    assert ChatTemplate(TRIMMING).render(messages, continue_final_message=True) == "[assistant]Sure,"
+    assert Template(CHATML).render(messages, continue_final_message=True) == "<|im_start|>assistant\nSure, "
+    assert Template(TRIMMING).render(messages, continue_final_message=True) == "[assistant]Sure,"
 
 
 def test_null_content_of_a_tool_call_stays_null() -> None:
     source = "{% for m in messages %}{{ 'none' if m.content is none else 'text' + m.content }}{% endfor %}"
     calls = {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}
-    assert ChatTemplate(source).render([calls]) == "none"
-    assert ChatTemplate(source).render([{"role": "assistant"}]) == "text"
+    assert Template(source).render([calls]) == "none"
+    assert Template(source).render([{"role": "assistant"}]) == "text"
+
+
+@pytest.mark.parametrize(
+    ("source", "prompt"),
+    [
+        (CHATML, "<|im_start|>assistant\n<|im_end|>\n"),
+        ("{% for m in messages %}[{{ m.content }}]{% endfor %}", "[]"),
+        ("{% for m in messages %}[{{ m.content | trim }}]{% endfor %}", "[]"),
+        ("{% for m in messages %}[{{ m.content or m.tool_calls[0].id }}]{% endfor %}", "[7]"),
+    ],
+)
+def test_history_without_content_renders_in_every_template(source: str, prompt: str) -> None:
+    """A template that does not know null content gets an empty one, rather than failing or printing None."""
+    calls = {"role": "assistant", "content": None, "tool_calls": [{"id": "7", "function": {"name": "f"}}]}
+    assert Template(source).render([calls], add_generation_prompt=False) == prompt
 
 
 @pytest.mark.parametrize(
@@ -111,35 +134,27 @@ def test_null_content_of_a_tool_call_stays_null() -> None:
         ("{{ messages[7].role.x }}", HELLO, "rejected"),
         ("{{ messages.append(1) }}", HELLO, "rejected"),
         ("{{ ''.__class__.__mro__ }}", HELLO, "rejected"),
-        ("{{ 'x' * 10000000000 }}", HELLO, "repeated"),
-        ("{{ [1] * 10000000000 }}", HELLO, "repeated"),
-        ("{{ 9 ** 9 ** 9 }}", HELLO, "too large"),
         ("{% for i in range(10000000) %}{% endfor %}", HELLO, "rejected"),
         ("{% for i in range(9999) %}{{ 'x' * 100000 }}{% endfor %}", HELLO, "exceeds"),
     ],
 )
 def test_what_cannot_be_rendered_is_the_clients_error(source: str, messages: Any, reason: str) -> None:
     with pytest.raises(InvalidRequest, match=reason) as caught:
-        ChatTemplate(source).render(messages)
+        Template(source).render(messages)
     assert caught.value.param == "messages"
 
 
 def test_an_open_message_needs_text_that_the_template_prints() -> None:
     with pytest.raises(InvalidRequest, match="no content"):
-        ChatTemplate(CHATML).render([{"role": "assistant", "tool_calls": [{}]}], continue_final_message=True)
+        Template(CHATML).render([{"role": "assistant", "tool_calls": [{}]}], continue_final_message=True)
     with pytest.raises(InvalidRequest, match="does not print"):
-        ChatTemplate("fixed").render(HELLO, continue_final_message=True)
+        Template("fixed").render(HELLO, continue_final_message=True)
 
 
 @pytest.mark.parametrize("source", ["{% if %}", "{{ x", "{% generation %}", "x" * (MAX_TEMPLATE_CHARS + 1)])
 def test_a_bad_template_is_a_bad_checkpoint(source: str) -> None:
     with pytest.raises(BadCheckpoint, match="chat template"):
-        ChatTemplate(source)
-
-
-def test_another_source_keeps_the_tokens() -> None:
-    other = ChatTemplate("{{ bos_token }}", "<s>").with_source("{{ bos_token }}!")
-    assert other.render(HELLO) == "<s>!"
+        Template(source)
 
 
 @pytest.mark.parametrize("source", [CHATML, TRIMMING, PARTS])
@@ -147,7 +162,7 @@ def test_equals_transformers(source: str) -> None:
     """Plain, with a generation prompt, and with the last message left open."""
     rendering = pytest.importorskip("transformers.utils.chat_template_utils")
     messages = [{"role": "user", "content": " Hi  "}, {"role": "assistant", "content": "Well, "}]
-    template = ChatTemplate(source)
+    template = Template(source)
     for options in ({}, {"add_generation_prompt": True}, {"continue_final_message": True}):
         (expected,), _ = rendering.render_jinja_template([messages], chat_template=source, **options)
         assert template.render(messages, **{"add_generation_prompt": False, **options}) == expected

@@ -11,6 +11,7 @@ from tiny_tokenizer import DEFINED, SPECIAL, byte_metadata
 
 from tokenmill.core.errors import BadCheckpoint
 from tokenmill.formats.checkpoint import Checkpoint
+from tokenmill.text.chat import Renderer
 from tokenmill.text.load import TextModel, load_text
 from tokenmill.text.tokenizer import tokenizer_from_gguf
 
@@ -36,7 +37,7 @@ def load_folder(
 def test_gguf() -> None:
     model = load_gguf(tokenizer__chat_template="{{ bos_token }}|{{ eos_token }}")
     assert (model.eos_token_ids, model.bos_token_id, model.max_context) == ((END,), END, 77)
-    assert model.chat is not None and model.chat.render(USER) == f"{SPECIAL}|{SPECIAL}"
+    assert model.chat is not None and Renderer(model.chat).render(USER).text == f"{SPECIAL}|{SPECIAL}"
     assert load_gguf().chat is None
 
 
@@ -52,12 +53,20 @@ def test_gguf_ends_at_every_end_token_it_names_or_spells() -> None:
         {"llama__context_length": 0},
         {"llama__context_length": "8"},
         {"tokenizer__ggml__eot_token_id": 10**7},
-        {"tokenizer__chat_template": "{% if %}"},
     ],
 )
 def test_gguf_with_unusable_values(changes: dict[str, Any]) -> None:
     with pytest.raises(BadCheckpoint):
         load_gguf(**changes)
+
+
+def test_a_broken_template_keeps_no_model_from_loading() -> None:
+    """It is compiled where that cannot hurt, when it is first needed; another may be given instead."""
+    model = load_gguf(tokenizer__chat_template="{% if %}")
+    assert model.chat is not None and model.chat.source == "{% if %}"
+    metadata = byte_metadata() | {"general.architecture": "llama", "llama.context_length": 8}
+    other = load_text(Checkpoint("gguf", Path("x.gguf"), metadata, {}), "{{ bos_token }}!")
+    assert other.chat is not None and Renderer(other.chat).render(USER).text == f"{SPECIAL}!"
 
 
 def test_folder(tmp_path: Path) -> None:
@@ -70,7 +79,7 @@ def test_folder(tmp_path: Path) -> None:
     model = load_folder(tmp_path, {"eos_token_id": 8}, generation, tokens)
     assert model.eos_token_ids == (3, 4, END) and model.max_context == 99
     assert model.bos_token_id == model.tokenizer.token_id(DEFINED)
-    assert model.chat is not None and model.chat.render(USER) == DEFINED + SPECIAL
+    assert model.chat is not None and Renderer(model.chat).render(USER).text == DEFINED + SPECIAL
 
 
 def test_folder_with_little(tmp_path: Path) -> None:
@@ -85,7 +94,7 @@ def test_folder_chat_template_files(tmp_path: Path) -> None:
     def rendered() -> str:
         chat = load_folder(tmp_path, {}, {}, named).chat
         assert chat is not None
-        return chat.render(USER)
+        return Renderer(chat).render(USER).text
 
     assert rendered() == "config"
     (tmp_path / "chat_template.json").write_text('{"chat_template": "json"}')

@@ -45,11 +45,9 @@ class LocalSubject:
         self._llm.close()
 
     def _chat_tokens(self, prompt: str) -> list[int]:
-        chat = self._llm.text.chat
-        if chat is None:
+        if self._llm.text.chat is None:
             raise InvalidRequest("This model has no chat template; leave --chat out.", param="chat")
-        # The template writes the special tokens itself.
-        return self._llm.encode(chat.render([{"role": "user", "content": prompt}]), add_special=False)
+        return self._llm.encode_chat([{"role": "user", "content": prompt}])
 
 
 def quality(args: argparse.Namespace) -> int:

@@ -129,6 +129,7 @@ def chat(args: argparse.Namespace) -> int:
         return _converse(ServerPartner(args.url, args.api_key, overrides), args.system)
     with progress_bar(f"fetching {args.model}") as progress:
         options = asdict(engine_options(args))
+        options |= {"chat_template": args.chat_template, "allow_special_in_content": args.allow_special_in_content}
         llm = LLM(
             args.model,
             progress=progress,

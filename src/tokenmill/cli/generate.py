@@ -19,6 +19,7 @@ def generate(args: argparse.Namespace) -> int:
         raise ConfigError("There is no prompt: give one with -p or on standard input.", param="prompt")
     with progress_bar(f"fetching {args.model}") as progress:
         options = asdict(engine_options(args))
+        options |= {"chat_template": args.chat_template, "allow_special_in_content": args.allow_special_in_content}
         llm = LLM(
             args.model,
             progress=progress,

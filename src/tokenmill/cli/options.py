@@ -209,6 +209,12 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--lora-dir", metavar="DIR", help="folder that /v1/load_lora_adapter may load from (default: it is refused)"
     )
+    add_chat_template(group)
+    group.add_argument(
+        "--trust-request-chat-template",
+        action="store_true",
+        help="let requests bring a chat_template of their own (default: it is refused)",
+    )
     group.add_argument("--max-body-bytes", type=_size, metavar="SIZE", help="largest request body accepted")
     group.add_argument(
         "--drain-s",
@@ -339,6 +345,19 @@ def add_generation_config(parser: argparse.ArgumentParser | argparse._ArgumentGr
         type=_override,
         metavar="JSON",
         help='settings where none are asked for, such as {"temperature": 0.7}; before --generation-config',
+    )
+
+
+def add_chat_template(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    parser.add_argument(
+        "--chat-template",
+        metavar="FILE",
+        help="Jinja2 template to use instead of the model's own, or the template itself",
+    )
+    parser.add_argument(
+        "--allow-special-in-content",
+        action="store_true",
+        help="special tokens that messages spell count as such (default: they are plain text)",
     )
 
 

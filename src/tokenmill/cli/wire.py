@@ -67,6 +67,7 @@ def _server_config(args: argparse.Namespace, model: ResolvedModel) -> ServerConf
         api_keys=() if args.api_key is None else (args.api_key,),
         cors_origins=tuple(args.cors_origins),
         lora_dir="" if args.lora_dir is None else os.path.abspath(args.lora_dir),
+        allow_chat_template=args.trust_request_chat_template,
     )
     return config if args.max_body_bytes is None else replace(config, max_body_bytes=args.max_body_bytes)
 
@@ -82,13 +83,16 @@ async def _serve(
     from ..server.client import EngineClient
     from ..server.run import serve as serve_http
     from ..text.load import load_text
+    from .heap import map_large_blocks
+    from .helper import HelperProcess, materials, read_template
     from .sampling import choose_sampling
 
+    map_large_blocks()
     checkpoint = open_checkpoint(model.path)
     sampling = choose_sampling(
         checkpoint, generation_config=args.generation_config, override=args.override_generation_config
     )
-    text = replace(load_text(checkpoint), sampling_defaults=sampling.defaults)
+    text = replace(load_text(checkpoint, read_template(args.chat_template)), sampling_defaults=sampling.defaults)
     checkpoint.close()
     prepared: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -103,7 +107,9 @@ async def _serve(
     wanted = [ServedAdapter(name, os.path.abspath(path)) for name, path in args.lora_modules]
     client = EngineClient(wanted, note_prepared)
     seeds = new_seed if args.seed is None else seeds_from(args.seed)
-    app = build_app(config, text, client, clock=MonotonicClock(), new_seed=seeds, new_id=new_id)
+    allowed = {"trust_templates": config.allow_chat_template, "allow_special": args.allow_special_in_content}
+    helper = HelperProcess(str(model.path), materials(text, **allowed))
+    app = build_app(config, text, client, helper, clock=MonotonicClock(), new_seed=seeds, new_id=new_id)
     gc.collect()
     gc.freeze()  # what is loaded stays: to walk it again holds all streams up for milliseconds
     listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -122,13 +128,17 @@ async def _serve(
         await prepared
         url = await listening
         print(f"tokenmill: ready at {url} after {time.monotonic() - started_s:.2f} s", flush=True)
+        helper.warm_up()
         await asyncio.get_running_loop().create_future()  # Never: the others decide when to end.
 
-    await _until_first_ends(
-        serve_http(app, args.host, args.port, drain_s=args.drain_s, on_started=note_listening),
-        supervisor.run(client, complete),
-        announce(),
-    )
+    try:
+        await _until_first_ends(
+            serve_http(app, args.host, args.port, drain_s=args.drain_s, on_started=note_listening),
+            supervisor.run(client, complete),
+            announce(),
+        )
+    finally:
+        await helper.close()
 
 
 async def _until_first_ends(*works: Coroutine[Any, Any, None]) -> None:

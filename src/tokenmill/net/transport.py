@@ -45,7 +45,7 @@ def private_address() -> Iterator[str]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-class _Pipe:
+class Pipe:
     """What both ends share, once they are connected and before: bytes in, bytes out, and the news that the peer has
     gone. One reader at a time."""
 
@@ -171,7 +171,7 @@ class SocketFrontEnd:
 
     def __init__(self, address: str) -> None:
         self._address = address
-        self._pipe = _Pipe()
+        self._pipe = Pipe()
         self._listener: socket.socket | None = None
         self._is_open = False
 
@@ -219,7 +219,7 @@ class SocketEngineEnd:
 
     def __init__(self, address: str, *, connect_timeout_s: float = 10.0) -> None:
         self._address = address
-        self._pipe = _Pipe()
+        self._pipe = Pipe()
         self._time_left_s = connect_timeout_s
         self._is_open = False
 

@@ -23,17 +23,20 @@ from ..core.errors import InvalidRequest, ModelNotFound, TokenmillError, Unavail
 from ..core.events import Ready
 from ..core.ports import Clock
 from ..text.load import TextModel
+from ..text.standins import Rendered
 from .adapters import ServedAdapter
 from .choice import Choice
 from .client import EngineClient
 from .config import ServerConfig
 from .errors import ClientGone
-from .fields import Fields, parse_object
+from .fields import Fields
+from .helper import Caller, Helper, caller_of
 from .http import Gate, JSONReply, error_reply, on_http, on_unexpected
 from .limits import Limits
 from .logprobs import TokenNames
 from .metrics import Metrics
-from .openai import Call, Rules, parse_chat, parse_completion, parse_conversation, token_ids
+from .openai import Call, Rules
+from .reading import parse_small, read_call
 from .replies import Answer
 from .stream import EventStream, WholeReply
 from .tokens import Encoder, context_limit, make_requests, prompt_text
@@ -43,13 +46,12 @@ _log = logging.getLogger(__name__)
 _MAX_LOGGED = 1000
 _MAX_NAME = 200
 
-Parse = Callable[[dict[str, Any], Rules], tuple[Call, list[str]]]
-
 
 def build_app(
     config: ServerConfig,
     text: TextModel,
     client: EngineClient,
+    helper: Helper,
     *,
     clock: Clock,
     new_seed: Callable[[], int],
@@ -61,9 +63,18 @@ def build_app(
     """
     client.metrics = Metrics(config.model_names[0], text.max_context)
     client.metrics.name_adapter = client.adapters.name_of
-    service = _Service(config, text, client, clock, new_seed, new_id)
+    service = _Service(config, text, client, helper, clock, new_seed, new_id)
     vectors = VectorService(
-        config, text, client, clock, new_id, service.limits, service.encoder, service.check_model, service.log_unknown
+        config,
+        text,
+        client,
+        helper,
+        clock,
+        new_id,
+        service.limits,
+        service.encoder,
+        service.check_model,
+        service.log_unknown,
     )
     middleware = [Middleware(Gate, api_keys=config.api_keys)]
     if config.cors_origins:
@@ -115,6 +126,7 @@ class _Service:
         config: ServerConfig,
         text: TextModel,
         client: EngineClient,
+        helper: Helper,
         clock: Clock,
         new_seed: Callable[[], int],
         new_id: Callable[[str], str],
@@ -127,38 +139,48 @@ class _Service:
         self._clock = clock
         self._new_seed = new_seed
         self._new_id = new_id
-        self.encoder = Encoder(text)
+        self._helper = helper
+        self.encoder = Encoder(text, helper)
         self._rules = Rules(text.tokenizer.vocab_size, text.sampling_defaults, config.allow_chat_template)
         self._created = int(time.time())
         self._logged_fields: set[str] = set()
         self.limits = Limits(config, client)
 
     async def chat(self, request: HttpRequest) -> ASGIApp:
-        return await self._generate(request, parse_chat, "chatcmpl")
+        return await self._generate(request, "chat", "chatcmpl")
 
     async def completion(self, request: HttpRequest) -> ASGIApp:
-        return await self._generate(request, parse_completion, "cmpl")
+        return await self._generate(request, "completion", "cmpl")
 
-    async def _generate(self, request: HttpRequest, parse: Parse, prefix: str) -> ASGIApp:
+    async def _generate(self, request: HttpRequest, endpoint: str, prefix: str) -> ASGIApp:
         arrival_s = self._clock.now()
         self.limits.refuse_when_draining()
+        caller = caller_of(request)
         async with self.limits.body(request) as data:
-            body = parse_object(data)
-            adapter = self.check_model(body)
-            call, unknown = parse(body, self._rules)
-            del body
+            call, unknown, rendered = await self._read(endpoint, data, caller)
             self.log_unknown(unknown)
-            return await self._start(call, adapter, prefix, arrival_s, request.state.request_id)
+            adapter = self.check_model({"model": call.model})
+            return await self._start(call, rendered, adapter, prefix, arrival_s, request.state.request_id, caller)
+
+    async def _read(self, endpoint: str, data: bytes, caller: Caller) -> tuple[Any, list[str], Rendered | None]:
+        return await read_call(endpoint, data, self._rules, self._helper, caller, self.check_model)
 
     async def _start(
-        self, call: Call, adapter: ServedAdapter | None, prefix: str, arrival_s: float, header_id: str
+        self,
+        call: Call,
+        rendered: Rendered | None,
+        adapter: ServedAdapter | None,
+        prefix: str,
+        arrival_s: float,
+        header_id: str,
+        caller: Caller,
     ) -> ASGIApp:
         """Encode a call, submit it to the engine, and return what answers it."""
         ready = self._client.require_ready()
         require_tokens(ready)
         self.limits.check_possible(max(1, len(call.prompts)) * call.sampling.n)
         self.limits.admit(1, 0)
-        prompts = await self.encoder.encode_call(call, context_limit(ready))
+        prompts = await self.encoder.encode_call(call, context_limit(ready), rendered=rendered, caller=caller)
         root_id = self._new_id(prefix)
         given_id = call.request_id or header_id
         requests = make_requests(
@@ -201,7 +223,7 @@ class _Service:
     async def load_adapter(self, request: HttpRequest) -> Response:
         """vLLM's: {"lora_name", "lora_path", "load_inplace"}. Only from folders under the configured one."""
         async with self.limits.body(request) as data:
-            fields = Fields(parse_object(data))
+            fields = Fields(parse_small(data))
         name, path = fields.required_text("lora_name"), fields.required_text("lora_path")
         if not path.isprintable():
             raise InvalidRequest("lora_path must be the path of a folder.", param="lora_path")
@@ -223,7 +245,7 @@ class _Service:
     async def unload_adapter(self, request: HttpRequest) -> Response:
         """vLLM's: {"lora_name"}. Requests that use the adapter run to their end."""
         async with self.limits.body(request) as data:
-            name = Fields(parse_object(data)).required_text("lora_name")
+            name = Fields(parse_small(data)).required_text("lora_name")
         if not self._config.lora_dir:
             raise InvalidRequest(
                 "Adapters cannot be unloaded over HTTP here; start the server with --lora-dir.", param="lora_name"
@@ -232,49 +254,28 @@ class _Service:
         return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.")
 
     async def tokenize(self, request: HttpRequest) -> Response:
+        caller = caller_of(request)
         async with self.limits.body(request) as data:
-            return await self._tokenize(parse_object(data))
-
-    async def _tokenize(self, body: dict[str, Any]) -> Response:
-        self.check_model(body)
-        fields = Fields(body)
-        if "messages" in body:
-            prompt, param = self.encoder.render(parse_conversation(fields, self._rules)), "messages"
-        else:
-            given, param = fields.text("prompt"), "prompt"
-            if given is None:
-                raise fields.wrong("prompt", "a string")
-            prompt = given
-        add_special = fields.flag("add_special_tokens")
-        encoded = await self.encoder.encode(
-            prompt,
-            add_special=param == "prompt" if add_special is None else add_special,
-            shared=False,  # else its time would tell what others have sent
-            param=param,
-        )
-        strings = None
-        if fields.flag("return_token_strs"):
-            names = TokenNames(self._text.tokenizer)
-            strings = [names.text(token) for token in encoded.tokens]
-        return JSONReply(
-            {
-                "count": len(encoded.tokens),
-                "max_model_len": self._max_model_len(),
-                "tokens": encoded.tokens,
-                "token_strs": strings,
-            }
-        )
+            call, _, rendered = await self._read("tokenize", data, caller)
+            if call.conversation is None:
+                (prompt,), param = call.prompts, "prompt"
+            else:
+                prompt = rendered or await self.encoder.render(call.conversation, caller)
+                param = "messages"
+            body = await self.encoder.tokenize(
+                prompt,
+                add_special=call.add_special,
+                with_strings=call.with_strings,
+                max_model_len=self._max_model_len(),
+                param=param,
+                caller=caller,
+            )
+        return Response(body, media_type="application/json")
 
     async def detokenize(self, request: HttpRequest) -> Response:
         async with self.limits.body(request) as data:
-            body = parse_object(data)
-        self.check_model(body)
-        fields = Fields(body)
-        tokens = fields.array("tokens")
-        if tokens is None:
-            raise fields.wrong("tokens", "an array of token ids")
-        ids = token_ids("tokens", tokens, self._rules.vocab_size) if tokens else ()
-        return JSONReply({"prompt": self._text.tokenizer.decode(ids, skip_special=False)})
+            call, _, _ = await self._read("detokenize", data, caller_of(request))
+        return JSONReply({"prompt": self._text.tokenizer.decode(call.prompts[0], skip_special=False)})
 
     async def health(self, request: HttpRequest) -> Response:
         """200 only while an engine is ready and, if it has work, makes steps."""

@@ -21,7 +21,7 @@ class ServerConfig:
     max_open_tokens      their prompt tokens together; more is 429
     stall_after_s        work but no step for this long makes /health 503
     lora_dir             folder that adapters may be loaded from over HTTP; "": none may
-    allow_chat_template  a request may bring its own chat template (it runs in the sandbox, but costs what it costs)
+    allow_chat_template  a request may bring its own chat template; the helper process bounds what it costs
     """
 
     model_names: tuple[str, ...]

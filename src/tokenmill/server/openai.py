@@ -177,7 +177,10 @@ def parse_conversation(fields: Fields, rules: Rules) -> Conversation:
         raise InvalidRequest(f"messages must be an array of at least one message, got {got}.", param="messages")
     template = fields.text("chat_template")
     if template is not None and not rules.allow_chat_template:
-        raise InvalidRequest("chat_template is not allowed by this server's settings.", param="chat_template")
+        raise InvalidRequest(
+            "chat_template is not allowed here; the server takes it with --trust-request-chat-template.",
+            param="chat_template",
+        )
     extra = dict(fields.object("chat_template_kwargs") or {})
     for name in ("messages", "tools", "add_generation_prompt", "continue_final_message", "bos_token", "eos_token"):
         if name in extra:
@@ -210,8 +213,8 @@ def _message(number: int, message: Any) -> dict[str, Any]:
     content = message.get("content")
     if isinstance(content, list):
         content = [_part(f"{where}.content[{index}]", part) for index, part in enumerate(content)]
-    elif content is None and role == "assistant" and message.get("tool_calls"):
-        content = None
+    elif content is None and role == "assistant":
+        pass
     elif not isinstance(content, str):
         raise InvalidRequest(
             f"{where}.content must be a string or an array of text parts, got {kind_name(content)}.", param="messages"

@@ -1,8 +1,9 @@
 """From a validated call to engine requests: render, encode, cut to fit, resolve what was left open.
 
-Small prompts, and those whose beginning is known from others, are encoded in place; a large one goes to a thread (the
-tokenizer releases the interpreter lock), so that other clients' streams do not wait for it, and at most two do so at
-once, so that the engine keeps its cores.
+Small prompts, and those whose beginning is known from others, are encoded in place; larger ones go to a thread (the
+tokenizer releases the interpreter lock), so that other clients' streams do not wait for them, and at most two do so at
+once, so that the engine keeps its cores. Those of more than 100,000 characters, and every chat template, are the helper
+process's.
 """
 
 from __future__ import annotations
@@ -11,24 +12,37 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import cast
 
-from ..core.errors import BadCheckpoint, ContextTooLong, InvalidRequest
+from ..core.errors import ContextTooLong, InvalidRequest
 from ..core.events import Ready
 from ..core.request import Request
-from ..text.chat import ChatTemplate
 from ..text.load import TextModel
+from ..text.standins import Rendered
+from .helper import Caller, Helper
+from .jobs import (
+    Encode,
+    EncodeInputs,
+    Tokenize,
+    check_template,
+    encode_inputs,
+    render_job,
+    tokenize_body,
+    unpack_ids,
+    unpack_inputs,
+    unpack_rendered,
+)
 from .openai import MAX_TOKENS_DEFAULT, Call, Conversation, Prompt
+from .tokenizing import MAX_TOKENIZE_CHARS
 
 THREAD_CHARS = 5_000
 """Texts of more characters than this are encoded in a thread."""
 
 KNOWN_CHARS = 100_000
-"""Whether a text is known is not asked of longer ones: that, too, takes time."""
+"""Longer ones are encoded in the helper process. Nor is it asked whether they are known: that, too, takes time."""
 
 _ENCODERS = 2
-_SHRINK = 4
 _MASK64 = 2**64 - 1
+_NOBODY = Caller()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,34 +54,43 @@ class Encoded:
 
 
 class Encoder:
-    """Encodes prompts for one text model."""
+    """Renders and encodes prompts for one text model."""
 
-    def __init__(self, text: TextModel) -> None:
+    def __init__(self, text: TextModel, helper: Helper) -> None:
         self._text = text
+        self._helper = helper
         self._threads = asyncio.Semaphore(_ENCODERS)
-        self._longest_token: int | None = None
 
     async def encode(
-        self, prompt: Prompt, *, add_special: bool, shared: bool, room: int | None = None, param: str = "prompt"
+        self,
+        prompt: Prompt | Rendered,
+        *,
+        add_special: bool,
+        shared: bool,
+        room: int | None = None,
+        keep: str = "",
+        param: str = "prompt",
+        caller: Caller = _NOBODY,
     ) -> Encoded:
-        """Token ids are taken as they are. `shared`: as in Tokenizer.encode. `room`: most tokens wanted; a text that
-        cannot possibly fit is refused unread (ContextTooLong)."""
-        if not isinstance(prompt, str):
+        """Token ids are taken as they are. `shared`: as in Tokenizer.encode. `room`: most tokens wanted; a large text
+        that exceeds it is refused (ContextTooLong), or cut, far beyond it, where `keep` is "head" or "tail"."""
+        if not isinstance(prompt, (str, Rendered)):
             return Encoded(prompt)
-        encode = partial(self._text.tokenizer.encode, prompt, add_special=add_special, shared=shared)
-        if len(prompt) <= THREAD_CHARS or (shared and self._is_mostly_known(prompt)):
-            return Encoded(tuple(encode()), prompt)
-        if room is not None and len(prompt) > room * self._most_chars_per_token():
-            raise ContextTooLong(
-                f"{param} has {len(prompt)} characters, far more than the {room} tokens of this model's context; "
-                "shorten it.",
-                param=param,
-            )
+        rendered = Rendered((prompt,)) if isinstance(prompt, str) else prompt
+        text = rendered.text
+        if len(text) > KNOWN_CHARS:
+            job = Encode(rendered, add_special, room, keep, param)
+            return Encoded(unpack_ids(await caller.stay(self._helper.run(job, caller.name))), text)
+        tokenizer = self._text.tokenizer
+        if rendered.is_split:
+            encode = partial(tokenizer.encode_split, rendered.pieces, add_special=add_special)
+            shared = False
+        else:
+            encode = partial(tokenizer.encode, text, add_special=add_special, shared=shared)
+        if len(text) <= THREAD_CHARS or (shared and tokenizer.num_unknown_chars(text) <= THREAD_CHARS):
+            return Encoded(tuple(encode()), text)
         async with self._threads:
-            return Encoded(tuple(await asyncio.to_thread(encode)), prompt)
-
-    def _is_mostly_known(self, text: str) -> bool:
-        return len(text) <= KNOWN_CHARS and self._text.tokenizer.num_unknown_chars(text) <= THREAD_CHARS
+            return Encoded(tuple(await asyncio.to_thread(encode)), text)
 
     async def encode_inputs(
         self,
@@ -77,69 +100,73 @@ class Encoder:
         limit: int,
         truncate_to: int | None = None,
         keep_end: bool = False,
-    ) -> list[tuple[list[int], int]]:
-        """Texts, or pairs with `seconds`, as Tokenizer.encode_inputs gives them; what cannot possibly fit is refused
-        unread (ContextTooLong). `truncate_to`: keep this many tokens, -1: as many as fit, None: refuse what does not.
-        """
-        room = limit if truncate_to is None or truncate_to < 0 else min(truncate_to, limit)
-        most_chars = max(THREAD_CHARS, room * self._most_chars_per_token())
-        for text in (*texts, *seconds):
-            if len(text) > most_chars and truncate_to is None:
-                raise ContextTooLong(
-                    f"The input has {len(text)} characters, far more than the {limit} tokens of this model's context.",
-                    param="input",
-                )
-        if truncate_to is not None:
-            kept = slice(-most_chars, None) if keep_end else slice(most_chars)
-            texts, seconds = [text[kept] for text in texts], [text[kept] for text in seconds]
-        encode = self._text.tokenizer.encode_inputs
-        most = None if truncate_to is None else room
-        if sum(map(len, texts)) + sum(map(len, seconds)) <= THREAD_CHARS:
-            return encode(texts, seconds, max_tokens=most, keep_end=keep_end)
+        caller: Caller = _NOBODY,
+    ) -> list[tuple[Sequence[int], int]]:
+        """Texts, or pairs with `seconds`, as Tokenizer.encode_inputs gives them; a large one that cannot possibly fit
+        is refused unread (ContextTooLong). `truncate_to`: keep this many tokens, -1: as many as fit, None: refuse what
+        does not."""
+        job = EncodeInputs(tuple(texts), tuple(seconds), limit, truncate_to, keep_end)
+        num_chars = sum(map(len, texts)) + sum(map(len, seconds))
+        if num_chars > KNOWN_CHARS:
+            result = await caller.stay(self._helper.run(job, caller.name))
+            return [(unpack_ids(ids), second) for ids, second in unpack_inputs(result)]
+        encode = partial(encode_inputs, self._text.tokenizer, job, 0)
+        if num_chars <= THREAD_CHARS:
+            return list(encode())
         async with self._threads:
-            return await asyncio.to_thread(encode, texts, seconds, max_tokens=most, keep_end=keep_end)
+            return list(await asyncio.to_thread(encode))
 
-    def render(self, conversation: Conversation) -> str:
+    async def render(self, conversation: Conversation, caller: Caller = _NOBODY) -> Rendered:
         """The conversation as one text, special tokens included. Raises InvalidRequest naming the field."""
-        chat = self._text.chat
-        if conversation.template is not None:
-            chat = self._other_template(conversation.template)
-        if chat is None:
+        check_template(self._text.chat, conversation)
+        return unpack_rendered(await self._helper.run(render_job(conversation), caller.name))
+
+    async def tokenize(
+        self,
+        prompt: str | Rendered,
+        *,
+        add_special: bool,
+        with_strings: bool,
+        max_model_len: int,
+        param: str,
+        caller: Caller = _NOBODY,
+    ) -> bytes:
+        """The body of an answer of /tokenize. Nothing is taken from other texts or left to them, else its time would
+        tell what others have sent."""
+        rendered = Rendered((prompt,)) if isinstance(prompt, str) else prompt
+        num_chars = len(rendered.text)
+        if num_chars > MAX_TOKENIZE_CHARS:
             raise InvalidRequest(
-                "This model has no chat template; use /v1/completions, or a server that allows chat_template.",
-                param="messages",
+                f"{param} gives {num_chars} characters; at most {MAX_TOKENIZE_CHARS} are encoded at once.", param=param
             )
-        return chat.render(
-            conversation.messages,
-            add_generation_prompt=conversation.add_generation_prompt,
-            continue_final_message=conversation.continue_final_message,
-            extra=conversation.extra,
-        )
+        if num_chars > (THREAD_CHARS if with_strings else KNOWN_CHARS):
+            job = Tokenize(rendered, add_special, with_strings, max_model_len, param)
+            return await caller.stay(self._helper.run(job, caller.name))
+        encoded = await self.encode(rendered, add_special=add_special, shared=False, param=param)
+        return tokenize_body(self._text.tokenizer, encoded.tokens, with_strings, max_model_len)
 
-    def _other_template(self, source: str) -> ChatTemplate:
-        own = self._text.chat
-        try:
-            return own.with_source(source) if own else ChatTemplate(source)
-        except BadCheckpoint as error:
-            raise InvalidRequest(error.message, param="chat_template") from None
-
-    async def encode_call(self, call: Call, limit: int) -> list[Encoded]:
-        """The prompts of a call, truncated where it says so. `limit`: tokens of context. With a cache_salt nobody can
-        tell by the time of another call what they are."""
-        prompts: Sequence[Prompt] = call.prompts if call.conversation is None else (self.render(call.conversation),)
+    async def encode_call(
+        self, call: Call, limit: int, *, rendered: Rendered | None = None, caller: Caller = _NOBODY
+    ) -> list[Encoded]:
+        """The prompts of a call, truncated where it says so. `limit`: tokens of context. `rendered`: its conversation,
+        where that has been rendered already. With a cache_salt nobody can tell by the time of another call what they
+        are."""
+        prompts: Sequence[Prompt | Rendered] = call.prompts
+        if call.conversation is not None:
+            prompts = (await self.render(call.conversation, caller) if rendered is None else rendered,)
         encoded: list[Encoded] = []
         for given in prompts:
             if encoded:
                 await asyncio.sleep(0)  # Between many prompts the streams of others have their turn.
-            is_cut = call.truncate_to is not None and isinstance(given, str)
-            text = self._cut(cast(str, given), limit, call.truncate_right) if is_cut else given
             encoded.append(
                 await self.encode(
-                    text,
+                    given,
                     add_special=call.add_special_tokens,
                     shared=not call.cache_salt,
                     room=limit,
+                    keep="" if call.truncate_to is None else "head" if call.truncate_right else "tail",
                     param=call.prompt_field,
+                    caller=caller,
                 )
             )
         if call.truncate_to is not None:
@@ -149,20 +176,6 @@ class Encoder:
             if not prompt.tokens:
                 raise InvalidRequest(f"{call.prompt_field} must give at least one token.", param=call.prompt_field)
         return encoded
-
-    def _cut(self, text: str, room: int, keep_head: bool) -> str:
-        """What of a text that will be truncated to at most `room` tokens can matter; the cut is far beyond them."""
-        most = room * self._most_chars_per_token()
-        if len(text) <= most:
-            return text
-        return text[:most] if keep_head else text[-most:]
-
-    def _most_chars_per_token(self) -> int:
-        """A generous bound: the longest token in bytes, times what a normaliser might swallow."""
-        if self._longest_token is None:
-            tokenizer = self._text.tokenizer
-            self._longest_token = max(len(tokenizer.token_bytes(token)) for token in range(tokenizer.vocab_size))
-        return _SHRINK * max(1, self._longest_token)
 
 
 def context_limit(ready: Ready) -> int:

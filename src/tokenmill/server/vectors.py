@@ -25,15 +25,15 @@ from ..text.load import TextModel
 from .client import EngineClient, Stream
 from .config import ServerConfig
 from .errors import from_engine
-from .fields import parse_object
+from .helper import Helper, caller_of
 from .http import JSONReply
 from .limits import Limits
 from .openai import Rules
-from .pooling import PoolingCall, parse_embedding, parse_rerank, parse_score
+from .pooling import PoolingCall
+from .reading import read_call
 from .stream import watched
 from .tokens import Encoder, context_limit
 
-Parse = Callable[[dict[str, Any], Rules], tuple[PoolingCall, list[str]]]
 Given = str | Sequence[int]
 Input = tuple[Sequence[int], int]
 """Token ids, and where the second text of a pair begins in them, or 0."""
@@ -158,6 +158,7 @@ class VectorService:
     config: ServerConfig
     text: TextModel
     client: EngineClient
+    helper: Helper
     clock: Clock
     new_id: Callable[[str], str]
     limits: Limits
@@ -167,7 +168,7 @@ class VectorService:
 
     async def embeddings(self, request: HttpRequest) -> ASGIApp:
         arrival_s = self.clock.now()
-        call = await self._read(request, parse_embedding)
+        call = await self._read(request, "embedding")
         ready = self.client.require_ready()
         params = _asked(require_vectors(ready), call.activate, "unit")
         if call.dimensions > ready.vector_size:
@@ -175,7 +176,7 @@ class VectorService:
                 f"dimensions must be at most {ready.vector_size}, which this model gives, got {call.dimensions}.",
                 param="dimensions",
             )
-        inputs = await self._encode(call, with_prompt(self.text, call.prompt_name, call.inputs), ready)
+        inputs = await self._encode(call, with_prompt(self.text, call.prompt_name, call.inputs), ready, request)
         params = replace(params, dimensions=call.dimensions)
         head = self._head(call, request, "embd")
         return self._reply(
@@ -183,20 +184,20 @@ class VectorService:
         )
 
     async def score(self, request: HttpRequest) -> ASGIApp:
-        return await self._score(request, parse_score, "score", _score_body)
+        return await self._score(request, "score", _score_body)
 
     async def rerank(self, request: HttpRequest) -> ASGIApp:
-        return await self._score(request, parse_rerank, "rerank", _rerank_body)
+        return await self._score(request, "rerank", _rerank_body)
 
-    async def _score(self, request: HttpRequest, parse: Parse, prefix: str, body: Body) -> ASGIApp:
+    async def _score(self, request: HttpRequest, endpoint: str, body: Body) -> ASGIApp:
         arrival_s = self.clock.now()
-        call = await self._read(request, parse)
+        call = await self._read(request, endpoint)
         ready = self.client.require_ready()
         params = require_vectors(ready, scores=True)
-        head = self._head(call, request, prefix)
+        head = self._head(call, request, endpoint)
         if params.how == "score":
             params = _asked(params, call.activate, "sigmoid")
-            pairs = await self._encode(call, call.inputs, ready)
+            pairs = await self._encode(call, call.inputs, ready, request)
 
             def from_scores(vectors: list[bytes]) -> dict[str, Any]:
                 return body(head, call, [floats(vector)[0] for vector in vectors], _usage(pairs))
@@ -205,7 +206,7 @@ class VectorService:
             return self._reply(call, pairs, params, ready, head, arrival_s, from_scores, name_of)
         texts = list(dict.fromkeys((*call.inputs, *call.seconds)))
         places = {text: place for place, text in enumerate(texts)}
-        inputs = await self._encode(replace(call, seconds=()), with_prompt(self.text, None, texts), ready)
+        inputs = await self._encode(replace(call, seconds=()), with_prompt(self.text, None, texts), ready, request)
 
         def from_vectors(vectors: list[bytes]) -> dict[str, Any]:
             pairs = zip(call.inputs, call.seconds, strict=True)
@@ -224,17 +225,19 @@ class VectorService:
             lambda number: names.get(str(texts[number]), call.names[0]),
         )
 
-    async def _read(self, request: HttpRequest, parse: Parse) -> PoolingCall:
+    async def _read(self, request: HttpRequest, endpoint: str) -> PoolingCall:
         self.limits.refuse_when_draining()
         async with self.limits.body(request) as data:
-            body = parse_object(data)
-            self.check_model(body)
-            call, unknown = parse(body, Rules(self.text.tokenizer.vocab_size))
+            rules = Rules(self.text.tokenizer.vocab_size)
+            call, unknown, _ = await read_call(endpoint, data, rules, self.helper, caller_of(request), self.check_model)
             self.note_unknown(unknown)
         self.limits.admit(1, 0)
+        assert isinstance(call, PoolingCall)
         return call
 
-    async def _encode(self, call: PoolingCall, given: Sequence[Given], ready: Ready) -> list[Input]:
+    async def _encode(
+        self, call: PoolingCall, given: Sequence[Given], ready: Ready, request: HttpRequest
+    ) -> list[Input]:
         """Texts encoded together, ids as they are, in the order given."""
         texts = [prompt for prompt in given if isinstance(prompt, str)]
         encoded = iter(
@@ -244,6 +247,7 @@ class VectorService:
                 limit=context_limit(ready),
                 truncate_to=call.truncate_to,
                 keep_end=call.keep_end,
+                caller=caller_of(request),
             )
             if texts
             else ()

@@ -2,28 +2,31 @@
 
 The environment is the one Hugging Face templates are written for (trimmed blocks, loop controls, `tojson`,
 `raise_exception`, `strftime_now`, `{% generation %}`), in Jinja2's immutable sandbox. Templates come with downloaded
-models and messages from clients, so both are bounded: size of the template, of a repeated string, of the prompt. What a
-template cannot render is the client's error and names `messages`.
+models and messages from clients. The sandbox keeps a template from reaching Python; it does not bound what a template
+costs, at compilation or at rendering, and neither does this module: a `Renderer` belongs into a process whose time and
+memory are limited (`server.jobs`, `cli.helper_process`). Bounded here are the sizes of the template and of the prompt.
+What a template cannot render is the client's error and names `messages`.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from jinja2 import TemplateError, TemplateSyntaxError, nodes
-from jinja2.exceptions import SecurityError
+from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ..core.errors import BadCheckpoint, InvalidRequest
+from .standins import Rendered, Specials, StandIns
 
 MAX_TEMPLATE_CHARS = 1 << 20
-MAX_PROMPT_CHARS = 1 << 26
-MAX_REPEATED_CHARS = 1 << 20
+MAX_PROMPT_CHARS = 1 << 23
+_MAX_REASON = 500
 
 _CONTINUE_MARK = "\ue000continue-final-message\ue000 "
 """Put behind the message to be continued, to find its end in the prompt; the space shows whether the template trims."""
@@ -31,32 +34,44 @@ _CONTINUE_MARK = "\ue000continue-final-message\ue000 "
 _PROBE = "\ue000probe\ue000"
 
 
+@dataclass(frozen=True, slots=True)
 class ChatTemplate:
-    """A compiled template. `bos_token` and `eos_token` are given to it as text."""
+    """A template as it came with a model, not compiled. `bos_token` and `eos_token` are given to it as text."""
+
+    source: str
+    bos_token: str = ""
+    eos_token: str = ""
+
+
+class Renderer:
+    """A compiled template. What it takes to compile and to render is not bounded here."""
 
     def __init__(
-        self, source: str, bos_token: str = "", eos_token: str = "", *, now: Callable[[], datetime] = datetime.now
+        self, template: ChatTemplate, specials: Sequence[str] = (), *, now: Callable[[], datetime] = datetime.now
     ) -> None:
-        """Raises BadCheckpoint when the template is too large or does not compile. `now`: the date it may print."""
-        if len(source) > MAX_TEMPLATE_CHARS:
-            raise BadCheckpoint(f"The chat template has {len(source)} characters; {MAX_TEMPLATE_CHARS} are allowed.")
-        environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols])
+        """`specials`: special tokens that are plain text where a message spells them; none: whatever the prompt holds
+        counts. `now`: the date it may print. Raises BadCheckpoint when the template is too large or does not compile.
+        """
+        if len(template.source) > MAX_TEMPLATE_CHARS:
+            raise BadCheckpoint(
+                f"The chat template has {len(template.source)} characters; {MAX_TEMPLATE_CHARS} are allowed."
+            )
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
+        )
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = lambda form: now().strftime(form)
         try:
-            self._template = environment.from_string(source)
-        except (TemplateSyntaxError, RecursionError) as error:
-            raise BadCheckpoint(f"The model's chat template does not compile: {error}.") from error
-        self.source = source
-        self._now = now
-        self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
+            self._template = environment.from_string(template.source)
+        except Exception as error:  # a template that is made to fail may do so in any way
+            raise BadCheckpoint(f"The chat template does not compile: {_reason(error)}.") from error
+        self._specials = Specials(specials)
+        self._source = template.source
+        self._tokens = {"bos_token": template.bos_token, "eos_token": template.eos_token}
         self._takes_strings: bool | None = None
         self._takes_parts: bool | None = None
-
-    def with_source(self, source: str) -> ChatTemplate:
-        """Another template for the same BOS and EOS. Raises BadCheckpoint when it does not compile."""
-        return ChatTemplate(source, self._tokens["bos_token"], self._tokens["eos_token"], now=self._now)
+        self._takes_null: bool | None = None
 
     def render(
         self,
@@ -66,47 +81,49 @@ class ChatTemplate:
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         extra: Mapping[str, Any] | None = None,
-    ) -> str:
+    ) -> Rendered:
         """The prompt. `continue_final_message` leaves the last message open (and then no generation prompt is added);
         `extra`: further variables of the template. Raises InvalidRequest naming `messages`."""
         prepared = [self._prepare(index, message) for index, message in enumerate(messages)]
         if not prepared:
             raise InvalidRequest("messages must hold at least one message.", param="messages")
         if continue_final_message:
+            if messages[-1].get("content") is None:
+                raise InvalidRequest(
+                    "continue_final_message: the last message has no content to continue.", param="messages"
+                )
             _mark_end(prepared[-1])
-        prompt = self._run(
-            prepared,
+        hidden = StandIns(self._specials, self._source)
+        variables = hidden.put(
             {
                 **(extra or {}),
+                "messages": prepared,
                 "tools": list(tools) if tools else None,
                 "add_generation_prompt": add_generation_prompt and not continue_final_message,
-            },
+            }
         )
-        return _cut_at_mark(prompt) if continue_final_message else prompt
+        prompt = self._run(variables)
+        return hidden.take(_cut_at_mark(prompt) if continue_final_message else prompt)
 
-    def _run(self, messages: list[dict[str, Any]], variables: Mapping[str, Any]) -> str:
+    def _run(self, variables: Mapping[str, Any]) -> str:
         pieces: list[str] = []
         num_chars = 0
         try:
-            for piece in self._template.generate(messages=messages, documents=None, **self._tokens, **variables):
+            for piece in self._template.generate({"documents": None, **variables, **self._tokens}):
                 pieces.append(piece)
                 num_chars += len(piece)
                 if num_chars > MAX_PROMPT_CHARS:
                     raise InvalidRequest(f"The prompt exceeds {MAX_PROMPT_CHARS} characters.", param="messages")
-        except (
-            TemplateError,
-            TypeError,
-            ValueError,
-            LookupError,
-            AttributeError,
-            ArithmeticError,
-            RecursionError,
-        ) as error:
-            reason = str(error) or type(error).__name__
+        except (InvalidRequest, MemoryError):
+            raise
+        except Exception as error:  # a template that is made to fail may do so in any way
             raise InvalidRequest(
-                f"The model's chat template rejected the messages: {reason}", param="messages"
+                f"The chat template rejected the messages: {_reason(error)}", param="messages"
             ) from error
         return "".join(pieces)
+
+    def _try(self, messages: list[dict[str, Any]]) -> str:
+        return self._run({"messages": messages, "tools": None, "add_generation_prompt": False})
 
     def _prepare(self, index: int, message: Mapping[str, Any]) -> dict[str, Any]:
         """A copy of the message with its content in the form the template reads: a string, or a list of parts."""
@@ -118,7 +135,8 @@ class ChatTemplate:
             parts = [{"type": "text", "text": text} for text in texts]
             return {**message, "content": parts if self._reads_parts() else "\n".join(texts)}
         if content is None:
-            return {**message, "content": None if message.get("tool_calls") else ""}
+            is_null = bool(message.get("tool_calls")) and self._reads_null()
+            return {**message, "content": None if is_null else ""}
         if not isinstance(content, str):
             raise InvalidRequest(f"messages[{index}].content must be a string or a list of parts.", param="messages")
         if not self._reads_strings() and self._reads_parts():
@@ -136,9 +154,26 @@ class ChatTemplate:
             self._takes_parts = self._shows([{"type": "text", "text": _PROBE}])
         return self._takes_parts
 
+    def _reads_null(self) -> bool:
+        """Whether the template knows calls of tools without content, rather than failing or printing None."""
+        if self._takes_null is None:
+            function = {"name": "f", "arguments": {}}
+            call = {"id": "call00000", "type": "function", "function": function}
+            history: list[dict[str, Any]] = [
+                {"role": "user", "content": _PROBE},
+                {"role": "assistant", "content": None, "tool_calls": [call]},
+            ]
+            try:
+                prompt = self._try(history)
+            except InvalidRequest:
+                self._takes_null = False
+            else:
+                self._takes_null = "None" not in prompt
+        return self._takes_null
+
     def _shows(self, content: Any) -> bool:
         try:
-            prompt = self._run([{"role": "user", "content": content}], {"tools": None, "add_generation_prompt": False})
+            prompt = self._try([{"role": "user", "content": content}])
         except InvalidRequest:
             return False
         return _PROBE in prompt and f"'{_PROBE}'" not in prompt and f'"{_PROBE}"' not in prompt
@@ -158,10 +193,8 @@ def _mark_end(message: dict[str, Any]) -> None:
     if isinstance(content, list) and content:
         last = content[-1]
         message["content"] = [*content[:-1], {**last, "text": last["text"] + _CONTINUE_MARK}]
-    elif isinstance(content, str):
-        message["content"] = content + _CONTINUE_MARK
     else:
-        raise InvalidRequest("continue_final_message: the last message has no content to continue.", param="messages")
+        message["content"] = f"{content or ''}{_CONTINUE_MARK}"
 
 
 def _cut_at_mark(prompt: str) -> str:
@@ -170,21 +203,6 @@ def _cut_at_mark(prompt: str) -> str:
         raise InvalidRequest("continue_final_message: the template does not print the last message.", param="messages")
     trims = not prompt.startswith(_CONTINUE_MARK, end)
     return prompt[:end].rstrip() if trims else prompt[:end]
-
-
-class _Environment(ImmutableSandboxedEnvironment):
-    """Refuses operators that make something huge out of something small."""
-
-    intercepted_binops = frozenset(["*", "**"])
-
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        if operator == "**" and not (abs(left) <= MAX_REPEATED_CHARS and abs(right) <= 64):
-            raise SecurityError(f"{left!r} ** {right!r} is too large")
-        if operator == "*":
-            for sequence, count in ((left, right), (right, left)):
-                if isinstance(sequence, (str, bytes, list, tuple)) and len(sequence) * count > MAX_REPEATED_CHARS:
-                    raise SecurityError(f"a sequence repeated to more than {MAX_REPEATED_CHARS} items")
-        return super().call_binop(context, operator, left, right)
 
 
 class _GenerationBlock(Extension):
@@ -210,3 +228,7 @@ def _tojson(
 
 def _raise_exception(message: str) -> None:
     raise TemplateError(message)
+
+
+def _reason(error: Exception) -> str:
+    return (str(error) or type(error).__name__)[:_MAX_REASON]

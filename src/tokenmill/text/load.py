@@ -32,7 +32,7 @@ _CONTEXT_KEY = "max_position_embeddings"
 @dataclass(frozen=True, slots=True)
 class TextModel:
     """tokenizer          text to ids and back
-    chat               the chat template, or None for a model that has none
+    chat               the chat template, not compiled, or None for a model that has none
     eos_token_ids      any of these ends an answer, in rising order
     bos_token_id       or None
     max_context        tokens the model was made for
@@ -52,12 +52,15 @@ class TextModel:
     default_prompt: str = ""
 
 
-def load_text(checkpoint: Checkpoint) -> TextModel:
-    """Build the text side of an open checkpoint. Raises BadCheckpoint."""
-    return _load_gguf(checkpoint.metadata) if checkpoint.kind == "gguf" else _load_folder(checkpoint)
+def load_text(checkpoint: Checkpoint, chat_template: str | None = None) -> TextModel:
+    """Build the text side of an open checkpoint. `chat_template`: the source to use instead of the model's own. Raises
+    BadCheckpoint."""
+    if checkpoint.kind == "gguf":
+        return _load_gguf(checkpoint.metadata, chat_template)
+    return _load_folder(checkpoint, chat_template)
 
 
-def _load_gguf(metadata: dict[str, Any]) -> TextModel:
+def _load_gguf(metadata: dict[str, Any], chat_template: str | None) -> TextModel:
     tokenizer = tokenizer_from_gguf(metadata)
     tokens = metadata["tokenizer.ggml.tokens"]
     ids = {role: gguf_token_id(metadata, role) for role in ("bos", "eos", "eot", "eom")}
@@ -66,7 +69,7 @@ def _load_gguf(metadata: dict[str, Any]) -> TextModel:
     ends |= {i for i, kind in enumerate(types) if kind == CONTROL and tokens[i] in END_MARKS}
     bos = tokens[ids["bos"]] if ids["bos"] >= 0 else ""
     eos = tokens[ids["eos"]] if ids["eos"] >= 0 else ""
-    source = metadata.get("tokenizer.chat_template")
+    source = metadata.get("tokenizer.chat_template") if chat_template is None else chat_template
     architecture = metadata.get("general.architecture")
     return TextModel(
         tokenizer,
@@ -77,11 +80,11 @@ def _load_gguf(metadata: dict[str, Any]) -> TextModel:
     )
 
 
-def _load_folder(checkpoint: Checkpoint) -> TextModel:
+def _load_folder(checkpoint: Checkpoint, chat_template: str | None) -> TextModel:
     tokenizer = tokenizer_from_folder(checkpoint.path)
     config = read_tokenizer_config(checkpoint.path)
     bos, eos = token_content(config.get("bos_token")), token_content(config.get("eos_token"))
-    source = _chat_source(checkpoint.path, config)
+    source = _chat_source(checkpoint.path, config) if chat_template is None else chat_template
     sentence = read_sentence_config(checkpoint.path)
     bos_token_id = tokenizer.token_id(bos) if bos is not None else checkpoint.metadata.get("bos_token_id")
     return TextModel(

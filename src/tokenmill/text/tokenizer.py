@@ -10,8 +10,9 @@ row of ordinary characters. Decoding works on bytes, token by token, so that a s
 
 from __future__ import annotations
 
+import copy
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from ..core.errors import BadCheckpoint
 from ..formats.safetensors import read_json
 from .charsmap import check_normalizer
 from .pretokenizers import find_scheme
-from .segments import PIECE_CHARS, SegmentCache, can_cut
+from .segments import PIECE_CHARS, SegmentCache, can_cut, cut_text
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 """Values of `tokenizer.ggml.token_type`."""
@@ -44,6 +45,7 @@ class Tokenizer:
         self._plain = _without_special(backend, self._added, self._special_ids) if self._special_ids else backend
         self._to_bytes, self._begins_with_space = _find_byte_decoder(backend)
         self.vocab_size = max([backend.get_vocab_size(with_added_tokens=False), *(i + 1 for i in self._added)])
+        self._within: tokenizers.Tokenizer | None = None
         self._around = _around(backend) if can_cut(backend) else None
         self._segments = None if self._around is None else SegmentCache(self._encode_piece)
         self._all_bytes = _BytesTable(self, skip_special=False)
@@ -61,6 +63,60 @@ class Tokenizer:
             before, after = self._around if add_special else ([], [])
             return [*before, *self._segments.encode(text), *after]
         return self._encode_whole(text, self._backend if parse_special else self._plain, add_special)
+
+    def encode_parts(self, text: str, *, add_special: bool = True) -> Iterator[list[int]]:
+        """The ids of `encode`, part by part, so that a large text needs no more memory than a part of it at a time
+        where its words can be told apart without the tokenizer."""
+        if self._around is None:
+            yield self._encode_whole(text, self._backend, add_special)
+            return
+        before, after = self._around if add_special else ([], [])
+        yield before
+        for piece in cut_text(text):
+            yield self._encode_piece(piece)
+        yield after
+
+    def encode_split(self, pieces: Sequence[str], *, add_special: bool = True) -> list[int]:
+        """Ids of text and special token in turns, text first and last (see `standins.Rendered`): within a text special
+        tokens do not count. A text without any gives the ids of `encode`. Other threads may run meanwhile."""
+        before, after = (_around(self._backend) if add_special else None) or ([], [])
+        ids = list(before)
+        for place, piece in enumerate(pieces):
+            if place % 2:
+                ids.append(self._special(piece)[0])
+                continue
+            if place and self._special(pieces[place - 1])[1].rstrip:
+                piece = piece.lstrip()
+            if place + 1 < len(pieces) and self._special(pieces[place + 1])[1].lstrip:
+                piece = piece.rstrip()
+            if piece:
+                ids += self._encode_whole(piece, self._plain_within() if place else self._plain, False)
+        return [*ids, *after]
+
+    def special_texts(self) -> list[str]:
+        """How the special tokens that are found in text are spelled, by rising id."""
+        return [token.content for _, token in sorted(self._added.items()) if token.special]
+
+    def longest_token(self) -> int:
+        """Bytes of the longest token. Takes a while: it asks for all."""
+        return max(len(self.token_bytes(token)) for token in range(self.vocab_size))
+
+    def _special(self, text: str) -> tuple[int, AddedToken]:
+        token_id = self._backend.token_to_id(text)
+        assert token_id is not None, f"{text!r} is no special token"
+        return token_id, self._added[token_id]
+
+    def _plain_within(self) -> tokenizers.Tokenizer:
+        """`_plain` for what does not begin a text: some tokenizers put a space only before what does."""
+        if self._within is None:
+            self._within = self._plain
+            state = b"" if self._plain.pre_tokenizer is None else self._plain.pre_tokenizer.__getstate__()
+            if (first := b'"prepend_scheme":"first"') in state:
+                self._within = _like(self._plain, self._plain.model, self._plain.get_added_tokens_decoder())
+                inner = copy.deepcopy(self._plain.pre_tokenizer)
+                inner.__setstate__(state.replace(first, b'"prepend_scheme":"never"'))
+                self._within.pre_tokenizer = inner
+        return self._within
 
     def num_unknown_chars(self, text: str) -> int:
         """How much of `text` was not in texts encoded before, about: what is left for a shared `encode`."""
@@ -192,9 +248,13 @@ def _without_special(
     if isinstance(backend.model, models.Unigram):
         num_pieces = backend.get_vocab_size(with_added_tokens=False)
         added = {i: token for i, token in added.items() if i not in special_ids or i >= num_pieces}
-        plain = tokenizers.Tokenizer(_hide(backend, special_ids))
-    else:
-        plain = tokenizers.Tokenizer(backend.model)
+        return _like(backend, _hide(backend, special_ids), added)
+    return _like(backend, backend.model, added)
+
+
+def _like(backend: tokenizers.Tokenizer, model: models.Model, added: dict[int, AddedToken]) -> tokenizers.Tokenizer:
+    """With another model and other added tokens, of which special ones are not looked for in text."""
+    plain = tokenizers.Tokenizer(model)
     if backend.normalizer is not None:
         plain.normalizer = backend.normalizer
     if backend.pre_tokenizer is not None:

@@ -1,0 +1,332 @@
+"""What a helper process does: read bodies, compile and render chat templates, encode texts.
+
+A job and its result cross between two processes, so both are compact: token ids are int32, and what can be an answer's
+body is one. Nothing here bounds time or memory; the process does (`cli.helper_process`), and its limits are told to
+clients by `describe_limit`.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from ..core.errors import BadCheckpoint, ContextTooLong, InvalidRequest
+from ..core.units import MiB
+from ..text.chat import ChatTemplate, Renderer
+from ..text.standins import Rendered
+from ..text.tokenizer import Tokenizer
+from .fields import parse_object
+from .logprobs import TokenNames
+from .openai import Call, Conversation, Rules, parse_chat, parse_completion
+from .pooling import PoolingCall, parse_embedding, parse_rerank, parse_score
+from .tokenizing import DetokenizeCall, TokenizeCall, parse_detokenize, parse_tokenize
+
+JOB_S = 2.0
+RENDER_S = 0.2
+JOB_BYTES = 384 * MiB
+RENDER_BYTES = 128 * MiB
+MAX_RESULT_BYTES = 64 * MiB
+
+SHRINK = 4
+"""What a normaliser might swallow, as a factor."""
+
+AnyCall = Call | PoolingCall | TokenizeCall | DetokenizeCall
+Parse = Callable[[dict[str, Any], Rules], tuple[Any, list[str]]]
+
+ENDPOINTS: dict[str, tuple[Parse, type[AnyCall], str]] = {
+    "chat": (parse_chat, Call, "prompts"),
+    "completion": (parse_completion, Call, "prompts"),
+    "embedding": (parse_embedding, PoolingCall, "inputs"),
+    "score": (parse_score, PoolingCall, "inputs"),
+    "rerank": (parse_rerank, PoolingCall, "inputs"),
+    "tokenize": (parse_tokenize, TokenizeCall, "prompts"),
+    "detokenize": (parse_detokenize, DetokenizeCall, "prompts"),
+}
+"""How a body is read, what it becomes, and which field of that holds texts and token ids."""
+
+
+class Compile(msgspec.Struct, tag=True, frozen=True):
+    """Make the model's own template ready. Result: nothing."""
+
+    param: str | None = None
+    does: str = "Compiling the model's chat template"
+
+
+class Render(msgspec.Struct, tag=True, frozen=True):
+    """Result: a Rendered, as msgpack. `template`: the request's own, or None for the model's."""
+
+    messages: tuple[dict[str, Any], ...]
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    extra: dict[str, Any] = {}
+    template: str | None = None
+    param: str | None = "messages"
+    does: str = "Rendering the messages"
+
+
+class Read(msgspec.Struct, tag=True, frozen=True):
+    """Validate a body. Result: see `unpack`."""
+
+    endpoint: str
+    body: bytes
+    param: str | None = None
+    does: str = "Reading the body"
+
+
+class Encode(msgspec.Struct, tag=True, frozen=True):
+    """Result: token ids as int32. `room`: most tokens wanted, None: any number; `keep`: "" to refuse what exceeds it,
+    else "head" or "tail" to cut a text there that is much too long."""
+
+    rendered: Rendered
+    add_special: bool
+    room: int | None = None
+    keep: str = ""
+    param: str | None = "prompt"
+    does: str = "Encoding the text"
+
+
+class EncodeInputs(msgspec.Struct, tag=True, frozen=True):
+    """As Tokenizer.encode_inputs. Result: (ids as int32, where the second text begins) of each, as msgpack."""
+
+    texts: tuple[str, ...]
+    seconds: tuple[str, ...]
+    limit: int
+    truncate_to: int | None
+    keep_end: bool
+    param: str | None = "input"
+    does: str = "Encoding the inputs"
+
+
+class Tokenize(msgspec.Struct, tag=True, frozen=True):
+    """Result: the body of an answer of /tokenize."""
+
+    rendered: Rendered
+    add_special: bool
+    with_strings: bool
+    max_model_len: int
+    param: str | None = "prompt"
+    does: str = "Encoding the text"
+
+
+Job = Compile | Render | Read | Encode | EncodeInputs | Tokenize
+NEED_TOKENIZER = (Encode, EncodeInputs, Tokenize)
+
+_DECODER: msgspec.msgpack.Decoder[Job] = msgspec.msgpack.Decoder(Job)
+_RENDERED = msgspec.msgpack.Decoder(Rendered)
+_INPUTS = msgspec.msgpack.Decoder(list[tuple[bytes, int]])
+encode_job = msgspec.msgpack.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class Materials:
+    """What jobs need of a model. `specials`: as Renderer's."""
+
+    chat: ChatTemplate | None
+    specials: tuple[str, ...]
+    rules: Rules
+
+
+class Jobs:
+    """Does jobs, one at a time. `load`: gives the tokenizer when it is first needed. `rendering`: a context in which
+    templates are compiled and rendered for a request."""
+
+    def __init__(
+        self,
+        materials: Materials,
+        load: Callable[[], Tokenizer],
+        rendering: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self._materials = materials
+        self._load = load
+        self._rendering = rendering
+        self._renderer: Renderer | None = None
+        self._tokenizer: Tokenizer | None = None
+        self._longest = 0
+
+    def load_tokenizer(self) -> None:
+        """Once, before the first job that needs it."""
+        if self._tokenizer is None:
+            self._tokenizer = self._load()
+            self._longest = self._tokenizer.longest_token()
+
+    def run(self, data: bytes) -> bytes:
+        """Raises TokenmillError."""
+        job = _DECODER.decode(data)
+        if isinstance(job, Compile):
+            self._own_renderer()
+            return b""
+        if isinstance(job, Render):
+            return encode_job(self._render(job))
+        if isinstance(job, Read):
+            return self._read(job)
+        self.load_tokenizer()
+        if isinstance(job, Encode):
+            return self._encode(job).tobytes()
+        if isinstance(job, EncodeInputs):
+            return self._encode_inputs(job)
+        return self._tokenize(job)
+
+    def _own_renderer(self) -> Renderer:
+        if self._renderer is None:
+            assert self._materials.chat is not None
+            self._renderer = Renderer(self._materials.chat, self._materials.specials)
+        return self._renderer
+
+    def _render(self, job: Render) -> Rendered:
+        source = job.template
+        try:
+            renderer = self._own_renderer() if source is None else None
+        except BadCheckpoint as error:
+            raise InvalidRequest(
+                f"This model's chat template cannot be used. {error.message}", param="messages"
+            ) from None
+        with self._rendering():
+            if renderer is None:
+                assert source is not None
+                own = self._materials.chat or ChatTemplate("")
+                try:
+                    renderer = Renderer(replace(own, source=source), self._materials.specials)
+                except BadCheckpoint as error:
+                    raise InvalidRequest(error.message, param="chat_template") from None
+            return renderer.render(
+                job.messages,
+                add_generation_prompt=job.add_generation_prompt,
+                continue_final_message=job.continue_final_message,
+                extra=job.extra,
+            )
+
+    def _read(self, job: Read) -> bytes:
+        parse, _, field = ENDPOINTS[job.endpoint]
+        call, unknown = parse(parse_object(job.body), self._materials.rules)
+        conversation = getattr(call, "conversation", None)
+        rendered = None
+        if conversation is not None:
+            check_template(self._materials.chat, conversation)
+            rendered = self._render(render_job(conversation))
+            call = replace(call, conversation=Conversation(messages=()))
+        prompts = [
+            prompt if isinstance(prompt, str) else array("i", prompt).tobytes() for prompt in getattr(call, field)
+        ]
+        return encode_job((replace(call, **{field: ()}), unknown[:_MAX_UNKNOWN], prompts, rendered))
+
+    def _encode(self, job: Encode) -> array[int]:
+        rendered = job.rendered
+        if job.room is not None:
+            most = job.room * SHRINK * self._longest
+            text = rendered.text
+            if len(text) > most and not job.keep:
+                raise ContextTooLong(
+                    f"{job.param} has {len(text)} characters, far more than the {job.room} tokens of this model's "
+                    "context; shorten it.",
+                    param=job.param,
+                )
+            if len(text) > most and not rendered.is_split:
+                rendered = Rendered((text[:most] if job.keep == "head" else text[-most:],))
+        tokens = self._ids(rendered, job.add_special)
+        if job.room is not None and len(tokens) > job.room and not job.keep:
+            raise ContextTooLong(
+                f"This model's context is {job.room} tokens, but {job.param} has {len(tokens)}; at most {job.room - 1} "
+                "leave room for an answer.",
+                param=job.param,
+            )
+        return tokens
+
+    def _ids(self, rendered: Rendered, add_special: bool) -> array[int]:
+        assert self._tokenizer is not None
+        if rendered.is_split:
+            return array("i", self._tokenizer.encode_split(rendered.pieces, add_special=add_special))
+        ids = array("i")
+        for part in self._tokenizer.encode_parts(rendered.text, add_special=add_special):
+            ids.extend(part)
+        return ids
+
+    def _encode_inputs(self, job: EncodeInputs) -> bytes:
+        assert self._tokenizer is not None
+        found = encode_inputs(self._tokenizer, job, SHRINK * self._longest)
+        return encode_job([(array("i", ids).tobytes(), second) for ids, second in found])
+
+    def _tokenize(self, job: Tokenize) -> bytes:
+        assert self._tokenizer is not None
+        return tokenize_body(
+            self._tokenizer, self._ids(job.rendered, job.add_special), job.with_strings, job.max_model_len
+        )
+
+
+_MAX_UNKNOWN = 1000
+
+
+def unpack(endpoint: str, result: bytes) -> tuple[Any, list[str], list[Any], Rendered | None]:
+    """Of a Read: (the call without its texts and token ids, names of unknown fields, the texts and ids as int32, the
+    rendered conversation if it is one)."""
+    call_type: Any = ENDPOINTS[endpoint][1]
+    return msgspec.msgpack.decode(result, type=tuple[call_type, list[str], list[Any], Rendered | None])
+
+
+def unpack_rendered(result: bytes) -> Rendered:
+    return _RENDERED.decode(result)
+
+
+def unpack_inputs(result: bytes) -> list[tuple[bytes, int]]:
+    return _INPUTS.decode(result)
+
+
+def unpack_ids(ids: bytes) -> tuple[int, ...]:
+    return tuple(array("i", ids))
+
+
+def render_job(conversation: Conversation) -> Render:
+    return Render(
+        conversation.messages,
+        conversation.add_generation_prompt,
+        conversation.continue_final_message,
+        conversation.extra,
+        conversation.template,
+    )
+
+
+def check_template(chat: ChatTemplate | None, conversation: Conversation) -> None:
+    """Raises InvalidRequest where there is nothing to render with."""
+    if chat is None and conversation.template is None:
+        raise InvalidRequest(
+            "This model has no chat template; use /v1/completions, or serve it with --chat-template FILE.",
+            param="messages",
+        )
+
+
+def encode_inputs(tokenizer: Tokenizer, job: EncodeInputs, chars_per_token: int) -> list[tuple[list[int], int]]:
+    """What cannot possibly fit is refused unread, or cut. `chars_per_token`: at most; 0: not known."""
+    texts, seconds, truncate_to = job.texts, job.seconds, job.truncate_to
+    room = job.limit if truncate_to is None or truncate_to < 0 else min(truncate_to, job.limit)
+    most = room * chars_per_token
+    if most and truncate_to is None:
+        for text in (*texts, *seconds):
+            if len(text) > most:
+                raise ContextTooLong(
+                    f"The input has {len(text)} characters, far more than the {job.limit} tokens of this model's "
+                    "context.",
+                    param="input",
+                )
+    elif most:
+        kept = slice(-most, None) if job.keep_end else slice(most)
+        texts, seconds = (tuple(text[kept] for text in given) for given in (texts, seconds))
+    return tokenizer.encode_inputs(
+        texts, seconds, max_tokens=None if truncate_to is None else room, keep_end=job.keep_end
+    )
+
+
+def tokenize_body(tokenizer: Tokenizer, ids: Iterable[int], with_strings: bool, max_model_len: int) -> bytes:
+    tokens = list(ids)
+    names = TokenNames(tokenizer)
+    return msgspec.json.encode(
+        {
+            "count": len(tokens),
+            "max_model_len": max_model_len,
+            "tokens": tokens,
+            "token_strs": [names.text(token) for token in tokens] if with_strings else None,
+        }
+    )

@@ -1,0 +1,46 @@
+"""From the bytes of a body to a validated call: here where that is quick, in the helper process where it is not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from ..core.errors import BodyTooLarge
+from ..text.standins import Rendered
+from .fields import parse_object
+from .helper import Caller, Helper, is_heavy
+from .jobs import ENDPOINTS, Read, unpack, unpack_ids
+from .openai import Rules
+
+Check = Callable[[dict[str, Any]], Any]
+
+
+async def read_call(
+    endpoint: str, body: bytes, rules: Rules, helper: Helper, caller: Caller, check_model: Check
+) -> tuple[Any, list[str], Rendered | None]:
+    """(the call, names of unknown fields, the conversation where it is rendered already). `check_model` refuses a body
+    that names a model which is not here. Raises InvalidRequest naming the field."""
+    if not is_heavy(body):
+        fields = parse_object(body)
+        check_model(fields)
+        call, unknown = ENDPOINTS[endpoint][0](fields, rules)
+        return call, unknown, None
+    result = await caller.stay(helper.run(Read(endpoint, body), caller.name))
+    call, unknown, prompts, rendered = unpack(endpoint, result)
+    check_model({"model": call.model})
+    given: list[str | tuple[int, ...]] = []
+    for prompt in prompts:
+        if isinstance(prompt, bytes):
+            await asyncio.sleep(0)  # Between many prompts the streams of others have their turn.
+            prompt = unpack_ids(prompt)
+        given.append(prompt)
+    return replace(call, **{ENDPOINTS[endpoint][2]: tuple(given)}), unknown, rendered
+
+
+def parse_small(body: bytes) -> dict[str, Any]:
+    """The object in a body that has no reason to be large. Raises BodyTooLarge, InvalidRequest."""
+    if is_heavy(body):
+        raise BodyTooLarge("The body is larger than this path takes.")
+    return parse_object(body)
