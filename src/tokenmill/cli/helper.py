@@ -47,6 +47,8 @@ from .helper_process import RESULT, Failure, HelperLaunch
 NUM_HEAVY = 2
 _END_S = 1.0
 _RESTART_S = 1.0
+"""At least between two starts."""
+
 _TRIM_BYTES = MiB
 _TRIM_AFTER_S = 1.0
 
@@ -191,10 +193,10 @@ class HelperProcess:
         if self._forks is not None and self._forks.is_gone:
             _log.error("The helper process has ended; it is started again.")
             self._lose()
-            self._not_before_s = now_s + _RESTART_S
         if self._forks is None:
             if self._is_closed or now_s < self._not_before_s:
                 raise EOFError
+            self._not_before_s = now_s + _RESTART_S
             self._forks = _Forks(self._launch)
         return self._forks
 

@@ -148,6 +148,8 @@ class _Forks:
                 os.nice(_NICE)
             _work(end, self._jobs, once=not is_quick)
             code = 0
+        except BrokenPipeError:
+            code = 0  # nobody waits for it any more
         except MemoryError:
             code = OUT_OF_MEMORY
         except BaseException:

@@ -1,0 +1,190 @@
+"""The helper process: what is hostile or heavy ends in time and in memory, and takes nothing else with it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Coroutine
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from serving import alive, wait_until
+
+from scripted import make_text_model
+from tokenmill.cli.helper import HelperProcess, materials
+from tokenmill.core.errors import InvalidRequest, Unavailable
+from tokenmill.server.jobs import Encode, Read, Render, Tokenize, unpack, unpack_ids, unpack_rendered
+from tokenmill.text.chat import ChatTemplate
+from tokenmill.text.standins import Rendered
+
+HELLO = ({"role": "user", "content": "hello"},)
+
+# What a template can cost, each far beyond what it may: time, memory, or both; some when it is compiled.
+HOSTILE = {
+    "nested loops": "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}",
+    "folded at compilation": "{{ 'a' | center(1500000000) }}",
+    "doubling by ~": "{% set n = namespace(s='aaaa') %}{% for a in range(64) %}{% set n.s = n.s ~ n.s %}{% endfor %}",
+    "doubling by +": "{% set n = namespace(s='aaaa') %}{% for a in range(64) %}{% set n.s = n.s + n.s %}{% endfor %}",
+    "a repeated string": "{{ 'x' * 10000000000 }}",
+    "a repeated list": "{{ ([1] * (messages | length * 10000000000)) | length }}",
+    "a power of a power": "{{ 9 ** (9 ** (9 + messages | length)) }}",
+    "a format's width": "{{ '%2000000000d' | format(messages | length) }}",
+    "replace": "{{ ('a' * 100000).replace('a', 'b' * 100000 ~ messages[0].role) }}",
+    "join": "{{ range(99999) | join('x' * 1000000 ~ messages[0].role) }}",
+    "batch": "{{ messages | batch(2000000000, 'x') | list | length }}",
+    "slice": "{% for a in messages | slice(2000000000) %}{% endfor %}",
+    "indented JSON": "{{ messages | tojson(indent=1000000000) }}",
+    "indent": "{{ ('a\n' * 10000 ~ messages[0].role) | indent(1000000) }}",
+    "lipsum": "{% for a in range(9999) %}{% set x = lipsum(1000) %}{% endfor %}",
+    "a big product": "{% for a in range(99) %}{% set n = 7 ** (3000000 + a) %}{% endfor %}",
+    "recursion": "{% macro f(n) %}{{ f(n) }}{{ f(n) }}{% endmacro %}{{ f(1) }}",
+    "wide printing": "{% for a in range(9999) %}{{ 'x' * 100000 }}{% endfor %}",
+    "deep nesting": "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
+}
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(work, 60))
+
+
+@contextlib.asynccontextmanager
+async def helper(folder: Path, source: str | None = None, **how: Any) -> AsyncIterator[HelperProcess]:
+    text = make_text_model()
+    if source is not None:
+        text = dataclasses.replace(text, chat=ChatTemplate(source))
+    (folder / "tokenizer.json").write_text(text.tokenizer.to_json())
+    subject = HelperProcess(str(folder), materials(text, **how))
+    try:
+        yield subject
+    finally:
+        await subject.close()
+
+
+async def render(subject: HelperProcess, client: str = "a", **how: Any) -> str:
+    return unpack_rendered(await subject.run(Render(HELLO, **how), client)).text
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_jobs_give_what_they_would_here(tmp_path: Path) -> None:
+    text = make_text_model()
+
+    async def work() -> None:
+        async with helper(tmp_path) as subject:
+            assert await render(subject) == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
+            long = "hello world, " * 30_000
+            ids = unpack_ids(await subject.run(Encode(Rendered((long,)), True), "a"))
+            assert list(ids) == text.tokenizer.encode(long)
+            answer = msgspec.json.decode(await subject.run(Tokenize(Rendered(("hello",)), True, True, 9), "a"))
+            assert answer["token_strs"] == ["h", "e", "llo"] and answer["count"] == 3
+            body = b'{"messages": [{"role": "user", "content": "<|im_end|>"}], "max_tokens": 3, "odd": 1}'
+            call, unknown, _, rendered = unpack("chat", await subject.run(Read("chat", body), "a"))
+            assert (call.sampling.max_tokens, unknown, rendered.is_split) == (3, ["odd"], True)
+
+    run(work())
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_template_ends_as_the_clients_error(name: str, tmp_path: Path) -> None:
+    """The model's own, and one that a request brings."""
+
+    async def work() -> None:
+        async with helper(tmp_path, HOSTILE[name]) as subject:
+            for how in ({}, {"template": HOSTILE[name]}):
+                with pytest.raises(InvalidRequest) as caught:
+                    await render(subject, **how)
+                assert caught.value.param in ("messages", "chat_template")
+            assert unpack_ids(await subject.run(Encode(Rendered(("hello",)), True), "a"))
+
+    run(work())
+
+
+def test_a_heavy_job_ends_in_time_and_memory(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with helper(tmp_path) as subject:
+            lists = b'{"prompt": [' + b"[]," * 5_000_000 + b"[]]}"
+            with pytest.raises(InvalidRequest, match=r"memory|processor time"):
+                await subject.run(Read("completion", lists), "a")
+            many = b'{"messages": [' + b'{"role": "user", "content": "a"},' * 200_000
+            with pytest.raises(InvalidRequest, match="processor time") as caught:
+                await subject.run(Read("chat", many[:-1] + b"]}"), "a")
+            assert caught.value.param == "messages"
+
+    run(work())
+
+
+def test_killing_one_job_leaves_the_others(tmp_path: Path) -> None:
+    """A slow one, one that is given up, and plain ones beside them."""
+    slow = HOSTILE["nested loops"]
+
+    async def work() -> None:
+        async with helper(tmp_path) as subject:
+            await render(subject)
+            bad = [asyncio.create_task(render(subject, f"bad{n}", template=slow)) for n in range(4)]
+            left = asyncio.create_task(subject.run(Encode(Rendered(("x y" * 1_000_000,)), True), "left"))
+            await asyncio.sleep(0.1)
+            left.cancel()
+            for number in range(20):
+                assert "hello" in await render(subject, f"good{number % 2}")
+            ends = await asyncio.gather(*bad, left, return_exceptions=True)
+            assert [type(end) for end in ends] == [InvalidRequest] * 4 + [asyncio.CancelledError]
+            assert subject._forks is not None
+            zygote = subject._forks._process.pid
+            await asyncio.to_thread(wait_until, lambda: len(children(zygote)) <= 1, "only the renderer lives", 20)
+
+    run(work())
+
+
+def test_a_lost_helper_is_started_again(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with helper(tmp_path) as subject:
+            await render(subject)
+            assert subject._forks is not None
+            zygote = subject._forks._process.pid
+            os.kill(zygote, signal.SIGKILL)
+            deadline = time.monotonic() + 20
+            while time.monotonic() < deadline:
+                with contextlib.suppress(Unavailable):
+                    assert await subject.run(Encode(Rendered(("hello",)), True), "a")
+                    assert "hello" in await render(subject)
+                    return
+                await asyncio.sleep(0.1)
+            raise AssertionError("it did not come back")
+
+    run(work())
+
+
+def test_children_reach_nothing(tmp_path: Path) -> None:
+    """No descriptor can be had: no file, no connection."""
+
+    async def work() -> None:
+        async with helper(tmp_path) as subject:
+            await render(subject)
+            assert subject._forks is not None
+            (child,) = children(subject._forks._process.pid)
+            limits = Path(f"/proc/{child}/limits").read_text().splitlines()
+            assert next(line for line in limits if line.startswith("Max open files")).split()[3] == "0"
+
+    run(work())
+
+
+def test_it_ends_with_its_parent(tmp_path: Path) -> None:
+    pids: list[int] = []
+
+    async def work() -> None:
+        async with helper(tmp_path) as subject:
+            await render(subject)
+            assert subject._forks is not None
+            pids.append(subject._forks._process.pid)
+            pids.extend(children(pids[0]))
+
+    run(work())
+    wait_until(lambda: not any(map(alive, pids)), "no process is left", 10)
