@@ -11,9 +11,10 @@ import contextlib
 import socket
 import threading
 from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
 from typing import Any
 
-from tokenmill.cli.helper import materials
+from tokenmill.cli.helper import HelperProcess, materials
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import BadCheckpoint
 from tokenmill.core.events import Ready
@@ -25,7 +26,7 @@ from tokenmill.net.entropy import new_id, new_seed
 from tokenmill.server.app import build_app
 from tokenmill.server.client import EngineClient
 from tokenmill.server.config import ServerConfig
-from tokenmill.server.jobs import Job, Jobs, encode_job
+from tokenmill.server.jobs import Job, Jobs, pack
 from tokenmill.server.metrics import Metrics
 from tokenmill.server.run import serve
 from tokenmill.text.chat import ChatTemplate
@@ -76,7 +77,7 @@ class InlineHelper:
         self._jobs = Jobs(given, lambda: text.tokenizer, contextlib.nullcontext)
 
     async def run(self, job: Job, client: str) -> bytes:
-        return self._jobs.run(encode_job(job))
+        return self._jobs.run(*pack(job))
 
 
 class Script:
@@ -138,7 +139,8 @@ class Script:
 
 
 class Served:
-    """A context manager: the app on a free loopback port, with an engine that can be killed and brought back."""
+    """A context manager: the app on a free loopback port, with an engine that can be killed and brought back. `folder`:
+    an empty one for the tokenizer of a helper process; without it jobs are done inline."""
 
     def __init__(
         self,
@@ -149,6 +151,7 @@ class Served:
         step_s: float = 0.0,
         drain_s: float = 1.0,
         attach: bool = True,
+        folder: Path | None = None,
         **settings: Any,
     ) -> None:
         self.text = text or make_text_model()
@@ -158,6 +161,7 @@ class Served:
         self._step_s = step_s
         self._drain_s = drain_s
         self._attach = attach
+        self._folder = folder
         self._started = threading.Event()
 
     def __enter__(self) -> Served:
@@ -175,7 +179,11 @@ class Served:
         self.loop = asyncio.get_running_loop()
         self.client = EngineClient()
         clock = MonotonicClock()
-        helper = InlineHelper(self.text, trust_templates=self.config.allow_chat_template)
+        trusts = self.config.allow_chat_template
+        helper: InlineHelper | HelperProcess = InlineHelper(self.text, trust_templates=trusts)
+        if self._folder is not None:
+            (self._folder / "tokenizer.json").write_text(self.text.tokenizer.to_json())
+            helper = HelperProcess(str(self._folder), materials(self.text, trust_templates=trusts))
         self.app = build_app(self.config, self.text, self.client, helper, clock=clock, new_seed=new_seed, new_id=new_id)
         self.script = Script(self.text, self._reply)
         self.script.step_s = self._step_s
@@ -194,6 +202,8 @@ class Served:
         except asyncio.CancelledError:
             pass
         finally:
+            if isinstance(helper, HelperProcess):
+                await helper.close()
             self.client.detach("The test is over.")
             if self._engine is not None:
                 self._engine.cancel()

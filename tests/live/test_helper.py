@@ -86,7 +86,7 @@ def test_jobs_give_what_they_would_here(tmp_path: Path) -> None:
             answer = msgspec.json.decode(await subject.run(Tokenize(Rendered(("hello",)), True, True, 9), "a"))
             assert answer["token_strs"] == ["h", "e", "llo"] and answer["count"] == 3
             body = b'{"messages": [{"role": "user", "content": "<|im_end|>"}], "max_tokens": 3, "odd": 1}'
-            call, unknown, _, rendered = unpack("chat", await subject.run(Read("chat", body), "a"))
+            call, unknown, _, rendered = unpack("chat", await subject.run(Read("chat", body, 100), "a"))
             assert (call.sampling.max_tokens, unknown, rendered.is_split) == (3, ["odd"], True)
 
     run(work())
@@ -110,12 +110,12 @@ def test_a_hostile_template_ends_as_the_clients_error(name: str, tmp_path: Path)
 def test_a_heavy_job_ends_in_time_and_memory(tmp_path: Path) -> None:
     async def work() -> None:
         async with helper(tmp_path) as subject:
-            lists = b'{"prompt": [' + b"[]," * 5_000_000 + b"[]]}"
+            lists = b'{"prompt": [' + b"{}," * 6_000_000 + b"{}]}"
             with pytest.raises(InvalidRequest, match=r"memory|processor time"):
-                await subject.run(Read("completion", lists), "a")
+                await subject.run(Read("completion", lists, 100), "a")
             many = b'{"messages": [' + b'{"role": "user", "content": "a"},' * 200_000
             with pytest.raises(InvalidRequest, match="processor time") as caught:
-                await subject.run(Read("chat", many[:-1] + b"]}"), "a")
+                await subject.run(Read("chat", many[:-1] + b"]}", 100), "a")
             assert caught.value.param == "messages"
 
     run(work())

@@ -35,14 +35,14 @@ from ..server.jobs import (
     Job,
     Materials,
     Render,
-    encode_job,
+    pack,
 )
 from ..server.openai import Rules
 from ..server.turns import Turns
 from ..text.chat import MAX_TEMPLATE_CHARS
 from ..text.load import TextModel
 from .heap import trim_heap
-from .helper_process import RESULT, Failure, HelperLaunch
+from .helper_process import LENGTH, RESULT, Failure, HelperLaunch
 
 NUM_HEAVY = 2
 _END_S = 1.0
@@ -112,19 +112,19 @@ class HelperProcess:
 
     async def run(self, job: Job, client: str) -> bytes:
         """As Helper.run."""
-        data = encode_job(job)
+        data, body = pack(job)
         is_quick = isinstance(job, Render) and job.template is None
         turns = self._quick if is_quick else self._heavy
-        async with turns.turn(client, len(data)):
+        async with turns.turn(client, len(data) + len(body)):
             try:
-                result = await (self._render(data) if is_quick else self._do(job, data))
+                result = await (self._render(data) if is_quick else self._do(job, data, body))
             except _Killed as killed:
                 turns.note_end(client, was_killed=True)
                 raise killed.reason(job) from None
             except EOFError:
                 raise Unavailable("The helper process is down; retry in a second.") from None
         turns.note_end(client, was_killed=False)
-        if len(data) + len(result) > _TRIM_BYTES and self._trimming is None:
+        if len(data) + len(body) + len(result) > _TRIM_BYTES and self._trimming is None:
             self._trimming = asyncio.get_running_loop().call_later(_TRIM_AFTER_S, self._trim)
         return _open(result)
 
@@ -133,11 +133,11 @@ class HelperProcess:
         self._trimming = None
         trim_heap()
 
-    async def _do(self, job: Job, data: bytes) -> bytes:
+    async def _do(self, job: Job, data: bytes, body: bytes) -> bytes:
         """In a child of its own."""
         child = self._started().fork(b"t" if isinstance(job, NEED_TOKENIZER) else b"h")
         try:
-            return await child.ask(data)
+            return await child.ask(data, body)
         finally:
             child.close()
 
@@ -158,7 +158,7 @@ class HelperProcess:
             self._renderer = self._started().fork(b"q")
             job = Compile()
             try:
-                _open(await self._renderer.ask(encode_job(job)))
+                _open(await self._renderer.ask(*pack(job)))
             except BaseException as error:
                 self._drop_renderer()
                 if isinstance(error, (BadCheckpoint, _Killed)):
@@ -215,7 +215,7 @@ class _Forks:
     def __init__(self, launch: HelperLaunch) -> None:
         ours, theirs = socket.socketpair()
         with theirs, tempfile.TemporaryFile() as told:
-            told.write(encode_job(launch))
+            told.write(msgspec.msgpack.encode(launch))
             told.seek(0)
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "tokenmill.cli.helper_process", str(theirs.fileno())],
@@ -289,10 +289,10 @@ class _Child:
         self._pipe = Pipe()
         self._pipe.connect(end)
 
-    async def ask(self, data: bytes) -> bytes:
+    async def ask(self, data: bytes, body: bytes = b"") -> bytes:
         """Raises _Killed when it died of the job, and EOFError when the whole helper is gone."""
         try:
-            await self._pipe.send(data)
+            await self._pipe.send(len(data).to_bytes(LENGTH, "little") + data, body)
             return await self._pipe.receive()
         except EOFError:
             status = await asyncio.shield(self._ended)

@@ -159,16 +159,19 @@ class _Forks:
 
 
 def _work(end: socket.socket, jobs: Jobs, *, once: bool) -> None:
-    while (data := receive(end)) is not None:
+    while (message := receive(end)) is not None:
+        cut = LENGTH + int.from_bytes(message[:LENGTH], "little")
+        data, body = message[LENGTH:cut], message[cut:]
+        del message
         signal.setitimer(signal.ITIMER_PROF, JOB_S)
         try:
-            result = RESULT + jobs.run(data)
+            result = RESULT + jobs.run(data, body)
             if len(result) > MAX_RESULT_BYTES:
                 raise InvalidRequest(f"The result has {len(result)} bytes; {MAX_RESULT_BYTES} are allowed.")
         except TokenmillError as error:
             result = FAILURE + msgspec.msgpack.encode(Failure(type(error).__name__, error.message, error.param))
         signal.setitimer(signal.ITIMER_PROF, 0)
-        del data
+        del data, body
         end.sendall(len(result).to_bytes(LENGTH, "little"))
         end.sendall(result)
         if once:

@@ -78,13 +78,16 @@ class Pipe:
             self._socket = None
         self._wake()
 
-    async def send(self, data: bytes) -> None:
-        """Raises EOFError when the peer is gone. Waits while nobody has connected, or reads."""
+    async def send(self, data: bytes, more: bytes = b"") -> None:
+        """One message, of `data` and then `more`, which is not copied. Raises EOFError when the peer is gone. Waits
+        while nobody has connected, or reads."""
         async with self._turn:
-            whole = len(data).to_bytes(_LENGTH, "little") + data
-            left = memoryview(whole)
+            whole = (len(data) + len(more)).to_bytes(_LENGTH, "little") + data
+            left, rest = memoryview(whole), memoryview(more)
             try:
-                while left:
+                while left or rest:
+                    if not left:
+                        left, rest = rest, left
                     if self._is_gone:
                         raise EOFError("The other end of the link is gone.")
                     if self._socket is None:
@@ -98,7 +101,7 @@ class Pipe:
                     except OSError as error:  # what the peer sent before it went can still be received
                         raise EOFError("The other end of the link is gone.") from error
             except asyncio.CancelledError:
-                if len(left) < len(whole):  # half a message would garble all that follow
+                if len(left) < len(whole) or len(rest) < len(more):  # half a message would garble all that follow
                     self.end()
                 raise
 

@@ -163,7 +163,8 @@ class _Service:
             return await self._start(call, rendered, adapter, prefix, arrival_s, request.state.request_id, caller)
 
     async def _read(self, endpoint: str, data: bytes, caller: Caller) -> tuple[Any, list[str], Rendered | None]:
-        return await read_call(endpoint, data, self._rules, self._helper, caller, self.check_model)
+        room = self._max_model_len()
+        return await read_call(endpoint, data, self._rules, self._helper, caller, self.check_model, room)
 
     async def _start(
         self,

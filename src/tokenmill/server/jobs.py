@@ -8,7 +8,7 @@ clients by `describe_limit`.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -70,10 +70,12 @@ class Render(msgspec.Struct, tag=True, frozen=True):
 
 
 class Read(msgspec.Struct, tag=True, frozen=True):
-    """Validate a body. Result: see `unpack`."""
+    """Validate a body. Result: see `unpack`. `room`: most token ids of a prompt; more are refused, or cut off where the
+    call says so."""
 
     endpoint: str
     body: bytes
+    room: int
     param: str | None = None
     does: str = "Reading the body"
 
@@ -114,12 +116,20 @@ class Tokenize(msgspec.Struct, tag=True, frozen=True):
 
 
 Job = Compile | Render | Read | Encode | EncodeInputs | Tokenize
+_MAX_UNKNOWN = 1000
 NEED_TOKENIZER = (Encode, EncodeInputs, Tokenize)
 
 _DECODER: msgspec.msgpack.Decoder[Job] = msgspec.msgpack.Decoder(Job)
 _RENDERED = msgspec.msgpack.Decoder(Rendered)
 _INPUTS = msgspec.msgpack.Decoder(list[tuple[bytes, int]])
-encode_job = msgspec.msgpack.Encoder().encode
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def pack(job: Job) -> tuple[bytes, bytes]:
+    """A job as bytes: what it is, and the body it is about, which is passed on as it is."""
+    if isinstance(job, Read):
+        return _encode(msgspec.structs.replace(job, body=b"")), job.body
+    return _encode(job), b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,16 +164,16 @@ class Jobs:
             self._tokenizer = self._load()
             self._longest = self._tokenizer.longest_token()
 
-    def run(self, data: bytes) -> bytes:
-        """Raises TokenmillError."""
+    def run(self, data: bytes, body: bytes = b"") -> bytes:
+        """`data`, `body`: of `pack`. Raises TokenmillError."""
         job = _DECODER.decode(data)
         if isinstance(job, Compile):
             self._own_renderer()
             return b""
         if isinstance(job, Render):
-            return encode_job(self._render(job))
+            return _encode(self._render(job))
         if isinstance(job, Read):
-            return self._read(job)
+            return self._read(job, body)
         self.load_tokenizer()
         if isinstance(job, Encode):
             return self._encode(job).tobytes()
@@ -200,9 +210,9 @@ class Jobs:
                 extra=job.extra,
             )
 
-    def _read(self, job: Read) -> bytes:
+    def _read(self, job: Read, body: bytes) -> bytes:
         parse, _, field = ENDPOINTS[job.endpoint]
-        call, unknown = parse(parse_object(job.body), self._materials.rules)
+        call, unknown = parse(parse_object(body), self._materials.rules)
         conversation = getattr(call, "conversation", None)
         rendered = None
         if conversation is not None:
@@ -210,9 +220,10 @@ class Jobs:
             rendered = self._render(render_job(conversation))
             call = replace(call, conversation=Conversation(messages=()))
         prompts = [
-            prompt if isinstance(prompt, str) else array("i", prompt).tobytes() for prompt in getattr(call, field)
+            prompt if isinstance(prompt, str) else _fit(prompt, call, job.room).tobytes()
+            for prompt in getattr(call, field)
         ]
-        return encode_job((replace(call, **{field: ()}), unknown[:_MAX_UNKNOWN], prompts, rendered))
+        return _encode((replace(call, **{field: ()}), unknown[:_MAX_UNKNOWN], prompts, rendered))
 
     def _encode(self, job: Encode) -> array[int]:
         rendered = job.rendered
@@ -248,7 +259,7 @@ class Jobs:
     def _encode_inputs(self, job: EncodeInputs) -> bytes:
         assert self._tokenizer is not None
         found = encode_inputs(self._tokenizer, job, SHRINK * self._longest)
-        return encode_job([(array("i", ids).tobytes(), second) for ids, second in found])
+        return _encode([(array("i", ids).tobytes(), second) for ids, second in found])
 
     def _tokenize(self, job: Tokenize) -> bytes:
         assert self._tokenizer is not None
@@ -257,7 +268,14 @@ class Jobs:
         )
 
 
-_MAX_UNKNOWN = 1000
+def _fit(ids: Sequence[int], call: AnyCall, room: int) -> array[int]:
+    if len(ids) > room and not isinstance(call, DetokenizeCall):
+        field = "prompt" if isinstance(call, Call) else "input"
+        if isinstance(call, TokenizeCall) or call.truncate_to is None:
+            raise ContextTooLong(f"This model's context is {room} tokens, but {field} has {len(ids)}.", param=field)
+        keeps_head = call.truncate_right if isinstance(call, Call) else not call.keep_end
+        ids = ids[:room] if keeps_head else ids[-room:]
+    return array("i", ids)
 
 
 def unpack(endpoint: str, result: bytes) -> tuple[Any, list[str], list[Any], Rendered | None]:

@@ -18,16 +18,16 @@ Check = Callable[[dict[str, Any]], Any]
 
 
 async def read_call(
-    endpoint: str, body: bytes, rules: Rules, helper: Helper, caller: Caller, check_model: Check
+    endpoint: str, body: bytes, rules: Rules, helper: Helper, caller: Caller, check_model: Check, room: int
 ) -> tuple[Any, list[str], Rendered | None]:
     """(the call, names of unknown fields, the conversation where it is rendered already). `check_model` refuses a body
-    that names a model which is not here. Raises InvalidRequest naming the field."""
+    that names a model which is not here. `room`: tokens of context. Raises InvalidRequest naming the field."""
     if not is_heavy(body):
         fields = parse_object(body)
         check_model(fields)
         call, unknown = ENDPOINTS[endpoint][0](fields, rules)
         return call, unknown, None
-    result = await caller.stay(helper.run(Read(endpoint, body), caller.name))
+    result = await caller.stay(helper.run(Read(endpoint, body, room), caller.name))
     call, unknown, prompts, rendered = unpack(endpoint, result)
     check_model({"model": call.model})
     given: list[str | tuple[int, ...]] = []

@@ -229,7 +229,11 @@ class VectorService:
         self.limits.refuse_when_draining()
         async with self.limits.body(request) as data:
             rules = Rules(self.text.tokenizer.vocab_size)
-            call, unknown, _ = await read_call(endpoint, data, rules, self.helper, caller_of(request), self.check_model)
+            ready = self.client.ready
+            room = self.text.max_context if ready is None else context_limit(ready)
+            call, unknown, _ = await read_call(
+                endpoint, data, rules, self.helper, caller_of(request), self.check_model, room
+            )
             self.note_unknown(unknown)
         self.limits.admit(1, 0)
         assert isinstance(call, PoolingCall)

@@ -1,0 +1,124 @@
+"""The front end's event loop under abuse: nothing holds it up for longer than a stream would notice."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripted import Served, make_text_model
+from tokenmill.core.config import EngineConfig
+
+MOST_S = 0.020
+"""Of the loop's processor time in one go: unlike the wall clock's, that is the same on a busy machine."""
+
+TEXT = "the quick brown fox jumps over the lazy dog, " * 90_000
+ROW = {"role": "user", "content": "a"}
+
+ABUSE: dict[str, tuple[str, Any, set[int]]] = {
+    "a text beyond what is taken": ("/tokenize", {"prompt": TEXT * 3}, {400}),
+    "a large text": ("/tokenize", {"prompt": TEXT[:1_500_000]}, {200}),
+    "names of many tokens": ("/tokenize", {"prompt": TEXT[:90_000], "return_token_strs": True}, {200}),
+    "a text below the helper's": ("/tokenize", {"prompt": TEXT[:99_000]}, {200}),
+    "many ids to decode": ("/detokenize", {"tokens": [17] * 90_000}, {200}),
+    "very many ids to decode": ("/detokenize", {"tokens": [17] * 2_000_000}, {400}),
+    "a prompt far too long": ("/v1/completions", {"prompt": TEXT[:3_000_000]}, {400}),
+    "ids of one prompt": ("/v1/completions", {"prompt": [17] * 2_000_000}, {400}),
+    "ids of many prompts": ("/v1/completions", {"prompt": [[17] * 8000] * 4 + [[17] * 9000]}, {400}),
+    "nested nothings": ("/v1/completions", b'{"prompt": [' + b"[]," * 3_000_000 + b"[]]}", {400}),
+    "many messages": ("/v1/chat/completions", {"messages": [ROW] * 200_000}, {400}),
+    "messages below the helper's": ("/v1/chat/completions", {"messages": [ROW] * 3900, "max_tokens": 1}, {400}),
+    "many variables": (
+        "/v1/chat/completions",
+        {"messages": [ROW], "chat_template_kwargs": {f"k{i}": i for i in range(300_000)}, "max_tokens": 1},
+        {200, 400},
+    ),
+    "a template of its own": (
+        "/v1/chat/completions",
+        {
+            "messages": [ROW],
+            "chat_template": "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}",
+        },
+        {400},
+    ),
+    "a large message": ("/v1/chat/completions", {"messages": [{**ROW, "content": TEXT}]}, {400}),
+}
+
+
+class Watch:
+    """The longest time, in seconds of its thread's processor time, for which a loop ran without coming round."""
+
+    def __init__(self, served: Served) -> None:
+        self._served = served
+
+    def __enter__(self) -> Watch:
+        self.longest_s = 0.0
+        self._task = asyncio.run_coroutine_threadsafe(self._watch(), self._served.loop)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._task.cancel()
+
+    async def _watch(self) -> None:
+        before_s = time.thread_time()
+        while True:
+            await asyncio.sleep(0.0005)
+            now_s = time.thread_time()
+            self.longest_s = max(self.longest_s, now_s - before_s)
+            before_s = now_s
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder: Path = tmp_path_factory.mktemp("helper")
+    text = make_text_model(max_context=8192)
+    engine = EngineConfig(num_blocks=4096, max_model_len=8192)
+    with Served(text=text, engine=engine, folder=folder, allow_chat_template=True) as served:
+        assert post(served, "/v1/chat/completions", {"messages": [ROW], "max_tokens": 1}) == 200
+        yield served
+
+
+def post(served: Served, path: str, body: Any) -> int:
+    connection = http.client.HTTPConnection(*served.address, timeout=120)
+    try:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        connection.request("POST", path, data, {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        response.read()
+        return response.status
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("name", ABUSE)
+def test_nothing_holds_the_loop(served: Served, name: str) -> None:
+    path, body, expected = ABUSE[name]
+    statuses: list[int] = []
+    with Watch(served) as watch:
+        threads = [threading.Thread(target=lambda: statuses.append(post(served, path, body))) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert set(statuses) <= expected, statuses
+    assert watch.longest_s < MOST_S, f"the loop was held for {watch.longest_s * 1e3:.1f} ms"
+
+
+def test_the_watch_sees_what_holds_the_loop(served: Served) -> None:
+    def hold() -> None:
+        end_s = time.thread_time() + 2 * MOST_S
+        while time.thread_time() < end_s:
+            pass
+
+    with Watch(served) as watch:
+        time.sleep(0.05)
+        served.loop.call_soon_threadsafe(hold)
+        time.sleep(0.5)
+    assert watch.longest_s > MOST_S
