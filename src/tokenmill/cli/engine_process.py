@@ -18,6 +18,7 @@ import json
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from ..core.errors import TokenmillError
@@ -53,11 +54,13 @@ async def _serve(launch: Launch) -> None:
     from ..net.clock import MonotonicClock
     from ..net.pulse import beating
     from ..net.transport import SocketEngineEnd
+    from .heap import private_bytes
     from .load import load_engine
     from .machine import read_machine
     from .models import progress_bar
 
     checkpoint = open_checkpoint(launch.path)
+    base_bytes = private_bytes()
     with progress_bar(f"loading {launch.model}") as progress:
         engine = load_engine(
             checkpoint, launch.options, read_machine(), Path(launch.cache_dir), launch.queue_bytes, progress
@@ -66,7 +69,8 @@ async def _serve(launch: Launch) -> None:
     gc.freeze()  # what is loaded stays: the collector need not walk it again and again
     link = SocketEngineEnd(launch.address)
     try:
-        await link.send(engine.ready(launch.model))
+        ready = engine.ready(launch.model)
+        await link.send(replace(ready, memory=(*ready.memory, ("engine", base_bytes))))
         with beating(launch.pulse_fd, engine.ops.progress):
             await build_engine(engine.config, engine.worker.executor, link, MonotonicClock()).run()
     except EOFError:

@@ -55,10 +55,10 @@ _TRIM_AFTER_S = 1.0
 _log = logging.getLogger(__name__)
 
 
-def helper_bytes(tokenizer_bytes: int) -> int:
-    """What the helper process and its children take at most, for the printed plan. `tokenizer_bytes`: of one loaded
-    tokenizer, with the interpreter and libraries around it."""
-    return tokenizer_bytes + RENDER_BYTES + NUM_HEAVY * JOB_BYTES
+def helper_bytes(base_bytes: int) -> int:
+    """What the helper process and its children take at most, for the printed plan. `base_bytes`: of an interpreter with
+    the model's tokenizer."""
+    return base_bytes + RENDER_BYTES + NUM_HEAVY * JOB_BYTES
 
 
 def materials(text: TextModel, *, trust_templates: bool = False, allow_special: bool = False) -> Materials:

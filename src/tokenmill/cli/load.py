@@ -12,7 +12,7 @@ from typing import Any
 from ..core.config import EngineConfig
 from ..core.errors import ConfigError
 from ..core.events import Ready
-from ..core.units import format_bytes
+from ..core.units import format_parts
 from ..formats.checkpoint import Checkpoint
 from ..models.config import config_from_checkpoint
 from ..models.encoder_config import EncoderConfig
@@ -59,23 +59,23 @@ class Engine:
             pooling=None if self.pooling is None else self.pooling.params,
             vector_size=self.worker.vector_size,
             num_pool_blocks=self.config.num_blocks + self.config.num_window_blocks,
+            memory=self.memory(),
         )
 
     def facts(self) -> tuple[tuple[str, str], ...]:
         """What was chosen and why, in the order it is printed."""
         choices = ((choice.name, f"{choice.value} ({choice.reason})") for choice in self.settings.choices)
         pooled = () if self.pooling is None else (("pooling", f"{self.pooling.describe()} ({self.pooling.reason})"),)
+        memory = ("memory", f"at most {format_parts(self.memory())}")
+        return (("kernels", self.kernels), *pooled, *choices, memory)
+
+    def memory(self) -> tuple[tuple[str, int], ...]:
+        """Bytes by purpose, at most."""
         plan = self.worker.memory
         parts = {"weights": plan.weights, "KV": plan.kv, "scratch": plan.scratch + plan.logits, "queue": plan.queue}
         if plan.adapters:
             parts["adapters"] = plan.adapters
-        memory = " + ".join(f"{name} {format_bytes(size)}" for name, size in parts.items())
-        return (
-            ("kernels", self.kernels),
-            *pooled,
-            *choices,
-            ("memory", f"at most {format_bytes(plan.total)} ({memory})"),
-        )
+        return tuple(parts.items())
 
 
 def load_engine(

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from .. import __version__
 from ..core.errors import ConfigError, TokenmillError
 from ..core.events import Ready
+from ..core.units import format_parts
 from ..formats.hub import ResolvedModel, default_cache_dir
 from ..server.config import ServerConfig
 from .foreign import environment_notes
@@ -80,11 +81,12 @@ async def _serve(
     from ..net.entropy import new_id, new_seed, seeds_from
     from ..server.adapters import ServedAdapter
     from ..server.app import build_app
+    from ..server.budget import front_end_bytes
     from ..server.client import EngineClient
     from ..server.run import serve as serve_http
     from ..text.load import load_text
-    from .heap import map_large_blocks
-    from .helper import HelperProcess, materials, read_template
+    from .heap import map_large_blocks, private_bytes
+    from .helper import HelperProcess, helper_bytes, materials, read_template
     from .sampling import choose_sampling
 
     map_large_blocks()
@@ -124,7 +126,12 @@ async def _serve(
         listening.set_result(f"http://{f'[{host}]' if ':' in host else host}:{port}")
 
     async def announce() -> None:
-        _print_plan(await first_ready, model, sampling)
+        base_bytes = private_bytes()
+        beside = (
+            ("front end", front_end_bytes(config, base_bytes)),
+            ("helper", helper_bytes(base_bytes)),
+        )
+        _print_plan(await first_ready, model, sampling, beside)
         await prepared
         url = await listening
         print(f"tokenmill: ready at {url} after {time.monotonic() - started_s:.2f} s", flush=True)
@@ -154,11 +161,14 @@ async def _until_first_ends(*works: Coroutine[Any, Any, None]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _print_plan(ready: Ready, model: ResolvedModel, sampling: SamplingChoice) -> None:
+def _print_plan(
+    ready: Ready, model: ResolvedModel, sampling: SamplingChoice, beside: tuple[tuple[str, int], ...]
+) -> None:
+    """`beside`: memory of processes that the engine does not know."""
     print(f"tokenmill {__version__} serves {ready.model} from {model.path}")
-    facts = ready.facts
+    facts = list((dict(ready.facts) | {"memory": f"at most {format_parts((*ready.memory, *beside))}"}).items())
     if ready.pooling is None:
-        facts = (*facts, ("sampling", sampling.describe()), *(("note", note) for note in sampling.notes))
+        facts += [("sampling", sampling.describe()), *(("note", note) for note in sampling.notes)]
     width = max(len(name) for name, _ in facts)
     for name, value in facts:
         print(f"  {name:<{width}}  {value}")

@@ -71,7 +71,7 @@ class Ready:
     `pooling`: the vectors it gives, and how requests want them unless they say otherwise; None: it gives tokens.
     `vector_size`: values of a vector before `dimensions` cuts it. `num_blocks`: in the pool of layers that see
     everything, or where all have a window, in theirs; 0: it keeps no KV. `num_pool_blocks`: in all pools together.
-    `max_loras`: most LoRA adapters at once."""
+    `max_loras`: most LoRA adapters at once. `memory`: bytes that it takes at most, by purpose."""
 
     model: str
     max_model_len: int
@@ -85,6 +85,7 @@ class Ready:
     vector_size: int = 0
     max_loras: int = 0
     num_pool_blocks: int = 0
+    memory: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

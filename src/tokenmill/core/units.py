@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from .errors import ConfigError
 
@@ -26,3 +27,10 @@ def format_bytes(num_bytes: float) -> str:
             return f"{num_bytes:.0f} B" if unit == "B" else f"{num_bytes:.1f} {unit}"
         num_bytes /= 1024
     raise AssertionError("unreachable")
+
+
+def format_parts(parts: Iterable[tuple[str, int]]) -> str:
+    """(("weights", 2048), ("KV", 1024)) -> '3.0 KiB (weights 2.0 KiB + KV 1.0 KiB)'."""
+    parts = tuple(parts)
+    listed = " + ".join(f"{name} {format_bytes(size)}" for name, size in parts)
+    return f"{format_bytes(sum(size for _, size in parts))} ({listed})"

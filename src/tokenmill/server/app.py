@@ -16,7 +16,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request as HttpRequest
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .. import __version__
 from ..core.errors import InvalidRequest, ModelNotFound, TokenmillError, Unavailable
@@ -254,7 +254,7 @@ class _Service:
         self._client.adapters.unload(name)
         return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.")
 
-    async def tokenize(self, request: HttpRequest) -> Response:
+    async def tokenize(self, request: HttpRequest) -> ASGIApp:
         caller = caller_of(request)
         async with self.limits.body(request) as data:
             call, _, rendered = await self._read("tokenize", data, caller)
@@ -271,7 +271,13 @@ class _Service:
                 param=param,
                 caller=caller,
             )
-        return Response(body, media_type="application/json")
+        reply = Response(body, media_type="application/json")
+
+        async def send_held(scope: Scope, receive: Receive, send: Send) -> None:
+            with self.limits.held(len(body)):
+                await reply(scope, receive, send)
+
+        return send_held
 
     async def detokenize(self, request: HttpRequest) -> Response:
         async with self.limits.body(request) as data:

@@ -28,9 +28,9 @@ from .tokenizing import DetokenizeCall, TokenizeCall, parse_detokenize, parse_to
 
 JOB_S = 2.0
 RENDER_S = 0.2
-JOB_BYTES = 384 * MiB
+JOB_BYTES = 256 * MiB
 RENDER_BYTES = 128 * MiB
-MAX_RESULT_BYTES = 64 * MiB
+MAX_RESULT_BYTES = 32 * MiB
 
 SHRINK = 4
 """What a normaliser might swallow, as a factor."""

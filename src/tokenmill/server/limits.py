@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 from starlette.requests import Request as HttpRequest
 
@@ -52,6 +52,17 @@ class Limits:
                 f"Requests of {client.open_tokens} prompt tokens are open; retry later.",
                 retry_after_s=min(wait_s, _MAX_RETRY_S),
             )
+
+    @contextlib.contextmanager
+    def held(self, num_bytes: int) -> Iterator[None]:
+        """An answer that is held until its client has taken it. Raises Overloaded when all together are too much."""
+        if self._buffered_bytes + num_bytes > self._config.max_buffered_bytes:
+            raise Overloaded("Too many large answers are being sent; retry later.")
+        self._buffered_bytes += num_bytes
+        try:
+            yield
+        finally:
+            self._buffered_bytes -= num_bytes
 
     @contextlib.asynccontextmanager
     async def body(self, request: HttpRequest) -> AsyncIterator[bytes]:
