@@ -12,10 +12,9 @@ from ..formats.checkpoint import Checkpoint
 from ..formats.ggml import dequantise
 from ..formats.quantised import QuantisedTensor
 from ..formats.tensor import Tensor
-from ..ops.api import BLOCK_BYTES, GROUP, Array, Ops, RawTensor, Weight
+from ..ops.api import Array, Ops, RawTensor, Weight
 from .encoder_config import EncoderConfig
-from .repack import DENSE_KINDS, raw_matrix
-from .weights import Linear, Norm, Progress, listed
+from .weights import Linear, Norm, Progress, as_run, listed, quantization_of_ends
 
 _NORMS = ("embed_norm", "attn_norm", "ffn_norm", "final_norm", "head_norm")
 _STACKED = {"qkv": ("q", "k", "v"), "up": ("gate", "up")}
@@ -83,7 +82,7 @@ class _Loader:
             self._layer(layer, {role: name.format(layer) for role, name in names.items()})
             for layer in range(config.num_layers)
         )
-        ends = "q8_0" if self._quantization in ("q4_0", "q4_1") else self._quantization
+        ends = quantization_of_ends(self._quantization)
         head = None
         if config.has_head:
             norm = self._norm("head_norm", names["head_norm"]) if "head_norm" in names else None
@@ -135,10 +134,7 @@ class _Loader:
 
     def _matrix(self, name: str, quantization: str | None) -> RawTensor:
         tensor = self._tensors[f"{name}.weight"]
-        raw = raw_matrix(tensor, self._ops)
-        fits = raw.num_cols % GROUP == 0 or quantization not in BLOCK_BYTES
-        if quantization is not None and raw.kind in DENSE_KINDS and raw.kind != quantization and fits:
-            raw = self._ops.quantise(raw, quantization)
+        raw = as_run(tensor, self._ops, quantization)
         self._bytes_read += tensor.data.nbytes
         self._progress(self._bytes_read, self._bytes_in_all)
         return raw
