@@ -157,3 +157,30 @@ def test_in_process(smollm2: Path, folders: Path) -> None:
         with pytest.raises(ModelNotFound, match="load it with load_adapter"):
             llm.generate(PROMPT, greedy, lora="first")
         assert llm.generate(PROMPT, greedy)[0].text == base
+
+
+def test_dora_of_everything_at_rank_64(smollm2: Path, tmp_path: Path) -> None:
+    """On a quantised model: a linear, the embedding and the tied head, in the same steps as the model itself, and the
+    same as the rest of the time."""
+    rng = np.random.default_rng(1)
+
+    def half(*shape: int, size: float) -> np.ndarray:
+        return (rng.standard_normal(shape) * size).astype(np.float16)
+
+    vocabulary = 49_152
+    pairs = {
+        "model.layers.3.self_attn.q_proj": (half(64, WIDTH, size=0.05), half(WIDTH, 64, size=0.05)),
+        "model.embed_tokens": (half(64, vocabulary, size=0.05), half(WIDTH, 64, size=0.05)),
+        "lm_head": (half(64, WIDTH, size=0.02), half(vocabulary, 64, size=0.02)),
+    }
+    lengths = {module: np.full(len(b), 1.0, np.float32) for module, (_, b) in pairs.items()}
+    copied = {"lm_head": np.zeros((vocabulary, WIDTH), np.float16)}
+    folder = write_adapter(tmp_path / "big", pairs, rank=64, alpha=64, magnitudes=lengths, copied=copied)
+    with Server(*SMALL, "--lora-modules", f"big={folder}", "--max-lora-rank", "64", "--max-loras", "1") as server:
+        base, big = text_of(server, "smollm2"), text_of(server, "big")
+        assert base != big
+        with ThreadPoolExecutor(6) as pool:
+            mixed = list(pool.map(lambda model: text_of(server, model), ["smollm2", "big"] * 3))
+        assert mixed == [base, big] * 3
+    with Server(*SMALL) as server:
+        assert text_of(server, "smollm2") == base
