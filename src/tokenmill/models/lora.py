@@ -79,8 +79,8 @@ class Base:
     ops: Ops
     quantization: str | None = None
 
-    def matrix(self, layer: int, role: str) -> np.ndarray:
-        """The matrix of a role as it is computed with, float32."""
+    def matrix(self, layer: int, role: str) -> RawTensor:
+        """The matrix of a role as it is computed with; the embedding is [V, D]."""
         checkpoint, config = self.checkpoint, self.config
         if layer == ENDS:
             of_head = role == HEAD and not config.tied_embeddings
@@ -91,7 +91,7 @@ class Base:
             quantization = self.quantization
         raw = as_run(checkpoint.tensors[f"{name}.weight"], self.ops, quantization)
         raw = raw if raw.order is None else in_input_order(raw)
-        return values_of(self.in_half_split_order(raw, role) if config.family.interleaved_heads else raw)
+        return self.in_half_split_order(raw, role) if config.family.interleaved_heads else raw
 
     def in_half_split_order(self, raw: RawTensor, role: str) -> RawTensor:
         """The rows of a role as they are computed with, from an order of interleaved RoPE pairs."""
@@ -217,24 +217,30 @@ def _change(module: LoraModule, layer: int, role: str, base: Base) -> LowRank:
         magnitude = None if magnitude is None else base.in_half_split_order(magnitude, role)
     factors = None
     if magnitude is not None:
-        weight = base.matrix(layer, role)
-        changed = values_of(b) * np.float32(module.scale), values_of(a)
-        factors = _factors(values_of(magnitude)[:, 0], weight.T if module.of_tokens else weight, *changed)
+        weight, scaled_Nr = base.matrix(layer, role), values_of(b) * np.float32(module.scale)
+        squares_N = _squares(weight, scaled_Nr, values_of(a), module.of_tokens)
+        factors = np.zeros(len(squares_N))
+        np.divide(values_of(magnitude)[:, 0], np.sqrt(squares_N), out=factors, where=squares_N > 0)
+        factors = factors.astype(np.float32)
     if module.of_tokens:
         turned = np.ascontiguousarray(values_of(a).T)
         a = RawTensor("f32", len(turned), module.rank, turned.reshape(-1).view(np.uint8))
     return LowRank(a, b, module.scale, factors)
 
 
-def _factors(magnitude_N: np.ndarray, weight_NK: np.ndarray, b_Nr: np.ndarray, a_rK: np.ndarray) -> np.ndarray:
-    """float32 [N]: the lengths that DoRA gives the rows of W + b @ a, over those that they have."""
-    squares_N = np.empty(len(weight_NK))
-    for first in range(0, len(weight_NK), _ROWS_AT_ONCE):
-        rows = slice(first, first + _ROWS_AT_ONCE)
-        changed = (weight_NK[rows] + b_Nr[rows] @ a_rK).astype(np.float64)
-        squares_N[rows] = np.square(changed).sum(axis=1)
-    lengths_N = np.sqrt(squares_N)
-    return np.divide(magnitude_N, lengths_N, out=np.zeros_like(lengths_N), where=lengths_N > 0).astype(np.float32)
+def _squares(weight: RawTensor, b_Nr: np.ndarray, a_rK: np.ndarray, of_tokens: bool) -> np.ndarray:
+    """float64 [N]: the squared lengths of the rows of W + b @ a, some rows of the stored matrix at a time. That of the
+    embedding is stored [K, N]."""
+    squares_N, stored = np.zeros(len(b_Nr)), weight.data.reshape(-1)
+    for first in range(0, weight.num_rows, _ROWS_AT_ONCE):
+        count = min(_ROWS_AT_ONCE, weight.num_rows - first)
+        rows, size = slice(first, first + count), weight.row_bytes
+        part = values_of(replace(weight, num_rows=count, data=stored[first * size : (first + count) * size]))
+        if of_tokens:
+            squares_N += np.square(part + a_rK[:, rows].T @ b_Nr.T, dtype=np.float64).sum(axis=0)
+        else:
+            squares_N[rows] = np.square(part + b_Nr[rows] @ a_rK, dtype=np.float64).sum(axis=1)
+    return squares_N
 
 
 def _column(values: np.ndarray) -> RawTensor:
