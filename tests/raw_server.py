@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from tokenmill.bench.load.http import Client, parse_url
+from tokenmill.bench.load.address import parse_url
+from tokenmill.bench.load.http import Client
 from tokenmill.bench.load.stream import Exchange
 from tokenmill.bench.load.target import send_one
 
@@ -40,3 +41,7 @@ async def read_request(reader: asyncio.StreamReader) -> None:
 
 ANSWER = b'{"choices":[{"text":"hi","finish_reason":"stop"}],"usage":{"prompt_tokens":1,"completion_tokens":4}}'
 WHOLE = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(ANSWER) + ANSWER
+STREAM = (
+    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
+    b'data: {"choices":[{"text":"a"}]}\n\ndata: [DONE]\n\n'
+)

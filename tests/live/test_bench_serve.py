@@ -22,9 +22,10 @@ import pytest
 from raw_server import ANSWER, ask_raw, read_request
 from synthetic_server import Script, Sent, serve
 from tokenmill.bench.load import datasets, http
+from tokenmill.bench.load.address import parse_url
 from tokenmill.bench.load.body import BodyFormat
 from tokenmill.bench.load.datasets import Lengths
-from tokenmill.bench.load.http import Client, parse_url
+from tokenmill.bench.load.http import Client
 from tokenmill.bench.load.material import token_material, word_material
 from tokenmill.bench.load.plan import Plan
 from tokenmill.bench.load.run import Load, run_load, run_repeats
@@ -210,12 +211,14 @@ def test_a_server_that_fails_the_warm_up_is_not_measured() -> None:
 
 
 def test_urls_are_read_and_wrong_ones_refused() -> None:
-    """With or without scheme, /v1, or a whole path; https is refused with the reason."""
+    """With or without scheme, /v1, or a whole path; https has its own port."""
     for url in ("127.0.0.1:80", "http://127.0.0.1", "http://127.0.0.1/v1/", "http://127.0.0.1/v1/chat/completions"):
         address = parse_url(url)
         assert (address.host, address.port, address.base) == ("127.0.0.1", 80, "/v1"), url
     assert parse_url("http://h:1/api/v2", "key", ["A: b"]).headers == {"A": "b", "Authorization": "Bearer key"}
-    for url in ("https://h", "ftp://h", "http://", "http://h:99999"):
+    secure = parse_url("https://h/v1")
+    assert (secure.port, secure.root_url) == (443, "https://h:443") and secure.tls is not None
+    for url in ("ftp://h", "http://", "http://h:99999"):
         with pytest.raises(ConfigError):
             parse_url(url)
     for header in ("no colon", "A: b\r\nC: d"):
@@ -446,7 +449,7 @@ def test_wrong_command_lines_are_one_line(tmp_path: Path) -> None:
     """Exit code 2 and the field at fault, before anything is sent."""
     for args, words in (
         (("serve", "--url", "http://127.0.0.1:9"), "No server answers"),
-        (("serve", "--url", "https://x"), "https"),
+        (("serve", "--url", "https://x", "--ca-file", str(tmp_path / "no.pem")), "no certificates"),
         (("serve", "--url", "h", "--goodput", "speed:1"), "speed:1"),
         (("serve", "--url", "h", "--dataset-name", "trace"), "--dataset-path"),
         (("serve", "--url", "h", "--json", str(tmp_path / "no" / "x.json")), "does not exist"),

@@ -1,4 +1,4 @@
-"""Request bodies: a call as JSON bytes for /v1/completions or /v1/chat/completions.
+"""Request bodies: a call as JSON bytes for /v1/completions, /v1/chat/completions, /v1/embeddings or /v1/rerank.
 
 Pieces are joined, not serialised: drawn parts are already JSON (ids with commas, or words without quotes), so a
 prompt of a hundred thousand tokens costs one copy. The dataset's digest is taken here, over what is really sent.
@@ -16,13 +16,23 @@ from ...core.errors import ConfigError
 from .material import Material
 from .plan import Call, Drawn, Literal, Part, Plan, Reply
 
+PATHS = {
+    "completions": "/completions",
+    "chat": "/chat/completions",
+    "embeddings": "/embeddings",
+    "rerank": "/rerank",
+}
+APIS = tuple(PATHS)
+POOLING_APIS = ("embeddings", "rerank")
+"""Their answers are not text: they have no tokens, and come as a whole."""
+
 Replies = Callable[[int], str | None]
 """What call i answered; None if it has not."""
 
 
 @dataclass(frozen=True, slots=True)
 class BodyFormat:
-    """api: "completions" or "chat". prompt_format: "tokens" (completions only) or "text". `extra`: further fields of
+    """api: one of APIS. prompt_format: "tokens" (completions and embeddings only) or "text". `extra`: further fields of
     every body. scripted_replies: earlier answers in a prompt are drawn text, equal for every server and run."""
 
     api: str
@@ -33,23 +43,28 @@ class BodyFormat:
     scripted_replies: bool = True
 
     def __post_init__(self) -> None:
-        assert self.api in ("completions", "chat"), self.api
+        assert self.api in APIS, self.api
         assert self.prompt_format in ("tokens", "text"), self.prompt_format
-        if self.api == "chat" and self.prompt_format == "tokens":
-            raise ConfigError("Chat takes text only: --prompt-format tokens needs --endpoint completions.")
+        if self.api in ("chat", "rerank") and self.prompt_format == "tokens":
+            raise ConfigError(f"--prompt-format tokens is not for --endpoint {self.api}, which takes text only.")
 
     @property
     def path(self) -> str:
-        return "/chat/completions" if self.api == "chat" else "/completions"
+        return PATHS[self.api]
+
+    @property
+    def is_pooling(self) -> bool:
+        return self.api in POOLING_APIS
 
 
 class BodyWriter:
     def __init__(self, body: BodyFormat, material: Material) -> None:
         self.format = body
         self._material = material
-        fields: dict[str, Any] = {"model": body.model, "stream": True, "stream_options": {"include_usage": True}}
-        fields |= {"temperature": 0.0}
-        fields |= {"ignore_eos": True} if body.ignore_eos else {}
+        fields: dict[str, Any] = {"model": body.model}
+        if not body.is_pooling:
+            fields |= {"stream": True, "stream_options": {"include_usage": True}, "temperature": 0.0}
+            fields |= {"ignore_eos": True} if body.ignore_eos else {}
         self._head = json.dumps(fields | body.extra)[:-1].encode()
 
     @property
@@ -61,6 +76,8 @@ class BodyWriter:
         """Draw all text of the plan. Raises ConfigError where a part cannot be said in this format."""
         if self.format.prompt_format == "tokens" and plan.has_literals:
             raise ConfigError("This dataset is text: use --prompt-format text.", param="prompt_format")
+        if self.format.api == "rerank" and any(len(call.messages) < 2 for call in plan.calls):
+            raise ConfigError("--endpoint rerank needs a query and documents: use --dataset-name random.")
         parts = (self._scripted(part) for call in plan.calls for part in call.parts)
         self._material.prepare(part for part in parts if isinstance(part, Drawn))
 
@@ -69,6 +86,8 @@ class BodyWriter:
 
     def write(self, call: Call, replies: Replies) -> bytes:
         """The JSON body of a call."""
+        if self.format.is_pooling:
+            return self._write_pooling(call, replies)
         name = "max_completion_tokens" if "max_completion_tokens" in self.format.extra else "max_tokens"
         head = b'%b,"%b":%d,' % (self._head, name.encode(), call.output_tokens)
         if call.tenant:
@@ -79,10 +98,24 @@ class BodyWriter:
                 for message in call.messages
             )
             return b'%b"messages":[%b]}' % (head, b",".join(messages))
+        return b'%b"prompt":%b}' % (head, self._prompt(call.parts, replies))
+
+    def _write_pooling(self, call: Call, replies: Replies) -> bytes:
+        """Every message is a text of its own; a rerank's first is the query."""
+        texts = [self._prompt(message.parts, replies) for message in call.messages]
+        head = b"%b," % self._head
+        if call.tenant:
+            head += b'"user":%b,' % json.dumps(call.tenant).encode()
+        if self.format.api == "rerank":
+            return b'%b"query":%b,"documents":[%b]}' % (head, texts[0], b",".join(texts[1:]))
+        return b'%b"input":%b}' % (head, texts[0] if len(texts) == 1 else b"[%b]" % b",".join(texts))
+
+    def _prompt(self, parts: tuple[Part, ...], replies: Replies) -> bytes:
+        """A list of ids or a string."""
         if self.format.prompt_format == "tokens":
-            pieces = (self._material.draw(part) for part in map(self._scripted, call.parts) if isinstance(part, Drawn))
-            return b'%b"prompt":[%b]}' % (head, self._material.separator.join(piece for piece in pieces if piece))
-        return b'%b"prompt":"%b"}' % (head, self._text(call.parts, replies))
+            pieces = (self._material.draw(part) for part in map(self._scripted, parts) if isinstance(part, Drawn))
+            return b"[%b]" % self._material.separator.join(piece for piece in pieces if piece)
+        return b'"%b"' % self._text(parts, replies)
 
     def _text(self, parts: tuple[Part, ...], replies: Replies) -> bytes:
         return b"".join(self._piece(part, replies) for part in parts)

@@ -44,16 +44,32 @@ class Lengths:
         )
 
 
-def random_prompts(num: int, seed: int, lengths: Lengths, prefix_len: int = 0) -> Plan:
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Texts of one request where it takes several: num_texts to embed or to rank, and the tokens of a query before
+    them (0: none)."""
+
+    num_texts: int = 1
+    query_len: int = 0
+
+
+def random_prompts(num: int, seed: int, lengths: Lengths, prefix_len: int = 0, batch: Batch | None = None) -> Plan:
     """Prompts that share nothing, or the first prefix_len tokens (which come on top of the input length)."""
     rng = generator(seed, "lengths")
     shared: tuple[Part, ...] = (Drawn("prefix", prefix_len),) if prefix_len else ()
+    batch = batch or Batch()
     calls = []
     for i in range(num):
-        input_len, output_len = lengths.draw(rng)
-        prompt = Message("user", (*shared, Drawn(f"request/{i}", input_len)))
-        calls.append(Call(i, (prompt,), output_len, session=f"request-{i}"))
-    return Plan(tuple(calls), seed, {"name": "random", **asdict(lengths), "prefix_len": prefix_len})
+        messages: list[Message] = []
+        if batch.query_len:
+            messages.append(Message("user", (Drawn(f"query/{i}", batch.query_len),)))
+        output_len = 0
+        for text in range(batch.num_texts):
+            input_len, output_len = lengths.draw(rng)
+            key = f"request/{i}/{text}" if text else f"request/{i}"
+            messages.append(Message("user", (*shared, Drawn(key, input_len))))
+        calls.append(Call(i, tuple(messages), output_len, session=f"request-{i}"))
+    return Plan(tuple(calls), seed, {"name": "random", **asdict(lengths), "prefix_len": prefix_len, **asdict(batch)})
 
 
 def shared_prefixes(num: int, seed: int, lengths: Lengths, num_groups: int, prefix_len: int) -> Plan:

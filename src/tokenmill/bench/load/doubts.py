@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..result import ClientCost, RequestRow
+from .body import POOLING_APIS
 from .histogram import describe
 from .player import Played
 
@@ -42,16 +43,16 @@ def warnings_of(context: Context, played: Played, rows: Sequence[RequestRow], co
         warnings.append(
             f"{len(rows) - len(good)} of {len(rows)} requests failed: latencies are of those that succeeded."
         )
+    is_pooling = context.endpoint.get("api") in POOLING_APIS
     whole = sum(row.first_s is None for row in good)
-    if whole and context.endpoint.get("api") in (None, "chat", "completions"):
+    if whole and not is_pooling:
         warnings.append(f"{whole} of {len(good)} answers came as a whole: they have no TTFT, TPOT or ITL.")
     if any(row.has_usage is False for row in good):
-        how = "by --tokenizer" if context.counts_tokens else "from events, input tokens are not known"
-        warnings.append(f"The server sent no usage: output tokens are counted {how}.")
-    short = sum(
-        row.output_tokens is not None and row.output_tokens < row.wanted_output_tokens and row.finish_reason != "length"
-        for row in good
-    )
+        how = "by --tokenizer" if context.counts_tokens else "from events"
+        outputs = "" if is_pooling else f" output tokens are counted {how},"
+        warnings.append(f"The server sent no usage:{outputs} input tokens are not known.")
+    early = [row for row in good if row.output_tokens is not None and row.output_tokens < row.wanted_output_tokens]
+    short = sum(row.finish_reason != "length" for row in early) if not is_pooling else 0
     if short:
         warnings.append(
             f"{short} of {len(good)} answers ended before their wanted length"

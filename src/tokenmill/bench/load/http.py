@@ -1,8 +1,9 @@
 """A small HTTP/1.1 client for many streams: kept connections, chunked bodies, arrival times before anything else.
 
 When bytes arrive they are stamped and put aside; parsing waits until every ready socket of this turn of the loop has
-been stamped, so that one stream's parsing never delays another's clock. No TLS, no redirects, no proxies: a load
-generator belongs next to what it measures. asyncio's protocols and msgspec keep a token event near ten microseconds.
+been stamped, so that one stream's parsing never delays another's clock. No redirects and no proxies: a load generator
+belongs next to what it measures; over https it measures decryption too. asyncio's protocols and msgspec keep a token
+event near ten microseconds.
 """
 
 from __future__ import annotations
@@ -10,12 +11,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import cast
-from urllib.parse import urlsplit
 
-from ...core.errors import ConfigError
+from .address import Address
 from .stream import EventParser, Exchange
 
 CONNECT_TIMEOUT_S = 10.0
@@ -26,59 +25,13 @@ been given up by the server before it saw the request. Whatever ends later may h
 OnDone = Callable[[Exchange], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Where a server is. `base`: path before /chat/completions, "/v1" unless the URL says otherwise."""
-
-    host: str
-    port: int
-    base: str = "/v1"
-    headers: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def root_url(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{host}:{self.port}"
-
-
-def parse_url(url: str, api_key: str | None = None, headers: Sequence[str] = ()) -> Address:
-    """`http://host:port`, with or without /v1 or a path of the server's own. Raises ConfigError."""
-    parts = urlsplit(url if "//" in url else f"http://{url}")
-    if parts.scheme == "https":
-        raise ConfigError(
-            "https is not spoken here, because encryption would be measured too: name the server behind the proxy, or"
-            " put a local plain-text forwarder before it.",
-            param="url",
-        )
-    try:
-        port = parts.port or 80
-    except ValueError:
-        port = -1
-    if parts.scheme != "http" or not parts.hostname or port < 0:
-        raise ConfigError(f"--url must look like http://127.0.0.1:8000, got {url}.", param="url")
-    extra = {}
-    for header in headers:
-        name, colon, value = header.partition(":")
-        if not colon or not name.strip():
-            raise ConfigError(f"--header must be NAME:VALUE, got {header}.", param="header")
-        extra[name.strip()] = value.strip()
-    if api_key is not None:
-        extra["Authorization"] = f"Bearer {api_key}"
-    for name, value in extra.items():
-        if not (name + value).isascii() or any(ord(c) < 32 for c in name + value):
-            raise ConfigError(f"--header {name} has characters that a header cannot have.", param="header")
-    path = parts.path.rstrip("/")
-    for ending in ("/chat/completions", "/completions"):
-        path = path.removesuffix(ending)
-    return Address(parts.hostname, port, path or "/v1", extra)
-
-
 class Client:
     """Sends calls and reports each exchange when it has ended. Not thread-safe: one loop owns it. Requests carry
     X-Request-Id: NAME-INDEX, so that a server's log can be joined with the result's rows."""
 
     def __init__(self, address: Address, path: str, *, timeout_s: float = 600.0, name: str = "bench") -> None:
         self.num_bytes = 0
+        self.is_pooling = path.endswith(("/embeddings", "/rerank"))
         self._address = address
         self._timeout_s = timeout_s
         headers = {"Host": f"{address.host}:{address.port}", "Accept": "text/event-stream", **address.headers}
@@ -147,7 +100,7 @@ class Client:
     async def _connect(self) -> _Connection:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             _, connection = await self._loop.create_connection(
-                lambda: _Connection(self), self._address.host, self._address.port
+                lambda: _Connection(self), self._address.host, self._address.port, ssl=self._address.tls
             )
         return connection
 
@@ -353,7 +306,8 @@ class _Connection(asyncio.Protocol):
                 exchange.fail("incomplete", "the stream ended without a finish reason or [DONE]")
         elif self._status == 200:
             exchange.is_streamed = False
-            exchange.on_data(at_s, b"".join(self._plain))
+            on_answer = exchange.on_pooled if self._client.is_pooling else exchange.on_data
+            on_answer(at_s, b"".join(self._plain))
         elif self._status:
             exchange.fail(f"http_{self._status}", b"".join(self._plain).decode(errors="replace"))
         if not exchange.event_times:

@@ -15,29 +15,35 @@ from typing import Any
 from ...core.errors import ConfigError
 from ..recorded import without_secrets
 from . import datasets, traces
-from .body import BodyFormat
+from .address import Address, make_tls, parse_url
+from .body import APIS, POOLING_APIS, BodyFormat
 from .giveup import GiveUp
 from .histogram import QUANTILES
-from .http import Address, parse_url
 from .material import Material, Vocabulary, token_material, word_material
 from .measure import Window, parse_objectives
 from .plan import Plan
 from .run import Load, run_async
 from .schedule import Ramp, Schedule
+from .sharegpt import sharegpt
 from .show import METRIC_NAMES
 from .target import Target, find_model, takes_tokens
 
 DEFAULT_NUM_PROMPTS = 100
-DATASETS = ("random", "shared-prefix", "multi-turn", "jsonl", "trace", "servegen")
+QUERY_LEN = 16
+DATASETS = ("random", "shared-prefix", "multi-turn", "jsonl", "sharegpt", "trace", "servegen")
 
 
 def add_target_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("endpoint")
     group.add_argument("--model", metavar="NAME", help="model to ask for (default: the first the server lists)")
     group.add_argument(
-        "--endpoint", choices=("completions", "chat"), default="completions", help="API (default: completions)"
+        "--endpoint", choices=APIS, default="completions", help="API: one of %(choices)s (default: completions)"
     )
     group.add_argument("--api-key", metavar="KEY", help="sent as a bearer token")
+    group.add_argument(
+        "--ca-file", type=Path, metavar="FILE", help="certificates to trust for https (default: the system's)"
+    )
+    group.add_argument("--insecure", action="store_true", help="https without checking the certificate")
     group.add_argument("--header", action="append", default=[], metavar="NAME:VALUE", help="repeatable")
     group.add_argument(
         "--prompt-format",
@@ -86,6 +92,7 @@ def add_load_arguments(parser: argparse.ArgumentParser) -> None:
     data.add_argument("--random-output-len", "--output-len", type=int, default=128, metavar="N", help="(default: 128)")
     data.add_argument("--random-range-ratio", type=float, default=0.0, metavar="X", help="lengths vary by +- X of them")
     data.add_argument("--random-prefix-len", type=int, default=0, metavar="N", help="tokens that all prompts share")
+    data.add_argument("--random-batch-size", type=int, default=1, metavar="N", help="texts to embed or rank a request")
     data.add_argument("--num-prefixes", type=int, default=8, metavar="N", help="shared-prefix groups (default: 8)")
     data.add_argument("--prefix-len", type=int, default=256, metavar="N", help="tokens of a group's prefix")
     data.add_argument("--num-turns", type=int, default=4, metavar="N", help="of a conversation (default: 4)")
@@ -93,6 +100,7 @@ def add_load_arguments(parser: argparse.ArgumentParser) -> None:
     data.add_argument("--system-len", type=int, default=0, metavar="N", help="system prompt all conversations share")
     data.add_argument("--real-replies", action="store_true", help="turns quote what the server really answered")
     data.add_argument("--text-column", metavar="NAME", help="of JSONL rows (default: the first usual name)")
+    data.add_argument("--sharegpt-output-len", type=int, metavar="N", help="of all answers (default: the file's own)")
     data.add_argument("--length-scale", type=float, default=1.0, metavar="X", help="of a trace's lengths, up to 1")
     data.add_argument("--max-model-len", type=int, metavar="N", help="cut a trace's requests to this")
     data.add_argument("--trace-spread", type=float, default=0.0, metavar="S", help="spread equal time stamps over S")
@@ -220,18 +228,22 @@ def make_schedule(args: argparse.Namespace) -> Schedule:
     )
 
 
-def make_plan(args: argparse.Namespace, num: int, seed: int, rate: float | None) -> Plan:
+def make_plan(
+    args: argparse.Namespace, num: int, seed: int, rate: float | None, vocabulary: Vocabulary | None = None
+) -> Plan:
     """The data set that the flags name, `num` requests of it."""
     lengths = datasets.Lengths(args.random_input_len, args.random_output_len, args.random_range_ratio)
     match args.dataset_name:
         case "random":
-            return datasets.random_prompts(num, seed, lengths, args.random_prefix_len)
+            return datasets.random_prompts(num, seed, lengths, args.random_prefix_len, make_batch(args))
         case "shared-prefix":
             return datasets.shared_prefixes(num, seed, lengths, args.num_prefixes, args.prefix_len)
         case "multi-turn":
             return datasets.conversations(num, seed, lengths, args.num_turns, args.think_time, args.system_len)
         case "jsonl":
             return datasets.prompts_of_file(args.dataset_path, num, seed, args.random_output_len, args.text_column)
+        case "sharegpt":
+            return sharegpt(args.dataset_path, num, seed, vocabulary, args.sharegpt_output_len)
     fit = traces.Fit(args.length_scale, args.max_model_len)
     if args.dataset_name == "trace":
         return traces.read_trace(args.dataset_path, num, seed, fit, args.trace_spread, args.trace_sample)
@@ -242,9 +254,19 @@ def make_plan(args: argparse.Namespace, num: int, seed: int, rate: float | None)
     return traces.servegen(args.dataset_path, num, seed, fit, rate, args.trace_start, args.duration)
 
 
+def make_batch(args: argparse.Namespace) -> datasets.Batch:
+    """One prompt; --random-batch-size texts to embed; a query and as many documents to rank."""
+    if args.random_batch_size < 1 or (args.random_batch_size > 1 and args.endpoint not in POOLING_APIS):
+        raise ConfigError(
+            "--random-batch-size is at least 1, and above that for --endpoint embeddings or rerank.",
+            param="random_batch_size",
+        )
+    return datasets.Batch(args.random_batch_size, QUERY_LEN if args.endpoint == "rerank" else 0)
+
+
 def make_load(args: argparse.Namespace, argv: Sequence[str], vocabulary: Vocabulary | None) -> Load:
     """The load of the flags. `vocabulary`: of --tokenizer."""
-    if args.dataset_name in ("jsonl", "trace", "servegen") and args.dataset_path is None:
+    if args.dataset_name in ("jsonl", "sharegpt", "trace", "servegen") and args.dataset_path is None:
         raise ConfigError(f"--dataset-name {args.dataset_name} needs --dataset-path.", param="dataset_path")
     schedule = make_schedule(args)
     num = args.num_prompts
@@ -265,7 +287,7 @@ def make_load(args: argparse.Namespace, argv: Sequence[str], vocabulary: Vocabul
         return word_material(seed, vocabulary)
 
     return Load(
-        make_plan=lambda num, seed, rate: make_plan(args, num, seed, rate),
+        make_plan=lambda num, seed, rate: make_plan(args, num, seed, rate, vocabulary),
         make_material=material,
         schedule=schedule,
         num_prompts=num,
@@ -285,7 +307,7 @@ def make_load(args: argparse.Namespace, argv: Sequence[str], vocabulary: Vocabul
 
 def make_target(args: argparse.Namespace, url: str, name: str | None, model: str | None) -> Target:
     """The endpoint, what it does not say asked of the server. Raises ConfigError, Unavailable."""
-    address = parse_url(url, args.api_key, args.header)
+    address = parse_url(url, args.api_key, args.header, make_tls(args.ca_file, args.insecure))
     model = model or args.model or find_model(address)
     prompt_format = args.prompt_format
     if prompt_format == "auto":
@@ -296,7 +318,12 @@ def make_target(args: argparse.Namespace, url: str, name: str | None, model: str
 
 
 def _choose_format(args: argparse.Namespace, address: Address, model: str) -> str:
-    if args.endpoint == "chat" or args.dataset_name == "jsonl" or args.tokenizer or args.real_replies:
+    if (
+        args.endpoint != "completions"
+        or args.dataset_name in ("jsonl", "sharegpt")
+        or args.tokenizer
+        or args.real_replies
+    ):
         return "text"
     return "tokens" if run_async(takes_tokens(address, model)) else "text"
 

@@ -102,12 +102,12 @@ async def run_load(
         await client.connect(min(most, len(plan.roots), load.schedule.max_concurrency or most))
         started_at = datetime.now(UTC).isoformat(timespec="seconds")
         meter = scrape.find_energy_meter()
-        page_before = await asyncio.to_thread(scrape.scrape, target.metrics_url, target.address.headers)
+        page_before = await asyncio.to_thread(scrape.scrape, target.metrics_url, target.address)
         joules_before = meter.read_j() if meter is not None else []
         player = Player(plan, load.schedule, writer, client, load.give_up, load.vocabulary is not None)
         played = await _play(player, observe)
         joules = meter.spent_j(joules_before, meter.read_j()) if meter is not None else None
-        page_after = await asyncio.to_thread(scrape.scrape, target.metrics_url, target.address.headers)
+        page_after = await asyncio.to_thread(scrape.scrape, target.metrics_url, target.address)
     finally:
         await client.close()
     context = measure.Context(

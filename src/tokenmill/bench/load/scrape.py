@@ -7,7 +7,6 @@ measured time. Energy counters of the machine are read the same way (RAPL of the
 from __future__ import annotations
 
 import ctypes
-import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from ..result import ServerMetrics
+from .address import Address
 
 TIMEOUT_S = 5.0
 MAX_PAGE_BYTES = 16 << 20
@@ -30,24 +30,11 @@ class Page:
     sums: dict[str, tuple[float, float]]
 
 
-def fetch(url: str, headers: dict[str, str]) -> str | None:
-    """The text at `url`; None where there is none to be had."""
-    try:
-        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=TIMEOUT_S) as reply:
-            text: str = reply.read(MAX_PAGE_BYTES).decode("utf8", errors="replace")
-            return text
-    except (OSError, ValueError):
-        return None
-
-
-def scrape(url: str, headers: dict[str, str]) -> Page | None:
+def scrape(url: str, address: Address) -> Page | None:
     """The Prometheus page at `url`; None where there is none."""
-    text = fetch(url, headers)
-    if text is None:
-        return None
     try:
-        return parse(text)
-    except ValueError:
+        return parse(address.get(url, TIMEOUT_S, MAX_PAGE_BYTES).decode("utf8", errors="replace"))
+    except (OSError, ValueError):
         return None
 
 

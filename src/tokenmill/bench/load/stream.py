@@ -43,7 +43,14 @@ class _PromptDetails(msgspec.Struct):
 class _Usage(msgspec.Struct):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
+    total_tokens: int | None = None
     prompt_tokens_details: _PromptDetails | None = None
+
+
+class _Pooled(msgspec.Struct):
+    data: list[msgspec.Raw] | None = None
+    results: list[msgspec.Raw] | None = None
+    usage: _Usage | None = None
 
 
 class _Event(msgspec.Struct):
@@ -53,6 +60,7 @@ class _Event(msgspec.Struct):
 
 
 _decode = msgspec.json.Decoder(_Event).decode
+_decode_pooled = msgspec.json.Decoder(_Pooled).decode
 
 FAILED_FINISHES = ("error", "abort")
 """Reasons to finish that are the server giving up, in an answer of status 200."""
@@ -147,6 +155,21 @@ class Exchange:
         if num_tokens:
             self.event_times.append(at_s)
             self.event_tokens.append(num_tokens)
+
+    def on_pooled(self, at_s: float, payload: bytes) -> None:
+        """A whole answer of vectors or scores, which has no tokens: the one event is that it came."""
+        try:
+            answer = _decode_pooled(payload)
+        except msgspec.MsgspecError as error:
+            self.fail("bad_response", f"{error}: {payload[:200].decode(errors='replace')}")
+            return
+        if not (answer.data or answer.results):
+            self.fail("no_results", "the answer held neither vectors nor scores")
+            return
+        if (usage := answer.usage) is not None:
+            self.input_tokens = usage.prompt_tokens if usage.prompt_tokens is not None else usage.total_tokens
+        self.event_times.append(at_s)
+        self.event_tokens.append(0)
 
     def _num_tokens(self, choice: _Choice) -> int:
         """Tokens this choice says it brings: 0, or at least 1 for anything visible."""

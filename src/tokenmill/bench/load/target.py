@@ -9,13 +9,13 @@ import asyncio
 import json
 import time
 import urllib.error
-import urllib.request
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ...core.errors import ConfigError, Unavailable
+from .address import Address
 from .body import BodyFormat, BodyWriter
-from .http import Address, Client
+from .http import Client
 from .material import Material
 from .plan import Call, Plan
 from .stream import Exchange
@@ -48,11 +48,8 @@ class Target:
 def find_model(address: Address) -> str:
     """The first model the server lists. Raises Unavailable, ConfigError."""
     url = f"{address.root_url}{address.base}/models"
-    request = urllib.request.Request(url, headers=address.headers)
     try:
-        with urllib.request.urlopen(request, timeout=10) as reply:
-            models = json.loads(reply.read(1 << 20))["data"]
-            return str(models[0]["id"])
+        return str(json.loads(address.get(url, 10.0, 1 << 20))["data"][0]["id"])
     except urllib.error.HTTPError as error:
         with error:
             raise ConfigError(
