@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmill.bench import html, html_plot, result
+from tokenmill.bench import html, html_page, html_plot, result
 from tokenmill.bench.html_csv import requests_csv, summary_csv
 from tokenmill.bench.html_plot import Axis, Estimate, Series
 from tokenmill.bench.load.compare import Side, make_figures
@@ -307,6 +307,24 @@ def test_intervals_without_an_upper_bound_keep_their_dot() -> None:
     text = html_plot.intervals("t", Axis("x", log=True), [Estimate("e", 1.0, 0.0, math.inf)], reference=1.0)
     check(text)
     assert text.count("<circle") == 1 and 'class="bar"' not in text
+
+
+def test_names_stand_off_the_reference_line() -> None:
+    """Wherever the line is, no piece of it reaches the height of a name."""
+    rows = [Estimate(f"a rather long name {i}", 1.0, 0.5, 2.0) for i in range(5)]
+    text = html_plot.intervals("t", Axis("x", log=True), rows, reference=1.0)
+    pieces = re.findall(r'class="reference" x1="[^"]*" x2="[^"]*" y1="([^"]*)" y2="([^"]*)"', text)
+    names = [float(y) for y in re.findall(r'class="row" x="[^"]*" y="([^"]*)"', text)]
+    assert len(pieces) == len(names) == 5
+    for low, high in pieces:
+        assert all(float(high) <= name - 11 or float(low) >= name + 2 for name in names)
+
+
+def test_tables_scroll_and_keep_their_names() -> None:
+    """A table wider than a phone scrolls by itself, its first column staying in view."""
+    text = html_page.page("t", "l", [html_page.table(["a", "b"], [["1", "2"]])])
+    assert '<div class="scroll" tabindex="0"><table>' in text and ".scroll { overflow-x: auto;" in text
+    assert re.search(r"\.scroll td:first-child \{ position: sticky; left: 0;", text)
 
 
 def test_long_names_lose_their_middle() -> None:

@@ -108,10 +108,15 @@ def test_the_page_is_written_only_when_asked(tmp_path: Path, capsys: pytest.Capt
     parser = argparse.ArgumentParser()
     profile.add_arguments(parser)
     target = tmp_path / "profile.md"
-    assert profile.show(parser.parse_args(["--output", str(target)]), "# Page") == 0
-    assert not target.exists() and "Page" in capsys.readouterr().out
-    assert profile.show(parser.parse_args(["--output", str(target), "--write"]), "# Page\n") == 0
-    assert target.read_text() == "# Page\n"
+    measured = [STEP], [SERVED], {"model": "m.gguf"}
+    assert profile.show(parser.parse_args(["--output", str(target)]), *measured) == 0
+    assert not target.exists() and "A decode step" in capsys.readouterr().out
+    assert profile.show(parser.parse_args(["--output", str(target), "--write"]), *measured) == 0
+    assert target.read_text() == profile.to_page(*measured)
+    capsys.readouterr()
+    assert profile.show(parser.parse_args(["--json", "-"]), *measured) == 0
+    plain = json.loads(capsys.readouterr().out)
+    assert plain["steps"][0]["outside"] == 250.0 and plain["served"][0]["processes"]["engine"] == 900.0
 
 
 @native

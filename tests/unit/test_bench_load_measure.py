@@ -220,6 +220,7 @@ def test_a_tokenizer_counts_where_the_server_does_not() -> None:
     played = Played(START_S, START_S + 2.0, [silent, counted], 0.5, 0, array("d"), False)
     rows = measure.make_rows(plan, played, {}, Letters())
     assert [row.output_tokens for row in rows] == [5, 1] and [row.has_usage for row in rows] == [False, True]
+    assert [row.input_tokens for row in rows] == [10, 10]
 
 
 def test_a_run_is_given_up_when_nothing_can_come_of_it() -> None:

@@ -17,7 +17,6 @@ is not charged for the pipe.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import sys
 import time
@@ -26,12 +25,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from rich.console import Console
-
 from .. import __version__
 from ..core.errors import ConfigError, TokenmillError
 from ..core.units import format_bytes
 from . import machine, peers
+from .output import console_beside, write_json
 from .report import Figure, Report
 
 PREFILL_TOKENS = 512
@@ -175,12 +173,11 @@ def run(args: argparse.Namespace, make_engine: Callable[[Demand], BenchEngine]) 
     finally:
         for engine in engines:
             engine.close()
-    console = Console()
+    console = console_beside(args.json)
     console.print(report.to_table())
     for note in report.notes():
         console.print(note, markup=False, highlight=False)
-    if args.json is not None:
-        args.json.write_text(json.dumps(report.to_json(), indent=2) + "\n")
+    write_json(args.json, report.to_json(), indent=2)
     if args.markdown is not None:
         args.markdown.write_text(report.to_markdown())
     return 0

@@ -46,6 +46,7 @@ th { font-weight: 600; }
 thead th { border-bottom-color: var(--ink); }
 th:first-child, td:first-child { text-align: left; white-space: normal; min-width: 7.5rem;
   overflow-wrap: anywhere; }
+.scroll th:first-child, .scroll td:first-child { position: sticky; left: 0; background: var(--ground); }
 td.text { text-align: left; white-space: normal; min-width: 9rem; }
 td small { display: block; color: var(--soft); font-size: .8rem; line-height: 1.35; max-width: 26rem; }
 .plots { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 21rem), 1fr)); gap: 1.75rem 1.5rem;
@@ -145,7 +146,8 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], definitions: Map
         below = f"<small>{escape(definitions[name])}</small>" if name in definitions else ""
         figures = "".join(_cell(cell) for cell in cells)
         body.append(f"<tr><td>{escape(name)}{below}</td>{figures}</tr>")
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
+    whole = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
+    return f'<div class="scroll" tabindex="0">{whole}</div>'
 
 
 def _cell(text: str) -> str:

@@ -22,6 +22,8 @@ MAX_TITLES = 500
 _TOP, _BOTTOM, _RIGHT = 24, 40, 14
 _CHAR = 6.6
 _ROW = 30
+_BAR_ZONE = 10
+"""Below a row's bar, until the name of the next begins."""
 _LEAST, _MOST = 1e-100, 1e100
 """Beyond these, in size, a value counts as zero or infinite: no axis could show it."""
 
@@ -96,11 +98,12 @@ def intervals(title: str, x: Axis, rows: Sequence[Estimate], reference: float | 
     left, right, bottom = 14.0, WIDTH - _RIGHT - 8, height - _BOTTOM
     to_x = scale.mapper(left, right)
     parts = _x_axis(scale, to_x, _TOP - 8, bottom, x.label)
-    if reference is not None:
-        at = to_x(reference)
-        parts.append(f'<line class="reference" x1="{at:.1f}" x2="{at:.1f}" y1="{_TOP - 8}" y2="{bottom}"/>')
     for number, row in enumerate(rows):
         y = _TOP + _ROW * (number + 0.5) + 6
+        if reference is not None:
+            # Beside the bar only: the names above the bars would stand on the line.
+            at, end = to_x(reference), bottom if number == len(rows) - 1 else y + _BAR_ZONE
+            parts.append(f'<line class="reference" x1="{at:.1f}" x2="{at:.1f}" y1="{y - 4}" y2="{end}"/>')
         hover = f"{row.name}: {short(row.value)}, interval {short(row.low)} to {short(row.high)}"
         parts.append(f'<g class="s{row.colour % NUM_COLOURS}"><title>{escape(hover)}</title>')
         parts.append(f'<text class="row" x="{left}" y="{y - 7:.1f}">{escape(_fit(row.name))}</text>')

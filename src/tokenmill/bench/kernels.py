@@ -11,7 +11,6 @@ Knows operations only through what `cli` hands in; times nothing itself.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
@@ -19,12 +18,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Protocol
 
-from rich.console import Console
 from rich.table import Table
 
 from . import machine
+from .output import console_beside, write_json
 from .report import markdown_row
 
+SCHEMA = 1
 REPEATS = 5
 PROBE_BYTES = 64 << 20
 """Read per probe: small working sets are read this much over and over, larger ones twice."""
@@ -146,14 +146,13 @@ def run(args: argparse.Namespace, cases: Iterable[Case], probed: Probed, facts: 
     table = Table(*HEADER)
     for one in found:
         table.add_row(*one.cells())
-    console = Console(width=None if sys.stdout.isatty() else WIDE)
+    console = console_beside(args.json, width=None if sys.stdout.isatty() else WIDE)
     console.print(table)
     for note in notes:
         console.print(note, markup=False, highlight=False)
     if args.markdown is not None:
         args.markdown.write_text(to_markdown(found, notes))
-    if args.json is not None:
-        args.json.write_text(json.dumps(to_json(found, peaks, notes), indent=2) + "\n")
+    write_json(args.json, to_json(found, peaks, notes), indent=2)
     return 0
 
 
@@ -185,4 +184,4 @@ def to_markdown(found: list[Measured], notes: list[str]) -> str:
 
 def to_json(found: list[Measured], peaks: dict[str, float], notes: list[str]) -> dict[str, Any]:
     rows = [asdict(one) | {"share": one.share, "bound": one.bound} for one in found]
-    return {"notes": notes, "peaks": peaks, "cases": rows}
+    return {"schema": SCHEMA, "kind": "kernels", "notes": notes, "peaks": peaks, "cases": rows}

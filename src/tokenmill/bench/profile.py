@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
-from rich.console import Console
 from rich.markdown import Markdown
 
+from .output import console_beside, write_json
 from .report import markdown_row
 
+SCHEMA = 1
 ROWS = (1, 16, 32)
 PAGE = Path("docs/profile.md")
 TITLE = """# Where the time goes
@@ -72,16 +74,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("measurement")
     group.add_argument("--write", action="store_true", help=f"write {PAGE} instead of printing")
     group.add_argument("--output", type=Path, default=PAGE, metavar="FILE", help=f"for --write (default: {PAGE})")
+    group.add_argument("--json", type=Path, metavar="FILE", help="write every figure; -: to standard output")
     group.add_argument("--steps", type=int, default=128, metavar="N", help="decode steps of each width (default: 128)")
 
 
-def show(args: argparse.Namespace, page: str) -> int:
+def show(
+    args: argparse.Namespace, steps: Sequence[StepTimes], served: Sequence[ServedTimes], facts: Mapping[str, str]
+) -> int:
+    page, console = to_page(steps, served, facts), console_beside(args.json)
     if args.write:
         args.output.write_text(page)
-        print(f"wrote {args.output}")
+        console.print(f"wrote {args.output}", markup=False, highlight=False)
     else:
-        Console().print(Markdown(page))
+        console.print(Markdown(page))
+    write_json(args.json, to_json(steps, served, facts), indent=2)
     return 0
+
+
+def to_json(steps: Sequence[StepTimes], served: Sequence[ServedTimes], facts: Mapping[str, str]) -> dict[str, Any]:
+    """Microseconds, as docs/benchmarking.md says."""
+    return {
+        "schema": SCHEMA,
+        "kind": "profile",
+        "facts": dict(facts),
+        "steps": [asdict(step) | {"outside": step.outside} for step in steps],
+        "served": [asdict(one) for one in served],
+    }
 
 
 def to_page(steps: Sequence[StepTimes], served: Sequence[ServedTimes], facts: Mapping[str, str]) -> str:

@@ -16,12 +16,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from .. import __version__
 from ..core.errors import ConfigError
 from . import machine
+from .output import console_beside, write_json
 from .quality_code import CodeLimits
 from .quality_run import Subject, run_perplexity, run_task
 from .quality_stats import mcnemar, paired_bootstrap
@@ -73,12 +73,11 @@ def run(args: argparse.Namespace, make_subject: Callable[[], Subject]) -> int:
     """Run the tasks on the subject `make_subject` makes, or compare two earlier results. Exit code 0."""
     if args.compare:
         result = compare(*(read_result(path) for path in args.compare), seed=args.seed)
-        _show([_comparison_table(result)])
+        _show([_comparison_table(result)], args.json)
     else:
         result = measure(args, make_subject)
-        _show([_result_table(result)])
-    if args.json is not None:
-        args.json.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf8")
+        _show([_result_table(result)], args.json)
+    write_json(args.json, result, indent=1)
     return 0
 
 
@@ -220,8 +219,8 @@ def _comparison_table(result: dict[str, Any]) -> Table:
     return table
 
 
-def _show(tables: Sequence[Table]) -> None:
-    console = Console()
+def _show(tables: Sequence[Table], json_path: Path | None) -> None:
+    console = console_beside(json_path)
     for table in tables:
         console.print(table)
 

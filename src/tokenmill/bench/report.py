@@ -15,6 +15,8 @@ from rich.table import Table
 
 from .machine import Interference
 
+SCHEMA = 1
+
 
 @dataclass(frozen=True, slots=True)
 class Summary:
@@ -128,6 +130,8 @@ class Report:
             )
         before, after = self.bandwidth
         return {
+            "schema": SCHEMA,
+            "kind": "engine",
             "facts": self.facts,
             "bandwidth_gb_per_s": {"before": before, "after": after},
             "is_contaminated": self.is_contaminated,

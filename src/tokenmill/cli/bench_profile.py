@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from ..bench import machine
-from ..bench.profile import ROWS, ServedTimes, StepTimes, show, to_page
+from ..bench.profile import ROWS, ServedTimes, StepTimes, show
 from ..bench.profile_served import Server, run_streams
 from ..core.config import EngineConfig
 from ..core.events import EngineStats, Output, StepOutputs, Submit
@@ -79,7 +79,7 @@ def profile(args: argparse.Namespace) -> int:
         "commit": machine.commit() or "not a checkout",
         "others on the machine": str(state or "not known"),
     }
-    return show(args, to_page(steps, served, facts))
+    return show(args, steps, served, facts)
 
 
 class _Watched:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +12,7 @@ from rich.console import Console
 
 from ...core.errors import ConfigError
 from .. import side_by_side
+from ..output import STANDARD_OUTPUT, console_beside, write_json
 from ..result import Probe, Result, Run, Sweep
 from . import compare, goodput, options, show
 from .giveup import hopeless_wait_s
@@ -21,7 +20,6 @@ from .material import Vocabulary
 from .run import Load, run_async, run_load, run_repeats
 from .target import Target
 
-STANDARD_OUTPUT = Path("-")
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 
 
@@ -148,13 +146,9 @@ def check_outputs(args: argparse.Namespace) -> None:
 
 def finish(args: argparse.Namespace, result: Result) -> None:
     """Print the result and write the files asked for."""
-    text = json.dumps(result.to_json(), allow_nan=False) + "\n"
-    is_piped = args.json == STANDARD_OUTPUT
-    show.print_result(Console(stderr=is_piped), result, args.percentile_metrics, args.metric_percentiles)
-    if is_piped:
-        sys.stdout.write(text)
-    elif args.json is not None:
-        args.json.write_text(text)
+    console = console_beside(args.json)
+    show.print_result(console, result, args.percentile_metrics, args.metric_percentiles)
+    write_json(args.json, result.to_json())
     if args.csv is not None:
         args.csv.write_text(show.to_csv(result))
     if args.html is not None:

@@ -48,9 +48,12 @@ def warnings_of(context: Context, played: Played, rows: Sequence[RequestRow], co
     if whole and not is_pooling:
         warnings.append(f"{whole} of {len(good)} answers came as a whole: they have no TTFT, TPOT or ITL.")
     if any(row.has_usage is False for row in good):
-        how = "by --tokenizer" if context.counts_tokens else "from events"
-        outputs = "" if is_pooling else f" output tokens are counted {how},"
-        warnings.append(f"The server sent no usage:{outputs} input tokens are not known.")
+        if context.counts_tokens:
+            how = "tokens are counted by --tokenizer, prompts without their template"
+        else:
+            events = "" if is_pooling else "output tokens are counted from events, "
+            how = f"{events}input tokens are not known"
+        warnings.append(f"The server sent no usage: {how}.")
     early = [row for row in good if row.output_tokens is not None and row.output_tokens < row.wanted_output_tokens]
     short = sum(row.finish_reason != "length" for row in early) if not is_pooling else 0
     if short:

@@ -27,7 +27,7 @@ from ..result import (
 from .doubts import warnings_of
 from .histogram import describe, quantile
 from .material import Vocabulary
-from .plan import Call, Plan
+from .plan import Call, Literal, Plan
 from .player import Played
 from .stream import Exchange
 from .timeline import make_timeline
@@ -97,15 +97,28 @@ class Context:
 def make_rows(
     plan: Plan, played: Played, objectives: dict[str, float], vocabulary: Vocabulary | None = None
 ) -> list[RequestRow]:
-    """One row per call that became due, with all its event times. `vocabulary` counts the tokens of an answer's text
-    where the server did not."""
+    """One row per call that became due, with all its event times. `vocabulary` counts the tokens of an answer's text,
+    and of its prompt without the template, where the server did not."""
     for exchange in played.exchanges:
         if vocabulary is not None and exchange.output_tokens is None and exchange.texts:
             exchange.output_tokens = len(vocabulary.encode(exchange.text, add_special=False))
-    return [_row(plan.calls[e.index], e, played.start_s, objectives) for e in played.exchanges]
+    return [_row(plan.calls[e.index], e, played.start_s, objectives, vocabulary) for e in played.exchanges]
 
 
-def _row(call: Call, exchange: Exchange, start_s: float, objectives: dict[str, float]) -> RequestRow:
+def _input_tokens(call: Call, vocabulary: Vocabulary) -> int:
+    """Drawn parts are of exact length; quoted ones are counted; a quoted answer is taken as long as asked for."""
+    return sum(
+        len(vocabulary.encode(part.text, add_special=False)) if isinstance(part, Literal) else part.num_tokens
+        for part in call.parts
+    )
+
+
+def _row(
+    call: Call, exchange: Exchange, start_s: float, objectives: dict[str, float], vocabulary: Vocabulary | None
+) -> RequestRow:
+    input_tokens = exchange.input_tokens
+    if input_tokens is None and vocabulary is not None:
+        input_tokens = _input_tokens(call, vocabulary)
     times = exchange.event_times
     counts = list(exchange.event_tokens)
     output_tokens = exchange.output_tokens if exchange.output_tokens is not None else sum(counts) or None
@@ -120,7 +133,7 @@ def _row(call: Call, exchange: Exchange, start_s: float, objectives: dict[str, f
         first_s=times[0] - start_s if times and exchange.is_streamed else None,
         last_s=times[-1] - start_s if times else None,
         end_s=None if exchange.end_s is None else exchange.end_s - start_s,
-        input_tokens=exchange.input_tokens,
+        input_tokens=input_tokens,
         output_tokens=output_tokens,
         cached_tokens=exchange.cached_tokens,
         wanted_input_tokens=call.input_tokens,
