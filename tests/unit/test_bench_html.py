@@ -230,7 +230,7 @@ def test_the_table_shows_the_exact_figures() -> None:
 
 def test_files_that_are_no_results_are_refused_by_name(tmp_path) -> None:
     bad = tmp_path / "bad.json"
-    for content in ("{", "[]", '{"kind": "cake"}'):
+    for content in ("{", "[]", '{"kind": "cake"}', '{"kind": "run", "schema": 1}'):
         bad.write_text(content)
         with pytest.raises(ConfigError, match=r"bad\.json"):
             html.read_results([bad])

@@ -16,10 +16,12 @@ from ..core.errors import ConfigError
 from . import html_load as load
 from . import html_page as page
 from . import html_quality as quality
+from .result import SCHEMA
 
 Json = dict[str, Any]
 
-_KINDS = ("run", "repeats", "sweep", "goodput", "compare", "quality", "quality-comparison")
+_LOAD_KINDS = ("run", "repeats", "sweep", "goodput", "compare")
+_KINDS = (*_LOAD_KINDS, "quality", "quality-comparison")
 
 
 def write_report(results: Json | Sequence[Json], path: Path) -> None:
@@ -39,6 +41,12 @@ def read_results(paths: Sequence[Path]) -> list[Json]:
             raise ConfigError(f"{path} cannot be read: {error}.", param="result") from None
         if not isinstance(result, dict) or result.get("kind") not in _KINDS:
             raise ConfigError(f"{path} is no result of tokenmill bench.", param="result")
+        if result["kind"] in _LOAD_KINDS and result.get("schema") != SCHEMA:
+            raise ConfigError(
+                f"{path} has schema {result.get('schema')}, and this version reads {SCHEMA}: measure again, or draw it"
+                " with the version that wrote it.",
+                param="result",
+            )
         results.append(result)
     return results
 

@@ -13,6 +13,7 @@ from .recorded import without_secrets
 
 LATENCIES = {
     "ttft_s": ("TTFT", "first token event − due"),
+    "ttfo_s": ("TTFO", "first event of the answer, after reasoning − due"),
     "ttst_s": ("TTST", "second token event − first"),
     "tpot_s": ("TPOT", "(last token event − first) / (output tokens − 1), per request"),
     "itl_s": ("ITL", "gaps between token events, over all requests"),
