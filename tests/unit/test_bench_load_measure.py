@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from tokenmill.bench.load import goodput, measure
 from tokenmill.bench.load.compare import Side, choose_primary, decide, make_figures, make_ratio
 from tokenmill.bench.load.datasets import Lengths, random_prompts
+from tokenmill.bench.load.fairness import jain
 from tokenmill.bench.load.giveup import GiveUp, hopeless_wait_s
 from tokenmill.bench.load.histogram import QUANTILES, SUB_BUCKETS, Histogram, describe, quantile
 from tokenmill.bench.load.player import Played
@@ -272,9 +273,9 @@ def test_objectives_are_read_as_vllm_writes_them() -> None:
 
 def test_jain_is_one_for_equal_and_one_over_n_for_one() -> None:
     """And per-tenant speed is output tokens over summed latency."""
-    assert measure.jain([3.0, 3.0, 3.0]) == pytest.approx(1.0)
-    assert measure.jain([1.0, 0.0, 0.0, 0.0]) == pytest.approx(0.25)
-    assert measure.jain([0.0, 0.0]) is None
+    assert jain([3.0, 3.0, 3.0]) == pytest.approx(1.0)
+    assert jain([1.0, 0.0, 0.0, 0.0]) == pytest.approx(0.25)
+    assert jain([0.0, 0.0]) is None
     run = run_of([exchange(0, 0.0, 0.0, [1.0, 2.0]), exchange(1, 0.0, 0.0, [0.5, 1.0])])
     assert [(t.tenant, t.service_tokens_per_s) for t in run.fairness.tenants] == [("a", 1.0), ("b", 2.0)]
     assert run.fairness.jain == pytest.approx(9 / 10)

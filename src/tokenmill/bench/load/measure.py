@@ -1,4 +1,5 @@
-"""From what came of a plan to a `Run`: every definition of docs/benchmarking.md is computed here and nowhere else.
+"""From what came of a plan to a `Run`: every definition of docs/benchmarking.md is computed here and nowhere
+else, but for fairness, the timeline and pooled repeats, which have modules of their own.
 
 Pure: exchanges and facts in, numbers out.
 """
@@ -17,15 +18,14 @@ from ..result import (
     Distribution,
     Energy,
     ErrorClass,
-    Fairness,
     RequestRow,
     Run,
     ServerMetrics,
     Slo,
-    TenantRow,
 )
 from .doubts import warnings_of
-from .histogram import describe, quantile
+from .fairness import fairness
+from .histogram import describe
 from .material import Vocabulary
 from .plan import Call, Literal, Plan
 from .player import Played
@@ -384,38 +384,6 @@ def _slo(rows: Sequence[RequestRow], objectives: dict[str, float]) -> Slo:
         name: sum(row.ok and met(row, name, limit) for row in rows) / len(rows) for name, limit in objectives.items()
     }
     return Slo(objectives, sum(row.met_slo for row in rows) / len(rows), by_objective)
-
-
-def fairness(rows: Sequence[RequestRow]) -> Fairness:
-    """Per tenant; a run without tenants is one tenant, and its index says nothing."""
-    by_tenant: dict[str, list[RequestRow]] = {}
-    for row in rows:
-        by_tenant.setdefault(row.tenant, []).append(row)
-    tenants = [_tenant(name, by_tenant[name]) for name in sorted(by_tenant)]
-    speeds = [tenant.service_tokens_per_s or 0.0 for tenant in tenants]
-    return Fairness(jain(speeds) if len(speeds) > 1 else None, tenants)
-
-
-def _tenant(name: str, rows: Sequence[RequestRow]) -> TenantRow:
-    good = [row for row in rows if row.ok]
-    latencies = sorted(value for row in good if (value := e2el_s(row)) is not None)
-    firsts = sorted(value for row in good if (value := ttft_s(row)) is not None)
-    tokens = sum(row.output_tokens or 0 for row in good)
-    return TenantRow(
-        tenant=name,
-        num_requests=len(rows),
-        num_ok=len(good),
-        output_tokens=tokens,
-        service_tokens_per_s=tokens / sum(latencies) if latencies and sum(latencies) > 0 else None,
-        ttft_p50_s=quantile(firsts, 0.5) if firsts else None,
-        e2el_p50_s=quantile(latencies, 0.5) if latencies else None,
-    )
-
-
-def jain(values: Sequence[float]) -> float | None:
-    """Jain's fairness index: 1 for equal shares, 1 / n where one has everything."""
-    squares = sum(value * value for value in values)
-    return sum(values) ** 2 / (len(values) * squares) if squares else None
 
 
 def error_classes(rows: Sequence[RequestRow]) -> list[ErrorClass]:
