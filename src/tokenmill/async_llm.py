@@ -26,7 +26,7 @@ import numpy as np
 from .core.errors import InvalidRequest
 from .core.events import FINISH_ABORT, Ready
 from .core.request import SamplingParams
-from .llm import LLM, Call, CompletionOutput, RequestOutput
+from .llm import LLM, Call, CompletionOutput, Pieces, RequestOutput
 from .llm_arguments import Message, Prompt
 from .llm_tokenizer import LLMTokenizer
 from .server.choice import Choice, Piece
@@ -119,11 +119,11 @@ class AsyncLLM:
             # Encoding a long prompt takes a while, which the caller's loop need not wait for.
             call = await asyncio.to_thread(self._llm._one_call, prompt, sampling_params, cache_salt, lora)
             said: dict[int, _Said] = {}
-            pieces = self._llm._pieces(call)
+            pieces = Pieces(self._llm._pieces(call))
             try:
                 while not state.aborted:
                     try:
-                        choice, piece = await self._run(anext(pieces), state)
+                        choice, piece = await self._run(pieces.next(), state)
                     except StopAsyncIteration:
                         return
                     said.setdefault(choice.index, _Said(choice)).add(piece)
@@ -134,7 +134,7 @@ class AsyncLLM:
                     raise
             finally:
                 with contextlib.suppress(InvalidRequest):  # a closed model has let go of its calls
-                    await self._run(pieces.aclose())
+                    await self._run(pieces.close())
             yield _output(call, said, unfinished=FINISH_ABORT)
         finally:
             del self._open[name]

@@ -300,15 +300,15 @@ class LLM:
         call = self._one_call(prompt, sampling_params, cache_salt, lora)
         if len(call.requests) != 1:
             raise InvalidRequest("stream gives one choice; leave n at 1.", param="n")
-        pieces = self._pieces(call)
+        pieces = Pieces(self._pieces(call))
         try:
             while True:
-                _, piece = self._wait(anext(pieces))
+                _, piece = self._wait(pieces.next())
                 yield piece
                 if piece.finish_reason is not None:
                     return
         finally:
-            self._wait(pieces.aclose())
+            self._wait(pieces.close())
 
     def load_adapter(self, name: str, path: str) -> None:
         """Load the LoRA adapter in a folder of PEFT's format, to be named by `lora=` from then on. Needs
@@ -562,6 +562,24 @@ class LLM:
                     yield choice, piece
         finally:
             stream.close()
+
+
+class Pieces:
+    """What a call says, read from another thread. To cancel a read takes a moment to reach the engine's loop, and what
+    closes then waits for it: an asynchronous generator cannot be closed while it runs."""
+
+    def __init__(self, pieces: AsyncGenerator[tuple[Choice, Piece], None]) -> None:
+        self._pieces = pieces
+        self._lock = asyncio.Lock()
+
+    async def next(self) -> tuple[Choice, Piece]:
+        """Raises StopAsyncIteration when all has been said."""
+        async with self._lock:
+            return await anext(self._pieces)
+
+    async def close(self) -> None:
+        async with self._lock:
+            await self._pieces.aclose()
 
 
 async def _await(work: Awaitable[T]) -> T:
