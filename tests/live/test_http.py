@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import threading
 import urllib.error
 import urllib.request
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -530,3 +532,15 @@ def test_draining_refuses_new_calls_and_finishes_open_ones() -> None:
         served.call(lambda: setattr(served.app.state.limits, "draining", True))
         assert post(served, "/v1/completions", {"prompt": "x"})[0] == get(served, "/health")[0] == 503
         assert first.choices[0].text + "".join(chunk.choices[0].text for chunk in stream) == LONG[:100]
+
+
+def test_compressed_bodies_are_read_or_named(served: Served) -> None:
+    body = json.dumps({"prompt": "x", "max_tokens": 2}).encode()
+    plain = post(served, "/v1/completions", body)
+    for coding, data in {"gzip": gzip.compress(body), "deflate": zlib.compress(body)}.items():
+        status, answer, _ = post(served, "/v1/completions", data, **{"content-encoding": coding})
+        assert status == 200 and answer["choices"] == plain[1]["choices"]
+    status, answer, _ = post(served, "/v1/completions", body, **{"content-encoding": "zstd"})
+    assert status == 415 and "zstd" in answer["error"]["message"]
+    bomb = gzip.compress(bytes(1 << 26))
+    assert post(served, "/v1/completions", bomb, **{"content-encoding": "gzip"})[0] == 413

@@ -6,6 +6,7 @@
      |- AuthenticationFailed      401
      |- ModelNotFound             404
      |- BodyTooLarge              413
+     |- UnsupportedEncoding       415  the body is compressed in a way that is not read
      |- Overloaded                429  a retry after `retry_after_s` may succeed
      |- Unavailable               503  the engine is down or draining; a retry may succeed
      |- EngineFailed              500  a step failed; the request was lost
@@ -54,6 +55,11 @@ class ModelNotFound(TokenmillError):
 
 class BodyTooLarge(TokenmillError):
     status = 413
+    kind = "invalid_request_error"
+
+
+class UnsupportedEncoding(TokenmillError):
+    status = 415
     kind = "invalid_request_error"
 
 

@@ -10,6 +10,7 @@ from starlette.requests import Request as HttpRequest
 from ..core.errors import BodyTooLarge, InvalidRequest, Overloaded, Unavailable
 from .client import EngineClient
 from .config import ServerConfig
+from .encodings import decode_body
 from .errors import ClientGone
 
 _MAX_RETRY_S = 60.0
@@ -92,6 +93,17 @@ class Limits:
                     break
             body = b"".join(parts)
             parts.clear()
+            encoding = request.headers.get("content-encoding")
+            if encoding is not None:
+
+                def hold(more: int) -> None:
+                    nonlocal size
+                    size += more
+                    self._buffered_bytes += more
+                    if self._buffered_bytes > self._config.max_buffered_bytes:
+                        raise Overloaded("Too many large requests are being received; retry later.")
+
+                body = await decode_body(encoding, body, limit, hold)
             yield body
         finally:
             self._buffered_bytes -= size
