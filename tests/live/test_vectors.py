@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -224,3 +226,13 @@ def test_a_language_model_served_for_text_gives_none(smollm2: Path) -> None:
         ):
             status, answer = post(server, path, **body)
             assert status == 400 and "--runner pooling" in answer["error"]["message"], answer
+
+
+@pytest.mark.parametrize("command", ["chat", "generate"])
+def test_a_model_of_vectors_does_not_wait_for_a_message_to_say_so(command):
+    done = subprocess.run(
+        [sys.executable, "-m", "tokenmill.cli.main", command, "minilm", "--threads", "1"],
+        input="hello\n", capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 2 and "generates no text" in done.stderr and done.stderr.count("\n") == 1
+    assert not done.stdout

@@ -19,7 +19,7 @@ import pytest
 from tokenmill.core.errors import ConfigError, FetchError
 from tokenmill.formats import digest, hub
 from tokenmill.formats import wheel as wheels
-from tokenmill.formats.hub import WheelModel, cached_path, list_models, remove_model, resolve_model
+from tokenmill.formats.hub import WheelModel, cached_path, list_models, remove_model, resolve_model, verify_model
 
 CONTENT = b"GGUF" + bytes(100_000)
 
@@ -434,3 +434,34 @@ def test_an_alias_may_be_a_folder(cache: Path, tmp_path: Path, wheel: Path, monk
     assert (listed.name, listed.size_bytes) == ("folder", len(CONTENT) + 4)
     remove_model("folder", cache_dir=cache)
     assert not found.exists() and not list_models(cache_dir=cache) and not leftovers(cache)
+
+
+def test_an_alias_whose_bytes_rotted_is_found_by_reading_them(
+    cache: Path, wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Size and time are as they were, so that only reading it all shows the change."""
+    use_pip(monkeypatch, tmp_path, copy_of(wheel))
+    path = resolve_model("tiny", cache_dir=cache).path
+    assert verify_model("tiny", path, cache_dir=cache) == [(path, hashlib.sha256(CONTENT).hexdigest())]
+    stat = path.stat()
+    path.write_bytes(CONTENT[:-1] + b"x")
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert resolve_model("tiny", cache_dir=cache).path == path
+    with pytest.raises(FetchError, match="changed on disk") as caught:
+        verify_model("tiny", path, cache_dir=cache)
+    assert "tokenmill rm tiny" in caught.value.message
+
+
+def test_a_model_of_the_hub_that_changed_since_it_was_loaded_is_noticed(
+    cache: Path, online: dict[str, bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    online["M-Q4_K_M.gguf"] = CONTENT
+    path = resolve_model("org/m", cache_dir=cache).path
+    first = verify_model("org/m", path, cache_dir=cache)  # what it is when it is first read is what it should be
+    resolve_model("org/m", cache_dir=cache)
+    assert verify_model("org/m", path, cache_dir=cache) == first and not caplog.records
+    path.write_bytes(CONTENT + b"x")
+    resolve_model("org/m", cache_dir=cache)
+    assert "has changed on disk" in caplog.text and "--verify org/m" in caplog.text
+    with pytest.raises(FetchError, match="changed on disk"):
+        verify_model("org/m", path, cache_dir=cache)

@@ -22,6 +22,7 @@ from rich.markup import escape
 
 from ..core.errors import ConfigError, ContextTooLong, TokenmillError, Unavailable
 from ..llm import LLM
+from ..server.vectors import require_tokens
 from .generate import speed
 from .models import progress_bar
 from .options import engine_options, sampling_overrides
@@ -138,6 +139,9 @@ def chat(args: argparse.Namespace) -> int:
             **options,
         )
     with llm:
+        require_tokens(llm.ready)
+        if llm.text.chat is None:
+            raise ConfigError(f"The model {llm.ready.model!r} has no chat template; type `tokenmill generate`.")
         return _converse(LocalPartner(llm, overrides), args.system)
 
 

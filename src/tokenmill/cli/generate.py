@@ -9,6 +9,7 @@ from dataclasses import asdict
 
 from ..core.errors import ConfigError
 from ..llm import LLM
+from ..server.vectors import require_tokens
 from .models import progress_bar
 from .options import engine_options, sampling_overrides
 
@@ -28,6 +29,7 @@ def generate(args: argparse.Namespace) -> int:
             **options,
         )
     with llm:
+        require_tokens(llm.ready)
         if args.lora is not None:
             llm.load_adapter("lora", args.lora)
         sampling = llm.default_sampling(**sampling_overrides(args))

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
+from ..core.errors import ConfigError
 from ..core.units import format_bytes
 from ..formats.adapter import CONFIG_NAME, Adapter, open_adapter
 from ..formats.checkpoint import open_checkpoint
@@ -13,14 +14,17 @@ from ..models.config import ModelConfig
 from ..models.encoder_config import EncoderConfig
 from ..models.survey import Survey, survey
 from ..ops.native import available
-from .models import resolve_model
+from .load import model_facts
+from .machine import read_machine
+from .models import local_model
 from .pooling import choose_pooling
-from .resolve import KV_CACHE_DTYPES, MAX_NUM_SEQS, QUANTIZATIONS
+from .resolve import KV_CACHE_DTYPES, QUANTIZATIONS, EngineOptions, ModelFacts, resolve
 
 _KERNELS = {
     "f32": "float32 products",
     "f16": "float16 weights, float32 products",
     "bf16": "bfloat16 weights, float32 products",
+    "q6_h": "6-bit codes by 8-bit activations, a scale for 16",
     "q4_0": "4-bit codes by 8-bit activations, a scale for 32",
     "q4_1": "4-bit codes by 8-bit activations, a scale and a minimum for 32",
     "q8_0": "8-bit codes by 8-bit activations, a scale for 32",
@@ -35,7 +39,7 @@ def inspect(args: argparse.Namespace) -> int:
         for name, value in _adapter_facts(open_adapter(args.model)):
             print(f"{name:<14} {value}")
         return 0
-    checkpoint = open_checkpoint(resolve_model(args.model).path)
+    checkpoint = open_checkpoint(local_model(args.model))
     quantization = None if args.quantization is None else QUANTIZATIONS[args.quantization]
     found = survey(checkpoint, quantization=quantization, kv_dtype=KV_CACHE_DTYPES[args.kv_cache_dtype])
     config = found.config
@@ -56,8 +60,13 @@ def inspect(args: argparse.Namespace) -> int:
     for line in _table(found):
         print(line)
     print()
-    length = min(args.max_model_len or found.config.max_context, found.config.max_context)
-    for name, value in _memory(found, length, args.max_num_seqs or MAX_NUM_SEQS):
+    options = EngineOptions(
+        max_model_len=args.max_model_len,
+        max_num_seqs=args.max_num_seqs,
+        kv_cache_dtype=args.kv_cache_dtype,
+        quantization=args.quantization,
+    )
+    for name, value in _memory(found, model_facts(checkpoint, pooling, options), options):
         print(f"{name:<14} {value}")
     checkpoint.close()
     return 0
@@ -116,9 +125,23 @@ def _table(found: Survey) -> Iterator[str]:
         )
 
 
-def _memory(found: Survey, length: int, num_seqs: int) -> Iterator[tuple[str, str]]:
+def _memory(found: Survey, facts: ModelFacts, options: EngineOptions) -> Iterator[tuple[str, str]]:
+    """What serving it here would take, then what one sequence takes."""
+    weights, length = found.packed_bytes, found.config.max_context
+    try:
+        settings = resolve(options, read_machine(), facts)
+    except ConfigError as error:
+        yield "served here", f"not as it is: {error.message}"
+        yield "weights", format_bytes(weights)
+    else:
+        length, window_bytes = settings.max_model_len, facts.window_bytes_per_token if settings.window else 0
+        slots = settings.num_blocks * (facts.kv_bytes_per_token - window_bytes)
+        kv = (slots + settings.num_window_blocks * window_bytes) * settings.block_size
+        reason = next(choice.reason for choice in settings.choices if choice.name.startswith("kv_"))
+        pool = f" and a KV pool of {format_bytes(kv)}, which fills as it is used ({reason})" if kv else ""
+        yield "served here", f"at most {format_bytes(weights + kv)}: weights {format_bytes(weights)}{pool}"
+        yield "", f"at most {settings.max_num_seqs} sequences at once, of at most {length:,} tokens"
     per_token, one = found.kv_bytes_per_token, found.kv_bytes(length)
-    yield "weights", format_bytes(found.packed_bytes)
     if not per_token:
         yield "KV", "none: an input runs whole in one step"
         return
@@ -130,6 +153,3 @@ def _memory(found: Survey, length: int, num_seqs: int) -> Iterator[tuple[str, st
         yield "KV per token", format_bytes(per_token)
     instead = f", {format_bytes(one + saved)} if layers kept what they no longer see" if saved else ""
     yield "one sequence", f"{format_bytes(one)} of KV at {length:,} tokens{instead}"
-    full = one * num_seqs
-    yield f"{num_seqs} sequences", f"{format_bytes(full)} of KV if all are that long"
-    yield "in all", format_bytes(found.packed_bytes + full)

@@ -92,7 +92,7 @@ def load_engine(
     if pooling is not None and options.enable_lora:
         raise ConfigError("A model that gives vectors takes no LoRA adapters.", param="enable_lora")
     ops = select_ops(options.backend, max(1, options.threads or machine.usable_cpus))
-    settings = resolve(options, machine, _model_facts(checkpoint, pooling, options), ops.kv_dtype)
+    settings = resolve(options, machine, model_facts(checkpoint, pooling, options), ops.kv_dtype)
     how: dict[str, Any] = {
         "max_model_len": settings.max_model_len,
         "num_blocks": settings.num_blocks,
@@ -128,7 +128,8 @@ def load_engine(
     return Engine(config, settings, worker, ops, describe_kernels(ops), pooling)
 
 
-def _model_facts(checkpoint: Checkpoint, pooling: PoolingChoice | None, options: EngineOptions) -> ModelFacts:
+def model_facts(checkpoint: Checkpoint, pooling: PoolingChoice | None, options: EngineOptions) -> ModelFacts:
+    """What `resolve` needs to know of the model."""
     weights_bytes = sum(tensor.data.nbytes for tensor in checkpoint.tensors.values())
     model = config_from_checkpoint(checkpoint) if pooling is None else vector_config(checkpoint)
     advised_len = None if pooling is None else pooling.advised_len

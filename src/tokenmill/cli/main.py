@@ -69,6 +69,7 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
 
     pull = _command(commands, "pull", "fetch a model into the cache and print its path", "models", "pull")
     options.add_model(pull)
+    pull.add_argument("--verify", action="store_true", help="read all of it again and compare its checksums")
     pull.add_argument("--quiet", "-q", action="store_true", help="no progress bar")
     _command(commands, "list", "list cached models", "models", "list_cached")
     remove = _command(commands, "rm", "remove a cached model", "models", "remove")

@@ -6,7 +6,9 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
+from ..core.errors import ConfigError
 from ..core.units import format_bytes
 from ..formats import hub
 
@@ -45,8 +47,23 @@ def resolve_model(name: str, quiet: bool = False) -> hub.ResolvedModel:
         return hub.resolve_model(name, progress=progress)
 
 
+def local_model(name: str) -> Path:
+    """The model's path, without fetching anything. Raises ConfigError where it would have to be fetched."""
+    path = Path(name).expanduser()
+    if name not in hub.ALIASES and path.exists():
+        return path
+    cached = hub.cached_path(name)
+    if cached is None and hub.is_fetched(name):
+        raise ConfigError(f"{name} is not in the cache. To fetch it: tokenmill pull {name}", param="model")
+    return cached or hub.resolve_model(name).path
+
+
 def pull(args: argparse.Namespace) -> int:
-    print(resolve_model(args.model, args.quiet).path)
+    model = resolve_model(args.model, args.quiet)
+    print(model.path)
+    if args.verify:
+        for file, digest in hub.verify_model(args.model, model.path):
+            print(f"intact: sha256 {digest}  {file}")
     return 0
 
 

