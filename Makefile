@@ -58,6 +58,7 @@ stress: install $(VENV)/extra-test
 wheel: $(BIN)/python
 	rm -rf dist
 	$(PIP) wheel --no-deps --wheel-dir dist .
+	$(BIN)/python .ci/tag_wheel dist/tokenmill-*.whl
 	PYTHON=$(PYTHON) .ci/try_wheel dist/tokenmill-*.whl
 
 oracle: install
