@@ -347,8 +347,11 @@ class LLM:
         vectors = self._pool(encoded, replace(params, dimensions=dimensions, activation=activation))
         return np.stack([np.frombuffer(vector, np.float32) for vector in vectors])
 
-    def score(self, text: str, others: Sequence[str]) -> list[float]:
+    def score(self, text: str, others: str | Sequence[str]) -> list[float]:
         """How well each of `others` goes with `text`: what a model of pairs says, or the cosine of two vectors."""
+        others = [others] if isinstance(others, str) else others
+        if not all(isinstance(each, str) for each in (text, *others)):
+            raise InvalidRequest("score takes a text and a list of texts.", param="text")
         params = require_vectors(self._ready, scores=True)
         if params.how == "score":
             encoded = self._text.tokenizer.encode_inputs([text] * len(others), others)

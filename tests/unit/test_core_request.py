@@ -24,3 +24,11 @@ def test_a_mapping_of_biases_is_checked_too():
     with pytest.raises(InvalidRequest) as caught:
         SamplingParams(logit_bias={5: 101})
     assert caught.value.param == "logit_bias"
+
+
+def test_none_is_an_empty_list_and_a_lone_number_is_named():
+    assert SamplingParams(stop=None, stop_token_ids=None, logit_bias=None, allowed_token_ids=None) == SamplingParams()
+    for name in ("stop", "stop_token_ids", "allowed_token_ids", "logit_bias"):
+        with pytest.raises(InvalidRequest, match=f"{name} must be a list, got int") as caught:
+            SamplingParams(**{name: 5})
+        assert caught.value.param == name

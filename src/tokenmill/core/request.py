@@ -8,7 +8,7 @@ a `Request` is made, so that the same Request gives the same tokens on any engin
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ MAX_CHOICES = 128
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1024
 MAX_LOGIT_BIAS = 1024
+_LISTS = ("stop", "stop_token_ids", "allowed_token_ids", "logit_bias")
 POOLINGS = ("last", "cls", "mean", "score")
 
 
@@ -56,6 +57,12 @@ class SamplingParams:
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
+        for name in _LISTS:
+            value = getattr(self, name)
+            if value is None:
+                self._keep(name, ())
+            elif not isinstance(value, Iterable):
+                raise InvalidRequest(f"{name} must be a list, got {type(value).__name__}.", param=name)
         # A lone string would otherwise be read as one stop string for each of its characters.
         self._keep("stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
         self._keep("stop_token_ids", tuple(self.stop_token_ids))
