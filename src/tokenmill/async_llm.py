@@ -26,8 +26,9 @@ import numpy as np
 from .core.errors import InvalidRequest
 from .core.events import FINISH_ABORT, Ready
 from .core.request import SamplingParams
-from .llm import LLM, Call, CompletionOutput, Pieces, RequestOutput
+from .llm import LLM, Pieces
 from .llm_arguments import Message, Prompt
+from .llm_outputs import Call, CompletionOutput, RequestOutput
 from .llm_tokenizer import LLMTokenizer
 from .server.choice import Choice, Piece
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tokenmill.cli import foreign
+from tokenmill.cli import foreign, spelling
 from tokenmill.cli import main as cli
 from tokenmill.cli.options import _Foreign, engine_options
 
@@ -150,12 +150,12 @@ def test_variables_of_other_servers_are_named_unless_their_flag_is_given():
 
 def test_every_flag_is_taken_whole():
     """No flag is read as another with a value behind it, on any command: -tp is not -t p."""
-    shorts = {flag for flag, _ in foreign.flags() if not flag.startswith("--")} | set(foreign.SPELLED)
+    shorts = {flag for flag, _ in foreign.flags() if not flag.startswith("--")} | set(spelling.SPELLED)
     for command in ("serve", "chat", "generate", "inspect"):
         parser = parse_command(command)
         known = set(parser._option_string_actions)
         for flag in sorted(shorts - known):
-            spelled = foreign.spell([flag], known.__contains__)
+            spelled = spelling.spell([flag], known.__contains__)
             assert all(word in known or word == flag or not word.startswith("-") for word in spelled)
             if spelled == [flag]:
                 assert parser._get_option_tuples(flag) == [], (command, flag)
@@ -175,14 +175,14 @@ def test_the_table_is_sound(command):
     refused by name with the values it takes."""
     flags = [flag for flag, _ in foreign.flags()]
     assert len(flags) == len(set(flags)), sorted(flag for flag in flags if flags.count(flag) > 1)
-    assert not set(flags) & (set(foreign.SPELLED) | set(foreign.SPELLED_VALUES))
+    assert not set(flags) & (set(spelling.SPELLED) | set(spelling.SPELLED_VALUES))
     known = set(parse_command(command)._option_string_actions)
     for flag, group in foreign.flags():
         assert flag in known
         assert group.why and not group.why.endswith(".") and group.num_values in (0, 1)
     if command == "serve":
         later = {"--ssl-keyfile", "--ssl-certfile", "--chat-template"}
-        for target, *_ in foreign.SPELLED.values():
+        for target, *_ in spelling.SPELLED.values():
             assert target.partition(".")[0] in known | later, target
 
 
@@ -216,7 +216,7 @@ def test_lengths_are_read_as_vllm_and_llama_cpp_read_them(given, kept):
 
 def test_dotted_flags_make_one_object():
     words = ["--a_b.x", "1", "--a-b.y.z=q", "--a-b.l+", "1,2", "--a-b.on", "--", "--a_b"]
-    assert foreign.spell(words, {"--a-b"}.__contains__) == [
+    assert spelling.spell(words, {"--a-b"}.__contains__) == [
         "--a-b", '{"x": 1, "y": {"z": "q"}, "l": [1, 2], "on": true}', "--", "--a_b",
     ]  # fmt: skip
 

@@ -1,17 +1,15 @@
 """Flags, commands and environment variables of vLLM, llama-server and Ollama: what each is here.
 
 Data, and no more than it takes to read it. A start script is kept by changing the program's name to `tokenmill serve`:
-each flag of those servers is one of ours under another spelling (SPELLED), or has nothing to steer here and is said to
-have no effect (a Group), or would change what is served, and is refused in one line that says what to do instead (a
+each flag of those servers is one of ours under another spelling (spelling.py), or has nothing to steer here and is said
+to have no effect (a Group), or would change what is served, and is refused in one line that says what to do instead (a
 Group with `refused`). A flag that a parser has of its own is never looked up here.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +126,32 @@ GROUPS: tuple[Group, ...] = (
     Group(1, "--override-pooler-config --pooler-config", "give --pooling last, mean or cls", refused=True),
     Group(0, "--disable-sliding-window", _FILES, refused=True),
     Group(1, "--device -dev", _GPU + "; leave it out", refused=True, neutral=("cpu", "auto", "none")),
+    Group(
+        1,
+        "--cudagraph-capture-sizes --max-cudagraph-capture-size --profiler-config -ac --mamba-cache-dtype "
+        "--mamba-ssm-cache-dtype --mamba-block-size --dbo-decode-token-threshold --dbo-prefill-token-threshold "
+        "--dcp-kv-cache-interleave-size --cp-kv-cache-interleave-size --max-num-scheduled-tokens -gan "
+        "--grp-attn-n -gaw --grp-attn-w",
+        _GRAPHS,
+    ),
+    Group(
+        0,
+        "--enable-layerwise-nvtx-tracing --cudagraph-metrics --disable-nccl-for-dp-synchronization --log-error-stack",
+        _GRAPHS,
+    ),
+    Group(1, "--ignore-patterns --pt-load-map-location", _LOADED),
+    Group(1, "--override-attention-dtype --weight-transfer-config", _FILES, refused=True),
+    Group(0, "--tokens-only", "requests bring text or token ids; leave it out", refused=True),
+    Group(
+        1,
+        "--mm-processor-cache-type --mm-shm-cache-max-object-size-mb --mm-encoder-attn-backend --video-pruning-rate",
+        _IMAGES,
+    ),
+    Group(0, "--enable-mm-embeds --interleave-mm-strings", _IMAGES),
+    Group(1, "--kv-cache-metrics-sample", "/metrics has the figures"),
+    Group(0, "--list-devices", "type `tokenmill doctor`", refused=True),
+    Group(0, "-cl --cache-list", "type `tokenmill list`", refused=True),
+    Group(1, "-otd --override-tensor-draft", _DRAFTS),
     # vLLM: scheduling
     Group(
         1,
@@ -344,74 +368,6 @@ GROUPS: tuple[Group, ...] = (
     ),
 )  # fmt: skip
 
-OPTIONAL_WORDS = {"-fa", "--flash-attn", "-fit", "--fit", "--log-colors"}
-"""Flags without values here that may be followed by one of `WORDS`."""
-WORDS = ("on", "off", "auto", "true", "false", "0", "1")
-
-_SAMPLING = "--override-generation-config."
-SPELLED: Mapping[str, tuple[str, ...]] = {
-    "-hf": ("--model",),
-    "-hfr": ("--model",),
-    "--hf-repo": ("--model",),
-    "-a": ("--served-model-name",),
-    "--alias": ("--served-model-name",),
-    "-q": ("--quantization",),
-    "-ctk": ("--kv-cache-dtype",),
-    "--cache-type-k": ("--kv-cache-dtype",),
-    "-ctv": ("--kv-cache-dtype",),
-    "--cache-type-v": ("--kv-cache-dtype",),
-    "-ub": ("--max-num-batched-tokens",),
-    "--ubatch-size": ("--max-num-batched-tokens",),
-    "--cache-prompt": ("--enable-prefix-caching",),
-    "--no-cache-prompt": ("--no-enable-prefix-caching",),
-    "--embedding": ("--runner", "pooling"),
-    "--embeddings": ("--runner", "pooling"),
-    "--rerank": ("--runner", "pooling"),
-    "--reranking": ("--runner", "pooling"),
-    "-v": ("--log-level", "debug"),
-    "--verbose": ("--log-level", "debug"),
-    "--log-verbose": ("--log-level", "debug"),
-    "--log-disable": ("--log-level", "error"),
-    "--ssl-key-file": ("--ssl-keyfile",),
-    "--ssl-cert-file": ("--ssl-certfile",),
-    "--chat-template-file": ("--chat-template",),
-    "--temp": (f"{_SAMPLING}temperature",),
-    "--temperature": (f"{_SAMPLING}temperature",),
-    "--top-k": (f"{_SAMPLING}top_k",),
-    "--top-p": (f"{_SAMPLING}top_p",),
-    "--min-p": (f"{_SAMPLING}min_p",),
-    "--repeat-penalty": (f"{_SAMPLING}repetition_penalty",),
-    "--presence-penalty": (f"{_SAMPLING}presence_penalty",),
-    "--frequency-penalty": (f"{_SAMPLING}frequency_penalty",),
-    "-n": (f"{_SAMPLING}max_tokens",),
-    "--predict": (f"{_SAMPLING}max_tokens",),
-    "--n-predict": (f"{_SAMPLING}max_tokens",),
-}
-"""A flag and what it is here; a value that follows it stays."""
-
-SPELLED_VALUES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    "--task": {
-        "auto": (),
-        "generate": ("--runner", "generate"),
-        **dict.fromkeys(("embed", "embedding", "score", "classify", "reward"), ("--runner", "pooling")),
-    },
-    "--convert": {
-        "auto": (),
-        "none": (),
-        **dict.fromkeys(("embed", "classify", "reward"), ("--runner", "pooling")),
-    },
-    **{flag: {"-1": ()} for flag in ("-n", "--predict", "--n-predict")},
-}
-"""A flag with one of these values, and what both are here."""
-
-OWN_VALUES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    "--pooling": {"rank": ("--runner", "pooling")},
-    "--quantization": dict.fromkeys(
-        ("awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors", "gguf", "None", "none"), ()
-    ),
-}
-"""The same for flags that are ours too. Formats of checkpoints are read from their files."""
-
 COMMANDS: Mapping[str, str] = {
     "run": "talk with a model by `tokenmill chat MODEL`, or serve it by `tokenmill serve MODEL`",
     "ps": "a server has one model: GET /v1/models names it, /metrics has the figures",
@@ -462,70 +418,6 @@ def environment_notes(environ: Mapping[str, str], argv: Sequence[str]) -> Iterat
         value = environ.get(name)
         if value and not any(word.split("=")[0] == instead.split(" ")[0] for word in argv):
             yield f"{name} is not read from the environment: give {instead.format(value)}."
-
-
-def spell(argv: Sequence[str], knows: Callable[[str], bool]) -> list[str]:
-    """The command line in this program's spelling: other servers' names for its flags, underscores for dashes, and
-    `--flag.key value` for JSON. knows: whether the parser has a flag of its own, which is then left alone."""
-    words = list(argv)
-    spelled: list[str] = []
-    objects: dict[str, dict[str, Any]] = {}
-    while words:
-        word = words.pop(0)
-        if word == "--":
-            return [*spelled, *_joined(objects), word, *words]
-        if not word.startswith("-") or word == "-" or word[1].isdigit():
-            spelled.append(word)
-            continue
-        name, equals, inline = word.partition("=")
-        if name.startswith("--"):
-            base, dot, rest = name.partition(".")
-            name = base.replace("_", "-") + dot + rest
-        if name == "--help":
-            inline = equals = ""
-        target, value_here = SPELLED.get(name, ()), []
-        values = {} if knows(name) else SPELLED_VALUES.get(name, {})
-        if target and not knows(name) and knows(target[0].partition(".")[0]):
-            name, *value_here = target
-        values = values or OWN_VALUES.get(name, {})
-        given = inline if equals else words[0] if words else ""
-        if given in values and all(knows(flag) for flag in values[given][:1]):
-            spelled.extend(values[given])
-            del words[: 0 if equals else 1]
-            continue
-        base, dot, path = name.partition(".")
-        if dot and not knows(name) and knows(base):
-            has_value = equals or (words and not words[0].startswith("--"))
-            value = inline if equals else words.pop(0) if has_value else "true"
-            _put(objects.setdefault(base, {}), path, value)
-            continue
-        spelled.append(f"{name}={inline}" if equals else name)
-        spelled.extend(value_here)
-        if name in OPTIONAL_WORDS and words and words[0] in WORDS:
-            del words[0]
-    return [*spelled, *_joined(objects)]
-
-
-def _joined(objects: Mapping[str, dict[str, Any]]) -> list[str]:
-    return [word for base, value in objects.items() for word in (base, json.dumps(value))]
-
-
-def _put(into: dict[str, Any], path: str, text: str) -> None:
-    """into["a"]["b"] = text for the path a.b; a path that ends in + adds to a list."""
-    *outer, last = path.split(".")
-    for key in outer:
-        into = into.setdefault(key, {})
-    if last.endswith("+"):
-        into.setdefault(last[:-1], []).extend(_value(part) for part in text.split(","))
-    else:
-        into[last] = _value(text)
-
-
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
 
 
 def _same(value: str, word: str) -> bool:

@@ -28,6 +28,7 @@ from .resolve import (
     RUNNERS,
     EngineOptions,
 )
+from .spelling import spell
 
 DEFAULT_MODEL = "smollm2"
 
@@ -58,7 +59,7 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Reports unknown flags from the parser that met them: only it knows which flags are near."""
         if self._subparsers is None and args is not None:
-            args = foreign.spell(args, self._option_string_actions.__contains__)
+            args = spell(args, self._option_string_actions.__contains__)
         namespace, extras = super().parse_known_args(args, namespace)
         if extras:
             flag = extras[0].split("=")[0]
