@@ -67,6 +67,7 @@ from .server.vectors import (
     take_vectors,
     with_prompt,
 )
+from .text.bad_words import bad_word_ids
 from .text.load import TextModel, load_text
 
 T = TypeVar("T")
@@ -421,6 +422,7 @@ class LLM:
             )
         max_tokens = sampling.max_tokens or room
         seed = self._new_seed() if sampling.seed is None else sampling.seed % 2**64
+        bad_words = bad_word_ids(self._text.tokenizer, sampling.bad_words)
         number = next(self._numbers)
         requests = tuple(
             Request(
@@ -434,6 +436,7 @@ class LLM:
                 cache_salt=prompt.cache_salt or cache_salt,
                 adapter="" if adapter is None else adapter.digest,
                 arrival_s=self._clock.now(),
+                bad_words=bad_words,
             )
             for choice in range(sampling.n)
         )

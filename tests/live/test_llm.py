@@ -71,6 +71,20 @@ def test_a_seeded_model_draws_the_same_each_time(smollm2):
     assert first == draw() and first[0] != first[1]
 
 
+def test_bad_words_are_not_written(llm):
+    """With and without a space before them, in chat and completion; a word of several tokens too."""
+    sampling = SamplingParams(temperature=0, max_tokens=12, bad_words=["Paris"])
+    assert "Paris" not in llm.chat([{"role": "user", "content": QUESTION}], sampling).text
+    assert "Paris" not in llm.generate("Paris Paris Paris", sampling)[0].text
+    counted = "one two three four five six seven"
+    first, second = llm.generate(counted, GREEDY)[0].text.split()[:2]
+    sampling = SamplingParams(temperature=0, max_tokens=12, bad_words=f"{first} {second}")
+    kept = llm.generate(counted, sampling)[0].text
+    assert f"{first} {second}" not in kept and kept.split()[0] == first
+    with pytest.raises(InvalidRequest, match="no word"):
+        llm.generate("x", SamplingParams(bad_words=[" "]))
+
+
 def test_prompts_given_together_equal_each_alone_and_keep_their_order(llm):
     prompts = [f"{number}, {number + 1}," for number in range(5)]
     together = llm.generate(prompts, GREEDY, cache_salt="together")

@@ -136,6 +136,13 @@ def random_sampling(rng: random.Random, vocab_size: int) -> SamplingParams:
     return SamplingParams(**options)
 
 
+def random_words(number: int, vocab_size: int) -> tuple[tuple[int, ...], ...]:
+    """Sequences that one in three requests must not produce: single tokens and pairs."""
+    rng = random.Random(number)
+    count = rng.choice([0, 0, 40])
+    return tuple(tuple(rng.randrange(vocab_size) for _ in range(rng.choice([1, 1, 2]))) for _ in range(count))
+
+
 def random_mix(
     rng: random.Random,
     *,
@@ -171,6 +178,7 @@ def random_mix(
             eos_token_ids=(rng.randrange(vocab_size),),
             priority=rng.choice([0, 0, 0, 1]),
             adapter=rng.choice(["", *adapters]) if adapters else "",
+            bad_words=random_words(number, vocab_size),
         )
         at = rng.randrange(30)
         arrivals.append((at, request))

@@ -70,6 +70,7 @@ REQUEST = st.builds(
     priority=st.integers(-5, 5),
     cache_salt=TEXT,
     arrival_s=FLOATS,
+    bad_words=st.lists(TOKENS, max_size=3).map(tuple),
 )
 OUTPUT = st.builds(
     Output,
@@ -101,7 +102,7 @@ MESSAGE = st.one_of(
         st.lists(OUTPUT, max_size=3).map(tuple),
         st.builds(
             EngineStats,
-            *[COUNT] * 6, FLOATS, *[COUNT] * 8, FLOATS, *[st.lists(TEXT, max_size=3).map(tuple)] * 2,
+            *[COUNT] * 6, FLOATS, *[COUNT] * 8, FLOATS, *[st.lists(TEXT, max_size=3).map(tuple)] * 2, COUNT,
         ),
         FLOATS,
     ),

@@ -18,8 +18,8 @@ PROMPT = (3, 3, 7, 12)
 EOS = (2,)
 
 
-def _intro(params: SamplingParams, *, prompt=PROMPT, output=(), seed=5, choice=0) -> Introduction:
-    return Introduction(tuple(prompt), tuple(output), params, seed, choice, EOS)
+def _intro(params: SamplingParams, *, prompt=PROMPT, output=(), seed=5, choice=0, bad_words=()) -> Introduction:
+    return Introduction(tuple(prompt), tuple(output), params, seed, choice, EOS, bad_words=bad_words)
 
 
 def adjusted_slowly(logits, params: SamplingParams, prompt, output) -> list[float]:
@@ -156,3 +156,47 @@ def test_some_token_is_always_possible():
     sampler.introduce(0, _intro(params))
     logits = np.zeros((1, VOCAB), np.float32)
     assert draw(sampler, logits, np.zeros(1, np.int32), np.array([4], np.int32)).tolist() == [2]
+
+
+def test_bad_words_against_the_definition():
+    """Random words over few tokens, of one to four: at each draw the last token of every word whose others were just
+    produced is out; the prompt does not count. A sampler that resumes from the outputs draws the same."""
+    rng = np.random.default_rng(12)
+    few = 6
+    for trial in range(30):
+        sizes = rng.integers(1, 5, rng.integers(1, 12))
+        words = (*(tuple(rng.integers(0, few, size).tolist()) for size in sizes), (1, VOCAB + 3))
+        params = SamplingParams(temperature=0 if trial % 2 else 1.0, frequency_penalty=trial % 3)
+        intro = _intro(params, bad_words=words)
+        sampler, output = Sampler(ReferenceOps(), VOCAB, 1), []
+        sampler.introduce(0, intro)
+        for step in range(40):
+            logits = np.full((1, VOCAB), -9, np.float32)
+            logits[0, :few] = rng.normal(size=few)
+            logits[0, VOCAB - 1] = -3
+            position = np.array([len(PROMPT) + step], np.int32)
+            resumed = Sampler(ReferenceOps(), VOCAB, 1)
+            resumed.introduce(0, _intro(params, output=output, bad_words=words))
+            allowed = logits[0].copy()
+            for word in words:
+                before = len(word) - 1
+                if before <= len(output) and output[len(output) - before :] == list(word[:-1]) and word[-1] < VOCAB:
+                    allowed[word[-1]] = NEVER
+            expected = drawn_slowly(allowed, params, PROMPT, output, 5, 0)
+            token = int(draw(sampler, logits, np.zeros(1, np.int32), position)[0])
+            assert token == expected, (words, output)
+            assert token == int(draw(resumed, logits, np.zeros(1, np.int32), position)[0])
+            output.append(token)
+
+
+def test_bad_words_give_way_where_nothing_else_is_left():
+    """All tokens are bad, or all that are allowed."""
+    for params, words in (
+        (SamplingParams(temperature=0), tuple((token,) for token in range(VOCAB))),
+        (SamplingParams(temperature=0, allowed_token_ids=(7, 9)), ((7,), (9,))),
+    ):
+        sampler = Sampler(ReferenceOps(), VOCAB, 1)
+        sampler.introduce(0, _intro(params, bad_words=words))
+        logits = np.zeros((1, VOCAB), np.float32)
+        logits[0, 9] = 1
+        assert draw(sampler, logits, np.zeros(1, np.int32), np.array([4], np.int32)).tolist() == [9]

@@ -19,7 +19,9 @@ MAX_CHOICES = 128
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1024
 MAX_LOGIT_BIAS = 1024
-_LISTS = ("stop", "stop_token_ids", "allowed_token_ids", "logit_bias")
+MAX_BAD_WORDS = 512
+MAX_BAD_WORD_CHARS = 4096
+_LISTS = ("stop", "bad_words", "stop_token_ids", "allowed_token_ids", "logit_bias")
 POOLINGS = ("last", "cls", "mean", "score")
 
 
@@ -30,9 +32,9 @@ class SamplingParams:
     temperature 0 is greedy; ties go to the lower token id. top_k 0 or -1, top_p 1 and min_p 0 are off. `logprobs` and
     `prompt_logprobs` give the number of alternatives reported beside the token itself (None: nothing is reported);
     they are of the raw logits, before penalties and temperature. `stop` and the text switches act in the front end;
-    the engine knows stop token ids only. `stop_token_ids` end generation; the token is not part of the text.
-    `max_tokens` None means the rest of the context. A single stop string, lists, and a mapping for `logit_bias` are
-    taken too, and kept as the tuples declared here.
+    the engine knows stop token ids only, and `bad_words` as a Request has them. `stop_token_ids` end generation; the
+    token is not part of the text. `max_tokens` None means the rest of the context. A single stop string or bad word,
+    lists, and a mapping for `logit_bias` are taken too, and kept as the tuples declared here.
     """
 
     n: int = 1
@@ -51,6 +53,7 @@ class SamplingParams:
     ignore_eos: bool = False
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[str, ...] = ()
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     include_stop_str_in_output: bool = False
@@ -65,6 +68,7 @@ class SamplingParams:
                 raise InvalidRequest(f"{name} must be a list, got {type(value).__name__}.", param=name)
         # A lone string would otherwise be read as one stop string for each of its characters.
         self._keep("stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
+        self._keep("bad_words", (self.bad_words,) if isinstance(self.bad_words, str) else tuple(self.bad_words))
         self._keep("stop_token_ids", tuple(self.stop_token_ids))
         self._keep("allowed_token_ids", tuple(self.allowed_token_ids))
         biases = self.logit_bias
@@ -91,6 +95,15 @@ class SamplingParams:
         for text in self.stop:
             if not isinstance(text, str) or not 1 <= len(text) <= MAX_STOP_CHARS:
                 raise InvalidRequest(f"each stop must be a string of 1 to {MAX_STOP_CHARS} characters.", param="stop")
+        if not all(isinstance(word, str) for word in self.bad_words):
+            raise InvalidRequest("bad_words must be strings.", param="bad_words")
+        num_chars = sum(map(len, self.bad_words))
+        if len(self.bad_words) > MAX_BAD_WORDS or num_chars > MAX_BAD_WORD_CHARS:
+            raise InvalidRequest(
+                f"bad_words may hold at most {MAX_BAD_WORDS} words of {MAX_BAD_WORD_CHARS} characters together, got "
+                f"{len(self.bad_words)} of {num_chars}.",
+                param="bad_words",
+            )
         for token in self.stop_token_ids:
             _check_int("stop_token_ids", token, 0, 2**31 - 1)
         for token in self.allowed_token_ids:
@@ -148,6 +161,7 @@ class Request:
     priority        lower runs earlier; ties go by arrival
     cache_salt      requests share cached KV only within one salt
     adapter         digest of the LoRA adapter ("" = base model), never its name
+    bad_words       token sequences that must not be produced: the last token of one is never drawn after the others
     arrival_s       when the front end admitted it, on the machine's monotonic clock
     pooling         the vector it wants; None: it wants tokens
     """
@@ -166,6 +180,7 @@ class Request:
     adapter: str = ""
     arrival_s: float = 0.0
     pooling: PoolingParams | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
         assert self.prompt_tokens, f"request {self.id} has no prompt tokens"

@@ -31,7 +31,7 @@ class Introduction:
     The worker forgets whatever it held under the same number and starts from this.
     `prompt_tokens` and `output_tokens` rebuild penalty counts; `eos_token_ids` and `sampling.stop_token_ids` are masked
     until `sampling.min_tokens` outputs exist. With `pooling` the one output is a vector, and all else is unused.
-    `adapter`: digest of its LoRA adapter, "" for none.
+    `adapter`: digest of its LoRA adapter, "" for none. `bad_words`: as in Request.
     """
 
     prompt_tokens: tuple[int, ...]
@@ -42,6 +42,7 @@ class Introduction:
     eos_token_ids: tuple[int, ...]
     pooling: PoolingParams | None = None
     adapter: str = ""
+    bad_words: tuple[tuple[int, ...], ...] = ()
 
 
 class PlanRow(NamedTuple):

@@ -506,6 +506,7 @@ def _introduce(seq: Sequence) -> Introduction:
         eos_token_ids=() if request.sampling.ignore_eos else request.eos_token_ids,
         pooling=request.pooling,
         adapter=request.adapter,
+        bad_words=request.bad_words,
     )
 
 

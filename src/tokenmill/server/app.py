@@ -22,6 +22,7 @@ from .. import __version__
 from ..core.errors import InvalidRequest, ModelNotFound, TokenmillError, Unavailable
 from ..core.events import Ready
 from ..core.ports import Clock
+from ..text.bad_words import bad_word_ids
 from ..text.load import TextModel
 from ..text.standins import Rendered
 from .adapters import ServedAdapter
@@ -193,6 +194,7 @@ class _Service:
             new_seed=self._new_seed,
             default_max_tokens=self._text.sampling_defaults.get("max_tokens"),
             adapter="" if adapter is None else adapter.digest,
+            bad_words=bad_word_ids(self._text.tokenizer, call.sampling.bad_words),
         )
         self.limits.admit(len(requests), sum(len(prompt.tokens) for prompt in prompts))
         tokenizer = self._text.tokenizer

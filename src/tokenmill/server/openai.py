@@ -265,6 +265,7 @@ def _sampling(
         ignore_eos=bool(fields.flag("ignore_eos")),
         logit_bias=_logit_bias(fields, rules.vocab_size),
         allowed_token_ids=_allowed(fields, rules.vocab_size),
+        bad_words=tuple(fields.array("bad_words") or ()),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
         include_stop_str_in_output=bool(fields.flag("include_stop_str_in_output")),

@@ -62,7 +62,6 @@ _GENERATION: Table = {
     "response_format": Refused(({"type": "text"},)),
     # vLLM
     "use_beam_search": Refused((False,)),
-    "bad_words": Refused(([],)),
     "logits_processors": Refused(([],)),
     "logprob_token_ids": Refused(([],)),
     "structured_outputs": Refused(),

@@ -193,8 +193,10 @@ def make_requests(
     new_seed: Callable[[], int],
     default_max_tokens: int | None,
     adapter: str = "",
+    bad_words: tuple[tuple[int, ...], ...] = (),
 ) -> list[Request]:
-    """One request per choice, prompt by prompt. `adapter`: digest, "" for none. Raises ContextTooLong.
+    """One request per choice, prompt by prompt. `adapter`: digest, "" for none. `bad_words`: those of the call, as
+    Request has them. Raises ContextTooLong.
 
     Without a seed each prompt gets its own, so that equal prompts may differ; with one, equal prompts give equal
     answers. The choices of one prompt share its seed and differ by their index.
@@ -219,6 +221,7 @@ def make_requests(
                     cache_salt=call.cache_salt,
                     adapter=adapter,
                     arrival_s=arrival_s,
+                    bad_words=bad_words,
                 )
             )
     return requests

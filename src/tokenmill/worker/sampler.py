@@ -2,16 +2,17 @@
 
 Order of adjustments on a row's logits, each as vLLM and transformers define it: repetition penalty (tokens of prompt
 and output), then frequency and presence penalties (output only), logit bias, allowed token ids, end and stop tokens
-held back until min_tokens. Rows without any of these are drawn by the compiled forward itself, in its own call; the
-others by ops.sample, after it. Logprobs are of the raw logits. A row whose raw logits are not all finite draws -1,
-whatever it asks for. State is a function of (introduction,
-tokens drawn since), so a resumed sequence continues as if it had never left.
+held back until min_tokens, last tokens of bad words. Rows without any of these are drawn by the compiled forward
+itself, in its own call; the others by ops.sample, after it. Logprobs are of the raw logits. A row whose raw logits are
+not all finite draws -1, whatever it asks for. State is a function of (introduction, tokens drawn since), so a resumed
+sequence continues as if it had never left.
 
     L logit rows  V vocabulary
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -106,7 +107,7 @@ class Sampler:
         self._choice[slot] = intro.choice
         self._num_logprobs[slot] = _NO_LOGPROBS if params.logprobs is None else params.logprobs
         self._num_prompt[slot] = len(intro.prompt_tokens)
-        self._adjusted[slot] = needs_adjustment(params)
+        self._adjusted[slot] = needs_adjustment(params) or bool(intro.bad_words)
         self._adjustments.pop(slot, None)
         if self._adjusted[slot]:
             self._adjustments[slot] = Adjustment(intro, self._vocab_size)
@@ -211,7 +212,8 @@ def needs_adjustment(params: SamplingParams) -> bool:
 
 class Adjustment:
     """What one sequence's settings do to its logits. Token ids outside the vocabulary are ignored; where every allowed
-    token is an end or stop token, min_tokens gives way, since some token must be possible."""
+    token is an end or stop token, min_tokens gives way, and bad words where nothing else is left, since some token must
+    be possible."""
 
     def __init__(self, intro: Introduction, vocab_size: int) -> None:
         params = intro.sampling
@@ -237,11 +239,19 @@ class Adjustment:
         self._index = {token: place for place, token in enumerate(seen.tolist())}
         self._seen = seen
         self._produced = np.zeros(len(seen), np.float32)
+        # What may not follow which tokens, and as many output tokens as matter for that.
+        self._forbidden: dict[tuple[int, ...], list[int]] = {}
+        for *before, last in intro.bad_words:
+            if last < vocab_size:
+                self._forbidden.setdefault(tuple(before), []).append(last)
+        self._lengths = sorted({len(before) for before in self._forbidden})
+        self._recent: deque[int] = deque(maxlen=max(self._lengths, default=0))
         for token in intro.output_tokens:
             self.count(token)
 
     def count(self, token: int) -> None:
         """One more output token."""
+        self._recent.append(token)
         if not self._penalises:
             return
         place = self._index.get(token)
@@ -270,6 +280,19 @@ class Adjustment:
             logits_V[self._allowed] = values
         if num_output < self._min_tokens:
             logits_V[self._held_back] = NEVER
+        if self._forbidden:
+            self._forbid(logits_V)
+
+    def _forbid(self, logits_V: np.ndarray) -> None:
+        recent = tuple(self._recent)
+        ends = [recent[len(recent) - length :] for length in self._lengths if length <= len(recent)]
+        forbidden = [token for end in ends for token in self._forbidden.get(end, ())]
+        if not forbidden:
+            return
+        values = logits_V[forbidden]
+        logits_V[forbidden] = NEVER
+        if logits_V.max() == NEVER:
+            logits_V[forbidden] = values
 
 
 def _slices(rows: np.ndarray) -> list[np.ndarray]:
