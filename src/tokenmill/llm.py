@@ -113,6 +113,7 @@ class LLM:
         text = load_text(checkpoint, read_template(chat_template))
         self._text = replace(text, sampling_defaults=sampling.defaults)
         self._engine = load_engine(checkpoint, wanted, read_machine(), default_cache_dir())
+        self._settings = self._engine.settings
         checkpoint.close()
         self._ready = self._engine.ready(found.served_name, self._text.eos_token_ids)
         self._clock = MonotonicClock()
@@ -135,7 +136,7 @@ class LLM:
     @property
     def settings(self) -> EngineSettings:
         """How the options were resolved."""
-        return self._engine.settings
+        return self._settings
 
     @property
     def text(self) -> TextModel:

@@ -190,3 +190,32 @@ def test_chat_talks_to_a_server(smollm2):
         assert done.returncode == 0 and "Paris" in done.stdout, done.stderr
         refused = run("chat", "--url", f"{server.url}/v1", text=QUESTION + "\n")
         assert refused.returncode == 2 and "401" in refused.stderr
+
+
+CLOSED = """
+import gc, sys
+from tokenmill import LLM, SamplingParams
+
+def resident():
+    return next(int(line.split()[1]) / 1024 for line in open("/proc/self/status") if line.startswith("RssAnon"))
+
+gc.disable()
+kept = []
+for _ in range(2):
+    llm = LLM(sys.argv[1], kv_cache_memory_bytes=100 * 2**20)
+    llm.generate(["one two three"] * 4, SamplingParams(temperature=0, max_tokens=5))
+    loaded = resident()
+    llm.close()
+    print(loaded, resident())
+    kept.append(llm)
+"""
+
+
+def test_a_closed_model_gives_its_memory_back_at_once(smollm2):
+    """Weights, pool and program, in MiB, with nothing collected and the object still held; its tokenizer stays."""
+    done = subprocess.run(
+        [sys.executable, "-c", CLOSED, str(smollm2)], capture_output=True, text=True, timeout=120, check=True
+    )
+    (loaded, closed), (_, closed_again) = (map(float, line.split()) for line in done.stdout.splitlines())
+    assert loaded - closed > 85
+    assert closed_again - closed < 40

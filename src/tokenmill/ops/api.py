@@ -418,5 +418,5 @@ class Ops(Protocol):
         ...
 
     def close(self) -> None:
-        """Stop threads and free scratch."""
+        """Stop threads and free weights and scratch. May be called again."""
         ...

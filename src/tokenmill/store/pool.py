@@ -11,15 +11,14 @@ while nothing else is to be done. Blocks are handed out in the order of their id
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import mmap
 import sys
 from functools import cache
 
 import numpy as np
 
 from ..core.block import KVGroup
+from ..core.memory import give_back, map_private
 from ..core.units import MiB
 
 AHEAD_BYTES = 256 * MiB
@@ -36,11 +35,7 @@ class KVPool:
     def __init__(self, group: KVGroup, num_blocks: int) -> None:
         assert num_blocks >= 1, num_blocks
         size = num_blocks * group.bytes_per_block
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
-        self._mapping = mmap.mmap(-1, size, flags=flags)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            with contextlib.suppress(OSError):  # A kernel without huge pages: only slower.
-                self._mapping.madvise(mmap.MADV_HUGEPAGE)
+        self._mapping = map_private(size)
         self.group = group
         self.data = np.frombuffer(self._mapping, np.uint8).reshape(num_blocks, group.bytes_per_block)
         self._committed = 0  # bytes from the start that are, or are taken to be
@@ -59,7 +54,7 @@ class KVPool:
 
     def close(self) -> None:
         """Give the memory back at once. Views of `data` that others still hold stay valid and read as zeros."""
-        self._mapping.madvise(mmap.MADV_DONTNEED)
+        give_back(self._mapping)
 
 
 def _populate(address: int, num_bytes: int) -> bool:

@@ -85,6 +85,7 @@ class ModelExecutor:
     def execute(self, plan: StepPlan) -> asyncio.Future[StepResult]:
         """Run a step. Calls that overlap run one after the other in the order they were made; one that fails raises
         where its future is awaited and does not stop the next."""
+        self._require_open()
         step, run = self._prepare(plan)
         if step is None or step.turn is None:
             return self._submit(run, self._runner.collect)
@@ -92,6 +93,7 @@ class ModelExecutor:
 
     def execute_now(self, plan: StepPlan) -> StepResult:
         """Run a step and wait for it."""
+        self._require_open()
         future: Future[StepResult] = Future()
         _, run = self._prepare(plan)
         self._put(_Job(run, lambda job: job.settle(future), self._runner.collect))
@@ -124,6 +126,11 @@ class ModelExecutor:
         while self._turns:
             self._settle_turn(self._turns.popleft())
         self._on_close()
+        # What they hold goes now, and not when somebody lets go of the executor.
+        self._runner = self._adapters = None
+        self._last_turn = None
+        self._when_idle = lambda: False
+        self._on_close = lambda: None
 
     def _prepare(self, plan: StepPlan) -> tuple[Any, Callable[[], Any]]:
         """The step and what computes it; a plan that cannot be prepared gives none, and fails in its turn."""

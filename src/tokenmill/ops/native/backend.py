@@ -473,6 +473,8 @@ class NativeOps:
         if self._team_handle is not None:
             self._library.tm_team_free(self._team_handle)
             self._team_handle = None
+        self._weights.close()
+        self._sample_scratch = np.empty(0, np.uint8)
 
 
 def _form(kind: int) -> int:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import mmap
+import weakref
 from collections.abc import Sequence
 
 import numpy as np
+
+from ...core.memory import give_back, map_private
 
 ALIGNMENT = 64
 _SLAB_BYTES = 64 * 2**20
@@ -20,26 +23,30 @@ def aligned_bytes(num_bytes: int) -> np.ndarray:
 
 class WeightArena:
     """Hands out pieces of large mappings that ask for huge pages: a model's weights lie side by side, and walking them
-    misses the address cache rarely. Untouched pages take no memory; a slab goes when all its pieces have gone."""
+    misses the address cache rarely. Untouched pages take no memory; a slab goes when all its pieces have gone, or with
+    all others when the arena is closed."""
 
     def __init__(self) -> None:
+        self._mappings: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
         self._slab = np.empty(0, np.uint8)
         self._used = 0
 
     def take(self, num_bytes: int) -> np.ndarray:
         """uint8 [num_bytes], zero, starting at a multiple of 64 bytes."""
         if self._used + num_bytes > self._slab.size:
-            size = max(_SLAB_BYTES, num_bytes)
-            if hasattr(mmap, "MADV_HUGEPAGE"):  # private, for shared memory gets huge pages on few machines
-                mapping = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-                mapping.madvise(mmap.MADV_HUGEPAGE)
-            else:
-                mapping = mmap.mmap(-1, size)
+            mapping = map_private(max(_SLAB_BYTES, num_bytes))
+            self._mappings.add(mapping)
             self._slab = np.frombuffer(mapping, np.uint8)
             self._used = 0
         piece = self._slab[self._used : self._used + num_bytes]
         self._used += -(-num_bytes // ALIGNMENT) * ALIGNMENT
         return piece
+
+    def close(self) -> None:
+        """Give all memory back at once; pieces that others still hold read as zeros."""
+        for mapping in self._mappings:
+            give_back(mapping)
+        self._slab, self._used = np.empty(0, np.uint8), 0
 
 
 def place(sizes: Sequence[int], lives: Sequence[tuple[int, int]]) -> tuple[list[int], int]:

@@ -129,6 +129,7 @@ class NativeProgram:
         if self._program is not None:
             self._library.tm_program_free(self._program)
             self._program = None
+            self._output = self._output[:0].copy()
             self._keep.clear()
 
 
