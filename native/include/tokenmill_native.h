@@ -195,13 +195,23 @@ TM_API uint64_t tm_team_progress(const tm_team* team);
 /* Bytes of a packed matrix; -1 for a kind or size that cannot be packed. */
 TM_API int64_t tm_packed_bytes(int32_t kind, int64_t num_rows, int64_t num_cols);
 
-/* Pack matrices of one kind, stacked along their rows, into `out`. */
-TM_API int32_t tm_pack(tm_team* team, int32_t kind, int64_t num_cols, int32_t num_matrices,
-                       const uint8_t* const* data, const int64_t* num_rows, uint8_t* out, int64_t out_bytes);
+/* How some values of a row become integers: what one stands for, and the unit of what makes them. */
+typedef struct {
+  float unit, scale;
+} tm_integer_fit;
 
-/* 1 where the team computes this integer kind and it holds the scales of these matrices well. */
+/* Fits of a row of an integer kind. */
+TM_API int64_t tm_integer_fits(int32_t kind, int64_t num_cols);
+
+/* Pack matrices of one kind, stacked along their rows, into `out`. fits: those of all rows from tm_fits_integer; null: of
+ * an integer kind they are made once more. */
+TM_API int32_t tm_pack(tm_team* team, int32_t kind, int64_t num_cols, int32_t num_matrices,
+                       const uint8_t* const* data, const int64_t* num_rows, const tm_integer_fit* fits, uint8_t* out,
+                       int64_t out_bytes);
+
+/* 1 where the team computes this integer kind and it holds the scales of these matrices well: then `fits` has all fits. */
 TM_API int32_t tm_fits_integer(tm_team* team, int32_t kind, int64_t num_cols, int32_t num_matrices,
-                               const uint8_t* const* data, const int64_t* num_rows);
+                               const uint8_t* const* data, const int64_t* num_rows, tm_integer_fit* fits);
 
 /* Rows of a dense kind as rows of another kind: f16, bf16, q8_0, q4_0 or q4_1. The caller sizes `out`. */
 TM_API int32_t tm_quantise(tm_team* team, int32_t from_kind, int32_t to_kind, int64_t num_rows, int64_t num_cols,

@@ -24,6 +24,8 @@
 #include "sample.h"
 #include "team.h"
 
+static_assert(sizeof(tm_integer_fit) == sizeof(mill::IntegerFit));
+
 struct tm_team {
   const mill::Kernels* kernels;
   mill::Team team;
@@ -114,7 +116,7 @@ int64_t tm_packed_bytes(int32_t kind, int64_t num_rows, int64_t num_cols) {
 }
 
 int32_t tm_pack(tm_team* team, int32_t kind, int64_t num_cols, int32_t num_matrices, const uint8_t* const* data,
-                const int64_t* num_rows, uint8_t* out, int64_t out_bytes) {
+                const int64_t* num_rows, const tm_integer_fit* fits, uint8_t* out, int64_t out_bytes) {
   return guarded([&] {
     int64_t total = 0;
     for (int i = 0; i < num_matrices; i++) total += num_rows[i];
@@ -122,15 +124,19 @@ int32_t tm_pack(tm_team* team, int32_t kind, int64_t num_cols, int32_t num_matri
     if (need < 0) return fail("this kind or size of matrix cannot be packed");
     if (out_bytes < need) return fail("the packed matrix needs " + std::to_string(need) + " bytes");
     const mill::Part part = {kind, 0, static_cast<int32_t>(total), static_cast<int32_t>(num_cols), out, need};
-    mill::pack(&team->team, {data, num_rows, num_matrices}, part, out);
+    mill::pack(&team->team, {data, num_rows, num_matrices}, part, reinterpret_cast<const mill::IntegerFit*>(fits), out);
     return 0;
   });
 }
 
+int64_t tm_integer_fits(int32_t kind, int64_t num_cols) {
+  return mill::is_integer(kind) && num_cols % mill::kGroup == 0 ? mill::integer_blocks(num_cols, kind) : 0;
+}
+
 int32_t tm_fits_integer(tm_team* team, int32_t kind, int64_t num_cols, int32_t num_matrices, const uint8_t* const* data,
-                        const int64_t* num_rows) {
-  if (!team->kernels->has_tiles || !mill::is_integer(kind) || num_cols % mill::kGroup != 0) return 0;
-  return mill::fits_integer(&team->team, kind, {data, num_rows, num_matrices}, num_cols);
+                        const int64_t* num_rows, tm_integer_fit* fits) {
+  if (!team->kernels->has_tiles || tm_integer_fits(kind, num_cols) == 0) return 0;
+  return mill::fits_integer(&team->team, kind, {data, num_rows, num_matrices}, num_cols, reinterpret_cast<mill::IntegerFit*>(fits));
 }
 
 int32_t tm_quantise(tm_team* team, int32_t from_kind, int32_t to_kind, int64_t num_rows, int64_t num_cols,

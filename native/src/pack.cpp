@@ -30,6 +30,7 @@ const uint8_t* find_row(const RawRows& rows, int64_t row, int64_t row_bytes) {
 struct TileRows {
   const uint8_t* row[kLanes];
   int count;
+  const IntegerFit* fits[kLanes];  // of integer kinds: those of the row's blocks, or null
 };
 
 // Word i of every row, next to each other, for i in [0, num_words).
@@ -73,7 +74,11 @@ class IntegerBlock {
     unit_ = kind == kW4M ? scale_ / 16 : scale_;
     if (kind == kW4 && scale_ > 1e-30f) fit();
   }
+  // The same of a fit that is known.
+  IntegerBlock(int32_t kind, const uint8_t* data, int64_t num_groups, const IntegerFit& fit)
+      : kind_(kind), data_(data), num_groups_(num_groups), group_bytes_(kRawBlockBytes[kind]), scale_(fit.scale), unit_(fit.unit) {}
 
+  IntegerFit fitted() const { return {unit_, scale_}; }
   float scale() const { return scale_; }
   // Of 4-bit codes.
   int multiplier(int64_t g) const { return nearest(8 * step(g)); }
@@ -137,13 +142,15 @@ class IntegerBlock {
   float scale_, unit_;  // unit: of multipliers' products and offsets, and of weights
 };
 
-// `function(block of a row, its first group, its number)` for every block.
+// `function(block of a row, its first group, its number)` for every block. fits: of the row's blocks; null: not known.
 template <class Function>
-void each_block(int32_t kind, const uint8_t* row, int64_t num_groups, const Function& function) {
+void each_block(int32_t kind, const uint8_t* row, int64_t num_groups, const IntegerFit* fits, const Function& function) {
   const int64_t size = exact_groups(kind, static_cast<int>(num_groups));
   for (int64_t first = 0; first < num_groups; first += size) {
     const int64_t count = std::min(size, num_groups - first);
-    function(IntegerBlock(kind, row + first * kRawBlockBytes[kind], count), first, count, first / size);
+    const uint8_t* data = row + first * kRawBlockBytes[kind];
+    const int64_t index = first / size;
+    function(fits == nullptr ? IntegerBlock(kind, data, count) : IntegerBlock(kind, data, count, fits[index]), first, count, index);
   }
 }
 
@@ -154,7 +161,8 @@ void pack_integer(int32_t kind, int64_t num_groups, const TileRows& from, uint8_
   const int64_t group_bytes = kRawBlockBytes[kind];
   if (kind == kW8) std::memset(tile, 0, static_cast<size_t>(integer_codes(kind, num_groups)));
   for (int row = 0; row < from.count; row++)
-    each_block(kind, from.row[row], num_groups, [&](const IntegerBlock& block, int64_t first, int64_t count, int64_t index) {
+    each_block(kind, from.row[row], num_groups, from.fits[row],
+               [&](const IntegerBlock& block, int64_t first, int64_t count, int64_t index) {
       scales[index * kLanes + row] = block.scale();
       for (int64_t g = first; g < first + count; g++) {
         uint8_t* to = tile + g * codes_bytes * kLanes;
@@ -291,9 +299,9 @@ int64_t raw_row_bytes(int32_t kind, int64_t num_cols) {
   return num_cols / kGroup * kRawBlockBytes[kind];
 }
 
-bool fits_integer(Team* team, int32_t kind, const RawRows& rows, int64_t num_cols) {
+bool fits_integer(Team* team, int32_t kind, const RawRows& rows, int64_t num_cols, IntegerFit* fits_out) {
   constexpr double kMost = 0.2;  // on average
-  const int64_t row_bytes = raw_row_bytes(kind, num_cols);
+  const int64_t row_bytes = raw_row_bytes(kind, num_cols), row_blocks = integer_blocks(num_cols, kind);
   int64_t total = 0;
   for (int i = 0; i < rows.count; i++) total += rows.num_rows[i];
   constexpr int64_t kUnits = 1 << 20;  // integers, so that the order of sums does not matter
@@ -301,8 +309,9 @@ bool fits_integer(Team* team, int32_t kind, const RawRows& rows, int64_t num_col
   std::atomic<bool> fits{true};
   team->for_each(static_cast<int>((total + kLanes - 1) / kLanes), [&](int tile, int) {
     for (int64_t row = static_cast<int64_t>(tile) * kLanes; row < std::min<int64_t>(total, tile * kLanes + kLanes) && fits; row++)
-      each_block(kind, find_row(rows, row, row_bytes), num_cols / kGroup,
-                 [&](const IntegerBlock& block, int64_t, int64_t, int64_t) {
+      each_block(kind, find_row(rows, row, row_bytes), num_cols / kGroup, nullptr,
+                 [&](const IntegerBlock& block, int64_t, int64_t, int64_t index) {
+                   fits_out[row * row_blocks + index] = block.fitted();
                    const float spoilt = block.spoilt();
                    if (!std::isfinite(spoilt)) fits = false;
                    else noise += static_cast<int64_t>(spoilt * kUnits);
@@ -312,7 +321,7 @@ bool fits_integer(Team* team, int32_t kind, const RawRows& rows, int64_t num_col
   return fits && static_cast<double>(noise) <= kMost * kUnits * static_cast<double>(num_blocks);
 }
 
-void pack(Team* team, const RawRows& rows, const Part& part, uint8_t* out) {
+void pack(Team* team, const RawRows& rows, const Part& part, const IntegerFit* fits, uint8_t* out) {
   const int64_t stride = tile_bytes(part.kind, part.num_cols);
   const int64_t row_bytes = raw_row_bytes(part.kind, part.num_cols);
   const int num_tiles = (part.num_rows + kLanes - 1) / kLanes;
@@ -321,8 +330,11 @@ void pack(Team* team, const RawRows& rows, const Part& part, uint8_t* out) {
     TileRows from = {};
     from.count = std::min(kLanes, part.num_rows - tile * kLanes);
     if (from.count < kLanes) std::memset(to, 0, stride);
-    for (int lane = 0; lane < from.count; lane++)
-      from.row[lane] = find_row(rows, static_cast<int64_t>(tile) * kLanes + lane, row_bytes);
+    for (int lane = 0; lane < from.count; lane++) {
+      const int64_t row = static_cast<int64_t>(tile) * kLanes + lane;
+      from.row[lane] = find_row(rows, row, row_bytes);
+      if (fits != nullptr) from.fits[lane] = fits + row * integer_blocks(part.num_cols, part.kind);
+    }
     pack_tile(part.kind, part.num_cols, from, to);
   });
 }

@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 
+#include "integer_fit.h"
 #include "kernels.h"
 #include "team.h"
 
@@ -20,11 +21,16 @@ struct RawRows {
   int count;
 };
 
-// Whether an integer kind holds these rows well: adds little to the noise of the codes that they have.
-bool fits_integer(Team* team, int32_t kind, const RawRows& rows, int64_t num_cols);
+// Blocks of a row of an integer kind, each with a scale of its own.
+inline int64_t integer_blocks(int64_t num_cols, int32_t kind) { return num_exact_blocks(kind, static_cast<int>(num_cols / kGroup)); }
 
-// Fill part.data, which the caller allocated with tile_bytes * ceil(num_rows / 16) bytes. Threads over tiles.
-void pack(Team* team, const RawRows& rows, const Part& part, uint8_t* out);
+// Whether an integer kind holds these rows well: adds little to the noise of the codes that they have. fits: what was
+// found for each block, row by row; not all where the answer is no.
+bool fits_integer(Team* team, int32_t kind, const RawRows& rows, int64_t num_cols, IntegerFit* fits);
+
+// Fill part.data, which the caller allocated with tile_bytes * ceil(num_rows / 16) bytes. Threads over tiles. fits: what
+// fits_integer found, or null.
+void pack(Team* team, const RawRows& rows, const Part& part, const IntegerFit* fits, uint8_t* out);
 
 // Rows of a dense kind -> rows of to_kind, both as a checkpoint stores them. Threads over rows.
 void quantise_rows(Team* team, int32_t from_kind, int32_t to_kind, int64_t num_rows, int64_t num_cols,

@@ -267,7 +267,7 @@ class Layer {
     Bytes& data = bytes_.emplace_back(tm_packed_bytes(kind, rows, cols));
     const uint8_t* from = raw.data();
     const int64_t num_rows = rows;
-    if (tm_pack(team_, kind, cols, 1, &from, &num_rows, data.data(), data.size()) != 0) give_up("tm_pack");
+    if (tm_pack(team_, kind, cols, 1, &from, &num_rows, nullptr, data.data(), data.size()) != 0) give_up("tm_pack");
     return {kind, 0, rows, cols, data.data(), data.size()};
   }
 

@@ -114,3 +114,15 @@ def test_scales_too_far_apart_stay_as_they_are(backends: list[NativeOps]) -> Non
         weight = ops.pack([raw])
         assert weight.part(0).kind == KINDS["q4_0"]
         assert np.array_equal(ops.embed(weight, np.arange(16, dtype=np.int32)), wanted.astype(np.float32))
+
+
+def test_a_fit_that_is_known_packs_the_same(backends: list[NativeOps]) -> None:
+    """Weights are fitted once, where it is asked whether they can be integers; packing takes that."""
+    rng = np.random.default_rng(7)
+    for ops in backends:
+        for kind, integer in INTEGER_KINDS.items():
+            parts = [matrix(rng, kind, 33, 1184), matrix(rng, kind, 7, 1184)]
+            found = ops._integer_kinds([(kind, parts)])
+            assert found is not None and found[0][0] == integer and found[0][1] is not None
+            known = ops._pack_kind(integer, 1184, parts, found[0][1])
+            assert np.array_equal(known, ops._pack_kind(integer, 1184, parts, None)), (ops.isa, kind)

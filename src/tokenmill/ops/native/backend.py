@@ -109,12 +109,12 @@ class NativeOps:
             assert matrix.data.dtype == np.uint8 and matrix.data.flags.c_contiguous, matrix.data.dtype
             assert matrix.data.size == matrix.num_rows * raw_row_bytes(matrix.kind, num_cols), matrix.data.size
         runs = [(kind, list(run)) for kind, run in itertools.groupby(parts, key=lambda part: part.kind)]
-        kinds = self._integer_kinds(runs) or [kind for kind, _ in runs]
+        kinds = self._integer_kinds(runs) or [(kind, None) for kind, _ in runs]
         structs: list[Part] = []
         packed: list[np.ndarray] = []
         column = 0
-        for kind, (_, matrices) in zip(kinds, runs, strict=True):
-            data = self._pack_kind(kind, num_cols, matrices)
+        for (kind, fits), (_, matrices) in zip(kinds, runs, strict=True):
+            data = self._pack_kind(kind, num_cols, matrices, fits)
             num_rows = sum(matrix.num_rows for matrix in matrices)
             structs.append(Part(KINDS[kind], column, num_rows, num_cols, data.ctypes.data, data.size))
             packed.append(data)
@@ -122,33 +122,41 @@ class NativeOps:
         array = (Part * len(structs))(*structs)
         order = parts[0].order
         forms = {_form(part.kind) for part in structs}
-        assert not {QUANTISED, WIDE} <= forms, kinds
+        assert not {QUANTISED, WIDE} <= forms, forms
         return NativeWeight(
             num_rows=column,
             num_cols=num_cols,
             num_bytes=sum(data.size for data in packed),
             form=max(forms),
             dense=F32 in forms,
-            on_tiles=forms == {WIDE} or (kinds == ["bf16"] and self.isa in TILE_ISAS),
+            on_tiles=forms == {WIDE} or (runs[0][0] == "bf16" and len(runs) == 1 and self.isa in TILE_ISAS),
             struct=WeightStruct(column, num_cols, len(structs), 0, array),
             parts=array,
             data=tuple(packed),
             order=None if order is None else np.ascontiguousarray(order, np.int32),
         )
 
-    def _integer_kinds(self, runs: Sequence[tuple[str, Sequence[RawTensor]]]) -> list[str] | None:
-        """The kinds that quantised runs have as integers; None where one of them cannot, since all take one input."""
-        kinds = [kind if KINDS[kind] < _FIRST_QUANTISED else INTEGER_KINDS.get(kind) for kind, _ in runs]
-        for kind, (_, matrices) in zip(kinds, runs, strict=True):
+    def _integer_kinds(
+        self, runs: Sequence[tuple[str, Sequence[RawTensor]]]
+    ) -> list[tuple[str, np.ndarray | None]] | None:
+        """The kinds that quantised runs have as integers, and how they are fitted; None where one of them cannot, since
+        all take one input."""
+        found: list[tuple[str, np.ndarray | None]] = []
+        for own, matrices in runs:
+            kind = own if KINDS[own] < _FIRST_QUANTISED else INTEGER_KINDS.get(own)
             if kind is None:
                 return None
-            if KINDS[kind] < _FIRST_QUANTISED:
-                continue
-            if not self._library.tm_fits_integer(
-                self._team, KINDS[kind], matrices[0].num_cols, len(matrices), *_addresses(matrices)
-            ):
-                return None
-        return [kind for kind in kinds if kind is not None]
+            fits = None
+            if kind != own:
+                num_cols, num_rows = matrices[0].num_cols, sum(matrix.num_rows for matrix in matrices)
+                num_fits = num_rows * self._library.tm_integer_fits(KINDS[kind], num_cols)
+                fits = np.empty((num_fits, 2), np.float32)
+                if not self._library.tm_fits_integer(
+                    self._team, KINDS[kind], num_cols, len(matrices), *_addresses(matrices), fits.ctypes.data
+                ):
+                    return None
+            found.append((kind, fits))
+        return found
 
     def quantise(self, part: RawTensor, kind: str) -> RawTensor:
         assert kind in QUANTISATIONS and part.data.flags.c_contiguous, kind
@@ -184,17 +192,22 @@ class NativeOps:
         check(self._library, done == 0)
         return RawTensor(kind, num_rows, num_cols, out) if fits.value else None
 
-    def _pack_kind(self, kind: str, num_cols: int, matrices: Sequence[RawTensor]) -> np.ndarray:
+    def _pack_kind(
+        self, kind: str, num_cols: int, matrices: Sequence[RawTensor], fits: np.ndarray | None
+    ) -> np.ndarray:
         num_rows = sum(matrix.num_rows for matrix in matrices)
         num_bytes = self._library.tm_packed_bytes(KINDS[kind], num_rows, num_cols)
         assert num_bytes > 0, f"a {kind} matrix of {num_rows} x {num_cols} cannot be packed"
         out = self._weights.take(num_bytes)
-        self._pack_into(KINDS[kind], num_cols, matrices, out)
+        self._pack_into(KINDS[kind], num_cols, matrices, fits, out)
         return out
 
-    def _pack_into(self, kind: int, num_cols: int, matrices: Sequence[RawTensor], out: np.ndarray) -> None:
+    def _pack_into(
+        self, kind: int, num_cols: int, matrices: Sequence[RawTensor], fits: np.ndarray | None, out: np.ndarray
+    ) -> None:
+        fits_at = None if fits is None else fits.ctypes.data
         done = self._library.tm_pack(
-            self._team, kind, num_cols, len(matrices), *_addresses(matrices), out.ctypes.data, out.size
+            self._team, kind, num_cols, len(matrices), *_addresses(matrices), fits_at, out.ctypes.data, out.size
         )
         check(self._library, done == 0)
 
@@ -234,7 +247,7 @@ class NativeOps:
         kind = KINDS[matrix.kind]
         assert matrix.kind in ("f32", "f16"), matrix.kind
         data = aligned_bytes(self._library.tm_packed_bytes(kind, matrix.num_rows, matrix.num_cols))
-        self._pack_into(kind, matrix.num_cols, [matrix], data)
+        self._pack_into(kind, matrix.num_cols, [matrix], None, data)
         held.append(data)
         return Part(kind, 0, matrix.num_rows, matrix.num_cols, data.ctypes.data, data.size)
 

@@ -176,8 +176,9 @@ _SIGNATURES = {
     "tm_team_isa": (c_char_p, (c_void_p,)),
     "tm_team_progress": (c_uint64, (c_void_p,)),
     "tm_packed_bytes": (c_int64, (c_int32, c_int64, c_int64)),
-    "tm_pack": (c_int32, (c_void_p, c_int32, c_int64, c_int32, c_void_p, c_void_p, c_void_p, c_int64)),
-    "tm_fits_integer": (c_int32, (c_void_p, c_int32, c_int64, c_int32, c_void_p, c_void_p)),
+    "tm_pack": (c_int32, (c_void_p, c_int32, c_int64, c_int32, c_void_p, c_void_p, c_void_p, c_void_p, c_int64)),
+    "tm_integer_fits": (c_int64, (c_int32, c_int64)),
+    "tm_fits_integer": (c_int32, (c_void_p, c_int32, c_int64, c_int32, c_void_p, c_void_p, c_void_p)),
     "tm_quantise": (c_int32, (c_void_p, c_int32, c_int32, c_int64, c_int64, c_void_p, c_void_p)),
     "tm_recode": (
         c_int32,
