@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import pytest
 
@@ -26,6 +27,8 @@ STEP_S = 0.01
 class WatchedExecutor:
     """The toy model, noting when each plan is submitted; the steps in `failing` raise."""
 
+    slow: tuple[int, ...] = ()  # steps that claim to have taken half a second
+
     def __init__(self, loop: VirtualLoop, failing: tuple[int, ...] = ()) -> None:
         self._toy = ToyExecutor(CONFIG, loop, costs=ToyCosts(STEP_S, 0.0))
         self._loop = loop
@@ -37,7 +40,7 @@ class WatchedExecutor:
         result = await self._toy.execute(plan)
         if plan.step in self._failing:
             raise RuntimeError("the model is on fire")
-        return result
+        return replace(result, duration_s=0.5) if plan.step in self.slow else result
 
 
 def make_request(name: str, max_tokens: int = 3, num_prompt: int = 5) -> Request:
@@ -262,3 +265,19 @@ def test_a_broken_link_ends_the_shell_with_its_error() -> None:
     shell = build_engine(CONFIG, WatchedExecutor(loop), BrokenLink(), loop)
     with pytest.raises(ValueError, match="undecodable"):
         loop.run(shell.run())
+
+
+def test_long_steps_say_what_they_are(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At debug, against steps of their size; not the first of a size, of which nothing was expected."""
+    monkeypatch.setattr(WatchedExecutor, "slow", (0, 4))
+
+    async def script(front_end: LocalFrontEnd) -> None:
+        await front_end.send(Submit((make_request("a", 8),)))
+        await front_end.send(Drain())
+        while not any(output.finish_reason for output in (await receive(front_end)).outputs):
+            pass
+
+    with caplog.at_level(logging.DEBUG, logger="tokenmill.engine.shell"):
+        serve(script)
+    (said,) = (record.getMessage() for record in caplog.records if "took" in record.getMessage())
+    assert said == "Step 4 took 500 ms instead of 10: 1 rows (0 of them new, 1 drawing), 1 tokens."

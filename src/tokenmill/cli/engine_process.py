@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 import os
 import signal
 import sys
@@ -34,6 +35,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     launch = Launch.from_json(sys.stdin.buffer.read())
+    logging.basicConfig(level=launch.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     exit_when_parent_ends(launch.lifeline_fd, grace_s=1.0)
     sys.setswitchinterval(_SWITCH_S)
     # Standard output is the report pipe; whatever else prints goes where the front end's own messages go.

@@ -17,6 +17,7 @@ class Launch:
     address        of the link
     lifeline_fd    inherited read end of a pipe that closes when the front end ends
     pulse_fd       inherited write end of a pipe that takes signs of progress
+    log_level      of the engine process's own messages
     """
 
     path: str
@@ -27,6 +28,7 @@ class Launch:
     address: str = ""
     lifeline_fd: int = -1
     pulse_fd: int = -1
+    log_level: str = "warning"
 
     def to_json(self) -> bytes:
         return json.dumps(asdict(self)).encode()

@@ -48,7 +48,10 @@ def serve(args: argparse.Namespace) -> int:
     model = resolve_model(args.model)
     config = _server_config(args, model)
     queue_bytes = config.max_buffered_bytes + config.max_open_tokens * QUEUED_TOKEN_BYTES
-    launch = Launch(str(model.path), config.model_names[0], str(default_cache_dir()), engine_options(args), queue_bytes)
+    launch = Launch(
+        str(model.path), config.model_names[0], str(default_cache_dir()), engine_options(args), queue_bytes,
+        log_level=args.log_level,
+    )  # fmt: skip
     with Supervisor(launch, args.engine_timeout_s) as supervisor:
         from ..net.loop import run_event_loop
 

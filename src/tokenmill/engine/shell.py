@@ -30,6 +30,10 @@ from .pace import Pace
 
 log = logging.getLogger(__name__)
 
+LONG_S = 0.05
+LONG_SHARE = 2.0
+"""A step is long that takes more than both: these seconds, and so many times what was expected of it."""
+
 RECENT_S = 0.25
 """After this long without a request that came or went, none is waited for: to wait costs the step a little."""
 
@@ -165,9 +169,22 @@ class EngineShell:
                 log.exception("Step %d of %d rows failed.", plan.step, len(plan.rows))
                 outputs += self._core.fail(plan.step, f"{type(error).__name__}: {error}", self._clock.now())
             else:
+                self._tell_long(plan, result.duration_s)
                 self._pace.note(plan.num_tokens, result.duration_s)
                 outputs += self._core.commit(result, self._clock.now())
         return has_stepped
+
+    def _tell_long(self, plan: StepPlan, duration_s: float) -> None:
+        """Log a step that took much longer than those of its size did before."""
+        if duration_s < LONG_S or not log.isEnabledFor(logging.DEBUG):
+            return
+        expected_s = self._pace.predict(plan.num_tokens)
+        if 0 < expected_s * LONG_SHARE < duration_s:
+            log.debug(
+                "Step %d took %.0f ms instead of %.0f: %d rows (%d of them new, %d drawing), %d tokens.",
+                plan.step, 1e3 * duration_s, 1e3 * expected_s, len(plan.rows),
+                sum(row.intro is not None for row in plan.rows), sum(row.sample for row in plan.rows), plan.num_tokens,
+            )  # fmt: skip
 
     def _start_steps(self) -> None:
         while self._is_time() and (plan := self._core.plan(self._clock.now())) is not None:
