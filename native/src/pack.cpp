@@ -93,7 +93,9 @@ class IntegerBlock {
     const float bearable = variance / 21.25f;
     float sum = 0;
     for (int64_t g = 0; g < num_groups_; g++) {
-      const float d = step(g), of_step = kind_ == kW8 ? 0 : d - unit_ * nearest(8 * d) / 8;
+      const float d = step(g);
+      if (!std::isfinite(d) || !std::isfinite(middle(g))) return INFINITY;  // integers would make numbers of it
+      const float of_step = kind_ == kW8 ? 0 : d - unit_ * nearest(8 * d) / 8;
       const float of_middle = middle(g) - unit_ * nearest(middle(g));
       const float of_weights = std::min(scale_ * scale_ / 12, variance * d * d);
       const float added = of_weights + variance * of_step * of_step + of_middle * of_middle;
@@ -241,19 +243,25 @@ void codes_of(const float* x, float zero, float scale, float least, float most, 
 // no sign, whichever zero came first among the values.
 void quantise_block(int32_t kind, const float* x, uint8_t* block) {
   constexpr int kParts = 8;  // so that the compiler keeps the running extremes in vectors
-  float low[kParts], high[kParts];
-  for (int i = 0; i < kParts; i++) low[i] = high[i] = x[i];
+  float low[kParts], high[kParts], zeros[kParts];
+  for (int i = 0; i < kParts; i++) {
+    low[i] = high[i] = x[i];
+    zeros[i] = 0.0f * x[i];
+  }
   for (int at = kParts; at < kGroup; at += kParts)
     for (int i = 0; i < kParts; i++) {
       low[i] = x[at + i] < low[i] ? x[at + i] : low[i];
       high[i] = x[at + i] > high[i] ? x[at + i] : high[i];
+      zeros[i] += 0.0f * x[at + i];
     }
+  float zero = 0.0f;  // NaN where a value is not finite, and then the scale is
+  for (int i = 0; i < kParts; i++) zero += zeros[i] * zeros[i];
   const float least = *std::min_element(low, low + kParts), most = *std::max_element(high, high + kParts);
   const float furthest = most >= -least ? most : least;
   uint8_t codes[kGroup];
   uint16_t d;
   if (kind == kQ8_0) {
-    d = float_to_half((furthest < 0 ? -furthest : furthest) / 127.0f + 0.0f);
+    d = float_to_half((furthest < 0 ? -furthest : furthest) / 127.0f + zero);
     codes_of(x, 0.0f, half_to_float(d), -127.0f, 127.0f, 0, codes);
     std::memcpy(block, &d, 2);
     std::memcpy(block + 2, codes, kGroup);
@@ -261,10 +269,10 @@ void quantise_block(int32_t kind, const float* x, uint8_t* block) {
   }
   uint16_t m = 0;
   if (kind == kQ4_0) {
-    d = float_to_half(furthest / -8.0f + 0.0f);
+    d = float_to_half(furthest / -8.0f + zero);
     codes_of(x, 0.0f, half_to_float(d), -8.0f, 7.0f, 8, codes);
   } else {
-    d = float_to_half((most - least) / 15.0f);
+    d = float_to_half((most - least) / 15.0f + zero);
     m = float_to_half(least + 0.0f);
     codes_of(x, half_to_float(m), half_to_float(d), 0.0f, 15.0f, 0, codes);
   }

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from ops_cases import Sequences, TinyDecoder, raw_tensor
 
-from tokenmill.ops.api import Draws, HeadGeometry, SampleBatch, StepLimits
+from tokenmill.ops.api import QUANTISATIONS, Draws, HeadGeometry, RawTensor, SampleBatch, StepLimits
 from tokenmill.ops.native import NativeOps, available
 from tokenmill.ops.native.library import ISAS, TILE_ISAS, available_isas
 from tokenmill.ops.reference import ReferenceOps
@@ -199,8 +199,26 @@ def test_a_weight_that_is_not_a_number_spoils_its_output(kind: str) -> None:
     """Also where the backend would make integers of the matrix."""
     for isa in available_isas((*ISAS, *TILE_ISAS)):
         made = NativeOps(2, isa)
-        tensor = raw_tensor(np.random.default_rng(2), kind, 48, 128)
-        tensor.data.reshape(48, -1)[5, :2] = np.array([np.nan], np.float16).view(np.uint8)
-        out = made.linear(np.random.default_rng(3).standard_normal((40, 128)).astype(np.float32), made.pack([tensor]))
-        assert np.isnan(out[:, 5]).all() and np.isfinite(np.delete(out, 5, axis=1)).all(), isa
+        x = np.random.default_rng(3).standard_normal((40, 128)).astype(np.float32)
+        for place in range(1 + (kind == "q4_1")):  # scale, minimum
+            tensor = raw_tensor(np.random.default_rng(2), kind, 480, 128)
+            blocks = tensor.data.reshape(480 * 4, -1)
+            blocks[:, :2] = np.array([0.01], np.float16).view(np.uint8)  # integers hold equal scales well
+            blocks[5 * 4 + 1, 2 * place : 2 * place + 2] = np.array([np.nan], np.float16).view(np.uint8)
+            out = made.linear(x, made.pack([tensor]))
+            assert np.isnan(out[:, 5]).all() and np.isfinite(np.delete(out, 5, axis=1)).all(), (isa, place)
         made.close()
+
+
+@native
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf], ids=str)
+@pytest.mark.parametrize("kind", QUANTISATIONS)
+def test_quantising_at_load_keeps_it(kind: str, bad: float) -> None:
+    """A dense weight that is not finite makes its output so, whatever its matrix becomes."""
+    values = np.random.default_rng(2).standard_normal((48, 128)).astype(np.float32)
+    values[5, 33] = bad
+    made = NativeOps(1)
+    tensor = RawTensor("f32", 48, 128, values.view(np.uint8).reshape(-1))
+    out = made.linear(np.ones((3, 128), np.float32), made.pack([made.quantise(tensor, kind)]))
+    assert not np.isfinite(out[:, 5]).any() and np.isfinite(np.delete(out, 5, axis=1)).all()
+    made.close()
