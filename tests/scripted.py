@@ -184,6 +184,7 @@ class Served:
         if self._folder is not None:
             (self._folder / "tokenizer.json").write_text(self.text.tokenizer.to_json())
             helper = HelperProcess(str(self._folder), materials(self.text, trust_templates=trusts))
+        self.helper = helper
         self.app = build_app(self.config, self.text, self.client, helper, clock=clock, new_seed=new_seed, new_id=new_id)
         self.script = Script(self.text, self._reply)
         self.script.step_s = self._step_s

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -12,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from serving import wait_until
 
 from scripted import Served, make_text_model
+from tokenmill.cli.helper import HelperProcess
 from tokenmill.core.config import EngineConfig
 
 MOST_S = 0.020
@@ -109,6 +112,23 @@ def test_nothing_holds_the_loop(served: Served, name: str) -> None:
             thread.join()
     assert set(statuses) <= expected, statuses
     assert watch.longest_s < MOST_S, f"the loop was held for {watch.longest_s * 1e3:.1f} ms"
+
+
+def test_a_job_ends_with_its_client(served: Served) -> None:
+    """Ten clients with seconds of work leave at once; the next one waits for none of it."""
+    assert isinstance(served.helper, HelperProcess) and served.helper._forks is not None
+    zygote = served.helper._forks._process.pid
+    body = json.dumps({"prompt": TEXT[:4_000_000]}).encode()
+    head = f"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    clients = [socket.create_connection(served.address) for _ in range(10)]
+    for client in clients:
+        client.sendall(head + body)
+    children = Path(f"/proc/{zygote}/task/{zygote}/children")
+    wait_until(lambda: len(children.read_text().split()) == 2, "a job beside the renderer", 20)
+    for client in clients:
+        client.close()
+    wait_until(lambda: len(children.read_text().split()) == 1, "the renderer alone", 20)
+    assert post(served, "/tokenize", {"prompt": TEXT[:200_000]}) == 200
 
 
 def test_the_watch_sees_what_holds_the_loop(served: Served) -> None:

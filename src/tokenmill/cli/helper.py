@@ -164,7 +164,6 @@ class HelperProcess:
                 if isinstance(error, (BadCheckpoint, _Killed)):
                     reason = error.reason(job) if isinstance(error, _Killed) else error
                     self._broken = f"This model's chat template cannot be used. {reason.message}"
-                    _log.warning("%s Completions are served; --chat-template FILE gives another.", self._broken)
                     raise InvalidRequest(self._broken, param="messages") from None
                 raise
         return self._renderer
@@ -179,8 +178,12 @@ class HelperProcess:
 
     async def _prepare(self) -> None:
         async with self._quick.turn("", 0):
-            with contextlib.suppress(TokenmillError, EOFError, _Killed):
+            try:
                 await self._ready_renderer()
+            except InvalidRequest as error:
+                _log.warning("%s Chat is refused; --chat-template FILE gives another.", error.message)
+            except (TokenmillError, EOFError, _Killed):
+                pass  # the next request finds the same, and is told
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work, name="helper")

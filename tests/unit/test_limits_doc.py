@@ -1,0 +1,34 @@
+"""docs/limits.md says what the code does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tokenmill.core.units import KiB, MiB
+from tokenmill.server import budget, helper, jobs, tokenizing, tokens
+from tokenmill.text import chat
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "limits.md").read_text(encoding="utf8")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        f"a body of more than {helper.HEAVY_BYTES // MiB} MiB, or of more than {helper.HEAVY_VALUES:,} JSON values",
+        f"a text of more than {tokens.KNOWN_CHARS:,} characters",
+        f"| processor time of a job | {jobs.JOB_S:g} s |",
+        f"| processor time of a rendering | {jobs.RENDER_S:g} s |",
+        f"| memory of a heavy job | {jobs.JOB_BYTES // MiB} MiB |",
+        f"| memory of the child that renders | {jobs.RENDER_BYTES // MiB} MiB |",
+        f"| a template | {chat.MAX_TEMPLATE_CHARS:,} characters |",
+        f"| a rendered prompt | {chat.MAX_PROMPT_CHARS:,} characters |",
+        f"| text of `/tokenize` | {tokenizing.MAX_TOKENIZE_CHARS:,} characters |",
+        f"| ids of `/detokenize` | {tokenizing.MAX_DETOKENIZE_TOKENS:,} |",
+        f"| what a job gives back | {jobs.MAX_RESULT_BYTES // MiB} MiB |",
+        f"{budget.REPLY_BYTES // KiB} KiB for each open request",
+    ],
+)
+def test_the_page_names_each_limit(said: str) -> None:
+    assert said in PAGE
