@@ -84,6 +84,13 @@ class Server:
         """The helper process, if there is one now."""
         return self._child("tokenmill.cli.helper_process")
 
+    def pids(self) -> list[int]:
+        """Of all its processes, the helper's children included."""
+        found = [self.process.pid]
+        for pid in found:
+            found += [int(child) for child in _read(f"/proc/{pid}/task/{pid}/children").split()]
+        return found
+
     def _child(self, module: str) -> int | None:
         """The front end's only child process that runs `module`."""
         children = _read(f"/proc/{self.process.pid}/task/{self.process.pid}/children").split()

@@ -20,6 +20,7 @@ import argparse
 import asyncio
 import dataclasses
 import random
+import re
 import sys
 import time
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ from typing import Any
 
 import openai
 from serving import Server, open_files, resident_bytes, wait_until
+
+from tokenmill.core.units import parse_bytes
 
 KV_BYTES_PER_TOKEN = 23040  # of smollm2 with an f16 cache
 VOCABULARY = range(1000, 40000)
@@ -141,6 +144,13 @@ def check(request: Planned, outcome: Outcome, solo: Outcome | None) -> str | Non
     return None if outcome == solo else f"differs from its solo run:\n    {outcome}\n    {solo}"
 
 
+def plan_bytes(server: Server) -> int:
+    """What the printed plan says all processes hold at most."""
+    found = re.search(r"at most ([\d.]+ \w+) \(", server.output)
+    assert found is not None, server.output
+    return parse_bytes(found[1], "plan")
+
+
 @dataclass
 class Report:
     """`problems` is empty when all went well; the rest is for the reader."""
@@ -165,6 +175,10 @@ async def rounds_and_solo(server: Server, requests: list[Planned], num_rounds: i
             f"round {number + 1}: {time.monotonic() - start:.1f} s, memory (front end, engine) "
             + ", ".join(f"{size / 2**20:.1f} MiB" for size in memory[-1])
         )
+    planned, held = plan_bytes(server), sum(resident_bytes(pid) for pid in server.pids())
+    report.lines.append(f"all processes hold {held / 2**20:.1f} MiB of at most {planned / 2**20:.1f} MiB")
+    if held > planned:
+        report.problems.append(f"all processes hold {held} bytes, the plan said at most {planned}")
     if (server.process.pid, server.engine_pid) != pids:
         report.problems.append("the engine process was restarted")
     for name, first, last in zip(("front end", "engine"), memory[0], memory[-1], strict=True):

@@ -156,6 +156,43 @@ def test_a_stopped_engine_is_replaced(smollm2):
         assert server.request("POST", "/v1/completions", long_body(max_tokens=5))[0] == 200
 
 
+def test_a_broken_template_leaves_completions_served(smollm2):
+    with Server(*SMALL, "--chat-template", "{% if %}") as server:
+        status, body = server.request("POST", "/v1/chat/completions", {"messages": QUESTION})
+        assert status == 400 and "does not compile" in json.loads(body)["error"]["message"]
+        assert server.request("POST", "/v1/completions", long_body(max_tokens=2))[0] == 200
+        wait_until(lambda: "--chat-template FILE" in server.output, "the warning")
+
+
+def test_a_template_from_a_file_replaces_the_models_own(smollm2, tmp_path):
+    file = tmp_path / "plain.jinja"
+    file.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    with Server(*SMALL, "--chat-template", str(file)) as server:
+        answers = [
+            json.loads(server.request("POST", "/tokenize", {**body, "add_special_tokens": False})[1])["tokens"]
+            for body in ({"messages": QUESTION}, {"prompt": QUESTION[0]["content"]})
+        ]
+        assert answers[0] == answers[1]
+
+
+def test_a_template_that_never_ends_keeps_nothing_from_ending(smollm2):
+    """/health answers, each request is refused, and SIGTERM ends all processes."""
+    endless = "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}"
+    with Server(*SMALL, "--chat-template", endless, "--drain-s", "0") as server:
+        body = {"messages": QUESTION}
+        clients = [threading.Thread(target=server.request, args=("POST", "/v1/chat/completions", body)) for _ in "abc"]
+        for client in clients:
+            client.start()
+        assert server.request("GET", "/health")[0] == 200
+        assert server.request("POST", "/v1/chat/completions", body)[0] == 400
+        pids = [server.engine_pid, server.helper_pid]
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(30) == 0
+        for client in clients:
+            client.join()
+        wait_until(lambda: not any(alive(pid) for pid in pids), "the end of engine and helper")
+
+
 def test_sigterm_lets_open_streams_finish(smollm2):
     with Server(*SMALL, "--drain-s", "60") as server:
         engine = server.engine_pid

@@ -161,3 +161,14 @@ def test_tools_may_be_listed_where_their_use_is_forbidden() -> None:
 def test_what_is_no_json_object_is_refused(body: bytes) -> None:
     with pytest.raises(InvalidRequest):
         parse_object(body)
+
+
+def test_history_of_an_assistant_may_lack_content() -> None:
+    """As OpenAI's clients send it back: with calls of tools, or with nothing."""
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    history = [{"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "assistant"}]
+    found, _ = parse_chat({"messages": [*history, {"role": "user", "content": "x"}]}, Rules(100))
+    assert found.conversation is not None
+    assert [message["content"] for message in found.conversation.messages] == [None, None, "x"]
+    with pytest.raises(InvalidRequest, match=r"messages\[0\].content"):
+        parse_chat({"messages": [{"role": "user", "content": None}]}, Rules(100))

@@ -140,7 +140,8 @@ class _Forks:
         code = 1
         try:
             signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for number in (signal.SIGCHLD, signal.SIGPROF, signal.SIGVTALRM):
+                signal.signal(number, signal.SIG_DFL)
             self._control.close()
             is_quick = kind == b"q"
             _limit(RENDER_BYTES if is_quick else JOB_BYTES)

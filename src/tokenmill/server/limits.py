@@ -56,9 +56,10 @@ class Limits:
 
     @contextlib.contextmanager
     def held(self, num_bytes: int) -> Iterator[None]:
-        """An answer that is held until its client has taken it. Raises Overloaded when all together are too much."""
+        """Texts that wait, or an answer until its client has taken it: they count as bodies do. Raises Overloaded when
+        all together are too much."""
         if self._buffered_bytes + num_bytes > self._config.max_buffered_bytes:
-            raise Overloaded("Too many large answers are being sent; retry later.")
+            raise Overloaded("Too much is being held for other requests; retry later.")
         self._buffered_bytes += num_bytes
         try:
             yield

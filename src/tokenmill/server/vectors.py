@@ -244,18 +244,18 @@ class VectorService:
     ) -> list[Input]:
         """Texts encoded together, ids as they are, in the order given."""
         texts = [prompt for prompt in given if isinstance(prompt, str)]
-        encoded = iter(
-            await self.encoder.encode_inputs(
-                texts,
-                call.seconds,
-                limit=context_limit(ready),
-                truncate_to=call.truncate_to,
-                keep_end=call.keep_end,
-                caller=caller_of(request),
-            )
-            if texts
-            else ()
-        )
+        found: Sequence[Input] = ()
+        if texts:
+            with self.limits.held(sum(map(len, texts)) + sum(map(len, call.seconds))):
+                found = await self.encoder.encode_inputs(
+                    texts,
+                    call.seconds,
+                    limit=context_limit(ready),
+                    truncate_to=call.truncate_to,
+                    keep_end=call.keep_end,
+                    caller=caller_of(request),
+                )
+        encoded = iter(found)
         return [next(encoded) if isinstance(prompt, str) else (_cut(prompt, call, ready), 0) for prompt in given]
 
     def _reply(
