@@ -162,6 +162,19 @@ def test_a_lost_helper_is_started_again(tmp_path: Path) -> None:
     run(work())
 
 
+def test_a_tokenizer_that_has_changed_is_not_taken(tmp_path: Path) -> None:
+    """Its ids would not be the model's."""
+
+    async def work() -> None:
+        async with helper(tmp_path) as subject:
+            await render(subject)
+            (tmp_path / "tokenizer.json").write_text("{}")
+            with pytest.raises(Unavailable, match="has changed"):
+                await subject.run(Encode(Rendered(("hello",)), True), "a")
+
+    run(work())
+
+
 def test_children_reach_nothing(tmp_path: Path) -> None:
     """No descriptor can be had: no file, no connection."""
 
@@ -188,3 +201,26 @@ def test_it_ends_with_its_parent(tmp_path: Path) -> None:
 
     run(work())
     wait_until(lambda: not any(map(alive, pids)), "no process is left", 10)
+
+
+def test_a_renderer_killed_from_outside_is_replaced(tmp_path: Path) -> None:
+    """Also while it compiles: that the template is not to blame must not be forgotten."""
+
+    async def work() -> None:
+        async with helper(tmp_path) as subject:
+            await render(subject)
+            assert subject._forks is not None
+            zygote = subject._forks._process.pid
+            for _ in range(5):
+                await asyncio.to_thread(wait_until, lambda: len(children(zygote)) == 1, "the renderer alone", 20)
+                (child,) = children(zygote)
+                os.kill(child, signal.SIGKILL)
+                deadline = time.monotonic() + 20
+                while True:
+                    assert time.monotonic() < deadline
+                    with contextlib.suppress(Unavailable):
+                        assert "hello" in await render(subject)
+                        break
+            assert not subject._broken
+
+    run(work())

@@ -42,7 +42,7 @@ from ..server.turns import Turns
 from ..text.chat import MAX_TEMPLATE_CHARS
 from ..text.load import TextModel
 from .heap import trim_heap
-from .helper_process import LENGTH, RESULT, Failure, HelperLaunch
+from .helper_process import LENGTH, RESULT, Failure, HelperLaunch, file_stamp
 
 NUM_HEAVY = 2
 _END_S = 1.0
@@ -84,7 +84,7 @@ class HelperProcess:
     """A `server.helper.Helper`. Belongs to one event loop."""
 
     def __init__(self, path: str, materials: Materials) -> None:
-        self._launch = HelperLaunch(path, materials)
+        self._launch = HelperLaunch(path, file_stamp(path), materials)
         self._quick = Turns(1, 1)
         self._heavy = Turns(NUM_HEAVY, NUM_HEAVY - 1)
         self._forks: _Forks | None = None
@@ -147,7 +147,9 @@ class HelperProcess:
         try:
             return await child.ask(data)
         except BaseException:
-            self._drop_renderer()
+            self._close_renderer()
+            if not self._is_closed:
+                self._begin(self._prepare())  # while nobody waits for it
             raise
 
     async def _ready_renderer(self) -> _Child:
@@ -160,21 +162,18 @@ class HelperProcess:
             try:
                 _open(await self._renderer.ask(*pack(job)))
             except BaseException as error:
-                self._drop_renderer()
-                if isinstance(error, (BadCheckpoint, _Killed)):
-                    reason = error.reason(job) if isinstance(error, _Killed) else error
+                self._close_renderer()
+                reason = error.reason(job) if isinstance(error, _Killed) else error
+                if isinstance(reason, (BadCheckpoint, InvalidRequest)):
                     self._broken = f"This model's chat template cannot be used. {reason.message}"
                     raise InvalidRequest(self._broken, param="messages") from None
                 raise
         return self._renderer
 
-    def _drop_renderer(self) -> None:
-        """Another one is got ready while nobody waits for it."""
+    def _close_renderer(self) -> None:
         if self._renderer is not None:
             self._renderer.close()
             self._renderer = None
-            if not self._is_closed and not self._broken:
-                self._begin(self._prepare())
 
     async def _prepare(self) -> None:
         async with self._quick.turn("", 0):
@@ -204,9 +203,7 @@ class HelperProcess:
         return self._forks
 
     def _lose(self) -> None:
-        if self._renderer is not None:
-            self._renderer.close()
-            self._renderer = None
+        self._close_renderer()
         if self._forks is not None:
             self._forks.close()
             self._forks = None
@@ -316,6 +313,8 @@ class _Killed(Exception):
         self._status = status
 
     def reason(self, job: Job) -> TokenmillError:
+        if self._status in (-signal.SIGKILL, -signal.SIGTERM):
+            return Unavailable("The helper's process was killed from outside; retry.")
         if self._status == 1:  # it has printed a traceback
             return EngineFailed("Internal error; see the server's log.")
         param = job.param

@@ -30,7 +30,7 @@ from pathlib import Path
 
 import msgspec
 
-from ..core.errors import InvalidRequest, TokenmillError
+from ..core.errors import InvalidRequest, TokenmillError, Unavailable
 from ..server.jobs import JOB_BYTES, JOB_S, MAX_RESULT_BYTES, RENDER_BYTES, RENDER_S, Jobs, Materials
 from ..text.chat import ChatTemplate, Renderer
 from ..text.tokenizer import Tokenizer
@@ -45,9 +45,11 @@ _PAGE = resource.getpagesize()
 
 
 class HelperLaunch(msgspec.Struct, frozen=True):
-    """path: of the checkpoint, whose tokenizer is loaded when it is first needed."""
+    """path: of the checkpoint, whose tokenizer is loaded when it is first needed. stamp: of the file that it is in, by
+    `file_stamp`, when the front end read it."""
 
     path: str
+    stamp: tuple[int, int]
     materials: Materials
 
 
@@ -64,7 +66,7 @@ def main() -> int:
         signal.signal(number, signal.SIG_IGN)  # the front end's to answer
     control = socket.socket(fileno=int(sys.argv[1]))
     launch = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=HelperLaunch)
-    jobs = Jobs(launch.materials, lambda: _load_tokenizer(launch.path), _limited_rendering)
+    jobs = Jobs(launch.materials, lambda: _load_tokenizer(launch), _limited_rendering)
     _preload()
     gc.collect()
     gc.freeze()  # children share what is not touched
@@ -206,13 +208,25 @@ def _preload() -> None:
             Renderer(ChatTemplate(wrong)).render([message])
 
 
-def _load_tokenizer(path: str) -> Tokenizer:
+def file_stamp(path: str) -> tuple[int, int]:
+    """Size of the file that has the tokenizer, and when it was changed, in nanoseconds; zeros where there is none."""
+    file = os.path.join(path, "tokenizer.json") if os.path.isdir(path) else path
+    try:
+        found = os.stat(file)
+    except OSError:
+        return 0, 0
+    return found.st_size, found.st_mtime_ns
+
+
+def _load_tokenizer(launch: HelperLaunch) -> Tokenizer:
+    """Raises Unavailable when it would not be the front end's any more."""
     from ..formats.gguf import open_gguf
     from ..text.tokenizer import tokenizer_from_folder, tokenizer_from_gguf
 
-    if os.path.isdir(path):
-        return tokenizer_from_folder(Path(path))
-    return tokenizer_from_gguf(open_gguf(Path(path)).metadata)
+    if file_stamp(launch.path) != launch.stamp:
+        raise Unavailable("The model's file has changed since the server read it; the server must be started again.")
+    path = Path(launch.path)
+    return tokenizer_from_folder(path) if path.is_dir() else tokenizer_from_gguf(open_gguf(path).metadata)
 
 
 def receive(end: socket.socket) -> bytes | None:
