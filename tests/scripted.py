@@ -23,6 +23,7 @@ from tokenmill.engine.build import build_engine
 from tokenmill.engine.link import LocalEngineEnd, local_link
 from tokenmill.net.clock import MonotonicClock
 from tokenmill.net.entropy import new_id, new_seed
+from tokenmill.net.loop import new_event_loop
 from tokenmill.server.app import build_app
 from tokenmill.server.client import EngineClient
 from tokenmill.server.config import ServerConfig
@@ -140,7 +141,10 @@ class Script:
 
 class Served:
     """A context manager: the app on a free loopback port, with an engine that can be killed and brought back. `folder`:
-    an empty one for the tokenizer of a helper process; without it jobs are done inline."""
+    an empty one for the tokenizer of a helper process; without it jobs are done inline. `new_loop` makes the event
+    loop, by default the one of a server."""
+
+    new_loop = staticmethod(new_event_loop)
 
     def __init__(
         self,
@@ -152,20 +156,22 @@ class Served:
         drain_s: float = 1.0,
         attach: bool = True,
         folder: Path | None = None,
+        listen: dict[str, Any] | None = None,
         **settings: Any,
     ) -> None:
         self.text = text or make_text_model()
         self.engine = engine or EngineConfig(num_blocks=64, max_model_len=512)
-        self.config = ServerConfig(**({"model_names": ("toy",)} | settings))
+        self.config = ServerConfig(**({"model_names": ("toy",), "allowed_hosts": ("x",)} | settings))
         self._reply = reply
         self._step_s = step_s
         self._drain_s = drain_s
         self._attach = attach
         self._folder = folder
+        self._listen = listen or {}
         self._started = threading.Event()
 
     def __enter__(self) -> Served:
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._main()), name="served")
+        self._thread = threading.Thread(target=self._run, name="served")
         self._thread.start()
         assert self._started.wait(20)
         return self
@@ -174,6 +180,10 @@ class Served:
         self.loop.call_soon_threadsafe(self._serving.cancel)
         self._thread.join(20)
         assert not self._thread.is_alive()
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=self.new_loop) as runner:
+            runner.run(self._main())
 
     async def _main(self) -> None:
         self.loop = asyncio.get_running_loop()
@@ -197,7 +207,9 @@ class Served:
             self.url = f"http://{host}:{port}"
             self._started.set()
 
-        self._serving = asyncio.create_task(serve(self.app, "127.0.0.1", 0, drain_s=self._drain_s, on_started=started))
+        self._serving = asyncio.create_task(
+            serve(self.app, "127.0.0.1", 0, drain_s=self._drain_s, on_started=started, **self._listen)
+        )
         try:
             await self._serving
         except asyncio.CancelledError:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-READY = re.compile(r"ready at http://([\d.]+):(\d+)")
+READY = re.compile(r"ready at (?:https?://([\d.]+):(\d+)|Unix socket)")
 
 
 class Server:
@@ -62,7 +62,7 @@ class Server:
         for line in self.process.stdout:
             self.lines.append(line.rstrip("\n"))
             if found := READY.search(line):
-                self.port = int(found[2])
+                self.port = int(found[2] or 0)
                 self._answer.set()
         self._answer.set()
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from .. import __version__
 from ..core.errors import TokenmillError
-from . import options
+from . import http_options, options
 from .foreign import COMMANDS
 
 
@@ -44,6 +44,7 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     serve = _command(commands, "serve", "serve a model over an OpenAI-compatible HTTP API", "wire", "serve")
     options.add_model(serve)
     options.add_server_options(serve)
+    http_options.add_http_options(serve)
     options.add_engine_options(serve)
     options.add_foreign_flags(serve)
 

@@ -189,8 +189,6 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--port", type=port_number, default=8000, metavar="P", help="port; 0 picks a free one (default: 8000)"
     )
-    group.add_argument("--api-key", metavar="KEY", help="clients must send it as a bearer token")
-    group.add_argument("--served-model-name", metavar="NAME", help="name in the API (default: the model's own)")
     group.add_argument(
         "--cors-origins",
         action="append",

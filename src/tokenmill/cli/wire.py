@@ -25,6 +25,7 @@ from ..core.units import format_parts
 from ..formats.hub import ResolvedModel, default_cache_dir
 from ..server.config import ServerConfig
 from .foreign import environment_notes
+from .http_options import allowed_hosts, api_keys, model_names, set_access_log, shown_address, tls
 from .launch import Launch
 from .models import resolve_model
 from .options import engine_options
@@ -45,6 +46,8 @@ def serve(args: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     for note in environment_notes(os.environ, sys.argv):
         print(f"tokenmill: {note}", file=sys.stderr)
+    set_access_log(args)
+    args.tls = tls(args)
     model = resolve_model(args.model)
     config = _server_config(args, model)
     queue_bytes = config.max_buffered_bytes + config.max_open_tokens * QUEUED_TOKEN_BYTES
@@ -60,16 +63,20 @@ def serve(args: argparse.Namespace) -> int:
 
 
 def _server_config(args: argparse.Namespace, model: ResolvedModel) -> ServerConfig:
-    name = model.served_name if args.served_model_name is None else args.served_model_name
-    names = [name, *(adapter for adapter, _ in args.lora_modules)]
+    own_names = model_names(args, model.served_name)
+    names = [*own_names, *(adapter for adapter, _ in args.lora_modules)]
     if len(set(names)) != len(names):
         raise ConfigError("--lora-modules needs names of their own, each different.", param="lora_modules")
     if args.lora_dir is not None and not os.path.isdir(args.lora_dir):
         raise ConfigError(f"--lora-dir {args.lora_dir} is not a folder.", param="lora_dir")
     config = ServerConfig(
-        model_names=(name,),
-        api_keys=() if args.api_key is None else (args.api_key,),
+        model_names=own_names,
+        api_keys=api_keys(args),
         cors_origins=tuple(args.cors_origins),
+        allowed_hosts=allowed_hosts(args),
+        root_path=args.root_path,
+        log_requests=args.enable_log_requests,
+        max_log_len=args.max_log_len,
         lora_dir="" if args.lora_dir is None else os.path.abspath(args.lora_dir),
         allow_chat_template=args.trust_request_chat_template,
     )
@@ -88,7 +95,7 @@ async def _serve(
     from ..server.client import EngineClient
     from ..server.run import serve as serve_http
     from ..text.load import load_text
-    from .heap import map_large_blocks, private_bytes
+    from .heap import map_large_blocks, private_bytes, trim_heap
     from .helper import HelperProcess, helper_bytes, materials, read_template
     from .sampling import choose_sampling
 
@@ -126,7 +133,11 @@ async def _serve(
         return replace(ready, eos_token_ids=text.eos_token_ids)
 
     def note_listening(host: str, port: int) -> None:
-        listening.set_result(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+        listening.set_result(shown_address(args, host, port))
+
+    def note_draining(num_open: int) -> None:
+        requests = f"{num_open} request{'' if num_open == 1 else 's'}"
+        print(f"tokenmill: draining {requests} for at most {args.drain_s:g} s; again to stop at once", flush=True)
 
     async def announce() -> None:
         base_bytes = private_bytes()
@@ -143,7 +154,17 @@ async def _serve(
 
     try:
         await _until_first_ends(
-            serve_http(app, args.host, args.port, drain_s=args.drain_s, on_started=note_listening),
+            serve_http(
+                app,
+                args.host,
+                args.port,
+                drain_s=args.drain_s,
+                on_started=note_listening,
+                on_draining=note_draining,
+                on_shrunk=trim_heap,
+                uds=args.uds or "",
+                tls=args.tls,
+            ),
             supervisor.run(client, complete),
             announce(),
         )

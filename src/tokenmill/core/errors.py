@@ -4,6 +4,7 @@
      |- InvalidRequest            400  the caller can mend it; names the field
      |   |- ContextTooLong        400  prompt (+ max_tokens) exceeds what the engine can hold
      |- AuthenticationFailed      401
+     |- Forbidden                 403  a web page that may not call, or a name that is not this server's
      |- ModelNotFound             404
      |- BodyTooLarge              413
      |- UnsupportedEncoding       415  the body is compressed in a way that is not read
@@ -46,6 +47,11 @@ class ContextTooLong(InvalidRequest):
 class AuthenticationFailed(TokenmillError):
     status = 401
     kind = "authentication_error"
+
+
+class Forbidden(TokenmillError):
+    status = 403
+    kind = "permission_error"
 
 
 class ModelNotFound(TokenmillError):

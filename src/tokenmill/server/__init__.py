@@ -7,6 +7,13 @@
     client     Requests -> engine -> Streams of Deltas    choice   tokens -> text, stops, counts of one choice
     replies    the JSON bodies, whole and chunked         stream   a call from admission to its last byte
     logprobs   log probabilities in three formats         metrics  Prometheus names and what they mean
-    errors     failures in OpenAI's shape                 run      uvicorn, signals, draining
+    errors     failures in OpenAI's shape                 run      listening, signals, draining
     pooling    bodies that ask for vectors                vectors  the endpoints that answer with them
+    visitors   which web pages may call                   access_log, request_log  a line for each answer, request
+
+uvicorn speaks HTTP; what is added to it knows nothing of models:
+
+    listen     TCP ports, Unix sockets, TLS               bounds   of heads, connections and times
+    connection   one connection: what is due when         peers    places shared over addresses
+    door       what all connections share
 """

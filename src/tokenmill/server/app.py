@@ -7,6 +7,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
@@ -39,9 +40,11 @@ from .metrics import Metrics
 from .openai import Call, Rules
 from .reading import parse_small, read_call
 from .replies import Answer
+from .request_log import RequestLog
 from .stream import EventStream, WholeReply
 from .tokens import Encoder, context_limit, make_requests, prompt_text
 from .vectors import VectorService, require_tokens
+from .visitors import Visitors
 
 _log = logging.getLogger(__name__)
 _MAX_LOGGED = 1000
@@ -64,6 +67,10 @@ def build_app(
     """
     client.metrics = Metrics(config.model_names[0], text.max_context)
     client.metrics.name_adapter = client.adapters.name_of
+    if config.log_requests:
+        decode = partial(text.tokenizer.decode, skip_special=False)
+        client.request_log = RequestLog(config.model_names[0], decode, config.max_log_len)
+        client.request_log.name_adapter = client.adapters.name_of
     service = _Service(config, text, client, helper, clock, new_seed, new_id)
     vectors = VectorService(
         config,
@@ -77,7 +84,8 @@ def build_app(
         service.check_model,
         service.log_unknown,
     )
-    middleware = [Middleware(Gate, api_keys=config.api_keys)]
+    visitors = Visitors(config.allowed_hosts, config.cors_origins)
+    middleware = [Middleware(Gate, api_keys=config.api_keys, visitors=visitors)]
     if config.cors_origins:
         cors = Middleware(
             CORSMiddleware,
@@ -116,6 +124,7 @@ def build_app(
     )
     app.state.limits = service.limits
     app.state.client = client
+    app.state.config = config
     return app
 
 
@@ -211,6 +220,8 @@ class _Service:
             echoes=[prompt_text(self._text, prompt, skip_special) for prompt in prompts] if call.echo else (),
         )
         stream = self._client.open(requests)
+        if self._client.request_log is not None:
+            self._client.request_log.came(requests, answer.id)
         self._metrics.call_admitted(call.sampling.n)
         return EventStream(answer, stream, self._metrics) if call.stream else WholeReply(answer, stream, self._metrics)
 

@@ -37,6 +37,7 @@ from .adapters import AdapterBook, ServedAdapter
 
 if TYPE_CHECKING:  # the library runs without it, and it takes a while to load
     from .metrics import Metrics
+    from .request_log import RequestLog
 
 _log = logging.getLogger(__name__)
 _GAP_WEIGHT = 0.1
@@ -181,6 +182,7 @@ class EngineClient:
         self.open_tokens = 0
         self.finish_gap_s = 0.0
         self.metrics: Metrics | None = None
+        self.request_log: RequestLog | None = None
         self._why_down = "Loading model"
         self._on_broken: Callable[[], None] = lambda: None
         self._entries: dict[str, _Entry] = {}
@@ -313,6 +315,8 @@ class EngineClient:
                 entry.stream.fail(failure)
             if self.metrics is not None:
                 self.metrics.request_lost(entry.ending)
+            if self.request_log is not None:
+                self.request_log.lost(entry.request, entry.ending)
         if self.metrics is not None:
             self.metrics.engine_lost()
 
@@ -353,3 +357,5 @@ class EngineClient:
         if self.metrics is not None:
             reason = entry.ending or output.finish_reason or ""
             self.metrics.request_done(request, output, reason, entry.last_token_s, now)
+        if self.request_log is not None:
+            self.request_log.ended(request, output, entry.ending or output.finish_reason or "", now)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..core.errors import ConfigError
 from ..core.units import MiB
+from .bounds import HttpBounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +16,11 @@ class ServerConfig:
     model_names          names the one model is served under; the first is the name that answers carry
     api_keys             any of these opens the API; none: it is open
     cors_origins         origins a browser may call from ("*": any); none: no CORS headers
+    allowed_hosts        names that the Host header may be besides those of this machine ("*": any); None: any
+    root_path            path under which a proxy shows this server, such as /llm; it may cut it off or not
+    log_requests         a line for each call that comes and for each choice that ends
+    max_log_len          characters of a prompt that such a line may show
+    http                 bounds of connections and heads
     max_body_bytes       largest request body; larger ones are 413
     max_buffered_bytes   all bodies held at once; more is 429
     max_open_requests    choices queued or running in the engine; more is 429
@@ -27,6 +33,11 @@ class ServerConfig:
     model_names: tuple[str, ...]
     api_keys: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] | None = ()
+    root_path: str = ""
+    log_requests: bool = False
+    max_log_len: int = 0
+    http: HttpBounds = field(default_factory=HttpBounds)
     max_body_bytes: int = 16 * MiB
     max_buffered_bytes: int = 128 * MiB
     max_open_requests: int = 1024
@@ -40,6 +51,8 @@ class ServerConfig:
             raise ConfigError("served-model-name needs at least one name.", param="served-model-name")
         if not all(self.api_keys):
             raise ConfigError("api-key must not be empty.", param="api-key")
+        if self.root_path and (not self.root_path.startswith("/") or self.root_path.endswith("/")):
+            raise ConfigError(f"root-path must be like /llm, got {self.root_path!r}.", param="root-path")
         for name in ("max_body_bytes", "max_buffered_bytes", "max_open_requests", "max_open_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}.", param=name)

@@ -1,9 +1,10 @@
-"""What every path shares: who may call (API keys), how a call is named (X-Request-Id), and errors as JSON."""
+"""What every path shares: who may call (web pages, API keys), how a call is named (X-Request-Id), errors as JSON."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -13,10 +14,11 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..core.errors import AuthenticationFailed, EngineFailed, TokenmillError
+from ..core.errors import AuthenticationFailed, EngineFailed, Forbidden, TokenmillError
 from .errors import describe, error_body, headers
+from .visitors import Visitors
 
-_OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics"})
+OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics"})
 _MAX_ID = 256
 
 
@@ -28,14 +30,14 @@ class JSONReply(Response):
 
 
 class Gate:
-    """ASGI middleware: checks the API key and echoes the caller's X-Request-Id.
+    """ASGI middleware: checks where a call comes from and its API key, and echoes the caller's X-Request-Id.
 
-    That identifier, or "", is in `scope["state"]["request_id"]`. Paths that monitoring needs stay open. A response that
-    has begun may go on through `scope["state"]["send"]`, past all that heeds only how it begins.
+    That identifier, or "", is in `scope["state"]["request_id"]`. Paths that monitoring needs stay open.
     """
 
-    def __init__(self, app: ASGIApp, *, api_keys: tuple[str, ...]) -> None:
+    def __init__(self, app: ASGIApp, *, api_keys: tuple[str, ...], visitors: Visitors) -> None:
         self._app = app
+        self._visitors = visitors
         self._digests = [_digest(key.encode()) for key in api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -53,22 +55,29 @@ class Gate:
                 MutableHeaders(scope=message)["x-request-id"] = request_id
             await send(message)
 
-        if self._digests and scope["path"] not in _OPEN_PATHS and not self._is_known(given.get("authorization", "")):
-            error = AuthenticationFailed("Give a valid API key: Authorization: Bearer KEY.")
+        try:
+            self._visitors.check(scope["method"], given)
+            if self._digests and route_of(scope) not in OPEN_PATHS:
+                self._check_key(given.get("authorization", ""))
+        except (Forbidden, AuthenticationFailed) as error:
             await error_reply(error)(scope, receive, send_named)
             return
-        scope["state"]["send"] = send
-        try:
-            await self._app(scope, receive, send_named if request_id else send)
-        finally:
-            del scope["state"]["send"]  # it may hold the scope, and each would keep the other
+        await self._app(scope, receive, send_named if request_id else send)
 
-    def _is_known(self, authorization: str) -> bool:
+    def _check_key(self, authorization: str) -> None:
         """In constant time, whatever the key and however many there are."""
         kind, _, key = authorization.partition(" ")
         digest = _digest(key.strip().encode("latin-1", "replace"))
         known = [hmac.compare_digest(digest, mine) for mine in self._digests]
-        return any(known) and kind.lower() == "bearer"
+        if not any(known) or kind.lower() != "bearer":
+            raise AuthenticationFailed("Give a valid API key: Authorization: Bearer KEY.")
+
+
+def route_of(scope: Mapping[str, Any]) -> str:
+    """The path below the root path, whether or not a proxy has cut that off."""
+    path: str = scope["path"]
+    root: str = scope.get("root_path", "")
+    return path[len(root) :] if root and path.startswith(root + "/") else path
 
 
 def _digest(key: bytes) -> bytes:

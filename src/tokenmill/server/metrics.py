@@ -111,8 +111,12 @@ class Metrics:
         self.registry.register(_Snapshot(self))
 
     def render(self, accept: str) -> tuple[bytes, str]:
-        """The exposition in the format that `accept` prefers, and its content type."""
-        encode, content_type = choose_encoder(accept)
+        """The exposition in the format that `accept` prefers, and its content type; in the plain format where `accept`
+        asks for a version that is none."""
+        try:
+            encode, content_type = choose_encoder(accept)
+        except (TypeError, ValueError):
+            encode, content_type = choose_encoder("")
         return encode(self.registry), content_type
 
     def engine_ready(self, ready: Ready) -> None:

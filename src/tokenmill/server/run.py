@@ -1,23 +1,32 @@
-"""Serving an application until a signal: listen, drain, stop. uvicorn does the HTTP."""
+"""Serving an application until a signal: listen, drain, stop. uvicorn does the HTTP, with our bounds (connection)."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
-import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any, cast
 
 import uvicorn
 from starlette.applications import Starlette
 
-from ..core.errors import ConfigError, Unavailable
+from ..core.errors import Unavailable
+from .access_log import Noting
+from .connection import Connection
+from .door import Door
+from .listen import listening, raise_file_limit
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _AFTER_DRAIN_S = 5
 _FORCE_S = 1.0
 _POLL_S = 0.002
+_log = logging.getLogger(__name__)
 
 
 async def serve(
@@ -27,56 +36,85 @@ async def serve(
     *,
     drain_s: float,
     on_started: Callable[[str, int], None],
+    on_draining: Callable[[int], None] = lambda num_open: None,
+    on_shrunk: Callable[[], None] = lambda: None,
+    uds: str = "",
+    tls: ssl.SSLContext | None = None,
 ) -> None:
-    """Serve `app` (of `build_app`) until SIGINT or SIGTERM; `on_started` gets the address that is listened on.
+    """Serve `app` (of `build_app`) until SIGINT or SIGTERM; `on_started` gets the address that is listened on, which
+    is the path (and port 0) of a Unix socket.
 
     The first signal stops accepting and lets open calls finish for `drain_s` seconds; then they end with an error, as
-    they do at once on a second signal. Raises ConfigError when the port cannot be had.
+    they do at once on a second signal. `on_draining` gets the number of requests that are waited for, and
+    `on_shrunk` is called when memory may be given back. Raises ConfigError when the address cannot be had.
     """
-    listener = _listen(host, port)
-    server = uvicorn.Server(
-        uvicorn.Config(
-            app,
-            http="httptools",
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            timeout_graceful_shutdown=int(drain_s) + _AFTER_DRAIN_S,
-            backlog=2048,
-        )
+    config = app.state.config
+    bounds = replace(config.http, max_connections=raise_file_limit(config.http.max_connections))
+    if bounds.max_connections < config.http.max_connections:
+        _log.warning("At most %d connections can be open here (ulimit -n).", bounds.max_connections)
+    door = Door(
+        bounds,
+        root_path=config.root_path,
+        tls=tls,
+        note_refused=app.state.client.metrics.call_refused,
+        on_shrunk=on_shrunk,
     )
-    serving = asyncio.create_task(server.serve([listener]), name="http")
-    try:
-        while not server.started and not serving.done():
-            await asyncio.sleep(_POLL_S)
-        if server.started:
-            on_started(*listener.getsockname()[:2])
-        with _on_signals(_Stop(app, server, serving, drain_s)):
-            await serving
-    except asyncio.CancelledError:
-        if not server.force_exit:
-            raise
-    finally:
-        serving.cancel()
-        listener.close()
+    settings = uvicorn.Config(
+        Noting(app),
+        http=cast(Any, partial(Connection, door)),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=cast(int, bounds.idle_s),
+        timeout_graceful_shutdown=int(drain_s) + _AFTER_DRAIN_S,
+        backlog=2048,
+    )
+    server = uvicorn.Server(settings)
+    with listening(host, port, uds) as listener:
+        door.open()
+        serving = asyncio.create_task(server.serve([listener]), name="http")
+        try:
+            while not server.started and not serving.done():
+                await asyncio.sleep(_POLL_S)
+            if server.started:
+                on_started(*((uds, 0) if uds else listener.getsockname()[:2]))
+            with _on_signals(_Stop(app, server, serving, drain_s, on_draining)):
+                await serving
+        except asyncio.CancelledError:
+            if not server.force_exit:
+                raise
+        finally:
+            serving.cancel()
+            for each in getattr(server, "servers", ()):
+                each.close()
+            door.close()
 
 
 class _Stop:
     """What a signal does: drain, and the second time stop at once."""
 
-    def __init__(self, app: Starlette, server: uvicorn.Server, serving: asyncio.Task[None], drain_s: float) -> None:
+    def __init__(
+        self,
+        app: Starlette,
+        server: uvicorn.Server,
+        serving: asyncio.Task[None],
+        drain_s: float,
+        on_draining: Callable[[int], None],
+    ) -> None:
         self._app = app
         self._server = server
         self._serving = serving
         self._drain_s = drain_s
+        self._on_draining = on_draining
 
     def __call__(self) -> None:
         loop = asyncio.get_running_loop()
         if not self._server.should_exit:
             self._app.state.limits.draining = True
+            self._on_draining(self._app.state.client.num_open)
             self._server.should_exit = True
             loop.call_later(self._drain_s, self._end_open)
         elif not self._server.force_exit:
@@ -102,19 +140,3 @@ def _on_signals(stop: Callable[[], None]) -> Iterator[None]:
     finally:
         for number in _SIGNALS:
             loop.remove_signal_handler(number)
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
-        except OSError:
-            listener.close()
-            raise
-    except OSError as error:
-        raise ConfigError(f"Cannot listen on {host} port {port}: {error}.", param="port") from error
-    listener.setblocking(False)
-    return listener

@@ -13,9 +13,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncIterator
 from functools import partial
-from typing import Any
 
 import msgspec
 from starlette.responses import Response
@@ -23,6 +22,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ..core.errors import EngineFailed, TokenmillError, Unavailable
 from ..core.events import FINISH_ABORT, FINISH_ERROR, Output
+from .begun import Begun
 from .choice import Choice, Piece
 from .client import Stream
 from .errors import ClientGone, describe, from_engine
@@ -141,7 +141,7 @@ class _Body:
             waits_for = next(steps)
         except StopIteration:
             return
-        self._rest = asyncio.create_task(self._go_on(_Begun(steps, waits_for)), name="held-write")
+        self._rest = asyncio.create_task(self._go_on(Begun(steps, waits_for)), name="held-write")
 
     async def send(self, data: bytes, *, more: bool = True) -> None:
         if self._rest is not None:
@@ -154,26 +154,10 @@ class _Body:
         if self._rest is not None:
             self._rest.cancel()
 
-    async def _go_on(self, begun: _Begun) -> None:
+    async def _go_on(self, begun: Begun) -> None:
         """If it fails, the next `send` does."""
         await begun
         self._rest = None
-
-
-class _Begun:
-    """Something awaited whose first steps have been taken elsewhere, up to where it waits."""
-
-    def __init__(self, steps: Generator[Any, Any, None], waits_for: Any) -> None:
-        self._steps = steps
-        self._waits_for = waits_for
-
-    def __await__(self) -> Generator[Any, None, None]:
-        try:
-            yield self._waits_for
-        except BaseException:
-            self._steps.close()
-            raise
-        yield from self._steps
 
 
 def _part(data: bytes, more: bool) -> Message:

@@ -285,7 +285,10 @@ class VectorService:
             name_of=name_of,
         )
         self.limits.admit(len(requests), sum(len(request.prompt_tokens) for request in requests))
-        return VectorReply(self.client.open(requests), requests, build)
+        stream = self.client.open(requests)
+        if self.client.request_log is not None:
+            self.client.request_log.came(requests, call.request_id or requests[0].id.rpartition("-")[0])
+        return VectorReply(stream, requests, build)
 
     def _head(self, call: PoolingCall, request: HttpRequest, prefix: str) -> dict[str, Any]:
         given_id = call.request_id or request.state.request_id

@@ -1,0 +1,69 @@
+"""The access log: a line for each answered request, at info.
+
+    203.0.113.7:50312 "POST /v1/chat/completions HTTP/1.1" 200 0.812 s
+
+What monitoring asks for again and again shows at debug only, unless it fails.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from .http import OPEN_PATHS, route_of
+
+ACCESS_LOGGER = "tokenmill.access"
+_log = logging.getLogger(ACCESS_LOGGER)
+_MAX_TARGET = 200
+_LEFT = 499  # as other access logs have it for a client that left before its answer
+
+
+class Noting:
+    """ASGI middleware: notes an answer's status in `scope["state"]["status"]`. What follows the head of the response
+    may go past it, by `scope["state"]["send"]`."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        state = scope.setdefault("state", {})
+
+        async def note(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                state["status"] = message["status"]
+            await send(message)
+
+        state["send"] = send
+        try:
+            await self._app(scope, receive, note)
+        finally:
+            del state["send"]  # it may hold the scope, and each would keep the other
+
+
+def log_access(scope: Mapping[str, Any], taken_s: float, *, has_left: bool = False) -> None:
+    """Called when a request is over."""
+    if not _log.isEnabledFor(logging.INFO):
+        return
+    client = scope["client"]
+    status = scope["state"].get("status", _LEFT)
+    _log.log(
+        logging.DEBUG if status < 400 and route_of(scope) in OPEN_PATHS else logging.INFO,
+        '%s "%s %s HTTP/%s" %d %.3f s%s',
+        "local" if client is None else f"{client[0]}:{client[1]}",
+        scope["method"],
+        _target(scope["raw_path"], scope["query_string"]),
+        scope["http_version"],
+        status,
+        taken_s,
+        ", client left" if has_left else "",
+    )
+
+
+def _target(path: bytes, query: bytes) -> str:
+    """As it came, in printable ASCII: nothing a client sends may look like a line of this log."""
+    text = (path + b"?" + query if query else path).decode("ascii", "backslashreplace")
+    text = text if text.isprintable() and '"' not in text else ascii(text)
+    return text if len(text) <= _MAX_TARGET else text[:_MAX_TARGET] + "..."

@@ -1,0 +1,127 @@
+"""Flags about HTTP come to what is written for them: keys and names add up, and what contradicts itself is one line."""
+
+from __future__ import annotations
+
+import argparse
+import socket
+from pathlib import Path
+
+import pytest
+
+from tokenmill.cli import http_options
+from tokenmill.cli import main as cli
+from tokenmill.core.errors import ConfigError
+from tokenmill.server.listen import is_loopback, listening, make_tls
+
+
+@pytest.fixture(autouse=True)
+def no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in http_options.KEY_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
+def args(*argv: str) -> argparse.Namespace:
+    return cli._parser(["serve", *argv]).parse_args(["serve", *argv])
+
+
+def test_keys_add_up_from_flags_file_and_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# of the team\nthree\n\n  four  \none\n")
+    monkeypatch.setenv("VLLM_API_KEY", "five")
+    monkeypatch.setenv("LLAMA_API_KEY", "")
+    given = args("--api-key", "one", "--api-key=two", "--api-key-file", str(file))
+    assert http_options.api_keys(given) == ("one", "two", "three", "four", "five")
+    monkeypatch.delenv("VLLM_API_KEY")
+    assert http_options.api_keys(args()) == ()
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "clé\n"])
+def test_a_file_without_a_usable_key_does_not_leave_the_server_open(tmp_path: Path, text: str) -> None:
+    (tmp_path / "keys").write_text(text)
+    with pytest.raises(ConfigError):
+        http_options.api_keys(args("--api-key-file", str(tmp_path / "keys")))
+    with pytest.raises(ConfigError, match="cannot be read"):
+        http_options.api_keys(args("--api-key-file", str(tmp_path / "missing")))
+
+
+def test_names_add_up_and_do_not_swallow_the_model() -> None:
+    def names(*argv: str) -> tuple[str, ...]:
+        return http_options.model_names(args(*argv), "own")
+
+    assert names() == ("own",)
+    assert names("smollm2", "--served-model-name", "a", "b", "--served-model-name", "c", "a") == ("a", "b", "c")
+    assert names("--served-model-name", "smollm2") == ("smollm2",)
+    for model in ("minilm", "."):
+        with pytest.raises(ConfigError, match="before --served-model-name"):
+            names("--served-model-name", "a", model)
+
+
+def test_host_is_looked_at_where_only_this_machine_connects() -> None:
+    def hosts(*argv: str) -> tuple[str, ...] | None:
+        return http_options.allowed_hosts(args(*argv))
+
+    assert hosts() == hosts("--host", "localhost") == hosts("--host", "::1") == ()
+    assert hosts("--host", "0.0.0.0") is hosts("--host", "") is None
+    assert hosts("--uds", "/tmp/x") is hosts("--ssl-certfile", "c.pem") is None
+    assert hosts("--allowed-hosts", "a", "*.b", "--allowed-hosts", "c") == ("a", "*.b", "c")
+    assert hosts("--host", "0.0.0.0", "--allowed-hosts", "a") == ("a",)
+    assert is_loopback("127.5.5.5") and not is_loopback("192.0.2.1") and not is_loopback("no such host")
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["--ssl-keyfile", "k"], "--ssl-certfile"),
+        (["--ssl-cert-reqs", "2"], "--ssl-certfile"),
+        (["--ssl-certfile", "c", "--ssl-cert-reqs", "2"], "--ssl-ca-certs"),
+        (["--ssl-certfile", "/no/such/file"], "do not serve"),
+        (["--ssl-certfile", __file__], "do not serve"),
+    ],
+)
+def test_tls_that_cannot_be_is_one_line(argv: list[str], says: str) -> None:
+    with pytest.raises(ConfigError, match=says) as caught:
+        http_options.tls(args(*argv))
+    assert "\n" not in caught.value.message
+    assert http_options.tls(args()) is None
+
+
+def test_a_certificate_whose_key_is_locked_is_refused_without_asking(tmp_path: Path) -> None:
+    locked = "-----BEGIN ENCRYPTED PRIVATE KEY-----\nMIIB\n-----END ENCRYPTED PRIVATE KEY-----\n"
+    (tmp_path / "key").write_text(locked)
+    with pytest.raises(ConfigError):
+        make_tls(str(tmp_path / "key"))
+
+
+def test_what_to_connect_to_is_shown() -> None:
+    assert http_options.shown_address(args(), "127.0.0.1", 80) == "http://127.0.0.1:80"
+    secure = args("--ssl-certfile", "c", "--root-path", "/llm")
+    assert http_options.shown_address(secure, "::", 443) == "https://[::]:443/llm"
+    assert "curl --unix-socket /run/t.sock http://localhost/v1/models" in http_options.shown_address(
+        args("--uds", "/run/t.sock"), "/run/t.sock", 0
+    )
+
+
+def test_a_unix_socket_is_private_replaces_what_is_dead_and_goes_with_its_server(tmp_path: Path) -> None:
+    path = str(tmp_path / "s")
+    dead = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    dead.bind(path)
+    dead.close()
+    with listening("", 0, path) as listener:
+        assert Path(path).stat().st_mode & 0o777 == 0o600
+        listener.listen()
+        with pytest.raises(ConfigError, match="another server"), listening("", 0, path):
+            pass
+    assert not Path(path).exists()
+    Path(path).write_text("precious")
+    with pytest.raises(ConfigError, match="no socket"), listening("", 0, path):
+        pass
+    assert Path(path).read_text() == "precious"
+    with pytest.raises(ConfigError, match="Cannot listen"), listening("", 0, "/" + "long/" * 50):
+        pass
+
+
+def test_a_log_length_is_a_count(capsys: pytest.CaptureFixture[str]) -> None:
+    for text in ("-1", "many", "²"):
+        with pytest.raises(SystemExit):
+            args(f"--max-log-len={text}")
+    assert "at least 0" in capsys.readouterr().err
