@@ -7,6 +7,7 @@
     client     Requests -> engine -> Streams of Deltas    choice   tokens -> text, stops, counts of one choice
     replies    the JSON bodies, whole and chunked         stream   a call from admission to its last byte
     logprobs   log probabilities in three formats         metrics  Prometheus names and what they mean
+    pieces     long work cut where others have their turn  begun    going on with what was begun elsewhere
     errors     failures in OpenAI's shape                 run      listening, signals, draining
     pooling    bodies that ask for vectors                vectors  the endpoints that answer with them
     visitors   which web pages may call                   access_log, request_log  a line for each answer, request

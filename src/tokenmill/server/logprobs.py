@@ -1,16 +1,29 @@
 """Log probabilities as JSON, in the three shapes that clients know: OpenAI's for chat, OpenAI's older one for
-completions, and vLLM's for prompts."""
+completions, and vLLM's for prompts.
+
+There may be twenty alternatives to each token of each choice, so the JSON is joined from parts: what it says of a token
+is written once in an answer, and the work comes in pieces.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+import math
+from collections.abc import Sequence
+
+import msgspec
 
 from ..core.step import TokenLogprob
 from ..text.tokenizer import Tokenizer
+from .pieces import Work
+
+ENTRIES_AT_ONCE = 1024
+"""Tokens and alternatives of one piece of work: about a millisecond."""
 
 _LEAST = -9999.0
 """Stands for minus infinity, which JSON cannot say."""
+
+_MAX_KEPT = 4096
+_encode = msgspec.json.encode
 
 
 class TokenNames:
@@ -19,6 +32,8 @@ class TokenNames:
     def __init__(self, tokenizer: Tokenizer, *, as_ids: bool = False) -> None:
         self._tokenizer = tokenizer
         self._as_ids = as_ids
+        self._names: dict[int, bytes] = {}
+        self._chat: dict[int, tuple[bytes, bytes]] = {}
 
     def name(self, token: int) -> str:
         return f"token_id:{token}" if self._as_ids else self.text(token)
@@ -29,60 +44,96 @@ class TokenNames:
     def raw(self, token: int) -> bytes:
         return self._tokenizer.token_bytes(token)
 
+    def json_name(self, token: int) -> bytes:
+        """The name as a JSON string."""
+        known = self._names.get(token)
+        if known is None:
+            if len(self._names) >= _MAX_KEPT:
+                self._names.clear()
+            known = self._names[token] = _encode(self.name(token))
+        return known
 
-def chat_logprobs(entries: Iterable[TokenLogprob], names: TokenNames, num_top: int) -> dict[str, Any]:
+    def chat_entry(self, token: int) -> tuple[bytes, bytes]:
+        """What of its entry in chat comes before and after the number."""
+        known = self._chat.get(token)
+        if known is None:
+            if len(self._chat) >= _MAX_KEPT:
+                self._chat.clear()
+            head = b'{"token":' + self.json_name(token) + b',"logprob":'
+            known = self._chat[token] = head, b',"bytes":' + _encode(list(self.raw(token)))
+        return known
+
+
+def chat_logprobs(entries: Sequence[TokenLogprob], names: TokenNames, num_top: int) -> Work[msgspec.Raw]:
     """choices[].logprobs of chat."""
-    return {
-        "content": [
-            _chat_entry(entry.token, entry.logprob, names)
-            | {"top_logprobs": [_chat_entry(token, logprob, names) for token, logprob in entry.top[:num_top]]}
-            for entry in entries
-        ]
-    }
-
-
-def _chat_entry(token: int, logprob: float, names: TokenNames) -> dict[str, Any]:
-    return {"token": names.name(token), "logprob": max(logprob, _LEAST), "bytes": list(names.raw(token))}
+    parts, entry_of = [], names.chat_entry
+    step = max(1, ENTRIES_AT_ONCE // (num_top + 1))
+    for start in range(0, len(entries), step):
+        if start:
+            yield
+        for entry in entries[start : start + step]:
+            tops = []
+            for token, logprob in entry.top[:num_top]:
+                head, tail = entry_of(token)
+                tops.append(b"%s%s%s}" % (head, _number(logprob), tail))
+            head, tail = entry_of(entry.token)
+            parts.append(b'%s%s%s,"top_logprobs":[%s]}' % (head, _number(entry.logprob), tail, b",".join(tops)))
+    return msgspec.Raw(b'{"content":[' + b",".join(parts) + b"]}")
 
 
 def completion_logprobs(
     entries: Sequence[TokenLogprob | int], names: TokenNames, num_top: int, offset: int
-) -> tuple[dict[str, Any], int]:
+) -> Work[tuple[msgspec.Raw, int]]:
     """choices[].logprobs of completions, and the offset after the last token. `offset`: where the first token's text
     starts in the answer's text. A bare int is a token that nothing predicts: the first of an echoed prompt."""
-    tokens: list[str] = []
-    values: list[float | None] = []
-    tops: list[dict[str, float] | None] = []
+    tokens: list[bytes] = []
+    values: list[bytes] = []
+    tops: list[bytes] = []
     offsets: list[int] = []
-    for entry in entries:
-        token = entry if isinstance(entry, int) else entry.token
-        tokens.append(names.name(token))
-        offsets.append(offset)
-        offset += len(names.text(token))
-        if isinstance(entry, int):
-            values.append(None)
-            tops.append(None)
-        else:
-            values.append(max(entry.logprob, _LEAST))
-            ranked = [(token, entry.logprob), *entry.top[:num_top]]
-            tops.append({names.name(token): max(logprob, _LEAST) for token, logprob in ranked})
-    return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}, offset
+    name_of = names.json_name
+    step = max(1, ENTRIES_AT_ONCE // (num_top + 1))
+    for start in range(0, len(entries), step):
+        if start:
+            yield
+        for entry in entries[start : start + step]:
+            token = entry if isinstance(entry, int) else entry.token
+            tokens.append(name_of(token))
+            offsets.append(offset)
+            offset += len(names.text(token))
+            if isinstance(entry, int):
+                values.append(b"null")
+                tops.append(b"null")
+                continue
+            values.append(_number(entry.logprob))
+            ranked = {name_of(token): values[-1]}  # tokens may have the same name: the last one's value counts
+            for other, logprob in entry.top[:num_top]:
+                ranked[name_of(other)] = _number(logprob)
+            tops.append(b"{%s}" % b",".join([b"%s:%s" % pair for pair in ranked.items()]))
+    shaped = b'{"tokens":[%s],"token_logprobs":[%s],"top_logprobs":[%s],"text_offset":%s}' % (
+        b",".join(tokens), b",".join(values), b",".join(tops), _encode(offsets),
+    )  # fmt: skip
+    return msgspec.Raw(shaped), offset
 
 
-def prompt_logprobs(entries: Iterable[TokenLogprob], names: TokenNames, num_top: int) -> list[dict[str, Any] | None]:
+def prompt_logprobs(entries: Sequence[TokenLogprob], names: TokenNames, num_top: int) -> Work[msgspec.Raw]:
     """vLLM's prompt_logprobs: null for the first token, then for each one a map from token id to what is known."""
-    shaped: list[dict[str, Any] | None] = [None]
-    for entry in entries:
-        ranks = {token: rank for rank, (token, _) in enumerate(entry.top, 1)}
-        ranked = {entry.token: entry.logprob, **dict(entry.top[:num_top])}
-        shaped.append(
-            {
-                str(token): {
-                    "logprob": max(logprob, _LEAST),
-                    "rank": entry.rank if token == entry.token else ranks[token],
-                    "decoded_token": names.text(token),
-                }
-                for token, logprob in ranked.items()
-            }
-        )
-    return shaped
+    parts = [b"null"]
+    step = max(1, ENTRIES_AT_ONCE // (num_top + 1))
+    for start in range(0, len(entries), step):
+        if start:
+            yield
+        for entry in entries[start : start + step]:
+            ranks = {token: rank for rank, (token, _) in enumerate(entry.top, 1)}
+            ranked = {entry.token: entry.logprob, **dict(entry.top[:num_top])}
+            known = []
+            for token, logprob in ranked.items():
+                rank = entry.rank if token == entry.token else ranks[token]
+                text = _encode(names.text(token))
+                line = b'"%d":{"logprob":%s,"rank":%d,"decoded_token":%s}'
+                known.append(line % (token, _number(logprob), rank, text))
+            parts.append(b"{%s}" % b",".join(known))
+    return msgspec.Raw(b"[" + b",".join(parts) + b"]")
+
+
+def _number(logprob: float) -> bytes:
+    return b"%r" % (logprob if _LEAST <= logprob < math.inf else _LEAST)

@@ -16,10 +16,12 @@ from ..core.step import TokenLogprob
 from .choice import Choice, Piece
 from .logprobs import TokenNames, chat_logprobs, completion_logprobs, prompt_logprobs
 from .openai import Call
+from .pieces import Work
 from .tokens import Encoded
 
 _encode = msgspec.json.Encoder().encode
 _PREFIX, _END = b"data: ", b"\n\n"
+_CHOICES_AT_ONCE = 8
 DONE = b"data: [DONE]\n\n"
 
 
@@ -73,14 +75,16 @@ class Answer:
             "prompt_tokens_details": {"cached_tokens": num_cached},
         }
 
-    def logprobs(self, choice: Choice, entries: Sequence[TokenLogprob | int]) -> dict[str, Any] | None:
+    def logprobs(self, choice: Choice, entries: Sequence[TokenLogprob | int]) -> Work[msgspec.Raw | None]:
         """choices[].logprobs for the next tokens of a choice; null where the call wants none."""
         num_top = self.call.sampling.logprobs
         if num_top is None:
             return None
         if self.is_chat:
-            return chat_logprobs([entry for entry in entries if not isinstance(entry, int)], self.names, num_top)
-        shaped, offset = completion_logprobs(entries, self.names, num_top, self.text_offsets[choice.index])
+            scored = [entry for entry in entries if not isinstance(entry, int)]
+            return (yield from chat_logprobs(scored, self.names, num_top))
+        start = self.text_offsets[choice.index]
+        shaped, offset = yield from completion_logprobs(entries, self.names, num_top, start)
         self.text_offsets[choice.index] = offset
         return shaped
 
@@ -101,17 +105,21 @@ class Answer:
         return Piece(finish_reason=piece.finish_reason and "length")
 
 
-def whole_body(answer: Answer, pieces: Sequence[Sequence[Piece]]) -> bytes:
+def whole_body(answer: Answer, pieces: Sequence[Sequence[Piece]]) -> Work[bytes]:
     """The body of an answer that is not streamed; `pieces` per choice."""
     body = answer.head("chat.completion" if answer.is_chat else "text_completion")
-    body["choices"] = [_whole_choice(answer, choice, pieces[choice.index]) for choice in answer.choices]
+    body["choices"] = choices = []
+    for choice in answer.choices:
+        choices.append((yield from _whole_choice(answer, choice, pieces[choice.index])))
+        if len(choices) % _CHOICES_AT_ONCE == 0 or answer.call.sampling.logprobs is not None:
+            yield
     body["usage"] = answer.usage()
     if answer.is_chat:
-        body |= _prompt_extras(answer, answer.choices[0])
+        body |= yield from _prompt_extras(answer, answer.choices[0])
     return _encode(body)
 
 
-def _whole_choice(answer: Answer, choice: Choice, pieces: Sequence[Piece]) -> dict[str, Any]:
+def _whole_choice(answer: Answer, choice: Choice, pieces: Sequence[Piece]) -> Work[dict[str, Any]]:
     call = answer.call
     shown = [answer.shown(piece) for piece in pieces]
     text = "".join(piece.text for piece in shown)
@@ -124,22 +132,23 @@ def _whole_choice(answer: Answer, choice: Choice, pieces: Sequence[Piece]) -> di
         body["message"] = {"role": "assistant", "content": text, "refusal": None}
     else:
         body["text"] = text
-    body["logprobs"] = answer.logprobs(choice, entries)
+    body["logprobs"] = yield from answer.logprobs(choice, entries)
     body["finish_reason"] = shown[-1].finish_reason
     body["stop_reason"] = shown[-1].stop_reason
     if call.return_token_ids:
         body["token_ids"] = [token for piece in shown for token in piece.tokens]
     if not answer.is_chat:
-        body |= _prompt_extras(answer, choice)
+        body |= yield from _prompt_extras(answer, choice)
     return body
 
 
-def _prompt_extras(answer: Answer, choice: Choice) -> dict[str, Any]:
+def _prompt_extras(answer: Answer, choice: Choice) -> Work[dict[str, Any]]:
     """vLLM's fields about the prompt: in the body for chat, in each choice for completions."""
     call = answer.call
     extras: dict[str, Any] = {}
     if call.prompt_logprobs is not None:
-        extras["prompt_logprobs"] = prompt_logprobs(choice.prompt_logprobs, answer.names, call.prompt_logprobs)
+        shaped = yield from prompt_logprobs(choice.prompt_logprobs, answer.names, call.prompt_logprobs)
+        extras["prompt_logprobs"] = shaped
     if call.return_token_ids:
         extras["prompt_token_ids"] = answer.prompts[answer.prompt_of(choice)].tokens
     return extras
@@ -174,17 +183,20 @@ class Chunks:
             for choice in self._answer.choices
         )
 
-    def echo(self, choice: Choice) -> bytes:
+    def echo(self, choice: Choice) -> Work[bytes]:
         """The prompt, before the first piece of its choice."""
         answer = self._answer
         body = {"index": choice.index, "text": answer.echo(choice).text}
-        body["logprobs"] = answer.logprobs(choice, answer.echo_entries(choice))
+        body["logprobs"] = yield from answer.logprobs(choice, answer.echo_entries(choice))
         return self._event([body | {"finish_reason": None}])
 
-    def piece(self, choice: Choice, piece: Piece) -> bytes:
-        """The chunk of one piece; nothing where it has nothing to say."""
-        if self.is_plain and piece.finish_reason is None:
-            return self._heads[choice.index] + _encode(piece.text) + self._tail if piece.text else b""
+    def text(self, choice: Choice, piece: Piece) -> bytes:
+        """The chunk of a piece that is nothing but text; nothing where it has none."""
+        assert self.is_plain and piece.finish_reason is None, piece
+        return self._heads[choice.index] + _encode(piece.text) + self._tail if piece.text else b""
+
+    def piece(self, choice: Choice, piece: Piece) -> Work[bytes]:
+        """The chunk of any piece; nothing where it has nothing to say."""
         answer = self._answer
         piece = answer.shown(piece)
         if not (piece.text or piece.tokens or piece.finish_reason):
@@ -194,7 +206,7 @@ class Chunks:
             body["delta"] = {"content": piece.text} if piece.text else {}
         else:
             body["text"] = piece.text
-        body["logprobs"] = answer.logprobs(choice, piece.logprobs) if piece.tokens else None
+        body["logprobs"] = (yield from answer.logprobs(choice, piece.logprobs)) if piece.tokens else None
         body["finish_reason"] = piece.finish_reason
         if piece.finish_reason is not None:
             body["stop_reason"] = piece.stop_reason

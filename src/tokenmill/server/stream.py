@@ -26,7 +26,9 @@ from .begun import Begun
 from .choice import Choice, Piece
 from .client import Stream
 from .errors import ClientGone, describe, from_engine
+from .logprobs import ENTRIES_AT_ONCE
 from .metrics import Metrics
+from .pieces import in_turns
 from .replies import DONE, Answer, Chunks, whole_body
 
 _log = logging.getLogger(__name__)
@@ -52,7 +54,8 @@ class WholeReply:
             async for batch in _batches(answer, self._stream, self._metrics):
                 for choice, piece in batch:
                     pieces[choice.index].append(piece)
-        await Response(whole_body(answer, pieces), media_type="application/json")(scope, receive, send)
+        body = await in_turns(whole_body(answer, pieces))
+        await Response(body, media_type="application/json")(scope, receive, send)
 
 
 class EventStream:
@@ -96,12 +99,20 @@ class EventStream:
         chunks = Chunks(answer)
         unechoed = set(range(len(answer.choices))) if answer.call.echo else set()
         ready = [chunks.start()]
+        num_entries, per_token = 0, 1 + (answer.call.sampling.logprobs or 0)
         async for batch in _batches(answer, self._stream, self._metrics):
             for choice, piece in batch:
                 if choice.index in unechoed:
                     unechoed.discard(choice.index)
-                    ready.append(chunks.echo(choice))
-                ready.append(chunks.piece(choice, piece))
+                    ready.append(await in_turns(chunks.echo(choice)))
+                if chunks.is_plain and piece.finish_reason is None:
+                    ready.append(chunks.text(choice, piece))
+                    continue
+                ready.append(await in_turns(chunks.piece(choice, piece)))
+                num_entries += len(piece.logprobs) * per_token
+                if num_entries > ENTRIES_AT_ONCE:
+                    num_entries = 0
+                    await asyncio.sleep(0)
             data = b"".join(ready)
             ready.clear()
             if data:
@@ -115,7 +126,7 @@ class EventStream:
         """Write an output that does not end the choice, unless one before is not written yet."""
         if body.is_held:
             return False
-        data = chunks.piece(choice, choice.push(output))
+        data = chunks.text(choice, choice.push(output))
         if data:
             body.begin(data)
         return True

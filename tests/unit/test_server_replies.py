@@ -1,0 +1,136 @@
+"""Long answers are put together in small pieces of work, between which everybody else has their turn."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import Any
+
+import pytest
+
+from scripted import make_text_model
+from tokenmill.core.request import Request, SamplingParams
+from tokenmill.core.step import TokenLogprob
+from tokenmill.server.choice import Choice, Piece
+from tokenmill.server.logprobs import TokenNames, chat_logprobs, completion_logprobs, prompt_logprobs
+from tokenmill.server.openai import Rules, parse_chat, parse_completion
+from tokenmill.server.pieces import in_turns
+from tokenmill.server.replies import Answer, Chunks, whole_body
+from tokenmill.server.tokens import Encoded
+
+TEXT = make_text_model()
+NAN = float("nan")
+
+
+def entry(token: int, num_top: int, logprob: float = -1.25) -> TokenLogprob:
+    top = tuple((other, logprob - rank) for rank, other in enumerate([token, *range(3, 3 + num_top)][:num_top]))
+    return TokenLogprob(token, logprob, 1, top)
+
+
+def answer(num_choices: int, *, chat: bool, **body: Any) -> Answer:
+    rules = Rules(TEXT.tokenizer.vocab_size, TEXT.sampling_defaults, False)
+    given = {"messages": [{"role": "user", "content": "x"}]} if chat else {"prompt": "ab"}
+    call, _ = (parse_chat if chat else parse_completion)(given | body | {"n": num_choices}, rules)
+    requests = [Request(f"r-{i}", (68, 69), SamplingParams(), 16, 0, i) for i in range(num_choices)]
+    return Answer(
+        "id", 1, "m", "fp", call, [Encoded((68, 69), "ab")],
+        [Choice(i, request, TEXT.tokenizer) for i, request in enumerate(requests)], TokenNames(TEXT.tokenizer),
+        echoes=["ab"] if call.echo else (),
+    )  # fmt: skip
+
+
+def finish(work: Any) -> Any:
+    """The result of something done in pieces."""
+    return asyncio.run(in_turns(work))
+
+
+@pytest.mark.parametrize("num_top", [0, 1, 5])
+def test_chat_logprobs_are_what_openai_shows(num_top: int) -> None:
+    shown = json.loads(
+        bytes(finish(chat_logprobs([entry(75, 5), entry(200, 5, -1e9)], TokenNames(TEXT.tokenizer), num_top)))
+    )
+    first, second = shown["content"]
+    assert (first["token"], first["logprob"], first["bytes"]) == ("H", -1.25, [72])
+    assert (second["token"], second["logprob"], len(second["bytes"])) == ("\ufffd", -9999.0, 1)
+    assert [top["logprob"] for top in first["top_logprobs"]] == [-1.25 - rank for rank in range(num_top)]
+
+
+def test_completion_logprobs_keep_names_values_and_offsets() -> None:
+    names = TokenNames(TEXT.tokenizer)
+    raw, offset = finish(completion_logprobs([75, entry(76, 2), entry(200, 2, NAN)], names, 2, 10))
+    shown = json.loads(bytes(raw))
+    assert shown["tokens"] == ["H", "I", "\ufffd"] and shown["text_offset"] == [10, 11, 12] and offset == 13
+    assert shown["token_logprobs"] == [None, -1.25, -9999.0]
+    assert shown["top_logprobs"][:2] == [None, {"I": -1.25, names.name(3): -2.25}]
+    as_ids = TokenNames(TEXT.tokenizer, as_ids=True)
+    raw, _ = finish(completion_logprobs([entry(76, 1)], as_ids, 1, 0))
+    assert json.loads(bytes(raw))["tokens"] == ["token_id:76"]
+
+
+def test_names_that_are_alike_are_one_key() -> None:
+    """Two tokens that are no whole character show alike; JSON must not have a key twice."""
+    both = TokenLogprob(200, -1.0, 1, ((200, -1.0), (201, -2.0), (75, -3.0)))
+    raw, _ = finish(completion_logprobs([both], TokenNames(TEXT.tokenizer), 3, 0))
+    assert bytes(raw).count("\ufffd".encode()) == 2  # once in tokens, once in top_logprobs
+    assert json.loads(bytes(raw))["top_logprobs"] == [{"\ufffd": -2.0, "H": -3.0}]
+
+
+def test_prompt_logprobs_are_what_vllm_shows() -> None:
+    raw = finish(prompt_logprobs([TokenLogprob(75, -7.0, 30, ((76, -0.5), (3, -2.0)))], TokenNames(TEXT.tokenizer), 2))
+    assert json.loads(bytes(raw)) == [
+        None,
+        {
+            "75": {"logprob": -7.0, "rank": 30, "decoded_token": "H"},
+            "76": {"logprob": -0.5, "rank": 1, "decoded_token": "I"},
+            "3": {"logprob": -2.0, "rank": 2, "decoded_token": TokenNames(TEXT.tokenizer).text(3)},
+        },
+    ]
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_large_answers_are_made_in_many_pieces(chat: bool) -> None:
+    """64 choices of 100 tokens with 20 alternatives each: no piece of the work is long."""
+    extra = {"logprobs": True, "top_logprobs": 20} if chat else {"logprobs": 5, "echo": True, "max_tokens": 100}
+    grown = answer(64, chat=chat, **extra)
+    pieces = [[Piece("x" * 100, [75] * 100, [entry(75, 20)] * 100, "stop")] for _ in range(64)]
+    num_pieces, longest = 0, 0.0
+    work = whole_body(grown, pieces)
+    start = time.thread_time()
+    try:
+        while True:
+            next(work)
+            now = time.thread_time()
+            longest, start, num_pieces = max(longest, now - start), now, num_pieces + 1
+    except StopIteration as done:
+        body = json.loads(done.value)
+    assert len(body["choices"]) == 64 and num_pieces >= 50
+    shown = body["choices"][63]["logprobs"]
+    assert len(shown["content"]) == 100 if chat else len(shown["tokens"]) == 101  # and the first of the prompt
+
+
+def test_the_loop_turns_while_a_large_answer_is_made() -> None:
+    async def main() -> tuple[int, bytes]:
+        turns = 0
+
+        async def count() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        counting = asyncio.create_task(count())
+        grown = answer(64, chat=True, logprobs=True, top_logprobs=20)
+        pieces = [[Piece("x" * 30, [75] * 30, [entry(75, 20)] * 30, "stop")] for _ in range(64)]
+        body = await in_turns(whole_body(grown, pieces))
+        counting.cancel()
+        return turns, body
+
+    turns, body = asyncio.run(main())
+    assert turns > 20 and len(json.loads(body)["choices"]) == 64
+
+
+def test_chunks_with_log_probabilities_are_whole_json() -> None:
+    grown = answer(1, chat=True, logprobs=True, top_logprobs=2, stream=True)
+    data = finish(Chunks(grown).piece(grown.choices[0], Piece("H", [75], [entry(75, 2)])))
+    assert json.loads(data[6:])["choices"][0]["logprobs"]["content"][0]["token"] == "H"
