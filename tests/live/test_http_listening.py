@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import Server
+from serving import Server, resident_bytes
 from test_http import get, post
 from test_http_connections import ask, completion, refusal, rest, statuses
 
@@ -304,3 +304,17 @@ def test_ctrl_c_says_what_it_waits_for_and_a_unix_socket_goes(tmp_path: Path) ->
         assert server.process.wait(20) == 0
         raw.close()
         assert not os.path.exists(path) and "Traceback" not in server.output and "access" not in server.output
+
+
+def test_memory_that_a_flood_without_a_key_took_is_given_back() -> None:
+    with Server("--api-key", "k", "--threads", "1") as server, contextlib.ExitStack() as stack:
+        before = resident_bytes(server.process.pid)
+        for _ in range(300):
+            raw = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=20))
+            with contextlib.suppress(ConnectionError):
+                raw.sendall(b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\nh: " + b"v" * 60_000)
+        during = resident_bytes(server.process.pid)
+        assert server.request("GET", "/health")[0] == 200
+        stack.close()
+        until(lambda: resident_bytes(server.process.pid) - before < 8 << 20)
+        assert during - before < HttpBounds().max_bytes()

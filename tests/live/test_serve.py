@@ -65,7 +65,7 @@ class Streaming:
 
     def _read(self) -> None:
         length = f"Content-Length: {len(self._body)}"
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{length}\r\n\r\n"
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{length}\r\n\r\n"
         with contextlib.suppress(OSError), self.socket, self.socket.makefile("rb") as lines:
             self.socket.sendall(head.encode() + self._body)
             for line in lines:

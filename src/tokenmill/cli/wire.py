@@ -136,13 +136,15 @@ async def _serve(
         listening.set_result(shown_address(args, host, port))
 
     def note_draining(num_open: int) -> None:
+        if not num_open:
+            return
         requests = f"{num_open} request{'' if num_open == 1 else 's'}"
         print(f"tokenmill: draining {requests} for at most {args.drain_s:g} s; again to stop at once", flush=True)
 
     async def announce() -> None:
         base_bytes = private_bytes()
         beside = (
-            ("front end", front_end_bytes(config, base_bytes)),
+            ("front end", front_end_bytes(config, base_bytes, tls=args.tls is not None)),
             ("helper", helper_bytes(base_bytes)),
         )
         _print_plan(await first_ready, model, sampling, beside)
@@ -190,7 +192,8 @@ def _print_plan(
 ) -> None:
     """`beside`: memory of processes that the engine does not know."""
     print(f"tokenmill {__version__} serves {ready.model} from {model.path}")
-    facts = list((dict(ready.facts) | {"memory": f"at most {format_parts((*ready.memory, *beside))}"}).items())
+    memory = ("memory", f"at most {format_parts((*ready.memory, *beside))}")
+    facts = [memory if name == "memory" else (name, value) for name, value in ready.facts]
     if ready.pooling is None:
         facts += [("sampling", sampling.describe()), *(("note", note) for note in sampling.notes)]
     width = max(len(name) for name, _ in facts)

@@ -11,6 +11,9 @@ CONNECTION_BYTES = 32 * KiB
 """What one open connection takes at most besides the shared part of its heads, measured: 6 KiB for itself, its own
 share of heads, one part that is being read, and the request that runs."""
 
+TLS_BYTES = 384 * KiB
+"""What TLS adds where a body has come through it, measured: the event loop's read buffer, and OpenSSL's."""
+
 
 @dataclass(frozen=True, slots=True)
 class HttpBounds:
@@ -51,7 +54,7 @@ class HttpBounds:
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} must be positive, got {getattr(self, name)}.", param=name)
 
-    @property
-    def max_bytes(self) -> int:
+    def max_bytes(self, *, tls: bool = False) -> int:
         """Memory that connections can take before a key is checked; bodies are counted where they are read."""
-        return self.max_connections * CONNECTION_BYTES + self.max_heads_bytes
+        each = CONNECTION_BYTES + TLS_BYTES if tls else CONNECTION_BYTES
+        return self.max_connections * each + self.max_heads_bytes

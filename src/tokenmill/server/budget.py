@@ -13,8 +13,9 @@ _RESULTS = 3
 """Results of the helper that arrive at a time: its heavy jobs, and a rendering."""
 
 
-def front_end_bytes(config: ServerConfig, base_bytes: int) -> int:
+def front_end_bytes(config: ServerConfig, base_bytes: int, *, tls: bool = False) -> int:
     """base_bytes: what the process holds when it is idle. Bodies are held as they came and once more as what was read
     from them; the first of the two, and prompts that wait, are the plan's queue."""
     decoded = config.max_buffered_bytes
-    return base_bytes + decoded + _RESULTS * MAX_RESULT_BYTES + config.max_open_requests * REPLY_BYTES
+    connections = config.http.max_bytes(tls=tls)
+    return base_bytes + connections + decoded + _RESULTS * MAX_RESULT_BYTES + config.max_open_requests * REPLY_BYTES

@@ -67,6 +67,7 @@ class Door:
             return False
         self.peers.waits(address, connection)
         self._connections[connection] = None
+        self._num_peak = max(self._num_peak, len(self._connections))
         return True
 
     def leave(self, connection: Checked, address: str) -> None:
@@ -78,7 +79,6 @@ class Door:
         now = loop.time()
         for connection in list(self._connections):
             connection.check(now)
-        self._num_peak = max(self._num_peak, len(self._connections))
         if self._num_peak >= _MANY and len(self._connections) <= self._num_peak // 2:
             self._num_peak = len(self._connections)
             self._on_shrunk()
