@@ -164,13 +164,38 @@ def test_a_long_prompt_is_chunked_and_decodes_go_on() -> None:
 def test_the_end_of_a_prompt_joins_a_step() -> None:
     """Chunks leave a ninth of a step to the ends of prompts and to decodes; a short prompt may fill what is left."""
     engine = Engine(replace(CONFIG, max_num_batched_tokens=36, steps_in_flight=1))
-    engine.add(make_request("a", 68, 4), make_request("b", 3, 4, first=200))
+    engine.add(make_request("a", 68, 4), make_request("b", 3, 4, first=200, priority=1))
     plans = []
     for _ in range(3):
         plans.append([row.num_tokens for row in engine.step()[0].rows])
     assert plans == [[32, 3], [32, 1], [4, 1]]
     engine.add(make_request("c", 34, 1, first=100))
     assert [row.num_tokens for row in engine.step()[0].rows] == [1, 1, 34]
+
+
+def test_a_short_prompt_joins_the_step_in_which_a_long_one_is_computed() -> None:
+    """It passes long prompts that run and that wait, and what the cache holds of a prompt does not make it long; of
+    prompts of one length the first comes first."""
+    engine = Engine(replace(CONFIG, num_blocks=200, max_num_batched_tokens=32, steps_in_flight=1))
+    engine.add(make_request("known", 100, 1))
+    engine.finish()
+    engine.add(make_request("long", 90, 1, first=300), make_request("next", 90, 1, first=500))
+    assert [row.seq for row in engine.step()[0].rows] == [1]
+    engine.add(make_request("short", 3, 1, first=700), make_request("again", 102, 1))
+    assert [row.seq for row in engine.step()[0].rows] == [4, 3, 1]
+    served = [row.seq for _ in range(9) if engine.core.has_work for row in engine.step()[0].rows]
+    assert list(dict.fromkeys(served)) == [1, 2]
+
+
+def test_the_last_to_arrive_gives_its_blocks_up_however_short_its_prompt() -> None:
+    """Service goes by length, blocks by arrival: a short prompt that came later never costs a long one its own."""
+    engine = Engine(replace(CONFIG, num_blocks=12, enable_prefix_caching=False, steps_in_flight=1))
+    engine.add(make_request("long", 30, 12))
+    engine.step()
+    engine.add(make_request("short", 6, 12, first=200))
+    rows = [row for _ in range(25) if engine.core.has_work for row in engine.step()[0].rows]
+    assert not engine.core.has_work and engine.core.stats().num_preemptions >= 1
+    assert [row.seq for row in rows if row.intro is not None] == [1, 1]
 
 
 def test_a_prefix_is_served_from_the_cache_but_for_the_last_token() -> None:

@@ -11,6 +11,7 @@ from tokenmill.core.errors import ContextTooLong, InvalidRequest, Overloaded
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.sequence import Sequence, Status
 from tokenmill.sched.admission import blocks_for, refusal
+from tokenmill.sched.policies import PATIENCE, due, seniority
 from tokenmill.sched.queue import WaitingQueue
 from tokenmill.sched.scheduler import chunk_size, max_running, num_wanted
 
@@ -32,6 +33,20 @@ def test_queue_serves_by_priority_then_arrival() -> None:
     queue.push(sequences[1])
     assert [queue.pop().number for _ in range(3)] == [1, 3, 0]
     assert queue.peek() is None
+
+
+def test_short_prompts_pass_long_ones_for_a_while() -> None:
+    """Within a priority the shorter prompt goes first, unless the longer has waited for many times its own work."""
+    queue = WaitingQueue()
+    long, soon, late, urgent = make_sequence(0), make_sequence(1), make_sequence(2), make_sequence(3, -1)
+    long.due = due(1000, 500)
+    soon.due = due(1000 + 490 * PATIENCE - 1, 10)
+    late.due = due(1000 + 490 * PATIENCE, 10)
+    urgent.due = due(10**9, 10**6)
+    for seq in (late, long, soon, urgent):
+        queue.push(seq)
+    assert [queue.pop() for _ in range(4)] == [urgent, soon, long, late]
+    assert seniority(urgent) < seniority(long) < seniority(soon) < seniority(late)
 
 
 def test_queue_drops_what_was_discarded() -> None:

@@ -42,7 +42,7 @@ from ..core.request import Request
 from ..core.sequence import Sequence, Status
 from ..core.step import Introduction, PlanRow, RowResult, StepPlan, StepResult
 from ..sched.admission import blocks_for, refusal
-from ..sched.policies import rank
+from ..sched.policies import due, seniority, step_work
 from ..sched.queue import WaitingQueue
 from ..sched.scheduler import compose_step
 from .adapters import AdapterLedger
@@ -81,6 +81,7 @@ class EngineCore:
         self._composing = _Step(0)
         self._released: list[int] = []
         self._next_number = 0
+        self._work_done = 0
         self._is_draining = False
         self._now = 0.0
         self._num_steps = 0
@@ -121,6 +122,8 @@ class EngineCore:
         tokens = [*request.prompt_tokens, *request.output_tokens]
         seq = Sequence(self._next_number, request, tokens, tables=self._blocks.new_tables(), stop_ids=stop_ids)
         self._next_number += 1
+        num_found = self.find_match(seq).num_blocks * self.config.block_size
+        seq.due = due(self._work_done, len(tokens) - num_found)
         self._by_id[request.id] = seq
         if request.adapter:
             self._adapters.begin(request.adapter)
@@ -161,6 +164,7 @@ class EngineCore:
         self._released.clear()
         self._in_flight.append(step)
         self._composing = _Step(step.number + 1)
+        self._work_done += step_work(step.num_tokens, self.config.max_num_batched_tokens)
         return StepPlan(step.number, tuple(step.rows), step.released)
 
     def commit(self, result: StepResult, now: float) -> list[Output]:
@@ -251,7 +255,7 @@ class EngineCore:
         popped = self._waiting.pop()
         assert popped is seq, (popped.number, seq.number)
         seq.status = Status.RUNNING
-        insort(self._running, seq, key=rank)
+        insort(self._running, seq, key=seniority)
         if seq.num_cached < 0:
             seq.num_cached = 0
             seq.first_scheduled_s = self._now
@@ -447,7 +451,7 @@ class EngineCore:
     def check(self) -> None:
         """Assert what must hold between calls; slow, for tests."""
         self._blocks.check(seq.tables for seq in self._running)
-        assert self._running == sorted(self._running, key=rank), "running is out of order"
+        assert self._running == sorted(self._running, key=seniority), "running is out of order"
         in_flight: dict[int, int] = {}
         for step in self._in_flight:
             for seq in step.sequences:

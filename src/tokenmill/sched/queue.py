@@ -1,4 +1,4 @@
-"""Sequences that wait to run, best rank first. A preempted sequence returns to the place its arrival gave it."""
+"""Sequences that wait to run, best rank first. A preempted sequence returns to the place it had."""
 
 from __future__ import annotations
 

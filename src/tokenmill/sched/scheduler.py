@@ -8,8 +8,11 @@ depends on an earlier one: a leader's blocks are matchable as soon as they are p
     prefills, running and waiting, share what is left, best rank first, while budget, seats and blocks last
 
 The decodes' tokens are set aside first, so that no prompt delays them, however long. Prompts cut into chunks leave a
-ninth of the budget, so that the end of a prompt joins a step instead of being one of its own. Sequences are visited in
-rank order, so that none is passed over for one of a worse rank that needs the same blocks.
+ninth of the budget, so that the end of a prompt joins a step instead of being one of its own.
+
+Budget and seats go by rank; blocks go by seniority, and whoever is last there gives way. Sequences are visited by
+seniority, so that none is passed over for a junior that needs the same blocks; only prefills take each other's turns,
+by rank, and what one takes early are blocks that nobody held.
 """
 
 from __future__ import annotations
@@ -41,7 +44,7 @@ class Ledger(Protocol):
         ...
 
     def admit(self, seq: Sequence) -> None:
-        """WAITING -> RUNNING: the head of the queue joins the running list at its rank."""
+        """WAITING -> RUNNING: the head of the queue joins the running list at its place."""
         ...
 
     def adopt(self, seq: Sequence, matched: Match) -> None:
@@ -87,7 +90,7 @@ def num_spared(config: EngineConfig) -> int:
 
 
 def compose_step(running: List[Sequence], waiting: WaitingQueue, config: EngineConfig, ledger: Ledger) -> None:
-    """Add the rows of one step. `running` is in rank order and follows the ledger's admissions and preemptions."""
+    """Add the rows of one step. `running` is by seniority and follows the ledger's admissions and preemptions."""
     budget = config.max_num_batched_tokens
     _Composition(running, waiting, config, ledger, budget, budget - num_spared(config)).compose()
 
@@ -123,8 +126,10 @@ class _Composition:
                 self.budget -= 1
             elif num_tokens:
                 self.prefilling.append(seq)
+        turns = iter(sorted(self.prefilling, key=rank))
         for seq, num_tokens in wanted:
             if num_tokens > 1:
+                seq = next(turns)
                 self._admit(rank(seq))
             if not num_tokens or seq.status is not Status.RUNNING or seq.number in self.draining:
                 continue
@@ -157,7 +162,7 @@ class _Composition:
     def _fit(self, seq: Sequence, matched: Match, num_tokens: int) -> int:
         """How many of `num_tokens` after `matched` every KV group has blocks for, after preempting others if need be.
 
-        The sequence of the worst rank gives way first. If it has a row in flight it cannot be preempted yet: it gets
+        The most junior sequence gives way first. If it has a row in flight it cannot be preempted yet: it gets
         no row in this step and is preempted in a later one, unless blocks come free before.
         """
         size = self.config.block_size
