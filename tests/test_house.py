@@ -26,7 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "store": {"core"},
     "models": {"core", "formats", "ops"},
     "worker": {"core", "formats", "text", "ops", "models", "store"},
-    "server": {"core", "text"},
+    "server": {"core", "text", "sched"},
     "net": {"core"},
     "bench": {"core", "text"},
 }
