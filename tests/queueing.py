@@ -10,13 +10,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from tokenmill.core.config import EngineConfig
-from tokenmill.core.errors import TokenmillError
+from tokenmill.core.errors import Overloaded
 from tokenmill.core.events import Ready
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.step import PlanRow, RowResult, StepPlan, StepResult
 from tokenmill.engine.build import build_engine
 from tokenmill.engine.link import local_link
+from tokenmill.sched.desk import held_tokens
+from tokenmill.sched.scheduler import max_running
 from tokenmill.server.client import EngineClient
+from tokenmill.server.config import ServerConfig
+from tokenmill.server.limits import Limits, newcomer
 from tokenmill.sim.loop import VirtualLoop
 
 CONFIG = EngineConfig(num_blocks=20_000, max_model_len=8192, max_num_seqs=64, max_num_batched_tokens=576)
@@ -78,7 +82,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A call to come: so many choices of one prompt."""
+    """A call to come: one prompt, so many times. `returns`: when it is refused, as it is told to."""
 
     at_s: float
     num_prompt: int
@@ -87,6 +91,7 @@ class Ask:
     name: str = ""
     client: str = ""
     priority: int = 0
+    returns: bool = False
 
 
 @dataclass(slots=True)
@@ -96,7 +101,9 @@ class Replay:
     config: EngineConfig = CONFIG
     costs: Costs = field(default_factory=Costs)
     seen: list[Seen] = field(default_factory=list)
-    refused: list[tuple[float, Ask, TokenmillError]] = field(default_factory=list)
+    is_shared: bool = True
+    max_queue_s: float = 1e9
+    refused: list[tuple[float, Ask, Overloaded]] = field(default_factory=list)
     busy_s: float = 0.0
     duration_s: float = 0.0
 
@@ -109,7 +116,9 @@ class Replay:
     async def _main(self, loop: VirtualLoop, asks: Sequence[Ask]) -> None:
         engine_end, front_end = local_link()
         executor = Paced(self.costs)
-        client = self.make_client()
+        client = EngineClient()
+        client.is_shared = self.is_shared
+        limits = Limits(ServerConfig(("m",), max_queue_s=self.max_queue_s), client, loop)
         client.attach(front_end)
         engine = loop.spawn(build_engine(self.config, executor, engine_end, loop).run(), "engine")
         await engine_end.send(make_ready(self.config))
@@ -118,19 +127,16 @@ class Replay:
         calls = []
         for number, ask in enumerate(asks):
             await asyncio.sleep(max(0.0, ask.at_s - loop.time()))
-            calls.append(loop.create_task(self._call(client, loop, f"{ask.name or 'c'}{number}", ask)))
+            calls.append(loop.create_task(self._call(client, limits, loop, f"{ask.name or 'c'}{number}", ask)))
         await asyncio.gather(*calls)
         self.busy_s = executor.busy_s
         client.detach("over")
         front_end.close()
         await engine
 
-    def make_client(self) -> EngineClient:
-        return EngineClient()
-
-    async def _call(self, client: EngineClient, loop: VirtualLoop, name: str, ask: Ask) -> None:
+    async def _call(self, client: EngineClient, limits: Limits, loop: VirtualLoop, name: str, ask: Ask) -> None:
         start_s = loop.time()
-        sampling = SamplingParams(n=ask.num_choices, max_tokens=ask.max_tokens)
+        sampling = SamplingParams(max_tokens=ask.max_tokens)
         head = hash_of(name)
         prompt = (*head, *(1 + i % 61 for i in range(ask.num_prompt - len(head))))[: ask.num_prompt]
         requests = [
@@ -142,10 +148,14 @@ class Replay:
         ]  # fmt: skip
         seen = {request.id: Seen(name, start_s, ask.num_prompt) for request in requests}
         try:
-            stream = self.open(client, requests, ask)
-        except TokenmillError as error:
+            limits.admit(newcomer(ask.client, requests), held_tokens(requests))
+            stream = client.open(requests, ask.client)
+        except Overloaded as error:
             self.refused.append((start_s, ask, error))
-            return
+            if not ask.returns:
+                return
+            await asyncio.sleep(error.retry_after_s)
+            return await self._call(client, limits, loop, name, ask)
         self.seen += seen.values()
         num_open = len(requests)
         while num_open:
@@ -157,12 +167,12 @@ class Replay:
                     each.end_s = loop.time() - start_s
                     num_open -= 1
 
-    def open(self, client: EngineClient, requests: list[Request], ask: Ask):
-        return client.open(requests)
-
 
 def make_ready(config: EngineConfig) -> Ready:
-    return Ready("m", config.max_model_len, 1000, (2,), "id", config.block_size, config.num_blocks)
+    return Ready(
+        "m", config.max_model_len, 1000, (2,), "id", config.block_size, config.num_blocks,
+        max_num_seqs=max_running(config), max_num_batched_tokens=config.max_num_batched_tokens,
+    )  # fmt: skip
 
 
 def hash_of(name: str) -> tuple[int, ...]:

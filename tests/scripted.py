@@ -24,6 +24,7 @@ from tokenmill.engine.link import LocalEngineEnd, local_link
 from tokenmill.net.clock import MonotonicClock
 from tokenmill.net.entropy import new_id, new_seed
 from tokenmill.net.loop import new_event_loop
+from tokenmill.sched.scheduler import max_running
 from tokenmill.server.app import build_app
 from tokenmill.server.client import EngineClient
 from tokenmill.server.config import ServerConfig
@@ -112,7 +113,7 @@ class Script:
         await self.go.wait()
         if self.failure is not None:
             raise self.failure
-        return StepResult(plan.step, tuple(self._row(row) for row in plan.rows), 0.001)
+        return StepResult(plan.step, tuple(self._row(row) for row in plan.rows), max(self.step_s, 0.001))
 
     def _row(self, row: Any) -> RowResult:
         if row.intro is not None:
@@ -232,7 +233,7 @@ class Served:
         shell = build_engine(config, self.script, link, MonotonicClock())
         ready = Ready(
             "toy", config.max_model_len, self.text.tokenizer.vocab_size, (EOS,), "toy-numerics", config.block_size,
-            config.num_blocks,
+            config.num_blocks, max_num_seqs=max_running(config), max_num_batched_tokens=config.max_num_batched_tokens,
         )  # fmt: skip
         await link.send(ready)
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import threading
 import urllib.error
 import urllib.request
@@ -405,6 +406,63 @@ def test_prompt_tokens_are_bounded_too() -> None:
         next(iter(stream))
         assert post(served, "/v1/completions", {"prompt": "y" * 50})[0] == 429
         stream.close()
+
+
+def test_urgent_priorities_are_for_those_whom_the_settings_allow() -> None:
+    for settings, priority, status in (({}, -1, 400), ({}, 3, 200), ({"max_priority": -5}, -5, 200)):
+        with Served(reply, **settings) as served:
+            answered, body, _ = post(served, "/v1/completions", {"prompt": "x", "priority": priority})
+            assert answered == status
+            assert status == 200 or (body["error"]["param"] == "priority" and "at least 0" in body["error"]["message"])
+
+
+def test_one_call_of_many_choices_shuts_nobody_out() -> None:
+    """A client with 1,024 prompts open holds seven eighths of the rows; one with another key is answered meanwhile."""
+    engine = EngineConfig(num_blocks=2048, max_model_len=512, max_num_seqs=16)
+    with Served(reply, engine=engine, step_s=0.005, api_keys=("one", "two")) as served:
+        with client_of(served, api_key="one") as hog:
+            stream = hog.completions.create(model="toy", prompt=["LONG"] * 1024, max_tokens=300, stream=True)
+            next(iter(stream))
+            served.wait_until(lambda: served.client.stats.num_running == 14)
+            status, _, _ = post(served, "/v1/completions", {"prompt": "x"}, authorization="Bearer two")
+            assert status == 200 and served.call(lambda: served.client.desk.num_waiting) > 900
+            shown = get(served, "/metrics")[1]
+            (waiting,) = re.findall(r"^vllm:num_requests_waiting{.*} (.*)$", shown, re.M)
+            assert float(waiting) > 900
+            stream.close()
+        served.wait_until(lambda: served.client.num_open == 0)
+        assert served.call(lambda: served.client.desk.num_waiting) == 0
+
+
+def test_a_call_that_would_wait_too_long_is_refused_and_told_when_to_come_back() -> None:
+    engine = EngineConfig(num_blocks=2048, max_model_len=512, max_num_seqs=2)
+    with Served(reply, engine=engine, step_s=0.01, max_queue_s=0.5) as served, client_of(served) as client:
+        streams = [
+            client.completions.create(
+                model="toy", prompt="LONG", max_tokens=300, stream=True, extra_body={"ignore_eos": True}
+            )
+            for _ in range(2)
+        ]
+        for stream in streams:
+            next(iter(stream))
+        served.wait_until(lambda: served.client.stats.num_steps > 20)
+        status, body, headers = post(served, "/v1/completions", {"prompt": "x"})
+        assert (status, body["error"]["code"]) == (429, "overloaded") and "wait" in body["error"]["message"]
+        assert 1 <= int(headers["retry-after"]) <= 10
+        for stream in streams:
+            stream.close()
+
+
+def test_while_an_engine_is_restarted_503_says_when_it_is_back() -> None:
+    with Served(reply) as served:
+        served.kill_engine()
+        served.wait_until(lambda: served.client.ready is None)
+        assert post(served, "/v1/completions", {"prompt": "x"})[2]["retry-after"] is None
+        served.call(lambda: served.client.detach("down", 40.0))
+        status, _, headers = post(served, "/v1/completions", {"prompt": "x"})
+        assert status == 503 and 38 <= int(headers["retry-after"]) <= 40
+        served.call(lambda: served.client.detach("down", 400.0))
+        assert post(served, "/v1/completions", {"prompt": "x"})[2]["retry-after"] == "120"
 
 
 def test_what_the_engine_refuses_is_an_http_error_even_where_a_stream_was_asked_for() -> None:

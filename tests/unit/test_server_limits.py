@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tokenmill.core.errors import BodyTooLarge, Overloaded
+from tokenmill.net.clock import MonotonicClock
 from tokenmill.server.client import EngineClient
 from tokenmill.server.config import ServerConfig
 from tokenmill.server.limits import Limits
@@ -26,7 +27,7 @@ class Sent:
 
 
 def limits() -> Limits:
-    return Limits(ServerConfig(("m",), max_body_bytes=80, max_buffered_bytes=100), EngineClient())
+    return Limits(ServerConfig(("m",), max_body_bytes=80, max_buffered_bytes=100), EngineClient(), MonotonicClock())
 
 
 def test_a_body_counts_while_its_call_is_prepared_and_no_longer():

@@ -22,6 +22,7 @@ from ..models.vectors import vector_config
 from ..models.weights import Progress
 from ..ops.api import Ops
 from ..ops.select import select_ops
+from ..sched.scheduler import max_running
 from ..worker.build import Worker, build_vector_worker, build_worker
 from .machine import MachineFacts
 from .pooling import PoolingChoice, choose_pooling
@@ -60,6 +61,8 @@ class Engine:
             vector_size=self.worker.vector_size,
             num_pool_blocks=self.config.num_blocks + self.config.num_window_blocks,
             memory=self.memory(),
+            max_num_seqs=max_running(self.config),
+            max_num_batched_tokens=self.config.max_num_batched_tokens,
         )
 
     def facts(self) -> tuple[tuple[str, str], ...]:

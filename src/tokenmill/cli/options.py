@@ -216,6 +216,28 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--max-body-bytes", type=_size, metavar="SIZE", help="largest request body accepted")
     group.add_argument(
+        "--max-queue-s",
+        type=_seconds,
+        default=10.0,
+        metavar="S",
+        help="refuse a call (429, Retry-After) that would wait longer than this (default: 10)",
+    )
+    group.add_argument(
+        "--max-priority",
+        type=int,
+        default=0,
+        metavar="N",
+        help="most urgent priority that a request may claim; lower is more urgent (default: 0)",
+    )
+    group.add_argument(
+        "--trusted-proxies",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NETWORK",
+        help="proxies whose X-Forwarded-For tells clients apart, such as 10.0.0.0/8, or * (default: none)",
+    )
+    group.add_argument(
         "--drain-s",
         type=_seconds,
         default=30.0,

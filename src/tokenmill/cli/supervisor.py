@@ -148,10 +148,12 @@ class Supervisor:
         `complete` is given each Ready and returns it with what only the front end knows."""
         delay_s = FIRST_DELAY_S
         was_ready = False
+        started_s, load_s = time.monotonic(), 0.0
 
         def note(ready: Ready) -> Ready:
-            nonlocal was_ready
+            nonlocal was_ready, load_s
             was_ready = True
+            load_s = time.monotonic() - started_s
             return complete(ready)
 
         while True:
@@ -166,14 +168,13 @@ class Supervisor:
                 reason = await self._process.ended()
             finally:
                 watch.cancel()
-                client.detach("The engine is down and will be restarted; retry in a few seconds.")
+                client.detach("The engine is down and will be restarted.", _delay_now(delay_s, started_s) + load_s)
                 link.close()
             self._process.close()
             self._process = None
             if not was_ready:
                 raise reason
-            if time.monotonic() - started_s > SETTLED_S:
-                delay_s = FIRST_DELAY_S
+            delay_s = _delay_now(delay_s, started_s)
             log.error("%s It is restarted in %g s.", reason.message, delay_s)
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, LONGEST_DELAY_S)
@@ -191,6 +192,11 @@ class Supervisor:
             "The engine has made no progress for %g s with %d requests open.", self._engine_timeout_s, client.num_open
         )
         process.kill()
+
+
+def _delay_now(delay_s: float, started_s: float) -> float:
+    """Before the next start, after one at `started_s` that was delayed by `delay_s`."""
+    return FIRST_DELAY_S if time.monotonic() - started_s > SETTLED_S else delay_s
 
 
 class _Watched:

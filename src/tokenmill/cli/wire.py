@@ -77,6 +77,9 @@ def _server_config(args: argparse.Namespace, model: ResolvedModel) -> ServerConf
         root_path=args.root_path,
         log_requests=args.enable_log_requests,
         max_log_len=args.max_log_len,
+        max_queue_s=args.max_queue_s,
+        max_priority=args.max_priority,
+        trusted_proxies=tuple(args.trusted_proxies),
         lora_dir="" if args.lora_dir is None else os.path.abspath(args.lora_dir),
         allow_chat_template=args.trust_request_chat_template,
     )

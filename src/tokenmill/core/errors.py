@@ -9,7 +9,7 @@
      |- BodyTooLarge              413
      |- UnsupportedEncoding       415  the body is compressed in a way that is not read
      |- Overloaded                429  a retry after `retry_after_s` may succeed
-     |- Unavailable               503  the engine is down or draining; a retry may succeed
+     |- Unavailable               503  the engine is down or draining; a retry may succeed (`retry_after_s`: when)
      |- EngineFailed              500  a step failed; the request was lost
      |- ConfigError               exit code 2; names the option
      |- BadCheckpoint             a model file is truncated, corrupt, hostile or of an unknown kind
@@ -83,6 +83,10 @@ class Unavailable(TokenmillError):
     status = 503
     kind = "unavailable_error"
     retryable = True
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None, param: str | None = None) -> None:
+        super().__init__(message, param=param)
+        self.retry_after_s = retry_after_s
 
 
 class EngineFailed(TokenmillError):

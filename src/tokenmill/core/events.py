@@ -71,7 +71,8 @@ class Ready:
     `pooling`: the vectors it gives, and how requests want them unless they say otherwise; None: it gives tokens.
     `vector_size`: values of a vector before `dimensions` cuts it. `num_blocks`: in the pool of layers that see
     everything, or where all have a window, in theirs; 0: it keeps no KV. `num_pool_blocks`: in all pools together.
-    `max_loras`: most LoRA adapters at once. `memory`: bytes that it takes at most, by purpose."""
+    `max_loras`: most LoRA adapters at once. `memory`: bytes that it takes at most, by purpose. `max_num_seqs`,
+    `max_num_batched_tokens`: of a step; 0: unknown."""
 
     model: str
     max_model_len: int
@@ -86,6 +87,8 @@ class Ready:
     max_loras: int = 0
     num_pool_blocks: int = 0
     memory: tuple[tuple[str, int], ...] = ()
+    max_num_seqs: int = 0
+    max_num_batched_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

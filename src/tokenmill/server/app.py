@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.datastructures import State
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -23,18 +24,20 @@ from .. import __version__
 from ..core.errors import InvalidRequest, ModelNotFound, TokenmillError, Unavailable
 from ..core.events import Ready
 from ..core.ports import Clock
+from ..sched.desk import Newcomer, held_tokens
 from ..text.bad_words import bad_word_ids
 from ..text.load import TextModel
 from ..text.standins import Rendered
 from .adapters import ServedAdapter
 from .choice import Choice
 from .client import EngineClient
+from .clients import Clients
 from .config import ServerConfig
 from .errors import ClientGone
 from .fields import Fields
 from .helper import Caller, Helper, caller_of
 from .http import Gate, JSONReply, error_reply, on_http, on_unexpected
-from .limits import Limits
+from .limits import Limits, newcomer
 from .logprobs import TokenNames
 from .metrics import Metrics
 from .openai import Call, Rules
@@ -67,6 +70,9 @@ def build_app(
     """
     client.metrics = Metrics(config.model_names[0], text.max_context)
     client.metrics.name_adapter = client.adapters.name_of
+    client.metrics.count_waiting = lambda: client.desk.num_waiting
+    client.metrics.predict_wait = lambda: client.desk.usual_wait_s(clock.now())
+    client.is_shared = True
     if config.log_requests:
         decode = partial(text.tokenizer.decode, skip_special=False)
         client.request_log = RequestLog(config.model_names[0], decode, config.max_log_len)
@@ -85,7 +91,8 @@ def build_app(
         service.log_unknown,
     )
     visitors = Visitors(config.allowed_hosts, config.cors_origins)
-    middleware = [Middleware(Gate, api_keys=config.api_keys, visitors=visitors)]
+    clients = Clients(config.trusted_proxies)
+    middleware = [Middleware(Gate, api_keys=config.api_keys, visitors=visitors, clients=clients)]
     if config.cors_origins:
         cors = Middleware(
             CORSMiddleware,
@@ -154,7 +161,7 @@ class _Service:
         self._rules = Rules(text.tokenizer.vocab_size, text.sampling_defaults, config.allow_chat_template)
         self._created = int(time.time())
         self._logged_fields: set[str] = set()
-        self.limits = Limits(config, client)
+        self.limits = Limits(config, client, clock)
 
     async def chat(self, request: HttpRequest) -> ASGIApp:
         return await self._generate(request, "chat", "chatcmpl")
@@ -170,7 +177,7 @@ class _Service:
             call, unknown, rendered = await self._read(endpoint, data, caller)
             self.log_unknown(unknown)
             adapter = self.check_model({"model": call.model})
-            return await self._start(call, rendered, adapter, prefix, arrival_s, request.state.request_id, caller)
+            return await self._start(call, rendered, adapter, prefix, arrival_s, request.state, caller)
 
     async def _read(self, endpoint: str, data: bytes, caller: Caller) -> tuple[Any, list[str], Rendered | None]:
         room = self._max_model_len()
@@ -183,17 +190,17 @@ class _Service:
         adapter: ServedAdapter | None,
         prefix: str,
         arrival_s: float,
-        header_id: str,
+        state: State,
         caller: Caller,
     ) -> ASGIApp:
         """Encode a call, submit it to the engine, and return what answers it."""
         ready = self._client.require_ready()
         require_tokens(ready)
         self.limits.check_possible(max(1, len(call.prompts)) * call.sampling.n)
-        self.limits.admit(1, 0)
+        self.limits.admit(Newcomer(state.client, call.priority))
         prompts = await self.encoder.encode_call(call, context_limit(ready), rendered=rendered, caller=caller)
         root_id = self._new_id(prefix)
-        given_id = call.request_id or header_id
+        given_id = call.request_id or state.request_id
         requests = make_requests(
             call,
             prompts,
@@ -205,7 +212,7 @@ class _Service:
             adapter="" if adapter is None else adapter.digest,
             bad_words=bad_word_ids(self._text.tokenizer, call.sampling.bad_words),
         )
-        self.limits.admit(len(requests), sum(len(prompt.tokens) for prompt in prompts))
+        self.limits.admit(newcomer(state.client, requests), held_tokens(requests))
         tokenizer = self._text.tokenizer
         skip_special = call.sampling.skip_special_tokens
         answer = Answer(
@@ -219,7 +226,7 @@ class _Service:
             names=TokenNames(tokenizer, as_ids=call.tokens_as_ids),
             echoes=[prompt_text(self._text, prompt, skip_special) for prompt in prompts] if call.echo else (),
         )
-        stream = self._client.open(requests)
+        stream = self._client.open(requests, state.client)
         if self._client.request_log is not None:
             self._client.request_log.came(requests, answer.id)
         self._metrics.call_admitted(call.sampling.n)

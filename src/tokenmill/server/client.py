@@ -5,6 +5,8 @@ request; a stream that only passes text on takes it at once, and its task sleeps
 books until the engine's own last word on it, also after the client has gone or a stop string has ended it here, so that
 counts are true and a stuck engine cannot look idle.
 
+Where the engine is shared, choices go to it as places come free (`sched.desk`), and wait here with their call before.
+
 What the engine produces while nobody reads is merged into one delta per request: a slow reader costs its own tokens,
 never a queue of messages.
 """
@@ -33,6 +35,8 @@ from ..core.events import (
 from ..core.ports import FrontEnd
 from ..core.request import Request
 from ..core.step import TokenLogprob
+from ..sched.desk import FrontDesk
+from ..sched.places import Room
 from .adapters import AdapterBook, ServedAdapter
 
 if TYPE_CHECKING:  # the library runs without it, and it takes a while to load
@@ -40,7 +44,6 @@ if TYPE_CHECKING:  # the library runs without it, and it takes a while to load
     from .request_log import RequestLog
 
 _log = logging.getLogger(__name__)
-_GAP_WEIGHT = 0.1
 
 
 @dataclass(slots=True, eq=False)
@@ -160,8 +163,8 @@ class EngineClient:
 
     ready        the engine's facts, or None while it is loading or down
     stats        its state after the last step
-    num_open     requests submitted whose end the engine has not yet confirmed
-    open_tokens  their prompt tokens together
+    desk         what is open: requests whose end the engine has not yet confirmed, and those it is yet to be told of
+    is_shared    many clients use the engine, and have places in turn
     adapters     the LoRA adapters that requests may name
 
     wanted: adapters to load into the first engine. An engine is ready once it has all its adapters; on_prepared is
@@ -178,41 +181,58 @@ class EngineClient:
         self._notices: list[LoadAdapter | UnloadAdapter] = []
         self.ready: Ready | None = None
         self.stats = EngineStats()
-        self.num_open = 0
-        self.open_tokens = 0
-        self.finish_gap_s = 0.0
+        self.desk = FrontDesk()
+        self.is_shared = False
         self.metrics: Metrics | None = None
         self.request_log: RequestLog | None = None
         self._why_down = "Loading model"
+        self._back_s: float | None = None
         self._on_broken: Callable[[], None] = lambda: None
         self._entries: dict[str, _Entry] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._progress_s = 0.0
-        self._finished_s = 0.0
         self._submits: list[Request] = []
         self._aborts: list[str] = []
         self._outbox = asyncio.Event()
+
+    @property
+    def num_open(self) -> int:
+        return self.desk.num_open
+
+    @property
+    def open_tokens(self) -> int:
+        """Prompt tokens held for them."""
+        return self.desk.num_tokens
 
     def attach(self, link: FrontEnd, on_broken: Callable[[], None] = lambda: None) -> None:
         """Take up a new engine; requests are accepted once its Ready has come. Needs a running loop. The link stays
         its maker's to close. `on_broken` is called when what comes over the link cannot be used: the engine has been
         let go, but may live on and hear of it from nobody else."""
-        self.detach("Loading model")
+        self._let_go("Loading model")
         self._on_broken = on_broken
         self._tasks = [
             asyncio.create_task(self._guard(self._read(link)), name="engine-client-read"),
             asyncio.create_task(self._guard(self._write(link)), name="engine-client-write"),
         ]
 
-    def detach(self, reason: str) -> None:
-        """Let go of the engine. Open streams fail; `reason` is told to whoever asks until the next Ready."""
+    def detach(self, reason: str, back_s: float | None = None) -> None:
+        """Let go of the engine. Open streams fail; `reason` is told to whoever asks until the next Ready, and to come
+        back when that is expected: in `back_s` seconds from now, if it is known."""
+        self.expect(back_s)
+        self._let_go(reason)
+
+    def _let_go(self, reason: str) -> None:
         for task in self._tasks:
             task.cancel()
         self._tasks = []
         self._lose(reason)
 
-    def open(self, requests: Sequence[Request]) -> Stream:
-        """Submit the requests of one call. Raises Unavailable while no engine is ready."""
+    def expect(self, back_s: float | None) -> None:
+        """The engine will be ready in so many seconds; None: nobody knows."""
+        self._back_s = None if back_s is None else asyncio.get_running_loop().time() + back_s
+
+    def open(self, requests: Sequence[Request], client: str = "") -> Stream:
+        """Submit the requests of one call, or let them wait for places. Raises Unavailable while no engine is ready."""
         self.require_ready()
         if not self._entries:
             self._progress_s = max(self._progress_s, requests[0].arrival_s)
@@ -220,15 +240,15 @@ class EngineClient:
         for request in requests:
             assert request.id not in self._entries, f"request id {request.id} is in use"
             self._entries[request.id] = _Entry(request, stream)
-            self.num_open += 1
-            self.open_tokens += len(request.prompt_tokens)
-        self._submits.extend(requests)
-        self._outbox.set()
+        self.desk.join(requests, client)
+        self._submit()
         return stream
 
     def require_ready(self) -> Ready:
         if self.ready is None:
-            raise Unavailable(self._why_down)
+            back_s = self._back_s
+            left_s = None if back_s is None else max(0.0, back_s - asyncio.get_running_loop().time())
+            raise Unavailable(self._why_down, retry_after_s=left_s)
         return self.ready
 
     def stalled_s(self, now: float) -> float:
@@ -242,9 +262,20 @@ class EngineClient:
 
     def _end(self, request_id: str, reason: str) -> None:
         entry = self._entries.get(request_id)
-        if entry is not None and entry.ending is None:
+        if entry is not None and self.desk.is_waiting(request_id):
+            self.desk.end(entry.request, 0, reason)
+            del self._entries[request_id]
+            if self.metrics is not None:
+                self.metrics.request_lost(reason)
+        elif entry is not None and entry.ending is None:
             entry.stream, entry.ending = None, reason
             self._aborts.append(request_id)
+            self._outbox.set()
+
+    def _submit(self) -> None:
+        while (request := self.desk.choose()) is not None:
+            self._submits.append(request)
+        if self._submits:
             self._outbox.set()
 
     async def _read(self, link: FrontEnd) -> None:
@@ -266,6 +297,8 @@ class EngineClient:
             self._on_prepared(error)
             return
         self.ready = ready
+        if self.is_shared and ready.max_num_seqs:
+            self.desk.share(Room(ready.max_num_seqs, ready.max_num_batched_tokens))
         if self.metrics is not None:
             self.metrics.engine_ready(ready)
         self._on_prepared(None)
@@ -294,8 +327,8 @@ class EngineClient:
         try:
             await work
         except EOFError:
-            _log.warning("The engine has gone; %d requests were open.", self.num_open)
-            self.detach("The engine is down and will be restarted; retry in a few seconds.")
+            _log.warning("The engine has gone; %d requests were open.", self.desk.num_open)
+            self.detach("The engine is down and will be restarted.")
         except Exception:
             _log.exception("The link to the engine failed.")
             self.detach("The link to the engine failed; it will be restarted.")
@@ -306,7 +339,7 @@ class EngineClient:
         self._why_down = reason
         self.stats = EngineStats()
         entries, self._entries = self._entries, {}
-        self.num_open = self.open_tokens = 0
+        self.desk = FrontDesk()
         self._submits, self._aborts, self._notices = [], [], []
         self.adapters.lose(Unavailable(reason))
         failure = EngineFailed("The engine stopped while the request was running; it may be sent again.")
@@ -334,13 +367,18 @@ class EngineClient:
                 last_s, entry.last_token_s = entry.last_token_s, now
                 if last_s >= 0:
                     gaps[last_s] = gaps.get(last_s, 0) + 1
-                elif metrics is not None:
-                    metrics.first_token(now - entry.request.arrival_s)
+                else:
+                    self.desk.start(entry.request, output.num_cached, now)
+                    if metrics is not None:
+                        metrics.first_token(now - entry.request.arrival_s)
             if entry.stream is not None:
                 entry.stream._push(output)
             if output.finish_reason is not None:
                 self._finish(entry, output, now)
         self.stats = step.stats
+        self.desk.step(step.stats)
+        if self.desk.num_waiting:
+            self._submit()
         if metrics is not None:
             for last_s, count in gaps.items():
                 metrics.further_tokens(now - last_s, count)
@@ -349,11 +387,7 @@ class EngineClient:
     def _finish(self, entry: _Entry, output: Output, now: float) -> None:
         request = entry.request
         del self._entries[request.id]
-        self.num_open -= 1
-        self.open_tokens -= len(request.prompt_tokens)
-        if self._finished_s:
-            self.finish_gap_s += _GAP_WEIGHT * (now - self._finished_s - self.finish_gap_s)
-        self._finished_s = now
+        self.desk.end(request, output.num_output, entry.ending or output.finish_reason or "")
         if self.metrics is not None:
             reason = entry.ending or output.finish_reason or ""
             self.metrics.request_done(request, output, reason, entry.last_token_s, now)

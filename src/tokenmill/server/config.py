@@ -23,8 +23,11 @@ class ServerConfig:
     http                 bounds of connections and heads
     max_body_bytes       largest request body; larger ones are 413
     max_buffered_bytes   all bodies held at once; more is 429
-    max_open_requests    choices queued or running in the engine; more is 429
+    max_open_requests    choices waiting or running, of all calls; more is 429
     max_open_tokens      their prompt tokens together; more is 429
+    max_queue_s          longest predicted wait of a call for its first choice; longer is 429
+    max_priority         most urgent priority that a request may claim; lower numbers are more urgent
+    trusted_proxies      networks whose X-Forwarded-For is believed; "*": any peer's
     stall_after_s        work but no step for this long makes /health 503
     lora_dir             folder that adapters may be loaded from over HTTP; "": none may
     allow_chat_template  a request may bring its own chat template; the helper process bounds what it costs
@@ -40,8 +43,11 @@ class ServerConfig:
     http: HttpBounds = field(default_factory=HttpBounds)
     max_body_bytes: int = 16 * MiB
     max_buffered_bytes: int = 128 * MiB
-    max_open_requests: int = 1024
+    max_open_requests: int = 8192
     max_open_tokens: int = 2_000_000
+    max_queue_s: float = 10.0
+    max_priority: int = 0
+    trusted_proxies: tuple[str, ...] = ()
     stall_after_s: float = 30.0
     lora_dir: str = ""
     allow_chat_template: bool = False
@@ -56,5 +62,8 @@ class ServerConfig:
         for name in ("max_body_bytes", "max_buffered_bytes", "max_open_requests", "max_open_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}.", param=name)
+        if self.max_queue_s <= 0:
+            raise ConfigError(f"max-queue-s must be positive, got {self.max_queue_s:g}.", param="max_queue_s")
+        Clients(self.trusted_proxies)
         if self.stall_after_s <= 0:
             raise ConfigError(f"stall_after_s must be positive, got {self.stall_after_s}.", param="stall_after_s")

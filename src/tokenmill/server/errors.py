@@ -23,6 +23,8 @@ _CODES: tuple[tuple[type[TokenmillError], str], ...] = (
     (AuthenticationFailed, "invalid_api_key"),
     (Overloaded, "overloaded"),
 )
+_MAX_RETRY_S = 120
+"""Clients give up when they are told to wait longer."""
 _OF_KIND = {class_.kind: class_ for class_ in (InvalidRequest, Overloaded, Unavailable, EngineFailed)}
 
 
@@ -41,8 +43,8 @@ def describe(error: TokenmillError) -> dict[str, Any]:
 
 
 def headers(error: TokenmillError) -> dict[str, str]:
-    if isinstance(error, Overloaded):
-        return {"retry-after": str(max(1, math.ceil(error.retry_after_s)))}
+    if isinstance(error, (Overloaded, Unavailable)) and error.retry_after_s is not None:
+        return {"retry-after": str(min(_MAX_RETRY_S, max(1, math.ceil(error.retry_after_s))))}
     if isinstance(error, AuthenticationFailed):
         return {"www-authenticate": "Bearer"}
     return {}

@@ -60,7 +60,7 @@ class Caller:
 
 
 def caller_of(request: HttpRequest) -> Caller:
-    return Caller(request.client.host if request.client else "", request)
+    return Caller(request.state.client, request)
 
 
 def is_heavy(body: bytes) -> bool:

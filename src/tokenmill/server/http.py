@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..core.errors import AuthenticationFailed, EngineFailed, Forbidden, TokenmillError
+from .clients import Clients
 from .errors import describe, error_body, headers
 from .visitors import Visitors
 
@@ -32,12 +33,14 @@ class JSONReply(Response):
 class Gate:
     """ASGI middleware: checks where a call comes from and its API key, and echoes the caller's X-Request-Id.
 
-    That identifier, or "", is in `scope["state"]["request_id"]`. Paths that monitoring needs stay open.
+    That identifier, or "", is in `scope["state"]["request_id"]`, and who calls in `scope["state"]["client"]`. Paths
+    that monitoring needs stay open.
     """
 
-    def __init__(self, app: ASGIApp, *, api_keys: tuple[str, ...], visitors: Visitors) -> None:
+    def __init__(self, app: ASGIApp, *, api_keys: tuple[str, ...], visitors: Visitors, clients: Clients) -> None:
         self._app = app
         self._visitors = visitors
+        self._clients = clients
         self._digests = [_digest(key.encode()) for key in api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -55,22 +58,25 @@ class Gate:
                 MutableHeaders(scope=message)["x-request-id"] = request_id
             await send(message)
 
+        key = self._find_key(given.get("authorization", ""))
         try:
             self._visitors.check(scope["method"], given)
-            if self._digests and route_of(scope) not in OPEN_PATHS:
-                self._check_key(given.get("authorization", ""))
+            if self._digests and key is None and route_of(scope) not in OPEN_PATHS:
+                raise AuthenticationFailed("Give a valid API key: Authorization: Bearer KEY.")
         except (Forbidden, AuthenticationFailed) as error:
             await error_reply(error)(scope, receive, send_named)
             return
+        peer = scope.get("client") or ("", 0)
+        name = self._clients.name(peer[0], given.get("x-forwarded-for", ""))
+        scope["state"]["client"] = name if key is None else f"key {key}"
         await self._app(scope, receive, send_named if request_id else send)
 
-    def _check_key(self, authorization: str) -> None:
-        """In constant time, whatever the key and however many there are."""
+    def _find_key(self, authorization: str) -> int | None:
+        """Which key it is, in constant time, whatever the key and however many there are; None: none of them."""
         kind, _, key = authorization.partition(" ")
         digest = _digest(key.strip().encode("latin-1", "replace"))
         known = [hmac.compare_digest(digest, mine) for mine in self._digests]
-        if not any(known) or kind.lower() != "bearer":
-            raise AuthenticationFailed("Give a valid API key: Authorization: Bearer KEY.")
+        return known.index(True) if any(known) and kind.lower() == "bearer" else None
 
 
 def route_of(scope: Mapping[str, Any]) -> str:

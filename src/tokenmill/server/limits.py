@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+import math
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import NoReturn
 
 from starlette.requests import Request as HttpRequest
 
 from ..core.errors import BodyTooLarge, InvalidRequest, Overloaded, Unavailable
+from ..core.ports import Clock
+from ..core.request import Request
+from ..sched.desk import Newcomer
 from .client import EngineClient
 from .config import ServerConfig
 from .encodings import decode_body
 from .errors import ClientGone
 
-_MAX_RETRY_S = 60.0
+MAX_OF_CALL = 1024
+"""Choices of one call."""
+
+_PARTS = 8
+"""A client may have all of so many parts but one, of open choices and of their tokens."""
 
 
 class Limits:
     """Counts what this front end holds. `draining`: no new calls."""
 
-    def __init__(self, config: ServerConfig, client: EngineClient) -> None:
+    def __init__(self, config: ServerConfig, client: EngineClient, clock: Clock) -> None:
         self._config = config
         self._client = client
+        self._clock = clock
         self._buffered_bytes = 0
         self.draining = False
 
@@ -29,30 +39,48 @@ class Limits:
         if self.draining:
             raise Unavailable("The server is shutting down.")
 
-    def check_possible(self, num_requests: int) -> None:
+    def check_possible(self, num_requests: int, param: str = "n") -> None:
         """Raises InvalidRequest for a call that could never be admitted."""
-        if num_requests > self._config.max_open_requests:
+        most = min(self._config.max_open_requests, MAX_OF_CALL)
+        if num_requests > most:
             raise InvalidRequest(
-                f"The call asks for {num_requests} choices; this server runs at most {self._config.max_open_requests}.",
-                param="n",
+                f"The call asks for {num_requests} choices; this server takes at most {most} at once.", param=param
             )
 
-    def admit(self, num_requests: int, num_tokens: int) -> None:
-        """Raises Overloaded when the engine already holds as much as it may. A call larger than the token limit runs
-        alone."""
-        config, client = self._config, self._client
-        excess = client.num_open + num_requests - config.max_open_requests
-        if excess > 0:
-            raise Overloaded(
-                f"{client.num_open} requests are open; retry later.",
-                retry_after_s=min(excess * client.finish_gap_s, _MAX_RETRY_S),
+    def admit(self, newcomer: Newcomer, num_tokens: int = 0) -> None:
+        """Raises InvalidRequest for a priority that nobody may claim, and Overloaded when what is open, of all clients
+        or of the newcomer's, would exceed its bound, or when the newcomer would wait too long. `num_tokens`: what the
+        whole call holds; a call larger than the bound runs alone."""
+        config, desk, now = self._config, self._client.desk, self._clock.now()
+        if newcomer.priority < config.max_priority:
+            raise InvalidRequest(
+                f"priority must be at least {config.max_priority} on this server, got {newcomer.priority}; lower is "
+                "more urgent.",
+                param="priority",
             )
-        if client.open_tokens and client.open_tokens + num_tokens > config.max_open_tokens:
-            wait_s = client.num_open * client.finish_gap_s / 2
-            raise Overloaded(
-                f"Requests of {client.open_tokens} prompt tokens are open; retry later.",
-                retry_after_s=min(wait_s, _MAX_RETRY_S),
+        name, num_choices = newcomer.client, newcomer.num_choices
+        own_choices, own_tokens = desk.num_open_of(name), desk.num_tokens_of(name)
+        most, most_tokens = config.max_open_requests, config.max_open_tokens
+        excess = max(desk.num_open + num_choices - most, own_choices + num_choices - _but_one_part(most))
+        if excess > 0 and desk.num_open:
+            self._refuse("choices", f"{desk.num_open} choices are open", excess * desk.choice_s)
+        if desk.num_tokens and (
+            desk.num_tokens + num_tokens > most_tokens or own_tokens + num_tokens > _but_one_part(most_tokens)
+        ):
+            wait_s = desk.num_open * desk.choice_s / 2
+            self._refuse("tokens", f"{desk.num_tokens} prompt tokens are held for open choices", wait_s)
+        wait_s = desk.wait_s(newcomer, now)
+        if wait_s > config.max_queue_s:
+            # Those who are told to come back do so one after another, as there will be room for them.
+            retry_s = desk.returns.tell(
+                now, wait_s - config.max_queue_s, num_choices * desk.choice_s, 2 * config.max_queue_s
             )
+            self._refuse("wait", f"The wait would be {wait_s:.0f} s", retry_s)
+
+    def _refuse(self, reason: str, message: str, retry_s: float) -> NoReturn:
+        if self._client.metrics is not None:
+            self._client.metrics.call_turned_away(reason)
+        raise Overloaded(f"{message}; retry in {max(1, math.ceil(retry_s))} s.", retry_after_s=retry_s)
 
     @contextlib.contextmanager
     def held(self, num_bytes: int) -> Iterator[None]:
@@ -108,3 +136,13 @@ class Limits:
             yield body
         finally:
             self._buffered_bytes -= size
+
+
+def _but_one_part(most: int) -> int:
+    return most - most // _PARTS
+
+
+def newcomer(client: str, requests: Sequence[Request]) -> Newcomer:
+    """The call of `requests`, as the desk looks at it."""
+    first = requests[0]
+    return Newcomer(client, first.priority, len(first.prompt_tokens), len(requests))

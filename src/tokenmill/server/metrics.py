@@ -87,6 +87,8 @@ class Metrics:
         self._base = {field: 0 for _, _, field in _TOTALS}
         self._ready: Ready | None = None
         self.name_adapter: Callable[[str], str] = lambda digest: digest
+        self.count_waiting: Callable[[], int] = lambda: 0
+        self.predict_wait: Callable[[], float] = lambda: 0.0
         times = {name: self._histogram(name, text, buckets) for name, text, buckets in _TIMES}
         sizes = {name: self._histogram(name, text, token_buckets(max_context)) for name, text in _SIZES}
         self._ttft, self._tpot, self._e2e, self._queue, self._prefill, self._decode, self._inference = times.values()
@@ -104,6 +106,10 @@ class Metrics:
         self._pooled = self._counter("tokenmill:pooling_requests", "Finished requests for a vector or a score")
         self._refused = Counter(
             "tokenmill:requests_refused", "Calls answered with an error status", (*_LABELS, "status"),
+            registry=self.registry,
+        )  # fmt: skip
+        self._turned_away = Counter(
+            "tokenmill:calls_turned_away", "Calls answered with 429 because of what is open", (*_LABELS, "reason"),
             registry=self.registry,
         )  # fmt: skip
         self._losses = self._counter("tokenmill:engine_losses", "Times the engine was lost")
@@ -153,6 +159,10 @@ class Metrics:
 
     def call_refused(self, status: int) -> None:
         self._refused.labels(*self._labels, str(status)).inc()
+
+    def call_turned_away(self, reason: str) -> None:
+        """A 429; `reason`: which bound it was, "choices", "tokens" or "wait"."""
+        self._turned_away.labels(*self._labels, reason).inc()
 
     def client_gone(self) -> None:
         self._disconnects.inc()
@@ -235,12 +245,14 @@ class _Snapshot:
     def collect(self) -> Iterator[Metric]:
         metrics, stats = self._metrics, self._metrics._stats
         yield self._gauge("vllm:num_requests_running", "Requests in the running batch", stats.num_running)
-        yield self._gauge("vllm:num_requests_waiting", "Requests waiting to be scheduled", stats.num_waiting)
+        num_waiting = stats.num_waiting + metrics.count_waiting()
+        yield self._gauge("vllm:num_requests_waiting", "Requests waiting to be scheduled", num_waiting)
         reasons = GaugeMetricFamily(
             "vllm:num_requests_waiting_by_reason", "Waiting requests by reason", labels=(*_LABELS, "reason")
         )
-        reasons.add_metric((*metrics._labels, "capacity"), stats.num_waiting)
+        reasons.add_metric((*metrics._labels, "capacity"), num_waiting)
         yield reasons
+        yield self._gauge("tokenmill:predicted_wait_seconds", "Predicted wait of a usual call", metrics.predict_wait())
         yield self._gauge("vllm:kv_cache_usage_perc", "Share of KV blocks that requests hold", stats.kv_usage)
         yield self._gauge(
             "tokenmill:kv_blocks_cached", "Blocks that hold reusable prefixes only", stats.num_cached_blocks

@@ -21,13 +21,14 @@ from ..core.errors import ContextTooLong, InvalidRequest, Unavailable
 from ..core.events import FINISH_ABORT, FINISH_ERROR, Ready
 from ..core.ports import Clock
 from ..core.request import PoolingParams, Request, SamplingParams
+from ..sched.desk import Newcomer, held_tokens
 from ..text.load import TextModel
 from .client import EngineClient, Stream
 from .config import ServerConfig
 from .errors import from_engine
 from .helper import Helper, caller_of
 from .http import JSONReply
-from .limits import Limits
+from .limits import Limits, newcomer
 from .openai import Rules
 from .pooling import PoolingCall
 from .reading import read_call
@@ -180,7 +181,14 @@ class VectorService:
         params = replace(params, dimensions=call.dimensions)
         head = self._head(call, request, "embd")
         return self._reply(
-            call, inputs, params, ready, head, arrival_s, lambda vectors: _embedding_body(head, call, inputs, vectors)
+            call,
+            inputs,
+            params,
+            ready,
+            head,
+            arrival_s,
+            request.state.client,
+            lambda vectors: _embedding_body(head, call, inputs, vectors),
         )
 
     async def score(self, request: HttpRequest) -> ASGIApp:
@@ -203,7 +211,7 @@ class VectorService:
                 return body(head, call, [floats(vector)[0] for vector in vectors], _usage(pairs))
 
             name_of = f"{call.names[1]}[{{}}]".format
-            return self._reply(call, pairs, params, ready, head, arrival_s, from_scores, name_of)
+            return self._reply(call, pairs, params, ready, head, arrival_s, request.state.client, from_scores, name_of)
         texts = list(dict.fromkeys((*call.inputs, *call.seconds)))
         places = {text: place for place, text in enumerate(texts)}
         inputs = await self._encode(replace(call, seconds=()), with_prompt(self.text, None, texts), ready, request)
@@ -221,6 +229,7 @@ class VectorService:
             ready,
             head,
             arrival_s,
+            request.state.client,
             from_vectors,
             lambda number: names.get(str(texts[number]), call.names[0]),
         )
@@ -235,7 +244,7 @@ class VectorService:
                 endpoint, data, rules, self.helper, caller_of(request), self.check_model, room
             )
             self.note_unknown(unknown)
-        self.limits.admit(1, 0)
+        self.limits.admit(Newcomer(request.state.client, call.priority))
         assert isinstance(call, PoolingCall)
         return call
 
@@ -266,14 +275,11 @@ class VectorService:
         ready: Ready,
         head: dict[str, Any],
         arrival_s: float,
+        client: str,
         build: Callable[[list[bytes]], Any],
         name_of: Callable[[int], str] = "input[{}]".format,
     ) -> ASGIApp:
-        if len(inputs) > self.config.max_open_requests:
-            raise InvalidRequest(
-                f"The call has {len(inputs)} inputs; this server runs at most {self.config.max_open_requests} at once.",
-                param="input",
-            )
+        self.limits.check_possible(len(inputs), "input")
         requests = make_pooling_requests(
             inputs,
             params,
@@ -284,8 +290,8 @@ class VectorService:
             cache_salt=call.cache_salt,
             name_of=name_of,
         )
-        self.limits.admit(len(requests), sum(len(request.prompt_tokens) for request in requests))
-        stream = self.client.open(requests)
+        self.limits.admit(newcomer(client, requests), held_tokens(requests))
+        stream = self.client.open(requests, client)
         if self.client.request_log is not None:
             self.client.request_log.came(requests, call.request_id or requests[0].id.rpartition("-")[0])
         return VectorReply(stream, requests, build)

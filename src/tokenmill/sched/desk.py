@@ -1,0 +1,200 @@
+"""The front end's book of what it has open at one engine: who has a place, who waits, and how long a newcomer would.
+
+Pure: events in, decisions out. Combines `places` (whose turn it is) with `service` (what turns cost). Sharing starts
+with `share`; without it every choice goes to the engine at once, as one program's own engine wants it.
+
+    join     choices of a call
+    choose   what is to be submitted now
+    start    a first token came
+    end      a choice is over
+    step     the engine's state after a step
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ..core.events import EngineStats
+from ..core.request import Request
+from .places import Places, Room, Ticket
+from .policies import due, step_work
+from .service import Load, Rates, Returns, Rows, moved, predicted_wait
+
+_LATELY = 64
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    client: str
+    num_open: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Newcomer:
+    """A call that asks to be let in.
+
+    num_tokens   of the prompt of its first choice
+    num_choices  in all
+    """
+
+    client: str
+    priority: int = 0
+    num_tokens: int = 0
+    num_choices: int = 1
+
+
+class FrontDesk:
+    """num_open   choices open, waiting or not
+    num_tokens  prompt tokens held for them; choices of one prompt share it
+    choice_s    seconds for which a choice, on average, takes all of what it needs most: the engine's time, or its rows
+    returns     when those who are refused are told to come back
+    """
+
+    def __init__(self) -> None:
+        self.num_open = 0
+        self.num_tokens = 0
+        self.choice_s = 0.0
+        self.returns = Returns()
+        self._places = Places()
+        self._rates = Rates(0, 0)
+        self._stats = EngineStats()
+        self._calls: dict[str, _Call] = {}
+        self._tokens_of: dict[str, int] = {}
+        self._drawing: dict[str, tuple[float, Request, str]] = {}
+        self._lately: deque[tuple[float, int, float]] = deque(maxlen=_LATELY)
+
+    def share(self, room: Room) -> None:
+        """Hand out places in turn from now on. Nothing is open yet."""
+        assert not self.num_open
+        self._places.room = room
+        self._rates = Rates(room.num_rows, room.step_tokens)
+
+    @property
+    def num_waiting(self) -> int:
+        """Choices that the engine has not been told of."""
+        return self._places.num_waiting
+
+    def is_waiting(self, request_id: str) -> bool:
+        return self._places.is_waiting(request_id)
+
+    def num_open_of(self, client: str) -> int:
+        return self._places.num_open_of(client)
+
+    def num_tokens_of(self, client: str) -> int:
+        return self._tokens_of.get(client, 0)
+
+    def join(self, requests: Sequence[Request], client: str) -> None:
+        """The choices of one call, in their order."""
+        call = _Call(client, len(requests), held_tokens(requests))
+        self.num_open += len(requests)
+        self.num_tokens += call.num_tokens
+        self._tokens_of[client] = self.num_tokens_of(client) + call.num_tokens
+        work, tickets, prompt = self._work, [], None
+        for request in requests:
+            self._calls[request.id] = call
+            num_prompt = len(request.prompt_tokens)
+            cost = 1 if request.prompt_tokens is prompt else self._cost(num_prompt)
+            tickets.append(Ticket(request, client, due(work, num_prompt), cost))
+            prompt = request.prompt_tokens
+        self._places.join(tickets)
+        service_s = self._service_s(tickets[0])
+        self.choice_s = moved(self.choice_s, service_s)
+        self._lately.append((requests[0].arrival_s, len(requests[0].prompt_tokens), service_s))
+
+    def choose(self) -> Request | None:
+        """The next choice to submit; None: no more for now."""
+        return self._places.choose()
+
+    def start(self, request: Request, num_cached: int, now: float) -> None:
+        """Its first token came; so many of its prompt's tokens were cached."""
+        self._places.start(request.id)
+        self._rates.note_start(len(request.prompt_tokens), num_cached)
+        self._drawing[request.id] = (now, request, self._calls[request.id].client)
+
+    def end(self, request: Request, num_output: int, reason: str) -> None:
+        """The choice is over, wherever it was."""
+        self._places.end(request.id)
+        if self._drawing.pop(request.id, None) is not None:
+            self._rates.note_end(num_output, reason)
+        call = self._calls.pop(request.id)
+        self.num_open -= 1
+        call.num_open -= 1
+        if not call.num_open:
+            self.num_tokens -= call.num_tokens
+            self._tokens_of[call.client] -= call.num_tokens
+            if not self._tokens_of[call.client]:
+                del self._tokens_of[call.client]
+
+    def step(self, stats: EngineStats) -> None:
+        self._stats = stats
+        self._rates.note_step(stats)
+
+    def wait_s(self, newcomer: Newcomer, now: float) -> float:
+        """Predicted seconds until the first choice of a call is computed."""
+        room, rates = self._places.room, self._rates
+        if room is None:
+            return 0.0
+        at = due(self._work, newcomer.num_tokens)
+        num_ahead, num_tokens = self._places.ahead(newcomer.client, newcomer.priority, at)
+        num_own = self._places.ahead_of_own(newcomer.client, newcomer.priority, at)
+        own_most = min(room.most_of_one, rates.num_rows)
+        if num_ahead + len(self._drawing) < own_most:  # so many cannot fill the rows
+            rows: tuple[Rows, ...] = ()
+        else:
+            limits = list(self._limits(now))
+            own = [left_s for left_s, client in limits if client == newcomer.client]
+            most = [request.max_tokens for _, request, _ in self._drawing.values()]
+            hold_s = rates.hold_s(sum(most) / max(1, len(most)))
+            rows = (
+                Rows(rates.num_rows, num_ahead, [left_s for left_s, _ in limits], rates.hazard, hold_s),
+                Rows(own_most, num_own, own, rates.hazard, hold_s),
+            )
+        return predicted_wait(Load(num_tokens, rates.token_s, rows, self._passing(newcomer, now)))
+
+    def _passing(self, newcomer: Newcomer, now: float) -> list[tuple[float, float]]:
+        """What will pass it, if calls go on as they came lately."""
+        if len(self._lately) < _LATELY:
+            return []
+        span_s = now - self._lately[0][0]
+        return [
+            (due(0, newcomer.num_tokens - num_prompt) * self._rates.work_s, service_s / span_s)
+            for _, num_prompt, service_s in self._lately
+            if num_prompt < newcomer.num_tokens and span_s > 0
+        ]
+
+    def _service_s(self, ticket: Ticket) -> float:
+        """Seconds for which a choice takes all of what it needs most of: the engine's time, or its rows."""
+        rates = self._rates
+        return max(ticket.cost * rates.token_s, rates.hold_s(ticket.request.max_tokens) / max(1, rates.num_rows))
+
+    def usual_wait_s(self, now: float) -> float:
+        """The same for a call of a new client, with a prompt as long as prompts have been lately."""
+        num_prompt = sum(num_tokens for _, num_tokens, _ in self._lately) // max(1, len(self._lately))
+        return self.wait_s(Newcomer("", num_tokens=num_prompt), now)
+
+    def _limits(self, now: float) -> Iterator[tuple[float, str]]:
+        """(seconds that it goes on at most, client) of each choice that draws."""
+        for start_s, request, client in self._drawing.values():
+            yield max(0.0, start_s + request.max_tokens * self._rates.step_s - now), client
+
+    def _cost(self, num_prompt: int) -> int:
+        return max(1, round(num_prompt * self._rates.share_computed))
+
+    @property
+    def _work(self) -> int:
+        stats, room = self._stats, self._places.room
+        num_tokens = stats.prompt_tokens_computed + stats.generation_tokens
+        return num_tokens + stats.num_steps * step_work(0, 0 if room is None else room.step_tokens)
+
+
+def held_tokens(requests: Sequence[Request]) -> int:
+    """Token ids that are held for the choices of one call: each prompt once, and each list of ids."""
+    prompts = {id(request.prompt_tokens): len(request.prompt_tokens) for request in requests}
+    lists = {
+        id(request.sampling): len(request.sampling.stop_token_ids) + len(request.sampling.allowed_token_ids)
+        for request in requests
+    }
+    return sum(prompts.values()) + sum(lists.values())

@@ -1,0 +1,184 @@
+"""How long a newcomer will wait: measured rates of service, and a prediction from them. Pure.
+
+    Rates           what steps have cost and how answers have ended, from the engine's own messages
+    Load            what a newcomer finds
+    predicted_wait  seconds until it is computed
+    Returns         when those who are refused are told to come back
+
+Two things are waited for: that the prompt tokens before one's own are computed, and that a row comes free. Answers end
+by a constant hazard, or at their limit: so the time that a row is held for follows from how many tokens were drawn for
+each answer that ended early, and running answers have no memory.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..core.events import FINISH_LENGTH, EngineStats
+from .policies import step_work
+
+_WEIGHT = 1 / 16
+_ROUNDS = 6
+_KEPT = 0.98
+_HELD_UP = 4
+"""After so many steps with room for prompts of which some wait, they wait for blocks: none came just now."""
+
+_FIRST_ENDS, _FIRST_TOKENS = 1.0, 512.0
+
+
+class Rates:
+    """Measured service of one engine.
+
+    token_s   seconds that a prompt token takes in a step that is mostly prompts; 0 until there was one
+    step_s    seconds of a step, lately
+    work_s    seconds of a unit of work (policies.step_work), lately
+    share_computed  of prompt tokens, those that were not cached
+    num_rows  rows that the engine has room for: what is configured, or less where blocks run out first
+    """
+
+    def __init__(self, num_rows: int, step_tokens: int) -> None:
+        self._most_rows = num_rows
+        self._step_tokens = step_tokens
+        self._stats = EngineStats()
+        self._ends = _FIRST_ENDS
+        self._tokens = _FIRST_TOKENS
+        self._num_held_up = 0
+        self.num_rows = num_rows
+        self.token_s = 0.0
+        self.step_s = 0.0
+        self.work_s = 0.0
+        self.share_computed = 1.0
+
+    def note_step(self, stats: EngineStats) -> None:
+        """The engine's state after one more step."""
+        before, self._stats = self._stats, stats
+        if stats.num_steps == before.num_steps:
+            return
+        self.step_s = moved(self.step_s, stats.last_step_s)
+        work = step_work(stats.last_step_tokens, self._step_tokens)
+        self.work_s = moved(self.work_s, stats.last_step_s / max(1, work))
+        is_full = 2 * stats.last_step_tokens >= self._step_tokens
+        if is_full and stats.num_steps == before.num_steps + 1:
+            num_drawn = stats.generation_tokens - before.generation_tokens
+            self.token_s = moved(self.token_s, stats.last_step_s / max(1, stats.last_step_tokens - num_drawn))
+        self._num_held_up = self._num_held_up + 1 if stats.num_waiting and not is_full else 0
+        if not stats.num_waiting:
+            self.num_rows = self._most_rows
+        elif self._num_held_up >= _HELD_UP:
+            self.num_rows = max(1, min(self._most_rows, stats.num_running))
+        else:
+            self.num_rows = max(self.num_rows, stats.num_running)
+
+    def note_start(self, num_prompt: int, num_cached: int) -> None:
+        """A prompt has been computed, but for what was cached."""
+        self.share_computed += _WEIGHT * (1 - num_cached / num_prompt - self.share_computed)
+
+    def note_end(self, num_tokens: int, reason: str) -> None:
+        """An answer of so many tokens has ended."""
+        self._ends = _KEPT * self._ends + (reason != FINISH_LENGTH)
+        self._tokens = _KEPT * self._tokens + num_tokens
+
+    def hold_s(self, max_tokens: float) -> float:
+        """Seconds for which a row draws up to so many tokens."""
+        hazard = self._hazard
+        num_tokens = (1 - (1 - hazard) ** max_tokens) / hazard if hazard > 1e-6 else max_tokens
+        return num_tokens * self.step_s
+
+    @property
+    def hazard(self) -> float:
+        """How likely an answer ends before its limit, in a second."""
+        return self._hazard / self.step_s if self.step_s else 0.0
+
+    @property
+    def _hazard(self) -> float:
+        return min(1.0, self._ends / max(1.0, self._tokens))
+
+
+def moved(mean: float, value: float) -> float:
+    """A mean over the last values, after one more."""
+    return mean + _WEIGHT * (value - mean) if mean else value
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows that a newcomer may have one of.
+
+    num_rows   in all
+    num_ahead  those that get one before it
+    limits_s   seconds until each row that draws comes free at the latest
+    hazard     how likely one comes free before, in a second
+    hold_s     how long one is held by who gets it next
+    """
+
+    num_rows: int
+    num_ahead: int
+    limits_s: Sequence[float] = ()
+    hazard: float = 0.0
+    hold_s: float = 0.0
+
+    @property
+    def wait_s(self) -> float:
+        num_missing = self.num_ahead + 1 - (self.num_rows - len(self.limits_s))
+        if num_missing <= 0:
+            return 0.0
+        turns, place = divmod(num_missing - 1, max(1, self.num_rows))
+        return turns * self.hold_s + self._end_s(place + 0.5)
+
+    def _end_s(self, number: float) -> float:
+        """When so many are expected to have come free."""
+        taken_next = [self.hold_s] * (self.num_rows - len(self.limits_s))
+        limits = sorted([*self.limits_s, *taken_next])
+        low, high = 0.0, limits[-1]
+        for _ in range(20):
+            middle = (low + high) / 2
+            num_at_limit = bisect_right(limits, middle)
+            num_before = (len(limits) - num_at_limit) * -math.expm1(-self.hazard * middle)
+            low, high = (low, middle) if num_at_limit + num_before >= number else (middle, high)
+        return high
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a newcomer finds.
+
+    num_tokens  of prompts, to be computed before its own
+    rows        each must have one for it: those of all, and those that its client may have
+    passing     calls like those that came lately, which would pass it: (for how many seconds from now such calls will,
+                the share of the engine's time that they take)
+    """
+
+    num_tokens: int
+    token_s: float
+    rows: tuple[Rows, ...]
+    passing: Sequence[tuple[float, float]] = ()
+
+
+def predicted_wait(load: Load) -> float:
+    """Seconds until the first step that has a row of the newcomer."""
+    present_s = wait_s = max(load.num_tokens * load.token_s, *(rows.wait_s for rows in load.rows), 0.0)
+    if present_s:
+        for _ in range(_ROUNDS):
+            wait_s = present_s + sum(min(wait_s, until_s) * share for until_s, share in load.passing)
+    return wait_s
+
+
+class Returns:
+    """Those who are refused are told to come back one after another, as there will be room, and not all at once.
+
+    Not all will: of those told `kept_s` ago a third is still counted on.
+    """
+
+    def __init__(self) -> None:
+        self._pending_s = 0.0
+        self._told_s = 0.0
+
+    def tell(self, now: float, excess_s: float, service_s: float, kept_s: float) -> float:
+        """Seconds after which a call that would wait `excess_s` too long is to come back; it will take `service_s`."""
+        self._pending_s *= math.exp((self._told_s - now) / kept_s)
+        self._told_s = now
+        before_s = self._pending_s
+        self._pending_s += service_s
+        return excess_s + before_s

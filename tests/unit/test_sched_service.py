@@ -1,0 +1,75 @@
+"""Measured rates, and the waits that follow from them, against queues that can be worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from tokenmill.core.events import EngineStats
+from tokenmill.sched.service import Load, Rates, Returns, Rows, predicted_wait
+
+
+def stats(num_steps: int, tokens: int, step_s: float, drawn: int = 0, **more: int) -> EngineStats:
+    return EngineStats(
+        num_steps=num_steps, last_step_tokens=tokens, last_step_s=step_s, generation_tokens=drawn, **more
+    )
+
+
+def test_full_steps_tell_what_a_prompt_token_takes_and_others_do_not() -> None:
+    rates = Rates(64, 500)
+    rates.note_step(stats(1, 20, 0.05))
+    assert rates.token_s == 0 and rates.step_s == 0.05
+    rates.note_step(stats(2, 500, 0.1))
+    assert rates.token_s == pytest.approx(0.0002)
+    rates.note_step(stats(3, 500, 0.1, drawn=100))
+    assert 0.0002 < rates.token_s < 0.00025
+    before = rates.token_s
+    rates.note_step(stats(3, 500, 9.0))
+    rates.note_step(stats(5, 500, 9.0))
+    assert rates.token_s == before, "two steps in one message cannot be told apart"
+
+
+def test_rows_are_fewer_where_prompts_wait_beside_steps_with_room_for_them() -> None:
+    rates = Rates(64, 500)
+    for number in range(1, 4):
+        rates.note_step(stats(number, 30, 0.01, num_waiting=5, num_running=12))
+    assert rates.num_rows == 64, "they may just have come"
+    rates.note_step(stats(4, 30, 0.01, num_waiting=5, num_running=12))
+    assert rates.num_rows == 12
+    rates.note_step(stats(5, 400, 0.1, num_waiting=5, num_running=14))
+    assert rates.num_rows == 14
+    rates.note_step(stats(6, 30, 0.01, num_running=14))
+    assert rates.num_rows == 64
+
+
+def test_how_long_a_row_is_held_follows_from_how_answers_end() -> None:
+    """Answers that all reach their limit take all of it; those that end early take the mean, however high the limit."""
+    rates = Rates(64, 500)
+    rates.note_step(stats(1, 30, 0.01))
+    for _ in range(400):
+        rates.note_end(100, "length")
+    assert rates.hold_s(250) == pytest.approx(2.5, rel=0.01) and rates.hold_s(10) == pytest.approx(0.1, rel=0.01)
+    for _ in range(400):
+        rates.note_end(100, "stop")
+    assert rates.hold_s(100_000) == pytest.approx(1.0, rel=0.02) and rates.hold_s(1) == pytest.approx(0.01)
+
+
+def test_waits() -> None:
+    """For prompt tokens ahead, for the row that comes free in time, for whole turns of all rows, for what passes."""
+    free = Rows(4, 3)
+    assert predicted_wait(Load(1000, 0.001, (free,))) == 1.0
+    assert predicted_wait(Load(0, 0.001, (Rows(4, 4, (), 0.0, 2.0),))) == 2.0
+    ends = (3.0, 1.0, 2.0)
+    assert [round(Rows(3, ahead, ends, 0.0, 10.0).wait_s, 3) for ahead in range(5)] == [1.0, 2.0, 3.0, 11.0, 12.0]
+    assert predicted_wait(Load(1500, 0.001, (free, Rows(3, 0, ends)))) == 1.5
+    early = Rows(10, 0, (1000.0,) * 10, hazard=0.1)
+    assert early.wait_s == pytest.approx(0.5, rel=0.05), (
+        "of ten that end at random after 10 s, the first does after 1 s"
+    )
+    passing = [(2.0, 0.25), (100.0, 0.25)]
+    assert predicted_wait(Load(4000, 0.001, (free,), passing)) == pytest.approx(6.0, rel=0.01)
+
+
+def test_those_who_are_refused_come_back_one_after_another_and_are_forgotten_in_time() -> None:
+    returns = Returns()
+    assert [returns.tell(100.0, 3.0, 0.5, 20.0) for _ in range(4)] == [3.0, 3.5, 4.0, 4.5]
+    assert returns.tell(120.0, 1.0, 0.5, 20.0) == pytest.approx(1 + 2 / 2.718, rel=0.01)
