@@ -22,6 +22,7 @@ MAX_LOGIT_BIAS = 1024
 MAX_BAD_WORDS = 512
 MAX_BAD_WORD_CHARS = 4096
 _LISTS = ("stop", "bad_words", "stop_token_ids", "allowed_token_ids", "logit_bias")
+MAX_STOP_TOKENS = 1024
 POOLINGS = ("last", "cls", "mean", "score")
 
 
@@ -34,7 +35,8 @@ class SamplingParams:
     they are of the raw logits, before penalties and temperature. `stop` and the text switches act in the front end;
     the engine knows stop token ids only, and `bad_words` as a Request has them. `stop_token_ids` end generation; the
     token is not part of the text. `max_tokens` None means the rest of the context. A single stop string or bad word,
-    lists, and a mapping for `logit_bias` are taken too, and kept as the tuples declared here.
+    lists, and a mapping for `logit_bias` are taken too, and kept as the tuples declared here; token ids in order, each
+    once.
     """
 
     n: int = 1
@@ -104,10 +106,13 @@ class SamplingParams:
                 f"{len(self.bad_words)} of {num_chars}.",
                 param="bad_words",
             )
-        for token in self.stop_token_ids:
-            _check_int("stop_token_ids", token, 0, 2**31 - 1)
-        for token in self.allowed_token_ids:
-            _check_int("allowed_token_ids", token, 0, 2**31 - 1)
+        if len(self.stop_token_ids) > MAX_STOP_TOKENS:
+            raise InvalidRequest(
+                f"stop_token_ids may hold at most {MAX_STOP_TOKENS} tokens, got {len(self.stop_token_ids)}.",
+                param="stop_token_ids",
+            )
+        self._keep("stop_token_ids", _token_set("stop_token_ids", self.stop_token_ids))
+        self._keep("allowed_token_ids", _token_set("allowed_token_ids", self.allowed_token_ids))
         if len(self.logit_bias) > MAX_LOGIT_BIAS:
             raise InvalidRequest(f"logit_bias may hold at most {MAX_LOGIT_BIAS} tokens.", param="logit_bias")
         for token, bias in self.logit_bias:
@@ -186,6 +191,13 @@ class Request:
         assert self.prompt_tokens, f"request {self.id} has no prompt tokens"
         assert self.max_tokens >= 1, f"request {self.id} has max_tokens {self.max_tokens}"
         assert self.pooling is None or self.max_tokens == 1, f"request {self.id} wants {self.max_tokens} vectors"
+
+
+def _token_set(name: str, tokens: tuple[int, ...]) -> tuple[int, ...]:
+    if not (set(map(type, tokens)) <= {int} and (not tokens or 0 <= min(tokens) <= max(tokens) < 2**31)):
+        for token in tokens:  # to name the one at fault
+            _check_int(name, token, 0, 2**31 - 1)
+    return tuple(sorted(set(tokens)))
 
 
 def _check_int(name: str, value: Any, low: int, high: int) -> None:

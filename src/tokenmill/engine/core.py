@@ -46,6 +46,7 @@ from ..sched.policies import due, seniority, step_work
 from ..sched.queue import WaitingQueue
 from ..sched.scheduler import compose_step
 from .adapters import AdapterLedger
+from .settings import SettingsLedger
 
 CORRUPTED = (
     "The model's values for this request were not finite numbers. If it happens again, the model file or the machine's "
@@ -74,6 +75,7 @@ class EngineCore:
         self.config = config
         self._blocks = KVBlocks(config.groups, config.block_size)
         self._adapters = AdapterLedger()
+        self._settings = SettingsLedger()
         self._by_id: dict[str, Sequence] = {}
         self._waiting = WaitingQueue()
         self._running: list[Sequence] = []
@@ -115,10 +117,7 @@ class EngineCore:
             error = refusal(request, self.config, len(self._waiting))
         if error is not None:
             return [_refuse(request, error, now)]
-        sampling = request.sampling
-        stop_ids = frozenset(sampling.stop_token_ids)
-        if not sampling.ignore_eos:
-            stop_ids |= frozenset(request.eos_token_ids)
+        request, stop_ids = self._settings.begin(request)
         tokens = [*request.prompt_tokens, *request.output_tokens]
         seq = Sequence(self._next_number, request, tokens, tables=self._blocks.new_tables(), stop_ids=stop_ids)
         self._next_number += 1
@@ -404,6 +403,7 @@ class EngineCore:
             self._release(seq)
         seq.status = Status.FINISHED
         del self._by_id[seq.request.id]
+        self._settings.end(seq.request)
         if seq.request.adapter:
             self._adapters.end(seq.request.adapter)
         is_first = seq.first_token_s < 0 and seq.num_output > len(seq.request.output_tokens)
@@ -475,6 +475,7 @@ class EngineCore:
                 num_waiting += 1
                 assert seq.status is Status.WAITING and not len(seq.tables[0]) and not seq.rows_in_flight, seq
         assert num_waiting == len(self._waiting)
+        assert self._by_id or not len(self._settings)
         adapters = [seq.request.adapter for seq in self._by_id.values() if seq.request.adapter]
         self._adapters.check({digest: adapters.count(digest) for digest in adapters})
         assert num_waiting + len(self._running) == len(self._by_id)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from ..core.errors import ConfigError
 from ..core.units import MiB
 from .bounds import HttpBounds
+from .clients import Clients
 
 
 @dataclass(frozen=True, slots=True)

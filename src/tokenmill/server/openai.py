@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..core.errors import InvalidRequest
-from ..core.request import MAX_CHOICES, MAX_LOGPROBS, SamplingParams
+from ..core.request import MAX_CHOICES, MAX_LOGPROBS, MAX_STOP_TOKENS, SamplingParams
 from .fields import Fields, check_integer, kind_name
 from .other_fields import CHAT, COMPLETION, check, rename
 
@@ -258,10 +258,7 @@ def _sampling(
         **penalties,
         seed=fields.integer("seed", -_INT64, 2 * _INT64 - 1),
         stop=_stops(fields),
-        stop_token_ids=tuple(
-            check_integer("stop_token_ids", token, 0, rules.vocab_size - 1)
-            for token in fields.array("stop_token_ids") or ()
-        ),
+        stop_token_ids=_some_ids(fields, "stop_token_ids", rules.vocab_size, MAX_STOP_TOKENS),
         ignore_eos=bool(fields.flag("ignore_eos")),
         logit_bias=_logit_bias(fields, rules.vocab_size),
         allowed_token_ids=_allowed(fields, rules.vocab_size),
@@ -344,8 +341,17 @@ def _logit_bias(fields: Fields, vocab_size: int) -> tuple[tuple[int, float], ...
 
 
 def _allowed(fields: Fields, vocab_size: int) -> tuple[int, ...]:
-    value = fields.array("allowed_token_ids")
-    return () if value is None else token_ids("allowed_token_ids", value, vocab_size)
+    if fields.array("allowed_token_ids") == []:
+        raise InvalidRequest("allowed_token_ids must hold at least one token.", param="allowed_token_ids")
+    return _some_ids(fields, "allowed_token_ids", vocab_size, vocab_size)
+
+
+def _some_ids(fields: Fields, name: str, vocab_size: int, most: int) -> tuple[int, ...]:
+    """Token ids, none if the field is absent or empty. More than `most` are refused unread."""
+    value = fields.array(name) or []
+    if len(value) > most:
+        raise InvalidRequest(f"{name} may hold at most {most} tokens, got {len(value)}.", param=name)
+    return token_ids(name, value, vocab_size) if value else ()
 
 
 def _or(value: Any, default: Any) -> Any:

@@ -15,7 +15,7 @@ from functools import partial
 
 from ..core.errors import ContextTooLong, InvalidRequest
 from ..core.events import Ready
-from ..core.request import Request
+from ..core.request import Request, SamplingParams
 from ..text.load import TextModel
 from ..text.standins import Rendered
 from .helper import Caller, Helper
@@ -203,9 +203,12 @@ def make_requests(
     """
     limit = context_limit(ready)
     requests: list[Request] = []
+    samplings: dict[int, SamplingParams] = {}  # by max_tokens: what many choices ask for alike is held once
     for prompt in prompts:
         max_tokens = _resolve_max_tokens(call, len(prompt.tokens), limit, default_max_tokens)
-        sampling = replace(call.sampling, max_tokens=max_tokens)
+        sampling = samplings.get(max_tokens)
+        if sampling is None:
+            sampling = samplings[max_tokens] = replace(call.sampling, max_tokens=max_tokens)
         seed = new_seed() if sampling.seed is None else sampling.seed & _MASK64
         for choice in range(sampling.n):
             requests.append(

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -92,6 +93,7 @@ class Sampler:
         self._num_prompt = np.zeros(0, np.int32)
         self._adjusted = np.zeros(0, bool)
         self._adjustments: dict[int, Adjustment] = {}
+        self._lists: WeakValueDictionary[tuple[int, tuple[int, ...]], _Lists] = WeakValueDictionary()
         self._grow(num_slots)
 
     def introduce(self, slot: int, intro: Introduction) -> None:
@@ -110,7 +112,11 @@ class Sampler:
         self._adjusted[slot] = needs_adjustment(params) or bool(intro.bad_words)
         self._adjustments.pop(slot, None)
         if self._adjusted[slot]:
-            self._adjustments[slot] = Adjustment(intro, self._vocab_size)
+            key = id(params), intro.eos_token_ids
+            lists = self._lists.get(key)
+            if lists is None:
+                lists = self._lists[key] = _Lists(params, intro.eos_token_ids, self._vocab_size)
+            self._adjustments[slot] = Adjustment(intro, self._vocab_size, lists)
 
     def prepare(self, slots_L: np.ndarray, positions_L: np.ndarray) -> Drawing:
         """How to draw, for each of these slots, the token of position positions_L (counted from the start of the
@@ -210,32 +216,37 @@ def needs_adjustment(params: SamplingParams) -> bool:
     )
 
 
+class _Lists:
+    """The token ids of one SamplingParams object as arrays. The choices that have the object share them; it is kept,
+    so that no other takes its identity."""
+
+    def __init__(self, params: SamplingParams, eos_token_ids: tuple[int, ...], vocab_size: int) -> None:
+        self._params = params
+        bias = {token: value for token, value in params.logit_bias if token < vocab_size}
+        self.bias_ids = np.fromiter(bias, np.int64, len(bias))
+        self.bias = np.fromiter(bias.values(), np.float32, len(bias))
+        self.allowed = _ids(params.allowed_token_ids, vocab_size)
+        held_back = _ids(eos_token_ids + params.stop_token_ids, vocab_size)
+        if len(self.allowed) and np.isin(self.allowed, held_back).all():
+            held_back = held_back[:0]
+        self.held_back = held_back
+
+
 class Adjustment:
     """What one sequence's settings do to its logits. Token ids outside the vocabulary are ignored; where every allowed
     token is an end or stop token, min_tokens gives way, and bad words where nothing else is left, since some token must
     be possible."""
 
-    def __init__(self, intro: Introduction, vocab_size: int) -> None:
+    def __init__(self, intro: Introduction, vocab_size: int, lists: _Lists) -> None:
         params = intro.sampling
-
-        def ids(tokens: Sequence[int]) -> np.ndarray:
-            return np.array(sorted({token for token in tokens if 0 <= token < vocab_size}), np.int64)
-
+        self._lists = lists
         self._repetition = np.float32(params.repetition_penalty)
         self._frequency = np.float32(params.frequency_penalty)
         self._presence = np.float32(params.presence_penalty)
-        bias = {token: value for token, value in params.logit_bias if token < vocab_size}
-        self._bias_ids = np.fromiter(bias, np.int64, len(bias))
-        self._bias = np.fromiter(bias.values(), np.float32, len(bias))
-        self._allowed = ids(params.allowed_token_ids)
-        held_back = ids(intro.eos_token_ids + params.stop_token_ids)
-        if len(self._allowed) and np.isin(self._allowed, held_back).all():
-            held_back = held_back[:0]
-        self._held_back = held_back
         self._min_tokens = params.min_tokens
         self._penalises = params.repetition_penalty != 1 or bool(params.frequency_penalty or params.presence_penalty)
         # Every token of prompt and output, and how often it was produced.
-        seen = ids(intro.prompt_tokens) if self._penalises else held_back[:0]
+        seen = _ids(intro.prompt_tokens if self._penalises else (), vocab_size)
         self._index = {token: place for place, token in enumerate(seen.tolist())}
         self._seen = seen
         self._produced = np.zeros(len(seen), np.float32)
@@ -272,14 +283,15 @@ class Adjustment:
                 values = np.where(values > 0, values / self._repetition, values * self._repetition)
             values = np.clip(values, NEVER, -NEVER)
             logits_V[seen] = values - self._frequency * produced - self._presence * (produced > 0)
-        if len(self._bias):
-            logits_V[self._bias_ids] += self._bias
-        if len(self._allowed):
-            values = logits_V[self._allowed]
+        lists = self._lists
+        if len(lists.bias):
+            logits_V[lists.bias_ids] += lists.bias
+        if len(lists.allowed):
+            values = logits_V[lists.allowed]
             logits_V[:] = NEVER
-            logits_V[self._allowed] = values
+            logits_V[lists.allowed] = values
         if num_output < self._min_tokens:
-            logits_V[self._held_back] = NEVER
+            logits_V[lists.held_back] = NEVER
         if self._forbidden:
             self._forbid(logits_V)
 
@@ -293,6 +305,10 @@ class Adjustment:
         logits_V[forbidden] = NEVER
         if logits_V.max() == NEVER:
             logits_V[forbidden] = values
+
+
+def _ids(tokens: Sequence[int], vocab_size: int) -> np.ndarray:
+    return np.array(sorted({token for token in tokens if 0 <= token < vocab_size}), np.int64)
 
 
 def _slices(rows: np.ndarray) -> list[np.ndarray]:
