@@ -216,7 +216,8 @@ def run(num_requests: int, max_tokens: int, num_rounds: int, seed: int, backend:
     longest = max(len(request.body["prompt"]) + request.body["max_tokens"] for request in requests if request.may_run)
     pool_tokens = max(longest + 64, wanted // 5)
     report = Report([], [f"{num_requests} requests (seed {seed}), {wanted} prompt tokens, pool {pool_tokens} tokens"])
-    with Server("--kv-cache-memory-bytes", str(pool_tokens * KV_BYTES_PER_TOKEN), "--backend", backend) as server:
+    pool = ("--kv-cache-memory-bytes", str(pool_tokens * KV_BYTES_PER_TOKEN))
+    with Server(*pool, "--backend", backend, "--max-queue-s", "3600", "--max-priority", "-2") as server:
         asyncio.run(rounds_and_solo(server, requests, num_rounds, report))
     return report
 

@@ -14,6 +14,8 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 
 import openai
@@ -128,6 +130,10 @@ def test_a_killed_engine_ends_streams_with_an_error_and_comes_back(smollm2):
         assert "error" in json.loads(next(event for event in reversed(stream.events) if event != "[DONE]"))
         assert server.request("GET", "/health")[0] == 503
         assert server.request("POST", "/v1/completions", long_body())[0] == 503
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(f"{server.url}/health", timeout=60)
+        assert 1 <= int(refused.value.headers["retry-after"]) <= 120
+        refused.value.close()
         wait_until(lambda: server.request("GET", "/health")[0] == 200, "the engine's return")
         assert server.engine_pid not in (None, first)
         status, body = server.request("POST", "/v1/completions", long_body(max_tokens=5))

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from scripted import READY, attached
 from tokenmill.core.errors import EngineFailed, Unavailable
-from tokenmill.core.events import Abort, EngineStats, Output, StepOutputs, Submit
+from tokenmill.core.events import Abort, EngineStats, Output, StepOutputs, Submit, UnloadAdapter
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.engine.link import LocalEngineEnd, local_link
+from tokenmill.sched.places import Room
 from tokenmill.server.client import EngineClient
 
 
@@ -70,6 +72,26 @@ async def test_closing_a_stream_aborts_what_is_left(client: EngineClient, engine
     stream.close()
     stream.close()
     assert await engine.receive() == Abort(("a", "c"))
+
+
+@attached
+async def test_choices_wait_for_places_and_an_adapter_is_unloaded_behind_them(
+    client: EngineClient, engine: LocalEngineEnd
+) -> None:
+    client.desk.share(Room(1, 10))
+    requests = [replace(request(name), adapter="d") for name in "abcd"]
+    stream = client.open(requests)
+    client._tell(UnloadAdapter("d"))
+    message = await engine.receive()
+    assert isinstance(message, Submit) and [each.id for each in message.requests] == ["a", "b"]
+    assert (client.num_open, client.desk.num_waiting) == (4, 2)
+    await step(engine, 1, Output("a", (1,), finish_reason="length", num_output=1))
+    assert [each.id for each in (await engine.receive()).requests] == ["c"]  # type: ignore[union-attr]
+    stream.finish("d", "abort")
+    assert (client.num_open, client.desk.num_waiting) == (2, 0), "the engine never heard of it"
+    assert await engine.receive() == UnloadAdapter("d")
+    stream.close()
+    assert await engine.receive() == Abort(("b", "c"))
 
 
 @attached

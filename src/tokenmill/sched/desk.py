@@ -80,6 +80,10 @@ class FrontDesk:
     def is_waiting(self, request_id: str) -> bool:
         return self._places.is_waiting(request_id)
 
+    def waits_for(self, adapter: str) -> bool:
+        """Whether a waiting choice names the adapter."""
+        return self._places.waits_for(adapter)
+
     def num_open_of(self, client: str) -> int:
         return self._places.num_open_of(client)
 

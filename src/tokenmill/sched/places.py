@@ -136,6 +136,10 @@ class Places:
     def is_waiting(self, request_id: str) -> bool:
         return request_id in self._waiting
 
+    def waits_for(self, adapter: str) -> bool:
+        """Whether a choice without a place names the adapter."""
+        return any(self._tickets[request_id].request.adapter == adapter for request_id in self._waiting)
+
     def num_open_of(self, client: str) -> int:
         """Choices of the client, waiting or not."""
         found = self._clients.get(client)

@@ -45,6 +45,8 @@ if TYPE_CHECKING:  # the library runs without it, and it takes a while to load
 
 _log = logging.getLogger(__name__)
 
+_Notice = LoadAdapter | UnloadAdapter
+
 
 @dataclass(slots=True, eq=False)
 class Delta:
@@ -178,7 +180,7 @@ class EngineClient:
     ) -> None:
         self.adapters = AdapterBook(self._tell, wanted)
         self._on_prepared = on_prepared
-        self._notices: list[LoadAdapter | UnloadAdapter] = []
+        self._notices: list[_Notice] = []
         self.ready: Ready | None = None
         self.stats = EngineStats()
         self.desk = FrontDesk()
@@ -265,6 +267,8 @@ class EngineClient:
         if entry is not None and self.desk.is_waiting(request_id):
             self.desk.end(entry.request, 0, reason)
             del self._entries[request_id]
+            if self._notices:
+                self._outbox.set()
             if self.metrics is not None:
                 self.metrics.request_lost(reason)
         elif entry is not None and entry.ending is None:
@@ -275,7 +279,7 @@ class EngineClient:
     def _submit(self) -> None:
         while (request := self.desk.choose()) is not None:
             self._submits.append(request)
-        if self._submits:
+        if self._submits or self._notices:
             self._outbox.set()
 
     async def _read(self, link: FrontEnd) -> None:
@@ -309,7 +313,7 @@ class EngineClient:
             self._outbox.clear()
             submits, self._submits = self._submits, []
             aborts, self._aborts = self._aborts, []
-            notices, self._notices = self._notices, []
+            notices, self._notices = self._split_notices()
             if submits:
                 await link.send(Submit(tuple(submits)))
             if aborts:
@@ -317,10 +321,17 @@ class EngineClient:
             for notice in notices:
                 await link.send(notice)
 
-    def _tell(self, notice: LoadAdapter | UnloadAdapter) -> None:
-        """Sent after all requests submitted so far, which may name an adapter that is unloaded now."""
+    def _tell(self, notice: _Notice) -> None:
+        """Sent after all requests opened so far, which may name an adapter that is unloaded now."""
         self._notices.append(notice)
         self._outbox.set()
+
+    def _split_notices(self) -> tuple[list[_Notice], list[_Notice]]:
+        """What can be told now, and what must wait, with all after it, for choices that wait themselves."""
+        for place, notice in enumerate(self._notices):
+            if isinstance(notice, UnloadAdapter) and self.desk.waits_for(notice.digest):
+                return self._notices[:place], self._notices[place:]
+        return self._notices, []
 
     async def _guard(self, work: Coroutine[Any, Any, None]) -> None:
         """Whatever ends the link's reading or writing is the end of this engine."""
