@@ -9,7 +9,8 @@ object on the other side too.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from operator import attrgetter
+from typing import Any, NamedTuple, cast
 
 import msgspec
 
@@ -19,11 +20,12 @@ from ..core.request import PoolingParams, Request, SamplingParams
 
 
 class _Choice(NamedTuple):
-    """A request; `prompt` and `sampling` are places in the lists of its message."""
+    """A request; `prompt`, `sampling` and `bad_words` are places in the lists of its message."""
 
-    id: str
     prompt: int
     sampling: int
+    bad_words: int
+    id: str
     max_tokens: int
     seed: int
     choice: int
@@ -37,9 +39,13 @@ class _Choice(NamedTuple):
     pooling: PoolingParams | None
 
 
+_OWN = _Choice._fields[3:]
+
+
 class _Submitted(NamedTuple):
     prompts: tuple[tuple[int, ...], ...]
     samplings: tuple[SamplingParams, ...]
+    bad_words: tuple[tuple[tuple[int, ...], ...], ...]
     choices: tuple[_Choice, ...]
 
 
@@ -70,37 +76,43 @@ def decode(data: bytes) -> ToEngine | FromEngine:
 
 
 def _take_apart(message: Submit) -> _Submitted:
-    prompts = {id(request.prompt_tokens): request.prompt_tokens for request in message.requests}
-    samplings = {id(request.sampling): request.sampling for request in message.requests}
-    prompt_places = {key: place for place, key in enumerate(prompts)}
-    sampling_places = {key: place for place, key in enumerate(samplings)}
+    prompts, samplings, bad_words = _Places(), _Places(), _Places()
+    own = attrgetter(*_OWN)
     choices = tuple(
         _Choice(
-            request.id,
-            prompt_places[id(request.prompt_tokens)],
-            sampling_places[id(request.sampling)],
-            request.max_tokens,
-            request.seed,
-            request.choice,
-            request.eos_token_ids,
-            request.output_tokens,
-            request.priority,
-            request.tenant,
-            request.cache_salt,
-            request.adapter,
-            request.arrival_s,
-            request.pooling,
+            prompts.place(request.prompt_tokens),
+            samplings.place(request.sampling),
+            bad_words.place(request.bad_words),
+            *own(request),
         )
         for request in message.requests
     )
-    return _Submitted(tuple(prompts.values()), tuple(samplings.values()), choices)
+    return _Submitted(tuple(prompts.objects), tuple(samplings.objects), tuple(bad_words.objects), choices)
+
+
+class _Places:
+    """Objects, each once, by identity."""
+
+    def __init__(self) -> None:
+        self.objects: list[Any] = []
+        self._places: dict[int, int] = {}
+
+    def place(self, thing: object) -> int:
+        place = self._places.setdefault(id(thing), len(self.objects))
+        if place == len(self.objects):
+            self.objects.append(thing)
+        return place
 
 
 def _put_together(message: _Submitted) -> Submit:
-    prompts, samplings = message.prompts, message.samplings
     return Submit(
         tuple(
-            Request(choice.id, prompts[choice.prompt], samplings[choice.sampling], *choice[3:])
+            Request(
+                prompt_tokens=message.prompts[choice.prompt],
+                sampling=message.samplings[choice.sampling],
+                bad_words=message.bad_words[choice.bad_words],
+                **cast(dict[str, Any], dict(zip(_OWN, choice[3:], strict=True))),
+            )
             for choice in message.choices
         )
     )
