@@ -67,6 +67,11 @@ CASES = (
     Case("Llama, wide heads, biases", "Llama", {"head_dim": 32, "attention_bias": True, "mlp_bias": True}),
     Case("SmolLM2", "Llama", {"num_key_value_heads": 1, "tie_word_embeddings": True}),
     Case("SmolLM3 (layers without RoPE)", "SmolLM3"),
+    Case(
+        "SmolLM3, sliding window",
+        "SmolLM3",
+        SLIDING | {"use_sliding_window": True, "no_rope_layer_interval": 2},
+    ),
     Case("Mistral, sliding window", "Mistral", SLIDING),
     Case("Mistral, no window", "Mistral", {"sliding_window": None}),
     Case(
@@ -79,12 +84,30 @@ CASES = (
     Case("Qwen2.5 with YaRN", "Qwen2", {"rope_parameters": YARN}),
     Case("Qwen3", "Qwen3", {"head_dim": 32}),
     Case("Gemma", "Gemma", {"head_dim": 32}),
+    Case("Gemma with SiLU", "Gemma", {"head_dim": 32, "hidden_act": "silu"}),
+    Case("Gemma as first released", "Gemma", {"head_dim": 32, "hidden_act": "gelu"}),
     Case("Gemma 2", "Gemma2", SLIDING | {"head_dim": 32, "query_pre_attn_scalar": 24}),
     Case(
         "Gemma 2, tight caps",
         "Gemma2",
         SLIDING
         | {"head_dim": 32, "query_pre_attn_scalar": 32, "attn_logit_softcapping": 1.0, "final_logit_softcapping": 2.0},
+    ),
+    Case(
+        "Gemma 2, no caps, SiLU",
+        "Gemma2",
+        SLIDING
+        | {
+            "head_dim": 32,
+            "attn_logit_softcapping": None,
+            "final_logit_softcapping": None,
+            "hidden_activation": "silu",
+        },
+    ),
+    Case(
+        "Gemma 3, capped logits, SiLU",
+        "Gemma3",
+        SLIDING | {"head_dim": 32, "num_hidden_layers": 7, "hidden_activation": "silu", "final_logit_softcapping": 2.0},
     ),
     Case("Gemma 3", "Gemma3", SLIDING | {"head_dim": 32, "query_pre_attn_scalar": 32, "num_hidden_layers": 7}),
     Case(
@@ -121,8 +144,10 @@ CASES = (
     Case("StarCoder2", "Starcoder2", SLIDING),
     Case("StableLM 2", "StableLm", {"use_qkv_bias": True}),
     Case("Helium", "Helium", {"head_dim": 16}),
+    Case("Helium, biases", "Helium", {"head_dim": 16, "attention_bias": True, "mlp_bias": True}),
     Case("GLM-4", "Glm4", {"head_dim": 16, "attention_bias": True}),
     Case("EXAONE 4", "Exaone4", SLIDING),
     Case("EXAONE 4, no windows", "Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 4}),
+    Case("EXAONE 4, a window that no layer has", "Exaone4", SLIDING | {"layer_types": ["full_attention"] * 4}),
     Case("Seed-OSS", "SeedOss", {"head_dim": 16, "attention_bias": True}),
 )

@@ -111,7 +111,7 @@ def replace_metadata(checkpoint, **given):
         ("hf", {"rope_parameters": {"rope_type": "proportional", "factor": 2}}, "'proportional' is not"),
         ("hf", {"num_key_value_heads": 3}, "4 heads do not divide into 3 KV heads"),
         ("hf", {"head_dim": 15}, "head size 15 must be even"),
-        ("hf", {"hidden_size": None}, "hidden_size must be a positive integer, got None"),
+        ("hf", {"hidden_size": None}, "hidden_size must not be null"),
     ],
 )
 def test_refuses_by_name(kind, given, named):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -48,11 +49,15 @@ def test_stacks_neighbours():
 
 
 def test_untied_head_and_redundant_head():
-    """An untied head is its own matrix; a head written beside tied embeddings is ignored."""
+    """An untied head is its own matrix, also of a file that says it is tied; one written twice is kept once."""
     checkpoint = tiny_checkpoint()
     assert np.array_equal(_matrix(_load(checkpoint).head), _values(checkpoint, "lm_head.weight"))
     checkpoint.metadata["tie_word_embeddings"] = True
-    assert np.array_equal(_matrix(_load(checkpoint).head), _values(checkpoint, "model.embed_tokens.weight"))
+    assert np.array_equal(_matrix(_load(checkpoint).head), _values(checkpoint, "lm_head.weight"))
+    embed = checkpoint.tensors["model.embed_tokens.weight"]
+    checkpoint.tensors["lm_head.weight"] = dataclasses.replace(embed, name="lm_head.weight")
+    weights = _load(checkpoint)
+    assert weights.head is weights.embed
 
 
 def test_gguf_heads_become_half_split():

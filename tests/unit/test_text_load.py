@@ -34,6 +34,25 @@ def load_folder(
     return load_text(Checkpoint("hf", folder, {"max_position_embeddings": 99, **config}, {}, generation))
 
 
+@pytest.mark.parametrize("config", [{"architectures": ["GPT2LMHeadModel"], "n_positions": 64}, {"model_type": "mamba"}])
+def test_a_folder_without_a_context_is_refused_by_its_architecture(tmp_path: Path, config: dict[str, Any]) -> None:
+    (tmp_path / "tokenizer.json").write_text(tokenizer_from_gguf(byte_metadata()).to_json())
+    with pytest.raises(BadCheckpoint, match=r"architecture '(GPT2LMHeadModel|mamba)' is not supported"):
+        load_text(Checkpoint("hf", tmp_path, config, {}))
+
+
+def test_what_a_config_leaves_out_is_the_default_of_its_type(tmp_path: Path) -> None:
+    """The context, and where no file names an end, the ends; a null is none."""
+    (tmp_path / "tokenizer.json").write_text(tokenizer_from_gguf(byte_metadata()).to_json())
+
+    def load(**config: Any) -> TextModel:
+        return load_text(Checkpoint("hf", tmp_path, {"model_type": "mistral", **config}, {}))
+
+    assert (load().max_context, load().eos_token_ids, load().bos_token_id) == (131_072, (2,), 1)
+    assert load(eos_token_id=None).eos_token_ids == ()
+    assert load(eos_token_id=[3, 4]).eos_token_ids == (3, 4)
+
+
 def test_gguf() -> None:
     model = load_gguf(tokenizer__chat_template="{{ bos_token }}|{{ eos_token }}")
     assert (model.eos_token_ids, model.bos_token_id, model.max_context) == ((END,), END, 77)

@@ -1,9 +1,10 @@
 """The language model inside a folder whose model also sees.
 
 Such a folder's config.json describes the language model under `text_config` (older ones: beside the rest), sparsely:
-what equals the default of its class is left out. Its tensors stand under a prefix beside those of the image tower.
-What is returned reads as a folder of the language model alone would. Only models whose text is read as that model alone
-reads it are listed: one whose text attends in both directions would run almost right.
+what equals the default of its class is left out, which is something else than a null (config_keys.py). Its tensors
+stand under a prefix beside those of the image tower. What is returned reads as a folder of the language model alone
+would. Only models whose text is read as that model alone reads it are listed: one whose text attends in both directions
+would run almost right.
 """
 
 from __future__ import annotations
@@ -13,23 +14,18 @@ from dataclasses import replace
 from typing import Any
 
 from ..core.errors import BadCheckpoint
+from .config_keys import ARCHITECTURES
 from .quantised import QuantisedTensor
 from .tensor import Tensor
 
-ARCHITECTURES = {
-    "gemma3_text": "Gemma3ForCausalLM",
-    "granite": "GraniteForCausalLM",
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen2_vl": "Qwen2ForCausalLM",
-    "qwen2_vl_text": "Qwen2ForCausalLM",
-    "qwen2_5_vl": "Qwen2ForCausalLM",
-    "qwen2_5_vl_text": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "qwen3_vl_text": "Qwen3ForCausalLM",
+_INSIDE = {
+    **{kind: kind for kind in ("gemma3_text", "granite", "llama", "mistral", "qwen2", "qwen3", "qwen3_vl_text")},
+    "qwen2_vl": "qwen2_vl_text",
+    "qwen2_vl_text": "qwen2_vl_text",
+    "qwen2_5_vl": "qwen2_5_vl_text",
+    "qwen2_5_vl_text": "qwen2_5_vl_text",
 }
-"""`model_type` -> the architecture of the language model."""
+"""`model_type` of a language model that may stand inside -> the type whose keys it has."""
 
 WRAPPERS = {
     "Gemma3ForConditionalGeneration": "Gemma 3 with images",
@@ -45,16 +41,10 @@ WRAPPERS = {
 }
 """Architecture -> what people call it."""
 
-_LLAMA_SIZES = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "vocab_size": 32000}
-_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    "gemma3_text": {"vocab_size": 262_208, "max_position_embeddings": 131_072},
-    "llama": {**_LLAMA_SIZES, "intermediate_size": 11_008, "max_position_embeddings": 2048, "rms_norm_eps": 1e-6},
-    "mistral": {
-        **_LLAMA_SIZES, "intermediate_size": 14_336, "num_key_value_heads": 8, "rms_norm_eps": 1e-6,
-        "max_position_embeddings": 131_072, "sliding_window": 4096,
-    },
+_TIED = {
+    "Gemma3ForConditionalGeneration", "InternVLForConditionalGeneration", "Mistral3ForConditionalGeneration",
 }  # fmt: skip
-"""What a sparse `text_config` leaves out, by model_type: the defaults of transformers' classes."""
+"""Those whose head is their embeddings where the file does not say."""
 
 _PREFIXES = (("model.language_model.", "model."), ("model.text_model.", "model."), ("language_model.", ""))
 _LANGUAGE = ("model.layers.", "model.embed_tokens.", "model.norm.", "lm_head.")
@@ -73,10 +63,10 @@ def language_part(config: dict[str, Any], tensors: Tensors) -> tuple[dict[str, A
     if not isinstance(inner, Mapping):
         raise BadCheckpoint(f"text_config of {architecture} is not an object.")
     kind = str(inner.get("model_type"))
-    if kind not in ARCHITECTURES:
+    if kind not in _INSIDE:
         raise BadCheckpoint(
             f"{architecture} around a language model of type {kind!r} is not supported (supported:"
-            f" {', '.join(ARCHITECTURES)})."
+            f" {', '.join(_INSIDE)})."
         )
     kept: Tensors = {}
     for name, tensor in tensors.items():
@@ -84,9 +74,10 @@ def language_part(config: dict[str, Any], tensors: Tensors) -> tuple[dict[str, A
         if own.startswith(_LANGUAGE):
             kept[own] = replace(tensor, name=own)
     ends = {key: config[key] for key in ("bos_token_id", "eos_token_id") if config.get(key) is not None}
-    told = {key: value for key, value in inner.items() if value is not None}
-    tied = {"tie_word_embeddings": "lm_head.weight" not in kept}
-    whole = {**_DEFAULTS.get(kind, {}), **told, **ends, **tied, "architectures": [ARCHITECTURES[kind]]}
+    tied = config.get("tie_word_embeddings", architecture in _TIED) or inner.get("tie_word_embeddings")
+    own = _INSIDE[kind]
+    whole = {**inner, **ends, "model_type": own, "architectures": [ARCHITECTURES[own]]}
+    whole["tie_word_embeddings"] = bool(tied)
     left = len(tensors) - len(kept)
     return whole, kept, f"{WRAPPERS[architecture]}: the language model only, without {left} tensors that read images"
 

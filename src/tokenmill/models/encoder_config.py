@@ -12,20 +12,32 @@ from typing import Any
 
 from ..core.errors import BadCheckpoint
 from ..formats.checkpoint import Checkpoint
+from ..formats.config_keys import ENCODER_TYPES, NOMIC_OWN_KEYS, keys_of
 from ..ops.api import HeadGeometry
-from .config import MAX_LAYERS, LayerConfig, RopeConfig
-from .encoder_families import ACTIVATIONS, FAMILIES, EncoderFamily
+from .config import MAX_LAYERS, LayerConfig
+from .config_json import ROPE_KEYS, read_nested, read_object
+from .encoder_families import ACTIVATIONS, FAMILIES, NOMIC_OWN, EncoderFamily
 from .fields import Fields
+from .rope import RopeConfig
+from .unread import refuse
 
 _WITHOUT_HEAD = ("Model", "ForMaskedLM")
 _CLASSIFIER = "ForSequenceClassification"
 _IDENTITY = "Identity"
-_NOMIC_PLAIN: Mapping[str, Any] = {
-    "causal": False, "moe_every_n_layers": 0, "num_experts": 0, "parallel_block": False, "prenorm": False,
-    "rotary_emb_interleaved": False, "rotary_emb_scale_base": None, "scale_attn_by_inverse_layer_idx": False,
-    "use_rms_norm": False,
-}  # fmt: skip
-"""Switches of Nomic's own configs that would ask for another forward pass."""
+
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+_MODERN_BIASES: Mapping[str, tuple[str, ...]] = {
+    "attention_bias": ("qkv", "output"),
+    "mlp_bias": ("gate_up", "down"),
+    "norm_bias": ("embed_norm", "attn_norm", "ffn_norm", "final_norm", "head_norm"),
+    "classifier_bias": ("head",),
+}
+_NOMIC_BIASES: Mapping[str, tuple[str, ...]] = {
+    "qkv_proj_bias": ("qkv", "output"),
+    "mlp_fc1_bias": ("gate", "up"),
+    "mlp_fc2_bias": ("down",),
+}
+"""Config key -> roles that have a bias where it is on. Of Nomic's makers; transformers' has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,34 +94,42 @@ def encoder_config(checkpoint: Checkpoint) -> EncoderConfig:
     architecture = _architecture(checkpoint)
     found = _split(architecture)
     assert found is not None, architecture
-    family, has_head = found
+    name, has_head = found
+    family = FAMILIES[name]
     given = checkpoint.metadata
-    renamed = {ours: given[theirs] for ours, theirs in family.keys.items() if theirs in given}
-    is_modern, is_nomic = family is FAMILIES["ModernBert"], family is FAMILIES["NomicBert"]
-    defaults = {"hidden_act": "silu" if is_nomic else "gelu", "layer_norm_eps": 1e-5 if is_modern else 1e-12}
-    fields = Fields({**given, **renamed}, str(checkpoint.path), defaults)
-    _refuse(fields, family, has_head)
-    width, num_heads = fields.count("hidden_size"), fields.count("num_attention_heads")
+    kind = given.get("model_type", ENCODER_TYPES[name])
+    if kind != ENCODER_TYPES[name]:
+        raise BadCheckpoint(f"{checkpoint.path}: {architecture} does not go with model_type {kind!r}.")
+    keys = keys_of(given)
+    if keys is NOMIC_OWN_KEYS:
+        family = NOMIC_OWN
+    renamed = {theirs: given[alias] for alias, theirs in family.aliases.items() if alias in given}
+    fields = Fields({**given, **renamed}, str(checkpoint.path), keys)
+    activation = fields.text(family.key("hidden_act"), "")
+    _refuse(fields, family, has_head, activation)
+    width, num_heads = fields.count(family.key("hidden_size")), fields.count(family.key("num_attention_heads"))
     head_dim = fields.count("head_dim", width // num_heads)
     if head_dim * num_heads != width or head_dim % 2:
         raise BadCheckpoint(f"{fields.where}: {num_heads} heads do not divide a width of {width} evenly.")
-    first = fields.count("pad_token_id", 1, least=0) + 1 if family.from_pad else 0
-    num_positions = fields.count("max_position_embeddings") - first
+    first = fields.count("pad_token_id", least=0) + 1 if family.from_pad else 0
+    longest = family.key("max_position_embeddings")
+    num_positions = fields.count(longest) - first
     if num_positions < 1:
-        raise BadCheckpoint(f"{fields.where}: max_position_embeddings leaves no position.")
-    num_layers = fields.count("num_hidden_layers", most=MAX_LAYERS)
+        raise BadCheckpoint(f"{fields.where}: {longest} = {fields.get(longest)} leaves no position.")
+    num_layers = fields.count(family.key("num_hidden_layers"), most=MAX_LAYERS)
     layers = (LayerConfig(0, None),) * num_layers
     biases = frozenset(family.names) - {"embed", "positions", "types"} | {"head"}
-    if is_modern:
+    if name == "ModernBert":
         layers = _modern_layers(fields, num_layers)
-        biases = _modern_biases(fields)
-    elif is_nomic:
-        layers = (LayerConfig(0, _nomic_rope(fields)),) * num_layers
-        biases = _nomic_biases(fields)
+        biases = _named_biases(fields, _MODERN_BIASES)
+    elif name == "NomicBert":
+        layers = (LayerConfig(0, _rope(fields, read_object(fields, "rope_parameters"), family.key("rope_theta"))),)
+        layers *= num_layers
+        biases = _named_biases(fields, _NOMIC_BIASES) | {"embed_norm", "attn_norm", "ffn_norm", "head"}
         if fields.get("rotary_scaling_factor"):  # beyond, angles would depend on the length
-            num_positions = min(num_positions, fields.count("max_trained_positions", 2048))
-    name = f"{family.names['embed']}.weight"
-    prefixes = [prefix for prefix in ("", *family.prefixes) if prefix + name in checkpoint.tensors]
+            num_positions = min(num_positions, fields.count("max_trained_positions"))
+    table = f"{family.names['embed']}.weight"
+    prefixes = [prefix for prefix in ("", *family.prefixes) if prefix + table in checkpoint.tensors]
     return EncoderConfig(
         architecture=architecture,
         family=family,
@@ -117,19 +137,19 @@ def encoder_config(checkpoint: Checkpoint) -> EncoderConfig:
         layers=layers,
         biases=biases,
         width=width,
-        ffn_width=fields.count("intermediate_size"),
+        ffn_width=fields.count(family.key("intermediate_size")),
         vocab_size=fields.count("vocab_size"),
         num_heads=num_heads,
         head_dim=head_dim,
-        norm_eps=fields.number("layer_norm_eps"),
+        norm_eps=fields.number(family.key("layer_norm_eps"), 1e-12),
         max_context=num_positions,
         num_places=num_positions if "positions" in family.names else int("types" in family.names),
-        num_types=fields.count("type_vocab_size", 2 if is_nomic else 1) if "types" in family.names else 1,
+        num_types=fields.count("type_vocab_size") if "types" in family.names else 1,
         first_position=first,
-        activation=family.activations[fields.text("hidden_act", "gelu")],
+        activation=family.activations[activation],
         has_head=has_head,
-        score_pooling=fields.text("classifier_pooling", "cls") if is_modern else "cls",
-        head_activation=ACTIVATIONS[fields.text("classifier_activation", "gelu")] if is_modern else "tanh",
+        score_pooling=fields.text("classifier_pooling", "cls") if has_head else "",
+        head_activation=_head_activation(fields) if has_head else "",
         score_activation=_score_activation(given),
     )
 
@@ -139,99 +159,65 @@ def _architecture(checkpoint: Checkpoint) -> str:
     return str(names[0]) if isinstance(names, list) and names else ""
 
 
-def _split(architecture: str) -> tuple[EncoderFamily, bool] | None:
-    """(family, whether there is a classifier)"""
+def _split(architecture: str) -> tuple[str, bool] | None:
+    """(name of the family, whether there is a classifier)"""
     for suffix in (*_WITHOUT_HEAD, _CLASSIFIER):
-        family = FAMILIES.get(architecture.removesuffix(suffix))
-        if family is not None and architecture.endswith(suffix):
-            return family, suffix == _CLASSIFIER
+        name = architecture.removesuffix(suffix)
+        if name in FAMILIES and architecture.endswith(suffix):
+            return name, suffix == _CLASSIFIER
     return None
 
 
 def _modern_layers(fields: Fields, num_layers: int) -> tuple[LayerConfig, ...]:
     """Every third layer sees all; the others see half of `local_attention` to each side, with angles of their own."""
-    every = fields.count("global_attn_every_n_layers", 3)
-    kinds = fields.get("layer_types") or [
-        "sliding_attention" if number % every else "full_attention" for number in range(num_layers)
-    ]
-    window = fields.count("local_attention", 128) // 2 + 1
-    ropes = fields.get("rope_parameters") or {}
+    kinds = fields.get("layer_types")
+    if kinds is None:
+        every = fields.count("global_attn_every_n_layers")
+        kinds = [_SLIDING if layer % every else _FULL for layer in range(num_layers)]
+    ropes = read_object(fields, "rope_parameters")
+    window = fields.count("local_attention") // 2 + 1
     by_kind = {
-        "full_attention": LayerConfig(0, _modern_rope(fields, ropes, "full_attention", "global_rope_theta", 160_000.0)),
-        "sliding_attention": LayerConfig(
-            window, _modern_rope(fields, ropes, "sliding_attention", "local_rope_theta", 10_000.0)
-        ),
+        _FULL: LayerConfig(0, _rope(fields, read_nested(fields, ropes, _FULL), "global_rope_theta")),
+        _SLIDING: LayerConfig(window, _rope(fields, read_nested(fields, ropes, _SLIDING), "local_rope_theta")),
     }
-    if not isinstance(kinds, list) or len(kinds) != num_layers or not set(kinds) <= by_kind.keys():
+    if not isinstance(kinds, list) or len(kinds) != num_layers or not set(map(str, kinds)) <= by_kind.keys():
         raise BadCheckpoint(f"{fields.where}: layer_types must name {num_layers} of {', '.join(by_kind)}.")
     return tuple(by_kind[kind] for kind in kinds)
 
 
-def _modern_rope(fields: Fields, ropes: Any, kind: str, key: str, default: float) -> RopeConfig:
-    own = ropes.get(kind) if isinstance(ropes, Mapping) else None
-    rope = Fields(own or {}, f"{fields.where}: rope_parameters of {kind}")
-    _refuse_scaling(rope, fields)
-    return RopeConfig(rope.number("rope_theta", fields.number(key, default), positive=True))
-
-
-def _nomic_rope(fields: Fields) -> RopeConfig:
-    rope = Fields(fields.get("rope_parameters") or {}, f"{fields.where}: rope_parameters")
-    _refuse_scaling(rope, fields)
-    return RopeConfig(rope.number("rope_theta", fields.number("rotary_emb_base", 1000.0), positive=True))
-
-
-def _refuse_scaling(rope: Fields, fields: Fields) -> None:
-    kind = rope.text("rope_type", "default")
+def _rope(fields: Fields, given: Mapping[str, Any], base_key: str) -> RopeConfig:
+    """base_key: what tells the base where `given` does not."""
+    rope = Fields(given, f"{fields.where} (rope)", ROPE_KEYS)
+    kind = rope.text("rope_type", rope.text("type", ""))
     if kind != "default" or fields.get("rope_scaling"):
         raise BadCheckpoint(f"{rope.where}: rope_type {kind!r} or rope_scaling is not supported for encoders.")
+    return RopeConfig(rope.number("rope_theta", fields.number(base_key), positive=True))
 
 
-def _modern_biases(fields: Fields) -> frozenset[str]:
-    found: set[str] = set()
-    for key, roles in (
-        ("attention_bias", ("qkv", "output")),
-        ("mlp_bias", ("gate_up", "down")),
-        ("norm_bias", ("embed_norm", "attn_norm", "ffn_norm", "final_norm", "head_norm")),
-        ("classifier_bias", ("head",)),
-    ):
-        if fields.get(key, False):
-            found.update(roles)
-    return frozenset(found)
+def _named_biases(fields: Fields, roles_of: Mapping[str, tuple[str, ...]]) -> frozenset[str]:
+    return frozenset(role for key, roles in roles_of.items() if fields.flag(key) for role in roles)
 
 
-def _nomic_biases(fields: Fields) -> frozenset[str]:
-    """Nomic's own configs name them, and have them where they do not say; those of transformers have none."""
-    found = {"embed_norm", "attn_norm", "ffn_norm", "head"}
-    is_own = "n_embd" in fields.metadata
-    for key, roles in (
-        ("qkv_proj_bias", ("qkv", "output")),
-        ("mlp_fc1_bias", ("gate", "up")),
-        ("mlp_fc2_bias", ("down",)),
-    ):
-        if fields.get(key, is_own):
-            found.update(roles)
-    return frozenset(found)
+def _head_activation(fields: Fields) -> str:
+    """Between the two linears of a classifier: the tanh, unless config.json names one."""
+    return ACTIVATIONS[fields.text("classifier_activation", "")] if fields.reads("classifier_activation") else "tanh"
 
 
-def _refuse(fields: Fields, family: EncoderFamily, has_head: bool) -> None:
-    positions = fields.text("position_embedding_type", "absolute")
+def _refuse(fields: Fields, family: EncoderFamily, has_head: bool, activation: str) -> None:
+    given = fields.metadata
+    positions = given.get("position_embedding_type", "absolute")
     if positions != "absolute":
         raise BadCheckpoint(f"{fields.where}: position_embedding_type {positions!r} is not supported.")
-    if fields.get("is_decoder") or fields.get("add_cross_attention"):
-        raise BadCheckpoint(f"{fields.where}: a {family.title} made to decode is not supported.")
-    activation = fields.text("hidden_act", "gelu")
+    for key in ("is_decoder", "add_cross_attention"):
+        if fields.flag(key) or given.get(key):
+            raise BadCheckpoint(f"{fields.where}: a {family.title} made to decode is not supported.")
     if activation not in family.activations:
         raise BadCheckpoint(
             f"{fields.where}: activation {activation!r} is not supported (supported: {', '.join(family.activations)})."
         )
-    if family is FAMILIES["NomicBert"]:
-        for key, plain in _NOMIC_PLAIN.items():
-            if fields.get(key, plain) not in (plain, False, None):
-                raise BadCheckpoint(f"{fields.where}: {key} = {fields.get(key)!r} is not supported.")
-        if "n_embd" in fields.metadata and fields.number("rotary_emb_fraction", 0.0) != 1:
-            raise BadCheckpoint(f"{fields.where}: rotary_emb_fraction must be 1.")
-        if family.activations[activation] != "silu":
-            raise BadCheckpoint(f"{fields.where}: activation {activation!r} is not supported (swiglu, silu).")
+    refuse(fields, family.refused)
+    if fields.number("rotary_emb_fraction", 1.0) != 1:
+        raise BadCheckpoint(f"{fields.where}: rotary_emb_fraction must be 1.")
     if not has_head:
         return
     if not family.head:
@@ -240,8 +226,8 @@ def _refuse(fields: Fields, family: EncoderFamily, has_head: bool) -> None:
         raise BadCheckpoint(f"{fields.where}: classifier_pooling must be cls or mean.")
     if fields.text("classifier_activation", "gelu") not in ACTIVATIONS:
         raise BadCheckpoint(f"{fields.where}: classifier_activation is not supported ({', '.join(ACTIVATIONS)}).")
-    labels = fields.get("id2label")
-    num_labels = len(labels) if isinstance(labels, dict) else fields.get("num_labels", 2)
+    labels = given.get("id2label")
+    num_labels = len(labels) if isinstance(labels, dict) else given.get("num_labels", 2)
     if num_labels != 1:
         raise BadCheckpoint(
             f"{fields.where}: a classifier of {num_labels} labels is not supported; one that scores has one label."

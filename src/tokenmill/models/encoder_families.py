@@ -8,7 +8,6 @@ from types import MappingProxyType
 
 ACTIVATIONS = {"gelu": "gelu_erf", "gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "gelu_fast": "gelu"}
 """Names in config.json -> what the forward pass calls them."""
-_GATES = {**ACTIVATIONS, "silu": "silu", "swiglu": "silu"}
 
 _LAYER = "encoder.layer.{}."
 _BERT_NAMES = {
@@ -77,7 +76,9 @@ class EncoderFamily:
     from_pad     positions count from pad_token_id + 1, not from 0
     pre_norm     norms come before attention and FFN, and not where layer 0 begins; else after the additions
     activations  config.json's names -> the forward pass's, which gate where there is a gate
-    keys         our name of a config key -> the family's, where it differs
+    keys         transformers' usual name of a config key -> the family's, where it differs
+    aliases      names that a file may say instead -> the family's
+    refused      (config key that must be off, what it would ask for)
     """
 
     title: str
@@ -89,6 +90,12 @@ class EncoderFamily:
     pre_norm: bool = False
     activations: Mapping[str, str] = field(default_factory=lambda: MappingProxyType(ACTIVATIONS))
     keys: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    aliases: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    refused: tuple[tuple[str, str], ...] = ()
+
+    def key(self, usual: str) -> str:
+        """The family's name of a config key."""
+        return self.keys.get(usual, usual)
 
     @property
     def gated(self) -> bool:
@@ -106,7 +113,7 @@ _MODERN = EncoderFamily(
     ("head.dense", "classifier"),
     head_norm="head.norm",
     pre_norm=True,
-    activations=MappingProxyType(_GATES),
+    activations=MappingProxyType({**ACTIVATIONS, "silu": "silu"}),
     keys={"hidden_act": "hidden_activation", "layer_norm_eps": "norm_eps"},
 )
 _NOMIC = EncoderFamily(
@@ -114,7 +121,22 @@ _NOMIC = EncoderFamily(
     ("bert.", "nomic_bert."),
     _NOMIC_NAMES,
     ("{}pooler.dense", "classifier"),
-    activations=MappingProxyType(_GATES),
+    activations=MappingProxyType({"silu": "silu"}),
+    refused=(
+        ("causal", "encoders that see what came before alone"),
+        ("moe_every_n_layers", "experts"),
+        ("num_experts", "experts"),
+        ("parallel_block", "parallel residuals"),
+        ("prenorm", "norms before attention and FFN"),
+        ("rotary_emb_interleaved", "interleaved angles"),
+        ("rotary_emb_scale_base", "angles with scales"),
+        ("scale_attn_by_inverse_layer_idx", "scales of each layer"),
+        ("use_rms_norm", "RMS norms"),
+    ),
+)
+NOMIC_OWN = replace(
+    _NOMIC,
+    activations=MappingProxyType({"swiglu": "silu", "silu": "silu"}),
     keys={
         "hidden_size": "n_embd",
         "intermediate_size": "n_inner",
@@ -123,8 +145,10 @@ _NOMIC = EncoderFamily(
         "max_position_embeddings": "n_positions",
         "layer_norm_eps": "layer_norm_epsilon",
         "hidden_act": "activation_function",
+        "rope_theta": "rotary_emb_base",
     },
 )
+"""Nomic BERT as its makers' config.json spells it."""
 _DISTIL = EncoderFamily(
     "DistilBERT",
     ("distilbert.",),
@@ -136,6 +160,7 @@ _DISTIL = EncoderFamily(
         "num_attention_heads": "n_heads",
         "hidden_act": "activation",
     },
+    aliases={"hidden_size": "dim", "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads"},
 )
 FAMILIES: Mapping[str, EncoderFamily] = {
     "Bert": _BERT,

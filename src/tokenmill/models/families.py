@@ -68,19 +68,23 @@ class Family:
     post_norm          norms on what attention and FFN give, before it is added
     qk_norm            "" none, "head" over each head, "width" over all heads together
     activation         "silu" or "gelu"; None: the file says
+    legacy_gelu        the file says "gelu" where the tanh form is meant
     gated              whether the FFN multiplies activation(gate) by up
     fused              roles stored as one matrix: "qkv", "gate_up"
     biases             roles that always have a bias
     bias_keys          file key -> roles that have a bias where it is true
     window_every       None: no windows; 0: every layer, where the file names a window; n: every layer but each n-th.
                        A file's own list of layer types overrules it
-    no_rope_every      n: each n-th layer is without positions, unless the file lists them; 0: none
+    window_on_no_rope  layers without positions have the window, and no others
+    no_rope_every      n: each n-th layer is without positions; 0: none. config.json may say another n, or list them
     no_rope_on_full    layers without a window are without positions, in a file that has windows
     scaled_embeddings  embeddings are multiplied by sqrt(width)
     interleaved_heads  rows of q and k are ordered for RoPE pairs (2i, 2i + 1)
     local_rope         windowed layers have RoPE settings of their own
+    rope_names         what names of RoPE scalings in config.json mean, where that is not what they say; others are
+                       then refused
     refused            (key, what it would mean) that must be absent or falsy
-    defaults           what a key means where the file leaves it out
+    defaults           what a key of a GGUF file means where it is missing; of config.json formats/config_keys.py knows
     names              role -> name pattern, where it is not the common one
     """
 
@@ -91,19 +95,27 @@ class Family:
     post_norm: bool = False
     qk_norm: str = ""
     activation: str | None = None
+    legacy_gelu: bool = False
     gated: bool = True
     fused: tuple[str, ...] = ()
     biases: tuple[str, ...] = ()
     bias_keys: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
     window_every: int | None = None
+    window_on_no_rope: bool = False
     no_rope_every: int = 0
     no_rope_on_full: bool = False
     scaled_embeddings: bool = False
     interleaved_heads: bool = False
     local_rope: bool = False
+    rope_names: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     refused: tuple[tuple[str, str], ...] = ()
     defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     names: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    def has_window(self, layer: int) -> bool:
+        """Whether a layer has the file's window, where the file does not list them."""
+        every = self.window_every
+        return every is not None and (every == 0 or (layer + 1) % every != 0)
 
     def layer_roles(self) -> tuple[str, ...]:
         """Roles that every layer has a weight for."""
@@ -118,10 +130,7 @@ class Family:
 
 _ATTENTION_BIAS = {"attention_bias": (*_QKV, "output")}
 _LLAMA_BIASES = {**_ATTENTION_BIAS, "mlp_bias": ("gate", "up", "down")}
-_GEMMA_SHAPE = {
-    "head_dim": 256, "num_attention_heads": 8, "num_key_value_heads": 4, "rms_norm_eps": 1e-6,
-    "query_pre_attn_scalar": 256, "sliding_window": 4096, "tie_word_embeddings": True,
-}  # fmt: skip
+_BIDIRECTIONAL = (("use_bidirectional_attention", "tokens that see ahead"),)
 _POST_NORM_NAMES = {
     "attn_post_norm": "model.layers.{}.post_attention_layernorm",
     "ffn_post_norm": "model.layers.{}.post_feedforward_layernorm",
@@ -132,43 +141,36 @@ HF_FAMILIES: Mapping[str, Family] = {
     "LlamaForCausalLM": Family("Llama 2, 3, 3.x; SmolLM2", bias_keys=_LLAMA_BIASES),
     "MistralForCausalLM": Family("Mistral", window_every=0),
     "MinistralForCausalLM": Family("Ministral", window_every=0),
-    "Qwen2ForCausalLM": Family("Qwen2, Qwen2.5", biases=_QKV, window_every=0, defaults={"use_sliding_window": False}),
+    "Qwen2ForCausalLM": Family("Qwen2, Qwen2.5", biases=_QKV, window_every=0),
     "Qwen3ForCausalLM": Family(
         "Qwen3",
         qk_norm="head",
         bias_keys=_ATTENTION_BIAS,
         window_every=0,
-        defaults={"head_dim": 128, "use_sliding_window": False},
     ),
     "SmolLM3ForCausalLM": Family(
-        "SmolLM3",
-        bias_keys=_LLAMA_BIASES,
-        window_every=0,
-        no_rope_every=4,
-        defaults={"use_sliding_window": False, "rope_theta": 2e6},
+        "SmolLM3", bias_keys=_LLAMA_BIASES, window_every=0, window_on_no_rope=True, no_rope_every=4
     ),
     "GemmaForCausalLM": Family(
         "Gemma",
-        activation="gelu",
+        legacy_gelu=True,
         norm_offset=1.0,
         scaled_embeddings=True,
         bias_keys=_ATTENTION_BIAS,
-        defaults={"head_dim": 256, "rms_norm_eps": 1e-6, "tie_word_embeddings": True},
+        refused=_BIDIRECTIONAL,
     ),
     "Gemma2ForCausalLM": Family(
         "Gemma 2",
-        activation="gelu",
         norm_offset=1.0,
         post_norm=True,
         scaled_embeddings=True,
         bias_keys=_ATTENTION_BIAS,
         window_every=2,
-        defaults={**_GEMMA_SHAPE, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+        refused=_BIDIRECTIONAL,
         names=_SANDWICH_NAMES,
     ),
     "Gemma3ForCausalLM": Family(
         "Gemma 3",
-        activation="gelu",
         norm_offset=1.0,
         post_norm=True,
         qk_norm="head",
@@ -176,11 +178,15 @@ HF_FAMILIES: Mapping[str, Family] = {
         bias_keys=_ATTENTION_BIAS,
         window_every=6,
         local_rope=True,
-        refused=(("use_bidirectional_attention", "bidirectional attention"),),
-        defaults={**_GEMMA_SHAPE, "rope_theta": 1e6, "rope_local_base_freq": 1e4},
+        refused=(*_BIDIRECTIONAL, ("attn_logit_softcapping", "caps of attention")),
         names=_SANDWICH_NAMES,
     ),
-    "Phi3ForCausalLM": Family("Phi-3, Phi-4", fused=("qkv", "gate_up"), window_every=0),
+    "Phi3ForCausalLM": Family(
+        "Phi-3, Phi-4",
+        fused=("qkv", "gate_up"),
+        window_every=0,
+        rope_names={"default": "default", "longrope": "longrope", "su": "longrope", "yarn": "longrope"},
+    ),
     "Olmo2ForCausalLM": Family(
         "OLMo 2",
         pre_norm=False,
@@ -206,24 +212,28 @@ HF_FAMILIES: Mapping[str, Family] = {
         gated=False,
         bias_keys={"use_bias": _PROJECTIONS},
         window_every=0,
-        defaults={"use_bias": True, "tie_word_embeddings": True, "hidden_act": "gelu_pytorch_tanh"},
         names={"up": "model.layers.{}.mlp.c_fc", "down": "model.layers.{}.mlp.c_proj"},
     ),
     "StableLmForCausalLM": Family(
         "StableLM 2",
         norm="layer",
         bias_keys={"use_qkv_bias": _QKV},
-        refused=(("qk_layernorm", "norms of each head"), ("use_parallel_residual", "parallel residuals")),
-        defaults={"partial_rotary_factor": 0.25, "layer_norm_eps": 1e-5},
+        refused=(
+            ("qk_layernorm", "norms of each head"),
+            ("use_parallel_residual", "parallel residuals"),
+        ),
     ),
-    "HeliumForCausalLM": Family("Helium", interleaved_heads=True, bias_keys=_LLAMA_BIASES),
+    "HeliumForCausalLM": Family(
+        "Helium",
+        interleaved_heads=True,
+        bias_keys={"attention_bias": _QKV, "mlp_bias": ("gate", "up", "down")},
+    ),
     "Glm4ForCausalLM": Family(
         "GLM-4",
         post_norm=True,
         fused=("gate_up",),
         interleaved_heads=True,
         bias_keys={"attention_bias": _QKV},
-        defaults={"partial_rotary_factor": 0.5},
         names={
             "attn_post_norm": "model.layers.{}.post_self_attn_layernorm",
             "ffn_post_norm": "model.layers.{}.post_mlp_layernorm",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..core.errors import BadCheckpoint
+from ..formats.config_keys import Keys
 
 _LARGEST_NUMBER = 1e30
 """Beyond any setting; what is past it, infinite or not a number is damage."""
@@ -14,21 +15,56 @@ _LARGEST_NUMBER = 1e30
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """Typed access to metadata. A null counts as absent."""
+    """Typed access to metadata.
+
+    keys       of a config.json, those its type reads (formats/config_keys.py); None for a GGUF file, which says what
+               it says
+    defaults   what a GGUF key means where it is missing
+    """
 
     metadata: Mapping[str, Any]
     where: str
+    keys: Keys | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
     prefix: str = ""
 
     def get(self, key: str, default: Any = None) -> Any:
+        """What the file says; where it has no such key, what that means; `default` where that is nothing, where the
+        file says null and may, and where the key is not one that its type reads. Raises BadCheckpoint for a null that
+        means nothing."""
         key = self.prefix + key
-        value = self.metadata.get(key)
-        value = self.defaults.get(key) if value is None else value
+        if self.keys is None:
+            value = self.metadata.get(key, self.defaults.get(key))
+        else:
+            known = self.keys.get(key)
+            if known is None:
+                return default
+            value = self.metadata.get(key, known.default)
+            if value is None and not known.nullable and (known.required or key in self.metadata):
+                raise BadCheckpoint(f"{self.where}: {key} must not be {'null' if key in self.metadata else 'missing'}.")
         return default if value is None else value
+
+    def check_nulls(self) -> None:
+        """Raises BadCheckpoint for the first key that is null, or missing, and must not be."""
+        for key in self.keys or ():
+            self.get(key)
+
+    def reads(self, key: str) -> bool:
+        """Whether `key` decides anything."""
+        return self.keys is None or key in self.keys
+
+    def meaning_of_missing(self, key: str) -> Any:
+        """What `key` of a config.json means where it is missing, whatever this file says."""
+        return self.keys[key].default if self.keys is not None else None
 
     def text(self, key: str, default: str) -> str:
         return str(self.get(key, default))
+
+    def flag(self, key: str) -> bool:
+        value = self.get(key, False)
+        if not isinstance(value, bool):
+            raise BadCheckpoint(f"{self.where}: {self.prefix}{key} must be true or false, got {value!r}.")
+        return value
 
     def number(self, key: str, default: float | None = None, *, positive: bool = False) -> float:
         value = self.get(key, default)

@@ -9,10 +9,41 @@ that a position's cosines never change while a model is served; their digest is 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
-from .config import RopeConfig
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """Angles of rotary embeddings: pair i of R/2 turns by position * base^(-2i/R), scaled.
+
+    none      as it is
+    linear    every frequency is divided by `factor`
+    dynamic   the base grows with the longest context served, beyond `original_context` (NTK-aware)
+    yarn      frequencies that turn less than `slow_turns` times in `original_context` are divided by `factor`, those
+              that turn more than `fast_turns` times are kept, and between them is a ramp over the pairs
+    longrope  frequencies are divided by `short_divisors`, or by `long_divisors` where more than `original_context`
+              positions are served
+    llama3    as yarn, by wavelength against `original_context` / (low, high)_freq_factor
+
+    cos_scale  multiplies cosines and sines
+    divisors   a checkpoint's own table, by which frequencies are divided whatever the scaling
+    """
+
+    base: float
+    scaling: str = "none"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_context: int = 8192
+    fast_turns: float = 32.0
+    slow_turns: float = 1.0
+    whole_pairs: bool = True  # yarn: the ramp begins and ends at whole pairs
+    cos_scale: float = 1.0
+    short_divisors: tuple[float, ...] = ()
+    long_divisors: tuple[float, ...] = ()
+    divisors: tuple[float, ...] = ()
 
 
 def rope_frequencies(rope: RopeConfig, num_turned: int, num_positions: int = 0) -> np.ndarray:

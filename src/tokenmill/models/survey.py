@@ -68,14 +68,21 @@ class Survey:
         return sum(group.packed_bytes for group in self.groups)
 
 
+def shape_of(checkpoint: Checkpoint) -> ModelConfig | EncoderConfig:
+    """The shape of the model, of whatever kind. Raises BadCheckpoint for one that cannot be read, naming its
+    architecture or the key at fault."""
+    if is_encoder(checkpoint):
+        return encoder_config(checkpoint)
+    return config_from_checkpoint(body_of(checkpoint) if is_bare_decoder(checkpoint) else checkpoint)
+
+
 def survey(checkpoint: Checkpoint, *, quantization: str | None = None, kv_dtype: str = "f16") -> Survey:
     """Raises BadCheckpoint for an architecture that cannot be read."""
-    if is_encoder(checkpoint):
-        encoder = encoder_config(checkpoint)
-        return Survey(encoder, _groups(checkpoint, _encoder_parts(encoder), quantization), ())
+    config = shape_of(checkpoint)
+    if isinstance(config, EncoderConfig):
+        return Survey(config, _groups(checkpoint, _encoder_parts(config), quantization), ())
     if is_bare_decoder(checkpoint):
         checkpoint = body_of(checkpoint)
-    config = config_from_checkpoint(checkpoint)
     parts = _parts(checkpoint.kind, config)
     return Survey(config, _groups(checkpoint, parts, quantization), kv_groups(config, dtype=kv_dtype))
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..core.errors import BadCheckpoint
 from ..formats.checkpoint import Checkpoint
+from ..formats.config_keys import architecture_of, keys_of, value_of
 from ..formats.safetensors import read_json
 from ..formats.sentence import read_sentence_config
 from .chat import MAX_TEMPLATE_CHARS, ChatTemplate
@@ -25,8 +26,6 @@ END_MARKS = frozenset(
     {"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>"}
 )
 """Control tokens that end an answer under whatever key the file names its EOS: files often name only one of several."""
-
-_CONTEXT_KEY = "max_position_embeddings"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +85,7 @@ def _load_folder(checkpoint: Checkpoint, chat_template: str | None) -> TextModel
     bos, eos = token_content(config.get("bos_token")), token_content(config.get("eos_token"))
     source = _chat_source(checkpoint.path, config) if chat_template is None else chat_template
     sentence = read_sentence_config(checkpoint.path)
-    bos_token_id = tokenizer.token_id(bos) if bos is not None else checkpoint.metadata.get("bos_token_id")
+    bos_token_id = tokenizer.token_id(bos) if bos is not None else value_of(checkpoint.metadata, "bos_token_id")
     return TextModel(
         tokenizer,
         ChatTemplate(source, bos or "", eos or "") if source is not None else None,
@@ -99,8 +98,11 @@ def _load_folder(checkpoint: Checkpoint, chat_template: str | None) -> TextModel
 
 
 def _folder_ends(checkpoint: Checkpoint, tokenizer: Tokenizer, eos: str | None) -> tuple[int, ...]:
-    """The tokenizer's EOS, and those of generation_config.json, or where it lists none, of config.json."""
+    """The tokenizer's EOS, and those of generation_config.json, or where it lists none, of config.json; where no file
+    names any, what the model's type means by that."""
     listed = checkpoint.generation_config.get("eos_token_id", checkpoint.metadata.get("eos_token_id"))
+    if eos is None and "eos_token_id" not in checkpoint.generation_config:
+        listed = value_of(checkpoint.metadata, "eos_token_id")
     listed = listed if isinstance(listed, list) else [] if listed is None else [listed]
     if not all(type(token_id) is int and token_id >= 0 for token_id in listed):
         raise BadCheckpoint(f"eos_token_id must be a token id or a list of them, got {listed!r}.")
@@ -124,10 +126,13 @@ def _chat_source(folder: Path, config: dict[str, Any]) -> str | None:
     return source if isinstance(source, str) else None
 
 
-def _folder_context(metadata: dict[str, Any]) -> int:
-    """Under GPT-2's name where a config has the names of its kind, as Nomic's encoders do."""
-    key = "n_positions" if "max_position_embeddings" not in metadata and "n_positions" in metadata else _CONTEXT_KEY
-    return _context(metadata.get(key), key)
+def _folder_context(config: dict[str, Any]) -> int:
+    key = "n_positions" if "n_positions" in keys_of(config) else "max_position_embeddings"
+    length = value_of(config, key)
+    if length is None and key not in config:
+        architecture = architecture_of(config) or config.get("model_type", "")
+        raise BadCheckpoint(f"architecture {architecture!r} is not supported; docs/models.md lists those that are.")
+    return _context(length, key)
 
 
 def _context(length: Any, key: str) -> int:

@@ -1,0 +1,381 @@
+"""The keys of config.json that decide what a model computes, by `model_type`, and what each means where it is missing.
+
+A key that is left out and a key that is null say different things: the first means the default of the type's class in
+transformers, the second is a value, which only some keys take ("no window", "follows from the others"). A key that a
+type does not list is not read for it, whatever a file says there: Llama has no windows. Keys that decide nothing
+(dropout, how weights were drawn, caches) are in no list here; models/unread.py knows them.
+
+How RoPE settings are spelled inside `rope_parameters` or `rope_scaling` is told in models/config_json.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """default: what a missing key means; None for what follows from other keys, or nothing. nullable: whether a file
+    may say null, which means the same as a default of None. required: whether it may not be missing."""
+
+    default: Any
+    nullable: bool
+    required: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _OrNull:
+    """A default, beside which a file may say null."""
+
+    default: Any
+
+
+class _Missing(Enum):
+    """DERIVED: a missing key follows from others, a null is an error; REQUIRED: a missing one is an error too."""
+
+    DERIVED = 0
+    REQUIRED = 1
+
+
+_DERIVED, _REQUIRED = _Missing.DERIVED, _Missing.REQUIRED
+_WINDOW = _OrNull(4096)
+
+Keys = Mapping[str, Key]
+
+
+def _keys(**meanings: Any) -> Keys:
+    """A meaning of None is nullable."""
+    keys = {}
+    for name, meaning in meanings.items():
+        if isinstance(meaning, _Missing):
+            keys[name] = Key(None, False, meaning is _REQUIRED)
+        elif isinstance(meaning, _OrNull):
+            keys[name] = Key(meaning.default, True)
+        else:
+            keys[name] = Key(meaning, meaning is None)
+    return keys
+
+
+def _sizes(vocab: int, width: int, ffn: int, layers: int, heads: int, kv_heads: Any, context: int) -> dict[str, Any]:
+    return {
+        "vocab_size": vocab,
+        "hidden_size": width,
+        "intermediate_size": ffn,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "max_position_embeddings": context,
+    }
+
+
+def _ends(bos: int | None, eos: int | None) -> dict[str, Any]:
+    return {"bos_token_id": _OrNull(bos), "eos_token_id": _OrNull(eos)}
+
+
+_COMMON: dict[str, Any] = {
+    "tie_word_embeddings": False,
+    "rope_parameters": None,
+    "rope_scaling": None,
+    "rope_theta": 10000.0,
+    "original_max_position_embeddings": _DERIVED,
+}
+_DECODER = {**_COMMON, "head_dim": _DERIVED, "hidden_act": "silu", "rms_norm_eps": 1e-6}
+_QWEN_WINDOWS = {
+    "use_sliding_window": False, "sliding_window": _WINDOW, "max_window_layers": 28, "layer_types": None,
+}  # fmt: skip
+_GEMMA = {
+    **_COMMON, **_ends(2, 1), "head_dim": 256, "rms_norm_eps": 1e-6, "attention_bias": False,
+    "tie_word_embeddings": True,
+}  # fmt: skip
+_GEMMA2 = {
+    **_GEMMA, "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 256, "sliding_window": _WINDOW,
+    "layer_types": None,
+}  # fmt: skip
+_QWEN2_VL = {
+    **_COMMON, **_sizes(152_064, 8192, 29_568, 80, 64, _OrNull(8), 32_768), **_ends(151_643, 151_645),
+    "hidden_act": "silu", "rms_norm_eps": 1e-5, "rope_theta": 1e6, "use_sliding_window": _OrNull(False),
+    "sliding_window": _WINDOW, "max_window_layers": 80, "layer_types": None,
+}  # fmt: skip
+_BERT = {
+    "vocab_size": 30_522, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
+    "intermediate_size": 3072, "hidden_act": "gelu", "max_position_embeddings": 512, "type_vocab_size": 2,
+    "layer_norm_eps": 1e-12, "is_decoder": False, "add_cross_attention": False, "pad_token_id": _OrNull(0),
+    "bos_token_id": None, "eos_token_id": None,
+}  # fmt: skip
+_NOMIC = {
+    "type_vocab_size": 2, "head_dim": None, "rope_parameters": None, "rope_scaling": None, "bos_token_id": None,
+    "eos_token_id": None,
+}  # fmt: skip
+_ROBERTA = {**_BERT, **_ends(0, 2), "pad_token_id": 1}
+
+CONFIG_KEYS: Mapping[str, Keys] = {
+    "llama": _keys(
+        **_DECODER | _sizes(32_000, 4096, 11_008, 32, 32, None, 2048) | _ends(1, 2) | {"head_dim": None},
+        attention_bias=False,
+        mlp_bias=False,
+    ),
+    "mistral": _keys(
+        **_DECODER | _sizes(32_000, 4096, 14_336, 32, 32, 8, 131_072) | _ends(1, 2) | {"head_dim": None},
+        sliding_window=_WINDOW,
+    ),
+    "ministral": _keys(
+        **_DECODER | _sizes(32_000, 4096, 14_336, 32, 32, 8, 131_072) | _ends(1, 2) | {"head_dim": _REQUIRED},
+        sliding_window=_WINDOW,
+        layer_types=None,
+    ),
+    "qwen2": _keys(
+        **_DECODER | _sizes(151_936, 4096, 22_016, 32, 32, _OrNull(32), 32_768) | _ends(None, None) | _QWEN_WINDOWS
+    ),
+    "qwen3": _keys(
+        **_DECODER | _sizes(151_936, 4096, 22_016, 32, 32, _OrNull(32), 32_768) | _ends(None, None) | _QWEN_WINDOWS
+        | {"head_dim": 128},
+        attention_bias=False,
+    ),
+    "smollm3": _keys(
+        **_DECODER | _sizes(128_256, 2048, 11_008, 36, 16, _OrNull(4), 32_768) | _ends(128_000, 128_001)
+        | {"tie_word_embeddings": True, "rope_theta": 2e6},
+        use_sliding_window=False,
+        sliding_window=None,
+        layer_types=None,
+        no_rope_layers=None,
+        no_rope_layer_interval=4,
+        attention_bias=False,
+        mlp_bias=False,
+    ),
+    "gemma": _keys(**_GEMMA | _sizes(256_000, 3072, 24_576, 28, 16, 16, 8192), hidden_act="gelu_pytorch_tanh"),
+    "gemma2": _keys(
+        **_GEMMA2 | _sizes(256_000, 2304, 9216, 26, 8, 4, 8192),
+        final_logit_softcapping=_OrNull(30.0),
+        attn_logit_softcapping=_OrNull(50.0),
+    ),
+    "gemma3_text": _keys(
+        **_GEMMA2 | _sizes(262_208, 2304, 9216, 26, 8, 4, 131_072) | {"rope_theta": 1e6},
+        rope_local_base_freq=1e4,
+        sliding_window_pattern=6,
+        final_logit_softcapping=None,
+    ),
+    "phi3": _keys(
+        **_DECODER | _sizes(32_064, 3072, 8192, 32, 32, None, 4096) | _ends(1, 32_000)
+        | {"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096},
+        partial_rotary_factor=1.0,
+        sliding_window=None,
+    ),
+    "olmo2": _keys(
+        **_DECODER | _sizes(50_304, 4096, 11_008, 32, 32, None, 2048) | _ends(None, 50_279) | {"rms_norm_eps": 1e-5},
+        attention_bias=False,
+    ),
+    "olmo3": _keys(
+        **_DECODER | _sizes(50_304, 4096, 11_008, 32, 32, None, 2048) | _ends(None, 50_279)
+        | {"rms_norm_eps": 1e-5, "rope_theta": 5e5},
+        attention_bias=False,
+        sliding_window=_WINDOW,
+        layer_types=None,
+    ),
+    "granite": _keys(
+        **_DECODER | _sizes(32_000, 4096, 11_008, 32, 32, None, 2048) | _ends(1, 2),
+        attention_bias=False,
+        mlp_bias=False,
+        embedding_multiplier=1.0,
+        logits_scaling=1.0,
+        residual_multiplier=1.0,
+        attention_multiplier=1.0,
+    ),
+    "starcoder2": _keys(
+        **_COMMON | _sizes(49_152, 3072, 12_288, 30, 24, 2, 4096) | _ends(50_256, 50_256)
+        | {"tie_word_embeddings": True},
+        head_dim=None,
+        hidden_act="gelu_pytorch_tanh",
+        norm_epsilon=1e-5,
+        sliding_window=None,
+        use_bias=True,
+    ),
+    "stablelm": _keys(
+        **_COMMON | _sizes(50_304, 2560, 6912, 32, 32, 32, 4096) | _ends(0, 0),
+        hidden_act="silu",
+        layer_norm_eps=1e-5,
+        partial_rotary_factor=0.25,
+        use_qkv_bias=False,
+        qk_layernorm=False,
+        use_parallel_residual=False,
+    ),
+    "helium": _keys(
+        **_DECODER | _sizes(48_000, 2560, 7040, 24, 20, 20, 4096) | _ends(1, 2)
+        | {"head_dim": 128, "rms_norm_eps": 1e-8, "rope_theta": 1e5},
+        attention_bias=False,
+        mlp_bias=False,
+    ),
+    "glm4": _keys(
+        **_DECODER | _sizes(151_552, 4096, 13_696, 40, 32, 2, 131_072) | {"head_dim": 128, "rms_norm_eps": 1.5625e-7},
+        attention_bias=True,
+        partial_rotary_factor=0.5,
+        bos_token_id=None,
+        eos_token_id=_OrNull([151_329, 151_336, 151_338]),
+    ),
+    "exaone4": _keys(
+        **_DECODER | _sizes(102_400, 4096, 16_384, 32, 32, 32, 2048) | _ends(0, 2) | {"rms_norm_eps": 1e-5},
+        sliding_window=_WINDOW,
+        sliding_window_pattern=_OrNull(4),
+        layer_types=None,
+    ),
+    "seed_oss": _keys(
+        **_DECODER | _sizes(155_136, 4096, 27_648, 64, 80, _OrNull(8), 524_288) | _ends(0, 2)
+        | {"head_dim": _OrNull(128)},
+        attention_bias=True,
+        attention_out_bias=False,
+        mlp_bias=False,
+    ),
+    "qwen2_vl_text": _keys(**_QWEN2_VL),
+    "qwen2_5_vl_text": _keys(**_QWEN2_VL),
+    "qwen3_vl_text": _keys(
+        **_DECODER | _sizes(151_936, 4096, 22_016, 32, 32, _OrNull(32), 128_000) | _ends(None, None)
+        | {"head_dim": 128, "rope_theta": 5e5},
+        attention_bias=False,
+        layer_types=_DERIVED,
+    ),
+    "bert": _keys(**_BERT),
+    "roberta": _keys(**_ROBERTA | {"vocab_size": 50_265}),
+    "xlm-roberta": _keys(**_ROBERTA),
+    "camembert": _keys(**_ROBERTA),
+    "distilbert": _keys(
+        vocab_size=30_522,
+        max_position_embeddings=512,
+        dim=768,
+        hidden_dim=3072,
+        n_layers=6,
+        n_heads=12,
+        activation="gelu",
+        pad_token_id=_OrNull(0),
+        bos_token_id=None,
+        eos_token_id=None,
+    ),
+    "modernbert": _keys(
+        **_ends(50_281, 50_282),
+        vocab_size=50_368,
+        hidden_size=768,
+        intermediate_size=1152,
+        num_hidden_layers=22,
+        num_attention_heads=12,
+        hidden_activation="gelu",
+        max_position_embeddings=8192,
+        norm_eps=1e-5,
+        norm_bias=False,
+        attention_bias=False,
+        mlp_bias=False,
+        layer_types=None,
+        global_attn_every_n_layers=3,
+        local_attention=128,
+        rope_parameters=None,
+        rope_scaling=None,
+        global_rope_theta=160_000.0,
+        local_rope_theta=10_000.0,
+        classifier_pooling="cls",
+        classifier_bias=False,
+        classifier_activation="gelu",
+        pad_token_id=_OrNull(50_283),
+    ),
+    "nomic_bert": _keys(
+        **_NOMIC,
+        vocab_size=30_528,
+        hidden_size=768,
+        intermediate_size=3072,
+        num_hidden_layers=12,
+        num_attention_heads=12,
+        hidden_act="silu",
+        max_position_embeddings=2048,
+        layer_norm_eps=1e-12,
+        rope_theta=1000.0,
+        pad_token_id=0,
+    ),
+}  # fmt: skip
+
+NOMIC_OWN_KEYS = _keys(
+    **_NOMIC,
+    vocab_size=50_257,
+    n_embd=768,
+    n_inner=_REQUIRED,
+    n_layer=12,
+    n_head=12,
+    activation_function="gelu_new",
+    n_positions=1024,
+    layer_norm_epsilon=1e-5,
+    qkv_proj_bias=True,
+    mlp_fc1_bias=True,
+    mlp_fc2_bias=True,
+    rotary_emb_base=10_000.0,
+    rotary_emb_fraction=0.0,
+    rotary_scaling_factor=None,
+    max_trained_positions=2048,
+)
+"""Of a Nomic BERT as its makers spell it, by GPT-2's names and with their class's defaults; `n_embd` tells it."""
+
+ARCHITECTURES: dict[str, str] = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "ministral": "MinistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
+    "gemma": "GemmaForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+    "olmo2": "Olmo2ForCausalLM",
+    "olmo3": "Olmo3ForCausalLM",
+    "granite": "GraniteForCausalLM",
+    "starcoder2": "Starcoder2ForCausalLM",
+    "stablelm": "StableLmForCausalLM",
+    "helium": "HeliumForCausalLM",
+    "glm4": "Glm4ForCausalLM",
+    "exaone4": "Exaone4ForCausalLM",
+    "seed_oss": "SeedOssForCausalLM",
+    "qwen2_vl_text": "Qwen2ForCausalLM",
+    "qwen2_5_vl_text": "Qwen2ForCausalLM",
+    "qwen3_vl_text": "Qwen3ForCausalLM",
+}
+"""`model_type` of a decoder -> the architecture it is read as. The first that names an architecture is its own type."""
+
+ENCODER_TYPES: dict[str, str] = {
+    "Bert": "bert",
+    "Roberta": "roberta",
+    "XLMRoberta": "xlm-roberta",
+    "Camembert": "camembert",
+    "DistilBert": "distilbert",
+    "ModernBert": "modernbert",
+    "NomicBert": "nomic_bert",
+}
+"""What the name of an encoder's architecture begins with -> its `model_type`."""
+
+_TYPES = {architecture: kind for kind, architecture in reversed(ARCHITECTURES.items())} | {
+    name + suffix: kind
+    for name, kind in ENCODER_TYPES.items()
+    for suffix in ("Model", "ForMaskedLM", "ForSequenceClassification")
+}
+
+
+def architecture_of(config: Mapping[str, Any]) -> str:
+    """What `architectures` names first, else what `model_type` stands for; "" where neither says anything known."""
+    names = config.get("architectures")
+    if isinstance(names, list) and names:
+        return str(names[0])
+    return ARCHITECTURES.get(str(config.get("model_type")), "")
+
+
+def model_type_of(config: Mapping[str, Any]) -> str:
+    """The `model_type` whose keys the file has: what it says, else that of its architecture."""
+    kind = str(config.get("model_type"))
+    return kind if kind in CONFIG_KEYS else _TYPES.get(architecture_of(config), "")
+
+
+def keys_of(config: Mapping[str, Any]) -> Keys:
+    """The keys that the file's type reads, in the file's own spelling; none where its type is not known."""
+    kind = model_type_of(config)
+    return NOMIC_OWN_KEYS if kind == "nomic_bert" and "n_embd" in config else CONFIG_KEYS.get(kind, {})
+
+
+def value_of(config: Mapping[str, Any], key: str) -> Any:
+    """What a file says or, by leaving it out, means by `key`; None where its type is not known."""
+    known = keys_of(config).get(key)
+    return config.get(key, None if known is None else known.default)

@@ -1,0 +1,249 @@
+"""The settings of config.json that have several spellings: windows, RoPE, activations.
+
+RoPE settings stand in `rope_parameters`, by layer type where these differ; older files have `rope_theta` and its like
+beside an optional `rope_scaling`. Where a file has both, what counts is what transformers takes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..core.errors import BadCheckpoint
+from ..formats.config_keys import Key
+from .families import Family
+from .fields import Fields
+from .rope import RopeConfig
+
+NORM_KEYS = ("rms_norm_eps", "layer_norm_eps", "norm_epsilon")
+"""Of which every type reads one."""
+
+_ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu", "gelu_new": "gelu"}
+"""Names in config.json -> what the decoder calls them: gelu is the tanh form."""
+
+_SLIDING, _FULL = "sliding_attention", "full_attention"
+
+ROPE_KEYS = {
+    "rope_type": Key(None, False),
+    "type": Key("default", False),
+    "rope_theta": Key(None, False),
+    "partial_rotary_factor": Key(None, False),
+    "factor": Key(None, True),
+    "attention_factor": Key(None, True),
+    "beta_fast": Key(None, True),
+    "beta_slow": Key(None, True),
+    "mscale": Key(None, True),
+    "mscale_all_dim": Key(None, True),
+    "truncate": Key(True, True),
+    "original_max_position_embeddings": Key(None, False),
+    "low_freq_factor": Key(None, False),
+    "high_freq_factor": Key(None, False),
+    "short_factor": Key(None, False),
+    "long_factor": Key(None, False),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Ropes:
+    """full, windowed: of layers without and with a window. fraction: of each head that turns. max_context: the longest
+    that the positions are made for."""
+
+    full: RopeConfig
+    windowed: RopeConfig
+    fraction: float
+    max_context: int
+
+
+def read_activation(fields: Fields, family: Family) -> str:
+    key = "hidden_activation" if fields.reads("hidden_activation") else "hidden_act"
+    name = fields.text(key, "")
+    known = _ACTIVATIONS | {"gelu": "gelu"} if family.legacy_gelu else _ACTIVATIONS
+    if not family.gated:  # where nothing is gated there is one kernel
+        known = {name: activation for name, activation in known.items() if activation == "gelu"}
+    if name not in known:
+        raise BadCheckpoint(
+            f"{fields.where}: activation {name!r} ({key}) is not supported (supported: {', '.join(known)})."
+        )
+    return known[name]
+
+
+def read_windows(fields: Fields, family: Family, num_layers: int) -> tuple[list[int], frozenset[int]]:
+    """-> (each layer's window, 0 for none; the layers without positions)"""
+    has_window = fields.get("sliding_window") is not None
+    if fields.reads("use_sliding_window") and not fields.flag("use_sliding_window"):
+        has_window = False
+    window = fields.count("sliding_window") if has_window else 0
+    no_rope = _no_rope(fields, family, num_layers)
+    kinds = fields.get("layer_types")
+    if kinds is None:
+        kinds = _kinds(fields, family, has_window, no_rope, num_layers)
+        listed = fields.metadata.get("layer_types", kinds)
+        if listed not in (kinds, None):
+            raise BadCheckpoint(f"{fields.where}: layer_types of a {family.title} that differ are not supported.")
+    if not isinstance(kinds, list) or len(kinds) != num_layers:
+        raise BadCheckpoint(f"{fields.where}: layer_types must be a list of {num_layers}.")
+    unknown = set(map(str, kinds)) - {_SLIDING, _FULL}
+    if unknown:
+        raise BadCheckpoint(f"{fields.where}: layer_types has {sorted(unknown)}, which are not supported.")
+    if _SLIDING in kinds and not has_window:
+        raise BadCheckpoint(f"{fields.where}: layers of sliding_attention need a sliding_window; there is none.")
+    if family.no_rope_on_full and has_window:
+        no_rope = frozenset(layer for layer, kind in enumerate(kinds) if kind == _FULL)
+    return [window if kind == _SLIDING else 0 for kind in kinds], no_rope
+
+
+def _no_rope(fields: Fields, family: Family, num_layers: int) -> frozenset[int]:
+    if not family.no_rope_every:
+        return frozenset()
+    flags = fields.get("no_rope_layers")
+    if flags is None:
+        every = fields.count("no_rope_layer_interval")
+        return frozenset(layer for layer in range(num_layers) if (layer + 1) % every == 0)
+    if not isinstance(flags, list) or len(flags) < num_layers:
+        raise BadCheckpoint(f"{fields.where}: no_rope_layers must be a list of {num_layers}.")
+    return frozenset(layer for layer in range(num_layers) if not flags[layer])
+
+
+def _kinds(fields: Fields, family: Family, has_window: bool, no_rope: frozenset[int], num_layers: int) -> list[str]:
+    """The kind of each layer, of a file that does not list them."""
+    layers = range(num_layers)
+    if fields.reads("sliding_window_pattern"):
+        every = fields.count("sliding_window_pattern")
+        return [_SLIDING if (layer + 1) % every else _FULL for layer in layers]
+    if family.window_every:
+        return [_SLIDING if family.has_window(layer) else _FULL for layer in layers]
+    if not has_window:
+        return [_FULL] * num_layers
+    if family.window_on_no_rope:
+        return [_SLIDING if layer in no_rope else _FULL for layer in layers]
+    first = fields.count("max_window_layers", 0, least=0)
+    return [_SLIDING if layer >= first else _FULL for layer in layers]
+
+
+def read_ropes(fields: Fields, family: Family) -> Ropes:
+    max_positions = fields.count("max_position_embeddings")
+    parameters, scaling = read_object(fields, "rope_parameters"), read_object(fields, "rope_scaling")
+    if family.local_rope:
+        if fields.get("rope_scaling") is not None:
+            _check_mixed(fields, parameters, scaling)
+        full = {**read_nested(fields, parameters, _FULL), **scaling}
+        local = read_nested(fields, parameters, _SLIDING)
+        base = fields.number("rope_theta")
+        rope, fraction, _ = _read_rope(fields, family, full, base, max_positions)
+        local_base = fields.number("rope_local_base_freq", fields.meaning_of_missing("rope_theta"))
+        windowed, _, _ = _read_rope(fields, family, local, local_base, max_positions)
+        return Ropes(rope, windowed, fraction, max_positions)
+    given = scaling or parameters
+    if any(isinstance(value, Mapping) for value in given.values()):
+        raise BadCheckpoint(f"{fields.where}: rope_parameters by layer type of a {family.title} are not supported.")
+    rope, fraction, longest = _read_rope(fields, family, given, fields.number("rope_theta"), max_positions)
+    return Ropes(rope, rope, fraction, longest)
+
+
+def _check_mixed(fields: Fields, parameters: Mapping[str, Any], scaling: Mapping[str, Any]) -> None:
+    """Old and new spelling in one file, of a model whose layer types differ."""
+    if ("type" in scaling and "rope_type" not in scaling) or (
+        fields.get("rope_parameters") is not None and not parameters.get(_FULL)
+    ):
+        raise BadCheckpoint(f"{fields.where}: this rope_scaling of a model with two kinds of layer is not supported.")
+
+
+def read_object(fields: Fields, key: str) -> Mapping[str, Any]:
+    """Empty where there is none. Raises BadCheckpoint for what is no object."""
+    value = fields.get(key, {})
+    if not isinstance(value, Mapping):
+        raise BadCheckpoint(f"{fields.where}: {key} must be an object, got {type(value).__name__}.")
+    return value
+
+
+def read_nested(fields: Fields, parameters: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+    """The settings of one kind of layer; empty where there are none."""
+    value = parameters.get(kind)
+    if value is not None and not isinstance(value, Mapping):
+        raise BadCheckpoint(f"{fields.where}: rope_parameters.{kind} must be an object, got {type(value).__name__}.")
+    return value or {}
+
+
+def _read_rope(
+    fields: Fields, family: Family, given: Mapping[str, Any], base: float, max_positions: int
+) -> tuple[RopeConfig, float, int]:
+    """-> (one layer type's RoPE, the fraction of a head that turns, the longest context it was scaled for). `base`:
+    where `given` has none."""
+    rope = Fields(given, f"{fields.where} (rope)", ROPE_KEYS)
+    base = rope.number("rope_theta", base)
+    name = rope.text("rope_type", rope.text("type", ""))
+    scaling = family.rope_names.get(name, "") if family.rope_names else name
+    fraction = _fraction(fields, family, rope)
+    if scaling in ("default", "mrope"):  # mrope: parts of a head turn by a position's row and column in an image
+        return RopeConfig(base), fraction, max_positions
+    original = _original(fields, family, rope, max_positions)
+    if scaling == "longrope":
+        return _longrope(rope, base, original, max_positions), fraction, max_positions
+    if scaling not in ("linear", "dynamic", "llama3", "yarn"):
+        raise BadCheckpoint(
+            f"{rope.where}: scaling {name!r} is not supported (supported: default, linear, dynamic, yarn, longrope,"
+            " llama3)."
+        )
+    factor = rope.number("factor", positive=True)
+    longest = max(max_positions, round(factor * original))
+    if scaling == "linear":
+        return RopeConfig(base, scaling, factor), fraction, longest
+    if scaling == "dynamic":
+        return RopeConfig(base, scaling, factor, original_context=max_positions), fraction, longest
+    if scaling == "llama3":
+        low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
+        return RopeConfig(base, scaling, factor, low, high, original), fraction, max_positions
+    return _yarn(rope, base, factor, original), fraction, longest
+
+
+def _fraction(fields: Fields, family: Family, rope: Fields) -> float:
+    key = "partial_rotary_factor"
+    if fields.reads(key):
+        return rope.number(key, fields.number(key))
+    for given in (rope, fields):
+        if given.metadata.get(key, 1) not in ((1,) if given is rope else (None, 1)):
+            raise BadCheckpoint(f"{given.where}: {key} = {given.metadata[key]!r} of a {family.title} is not supported.")
+    return 1.0
+
+
+def _original(fields: Fields, family: Family, rope: Fields, max_positions: int) -> int:
+    """The context before scaling. What stands beside the RoPE settings goes before what stands in them, unless these
+    differ by layer type."""
+    key = "original_max_position_embeddings"
+    if fields.get(key) is not None and not family.local_rope:
+        return fields.count(key)
+    return rope.count(key, max_positions)
+
+
+def _yarn(rope: Fields, base: float, factor: float, original: int) -> RopeConfig:
+    def stretch(weight: float) -> float:
+        return 1 + 0.1 * weight * math.log(factor) if factor > 1 else 1.0
+
+    over, under = rope.number("mscale", 0.0), rope.number("mscale_all_dim", 0.0)
+    inferred = stretch(over) / stretch(under) if over and under else stretch(1.0)
+    return RopeConfig(
+        base,
+        "yarn",
+        factor,
+        original_context=original,
+        fast_turns=rope.number("beta_fast", 0.0) or 32.0,
+        slow_turns=rope.number("beta_slow", 0.0) or 1.0,
+        whole_pairs=bool(rope.get("truncate", False)),
+        cos_scale=rope.number("attention_factor", inferred),
+    )
+
+
+def _longrope(rope: Fields, base: float, original: int, max_positions: int) -> RopeConfig:
+    factor = rope.number("factor", max_positions / original)
+    inferred = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 and original > 1 else 1.0
+    return RopeConfig(
+        base,
+        "longrope",
+        factor,
+        original_context=original,
+        cos_scale=rope.number("attention_factor", inferred),
+        short_divisors=rope.numbers("short_factor"),
+        long_divisors=rope.numbers("long_factor"),
+    )

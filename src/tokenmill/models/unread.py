@@ -1,0 +1,93 @@
+"""What a config.json says that is not read: refused where it would change the answer, told of where nobody knows.
+
+Three kinds of key decide nothing that is read here. Those without effect on what is computed are listed; those that
+transformers acts on and this decoder cannot are refused by name; what is left is unknown, ignored by transformers
+too, and told of once, since a newer release may have given it a meaning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from ..core.errors import BadCheckpoint
+from ..formats.checkpoint import Checkpoint
+from ..formats.config_keys import CONFIG_KEYS, model_type_of
+from .config_json import ROPE_KEYS
+from .families import HF_FAMILIES, Family
+from .fields import Fields
+
+WITHOUT_EFFECT = frozenset({
+    # training: how weights were drawn, dropout, losses
+    "initializer_range", "initializer_factor", "attention_dropout", "residual_dropout", "embedding_dropout",
+    "hidden_dropout", "resid_pdrop", "embd_pdrop", "hidden_dropout_prob", "attention_probs_dropout_prob",
+    "classifier_dropout", "dropout", "qa_dropout", "seq_classif_dropout", "sinusoidal_pos_embds",
+    "gradient_checkpointing", "router_aux_loss_coef", "output_router_logits", "mlp_dropout", "use_mup",
+    "pretraining_tp", "problem_type", "summary_type",
+    # how a forward pass is run or returned
+    "use_cache", "cache_implementation", "chunk_size_feed_forward", "output_hidden_states", "output_attentions",
+    "return_dict", "attn_implementation", "experts_implementation", "torchscript", "use_bfloat16", "pruned_heads",
+    "tf_legacy_loss", "dtype", "torch_dtype", "is_encoder_decoder", "tie_encoder_decoder",
+    "cross_attention_hidden_size",
+    # what the file is
+    "architectures", "model_type", "transformers_version", "auto_map", "name_or_path", "base_model_tp_plan",
+    "custom_pipelines", "transformers.js_config",
+    # read elsewhere: the quantised tensors, the text side, scores
+    "quantization_config", "compression_config", "tokenizer_class", "prefix", "task_specific_params",
+    "finetuning_task", "id2label", "label2id", "num_labels", "sentence_transformers",
+    "sbert_ce_default_activation_function", "text_config",
+    # what can only be as it is: other values are refused
+    "is_causal", "is_decoder", "add_cross_attention", "position_embedding_type",
+    # sampling, which generation_config.json tells
+    "assistant_confidence_threshold", "assistant_lookbehind", "bad_words_ids", "begin_suppress_tokens",
+    "diversity_penalty", "do_sample", "early_stopping", "encoder_no_repeat_ngram_size",
+    "encoder_repetition_penalty", "epsilon_cutoff", "eta_cutoff", "exponential_decay_length_penalty",
+    "length_penalty", "max_length", "min_length", "no_repeat_ngram_size", "num_assistant_tokens",
+    "num_assistant_tokens_schedule", "num_beam_groups", "num_beams", "num_return_sequences", "output_scores",
+    "remove_invalid_values", "repetition_penalty", "return_dict_in_generate", "suppress_tokens",
+    "target_lookbehind", "temperature", "top_k", "top_p", "typical_p",
+})  # fmt: skip
+_BEGINNINGS = ("_", "unsloth_", "vision_", "image_", "video_")
+_ENDS = ("_token_id", "_token_index")
+
+_ROPE_WITHOUT_EFFECT = {"mrope_section", "mrope_interleaved"}
+"""Of text alone, whose three kinds of position are one."""
+
+
+def refuse(fields: Fields, refused: Iterable[tuple[str, str]]) -> None:
+    """Raises BadCheckpoint for the first of `refused`, pairs of a key and what it asks for, that is on."""
+    for key, meaning in refused:
+        if fields.metadata.get(key):
+            raise BadCheckpoint(f"{fields.where}: {key} = {fields.metadata[key]!r}: {meaning} are not supported.")
+
+
+def refuse_what_is_not_done(fields: Fields, family: Family) -> None:
+    """Raises BadCheckpoint for a key with a value that transformers acts on and the decoder does not."""
+    refuse(fields, (*family.refused, ("per_layer_config", "layers of different shapes")))
+    if fields.metadata.get("is_causal") in (False, None) and "is_causal" in fields.metadata:
+        raise BadCheckpoint(f"{fields.where}: is_causal = false: a decoder that sees ahead is not supported.")
+
+
+def unread_keys(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """Keys of config.json that nothing is known of, in the file's order; of a GGUF file none."""
+    keys = CONFIG_KEYS.get(model_type_of(checkpoint.metadata))
+    if checkpoint.kind != "hf" or keys is None:
+        return ()
+    refused = {key for family in HF_FAMILIES.values() for key, _ in family.refused} | {"per_layer_config"}
+    known = keys.keys() | WITHOUT_EFFECT | refused
+    return tuple(
+        [key for key in checkpoint.metadata if not (key in known or key.startswith(_BEGINNINGS) or key.endswith(_ENDS))]
+        + list(_unread_rope_keys(checkpoint.metadata))
+    )
+
+
+def _unread_rope_keys(metadata: Mapping[str, Any]) -> Iterator[str]:
+    for name in ("rope_parameters", "rope_scaling"):
+        given = metadata.get(name)
+        if not isinstance(given, Mapping):
+            continue
+        for key, value in given.items():
+            if isinstance(value, Mapping):
+                yield from (f"{name}.{key}.{inner}" for inner in value if inner not in ROPE_KEYS)
+            elif key not in ROPE_KEYS and key not in _ROPE_WITHOUT_EFFECT:
+                yield f"{name}.{key}"

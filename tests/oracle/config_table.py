@@ -1,0 +1,259 @@
+"""What transformers makes of a config.json, as facts that decide a model's answers, and what we make of it.
+
+Facts are read from the modules that transformers builds (on the meta device, so that none has weights), not from its
+config: shapes of all tensors, windows, frequencies, scales, activations, epsilons. A key is put into a small config as
+present, null and absent, in contexts where it matters.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from families import LLAMA3, LONGROPE, SHAPE, YARN
+
+from tokenmill.formats.checkpoint import Checkpoint
+from tokenmill.formats.config_keys import ARCHITECTURES, CONFIG_KEYS
+from tokenmill.models.config import ModelConfig, config_from_checkpoint
+from tokenmill.models.rope import rope_frequencies
+from tokenmill.models.weights import expected_shapes
+
+BASE: dict[str, dict[str, Any]] = {"ministral": {"head_dim": 16}, "helium": {"head_dim": 16}}
+TYPES = tuple(ARCHITECTURES)
+OWN_ROPE = ("llama", "phi3", "gemma3_text", "olmo3", "glm4", "qwen2_vl_text")
+"""Types that read RoPE settings each in their way; the others do as Llama does."""
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+_NESTED = {_FULL: {"rope_type": "linear", "factor": 4.0}, _SLIDING: {"rope_theta": 77.0}}
+_OLD_YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+_DROPPED = ("rope_theta", "partial_rotary_factor")
+
+CONTEXTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "windows": {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 1},
+    "yarn": {"rope_parameters": {key: value for key, value in YARN.items() if key != "rope_theta"}},
+    "old yarn": {"rope_scaling": _OLD_YARN, "rope_theta": 5000.0},
+    "llama3": {"rope_scaling": {key: value for key, value in LLAMA3.items() if key != "rope_theta"}},
+    "longrope": {"rope_scaling": {key: value for key, value in LONGROPE.items() if key not in _DROPPED}},
+    "linear": {"rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+    "dynamic": {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}},
+    "by layer type": {"rope_parameters": _NESTED},
+}
+
+PRESENT: dict[str, list[Any]] = {
+    "vocab_size": [128],
+    "hidden_size": [32],
+    "intermediate_size": [40],
+    "num_hidden_layers": [3],
+    "num_attention_heads": [2],
+    "num_key_value_heads": [1, 4],
+    "head_dim": [32],
+    "hidden_act": ["silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu"],
+    "hidden_activation": ["silu", "gelu", "gelu_pytorch_tanh", "relu"],
+    "max_position_embeddings": [99],
+    "rms_norm_eps": [0.1],
+    "layer_norm_eps": [0.1],
+    "norm_epsilon": [0.1],
+    "query_pre_attn_scalar": [7],
+    "attn_logit_softcapping": [5.0],
+    "final_logit_softcapping": [5.0],
+    "attention_multiplier": [0.5, 0.0],
+    "embedding_multiplier": [0.5],
+    "residual_multiplier": [0.5],
+    "logits_scaling": [0.5],
+    **{
+        key: [True, False]
+        for key in (
+            "tie_word_embeddings", "attention_bias", "attention_out_bias", "mlp_bias", "use_bias", "use_qkv_bias",
+            "qk_layernorm", "use_parallel_residual", "use_bidirectional_attention", "is_causal",
+        )
+    },
+}  # fmt: skip
+WINDOW_KEYS: dict[str, list[Any]] = {
+    "sliding_window": [5, 0],
+    "use_sliding_window": [True, False],
+    "max_window_layers": [0, 2, 9],
+    "layer_types": [[_FULL, _SLIDING, _FULL, _SLIDING], [_FULL] * 4, [_SLIDING] * 4, [_FULL] * 3, ["linear"] * 4],
+    "sliding_window_pattern": [2, 3, 0, "LLLG"],
+    "no_rope_layers": [[1, 0, 1, 1], [1, 1, 1, 1], [1]],
+    "no_rope_layer_interval": [2, 0],
+}
+ROPE_KEYS: dict[str, list[Any]] = {
+    "rope_theta": [777.0],
+    "rope_local_base_freq": [777.0],
+    "partial_rotary_factor": [0.5, 1.0],
+    "original_max_position_embeddings": [32],
+    "rope_parameters": [{}, {"rope_type": "default", "rope_theta": 55.0}, YARN, LLAMA3, LONGROPE, _NESTED],
+    "rope_scaling": [{}, {"type": "linear", "factor": 2.0}, _OLD_YARN, {"rope_type": "su", "factor": 2.0}],
+}
+INNER_KEYS: dict[str, list[Any]] = {
+    "rope_type": ["default", "yarn", "unheard"],
+    "rope_theta": [99.0],
+    "factor": [2.0],
+    "attention_factor": [0.7],
+    "beta_fast": [20.0, 0],
+    "beta_slow": [2.0],
+    "mscale": [0.7],
+    "mscale_all_dim": [0.5],
+    "truncate": [False],
+    "low_freq_factor": [1.5],
+    "high_freq_factor": [3.0],
+    "original_max_position_embeddings": [16],
+    "partial_rotary_factor": [0.5],
+}
+
+ABSENT = object()
+"""In place of a value: the key is left out."""
+
+
+def cases(kind: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(name, config.json) of every key of a type, present, null and absent. Shapes are small where they are not the
+    key in question."""
+    base = {"model_type": kind, "architectures": [ARCHITECTURES[kind]], **SHAPE, **BASE.get(kind, {})}
+    keys = {key: PRESENT.get(key, []) for key in (*PRESENT, *CONFIG_KEYS[kind]) if key not in WINDOW_KEYS | ROPE_KEYS}
+    yield from _states(base, "plain", keys | WINDOW_KEYS | ROPE_KEYS)
+    yield from _states(base, "windows", WINDOW_KEYS)
+    for context in CONTEXTS.keys() - {"plain", "windows"} if kind in OWN_ROPE else ("old yarn",):
+        yield from _states(base, context, ROPE_KEYS)
+        yield from _inner_states(base, context)
+
+
+def _states(base: dict[str, Any], context: str, keys: dict[str, list[Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for key, values in keys.items():
+        for value in (ABSENT, None, *values):
+            config = copy.deepcopy(base | CONTEXTS[context])
+            config.pop(key, None)
+            if value is not ABSENT:
+                config[key] = copy.deepcopy(value)
+            yield f"{context}: {key} {'absent' if value is ABSENT else value}", config
+
+
+def _inner_states(base: dict[str, Any], context: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    outer = next(key for key in ("rope_parameters", "rope_scaling") if key in CONTEXTS[context])
+    for key, values in INNER_KEYS.items():
+        for value in (ABSENT, None, *values):
+            config = copy.deepcopy(base | CONTEXTS[context])
+            inner = config[outer].get(_FULL, config[outer])
+            inner.pop(key, None)
+            if value is not ABSENT:
+                inner[key] = value
+            yield f"{context}: {outer}.{key} {'absent' if value is ABSENT else value}", config
+
+
+def ours(config: dict[str, Any]) -> dict[str, Any]:
+    """Raises BadCheckpoint."""
+    model = config_from_checkpoint(Checkpoint("hf", Path("config.json"), copy.deepcopy(config), {}))
+    shapes = {name.removeprefix("model."): shape for name, shape in expected_shapes("hf", model).items()}
+    if config["model_type"].endswith("vl_text"):
+        shapes.pop("lm_head.weight", None)
+    return {
+        "shapes": shapes,
+        "windows": [layer.window for layer in model.layers],
+        "ropes": [_our_rope(model, layer) for layer in range(model.num_layers)],
+        "activation": model.activation,
+        "scaling": model.attention_scale,
+        "eps": model.norm_eps,
+        "caps": (model.attention_cap, model.logit_cap),
+        "multipliers": (
+            1.0 if model.family.scaled_embeddings else model.embed_scale, model.residual_scale, 1 / model.logit_scale,
+        ),
+        "context": model.max_context,
+    }  # fmt: skip
+
+
+def _our_rope(model: ModelConfig, layer: int) -> Any:
+    rope = model.layers[layer].rope
+    return None if rope is None else (rope_frequencies(rope, model.rotary_dim, 1), rope.cos_scale)
+
+
+def theirs(config: dict[str, Any]) -> dict[str, Any]:
+    """Raises what transformers raises, and ValueError for what it could not run."""
+    kind = config["model_type"]
+    given = {key: value for key, value in copy.deepcopy(config).items() if key != "model_type"}
+    made = transformers.AutoConfig.for_model(kind, **given)
+    made._attn_implementation = "eager"
+    inside = kind.endswith("vl_text")
+    name = type(made).__name__.removesuffix("Config") + "Model" if inside else ARCHITECTURES[kind]
+    with torch.device("meta"):
+        model = getattr(transformers, name)(made)
+    body = model if inside else model.model
+    if not getattr(made, "is_causal", True) or not body.layers[0].self_attn.is_causal:
+        raise NotImplementedError("not causal")
+    shapes = {key.removeprefix("model."): tuple(value.shape) for key, value in model.state_dict().items()}
+    if not inside and made.tie_word_embeddings:
+        shapes.pop("lm_head.weight")
+    layer, norm = body.layers[0], body.norm
+    listed = "layer_types" in type(made).__dataclass_fields__
+    kinds = (
+        made.layer_types
+        if listed
+        else [_SLIDING if getattr(made, "sliding_window", None) else _FULL] * len(body.layers)
+    )
+    windowed = "sliding_window" in type(made).__dataclass_fields__
+    if windowed and _SLIDING in kinds and not made.sliding_window:
+        raise ValueError("layers with a window need one")
+    mlp = layer.mlp
+    activation = next(getattr(mlp, name) for name in ("act_fn", "activation_fn", "act") if hasattr(mlp, name))
+    eps = next(getattr(norm, name) for name in ("variance_epsilon", "eps") if hasattr(norm, name))
+    return {
+        "shapes": shapes,
+        "windows": [made.sliding_window if windowed and each == _SLIDING else 0 for each in kinds],
+        "ropes": _their_ropes(made, body, kinds),
+        "activation": {"SiLUActivation": "silu", "SiLU": "silu", "GELUTanh": "gelu", "NewGELUActivation": "gelu"}.get(
+            type(activation).__name__, type(activation).__name__
+        ),
+        "scaling": layer.self_attn.scaling,
+        "eps": eps,
+        "caps": tuple(
+            (getattr(made, key) or 0.0) if key in CONFIG_KEYS[kind] else 0.0
+            for key in ("attn_logit_softcapping", "final_logit_softcapping")
+        ),
+        "multipliers": (
+            getattr(body, "embedding_multiplier", 1.0), getattr(layer, "residual_multiplier", 1.0),
+            made.logits_scaling if made.model_type == "granite" else 1.0,
+        ),
+        "context": made.max_position_embeddings,
+    }  # fmt: skip
+
+
+def _their_ropes(made: Any, body: Any, kinds: list[str]) -> list[Any]:
+    rotary = type(body.rotary_emb)(made)
+    ropes = []
+    for kind, layer in zip(kinds, body.layers, strict=True):
+        prefix = f"{kind}_" if hasattr(rotary, f"{kind}_inv_freq") else ""
+        attention = layer.self_attn
+        turns = bool(getattr(attention, "use_rope", True))
+        if made.model_type == "exaone4":
+            turns = attention.sliding_window is None or attention.is_sliding
+        frequencies = getattr(rotary, f"{prefix}inv_freq").numpy().astype(np.float64)
+        scale = getattr(rotary, f"{prefix}attention_scaling")
+        whole = 2 * len(frequencies) == attention.head_dim
+        if not whole and made.model_type not in ("phi3", "stablelm", "glm4"):
+            raise ValueError("heads that turn in part")
+        ropes.append((frequencies, scale) if turns else None)
+    return ropes
+
+
+def differences(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
+    """The facts in which two differ. The longest context is ours to say where RoPE is scaled."""
+    found = [key for key in a if key not in ("ropes", "context") and a[key] != b[key] and not _close(a[key], b[key])]
+    for mine, other in zip(a["ropes"], b["ropes"], strict=len(a["windows"]) == len(b["windows"])):
+        if (mine is None) != (other is None):
+            return [*found, "ropes"]
+        if mine is not None and (
+            len(mine[0]) != len(other[0])
+            or not np.allclose(mine[0], other[0], rtol=1e-5)
+            or not np.isclose(mine[1], other[1])
+        ):
+            return [*found, "ropes"]
+    if a["context"] < b["context"]:
+        found.append("context")
+    return found
+
+
+def _close(a: Any, b: Any) -> bool:
+    return isinstance(a, float) and isinstance(b, (int, float)) and bool(np.isclose(a, b, rtol=1e-6))
