@@ -117,6 +117,33 @@ def test_sparse_configs_mean_what_transformers_makes_of_them(tmp_path: Path) -> 
         assert max(layer.window for layer in ours.layers) == (window or 0)
 
 
+@pytest.mark.parametrize("window", [None, 8])
+def test_a_window_of_null_is_none(window: int | None, tmp_path: Path) -> None:
+    """As Mistral Small 3.1 and LLaVA-NeXT say it, though their class has a window where nothing is said."""
+    text = {"model_type": "mistral", "sliding_window": window}
+    whole = {"architectures": ["LlavaNextForConditionalGeneration"], "text_config": text}
+    config, _, _ = language_part(whole, {})
+    ours = config_from_checkpoint(open_checkpoint(save_nothing(tmp_path / "m", config)))
+    assert transformers.LlavaNextConfig(text_config=text).text_config.sliding_window == window
+    assert {layer.window for layer in ours.layers} == {window or 0}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("outer", [None, True, False])
+@pytest.mark.parametrize("inner", [None, True, False])
+def test_heads_are_tied_where_transformers_ties_them(name: str, outer: bool | None, inner: bool | None) -> None:
+    """Also by the word of the text inside alone, which newer classes take no notice of: without a head in the file
+    theirs would be random."""
+    kind = f"{name}ForConditionalGeneration"
+    text_name, options, eyes = CASES[name]
+    text_type = getattr(transformers, f"{text_name}Config").model_type
+    text = {"model_type": text_type, **({} if inner is None else {"tie_word_embeddings": inner})}
+    said = {} if outer is None else {"tie_word_embeddings": outer}
+    config, _, _ = language_part({"architectures": [kind], "text_config": text, **said}, {})
+    theirs = getattr(transformers, f"{name}Config")(text_config=text | options, vision_config=eyes, **said)
+    assert config["tie_word_embeddings"] == (bool(theirs.tie_word_embeddings) or bool(inner))
+
+
 def save_nothing(folder: Path, config: dict[str, Any]) -> Path:
     """A folder with a config and one tensor that no model has."""
     import json

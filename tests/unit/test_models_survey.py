@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from tiny import tiny_checkpoint
+from tokenmill.formats.checkpoint import open_checkpoint
 from tokenmill.models.config import config_from_checkpoint
 from tokenmill.models.survey import survey
 from tokenmill.models.weights import load_weights
@@ -32,3 +38,17 @@ def test_foretells_what_is_packed(quantization: str | None) -> None:
     weights = load_weights(checkpoint, config_from_checkpoint(checkpoint), ops, quantization=quantization)
     assert survey(checkpoint, quantization=quantization).packed_bytes == weights.num_bytes
     ops.close()
+
+
+def test_a_body_without_its_prefix_is_counted_and_read_whole(tmp_path: Path) -> None:
+    """Folders of vector models name a whole model and hold the tensors of its body."""
+    whole = tiny_checkpoint(tied=True)
+    tensors = {
+        name.removeprefix("model."): np.frombuffer(tensor.data, np.float32).reshape(tensor.shape)
+        for name, tensor in whole.tensors.items()
+    }
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(whole.metadata))
+    checkpoint = open_checkpoint(tmp_path)
+    assert survey(checkpoint).num_parameters == survey(whole).num_parameters > 0
+    assert checkpoint.tensors.keys() == whole.tensors.keys()

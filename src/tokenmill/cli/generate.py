@@ -11,6 +11,7 @@ from ..core.errors import ConfigError
 from ..llm import LLM
 from ..server.vectors import require_tokens
 from .models import progress_bar
+from .notes import NOTE
 from .options import engine_options, sampling_overrides
 
 
@@ -30,6 +31,9 @@ def generate(args: argparse.Namespace) -> int:
         )
     with llm:
         require_tokens(llm.ready)
+        for name, value in llm.ready.facts:
+            if name == NOTE:
+                print(f"tokenmill: note: {value}", file=sys.stderr)
         if args.lora is not None:
             llm.load_adapter("lora", args.lora)
         sampling = llm.default_sampling(**sampling_overrides(args))

@@ -17,6 +17,7 @@ from ..ops.native import available
 from .load import model_facts
 from .machine import read_machine
 from .models import local_model
+from .notes import NOTE, notes
 from .pooling import choose_pooling
 from .resolve import KV_CACHE_DTYPES, QUANTIZATIONS, EngineOptions, ModelFacts, resolve
 
@@ -56,6 +57,8 @@ def inspect(args: argparse.Namespace) -> int:
         print(f"{name:<14} {value}")
     if checkpoint.left_out:
         print(f"{'left out':<14} {checkpoint.left_out}")
+    for note in notes(checkpoint, quantization):
+        print(f"{NOTE:<14} {note}")
     print()
     for line in _table(found):
         print(line)

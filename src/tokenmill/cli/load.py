@@ -25,13 +25,14 @@ from ..ops.select import select_ops
 from ..sched.scheduler import max_running
 from ..worker.build import Worker, build_vector_worker, build_worker
 from .machine import MachineFacts
+from .notes import NOTE, notes
 from .pooling import PoolingChoice, choose_pooling
 from .resolve import BLOCK_SIZE, EngineOptions, EngineSettings, ModelFacts, kv_dtype_of, resolve
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """What runs steps, and how it was set up. `pooling`: how it pools, if it gives vectors."""
+    """What runs steps, and how it was set up. `pooling`: how it pools, if it gives vectors. notes: see notes.py."""
 
     config: EngineConfig
     settings: EngineSettings
@@ -39,6 +40,7 @@ class Engine:
     ops: Ops
     kernels: str
     pooling: PoolingChoice | None = None
+    notes: tuple[str, ...] = ()
 
     def close(self) -> None:
         """Stop the step thread and free the weights and the pool."""
@@ -70,7 +72,8 @@ class Engine:
         choices = ((choice.name, f"{choice.value} ({choice.reason})") for choice in self.settings.choices)
         pooled = () if self.pooling is None else (("pooling", f"{self.pooling.describe()} ({self.pooling.reason})"),)
         memory = ("memory", f"at most {format_parts(self.memory())}")
-        return (("kernels", self.kernels), *pooled, *choices, memory)
+        said = ((NOTE, note) for note in self.notes)
+        return (("kernels", self.kernels), *pooled, *choices, memory, *said)
 
     def memory(self) -> tuple[tuple[str, int], ...]:
         """Bytes by purpose, at most."""
@@ -128,7 +131,8 @@ def load_engine(
         num_window_blocks=worker.num_window_blocks,
         numerics_id=worker.numerics_id,
     )
-    return Engine(config, settings, worker, ops, describe_kernels(ops), pooling)
+    said = tuple(notes(checkpoint, settings.quantization))
+    return Engine(config, settings, worker, ops, describe_kernels(ops), pooling, said)
 
 
 def model_facts(checkpoint: Checkpoint, pooling: PoolingChoice | None, options: EngineOptions) -> ModelFacts:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..core.errors import BadCheckpoint
-from .config_keys import ARCHITECTURES
+from .config_keys import ARCHITECTURES, model_type_of
 from .quantised import QuantisedTensor
 from .tensor import Tensor
 
@@ -47,6 +47,7 @@ _TIED = {
 """Those whose head is their embeddings where the file does not say."""
 
 _PREFIXES = (("model.language_model.", "model."), ("model.text_model.", "model."), ("language_model.", ""))
+_BODY, _EMBEDDINGS = "model.", "embed_tokens.weight"
 _LANGUAGE = ("model.layers.", "model.embed_tokens.", "model.norm.", "lm_head.")
 
 Tensors = dict[str, Tensor | QuantisedTensor]
@@ -58,7 +59,7 @@ def language_part(config: dict[str, Any], tensors: Tensors) -> tuple[dict[str, A
     names = config.get("architectures")
     architecture = str(names[0]) if isinstance(names, list) and names else ""
     if architecture not in WRAPPERS:
-        return config, tensors, ""
+        return config, _with_prefix(config, tensors), ""
     inner = config.get("text_config") or config
     if not isinstance(inner, Mapping):
         raise BadCheckpoint(f"text_config of {architecture} is not an object.")
@@ -80,6 +81,14 @@ def language_part(config: dict[str, Any], tensors: Tensors) -> tuple[dict[str, A
     whole["tie_word_embeddings"] = bool(tied)
     left = len(tensors) - len(kept)
     return whole, kept, f"{WRAPPERS[architecture]}: the language model only, without {left} tensors that read images"
+
+
+def _with_prefix(config: Mapping[str, Any], tensors: Tensors) -> Tensors:
+    """Of a decoder saved as a body alone, whatever its config calls it, the names that it has inside a whole model."""
+    if model_type_of(config) not in ARCHITECTURES or f"{_BODY}{_EMBEDDINGS}" in tensors or _EMBEDDINGS not in tensors:
+        return tensors
+    named = {name if name.startswith(_LANGUAGE) else _BODY + name: tensor for name, tensor in tensors.items()}
+    return {name: replace(tensor, name=name) for name, tensor in named.items()}
 
 
 def _own_name(name: str) -> str:

@@ -1,7 +1,7 @@
 """Models that give vectors: encoders, and decoders that are asked for their last hidden states instead of logits.
 
 A decoder keeps its KV in blocks like any other and loads without its head. An encoder needs a pool too, of one layer
-and for the length of a step. Checkpoints of bare decoders (`Qwen3Model`, tensors without "model.") are read as those of
+and for the length of a step. Checkpoints of bare decoders (`Qwen3Model`) are read as those of
 the language model they are the body of.
 """
 
@@ -29,7 +29,6 @@ STEP_BLOCK = 16
 """Tokens of a block of an encoder's pool."""
 
 _CAUSAL = "ForCausalLM"
-_BODY = "model."
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +142,6 @@ def body_of(checkpoint: Checkpoint) -> Checkpoint:
     if metadata.get("is_causal") is False:
         raise BadCheckpoint(f"{checkpoint.path}: is_causal = false: a decoder that sees ahead is not supported.")
     metadata["architectures"] = [_whole(checkpoint) or _architecture(checkpoint)]
-    if f"{GLOBAL_NAMES['hf']['embed']}.weight" not in tensors:
-        tensors = {name if name.startswith(_BODY) else _BODY + name: tensor for name, tensor in tensors.items()}
     tensors.pop(f"{GLOBAL_NAMES['hf']['head']}.weight", None)
     metadata["tie_word_embeddings"] = True
     return replace(checkpoint, metadata=metadata, tensors=tensors)
