@@ -86,16 +86,30 @@ Folders in Hugging Face format (safetensors, one file or sharded with an index):
 | GPTQ, 4 and 8 bits, any group size, v1 and v2 zeros | q4_0, q4_1, q8_0, q8_m | packed by the published layout |
 | GPTQ with act-order | the same, columns in the order of groups | packed by the published layout |
 | AWQ, 4 bits (gemm) | q4_1 | packed by the published layout |
-| compressed-tensors pack-quantized, 4 and 8 bits | q4_0, q4_1, q8_0, q8_m | packed by the published layout |
+| compressed-tensors pack-quantized, 2 to 8 bits | q4_0, q4_1, q8_0, q8_m | the package |
 | compressed-tensors int-quantized (W8A8) | q8_0 | packed by the published layout |
-| compressed-tensors float-quantized (FP8) | f16 | torch's float8 |
+| compressed-tensors float-quantized (FP8, FP8_BLOCK), mxfp8-quantized | f16 | the package |
+| compressed-tensors nvfp4-pack-quantized, mxfp4-pack-quantized | q8_h, q8_0 | the package |
+| compressed-tensors sparse-24-bitmask, sparse-bitmask | as stored, dense | the package |
 | fp8 with scales for squares | f16 | torch's float8 |
 
-Group sizes that are a multiple of 16 but not of 32 take q8_h or q8_hm, others f16. `--quantization` turns matrices
-stored in 16 or 32 bits into q8_0, q4_0, q4_1, f16 or bf16 at load; with 4 bits, embeddings and head get q8_0. Files cut
-in parts (`-00001-of-0000N.gguf`) load by the name of any part.
+Other formats of compressed-tensors, and its `transform_config`, are refused by name. Group sizes that are a multiple of
+16 but not of 32 take q8_h or q8_hm, others f16. `--quantization` turns matrices stored in 16 or 32 bits into q8_0,
+q4_0, q4_1, f16 or bf16 at load; with 4 bits, embeddings and head get q8_0; where it changes nothing, a note says so.
+Files cut in parts (`-00001-of-0000N.gguf`) load by the name of any part.
 """
 
+
+CONFIG_KEYS = """
+## What config.json says
+
+Each key means what transformers makes of it, and a missing key, a null and a value are three different things: a
+missing `sliding_window` of a Mistral is a window of 4,096, a null is none. For every model type each key is held to the
+modules that transformers builds from the same file, present, null and absent (`tests/oracle/test_config_keys.py`). A key
+whose effect cannot be had is refused by name; keys that nobody knows are without effect, as in transformers, and are told
+of when a model is loaded or inspected. A file that says its head is its embeddings and holds another head gets the one
+it holds. Of an architecture that is not in these tables the refusal says its name.
+"""
 
 ENCODERS = """
 ## Encoders
@@ -117,7 +131,18 @@ several labels, are refused by name.
 
 
 def page() -> str:
-    return HEAD + _families() + _wrappers() + ENCODERS + _encoders() + POOLING + ROPE + _gguf_kinds() + FOLDERS
+    return (
+        HEAD
+        + _families()
+        + _wrappers()
+        + CONFIG_KEYS
+        + ENCODERS
+        + _encoders()
+        + POOLING
+        + ROPE
+        + _gguf_kinds()
+        + FOLDERS
+    )
 
 
 def _families() -> str:

@@ -15,8 +15,9 @@ from typing import Any
 from ..core.errors import BadCheckpoint
 from .digest import file_digest, weight_files
 from .gguf import open_gguf
+from .joining import join_quantised
 from .language import language_part
-from .quantised import QuantisedTensor, join_quantised
+from .quantised import QuantisedTensor
 from .safetensors import open_safetensors, read_json
 from .tensor import Tensor
 

@@ -1,4 +1,5 @@
-"""What a matrix stored as several tensors (quantised.py) means: integer codes with scales, or plain values.
+"""What a matrix stored as several tensors (quantised.py, compressed.py) means: integer codes with scales, or plain
+values.
 
 N outputs  K inputs  G groups of inputs
 """
@@ -13,16 +14,19 @@ from numpy.typing import NDArray
 from ..core.errors import BadCheckpoint
 from .ggml import dequantise
 from .quantised import QuantisedTensor
-from .tensor import Tensor
+from .tensor import BLOCK_LAYOUT, Tensor
 
+_TWICE_E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 @dataclass(frozen=True, slots=True)
 class IntegerMatrix:
-    """weight = scale * code + minimum: int8 codes_NK, float32 scales_NG and minimums_NG (None: all zero). With 4 bits
-    codes lie in -8..7, or in 0..15 where there are minimums. order_K (None: as they come): column k belongs to input
-    order_K[k], so that groups are runs of columns."""
+    """weight = scale * code + minimum: int8 codes_NK, float32 scales_NG and minimums_NG (None: all zero).
+
+    bits     4, where codes lie in -8..7, or in 0..15 where there are minimums; else 8
+    order_K  None: as they come; else column k belongs to input order_K[k], so that groups are runs of columns
+    """
 
     bits: int
     codes_NK: NDArray[np.int8]
@@ -41,8 +45,33 @@ class IntegerMatrix:
 
 
 def read_quantised(tensor: QuantisedTensor) -> IntegerMatrix | NDArray[np.float32]:
-    """An IntegerMatrix; or float32 [N, K] where codes are floats, or groups are not of one size."""
-    return {"gptq": _gptq, "awq": _awq, "packed": _packed, "int8": _int8, "float": _float}[tensor.layout](tensor)
+    """An IntegerMatrix; or float32 [N, K] where codes are floats of 8 bits, or groups are not of one size. Not for
+    layout "sparse", which `expanded` reads."""
+    return {
+        "gptq": _gptq,
+        "awq": _awq,
+        "packed": _packed,
+        "int8": _int8,
+        "float": _float,
+        "nvfp4": _float4,
+        "mxfp4": _float4,
+    }[tensor.layout](tensor)
+
+
+def expanded(tensor: QuantisedTensor) -> NDArray[np.generic]:
+    """The stored elements [N, K] of 8-bit codes or of a sparse matrix: unsigned integers of their size."""
+    if "compressed" not in tensor.parts:
+        return np.frombuffer(tensor.data, np.uint8).reshape(tensor.shape)
+    values, mask = tensor.parts["compressed"], tensor.parts["bitmask"]
+    num_inputs = tensor.shape[1]
+    bits_NK = np.unpackbits(np.frombuffer(mask.data, np.uint8).reshape(mask.shape), axis=1, bitorder="little")
+    there_NK = bits_NK[:, :num_inputs].astype(bool)
+    stored = np.frombuffer(values.data, f"<u{BLOCK_LAYOUT[values.kind][1]}")
+    if np.count_nonzero(there_NK) != len(stored):
+        raise BadCheckpoint(f"{tensor.name}: its bitmask does not count the {len(stored)} values that there are.")
+    out_NK = np.zeros(tensor.shape, stored.dtype)
+    out_NK[there_NK] = stored
+    return out_NK
 
 
 def _gptq(tensor: QuantisedTensor) -> IntegerMatrix | NDArray[np.float32]:
@@ -66,11 +95,12 @@ def _awq(tensor: QuantisedTensor) -> IntegerMatrix | NDArray[np.float32]:
 def _packed(tensor: QuantisedTensor) -> IntegerMatrix | NDArray[np.float32]:
     parts, bits = tensor.parts, tensor.bits
     num_outputs, num_inputs = tensor.shape
-    codes_NK = _unpack(_words(parts["weight_packed"]), bits, 1)[:, :num_inputs]
+    unpack = _unpack if tensor.whole_codes else _unpack_dense
+    codes_NK = unpack(_words(parts["weight_packed"]), bits, 1)[:, :num_inputs]
     scales_NG = _by_row(parts["weight_scale"], num_outputs)
     zeros_NG = np.full(scales_NG.shape, 1 << (bits - 1), np.int16)
     if "weight_zero_point" in parts:
-        zeros_NG = _unpack(_words(parts["weight_zero_point"]), bits, 0)[:num_outputs].astype(np.int16)
+        zeros_NG = unpack(_words(parts["weight_zero_point"]), bits, 0)[:num_outputs].astype(np.int16)
     return _integer_matrix(bits, codes_NK, zeros_NG, scales_NG, parts.get("weight_g_idx"))
 
 
@@ -80,14 +110,13 @@ def _int8(tensor: QuantisedTensor) -> IntegerMatrix | NDArray[np.float32]:
     zeros_NG = np.zeros(scales_NG.shape, np.int16)
     if "weight_zero_point" in parts:
         zeros_NG = _by_row(parts["weight_zero_point"], num_outputs).astype(np.int16)
-    codes_NK = np.frombuffer(tensor.data, np.uint8).reshape(tensor.shape) ^ np.uint8(128)
+    codes_NK = expanded(tensor).astype(np.uint8) ^ np.uint8(128)
     return _integer_matrix(8, codes_NK, zeros_NG + np.int16(128), scales_NG, None)
 
 
 def _float(tensor: QuantisedTensor) -> NDArray[np.float32]:
     num_outputs, num_inputs = tensor.shape
-    codes = tensor.parts["weight"]
-    values_NK = dequantise(codes.kind, codes.data, codes.num_values).reshape(tensor.shape)
+    values_NK = dequantise(tensor.kind, memoryview(expanded(tensor).tobytes()), tensor.num_values).reshape(tensor.shape)
     scales = tensor.parts.get("weight_scale_inv") or tensor.parts["weight_scale"]
     if tensor.block is not None:
         scales_NK = _floats_of(scales).repeat(tensor.block[0], axis=0)[:num_outputs].repeat(tensor.block[1], axis=1)
@@ -98,6 +127,17 @@ def _float(tensor: QuantisedTensor) -> NDArray[np.float32]:
         values_NGk = values_NK.reshape(num_outputs, scales_NG.shape[1], -1)
         values_NGk *= scales_NG[:, :, None]
     return values_NK
+
+
+def _float4(tensor: QuantisedTensor) -> IntegerMatrix:
+    """Twice an FP4 value (E2M1) is an integer."""
+    parts = tensor.parts
+    packed = np.frombuffer(tensor.data, np.uint8).reshape(tensor.shape[0], -1)
+    codes_NK = _TWICE_E2M1[np.stack([packed & np.uint8(15), packed >> np.uint8(4)], axis=2).reshape(tensor.shape)]
+    scales_NG = _by_row(parts["weight_scale"], tensor.shape[0]) * np.float32(0.5)
+    if "weight_global_scale" in parts:
+        scales_NG /= _floats_of(parts["weight_global_scale"]).reshape(())
+    return IntegerMatrix(8, codes_NK, scales_NG, None)
 
 
 def _integer_matrix(
@@ -122,12 +162,13 @@ def _integer_matrix(
     _check_groups(num_inputs, num_groups)
     middle = 1 << (bits - 1)
     scales_NG = np.ascontiguousarray(scales_NG, np.float32)
-    if bits == 8 or (zeros_NG == middle).all():
+    kept = 4 if bits <= 4 else 8
+    if kept == 8 or (zeros_NG == middle).all():
         centred_NK = np.subtract(codes_NK, np.uint8(middle), order="C").view(np.int8)
         minimums_NG = (middle - zeros_NG) * scales_NG
-        return IntegerMatrix(bits, centred_NK, scales_NG, minimums_NG if minimums_NG.any() else None, order_K)
+        return IntegerMatrix(kept, centred_NK, scales_NG, minimums_NG if minimums_NG.any() else None, order_K)
     codes_i8 = np.ascontiguousarray(codes_NK).view(np.int8)
-    return IntegerMatrix(bits, codes_i8, scales_NG, -zeros_NG * scales_NG, order_K)
+    return IntegerMatrix(kept, codes_i8, scales_NG, -zeros_NG * scales_NG, order_K)
 
 
 def _check_groups(num_inputs: int, num_groups: int) -> None:
@@ -140,7 +181,7 @@ def _words(tensor: Tensor) -> NDArray[np.uint32]:
 
 
 def _unpack(words: NDArray[np.uint32], bits: int, axis: int) -> NDArray[np.uint8]:
-    """Codes of `bits` bits each, lowest first, next to each other along `axis`."""
+    """Codes of `bits` bits each, lowest first, next to each other along `axis`, none in two words."""
     per_word = 32 // bits
     shape = list(words.shape)
     shape[axis] *= per_word
@@ -154,7 +195,23 @@ def _unpack(words: NDArray[np.uint32], bits: int, axis: int) -> NDArray[np.uint8
     return out
 
 
+def _unpack_dense(words: NDArray[np.uint32], bits: int, axis: int) -> NDArray[np.uint8]:
+    """Codes of `bits` bits each, lowest first, one behind the other along `axis`, with no bit between them."""
+    if 32 % bits == 0:
+        return _unpack(words, bits, axis)
+    lines = np.ascontiguousarray(np.moveaxis(words, axis, -1))
+    flags = np.unpackbits(lines.view(np.uint8), axis=1, bitorder="little")
+    num_codes = flags.shape[1] // bits
+    flags = flags[:, : num_codes * bits].reshape(len(lines), num_codes, bits)
+    codes = np.packbits(flags, axis=2, bitorder="little")[:, :, 0]
+    return np.moveaxis(codes, -1, axis)
+
+
 def _floats_of(tensor: Tensor) -> NDArray[np.float32]:
+    """Bytes among scales are exponents of 2, plus 127."""
+    if tensor.kind == "u8":
+        exponents = np.frombuffer(tensor.data, np.uint8).reshape(tensor.shape).astype(np.int32)
+        return np.ldexp(np.float32(1), exponents - 127)
     return dequantise(tensor.kind, tensor.data, tensor.num_values).reshape(tensor.shape)
 
 

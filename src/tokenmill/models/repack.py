@@ -15,10 +15,12 @@ more than float16's own precision (it is far below the matrix's largest), the ma
     q2_k                                      q8_hm          products of scales are rounded
     iq1_s iq2_xxs iq3_xxs iq3_s iq4_xs q8_k   q8_0           products of scales are rounded
     tq1_0 tq2_0                               q4_0           nothing
-    4-bit integers, groups of 32 n            q4_0 or q4_1   scales of other types, and minimums, are rounded
-    8-bit integers, groups of 32 n            q8_0 or q8_m   scales of other types, and minimums, are rounded
+    integers to 4 bits, groups of 32 n        q4_0 or q4_1   scales of other types, and minimums, are rounded
+    integers to 8 bits, groups of 32 n        q8_0 or q8_m   scales of other types, and minimums, are rounded
     the same, groups of 16 n                  q8_h or q8_hm  scales of other types, and minimums, are rounded
+    4-bit floats                              q8_0 or q8_h   products of scales are rounded
     8-bit floats, other groups                f16            values are rounded
+    sparse                                    as stored      zeros are written out
 
 With act-order columns are put in the order of their groups, and the matrix says which input each belongs to; matrices
 that are stacked but have different orders become f16.
@@ -31,7 +33,7 @@ from numpy.typing import NDArray
 
 from ..formats.blocks import READERS
 from ..formats.ggml import dequantise, read_codes
-from ..formats.integers import IntegerMatrix, read_quantised
+from ..formats.integers import IntegerMatrix, expanded, read_quantised
 from ..formats.quantised import QuantisedTensor
 from ..formats.tensor import BLOCK_LAYOUT, Tensor
 from ..ops.api import BLOCK_BYTES, GROUP, Ops, RawTensor
@@ -54,6 +56,10 @@ _SMALLEST_SHARE = np.float32(2.0**-11)
 def raw_matrix(tensor: Tensor | QuantisedTensor, ops: Ops | None = None) -> RawTensor:
     """The matrix as the kernels take it. ops: who may recode blocks faster than is done here, to the same bytes."""
     num_rows, num_cols = tensor.shape
+    if isinstance(tensor, QuantisedTensor) and tensor.layout == "sparse":
+        return RawTensor(
+            tensor.parts["compressed"].kind, num_rows, num_cols, expanded(tensor).view(np.uint8).reshape(-1)
+        )
     if isinstance(tensor, QuantisedTensor):
         matrix = read_quantised(tensor)
         if isinstance(matrix, IntegerMatrix):
@@ -81,9 +87,12 @@ def packed_kind(tensor: Tensor | QuantisedTensor) -> str:
     """The kind that `raw_matrix` is expected to give, without reading anything."""
     if not isinstance(tensor, QuantisedTensor):
         return tensor.kind if tensor.kind in DIRECT_KINDS else BLOCK_KINDS.get(tensor.kind, "f32")
-    if tensor.layout == "float":
-        return "f16"
-    return "q4_0 or q4_1" if tensor.bits == 4 else "q8_0 or q8_m"
+    known = {"float": "f16", "nvfp4": "q8_h", "mxfp4": "q8_0"}
+    if tensor.layout in known:
+        return known[tensor.layout]
+    if tensor.layout == "sparse":
+        return tensor.parts["compressed"].kind
+    return "q4_0 or q4_1" if tensor.bits <= 4 else "q8_0 or q8_m"
 
 
 def _dense_from(values_NK: NDArray[np.float32]) -> RawTensor:

@@ -1,0 +1,61 @@
+"""The tensors of a folder, those that make up one quantised matrix joined into one that reads like any other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..core.errors import BadCheckpoint
+from . import compressed
+from .compressed import read_form, refuse_unknown
+from .quantised import QuantisedTensor, read_awq, read_fp8, read_gptq
+from .tensor import Tensor
+
+_SUFFIXES = {
+    "gptq": ("qweight", "qzeros", "scales", "g_idx"),
+    "awq": ("qweight", "qzeros", "scales"),
+    "compressed-tensors": compressed.SUFFIXES,
+    "fp8": ("weight_scale_inv", "weight_scale", "input_scale", "activation_scale"),
+}
+_READERS = {"gptq": read_gptq, "awq": read_awq, "compressed-tensors": read_form, "fp8": read_fp8}
+_CODES = ("qweight", "weight_packed", "weight", "compressed")
+"""Of which a matrix has one."""
+
+
+def join_quantised(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor | QuantisedTensor]:
+    """`tensors` of a folder with the parts of each quantised matrix replaced by one `<module>.weight`. Raises
+    BadCheckpoint for a method that is not known, and for parts that do not fit each other."""
+    settings = config.get("quantization_config") or config.get("compression_config")
+    if not settings:
+        return dict(tensors)
+    if not isinstance(settings, Mapping):
+        raise BadCheckpoint("quantization_config is not an object.")
+    method = str(settings.get("quant_method", "compressed-tensors")).lower()
+    if method not in _SUFFIXES:
+        raise BadCheckpoint(f"quantisation method {method!r} is not supported (supported: {', '.join(_SUFFIXES)}).")
+    if method == "compressed-tensors":
+        refuse_unknown(settings)
+    suffixes = _SUFFIXES[method]
+    modules: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        module, _, suffix = name.rpartition(".")
+        if suffix in suffixes:
+            modules.setdefault(module, {})[suffix] = tensor
+    joined: dict[str, Tensor | QuantisedTensor] = {}
+    for name, tensor in tensors.items():
+        module, _, suffix = name.rpartition(".")
+        if module not in modules or (suffix not in suffixes and suffix != "weight"):
+            joined[name] = tensor
+        elif suffix in _CODES:
+            parts = modules[module] | {suffix: tensor}
+            joined[f"{module}.weight"] = _join(f"{module}.weight", method, parts, settings)
+    return joined
+
+
+def _join(name: str, method: str, parts: dict[str, Tensor], settings: Mapping[str, Any]) -> QuantisedTensor:
+    try:
+        return _READERS[method](name, parts, settings)
+    except KeyError as error:
+        raise BadCheckpoint(f"{name}: tensor {error} of its {method} form is missing.") from None
+    except (ValueError, IndexError) as error:
+        raise BadCheckpoint(f"{name}: {error}") from None
