@@ -105,10 +105,11 @@ CONFIG_KEYS = """
 
 Each key means what transformers makes of it, and a missing key, a null and a value are three different things: a
 missing `sliding_window` of a Mistral is a window of 4,096, a null is none. For every model type each key is held to the
-modules that transformers builds from the same file, present, null and absent (`tests/oracle/test_config_keys.py`). A key
-whose effect cannot be had is refused by name; keys that nobody knows are without effect, as in transformers, and are told
-of when a model is loaded or inspected. A file that says its head is its embeddings and holds another head gets the one
-it holds. Of an architecture that is not in these tables the refusal says its name.
+modules that transformers builds from the same file, present, null and absent (`tests/oracle/test_config_keys.py`). A
+key whose effect cannot be had is refused by name; keys that models of the type do not read are without effect, as in
+transformers, and a note tells of them when the model is loaded or inspected. A file that says its head is its
+embeddings and holds another head gets the one it holds. Of an architecture that is not in these tables the refusal says
+its name.
 """
 
 ENCODERS = """

@@ -28,7 +28,7 @@ def notes(checkpoint: Checkpoint, quantization: str | None) -> Iterator[str]:
         yield f"with {quantization} the vectors of an encoder move (cosine near 0.95 to its own); q8_0 keeps them"
     unread = unread_keys(checkpoint)
     if unread:
-        yield f"config.json says {', '.join(unread)}: not known, and without effect here as in transformers"
+        yield f"config.json says {', '.join(unread)}, which models of its type do not read: without effect"
 
 
 def _is_any_dense(checkpoint: Checkpoint) -> bool:

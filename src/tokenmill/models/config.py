@@ -209,7 +209,7 @@ def _from_hf(checkpoint: Checkpoint) -> ModelConfig:
     fields = Fields(checkpoint.metadata, str(checkpoint.path), {})
     family = _family(HF_FAMILIES, architecture, fields)
     kind = model_type_of(checkpoint.metadata)
-    if ARCHITECTURES[kind] != architecture:
+    if ARCHITECTURES.get(kind) != architecture:
         raise BadCheckpoint(f"{fields.where}: {architecture} does not go with model_type {kind!r}.")
     fields = replace(fields, keys=CONFIG_KEYS[kind])
     fields.check_nulls()

@@ -36,6 +36,9 @@ WITHOUT_EFFECT = frozenset({
     "quantization_config", "compression_config", "tokenizer_class", "prefix", "task_specific_params",
     "finetuning_task", "id2label", "label2id", "num_labels", "sentence_transformers",
     "sbert_ce_default_activation_function", "text_config",
+    # of other types of model, and left behind in files of these
+    "hidden_act", "hidden_activation", "activation_function", "norm_type", "mlp_type", "max_window_layers",
+    "perceiver_config", "pixel_shuffle_factor", "use_resampler", "qk_layer_norms", "neftune_noise_alpha", "output_past",
     # what can only be as it is: other values are refused
     "is_causal", "is_decoder", "add_cross_attention", "position_embedding_type",
     # sampling, which generation_config.json tells
@@ -69,16 +72,20 @@ def refuse_what_is_not_done(fields: Fields, family: Family) -> None:
 
 
 def unread_keys(checkpoint: Checkpoint) -> tuple[str, ...]:
-    """Keys of config.json that nothing is known of, in the file's order; of a GGUF file none."""
+    """Keys of config.json that are not read for its type and not known to be without effect, in the file's order. A
+    key of another type that is off says nothing; nor does a GGUF file."""
     keys = CONFIG_KEYS.get(model_type_of(checkpoint.metadata))
     if checkpoint.kind != "hf" or keys is None:
         return ()
     refused = {key for family in HF_FAMILIES.values() for key, _ in family.refused} | {"per_layer_config"}
     known = keys.keys() | WITHOUT_EFFECT | refused
-    return tuple(
-        [key for key in checkpoint.metadata if not (key in known or key.startswith(_BEGINNINGS) or key.endswith(_ENDS))]
-        + list(_unread_rope_keys(checkpoint.metadata))
-    )
+    elsewhere = {key for others in CONFIG_KEYS.values() for key in others}
+
+    def says_nothing(key: str, value: Any) -> bool:
+        return key in known or key.startswith(_BEGINNINGS) or key.endswith(_ENDS) or (key in elsewhere and not value)
+
+    unread = [key for key, value in checkpoint.metadata.items() if not says_nothing(key, value)]
+    return (*unread, *_unread_rope_keys(checkpoint.metadata))
 
 
 def _unread_rope_keys(metadata: Mapping[str, Any]) -> Iterator[str]:

@@ -91,7 +91,7 @@ def _load_folder(checkpoint: Checkpoint, chat_template: str | None) -> TextModel
         ChatTemplate(source, bos or "", eos or "") if source is not None else None,
         _folder_ends(checkpoint, tokenizer, eos),
         bos_token_id if isinstance(bos_token_id, int) else None,
-        _folder_context(checkpoint.metadata),
+        _folder_context(checkpoint),
         prompts={} if sentence is None else sentence.prompts,
         default_prompt="" if sentence is None else sentence.default_prompt,
     )
@@ -126,12 +126,15 @@ def _chat_source(folder: Path, config: dict[str, Any]) -> str | None:
     return source if isinstance(source, str) else None
 
 
-def _folder_context(config: dict[str, Any]) -> int:
+def _folder_context(checkpoint: Checkpoint) -> int:
+    config = checkpoint.metadata
     key = "n_positions" if "n_positions" in keys_of(config) else "max_position_embeddings"
     length = value_of(config, key)
     if length is None and key not in config:
         architecture = architecture_of(config) or config.get("model_type", "")
-        raise BadCheckpoint(f"architecture {architecture!r} is not supported; docs/models.md lists those that are.")
+        raise BadCheckpoint(
+            f"{checkpoint.path}: architecture {architecture!r} is not supported; docs/models.md lists those that are."
+        )
     return _context(length, key)
 
 
