@@ -19,7 +19,7 @@ from tokenmill.core.request import PoolingParams, SamplingParams
 from tokenmill.core.step import Introduction, PlanRow, StepPlan
 from tokenmill.formats.checkpoint import open_checkpoint
 from tokenmill.models.encoder_config import encoder_config
-from tokenmill.models.encoder_families import FAMILIES
+from tokenmill.models.encoder_families import NOMIC_OWN
 from tokenmill.ops.native import NativeOps, available
 from tokenmill.ops.reference import ReferenceOps
 from tokenmill.worker.build import Worker, build_vector_worker
@@ -208,7 +208,7 @@ def test_pairs_of_texts_from_text_to_score(family, tmp_path):
 def nomics_own(folder, model, biased: bool) -> None:
     """Rewrite a saved Nomic BERT as its makers write it: GPT-2's names in config.json, linears with biases or not."""
     config = json.loads((folder / "config.json").read_text())
-    ours = FAMILIES["NomicBert"].keys
+    ours = NOMIC_OWN.keys
     own = {theirs: config.pop(name) for name, theirs in ours.items() if name in config} | {
         "activation_function": "swiglu", "architectures": config["architectures"], "causal": False,
         "mlp_fc1_bias": biased, "mlp_fc2_bias": biased, "qkv_proj_bias": biased, "max_trained_positions": 200,

@@ -53,6 +53,19 @@ def test_what_a_config_leaves_out_is_the_default_of_its_type(tmp_path: Path) -> 
     assert load(eos_token_id=[3, 4]).eos_token_ids == (3, 4)
 
 
+@pytest.mark.parametrize("kind", [{"model_type": "nomic_bert"}, {"architectures": ["NomicBertModel"]}])
+def test_the_context_under_gpt2s_name(tmp_path: Path, kind: dict[str, Any]) -> None:
+    """Of a file that has GPT-2's names, as Nomic's makers write them; another's is not read."""
+    (tmp_path / "tokenizer.json").write_text(tokenizer_from_gguf(byte_metadata()).to_json())
+
+    def context(**config: Any) -> int:
+        return load_text(Checkpoint("hf", tmp_path, {**kind, **config}, {})).max_context
+
+    assert context(n_embd=768, n_positions=64, max_position_embeddings=32) == 64
+    assert context(n_embd=768) == 1024
+    assert context(n_positions=64) == 2048
+
+
 def test_gguf() -> None:
     model = load_gguf(tokenizer__chat_template="{{ bos_token }}|{{ eos_token }}")
     assert (model.eos_token_ids, model.bos_token_id, model.max_context) == ((END,), END, 77)

@@ -258,6 +258,7 @@ CONFIG_KEYS: Mapping[str, Keys] = {
         intermediate_size=1152,
         num_hidden_layers=22,
         num_attention_heads=12,
+        head_dim=None,
         hidden_activation="gelu",
         max_position_embeddings=8192,
         norm_eps=1e-5,

@@ -128,8 +128,8 @@ def read_ropes(fields: Fields, family: Family) -> Ropes:
     if family.local_rope:
         if fields.get("rope_scaling") is not None:
             _check_mixed(fields, parameters, scaling)
-        full = {**read_nested(fields, parameters, _FULL), **scaling}
-        local = read_nested(fields, parameters, _SLIDING)
+        full = {**_nested(fields, parameters, _FULL), **scaling}
+        local = _nested(fields, parameters, _SLIDING)
         base = fields.number("rope_theta")
         rope, fraction, _ = _read_rope(fields, family, full, base, max_positions)
         local_base = fields.number("rope_local_base_freq", fields.meaning_of_missing("rope_theta"))
@@ -158,7 +158,7 @@ def read_object(fields: Fields, key: str) -> Mapping[str, Any]:
     return value
 
 
-def read_nested(fields: Fields, parameters: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+def _nested(fields: Fields, parameters: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
     """The settings of one kind of layer; empty where there are none."""
     value = parameters.get(kind)
     if value is not None and not isinstance(value, Mapping):

@@ -12,11 +12,11 @@ from typing import Any
 
 from ..core.errors import BadCheckpoint
 from ..formats.checkpoint import Checkpoint
-from ..formats.config_keys import ENCODER_TYPES, NOMIC_OWN_KEYS, keys_of
+from ..formats.config_keys import ENCODER_TYPES, keys_of
 from ..ops.api import HeadGeometry
 from .config import MAX_LAYERS, LayerConfig
-from .config_json import ROPE_KEYS, read_nested, read_object
-from .encoder_families import ACTIVATIONS, FAMILIES, NOMIC_OWN, EncoderFamily
+from .config_json import ROPE_KEYS, read_object
+from .encoder_families import ACTIVATIONS, FAMILIES, EncoderFamily, encoder_family
 from .fields import Fields
 from .rope import RopeConfig
 from .unread import refuse
@@ -95,16 +95,15 @@ def encoder_config(checkpoint: Checkpoint) -> EncoderConfig:
     found = _split(architecture)
     assert found is not None, architecture
     name, has_head = found
-    family = FAMILIES[name]
     given = checkpoint.metadata
     kind = given.get("model_type", ENCODER_TYPES[name])
     if kind != ENCODER_TYPES[name]:
         raise BadCheckpoint(f"{checkpoint.path}: {architecture} does not go with model_type {kind!r}.")
-    keys = keys_of(given)
-    if keys is NOMIC_OWN_KEYS:
-        family = NOMIC_OWN
+    family = encoder_family(given)
+    assert family is not None, kind
     renamed = {theirs: given[alias] for alias, theirs in family.aliases.items() if alias in given}
-    fields = Fields({**given, **renamed}, str(checkpoint.path), keys)
+    fields = Fields({**given, **renamed}, str(checkpoint.path), keys_of(given))
+    fields.check_nulls()
     activation = fields.text(family.key("hidden_act"), "")
     _refuse(fields, family, has_head, activation)
     width, num_heads = fields.count(family.key("hidden_size")), fields.count(family.key("num_attention_heads"))
@@ -175,10 +174,12 @@ def _modern_layers(fields: Fields, num_layers: int) -> tuple[LayerConfig, ...]:
         every = fields.count("global_attn_every_n_layers")
         kinds = [_SLIDING if layer % every else _FULL for layer in range(num_layers)]
     ropes = read_object(fields, "rope_parameters")
+    if not ropes.keys() <= {_FULL, _SLIDING} or not all(isinstance(rope, Mapping) for rope in ropes.values()):
+        raise BadCheckpoint(f"{fields.where}: rope_parameters must hold objects called {_FULL} and {_SLIDING}.")
     window = fields.count("local_attention") // 2 + 1
     by_kind = {
-        _FULL: LayerConfig(0, _rope(fields, read_nested(fields, ropes, _FULL), "global_rope_theta")),
-        _SLIDING: LayerConfig(window, _rope(fields, read_nested(fields, ropes, _SLIDING), "local_rope_theta")),
+        _FULL: LayerConfig(0, _rope(fields, ropes.get(_FULL, {}), "global_rope_theta")),
+        _SLIDING: LayerConfig(window, _rope(fields, ropes.get(_SLIDING, {}), "local_rope_theta")),
     }
     if not isinstance(kinds, list) or len(kinds) != num_layers or not set(map(str, kinds)) <= by_kind.keys():
         raise BadCheckpoint(f"{fields.where}: layer_types must name {num_layers} of {', '.join(by_kind)}.")
@@ -218,12 +219,12 @@ def _refuse(fields: Fields, family: EncoderFamily, has_head: bool, activation: s
     refuse(fields, family.refused)
     if fields.number("rotary_emb_fraction", 1.0) != 1:
         raise BadCheckpoint(f"{fields.where}: rotary_emb_fraction must be 1.")
+    if fields.text("classifier_pooling", "cls") not in ("cls", "mean"):
+        raise BadCheckpoint(f"{fields.where}: classifier_pooling must be cls or mean.")
     if not has_head:
         return
     if not family.head:
         raise BadCheckpoint(f"{fields.where}: classifiers of {family.title} are not supported.")
-    if fields.text("classifier_pooling", "cls") not in ("cls", "mean"):
-        raise BadCheckpoint(f"{fields.where}: classifier_pooling must be cls or mean.")
     if fields.text("classifier_activation", "gelu") not in ACTIVATIONS:
         raise BadCheckpoint(f"{fields.where}: classifier_activation is not supported ({', '.join(ACTIVATIONS)}).")
     labels = given.get("id2label")

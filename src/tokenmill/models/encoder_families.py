@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import Any
+
+from ..formats.config_keys import ENCODER_TYPES, NOMIC_OWN_KEYS, keys_of, model_type_of
 
 ACTIVATIONS = {"gelu": "gelu_erf", "gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "gelu_fast": "gelu"}
 """Names in config.json -> what the forward pass calls them."""
@@ -172,3 +175,11 @@ FAMILIES: Mapping[str, EncoderFamily] = {
     "NomicBert": _NOMIC,
 }
 """By what comes before Model, ForMaskedLM or ForSequenceClassification in the name of the architecture."""
+
+
+def encoder_family(config: Mapping[str, Any]) -> EncoderFamily | None:
+    """The family of a config.json's type, as the file spells it; None for what is no encoder's."""
+    if keys_of(config) is NOMIC_OWN_KEYS:
+        return NOMIC_OWN
+    kind = model_type_of(config)
+    return next((FAMILIES[name] for name, its in ENCODER_TYPES.items() if its == kind), None)

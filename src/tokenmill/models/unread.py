@@ -12,8 +12,10 @@ from typing import Any
 
 from ..core.errors import BadCheckpoint
 from ..formats.checkpoint import Checkpoint
-from ..formats.config_keys import CONFIG_KEYS, model_type_of
+from ..formats.config_keys import CONFIG_KEYS, NOMIC_OWN_KEYS, keys_of, model_type_of, value_of
 from .config_json import ROPE_KEYS
+from .encoder_families import FAMILIES as ENCODER_FAMILIES
+from .encoder_families import EncoderFamily, encoder_family
 from .families import HF_FAMILIES, Family
 from .fields import Fields
 
@@ -23,12 +25,17 @@ WITHOUT_EFFECT = frozenset({
     "hidden_dropout", "resid_pdrop", "embd_pdrop", "hidden_dropout_prob", "attention_probs_dropout_prob",
     "classifier_dropout", "dropout", "qa_dropout", "seq_classif_dropout", "sinusoidal_pos_embds",
     "gradient_checkpointing", "router_aux_loss_coef", "output_router_logits", "mlp_dropout", "use_mup",
-    "pretraining_tp", "problem_type", "summary_type",
+    "pretraining_tp", "problem_type", "summary_type", "summary_activation", "summary_first_dropout",
+    "summary_proj_to_labels", "summary_use_proj", "attn_pdrop", "initializer_cutoff_factor",
     # how a forward pass is run or returned
     "use_cache", "cache_implementation", "chunk_size_feed_forward", "output_hidden_states", "output_attentions",
     "return_dict", "attn_implementation", "experts_implementation", "torchscript", "use_bfloat16", "pruned_heads",
     "tf_legacy_loss", "dtype", "torch_dtype", "is_encoder_decoder", "tie_encoder_decoder",
-    "cross_attention_hidden_size",
+    "cross_attention_hidden_size", "deterministic_flash_attn", "reference_compile", "repad_logits_with_grad",
+    "use_flash_attn", "fused_bias_fc", "fused_dropout_add_ln", "dense_seq_output", "reorder_and_upcast_attn",
+    "scale_attn_weights", "pad_vocab_size_multiple",
+    # of heads of masked language models, which are not read
+    "decoder_bias", "sparse_prediction", "sparse_pred_ignore_index", "use_xentropy",
     # what the file is
     "architectures", "model_type", "transformers_version", "auto_map", "name_or_path", "base_model_tp_plan",
     "custom_pipelines", "transformers.js_config",
@@ -40,7 +47,7 @@ WITHOUT_EFFECT = frozenset({
     "hidden_act", "hidden_activation", "activation_function", "norm_type", "mlp_type", "max_window_layers",
     "perceiver_config", "pixel_shuffle_factor", "use_resampler", "qk_layer_norms", "neftune_noise_alpha", "output_past",
     # what can only be as it is: other values are refused
-    "is_causal", "is_decoder", "add_cross_attention", "position_embedding_type",
+    "is_causal", "is_decoder", "add_cross_attention", "position_embedding_type", "parallel_block_tied_norm",
     # sampling, which generation_config.json tells
     "assistant_confidence_threshold", "assistant_lookbehind", "bad_words_ids", "begin_suppress_tokens",
     "diversity_penalty", "do_sample", "early_stopping", "encoder_no_repeat_ngram_size",
@@ -58,15 +65,16 @@ _ROPE_WITHOUT_EFFECT = {"mrope_section", "mrope_interleaved"}
 
 
 def refuse(fields: Fields, refused: Iterable[tuple[str, str]]) -> None:
-    """Raises BadCheckpoint for the first of `refused`, pairs of a key and what it asks for, that is on."""
-    for key, meaning in refused:
+    """Raises BadCheckpoint for the first key that is on, of `refused`, pairs of a key and what it asks for, and of what
+    no model has."""
+    for key, meaning in (*refused, ("per_layer_config", "layers of different shapes")):
         if fields.metadata.get(key):
             raise BadCheckpoint(f"{fields.where}: {key} = {fields.metadata[key]!r}: {meaning} are not supported.")
 
 
 def refuse_what_is_not_done(fields: Fields, family: Family) -> None:
     """Raises BadCheckpoint for a key with a value that transformers acts on and the decoder does not."""
-    refuse(fields, (*family.refused, ("per_layer_config", "layers of different shapes")))
+    refuse(fields, family.refused)
     if fields.metadata.get("is_causal") in (False, None) and "is_causal" in fields.metadata:
         raise BadCheckpoint(f"{fields.where}: is_causal = false: a decoder that sees ahead is not supported.")
 
@@ -74,18 +82,28 @@ def refuse_what_is_not_done(fields: Fields, family: Family) -> None:
 def unread_keys(checkpoint: Checkpoint) -> tuple[str, ...]:
     """Keys of config.json that are not read for its type and not known to be without effect, in the file's order. A
     key of another type that is off says nothing; nor does a GGUF file."""
-    keys = CONFIG_KEYS.get(model_type_of(checkpoint.metadata))
-    if checkpoint.kind != "hf" or keys is None:
+    kind = model_type_of(checkpoint.metadata)
+    if checkpoint.kind != "hf" or kind not in CONFIG_KEYS:
         return ()
-    refused = {key for family in HF_FAMILIES.values() for key, _ in family.refused} | {"per_layer_config"}
-    known = keys.keys() | WITHOUT_EFFECT | refused
-    elsewhere = {key for others in CONFIG_KEYS.values() for key in others}
+    lists = [family.refused for family in HF_FAMILIES.values()]
+    lists += [family.refused for family in ENCODER_FAMILIES.values()]
+    refused = {key for pairs in lists for key, _ in pairs} | {"per_layer_config"}
+    known = keys_of(checkpoint.metadata).keys() | WITHOUT_EFFECT | refused
+    encoder = encoder_family(checkpoint.metadata)
+    if encoder is not None:
+        known |= {"tie_word_embeddings", *encoder.aliases} | _said_twice(checkpoint.metadata, encoder)
+    elsewhere = {key for others in (*CONFIG_KEYS.values(), NOMIC_OWN_KEYS) for key in others}
 
     def says_nothing(key: str, value: Any) -> bool:
         return key in known or key.startswith(_BEGINNINGS) or key.endswith(_ENDS) or (key in elsewhere and not value)
 
     unread = [key for key, value in checkpoint.metadata.items() if not says_nothing(key, value)]
     return (*unread, *_unread_rope_keys(checkpoint.metadata))
+
+
+def _said_twice(metadata: Mapping[str, Any], family: EncoderFamily) -> set[str]:
+    """Usual names beside the family's own that say the same."""
+    return {usual for usual, own in family.keys.items() if metadata.get(usual) == value_of(metadata, own)}
 
 
 def _unread_rope_keys(metadata: Mapping[str, Any]) -> Iterator[str]:
