@@ -280,9 +280,10 @@ class Connection(HttpToolsProtocol):
             self._end(self._last_words)
             return
         super().on_response_complete()
+        cycle.scope = {}  # type: ignore[typeddict-item]  # an answered request holds no head
         if not self._open:
-            self.headers, self.scope = [], {}  # type: ignore[typeddict-item]
-            self.cycle.scope = self.scope  # an idle connection holds no head
+            if not self._in_head:
+                self.headers, self.scope = [], {}  # type: ignore[typeddict-item]
             self._rest()
 
     # ---- told by the door ----
