@@ -9,6 +9,7 @@ import pytest
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.server.fields import parse_object
 from tokenmill.server.openai import Rules, parse_chat, parse_completion
+from tokenmill.server.tokenizing import parse_detokenize, parse_tokenize
 
 RULES = Rules(vocab_size=100, defaults={"temperature": 0.5, "top_k": 7})
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
@@ -172,3 +173,17 @@ def test_history_of_an_assistant_may_lack_content() -> None:
     assert [message["content"] for message in found.conversation.messages] == [None, None, "x"]
     with pytest.raises(InvalidRequest, match=r"messages\[0\].content"):
         parse_chat({"messages": [{"role": "user", "content": None}]}, Rules(100))
+
+
+def test_tokenize_reads_what_chat_reads() -> None:
+    conversation = {"messages": [{"role": "user", "content": "hi"}]}
+    assert parse_tokenize({"prompt": "hi", "messages": None}, RULES) == parse_tokenize({"prompt": "hi"}, RULES)
+    with pytest.raises(InvalidRequest) as caught:
+        parse_tokenize(conversation | {"tools": [{"type": "function"}]}, RULES)
+    assert caught.value.param == "tools"
+    assert parse_tokenize(conversation | {"tools": [{}], "tool_choice": "none"}, RULES)[1] == []
+
+
+def test_unknown_fields_of_tokenize_and_detokenize_are_told() -> None:
+    assert parse_tokenize({"prompt": "hi", "verbose": 1}, RULES)[1] == ["verbose"]
+    assert parse_detokenize({"tokens": [1], "verbose": 1}, RULES)[1] == ["verbose"]

@@ -214,7 +214,9 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="let requests bring a chat_template of their own (default: it is refused)",
     )
-    group.add_argument("--max-body-bytes", type=_size, metavar="SIZE", help="largest request body accepted")
+    group.add_argument(
+        "--max-body-bytes", type=_size, metavar="SIZE", help="largest request body accepted (default: 16MiB)"
+    )
     group.add_argument(
         "--max-queue-s",
         type=_seconds,
@@ -258,8 +260,22 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
 
 def add_shape_options(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     """What decides how much memory a model takes."""
-    parser.add_argument("--max-model-len", "-c", "--ctx-size", type=_context, metavar="TOKENS", help="longest sequence")
-    parser.add_argument("--max-num-seqs", "-np", "--parallel", type=_count, metavar="N", help="most sequences at once")
+    parser.add_argument(
+        "--max-model-len",
+        "-c",
+        "--ctx-size",
+        type=_context,
+        metavar="TOKENS",
+        help="longest sequence (default: the model's own, as far as its KV fits; in bench what it needs)",
+    )
+    parser.add_argument(
+        "--max-num-seqs",
+        "-np",
+        "--parallel",
+        type=_count,
+        metavar="N",
+        help="most sequences at once (default: 256; in bench what it needs)",
+    )
     parser.add_argument(
         "--quantization",
         choices=tuple(QUANTIZATIONS),
@@ -285,7 +301,12 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         help="type of matrices stored in 16 or 32 bits, where --quantization names none; all is computed in 32 bits"
         " (default: auto, as stored)",
     )
-    group.add_argument("--max-num-batched-tokens", type=_count, metavar="N", help="most tokens of a step")
+    group.add_argument(
+        "--max-num-batched-tokens",
+        type=_count,
+        metavar="N",
+        help="most tokens of a step (default: 576, or what the model needs)",
+    )
     group.add_argument("--block-size", type=int, metavar="TOKENS", help="tokens per KV block (default: 16)")
     group.add_argument(
         "--kv-cache-memory-bytes",

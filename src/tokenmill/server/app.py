@@ -277,7 +277,8 @@ class _Service:
     async def tokenize(self, request: HttpRequest) -> ASGIApp:
         caller = caller_of(request)
         async with self.limits.body(request) as data:
-            call, _, rendered = await self._read("tokenize", data, caller)
+            call, unknown, rendered = await self._read("tokenize", data, caller)
+            self.log_unknown(unknown)
             if call.conversation is None:
                 (prompt,), param = call.prompts, "prompt"
             else:
@@ -301,7 +302,8 @@ class _Service:
 
     async def detokenize(self, request: HttpRequest) -> Response:
         async with self.limits.body(request) as data:
-            call, _, _ = await self._read("detokenize", data, caller_of(request))
+            call, unknown, _ = await self._read("detokenize", data, caller_of(request))
+        self.log_unknown(unknown)
         return JSONReply({"prompt": self._text.tokenizer.decode(call.prompts[0], skip_special=False)})
 
     async def health(self, request: HttpRequest) -> Response:

@@ -115,7 +115,6 @@ def parse_chat(body: dict[str, Any], rules: Rules) -> tuple[Call, list[str]]:
     """(the call, the names of unknown fields). Raises InvalidRequest naming the field."""
     fields = Fields(rename(body))
     check(fields, CHAT)
-    _refuse_tools(fields)
     conversation = parse_conversation(fields, rules)
     top = fields.integer("top_logprobs", 0, MAX_LOGPROBS)
     wanted = bool(fields.flag("logprobs"))
@@ -171,6 +170,7 @@ def token_ids(name: str, value: list[Any], vocab_size: int) -> tuple[int, ...]:
 
 def parse_conversation(fields: Fields, rules: Rules) -> Conversation:
     """`messages` and what steers the template."""
+    _refuse_tools(fields)
     messages = fields.any("messages")
     if not isinstance(messages, list) or not messages:
         got = "an empty array" if messages == [] else kind_name(messages)

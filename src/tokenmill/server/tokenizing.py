@@ -33,9 +33,10 @@ class DetokenizeCall:
 
 
 def parse_tokenize(body: dict[str, Any], rules: Rules) -> tuple[TokenizeCall, list[str]]:
-    """vLLM's: {"prompt"} or {"messages"}, "add_special_tokens", "return_token_strs". Raises InvalidRequest."""
+    """vLLM's: {"prompt"} or {"messages"}, "add_special_tokens", "return_token_strs". What to do and the names of
+    unknown fields. Raises InvalidRequest naming the field."""
     fields = Fields(body)
-    conversation = parse_conversation(fields, rules) if "messages" in body else None
+    conversation = None if fields.any("messages") is None else parse_conversation(fields, rules)
     prompt = None if conversation else fields.text("prompt")
     if conversation is None and prompt is None:
         raise fields.wrong("prompt", "a string")
@@ -51,7 +52,7 @@ def parse_tokenize(body: dict[str, Any], rules: Rules) -> tuple[TokenizeCall, li
         add_special=conversation is None if add_special is None else add_special,
         with_strings=bool(fields.flag("return_token_strs")),
     )
-    return call, []
+    return call, fields.unread()
 
 
 def parse_detokenize(body: dict[str, Any], rules: Rules) -> tuple[DetokenizeCall, list[str]]:
@@ -64,4 +65,5 @@ def parse_detokenize(body: dict[str, Any], rules: Rules) -> tuple[DetokenizeCall
             f"tokens holds {len(tokens)} ids; at most {MAX_DETOKENIZE_TOKENS} are decoded at once.", param="tokens"
         )
     ids = token_ids("tokens", tokens, rules.vocab_size) if tokens else ()
-    return DetokenizeCall(model=fields.text("model"), prompts=(ids,)), []
+    call = DetokenizeCall(model=fields.text("model"), prompts=(ids,))
+    return call, fields.unread()
