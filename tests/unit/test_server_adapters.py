@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from unittest.mock import AsyncMock, MagicMock
 
 import pytest
 
 from tokenmill.core.errors import BadCheckpoint, InvalidRequest, ModelNotFound, Unavailable
 from tokenmill.core.events import AdapterLoaded, LoadAdapter, UnloadAdapter
 from tokenmill.server.adapters import AdapterBook, ServedAdapter
+from tokenmill.server.app import _Service
 
 
 class FakeEngine:
@@ -117,3 +120,14 @@ def test_a_new_engine_gets_the_same_content_or_none() -> None:
                 await book.restore()
 
     run(failing, ServedAdapter("x", "nothing"))
+
+
+@pytest.mark.parametrize("handler", [_Service.load_adapter, _Service.unload_adapter])
+def test_unknown_fields_are_told(handler: Callable[..., Awaitable[object]]) -> None:
+    service = MagicMock(_config=SimpleNamespace(lora_dir="adapters", model_names=()))
+    body = b'{"lora_name": "x", "lora_path": "x", "load_inplace": true, "rank": 1}'
+    service.limits.body.return_value.__aenter__.return_value = body
+    service._client.adapters.load = AsyncMock()
+    asyncio.run(handler(service, None))
+    (unknown,) = service.log_unknown.call_args.args
+    assert unknown[-1] == "rank"

@@ -110,6 +110,16 @@ def test_the_reach_of_penalties_matters_only_where_there_are_some() -> None:
     assert caught.value.param == "repeat_last_n"
 
 
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+def test_nothing_is_recommended_that_the_endpoint_refuses(endpoint: str) -> None:
+    _, _, table = ENDPOINTS[endpoint]
+    refused = {name for name, entry in table.items() if isinstance(entry, Refused)}
+    for name, entry in table.items():
+        advice = entry.instead if isinstance(entry, Refused) else ""
+        given = advice.removeprefix("give ").split(" ")[0].strip(",") if advice.startswith("give ") else ""
+        assert given not in refused, f"{name}: {advice}"
+
+
 def test_every_entry_is_of_a_known_kind() -> None:
     for _, _, table in ENDPOINTS.values():
         assert all(isinstance(entry, (Refused, Ignored)) for entry in table.values())

@@ -66,14 +66,15 @@ GROUPS: tuple[Group, ...] = (
         1,
         "--distributed-executor-backend --max-parallel-loading-workers --worker-cls --worker-extension-cls "
         "--all2all-backend --eplb-config --num-redundant-experts --expert-placement-strategy "
-        "--fault-tolerance-config",
+        "--fault-tolerance-config --dbo-decode-token-threshold --dbo-prefill-token-threshold "
+        "--dcp-kv-cache-interleave-size --cp-kv-cache-interleave-size",
         "one process computes a model",
     ),
     Group(
         0,
         "--enable-expert-parallel --no-enable-expert-parallel -ep --enable-eplb --enable-dbo --enable-elastic-ep "
         "--disable-custom-all-reduce --ray-workers-use-nsight --enable-fault-tolerance "
-        "--disable-frontend-multiprocessing",
+        "--disable-frontend-multiprocessing --disable-nccl-for-dp-synchronization --reuse-port",
         "one process computes a model",
     ),
     Group(
@@ -129,16 +130,12 @@ GROUPS: tuple[Group, ...] = (
     Group(
         1,
         "--cudagraph-capture-sizes --max-cudagraph-capture-size --profiler-config -ac --mamba-cache-dtype "
-        "--mamba-ssm-cache-dtype --mamba-block-size --dbo-decode-token-threshold --dbo-prefill-token-threshold "
-        "--dcp-kv-cache-interleave-size --cp-kv-cache-interleave-size --max-num-scheduled-tokens -gan "
-        "--grp-attn-n -gaw --grp-attn-w",
+        "--mamba-ssm-cache-dtype --mamba-block-size",
         _GRAPHS,
     ),
-    Group(
-        0,
-        "--enable-layerwise-nvtx-tracing --cudagraph-metrics --disable-nccl-for-dp-synchronization --log-error-stack",
-        _GRAPHS,
-    ),
+    Group(1, "-gan --grp-attn-n", _FILES, refused=True, neutral=("1",)),
+    Group(1, "-gaw --grp-attn-w", "it belongs to --grp-attn-n, which is refused"),
+    Group(0, "--enable-layerwise-nvtx-tracing --cudagraph-metrics", _GRAPHS),
     Group(1, "--ignore-patterns --pt-load-map-location", _LOADED),
     Group(1, "--override-attention-dtype --weight-transfer-config", _FILES, refused=True),
     Group(0, "--tokens-only", "requests bring text or token ids; leave it out", refused=True),
@@ -169,6 +166,7 @@ GROUPS: tuple[Group, ...] = (
     ),
     Group(1, "--scheduling-policy", "requests run by their priority, and those of equal priority as they came",
           neutral=("priority",)),
+    Group(1, "--max-num-scheduled-tokens", "--max-num-batched-tokens is the size of a step"),
     Group(1, "--scheduler-cls", "there is one scheduler; leave it out", refused=True),
     Group(
         1,
@@ -237,9 +235,10 @@ GROUPS: tuple[Group, ...] = (
     Group(
         0,
         "--disable-log-requests --enable-log-requests --no-enable-log-requests --disable-log-stats "
-        "--enable-log-outputs --disable-uvicorn-access-log --disable-fastapi-docs --enable-offline-docs "
-        "--enable-tokenizer-info-endpoint --enable-mfu-metrics --kv-cache-metrics --log-prefix --no-log-prefix "
-        "--log-timestamps --no-log-timestamps --log-jsonl --no-log-jsonl --log-colors --perf --no-perf",
+        "--enable-log-outputs --log-error-stack --disable-uvicorn-access-log --disable-fastapi-docs "
+        "--enable-offline-docs --enable-tokenizer-info-endpoint --enable-mfu-metrics --kv-cache-metrics "
+        "--log-prefix --no-log-prefix --log-timestamps --no-log-timestamps --log-jsonl --no-log-jsonl --log-colors "
+        "--perf --no-perf",
         "--log-level says what is written, and /metrics has the figures",
     ),
     Group(
@@ -363,7 +362,7 @@ GROUPS: tuple[Group, ...] = (
     Group(
         0,
         "--ui --webui --no-ui --no-webui --ui-mcp-proxy --webui-mcp-proxy --no-ui-mcp-proxy --no-webui-mcp-proxy "
-        "-ag --agent -no-ag --no-agent --reuse-port",
+        "-ag --agent -no-ag --no-agent",
         _PAGE,
     ),
 )  # fmt: skip

@@ -246,6 +246,8 @@ class _Service:
         async with self.limits.body(request) as data:
             fields = Fields(parse_small(data))
         name, path = fields.required_text("lora_name"), fields.required_text("lora_path")
+        in_place = bool(fields.flag("load_inplace"))
+        self.log_unknown(fields.unread())
         if not path.isprintable():
             raise InvalidRequest("lora_path must be the path of a folder.", param="lora_path")
         if not self._config.lora_dir:
@@ -260,13 +262,15 @@ class _Service:
         self._client.require_ready()
         folder = os.path.join(self._config.lora_dir, path)
         adapter = ServedAdapter(name, folder, inside=self._config.lora_dir)
-        await self._client.adapters.load(adapter, replace_loaded=bool(fields.flag("load_inplace")))
+        await self._client.adapters.load(adapter, replace_loaded=in_place)
         return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
 
     async def unload_adapter(self, request: HttpRequest) -> Response:
         """vLLM's: {"lora_name"}. Requests that use the adapter run to their end."""
         async with self.limits.body(request) as data:
-            name = Fields(parse_small(data)).required_text("lora_name")
+            fields = Fields(parse_small(data))
+        name = fields.required_text("lora_name")
+        self.log_unknown(fields.unread())
         if not self._config.lora_dir:
             raise InvalidRequest(
                 "Adapters cannot be unloaded over HTTP here; start the server with --lora-dir.", param="lora_name"

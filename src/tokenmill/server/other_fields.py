@@ -41,7 +41,7 @@ RENAMED: Mapping[str, str] = {
 """Other servers' names of fields that are read here."""
 
 _KWARGS = "give chat_template_kwargs what the model's template reads, such as enable_thinking"
-_LOGPROBS = "logprobs and top_logprobs have what it gives"
+_LOGPROBS = "give logprobs, for chat with top_logprobs"
 _OFF = Refused((0, -1))
 _NOT_HERE = Ignored("it belongs to a sampler that is refused")
 _ACCOUNT = Ignored("accounts and storage are not kept here")
@@ -145,7 +145,6 @@ _GENERATION: Table = {
     "keep_alive": Ignored("the model stays loaded"),
     "context": Refused(([],)),
     "images": Refused(([],)),
-    "raw": Refused((False,), "give /v1/completions the whole prompt"),
     # SGLang
     "regex": Refused(("",)),
     "ebnf": Refused(("",)),
@@ -169,13 +168,11 @@ _GENERATION: Table = {
     "separate_reasoning": _SHAPE,
     "stream_reasoning": _SHAPE,
     # text-generation-inference, text-generation-webui and others
-    "inputs": Refused((), "give prompt"),
     "parameters": Refused(({},), "give its settings beside the prompt"),
     "do_sample": Refused((True,), "give temperature 0 for greedy"),
     "decoder_input_details": Refused((False,), "give prompt_logprobs"),
     "details": _SHAPE,
     "watermark": Refused((False,)),
-    "return_full_text": Refused((False,), "give echo"),
     "max_length": Refused((), "give max_tokens"),
     "num_beams": Refused((1,)),
     "no_repeat_ngram_size": Refused((0,)),
@@ -204,6 +201,9 @@ _GENERATION: Table = {
 }
 
 COMPLETION: Table = _GENERATION | {
+    "inputs": Refused((), "give prompt"),
+    "raw": Ignored("a prompt is taken as it is"),
+    "return_full_text": Refused((False,), "give echo"),
     "suffix": Refused(("",)),
     "prompt_embeds": Refused(),
     "top_logprobs": Refused((0,), "give logprobs a number"),
@@ -213,6 +213,9 @@ COMPLETION: Table = _GENERATION | {
 }
 
 CHAT: Table = _GENERATION | {
+    "inputs": Refused((), "give messages"),
+    "raw": Refused((False,), "give /v1/completions the whole prompt"),
+    "return_full_text": Refused((False,)),
     "functions": Refused(([],)),
     "function_call": Refused(("none", "auto")),
     "audio": Refused(),
