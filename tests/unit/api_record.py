@@ -1,0 +1,139 @@
+"""What the parsers of request bodies read: each field with its kind and range, noted while they read bodies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import AsyncMock, MagicMock, patch
+
+import msgspec
+
+from tokenmill.core import request
+from tokenmill.server.app import _Service, build_app
+from tokenmill.server.config import ServerConfig
+from tokenmill.server.fields import Fields
+from tokenmill.server.jobs import ENDPOINTS
+from tokenmill.server.openai import Rules
+
+KINDS = {
+    "text": "string",
+    "required_text": "string, not empty",
+    "flag": "true or false",
+    "object": "object",
+    "array": "array",
+    "integer": "integer",
+    "number": "number",
+    "any": "",
+}
+"""Methods of Fields, and what they read."""
+
+_MESSAGES = [{"role": "user", "content": "hi"}]
+BODIES: dict[str, list[dict[str, Any]]] = {
+    "chat": [{"messages": _MESSAGES}],
+    "completion": [{"prompt": "hi"}],
+    "embedding": [{"input": "hi"}],
+    "score": [{"text_1": "a", "text_2": "b"}, {"queries": "a", "documents": "b"}],
+    "rerank": [{"query": "a", "documents": ["b"]}],
+    "tokenize": [{"prompt": "hi"}, {"messages": _MESSAGES}],
+    "detokenize": [{"tokens": [1]}],
+}
+"""Bodies that make a parser read all that it knows."""
+
+
+def fields_of(endpoint: str) -> dict[str, str]:
+    """Each field that an endpoint reads, with its kind and range; "": it is read whole."""
+    found: dict[str, str] = {}
+    with _watched(found):
+        for body in BODIES[endpoint]:
+            ENDPOINTS[endpoint][0](body, Rules(vocab_size=10))
+    return found
+
+
+def adapter_fields(handler: Callable[[Any, Any], Any], body: dict[str, Any]) -> dict[str, str]:
+    """Those of an endpoint that reads its body itself."""
+    service = MagicMock(_config=SimpleNamespace(lora_dir="adapters", model_names=()))
+    service.limits.body.return_value.__aenter__.return_value = msgspec.json.encode(body)
+    service._client.adapters.load = AsyncMock()
+    found: dict[str, str] = {}
+    with _watched(found):
+        asyncio.run(handler(service, None))
+    return found
+
+
+def load_fields() -> dict[str, str]:
+    return adapter_fields(_Service.load_adapter, {"lora_name": "x", "lora_path": "x"})
+
+
+def unload_fields() -> dict[str, str]:
+    return adapter_fields(_Service.unload_adapter, {"lora_name": "x"})
+
+
+def routes() -> set[str]:
+    """ "METHOD path" of everything that the application answers."""
+    text = MagicMock(max_context=10)
+    app = build_app(
+        ServerConfig(model_names=("toy",)),
+        text,
+        MagicMock(),
+        MagicMock(),
+        clock=MagicMock(),
+        new_seed=lambda: 1,
+        new_id=str,
+    )
+    found = set()
+    for route in app.routes:
+        path = route.path.replace(":path", "")
+        found |= {f"{method} {path}" for method in route.methods if method != "HEAD"}
+    return found
+
+
+@contextlib.contextmanager
+def _watched(found: dict[str, str]) -> Iterator[None]:
+    """While the block runs, `found` gets the name of each field that is read, and its kind."""
+    depth = 0
+
+    def watched(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def read(fields: Fields, field: str, *bounds: int) -> Any:
+            nonlocal depth
+            if not depth and not found.get(fields.name(field)):
+                found[fields.name(field)] = KINDS[name] + _range(*bounds)
+            depth += 1
+            try:
+                return original(fields, field, *bounds)
+            finally:
+                depth -= 1
+
+        return read
+
+    check = request._check_float
+
+    def noting(name: str, value: Any, low: float, high: float, *, low_open: bool = False) -> None:
+        if found.get(name) == KINDS["number"]:
+            found[name] += f", above {low:g}, to {high:g}" if low_open else f", {low:g} to {high:g}"
+        check(name, value, low, high, low_open=low_open)
+
+    with contextlib.ExitStack() as stack:
+        for name in KINDS:
+            stack.enter_context(patch.object(Fields, name, watched(name, getattr(Fields, name))))
+        stack.enter_context(patch.object(request, "_check_float", noting))
+        yield
+    unbounded = [name for name, kind in found.items() if kind == KINDS["number"]]
+    assert not unbounded, f"numbers that nothing bounds: {unbounded}"
+
+
+def _range(low: int | None = None, high: int | None = None) -> str:
+    return "" if low is None or high is None else f", {_bound(low)} to {_bound(high)}"
+
+
+def _bound(number: int) -> str:
+    """2147483647 -> '2^31 - 1'."""
+    if abs(number) < 2**31 - 1:
+        return f"{number:,}"
+    power = (abs(number) + 1).bit_length() - 1
+    for rest, tail in ((0, ""), (-1, " - 1")):
+        if abs(number) == 2**power + rest:
+            return f"{'-' if number < 0 else ''}2^{power}{tail}"
+    return f"{number:,}"

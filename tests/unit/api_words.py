@@ -1,0 +1,197 @@
+"""What each endpoint, error and field means, in a line each, for docs/api.md. `make_api_doc` adds what the code says of
+them: kinds, ranges, what is refused and what has no effect."""
+
+from __future__ import annotations
+
+ENDPOINTS = {
+    "POST /v1/chat/completions": "OpenAI's chat: messages in, one or more answers out, whole or as server-sent events.",
+    "POST /v1/completions": "OpenAI's text completion: prompts as text or token ids, also scored (`echo`).",
+    "POST /v1/embeddings": "OpenAI's: a vector for each input. Where a model gives vectors.",
+    "POST /v1/score": "vLLM's: how well pairs of texts go together. Also `/score`.",
+    "POST /v1/rerank": "Jina's and Cohere's: documents in the order of their fit to a query. Also "
+    "`/v2/rerank`, `/rerank`.",
+    "GET /v1/models": "The model's names, and the adapters that are loaded.",
+    "GET /v1/models/{name}": "One of them; 404 where there is none.",
+    "POST /v1/load_lora_adapter": "vLLM's: load an adapter from a folder under `--lora-dir`.",
+    "POST /v1/unload_lora_adapter": "vLLM's: forget one. Requests that use it run to their end.",
+    "POST /tokenize": "vLLM's: the tokens of a text, or of a conversation.",
+    "POST /detokenize": "vLLM's: the text of tokens.",
+    "GET /health": "200 while an engine is ready and makes steps, else 503. Also `/ping`, by GET and POST.",
+    "GET /load": "vLLM's: how many requests are open.",
+    "GET /metrics": "Prometheus text, or OpenMetrics where the caller asks for it: [metrics.md](metrics.md).",
+    "GET /version": "The version of this server.",
+}
+ALIASES = {
+    "POST /score": "POST /v1/score",
+    "POST /v2/rerank": "POST /v1/rerank",
+    "POST /rerank": "POST /v1/rerank",
+    "GET /ping": "GET /health",
+    "POST /ping": "GET /health",
+}
+NOT_HERE = {
+    "/v1/responses": "OpenAI's responses: use /v1/chat/completions and send the conversation each time",
+    "/v1/files, /v1/batches": "OpenAI's batches: send the requests, as many at once as you like",
+    "/v1/audio/, /v1/images/, /v1/moderations, /v1/realtime": "OpenAI's: text and vectors alone are served",
+    "/v1/messages": "Anthropic's: use /v1/chat/completions",
+    "/api/chat, /api/generate, /api/embed, /api/tags": "Ollama's: the same under /v1, as Ollama has it too",
+    "/completion, /infill, /props, /slots, /apply-template": "llama-server's own: use /v1/completions and /metrics",
+    "/pooling, /classify, /inference/v1/generate": "vLLM's: use /v1/embeddings and /v1/score; /v1/completions takes "
+    "token ids and gives them",
+}
+
+ERRORS = {
+    "InvalidRequest": "A field is missing, of the wrong kind, out of range or not supported (`param` names it), or the "
+    "body is not a JSON object.",
+    "ContextTooLong": "The prompt, or the prompt and `max_tokens`, are more than the context.",
+    "AuthenticationFailed": "No key of `--api-key`; with `WWW-Authenticate: Bearer`.",
+    "Forbidden": "A web page that may not call, or a Host that is not this server's: [http.md](http.md#web-pages).",
+    "ModelNotFound": "No model or adapter has this name.",
+    "BodyTooLarge": "Of more than `--max-body-bytes`.",
+    "UnsupportedEncoding": "A `Content-Encoding` other than gzip and deflate.",
+    "Overloaded": "The wait would be longer than `--max-queue-s`, or too much is open or held. `Retry-After` says when "
+    "there will be room.",
+    "EngineFailed": "A step failed, or a bug, with its traceback in the log.",
+    "Unavailable": "The engine starts, has died or stalls, or the server drains. While the engine is restarted "
+    "`Retry-After` says when it will be back.",
+}
+"""Expected failures, by the name of their class."""
+HTTP_ERRORS = {
+    400: "Not HTTP/1.1 or 1.0, no Host, or a target that is no path.",
+    404: "No such path.",
+    405: "The path has no such method, or the request is one to a proxy.",
+    408: "Head or body did not arrive in time.",
+    414: "A target of more than 16 KiB.",
+    431: "Headers of more than 64 KiB or 100 lines.",
+    503: "Too many connections, or heads that hold too much; with `Retry-After: 1`.",
+    505: "Another version of HTTP.",
+}
+"""Of what speaks HTTP, all of one shape."""
+
+SAMPLING = {
+    "n": "answers to each prompt",
+    "best_of": "null or `n`: nothing else is offered",
+    "temperature": "0 is greedy",
+    "top_p": "nucleus; 1 is off",
+    "top_k": "draw from so many most likely tokens; 0 and -1: all",
+    "min_p": "leave out tokens less likely than this share of the most likely; 0 is off",
+    "repetition_penalty": "above 1 discourages tokens of prompt and answer; 1 is off",
+    "presence_penalty": "above 0 discourages tokens that the answer has already",
+    "frequency_penalty": "the same, by how often it has them",
+    "repeat_last_n": "-1; others only where no penalty is set: penalties cover the whole sequence",
+    "seed": "same seed, same answer; without one, each prompt draws its own",
+    "min_tokens": "nothing ends the answer before so many",
+    "ignore_eos": "the model's end token ends nothing",
+    "stop": "up to 16 texts that end the answer, of up to 1,024 characters each",
+    "stop_token_ids": "token ids that end the answer, up to 1,024",
+    "include_stop_str_in_output": "the text or token that ended it is part of the answer",
+    "bad_words": "texts that are never written, up to 512 of 4,096 characters together",
+    "allowed_token_ids": "nothing but these is drawn; at least one",
+    "logit_bias": "token id to a bias of -100 to 100, for up to 1,024 tokens",
+    "skip_special_tokens": "special tokens are not shown",
+    "prompt_logprobs": "log probabilities of the prompt's tokens, with so many alternatives; not while streaming",
+}
+ANSWER = {
+    "model": "the model or an adapter by its name; none: the model",
+    "stream": "answer by server-sent events",
+    "stream_options": "only where `stream` is true",
+    "stream_options.include_usage": "the last event carries the counts of tokens",
+    "stream_options.continuous_usage_stats": "every event does",
+    "truncate_prompt_tokens": "keep so many tokens of the prompt; -1: as many as fit; not 0 (default: a "
+    "prompt that is too long is refused)",
+    "truncation_side": "`left` or `right`: the end that is cut (default: `left`)",
+    "priority": "lower runs earlier; at least what `--max-priority` says (default: 0)",
+    "cache_salt": "cached prefixes are shared only with calls of the same salt; not empty",
+    "request_id": "becomes part of the answer's id; 1 to 256 printable characters; also by the header X-Request-Id",
+    "return_token_ids": "tokens beside text",
+    "return_tokens_as_token_ids": "log probabilities name tokens `token_id:N`",
+    "add_special_tokens": "whether the tokenizer adds its special tokens (default: to text, not to rendered messages)",
+}
+CHAT = {
+    "messages": "the conversation: `role` (system, developer, user, assistant, tool, function) and "
+    "`content`, a string or text parts",
+    "chat_template": "another Jinja template; only with `--trust-request-chat-template`",
+    "chat_template_kwargs": "further variables of the template",
+    "reasoning_effort": "a variable of the template",
+    "add_generation_prompt": "the prompt ends where the assistant begins to speak (default: unless "
+    "`continue_final_message` is true)",
+    "continue_final_message": "the last message is left open and continued",
+    "max_completion_tokens": "most tokens of the answer (default: the model's own, or the rest of the context)",
+    "max_tokens": "its older name",
+    "logprobs": "log probabilities of the answer's tokens",
+    "top_logprobs": "with so many alternatives; needs `logprobs`",
+    "tools": "taken where `tool_choice` is `none`, and else refused: there are no tool calls",
+    "tool_choice": "`none`; `auto` where no tools are given",
+}
+COMPLETION = {
+    "prompt": "a string, token ids, or an array of up to 1,024 of either",
+    "max_tokens": "most tokens of the answer; 0 only with `echo`: the prompt is scored (default: the model's own, "
+    "or 16)",
+    "logprobs": "log probabilities of the answer's tokens, with so many alternatives",
+    "echo": "the answer begins with the prompt",
+}
+POOLING = {
+    "model": "the model by its name; none: the model",
+    "use_activation": "false: vectors and scores as the model gives them, not scaled (default: as usual for the model)",
+    "normalize": "another name of it",
+    "truncate_prompt_tokens": ANSWER["truncate_prompt_tokens"],
+    "truncation_side": "`left` or `right`: the end that is cut (default: `right`)",
+    "priority": ANSWER["priority"],
+    "cache_salt": ANSWER["cache_salt"],
+    "request_id": ANSWER["request_id"],
+}
+EMBEDDING = {
+    "input": "a string, token ids, or an array of up to 2,048 of either",
+    "encoding_format": "`float` or `base64` (little-endian float32) (default: `float`)",
+    "dimensions": "keep the first so many values of a vector; at most what the model gives",
+    "prompt_name": "of the model's own prompts, the one to put before each input",
+}
+SCORE = {
+    "text_1": "a text, or up to 2,048",
+    "queries": "another name of it",
+    "text_2": "a text, or as many as there are first ones; one first text goes with all",
+    "documents": "another name of it",
+}
+RERANK = {
+    "query": "a text",
+    "documents": "up to 2,048 texts, or objects with `text`",
+    "top_n": "most results (default: all)",
+    "return_documents": "results carry the documents (default: true)",
+}
+TOKENIZE = {
+    "prompt": "a text of up to 4,194,304 characters; or give `messages` and what goes with them, as for chat",
+    **{
+        name: CHAT[name]
+        for name in (
+            "messages",
+            "tools",
+            "tool_choice",
+            "chat_template",
+            "chat_template_kwargs",
+            "reasoning_effort",
+            "add_generation_prompt",
+            "continue_final_message",
+        )
+    },
+    "add_special_tokens": ANSWER["add_special_tokens"],
+    "return_token_strs": "the tokens' texts beside their ids",
+    "model": ANSWER["model"],
+}
+DETOKENIZE = {"tokens": "token ids, up to 100,000", "model": ANSWER["model"]}
+LOAD_ADAPTER = {
+    "lora_name": "the name it is served under: up to 200 printable characters, not the model's own",
+    "lora_path": "its folder, relative to `--lora-dir`, without which nothing is loaded",
+    "load_inplace": "an adapter of that name is replaced",
+}
+UNLOAD_ADAPTER = {"lora_name": "the name it is served under"}
+
+KINDS = {
+    "best_of": "integer", "bad_words": "array of strings", "stop": "string or array of strings",
+    "messages": "array of objects", "prompt": "string or array", "input": "string or array",
+    "text_1": "string or array", "text_2": "string or array", "queries": "string or array",
+    "documents": "string or array", "tool_choice": "string", "repeat_last_n": "integer", "tools": "array of objects",
+    "stop_token_ids": "array of integers", "allowed_token_ids": "array of integers", "tokens": "array of integers",
+}  # fmt: skip
+"""Of fields that are read whole, and of arrays."""
+
+HIDDEN = {"--disable-log-requests": ("--no-enable-log-requests",)}
+"""Flags of ours that the help leaves out, and what they are."""
