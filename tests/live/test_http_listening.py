@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import gc
 import http.client
 import json
 import logging
@@ -13,7 +15,7 @@ import socket
 import ssl
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +25,10 @@ from test_http import get, post
 from test_http_connections import ask, completion, refusal, rest, statuses
 
 from scripted import Served
+from tokenmill.net.loop import new_event_loop
 from tokenmill.server.access_log import ACCESS_LOGGER
 from tokenmill.server.bounds import HttpBounds
+from tokenmill.server.connection import Connection
 from tokenmill.server.listen import make_tls
 from tokenmill.server.request_log import REQUEST_LOGGER
 
@@ -94,6 +98,23 @@ def test_who_does_not_finish_the_handshake_holds_a_place_for_a_bounded_time(cert
             raw.sendall(completion(b"connection: close"))
             assert statuses(rest(raw)) == [200], "it takes the place of one that only waits"
         assert [rest(raw) for raw in raws] == [b""] * 4
+
+
+@pytest.mark.parametrize("new_loop", [new_event_loop, asyncio.new_event_loop])
+def test_who_gave_way_in_the_handshake_is_forgotten(
+    certificate: Path, new_loop: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Served, "new_loop", staticmethod(new_loop))
+    bounds = HttpBounds(max_connections=2)
+    with Served(listen={"tls": make_tls(str(certificate))}, http=bounds) as served, contextlib.ExitStack() as stack:
+        raws = [stack.enter_context(served.connect()) for _ in range(8)]
+        assert [rest(raw) for raw in raws[:6]] == [b""] * 6
+        served.wait_until(lambda: num_kept() <= 2)
+
+
+def num_kept() -> int:
+    gc.collect()
+    return sum(isinstance(each, Connection) for each in gc.get_objects())
 
 
 def test_a_client_that_leaves_a_tls_connection_is_cancelled(secure: Served, certificate: Path) -> None:

@@ -110,14 +110,15 @@ class Connection(HttpToolsProtocol):
         try:
             secure = await shaking
         except (OSError, EOFError):
+            secure = None
+        early, self._early = self._early or [], None
+        if secure is None or not self._has_place:  # who gave way while it shook hands hears of its end from nobody else
             self.give_way()
             self.connection_lost(None)
             return
-        early, self._early = self._early or [], None
-        if secure is not None and self._has_place:
-            self.transport, self.flow, self.scheme = secure, FlowControl(secure), "https"
-            for data in early:
-                self.data_received(data)
+        self.transport, self.flow, self.scheme = secure, FlowControl(secure), "https"
+        for data in early:
+            self.data_received(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._leave()
