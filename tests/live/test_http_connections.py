@@ -203,6 +203,12 @@ def test_heads_and_bodies_that_do_not_come_are_408_and_idle_connections_close() 
         with served.connect() as raw:
             raw.sendall(GET)
             assert statuses(rest(raw)) == [200]
+        with served.connect() as raw:
+            raw.sendall(GET)
+            while not raw.recv(65536).endswith(b"]}"):
+                pass
+            raw.sendall(b"\r\n")  # which a client may send between requests, and which begins none
+            assert rest(raw) == b""
         assert time.monotonic() - start > 1.5
         served.wait_until(lambda: served.client.num_open == 0)
 

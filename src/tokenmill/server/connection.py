@@ -323,7 +323,7 @@ class Connection(HttpToolsProtocol):
         elif self._in_head:
             if now - self._since_s > bounds.head_s:
                 self._refuse(Refusal(408, f"The head was not complete after {bounds.head_s:g} s."))
-        elif self._is_fresh and now - self._since_s > bounds.head_s:
+        elif now - self._since_s > (bounds.head_s if self._is_fresh else bounds.idle_s):
             self.transport.close()
 
     # ---- its own ----
