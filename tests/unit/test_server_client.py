@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from tokenmill.core.request import Request, SamplingParams
 from tokenmill.engine.link import LocalEngineEnd, local_link
 from tokenmill.sched.places import Room
 from tokenmill.server.client import EngineClient
+from tokenmill.server.request_log import REQUEST_LOGGER, RequestLog
 
 
 def request(name: str, arrival_s: float = 0.0, num_tokens: int = 3) -> Request:
@@ -92,6 +94,20 @@ async def test_choices_wait_for_places_and_an_adapter_is_unloaded_behind_them(
     assert await engine.receive() == UnloadAdapter("d")
     stream.close()
     assert await engine.receive() == Abort(("b", "c"))
+
+
+def test_choices_that_end_before_the_engine_has_them_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, REQUEST_LOGGER)
+
+    @attached
+    async def main(client: EngineClient, engine: LocalEngineEnd) -> None:
+        client.request_log = RequestLog("m", str)
+        client.desk.share(Room(1, 10))
+        client.open([request(name) for name in "abcd"]).finish("d", "abort")
+
+    main()
+    ends = [record.message for record in caplog.records if record.message.startswith("ended d")]
+    assert ends == ["ended d: abort, before the engine had it"]
 
 
 @attached

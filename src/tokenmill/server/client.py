@@ -271,6 +271,8 @@ class EngineClient:
                 self._outbox.set()
             if self.metrics is not None:
                 self.metrics.request_lost(reason)
+            if self.request_log is not None:
+                self.request_log.given_up(entry.request, reason)
         elif entry is not None and entry.ending is None:
             entry.stream, entry.ending = None, reason
             self._aborts.append(request_id)

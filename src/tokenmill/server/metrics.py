@@ -168,7 +168,7 @@ class Metrics:
         self._disconnects.inc()
 
     def request_lost(self, ending: str | None) -> None:
-        """The engine died under it; `ending`: how it had ended for its client before, if it had."""
+        """The engine died under it or never had it; `ending`: how it had ended for its client before, if it had."""
         self._success[ending or FINISH_ERROR].inc()
 
     def request_done(self, request: Request, output: Output, reason: str, last_token_s: float, now: float) -> None:

@@ -68,6 +68,10 @@ class RequestLog:
             f" error={output.error!a}" if reason == FINISH_ERROR else "",
         )
 
+    def given_up(self, request: Request, reason: str) -> None:
+        """It ended for its client while it waited for a place."""
+        _log.info("ended %s: %s, before the engine had it", request.id, reason)
+
     def lost(self, request: Request, ending: str | None) -> None:
         """The engine died under it; `ending`: how it had ended for its client before, if it had."""
         _log.info("ended %s: %s, the engine was lost", request.id, ending or FINISH_ERROR)
