@@ -11,6 +11,7 @@ from tokenmill.core.errors import BodyTooLarge, Overloaded
 from tokenmill.net.clock import MonotonicClock
 from tokenmill.server.client import EngineClient
 from tokenmill.server.config import ServerConfig
+from tokenmill.server.errors import headers
 from tokenmill.server.limits import Limits
 
 
@@ -44,6 +45,14 @@ def test_a_body_counts_while_its_call_is_prepared_and_no_longer():
             pass
 
     asyncio.run(main())
+
+
+def test_the_message_tells_the_same_time_as_the_header():
+    for retry_s, told in ((0.2, "1"), (7.5, "8"), (1e6, "120")):
+        with pytest.raises(Overloaded) as refused:
+            limits()._refuse("wait", "Full", retry_s)
+        assert headers(refused.value) == {"retry-after": told}
+        assert refused.value.message == f"Full; retry in {told} s."
 
 
 def test_a_failed_call_gives_its_bytes_back():

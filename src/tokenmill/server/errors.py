@@ -44,10 +44,15 @@ def describe(error: TokenmillError) -> dict[str, Any]:
 
 def headers(error: TokenmillError) -> dict[str, str]:
     if isinstance(error, (Overloaded, Unavailable)) and error.retry_after_s is not None:
-        return {"retry-after": str(min(_MAX_RETRY_S, max(1, math.ceil(error.retry_after_s))))}
+        return {"retry-after": str(told_s(error.retry_after_s))}
     if isinstance(error, AuthenticationFailed):
         return {"www-authenticate": "Bearer"}
     return {}
+
+
+def told_s(retry_after_s: float) -> int:
+    """When to come back, in seconds, as clients are told."""
+    return min(_MAX_RETRY_S, max(1, math.ceil(retry_after_s)))
 
 
 def from_engine(message: str, kind: str, param: str) -> TokenmillError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import NoReturn
 
@@ -16,7 +15,7 @@ from ..sched.desk import Newcomer
 from .client import EngineClient
 from .config import ServerConfig
 from .encodings import decode_body
-from .errors import ClientGone
+from .errors import ClientGone, told_s
 
 MAX_OF_CALL = 1024
 """Choices of one call."""
@@ -80,7 +79,7 @@ class Limits:
     def _refuse(self, reason: str, message: str, retry_s: float) -> NoReturn:
         if self._client.metrics is not None:
             self._client.metrics.call_turned_away(reason)
-        raise Overloaded(f"{message}; retry in {max(1, math.ceil(retry_s))} s.", retry_after_s=retry_s)
+        raise Overloaded(f"{message}; retry in {told_s(retry_s)} s.", retry_after_s=retry_s)
 
     @contextlib.contextmanager
     def held(self, num_bytes: int) -> Iterator[None]:
