@@ -39,7 +39,7 @@ def minilm() -> Path:
 
 @pytest.fixture(scope="module")
 def server(minilm: Path) -> Iterator[Server]:
-    with Server(model="minilm") as server:
+    with Server("--enable-log-requests", model="minilm") as server:
         yield server
 
 
@@ -112,6 +112,11 @@ def test_dimensions_and_scaling(server: Server) -> None:
     cut = np.frombuffer(base64.b64decode(part["data"][0]["embedding"]), "<f4")
     assert abs(np.linalg.norm(raw) - 1) > 0.01
     np.testing.assert_allclose(cut, raw[:16] / np.linalg.norm(raw[:16]), atol=1e-6)
+
+
+def test_the_request_log_names_the_answer(server: Server) -> None:
+    answer_id = post(server, "/v1/embeddings", model="minilm", input="x")[1]["id"]
+    assert any("came pool-" in line and f" as '{answer_id}': " in line for line in list(server.lines))
 
 
 def test_an_input_that_is_too_long(server: Server) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from scripted import READY
@@ -52,6 +54,8 @@ def test_the_choices_of_a_call_have_their_settings_and_prompts_in_common() -> No
     assert len(requests) == 64 and len({id(request.sampling) for request in requests}) == 1
     assert len({id(request.prompt_tokens) for request in requests}) == 2
     assert held_tokens(requests) == 3 + 2 + 2 + 900
+    words = ((1, 2), (3,))
+    assert held_tokens([replace(request, bad_words=words) for request in requests]) == 3 + 2 + 2 + 900 + 3
 
 
 def test_a_message_carries_what_is_shared_once_and_it_is_shared_behind_the_link() -> None:

@@ -201,4 +201,5 @@ def held_tokens(requests: Sequence[Request]) -> int:
         id(request.sampling): len(request.sampling.stop_token_ids) + len(request.sampling.allowed_token_ids)
         for request in requests
     }
-    return sum(prompts.values()) + sum(lists.values())
+    words = {id(request.bad_words): sum(map(len, request.bad_words)) for request in requests}
+    return sum(prompts.values()) + sum(lists.values()) + sum(words.values())

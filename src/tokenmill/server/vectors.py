@@ -293,7 +293,7 @@ class VectorService:
         self.limits.admit(newcomer(client, requests), held_tokens(requests))
         stream = self.client.open(requests, client)
         if self.client.request_log is not None:
-            self.client.request_log.came(requests, call.request_id or requests[0].id.rpartition("-")[0])
+            self.client.request_log.came(requests, head["id"])
         return VectorReply(stream, requests, build)
 
     def _head(self, call: PoolingCall, request: HttpRequest, prefix: str) -> dict[str, Any]:
