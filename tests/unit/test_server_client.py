@@ -35,7 +35,7 @@ async def test_one_message_carries_all_requests_of_a_turn(client: EngineClient, 
     client.open([request("c")])
     message = await engine.receive()
     assert isinstance(message, Submit) and [each.id for each in message.requests] == ["a", "b", "c"]
-    assert (client.num_open, client.open_tokens) == (3, 9)
+    assert (client.num_open, client.desk.num_tokens) == (3, 9)
 
 
 @attached
@@ -120,7 +120,7 @@ async def test_open_streams_fail_when_the_engine_goes_and_a_new_one_is_taken_up(
     engine.close()
     with pytest.raises(EngineFailed):
         await reading
-    assert client.num_open == client.open_tokens == 0
+    assert client.num_open == client.desk.num_tokens == 0
     with pytest.raises(Unavailable, match="restarted"):
         client.open([request("b")])
     engine, front = local_link()

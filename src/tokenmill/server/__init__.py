@@ -1,5 +1,6 @@
 """The OpenAI-compatible HTTP front end: validates, encodes, streams, measures. It speaks to the engine only through
-`EngineClient`, as messages on a link, and so knows neither scheduler nor model.
+`EngineClient`, as messages on a link, and so knows no model. Whose choice goes to the engine next, and how long a call
+would wait, it has from `sched.desk`.
 
     app        which path leads where                     http     bodies in, JSON out, keys and request ids
     openai     body -> Call (validated)                   fields   reading one JSON object with named errors
@@ -10,6 +11,12 @@
     pieces     long work cut where others have their turn  begun    going on with what was begun elsewhere
     errors     failures in OpenAI's shape                 run      listening, signals, draining
     pooling    bodies that ask for vectors                vectors  the endpoints that answer with them
+    tokenizing   bodies of /tokenize and /detokenize      other_fields   what becomes of fields not read here
+    reading    bytes of a body -> Call                    encodings  bodies that come compressed
+    helper     the port to the helper process             jobs     what that process does
+    turns      places for its jobs                        clients  who calls: by key, else by address
+    adapters   names and digests of LoRA adapters         config   settings
+    budget     what all of it holds at most
     visitors   which web pages may call                   access_log, request_log  a line for each answer, request
 
 uvicorn speaks HTTP; what is added to it knows nothing of models:

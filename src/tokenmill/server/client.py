@@ -201,11 +201,6 @@ class EngineClient:
     def num_open(self) -> int:
         return self.desk.num_open
 
-    @property
-    def open_tokens(self) -> int:
-        """Prompt tokens held for them."""
-        return self.desk.num_tokens
-
     def attach(self, link: FrontEnd, on_broken: Callable[[], None] = lambda: None) -> None:
         """Take up a new engine; requests are accepted once its Ready has come. Needs a running loop. The link stays
         its maker's to close. `on_broken` is called when what comes over the link cannot be used: the engine has been
