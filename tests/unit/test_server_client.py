@@ -11,10 +11,20 @@ import pytest
 
 from scripted import READY, attached
 from tokenmill.core.errors import EngineFailed, Unavailable
-from tokenmill.core.events import Abort, EngineStats, Output, StepOutputs, Submit, UnloadAdapter
+from tokenmill.core.events import (
+    Abort,
+    AdapterLoaded,
+    EngineStats,
+    LoadAdapter,
+    Output,
+    StepOutputs,
+    Submit,
+    UnloadAdapter,
+)
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.engine.link import LocalEngineEnd, local_link
 from tokenmill.sched.places import Room
+from tokenmill.server.adapters import ServedAdapter
 from tokenmill.server.client import EngineClient
 from tokenmill.server.request_log import REQUEST_LOGGER, RequestLog
 
@@ -94,6 +104,22 @@ async def test_choices_wait_for_places_and_an_adapter_is_unloaded_behind_them(
     assert await engine.receive() == UnloadAdapter("d")
     stream.close()
     assert await engine.receive() == Abort(("b", "c"))
+
+
+@attached
+async def test_an_adapter_with_another_name_is_unloaded_at_once(client: EngineClient, engine: LocalEngineEnd) -> None:
+    """Choices that name it may wait at all times, and what is to be loaded waits behind it."""
+    loading = asyncio.create_task(client.adapters.load(ServedAdapter("other", "folder")))
+    message = await engine.receive()
+    assert isinstance(message, LoadAdapter)
+    await engine.send(AdapterLoaded(message.number, "d"))
+    await loading
+    client.desk.share(Room(1, 10))
+    client.open([replace(request(name), adapter="d") for name in "abcd"])
+    client._tell(UnloadAdapter("d"))
+    await engine.receive()
+    assert client.desk.num_waiting == 2
+    assert await engine.receive() == UnloadAdapter("d")
 
 
 def test_choices_that_end_before_the_engine_has_them_are_logged(caplog: pytest.LogCaptureFixture) -> None:

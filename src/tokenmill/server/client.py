@@ -324,9 +324,12 @@ class EngineClient:
         self._outbox.set()
 
     def _split_notices(self) -> tuple[list[_Notice], list[_Notice]]:
-        """What can be told now, and what must wait, with all after it, for choices that wait themselves."""
+        """What can be told now, and what must wait, with all after it, for choices that wait themselves: that an
+        adapter goes, unless it has another name."""
         for place, notice in enumerate(self._notices):
-            if isinstance(notice, UnloadAdapter) and self.desk.waits_for(notice.digest):
+            if not isinstance(notice, UnloadAdapter) or self.adapters.name_of(notice.digest):
+                continue
+            if self.desk.waits_for(notice.digest):
                 return self._notices[:place], self._notices[place:]
         return self._notices, []
 
