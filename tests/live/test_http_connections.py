@@ -287,6 +287,13 @@ def test_a_request_before_garbage_gets_its_answer_and_the_garbage_a_400(served: 
         assert statuses(answer) in ([200, 400], [200, 414]) and refusal(answer)
 
 
+def test_the_garbage_gets_its_400_also_where_the_client_closes_its_half(served: Served) -> None:
+    with served.connect() as raw:
+        raw.sendall(completion() + b"no request\r\n\r\n")
+        raw.shutdown(socket.SHUT_WR)
+        assert [status for status in statuses(rest(raw)) if status != 100] == [200, 400]
+
+
 def test_more_requests_ahead_than_are_taken_end_the_connection_in_order(served: Served) -> None:
     answer = ask(served, GET * 100)
     assert statuses(answer) == [200] * 9

@@ -144,7 +144,8 @@ class Connection(HttpToolsProtocol):
             return False
         self._is_half = self._is_deaf = True
         first, last = self._open[0].cycle, self._open[-1].cycle
-        last.keep_alive = False
+        if self._last_words is None:
+            last.keep_alive = False
         if not first.response_started and first.scope["http_version"] != "1.0":
             self.transport.write(_CONTINUE)
         for delay_s in _HANG_UP_CHECKS_S:
