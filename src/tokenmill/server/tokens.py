@@ -119,7 +119,10 @@ class Encoder:
     async def render(self, conversation: Conversation, caller: Caller = _NOBODY) -> Rendered:
         """The conversation as one text, special tokens included. Raises InvalidRequest naming the field."""
         check_template(self._text.chat, conversation)
-        return unpack_rendered(await self._helper.run(render_job(conversation), caller.name))
+        rendering = self._helper.run(render_job(conversation), caller.name)
+        if conversation.template is None:  # soon over, and others need the process that does it
+            return unpack_rendered(await rendering)
+        return unpack_rendered(await caller.stay(rendering))
 
     async def tokenize(
         self,

@@ -1,0 +1,45 @@
+"""Jobs of the helper process end with the client they are done for."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from scripted import make_text_model
+from tokenmill.server.errors import ClientGone
+from tokenmill.server.helper import Caller
+from tokenmill.server.jobs import Job
+from tokenmill.server.openai import Conversation
+from tokenmill.server.tokens import Encoder
+
+
+class Busy:
+    """A helper that never has an answer."""
+
+    def __init__(self) -> None:
+        self.has_ended = False
+
+    async def run(self, job: Job, client: str) -> bytes:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.has_ended = True
+        raise AssertionError
+
+
+class Leaving:
+    """A request whose client leaves."""
+
+    async def receive(self) -> dict[str, Any]:
+        return {"type": "http.disconnect"}
+
+
+def test_a_rendering_by_the_callers_own_template_ends_with_the_caller() -> None:
+    helper = Busy()
+    conversation = Conversation(messages=({"role": "user", "content": "x"},), template="{{ messages }}")
+    rendering = Encoder(make_text_model(), helper).render(conversation, Caller("c", cast(Any, Leaving())))
+    with pytest.raises(ClientGone):
+        asyncio.run(asyncio.wait_for(rendering, 5))
+    assert helper.has_ended
