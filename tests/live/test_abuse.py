@@ -65,19 +65,17 @@ def first_token_s(server: Server) -> float:
         connection.close()
 
 
-class Bystander:
-    """Asks for short answers, one after another, while the block runs."""
+class Meanwhile:
+    """Does `work` again and again while the block runs. What it raises, the block's end raises."""
 
-    def __init__(self, server: Server) -> None:
-        self._server = server
-        self.waits_s: list[float] = []
-        self._failure: BaseException | None = None
-
-    def __enter__(self) -> Bystander:
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work = work
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run)
+        self._failure: BaseException | None = None
+
+    def __enter__(self) -> None:
         self._thread.start()
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
@@ -88,31 +86,14 @@ class Bystander:
     def _run(self) -> None:
         try:
             while not self._over.wait(0.05):
-                self.waits_s.append(first_token_s(self._server))
+                self._work()
         except BaseException as failure:
             self._failure = failure
 
 
-class Scales:
-    """The most memory that the server's processes held together while the block ran: shared pages count once."""
-
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
-        self.most_bytes = 0
-
-    def __enter__(self) -> Scales:
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._over.wait(0.05):
-            self.most_bytes = max(self.most_bytes, sum(map(_anonymous_bytes, _tree(self._pid))))
+def held_bytes(pid: int) -> int:
+    """What a server's processes hold together: shared pages count once."""
+    return sum(map(_anonymous_bytes, _tree(pid)))
 
 
 def _tree(pid: int) -> Iterator[int]:
@@ -208,23 +189,21 @@ ATTACKS: dict[str, Attack] = {
 
 
 def test_abuse_harms_only_the_abuser(smollm2: Path) -> None:
-    with (
-        Server("--kv-cache-memory-bytes", "2GiB", "--trust-request-chat-template") as server,
-        Scales(server.process.pid) as scales,
-    ):
+    with Server("--kv-cache-memory-bytes", "2GiB", "--trust-request-chat-template") as server:
         first_token_s(server)
         most_s = max(MOST_TTFT_S, MOST_TIMES * statistics.median(first_token_s(server) for _ in range(9)))
         assert post(server, "/v1/chat/completions", {"messages": [ROW], "max_tokens": 1}) == 200
-        seen: dict[str, list[float]] = {}
+        held: list[int] = []
+        waits: dict[str, list[float]] = {name: [] for name in ATTACKS}
         statuses: dict[str, list[int]] = {}
-        for name, attack in ATTACKS.items():
-            with Bystander(server) as bystander:
-                statuses[name] = attack(server)
-            seen[name] = bystander.waits_s
+        with Meanwhile(lambda: held.append(held_bytes(server.process.pid))):
+            for name, attack in ATTACKS.items():
+                with Meanwhile(lambda seen=waits[name]: seen.append(first_token_s(server))):
+                    statuses[name] = attack(server)
         assert server.request("GET", "/health")[0] == 200
         failed = {name: codes for name, codes in statuses.items() if any(code >= 500 for code in codes)}
         assert not failed, failed
-        waits_s = sorted(wait_s for waits in seen.values() for wait_s in waits)
-        slowest = {name: f"{max(waits, default=0):.2f} s" for name, waits in seen.items()}
-        assert waits_s[int(0.99 * len(waits_s))] < most_s, (most_s, slowest)
-    assert scales.most_bytes < planned_bytes(server), (scales.most_bytes, server.output)
+        all_s = sorted(wait_s for seen in waits.values() for wait_s in seen)
+        slowest = {name: f"{max(seen, default=0):.2f} s" for name, seen in waits.items()}
+        assert all_s[int(0.99 * len(all_s))] < most_s, (most_s, slowest)
+    assert 0 < max(held) < planned_bytes(server), (max(held), server.output)

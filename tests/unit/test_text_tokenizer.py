@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_tokenizer import DEFINED, SPECIAL, byte_metadata
 
-from tokenmill.core.errors import BadCheckpoint
+from tokenmill.core.errors import BadCheckpoint, InvalidRequest
 from tokenmill.text.pretokenizers import SCHEMES
-from tokenmill.text.tokenizer import Tokenizer, tokenizer_from_folder, tokenizer_from_gguf
+from tokenmill.text.tokenizer import Tokenizer, _encode_batch, tokenizer_from_folder, tokenizer_from_gguf
 
 TOKENIZER = tokenizer_from_gguf(byte_metadata())
 
@@ -298,3 +298,17 @@ def test_inputs_and_pairs_are_cut_within_their_texts(tmp_path: Path) -> None:
         assert words(ids) == kept
     pairs = tokenizer.encode_inputs(["a", "a b c d e", "a b c"], ["a b c d e", "f", "f g h"], max_tokens=7)
     assert [(words(ids), place) for ids, place in pairs] == [("<a>abc>", 3), ("<abc>f>", 5), ("<ab>fg>", 4)]
+
+
+def test_a_word_too_long_for_the_library_is_an_error_of_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library gives up with what is no Exception: a thread or a server must not end by it."""
+
+    class PanicException(BaseException):
+        pass
+
+    class Backend:
+        def encode_batch_fast(self, texts: list[str], add_special_tokens: bool) -> list[object]:
+            raise PanicException("fail to memory allocation")
+
+    with pytest.raises(InvalidRequest, match="millions of characters"):
+        _encode_batch(Backend(), ["a"], False)  # type: ignore[arg-type]

@@ -266,9 +266,10 @@ GROUPS: tuple[Group, ...] = (
     Group(
         0,
         "-fit --fit -cmoe --cpu-moe -kvo --kv-offload -nkvo --no-kv-offload --op-offload --no-op-offload "
-        "--no-host -fa --flash-attn",
+        "--no-host",
         _GPU,
     ),
+    Group(0, "-fa --flash-attn", "attention never holds all scores of a prompt, here as with it"),
     Group(
         1,
         "-C --cpu-mask -Cr --cpu-range --cpu-strict --prio --poll -Cb --cpu-mask-batch -Crb --cpu-range-batch "
@@ -295,9 +296,10 @@ GROUPS: tuple[Group, ...] = (
     Group(
         0,
         "--swa-full -kvu --kv-unified -no-kvu --no-kv-unified --cache-idle-slots --no-cache-idle-slots -cb "
-        "--cont-batching -nocb --no-cont-batching --no-context-shift --slots --no-slots --spm-infill",
+        "--cont-batching -nocb --no-cont-batching --no-context-shift --spm-infill",
         "KV is kept in blocks that all requests share, and requests always run together",
     ),
+    Group(0, "--slots --no-slots", "there are no slots to show; /metrics tells what runs"),
     Group(0, "--context-shift", "an answer ends where the context does; leave it out", refused=True),
     # llama-server: models
     Group(1, "-mu --model-url -dr --docker-repo", "fetch the file and give its path", refused=True),

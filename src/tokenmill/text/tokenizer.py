@@ -19,7 +19,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, processors
 
-from ..core.errors import BadCheckpoint
+from ..core.errors import BadCheckpoint, InvalidRequest
 from ..formats.safetensors import read_json
 from .charsmap import check_normalizer
 from .pretokenizers import find_scheme
@@ -126,11 +126,7 @@ class Tokenizer:
         return self._encode_whole(text, self._backend, False)
 
     def _encode_whole(self, text: str, backend: tokenizers.Tokenizer, add_special: bool) -> list[int]:
-        # Of the library's ways to encode, only the one for batches releases the interpreter lock.
-        try:
-            return backend.encode_batch_fast([text], add_special_tokens=add_special)[0].ids
-        except TypeError:
-            return backend.encode_batch_fast([_without_surrogates(text)], add_special_tokens=add_special)[0].ids
+        return _encode_batch(backend, [text], add_special)[0].ids
 
     def encode_inputs(
         self,
@@ -163,10 +159,7 @@ class Tokenizer:
         return found
 
     def _encode_bare(self, texts: Sequence[str]) -> list[tokenizers.Encoding]:
-        try:
-            return self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
-        except TypeError:
-            return self._backend.encode_batch_fast([_without_surrogates(t) for t in texts], add_special_tokens=False)
+        return _encode_batch(self._backend, list(texts), False)
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """Text of `ids`; bytes that are not UTF-8 become U+FFFD. A Detokenizer's pieces add up to the same, with the
@@ -205,6 +198,21 @@ class Tokenizer:
             return added.content.encode()
         text = self.token_text(token_id)
         return b"" if text is None else self._to_bytes(text)
+
+
+def _encode_batch(backend: tokenizers.Tokenizer, texts: list[str], add_special: bool) -> list[tokenizers.Encoding]:
+    """Of the library's ways to encode, only the one for batches releases the interpreter lock. Raises InvalidRequest
+    for a text with a word so long that the library gives up."""
+    try:
+        return backend.encode_batch_fast(texts, add_special_tokens=add_special)
+    except TypeError:
+        return backend.encode_batch_fast([_without_surrogates(text) for text in texts], add_special_tokens=add_special)
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # which the library exports nowhere, and which is no Exception
+            raise
+        raise InvalidRequest(
+            "The text has a word of millions of characters, which the tokenizer cannot take."
+        ) from None
 
 
 def _without_surrogates(text: str) -> str:
