@@ -10,9 +10,12 @@ import asyncio
 import contextlib
 import socket
 import threading
+import weakref
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tokenmill.cli.helper import HelperProcess, materials
 from tokenmill.core.config import EngineConfig
@@ -28,6 +31,7 @@ from tokenmill.sched.scheduler import max_running
 from tokenmill.server.app import build_app
 from tokenmill.server.client import EngineClient
 from tokenmill.server.config import ServerConfig
+from tokenmill.server.connection import Connection
 from tokenmill.server.jobs import Job, Jobs, pack
 from tokenmill.server.metrics import Metrics
 from tokenmill.server.run import serve
@@ -273,6 +277,19 @@ class Served:
     def connect(self) -> socket.socket:
         """A raw connection, for clients that misbehave."""
         return socket.create_connection(self.address, timeout=20)
+
+
+def made_connections(monkeypatch: pytest.MonkeyPatch) -> weakref.WeakSet[Connection]:
+    """Those that servers accept from now on, as long as anything holds them."""
+    made: weakref.WeakSet[Connection] = weakref.WeakSet()
+    init = Connection.__init__
+
+    def make(self: Connection, *args: Any, **how: Any) -> None:
+        init(self, *args, **how)
+        made.add(self)
+
+    monkeypatch.setattr(Connection, "__init__", make)
+    return made
 
 
 def attached(test: Callable[[EngineClient, LocalEngineEnd], Coroutine[Any, Any, None]]) -> Callable[[], None]:

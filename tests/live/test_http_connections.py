@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import json
 import logging
 import os
@@ -19,9 +18,8 @@ from typing import Any
 
 import pytest
 
-from scripted import Served
+from scripted import Served, made_connections
 from tokenmill.server.bounds import HttpBounds
-from tokenmill.server.connection import Connection
 
 GET = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n"
 LAST = b"GET /version HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
@@ -257,7 +255,8 @@ def test_connections_that_are_being_answered_do_not_give_way() -> None:
         assert statuses(ask(served, LAST)) == [200]
 
 
-def test_a_client_that_does_not_read_its_answer_is_let_go() -> None:
+def test_a_client_that_does_not_read_its_answer_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = made_connections(monkeypatch)
     with Served(http=HttpBounds(write_s=0.5), max_body_bytes=64 << 20) as served, served.connect() as raw:
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         tokenizer = served.text.tokenizer
@@ -266,11 +265,8 @@ def test_a_client_that_does_not_read_its_answer_is_let_go() -> None:
         ask = b"POST /detokenize HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
         with contextlib.suppress(OSError):  # more than the kernels' buffers take, of both directions
             raw.sendall(ask * 8)
-        served.wait_until(lambda: num_connections() == 0)
-
-
-def num_connections() -> int:
-    return sum(isinstance(each, Connection) and each._has_place for each in gc.get_objects())
+        served.wait_until(lambda: bool(made))
+        served.wait_until(lambda: not any(connection._has_place for connection in made))
 
 
 # ---- several requests on one connection ----

@@ -24,11 +24,10 @@ from serving import Server, resident_bytes
 from test_http import get, post
 from test_http_connections import ask, completion, refusal, rest, statuses
 
-from scripted import Served
+from scripted import Served, made_connections
 from tokenmill.net.loop import new_event_loop
 from tokenmill.server.access_log import ACCESS_LOGGER
 from tokenmill.server.bounds import HttpBounds
-from tokenmill.server.connection import Connection
 from tokenmill.server.listen import make_tls
 from tokenmill.server.request_log import REQUEST_LOGGER
 
@@ -105,16 +104,16 @@ def test_who_gave_way_in_the_handshake_is_forgotten(
     certificate: Path, new_loop: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Served, "new_loop", staticmethod(new_loop))
+    made = made_connections(monkeypatch)
     bounds = HttpBounds(max_connections=2)
     with Served(listen={"tls": make_tls(str(certificate))}, http=bounds) as served, contextlib.ExitStack() as stack:
         raws = [stack.enter_context(served.connect()) for _ in range(8)]
         assert [rest(raw) for raw in raws[:6]] == [b""] * 6
-        served.wait_until(lambda: num_kept() <= 2)
-
-
-def num_kept() -> int:
-    gc.collect()
-    return sum(isinstance(each, Connection) for each in gc.get_objects())
+        deadline = time.monotonic() + 60
+        while len(made) > 2:
+            assert time.monotonic() < deadline, len(made)
+            time.sleep(0.05)
+            gc.collect()
 
 
 def test_a_client_that_leaves_a_tls_connection_is_cancelled(secure: Served, certificate: Path) -> None:
