@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from tokenmill.cluster.desk import held_tokens
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import Overloaded
 from tokenmill.core.events import Ready
@@ -16,7 +17,6 @@ from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.step import PlanRow, RowResult, StepPlan, StepResult
 from tokenmill.engine.build import build_engine
 from tokenmill.engine.link import local_link
-from tokenmill.sched.desk import held_tokens
 from tokenmill.sched.scheduler import max_running
 from tokenmill.server.client import EngineClient
 from tokenmill.server.config import ServerConfig

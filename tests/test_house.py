@@ -18,20 +18,21 @@ ALLOWED: dict[str, set[str]] = {
     "core": set(),
     "cache": {"core"},
     "sched": {"core", "cache"},
+    "cluster": {"core", "cache"},
     "engine": {"core", "cache", "sched"},
-    "sim": {"core", "cache", "sched", "engine"},
+    "sim": {"core", "cache", "sched", "engine", "cluster"},
     "formats": {"core"},
     "text": {"core", "formats"},
     "ops": {"core"},
     "store": {"core"},
     "models": {"core", "formats", "ops"},
     "worker": {"core", "formats", "text", "ops", "models", "store"},
-    "server": {"core", "text", "sched"},
+    "server": {"core", "text", "cluster"},
     "net": {"core"},
     "bench": {"core", "text"},
 }
 WIRING = {"cli", "llm"}
-PURE = {"core", "cache", "sched", "engine", "sim"}
+PURE = {"core", "cache", "cluster", "sched", "engine", "sim"}
 
 # Whatever reads a clock, draws unseeded randomness or starts a thread; `asyncio.wait` because it iterates a set.
 BANNED_MODULES = {"time", "datetime", "threading", "secrets", "socket", "multiprocessing", "subprocess", "os"}

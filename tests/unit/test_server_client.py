@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from scripted import READY, attached
+from tokenmill.cluster.places import Room
 from tokenmill.core.errors import EngineFailed, Unavailable
 from tokenmill.core.events import (
     Abort,
@@ -23,7 +24,6 @@ from tokenmill.core.events import (
 )
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.engine.link import LocalEngineEnd, local_link
-from tokenmill.sched.places import Room
 from tokenmill.server.adapters import ServedAdapter
 from tokenmill.server.client import EngineClient
 from tokenmill.server.request_log import REQUEST_LOGGER, RequestLog

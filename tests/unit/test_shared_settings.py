@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from scripted import READY
+from tokenmill.cluster.desk import held_tokens
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.events import Submit
@@ -15,7 +16,6 @@ from tokenmill.core.step import Introduction
 from tokenmill.engine.core import EngineCore
 from tokenmill.net.codec import decode, encode
 from tokenmill.ops.reference import ReferenceOps
-from tokenmill.sched.desk import held_tokens
 from tokenmill.server.openai import Rules, parse_completion
 from tokenmill.server.tokens import Encoded, make_requests
 from tokenmill.worker.sampler import Sampler

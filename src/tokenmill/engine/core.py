@@ -41,8 +41,9 @@ from ..core.events import (
 from ..core.request import Request
 from ..core.sequence import Sequence, Status
 from ..core.step import Introduction, PlanRow, RowResult, StepPlan, StepResult
+from ..core.work import due, step_work
 from ..sched.admission import blocks_for, refusal
-from ..sched.policies import due, seniority, step_work
+from ..sched.policies import seniority
 from ..sched.queue import WaitingQueue
 from ..sched.scheduler import compose_step
 from .adapters import AdapterLedger

@@ -1,6 +1,6 @@
 """The OpenAI-compatible HTTP front end: validates, encodes, streams, measures. It speaks to the engine only through
 `EngineClient`, as messages on a link, and so knows no model. Whose choice goes to the engine next, and how long a call
-would wait, it has from `sched.desk`.
+would wait, it has from `cluster.desk`.
 
     app        which path leads where                     http     bodies in, JSON out, keys and request ids
     openai     body -> Call (validated)                   fields   reading one JSON object with named errors

@@ -21,10 +21,10 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .. import __version__
+from ..cluster.desk import Newcomer, held_tokens
 from ..core.errors import InvalidRequest, ModelNotFound, TokenmillError, Unavailable
 from ..core.events import Ready
 from ..core.ports import Clock
-from ..sched.desk import Newcomer, held_tokens
 from ..text.bad_words import bad_word_ids
 from ..text.load import TextModel
 from ..text.standins import Rendered

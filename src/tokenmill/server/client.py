@@ -5,7 +5,7 @@ request; a stream that only passes text on takes it at once, and its task sleeps
 books until the engine's own last word on it, also after the client has gone or a stop string has ended it here, so that
 counts are true and a stuck engine cannot look idle.
 
-Where the engine is shared, choices go to it as places come free (`sched.desk`), and wait here with their call before.
+Where the engine is shared, choices go to it as places come free (`cluster.desk`), and wait here with their call before.
 
 What the engine produces while nobody reads is merged into one delta per request: a slow reader costs its own tokens,
 never a queue of messages.
@@ -19,6 +19,8 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ..cluster.desk import FrontDesk
+from ..cluster.places import Room
 from ..core.errors import EngineFailed, TokenmillError, Unavailable
 from ..core.events import (
     FINISH_ABORT,
@@ -35,8 +37,6 @@ from ..core.events import (
 from ..core.ports import FrontEnd
 from ..core.request import Request
 from ..core.step import TokenLogprob
-from ..sched.desk import FrontDesk
-from ..sched.places import Room
 from .adapters import AdapterBook, ServedAdapter
 
 if TYPE_CHECKING:  # the library runs without it, and it takes a while to load

@@ -8,10 +8,10 @@ from typing import NoReturn
 
 from starlette.requests import Request as HttpRequest
 
+from ..cluster.desk import Newcomer
 from ..core.errors import BodyTooLarge, InvalidRequest, Overloaded, Unavailable
 from ..core.ports import Clock
 from ..core.request import Request
-from ..sched.desk import Newcomer
 from .client import EngineClient
 from .config import ServerConfig
 from .encodings import decode_body

@@ -17,11 +17,11 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from ..cluster.desk import Newcomer, held_tokens
 from ..core.errors import ContextTooLong, InvalidRequest, Unavailable
 from ..core.events import FINISH_ABORT, FINISH_ERROR, Ready
 from ..core.ports import Clock
 from ..core.request import PoolingParams, Request, SamplingParams
-from ..sched.desk import Newcomer, held_tokens
 from ..text.load import TextModel
 from .client import EngineClient, Stream
 from .config import ServerConfig

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..core.events import FINISH_LENGTH, EngineStats
-from .policies import step_work
+from ..core.work import step_work
 
 _WEIGHT = 1 / 16
 _ROUNDS = 6
@@ -34,7 +34,7 @@ class Rates:
 
     token_s   seconds that a prompt token takes in a step that is mostly prompts; 0 until there was one
     step_s    seconds of a step, lately
-    work_s    seconds of a unit of work (policies.step_work), lately
+    work_s    seconds of a unit of work (core.work.step_work), lately
     share_computed  of prompt tokens, those that were not cached
     num_rows  rows that the engine has room for: what is configured, or less where blocks run out first
     """

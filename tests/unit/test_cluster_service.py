@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tokenmill.cluster.service import Load, Rates, Returns, Rows, predicted_wait
 from tokenmill.core.events import EngineStats
-from tokenmill.sched.service import Load, Rates, Returns, Rows, predicted_wait
 
 
 def stats(num_steps: int, tokens: int, step_s: float, drawn: int = 0, **more: int) -> EngineStats:

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
+from tokenmill.cluster.places import Places, Room, Ticket
 from tokenmill.core.request import Request, SamplingParams
-from tokenmill.sched.places import Places, Room, Ticket
 
 SAMPLING = SamplingParams()
 ROOM = Room(num_rows=16, step_tokens=100)

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 from ..core.events import EngineStats
 from ..core.request import Request
+from ..core.work import due, step_work
 from .places import Places, Room, Ticket
-from .policies import due, step_work
 from .service import Load, Rates, Returns, Rows, moved, predicted_wait
 
 _LATELY = 64

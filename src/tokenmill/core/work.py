@@ -1,0 +1,22 @@
+"""The clock of work: "now" as a count of tokens computed, not of seconds.
+
+It needs no measurement, means the same on every machine, and a replay sees it too. The engine orders its queue by it, and
+the front end foresees that order.
+"""
+
+from __future__ import annotations
+
+PATIENCE = 64
+"""A prompt lets shorter ones pass that arrive while so many times its own work is done."""
+
+
+def due(work_done: int, num_tokens: int) -> int:
+    """When a prompt of which `num_tokens` are to be computed should be served, on the clock that showed `work_done`
+    as it arrived. One that is shorter by d tokens goes first unless it comes PATIENCE * d units of work later."""
+    return work_done + PATIENCE * num_tokens
+
+
+def step_work(num_tokens: int, max_num_batched_tokens: int) -> int:
+    """By how much a step moves that clock: its tokens, and for the step itself as much as an eighth of a full one, so
+    that waiting counts where seats or blocks are what is waited for, too."""
+    return num_tokens + max_num_batched_tokens // 8
