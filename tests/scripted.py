@@ -17,13 +17,13 @@ from typing import Any
 
 import pytest
 
-from tokenmill.cli.helper import HelperProcess, materials
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import BadCheckpoint
 from tokenmill.core.events import Ready
 from tokenmill.core.step import Introduction, RowResult, StepPlan, StepResult, TokenLogprob
 from tokenmill.engine.build import build_engine
 from tokenmill.engine.link import LocalEngineEnd, local_link
+from tokenmill.helper.parent import HelperProcess, materials
 from tokenmill.net.clock import MonotonicClock
 from tokenmill.net.entropy import new_id, new_seed
 from tokenmill.net.loop import new_event_loop

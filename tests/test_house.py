@@ -30,8 +30,11 @@ ALLOWED: dict[str, set[str]] = {
     "server": {"core", "text", "cluster"},
     "net": {"core"},
     "bench": {"core", "text"},
+    "node": {"core", "cache", "sched", "engine", "formats", "text", "ops", "store", "models", "worker", "net"},
+    "helper": {"core", "formats", "text", "net", "node", "server"},
 }
-WIRING = {"cli", "llm"}
+ALLOWED["llm"] = set(ALLOWED) - {"bench", "sim"}
+WIRING = {"cli"}
 PURE = {"core", "cache", "cluster", "sched", "engine", "sim"}
 
 # Whatever reads a clock, draws unseeded randomness or starts a thread; `asyncio.wait` because it iterates a set.

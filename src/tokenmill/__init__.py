@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from .async_llm import AsyncLLM
     from .core.request import SamplingParams
-    from .llm import LLM
+    from .llm.async_llm import AsyncLLM
+    from .llm.llm import LLM
 
 __all__ = ["LLM", "AsyncLLM", "SamplingParams", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
     if name == "LLM":
-        from .llm import LLM
+        from .llm.llm import LLM
 
         return LLM
     if name == "AsyncLLM":
-        from .async_llm import AsyncLLM
+        from .llm.async_llm import AsyncLLM
 
         return AsyncLLM
     if name == "SamplingParams":

@@ -82,7 +82,7 @@ class Server:
     @property
     def helper_pid(self) -> int | None:
         """The helper process, if there is one now."""
-        return self._child("tokenmill.cli.helper_process")
+        return self._child("tokenmill.helper.child")
 
     def pids(self) -> list[int]:
         """Of all its processes, the helper's children included."""

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from tokenmill import AsyncLLM, SamplingParams
-from tokenmill.async_llm import RequestOutput
 from tokenmill.core.errors import InvalidRequest
+from tokenmill.llm.async_llm import RequestOutput
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
 ENDLESS = SamplingParams(temperature=0, max_tokens=4000, ignore_eos=True)

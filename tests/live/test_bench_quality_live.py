@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 from serving import Server
 
-from tokenmill.bench.quality_api import ApiSubject
-from tokenmill.cli.bench_quality import LocalSubject
+from tokenmill.bench.quality.api import ApiSubject
+from tokenmill.cli.bench.quality import LocalSubject
 from tokenmill.cli.main import main
 from tokenmill.llm import LLM
 

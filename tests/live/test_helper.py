@@ -17,8 +17,8 @@ import pytest
 from serving import alive, wait_until
 
 from scripted import make_text_model
-from tokenmill.cli.helper import HelperProcess, materials
 from tokenmill.core.errors import InvalidRequest, Unavailable
+from tokenmill.helper.parent import HelperProcess, materials
 from tokenmill.server.jobs import Encode, Read, Render, Tokenize, unpack, unpack_ids, unpack_rendered
 from tokenmill.text.chat import ChatTemplate
 from tokenmill.text.standins import Rendered

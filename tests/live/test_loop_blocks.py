@@ -16,8 +16,8 @@ import pytest
 from serving import wait_until
 
 from scripted import Served, make_text_model
-from tokenmill.cli.helper import HelperProcess
 from tokenmill.core.config import EngineConfig
+from tokenmill.helper.parent import HelperProcess
 
 MOST_S = 0.020
 """Of the loop's processor time in one go: unlike the wall clock's, that is the same on a busy machine."""

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Iterator
 import api_words as words
 from api_tables import code, codes, grouped, table
 
-from tokenmill.cli import foreign, spelling
+from tokenmill.cli import spelling
 from tokenmill.cli.main import _parser
 from tokenmill.cli.options import _Foreign
+from tokenmill.node import foreign
 
 
 def serve_parser() -> argparse.ArgumentParser:

@@ -7,8 +7,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from tokenmill.bench import quality_tasks
-from tokenmill.bench.quality_run import Completion
+from tokenmill.bench.quality import tasks as quality_tasks
+from tokenmill.bench.quality.run import Completion
 
 
 def write_rows(path: Path, rows: Sequence[dict]) -> Path:

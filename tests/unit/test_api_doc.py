@@ -15,11 +15,12 @@ import make_api_doc
 import pytest
 from make_api_doc import PAGE, READ, found, page
 
-from tokenmill.cli import http_options, resolve
+from tokenmill.cli import http_options
 from tokenmill.cli.options import DEFAULT_MODEL
 from tokenmill.core import errors, request
 from tokenmill.core.errors import TokenmillError
 from tokenmill.core.units import KiB, MiB
+from tokenmill.node import resolve
 from tokenmill.server import app, connection, openai, other_fields, pooling, tokenizing
 from tokenmill.server.bounds import HttpBounds
 from tokenmill.server.config import ServerConfig

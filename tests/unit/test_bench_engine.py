@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from tokenmill.bench import engine as bench
-from tokenmill.bench import llama_tools, machine, peers
+from tokenmill.bench import machine
 from tokenmill.bench.engine import Demand, Load
-from tokenmill.bench.peer import llama_engine
+from tokenmill.bench.peer import llama_engine, llama_tools
+from tokenmill.bench.peer import processes as peers
 from tokenmill.core.errors import ConfigError, TokenmillError
 
 LOAD = Load("2 streams", ((2, 8, 11),))

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from quality_cases import CountingSubject, load, write_rows
 
-from tokenmill.bench import quality_run
-from tokenmill.bench.quality_code import CodeLimits, probe, run_program
+from tokenmill.bench.quality import run as quality_run
+from tokenmill.bench.quality.code import CodeLimits, probe, run_program
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits and Landlock are Linux's")
 

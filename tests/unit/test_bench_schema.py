@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from tokenmill.bench import kernels, output, profile, result
+from tokenmill.bench import kernels, output, result
 from tokenmill.bench.machine import Interference
+from tokenmill.bench.profile import report as profile
 from tokenmill.bench.report import Figure, Report
 
 PAGE = (Path(__file__).resolve().parent.parent.parent / "docs" / "benchmarking.md").read_text()

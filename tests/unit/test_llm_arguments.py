@@ -9,7 +9,7 @@ import pytest
 
 from tokenmill import SamplingParams
 from tokenmill.core.errors import ConfigError, InvalidRequest
-from tokenmill.llm_arguments import GivenPrompt, read_conversations, read_options, read_prompts, read_sampling
+from tokenmill.llm.arguments import GivenPrompt, read_conversations, read_options, read_prompts, read_sampling
 
 IDS = GivenPrompt(None, (1, 2))
 TEXT = GivenPrompt("a", None)

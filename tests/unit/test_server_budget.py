@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tokenmill.cli.helper import NUM_HEAVY, helper_bytes
 from tokenmill.core.units import MiB, format_parts
+from tokenmill.helper.parent import NUM_HEAVY, helper_bytes
 from tokenmill.server.budget import REPLY_BYTES, front_end_bytes
 from tokenmill.server.config import ServerConfig
 from tokenmill.server.jobs import JOB_BYTES, RENDER_BYTES

@@ -28,8 +28,9 @@ from typing import Protocol
 from .. import __version__
 from ..core.errors import ConfigError, TokenmillError
 from ..core.units import format_bytes
-from . import machine, peers
+from . import machine
 from .output import console_beside, write_json
+from .peer import processes as peers
 from .report import Figure, Report
 
 PREFILL_TOKENS = 512

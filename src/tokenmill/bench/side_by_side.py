@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from .html_plot import short
-from .html_words import metric_name, quantity
+from .html.plot import short
+from .html.words import metric_name, quantity
 from .report import markdown_row
 
 Json = dict[str, Any]

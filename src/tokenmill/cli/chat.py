@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from ..core.errors import ConfigError, ContextTooLong, TokenmillError, Unavailable
-from ..llm import LLM
+from ..llm.llm import LLM
 from ..server.vectors import require_tokens
 from .generate import speed
 from .models import progress_bar

@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from .. import __version__
 from ..core.units import format_bytes
 from ..formats.hub import default_cache_dir
+from ..node.load import describe_kernels
+from ..node.machine import MachineFacts, read_machine
+from ..node.resolve import KV_SHARE
 from ..ops.native import available
 from ..ops.select import select_ops
-from .load import describe_kernels
-from .machine import MachineFacts, read_machine
-from .resolve import KV_SHARE
 
 PACKAGES = (
     "numpy",

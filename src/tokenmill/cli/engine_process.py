@@ -56,9 +56,9 @@ async def _serve(launch: Launch) -> None:
     from ..net.clock import MonotonicClock
     from ..net.pulse import beating
     from ..net.transport import SocketEngineEnd
-    from .heap import private_bytes
-    from .load import load_engine
-    from .machine import read_machine
+    from ..node.heap import private_bytes
+    from ..node.load import load_engine
+    from ..node.machine import read_machine
     from .models import progress_bar
 
     checkpoint = open_checkpoint(launch.path)

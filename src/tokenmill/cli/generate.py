@@ -8,10 +8,10 @@ import time
 from dataclasses import asdict
 
 from ..core.errors import ConfigError
-from ..llm import LLM
+from ..llm.llm import LLM
+from ..node.notes import NOTE
 from ..server.vectors import require_tokens
 from .models import progress_bar
-from .notes import NOTE
 from .options import engine_options, sampling_overrides
 
 

@@ -13,13 +13,13 @@ from ..formats.checkpoint import open_checkpoint
 from ..models.config import ModelConfig
 from ..models.encoder_config import EncoderConfig
 from ..models.survey import Survey, survey
+from ..node.load import model_facts
+from ..node.machine import read_machine
+from ..node.notes import NOTE, notes
+from ..node.pooling import choose_pooling
+from ..node.resolve import KV_CACHE_DTYPES, QUANTIZATIONS, EngineOptions, ModelFacts, resolve
 from ..ops.native import available
-from .load import model_facts
-from .machine import read_machine
 from .models import local_model
-from .notes import NOTE, notes
-from .pooling import choose_pooling
-from .resolve import KV_CACHE_DTYPES, QUANTIZATIONS, EngineOptions, ModelFacts, resolve
 
 _KERNELS = {
     "f32": "float32 products",

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .resolve import EngineOptions
+from ..node.resolve import EngineOptions
 
 
 @dataclass(frozen=True, slots=True)

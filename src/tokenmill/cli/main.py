@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 
 from .. import __version__
 from ..core.errors import TokenmillError
+from ..node.foreign import COMMANDS
 from . import http_options, options
-from .foreign import COMMANDS
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -84,24 +84,24 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
 
     bench = commands.add_parser("bench", help="measure", description="Measure.")
     benches = bench.add_subparsers(title="benchmarks", metavar="WHAT", required=True)
-    engine = _command(benches, "engine", "prefill and decode speed, by number of streams", "bench", "engine")
+    engine = _command(benches, "engine", "prefill and decode speed, by number of streams", "bench.engine", "engine")
     options.add_model(engine)
-    kernels = _command(benches, "kernels", "each operation against the machine's limits", "bench_kernels", "kernels")
+    kernels = _command(benches, "kernels", "each operation against the machine's limits", "bench.kernels", "kernels")
     options.add_model(kernels)
-    profile = _command(benches, "profile", "where the time of steps and requests goes", "bench_profile", "profile")
+    profile = _command(benches, "profile", "where the time of steps and requests goes", "bench.profile", "profile")
     options.add_model(profile)
-    quality = _command(benches, "quality", "what a model gets right, with stated errors", "bench_quality", "quality")
+    quality = _command(benches, "quality", "what a model gets right, with stated errors", "bench.quality", "quality")
     options.add_model(quality)
-    serve_load = _command(benches, "serve", "what clients of a server see under a load", "bench_load", "serve")
-    goodput = _command(benches, "goodput", "the highest load that meets objectives", "bench_load", "goodput")
-    compare = _command(benches, "compare", "several servers under equal loads, in turns", "bench_load", "compare")
-    report = _command(benches, "report", "draw results measured earlier", "bench_report", "report")
+    serve_load = _command(benches, "serve", "what clients of a server see under a load", "bench.load", "serve")
+    goodput = _command(benches, "goodput", "the highest load that meets objectives", "bench.load", "goodput")
+    compare = _command(benches, "compare", "several servers under equal loads, in turns", "bench.load", "compare")
+    report = _command(benches, "report", "draw results measured earlier", "bench.report", "report")
     if argv[:1] == ["bench"]:
         importlib.import_module("tokenmill.bench.engine").add_arguments(engine)
         importlib.import_module("tokenmill.bench.kernels").add_arguments(kernels)
-        importlib.import_module("tokenmill.bench.profile").add_arguments(profile)
-        importlib.import_module("tokenmill.bench.quality").add_arguments(quality)
-        importlib.import_module("tokenmill.cli.bench_report").add_arguments(report)
+        importlib.import_module("tokenmill.bench.profile.report").add_arguments(profile)
+        importlib.import_module("tokenmill.bench.quality.command").add_arguments(quality)
+        importlib.import_module("tokenmill.cli.bench.report").add_arguments(report)
         load = importlib.import_module("tokenmill.bench.load.options")
         load.add_serve_arguments(serve_load)
         load.add_goodput_arguments(goodput)

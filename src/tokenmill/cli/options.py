@@ -17,8 +17,8 @@ from typing import Any, NoReturn
 
 from ..core.errors import ConfigError
 from ..core.units import parse_bytes
-from . import foreign
-from .resolve import (
+from ..node import foreign
+from ..node.resolve import (
     BACKENDS,
     DTYPES,
     GENERATION_CONFIGS,
@@ -152,7 +152,7 @@ def _size(text: str) -> int:
 
 
 def _override(text: str) -> dict[str, Any]:
-    from .sampling import read_override
+    from ..node.sampling import read_override
 
     try:
         return read_override(text)

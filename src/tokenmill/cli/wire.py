@@ -23,8 +23,8 @@ from ..core.errors import ConfigError, TokenmillError
 from ..core.events import Ready
 from ..core.units import format_parts
 from ..formats.hub import ResolvedModel, default_cache_dir
+from ..node.foreign import environment_notes
 from ..server.config import ServerConfig
-from .foreign import environment_notes
 from .http_options import allowed_hosts, api_keys, model_names, set_access_log, shown_address, tls
 from .launch import Launch
 from .models import resolve_model
@@ -32,7 +32,7 @@ from .options import engine_options
 from .supervisor import Supervisor
 
 if TYPE_CHECKING:
-    from .sampling import SamplingChoice
+    from ..node.sampling import SamplingChoice
 
 QUEUED_TOKEN_BYTES = 80
 """A waiting prompt's token as an integer in a tuple, once in each process."""
@@ -90,17 +90,17 @@ async def _serve(
     args: argparse.Namespace, model: ResolvedModel, config: ServerConfig, supervisor: Supervisor, started_s: float
 ) -> None:
     from ..formats.checkpoint import open_checkpoint
+    from ..helper.parent import HelperProcess, helper_bytes, materials, read_template
     from ..net.clock import MonotonicClock
     from ..net.entropy import new_id, new_seed, seeds_from
+    from ..node.heap import map_large_blocks, private_bytes, trim_heap
+    from ..node.sampling import choose_sampling
     from ..server.adapters import ServedAdapter
     from ..server.app import build_app
     from ..server.budget import front_end_bytes
     from ..server.client import EngineClient
     from ..server.run import serve as serve_http
     from ..text.load import load_text
-    from .heap import map_large_blocks, private_bytes, trim_heap
-    from .helper import HelperProcess, helper_bytes, materials, read_template
-    from .sampling import choose_sampling
 
     map_large_blocks()
     checkpoint = open_checkpoint(model.path)

@@ -152,6 +152,6 @@ def finish(args: argparse.Namespace, result: Result) -> None:
     if args.csv is not None:
         args.csv.write_text(show.to_csv(result))
     if args.html is not None:
-        from ..html import write_report
+        from ..html.report import write_report
 
         write_report(result.to_json(), args.html)

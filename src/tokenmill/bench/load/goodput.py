@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from ..quality_stats import wilson
+from ..quality.stats import wilson
 from ..result import Goodput, Interval, Probe, Run
 from .belief import CONFIDENCE, Belief, Evidence, believe, design_effect
 from .measure import e2el_s

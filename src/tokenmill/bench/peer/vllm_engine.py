@@ -1,7 +1,7 @@
 """vLLM's offline interface for `worker.py`: one batch of token prompts, greedy, no text.
 
 The processor build settles on its threads when it is imported; what must be in the environment before that is set by
-whoever starts the process (`environment` in bench/peers.py).
+whoever starts the process (`environment` in bench/peer/processes.py).
 """
 
 import time

@@ -1,0 +1,1 @@
+"""Results as pages that people look at, and as CSV: `tokenmill bench report`."""

@@ -1,0 +1,1 @@
+"""What a model gets right, with stated errors: `tokenmill bench quality`."""

@@ -1,0 +1,1 @@
+"""`tokenmill bench`: hands to `bench` what it measures in process, one file for each benchmark."""

@@ -1,0 +1,37 @@
+"""`bench serve`, `bench goodput`, `bench compare`: hand the bench room the tokenizer that --tokenizer names."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from ...bench.load import command
+from ...formats.checkpoint import open_checkpoint
+from ...formats.hub import resolve_model
+from ...text.load import load_text
+from ...text.tokenizer import Tokenizer
+from ..models import progress_bar
+
+
+def serve(args: argparse.Namespace) -> int:
+    return command.serve(args, sys.argv, _tokenizer(args))
+
+
+def goodput(args: argparse.Namespace) -> int:
+    return command.search_goodput(args, sys.argv, _tokenizer(args))
+
+
+def compare(args: argparse.Namespace) -> int:
+    return command.compare_endpoints(args, sys.argv, _tokenizer(args))
+
+
+def _tokenizer(args: argparse.Namespace) -> Tokenizer | None:
+    if args.tokenizer is None:
+        return None
+    with progress_bar(f"fetching {args.tokenizer}") as progress:
+        path = resolve_model(args.tokenizer, progress=progress).path
+    checkpoint = open_checkpoint(path)
+    try:
+        return load_text(checkpoint).tokenizer
+    finally:
+        checkpoint.close()

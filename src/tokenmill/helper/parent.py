@@ -1,0 +1,336 @@
+"""The front end's side of the helper process: it is started when first needed, and again when it was lost.
+
+One child of it stays and renders chat templates, one after the other; up to two more are forked for one heavy job each.
+A job ends with its caller: a child whose caller has gone is killed, and another takes up what waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Coroutine
+from typing import Any
+
+import msgspec
+
+from ..core import errors
+from ..core.errors import BadCheckpoint, ConfigError, EngineFailed, InvalidRequest, TokenmillError, Unavailable
+from ..core.units import MiB
+from ..net.transport import Pipe
+from ..node.heap import trim_heap
+from ..server.jobs import (
+    JOB_BYTES,
+    JOB_S,
+    NEED_TOKENIZER,
+    RENDER_BYTES,
+    RENDER_S,
+    Compile,
+    Job,
+    Materials,
+    Render,
+    pack,
+)
+from ..server.openai import Rules
+from ..server.turns import Turns
+from ..text.chat import MAX_TEMPLATE_CHARS
+from ..text.load import TextModel
+from .child import LENGTH, RESULT, Failure, HelperLaunch, file_stamp
+
+NUM_HEAVY = 2
+_END_S = 1.0
+_RESTART_S = 1.0
+"""At least between two starts."""
+
+_TRIM_BYTES = MiB
+_TRIM_AFTER_S = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+def helper_bytes(base_bytes: int) -> int:
+    """What the helper process and its children take at most, for the printed plan. `base_bytes`: of an interpreter with
+    the model's tokenizer."""
+    return base_bytes + RENDER_BYTES + NUM_HEAVY * JOB_BYTES
+
+
+def materials(text: TextModel, *, trust_templates: bool = False, allow_special: bool = False) -> Materials:
+    """What a helper needs of a model. allow_special: special tokens that messages spell count as such."""
+    specials = () if allow_special else tuple(text.tokenizer.special_texts())
+    return Materials(text.chat, specials, Rules(text.tokenizer.vocab_size, text.sampling_defaults, trust_templates))
+
+
+def read_template(given: str | None) -> str | None:
+    """What --chat-template names: a file, or, as it holds a brace, the template itself. Raises ConfigError."""
+    if given is None:
+        return None
+    if "{" in given and not os.path.exists(given):
+        return given
+    try:
+        with open(given, encoding="utf-8", errors="replace") as file:
+            return file.read(MAX_TEMPLATE_CHARS + 1)
+    except OSError as error:
+        raise ConfigError(f"--chat-template {given} cannot be read: {error}.", param="chat_template") from None
+
+
+class HelperProcess:
+    """A `server.helper.Helper`. Belongs to one event loop."""
+
+    def __init__(self, path: str, materials: Materials) -> None:
+        self._launch = HelperLaunch(path, file_stamp(path), materials)
+        self._quick = Turns(1, 1)
+        self._heavy = Turns(NUM_HEAVY, NUM_HEAVY - 1)
+        self._forks: _Forks | None = None
+        self._renderer: _Child | None = None
+        self._broken = ""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._not_before_s = 0.0
+        self._is_closed = False
+        self._trimming: asyncio.TimerHandle | None = None
+
+    def warm_up(self) -> None:
+        """Start the process and have the model's template compiled, before the first request needs them."""
+        if self._launch.materials.chat is not None:
+            self._begin(self._prepare())
+
+    async def close(self) -> None:
+        """Ends the process; what waits for it fails."""
+        self._is_closed = True
+        if self._trimming is not None:
+            self._trimming.cancel()
+        self._lose()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def run(self, job: Job, client: str) -> bytes:
+        """As Helper.run."""
+        data, body = pack(job)
+        is_quick = isinstance(job, Render) and job.template is None
+        turns = self._quick if is_quick else self._heavy
+        async with turns.turn(client, len(data) + len(body)):
+            try:
+                result = await (self._render(data) if is_quick else self._do(job, data, body))
+            except _Killed as killed:
+                turns.note_end(client, was_killed=True)
+                raise killed.reason(job) from None
+            except EOFError:
+                raise Unavailable("The helper process is down; retry in a second.") from None
+        turns.note_end(client, was_killed=False)
+        if len(data) + len(body) + len(result) > _TRIM_BYTES and self._trimming is None:
+            self._trimming = asyncio.get_running_loop().call_later(_TRIM_AFTER_S, self._trim)
+        return _open(result)
+
+    def _trim(self) -> None:
+        """What large bodies and results have left behind goes back to the system."""
+        self._trimming = None
+        trim_heap()
+
+    async def _do(self, job: Job, data: bytes, body: bytes) -> bytes:
+        """In a child of its own."""
+        child = self._started().fork(b"t" if isinstance(job, NEED_TOKENIZER) else b"h")
+        try:
+            return await child.ask(data, body)
+        finally:
+            child.close()
+
+    async def _render(self, data: bytes) -> bytes:
+        """In the child that stays."""
+        child = await self._ready_renderer()
+        try:
+            return await child.ask(data)
+        except BaseException:
+            self._close_renderer()
+            if not self._is_closed:
+                self._begin(self._prepare())  # while nobody waits for it
+            raise
+
+    async def _ready_renderer(self) -> _Child:
+        """With the model's template compiled. Raises InvalidRequest where it cannot be."""
+        if self._renderer is None:
+            if self._broken:
+                raise InvalidRequest(self._broken, param="messages")
+            self._renderer = self._started().fork(b"q")
+            job = Compile()
+            try:
+                _open(await self._renderer.ask(*pack(job)))
+            except BaseException as error:
+                self._close_renderer()
+                reason = error.reason(job) if isinstance(error, _Killed) else error
+                if isinstance(reason, (BadCheckpoint, InvalidRequest)):
+                    self._broken = f"This model's chat template cannot be used. {reason.message}"
+                    raise InvalidRequest(self._broken, param="messages") from None
+                raise
+        return self._renderer
+
+    def _close_renderer(self) -> None:
+        if self._renderer is not None:
+            self._renderer.close()
+            self._renderer = None
+
+    async def _prepare(self) -> None:
+        async with self._quick.turn("", 0):
+            try:
+                await self._ready_renderer()
+            except InvalidRequest as error:
+                _log.warning("%s Chat is refused; --chat-template FILE gives another.", error.message)
+            except (TokenmillError, EOFError, _Killed):
+                pass  # the next request finds the same, and is told
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work, name="helper")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _started(self) -> _Forks:
+        """The running process. Raises EOFError while there is none."""
+        now_s = asyncio.get_running_loop().time()
+        if self._forks is not None and self._forks.is_gone:
+            _log.error("The helper process has ended; it is started again.")
+            self._lose()
+        if self._forks is None:
+            if self._is_closed or now_s < self._not_before_s:
+                raise EOFError
+            self._not_before_s = now_s + _RESTART_S
+            self._forks = _Forks(self._launch)
+        return self._forks
+
+    def _lose(self) -> None:
+        self._close_renderer()
+        if self._forks is not None:
+            self._forks.close()
+            self._forks = None
+
+
+class _Forks:
+    """The running process."""
+
+    def __init__(self, launch: HelperLaunch) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs, tempfile.TemporaryFile() as told:
+            told.write(msgspec.msgpack.encode(launch))
+            told.seek(0)
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "tokenmill.helper.child", str(theirs.fileno())],
+                stdin=told,
+                stdout=2,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+                env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
+            )
+        self._socket = ours
+        self._control = Pipe()
+        self._control.connect(ours)
+        self._numbers = itertools.count()
+        self._ended: dict[int, asyncio.Future[int | None]] = {}
+        self.is_gone = False
+        self._reading = asyncio.create_task(self._read(), name="helper-control")
+
+    def fork(self, kind: bytes) -> _Child:
+        """kind: "q" for renderings, "h" for one job, "t" for one with the tokenizer. Raises EOFError."""
+        number = next(self._numbers)
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                socket.send_fds(self._socket, [kind + number.to_bytes(4, "little")], [theirs.fileno()])
+            except OSError:
+                ours.close()
+                raise EOFError from None
+        ended = self._ended[number] = asyncio.get_running_loop().create_future()
+        return _Child(self, number, ours, ended)
+
+    def kill(self, number: int) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.send(b"k" + number.to_bytes(4, "little"))
+
+    def close(self) -> None:
+        """The process ends by itself, with its children, when its control socket closes."""
+        self._reading.cancel()
+        self._control.end()
+        self._forget()
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                report = await self._control.receive()
+                ended = self._ended.pop(int.from_bytes(report[:4], "little"), None)
+                if ended is not None and not ended.done():
+                    ended.set_result(int.from_bytes(report[4:], "little", signed=True))
+        except EOFError:
+            self._forget()
+
+    def _forget(self) -> None:
+        self.is_gone = True
+        for ended in self._ended.values():
+            if not ended.done():
+                ended.set_result(None)
+        self._ended.clear()
+
+
+class _Child:
+    """One forked process. `ended`: its exit status, or None when nobody is left to tell."""
+
+    def __init__(self, forks: _Forks, number: int, end: socket.socket, ended: asyncio.Future[int | None]) -> None:
+        self._forks = forks
+        self._number = number
+        self._ended = ended
+        self._pipe = Pipe()
+        self._pipe.connect(end)
+
+    async def ask(self, data: bytes, body: bytes = b"") -> bytes:
+        """Raises _Killed when it died of the job, and EOFError when the whole helper is gone."""
+        try:
+            await self._pipe.send(len(data).to_bytes(LENGTH, "little") + data, body)
+            return await self._pipe.receive()
+        except EOFError:
+            status = await asyncio.shield(self._ended)
+            if status is None:
+                raise
+            raise _Killed(status) from None
+
+    def close(self) -> None:
+        self._pipe.end()
+        if not self._ended.done():
+            self._forks.kill(self._number)
+
+
+class _Killed(Exception):
+    """A child ended before it gave a result."""
+
+    def __init__(self, status: int) -> None:
+        self._status = status
+
+    def reason(self, job: Job) -> TokenmillError:
+        if self._status in (-signal.SIGKILL, -signal.SIGTERM):
+            return Unavailable("The helper's process was killed from outside; retry.")
+        if self._status == 1:  # it has printed a traceback
+            return EngineFailed("Internal error; see the server's log.")
+        param = job.param
+        if self._status == -signal.SIGPROF:
+            why = f"{job.does} took more than {JOB_S:g} s of processor time."
+        elif self._status == -signal.SIGVTALRM:
+            why, param = f"Rendering the messages took more than {RENDER_S:g} s of processor time.", "messages"
+        else:
+            most = RENDER_BYTES if isinstance(job, (Render, Compile)) else JOB_BYTES
+            why = f"{job.does} took more memory than the {most // MiB} MiB it may."
+        return InvalidRequest(f"{why} Send less at once.", param=param)
+
+
+def _open(result: bytes) -> bytes:
+    """What the job gave; raises what it raised."""
+    if result[:1] == RESULT:
+        return result[1:]
+    failure = msgspec.msgpack.decode(memoryview(result)[1:], type=Failure)
+    raise getattr(errors, failure.name)(failure.message, param=failure.param)

@@ -1,0 +1,113 @@
+"""resolve: what was asked + what the machine offers + what the model is -> settings that explain themselves."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from tokenmill.core.errors import ConfigError
+from tokenmill.core.units import GiB, MiB
+from tokenmill.node.machine import MachineFacts
+from tokenmill.node.resolve import EngineOptions, ModelFacts, resolve
+
+MACHINE = MachineFacts(num_cpus=8, cpu_quota=None, memory_available=10 * GiB, cgroup_headroom=None)
+MODEL = ModelFacts(max_context=8192, kv_bytes_per_token=23040, weights_bytes=98 * MiB)
+
+
+def chosen(settings, name):
+    return next(choice for choice in settings.choices if choice.name == name)
+
+
+def test_defaults_take_every_cpu_and_forty_percent_of_free_memory():
+    settings = resolve(EngineOptions(), MACHINE, MODEL)
+    assert settings.threads == 8
+    assert settings.num_blocks == int(10 * GiB * 0.4) // (23040 * 16)
+    assert settings.max_model_len == 8192
+    assert "40% of the 10.0 GiB free" in chosen(settings, "kv_cache").reason
+    assert f"{settings.num_blocks * 16} tokens" in chosen(settings, "kv_cache").value
+
+
+def test_every_number_that_is_set_has_a_printed_reason():
+    settings = resolve(EngineOptions(), MACHINE, MODEL)
+    names = {choice.name for choice in settings.choices}
+    assert {"threads", "block_size", "kv_cache", "max_model_len", "max_num_seqs", "max_num_batched_tokens"} <= names
+    assert all(choice.reason for choice in settings.choices)
+
+
+def test_a_container_bounds_cpus_and_memory():
+    machine = dataclasses.replace(MACHINE, cpu_quota=2.5, cgroup_headroom=1 * GiB)
+    settings = resolve(EngineOptions(), machine, MODEL)
+    assert settings.threads == 2
+    assert "2.5 of 8 CPUs" in chosen(settings, "threads").reason
+    assert settings.num_blocks * 16 * 23040 <= 0.4 * GiB
+    assert "container" in chosen(settings, "kv_cache").reason
+
+
+def test_what_is_asked_is_kept():
+    options = EngineOptions(
+        max_model_len=1000, max_num_seqs=4, max_num_batched_tokens=64, block_size=32, threads=3, backend="numpy"
+    )
+    settings = resolve(dataclasses.replace(options, kv_cache_memory_bytes=1 * GiB), MACHINE, MODEL)
+    assert (settings.max_model_len, settings.max_num_seqs, settings.max_num_batched_tokens) == (1000, 4, 64)
+    assert (settings.block_size, settings.threads, settings.backend) == (32, 3, "numpy")
+    assert settings.num_blocks == GiB // (32 * 23040)
+    assert chosen(settings, "threads").reason == "as asked"
+
+
+def test_a_small_pool_bounds_the_context_and_says_so():
+    settings = resolve(EngineOptions(kv_cache_memory_bytes=64 * MiB), MACHINE, MODEL)
+    assert settings.max_model_len == settings.num_blocks * 16 < 8192
+    assert "the model could take 8192" in chosen(settings, "max_model_len").reason
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        (EngineOptions(max_model_len=8193), "max_model_len"),
+        (EngineOptions(max_model_len=0), "max_model_len"),
+        (EngineOptions(max_model_len=8192, kv_cache_memory_bytes=64 * MiB), "max_model_len"),
+        (EngineOptions(kv_cache_memory_bytes=11 * GiB), "kv_cache_memory_bytes"),
+        (EngineOptions(kv_cache_memory_bytes=1000), "kv_cache_memory_bytes"),
+        (EngineOptions(threads=0), "threads"),
+        (EngineOptions(block_size=-1), "block_size"),
+        (EngineOptions(max_num_seqs=64, max_num_batched_tokens=32), "max_num_batched_tokens"),
+        (EngineOptions(backend="cuda"), "backend"),
+    ],
+)
+def test_an_impossible_wish_is_refused_by_name(options, param):
+    with pytest.raises(ConfigError) as caught:
+        resolve(options, MACHINE, MODEL)
+    assert caught.value.param == param
+    assert param.replace("_", "-") in caught.value.message
+
+
+def test_a_small_step_bounds_the_sequences_and_says_so():
+    settings = resolve(EngineOptions(max_num_batched_tokens=64), MACHINE, MODEL)
+    assert (settings.max_num_seqs, settings.max_num_batched_tokens) == (64, 64)
+    assert "token of a step" in chosen(settings, "max_num_seqs").reason
+    with pytest.raises(ConfigError, match="max-num-batched-tokens"):
+        resolve(EngineOptions(max_num_batched_tokens=0), MACHINE, MODEL)
+
+
+def test_dtypes_of_vllm_mean_the_weights_that_are_not_quantised():
+    assert resolve(EngineOptions(dtype="auto"), MACHINE, MODEL).quantization is None
+    assert resolve(EngineOptions(dtype="half"), MACHINE, MODEL).quantization == "f16"
+    assert resolve(EngineOptions(dtype="bfloat16", quantization="q8"), MACHINE, MODEL).quantization == "q8_0"
+    kept = resolve(EngineOptions(dtype="float32"), MACHINE, MODEL)
+    assert kept.quantization is None and "float32" in chosen(kept, "dtype").reason
+    with pytest.raises(ConfigError, match="--dtype must be one of auto"):
+        resolve(EngineOptions(dtype="fp8"), MACHINE, MODEL)
+
+
+def test_kv_dtypes_are_named_in_the_fields_words():
+    """vLLM's and llama.cpp's names mean ours; int8 says that it changes answers; others are refused with the list."""
+    for asked, kept in {"auto": "f16", "bfloat16": "bf16", "float16": "f16", "q8_0": "int8", "int8": "int8"}.items():
+        assert resolve(EngineOptions(kv_cache_dtype=asked), MACHINE, MODEL).kv_dtype == kept
+        asked_for = None if asked == "auto" else kept
+        assert resolve(EngineOptions(kv_cache_dtype=asked), MACHINE, MODEL, "bf16").kv_dtype == (asked_for or "bf16")
+    choice = chosen(resolve(EngineOptions(kv_cache_dtype="int8"), MACHINE, MODEL), "kv_cache_dtype")
+    assert "not the same answers" in choice.reason
+    with pytest.raises(ConfigError, match="int8") as refused:
+        resolve(EngineOptions(kv_cache_dtype="fp8"), MACHINE, MODEL)
+    assert refused.value.param == "kv_cache_dtype"
