@@ -35,7 +35,7 @@ from tokenmill.net import codec
 from tokenmill.net.clock import MonotonicClock
 from tokenmill.net.entropy import new_id, new_seed, seeds_from
 from tokenmill.net.lifeline import open_lifeline
-from tokenmill.net.transport import SocketEngineEnd, SocketFrontEnd, private_address
+from tokenmill.net.unix import UnixEngineEnd, UnixFrontEnd, private_address
 
 TOKENS = st.lists(st.integers(0, 2**31 - 1), max_size=8).map(tuple)
 TEXT = st.text(max_size=12)
@@ -112,13 +112,28 @@ MESSAGE = st.one_of(
 @given(MESSAGE)
 @settings(max_examples=200, deadline=None)
 def test_every_message_survives_the_codec(message: Any) -> None:
-    assert codec.decode(codec.encode(message)) == message
+    assert codec.decode(codec.encode(message, 0.0), 0.0) == message
 
 
-@pytest.mark.parametrize("data", [b"", b"Z", b"S", b"S\xc0", b"O\x93\x01\x02\x03", codec.encode(Drain()) + b"x"])
+def test_times_are_those_of_the_receivers_clock_after_the_link() -> None:
+    """The ends' clocks differ by 50 hours, and a tenth of a second passes on the way."""
+    request = Request("r", (1,), SamplingParams(), 1, 0, arrival_s=1000.0)
+    submit = codec.decode(codec.encode(Submit((request,)), 1000.25), 181_000.35)
+    assert isinstance(submit, Submit)
+    assert submit.requests[0].arrival_s == pytest.approx(181_000.1)
+    outputs = (Output("r", timing=Timing(1000.0, 1001.0, -1.0, 1003.0)), Output("s"))
+    step = codec.decode(codec.encode(StepOutputs(outputs, EngineStats(), 1003.5), 1004.0), 5.1)
+    assert isinstance(step, StepOutputs) and step.now_s == pytest.approx(4.6)
+    timing = step.outputs[0].timing
+    assert timing is not None and timing.first_token_s == -1.0, "what never happened is no time of either clock"
+    assert (timing.arrival_s, timing.scheduled_s, timing.finished_s) == pytest.approx((1.1, 2.1, 4.1))
+    assert step.outputs[1] == outputs[1]
+
+
+@pytest.mark.parametrize("data", [b"", b"Z", b"S", b"S\xc0", b"O\x93\x01\x02\x03", codec.encode(Drain(), 0.0) + b"x"])
 def test_damaged_messages_are_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match="link message"):
-        codec.decode(data)
+        codec.decode(data, 0.0)
 
 
 def test_entropy_does_not_repeat_and_fits_a_signed_integer() -> None:
@@ -140,6 +155,14 @@ def test_the_clock_does_not_go_back() -> None:
     assert times == sorted(times)
 
 
+class SameTime:
+    def now(self) -> float:
+        return 0.0
+
+
+CLOCK = SameTime()
+
+
 def run(main: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(main, 20))
 
@@ -150,7 +173,7 @@ def outputs(number: int) -> StepOutputs:
 
 def test_messages_arrive_in_order_both_ways_and_nothing_is_left_on_disk() -> None:
     async def main(address: str) -> None:
-        front, engine = SocketFrontEnd(address), SocketEngineEnd(address)
+        front, engine = UnixFrontEnd(address, CLOCK), UnixEngineEnd(address, CLOCK)
         front.open()
         for number in range(500):
             await engine.send(outputs(number))
@@ -171,7 +194,7 @@ def test_messages_arrive_in_order_both_ways_and_nothing_is_left_on_disk() -> Non
 
 def test_what_arrived_before_the_end_is_read_before_eof() -> None:
     async def main(address: str) -> None:
-        front, engine = SocketFrontEnd(address), SocketEngineEnd(address)
+        front, engine = UnixFrontEnd(address, CLOCK), UnixEngineEnd(address, CLOCK)
         front.open()
         for number in range(700):
             await engine.send(outputs(number))
@@ -190,7 +213,7 @@ def test_what_arrived_before_the_end_is_read_before_eof() -> None:
 
 def test_a_reader_that_does_not_read_makes_the_sender_wait() -> None:
     async def main(address: str) -> None:
-        front, engine = SocketFrontEnd(address), SocketEngineEnd(address)
+        front, engine = UnixFrontEnd(address, CLOCK), UnixEngineEnd(address, CLOCK)
         front.open()
         sent = 0
 
@@ -221,7 +244,7 @@ def test_a_reader_that_does_not_read_makes_the_sender_wait() -> None:
 
 def test_a_sender_cancelled_inside_a_message_ends_the_link() -> None:
     async def main(address: str) -> None:
-        front, engine = SocketFrontEnd(address), SocketEngineEnd(address)
+        front, engine = UnixFrontEnd(address, CLOCK), UnixEngineEnd(address, CLOCK)
         front.open()
         await engine.send(outputs(1))
         assert await front.receive() == outputs(1)
@@ -242,7 +265,7 @@ def test_a_sender_cancelled_inside_a_message_ends_the_link() -> None:
 
 def test_an_engine_gives_up_when_no_front_end_is_there() -> None:
     async def main(address: str) -> None:
-        engine = SocketEngineEnd(address, connect_timeout_s=0.1)
+        engine = UnixEngineEnd(address, CLOCK, connect_timeout_s=0.1)
         with pytest.raises(EOFError):
             await engine.receive()
         engine.close()
@@ -253,13 +276,15 @@ def test_an_engine_gives_up_when_no_front_end_is_there() -> None:
 
 PEER = """
 import asyncio, sys
+from tokenmill.net.clock import MonotonicClock
 from tokenmill.core.events import Drain, EngineStats, StepOutputs
-from tokenmill.net.transport import SocketEngineEnd, SocketFrontEnd
+from tokenmill.net.unix import UnixEngineEnd, UnixFrontEnd
+CLOCK = MonotonicClock()
 async def main():
     if sys.argv[1] == "engine":
-        end, hello = SocketEngineEnd(sys.argv[2]), StepOutputs((), EngineStats(), 0.0)
+        end, hello = UnixEngineEnd(sys.argv[2], CLOCK), StepOutputs((), EngineStats(), 0.0)
     else:
-        end, hello = SocketFrontEnd(sys.argv[2]), Drain()
+        end, hello = UnixFrontEnd(sys.argv[2], CLOCK), Drain()
     await end.send(hello)
     await end.receive()
 asyncio.run(main())
@@ -269,7 +294,7 @@ asyncio.run(main())
 @pytest.mark.parametrize("victim", ["engine", "front"])
 def test_kill_9_of_one_process_is_eof_at_the_other(victim: str) -> None:
     async def main(address: str) -> None:
-        end = SocketFrontEnd(address) if victim == "engine" else SocketEngineEnd(address)
+        end = UnixFrontEnd(address, CLOCK) if victim == "engine" else UnixEngineEnd(address, CLOCK)
         end.open()
         peer = subprocess.Popen([sys.executable, "-c", PEER, victim, address])
         try:

@@ -55,7 +55,7 @@ async def _serve(launch: Launch) -> None:
     from ..formats.checkpoint import open_checkpoint
     from ..net.clock import MonotonicClock
     from ..net.pulse import beating
-    from ..net.transport import SocketEngineEnd
+    from ..net.unix import UnixEngineEnd
     from ..node.heap import private_bytes
     from ..node.load import load_engine
     from ..node.machine import read_machine
@@ -69,12 +69,13 @@ async def _serve(launch: Launch) -> None:
         )
     checkpoint.close()
     gc.freeze()  # what is loaded stays: the collector need not walk it again and again
-    link = SocketEngineEnd(launch.address)
+    clock = MonotonicClock()
+    link = UnixEngineEnd(launch.address, clock)
     try:
         ready = engine.ready(launch.model)
         await link.send(replace(ready, memory=(*ready.memory, ("engine", base_bytes))))
         with beating(launch.pulse_fd, engine.ops.progress):
-            await build_engine(engine.config, engine.worker.executor, link, MonotonicClock()).run()
+            await build_engine(engine.config, engine.worker.executor, link, clock).run()
     except EOFError:
         pass  # The front end has gone, and with it every request.
     finally:

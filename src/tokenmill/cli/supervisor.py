@@ -24,9 +24,10 @@ from dataclasses import replace
 from ..core.errors import ConfigError, TokenmillError
 from ..core.events import Ready
 from ..core.ports import FromEngine, FrontEnd, ToEngine
+from ..net.clock import MonotonicClock
 from ..net.lifeline import open_lifeline
 from ..net.pulse import open_pulse, take_pulses
-from ..net.transport import SocketFrontEnd, private_address
+from ..net.unix import UnixFrontEnd, private_address
 from ..server.client import EngineClient
 from .launch import Launch
 from .vigil import LOOK_S, Vigil
@@ -160,7 +161,7 @@ class Supervisor:
             if self._process is None:
                 self._process = EngineProcess.start(self._launch)
             started_s = time.monotonic()
-            link = SocketFrontEnd(self._process.address)
+            link = UnixFrontEnd(self._process.address, MonotonicClock())
             link.open()
             client.attach(_Watched(link, note), on_broken=self._process.kill)
             watch = asyncio.create_task(self._end_when_stuck(self._process, client), name="engine-watch")

@@ -2,7 +2,7 @@
 
 Front end -> engine: `Submit`, `Abort`, `Drain`, `LoadAdapter`, `UnloadAdapter`. Engine -> front end: `Ready`,
 `StepOutputs`, `AdapterLoaded`.
-Times are seconds on the machine's monotonic clock, which processes of one machine share.
+Times are seconds on the monotonic clock of whoever holds the message; a link between processes translates them.
 """
 
 from __future__ import annotations

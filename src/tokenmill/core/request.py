@@ -167,7 +167,7 @@ class Request:
     cache_salt      requests share cached KV only within one salt
     adapter         digest of the LoRA adapter ("" = base model), never its name
     bad_words       token sequences that must not be produced: the last token of one is never drawn after the others
-    arrival_s       when the front end admitted it, on the machine's monotonic clock
+    arrival_s       when the front end admitted it, on the monotonic clock of whoever holds the request
     pooling         the vector it wants; None: it wants tokens
     """
 

@@ -36,7 +36,7 @@ from ..text.chat import ChatTemplate, Renderer
 from ..text.tokenizer import Tokenizer
 
 LENGTH = 4
-"""Bytes of the length before each message, lowest first, as on the link (`net.transport`)."""
+"""Bytes of the length before each message, lowest first, as on the link (`net.framing`)."""
 
 RESULT, FAILURE = b"=", b"!"
 OUT_OF_MEMORY = 3

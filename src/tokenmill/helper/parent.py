@@ -24,7 +24,7 @@ import msgspec
 from ..core import errors
 from ..core.errors import BadCheckpoint, ConfigError, EngineFailed, InvalidRequest, TokenmillError, Unavailable
 from ..core.units import MiB
-from ..net.transport import Pipe
+from ..net.framing import Pipe
 from ..node.heap import trim_heap
 from ..server.jobs import (
     JOB_BYTES,

@@ -1,4 +1,4 @@
-"""The live clock: CLOCK_MONOTONIC, which all processes of one machine share, so times may cross the link."""
+"""The live clock: CLOCK_MONOTONIC. Each process reads its own, and what crosses a link are ages (see `codec`)."""
 
 from __future__ import annotations
 

@@ -5,26 +5,45 @@ fails here, loudly, and never deep inside the engine. Dataclasses travel as maps
 are what there are many of, as arrays: 60 bytes an output, 0.1 us to write and 0.7 to read, and no second set of types.
 Only requests are taken apart, so that the prompt and the settings that many choices share travel once and are one
 object on the other side too.
+
+Times travel as ages: seconds before the message was written. The clocks of two machines agree on how fast time passes
+and on nothing else. Age and time are the same subtraction, `now - x`, so one function makes each of the other. What has
+never happened, -1 as a time, is infinitely old.
 """
 
 from __future__ import annotations
 
+import math
 from operator import attrgetter
 from typing import Any, NamedTuple, cast
 
 import msgspec
 
-from ..core.events import Abort, AdapterLoaded, Drain, LoadAdapter, Ready, StepOutputs, Submit, UnloadAdapter
+from ..core.errors import TokenmillError
+from ..core.events import (
+    Abort,
+    AdapterLoaded,
+    Drain,
+    LoadAdapter,
+    Output,
+    Ready,
+    StepOutputs,
+    Submit,
+    Timing,
+    UnloadAdapter,
+)
 from ..core.ports import FromEngine, ToEngine
 from ..core.request import PoolingParams, Request, SamplingParams
 
 
 class _Choice(NamedTuple):
-    """A request; `prompt`, `sampling` and `bad_words` are places in the lists of its message."""
+    """A request; `prompt`, `sampling` and `bad_words` are places in the lists of its message, `age_s` is since its
+    arrival."""
 
     prompt: int
     sampling: int
     bad_words: int
+    age_s: float
     id: str
     max_tokens: int
     seed: int
@@ -35,11 +54,10 @@ class _Choice(NamedTuple):
     tenant: str
     cache_salt: str
     adapter: str
-    arrival_s: float
     pooling: PoolingParams | None
 
 
-_OWN = _Choice._fields[3:]
+_OWN = _Choice._fields[4:]
 
 
 class _Submitted(NamedTuple):
@@ -59,23 +77,56 @@ _DECODERS: dict[int, msgspec.msgpack.Decoder[ToEngine | FromEngine | _Submitted]
 _ENCODER = msgspec.msgpack.Encoder()
 
 
-def encode(message: ToEngine | FromEngine) -> bytes:
-    body = _take_apart(message) if isinstance(message, Submit) else message
+def encode(message: ToEngine | FromEngine, now: float) -> bytes:
+    """`now`: seconds on the clock that the message's times are of."""
+    body: object = message
+    if isinstance(message, Submit):
+        body = _take_apart(message, now)
+    elif isinstance(message, StepOutputs):
+        body = _turn(message, now)
     return _KINDS[type(message)] + _ENCODER.encode(body)
 
 
-def decode(data: bytes) -> ToEngine | FromEngine:
-    """The message that `encode` was given. Raises ValueError for anything else."""
+def decode(data: bytes, now: float) -> ToEngine | FromEngine:
+    """The message that `encode` was given, its times on the clock that `now` is of, later by what the way took. Raises
+    ValueError for anything else."""
     if not data or data[0] not in _DECODERS:
         raise ValueError(f"Not a link message: it starts with {data[:1]!r}.")
     try:
         message = _DECODERS[data[0]].decode(memoryview(data)[1:])
-        return _put_together(message) if isinstance(message, _Submitted) else message
-    except (msgspec.MsgspecError, IndexError) as error:
+        if isinstance(message, _Submitted):
+            return _put_together(message, now)
+    except (msgspec.MsgspecError, IndexError, AssertionError, TokenmillError) as error:
         raise ValueError(f"Damaged link message of kind {data[:1]!r}: {error}") from error
+    return _turn(message, now) if isinstance(message, StepOutputs) else message
 
 
-def _take_apart(message: Submit) -> _Submitted:
+def _turn(step: StepOutputs, now: float) -> StepOutputs:
+    """Times into ages, or ages into times."""
+    outputs = tuple([output if output.timing is None else _turn_output(output, now) for output in step.outputs])
+    return StepOutputs(outputs, step.stats, now - step.now_s)
+
+
+def _turn_output(output: Output, now: float) -> Output:
+    timing = output.timing
+    assert timing is not None
+    return output._replace(
+        timing=Timing(
+            now - timing.arrival_s,
+            _turn_gate(timing.scheduled_s, now),
+            _turn_gate(timing.first_token_s, now),
+            _turn_gate(timing.finished_s, now),
+        )
+    )
+
+
+def _turn_gate(value: float, now: float) -> float:
+    if value == -1.0:
+        return math.inf
+    return -1.0 if value == math.inf else now - value
+
+
+def _take_apart(message: Submit, now: float) -> _Submitted:
     prompts, samplings, bad_words = _Places(), _Places(), _Places()
     own = attrgetter(*_OWN)
     choices = tuple(
@@ -83,6 +134,7 @@ def _take_apart(message: Submit) -> _Submitted:
             prompts.place(request.prompt_tokens),
             samplings.place(request.sampling),
             bad_words.place(request.bad_words),
+            now - request.arrival_s,
             *own(request),
         )
         for request in message.requests
@@ -104,14 +156,15 @@ class _Places:
         return place
 
 
-def _put_together(message: _Submitted) -> Submit:
+def _put_together(message: _Submitted, now: float) -> Submit:
     return Submit(
         tuple(
             Request(
                 prompt_tokens=message.prompts[choice.prompt],
                 sampling=message.samplings[choice.sampling],
                 bad_words=message.bad_words[choice.bad_words],
-                **cast(dict[str, Any], dict(zip(_OWN, choice[3:], strict=True))),
+                arrival_s=now - choice.age_s,
+                **cast(dict[str, Any], dict(zip(_OWN, choice[4:], strict=True))),
             )
             for choice in message.choices
         )

@@ -1,6 +1,6 @@
 """A process that must not outlive its parent: a pipe whose other end closes when the parent ends, however it ends.
 
-The link already reports a vanished peer (`transport`), and a healthy engine then stops by itself. This covers the
+The link already reports a vanished peer (`unix`), and a healthy engine then stops by itself. This covers the
 engine that cannot: still loading, or stuck in a native call. The kernel closes a dead process's descriptors, so a
 blocked read wakes at once, also after kill -9; it needs no polling and works on every Unix.
 """

@@ -312,8 +312,8 @@ def _front_end_parts(text: TextModel, streams: int) -> dict[str, float]:
     sampling = SamplingParams(max_tokens=SERVED_NEW_TOKENS, temperature=0.0)
     requests = [Request(str(n), (1,), sampling, SERVED_NEW_TOKENS, n) for n in range(streams)]
     outputs = tuple(Output(request.id, (1000 + n,), num_output=n) for n, request in enumerate(requests))
-    data = encode(StepOutputs(outputs, EngineStats(), 0.0))
-    read_s = median(_seconds(lambda: decode(data)) for _ in range(99)) / streams
+    data = encode(StepOutputs(outputs, EngineStats(), 0.0), 0.0)
+    read_s = median(_seconds(lambda: decode(data, 0.0)) for _ in range(99)) / streams
     choices = [Choice(0, request, text.tokenizer) for request in requests]
     deltas = [[Delta(request.id, [1000 + step]) for request in requests] for step in range(99)]
 

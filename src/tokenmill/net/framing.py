@@ -1,9 +1,4 @@
-"""The link between two processes of one machine: a Unix socket in a private folder, each message behind its length.
-
-One link lives as long as one engine process: the front end listens for one engine, the engine connects, and when either
-end is gone the other's `receive` raises EOFError, after all that had arrived. A new engine gets a new link. Peer death
-is the kernel's news: it closes a dead process's socket, and no heartbeat is needed. (A peer that lives but does not
-move is another matter: see `pulse`.)
+"""Messages as frames on a stream of bytes, whatever carries it: a Unix socket, TCP, TLS over TCP.
 
     length, 4 bytes, lowest first | message | length | message | ...
 
@@ -15,34 +10,12 @@ the socket's own buffer pushes back until the sender waits.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-import shutil
 import socket
-import tempfile
 from collections import deque
-from collections.abc import Iterator
-from typing import cast
 
-from ..core.ports import FromEngine, ToEngine
-from .codec import decode, encode
-
+_LENGTH = 4
 _INBOX = 1024
 _READ_BYTES = 1 << 16
-_RETRY_S = 0.02
-_LENGTH = 4
-_MAX_PATH = 100
-
-
-@contextlib.contextmanager
-def private_address() -> Iterator[str]:
-    """A path for a socket in a new folder that only this user can enter; the folder goes when the context ends."""
-    base = tempfile.gettempdir()
-    folder = tempfile.mkdtemp(prefix="tokenmill-", dir=base if len(base) < _MAX_PATH - 40 else "/tmp")
-    try:
-        yield f"{folder}/link"
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 class Pipe:
@@ -167,104 +140,3 @@ class Pipe:
         for change in self._waiting:
             if not change.done():
                 change.set_result(None)
-
-
-class SocketFrontEnd:
-    """The front end's end: listens at `address` (see `private_address`) until an engine has connected."""
-
-    def __init__(self, address: str) -> None:
-        self._address = address
-        self._pipe = Pipe()
-        self._listener: socket.socket | None = None
-        self._is_open = False
-
-    def open(self) -> None:
-        """Listen, so that an engine can connect; needs a running loop. `send` and `receive` do it by themselves."""
-        if not self._is_open:
-            self._is_open = True
-            self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            self._listener.bind(self._address)
-            self._listener.listen(1)
-            self._listener.setblocking(False)
-            asyncio.get_running_loop().add_reader(self._listener, self._accept)
-
-    def close(self) -> None:
-        """What was sent arrives; the socket and its file go."""
-        self._is_open = True
-        self._stop_listening()
-        self._pipe.end()
-
-    async def send(self, message: ToEngine) -> None:
-        """Raises EOFError when the engine is gone. Waits while nobody has connected."""
-        self.open()
-        await self._pipe.send(encode(message))
-
-    async def receive(self) -> FromEngine:
-        self.open()
-        return cast(FromEngine, decode(await self._pipe.receive()))
-
-    def _accept(self) -> None:
-        assert self._listener is not None
-        with contextlib.suppress(BlockingIOError):
-            self._pipe.connect(self._listener.accept()[0])
-            self._stop_listening()
-
-    def _stop_listening(self) -> None:
-        if self._listener is not None:
-            asyncio.get_running_loop().remove_reader(self._listener)
-            self._listener.close()
-            self._listener = None
-            _remove(self._address)
-
-
-class SocketEngineEnd:
-    """The engine's end: connects to `address`, and gives up with EOFError when nobody listens there in time."""
-
-    def __init__(self, address: str, *, connect_timeout_s: float = 10.0) -> None:
-        self._address = address
-        self._pipe = Pipe()
-        self._time_left_s = connect_timeout_s
-        self._is_open = False
-
-    def open(self) -> None:
-        """Connect; needs a running loop. `send` and `receive` do it by themselves."""
-        if not self._is_open:
-            self._is_open = True
-            self._try()
-
-    def close(self) -> None:
-        """What was sent arrives."""
-        self._is_open = True
-        self._time_left_s = 0.0
-        self._pipe.end()
-
-    async def send(self, message: FromEngine) -> None:
-        """Raises EOFError when the front end is gone. Waits while it has fallen far behind."""
-        self.open()
-        await self._pipe.send(encode(message))
-
-    async def receive(self) -> ToEngine:
-        self.open()
-        return cast(ToEngine, decode(await self._pipe.receive()))
-
-    def _try(self) -> None:
-        end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            end.connect(self._address)
-        except OSError:
-            end.close()
-            self._time_left_s -= _RETRY_S
-            if self._time_left_s > 0:
-                asyncio.get_running_loop().call_later(_RETRY_S, self._try)
-            else:
-                self._pipe.end()
-        else:
-            self._pipe.connect(end)
-
-
-def _remove(address: str) -> None:
-    """The socket's file, and its folder if that was all in it."""
-    with contextlib.suppress(OSError):
-        os.unlink(address)
-    with contextlib.suppress(OSError):
-        os.rmdir(os.path.dirname(address))

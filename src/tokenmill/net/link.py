@@ -1,0 +1,40 @@
+"""One end of a link between a front end and an engine: the messages of `core.events` over a pipe of frames.
+
+Each end reads its own clock only. What crosses the link are ages (see `codec`), so that the clocks of the two ends may
+differ by any amount; a time that has crossed it is late by what the message took.
+"""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar, cast
+
+from ..core.ports import Clock, FromEngine, ToEngine
+from .codec import decode, encode
+from .framing import Pipe
+
+Out = TypeVar("Out", ToEngine, FromEngine)
+In = TypeVar("In", ToEngine, FromEngine)
+
+
+class Link(Generic[Out, In]):
+    """core.ports.FrontEnd is Link[ToEngine, FromEngine], EngineEnd the other way round."""
+
+    def __init__(self, pipe: Pipe, clock: Clock) -> None:
+        self._pipe = pipe
+        self._clock = clock
+
+    async def send(self, message: Out) -> None:
+        """Raises EOFError when the peer is gone. Waits while nobody has connected, or while the peer is far behind."""
+        await self._pipe.send(encode(message, self._clock.now()))
+
+    async def receive(self) -> In:
+        """Raises EOFError once the peer is gone and everything that had arrived is taken."""
+        return cast(In, decode(await self._pipe.receive(), self._clock.now()))
+
+    def close(self) -> None:
+        """What was sent arrives."""
+        self._pipe.end()
+
+
+FrontLink = Link[ToEngine, FromEngine]
+EngineLink = Link[FromEngine, ToEngine]
