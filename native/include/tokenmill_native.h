@@ -18,7 +18,7 @@
 extern "C" {
 #endif
 
-#define TM_ABI_VERSION 9
+#define TM_ABI_VERSION 10
 
 enum tm_kind {
   TM_F32 = 0, TM_F16 = 1, TM_BF16 = 2, TM_Q4_0 = 3, TM_Q4_1 = 4, TM_Q8_0 = 5,
@@ -163,19 +163,22 @@ typedef struct {
 
 enum { TM_ERROR_BYTES = 200 };
 
-/* One step of a program, and how it went. Whoever made it keeps it, and all it points to, until it has ended.
- * Times are of the steady clock; `error` is empty where the step has run. */
-typedef struct tm_turn {
-  tm_step step;
-  tm_draws draws;
-  int32_t has_draws, reserved;
-  int64_t began_ns, ended_ns;
-  struct tm_turn* next; /* of tm_program_follow */
-  char error[TM_ERROR_BYTES];
-} tm_turn;
-
 typedef struct tm_team tm_team;
 typedef struct tm_program tm_program;
+typedef struct tm_queue tm_queue;
+
+/* A program's call for one step, and how it went. Whoever made it keeps it, and all it points to, until it has ended.
+ * Times are of the steady clock; `error` is empty where it has run.
+ * In a queue: program is null for what the host does itself, and `tells` is whether its end is a byte in the pipe. */
+typedef struct tm_call {
+  tm_step step;
+  tm_draws draws;
+  int32_t has_draws, tells;
+  int64_t began_ns, ended_ns;
+  tm_program* program;
+  struct tm_call* next; /* the queue's own */
+  char error[TM_ERROR_BYTES];
+} tm_call;
 
 TM_API int32_t tm_abi_version(void);
 TM_API const char* tm_last_error(void);
@@ -247,18 +250,28 @@ TM_API tm_program* tm_program_new(tm_team* team, const tm_op* ops, int32_t num_o
                                   int32_t num_buffers, const tm_limits* limits, void* scratch, int64_t scratch_bytes);
 TM_API void tm_program_free(tm_program* program);
 
-/* Run one step, and draw; then, without a pause, what follows it by then, and so on. A step that is refused writes nothing,
- * and the next one runs. For each turn that has ended a byte is written to `wake_fd`, unless that is negative, once the
- * next has begun: whoever wakes by it may take the caller's processor. */
-TM_API void tm_program_run(tm_program* program, tm_turn* first, int32_t wake_fd);
-
-/* Have `next` run right after `before`, which is running or will be. 0: it will not, for `before` has ended or is followed
- * by another. From any thread. */
-TM_API int32_t tm_program_follow(tm_program* program, tm_turn* before, tm_turn* next);
+/* Run one step, and draw. A step that is refused writes nothing. */
+TM_API void tm_call_run(tm_call* call);
 
 /* Add the nanoseconds of operation i to ns[i] in every step from now on, each from its planning to its last unit, and
  * those of drawing to the entry after the last operation; null stops. */
 TM_API void tm_program_time(tm_program* program, int64_t* ns);
+
+/* Calls, done one at a time in the order of pushing by the thread that is in tm_queue_run. */
+TM_API tm_queue* tm_queue_new(void);
+TM_API void tm_queue_push(tm_queue* queue, tm_call* call); /* from any thread */
+
+/* Make calls until one is the host's own, which is returned: it has ended when the thread comes back. Null once the queue is
+ * closed, and, once after each piece of work, where nothing has come for rest_ns. For each call that tells, one byte goes to
+ * `wake_fd`, a pipe, once the next one has begun (at once where there is none): whoever wakes by it may take this thread's
+ * processor. */
+TM_API tm_call* tm_queue_run(tm_queue* queue, int32_t wake_fd, int64_t rest_ns);
+TM_API int32_t tm_queue_is_empty(tm_queue* queue);
+TM_API void tm_queue_wait(tm_queue* queue, const tm_call* call); /* until a call that was pushed has ended */
+
+/* What has not begun ends now, with an error. The thread that runs the queue returns once its call has ended. */
+TM_API void tm_queue_close(tm_queue* queue);
+TM_API void tm_queue_free(tm_queue* queue); /* once that thread is out */
 
 enum tm_probe_kind { TM_PROBE_READ = 0, TM_PROBE_INT8 = 1, TM_PROBE_F32 = 2 };
 

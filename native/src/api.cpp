@@ -1,18 +1,8 @@
 // The C border: sizes are checked here, exceptions end here.
-#include <chrono>
 #include <cstring>
 #include <exception>
-#include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
-#include <utility>
-
-#ifdef _WIN32
-#include <io.h>
-#else
-#include <unistd.h>
-#endif
 
 #include "../include/tokenmill_native.h"
 #include "cpu.h"
@@ -20,6 +10,7 @@
 #include "pack.h"
 #include "probe.h"
 #include "program.h"
+#include "queue.h"
 #include "recode.h"
 #include "sample.h"
 #include "team.h"
@@ -29,11 +20,6 @@ static_assert(sizeof(tm_integer_fit) == sizeof(mill::IntegerFit));
 struct tm_team {
   const mill::Kernels* kernels;
   mill::Team team;
-};
-
-struct tm_program {
-  std::unique_ptr<mill::Program> program;
-  std::mutex mutex;  // of what follows each turn, and whether it has ended
 };
 
 namespace {
@@ -52,32 +38,6 @@ int32_t guarded(const Body& body) {
   } catch (const std::exception& error) {
     return fail(error.what());
   }
-}
-
-int64_t now_ns() {
-  using std::chrono::nanoseconds, std::chrono::steady_clock;
-  return std::chrono::duration_cast<nanoseconds>(steady_clock::now().time_since_epoch()).count();
-}
-
-void run_turn(mill::Program* program, tm_turn* turn, const std::function<void()>& aside) {
-  turn->began_ns = now_ns();
-  std::string wrong;
-  try {
-    wrong = program->run(turn->step, turn->has_draws ? &turn->draws : nullptr, aside);
-  } catch (const std::exception& error) {
-    wrong = error.what();
-  }
-  turn->error[wrong.copy(turn->error, TM_ERROR_BYTES - 1)] = 0;
-}
-
-// Where the other end is gone, nobody needs to be told.
-void write_byte(int32_t fd) {
-  if (fd < 0) return;
-#ifdef _WIN32
-  [[maybe_unused]] const auto written = _write(fd, "", 1);
-#else
-  [[maybe_unused]] const auto written = write(fd, "", 1);
-#endif
 }
 
 }  // namespace
@@ -179,8 +139,7 @@ tm_program* tm_program_new(tm_team* team, const tm_op* ops, int32_t num_ops, con
     auto program = std::make_unique<mill::Program>(&team->team, team->kernels, ops, num_ops, buffers, num_buffers,
                                                  *limits, scratch, scratch_bytes, &error);
     if (!error.empty()) return fail(error);
-    made = new tm_program;
-    made->program = std::move(program);
+    made = new tm_program{std::move(program)};
     return 0;
   });
   return made;
@@ -188,29 +147,23 @@ tm_program* tm_program_new(tm_team* team, const tm_op* ops, int32_t num_ops, con
 
 void tm_program_free(tm_program* program) { delete program; }
 
-void tm_program_run(tm_program* program, tm_turn* first, int32_t wake_fd) {
-  bool is_owed = false;
-  const auto tell = [&] {
-    if (std::exchange(is_owed, false)) write_byte(wake_fd);
-  };
-  for (tm_turn* turn = first; turn != nullptr; is_owed = true) {
-    run_turn(program->program.get(), turn, tell);
-    tell();  // where it was refused
-    std::lock_guard<std::mutex> lock(program->mutex);
-    turn->ended_ns = now_ns();
-    turn = turn->next;
-  }
-  tell();
-}
-
-int32_t tm_program_follow(tm_program* program, tm_turn* before, tm_turn* next) {
-  std::lock_guard<std::mutex> lock(program->mutex);
-  if (before->ended_ns != 0 || before->next != nullptr) return 0;
-  before->next = next;
-  return 1;
-}
+void tm_call_run(tm_call* call) { mill::run_call(call, nullptr); }
 
 void tm_program_time(tm_program* program, int64_t* ns) { program->program->time(ns); }
+
+tm_queue* tm_queue_new(void) { return new tm_queue; }
+
+void tm_queue_push(tm_queue* queue, tm_call* call) { queue->push(call); }
+
+tm_call* tm_queue_run(tm_queue* queue, int32_t wake_fd, int64_t rest_ns) { return queue->run(wake_fd, rest_ns); }
+
+int32_t tm_queue_is_empty(tm_queue* queue) { return queue->is_empty(); }
+
+void tm_queue_wait(tm_queue* queue, const tm_call* call) { queue->wait(call); }
+
+void tm_queue_close(tm_queue* queue) { queue->close(); }
+
+void tm_queue_free(tm_queue* queue) { delete queue; }
 
 double tm_probe(tm_team* team, int32_t kind, const uint8_t* data, int64_t num_bytes, int64_t rounds) {
   double found = -1;

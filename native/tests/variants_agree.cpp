@@ -184,8 +184,9 @@ class Layer {
     }
     for (int i = 0; i < kBlocks; i++) table[i] = (i * 11 + 3) % kBlocks;
     const int32_t starts[] = {0, rows0, n}, lengths[] = {length0, length1}, wanted[] = {0, rows0 - 1, n - 1};
-    tm_turn turn = {};
-    tm_step& step = turn.step;
+    tm_call call = {};
+    tm_step& step = call.step;
+    call.program = program_;
     step.tokens = tokens.data();
     step.positions = positions.data();
     step.row_starts = starts;
@@ -197,8 +198,8 @@ class Layer {
     step.num_seqs = 2;
     step.table_width = kBlocks / 2;
     step.num_logit_rows = 3;
-    tm_program_run(program_, &turn, -1);
-    if (turn.error[0] != 0) give_up("tm_program_run");
+    tm_call_run(&call);
+    if (call.error[0] != 0) give_up("tm_call_run");
     for (const tm_buffer& b : buffers_) {
       const uint8_t* data = static_cast<const uint8_t*>(b.data);
       seen->insert(seen->end(), data, data + b.num_bytes);

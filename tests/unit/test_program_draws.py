@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import asyncio
 from dataclasses import replace
 from itertools import pairwise
 
@@ -113,34 +113,48 @@ def test_bad_draws_are_refused_untouched():
 
 
 @native
-def test_turns_follow_one_another_in_one_run(ops_of_two_threads):
-    """Each takes what the one before drew; one that is refused stops none; the pipe gets a byte for each."""
+def test_calls_in_a_queue_follow_one_another(ops_of_two_threads):
+    """Each takes what the one before drew; one that is refused stops none; all are told of, in order."""
     program = _program(ops_of_two_threads)
     drawn = np.zeros(NUM_SLOTS, np.int32)
     draws = [_draws([4, 3], drawn) for _ in range(5)]
     tokens = [[8, 9], *[[~4, ~3]] * 4]
     tokens[2] = [3, ~NUM_SLOTS]
-    turns = [program.bind(_batch(given, [0, 1]), draw) for given, draw in zip(tokens, draws, strict=True)]
-    assert all(later.follow(earlier) for earlier, later in pairwise(turns))
-    assert not program.bind(_batch([1], [0])).follow(turns[0]), "another follows it"
-    read_fd, write_fd = os.pipe()
-    turns[0].run(write_fd)
-    assert len(os.read(read_fd, 99)) == len(turns)
-    os.close(read_fd)
-    os.close(write_fd)
+    calls = [program.bind(_batch(given, [0, 1]), draw) for given, draw in zip(tokens, draws, strict=True)]
+    queue = ops_of_two_threads.open_queue(lambda: False)
 
-    assert not program.bind(_batch([1], [0])).follow(turns[-1]), "it has ended"
+    async def run():
+        told, last = [], asyncio.Event()
+        for call in calls:
+            queue.submit(call, told.append)
+        queue.submit(int, lambda ticket: last.set())
+        await asyncio.wait_for(last.wait(), 20)
+        return told
+
+    told = asyncio.run(run())
+    queue.close()
+    assert [ticket.work for ticket in told] == calls
     with pytest.raises(AssertionError, match="token's slot"):
-        turns[2].check()
+        told[2].outcome()
     assert (draws[2].tokens_L == -7).all()
-    spans = [turn.span_s for turn in turns]
-    assert all(began <= ended for began, ended in spans)
-    assert all(earlier[1] <= later[0] for earlier, later in pairwise(spans))
+    assert all(ticket.began_s <= ticket.ended_s for ticket in told)
+    assert all(earlier.ended_s <= later.began_s for earlier, later in pairwise(told))
     last = [8, 9]
     for place in (0, 1, 3, 4):
-        turns[place].check()
+        told[place].outcome()
         again = _draws([4, 3], np.zeros(NUM_SLOTS, np.int32))
         program(_batch(last, [0, 1]), again)
         last = again.tokens_L.tolist()
         assert draws[place].tokens_L.tolist() == last
     assert drawn[[4, 3]].tolist() == last
+
+
+@native
+def test_no_call_of_a_closed_program_is_submitted(ops_of_two_threads):
+    program = _program(ops_of_two_threads)
+    call = program.bind(_batch([8], [0]), _draws([4], np.zeros(NUM_SLOTS, np.int32)))
+    queue = ops_of_two_threads.open_queue(lambda: False)
+    program.close()
+    with pytest.raises(AssertionError, match="closed"):
+        queue.run(call)
+    queue.close()

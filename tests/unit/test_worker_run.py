@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ from tiny import VOCAB_SIZE, tiny_checkpoint, tiny_config
 from tokenmill.core.request import SamplingParams
 from tokenmill.core.step import Introduction, PlanRow, StepPlan
 from tokenmill.ops.native import NativeOps, available
-from tokenmill.ops.native.program import NativeTurn
 from tokenmill.ops.reference import ReferenceOps
 from tokenmill.worker import build
 from tokenmill.worker.build import build_worker
@@ -124,8 +122,8 @@ def test_carrying_steps_on_changes_nothing(make_worker):
                 runner._latest.ends = None  # as if not all of its rows had drawn
             prepared = runner.prepare(StepPlan(step, tuple(rows)))
             carried += prepared.is_carried
-            runner.compute(prepared)
-            results.append(runner.collect(prepared).rows)
+            prepared.work()
+            results.append(runner.collect(prepared, 0.0).rows)
         assert carried == (0 if anew else 27)
         outcomes.append(results)
     assert outcomes[0] == outcomes[1]
@@ -198,8 +196,8 @@ def test_steps_overlap_in_order(make_worker):
 
 @native
 def test_steps_that_follow_one_another_give_what_single_ones_do(make_worker):
-    """On the native backend plain steps run as turns. Between them come steps that need more (logprobs), a step that is
-    refused, and another event loop; the order of all stays."""
+    """On the native backend plain steps are single calls. Between them come steps that need more (logprobs), a step
+    that is refused, and another event loop; the order of all stays."""
     prompt, other = _prompt(6), _prompt(9, seed=4)
     ops = NativeOps(2)
     expected = _tokens(_generate(make_worker(ops=ops), prompt, 12))
@@ -228,7 +226,6 @@ def test_steps_that_follow_one_another_give_what_single_ones_do(make_worker):
         rows = [PlanRow(1, 3 + n, (), from_step=n - 1, sample=True) for n in range(8, 14)]
         futures = [later, *(execute(StepPlan(8 + place, (each,))) for place, each in enumerate(rows))]
         futures[3].cancel()
-        assert worker.executor._last_turn is not None
         return await asyncio.gather(*futures, return_exceptions=True)
 
     found, second, third = asyncio.run(run())
@@ -242,24 +239,16 @@ def test_steps_that_follow_one_another_give_what_single_ones_do(make_worker):
     ops.close()
 
 
-class Turns:
-    """A worker whose thread waits for `gate`, so that no turn has ended when the next one is submitted."""
+class Held:
+    """A worker whose queue waits for `gate`, so that no step has begun when the next one is submitted."""
 
-    def __init__(self, make_worker, monkeypatch):
+    def __init__(self, make_worker):
         self.expected = _tokens(_generate(make_worker(ops=NativeOps(1)), _prompt(6), 8))
         self.executor = make_worker(ops=NativeOps(1)).executor
         self.gate = threading.Event()
-        self.followed = []
-        follow = NativeTurn.follow
-
-        def note(turn, before):
-            self.followed.append(follow(turn, before))
-            return self.followed[-1]
-
-        monkeypatch.setattr(NativeTurn, "follow", note)
 
     def hold(self):
-        self.executor._submit(self.gate.wait)
+        self.executor._queue.submit(self.gate.wait, lambda ticket: None)
 
     def first(self):
         row = PlanRow(1, 0, _prompt(6), blocks=(8, 9, 10), intro=_intro(_prompt(6)), sample=True)
@@ -271,8 +260,9 @@ class Turns:
 
 
 @native
-def test_turns_follow_one_another_but_not_past_another_step(make_worker, monkeypatch):
-    subject = Turns(make_worker, monkeypatch)
+def test_steps_of_all_kinds_keep_their_order(make_worker):
+    """Single calls, and between them a step that does more."""
+    subject = Held(make_worker)
     params = SamplingParams(temperature=0, logprobs=1)
 
     async def run():
@@ -284,14 +274,12 @@ def test_turns_follow_one_another_but_not_past_another_step(make_worker, monkeyp
         subject.gate.set()
         return await asyncio.gather(*futures)
 
-    results = asyncio.run(run())
-    assert subject.followed == [True] * 5, "1 to 3 and, after a step of another kind, 6 and 7"
-    assert [result.rows[0].tokens[0] for result in results] == subject.expected
+    assert [result.rows[0].tokens[0] for result in asyncio.run(run())] == subject.expected
 
 
 @native
-def test_a_turn_that_follows_one_of_another_loop_ends_in_its_own(make_worker, monkeypatch):
-    subject = Turns(make_worker, monkeypatch)
+def test_a_step_behind_one_of_another_loop_ends_in_its_own(make_worker):
+    subject = Held(make_worker)
 
     async def begin():
         subject.hold()
@@ -304,51 +292,26 @@ def test_a_turn_that_follows_one_of_another_loop_ends_in_its_own(make_worker, mo
 
     asyncio.run(begin())
     assert asyncio.run(go_on()).rows[0].tokens[0] == subject.expected[1]
-    assert subject.followed == [True]
 
 
 @native
-def test_closing_settles_turns_whose_ends_nobody_has_read(make_worker, monkeypatch):
-    subject = Turns(make_worker, monkeypatch)
+def test_closing_settles_steps_whose_ends_nobody_has_read(make_worker):
+    """What has begun gives its result, what has not fails."""
+    subject = Held(make_worker)
 
     async def run():
         futures = [subject.first(), *subject.steps(1, 4)]
-        while not subject.executor._turns[-1].step.turn.span_s[1]:
-            time.sleep(0.001)
+        subject.executor._queue.run(lambda: None)
+        subject.hold()
+        dropped = subject.steps(4, 6)
+        subject.gate.set()
         subject.executor.close()
-        return [future.result().rows[0].tokens[0] for future in futures]
+        return [future.result().rows[0].tokens[0] for future in futures], dropped
 
-    assert asyncio.run(run()) == subject.expected[:4]
-
-
-@native
-def test_a_job_that_fails_fails_its_own_turns_only(make_worker, monkeypatch):
-    subject = Turns(make_worker, monkeypatch)
-    ran, run_turn = [], NativeTurn.run
-
-    def run_once(turn, wake_fd):
-        if len(ran) == 1:
-            ran.append("failed")
-            raise AssertionError("not now")
-        run_turn(turn, wake_fd)
-        ran.append("done")
-
-    monkeypatch.setattr(NativeTurn, "run", run_once)
-
-    async def run():
-        done = subject.first()
-        while not ran:
-            time.sleep(0.001)
-        (failed,) = subject.steps(1, 2)
-        while len(ran) < 2:
-            time.sleep(0.001)
-        outcomes = await asyncio.gather(done, failed, return_exceptions=True)
-        assert subject.executor._last_turn is None, "nothing can follow what has not run"
-        return outcomes
-
-    done, failed = asyncio.run(run())
-    assert done.rows[0].tokens[0] == subject.expected[0]
-    assert "not now" in str(failed)
+    done, dropped = asyncio.run(run())
+    assert done == subject.expected[:4]
+    assert all(future.done() for future in dropped)
+    assert "closed before it began" in str(dropped[-1].exception()) or dropped[-1].result()
 
 
 def test_a_failed_step_raises_and_the_next_one_runs(make_worker):

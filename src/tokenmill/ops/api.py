@@ -26,6 +26,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..core.block import KVGroup
+from .work import WorkQueue
 
 Array = Any
 """What a backend computes on: an ndarray for the reference, a buffer handle while the native backend records."""
@@ -185,39 +186,8 @@ class Weight(Protocol):
         ...
 
 
-class Turn(Protocol):
-    """A bound call that another can follow without a pause, while Python is busy with other things."""
-
-    def __call__(self) -> np.ndarray: ...
-
-    def run(self, wake_fd: int) -> None:
-        """The call, then those that are to follow by then. For each that has ended, one byte goes to `wake_fd`, a pipe,
-        once the next has begun. What a call failed with is for `check` to say."""
-        ...
-
-    def follow(self, before: Any) -> bool:
-        """Have the call made right after `before`, another one of the same program that is running or will be `run`.
-        False where it will not: `before` has ended, or another follows it already. From any thread."""
-        ...
-
-    def check(self) -> None:
-        """Raise what the call failed with, once it has ended."""
-        ...
-
-    @property
-    def span_s(self) -> tuple[float, float]:
-        """When it began and when it ended, on a clock that never goes back."""
-        ...
-
-
 class Program(Protocol):
-    """A compiled forward. The logits are float32 and valid until the next call; one call may run at a time.
-
-    takes_turns  what `bind` gives are Turns
-    """
-
-    @property
-    def takes_turns(self) -> bool: ...
+    """A compiled forward. The logits are float32 and valid until the next call; one call may run at a time."""
 
     @property
     def scratch_bytes(self) -> int | None:
@@ -228,7 +198,8 @@ class Program(Protocol):
     def __call__(self, batch: StepBatch, draws: Draws | None = None) -> np.ndarray: ...
 
     def bind(self, batch: StepBatch, draws: Draws | None = None) -> Callable[[], np.ndarray]:
-        """The same call, to be made later. Checks what can be checked now; may run beside a call."""
+        """The same call, to be made once and later, by whoever has it or by a queue of this backend. Checks what can
+        be checked now; may run beside a call."""
         ...
 
 
@@ -401,6 +372,11 @@ class Ops(Protocol):
 
         The native backend runs it once on a recorder and replays a flat program; the reference just calls it.
         """
+        ...
+
+    def open_queue(self, when_idle: Callable[[], bool]) -> WorkQueue:
+        """Where calls of this backend's programs are made beside the event loop. The caller closes it before the
+        backend. when_idle: a small piece of work that can wait; tells whether there may be more."""
         ...
 
     def sample(self, logits_LV: np.ndarray, how: SampleBatch) -> np.ndarray:

@@ -32,6 +32,7 @@ from .api import (
 )
 from .philox import PURPOSE_TOKEN, uniform
 from .reference_kv import ReferenceKV, from_stored, to_stored
+from .work import ThreadQueue
 
 DENSE_KINDS = ("f32", "f16", "bf16")
 _BLOCKS = {
@@ -77,7 +78,6 @@ class ReferenceProgram:
     forward: Callable[[Any, Any], np.ndarray]
     limits: StepLimits
     scratch_bytes: None = None
-    takes_turns: bool = False
 
     def __call__(self, batch: StepBatch, draws: Draws | None = None) -> Array:
         assert len(batch.tokens_T) <= self.limits.max_tokens, (len(batch.tokens_T), self.limits)
@@ -338,6 +338,9 @@ class ReferenceOps:
 
     def compile(self, forward: Callable[[Any, Any], np.ndarray], limits: StepLimits) -> ReferenceProgram:
         return ReferenceProgram(self, forward, limits)
+
+    def open_queue(self, when_idle: Callable[[], bool]) -> ThreadQueue:
+        return ThreadQueue(when_idle)
 
     def sample(self, logits_LV: np.ndarray, how: SampleBatch) -> np.ndarray:
         """Rows are independent. With w = exp((logit - max) / temperature), each filter takes what the one before left:

@@ -120,9 +120,9 @@ def build_worker(
     return Worker(
         executor=ModelExecutor(
             runner,
+            ops.open_queue(lambda: any(pool.commit_ahead(runner.num_used_blocks) for pool in pools)),
             on_close=partial(_free, ops, pools),
             adapters=adapters,
-            when_idle=lambda: any(pool.commit_ahead(runner.num_used_blocks) for pool in pools),
         ),
         model_config=config,
         kv_groups=groups,
@@ -183,7 +183,7 @@ def build_vector_worker(
     runner = PoolingRunner(model, program, limits, block_size=group.block_size, num_blocks=pool_blocks, head=head)
 
     return Worker(
-        executor=ModelExecutor(runner, on_close=partial(_free, ops, [pool])),
+        executor=ModelExecutor(runner, ops.open_queue(lambda: False), on_close=partial(_free, ops, [pool])),
         model_config=model.config,
         kv_groups=(group,),
         num_blocks=num_blocks,

@@ -10,9 +10,10 @@ whole sequences; each gets blocks for the length of the step. What a model score
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -41,8 +42,7 @@ class PoolingStep:
     parts: list[Part]
     pooled: list[_Pooled]
     call: Callable[[], np.ndarray] | None = None
-    turn: None = None
-    duration_s: float = 0.0
+    work: Callable[[], Any] = lambda: None
 
 
 class PoolingRunner:
@@ -82,27 +82,26 @@ class PoolingRunner:
             if self._num_places:
                 batch.places_T = self._places(parts, batch)
             step.call = self._program.bind(batch)
+            step.work = partial(self.compute, step)
         return step
 
     def compute(self, step: PoolingStep) -> None:
-        began_s = time.perf_counter()
-        if step.call is not None:
-            states_LD = step.call()
-            at = 0
-            rows = list(zip(step.parts, step.pooled, strict=True))
-            for part, pooled in rows:
-                self._pool(pooled, states_LD[at : at + part.num_scored])
-                at += part.num_scored
-            for part, pooled in rows:
-                if part.sample:
-                    pooled.state = states_LD[at].copy()
-                    at += 1
-            self._end([pooled for row, pooled in zip(step.plan.rows, step.pooled, strict=True) if row.sample])
-        step.duration_s = time.perf_counter() - began_s
+        assert step.call is not None
+        states_LD = step.call()
+        at = 0
+        rows = list(zip(step.parts, step.pooled, strict=True))
+        for part, pooled in rows:
+            self._pool(pooled, states_LD[at : at + part.num_scored])
+            at += part.num_scored
+        for part, pooled in rows:
+            if part.sample:
+                pooled.state = states_LD[at].copy()
+                at += 1
+        self._end([pooled for row, pooled in zip(step.plan.rows, step.pooled, strict=True) if row.sample])
 
-    def collect(self, step: PoolingStep) -> StepResult:
+    def collect(self, step: PoolingStep, duration_s: float) -> StepResult:
         rows = tuple(self._result(row, pooled) for row, pooled in zip(step.plan.rows, step.pooled, strict=True))
-        return StepResult(step.plan.step, rows, step.duration_s)
+        return StepResult(step.plan.step, rows, duration_s)
 
     def _with_blocks(self, plan: StepPlan) -> Iterator[tuple[PlanRow, tuple[int, ...]]]:
         """Each row with the blocks it adds: those of the plan, or where the model keeps no KV, ones of this step."""

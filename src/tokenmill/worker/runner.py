@@ -1,30 +1,30 @@
 """Runs one step plan: state, arrays, the model's program, tokens. In three parts, so that two threads can share them:
 
-    prepare   plan -> arrays. Forget released sequences, take introductions and table deltas of all rows, cut the rows
-              into pieces (nearly always one). A token still to be drawn goes by the slot it will lie in.
-    compute   arrays -> tokens and logprobs, piece by piece
+    prepare   plan -> arrays, and the work that is to be done. Forget released sequences, take introductions and table
+              deltas of all rows, cut the rows into pieces (nearly always one). A token still to be drawn goes by the
+              slot it will lie in.
+    work      arrays -> tokens and logprobs: a single call of the program where that is all there is to do, else
+              `compute`, which goes piece by piece
     collect   tokens and logprobs -> results, row by row
 
-Steps are prepared in order by one thread and computed in order by one thread, the same or another: a step may be
-prepared while earlier ones compute. A step that is a single call and nothing else can be computed by that call alone,
-as a turn: whoever has it run notes the outcome with `note_turn` in place of `compute`. It decides nothing: what runs,
-and where its KV lies, is in the plan.
+Steps are prepared in order by one thread and their work is done in order by one thread, the same or another: a step may
+be prepared while earlier ones compute. It decides nothing: what runs, and where its KV lies, is in the plan.
 
     L rows of logits   V vocabulary
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
-from typing import cast
+from typing import Any
 
 import numpy as np
 
 from ..core.step import RowResult, StepPlan, StepResult, TokenLogprob
-from ..ops.api import Draws, Ops, Program, StepBatch, StepLimits, Turn
+from ..ops.api import Draws, Ops, Program, StepBatch, StepLimits
 from .adapters import Adapters
 from .batch import Part, Slots, block_tables, build_batch, one_more_on, one_on, part_of_row, pieces
 from .sampler import Drawing, Sampler
@@ -51,6 +51,11 @@ class Piece:
     scores: Sequence[TokenLogprob] = ()
     logprobs: dict[int, TokenLogprob] = field(default_factory=dict)
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether all that it gives are tokens, which its call draws."""
+        return self.drawing.is_plain and not self.known
+
 
 @dataclass(slots=True)
 class Step:
@@ -61,7 +66,8 @@ class Step:
               simply carry them on
     room      tokens that each of them can take at least before its block table must grow
     outgrown  drawn tokens of earlier steps, to be carried over before it computes
-    turn      the call that computes it, if that is all there is to it and calls can follow one another
+    work      what computes it
+    is_call   the work is a call of the program and no more
     """
 
     plan: StepPlan
@@ -70,8 +76,8 @@ class Step:
     ends: list[int] | None = None
     room: int = 0
     outgrown: np.ndarray | None = None
-    turn: Turn | None = None
-    duration_s: float = 0.0
+    work: Callable[[], Any] = lambda: None
+    is_call: bool = False
 
 
 class Runner:
@@ -119,14 +125,9 @@ class Runner:
                 self._slots.drawn_step[latest.pieces[0].draws.slots_L] = latest.plan.step
             step = self._prepare_anew(plan)
         self._latest = step
-        step.turn = self._turn_of(step)
+        step.is_call = step.outgrown is None and len(step.pieces) == 1 and step.pieces[0].is_plain
+        step.work = step.pieces[0].call if step.is_call else partial(self.compute, step)
         return step
-
-    def _turn_of(self, step: Step) -> Turn | None:
-        if not self._program.takes_turns or len(step.pieces) != 1 or step.outgrown is not None:
-            return None
-        (piece,) = step.pieces
-        return cast(Turn, piece.call) if piece.drawing.is_plain and not piece.known else None
 
     def _carry_on(self, before: Step | None, plan: StepPlan) -> Step | None:
         """The plan's step if every row goes one token on from a row of the step before; most arrays are that step's."""
@@ -231,7 +232,6 @@ class Runner:
     # ---- compute ----
 
     def compute(self, step: Step) -> None:
-        began_s = time.perf_counter()
         if step.outgrown is not None:
             for piece in step.pieces:
                 piece.draws.drawn[: len(step.outgrown)] = step.outgrown
@@ -247,20 +247,13 @@ class Runner:
             self._sampler.redraw(sampled_LV, drawing, draws.tokens_L)
             draws.drawn[draws.slots_L] = np.maximum(draws.tokens_L, 0)
             piece.logprobs = self._sampler.logprobs(sampled_LV, drawing, draws.tokens_L)
-        step.duration_s = time.perf_counter() - began_s
-
-    def note_turn(self, step: Step) -> None:
-        """Its turn has ended. Raises what the call failed with."""
-        assert step.turn is not None
-        step.turn.check()
-        began_s, ended_s = step.turn.span_s
-        step.duration_s = ended_s - began_s
 
     # ---- collect ----
 
-    def collect(self, step: Step) -> StepResult:
-        if step.turn is not None:
-            return StepResult(step.plan.step, self._plain_rows(step), step.duration_s)
+    def collect(self, step: Step, duration_s: float) -> StepResult:
+        """Of a step whose work has been done, in that time."""
+        if step.is_call:
+            return StepResult(step.plan.step, self._plain_rows(step), duration_s)
         tokens: dict[int, tuple[int, ...]] = {}
         corrupted: set[int] = set()
         logprobs: dict[int, tuple[TokenLogprob, ...]] = {}
@@ -284,7 +277,7 @@ class Runner:
             else RowResult(row.seq, is_corrupted=True)
             for index, row in enumerate(step.plan.rows)
         )
-        return StepResult(step.plan.step, rows, step.duration_s)
+        return StepResult(step.plan.step, rows, duration_s)
 
     def _plain_rows(self, step: Step) -> tuple[RowResult, ...]:
         """Of a step that gives tokens and nothing else."""

@@ -42,7 +42,7 @@ from ...net.clock import MonotonicClock
 from ...net.codec import decode, encode
 from ...node.load import describe_kernels
 from ...ops.native import NativeOps
-from ...ops.native.program import NativeProgram, NativeTurn
+from ...ops.native.program import NativeCall, NativeProgram
 from ...ops.native.record import Operation
 from ...server.choice import Choice
 from ...server.client import Delta
@@ -87,10 +87,9 @@ class _Watched:
 
     def __init__(self, program: NativeProgram) -> None:
         self._program = program
-        self.takes_turns = program.takes_turns
-        self.calls: list[NativeTurn] = []
+        self.calls: list[NativeCall] = []
 
-    def bind(self, *given: Any) -> NativeTurn:
+    def bind(self, *given: Any) -> NativeCall:
         self.calls.append(self._program.bind(*given))
         return self.calls[-1]
 
@@ -199,11 +198,11 @@ class _Bench:
             result, call_s = None, 0.0
             if step is not None:
                 with self._operations.timed(is_decode):
-                    runner.compute(step)
-                assert step.turn is not None
-                call_start_s, call_end_s = step.turn.span_s
+                    step.work()
+                assert isinstance(step.work, NativeCall), "a plain step is a single call"
+                call_start_s, call_end_s = step.work.span_s
                 call_s = call_end_s - call_start_s
-                result = timed("results", partial(runner.collect, step))
+                result = timed("results", partial(runner.collect, step, call_s))
             if uncommitted is not None:
                 timed("commit", partial(core.commit, uncommitted, 0.0))
             plan = timed("plan", partial(core.plan, 0.0))
@@ -218,7 +217,7 @@ class _Bench:
     async def _by_shell(self, rows: int) -> tuple[float, float]:
         """Seconds from one native call to the next, and of a decode step from one message of the engine to the next."""
         engine_end, front_end = local_link()
-        executor = ModelExecutor(self._make_runner(), on_close=lambda: None)
+        executor = ModelExecutor(self._make_runner(), self._ops.open_queue(lambda: False), on_close=lambda: None)
         shell = asyncio.create_task(build_engine(self._config, executor, engine_end, MonotonicClock()).run())
         self._program.calls.clear()
         await front_end.send(Submit(tuple(self._requests(rows))))

@@ -5,6 +5,7 @@
     record    runs a forward pass once and keeps what it asked for
     fuse      joins neighbours of the recorded list
     program   a recorded list as one callable
+    queue     one call after another, beside the event loop
     backend   NativeOps: the seam's functions
 
 `available()` says whether it can be used here, and if not, why.

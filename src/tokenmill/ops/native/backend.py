@@ -28,6 +28,7 @@ from ..api import (
     StepLimits,
     same_order,
 )
+from ..work import ThreadQueue, WorkQueue
 from .fuse import fuse
 from .library import (
     INTEGER_KINDS,
@@ -47,6 +48,7 @@ from .library import (
 )
 from .memory import WeightArena, aligned_bytes
 from .program import NativeProgram
+from .queue import NativeQueue
 from .record import F32, QUANTISED, WIDE, NativeKV, NativeLora, NativeWeight, Recorder, SymbolicBatch, Value
 
 _FIRST_QUANTISED, _FIRST_INTEGER = KINDS["q4_0"], KINDS["w4"]
@@ -281,6 +283,11 @@ class NativeOps:
         program = NativeProgram(self._library, self._team, self.num_threads, operations, output, limits)
         self._programs.append(program)
         return program
+
+    def open_queue(self, when_idle: Callable[[], bool]) -> WorkQueue:
+        if os.name != "posix":  # no event loop can wait for a pipe
+            return ThreadQueue(when_idle)
+        return NativeQueue(self._library, when_idle)
 
     def embed(self, table: NativeWeight, tokens_T: np.ndarray) -> np.ndarray:
         tokens_T = np.ascontiguousarray(tokens_T, np.int32)

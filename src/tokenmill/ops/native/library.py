@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
 from pathlib import Path
 
-ABI_VERSION = 9
+ABI_VERSION = 10
 
 KINDS = {
     **{"f32": 0, "f16": 1, "bf16": 2, "q4_0": 3, "q4_1": 4, "q8_0": 5, "q8_m": 6, "q8_h": 7, "q8_hm": 8, "q6_h": 9},
@@ -153,15 +153,20 @@ DRAWS = struct.Struct("11P4i")
 """tm_draws: the seven columns of tm_sampling, slots, tokens, drawn, scratch; num_rows, num_slots, logits, reserved."""
 
 
-class TurnStruct(ctypes.Structure):
-    """Begins with the bytes of STEP, those of DRAWS, and whether there are any of the latter."""
+CALL_END = struct.Struct("2i2q2P200x")
+"""The rest of tm_call: has_draws, tells; began_ns, ended_ns; program, next; error."""
+
+
+class CallStruct(ctypes.Structure):
+    """tm_call: the bytes of STEP, DRAWS and CALL_END."""
 
     _fields_ = (
-        ("call", ctypes.c_byte * (STEP.size + DRAWS.size)),
+        ("step_and_draws", ctypes.c_byte * (STEP.size + DRAWS.size)),
         ("has_draws", c_int32),
-        ("reserved", c_int32),
+        ("tells", c_int32),
         ("began_ns", c_int64),
         ("ended_ns", c_int64),
+        ("program", c_void_p),
         ("next", c_void_p),
         ("error", ctypes.c_char * 200),
     )
@@ -190,9 +195,15 @@ _SIGNATURES = {
         (c_void_p, c_void_p, c_int32, c_void_p, c_int32, POINTER(LimitsStruct), c_void_p, c_int64),
     ),
     "tm_program_free": (None, (c_void_p,)),
-    "tm_program_run": (None, (c_void_p, POINTER(TurnStruct), c_int32)),
-    "tm_program_follow": (c_int32, (c_void_p, POINTER(TurnStruct), POINTER(TurnStruct))),
+    "tm_call_run": (None, (POINTER(CallStruct),)),
     "tm_program_time": (None, (c_void_p, c_void_p)),
+    "tm_queue_new": (c_void_p, ()),
+    "tm_queue_push": (None, (c_void_p, POINTER(CallStruct))),
+    "tm_queue_run": (c_void_p, (c_void_p, c_int32, c_int64)),
+    "tm_queue_is_empty": (c_int32, (c_void_p,)),
+    "tm_queue_wait": (None, (c_void_p, POINTER(CallStruct))),
+    "tm_queue_close": (None, (c_void_p,)),
+    "tm_queue_free": (None, (c_void_p,)),
     "tm_probe": (c_double, (c_void_p, c_int32, c_void_p, c_int64, c_int64)),
     "tm_sample_scratch": (c_int64, (c_int64,)),
     "tm_sample": (

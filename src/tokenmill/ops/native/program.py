@@ -6,8 +6,6 @@ T tokens  S sequences  B blocks  L logit rows
 from __future__ import annotations
 
 import ctypes
-import os
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,15 +13,13 @@ import numpy as np
 
 from ..api import SPAN, Draws, StepBatch, StepLimits
 from .bind import Binder
-from .library import DRAWS, BufferStruct, LimitsStruct, OpStruct, TurnStruct, check
+from .library import CALL_END, DRAWS, BufferStruct, CallStruct, LimitsStruct, OpStruct, check
 from .memory import aligned_bytes, place
 from .record import TOKEN_ROWS, Code, Operation, Value
 
 _PARTIAL_BYTES = 16 * 2**20  # most scratch for the partial attention of split contexts
 _SPLIT_ROWS = 8  # query rows that scratch is sized for, besides one of every sequence
 _NO_DRAWS = bytes(DRAWS.size)
-_UNTIMED = bytes(ctypes.sizeof(TurnStruct) - TurnStruct.has_draws.offset)
-_UNTIMED_WITH_DRAWS = (1).to_bytes(4, sys.byteorder) + _UNTIMED[4:]
 
 
 class NativeProgram:
@@ -32,8 +28,6 @@ class NativeProgram:
     scratch_bytes   all memory the program holds besides weights and KV
     operations      the list
     """
-
-    takes_turns = os.name == "posix"  # elsewhere no event loop can wait for a pipe
 
     def __init__(
         self,
@@ -92,6 +86,7 @@ class NativeProgram:
             len(partial),
         )
         check(library, self._program)
+        self._call_ends = tuple(CALL_END.pack(has_draws, 0, 0, 0, self._program, 0) for has_draws in (0, 1))
         at = index_of[output]
         out_bytes = arena[offset_of[at] : offset_of[at] + max_rows[at] * output.width * 4]
         self._output = out_bytes.view(np.float32).reshape(max_rows[at], output.width)
@@ -106,15 +101,19 @@ class NativeProgram:
     def __call__(self, batch: StepBatch, draws: Draws | None = None) -> np.ndarray:
         return self.bind(batch, draws)()
 
-    def bind(self, batch: StepBatch, draws: Draws | None = None) -> NativeTurn:
+    def bind(self, batch: StepBatch, draws: Draws | None = None) -> NativeCall:
         """The call with all its pointers taken. One thread at a time may bind."""
         step = self._binder.step(batch)
         if draws is None:
-            turn = TurnStruct.from_buffer_copy(step + _NO_DRAWS + _UNTIMED)
+            struct = CallStruct.from_buffer_copy(step + _NO_DRAWS + self._call_ends[0])
         else:
-            turn = TurnStruct.from_buffer_copy(step + self._binder.draws(draws) + _UNTIMED_WITH_DRAWS)
+            struct = CallStruct.from_buffer_copy(step + self._binder.draws(draws) + self._call_ends[1])
         num_rows = len(batch.tokens_T) if self._output_rows == TOKEN_ROWS else len(batch.logit_rows_L)
-        return NativeTurn(self, turn, self._output[:num_rows], (batch, draws))
+        return NativeCall(self, struct, self._output[:num_rows], (batch, draws))
+
+    @property
+    def is_open(self) -> bool:
+        return self._program is not None
 
     def time_operations(self, times_ns: np.ndarray | None) -> None:
         """Add each operation's nanoseconds to `times_ns` (int64, one for each of `operations` and one for the draws)
@@ -133,38 +132,32 @@ class NativeProgram:
             self._keep.clear()
 
 
-class NativeTurn:
-    """An ops.api.Turn. `keep`: what the struct points to."""
+class NativeCall:
+    """A bound call, to be made once. `keep`: what the struct points to."""
 
     __slots__ = ("_keep", "_output", "_program", "_struct")
 
-    def __init__(self, program: NativeProgram, struct: TurnStruct, output: np.ndarray, keep: object) -> None:
+    def __init__(self, program: NativeProgram, struct: CallStruct, output: np.ndarray, keep: object) -> None:
         self._program = program
         self._struct = struct
         self._output = output
         self._keep = keep
 
     def __call__(self) -> np.ndarray:
-        self.run(-1)
-        self.check()
+        struct = self.submitted()
+        self._program._library.tm_call_run(struct)
+        if struct.error:
+            raise AssertionError(struct.error.decode())
         return self._output
 
-    def run(self, wake_fd: int) -> None:
-        program = self._program
-        assert program._program is not None, "the program is closed"
-        program._library.tm_program_run(program._program, self._struct, wake_fd)
-
-    def follow(self, before: NativeTurn) -> bool:
-        program = self._program
-        assert program._program is not None and before._program is program, "turns follow those of one open program"
-        return bool(program._library.tm_program_follow(program._program, before._struct, self._struct))
-
-    def check(self) -> None:
-        if self._struct.error:
-            raise AssertionError(self._struct.error.decode())
+    def submitted(self) -> CallStruct:
+        """What native code takes. It changes while the call is made."""
+        assert self._program.is_open, "the program is closed"
+        return self._struct
 
     @property
     def span_s(self) -> tuple[float, float]:
+        """When it began and when it ended, on a clock that never goes back."""
         return self._struct.began_ns / 1e9, self._struct.ended_ns / 1e9
 
 
