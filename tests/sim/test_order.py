@@ -7,7 +7,7 @@ import random
 import pytest
 
 from queueing import Ask, Replay, percentile
-from tokenmill.sched import policies
+from tokenmill.core import work
 
 
 def long_and_short(seed: int) -> list[Ask]:
@@ -27,7 +27,7 @@ def test_a_short_prompt_is_served_at_once_beside_64_long_ones(seed: int, monkeyp
     """Its first token takes less than a second; the long prompts' p99 is at most 1.2 times that of first come, first
     served, under which the short ones wait for all that came before."""
     fair = Replay().run(long_and_short(seed))
-    monkeypatch.setattr(policies, "PATIENCE", 0)
+    monkeypatch.setattr(work, "PATIENCE", 0)
     in_turn = Replay().run(long_and_short(seed))
     assert max(ttfts(fair, "short")) < 1.0
     assert percentile(ttfts(in_turn, "short"), 0.5) > 5.0, "the load does not press"

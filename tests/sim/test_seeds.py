@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 from collections import Counter
@@ -13,6 +14,7 @@ import pytest
 
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.request import Request, SamplingParams
+from tokenmill.sched.policies import ORDERS
 from tokenmill.sim.executor import ToyCosts
 from tokenmill.sim.run import Report, run_scenario, run_seed
 from tokenmill.sim.workload import Arrival, Scenario
@@ -23,10 +25,13 @@ SRC = Path(__file__).resolve().parents[2] / "src"
 
 
 def run_seed_or_tell(seed: int) -> Report:
+    """With policies drawn by the seed: what must hold holds for all of them."""
+    policies = {"schedule_policy": random.Random(f"policies of {seed}").choice(sorted(ORDERS))}
     try:
-        return run_seed(seed)
+        return run_seed(seed, **policies)
     except BaseException as error:
-        error.add_note(f"Replay: PYTHONPATH=src python -m tokenmill.sim.run --seed {seed}")
+        flags = "".join(f" --{name.replace('_', '-')} {value}" for name, value in policies.items())
+        error.add_note(f"Replay: PYTHONPATH=src python -m tokenmill.sim.run --seed {seed}{flags}")
         raise
 
 

@@ -12,8 +12,8 @@ from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.sequence import Sequence, Status
 from tokenmill.core.work import PATIENCE, due
 from tokenmill.sched.admission import blocks_for, refusal
-from tokenmill.sched.policies import seniority
 from tokenmill.sched.queue import WaitingQueue
+from tokenmill.sched.rank import seniority
 from tokenmill.sched.scheduler import chunk_size, max_running, num_wanted
 
 

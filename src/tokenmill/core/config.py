@@ -12,6 +12,8 @@ from .errors import ConfigError
 STEPS_IN_FLIGHT = 2
 """One runs while the next is planned."""
 
+SCHEDULE_POLICY = "short-prompts-first"
+
 
 @dataclass(frozen=True, slots=True)
 class CacheGroup:
@@ -36,6 +38,7 @@ class EngineConfig:
     enable_prefix_caching   share KV of equal prefixes
     steps_in_flight         steps that may be planned before the oldest is committed
     numerics_id             weights digest, KV dtype and layout, kernel family: part of every block key
+    schedule_policy         order of service, by name (sched.policies)
     """
 
     num_blocks: int
@@ -49,6 +52,7 @@ class EngineConfig:
     numerics_id: str = "toy"
     window: int = 0
     num_window_blocks: int = 0
+    schedule_policy: str = SCHEDULE_POLICY
 
     def __post_init__(self) -> None:
         for name, low in (
@@ -90,3 +94,12 @@ def check_keys(given: Mapping[str, Any], known: Iterable[str], where: str) -> No
             near = difflib.get_close_matches(key, known, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else f" Known: {', '.join(known)}."
             raise ConfigError(f"Unknown key {key!r} in {where}.{hint}", param=key)
+
+
+def check_name(name: str, known: Iterable[str], param: str) -> None:
+    """Raise ConfigError if `known` lacks `name`, naming the nearest."""
+    known = list(known)
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(f"{param} must be one of {', '.join(known)}, got {name!r}.{hint}", param=param)

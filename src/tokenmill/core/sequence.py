@@ -33,7 +33,8 @@ class Sequence:
     """State of one request in one engine.
 
     number          engine-scoped, in order of arrival: ties break by it
-    due             its place in the order of service (sched.policies), fixed on arrival
+    arrived         the clock of work (core.work) as it arrived
+    due             its place in the order of service (core.policy.Order)
     tokens          prompt, then output; grows only in EngineCore.commit
     num_computed    tokens whose KV is committed
     num_planned     tokens whose KV is committed or in a step in flight
@@ -52,7 +53,8 @@ class Sequence:
     number: int
     request: Request
     tokens: list[int]
-    due: int = 0
+    arrived: int = 0
+    due: float = 0
     status: Status = Status.WAITING
     num_computed: int = 0
     num_planned: int = 0

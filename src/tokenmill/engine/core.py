@@ -38,13 +38,15 @@ from ..core.events import (
     Output,
     Timing,
 )
+from ..core.policy import Waiting
 from ..core.request import Request
 from ..core.sequence import Sequence, Status
 from ..core.step import Introduction, PlanRow, RowResult, StepPlan, StepResult
-from ..core.work import due, step_work
+from ..core.work import step_work
 from ..sched.admission import blocks_for, refusal
-from ..sched.policies import seniority
+from ..sched.policies import pick
 from ..sched.queue import WaitingQueue
+from ..sched.rank import seniority
 from ..sched.scheduler import compose_step
 from .adapters import AdapterLedger
 from .settings import SettingsLedger
@@ -74,6 +76,7 @@ class EngineCore:
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
+        self._policies = pick(config)
         self._blocks = KVBlocks(config.groups, config.block_size)
         self._adapters = AdapterLedger()
         self._settings = SettingsLedger()
@@ -122,8 +125,9 @@ class EngineCore:
         tokens = [*request.prompt_tokens, *request.output_tokens]
         seq = Sequence(self._next_number, request, tokens, tables=self._blocks.new_tables(), stop_ids=stop_ids)
         self._next_number += 1
-        num_found = self.find_match(seq).num_blocks * self.config.block_size
-        seq.due = due(self._work_done, len(tokens) - num_found)
+        seq.arrived = self._work_done
+        self._now = now
+        self.reconsider(seq)
         self._by_id[request.id] = seq
         if request.adapter:
             self._adapters.begin(request.adapter)
@@ -157,7 +161,7 @@ class EngineCore:
             return None
         self._now = now
         step = self._composing
-        compose_step(self._running, self._waiting, self.config, self)
+        compose_step(self._running, self._waiting, self.config, self._policies, self)
         if not step.rows:
             return None
         step.released = tuple(self._released)
@@ -250,6 +254,11 @@ class EngineCore:
             return self.no_match
         self._extend_keys(seq)
         return self._blocks.match(seq.keys, seq.tables, (len(seq.tokens) - 1) // size)
+
+    def reconsider(self, seq: Sequence) -> None:
+        num_cached = self.find_match(seq).num_blocks * self.config.block_size
+        waiting = Waiting(seq.request, len(seq.tokens), num_cached, seq.arrived, self._now)
+        seq.due = self._policies.order.due(waiting)
 
     def admit(self, seq: Sequence) -> None:
         popped = self._waiting.pop()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from heapq import heappop, heappush
+from collections.abc import Callable, Iterator
+from heapq import heapify, heappop, heappush
 
 from ..core.sequence import Sequence, Status
-from .policies import Rank, rank
+from .rank import Rank, rank
 
 
 class WaitingQueue:
@@ -15,6 +15,7 @@ class WaitingQueue:
     def __init__(self) -> None:
         self._heap: list[tuple[Rank, Sequence]] = []
         self._num_waiting = 0
+        self._next_refreshed = 0
 
     def __len__(self) -> int:
         return self._num_waiting
@@ -46,3 +47,21 @@ class WaitingQueue:
         """Count out a waiting sequence that is about to be finished."""
         assert seq.status is Status.WAITING, seq
         self._num_waiting -= 1
+
+    def refresh(self, most: int, reconsider: Callable[[Sequence], None]) -> None:
+        """Have `reconsider` set anew what `most` of the sequences are ranked by, in turn; O(len) if a rank changes."""
+        heap, first = self._heap, self._next_refreshed
+        if first >= len(heap):
+            first = 0
+        self._next_refreshed = first + most
+        has_changed = False
+        for index in range(first, min(first + most, len(heap))):
+            before, seq = heap[index]
+            if seq.status is Status.WAITING:
+                reconsider(seq)
+                now = rank(seq)
+                if now != before:
+                    heap[index] = (now, seq)
+                    has_changed = True
+        if has_changed:
+            heapify(heap)

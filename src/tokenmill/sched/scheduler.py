@@ -7,12 +7,12 @@ depends on an earlier one: a leader's blocks are matchable as soon as they are p
     each running decode takes one token
     prefills, running and waiting, share what is left, best rank first, while budget, seats and blocks last
 
-The decodes' tokens are set aside first, so that no prompt delays them, however long. Prompts cut into chunks leave a
-ninth of the budget, so that the end of a prompt joins a step instead of being one of its own.
+The decodes' tokens are set aside first, so that no prompt delays them, however long. Where a choice is free a policy
+makes it (`core.policy`): the order of service, how much of the budget prompts cut into chunks may take, who gives way.
 
-Budget and seats go by rank; blocks go by seniority, and whoever is last there gives way. Sequences are visited by
-seniority, so that none is passed over for a junior that needs the same blocks; only prefills take each other's turns,
-by rank, and what one takes early are blocks that nobody held.
+Budget and seats go by rank; blocks go by seniority: whoever gives way is junior to the one that asks. Sequences are
+visited by seniority, so that none is passed over for a junior that needs the same blocks; only prefills take each
+other's turns, by rank, and what one takes early are blocks that nobody held.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from ..cache.groups import Match
 from ..core.config import EngineConfig
 from ..core.sequence import Sequence, Status
 from .admission import blocks_for, most_blocks
-from .policies import Rank, rank
+from .policies import Policies
 from .queue import WaitingQueue
+from .rank import Rank, rank
 
 
 class Ledger(Protocol):
@@ -41,6 +42,10 @@ class Ledger(Protocol):
 
     def num_available_blocks(self, matched: Match) -> List[int]:
         """Blocks of each KV group that can be handed out beside `matched`."""
+        ...
+
+    def reconsider(self, seq: Sequence) -> None:
+        """Ask the order of service anew when a waiting sequence is due."""
         ...
 
     def admit(self, seq: Sequence) -> None:
@@ -84,15 +89,11 @@ def chunk_size(start: int, num_left: int, budget: int, aim: int, block_size: int
     return budget if first else 0
 
 
-def num_spared(config: EngineConfig) -> int:
-    """Tokens of a step that chunks leave to the ends of prompts: a ninth, in whole blocks."""
-    return config.max_num_batched_tokens // 9 // config.block_size * config.block_size
-
-
-def compose_step(running: List[Sequence], waiting: WaitingQueue, config: EngineConfig, ledger: Ledger) -> None:
+def compose_step(
+    running: List[Sequence], waiting: WaitingQueue, config: EngineConfig, policies: Policies, ledger: Ledger
+) -> None:
     """Add the rows of one step. `running` is by seniority and follows the ledger's admissions and preemptions."""
-    budget = config.max_num_batched_tokens
-    _Composition(running, waiting, config, ledger, budget, budget - num_spared(config)).compose()
+    _Composition(running, waiting, config, policies, ledger, config.max_num_batched_tokens).compose()
 
 
 @dataclass(slots=True)
@@ -104,19 +105,20 @@ class _Composition:
     is_first    no prefill has a row yet
     is_squeezed blocks ran out: nobody is let in
     prefilling  running sequences whose known tokens are not all planned
-    draining    numbers of sequences that get no row, so that they can be preempted once theirs are committed
+    held_back   numbers of sequences that get no row, so that they can be preempted once theirs are committed
     """
 
     running: List[Sequence]
     waiting: WaitingQueue
     config: EngineConfig
+    policies: Policies
     ledger: Ledger
     budget: int
-    aim: int
+    aim: int = 0
     is_first: bool = True
     is_squeezed: bool = False
     prefilling: list[Sequence] = field(default_factory=list)
-    draining: set[int] = field(default_factory=set)
+    held_back: set[int] = field(default_factory=set)
 
     def compose(self) -> None:
         size = self.config.block_size
@@ -126,12 +128,17 @@ class _Composition:
                 self.budget -= 1
             elif num_tokens:
                 self.prefilling.append(seq)
+        num_decodes = self.config.max_num_batched_tokens - self.budget
+        self.aim = self.policies.chunks.most_tokens(self.config, num_decodes)
+        num_refreshed = self.policies.order.num_refreshed
+        if num_refreshed and len(self.running) < max_running(self.config):
+            self.waiting.refresh(num_refreshed, self.ledger.reconsider)
         turns = iter(sorted(self.prefilling, key=rank))
         for seq, num_tokens in wanted:
             if num_tokens > 1:
                 seq = next(turns)
                 self._admit(rank(seq))
-            if not num_tokens or seq.status is not Status.RUNNING or seq.number in self.draining:
+            if not num_tokens or seq.status is not Status.RUNNING or seq.number in self.held_back:
                 continue
             if num_tokens > 1:
                 self._continue_prefill(seq)
@@ -162,8 +169,8 @@ class _Composition:
     def _fit(self, seq: Sequence, matched: Match, num_tokens: int) -> int:
         """How many of `num_tokens` after `matched` every KV group has blocks for, after preempting others if need be.
 
-        The most junior sequence gives way first. If it has a row in flight it cannot be preempted yet: it gets
-        no row in this step and is preempted in a later one, unless blocks come free before.
+        A victim that has a row in flight cannot be preempted yet: it gets no row in this step and is preempted in a
+        later one, unless blocks come free before.
         """
         size = self.config.block_size
         num_blocks = len(seq.tables[0]) + matched.num_blocks
@@ -173,13 +180,19 @@ class _Composition:
             return num_tokens
         while missing > (available := min(self.ledger.num_available_blocks(matched))):
             self.is_squeezed = True
-            victim = self.running[-1]
+            victim = self._victim(seq)
             if victim is seq or victim.rows_in_flight:
                 if victim is not seq:
-                    self.draining.add(victim.number)
+                    self.held_back.add(victim.number)
                 return max(0, min(num_tokens, (num_blocks + available) * size - start))
             self.ledger.preempt(victim)
         return num_tokens
+
+    def _victim(self, seq: Sequence) -> Sequence:
+        asking = self.running.index(seq)
+        index = self.policies.preemption.victim(self.running, asking)
+        assert asking <= index < len(self.running), f"{index} is not junior to {asking} of {len(self.running)}"
+        return self.running[index]
 
     def _admit(self, before: Rank | None) -> None:
         """Let waiting sequences of a rank better than `before` in, while their whole present length fits beside what

@@ -16,9 +16,11 @@ import argparse
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
+from typing import Any
 
+from ..core.config import SCHEDULE_POLICY
 from ..core.errors import EngineFailed, Overloaded
 from ..core.events import FINISH_ABORT, FINISH_ERROR, Abort, Drain, EngineStats, Output, StepOutputs, Submit
 from ..core.ports import FrontEnd
@@ -29,6 +31,7 @@ from ..engine.core import EngineCore
 from ..engine.journal import Event, Planned, replay
 from ..engine.link import local_link
 from ..sched.admission import refusal
+from ..sched.policies import ORDERS
 from .executor import SoloAnswer, ToyExecutor, solo_answer
 from .loop import VirtualLoop
 from .workload import VOCAB_SIZE, Scenario, make_scenario
@@ -153,9 +156,10 @@ def run_scenario(scenario: Scenario, *, failure_seed: int = 0) -> Report:
     return Report(digest.hexdigest(), clients.stats, tuple(sorted(ends.items())), executor.num_failures, loop.time())
 
 
-def run_seed(seed: int) -> Report:
-    """Make and run the scenario of `seed`."""
-    return run_scenario(make_scenario(seed), failure_seed=seed)
+def run_seed(seed: int, **settings: Any) -> Report:
+    """Make and run the scenario of `seed`, with some of its engine's `settings` changed."""
+    scenario = make_scenario(seed)
+    return run_scenario(replace(scenario, config=replace(scenario.config, **settings)), failure_seed=seed)
 
 
 def _check_end(stats: EngineStats, events: list[Event], scenario: Scenario) -> None:
@@ -212,10 +216,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m tokenmill.sim.run", description="Run seeded simulations.")
     parser.add_argument("--seed", type=int, default=0, help="first seed")
     parser.add_argument("--count", type=int, default=1, help="number of seeds")
+    parser.add_argument("--schedule-policy", choices=tuple(ORDERS), default=SCHEDULE_POLICY, help="order of service")
     options = parser.parse_args(arguments)
     logging.getLogger("tokenmill").addHandler(logging.NullHandler())
     for seed in range(options.seed, options.seed + options.count):
-        report = run_seed(seed)
+        report = run_seed(seed, schedule_policy=options.schedule_policy)
         stats = report.stats
         print(
             f"seed {seed}: {report.digest} {report.duration_s:.3f} s virtual, {stats.num_steps} steps, "

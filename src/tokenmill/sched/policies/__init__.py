@@ -1,0 +1,33 @@
+"""Policies of the scheduler by name, each in a file of its own with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ...core.config import EngineConfig, check_name
+from ...core.policy import Chunks, Order, Preemption
+from .fcfs import FirstComeFirstServed
+from .latest import Latest
+from .lpm import LongestPrefixFirst
+from .short_prompts_first import ShortPromptsFirst
+from .spare_ends import SpareEnds
+
+ORDERS: Mapping[str, Order] = {
+    "short-prompts-first": ShortPromptsFirst(),
+    "fcfs": FirstComeFirstServed(),
+    "lpm": LongestPrefixFirst(),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Policies:
+    order: Order
+    chunks: Chunks
+    preemption: Preemption
+
+
+def pick(config: EngineConfig) -> Policies:
+    """The policies that `config` names. Raises ConfigError naming the nearest."""
+    check_name(config.schedule_policy, ORDERS, "schedule_policy")
+    return Policies(ORDERS[config.schedule_policy], SpareEnds(), Latest())

@@ -1,0 +1,17 @@
+"""First come, first served: the order of arrival, whatever is asked. It treats calls alike and has the most even waits;
+a short prompt behind long ones waits for all of them. The default of vLLM and SGLang."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...core.policy import Waiting
+
+
+@dataclass(frozen=True, slots=True)
+class FirstComeFirstServed:
+    num_refreshed: int = 0
+
+    def due(self, waiting: Waiting) -> int:
+        """Alike for all: sequences that are due together are served by arrival."""
+        return 0

@@ -1,0 +1,22 @@
+"""Short prompts pass long ones for a while: the default.
+
+A prompt is due PATIENCE times its own work after its arrival (`core.work.due`). One that is shorter by d tokens goes
+first, therefore, unless it comes PATIENCE * d units of work later: short prompts hardly wait, long ones hardly notice,
+and nobody waits for ever. What the prefix cache has as a prompt arrives does not count as work. Shortest job first with
+aging: Kleinrock, Queueing Systems, volume 2 (1976), chapter 3.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...core.policy import Waiting
+from ...core.work import due
+
+
+@dataclass(frozen=True, slots=True)
+class ShortPromptsFirst:
+    num_refreshed: int = 0
+
+    def due(self, waiting: Waiting) -> int:
+        return due(waiting.arrived, waiting.num_tokens - waiting.num_cached)
