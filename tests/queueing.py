@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from tokenmill.cluster.desk import held_tokens
+from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import Overloaded
 from tokenmill.core.events import Ready
@@ -23,7 +24,7 @@ from tokenmill.server.config import ServerConfig
 from tokenmill.server.limits import Limits, newcomer
 from tokenmill.sim.loop import VirtualLoop
 
-CONFIG = EngineConfig(num_blocks=20_000, max_model_len=8192, max_num_seqs=64, max_num_batched_tokens=576)
+CONFIG = EngineConfig(groups=full_groups(20_000), max_model_len=8192, max_num_seqs=64, max_num_batched_tokens=576)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +171,7 @@ class Replay:
 
 def make_ready(config: EngineConfig) -> Ready:
     return Ready(
-        "m", config.max_model_len, 1000, (2,), "id", config.block_size, config.num_blocks,
+        "m", config.max_model_len, 1000, (2,), "id", config.block_size, config.groups[0].num_blocks,
         max_num_seqs=max_running(config), max_num_batched_tokens=config.max_num_batched_tokens,
     )  # fmt: skip
 

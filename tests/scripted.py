@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import BadCheckpoint
 from tokenmill.core.events import Ready
@@ -165,7 +166,7 @@ class Served:
         **settings: Any,
     ) -> None:
         self.text = text or make_text_model()
-        self.engine = engine or EngineConfig(num_blocks=64, max_model_len=512)
+        self.engine = engine or EngineConfig(groups=full_groups(64), max_model_len=512)
         self.config = ServerConfig(**({"model_names": ("toy",), "allowed_hosts": ("x",)} | settings))
         self._reply = reply
         self._step_s = step_s
@@ -237,7 +238,8 @@ class Served:
         shell = build_engine(config, self.script, link, MonotonicClock())
         ready = Ready(
             "toy", config.max_model_len, self.text.tokenizer.vocab_size, (EOS,), "toy-numerics", config.block_size,
-            config.num_blocks, max_num_seqs=max_running(config), max_num_batched_tokens=config.max_num_batched_tokens,
+            config.groups[0].num_blocks, max_num_seqs=max_running(config),
+            max_num_batched_tokens=config.max_num_batched_tokens,
         )  # fmt: skip
         await link.send(ready)
         try:

@@ -15,12 +15,14 @@ from tokenmill.models.weights import expected_shapes
 VOCAB_SIZE = 96
 
 
-def tiny_config(*, tied: bool = False, interleaved: bool = False, rope: RopeConfig | None = None) -> ModelConfig:
+def tiny_config(
+    *, tied: bool = False, interleaved: bool = False, rope: RopeConfig | None = None, num_layers: int = 2
+) -> ModelConfig:
     architecture = "llama" if interleaved else "LlamaForCausalLM"
     return ModelConfig(
         architecture=architecture,
         family=(GGUF_FAMILIES | HF_FAMILIES)[architecture],
-        layers=(LayerConfig(0, rope or RopeConfig(10000.0)),) * 2,
+        layers=(LayerConfig(0, rope or RopeConfig(10000.0)),) * num_layers,
         width=64,
         ffn_width=96,
         vocab_size=VOCAB_SIZE,
@@ -40,9 +42,9 @@ def tensor(name: str, values: np.ndarray) -> Tensor:
     return Tensor(name, "f32", values.shape, memoryview(values.reshape(-1).view(np.uint8)))
 
 
-def tiny_checkpoint(*, kind: str = "hf", tied: bool = False, seed: int = 0) -> Checkpoint:
+def tiny_checkpoint(*, kind: str = "hf", tied: bool = False, seed: int = 0, num_layers: int = 2) -> Checkpoint:
     """Weights are a function of the seed and of their names. In GGUF, q and k rows count as interleaved."""
-    config = tiny_config(tied=tied, interleaved=kind == "gguf")
+    config = tiny_config(tied=tied, interleaved=kind == "gguf", num_layers=num_layers)
     tensors = {}
     for index, (name, shape) in enumerate(sorted(expected_shapes(kind, config).items())):
         rng = np.random.default_rng([seed, index])

@@ -16,6 +16,7 @@ import openai
 import pytest
 
 from scripted import Served
+from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 
 LONG = "abcdefghij" * 30
@@ -418,7 +419,7 @@ def test_urgent_priorities_are_for_those_whom_the_settings_allow() -> None:
 
 def test_one_call_of_many_choices_shuts_nobody_out() -> None:
     """A client with 1,024 prompts open holds seven eighths of the rows; one with another key is answered meanwhile."""
-    engine = EngineConfig(num_blocks=2048, max_model_len=512, max_num_seqs=16)
+    engine = EngineConfig(groups=full_groups(2048), max_model_len=512, max_num_seqs=16)
     with Served(reply, engine=engine, step_s=0.005, api_keys=("one", "two")) as served:
         with client_of(served, api_key="one") as hog:
             stream = hog.completions.create(model="toy", prompt=["LONG"] * 1024, max_tokens=300, stream=True)
@@ -435,7 +436,7 @@ def test_one_call_of_many_choices_shuts_nobody_out() -> None:
 
 
 def test_a_call_that_would_wait_too_long_is_refused_and_told_when_to_come_back() -> None:
-    engine = EngineConfig(num_blocks=2048, max_model_len=512, max_num_seqs=2)
+    engine = EngineConfig(groups=full_groups(2048), max_model_len=512, max_num_seqs=2)
     with Served(reply, engine=engine, step_s=0.01, max_queue_s=0.5) as served, client_of(served) as client:
         streams = [
             client.completions.create(
@@ -466,7 +467,9 @@ def test_while_an_engine_is_restarted_503_says_when_it_is_back() -> None:
 
 
 def test_what_the_engine_refuses_is_an_http_error_even_where_a_stream_was_asked_for() -> None:
-    with Served(engine=EngineConfig(num_blocks=64, max_model_len=512, max_num_seqs=1, max_num_waiting=1)) as served:
+    with Served(
+        engine=EngineConfig(groups=full_groups(64), max_model_len=512, max_num_seqs=1, max_num_waiting=1)
+    ) as served:
         served.call(served.script.go.clear)
         with client_of(served) as client:
             prompts = ["a", "b", "c", "d", "e", "f"]
@@ -494,7 +497,7 @@ def test_a_client_that_leaves_is_cancelled_in_the_engine(stream: bool) -> None:
 
 
 def test_a_slow_reader_holds_one_merged_delta() -> None:
-    with Served(lambda prompt: "€" * 400, engine=EngineConfig(num_blocks=128, max_model_len=2048)) as served:
+    with Served(lambda prompt: "€" * 400, engine=EngineConfig(groups=full_groups(128), max_model_len=2048)) as served:
         body = json.dumps({"prompt": "x", "max_tokens": 1200, "stream": True, "n": 4}).encode()
         with served.connect() as raw:
             raw.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))

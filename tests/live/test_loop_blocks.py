@@ -16,6 +16,7 @@ import pytest
 from serving import wait_until
 
 from scripted import Served, make_text_model
+from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.helper.parent import HelperProcess
 
@@ -82,7 +83,7 @@ class Watch:
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder: Path = tmp_path_factory.mktemp("helper")
     text = make_text_model(max_context=8192)
-    engine = EngineConfig(num_blocks=4096, max_model_len=8192)
+    engine = EngineConfig(groups=full_groups(4096), max_model_len=8192)
     with Served(text=text, engine=engine, folder=folder, allow_chat_template=True) as served:
         assert post(served, "/v1/chat/completions", {"messages": [ROW], "max_tokens": 1}) == 200
         yield served

@@ -14,6 +14,7 @@ import pytest
 from encoder_families import CASES, SHAPE, EncoderCase
 
 from tokenmill import LLM
+from tokenmill.core.block import full_groups
 from tokenmill.core.errors import BadCheckpoint, InvalidRequest
 from tokenmill.core.request import PoolingParams, SamplingParams
 from tokenmill.core.step import Introduction, PlanRow, StepPlan
@@ -63,7 +64,7 @@ def make_worker(ops, folder, cache_dir) -> Worker:
         open_checkpoint(folder),
         ops,
         max_model_len=sum(LENGTHS),
-        num_blocks=0,
+        groups=full_groups(0),
         max_num_batched_tokens=sum(LENGTHS),
         max_num_seqs=len(LENGTHS),
         cache_dir=cache_dir,
@@ -149,7 +150,7 @@ def test_a_decoders_hidden_states(make_ops, tmp_path):
         open_checkpoint(tmp_path / "model"),
         make_ops(),
         max_model_len=128,
-        num_blocks=8,
+        groups=full_groups(8),
         kv_dtype="f32",
         cache_dir=tmp_path,
     )

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from families import CASES, SHAPE, Case
 
+from tokenmill.core.block import full_groups
 from tokenmill.core.request import SamplingParams
 from tokenmill.core.step import Introduction, PlanRow, StepPlan
 from tokenmill.formats.checkpoint import open_checkpoint
@@ -118,7 +119,7 @@ def test_greedy_tokens(saved, make_ops, tmp_path):
         open_checkpoint(folder),
         make_ops(),
         max_model_len=case.max_model_len,
-        num_blocks=4,
+        groups=full_groups(4),
         kv_dtype="f32",
         cache_dir=tmp_path,
     )

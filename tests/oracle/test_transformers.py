@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tokenmill.core.block import full_groups
 from tokenmill.core.request import SamplingParams
 from tokenmill.core.step import Introduction, PlanRow, StepPlan
 from tokenmill.formats.checkpoint import open_checkpoint
@@ -126,7 +127,7 @@ def test_greedy_tokens(saved, make_ops, tmp_path):
         )
     expected = generated[0, len(prompt) :].tolist()
     worker = build_worker(
-        open_checkpoint(folder), make_ops(), max_model_len=64, num_blocks=4, kv_dtype="f32", cache_dir=tmp_path
+        open_checkpoint(folder), make_ops(), max_model_len=64, groups=full_groups(4), kv_dtype="f32", cache_dir=tmp_path
     )
     execute = worker.executor.execute_now
     intro = Introduction(tuple(prompt), (), SamplingParams(temperature=0), 0, 0, ())

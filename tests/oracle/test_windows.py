@@ -12,6 +12,7 @@ import pytest
 from families import CASES, SHAPE, Case
 from test_families import BACKENDS, make_model
 
+from tokenmill.core.block import full_groups, window_group
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.engine.core import EngineCore
@@ -44,25 +45,23 @@ def test_served_greedy_tokens(saved, make_ops, tmp_path):
     num_window_blocks = 14
     checkpoint = open_checkpoint(folder)
     every_layer = all(layer.window for layer in config_from_checkpoint(checkpoint).layers)
-    num_blocks = 0 if every_layer else 80
+    local = window_group(num_window_blocks, WINDOW)
+    groups = (local,) if every_layer else (*full_groups(80), local)
     worker = build_worker(
         checkpoint,
         make_ops(),
         max_model_len=MAX_MODEL_LEN,
-        num_blocks=num_blocks,
-        num_window_blocks=num_window_blocks,
+        groups=groups,
         max_num_batched_tokens=16,
         max_num_seqs=4,
         block_size=BLOCK_SIZE,
         kv_dtype="f32",
         cache_dir=tmp_path,
     )
-    assert worker.window == WINDOW and -(-len(prompts[0]) // BLOCK_SIZE) > num_window_blocks
+    assert worker.kv_groups[-1].window == WINDOW and -(-len(prompts[0]) // BLOCK_SIZE) > num_window_blocks
     core = EngineCore(
         EngineConfig(
-            num_blocks=num_blocks,
-            window=worker.window,
-            num_window_blocks=num_window_blocks,
+            groups=worker.groups,
             max_model_len=MAX_MODEL_LEN,
             block_size=BLOCK_SIZE,
             max_num_seqs=4,

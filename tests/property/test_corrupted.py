@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from tiny import tiny_checkpoint
+from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.events import Output
 from tokenmill.core.request import PoolingParams, Request, SamplingParams
@@ -28,7 +29,12 @@ from tokenmill.worker.build import Worker, build_vector_worker, build_worker
 
 BAD = 7
 CONFIG = EngineConfig(
-    num_blocks=60, max_model_len=128, block_size=8, max_num_batched_tokens=24, max_num_seqs=6, steps_in_flight=2
+    groups=full_groups(60),
+    max_model_len=128,
+    block_size=8,
+    max_num_batched_tokens=24,
+    max_num_seqs=6,
+    steps_in_flight=2,
 )
 SETTINGS: tuple[dict[str, Any], ...] = (
     {"temperature": 0},
@@ -99,7 +105,7 @@ def _essence(outputs: list[Output]) -> Any:
 def test_only_their_own_requests_end_with_an_error(ops: Any) -> None:
     """Thirty requests, a third of them with the token: those fail, others give what they give alone."""
     worker = build_worker(
-        _spoiled(), ops, max_model_len=128, num_blocks=60, block_size=8, kv_dtype=ops.kv_dtype,
+        _spoiled(), ops, max_model_len=128, groups=full_groups(60), block_size=8, kv_dtype=ops.kv_dtype,
         max_num_batched_tokens=128, max_num_seqs=6,
     )  # fmt: skip
     rng = random.Random(3)
@@ -129,12 +135,14 @@ def test_only_their_own_requests_end_with_an_error(ops: Any) -> None:
 @pytest.mark.parametrize("how", ["last", "mean"])
 def test_a_vector_that_is_not_finite_is_an_error(ops: Any, how: str) -> None:
     """Its request fails, one beside it gets its vector."""
-    worker = build_vector_worker(_spoiled(), ops, max_model_len=64, num_blocks=20, block_size=8, kv_dtype=ops.kv_dtype)
+    worker = build_vector_worker(
+        _spoiled(), ops, max_model_len=64, groups=full_groups(20), block_size=8, kv_dtype=ops.kv_dtype
+    )
     params = SamplingParams(max_tokens=1)
     pooling = PoolingParams(how, activation="unit")
     prompts = {"good": (3, 4, 5), "bad": (3, BAD, 5)}
     requests = [Request(name, prompt, params, 1, 0, pooling=pooling) for name, prompt in prompts.items()]
-    seen, _ = _run(worker, replace(CONFIG, num_blocks=20, max_model_len=64), requests)
+    seen, _ = _run(worker, replace(CONFIG, groups=full_groups(20), max_model_len=64), requests)
     assert np.isfinite(np.frombuffer(seen["good"][-1].vector, np.float32)).all()
     assert seen["bad"][-1].error == CORRUPTED and not seen["bad"][-1].vector
     worker.executor.close()

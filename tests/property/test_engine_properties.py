@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tokenmill.core.block import full_groups, window_group
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.sched.scheduler import chunk_size
@@ -21,18 +22,13 @@ from tokenmill.sim.workload import EOS, Arrival, Cancellation, Scenario
 
 MAX_MODEL_LEN = 24
 
-# Layers that see everything, layers that see a window, or both; pools down to sizes that refuse long requests.
-windows = st.fixed_dictionaries(
-    {"window": st.sampled_from([1, 2, 3, 5, 9, 24]), "num_window_blocks": st.integers(1, 24)}
-)
-pools = st.one_of(
-    st.fixed_dictionaries({"num_blocks": st.integers(4, 24)}),
-    st.builds(lambda full, local: full | local, st.fixed_dictionaries({"num_blocks": st.integers(4, 24)}), windows),
-    st.builds(lambda local: {"num_blocks": 0} | local, windows),
-)
+# Layers that see everything, layers that see a window or one of two, in any order; pools down to sizes that refuse
+# long requests.
+full = st.integers(4, 24).map(lambda num_blocks: full_groups(num_blocks)[0])
+local = st.builds(window_group, st.integers(1, 24), st.sampled_from([1, 2, 3, 5, 9, 24]))
 configs = st.builds(
-    lambda groups, **options: EngineConfig(**groups, **options),
-    pools,
+    EngineConfig,
+    groups=st.one_of(st.tuples(full), st.tuples(full, local), st.tuples(local), st.tuples(local, full, local)),
     max_model_len=st.just(MAX_MODEL_LEN),
     block_size=st.sampled_from([1, 3, 4]),
     max_num_seqs=st.integers(1, 6),

@@ -18,12 +18,14 @@ import pytest
 
 from adapters import random_pairs, write_adapter
 from tiny import tiny_checkpoint
+from tokenmill.core.block import KVGroupSpec, full_groups, window_group
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.events import Output
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.step import TokenLogprob
 from tokenmill.engine.core import EngineCore
 from tokenmill.formats.checkpoint import open_checkpoint
+from tokenmill.models import registry
 from tokenmill.models.lora import LoraLimits
 from tokenmill.ops.native import NativeOps, available
 from tokenmill.ops.reference import ReferenceOps
@@ -97,7 +99,7 @@ def run(worker: Worker, mix: Mix) -> tuple[dict[str, Stream], EngineCore]:
 def alone(worker: Worker, request: Request, max_model_len: int) -> Stream:
     """The request by itself, from the original prompt, in whole chunks, without prefix cache."""
     config = EngineConfig(
-        num_blocks=NUM_BLOCKS,
+        groups=full_groups(NUM_BLOCKS),
         max_model_len=max_model_len,
         block_size=BLOCK_SIZE,
         max_num_seqs=1,
@@ -155,7 +157,7 @@ def random_mix(
     max_model_len = max_prompt + max_output
     smallest = -(-max_model_len // BLOCK_SIZE)
     config = EngineConfig(
-        num_blocks=rng.choice([smallest + 1, 2 * smallest, NUM_BLOCKS]),
+        groups=full_groups(rng.choice([smallest + 1, 2 * smallest, NUM_BLOCKS])),
         max_model_len=max_model_len,
         block_size=BLOCK_SIZE,
         max_num_seqs=rng.choice([1, 3, 8]),
@@ -251,7 +253,7 @@ def tiny_worker(request, monkeypatch):
         tiny_checkpoint(),
         make_ops(),
         max_model_len=128,
-        num_blocks=NUM_BLOCKS,
+        groups=full_groups(NUM_BLOCKS),
         max_num_batched_tokens=128,
         max_num_seqs=8,
         block_size=BLOCK_SIZE,
@@ -287,7 +289,7 @@ def test_adapters_bit_for_bit(monkeypatch, tmp_path):
     changed by who shares its steps."""
     monkeypatch.setattr(build, "weights_digest", lambda path, cache_dir: "tiny")
     base = tiny_checkpoint()
-    limits = {"max_model_len": 128, "num_blocks": NUM_BLOCKS, "max_num_batched_tokens": 128, "max_num_seqs": 8}
+    limits = {"max_model_len": 128, "groups": full_groups(NUM_BLOCKS), "max_num_batched_tokens": 128, "max_num_seqs": 8}
     worker = build_worker(base, NativeOps(), block_size=BLOCK_SIZE, lora=LoraLimits(2, 8), **limits)
     folders = [write_adapter(tmp_path / str(seed), random_pairs(base, seed=seed)) for seed in (1, 2)]
     adapters = tuple(asyncio.run(worker.executor.load_adapter(str(folder), "")) for folder in folders)
@@ -304,7 +306,7 @@ def test_real_model_bit_for_bit(smollm2, kv_dtype):
         open_checkpoint(smollm2),
         NativeOps(),
         max_model_len=360,
-        num_blocks=NUM_BLOCKS,
+        groups=full_groups(NUM_BLOCKS),
         max_num_batched_tokens=360,
         max_num_seqs=8,
         block_size=BLOCK_SIZE,
@@ -316,55 +318,54 @@ def test_real_model_bit_for_bit(smollm2, kv_dtype):
     worker.executor.close()
 
 
-WINDOWS = {"local": ("sliding_attention",) * 2, "global and local": ("full_attention", "sliding_attention")}
+WINDOWS = {"local": (True, True), "global and local": (False, True)}
+SEVERAL_WINDOWS = ((9, 0, 40), (21, 4, 9), (0, 50, 5, 50))
+"""What layer after layer sees; 0: everything."""
 
 
-def windowed_workers(make_ops, kinds: tuple[str, ...], window: int, max_model_len: int) -> tuple[Worker, Worker]:
-    """(a worker whose windows are a KV group of their own, the same with all layers on one table that keeps it all)"""
+def windowed_workers(make_ops, windows: tuple[int, ...], max_model_len: int) -> tuple[Worker, Worker]:
+    """(a worker whose windows are KV groups of their own, the same with all layers on one table that keeps it all)"""
     workers = []
-    for num_window_blocks in (NUM_BLOCKS, 0):
-        checkpoint = tiny_checkpoint()
+    apart = tuple(
+        window_group(NUM_BLOCKS, window) if window else full_groups(NUM_BLOCKS)[0] for window in sorted(set(windows))
+    )
+    for groups in (apart, full_groups(NUM_BLOCKS)):
+        checkpoint = tiny_checkpoint(num_layers=len(windows))
         sizes = checkpoint.metadata
         checkpoint.metadata |= {
             "architectures": ["MinistralForCausalLM"],
             "head_dim": sizes["hidden_size"] // sizes["num_attention_heads"],
-            "sliding_window": window,
-            "layer_types": list(kinds),
+            "sliding_window": max(windows),
+            "layer_types": ["sliding_attention" if window else "full_attention" for window in windows],
+            LAYER_WINDOWS: windows,
             "max_position_embeddings": max_model_len,
         }
         worker = build_worker(
             checkpoint,
             make_ops(),
             max_model_len=max_model_len,
-            num_blocks=NUM_BLOCKS if "full_attention" in kinds or not num_window_blocks else 0,
-            num_window_blocks=num_window_blocks,
+            groups=groups,
             max_num_batched_tokens=max_model_len,
             max_num_seqs=8,
             block_size=BLOCK_SIZE,
             kv_dtype="f32" if make_ops is ReferenceOps else "f16",
         )
         workers.append(worker)
-    assert workers[0].window == window and workers[1].window == 0
+    assert [group.window for group in workers[0].kv_groups] == sorted(set(windows)) and len(workers[1].kv_groups) == 1
     return workers[0], workers[1]
 
 
-def run_windowed(make_ops, kinds: tuple[str, ...], window: int, seeds: range, shape: dict[str, int]) -> EngineCore:
-    """Mixes over a window's pool from the smallest possible on; returns the last core."""
+def run_windowed(make_ops, windows: tuple[int, ...], seeds: range, shape: dict[str, int]) -> EngineCore:
+    """Mixes over windows' pools from the smallest possible on; returns the last core."""
     max_model_len = shape["max_prompt"] + shape["max_output"]
-    worker, plain = windowed_workers(make_ops, kinds, window, max_model_len)
-    fewest = 1 + -(-(window - 1) // BLOCK_SIZE)
+    worker, plain = windowed_workers(make_ops, windows, max_model_len)
     hits = 0
     for seed in seeds:
         rng = random.Random(seed)
         mix = random_mix(rng, vocab_size=worker.model_config.vocab_size, **shape)
-        config = replace(
-            mix.config,
-            num_blocks=min(NUM_BLOCKS, mix.config.num_blocks) if worker.num_blocks else 0,
-            window=window,
-            num_window_blocks=min(NUM_BLOCKS, rng.choice([fewest, fewest + 2, 2 * fewest + 4, NUM_BLOCKS])),
-        )
+        config = replace(mix.config, groups=tuple(small_pool(rng, group, mix.config) for group in worker.groups))
         exact = make_ops is NativeOps
-        where = f"window {window}, seed {seed}"
+        where = f"windows {windows}, seed {seed}"
         core = check_mix(worker, replace(mix, config=config), rng, exact=exact, where=where, plain=plain)
         hits += core.stats().prefix_hits
     assert hits, "mixes that never share a prefix prove too little"
@@ -373,16 +374,34 @@ def run_windowed(make_ops, kinds: tuple[str, ...], window: int, seeds: range, sh
     return core
 
 
+def small_pool(rng: random.Random, group: KVGroupSpec, config: EngineConfig) -> KVGroupSpec:
+    if not group.window:
+        return replace(group, num_blocks=min(NUM_BLOCKS, config.groups[0].num_blocks))
+    fewest = 1 + -(-(group.window - 1) // BLOCK_SIZE)
+    return replace(group, num_blocks=min(NUM_BLOCKS, rng.choice([fewest, fewest + 2, 2 * fewest + 4, NUM_BLOCKS])))
+
+
+LAYER_WINDOWS = "layer_windows"
+
+
 @pytest.fixture
 def no_digest(monkeypatch):
-    """Tiny models are of no file."""
+    """Tiny models are of no file, and may have windows of several sizes, which no family's keys can tell."""
+    read = registry.config_from_checkpoint
+
+    def read_with_windows(checkpoint):
+        config = read(checkpoint)
+        layers = zip(config.layers, checkpoint.metadata[LAYER_WINDOWS], strict=True)
+        return replace(config, layers=tuple(replace(layer, window=window) for layer, window in layers))
+
     monkeypatch.setattr(build, "weights_digest", lambda path, cache_dir: "tiny")
+    monkeypatch.setattr(registry, "config_from_checkpoint", read_with_windows)
 
 
 @pytest.mark.parametrize("kinds", WINDOWS.values(), ids=WINDOWS)
 def test_windows_on_numpy(no_digest, kinds):
     """What slid out is never read: tokens equal those of a worker that keeps every block."""
-    run_windowed(ReferenceOps, kinds, 21, range(300, 302), TINY_SHAPE)
+    run_windowed(ReferenceOps, tuple(21 * kind for kind in kinds), range(300, 302), TINY_SHAPE)
 
 
 @pytest.mark.exact
@@ -392,7 +411,15 @@ def test_windows_on_numpy(no_digest, kinds):
 def test_windows_bit_for_bit(no_digest, kinds, window):
     """The same bits whether blocks behind the window are given back or kept: windows smaller than a block, whole blocks
     and in between, with tiny pools, shared prefixes, preemption and steps in flight."""
-    run_windowed(NativeOps, kinds, window, range(400, 406), TINY_SHAPE)
+    run_windowed(NativeOps, tuple(window * kind for kind in kinds), range(400, 406), TINY_SHAPE)
+
+
+@pytest.mark.exact
+@needs_native
+@pytest.mark.parametrize("windows", SEVERAL_WINDOWS)
+def test_several_windows_bit_for_bit(no_digest, windows):
+    """Each size of window is a group with a pool of its own: the same bits as with every block kept."""
+    run_windowed(NativeOps, windows, range(420, 424), TINY_SHAPE)
 
 
 @pytest.mark.exact
@@ -401,4 +428,4 @@ def test_windows_bit_for_bit(no_digest, kinds, window):
 def test_windows_over_several_spans(no_digest, window):
     """Contexts of four spans of attention, of which a window hides the first."""
     shape = {"num_requests": 5, "max_prompt": 900, "max_output": 20}
-    run_windowed(NativeOps, WINDOWS["global and local"], window, range(501, 506), shape)
+    run_windowed(NativeOps, (0, window), range(501, 506), shape)

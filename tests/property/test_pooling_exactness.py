@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from tiny import VOCAB_SIZE, tensor, tiny_checkpoint
+from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.request import PoolingParams, Request, SamplingParams
 from tokenmill.engine.core import EngineCore
@@ -67,7 +68,7 @@ def make_worker(monkeypatch):
                 checkpoint,
                 ops,
                 max_model_len=LONGEST if is_encoder else 128,
-                num_blocks=0 if is_encoder else 96,
+                groups=full_groups(0 if is_encoder else 96),
                 max_num_batched_tokens=2 * LONGEST,
                 max_num_seqs=16,
                 quantization=quantization,
@@ -122,7 +123,7 @@ def random_mix(rng: random.Random, config: EngineConfig, hows: list[str]) -> Arr
 
 def check(worker: Worker, config: EngineConfig, arrivals: Arrivals, exact: bool) -> EngineCore:
     alone = EngineConfig(
-        num_blocks=config.num_blocks and 96,
+        groups=full_groups(config.groups[0].num_blocks and 96),
         max_model_len=config.max_model_len,
         max_num_seqs=1,
         max_num_batched_tokens=2 * LONGEST,
@@ -145,7 +146,7 @@ def decoder_mixes(worker: Worker, seeds: range, exact: bool) -> None:
     for seed in seeds:
         rng = random.Random(seed)
         config = EngineConfig(
-            num_blocks=rng.choice([9, 16, 96]),
+            groups=full_groups(rng.choice([9, 16, 96])),
             max_model_len=128,
             max_num_seqs=rng.choice([1, 3, 8]),
             max_num_batched_tokens=rng.choice([8, 24, 64]),
@@ -161,7 +162,7 @@ def encoder_mixes(worker: Worker, seeds: range, exact: bool, hows: Sequence[str]
     for seed in seeds:
         rng = random.Random(seed)
         config = EngineConfig(
-            num_blocks=0,
+            groups=full_groups(0),
             max_model_len=LONGEST,
             max_num_seqs=rng.choice([1, 3, 16]),
             max_num_batched_tokens=rng.choice([LONGEST, 2 * LONGEST]),
@@ -199,7 +200,7 @@ def test_encoders_bit_for_bit(make_worker, architecture, quantization):
 )
 def test_no_thread_instruction_set_or_fusing_changes_a_bit(make_worker, architecture, quantization):
     """Inputs of more than one span of attention, on every variant of the kernels that can run here."""
-    config = EngineConfig(num_blocks=0, max_model_len=LONGEST, max_num_batched_tokens=2 * LONGEST)
+    config = EngineConfig(groups=full_groups(0), max_model_len=LONGEST, max_num_batched_tokens=2 * LONGEST)
     arrivals = random_mix(random.Random(7), config, ["score"] if architecture == SCORER else ["mean", "cls"])
     assert max(len(request.prompt_tokens) for _, request in arrivals) > 256
     want, _ = run(make_worker(NativeOps(2), tiny_encoder(architecture), quantization), config, arrivals)

@@ -6,13 +6,16 @@ from collections.abc import Callable
 
 import pytest
 
+from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.step import PlanRow, StepPlan
 from tokenmill.sim.executor import StepFailure, ToyExecutor, Violation, introduction, solo_answer
 from tokenmill.sim.loop import VirtualLoop
 
-CONFIG = EngineConfig(num_blocks=8, max_model_len=32, block_size=4, steps_in_flight=2, max_num_batched_tokens=32)
+CONFIG = EngineConfig(
+    groups=full_groups(8), max_model_len=32, block_size=4, steps_in_flight=2, max_num_batched_tokens=32
+)
 REQUEST = Request("r", (1, 2, 3, 4, 5), SamplingParams(), 4, 3)
 INTRO = introduction(REQUEST)
 FIRST = PlanRow(0, 0, REQUEST.prompt_tokens, blocks=(0, 1), intro=INTRO, sample=True)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from queueing import CONFIG, Ask, Replay, percentile
+from tokenmill.core.block import full_groups
 
 
 def singles(
@@ -50,7 +51,7 @@ def test_the_bound_is_what_keeps_them_served() -> None:
 
 # Where rows, prompts or blocks are short: prompt, output, calls a second that the engine can serve, and p99 TTFT. Where
 # blocks run out, sequences are preempted, and what that costs is known only afterwards.
-KV = replace(CONFIG, num_blocks=600, max_num_seqs=128)
+KV = replace(CONFIG, groups=full_groups(600), max_num_seqs=128)
 OVERLOADS = {
     "prompts": (CONFIG, 600, 16, 7.4, 13.0),
     "rows": (CONFIG, 40, 200, 9.0, 13.0),

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.sched.policies import ORDERS
@@ -62,7 +63,9 @@ def test_runs_are_deterministic_under_any_hash_seed() -> None:
     assert run_seed(4).digest in outputs[0]
 
 
-CONFIG = EngineConfig(num_blocks=2048, max_model_len=2048, block_size=16, max_num_batched_tokens=512, steps_in_flight=2)
+CONFIG = EngineConfig(
+    groups=full_groups(2048), max_model_len=2048, block_size=16, max_num_batched_tokens=512, steps_in_flight=2
+)
 
 
 def together(config: EngineConfig, requests: list[Request]) -> Report:
@@ -99,6 +102,6 @@ def test_a_pool_of_one_request_serves_many() -> None:
         Request(f"r{i}", tuple(range(1, 30)), SamplingParams(max_tokens=20), 20, seed=i, priority=i % 3)
         for i in range(12)
     ]
-    report = together(replace(CONFIG, num_blocks=3, block_size=16), requests)
+    report = together(replace(CONFIG, groups=full_groups(3), block_size=16), requests)
     assert sum(number for _, number in report.ends) == 12
     assert dict(report.ends) == {"length": 12}

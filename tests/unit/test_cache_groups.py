@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from tokenmill.cache.groups import KVBlocks
 from tokenmill.cache.hashing import extend_keys, root_key
-from tokenmill.core.block import BlockTable, num_hidden_blocks
-from tokenmill.core.config import CacheGroup, EngineConfig
+from tokenmill.core.block import BlockTable, full_groups, num_hidden_blocks, window_group
+from tokenmill.core.config import EngineConfig
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.step import RowResult, StepResult
 from tokenmill.engine.core import EngineCore
@@ -19,7 +21,7 @@ extend_keys(KEYS, root_key("model", "", ""), TOKENS, SIZE)
 
 
 def both(num_full: int = 16, num_window: int = 16, window: int = 6) -> KVBlocks:
-    return KVBlocks((CacheGroup(num_full), CacheGroup(num_window, window)), SIZE)
+    return KVBlocks((*full_groups(num_full), window_group(num_window, window)), SIZE)
 
 
 def computed(blocks: KVBlocks, num_blocks: int, step: int = 0) -> tuple[BlockTable, ...]:
@@ -91,6 +93,35 @@ def test_a_full_group_that_lost_blocks_bounds_the_hit() -> None:
     assert match.num_blocks == 3 and match.blocks[0] == first[0].ids and match.blocks[1] == first[1].ids[1:]
 
 
+@pytest.mark.parametrize("seed", range(30))
+def test_groups_agree_on_the_longest_prefix_that_all_can_serve(seed: int) -> None:
+    """Several windows in any order, each pool having lost some blocks: against trying every end."""
+    rng = random.Random(seed)
+    windows = rng.choice([(0, 6, 11), (6, 0, 3), (9, 5), (13, 2, 6), (3, 0, 0, 17)])
+    groups = tuple(window_group(16, window) if window else full_groups(16)[0] for window in windows)
+    blocks = KVBlocks(groups, SIZE)
+    published = []
+    for window, pool in zip(windows, blocks.pools, strict=True):
+        num_full = rng.randint(6, 12)
+        gone = set() if not window else {index for index in range(num_full) if rng.random() < 0.15}
+        ids = pool.reserve(num_full)
+        for index in range(num_full):
+            if index not in gone:
+                pool.publish(KEYS, ids, index, index + 1)
+        published.append(set(range(num_full)) - gone)
+
+    def serves(end: int) -> bool:
+        seen = [range(num_hidden_blocks(end * SIZE, window, SIZE), end) for window in windows]
+        return all(have.issuperset(need) for have, need in zip(published, seen, strict=True))
+
+    for stop in range(13):
+        match = blocks.match(KEYS, blocks.new_tables(), stop)
+        assert match.num_blocks == max(end for end in range(stop + 1) if serves(end))
+        for window, found in zip(windows, match.blocks, strict=True):
+            hidden = num_hidden_blocks(match.num_blocks * SIZE, window, SIZE)
+            assert len(found) == match.num_blocks - hidden
+
+
 def test_a_hit_in_mid_prompt_counts_what_its_own_tables_hold() -> None:
     """Tables that end in the window of the hit need only the blocks after their end."""
     blocks = both()
@@ -107,9 +138,7 @@ def test_a_long_sequence_holds_a_window_and_what_is_in_flight() -> None:
     """However long it grows; and a pool that a fifth of it would fill is enough."""
     window, prompt, num_output, in_flight = 10, 100, 200, 2
     config = EngineConfig(
-        num_blocks=80,
-        window=window,
-        num_window_blocks=10,
+        groups=(*full_groups(80), window_group(10, window)),
         max_model_len=310,
         block_size=SIZE,
         max_num_batched_tokens=16,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.events import AdapterLoaded, Drain, LoadAdapter, Output, StepOutputs, Submit, UnloadAdapter
@@ -15,7 +16,9 @@ from tokenmill.engine.link import LocalFrontEnd, local_link
 from tokenmill.sim.executor import ToyExecutor, solo_answer
 from tokenmill.sim.loop import VirtualLoop
 
-CONFIG = EngineConfig(num_blocks=64, max_model_len=64, block_size=4, max_num_batched_tokens=16, steps_in_flight=2)
+CONFIG = EngineConfig(
+    groups=full_groups(64), max_model_len=64, block_size=4, max_num_batched_tokens=16, steps_in_flight=2
+)
 
 
 def request(name: str, adapter: str, max_tokens: int = 3) -> Request:

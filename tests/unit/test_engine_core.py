@@ -6,13 +6,16 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
+from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.events import Output
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.step import PlanRow, RowResult, StepPlan, StepResult, TokenLogprob
 from tokenmill.engine.core import EngineCore
 
-CONFIG = EngineConfig(num_blocks=64, max_model_len=256, block_size=4, max_num_batched_tokens=64, steps_in_flight=2)
+CONFIG = EngineConfig(
+    groups=full_groups(64), max_model_len=256, block_size=4, max_num_batched_tokens=64, steps_in_flight=2
+)
 EOS = 99
 
 
@@ -121,7 +124,7 @@ def test_a_stop_token_ends_and_drops_the_row_in_flight() -> None:
     assert (output.tokens, output.finish_reason, output.stop_token, output.num_output) == ((), "stop", EOS, 1)
     assert engine.core.has_work and engine.core.stats().num_held_blocks == 1
     assert engine.commit() == []
-    assert not engine.core.has_work and engine.core.stats().num_free_blocks == CONFIG.num_blocks
+    assert not engine.core.has_work and engine.core.stats().num_free_blocks == CONFIG.groups[0].num_blocks
 
 
 def test_min_tokens_ignore_eos_and_stop_token_ids() -> None:
@@ -176,7 +179,7 @@ def test_the_end_of_a_prompt_joins_a_step() -> None:
 def test_a_short_prompt_joins_the_step_in_which_a_long_one_is_computed() -> None:
     """It passes long prompts that run and that wait, and what the cache holds of a prompt does not make it long; of
     prompts of one length the first comes first."""
-    engine = Engine(replace(CONFIG, num_blocks=200, max_num_batched_tokens=32, steps_in_flight=1))
+    engine = Engine(replace(CONFIG, groups=full_groups(200), max_num_batched_tokens=32, steps_in_flight=1))
     engine.add(make_request("known", 100, 1))
     engine.finish()
     engine.add(make_request("long", 90, 1, first=300), make_request("next", 90, 1, first=500))
@@ -189,7 +192,7 @@ def test_a_short_prompt_joins_the_step_in_which_a_long_one_is_computed() -> None
 
 def test_the_last_to_arrive_gives_its_blocks_up_however_short_its_prompt() -> None:
     """Service goes by length, blocks by arrival: a short prompt that came later never costs a long one its own."""
-    engine = Engine(replace(CONFIG, num_blocks=12, enable_prefix_caching=False, steps_in_flight=1))
+    engine = Engine(replace(CONFIG, groups=full_groups(12), enable_prefix_caching=False, steps_in_flight=1))
     engine.add(make_request("long", 30, 12))
     engine.step()
     engine.add(make_request("short", 6, 12, first=200))
@@ -274,7 +277,7 @@ def test_an_aborted_leader_leaves_its_blocks_to_its_followers() -> None:
 
 def test_blocks_run_out_and_the_worst_ranked_gives_way() -> None:
     """Lowest priority first, then latest arrival; it comes back with its output and everyone ends as alone."""
-    engine = Engine(replace(CONFIG, num_blocks=8, steps_in_flight=1))
+    engine = Engine(replace(CONFIG, groups=full_groups(8), steps_in_flight=1))
     engine.add(make_request("a", 7, 9), make_request("b", 7, 9, first=50, priority=1))
     engine.add(make_request("c", 7, 9, first=90))
     rows: list[PlanRow] = []
@@ -288,7 +291,7 @@ def test_blocks_run_out_and_the_worst_ranked_gives_way() -> None:
 
 def test_a_sequence_with_a_row_in_flight_is_not_preempted() -> None:
     """The victim gets no further row, and gives way once its row is committed."""
-    engine = Engine(replace(CONFIG, num_blocks=5, steps_in_flight=2))
+    engine = Engine(replace(CONFIG, groups=full_groups(5), steps_in_flight=2))
     engine.add(make_request("a", 5, 9), make_request("b", 8, 9, first=50))
     engine.plan()
     for _ in range(3):
@@ -379,7 +382,7 @@ def test_what_a_corrupted_sequence_held_is_not_matched_again() -> None:
     engine.add(make_request("b", 13, 20))
     plan, (error,) = engine.step()
     assert plan.rows[0].start == 12 and error.finish_reason == "error"
-    assert engine.core.stats().num_free_blocks == CONFIG.num_blocks
+    assert engine.core.stats().num_free_blocks == CONFIG.groups[0].num_blocks
     engine.add(make_request("c", 13, 20))
     plan, _ = engine.step()
     assert plan.rows[0].start == 0

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import ContextTooLong
 from tokenmill.core.events import Output
@@ -16,9 +17,9 @@ from tokenmill.core.step import RowResult, StepPlan, StepResult
 from tokenmill.engine.core import EngineCore
 from tokenmill.sched.admission import refusal
 
-CONFIG = EngineConfig(num_blocks=32, max_model_len=64, block_size=4, max_num_batched_tokens=16)
+CONFIG = EngineConfig(groups=full_groups(32), max_model_len=64, block_size=4, max_num_batched_tokens=16)
 NO_KV = EngineConfig(
-    num_blocks=0, max_model_len=16, max_num_seqs=4, max_num_batched_tokens=16, enable_prefix_caching=False
+    groups=full_groups(0), max_model_len=16, max_num_seqs=4, max_num_batched_tokens=16, enable_prefix_caching=False
 )
 
 

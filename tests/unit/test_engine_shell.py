@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.events import Abort, Drain, Output, StepOutputs, Submit
 from tokenmill.core.request import Request, SamplingParams
@@ -20,7 +21,9 @@ from tokenmill.engine.pace import Pace
 from tokenmill.sim.executor import ToyCosts, ToyExecutor, solo_answer
 from tokenmill.sim.loop import Deadlock, VirtualLoop
 
-CONFIG = EngineConfig(num_blocks=32, max_model_len=64, block_size=4, max_num_batched_tokens=16, steps_in_flight=2)
+CONFIG = EngineConfig(
+    groups=full_groups(32), max_model_len=64, block_size=4, max_num_batched_tokens=16, steps_in_flight=2
+)
 STEP_S = 0.01
 
 

@@ -14,6 +14,7 @@ import pytest
 from adapters import EMBED, merged, random_magnitudes, random_pairs, safetensors, write_adapter
 from tiny import VOCAB_SIZE, tensor, tiny_checkpoint
 from tokenmill.cli import main as cli
+from tokenmill.core.block import full_groups
 from tokenmill.core.errors import BadCheckpoint, InvalidRequest
 from tokenmill.formats.adapter import open_adapter
 from tokenmill.formats.checkpoint import Checkpoint
@@ -382,7 +383,7 @@ def test_slots_come_free_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(build, "weights_digest", lambda path, cache_dir: "tiny")
     base = tiny_checkpoint()
     folders = [write_adapter(tmp_path / str(n), random_pairs(base, seed=n)) for n in range(3)]
-    worker = build_worker(base, ReferenceOps(), max_model_len=64, num_blocks=8, lora=LoraLimits(2, 8))
+    worker = build_worker(base, ReferenceOps(), max_model_len=64, groups=full_groups(8), lora=LoraLimits(2, 8))
 
     async def scenario() -> None:
         executor = worker.executor
@@ -396,7 +397,7 @@ def test_slots_come_free_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
     asyncio.run(scenario())
     worker.executor.close()
-    without = build_worker(base, ReferenceOps(), max_model_len=64, num_blocks=8)
+    without = build_worker(base, ReferenceOps(), max_model_len=64, groups=full_groups(8))
     with pytest.raises(InvalidRequest, match="--enable-lora"):
         asyncio.run(without.executor.load_adapter(str(folders[0]), ""))
     without.executor.close()

@@ -80,7 +80,7 @@ def test_unknown_wishes_are_refused(runner: str, pooling: str | None) -> None:
 def test_an_encoder_gets_no_pool_and_a_budget_for_whole_inputs() -> None:
     """The length its makers advise, or what is asked up to its positions; a step always holds the longest input."""
     settings = resolve(EngineOptions(), MACHINE, ENCODER)
-    assert (settings.num_blocks, settings.max_model_len, settings.enable_prefix_caching) == (0, 256, False)
+    assert (settings.groups[0].num_blocks, settings.max_model_len, settings.enable_prefix_caching) == (0, 256, False)
     long = resolve(EngineOptions(max_model_len=512, max_num_seqs=8), MACHINE, ENCODER)
     assert (long.max_model_len, long.max_num_batched_tokens) == (512, 576)
     with pytest.raises(ConfigError, match="whole input"):

@@ -22,10 +22,10 @@ def chosen(settings, name):
 def test_defaults_take_every_cpu_and_forty_percent_of_free_memory():
     settings = resolve(EngineOptions(), MACHINE, MODEL)
     assert settings.threads == 8
-    assert settings.num_blocks == int(10 * GiB * 0.4) // (23040 * 16)
+    assert settings.groups[0].num_blocks == int(10 * GiB * 0.4) // (23040 * 16)
     assert settings.max_model_len == 8192
     assert "40% of the 10.0 GiB free" in chosen(settings, "kv_cache").reason
-    assert f"{settings.num_blocks * 16} tokens" in chosen(settings, "kv_cache").value
+    assert f"{settings.groups[0].num_blocks * 16} tokens" in chosen(settings, "kv_cache").value
 
 
 def test_every_number_that_is_set_has_a_printed_reason():
@@ -40,7 +40,7 @@ def test_a_container_bounds_cpus_and_memory():
     settings = resolve(EngineOptions(), machine, MODEL)
     assert settings.threads == 2
     assert "2.5 of 8 CPUs" in chosen(settings, "threads").reason
-    assert settings.num_blocks * 16 * 23040 <= 0.4 * GiB
+    assert settings.groups[0].num_blocks * 16 * 23040 <= 0.4 * GiB
     assert "container" in chosen(settings, "kv_cache").reason
 
 
@@ -51,13 +51,13 @@ def test_what_is_asked_is_kept():
     settings = resolve(dataclasses.replace(options, kv_cache_memory_bytes=1 * GiB), MACHINE, MODEL)
     assert (settings.max_model_len, settings.max_num_seqs, settings.max_num_batched_tokens) == (1000, 4, 64)
     assert (settings.block_size, settings.threads, settings.backend) == (32, 3, "numpy")
-    assert settings.num_blocks == GiB // (32 * 23040)
+    assert settings.groups[0].num_blocks == GiB // (32 * 23040)
     assert chosen(settings, "threads").reason == "as asked"
 
 
 def test_a_small_pool_bounds_the_context_and_says_so():
     settings = resolve(EngineOptions(kv_cache_memory_bytes=64 * MiB), MACHINE, MODEL)
-    assert settings.max_model_len == settings.num_blocks * 16 < 8192
+    assert settings.max_model_len == settings.groups[0].num_blocks * 16 < 8192
     assert "the model could take 8192" in chosen(settings, "max_model_len").reason
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import ContextTooLong, InvalidRequest, Overloaded
 from tokenmill.core.request import Request, SamplingParams
@@ -96,13 +97,13 @@ def test_nothing_is_wanted_once_the_end_is_certain() -> None:
 
 def test_every_running_sequence_has_a_token_in_the_budget() -> None:
     """Seats are limited by the budget, so that no decode is left out of a step."""
-    config = EngineConfig(num_blocks=10, max_model_len=64, max_num_seqs=100, max_num_batched_tokens=8)
+    config = EngineConfig(groups=full_groups(10), max_model_len=64, max_num_seqs=100, max_num_batched_tokens=8)
     assert max_running(config) == 8
 
 
 def test_refusals() -> None:
     """What never fits is the caller's error and names the field; a full queue is overload; what just fits is taken."""
-    config = EngineConfig(num_blocks=4, max_model_len=100, block_size=16, max_num_waiting=2)
+    config = EngineConfig(groups=full_groups(4), max_model_len=100, block_size=16, max_num_waiting=2)
     fits = Request("r", (1,) * 60, SamplingParams(), 5, 0)
     assert blocks_for(64, 16) == 4
     assert refusal(fits, config, 1) is None

@@ -8,6 +8,7 @@ import pytest
 
 from scripted import READY
 from tokenmill.cluster.desk import held_tokens
+from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.events import Submit
@@ -69,7 +70,7 @@ def test_a_message_carries_what_is_shared_once_and_it_is_shared_behind_the_link(
 
 
 def test_the_engine_shares_what_came_in_different_messages_and_lets_go_of_it() -> None:
-    core = EngineCore(EngineConfig(num_blocks=64, max_model_len=64))
+    core = EngineCore(EngineConfig(groups=full_groups(64), max_model_len=64))
     for request in requests_of(BODY)[:8]:
         message = decode(encode(Submit((request,))))
         assert isinstance(message, Submit)

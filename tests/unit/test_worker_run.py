@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tiny import VOCAB_SIZE, tiny_checkpoint, tiny_config
+from tokenmill.core.block import full_groups
 from tokenmill.core.request import SamplingParams
 from tokenmill.core.step import Introduction, PlanRow, StepPlan
 from tokenmill.ops.native import NativeOps, available
@@ -29,7 +30,7 @@ def make_worker(monkeypatch):
     made = []
 
     def make(checkpoint=None, ops=None, **options):
-        options = {"max_model_len": 128, "num_blocks": 32, "block_size": 8, "kv_dtype": "f32"} | options
+        options = {"max_model_len": 128, "groups": full_groups(32), "block_size": 8, "kv_dtype": "f32"} | options
         made.append(build_worker(checkpoint or tiny_checkpoint(), ops or ReferenceOps(), **options))
         return made[-1]
 
@@ -386,7 +387,10 @@ def test_logit_rows_are_bounded():
 def test_numerics_id(make_worker):
     """Weights, KV dtype, block size, kernel family and RoPE are in it; batch sizes and pool are not."""
     base = make_worker().numerics_id
-    assert make_worker(num_blocks=40, max_num_seqs=3, max_num_batched_tokens=64, max_model_len=64).numerics_id == base
+    assert (
+        make_worker(groups=full_groups(40), max_num_seqs=3, max_num_batched_tokens=64, max_model_len=64).numerics_id
+        == base
+    )
     other_rope = tiny_checkpoint()
     other_rope.metadata["rope_parameters"] = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
     other_weights = tiny_checkpoint(kind="gguf")

@@ -21,8 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ..core.block import BlockKey, BlockTable, num_hidden_blocks
-from ..core.config import CacheGroup
+from ..core.block import BlockKey, BlockTable, KVGroupSpec, num_hidden_blocks
 from .manager import BlockManager
 
 Tables = Sequence[BlockTable]
@@ -38,14 +37,18 @@ class Match:
 
 
 class KVBlocks:
-    """One BlockManager for each group, in the order of a sequence's tables. At most one has a window: the last."""
+    """One BlockManager for each group, in the order of a sequence's tables."""
 
-    def __init__(self, groups: Sequence[CacheGroup], block_size: int) -> None:
-        assert not any(group.window for group in groups[:-1]), groups
+    def __init__(self, groups: Sequence[KVGroupSpec], block_size: int) -> None:
         self.pools = tuple(BlockManager(group.num_blocks, group.window) for group in groups)
         self.no_match = Match(0, tuple([] for _ in groups))
-        self.window = groups[-1].window
+        self._full = tuple(index for index, group in enumerate(groups) if not group.window)
+        self._sliding = tuple(index for index, group in enumerate(groups) if group.window)
         self._block_size = block_size
+
+    @property
+    def has_windows(self) -> bool:
+        return bool(self._sliding)
 
     def new_tables(self) -> tuple[BlockTable, ...]:
         return tuple(BlockTable() for _ in self.pools)
@@ -53,19 +56,27 @@ class KVBlocks:
     def match(self, keys: Sequence[BlockKey], tables: Tables, stop: int) -> Match:
         """The longest hit that carries `tables` on, up to block `stop` at most; changes nothing."""
         start, end = len(tables[0]), stop
-        found: list[list[int]] = []
-        for pool, table in zip(self.pools, tables, strict=True):
-            if pool.window:
-                end, blocks = pool.match_window(keys, start, end, self._block_size)
-            elif table.num_published < start:
+        found = list(self.no_match.blocks)
+        for index in self._full:
+            if tables[index].num_published < start:
                 # With a private copy of a shared block, a table may not hold what hangs below the shared one.
                 return self.no_match
-            else:
-                blocks = pool.match(keys, start, end)
-                end = start + len(blocks)
-            found.append(blocks)
-        # The last group decides where the hit ends; its own blocks are no more than that.
-        return Match(end - start, tuple(blocks[: end - start] for blocks in found)) if end > start else self.no_match
+            found[index] = self.pools[index].match(keys, start, end)
+            end = start + len(found[index])
+        # A group that sees everything can end a hit anywhere before its own end; one with a window where what the end
+        # sees is there, so that all of them have to be asked again until they agree.
+        tried = -1
+        while end != tried:
+            tried = end
+            for index in self._sliding:
+                end, found[index] = self.pools[index].match_window(keys, start, end, self._block_size)
+            if len(self._sliding) < 2:
+                break
+        if end == start:
+            return self.no_match
+        for index in self._full:
+            del found[index][end - start :]
+        return Match(end - start, tuple(found))
 
     def num_available(self, match: Match) -> list[int]:
         """Of each group, blocks that can be handed out beside `match`."""
@@ -86,7 +97,7 @@ class KVBlocks:
             pool.adopt(blocks)
             table.ids += blocks
             table.num_published = len(table)
-        if self.window:
+        if self._sliding:
             self.slide(tables, len(tables[0]) * self._block_size, last_step)
 
     def extend(self, tables: Tables, num_blocks: int) -> None:
@@ -123,9 +134,11 @@ class KVBlocks:
 
     def slide(self, tables: Tables, position: int, last_step: int) -> None:
         """Give back what no query at `position` or after it sees; `last_step` as in `adopt`."""
-        num_hidden = num_hidden_blocks(position, self.window, self._block_size)
-        if num_hidden > tables[-1].num_released:
-            self._give_back(self.pools[-1], tables[-1], num_hidden, last_step)
+        for index in self._sliding:
+            pool, table = self.pools[index], tables[index]
+            num_hidden = num_hidden_blocks(position, pool.window, self._block_size)
+            if num_hidden > table.num_released:
+                self._give_back(pool, table, num_hidden, last_step)
 
     def release(self, tables: Tables, last_step: int) -> None:
         """Give everything back; the tables are not to be used again."""

@@ -137,9 +137,7 @@ def _memory(found: Survey, facts: ModelFacts, options: EngineOptions) -> Iterato
         yield "served here", f"not as it is: {error.message}"
         yield "weights", format_bytes(weights)
     else:
-        length, window_bytes = settings.max_model_len, facts.window_bytes_per_token if settings.window else 0
-        slots = settings.num_blocks * (facts.kv_bytes_per_token - window_bytes)
-        kv = (slots + settings.num_window_blocks * window_bytes) * settings.block_size
+        length, kv = settings.max_model_len, sum(group.num_bytes for group in settings.groups)
         reason = next(choice.reason for choice in settings.choices if choice.name.startswith("kv_"))
         pool = f" and a KV pool of {format_bytes(kv)}, which fills as it is used ({reason})" if kv else ""
         yield "served here", f"at most {format_bytes(weights + kv)}: weights {format_bytes(weights)}{pool}"
@@ -148,11 +146,12 @@ def _memory(found: Survey, facts: ModelFacts, options: EngineOptions) -> Iterato
     if not per_token:
         yield "KV", "none: an input runs whole in one step"
         return
-    window, saved = found.kv_groups[-1].window, per_token * length - one
-    if window:
-        beyond = per_token - found.kv_groups[-1].bytes_per_token
-        yield "KV per token", f"{format_bytes(per_token)} up to {window:,} tokens, {format_bytes(beyond)} beyond"
-    else:
-        yield "KV per token", format_bytes(per_token)
+    shown, left = format_bytes(per_token), per_token
+    for group in found.kv_groups:
+        if group.window:
+            left -= group.bytes_per_token
+            shown += f" up to {group.window:,} tokens, {format_bytes(left)} beyond"
+    yield "KV per token", shown
+    saved = per_token * length - one
     instead = f", {format_bytes(one + saved)} if layers kept what they no longer see" if saved else ""
     yield "one sequence", f"{format_bytes(one)} of KV at {length:,} tokens{instead}"

@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 
 KV_DTYPES = ("f16", "bf16", "f32", "int8")
 
+FULL, WINDOW = "full", "window"
+"""Kinds of KV groups: their layers see all positions before them, or a window of them."""
+
 BlockKey = bytes
 """Chained 128-bit hash of (parent key, tokens, numerics id, adapter, salt): within one KV group, equal key =
 interchangeable KV."""
@@ -43,8 +46,42 @@ def num_hidden_blocks(position: int, window: int, block_size: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class KVGroupSpec:
+    """What an engine knows of a KV group: layers that share one block table.
+
+    kind             FULL or WINDOW
+    num_blocks       blocks in the group's pool
+    window           positions that a query of these layers sees at most, its own included; 0: all
+    bytes_per_block  what a block takes in memory; 0: unknown, as in a toy model
+    """
+
+    kind: str
+    num_blocks: int
+    window: int = 0
+    bytes_per_block: int = 0
+
+    def __post_init__(self) -> None:
+        assert self.kind in (FULL, WINDOW) and (self.kind == WINDOW) == (self.window > 0), self
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the whole pool."""
+        return self.num_blocks * self.bytes_per_block
+
+
+def full_groups(num_blocks: int, bytes_per_block: int = 0) -> tuple[KVGroupSpec, ...]:
+    """The groups of a model whose layers all see everything; without blocks, of one that keeps no KV."""
+    return (KVGroupSpec(FULL, num_blocks, bytes_per_block=bytes_per_block),)
+
+
+def window_group(num_blocks: int, window: int, bytes_per_block: int = 0) -> KVGroupSpec:
+    """The group of layers that see `window` positions."""
+    return KVGroupSpec(WINDOW, num_blocks, window, bytes_per_block)
+
+
+@dataclass(frozen=True, slots=True)
 class KVGroup:
-    """Layers that share one block table, and the bytes of one block.
+    """Layers that share one block table, and what the bytes of one block mean.
 
     window   positions that a query of any of these layers sees at most, its own included; 0: all
     layers   which of the model's layers they are, in order; empty: all

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from .block import KVGroupSpec
 from .errors import ConfigError
 
 STEPS_IN_FLIGHT = 2
@@ -16,21 +17,12 @@ SCHEDULE_POLICY = "short-prompts-first"
 
 
 @dataclass(frozen=True, slots=True)
-class CacheGroup:
-    """What an engine knows of a KV group: blocks in its pool, and how many positions its layers see (0: all)."""
-
-    num_blocks: int
-    window: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """How one engine batches and caches.
 
+    groups                  the KV groups, in the order of a sequence's block tables. Without a block in them no KV is
+                            kept, and each prompt runs whole in one step
     block_size              token slots per KV block
-    num_blocks              blocks in the pool of the layers that see everything; 0: there are none
-    window                  positions that the other layers see, which have a pool of their own; 0: there are none
-    num_window_blocks       blocks in that pool. With neither pool no KV is kept, and each prompt runs whole in one step
     max_model_len           most tokens (prompt + output) one sequence may have
     max_num_seqs            most sequences running at once
     max_num_batched_tokens  most tokens of a step
@@ -41,7 +33,7 @@ class EngineConfig:
     schedule_policy         order of service, by name (sched.policies)
     """
 
-    num_blocks: int
+    groups: tuple[KVGroupSpec, ...]
     max_model_len: int
     block_size: int = 16
     max_num_seqs: int = 256
@@ -50,15 +42,14 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     steps_in_flight: int = STEPS_IN_FLIGHT
     numerics_id: str = "toy"
-    window: int = 0
-    num_window_blocks: int = 0
     schedule_policy: str = SCHEDULE_POLICY
 
     def __post_init__(self) -> None:
+        for group in self.groups:
+            low = 1 if group.window else 0
+            if group.num_blocks < low:
+                raise ConfigError(f"num_blocks must be at least {low}, got {group.num_blocks}.", param="num_blocks")
         for name, low in (
-            ("num_blocks", 0),
-            ("window", 0),
-            ("num_window_blocks", 1 if self.window else 0),
             ("max_model_len", 1),
             ("block_size", 1),
             ("max_num_seqs", 1),
@@ -72,18 +63,12 @@ class EngineConfig:
 
     @property
     def keeps_kv(self) -> bool:
-        return self.num_blocks > 0 or self.window > 0
+        return any(group.num_blocks for group in self.groups)
 
     @property
     def caches_prefixes(self) -> bool:
         """Without KV there is nothing to share."""
         return self.enable_prefix_caching and self.keeps_kv
-
-    @property
-    def groups(self) -> tuple[CacheGroup, ...]:
-        """The KV groups, in the order of a sequence's block tables; without KV an empty one."""
-        full = () if self.window and not self.num_blocks else (CacheGroup(self.num_blocks),)
-        return (*full, CacheGroup(self.num_window_blocks, self.window)) if self.window else full
 
 
 def check_keys(given: Mapping[str, Any], known: Iterable[str], where: str) -> None:

@@ -322,7 +322,7 @@ class EngineCore:
         num_full = min(end, num_known_tokens) // size
         if num_full > tables[-1].num_published:
             self._publish(seq, num_full, step)
-        if self._blocks.window:
+        if self._blocks.has_windows:
             self._blocks.slide(tables, end, step.number)
 
     # ---- changes of state ----

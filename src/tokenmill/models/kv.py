@@ -1,16 +1,16 @@
 """Which of a model's layers share a block table: its KV groups.
 
-Layers that see everything are one group. Those with a window are another, so that a sequence can give back what slid
+Layers that see everything are one group. Those of each window are another, so that a sequence can give back what slid
 out of it; a window that reaches over the longest context served hides nothing and makes no difference.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..core.block import KVGroup
+from ..core.block import FULL, WINDOW, KVGroup
 from .config import ModelConfig
 
 LayerKV = tuple[Any, int]
@@ -18,27 +18,23 @@ LayerKV = tuple[Any, int]
 
 
 def kv_groups(
-    config: ModelConfig, *, max_model_len: int | None = None, block_size: int = 16, dtype: str = "f16"
+    config: ModelConfig, *, windows: Collection[int] | None = None, block_size: int = 16, dtype: str = "f16"
 ) -> tuple[KVGroup, ...]:
-    """The groups of a model that serves `max_model_len` positions (default: its whole context), in the order of a
-    sequence's block tables. A group's window is the largest of its layers."""
-    longest = max_model_len or config.max_context
-    windows = [layer.window if layer.window < longest else 0 for layer in config.layers]
-    full = tuple(index for index, window in enumerate(windows) if not window)
-    local = tuple(index for index, window in enumerate(windows) if window)
-    if not local:
-        return (one_group(config, block_size, dtype),)
+    """The groups of a model, in the order of a sequence's block tables: layers that see everything, then those of each
+    window, the smallest first. `windows`: which windows have a group of their own (default: all shorter than the
+    model's context); layers with another one are taken for layers that see everything."""
+    if windows is None:
+        windows = {layer.window for layer in config.layers if layer.window < config.max_context}
+    seen = [layer.window if layer.window in windows else 0 for layer in config.layers]
+    if not any(seen):
+        return (KVGroup(FULL, config.num_layers, config.num_kv_heads, config.head_dim, block_size, dtype),)
     groups: list[KVGroup] = []
-    for name, layers, window in (("full", full, 0), ("window", local, max(windows))):
-        if layers:
-            group = KVGroup(name, len(layers), config.num_kv_heads, config.head_dim, block_size, dtype)
-            groups.append(replace(group, window=window, layers=layers, table=len(groups)))
+    for window in sorted(set(seen)):
+        layers = tuple(index for index, other in enumerate(seen) if other == window)
+        name = WINDOW if window else FULL
+        group = KVGroup(name, len(layers), config.num_kv_heads, config.head_dim, block_size, dtype)
+        groups.append(replace(group, window=window, layers=layers, table=len(groups)))
     return tuple(groups)
-
-
-def one_group(config: ModelConfig, block_size: int, dtype: str) -> KVGroup:
-    """All layers on one block table."""
-    return KVGroup("full", config.num_layers, config.num_kv_heads, config.head_dim, block_size, dtype)
 
 
 def layer_kvs(groups: Sequence[KVGroup], kvs: Sequence[Any], num_layers: int) -> tuple[LayerKV, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ from ..formats.checkpoint import Checkpoint
 from ..ops.api import Array, Ops
 from . import decoder
 from .config import ModelConfig, RopeConfig, config_from_checkpoint
-from .kv import kv_groups, layer_kvs, one_group
+from .kv import kv_groups, layer_kvs
 from .lora import LoraLimits, with_tables
 from .rope import rope_frequencies, rope_table
 from .weights import ModelWeights, Progress, load_weights
@@ -36,7 +37,7 @@ class Model:
 
     @property
     def kv_group(self) -> KVGroup:
-        """The only KV group, of a model loaded without `windows_apart`."""
+        """The only KV group, of a model loaded without `windows`."""
         (group,) = self.kv_groups
         return group
 
@@ -56,11 +57,11 @@ def load_model(
     quantization: str | None = None,
     progress: Progress | None = None,
     lora: LoraLimits | None = None,
-    windows_apart: bool = False,
+    windows: Collection[int] = (),
 ) -> Model:
     """Read and pack a model for positions [0, max_model_len) (default: the model's whole context). `quantization` and
-    `progress`: see load_weights. `lora`: make room for adapters. `windows_apart`: layers with a window are a KV group
-    of their own, where that differs.
+    `progress`: see load_weights. `lora`: make room for adapters. `windows`: those whose layers are
+    a KV group of their own.
 
     Raises BadCheckpoint for an unknown architecture and for missing, unexpected or misshaped tensors.
     """
@@ -80,11 +81,7 @@ def load_model(
         num_table_bytes += table.nbytes
     return Model(
         config=config,
-        kv_groups=(
-            kv_groups(config, max_model_len=max_model_len, block_size=block_size, dtype=kv_dtype)
-            if windows_apart
-            else (one_group(config, block_size, kv_dtype),)
-        ),
+        kv_groups=kv_groups(config, windows=windows, block_size=block_size, dtype=kv_dtype),
         weights=weights,
         ropes=tuple(None if layer.rope is None else tables[layer.rope] for layer in config.layers),
         rope_digest=digest.hexdigest(),

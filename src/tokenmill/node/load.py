@@ -56,12 +56,12 @@ class Engine:
             eos_token_ids=eos_token_ids,
             numerics_id=self.config.numerics_id,
             block_size=self.config.block_size,
-            num_blocks=self.config.num_blocks or self.config.num_window_blocks,
+            num_blocks=self.config.groups[0].num_blocks,
             facts=self.facts(),
             max_loras=self.settings.max_loras,
             pooling=None if self.pooling is None else self.pooling.params,
             vector_size=self.worker.vector_size,
-            num_pool_blocks=self.config.num_blocks + self.config.num_window_blocks,
+            num_pool_blocks=sum(group.num_blocks for group in self.config.groups),
             memory=self.memory(),
             max_num_seqs=max_running(self.config),
             max_num_batched_tokens=self.config.max_num_batched_tokens,
@@ -101,7 +101,7 @@ def load_engine(
     settings = resolve(options, machine, model_facts(checkpoint, pooling, options), ops.kv_dtype)
     how: dict[str, Any] = {
         "max_model_len": settings.max_model_len,
-        "num_blocks": settings.num_blocks,
+        "groups": settings.groups,
         "max_num_batched_tokens": settings.max_num_batched_tokens,
         "max_num_seqs": settings.max_num_seqs,
         "block_size": settings.block_size,
@@ -117,18 +117,16 @@ def load_engine(
         )
     if pooling is None:
         lora = LoraLimits(settings.max_loras, settings.max_lora_rank) if settings.max_loras else None
-        worker = build_worker(checkpoint, ops, lora=lora, num_window_blocks=settings.num_window_blocks, **how)
+        worker = build_worker(checkpoint, ops, lora=lora, **how)
     else:
         worker = build_vector_worker(checkpoint, ops, **how)
     config = EngineConfig(
-        num_blocks=settings.num_blocks,
+        groups=settings.groups,
         max_model_len=settings.max_model_len,
         block_size=settings.block_size,
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         enable_prefix_caching=settings.enable_prefix_caching,
-        window=worker.window,
-        num_window_blocks=worker.num_window_blocks,
         numerics_id=worker.numerics_id,
     )
     said = tuple(notes(checkpoint, settings.quantization))
@@ -144,16 +142,11 @@ def model_facts(checkpoint: Checkpoint, pooling: PoolingChoice | None, options: 
         return ModelFacts(model.max_context, 0, weights_bytes, advised_len)
     block_size, dtype = max(1, options.block_size or BLOCK_SIZE), kv_dtype_of(options.kv_cache_dtype)
     groups = kv_groups(model, block_size=block_size, dtype=dtype)
-    if pooling is not None or not groups[-1].window:  # Vectors are of short inputs: one pool holds all layers.
-        return ModelFacts(model.max_context, sum(group.bytes_per_token for group in groups), weights_bytes, advised_len)
-    return ModelFacts(
-        model.max_context,
-        sum(group.bytes_per_token for group in groups),
-        weights_bytes,
-        advised_len,
-        window=groups[-1].window,
-        window_bytes_per_token=groups[-1].bytes_per_token,
-    )
+    windows = tuple((group.window, group.bytes_per_token) for group in groups if group.window)
+    if pooling is not None:  # Vectors are of short inputs: one pool holds all layers.
+        windows = ()
+    num_bytes = sum(group.bytes_per_token for group in groups)
+    return ModelFacts(model.max_context, num_bytes, weights_bytes, advised_len, windows)
 
 
 def describe_kernels(ops: Ops) -> str:

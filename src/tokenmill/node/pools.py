@@ -1,35 +1,27 @@
 """How KV memory is split between the layers that see everything and those that see a window.
 
-Let f and v be the bytes of a token's KV in the two pools, and let a sequence of the longest context M hold c of its
-tokens in the second. Short sequences want as many slots in both pools; the longest want c / M as many in the second.
-With
+Let f and v_i be the bytes of a token's KV in the pool of layers that see everything and in that of window i, and let a
+sequence of the longest context M hold c_i of its tokens in the latter. Short sequences want as many slots in all pools;
+the longest want c_i / M as many in pool i. With
 
-    r = (f + v * c / M) / (f + v)      slots in the second for each slot in the first
+    r = (f + sum of v_i * c_i / M) / (f + sum of v_i)      slots in a window's pool for each slot in the first
 
-both lose the same share of what a split made for them alone would hold. The second pool never gets more than
-`max_num_seqs` sequences and the chunks of their prompts can use; the first takes the rest.
+both lose the same share of what a split made for them alone would hold. A window's pool never gets more than
+`max_num_seqs` sequences and the chunks of their prompts can use; the first takes the rest. Where no layer sees
+everything, the widest window takes its place: M is what it holds.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+
+from ..core.block import KVGroupSpec, full_groups, window_group
 
 
-@dataclass(frozen=True, slots=True)
-class PoolSplit:
-    """Blocks of the pool of layers that see everything, and of the pool of layers that see `window` positions, where
-    what a query sees fits. A `window` of 0: all layers are in the first pool; no blocks in the first: all are in the
-    second."""
-
-    num_blocks: int
-    window: int = 0
-    num_window_blocks: int = 0
-
-    def longest(self, block_size: int, max_context: int) -> int:
-        """Tokens of the longest sequence that the pools can hold alone, `max_context` where they can hold that."""
-        if self.window and not self.num_blocks:
-            return max_context
-        return min(max_context, self.num_blocks * block_size)
+def longest(groups: Sequence[KVGroupSpec], block_size: int, max_context: int) -> int:
+    """Tokens of the longest sequence that the pools can hold alone, `max_context` where they can hold that."""
+    bounds = (group.num_blocks * block_size for group in groups if not group.window)
+    return min((max_context, *bounds))
 
 
 def fewest_window_blocks(window: int, block_size: int) -> int:
@@ -41,30 +33,38 @@ def split_pools(
     pool_bytes: int,
     *,
     full_block_bytes: int,
-    window_block_bytes: int,
-    window: int,
+    windows: Sequence[tuple[int, int]],
     block_size: int,
     max_model_len: int,
     max_num_seqs: int,
     num_in_flight: int,
-) -> PoolSplit:
-    """Split `pool_bytes`. Block bytes: of the layers that see everything, and of the others (0: there are none).
-    num_in_flight: most tokens that steps in flight write."""
-    one_pool = PoolSplit(pool_bytes // (full_block_bytes + window_block_bytes))
-    if not window_block_bytes or window >= max_model_len:
+) -> tuple[KVGroupSpec, ...]:
+    """Split `pool_bytes`: one group for the layers that see everything, if there are such, and one for each window that
+    hides something. full_block_bytes: of the former. windows: (positions seen, block bytes) of each of the others, the
+    smallest first. num_in_flight: most tokens that steps in flight write."""
+    all_bytes = full_block_bytes + sum(block_bytes for _, block_bytes in windows)
+    one_pool = full_groups(pool_bytes // all_bytes, all_bytes)
+    full_block_bytes += sum(block_bytes for window, block_bytes in windows if window >= max_model_len)
+    windows = [(window, block_bytes) for window, block_bytes in windows if window < max_model_len and block_bytes]
+    if not windows:
         return one_pool
-    held = fewest_window_blocks(window, block_size)
+    needs = [fewest_window_blocks(window, block_size) for window, _ in windows]
+    if full_block_bytes:
+        first_bytes, long_blocks, others = full_block_bytes, -(-max_model_len // block_size), windows
+    else:
+        first_bytes, long_blocks, others = windows[-1][1], needs[-1], windows[:-1]
+    flying = min(-(-max_model_len // block_size), -(-num_in_flight // block_size))
+    held_bytes = (size * min(1, need / long_blocks) for need, (_, size) in zip(needs, others, strict=False))
+    share = (first_bytes + sum(held_bytes)) / all_bytes
+    other_bytes = all_bytes - first_bytes
+    left = max(0, pool_bytes - flying * other_bytes)
+    balanced = flying + int(share * left / (first_bytes + share * other_bytes))
+    sizes = [max(need, min(balanced, flying + max_num_seqs * need)) for need in needs[: len(others)]]
+    first = (pool_bytes - sum(n * size for n, (_, size) in zip(sizes, others, strict=True))) // first_bytes
+    local = [window_group(n, window, size) for n, (window, size) in zip(sizes, others, strict=True)]
     if not full_block_bytes:
-        return PoolSplit(0, window, one_pool.num_blocks) if one_pool.num_blocks >= held else one_pool
-    long_blocks = -(-max_model_len // block_size)
-    flying = min(long_blocks, -(-num_in_flight // block_size))
-    share = (full_block_bytes + window_block_bytes * min(1, held / long_blocks)) / (
-        full_block_bytes + window_block_bytes
-    )
-    left = max(0, pool_bytes - flying * window_block_bytes)
-    balanced = flying + int(share * left / (full_block_bytes + share * window_block_bytes))
-    num_window_blocks = max(held, min(balanced, flying + max_num_seqs * held))
-    num_blocks = (pool_bytes - num_window_blocks * window_block_bytes) // full_block_bytes
-    split = PoolSplit(num_blocks, window, num_window_blocks)
-    # A pool so small that no sequence outgrows the window is better not split.
-    return split if num_blocks * block_size > max(window, one_pool.num_blocks * block_size) else one_pool
+        return (*local, window_group(first, *windows[-1])) if first >= long_blocks else one_pool
+    # A pool so small that no sequence outgrows the windows is better not split.
+    if first * block_size <= max(windows[-1][0], one_pool[0].num_blocks * block_size):
+        return one_pool
+    return (*full_groups(first, full_block_bytes), *local)

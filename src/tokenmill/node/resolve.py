@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..core.block import KV_DTYPES
+from ..core.block import KV_DTYPES, KVGroupSpec, full_groups
 from ..core.config import STEPS_IN_FLIGHT
 from ..core.errors import ConfigError
 from ..core.units import MiB, format_bytes
 from .machine import MachineFacts
-from .pools import PoolSplit, split_pools
+from .pools import longest, split_pools
 
 KV_SHARE = 0.4
 """Of usable memory, for the KV pool, where no size is given."""
 
+SPLIT_REASON = "the split loses as much for short sequences as for long ones"
 BLOCK_SIZE = 16
 MAX_NUM_SEQS = 256
 MAX_NUM_BATCHED_TOKENS = 576
@@ -72,14 +73,13 @@ class EngineOptions:
 class ModelFacts:
     """max_context: positions the model was made for. kv_bytes_per_token: over all layers; 0: it keeps no KV and sees a
     whole prompt in one step. weights_bytes: on disk. advised_len: what the model's makers cut inputs to, if they do.
-    window: positions that some layers see, 0: all see everything; window_bytes_per_token: their part of the KV."""
+    windows: (positions seen, their part of the KV) for each window that layers have, the smallest first."""
 
     max_context: int
     kv_bytes_per_token: int
     weights_bytes: int
     advised_len: int | None = None
-    window: int = 0
-    window_bytes_per_token: int = 0
+    windows: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class Choice:
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
     """The resolved options. `choices` explains each, in the order they are printed. max_loras: 0 where no adapters are
-    taken. `window`, `num_window_blocks`: of the pool of layers that see a window, where it is one of its own."""
+    taken. groups: the KV groups and their pools; without a block where no KV is kept."""
 
     threads: int
     backend: str
@@ -100,9 +100,7 @@ class EngineSettings:
     max_num_seqs: int
     max_num_batched_tokens: int
     block_size: int
-    num_blocks: int
-    window: int
-    num_window_blocks: int
+    groups: tuple[KVGroupSpec, ...]
     kv_dtype: str
     enable_prefix_caching: bool
     quantization: str | None
@@ -138,11 +136,11 @@ def resolve(
     elif own_kv_dtype != kv_dtype and model.kv_bytes_per_token:
         kv_dtype = own_kv_dtype
         choices.append(Choice("kv_cache_dtype", kv_dtype, "what these kernels multiply fastest"))
-    pools = _pools(options, machine, model, block_size, choices)
+    groups = _groups(options, machine, model, block_size, choices)
     keeps_kv = model.kv_bytes_per_token > 0
-    pool_tokens = pools.longest(block_size, model.max_context) if keeps_kv else model.max_context
+    pool_tokens = longest(groups, block_size, model.max_context) if keeps_kv else model.max_context
     max_model_len = _max_model_len(options, model, pool_tokens, choices)
-    most_seqs = min(count for count in (MAX_NUM_SEQS, pools.num_blocks, pools.num_window_blocks) if count)
+    most_seqs = min(MAX_NUM_SEQS, *(group.num_blocks for group in groups)) if keeps_kv else MAX_NUM_SEQS
     reason = "default" if most_seqs == MAX_NUM_SEQS else "one for each block of the KV pool"
     asked_tokens = options.max_num_batched_tokens
     if asked_tokens is not None and 1 <= asked_tokens < most_seqs:
@@ -196,9 +194,7 @@ def resolve(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         block_size=block_size,
-        num_blocks=pools.num_blocks,
-        window=pools.window,
-        num_window_blocks=pools.num_window_blocks,
+        groups=groups,
         kv_dtype=kv_dtype,
         enable_prefix_caching=enable_prefix_caching,
         quantization=quantization,
@@ -223,12 +219,12 @@ def _threads_reason(machine: MachineFacts) -> str:
     return "one for each usable CPU"
 
 
-def _pools(
+def _groups(
     options: EngineOptions, machine: MachineFacts, model: ModelFacts, block_size: int, choices: list[Choice]
-) -> PoolSplit:
+) -> tuple[KVGroupSpec, ...]:
     if not model.kv_bytes_per_token:
         choices.append(Choice("kv_cache", "none", "this model sees a whole input in one step"))
-        return PoolSplit(0)
+        return full_groups(0)
     usable, asked = machine.usable_memory, options.kv_cache_memory_bytes
     block_bytes = model.kv_bytes_per_token * block_size
     if asked is not None and asked > usable:
@@ -245,36 +241,28 @@ def _pools(
         )
     where = "free" if machine.cgroup_headroom is None or machine.cgroup_headroom > usable else "left in the container"
     reason = "as asked" if asked is not None else f"{KV_SHARE:.0%} of the {format_bytes(usable)} {where}"
-    window_block_bytes = model.window_bytes_per_token * block_size
-    full_block_bytes = block_bytes - window_block_bytes
+    windows = [(window, num_bytes * block_size) for window, num_bytes in model.windows]
     max_num_seqs = options.max_num_seqs or MAX_NUM_SEQS
-    pools = split_pools(
+    groups = split_pools(
         pool,
-        full_block_bytes=full_block_bytes,
-        window_block_bytes=window_block_bytes,
-        window=model.window,
+        full_block_bytes=block_bytes - sum(num_bytes for _, num_bytes in windows),
+        windows=windows,
         block_size=block_size,
         max_model_len=options.max_model_len or model.max_context,
         max_num_seqs=max_num_seqs,
         num_in_flight=STEPS_IN_FLIGHT * (options.max_num_batched_tokens or max(MAX_NUM_BATCHED_TOKENS, max_num_seqs)),
     )
 
-    def describe(num_blocks: int, num_bytes: int) -> str:
-        return f"{num_blocks} blocks = {num_blocks * block_size} tokens = {format_bytes(num_blocks * num_bytes)}"
-
-    if not pools.window:
-        choices.append(Choice("kv_cache", describe(pools.num_blocks, block_bytes), reason))
-    if pools.num_blocks and pools.window:
-        kept = f"of {format_bytes(pool)} for both pools, {reason}"
-        choices.append(Choice("kv_cache", describe(pools.num_blocks, full_block_bytes), kept))
-    if pools.window:
-        kept = "the split loses as much for short sequences as for long ones" if pools.num_blocks else reason
-        size = describe(pools.num_window_blocks, window_block_bytes)
-        choices.append(Choice("kv_window", f"{size} for layers that see {pools.window} tokens", kept))
+    kept = f"of {format_bytes(pool)} for all pools, {reason}" if len(groups) > 1 else reason
+    for index, group in enumerate(groups):
+        size = f"{group.num_blocks} blocks = {group.num_blocks * block_size} tokens = {format_bytes(group.num_bytes)}"
+        sees = f" for layers that see {group.window} tokens" if group.window else ""
+        name = "kv_window" if group.window else "kv_cache"
+        choices.append(Choice(name, size + sees, kept if not index else SPLIT_REASON))
     left = usable - pool - model.weights_bytes
     if left < 256 * MiB:
         choices.append(Choice("memory", f"{format_bytes(max(0, left))} spare", "weights and pool nearly fill memory"))
-    return pools
+    return groups
 
 
 def _max_model_len(options: EngineOptions, model: ModelFacts, pool_tokens: int, choices: list[Choice]) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ..core.config import CacheGroup, EngineConfig
+from ..core.block import KVGroupSpec
+from ..core.config import EngineConfig
 from ..core.errors import ContextTooLong, InvalidRequest, Overloaded, TokenmillError
 from ..core.request import Request
 
@@ -12,7 +13,7 @@ def blocks_for(num_tokens: int, block_size: int) -> int:
     return -(-num_tokens // block_size)
 
 
-def most_blocks(config: EngineConfig, group: CacheGroup) -> int:
+def most_blocks(config: EngineConfig, group: KVGroupSpec) -> int:
     """Blocks of the group that one sequence is expected to keep from others at most: with a window, what a query sees
     and what the chunks in flight write."""
     if not group.window:

@@ -22,8 +22,8 @@ from array import array
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
-from ..core.block import num_hidden_blocks
-from ..core.config import CacheGroup, EngineConfig
+from ..core.block import KVGroupSpec, num_hidden_blocks
+from ..core.config import EngineConfig
 from ..core.ports import Clock
 from ..core.request import Request, SamplingParams
 from ..core.step import Introduction, PlanRow, RowResult, StepPlan, StepResult, TokenLogprob
@@ -135,7 +135,7 @@ class _ToySequence:
 class _ToyPool:
     """The slots of one KV group. `reach`: step in flight -> block -> a sequence of it that sees the block."""
 
-    def __init__(self, group: CacheGroup, block_size: int) -> None:
+    def __init__(self, group: KVGroupSpec, block_size: int) -> None:
         self.window = group.window
         self.reach: dict[int, dict[int, _ToySequence]] = {}
         self.positions = array("q", [-1]) * (group.num_blocks * block_size)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 
+from ..core.block import KVGroupSpec, full_groups, window_group
 from ..core.config import EngineConfig
 from ..core.request import Request, SamplingParams
 from .executor import ToyCosts, solo_answer
@@ -76,7 +77,7 @@ def _make_config(rng: random.Random) -> EngineConfig:
     block_size = rng.choice([1, 2, 4, 8, 16])
     num_blocks = rng.choice([6, 10, 20, 60, 150])
     config = EngineConfig(
-        num_blocks=num_blocks,
+        groups=full_groups(num_blocks),
         max_model_len=max(4, min(80, num_blocks * block_size + rng.choice([0, 8]))),
         block_size=block_size,
         max_num_seqs=rng.choice([1, 3, 8, 32]),
@@ -88,15 +89,17 @@ def _make_config(rng: random.Random) -> EngineConfig:
     kind = rng.choice(["full", "full", "both", "both", "window"])
     if kind == "full":
         return config
+    local = _window_group(rng, block_size)
+    groups = (*config.groups, local) if kind == "both" else (local,)
+    if rng.random() < 0.3:
+        groups = (_window_group(rng, block_size), *groups)
+    return replace(config, groups=groups)
+
+
+def _window_group(rng: random.Random, block_size: int) -> KVGroupSpec:
     window = rng.choice([1, 2, 3, 5, 8, 13, 31, 70])
     fewest = 1 + -(-(window - 1) // block_size)
-    num_window_blocks = fewest + rng.choice([-fewest // 2, 0, 1, 3, 10, 100])
-    return replace(
-        config,
-        num_blocks=config.num_blocks if kind == "both" else 0,
-        window=window,
-        num_window_blocks=max(1, num_window_blocks),
-    )
+    return window_group(max(1, fewest + rng.choice([-fewest // 2, 0, 1, 3, 10, 100])), window)
 
 
 def _make_requests(

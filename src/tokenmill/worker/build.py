@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..core.block import KVGroup
+from ..core.block import KVGroup, KVGroupSpec
 from ..formats.checkpoint import Checkpoint, weights_digest
 from ..formats.hub import default_cache_dir
 from ..models.config import ModelConfig
@@ -33,23 +33,17 @@ LAYOUT = "K[G,C,s]V[G,s,C]"
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """`num_blocks`, `num_window_blocks`: in the pools of `kv_groups`, the second for layers with a window that have a
-    group of their own. `numerics_id`: equal ids mean interchangeable KV and equal tokens. `vector_size`: values of a
-    vector; 0 for a model that gives tokens. Close the executor to free everything."""
+    """`groups`: the pools of `kv_groups` as the engine knows them. `numerics_id`: equal ids mean interchangeable KV and
+    equal tokens. `vector_size`: values of a vector; 0 for a model that gives tokens. Close the executor to free
+    everything."""
 
     executor: ModelExecutor
     model_config: ModelConfig | EncoderConfig
     kv_groups: tuple[KVGroup, ...]
-    num_blocks: int
+    groups: tuple[KVGroupSpec, ...]
     numerics_id: str
     memory: MemoryPlan
     vector_size: int = 0
-    num_window_blocks: int = 0
-
-    @property
-    def window(self) -> int:
-        """Positions that the layers of the group with a window see; 0: there is no such group."""
-        return self.kv_groups[-1].window
 
 
 def build_worker(
@@ -57,7 +51,7 @@ def build_worker(
     ops: Ops,
     *,
     max_model_len: int,
-    num_blocks: int,
+    groups: tuple[KVGroupSpec, ...],
     max_num_batched_tokens: int = 512,
     max_num_seqs: int = 256,
     block_size: int = 16,
@@ -67,16 +61,14 @@ def build_worker(
     quantization: str | None = None,
     progress: Progress | None = None,
     lora: LoraLimits | None = None,
-    num_window_blocks: int = 0,
 ) -> Worker:
     """Load the model onto `ops` and make it ready to run steps.
 
-    num_blocks may be more than max_num_seqs sequences can ever hold, for the prefix cache. num_window_blocks: blocks
-    for the layers whose window is shorter than max_model_len, as a KV group of their own (num_blocks is 0 if those are
-    all layers); 0: all layers share one. queue_bytes: what admission
-    lets waiting requests hold, for the plan. cache_dir: where weight digests are remembered (default: the user's cache
-    folder). quantization: what dense matrices become at load. lora: take adapters, within these limits. The checkpoint
-    may be closed afterwards. Raises BadCheckpoint.
+    groups: how many blocks the pool of each KV group has, in the order of models.kv.kv_groups; it may be more than
+    max_num_seqs sequences can ever hold, for the prefix cache. Layers whose window has no group of its own are taken
+    for layers that see everything. queue_bytes: what admission lets waiting requests hold, for the plan. cache_dir:
+    where weight digests are remembered (default: the user's cache folder). quantization: what dense matrices become at
+    load. lora: take adapters, within these limits. The checkpoint may be closed afterwards. Raises BadCheckpoint.
     """
     model = load_model(
         checkpoint,
@@ -87,11 +79,12 @@ def build_worker(
         quantization=quantization,
         progress=progress,
         lora=lora,
-        windows_apart=num_window_blocks > 0,
+        windows={group.window for group in groups if group.window},
     )
-    config, groups = model.config, model.kv_groups
-    sizes = [count for count in (num_blocks, num_window_blocks) if count]
-    assert len(sizes) == len(groups), f"pools of {sizes} blocks for {len(groups)} KV groups"
+    config, kv_groups = model.config, model.kv_groups
+    sizes = [group.num_blocks for group in groups]
+    windows = [group.window for group in groups]
+    assert windows == [group.window for group in kv_groups], f"pools for windows {windows}, layers {kv_groups}"
     limits = step_limits(
         config,
         max_model_len=max_model_len,
@@ -99,7 +92,7 @@ def build_worker(
         max_num_seqs=max_num_seqs,
         block_size=block_size,
     )
-    pools = [KVPool(group, count) for group, count in zip(groups, sizes, strict=True)]
+    pools = [KVPool(group, count) for group, count in zip(kv_groups, sizes, strict=True)]
     kvs = tuple(ops.bind_kv(pool.data, pool.group) for pool in pools)
     program = ops.compile(lambda recorder, batch: model.forward(recorder, kvs, batch), limits)
     adapters = None
@@ -125,13 +118,12 @@ def build_worker(
             adapters=adapters,
         ),
         model_config=config,
-        kv_groups=groups,
-        num_blocks=num_blocks,
-        num_window_blocks=num_window_blocks,
-        numerics_id=numerics_id(_weights_id(checkpoint, cache_dir, quantization), model, groups, ops),
+        kv_groups=kv_groups,
+        groups=groups,
+        numerics_id=numerics_id(_weights_id(checkpoint, cache_dir, quantization), model, kv_groups, ops),
         memory=plan_memory(
             config,
-            groups,
+            kv_groups,
             limits,
             weights_bytes=model.num_bytes,
             sizes=sizes,
@@ -147,7 +139,7 @@ def build_vector_worker(
     ops: Ops,
     *,
     max_model_len: int,
-    num_blocks: int,
+    groups: tuple[KVGroupSpec, ...],
     max_num_batched_tokens: int = 512,
     max_num_seqs: int = 256,
     block_size: int = 16,
@@ -157,8 +149,10 @@ def build_vector_worker(
     quantization: str | None = None,
     progress: Progress | None = None,
 ) -> Worker:
-    """As build_worker, for a model that is to give vectors. num_blocks: 0 for an encoder, whose pool is sized by the
-    step."""
+    """As build_worker, for a model that is to give vectors. groups: one, without blocks for an encoder, whose pool is
+    sized by the step."""
+    (spec,) = groups
+    num_blocks = spec.num_blocks
     model = load_vector_model(
         checkpoint,
         ops,
@@ -186,7 +180,7 @@ def build_vector_worker(
         executor=ModelExecutor(runner, ops.open_queue(lambda: False), on_close=partial(_free, ops, [pool])),
         model_config=model.config,
         kv_groups=(group,),
-        num_blocks=num_blocks,
+        groups=groups,
         numerics_id=numerics_id(_weights_id(checkpoint, cache_dir, quantization), model, (group,), ops),
         memory=plan_memory(
             model.config,

@@ -29,6 +29,7 @@ import numpy as np
 from ...bench import machine
 from ...bench.profile.report import ROWS, ServedTimes, StepTimes, show
 from ...bench.profile.served import Server, run_streams
+from ...core.block import full_groups
 from ...core.config import EngineConfig
 from ...core.events import EngineStats, Output, StepOutputs, Submit
 from ...core.request import Request, SamplingParams
@@ -130,7 +131,7 @@ class _Bench:
 
         self._make_runner = make_runner
         self._config = EngineConfig(
-            num_blocks=num_blocks,
+            groups=full_groups(num_blocks),
             max_model_len=self._num_positions,
             block_size=BLOCK_SIZE,
             max_num_seqs=max(ROWS),
