@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import ConfigError
 from tokenmill.core.policy import Waiting
@@ -64,5 +65,7 @@ def test_places_are_asked_for_again_in_turn(most: int) -> None:
 def test_unknown_names_are_errors_that_name_the_nearest() -> None:
     """A misspelt policy does not start an engine."""
     with pytest.raises(ConfigError, match=r"schedule_policy must be one of .*fcfs.* Did you mean 'fcfs'"):
-        pick(EngineConfig(num_blocks=1, max_model_len=1, schedule_policy="fcsf"))
-    assert pick(EngineConfig(num_blocks=1, max_model_len=1, schedule_policy="lpm")).order == LongestPrefixFirst()
+        pick(EngineConfig(groups=full_groups(1), max_model_len=1, schedule_policy="fcsf"))
+    assert (
+        pick(EngineConfig(groups=full_groups(1), max_model_len=1, schedule_policy="lpm")).order == LongestPrefixFirst()
+    )
