@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from tokenmill.cluster.desk import held_tokens
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
+from tokenmill.core.effects import Job
 from tokenmill.core.errors import Overloaded
 from tokenmill.core.events import Ready
 from tokenmill.core.request import Request, SamplingParams
@@ -48,10 +49,7 @@ class Paced:
         self._turn: asyncio.Future[None] | None = None
         self.busy_s = 0.0
 
-    async def load_adapter(self, path: str, inside: str) -> str:
-        raise NotImplementedError
-
-    async def unload_adapter(self, digest: str) -> None:
+    async def run(self, job: Job) -> str:
         raise NotImplementedError
 
     async def execute(self, plan: StepPlan) -> StepResult:

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from tokenmill.core import effects
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import BadCheckpoint
@@ -104,14 +105,14 @@ class Script:
         self.failure: Exception | None = None
         self.step_s = 0.0
 
-    async def load_adapter(self, path: str, inside: str) -> str:
+    async def run(self, job: effects.Job) -> str:
         """Any folder of the right name is an adapter; its digest is its path."""
-        if not path.startswith(inside) or "missing" in path:
-            raise BadCheckpoint(f"{path} is no adapter")
-        return path
-
-    async def unload_adapter(self, digest: str) -> None:
-        self.unloaded.append(digest)
+        if isinstance(job, effects.DropAdapter):
+            self.unloaded.append(job.digest)
+            return job.digest
+        if not job.path.startswith(job.inside) or "missing" in job.path:
+            raise BadCheckpoint(f"{job.path} is no adapter")
+        return job.path
 
     async def execute(self, plan: StepPlan) -> StepResult:
         await asyncio.sleep(self.step_s)

@@ -14,6 +14,7 @@ from test_families import BACKENDS, make_model
 
 from tokenmill.core.block import full_groups, window_group
 from tokenmill.core.config import EngineConfig
+from tokenmill.core.events import Submit
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.engine.core import EngineCore
 from tokenmill.formats.checkpoint import open_checkpoint
@@ -73,11 +74,12 @@ def test_served_greedy_tokens(saved, make_ops, tmp_path):
     got: dict[str, list[int]] = {}
     for index, prompt in enumerate(prompts):
         got[str(index)] = []
-        assert core.add(Request(str(index), tuple(prompt), greedy, NUM_OUTPUT, 0), 0.0) == []
+        request = Request(str(index), tuple(prompt), greedy, NUM_OUTPUT, 0)
+        assert not core.handle(Submit((request,)), 0.0).outputs
     while core.has_work:
         plan = core.plan(0.0)
         assert plan is not None
-        for output in core.commit(worker.executor.execute_now(plan), 0.0):
+        for output in core.commit(worker.executor.execute_now(plan), 0.0).outputs:
             got[output.request_id] += output.tokens
         core.check()
     worker.executor.close()

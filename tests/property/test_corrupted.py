@@ -18,9 +18,10 @@ import pytest
 from tiny import tiny_checkpoint
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
-from tokenmill.core.events import Output
+from tokenmill.core.events import Output, Submit
 from tokenmill.core.request import PoolingParams, Request, SamplingParams
-from tokenmill.engine.core import CORRUPTED, EngineCore
+from tokenmill.engine.commit import CORRUPTED
+from tokenmill.engine.core import EngineCore
 from tokenmill.ops.native import NativeOps, available
 from tokenmill.ops.native.library import ISAS, TILE_ISAS, available_isas
 from tokenmill.ops.reference import ReferenceOps
@@ -83,12 +84,14 @@ def _run(worker: Worker, config: EngineConfig, requests: list[Request]) -> tuple
     core, results, seen = EngineCore(config), deque[Any](), {request.id: list[Output]() for request in requests}
     left = deque(requests)
     for turn in range(10_000):
-        outputs = core.add(left.popleft(), 0.0) if left and turn % 2 == 0 else []
+        outputs: list[Output] = []
+        if left and turn % 2 == 0:
+            outputs += core.handle(Submit((left.popleft(),)), 0.0).outputs
         with np.errstate(all="ignore"):
             while (plan := core.plan(0.0)) is not None:
                 results.append(worker.executor.execute_now(plan))
         if results:
-            outputs += core.commit(results.popleft(), 0.0)
+            outputs += core.commit(results.popleft(), 0.0).outputs
         core.check()
         for output in outputs:
             seen[output.request_id].append(output)

@@ -20,7 +20,8 @@ from adapters import random_pairs, write_adapter
 from tiny import tiny_checkpoint
 from tokenmill.core.block import KVGroupSpec, full_groups, window_group
 from tokenmill.core.config import EngineConfig
-from tokenmill.core.events import Output
+from tokenmill.core.effects import Effects, JobEnded
+from tokenmill.core.events import Abort, LoadAdapter, Output, Submit
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.step import TokenLogprob
 from tokenmill.engine.core import EngineCore
@@ -70,21 +71,22 @@ def run(worker: Worker, mix: Mix) -> tuple[dict[str, Stream], EngineCore]:
     """Drive core and worker to the end. Plans run ahead of commits as far as `steps_in_flight` allows."""
     core = EngineCore(mix.config)
     for digest in mix.adapters:
-        core.load_adapter(digest)
+        load = LoadAdapter(0, "")
+        core.handle(load, 0.0), core.handle(JobEnded(load, digest), 0.0)
     streams = {request.id: Stream() for _, request in mix.arrivals}
     arrivals = deque(sorted(mix.arrivals, key=lambda pair: pair[0]))
     results: deque = deque()
     now = 0.0
 
-    def take(outputs: list[Output]) -> None:
-        for output in outputs:
+    def take(effects: Effects) -> None:
+        for output in effects.outputs:
             streams[output.request_id].take(output)
 
     for round_number in range(100_000):
         while arrivals and arrivals[0][0] <= round_number:
-            take(core.add(arrivals.popleft()[1], now))
+            take(core.handle(Submit((arrivals.popleft()[1],)), now))
         for request_id in mix.aborts.get(round_number, ()):
-            take(core.abort(request_id, now))
+            take(core.handle(Abort((request_id,)), now))
         while (plan := core.plan(now)) is not None:
             results.append(worker.executor.execute_now(plan))
         if results:
@@ -292,7 +294,7 @@ def test_adapters_bit_for_bit(monkeypatch, tmp_path):
     limits = {"max_model_len": 128, "groups": full_groups(NUM_BLOCKS), "max_num_batched_tokens": 128, "max_num_seqs": 8}
     worker = build_worker(base, NativeOps(), block_size=BLOCK_SIZE, lora=LoraLimits(2, 8), **limits)
     folders = [write_adapter(tmp_path / str(seed), random_pairs(base, seed=seed)) for seed in (1, 2)]
-    adapters = tuple(asyncio.run(worker.executor.load_adapter(str(folder), "")) for folder in folders)
+    adapters = tuple(asyncio.run(worker.executor.run(LoadAdapter(0, str(folder)))) for folder in folders)
     run_mixes(worker, [(seed, TINY_SHAPE) for seed in range(300, 315)], exact=True, adapters=adapters)
     worker.executor.close()
 

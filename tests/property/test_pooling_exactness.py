@@ -18,6 +18,7 @@ import pytest
 from tiny import VOCAB_SIZE, tensor, tiny_checkpoint
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
+from tokenmill.core.events import Submit
 from tokenmill.core.request import PoolingParams, Request, SamplingParams
 from tokenmill.engine.core import EngineCore
 from tokenmill.formats.checkpoint import Checkpoint
@@ -90,11 +91,11 @@ def run(worker: Worker, config: EngineConfig, arrivals: Arrivals) -> tuple[dict[
     waiting = deque(sorted(arrivals, key=lambda pair: pair[0]))
     for round_number in range(100_000):
         while waiting and waiting[0][0] <= round_number:
-            assert not core.add(waiting.popleft()[1], 0.0)
+            assert not core.handle(Submit((waiting.popleft()[1],)), 0.0).outputs
         while (plan := core.plan(0.0)) is not None:
             results.append(worker.executor.execute_now(plan))
         if results:
-            for output in core.commit(results.popleft(), 0.0):
+            for output in core.commit(results.popleft(), 0.0).outputs:
                 assert output.finish_reason == "stop" and output.vector, output
                 vectors[output.request_id] = output.vector
         core.check()

@@ -13,9 +13,10 @@ from tokenmill.cache.groups import KVBlocks
 from tokenmill.cache.manager import BlockManager
 from tokenmill.cache.radix import RadixTree
 from tokenmill.core.step import Introduction
-from tokenmill.engine import core as engine_core
-from tokenmill.engine.core import EngineCore
+from tokenmill.engine import check, commit, ledger, state
+from tokenmill.engine.ledger import StepLedger
 from tokenmill.engine.shell import EngineShell
+from tokenmill.engine.state import EngineState
 from tokenmill.sched import scheduler
 from tokenmill.sim.run import run_seed
 
@@ -37,8 +38,8 @@ def match_one_block_too_many(patch: pytest.MonkeyPatch) -> None:
 
 
 def publish_one_token_too_early(patch: pytest.MonkeyPatch) -> None:
-    publish = EngineCore._publish
-    patch.setattr(EngineCore, "_publish", lambda self, seq, end, step: publish(self, seq, end + 1, step))
+    publish = EngineState.publish
+    patch.setattr(EngineState, "publish", lambda self, seq, end, step: publish(self, seq, end + 1, step))
 
 
 def keep_blocks_of_failed_steps(patch: pytest.MonkeyPatch) -> None:
@@ -55,12 +56,12 @@ def release_parents_first(patch: pytest.MonkeyPatch) -> None:
 
 
 def lose_the_output_of_the_preempted(patch: pytest.MonkeyPatch) -> None:
-    introduce = engine_core._introduce
+    introduce = ledger._introduce
 
     def forgetful(seq: object) -> Introduction:
         return replace(introduce(seq), output_tokens=())
 
-    patch.setattr(engine_core, "_introduce", forgetful)
+    patch.setattr(ledger, "_introduce", forgetful)
 
 
 def plan_past_the_end(patch: pytest.MonkeyPatch) -> None:
@@ -68,40 +69,40 @@ def plan_past_the_end(patch: pytest.MonkeyPatch) -> None:
 
 
 def never_tell_the_worker_again(patch: pytest.MonkeyPatch) -> None:
-    release = EngineCore._release
+    release = EngineState._release
 
-    def keep_sent(self: EngineCore, seq: object) -> None:
+    def keep_sent(self: EngineState, seq: object) -> None:
         num_sent = seq.num_sent
         release(self, seq)
         seq.num_sent = num_sent
 
-    patch.setattr(EngineCore, "_release", keep_sent)
+    patch.setattr(EngineState, "_release", keep_sent)
 
 
 def tell_the_worker_of_reserved_blocks_only(patch: pytest.MonkeyPatch) -> None:
-    adopt = EngineCore.adopt
+    adopt = StepLedger.adopt
 
-    def silent(self: EngineCore, seq: object, blocks: list[int]) -> None:
+    def silent(self: StepLedger, seq: object, blocks: list[int]) -> None:
         adopt(self, seq, blocks)
         if seq.num_sent:
             seq.num_sent = len(seq.tables[0])
 
-    patch.setattr(EngineCore, "adopt", silent)
+    patch.setattr(StepLedger, "adopt", silent)
 
 
 def serve_scored_prompts_from_the_cache(patch: pytest.MonkeyPatch) -> None:
-    find_match = EngineCore.find_match
+    find_match = EngineState.find_match
 
-    def greedy(self: EngineCore, seq: object) -> list[int]:
+    def greedy(self: EngineState, seq: object) -> list[int]:
         with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(engine_core, "_wants_scores", lambda seq: False)
+            inner.setattr(state, "wants_scores", lambda seq: False)
             return find_match(self, seq)
 
-    patch.setattr(EngineCore, "find_match", greedy)
+    patch.setattr(EngineState, "find_match", greedy)
 
 
 def preempt_with_a_row_in_flight(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(EngineCore, "preempt", EngineCore._send_back)
+    patch.setattr(StepLedger, "preempt", lambda self, seq: self._state.send_back(seq))
     fit = scheduler._Composition._fit
 
     def eager(self: scheduler._Composition, seq: object, matched: list[int], num_tokens: int) -> int:
@@ -117,7 +118,7 @@ def preempt_with_a_row_in_flight(patch: pytest.MonkeyPatch) -> None:
 
 
 def call_failures_aborts(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(EngineCore, "_finish_failed", lambda self, seq, error, now: self._finish(seq, "abort", now))
+    patch.setattr(commit, "FINISH_ERROR", "abort")
 
 
 def sleep_through_messages(patch: pytest.MonkeyPatch) -> None:
@@ -130,7 +131,7 @@ def sleep_through_messages(patch: pytest.MonkeyPatch) -> None:
 
 def let_blocks_slide_too_early(patch: pytest.MonkeyPatch) -> None:
     hidden = groups.num_hidden_blocks
-    for module in (groups, manager, engine_core):
+    for module in (groups, manager, check):
         patch.setattr(module, "num_hidden_blocks", lambda position, window, size: hidden(position + 1, window, size))
 
 

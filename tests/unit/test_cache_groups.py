@@ -10,6 +10,7 @@ from tokenmill.cache.groups import KVBlocks
 from tokenmill.cache.hashing import extend_keys, root_key
 from tokenmill.core.block import BlockTable, full_groups, num_hidden_blocks, window_group
 from tokenmill.core.config import EngineConfig
+from tokenmill.core.events import Submit
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.step import RowResult, StepResult
 from tokenmill.engine.core import EngineCore
@@ -146,8 +147,8 @@ def test_a_long_sequence_holds_a_window_and_what_is_in_flight() -> None:
     )
     core = EngineCore(config)
     request = Request("r", tuple(range(prompt)), SamplingParams(), num_output, 1)
-    assert core.add(request, 0.0) == []
-    pool = core._blocks.pools[1]
+    assert not core.handle(Submit((request,)), 0.0).outputs
+    pool = core.state.blocks.pools[1]
     finished, num_steps, most_held = False, 0, 0
     plans = []
     while not finished:
@@ -158,7 +159,7 @@ def test_a_long_sequence_holds_a_window_and_what_is_in_flight() -> None:
             most_held = max(most_held, pool.num_held)
         plan = plans.pop(0)
         row = plan.rows[0]
-        outputs = core.commit(StepResult(plan.step, (RowResult(0, (7,) if row.sample else ()),)), 0.0)
+        outputs = core.commit(StepResult(plan.step, (RowResult(0, (7,) if row.sample else ()),)), 0.0).outputs
         core.check()
         finished = any(output.finish_reason for output in outputs)
         num_steps += 1

@@ -6,13 +6,16 @@ from collections.abc import Awaitable, Callable
 
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
+from tokenmill.core.effects import DropAdapter, JobEnded
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.events import AdapterLoaded, Drain, LoadAdapter, Output, StepOutputs, Submit, UnloadAdapter
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.engine.adapters import AdapterLedger
 from tokenmill.engine.build import build_engine
-from tokenmill.engine.journal import Event, replay
+from tokenmill.engine.journal import Entry
 from tokenmill.engine.link import LocalFrontEnd, local_link
+from tokenmill.engine.outbox import Outbox
+from tokenmill.engine.replay import replay
 from tokenmill.sim.executor import ToyExecutor, solo_answer
 from tokenmill.sim.loop import VirtualLoop
 
@@ -56,13 +59,13 @@ class FrontEnd:
         return tuple(token for output in self.outputs[name] for token in output.tokens)
 
 
-def serve(script: Callable[[FrontEnd, ToyExecutor], Awaitable[None]], events: list[Event] | None = None) -> None:
+def serve(script: Callable[[FrontEnd, ToyExecutor], Awaitable[None]], journal: list[Entry] | None = None) -> None:
     loop = VirtualLoop()
     executor = ToyExecutor(CONFIG, loop)
 
     async def main() -> None:
         engine_end, front_end = local_link()
-        record = None if events is None else (lambda _core, event: events.append(event))
+        record = None if journal is None else journal.append
         engine = loop.spawn(build_engine(CONFIG, executor, engine_end, loop, record).run(), "engine")
         await script(FrontEnd(front_end), executor)
         await front_end.send(Drain())
@@ -73,7 +76,7 @@ def serve(script: Callable[[FrontEnd, ToyExecutor], Awaitable[None]], events: li
 
 def test_an_unloaded_adapter_serves_what_it_has() -> None:
     """Its requests run to their end, further ones are refused, and only then does the worker forget it."""
-    events: list[Event] = []
+    journal: list[Entry] = []
 
     async def script(front: FrontEnd, executor: ToyExecutor) -> None:
         digest = (await front.load("a")).digest
@@ -92,8 +95,8 @@ def test_an_unloaded_adapter_serves_what_it_has() -> None:
         await front.until_ended("after")
         assert executor.adapters == ()
 
-    serve(script, events)
-    assert replay(CONFIG, events) > 20
+    serve(script, journal)
+    assert replay(CONFIG, journal) > 20
 
 
 def test_loading_again_keeps_an_adapter_that_was_leaving() -> None:
@@ -128,11 +131,25 @@ def test_equal_prompts_under_different_adapters_share_nothing() -> None:
     serve(script)
 
 
-def test_the_ledger_forgets_what_is_neither_loaded_nor_used() -> None:
-    ledger = AdapterLedger()
-    ledger.load("a"), ledger.load("b"), ledger.begin("a")
-    ledger.unload("a"), ledger.unload("b"), ledger.unload("never loaded")
-    assert not ledger.takes("a") and ledger.take_unused() == ["b"]
+def test_the_ledger_drops_what_is_neither_loaded_nor_used() -> None:
+    """Nor is anything dropped while an adapter is being loaded: it may be that one."""
+    outbox = Outbox()
+    ledger = AdapterLedger(outbox)
+
+    def dropped() -> list[str]:
+        return [job.digest for job in outbox.take().jobs if isinstance(job, DropAdapter)]
+
+    load = LoadAdapter(1, "somewhere")
+    for digest in ("a", "b"):
+        ledger.load(load, 0.0), ledger.end_load(JobEnded(load, digest), 0.0)
+    assert [answer.digest for answer in outbox.take().answers if isinstance(answer, AdapterLoaded)] == ["a", "b"]
+    ledger.begin("a")
+    for digest in ("a", "b", "never loaded"):
+        ledger.unload(UnloadAdapter(digest), 0.0)
+    assert not ledger.takes("a") and dropped() == ["b"]
     ledger.check({"a": 1})
+    ledger.load(load, 0.0)
     ledger.end("a")
-    assert ledger.take_unused() == ["a"] and not ledger
+    assert dropped() == []
+    ledger.end_load(JobEnded(load, error="no such folder"), 0.0)
+    assert dropped() == ["a"] and not ledger

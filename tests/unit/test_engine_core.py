@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
-from tokenmill.core.events import Output
+from tokenmill.core.effects import StepFailed
+from tokenmill.core.events import Abort, Drain, Output, Submit
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.step import PlanRow, RowResult, StepPlan, StepResult, TokenLogprob
 from tokenmill.engine.core import EngineCore
@@ -38,7 +39,10 @@ class Engine:
         self.corrupted: set[int] = set()  # sequences whose rows are not finite
 
     def add(self, *requests: Request) -> list[Output]:
-        return [output for request in requests for output in self.core.add(request, 0.0)]
+        return list(self.core.handle(Submit(requests), 0.0).outputs)
+
+    def abort(self, name: str) -> list[Output]:
+        return list(self.core.handle(Abort((name,)), 1.5).outputs)
 
     def plan(self) -> StepPlan | None:
         plan = self.core.plan(1.0)
@@ -50,9 +54,9 @@ class Engine:
 
     def commit(self) -> list[Output]:
         plan = self.in_flight.popleft()
-        outputs = self.core.commit(StepResult(plan.step, tuple(map(self.result, plan.rows))), 2.0)
+        effects = self.core.commit(StepResult(plan.step, tuple(map(self.result, plan.rows))), 2.0)
         self.core.check()
-        return outputs
+        return list(effects.outputs)
 
     def result(self, row: PlanRow) -> RowResult:
         end = min(row.start + row.num_tokens, self.num_prompt[row.seq] - 1)
@@ -62,9 +66,9 @@ class Engine:
         return RowResult(row.seq, (self.answer(row),) if row.sample else (), (), scores)
 
     def fail(self) -> list[Output]:
-        outputs = self.core.fail(self.in_flight.popleft().step, "boom", 2.0)
+        effects = self.core.handle(StepFailed(self.in_flight.popleft().step, "boom"), 2.0)
         self.core.check()
-        return outputs
+        return list(effects.outputs)
 
     def step(self) -> tuple[StepPlan, list[Output]]:
         plan = self.plan()
@@ -266,13 +270,13 @@ def test_an_aborted_leader_leaves_its_blocks_to_its_followers() -> None:
     engine = Engine()
     engine.add(make_request("leader", 9, 4), make_request("follower", 9, 1))
     engine.plan()
-    (output,) = engine.core.abort("leader", 1.5)
+    (output,) = engine.abort("leader")
     engine.core.check()
     assert output.finish_reason == "abort"
     (output,) = engine.commit()
     assert (output.request_id, output.finish_reason, output.num_cached) == ("follower", "length", 8)
     assert engine.core.stats().num_cached_blocks == 2
-    assert engine.core.abort("leader", 2.0) == []
+    assert engine.abort("leader") == []
 
 
 def test_blocks_run_out_and_the_worst_ranked_gives_way() -> None:
@@ -333,7 +337,7 @@ def test_refusals_are_outputs() -> None:
     assert [(output.request_id, output.error_kind) for output in outputs] == [("b", "overloaded_error")]
     (twice,) = engine.add(make_request("a", 3))
     assert twice.error_kind == "invalid_request_error"
-    engine.core.drain()
+    engine.core.handle(Drain(), 0.0)
     (late,) = engine.add(make_request("late", 3))
     assert late.error_kind == "unavailable_error"
     assert engine.finish()[-1].request_id == "a"
@@ -343,7 +347,7 @@ def test_a_waiting_request_can_be_aborted() -> None:
     """It leaves the queue without ever having run."""
     engine = Engine()
     engine.add(make_request("a", 3))
-    (output,) = engine.core.abort("a", 1.0)
+    (output,) = engine.abort("a")
     assert output.finish_reason == "abort" and output.timing is not None and output.timing.scheduled_s == -1.0
     assert engine.plan() is None and not engine.core.has_work
 

@@ -10,8 +10,9 @@ import pytest
 
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
+from tokenmill.core.effects import StepFailed
 from tokenmill.core.errors import ContextTooLong
-from tokenmill.core.events import Output
+from tokenmill.core.events import Output, Submit
 from tokenmill.core.request import PoolingParams, Request, SamplingParams
 from tokenmill.core.step import RowResult, StepPlan, StepResult
 from tokenmill.engine.core import EngineCore
@@ -40,7 +41,7 @@ def run(core: EngineCore) -> tuple[list[StepPlan], dict[str, Output]]:
         rows = tuple(
             RowResult(row.seq, vector=f"vector {row.seq}".encode() if row.sample else b"") for row in plan.rows
         )
-        outputs |= {output.request_id: output for output in core.commit(StepResult(plan.step, rows), 1.0)}
+        outputs |= {output.request_id: output for output in core.commit(StepResult(plan.step, rows), 1.0).outputs}
         core.check()
     assert core.stats().num_held_blocks == 0
     return plans, outputs
@@ -49,7 +50,7 @@ def run(core: EngineCore) -> tuple[list[StepPlan], dict[str, Output]]:
 def test_a_vector_is_the_one_output_and_ends_the_request() -> None:
     """A long prompt goes in chunks; the last chunk gives the vector, which comes with the end."""
     core = EngineCore(CONFIG)
-    assert core.add(pooling("a", 37), 0.0) == []
+    assert not core.handle(Submit((pooling("a", 37),)), 0.0).outputs
     plans, outputs = run(core)
     rows = [plan.rows[0] for plan in plans]
     assert [row.num_tokens for row in rows] == [16, 16, 5] and [row.sample for row in rows] == [False, False, True]
@@ -63,9 +64,9 @@ def test_a_vector_is_the_one_output_and_ends_the_request() -> None:
 def test_only_last_token_pooling_takes_prefix_hits(how: str) -> None:
     """The others need states of positions that a hit would not compute."""
     core = EngineCore(CONFIG)
-    core.add(pooling("a", 13), 0.0)
+    core.handle(Submit((pooling("a", 13),)), 0.0)
     run(core)
-    core.add(pooling("b", 13, how), 0.0)
+    core.handle(Submit((pooling("b", 13, how),)), 0.0)
     plans, outputs = run(core)
     assert plans[0].rows[0].start == (12 if how == "last" else 0)
     assert outputs["b"].num_cached == (12 if how == "last" else 0)
@@ -84,14 +85,14 @@ def test_without_kv_every_prompt_runs_whole() -> None:
     """No blocks, no chunks: what does not fit the rest of a step waits for the next; the worker forgets what ran."""
     core = EngineCore(NO_KV)
     for name, length in (("a", 10), ("b", 7), ("c", 6), ("d", 16), ("e", 1)):
-        core.add(pooling(name, length, "mean"), 0.0)
+        core.handle(Submit((pooling(name, length, "mean"),)), 0.0)
     plans, outputs = run(core)
     assert [[row.num_tokens for row in plan.rows] for plan in plans] == [[1, 6, 7], [10], [16]]
     assert all(row.sample and row.intro is not None and not row.blocks for plan in plans for row in plan.rows)
     assert {name: output.vector for name, output in outputs.items()} == {
         name: f"vector {number}".encode() for number, name in enumerate("abcde")
     }
-    core.add(pooling("f", 3), 0.0)
+    core.handle(Submit((pooling("f", 3),)), 0.0)
     (plan,), _ = run(core)
     assert sorted({number for plan in [*plans, plan] for number in plan.released}) == [0, 1, 2, 3, 4]
 
@@ -99,12 +100,12 @@ def test_without_kv_every_prompt_runs_whole() -> None:
 def test_after_a_failed_step_whole_prompts_run_again() -> None:
     """Of two steps in flight the first fails: its request ends with an error, the other's runs once more."""
     core = EngineCore(NO_KV)
-    core.add(pooling("a", 16), 0.0)
-    core.add(pooling("b", 16), 0.0)
+    core.handle(Submit((pooling("a", 16),)), 0.0)
+    core.handle(Submit((pooling("b", 16),)), 0.0)
     first, second = core.plan(0.0), core.plan(0.0)
     assert first is not None and second is not None
-    (output,) = core.fail(first.step, "boom", 1.0)
+    (output,) = core.handle(StepFailed(first.step, "boom"), 1.0).outputs
     assert (output.request_id, output.finish_reason) == ("a", "error")
-    assert core.commit(StepResult(second.step, (RowResult(1),)), 1.0) == []
+    assert not core.commit(StepResult(second.step, (RowResult(1),)), 1.0).outputs
     plans, outputs = run(core)
     assert [row.num_tokens for row in plans[0].rows] == [16] and outputs["b"].vector == b"vector 1"

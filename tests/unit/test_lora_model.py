@@ -15,7 +15,9 @@ from adapters import EMBED, merged, random_magnitudes, random_pairs, safetensors
 from tiny import VOCAB_SIZE, tensor, tiny_checkpoint
 from tokenmill.cli import main as cli
 from tokenmill.core.block import full_groups
+from tokenmill.core.effects import DropAdapter
 from tokenmill.core.errors import BadCheckpoint, InvalidRequest
+from tokenmill.core.events import LoadAdapter
 from tokenmill.formats.adapter import open_adapter
 from tokenmill.formats.checkpoint import Checkpoint
 from tokenmill.models.families import GLOBAL_NAMES, LAYER_NAMES
@@ -387,17 +389,17 @@ def test_slots_come_free_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
     async def scenario() -> None:
         executor = worker.executor
-        first = await executor.load_adapter(str(folders[0]), "")
-        assert await executor.load_adapter(str(folders[0]), "") == first
-        await executor.load_adapter(str(folders[1]), "")
+        first = await executor.run(LoadAdapter(0, str(folders[0])))
+        assert await executor.run(LoadAdapter(0, str(folders[0]))) == first
+        await executor.run(LoadAdapter(0, str(folders[1])))
         with pytest.raises(InvalidRequest, match="All 2 places"):
-            await executor.load_adapter(str(folders[2]), "")
-        await executor.unload_adapter(first)
-        await executor.load_adapter(str(folders[2]), "")
+            await executor.run(LoadAdapter(0, str(folders[2])))
+        await executor.run(DropAdapter(first))
+        await executor.run(LoadAdapter(0, str(folders[2])))
 
     asyncio.run(scenario())
     worker.executor.close()
     without = build_worker(base, ReferenceOps(), max_model_len=64, groups=full_groups(8))
     with pytest.raises(InvalidRequest, match="--enable-lora"):
-        asyncio.run(without.executor.load_adapter(str(folders[0]), ""))
+        asyncio.run(without.executor.run(LoadAdapter(0, str(folders[0]))))
     without.executor.close()

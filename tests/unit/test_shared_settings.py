@@ -11,7 +11,7 @@ from tokenmill.cluster.desk import held_tokens
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import InvalidRequest
-from tokenmill.core.events import Submit
+from tokenmill.core.events import Abort, Submit
 from tokenmill.core.request import MAX_STOP_TOKENS, Request, SamplingParams
 from tokenmill.core.step import Introduction
 from tokenmill.engine.core import EngineCore
@@ -74,14 +74,14 @@ def test_the_engine_shares_what_came_in_different_messages_and_lets_go_of_it() -
     for request in requests_of(BODY)[:8]:
         message = decode(encode(Submit((request,))))
         assert isinstance(message, Submit)
-        core.add(message.requests[0], 0.0)
-    sequences = list(core._by_id.values())
+        core.handle(message, 0.0)
+    sequences = list(core.state.by_id.values())
     assert len({id(seq.request.sampling) for seq in sequences}) == len({id(seq.stop_ids) for seq in sequences}) == 1
     assert sequences[0].stop_ids == {2, 3, 7}
     for seq in sequences:
-        core.abort(seq.request.id, 0.0)
+        core.handle(Abort((seq.request.id,)), 0.0)
     core.check()
-    assert not len(core._settings)
+    assert not len(core.state.settings)
 
 
 def test_the_sampler_shares_the_arrays_of_one_call() -> None:

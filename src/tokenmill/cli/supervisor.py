@@ -22,8 +22,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ..core.errors import ConfigError, TokenmillError
-from ..core.events import Ready
-from ..core.ports import FromEngine, FrontEnd, ToEngine
+from ..core.events import FromEngine, Ready, ToEngine
+from ..core.ports import FrontEnd
 from ..net.clock import MonotonicClock
 from ..net.lifeline import open_lifeline
 from ..net.pulse import open_pulse, take_pulses

@@ -1,7 +1,6 @@
 """What front end and engine tell each other. One message a step each way carries a batch of these.
 
-Front end -> engine: `Submit`, `Abort`, `Drain`, `LoadAdapter`, `UnloadAdapter`. Engine -> front end: `Ready`,
-`StepOutputs`, `AdapterLoaded`.
+Front end -> engine: `ToEngine`, which `EngineCore.handle` takes. Engine -> front end: `FromEngine`.
 Times are seconds on the monotonic clock of whoever holds the message; a link between processes translates them.
 """
 
@@ -162,3 +161,7 @@ class StepOutputs:
     outputs: tuple[Output, ...]
     stats: EngineStats
     now_s: float
+
+
+ToEngine = Submit | Abort | Drain | LoadAdapter | UnloadAdapter
+FromEngine = Ready | StepOutputs | AdapterLoaded

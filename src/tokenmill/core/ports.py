@@ -12,11 +12,9 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from typing import Protocol
 
-from .events import Abort, AdapterLoaded, Drain, LoadAdapter, Ready, StepOutputs, Submit, UnloadAdapter
+from .effects import Job
+from .events import FromEngine, ToEngine
 from .step import StepPlan, StepResult
-
-ToEngine = Submit | Abort | Drain | LoadAdapter | UnloadAdapter
-FromEngine = Ready | StepOutputs | AdapterLoaded
 
 
 class Executor(Protocol):
@@ -31,13 +29,9 @@ class Executor(Protocol):
         """Hand a plan over, by this call or by the first wait for its result."""
         ...
 
-    async def load_adapter(self, path: str, inside: str) -> str:
-        """Make the LoRA adapter in folder `path` (under `inside`, unless that is "") known to steps submitted after
-        this has returned its digest. Raises TokenmillError."""
-        ...
-
-    async def unload_adapter(self, digest: str) -> None:
-        """Forget an adapter after the steps submitted before; no later one may name it."""
+    async def run(self, job: Job) -> str:
+        """Do a job beside the steps, and return its result. Raises TokenmillError where the fault is not the engine's.
+        Jobs may overlap and end in any order; what each says of the steps before and after it holds."""
         ...
 
 

@@ -1,8 +1,16 @@
-"""Which LoRA adapters requests may name, and when one that was unloaded is free of its last request. Pure."""
+"""Which LoRA adapters requests may name, and when one that was unloaded is free of its last request. Pure.
+
+LoadAdapter -> job LoadAdapter -> its end -> AdapterLoaded, and requests may name the adapter
+UnloadAdapter, or the end of a request    -> job DropAdapter, once nobody loads or uses it
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from ..core.effects import DropAdapter, JobEnded
+from ..core.events import AdapterLoaded, LoadAdapter, UnloadAdapter
+from .outbox import Outbox
 
 
 @dataclass(slots=True)
@@ -14,36 +22,55 @@ class _Uses:
 class AdapterLedger:
     """Adapters by digest. Loads count: one that was loaded twice is taken until it has been unloaded twice."""
 
-    def __init__(self) -> None:
+    def __init__(self, outbox: Outbox) -> None:
+        self._outbox = outbox
         self._uses: dict[str, _Uses] = {}
+        self._num_loading = 0
 
     def __bool__(self) -> bool:
         return bool(self._uses)
 
-    def load(self, digest: str) -> None:
-        self._uses.setdefault(digest, _Uses()).loads += 1
+    def load(self, event: LoadAdapter, now: float) -> None:
+        """Have the executor load it; its digest is known when that has ended."""
+        self._num_loading += 1
+        self._outbox.jobs.append(event)
 
-    def unload(self, digest: str) -> None:
-        """An adapter that is not loaded is ignored."""
-        if self.takes(digest):
-            self._uses[digest].loads -= 1
+    def end_load(self, event: JobEnded, now: float) -> None:
+        """From now on requests may name it, unless loading failed."""
+        assert isinstance(event.job, LoadAdapter), event
+        self._num_loading -= 1
+        if not event.error:
+            self._uses.setdefault(event.result, _Uses()).loads += 1
+        number, error = event.job.number, (event.error, event.error_kind, event.error_param)
+        self._outbox.answers.append(AdapterLoaded(number, event.result, *error))
+        self._drop_unused()
+
+    def unload(self, event: UnloadAdapter, now: float) -> None:
+        """No further request may name it; those that do run to their end. One that is not loaded is ignored."""
+        if self.takes(event.digest):
+            self._uses[event.digest].loads -= 1
+            self._drop_unused()
 
     def takes(self, digest: str) -> bool:
         """Whether a new request may name it."""
         return digest in self._uses and self._uses[digest].loads > 0
 
     def begin(self, digest: str) -> None:
+        """A request that names it has come."""
         self._uses[digest].users += 1
 
     def end(self, digest: str) -> None:
+        """A request that named it has ended."""
         self._uses[digest].users -= 1
+        self._drop_unused()
 
-    def take_unused(self) -> list[str]:
-        """Adapters that are neither loaded nor used any more; they are forgotten here."""
-        unused = [digest for digest, uses in self._uses.items() if not uses.loads and not uses.users]
-        for digest in unused:
+    def _drop_unused(self) -> None:
+        """Not while an adapter is being loaded: it may be one of these, found in its place and to be kept there."""
+        if self._num_loading:
+            return
+        for digest in [digest for digest, uses in self._uses.items() if not uses.loads and not uses.users]:
             del self._uses[digest]
-        return unused
+            self._outbox.jobs.append(DropAdapter(digest))
 
     def check(self, users: dict[str, int]) -> None:
         """Assert that the users counted are `users`."""

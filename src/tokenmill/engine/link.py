@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from ..core.ports import FromEngine, ToEngine
+from ..core.events import FromEngine, ToEngine
 
 
 class LocalEngineEnd:

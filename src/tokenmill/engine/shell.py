@@ -5,11 +5,12 @@ go, a step is planned when the one before it is nearly over, so that it has rows
 sleeps on one event that an arriving message, an ending step or the time to plan sets; it never polls. Knows nothing of
 HTTP, models or real time.
 
-    inbox -> core.add / abort / drain       at the next step border
-    LoadAdapter -> executor.load_adapter    beside the steps; then core.load_adapter, and an answer
+    inbox -> core.handle                    at the next step border
     core.plan -> executor.execute           while steps may be started and it is time
-    result -> core.commit, error -> core.fail
-    outputs -> link.send                    one message a step, empty ones too: they show that steps make progress
+    result -> core.commit, error -> core.handle(StepFailed)
+    effects: jobs -> executor.run           beside the steps; their ends go to the inbox
+             answers -> link.send           each at once
+             outputs -> link.send           one message a step, empty ones too: they show that steps make progress
 """
 
 from __future__ import annotations
@@ -18,14 +19,13 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Coroutine
-from typing import Any
 
+from ..core.effects import Effects, Event, Job, JobEnded, StepFailed
 from ..core.errors import EngineFailed, TokenmillError
-from ..core.events import Abort, AdapterLoaded, LoadAdapter, Output, StepOutputs, Submit, UnloadAdapter
-from ..core.ports import Clock, EngineEnd, Executor, ToEngine
+from ..core.events import FromEngine, Output, StepOutputs, Submit
+from ..core.ports import Clock, EngineEnd, Executor
 from ..core.step import StepPlan, StepResult
-from .journal import Core
+from .core import EngineCore
 from .pace import Pace
 
 log = logging.getLogger(__name__)
@@ -39,19 +39,19 @@ RECENT_S = 0.25
 
 
 class EngineShell:
-    """Runs one engine until it is drained or its front end is gone."""
+    """Runs one engine until it is drained or its front end is gone. `core` is for whoever looks into it."""
 
-    def __init__(self, core: Core, executor: Executor, link: EngineEnd, clock: Clock) -> None:
-        self._core = core
+    def __init__(self, core: EngineCore, executor: Executor, link: EngineEnd, clock: Clock) -> None:
+        self.core = core
         self._executor = executor
         self._link = link
         self._clock = clock
-        self._inbox: deque[ToEngine] = deque()
+        self._inbox: deque[Event] = deque()
         self._in_flight: deque[tuple[StepPlan, asyncio.Future[StepResult]]] = deque()
-        self._chores: set[asyncio.Task[None]] = set()
-        self._num_loading = 0
+        self._jobs: set[asyncio.Task[None]] = set()
+        self._answers: list[FromEngine] = []  # not yet sent
+        self._outputs: list[Output] = []  # of the message to be sent next
         self._wake = asyncio.Event()
-        self._is_draining = False
         self._pace = Pace()
         self._changed_s = -RECENT_S  # when a request last came or went
         self._began_s = 0.0  # when the oldest step in flight was the first to compute
@@ -68,19 +68,15 @@ class EngineShell:
         reader.add_done_callback(lambda _: self._wake.set())
         try:
             while True:
-                outputs = self._take_inbox()
-                has_stepped = self._commit_finished(outputs)
-                self._unload_unused()
-                if any(output.finish_reason is not None for output in outputs):
-                    self._changed_s = self._clock.now()
+                self._take_inbox()
+                has_stepped = self._commit_finished()
                 if not reader.done():
                     self._start_steps()
                 elif not self._in_flight:
                     reader.result()
                     return
-                if outputs or has_stepped:
-                    await self._link.send(StepOutputs(tuple(outputs), self._core.stats(), self._clock.now()))
-                if self._is_draining and not self._core.has_work:
+                await self._send(has_stepped)
+                if self.core.is_drained:
                     return
                 await self._wake.wait()
                 self._wake.clear()
@@ -89,8 +85,8 @@ class EngineShell:
             self._forget_alarm()
             for _, result in self._in_flight:
                 result.cancel()
-            for chore in self._chores:
-                chore.cancel()
+            for job in self._jobs:
+                job.cancel()
 
     async def _read(self) -> None:
         """Fill the inbox; ends when the front end is gone."""
@@ -99,64 +95,47 @@ class EngineShell:
                 self._inbox.append(await self._link.receive())
                 self._wake.set()
 
-    def _take_inbox(self) -> list[Output]:
-        outputs: list[Output] = []
+    def _take_inbox(self) -> None:
         now = self._clock.now()
         while self._inbox:
-            message = self._inbox.popleft()
-            if isinstance(message, Submit):
+            event = self._inbox.popleft()
+            if isinstance(event, Submit):
                 self._changed_s = now
-                for request in message.requests:
-                    outputs += self._core.add(request, now)
-            elif isinstance(message, Abort):
-                for request_id in message.request_ids:
-                    outputs += self._core.abort(request_id, now)
-            elif isinstance(message, LoadAdapter):
-                self._num_loading += 1
-                self._start_chore(self._load_adapter(message))
-            elif isinstance(message, UnloadAdapter):
-                self._core.unload_adapter(message.digest)
-            else:
-                self._core.drain()
-                self._is_draining = True
-        return outputs
+            self._carry_out(self.core.handle(event, now))
 
-    async def _load_adapter(self, message: LoadAdapter) -> None:
+    def _carry_out(self, effects: Effects) -> None:
+        """Start the jobs; what goes to the front end is sent at the end of this turn of the loop."""
+        if any(output.finish_reason is not None for output in effects.outputs):
+            self._changed_s = self._clock.now()
+        self._outputs += effects.outputs
+        self._answers += effects.answers
+        for job in effects.jobs:
+            task = asyncio.create_task(self._run_job(job))
+            self._jobs.add(task)
+            task.add_done_callback(self._jobs.discard)
+
+    async def _run_job(self, job: Job) -> None:
         try:
-            digest = await self._executor.load_adapter(message.path, message.inside)
+            end = JobEnded(job, await self._executor.run(job))
         except TokenmillError as error:
-            answer = AdapterLoaded(message.number, "", error.message, error.kind, error.param or "")
+            end = JobEnded(job, "", error.message, error.kind, error.param or "")
         except Exception as error:
-            log.exception("The adapter in %s could not be loaded.", message.path)
-            text = f"The adapter could not be loaded: {type(error).__name__}; see the server's log."
-            answer = AdapterLoaded(message.number, "", text, EngineFailed.kind)
-        else:
-            self._core.load_adapter(digest)
-            answer = AdapterLoaded(message.number, digest)
-        finally:
-            self._num_loading -= 1
-        with contextlib.suppress(EOFError):
-            await self._link.send(answer)
-
-    def _unload_unused(self) -> None:
-        """Not while an adapter is being loaded: it may be one of these, found in its place and to be kept there."""
-        if not self._num_loading:
-            for digest in self._core.take_unused_adapters():
-                self._start_chore(self._executor.unload_adapter(digest))
-
-    def _start_chore(self, work: Coroutine[Any, Any, None]) -> None:
-        chore = asyncio.create_task(work)
-        self._chores.add(chore)
-        chore.add_done_callback(self._end_chore)
-
-    def _end_chore(self, chore: asyncio.Task[None]) -> None:
-        self._chores.discard(chore)
+            log.exception("%s failed.", job)
+            message = f"{type(job).__name__} failed: {type(error).__name__}; see the server's log."
+            end = JobEnded(job, "", message, EngineFailed.kind)
+        self._inbox.append(end)
         self._wake.set()
-        if not chore.cancelled() and chore.exception() is not None:
-            log.error("Unloading an adapter failed.", exc_info=chore.exception())
 
-    def _commit_finished(self, outputs: list[Output]) -> bool:
-        """Commit the steps that have ended, oldest first; extends `outputs` and tells whether there was one."""
+    async def _send(self, has_stepped: bool) -> None:
+        answers, self._answers = self._answers, []
+        for answer in answers:
+            await self._link.send(answer)
+        outputs, self._outputs = self._outputs, []
+        if outputs or has_stepped:
+            await self._link.send(StepOutputs(tuple(outputs), self.core.stats(), self._clock.now()))
+
+    def _commit_finished(self) -> bool:
+        """Commit the steps that have ended, oldest first, and tell whether there was one."""
         has_stepped = False
         while self._in_flight and self._in_flight[0][1].done():
             plan, ended = self._in_flight.popleft()
@@ -167,11 +146,12 @@ class EngineShell:
                 result = ended.result()
             except Exception as error:
                 log.exception("Step %d of %d rows failed.", plan.step, len(plan.rows))
-                outputs += self._core.fail(plan.step, f"{type(error).__name__}: {error}", self._clock.now())
+                failure = StepFailed(plan.step, f"{type(error).__name__}: {error}")
+                self._carry_out(self.core.handle(failure, self._clock.now()))
             else:
                 self._tell_long(plan, result.duration_s)
                 self._pace.note(plan.num_tokens, result.duration_s)
-                outputs += self._core.commit(result, self._clock.now())
+                self._carry_out(self.core.commit(result, self._clock.now()))
         return has_stepped
 
     def _tell_long(self, plan: StepPlan, duration_s: float) -> None:
@@ -187,7 +167,7 @@ class EngineShell:
             )  # fmt: skip
 
     def _start_steps(self) -> None:
-        while self._is_time() and (plan := self._core.plan(self._clock.now())) is not None:
+        while self._is_time() and (plan := self.core.plan(self._clock.now())) is not None:
             if not self._in_flight:
                 self._began_s = self._clock.now()
             result = asyncio.ensure_future(self._executor.execute(plan))

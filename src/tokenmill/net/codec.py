@@ -24,15 +24,16 @@ from ..core.events import (
     Abort,
     AdapterLoaded,
     Drain,
+    FromEngine,
     LoadAdapter,
     Output,
     Ready,
     StepOutputs,
     Submit,
     Timing,
+    ToEngine,
     UnloadAdapter,
 )
-from ..core.ports import FromEngine, ToEngine
 from ..core.request import PoolingParams, Request, SamplingParams
 
 

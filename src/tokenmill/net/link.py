@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Generic, TypeVar, cast
 
-from ..core.ports import Clock, FromEngine, ToEngine
+from ..core.events import FromEngine, ToEngine
+from ..core.ports import Clock
 from .codec import decode, encode
 from .framing import Pipe
 

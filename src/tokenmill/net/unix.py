@@ -16,7 +16,8 @@ import socket
 import tempfile
 from collections.abc import Iterator
 
-from ..core.ports import Clock, FromEngine, ToEngine
+from ..core.events import FromEngine, ToEngine
+from ..core.ports import Clock
 from .framing import Pipe
 from .link import EngineLink, FrontLink
 

@@ -24,6 +24,8 @@ from hashlib import blake2b
 
 from ..core.block import KVGroupSpec, num_hidden_blocks
 from ..core.config import EngineConfig
+from ..core.effects import DropAdapter, Job
+from ..core.events import LoadAdapter
 from ..core.ports import Clock
 from ..core.request import Request, SamplingParams
 from ..core.step import Introduction, PlanRow, RowResult, StepPlan, StepResult, TokenLogprob
@@ -181,17 +183,25 @@ class ToyExecutor:
         """Digests of the adapters it holds."""
         return tuple(self._adapters)
 
-    async def load_adapter(self, path: str, inside: str) -> str:
+    async def run(self, job: Job) -> str:
+        match job:
+            case LoadAdapter(path=path):
+                return await self._load_adapter(path)
+            case DropAdapter(digest):
+                return await self._drop_adapter(digest)
+
+    async def _load_adapter(self, path: str) -> str:
         """An adapter is nothing but its digest, which follows from the path; loading takes as long as a step."""
         await asyncio.sleep(self._costs.fixed_s)
         digest = blake2b(path.encode(), digest_size=16).hexdigest()
         self._adapters[digest] = None
         return digest
 
-    async def unload_adapter(self, digest: str) -> None:
+    async def _drop_adapter(self, digest: str) -> str:
         if self._turn is not None:
             await self._turn
         self._adapters.pop(digest, None)
+        return digest
 
     async def execute(self, plan: StepPlan) -> StepResult:
         before = self._turn

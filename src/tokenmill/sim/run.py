@@ -2,7 +2,7 @@
 
     each request    ends exactly once; its tokens, logprobs and finish reason are those of its solo run, or a prefix of
                     them where it was cancelled or its step failed; a refusal has a reason
-    each event      leaves every block free, cached or held (EngineCore.check)
+    each entry      leaves every block free, cached or held (EngineCore.check)
     at the end      no block is held, and a replay of the recorded events gives the same plans
     liveness        a hang is a Deadlock, a run that goes on for ever a TimeLimit (sim.loop)
 
@@ -27,9 +27,9 @@ from ..core.ports import FrontEnd
 from ..core.request import Request
 from ..core.step import TokenLogprob
 from ..engine.build import build_engine
-from ..engine.core import EngineCore
-from ..engine.journal import Event, Planned, replay
+from ..engine.journal import Entry, Planned
 from ..engine.link import local_link
+from ..engine.replay import replay
 from ..sched.admission import refusal
 from ..sched.policies import ORDERS
 from .executor import SoloAnswer, ToyExecutor, solo_answer
@@ -123,21 +123,20 @@ def run_scenario(scenario: Scenario, *, failure_seed: int = 0) -> Report:
         failure_seed=failure_seed,
         failure_rate=scenario.failure_rate,
     )
-    events: list[Event] = []
+    journal: list[Entry] = []
 
-    def record(core: EngineCore, event: Event) -> None:
-        events.append(event)
-        if isinstance(event, Planned) and event.plan is None:
-            return
-        core.check()
-        if isinstance(event, Planned) and event.plan is not None:
-            rows = [(row.seq, row.start, row.num_tokens, row.blocks) for row in event.plan.rows]
-            digest.update(f"{event.now!r} {rows!r}\n".encode())
+    def record(entry: Entry) -> None:
+        journal.append(entry)
+        shell.core.check()
+        if isinstance(entry, Planned) and entry.plan is not None:
+            rows = [(row.seq, row.start, row.num_tokens, row.blocks) for row in entry.plan.rows]
+            digest.update(f"{entry.now!r} {rows!r}\n".encode())
+
+    engine_end, front_end = local_link()
+    shell = build_engine(scenario.config, executor, engine_end, loop, record)
 
     async def main() -> _Clients:
-        engine_end, front_end = local_link()
         clients = _Clients(scenario, front_end, digest)
-        shell = build_engine(scenario.config, executor, engine_end, loop, record)
         engine = loop.spawn(shell.run(), "engine")
         loop.spawn(clients.receive(), "receive")
         loop.spawn(clients.submit(), "submit")
@@ -148,7 +147,8 @@ def run_scenario(scenario: Scenario, *, failure_seed: int = 0) -> Report:
         return clients
 
     clients = loop.run(main())
-    _check_end(clients.stats, events, scenario)
+    shell.core.check()
+    _check_end(clients.stats, journal, scenario)
     ends: dict[str, int] = {}
     for stream in clients.streams.values():
         end = _check_stream(stream, scenario, executor.num_failures)
@@ -162,10 +162,10 @@ def run_seed(seed: int, **settings: Any) -> Report:
     return run_scenario(replace(scenario, config=replace(scenario.config, **settings)), failure_seed=seed)
 
 
-def _check_end(stats: EngineStats, events: list[Event], scenario: Scenario) -> None:
+def _check_end(stats: EngineStats, journal: list[Entry], scenario: Scenario) -> None:
     assert stats.num_running == stats.num_waiting == 0, stats
-    num_steps = sum(1 for event in events if isinstance(event, Planned) and event.plan is not None)
-    assert replay(scenario.config, events) == num_steps
+    num_steps = sum(1 for entry in journal if isinstance(entry, Planned) and entry.plan is not None)
+    assert replay(scenario.config, journal) == num_steps
 
 
 def _check_stream(stream: _Stream, scenario: Scenario, num_failures: int) -> str:

@@ -16,7 +16,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from ..core.effects import DropAdapter, Job
 from ..core.errors import InvalidRequest
+from ..core.events import LoadAdapter
 from ..core.step import StepPlan, StepResult
 from ..ops.work import Ticket, WorkQueue
 from .adapters import Adapters
@@ -57,7 +59,14 @@ class ModelExecutor:
         result: StepResult = collect(self._queue.run(work))
         return result
 
-    async def load_adapter(self, path: str, inside: str) -> str:
+    async def run(self, job: Job) -> str:
+        match job:
+            case LoadAdapter(path=path, inside=inside):
+                return await self._load_adapter(path, inside)
+            case DropAdapter(digest):
+                return await self._drop_adapter(digest)
+
+    async def _load_adapter(self, path: str, inside: str) -> str:
         """Reading goes on beside the steps; packing is done between two of them."""
         adapters = self._adapters
         if adapters is None:
@@ -66,11 +75,12 @@ class ModelExecutor:
         digest: str = await self._submit(partial(adapters.install, prepared), Ticket.outcome)
         return digest
 
-    async def unload_adapter(self, digest: str) -> None:
+    async def _drop_adapter(self, digest: str) -> str:
         """Takes effect after the steps submitted before."""
         adapters = self._adapters
         assert adapters is not None, "no adapter was ever loaded"
         await self._submit(partial(adapters.remove, digest), Ticket.outcome)
+        return digest
 
     def close(self) -> None:
         """Wait for the step that is running, drop what has not begun, free memory. May be called again."""

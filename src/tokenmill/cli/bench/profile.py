@@ -181,8 +181,7 @@ class _Bench:
         """Seconds of each part, for every step that decodes all rows. As in the running engine, a step is planned and
         prepared while the one before it is not committed yet."""
         core, runner = EngineCore(self._config), self._make_runner()
-        for request in self._requests(rows):
-            core.add(request, 0.0)
+        core.handle(Submit(tuple(self._requests(rows))), 0.0)
         found: dict[str, list[float]] = defaultdict(list)
 
         def timed(part: str, work: Callable[[], Any]) -> Any:

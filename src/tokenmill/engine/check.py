@@ -1,0 +1,46 @@
+"""What must hold of an engine between calls. Slow: for tests and simulations."""
+
+from __future__ import annotations
+
+from ..core.block import num_hidden_blocks
+from ..core.sequence import Sequence, Status
+from ..sched.admission import blocks_for
+from ..sched.rank import seniority
+from .state import EngineState
+
+
+def check_state(state: EngineState) -> None:
+    """Assert that sequences, blocks, steps in flight and counts agree."""
+    state.blocks.check(seq.tables for seq in state.running)
+    assert state.running == sorted(state.running, key=seniority), "running is out of order"
+    in_flight: dict[int, int] = {}
+    for step in state.in_flight:
+        for seq in step.sequences:
+            if not step.is_void:
+                in_flight[seq.number] = in_flight.get(seq.number, 0) + 1
+    num_waiting = 0
+    for seq in state.by_id.values():
+        assert 0 <= seq.num_computed <= seq.num_planned < len(seq.tokens) + seq.num_pending, seq
+        assert seq.rows_in_flight == in_flight.get(seq.number, 0), seq
+        assert seq.num_output + seq.num_pending <= seq.request.max_tokens, seq
+        assert len({len(table) for table in seq.tables}) == 1, seq
+        assert all(max(table.num_published, table.num_released) <= len(table) for table in seq.tables), seq
+        if seq.status is Status.RUNNING:
+            _check_running(state, seq)
+        else:
+            num_waiting += 1
+            assert seq.status is Status.WAITING and not len(seq.tables[0]) and not seq.rows_in_flight, seq
+    assert num_waiting == len(state.waiting)
+    assert state.by_id or not len(state.settings)
+    adapters = [seq.request.adapter for seq in state.by_id.values() if seq.request.adapter]
+    state.adapters.check({digest: adapters.count(digest) for digest in adapters})
+    assert num_waiting + len(state.running) == len(state.by_id)
+
+
+def _check_running(state: EngineState, seq: Sequence) -> None:
+    config = state.config
+    assert seq.rows_in_flight or seq.num_computed == seq.num_planned, seq
+    num_blocks = blocks_for(seq.num_planned, config.block_size) if config.keeps_kv else 0
+    assert len(seq.tables[0]) == num_blocks, seq
+    for group, table in zip(config.groups, seq.tables, strict=True):
+        assert table.num_released == num_hidden_blocks(seq.num_planned, group.window, config.block_size), seq

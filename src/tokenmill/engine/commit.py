@@ -1,0 +1,118 @@
+"""What the end of a step does to its sequences. Steps end in the order in which they were planned.
+
+A result appends tokens, publishes the blocks that they fill, and says so to clients. When a step fails,
+
+    its own sequences      end with an error
+    later steps in flight  are void: they were planned on top of it, and their results are dropped when they arrive
+    their sequences        go back to WAITING and are recomputed; draws depend on (seed, choice, position) alone, so
+                           the client sees the same tokens
+    blocks they published  are withdrawn
+
+A row whose logits are not finite ends its sequence alone, with an error. What the sequence holds in the prefix cache is
+forgotten, with all that was computed from it: a retry starts from nothing, in case a fault lies there.
+"""
+
+from __future__ import annotations
+
+from ..core.effects import StepFailed
+from ..core.errors import EngineFailed, TokenmillError
+from ..core.events import FINISH_ERROR, FINISH_LENGTH, FINISH_STOP, Output
+from ..core.sequence import Sequence, Status
+from ..core.step import PlanRow, RowResult, StepResult
+from .outputs import ended, progressed
+from .state import EngineState, Step
+
+CORRUPTED = (
+    "The model's values for this request were not finite numbers. If it happens again, the model file or the machine's "
+    "memory may be damaged."
+)
+
+
+def commit_step(state: EngineState, result: StepResult, now: float) -> None:
+    """Apply the result of the oldest step in flight."""
+    step = _end_oldest(state, result.step)
+    if not step.is_void:
+        assert len(result.rows) == len(step.rows), f"step {step.number}: {len(result.rows)} results"
+        state.counters.num_steps += 1
+        state.counters.last_step_tokens = step.num_tokens
+        state.counters.last_step_s = result.duration_s
+        outputs = state.outbox.outputs
+        for row, seq, end, row_result in zip(step.rows, step.sequences, step.ends, result.rows, strict=True):
+            assert row_result.seq == row.seq, f"step {step.number}: result of {row_result.seq} for row {row.seq}"
+            if seq.status is Status.RUNNING:
+                output = _commit_row(state, seq, row, end, row_result, step.number, now)
+                if output is not None:
+                    outputs.append(output)
+    state.blocks.end_step(step.number)
+
+
+def fail_step(state: EngineState, event: StepFailed, now: float) -> None:
+    """The oldest step in flight had no effect."""
+    step = _end_oldest(state, event.step)
+    if not step.is_void:
+        error = EngineFailed(f"A step of the engine failed: {event.message}")
+        for later in (*reversed(state.in_flight), step):
+            state.blocks.withdraw(later.published)
+        running = [seq for seq in step.sequences if seq.status is Status.RUNNING]
+        state.outbox.outputs += [_fail(state, seq, error, now) for seq in running]
+        unsent = list(step.released)
+        for later in state.in_flight:
+            later.is_void = True
+            unsent += later.released
+            for seq in later.sequences:
+                if seq.status is Status.RUNNING:
+                    state.send_back(seq)
+        state.released = unsent + state.released
+    state.blocks.end_step(step.number)
+
+
+def _end_oldest(state: EngineState, step_number: int) -> Step:
+    step = state.in_flight.popleft()
+    assert step.number == step_number, f"step {step_number} ended before step {step.number}"
+    if not step.is_void:
+        for seq in step.sequences:
+            seq.rows_in_flight -= 1
+    return step
+
+
+def _commit_row(
+    state: EngineState, seq: Sequence, row: PlanRow, end: int, result: RowResult, step_number: int, now: float
+) -> Output | None:
+    seq.num_computed = end
+    if result.is_corrupted:
+        state.counters.num_corrupted += 1
+        state.blocks.forget(seq.tables, [other.tables for other in state.running])
+        return _fail(state, seq, EngineFailed(CORRUPTED), now)
+    if row.score:
+        seq.prompt_logprobs += result.prompt_logprobs
+    if not row.sample:
+        return None
+    if seq.request.pooling is not None:
+        return _finish(state, seq, FINISH_STOP, now, result)
+    (token,) = result.tokens
+    tokens = seq.tokens
+    tokens.append(token)
+    seq.num_pending -= 1
+    state.counters.generation_tokens += 1
+    num_output = len(tokens) - seq.num_prompt
+    num_full = min(end, len(tokens)) // state.config.block_size
+    if num_full > seq.tables[-1].num_published:
+        last_step = state.in_flight[seq.last_step - step_number - 1] if seq.rows_in_flight else None
+        state.publish(seq, num_full, last_step)
+    # A stop token drawn before min_tokens outputs exist is one that the worker had no other token for.
+    if token in seq.stop_ids and num_output > seq.request.sampling.min_tokens:
+        state.leave(seq)
+        return ended(seq, FINISH_STOP, now, stop_token=token)
+    if len(tokens) >= seq.max_len:
+        return _finish(state, seq, FINISH_LENGTH, now, result)
+    return progressed(seq, result, num_output, now)
+
+
+def _finish(state: EngineState, seq: Sequence, reason: str, now: float, result: RowResult) -> Output:
+    state.leave(seq)
+    return ended(seq, reason, now, result)
+
+
+def _fail(state: EngineState, seq: Sequence, error: TokenmillError, now: float) -> Output:
+    state.leave(seq)
+    return ended(seq, FINISH_ERROR, now, error=error)

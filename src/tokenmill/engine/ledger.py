@@ -1,0 +1,121 @@
+"""The scheduler's ledger: carries its decisions out at once, and keeps the rows of the step that it composes."""
+
+from __future__ import annotations
+
+from ..cache.groups import Match
+from ..core.sequence import Sequence
+from ..core.step import Introduction, PlanRow
+from ..sched.admission import blocks_for
+from .state import EngineState, Step, wants_scores
+
+
+class StepLedger:
+    """sched.scheduler.Ledger over the state of one engine. `now` is when the step in the making is planned."""
+
+    def __init__(self, state: EngineState) -> None:
+        self._state = state
+        self.step = Step(0)
+        self.now = 0.0
+
+    def take_step(self) -> Step:
+        """The step composed; the next one begins."""
+        step, self.step = self.step, Step(self.step.number + 1)
+        return step
+
+    @property
+    def no_match(self) -> Match:
+        return self._state.blocks.no_match
+
+    def num_available_blocks(self, matched: Match) -> list[int]:
+        return self._state.blocks.num_available(matched)
+
+    def find_match(self, seq: Sequence) -> Match:
+        return self._state.find_match(seq)
+
+    def reconsider(self, seq: Sequence) -> None:
+        self._state.reconsider(seq, self.now)
+
+    def admit(self, seq: Sequence) -> None:
+        self._state.admit(seq)
+        if seq.num_cached < 0:
+            seq.num_cached = 0
+            seq.first_scheduled_s = self.now
+            counters = self._state.counters
+            counters.prompt_tokens += seq.num_prompt
+            counters.prefix_queries += len(seq.tokens)
+
+    def adopt(self, seq: Sequence, matched: Match) -> None:
+        if not matched.num_blocks:
+            return
+        state = self._state
+        state.blocks.adopt(seq.tables, matched, seq.last_step)
+        num_tokens = matched.num_blocks * state.config.block_size
+        seq.num_planned += num_tokens
+        if seq.num_preemptions == 0:
+            seq.num_cached += num_tokens
+            state.counters.prefix_hits += num_tokens
+
+    def preempt(self, seq: Sequence) -> None:
+        assert seq.rows_in_flight == 0, f"sequence {seq.number} has a row in flight"
+        self._state.counters.num_preemptions += 1
+        self._state.send_back(seq)
+
+    def add_row(self, seq: Sequence, num_tokens: int) -> None:
+        state, step, tables = self._state, self.step, seq.tables
+        size = state.config.block_size
+        start = seq.num_planned
+        end = start + num_tokens
+        num_blocks = len(tables[0].ids)
+        if end > num_blocks * size and state.config.keeps_kv:
+            num_blocks = blocks_for(end, size)
+            state.blocks.extend(tables, num_blocks - len(tables[0].ids))
+        num_known_tokens = len(seq.tokens)
+        is_drawing = end == num_known_tokens + seq.num_pending
+        blocks = _unsent(seq) if num_blocks > seq.num_sent else ()
+        if start >= num_known_tokens:
+            row = PlanRow(seq.number, start, (), seq.last_step, blocks, None, is_drawing)
+        else:
+            row = PlanRow(
+                seq=seq.number,
+                start=start,
+                tokens=tuple(seq.tokens[start:end]),
+                blocks=blocks,
+                intro=None if seq.num_sent else _introduce(seq),
+                sample=is_drawing,
+                score=start < seq.num_prompt - 1 and wants_scores(seq),
+            )
+            state.counters.prompt_tokens_computed += max(0, min(end, seq.num_prompt) - start)
+        seq.num_planned = end
+        seq.num_pending += is_drawing
+        seq.num_sent = num_blocks
+        seq.last_step = step.number
+        seq.rows_in_flight += 1
+        step.rows.append(row)
+        step.sequences.append(seq)
+        step.ends.append(end)
+        step.num_tokens += num_tokens
+        num_full = min(end, num_known_tokens) // size
+        if num_full > tables[-1].num_published:
+            state.publish(seq, num_full, step)
+        if state.blocks.has_windows:
+            state.blocks.slide(tables, end, step.number)
+
+
+def _unsent(seq: Sequence) -> tuple[int, ...]:
+    """Table entries that the worker does not know of, group after group."""
+    return tuple(block for table in seq.tables for block in table.ids[seq.num_sent :])
+
+
+def _introduce(seq: Sequence) -> Introduction:
+    request = seq.request
+    return Introduction(
+        prompt_tokens=request.prompt_tokens,
+        output_tokens=tuple(seq.tokens[seq.num_prompt :]),
+        sampling=request.sampling,
+        seed=request.seed,
+        choice=request.choice,
+        eos_token_ids=() if request.sampling.ignore_eos else request.eos_token_ids,
+        pooling=request.pooling,
+        adapter=request.adapter,
+        bad_words=request.bad_words,
+    )

@@ -1,0 +1,77 @@
+"""What a client hears of its request: outputs made from a sequence. Changes nothing but when the first token came."""
+
+from __future__ import annotations
+
+from ..core.errors import TokenmillError
+from ..core.events import FINISH_ERROR, Output, Timing
+from ..core.request import Request
+from ..core.sequence import Sequence
+from ..core.step import RowResult
+
+
+def refused(request: Request, error: TokenmillError, now: float) -> Output:
+    """The end of a request that was never let in."""
+    return Output(
+        request.id,
+        finish_reason=FINISH_ERROR,
+        num_output=len(request.output_tokens),
+        error=error.message,
+        error_kind=error.kind,
+        error_param=error.param or "",
+        timing=Timing(request.arrival_s, -1.0, -1.0, now),
+    )
+
+
+def progressed(seq: Sequence, result: RowResult, num_output: int, now: float) -> Output:
+    """A token, the `num_output`th, that is not the last."""
+    if seq.first_token_s >= 0:
+        return Output(seq.request.id, result.tokens, result.logprobs, (), None, None, num_output, _num_cached(seq))
+    seq.first_token_s = now
+    return Output(
+        seq.request.id,
+        result.tokens,
+        result.logprobs,
+        tuple(seq.prompt_logprobs),
+        num_output=num_output,
+        num_cached=_num_cached(seq),
+        timing=_timing(seq, -1.0),
+    )
+
+
+def ended(
+    seq: Sequence,
+    reason: str,
+    now: float,
+    result: RowResult | None = None,
+    *,
+    stop_token: int | None = None,
+    error: TokenmillError | None = None,
+) -> Output:
+    """The last output, with what `result` gives."""
+    is_first = seq.first_token_s < 0 and seq.num_output > len(seq.request.output_tokens)
+    if is_first:
+        seq.first_token_s = now
+    return Output(
+        request_id=seq.request.id,
+        tokens=() if result is None else result.tokens,
+        logprobs=() if result is None else result.logprobs,
+        prompt_logprobs=tuple(seq.prompt_logprobs) if is_first else (),
+        finish_reason=reason,
+        stop_token=stop_token,
+        num_output=seq.num_output,
+        num_cached=_num_cached(seq),
+        error="" if error is None else error.message,
+        error_kind="" if error is None else error.kind,
+        error_param="" if error is None else error.param or "",
+        vector=b"" if result is None else result.vector,
+        timing=_timing(seq, now),
+    )
+
+
+def _num_cached(seq: Sequence) -> int:
+    num_cached = seq.num_cached
+    return 0 if num_cached < 0 else num_cached if num_cached < seq.num_prompt else seq.num_prompt
+
+
+def _timing(seq: Sequence, finished_s: float) -> Timing:
+    return Timing(seq.request.arrival_s, seq.first_scheduled_s, seq.first_token_s, finished_s)

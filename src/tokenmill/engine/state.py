@@ -1,0 +1,179 @@
+"""What one engine knows, and the moves between a sequence's states that keep all of it in step.
+
+    enter      a request becomes a sequence that is WAITING
+    admit      WAITING -> RUNNING
+    send_back  RUNNING -> WAITING: everything but the tokens is computed again
+    leave      any -> FINISHED
+
+Only this package writes it. Which move is due is decided elsewhere: by the scheduler through the ledger (`ledger`), by
+results (`commit`), by events (`core`).
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import deque
+from dataclasses import dataclass, field
+
+from ..cache.groups import KVBlocks, Match
+from ..cache.hashing import extend_keys, root_key
+from ..cache.manager import BlockManager
+from ..core.config import EngineConfig
+from ..core.policy import Waiting
+from ..core.request import Request
+from ..core.sequence import Sequence, Status
+from ..core.step import PlanRow
+from ..sched.policies import pick
+from ..sched.queue import WaitingQueue
+from ..sched.rank import seniority
+from .adapters import AdapterLedger
+from .outbox import Outbox
+from .settings import SettingsLedger
+
+
+@dataclass(slots=True, eq=False)
+class Step:
+    """A step in the making or in flight. `ends[i]`: num_computed of `sequences[i]` once the step is committed."""
+
+    number: int
+    rows: list[PlanRow] = field(default_factory=list)
+    sequences: list[Sequence] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+    published: list[tuple[BlockManager, int]] = field(default_factory=list)
+    released: tuple[int, ...] = ()
+    num_tokens: int = 0
+    is_void: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Counters:
+    """Totals since the engine started, named as in EngineStats, and facts of its last step."""
+
+    num_steps: int = 0
+    num_preemptions: int = 0
+    num_corrupted: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    prompt_tokens: int = 0
+    prompt_tokens_computed: int = 0
+    generation_tokens: int = 0
+    last_step_tokens: int = 0
+    last_step_s: float = 0.0
+
+
+class EngineState:
+    """blocks     the block ids of all KV groups
+    by_id         unfinished sequences by the id of their request
+    running       those that run, by seniority; the others are in `waiting`
+    in_flight     steps that were planned and not committed, oldest first
+    released      numbers of sequences that the worker is to forget with the next plan
+    work_done     the clock of work (core.work)
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self.policies = pick(config)
+        self.blocks = KVBlocks(config.groups, config.block_size)
+        self.outbox = Outbox()
+        self.adapters = AdapterLedger(self.outbox)
+        self.settings = SettingsLedger()
+        self.counters = Counters()
+        self.by_id: dict[str, Sequence] = {}
+        self.waiting = WaitingQueue()
+        self.running: list[Sequence] = []
+        self.in_flight: deque[Step] = deque()
+        self.released: list[int] = []
+        self.work_done = 0
+        self._next_number = 0
+
+    def enter(self, request: Request, now: float) -> None:
+        request, stop_ids = self.settings.begin(request)
+        tokens = [*request.prompt_tokens, *request.output_tokens]
+        seq = Sequence(self._next_number, request, tokens, tables=self.blocks.new_tables(), stop_ids=stop_ids)
+        self._next_number += 1
+        seq.arrived = self.work_done
+        self.reconsider(seq, now)
+        self.by_id[request.id] = seq
+        if request.adapter:
+            self.adapters.begin(request.adapter)
+        self.waiting.push(seq)
+
+    def admit(self, seq: Sequence) -> None:
+        popped = self.waiting.pop()
+        assert popped is seq, (popped.number, seq.number)
+        seq.status = Status.RUNNING
+        insort(self.running, seq, key=seniority)
+
+    def send_back(self, seq: Sequence) -> None:
+        self._release(seq)
+        seq.status = Status.WAITING
+        seq.num_computed = seq.num_planned = seq.num_pending = 0
+        seq.rows_in_flight = 0
+        seq.num_preemptions += 1
+        if wants_scores(seq):
+            seq.prompt_logprobs.clear()
+        self.waiting.push(seq)
+
+    def leave(self, seq: Sequence) -> None:
+        """Rows it has in flight are dropped when they come back."""
+        if seq.status is Status.WAITING:
+            self.waiting.discard(seq)
+        else:
+            self._release(seq)
+        seq.status = Status.FINISHED
+        del self.by_id[seq.request.id]
+        self.settings.end(seq.request)
+        if seq.request.adapter:
+            self.adapters.end(seq.request.adapter)
+
+    def _release(self, seq: Sequence) -> None:
+        """Leave the running list; blocks and the worker's state are given up."""
+        self.running.remove(seq)
+        self.blocks.release(seq.tables, seq.last_step)
+        seq.tables = self.blocks.new_tables()
+        if seq.num_sent or not self.config.keeps_kv:
+            self.released.append(seq.number)
+            seq.num_sent = 0
+
+    def find_match(self, seq: Sequence) -> Match:
+        """Published blocks that would carry the sequence's planned part on from a block border; changes nothing."""
+        size = self.config.block_size
+        if seq.num_planned % size or not self.config.caches_prefixes or wants_scores(seq) or _pools_all(seq):
+            return self.blocks.no_match
+        self._extend_keys(seq)
+        return self.blocks.match(seq.keys, seq.tables, (len(seq.tokens) - 1) // size)
+
+    def reconsider(self, seq: Sequence, now: float) -> None:
+        """Ask the order of service when a waiting sequence is due."""
+        num_cached = self.find_match(seq).num_blocks * self.config.block_size
+        seq.due = self.policies.order.due(Waiting(seq.request, len(seq.tokens), num_cached, seq.arrived, now))
+
+    def publish(self, seq: Sequence, num_full: int, step: Step | None) -> None:
+        """Make the first `num_full` blocks matchable; they are withdrawn if `step`, the last one in flight that carries
+        a row of the sequence, fails."""
+        if not self.config.caches_prefixes:
+            return
+        self._extend_keys(seq)
+        published = self.blocks.publish(seq.keys, seq.tables, num_full)
+        if step is not None:
+            step.published += published
+
+    def _extend_keys(self, seq: Sequence) -> None:
+        size = self.config.block_size
+        if (len(seq.keys) + 1) * size <= len(seq.tokens):
+            request = seq.request
+            root = root_key(self.config.numerics_id, request.adapter, request.cache_salt)
+            extend_keys(seq.keys, root, seq.tokens, size)
+
+
+def wants_scores(seq: Sequence) -> bool:
+    """Whether prompt logprobs are still to be computed: then nothing may come from the prefix cache.
+
+    They are handed out with the first token, so a sequence that has output has had them.
+    """
+    return seq.request.sampling.prompt_logprobs is not None and seq.num_output == 0
+
+
+def _pools_all(seq: Sequence) -> bool:
+    """Whether its vector takes positions that a prefix hit would not compute."""
+    return seq.request.pooling is not None and seq.request.pooling.needs_all

@@ -1,0 +1,45 @@
+"""The snapshot of an engine that goes out with each step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..core.events import EngineStats
+from ..core.sequence import Sequence
+from .state import EngineState
+
+
+def snapshot(state: EngineState) -> EngineStats:
+    num_free = num_cached = num_blocks = 0
+    kv_usage = 0.0
+    for pool in state.blocks.pools:
+        num_free += pool.num_free
+        num_cached += pool.num_cached
+        num_blocks += pool.num_blocks
+        kv_usage = max(kv_usage, pool.num_held / max(1, pool.num_blocks))
+    counters = state.counters
+    return EngineStats(
+        num_running=len(state.running),
+        num_waiting=len(state.waiting),
+        num_free_blocks=num_free,
+        num_cached_blocks=num_cached,
+        num_held_blocks=num_blocks - num_free - num_cached,
+        num_blocks=num_blocks,
+        kv_usage=kv_usage,
+        num_steps=counters.num_steps,
+        num_preemptions=counters.num_preemptions,
+        prefix_queries=counters.prefix_queries,
+        prefix_hits=counters.prefix_hits,
+        prompt_tokens=counters.prompt_tokens,
+        prompt_tokens_computed=counters.prompt_tokens_computed,
+        generation_tokens=counters.generation_tokens,
+        last_step_tokens=counters.last_step_tokens,
+        last_step_s=counters.last_step_s,
+        running_adapters=_adapters_of(state.running) if state.adapters else (),
+        waiting_adapters=_adapters_of(state.waiting) if state.adapters else (),
+        num_corrupted=counters.num_corrupted,
+    )
+
+
+def _adapters_of(sequences: Iterable[Sequence]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(seq.request.adapter for seq in sequences if seq.request.adapter))
