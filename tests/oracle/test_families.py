@@ -22,7 +22,6 @@ from tokenmill.models.registry import load_model
 from tokenmill.ops.api import StepBatch, StepLimits
 from tokenmill.ops.native import NativeOps, available
 from tokenmill.ops.reference import ReferenceOps
-from tokenmill.store.pool import KVPool
 from tokenmill.worker.build import build_worker
 
 torch = pytest.importorskip("torch", reason="the oracle needs torch")
@@ -69,8 +68,8 @@ def saved(request, tmp_path_factory):
 def our_logits(ops, folder, max_model_len: int, tokens: np.ndarray) -> np.ndarray:
     """Logits of every position, computed in two chunks."""
     model = load_model(open_checkpoint(folder), ops, max_model_len=max_model_len, block_size=16, kv_dtype="f32")
-    pool = KVPool(model.kv_group, 16)
-    kv = ops.bind_kv(pool.data, model.kv_group)
+    pool = ops.new_pool(model.kv_group, 16)
+    kv = pool.kv
     num_blocks = -(-len(tokens) // 16)
     limits = StepLimits(len(tokens), 4, num_blocks, len(tokens))
     program = ops.compile(lambda recorder, batch: model.forward(recorder, kv, batch), limits)

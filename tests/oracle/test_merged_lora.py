@@ -24,7 +24,6 @@ from tokenmill.models.registry import load_model
 from tokenmill.ops.api import StepBatch, StepLimits
 from tokenmill.ops.native import NativeOps, available
 from tokenmill.ops.reference import ReferenceOps
-from tokenmill.store.pool import KVPool
 
 torch = pytest.importorskip("torch", reason="the oracle needs torch")
 pytest.importorskip("transformers", reason="the oracle needs transformers")
@@ -46,8 +45,8 @@ def logits(ops: Any, checkpoint: Checkpoint, case: Case, folder: Path | None) ->
     if folder is not None:
         changes = changes_of(open_adapter(folder), Base(checkpoint, model.config, ops), LIMITS)
         assert fill_slot(model.weights, ops, 1, changes) > 0
-    pool = KVPool(model.kv_group, 4)
-    kv = ops.bind_kv(pool.data, model.kv_group)
+    pool = ops.new_pool(model.kv_group, 4)
+    kv = pool.kv
     limits = StepLimits(LENGTH, 1, 4, LENGTH)
     program = ops.compile(lambda recorder, batch: model.forward(recorder, kv, batch), limits)
     batch = StepBatch(

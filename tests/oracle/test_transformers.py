@@ -17,7 +17,6 @@ from tokenmill.models.registry import load_model
 from tokenmill.ops.api import StepBatch, StepLimits
 from tokenmill.ops.native import NativeOps, available
 from tokenmill.ops.reference import ReferenceOps
-from tokenmill.store.pool import KVPool
 from tokenmill.worker.build import build_worker
 
 torch = pytest.importorskip("torch", reason="the oracle needs torch")
@@ -85,8 +84,8 @@ def test_logits(saved, make_ops, kv_dtype, tolerance):
     ops = make_ops()
     checkpoint = open_checkpoint(folder)
     model = load_model(checkpoint, ops, max_model_len=64, block_size=16, kv_dtype=kv_dtype)
-    pool = KVPool(model.kv_group, 8)
-    kv = ops.bind_kv(pool.data, model.kv_group)
+    pool = ops.new_pool(model.kv_group, 8)
+    kv = pool.kv
     program = ops.compile(lambda recorder, batch: model.forward(recorder, kv, batch), StepLimits(64, 4, 4, 64))
     tokens = np.random.default_rng(2).integers(0, 160, LENGTH).astype(np.int32)
     ours = []

@@ -26,7 +26,6 @@ from tokenmill.models.registry import Model, load_model
 from tokenmill.ops.api import RawTensor, StepBatch, StepLimits
 from tokenmill.ops.native import NativeOps, available
 from tokenmill.ops.reference import ReferenceOps, dequantise
-from tokenmill.store.pool import KVPool
 from tokenmill.worker import build
 from tokenmill.worker.adapters import Adapters
 from tokenmill.worker.build import build_worker
@@ -46,9 +45,9 @@ class Running:
         self.ops = ops
         how: dict[str, Any] = {"max_model_len": 64, "block_size": 8, "kv_dtype": "f32", "quantization": quantization}
         self.model: Model = load_model(checkpoint, ops, lora=lora, **how)
-        pool = KVPool(self.model.kv_group, 16)
+        pool = ops.new_pool(self.model.kv_group, 16)
         self.pool = pool
-        self.kv = ops.bind_kv(pool.data, self.model.kv_group)
+        self.kv = pool.kv
         limits = StepLimits(4 * LENGTH, 4, 3, 4 * LENGTH)
         self.program = ops.compile(lambda recorder, batch: self.model.forward(recorder, self.kv, batch), limits)
         if lora is not None:

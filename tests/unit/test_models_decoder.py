@@ -11,7 +11,6 @@ from tokenmill.models.registry import load_model
 from tokenmill.models.rope import rope_frequencies
 from tokenmill.ops.api import StepBatch
 from tokenmill.ops.reference import ReferenceOps
-from tokenmill.store.pool import KVPool
 
 
 def plain_logits(checkpoint, tokens: list[int]) -> np.ndarray:
@@ -81,8 +80,8 @@ def test_chunks_and_batches_equal_the_plain_transformer(kind, tied):
     checkpoint = tiny_checkpoint(kind=kind, tied=tied)
     ops = ReferenceOps()
     model = load_model(checkpoint, ops, max_model_len=64, block_size=8, kv_dtype="f32")
-    pool = KVPool(model.kv_group, 12)
-    kv = ops.bind_kv(pool.data, model.kv_group)
+    pool = ops.new_pool(model.kv_group, 12)
+    kv = pool.kv
     rng = np.random.default_rng(1)
     tokens = [rng.integers(0, VOCAB_SIZE, 29).tolist(), rng.integers(0, VOCAB_SIZE, 17).tolist()]
     tables, done = np.array([[3, 9, 1, 6], [11, 0, 5, 0]], np.int32), [0, 0]

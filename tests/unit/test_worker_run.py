@@ -14,6 +14,7 @@ from tokenmill.core.block import full_groups
 from tokenmill.core.request import SamplingParams
 from tokenmill.core.step import Introduction, PlanRow, StepPlan
 from tokenmill.ops.native import NativeOps, available
+from tokenmill.ops.pool import HostPool
 from tokenmill.ops.reference import ReferenceOps
 from tokenmill.worker import build
 from tokenmill.worker.build import build_worker
@@ -342,7 +343,7 @@ def test_memory_is_committed_ahead_while_there_is_nothing_to_compute(make_worker
             done.set()
         return len(asked) < 3
 
-    monkeypatch.setattr(build.KVPool, "commit_ahead", commit_ahead)
+    monkeypatch.setattr(HostPool, "commit_ahead", commit_ahead)
     worker = make_worker()
     _generate(worker, _prompt(5), 1, blocks=(9, 4))
     assert done.wait(10)

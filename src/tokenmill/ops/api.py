@@ -26,6 +26,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..core.block import KVGroup
+from .pool import KVPool
 from .work import WorkQueue
 
 Array = Any
@@ -205,7 +206,7 @@ class Program(Protocol):
 
 class Ops(Protocol):
     """A backend. Functions never modify their inputs (write_kv writes the pool, which is its purpose). A `table` or
-    `weight` is what this backend's `pack` made, a `kv` what its `bind_kv` made."""
+    `weight` is what this backend's `pack` made, a `kv` that of a pool of its own."""
 
     name: str
 
@@ -251,8 +252,8 @@ class Ops(Protocol):
         """A float32 parameter vector or table (norm weights, RoPE factors) as this backend wants it."""
         ...
 
-    def bind_kv(self, pool: np.ndarray, group: KVGroup) -> Any:
-        """A handle on a KV pool: uint8 [num_blocks, group.bytes_per_block]. It reads the step's table `group.table`."""
+    def new_pool(self, group: KVGroup, num_blocks: int) -> KVPool:
+        """Memory for the blocks of a KV group, of zeros. Its handle reads the step's table `group.table`."""
         ...
 
     def embed(self, table: Any, tokens_T: Array) -> Array:

@@ -31,6 +31,7 @@ from .api import (
     same_order,
 )
 from .philox import PURPOSE_TOKEN, uniform
+from .pool import HostPool
 from .reference_kv import ReferenceKV, from_stored, to_stored
 from .work import ThreadQueue
 
@@ -161,7 +162,11 @@ class ReferenceOps:
     def vector(self, values: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(values, np.float32)
 
+    def new_pool(self, group: KVGroup, num_blocks: int) -> HostPool:
+        return HostPool(group, num_blocks, self.bind_kv)
+
     def bind_kv(self, pool: np.ndarray, group: KVGroup) -> ReferenceKV:
+        """A handle on a pool's bytes, uint8 [num_blocks, group.bytes_per_block]."""
         assert pool.dtype == np.uint8 and pool.shape == (len(pool), group.bytes_per_block), pool.shape
         return ReferenceKV(pool, group)
 

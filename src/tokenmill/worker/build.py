@@ -20,7 +20,7 @@ from ..models.registry import Model, load_model
 from ..models.vectors import VectorModel, load_vector_model
 from ..models.weights import Progress
 from ..ops.api import Ops, StepBatch, StepLimits
-from ..store.pool import KVPool
+from ..ops.pool import KVPool
 from .adapters import Adapters
 from .executor import ModelExecutor
 from .memory import MemoryPlan, plan_memory, step_limits
@@ -92,8 +92,8 @@ def build_worker(
         max_num_seqs=max_num_seqs,
         block_size=block_size,
     )
-    pools = [KVPool(group, count) for group, count in zip(kv_groups, sizes, strict=True)]
-    kvs = tuple(ops.bind_kv(pool.data, pool.group) for pool in pools)
+    pools = [ops.new_pool(group, count) for group, count in zip(kv_groups, sizes, strict=True)]
+    kvs = tuple(pool.kv for pool in pools)
     program = ops.compile(lambda recorder, batch: model.forward(recorder, kvs, batch), limits)
     adapters = None
     if lora is not None:  # which may ask for weights again; mapped, these take no memory meanwhile
@@ -170,9 +170,8 @@ def build_vector_worker(
         max_blocks_per_seq=-(-max_model_len // group.block_size),
         max_logit_rows=max_num_batched_tokens,
     )
-    pool = KVPool(group, pool_blocks)
-    kv = ops.bind_kv(pool.data, group)
-    program = ops.compile(lambda recorder, batch: model.forward(recorder, kv, batch), limits)
+    pool = ops.new_pool(group, pool_blocks)
+    program = ops.compile(lambda recorder, batch: model.forward(recorder, pool.kv, batch), limits)
     head = None if model.head is None else _compile_head(ops, model, max_num_seqs)
     runner = PoolingRunner(model, program, limits, block_size=group.block_size, num_blocks=pool_blocks, head=head)
 

@@ -24,7 +24,6 @@ from ...node.load import describe_kernels
 from ...ops.api import BLOCK_BYTES, GROUP, RawTensor, SampleBatch, StepBatch, StepLimits
 from ...ops.native import NativeOps
 from ...ops.native.record import QUANTISED, Code, Operation
-from ...store.pool import KVPool
 from .native import open_native
 
 ROWS = (1, 4, 16, 32, 128, 512)
@@ -152,15 +151,14 @@ def _attention(ops: NativeOps, model: Model) -> Iterator[Case]:
         and max(context for _, context in sequences) <= config.max_context
     ]
     num_blocks = max(sum(context // BLOCK_SIZE for _, context in sequences) for _, sequences in shapes)
-    pool = KVPool(group, num_blocks)
+    pool = ops.new_pool(group, num_blocks)
     pool.data[:] = np.random.default_rng(1).integers(0, 60, pool.data.shape[1], np.uint8)  # small numbers in any dtype
-    kv = ops.bind_kv(pool.data, group)
     max_rows = max(sum(rows for rows, _ in sequences) for _, sequences in shapes)
     qkv_TW = np.random.default_rng(2).standard_normal((max_rows, heads.width), np.float32)
 
     def forward(recorder: Any, batch: Any) -> Any:
         for index in range(group.num_layers):
-            out = recorder.paged_attention(kv, index, qkv_TW, batch, heads, config.attention_scale)
+            out = recorder.paged_attention(pool.kv, index, qkv_TW, batch, heads, config.attention_scale)
         return out
 
     widest = max(max(context for _, context in sequences) for _, sequences in shapes) // BLOCK_SIZE

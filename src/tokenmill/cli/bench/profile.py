@@ -47,7 +47,6 @@ from ...ops.native.program import NativeCall, NativeProgram
 from ...ops.native.record import Operation
 from ...server.choice import Choice
 from ...server.client import Delta
-from ...store.pool import KVPool
 from ...text.load import TextModel, load_text
 from ...worker.executor import ModelExecutor
 from ...worker.memory import step_limits
@@ -111,9 +110,8 @@ class _Bench:
             block_size=BLOCK_SIZE,
         )
         self._ops = ops
-        self._pool = KVPool(group, num_blocks)
-        kv = ops.bind_kv(self._pool.data, group)
-        program = ops.compile(lambda recorder, batch: model.forward(recorder, kv, batch), limits)
+        pool = self._pool = ops.new_pool(group, num_blocks)
+        program = ops.compile(lambda recorder, batch: model.forward(recorder, pool.kv, batch), limits)
         self._operations = _Operations(program, model)
         self._program = _Watched(program)
         watched: Any = self._program

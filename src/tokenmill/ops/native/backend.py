@@ -28,6 +28,7 @@ from ..api import (
     StepLimits,
     same_order,
 )
+from ..pool import HostPool
 from ..work import ThreadQueue, WorkQueue
 from .fuse import fuse
 from .library import (
@@ -256,7 +257,11 @@ class NativeOps:
     def vector(self, values: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(values, np.float32)
 
+    def new_pool(self, group: KVGroup, num_blocks: int) -> HostPool:
+        return HostPool(group, num_blocks, self.bind_kv)
+
     def bind_kv(self, pool: np.ndarray, group: KVGroup) -> NativeKV:
+        """A handle on a pool's bytes, uint8 [num_blocks, group.bytes_per_block]."""
         assert pool.dtype == np.uint8 and pool.flags.c_contiguous and pool.flags.writeable, pool.dtype
         assert pool.ndim == 2 and pool.shape[1] == group.bytes_per_block, (pool.shape, group.bytes_per_block)
         struct = KVStruct(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tokenmill.core.block import KVGroup
-from tokenmill.store.pool import KVPool
+from tokenmill.ops.pool import HostPool
 
 
 def _resident_bytes() -> int:
@@ -16,10 +16,26 @@ def _resident_bytes() -> int:
     return pages * 4096
 
 
+def new_pool(group: KVGroup, num_blocks: int) -> HostPool:
+    return HostPool(group, num_blocks, lambda data, group: data)
+
+
+def test_blocks_are_copied_out_and_in():
+    """Byte for byte, in the order asked for, and nothing beside them."""
+    group = KVGroup("full", num_layers=2, num_kv_heads=1, head_dim=4, block_size=4)
+    pool, other = new_pool(group, 6), new_pool(group, 6)
+    pool.data[:] = np.random.default_rng(1).integers(0, 256, pool.data.shape)
+    other.copy_in([0, 5], pool.copy_out([4, 2]))
+    assert (other.data[[0, 5]] == pool.data[[4, 2]]).all() and not other.data[1:5].any()
+    assert pool.copy_out([]) == b""
+    with pytest.raises(AssertionError):
+        other.copy_in([1, 2], pool.copy_out([3]))
+
+
 def test_shape_and_zeros():
     """One row of bytes per block, zero until written."""
     group = KVGroup("full", num_layers=2, num_kv_heads=1, head_dim=4, block_size=4)
-    pool = KVPool(group, 5)
+    pool = new_pool(group, 5)
     assert pool.data.shape == (5, group.bytes_per_block) and pool.data.dtype == np.uint8
     assert not pool.data.any()
     pool.data[3] = 7
@@ -31,7 +47,7 @@ def test_memory_follows_use():
     """A pool of many gigabytes costs nothing until blocks are written, and gives it all back when closed."""
     group = KVGroup("full", num_layers=32, num_kv_heads=8, head_dim=128)
     before = _resident_bytes()
-    pool = KVPool(group, 2**32 // group.bytes_per_block)
+    pool = new_pool(group, 2**32 // group.bytes_per_block)
     assert _resident_bytes() - before < 2**24
     blocks = 2**26 // group.bytes_per_block
     pool.data[:blocks] = 1
@@ -46,7 +62,7 @@ def test_memory_follows_use():
 def test_pages_are_committed_ahead_of_use():
     """A sixteenth of the pool beyond the blocks in use, page by page; what they hold stays as it is."""
     group = KVGroup("full", num_layers=32, num_kv_heads=8, head_dim=128)
-    pool = KVPool(group, 2**30 // group.bytes_per_block)
+    pool = new_pool(group, 2**30 // group.bytes_per_block)
     num_used = 2**25 // group.bytes_per_block
     pool.data[num_used - 1] = 7
     before, num_pages = _resident_bytes(), 0

@@ -1,8 +1,9 @@
-"""The bytes of one KV group's blocks, in one anonymous mapping that the system commits page by page.
+"""The bytes of one KV group's blocks: what every backend offers of them, and the pool of those that compute on the CPU.
 
-Memory grows with the blocks that have ever been written, not with the size of the pool; in large pages where the system
-has them, since a step reads blocks from all over the pool and would miss the address cache at most of them. What a
-block's bytes mean is the group's layout (core/block.py), known to ops alone.
+That pool is one anonymous mapping that the system commits page by page. Memory grows with the blocks that have ever
+been written, not with the size of the pool; in large pages where the system has them, since a step reads blocks from
+all over the pool and would miss the address cache at most of them. What a block's bytes mean is the group's layout
+(core/block.py), known to this room alone: others copy blocks out and in whole.
 
 The first touch of a page is dear, above all in a virtual machine, where the host may have to find the memory too: a
 step that takes new blocks for 16 sequences can take half as long again. So pages are committed somewhat ahead of use
@@ -13,7 +14,9 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Callable, Sequence
 from functools import cache
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -29,16 +32,53 @@ _PAGE_BYTES = 2 * MiB
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE: Linux 5.14, not named in the mmap module
 
 
-class KVPool:
-    """`data`: uint8 [num_blocks, group.bytes_per_block], zero where never written."""
+class KVPool(Protocol):
+    """A pool as the rooms above see it. Copies are made between steps: a block that is copied must be held, so that no
+    step and no other copy writes to it meanwhile."""
 
-    def __init__(self, group: KVGroup, num_blocks: int) -> None:
+    group: KVGroup
+    num_blocks: int
+    kv: Any
+    """The handle that a forward pass is given: `kv` of `Ops.write_kv` and `Ops.paged_attention`."""
+
+    def copy_out(self, blocks: Sequence[int]) -> bytes:
+        """The bytes of these blocks, one after the other."""
+        ...
+
+    def copy_in(self, blocks: Sequence[int], data: bytes | memoryview) -> None:
+        """Make `data` the bytes of these blocks, as `copy_out` gave them for as many."""
+        ...
+
+    def commit_ahead(self, num_used: int) -> bool:
+        """A small piece of work ahead of the use of blocks beyond the first `num_used`; False where there is no more
+        of it."""
+        ...
+
+    def close(self) -> None:
+        """Give the memory back; nothing may run on it any more."""
+        ...
+
+
+class HostPool:
+    """A KVPool in the machine's main memory. `data`: uint8 [num_blocks, group.bytes_per_block], zero where never
+    written. `bind` makes the backend's handle on it."""
+
+    def __init__(self, group: KVGroup, num_blocks: int, bind: Callable[[np.ndarray, KVGroup], Any]) -> None:
         assert num_blocks >= 1, num_blocks
         size = num_blocks * group.bytes_per_block
         self._mapping = map_private(size)
         self.group = group
+        self.num_blocks = num_blocks
         self.data = np.frombuffer(self._mapping, np.uint8).reshape(num_blocks, group.bytes_per_block)
+        self.kv = bind(self.data, group)
         self._committed = 0  # bytes from the start that are, or are taken to be
+
+    def copy_out(self, blocks: Sequence[int]) -> bytes:
+        return self.data[list(blocks)].tobytes()
+
+    def copy_in(self, blocks: Sequence[int], data: bytes | memoryview) -> None:
+        assert len(data) == len(blocks) * self.group.bytes_per_block, (len(data), len(blocks), self.group)
+        self.data[list(blocks)] = np.frombuffer(data, np.uint8).reshape(len(blocks), -1)
 
     def commit_ahead(self, num_used: int) -> bool:
         """Commit one more large page ahead of the first `num_used` blocks; False where there is nothing (more) to do.
