@@ -1,1 +1,1 @@
-"""KV bytes: where they lie and how they move. Knows block ids, never sequences."""
+"""KV bytes that outlive a process: files of blocks by key. Knows nothing of block ids or sequences."""

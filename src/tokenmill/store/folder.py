@@ -1,0 +1,105 @@
+"""A folder of extents: the KV blocks of one model that outlive the process.
+
+Extents are written once and never changed; when they are more than the folder may hold, the oldest go. A file that
+cannot be used is told of in one line and left alone, for it may be another model's. Nothing here runs on a thread of
+its own; one thread at a time may write while others read.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+
+from ..core.block import BlockKey
+from .extent import PARTIAL, BadExtent, Extent, StoredBlock, open_extent, write_extent
+
+log = logging.getLogger(__name__)
+
+SUFFIX = ".kv"
+
+
+class KVFolder:
+    """block_bytes: of each KV group. max_bytes: what the extents of this model may take together; a single extent may
+    be larger. `num_saved`, `num_read`: blocks that this object wrote and read."""
+
+    def __init__(self, path: Path, numerics_id: str, block_bytes: Sequence[int], max_bytes: int) -> None:
+        self.path = path
+        self.num_saved = self.num_read = 0
+        self._numerics_id = numerics_id
+        self._block_bytes = tuple(block_bytes)
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()  # of the two below
+        self._extents: list[Extent] = []  # oldest first
+        self._holder: dict[tuple[int, BlockKey], Extent] = {}
+        self._next_number = 0
+
+    def open(self) -> None:
+        """Make the folder if need be, and read what its extents hold. Raises OSError where it cannot be used."""
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for path in self.path.glob(f"{self._stem}-*{SUFFIX}{PARTIAL}"):
+            path.unlink(missing_ok=True)
+        for path in sorted(self.path.glob(f"*{SUFFIX}")):
+            try:
+                extent = open_extent(path, self._numerics_id, self._block_bytes)
+            except (BadExtent, OSError, ValueError) as error:
+                log.warning("%s is not used: it %s.", path, error if isinstance(error, BadExtent) else "cannot be read")
+                continue
+            number = path.stem.rpartition("-")[2]
+            self._next_number = max(self._next_number, int(number) + 1 if number.isdecimal() else 0)
+            self._add(extent)
+
+    @property
+    def keys(self) -> tuple[tuple[BlockKey, ...], ...]:
+        """Of each KV group, the keys of the blocks that are here."""
+        groups: tuple[list[BlockKey], ...] = tuple([] for _ in self._block_bytes)
+        for group, key in self._holder:
+            groups[group].append(key)
+        return tuple(tuple(keys) for keys in groups)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(extent.num_bytes for extent in self._extents)
+
+    def read(self, wanted: Sequence[tuple[int, BlockKey]]) -> list[bytes]:
+        """The bytes of blocks by (group, key). Raises BadExtent and OSError where one of them cannot be had."""
+        with self._lock:
+            holders = {one: self._holder.get(one) for one in wanted}
+        found: list[bytes] = []
+        for holder, run in groupby(wanted, holders.__getitem__):
+            if holder is None:
+                raise BadExtent("is gone")
+            found += holder.read(tuple(run))
+        self.num_read += len(found)
+        return found
+
+    def save(self, blocks: Sequence[StoredBlock]) -> None:
+        """Write an extent of these blocks, then give up the oldest extents beyond what the folder may hold. Raises
+        OSError; nothing that was whole is lost then."""
+        path = self.path / f"{self._stem}-{self._next_number:08d}{SUFFIX}"
+        self._next_number += 1
+        extent = write_extent(path, self._numerics_id, self._block_bytes, blocks)
+        self.num_saved += len(blocks)
+        with self._lock:
+            self._add(extent)
+            while len(self._extents) > 1 and self.num_bytes > self._max_bytes:
+                self._drop_oldest()
+
+    @property
+    def _stem(self) -> str:
+        return self._numerics_id[:16]
+
+    def _add(self, extent: Extent) -> None:
+        self._extents.append(extent)
+        for one in extent.places:
+            self._holder[one] = extent
+
+    def _drop_oldest(self) -> None:
+        extent = self._extents.pop(0)
+        for one in extent.places:
+            if self._holder[one] is extent:
+                del self._holder[one]
+        os.unlink(extent.path)

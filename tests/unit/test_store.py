@@ -1,0 +1,143 @@
+"""Extents and folders of them: what was written is read back, and nothing else ever is."""
+
+from __future__ import annotations
+
+import os
+import random
+import stat
+from pathlib import Path
+
+import pytest
+
+from tokenmill.store.extent import PARTIAL, BadExtent, StoredBlock, open_extent, write_extent
+from tokenmill.store.folder import KVFolder
+
+SIZES = (96, 40)
+MODEL = "0123456789abcdef0123456789abcdef"
+
+
+def some_blocks(seed: int, count: int = 6) -> list[StoredBlock]:
+    rng = random.Random(seed)
+    groups = [rng.randrange(2) for _ in range(count)]
+    return [StoredBlock(group, rng.randbytes(16), rng.randbytes(SIZES[group])) for group in groups]
+
+
+def folder_at(path: Path, max_bytes: int = 1 << 20, model: str = MODEL) -> KVFolder:
+    folder = KVFolder(path, model, SIZES, max_bytes)
+    folder.open()
+    return folder
+
+
+def test_blocks_are_read_back(tmp_path: Path) -> None:
+    """By group and key, in any order, by a later process too; only the owner may read them."""
+    folder = folder_at(tmp_path / "saved")
+    first, second = some_blocks(1), some_blocks(2)
+    folder.save(first)
+    folder.save(second)
+    for reader in (folder, folder_at(tmp_path / "saved")):
+        mixed = [*second[::2], *first[::-1], *second]
+        assert reader.read([(block.group, block.key) for block in mixed]) == [block.data for block in mixed]
+        assert [set(keys) for keys in reader.keys] == [
+            {block.key for block in first + second if block.group == group} for group in (0, 1)
+        ]
+    assert (folder.num_saved, folder.num_read) == (12, 15)
+    paths = list((tmp_path / "saved").iterdir())
+    assert len(paths) == 2 and not any(path.name.endswith(PARTIAL) for path in paths)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in paths} == {0o600}
+    assert stat.S_IMODE((tmp_path / "saved").stat().st_mode) == 0o700
+
+
+def test_the_same_key_in_two_groups_is_two_blocks(tmp_path: Path) -> None:
+    folder = folder_at(tmp_path)
+    folder.save([StoredBlock(0, b"k" * 16, b"a" * 96), StoredBlock(1, b"k" * 16, b"b" * 40)])
+    assert folder.read([(1, b"k" * 16)]) == [b"b" * 40]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_damaged_files_never_give_wrong_bytes(tmp_path: Path, seed: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Cut short anywhere, lengthened, or with bits flipped: refused when opened or read, or read as written."""
+    rng = random.Random(seed)
+    blocks = some_blocks(seed)
+    path = tmp_path / "a.kv"
+    write_extent(path, MODEL, SIZES, blocks)
+    whole = path.read_bytes()
+    num_refused = 0
+    for _ in range(150):
+        data = bytearray(whole)
+        kind = rng.randrange(4)
+        if kind == 0:
+            del data[rng.randrange(len(data)) :]
+        elif kind == 1:
+            data += rng.randbytes(rng.randint(1, 9))
+        else:
+            for _ in range(kind):
+                data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        path.write_bytes(data)
+        try:
+            extent = open_extent(path, MODEL, SIZES)
+        except BadExtent:
+            num_refused += 1
+            continue
+        for block in blocks:
+            try:
+                assert extent.read([(block.group, block.key)]) == [block.data]
+            except BadExtent:
+                num_refused += 1
+    assert num_refused >= 100
+    path.write_bytes(whole[:-1])
+    assert folder_at(tmp_path).keys == ((), ()) and "is damaged" in caplog.text
+
+
+def test_swapped_blocks_are_noticed(tmp_path: Path) -> None:
+    """Two blocks of a size whose bytes changed places: each checksum covers the block's key."""
+    blocks = [StoredBlock(0, bytes([n]) * 16, bytes([n]) * 96) for n in (1, 2)]
+    path = tmp_path / "a.kv"
+    extent = write_extent(path, MODEL, SIZES, blocks)
+    data = path.read_bytes()
+    path.write_bytes(data[:-192] + data[-96:] + data[-192:-96])
+    with pytest.raises(BadExtent, match="damaged"):
+        extent.read([(0, blocks[0].key)])
+
+
+def test_foreign_files_are_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Another model's extents, another geometry, another version and other files are told of, kept and not read."""
+    folder_at(tmp_path, model="f" * 32).save(some_blocks(1))
+    write_extent(tmp_path / "other.kv", MODEL, (96, 41), [])
+    (tmp_path / "notes.kv").write_text("not an extent")
+    (tmp_path / "new.kv").write_bytes(b"TMKV\x00\x00\x00\x02" + bytes(100))
+    (tmp_path / f"{MODEL[:16]}-00000003.kv{PARTIAL}").write_bytes(b"half")
+    folder = folder_at(tmp_path)
+    assert folder.keys == ((), ()) and folder.num_bytes == 0
+    for reason in ("is of another model", "is no extent", "is of another version"):
+        assert reason in caplog.text
+    assert len(list(tmp_path.iterdir())) == 4, "a file that was being written is removed, others stay"
+
+
+def test_the_oldest_extents_go_first(tmp_path: Path) -> None:
+    """The folder keeps to its size once the new extent is whole; what both hold is read from the new one."""
+    batches = [some_blocks(seed) for seed in range(5)]
+    one = write_extent(tmp_path / "size", MODEL, SIZES, batches[0]).num_bytes
+    folder = folder_at(tmp_path / "saved", max_bytes=int(3.5 * one))
+    for batch in batches:
+        folder.save([*batch, batches[0][0]])
+    assert folder.num_bytes <= 3.5 * one and len(list((tmp_path / "saved").iterdir())) == len(folder._extents)
+    assert folder.read([(batches[0][0].group, batches[0][0].key)]) == [batches[0][0].data]
+    with pytest.raises(BadExtent, match="gone"):
+        folder.read([(batches[0][1].group, batches[0][1].key)])
+    again = folder_at(tmp_path / "saved", max_bytes=int(3.5 * one))
+    assert [set(keys) for keys in again.keys] == [set(keys) for keys in folder.keys]
+    again.save(some_blocks(9))
+    assert folder_at(tmp_path / "saved").read([(b.group, b.key) for b in some_blocks(9)])
+
+
+def test_a_failed_write_leaves_what_was_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk is full as the file is made durable: no new file, no partial one, and the old blocks are still read."""
+    folder = folder_at(tmp_path)
+    blocks = some_blocks(1)
+    folder.save(blocks)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        with pytest.raises(OSError, match="No space"):
+            folder.save(some_blocks(2))
+    assert len(list(tmp_path.iterdir())) == 1
+    assert folder.read([(blocks[0].group, blocks[0].key)]) == [blocks[0].data]
