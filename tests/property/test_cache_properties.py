@@ -6,12 +6,17 @@ recomputes everything by looking at all blocks.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from tokenmill.cache.eviction import pick
 from tokenmill.cache.hashing import extend_keys, root_key
 from tokenmill.cache.manager import BlockManager
+from tokenmill.cache.unreferenced import LeastValueFirst, OldestFirst, Unreferenced
+from tokenmill.engine.costs import StepCosts
 
 NUM_BLOCKS = 12
 
@@ -28,9 +33,11 @@ class Holder:
 
 
 class ManagerAgainstModel(RuleBasedStateMachine):
+    new_unreferenced: Callable[[], Unreferenced] = OldestFirst
+
     def __init__(self) -> None:
         super().__init__()
-        self.manager = BlockManager(NUM_BLOCKS)
+        self.manager = BlockManager(NUM_BLOCKS, 0, self.new_unreferenced())
         self.holders: list[Holder] = []
         self.step = 0
         self.ended = -1
@@ -140,5 +147,13 @@ class ManagerAgainstModel(RuleBasedStateMachine):
         assert self.manager.num_held == NUM_BLOCKS - len(self.idle())
 
 
+class ManagerByValueAgainstModel(ManagerAgainstModel):
+    """The same with a policy that values blocks by their use."""
+
+    new_unreferenced = staticmethod(lambda: LeastValueFirst(pick("lfu"), StepCosts(1)))
+
+
 TestManagerAgainstModel = ManagerAgainstModel.TestCase
-TestManagerAgainstModel.settings = settings(max_examples=60, stateful_step_count=40, deadline=None, derandomize=True)
+TestManagerByValueAgainstModel = ManagerByValueAgainstModel.TestCase
+for test in (TestManagerAgainstModel, TestManagerByValueAgainstModel):
+    test.settings = settings(max_examples=60, stateful_step_count=40, deadline=None, derandomize=True)

@@ -47,7 +47,7 @@ def keep_blocks_of_failed_steps(patch: pytest.MonkeyPatch) -> None:
 
 
 def evict_what_is_in_use(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(RadixTree, "mark_referenced", lambda self, block: None)
+    patch.setattr(RadixTree, "use", lambda self, block: None)
 
 
 def release_parents_first(patch: pytest.MonkeyPatch) -> None:

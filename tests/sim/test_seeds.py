@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tokenmill.cache.eviction import EVICTIONS
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.request import Request, SamplingParams
@@ -27,7 +28,8 @@ SRC = Path(__file__).resolve().parents[2] / "src"
 
 def run_seed_or_tell(seed: int) -> Report:
     """With policies drawn by the seed: what must hold holds for all of them."""
-    policies = {"schedule_policy": random.Random(f"policies of {seed}").choice(sorted(ORDERS))}
+    rng = random.Random(f"policies of {seed}")
+    policies = {"schedule_policy": rng.choice(sorted(ORDERS)), "eviction_policy": rng.choice(sorted(EVICTIONS))}
     try:
         return run_seed(seed, **policies)
     except BaseException as error:

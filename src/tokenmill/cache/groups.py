@@ -18,11 +18,12 @@ Groups share keys, not trees: what a key names in one group says nothing of anot
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ..core.block import BlockKey, BlockTable, KVGroupSpec, num_hidden_blocks
 from .manager import BlockManager
+from .unreferenced import OldestFirst, Unreferenced
 
 Tables = Sequence[BlockTable]
 
@@ -39,8 +40,13 @@ class Match:
 class KVBlocks:
     """One BlockManager for each group, in the order of a sequence's tables."""
 
-    def __init__(self, groups: Sequence[KVGroupSpec], block_size: int) -> None:
-        self.pools = tuple(BlockManager(group.num_blocks, group.window) for group in groups)
+    def __init__(
+        self,
+        groups: Sequence[KVGroupSpec],
+        block_size: int,
+        new_unreferenced: Callable[[], Unreferenced] = OldestFirst,
+    ) -> None:
+        self.pools = tuple(BlockManager(group.num_blocks, group.window, new_unreferenced()) for group in groups)
         self.no_match = Match(0, tuple([] for _ in groups))
         self._full = tuple(index for index, group in enumerate(groups) if not group.window)
         self._sliding = tuple(index for index, group in enumerate(groups) if group.window)

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Sequence
 from ..core.block import BlockKey, num_hidden_blocks
 from .allocator import BlockAllocator
 from .radix import RadixTree
+from .unreferenced import Unreferenced
 
 
 class BlockManager:
@@ -27,11 +28,11 @@ class BlockManager:
             ones are given back while later ones are in use, and a hit needs only those that its end still sees.
     """
 
-    def __init__(self, num_blocks: int, window: int = 0) -> None:
+    def __init__(self, num_blocks: int, window: int = 0, unreferenced: Unreferenced | None = None) -> None:
         self.num_blocks = num_blocks
         self.window = window
         self._allocator = BlockAllocator(num_blocks)
-        self._tree = RadixTree()
+        self._tree = RadixTree(unreferenced)
 
     @property
     def num_free(self) -> int:
@@ -83,10 +84,10 @@ class BlockManager:
         """Take a reference to each matched block. A shared block is never written."""
         for block in blocks:
             self._allocator.retain(block)
-            self._tree.mark_referenced(block)
+            self._tree.use(block)
 
     def reserve(self, num_blocks: int) -> list[int]:
-        """Hand out `num_blocks` writable ids: free ones first, then the least recently used cached ones."""
+        """Hand out `num_blocks` writable ids: free ones first, then cached ones as the policy of eviction says."""
         assert num_blocks <= self.num_available, f"{num_blocks} blocks asked, {self.num_available} available"
         blocks: list[int] = []
         for _ in range(num_blocks):
@@ -105,7 +106,7 @@ class BlockManager:
         for index in range(start, stop):
             if self._tree.find(keys[index]) is None:
                 parent = blocks[index - 1] if index and not self.window else None
-                self._tree.insert(keys[index], blocks[index], parent)
+                self._tree.insert(keys[index], blocks[index], parent, index)
             elif not self.window:
                 return index
         return max(start, stop)

@@ -3,37 +3,41 @@
 A node is one full block; its parent is the block before it. Because keys are chained, looking a prefix up is one
 dictionary access a block, and the tree's edges matter only for eviction: a parent must outlive its children.
 
-Eviction is least recently used in O(1) without a heap. Two rules of the caller keep the oldest unreferenced node a
-leaf: whoever holds a node holds its parent too, and releases the child before the parent. Then a child always becomes
-unreferenced before its parent does, and stands before it in the queue. `evict` asserts it.
+Which leaf is evicted first is a policy's choice (`unreferenced`). Two rules of the caller keep a leaf among the
+unreferenced: whoever holds a node holds its parent too, and releases the child before the parent. Then a child always
+becomes unreferenced before its parent does. `evict` asserts it.
 
 The idea of sharing KV through a radix tree: SGLang's RadixAttention (Zheng et al., 2023); the hash-chained form: vLLM.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ..core.block import BlockKey
+from .unreferenced import OldestFirst, Unreferenced
 
 
 @dataclass(slots=True, eq=False)
 class Node:
+    """depth: blocks before it in its prompt. num_uses: sequences that computed it or had a hit on it."""
+
     key: BlockKey
     block: int
     parent: Node | None
+    depth: int = 0
     num_children: int = 0
+    num_uses: int = 1
 
 
 class RadixTree:
-    """Published blocks by key. Every operation is O(1) a block."""
+    """Published blocks by key. Every operation is O(1) a block, but for what `unreferenced` takes."""
 
-    def __init__(self) -> None:
+    def __init__(self, unreferenced: Unreferenced | None = None) -> None:
         self._by_key: dict[BlockKey, Node] = {}
         self._by_block: dict[int, Node] = {}
-        self._unreferenced: OrderedDict[int, Node] = OrderedDict()
+        self._unreferenced = OldestFirst() if unreferenced is None else unreferenced
 
     def __len__(self) -> int:
         return len(self._by_block)
@@ -63,13 +67,14 @@ class RadixTree:
             blocks.append(node.block)
         return blocks
 
-    def insert(self, key: BlockKey, block: int, parent: int | None) -> None:
-        """Publish `block` under a key that is not published yet, below the published block `parent`."""
+    def insert(self, key: BlockKey, block: int, parent: int | None, depth: int = 0) -> None:
+        """Publish `block` under a key that is not published yet, below the published block `parent`; `depth`
+        blocks of its prompt are before it."""
         assert key not in self._by_key and block not in self._by_block, f"block {block} is published already"
         above = None if parent is None else self._by_block[parent]
         if above is not None:
             above.num_children += 1
-        self._by_key[key] = self._by_block[block] = Node(key, block, above)
+        self._by_key[key] = self._by_block[block] = Node(key, block, above, depth)
 
     def below(self, blocks: Iterable[int]) -> list[int]:
         """Those of `blocks` that are published and all that hang below them, parents before children. O(nodes)."""
@@ -85,21 +90,25 @@ class RadixTree:
         node = self._by_block.pop(block)
         assert node.num_children == 0, f"block {block} still has {node.num_children} children"
         del self._by_key[node.key]
-        self._unreferenced.pop(block, None)
-        if node.parent is not None:
-            node.parent.num_children -= 1
+        self._unreferenced.discard(block)
+        above = node.parent
+        if above is not None:
+            above.num_children -= 1
+            if not above.num_children:
+                self._unreferenced.expose(above)
 
     def mark_unreferenced(self, block: int) -> None:
-        """The block may be evicted from now on, after all that are so already."""
-        self._unreferenced[block] = self._by_block[block]
+        """The block may be evicted from now on."""
+        self._unreferenced.add(self._by_block[block])
 
-    def mark_referenced(self, block: int) -> None:
-        """The block may not be evicted."""
-        self._unreferenced.pop(block, None)
+    def use(self, block: int) -> None:
+        """One more sequence has a hit on the block, which may not be evicted."""
+        self._by_block[block].num_uses += 1
+        self._unreferenced.discard(block)
 
     def evict(self) -> int:
-        """Remove and return the least recently used unreferenced block."""
-        block = next(iter(self._unreferenced))
+        """Remove and return the unreferenced block that the policy gives up first."""
+        block = self._unreferenced.first()
         self.remove(block)
         return block
 

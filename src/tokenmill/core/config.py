@@ -14,6 +14,7 @@ STEPS_IN_FLIGHT = 2
 """One runs while the next is planned."""
 
 SCHEDULE_POLICY = "short-prompts-first"
+EVICTION_POLICY = "lru"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,7 @@ class EngineConfig:
     steps_in_flight         steps that may be planned before the oldest is committed
     numerics_id             weights digest, KV dtype and layout, kernel family: part of every block key
     schedule_policy         order of service, by name (sched.policies)
+    eviction_policy         which cached block is given up first, by name (cache.eviction)
     """
 
     groups: tuple[KVGroupSpec, ...]
@@ -43,6 +45,7 @@ class EngineConfig:
     steps_in_flight: int = STEPS_IN_FLIGHT
     numerics_id: str = "toy"
     schedule_policy: str = SCHEDULE_POLICY
+    eviction_policy: str = EVICTION_POLICY
 
     def __post_init__(self) -> None:
         for group in self.groups:

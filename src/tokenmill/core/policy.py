@@ -3,12 +3,13 @@
     Order       which waiting sequence is served next          as one arrives; if it asks for it, at every step again
     Chunks      how much of a step unfinished prompts may take  once a step
     Preemption  which running sequence gives its blocks back    when blocks run out
+    Eviction    which cached block is given up                  as blocks come to be cached
 
 A policy chooses and changes nothing: whoever asks it carries the choice out. What it sees are the live objects, through
 types that have no way to write, so that nothing is copied. It reads no clock and draws no random number: `now` is
-handed in. Equal inputs give equal choices, so that a replay repeats them.
+handed in, and what is measured comes from the results of steps, which a replay has too.
 
-Policies are chosen by name (`sched.policies`).
+Policies are chosen by name (`sched.policies`, `cache.eviction`).
 """
 
 from __future__ import annotations
@@ -91,4 +92,41 @@ class Preemption(Protocol):
 
         `running` is by priority, then by arrival. The choice is from `asking` (which then waits itself) to the end, so
         that the first of all is never preempted and somebody always goes on."""
+        ...
+
+
+class CachedBlock(Protocol):
+    """A block of the prefix cache, to be looked at.
+
+    depth     blocks before it in its prompt
+    num_uses  sequences that computed it or had a hit on it
+    """
+
+    @property
+    def depth(self) -> int: ...
+
+    @property
+    def num_uses(self) -> int: ...
+
+
+class Measured(Protocol):
+    """What steps have cost. attention: seconds for a token to attend to one block of positions, as a share of what the
+    rest of the token takes; 0 until it is known."""
+
+    @property
+    def attention(self) -> float: ...
+
+
+class Eviction(Protocol):
+    """Which cached block is given up first: of those that no other hangs below, the one of least value, which is asked
+    for as nobody holds the block any more. Of equal ones it is the least recently used.
+
+    needs_costs  whether `attention` is used: it is measured only then, and 0 otherwise
+    """
+
+    @property
+    def needs_costs(self) -> bool: ...
+
+    def value(self, block: CachedBlock, attention: float) -> float:
+        """At least 0. `attention`: see Measured."""
         ...

@@ -36,6 +36,8 @@ def commit_step(state: EngineState, result: StepResult, now: float) -> None:
         state.counters.num_steps += 1
         state.counters.last_step_tokens = step.num_tokens
         state.counters.last_step_s = result.duration_s
+        if state.eviction.needs_costs and 2 * step.num_tokens >= state.config.max_num_batched_tokens:
+            state.costs.note(step.rows, result.duration_s)
         outputs = state.outbox.outputs
         for row, seq, end, row_result in zip(step.rows, step.sequences, step.ends, result.rows, strict=True):
             assert row_result.seq == row.seq, f"step {step.number}: result of {row_result.seq} for row {row.seq}"

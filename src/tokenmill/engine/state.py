@@ -14,7 +14,9 @@ from __future__ import annotations
 from bisect import insort
 from collections import deque
 from dataclasses import dataclass, field
+from functools import partial
 
+from ..cache import eviction, unreferenced
 from ..cache.groups import KVBlocks, Match
 from ..cache.hashing import extend_keys, root_key
 from ..cache.manager import BlockManager
@@ -27,6 +29,7 @@ from ..sched.policies import pick
 from ..sched.queue import WaitingQueue
 from ..sched.rank import seniority
 from .adapters import AdapterLedger
+from .costs import StepCosts
 from .outbox import Outbox
 from .settings import SettingsLedger
 
@@ -62,7 +65,8 @@ class Counters:
 
 
 class EngineState:
-    """blocks     the block ids of all KV groups
+    """costs         what steps have cost, if the policy of eviction needs it
+    blocks        the block ids of all KV groups
     by_id         unfinished sequences by the id of their request
     running       those that run, by seniority; the others are in `waiting`
     in_flight     steps that were planned and not committed, oldest first
@@ -73,7 +77,10 @@ class EngineState:
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
         self.policies = pick(config)
-        self.blocks = KVBlocks(config.groups, config.block_size)
+        self.eviction = eviction.pick(config.eviction_policy)
+        self.costs = StepCosts(config.block_size)
+        new_unreferenced = partial(unreferenced.for_policy, self.eviction, self.costs)
+        self.blocks = KVBlocks(config.groups, config.block_size, new_unreferenced)
         self.outbox = Outbox()
         self.adapters = AdapterLedger(self.outbox)
         self.settings = SettingsLedger()

@@ -20,7 +20,8 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
 
-from ..core.config import SCHEDULE_POLICY
+from ..cache.eviction import EVICTIONS
+from ..core.config import EVICTION_POLICY, SCHEDULE_POLICY
 from ..core.errors import EngineFailed, Overloaded
 from ..core.events import FINISH_ABORT, FINISH_ERROR, Abort, Drain, EngineStats, Output, StepOutputs, Submit
 from ..core.ports import FrontEnd
@@ -217,10 +218,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0, help="first seed")
     parser.add_argument("--count", type=int, default=1, help="number of seeds")
     parser.add_argument("--schedule-policy", choices=tuple(ORDERS), default=SCHEDULE_POLICY, help="order of service")
+    parser.add_argument("--eviction-policy", choices=tuple(EVICTIONS), default=EVICTION_POLICY, help="what is evicted")
     options = parser.parse_args(arguments)
+    policies = {"schedule_policy": options.schedule_policy, "eviction_policy": options.eviction_policy}
     logging.getLogger("tokenmill").addHandler(logging.NullHandler())
     for seed in range(options.seed, options.seed + options.count):
-        report = run_seed(seed, schedule_policy=options.schedule_policy)
+        report = run_seed(seed, **policies)
         stats = report.stats
         print(
             f"seed {seed}: {report.digest} {report.duration_s:.3f} s virtual, {stats.num_steps} steps, "

@@ -1,0 +1,20 @@
+"""Least frequently used, with aging: a system prompt that many requests begin with outlives a burst of long prompts
+that are asked once each.
+
+LFU with dynamic aging (Arlitt et al., Evaluating content management techniques for web proxy caches, 2000): the age
+that is added to the count keeps what was popular once from staying for ever.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...core.policy import CachedBlock
+
+
+@dataclass(frozen=True, slots=True)
+class LeastFrequentlyUsed:
+    needs_costs: bool = False
+
+    def value(self, block: CachedBlock, attention: float) -> float:
+        return block.num_uses

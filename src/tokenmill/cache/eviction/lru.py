@@ -1,0 +1,16 @@
+"""Least recently used: all blocks are worth the same, so that age alone decides. The default: it follows a load that
+changes, and needs no count of anything."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...core.policy import CachedBlock
+
+
+@dataclass(frozen=True, slots=True)
+class LeastRecentlyUsed:
+    needs_costs: bool = False
+
+    def value(self, block: CachedBlock, attention: float) -> float:
+        return 0.0
