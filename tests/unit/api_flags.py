@@ -10,7 +10,7 @@ from api_tables import code, codes, grouped, table
 
 from tokenmill.cli import spelling
 from tokenmill.cli.main import _parser
-from tokenmill.cli.options import _Foreign
+from tokenmill.cli.parser import _Foreign
 from tokenmill.node import foreign
 
 

@@ -15,12 +15,12 @@ import make_api_doc
 import pytest
 from make_api_doc import PAGE, READ, found, page
 
-from tokenmill.cli import http_options
-from tokenmill.cli.options import DEFAULT_MODEL
-from tokenmill.core import errors, request
+from tokenmill.cli import main as cli
+from tokenmill.cli.parser import DEFAULT_MODEL
+from tokenmill.core import config, errors, request
 from tokenmill.core.errors import TokenmillError
 from tokenmill.core.units import KiB, MiB
-from tokenmill.node import resolve
+from tokenmill.node import options
 from tokenmill.server import app, connection, openai, other_fields, pooling, tokenizing
 from tokenmill.server.bounds import HttpBounds
 from tokenmill.server.config import ServerConfig
@@ -90,11 +90,11 @@ def test_bounds_in_words_are_those_of_the_code(field: str, most: int) -> None:
 def test_defaults_in_the_help_are_those_of_the_code() -> None:
     told = {
         "max_body_bytes": f"{ServerConfig(('x',)).max_body_bytes // MiB}MiB",
-        "max_num_seqs": resolve.MAX_NUM_SEQS,
-        "max_num_batched_tokens": resolve.MAX_NUM_BATCHED_TOKENS,
-        "block_size": resolve.BLOCK_SIZE,
-        "max_loras": resolve.MAX_LORAS,
-        "max_lora_rank": resolve.MAX_LORA_RANK,
+        "max_num_seqs": config.MAX_NUM_SEQS,
+        "max_num_batched_tokens": config.MAX_NUM_BATCHED_TOKENS,
+        "block_size": config.BLOCK_SIZE,
+        "max_loras": options.MAX_LORAS,
+        "max_lora_rank": options.MAX_LORA_RANK,
         "model": DEFAULT_MODEL,
     }
     for action in api_flags.serve_parser()._actions:
@@ -125,13 +125,13 @@ def test_a_new_field_of_another_server_is_missed(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("shown", ["as new", None])
 def test_a_new_flag_is_missed(monkeypatch: pytest.MonkeyPatch, shown: str | None) -> None:
-    add: Callable[[Any], None] = http_options.add_http_options
+    add: Callable[[Any], None] = cli.add_foreign_flags
 
     def more(parser: Any) -> None:
         add(parser)
         parser.add_argument("--brand-new", help=shown)
 
-    monkeypatch.setattr(http_options, "add_http_options", more)
+    monkeypatch.setattr(cli, "add_foreign_flags", more)
     if shown:
         assert "`--brand-new`" in "".join(api_flags.own_flags(api_flags.serve_parser()))
     else:

@@ -10,6 +10,7 @@ import pytest
 from tokenmill import SamplingParams
 from tokenmill.core.errors import ConfigError, InvalidRequest
 from tokenmill.llm.arguments import GivenPrompt, read_conversations, read_options, read_prompts, read_sampling
+from tokenmill.node.options import TextOptions
 
 IDS = GivenPrompt(None, (1, 2))
 TEXT = GivenPrompt("a", None)
@@ -73,8 +74,11 @@ def test_sampling_is_one_for_all_or_one_for_each() -> None:
 
 
 def test_options_are_checked_by_name_and_type() -> None:
-    options = read_options({"kv_cache_memory_bytes": "2GiB", "threads": 3, "dtype": "auto", "enable_lora": True})
+    options, text = read_options(
+        {"kv_cache_memory_bytes": "2GiB", "threads": 3, "chat_template": "x", "enable_lora": True}
+    )
     assert (options.kv_cache_memory_bytes, options.threads, options.enable_lora) == (2 << 30, 3, True)
+    assert text == TextOptions(chat_template="x")
     for name, value, says in (
         ("max_modl_len", 5, "max_model_len"),
         ("kv_cache_memory_bytes", "lots", "kv_cache_memory_bytes"),
@@ -82,6 +86,9 @@ def test_options_are_checked_by_name_and_type() -> None:
         ("threads", True, "threads must be"),
         ("enable_lora", 1, "enable_lora must be bool, got int"),
         ("kv_cache_dtype", None, "kv_cache_dtype must be str"),
+        ("threads", 0, "--threads must be at least 1, got 0"),
+        ("backend", "cuda", "--backend must be one of auto, native, numpy"),
+        ("generation_config", "mine", "must be one of auto, vllm"),
         ("tensor_parallel_size", 2, "one process"),
         ("tokenizer", "other", "own files"),
     ):

@@ -11,7 +11,8 @@ import pytest
 
 from tokenmill.cli import main as cli
 from tokenmill.cli import spelling
-from tokenmill.cli.options import _Foreign, engine_options
+from tokenmill.cli.options import engine_options
+from tokenmill.cli.parser import _Foreign
 from tokenmill.node import foreign
 
 VLLM: list[tuple[str, dict[str, Any] | str]] = [

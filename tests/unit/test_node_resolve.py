@@ -9,7 +9,8 @@ import pytest
 from tokenmill.core.errors import ConfigError
 from tokenmill.core.units import GiB, MiB
 from tokenmill.node.machine import MachineFacts
-from tokenmill.node.resolve import EngineOptions, ModelFacts, resolve
+from tokenmill.node.options import EngineOptions
+from tokenmill.node.resolve import ModelFacts, resolve
 
 MACHINE = MachineFacts(num_cpus=8, cpu_quota=None, memory_available=10 * GiB, cgroup_headroom=None)
 MODEL = ModelFacts(max_context=8192, kv_bytes_per_token=23040, weights_bytes=98 * MiB)
@@ -64,20 +65,20 @@ def test_a_small_pool_bounds_the_context_and_says_so():
 @pytest.mark.parametrize(
     ("options", "param"),
     [
-        (EngineOptions(max_model_len=8193), "max_model_len"),
-        (EngineOptions(max_model_len=0), "max_model_len"),
-        (EngineOptions(max_model_len=8192, kv_cache_memory_bytes=64 * MiB), "max_model_len"),
-        (EngineOptions(kv_cache_memory_bytes=11 * GiB), "kv_cache_memory_bytes"),
-        (EngineOptions(kv_cache_memory_bytes=1000), "kv_cache_memory_bytes"),
-        (EngineOptions(threads=0), "threads"),
-        (EngineOptions(block_size=-1), "block_size"),
-        (EngineOptions(max_num_seqs=64, max_num_batched_tokens=32), "max_num_batched_tokens"),
-        (EngineOptions(backend="cuda"), "backend"),
+        (dict(max_model_len=8193), "max_model_len"),
+        (dict(max_model_len=0), "max_model_len"),
+        (dict(max_model_len=8192, kv_cache_memory_bytes=64 * MiB), "max_model_len"),
+        (dict(kv_cache_memory_bytes=11 * GiB), "kv_cache_memory_bytes"),
+        (dict(kv_cache_memory_bytes=1000), "kv_cache_memory_bytes"),
+        (dict(threads=0), "threads"),
+        (dict(block_size=-1), "block_size"),
+        (dict(max_num_seqs=64, max_num_batched_tokens=32), "max_num_batched_tokens"),
+        (dict(backend="cuda"), "backend"),
     ],
 )
 def test_an_impossible_wish_is_refused_by_name(options, param):
     with pytest.raises(ConfigError) as caught:
-        resolve(options, MACHINE, MODEL)
+        resolve(EngineOptions(**options), MACHINE, MODEL)
     assert caught.value.param == param
     assert param.replace("_", "-") in caught.value.message
 

@@ -10,6 +10,7 @@ from tiny_tokenizer import byte_metadata
 
 from tokenmill.core.errors import BadCheckpoint, ConfigError
 from tokenmill.formats.checkpoint import Checkpoint
+from tokenmill.node.options import TextOptions
 from tokenmill.node.sampling import LLAMA_CPP, SamplingChoice, choose_sampling, read_override
 
 CHAT = {"tokenizer.chat_template": "{{ messages }}"}
@@ -18,11 +19,11 @@ CHAT = {"tokenizer.chat_template": "{{ messages }}"}
 def chosen(more: dict[str, Any] | None = None, **how: Any) -> SamplingChoice:
     """Of a GGUF file with this metadata, by whatever name."""
     metadata = {**byte_metadata(), "general.architecture": "llama", **(more or {})}
-    return choose_sampling(Checkpoint("gguf", Path("any.gguf"), metadata, {}), **how)
+    return choose_sampling(Checkpoint("gguf", Path("any.gguf"), metadata, {}), TextOptions(**how))
 
 
 def of_folder(generation: dict[str, Any]) -> SamplingChoice:
-    return choose_sampling(Checkpoint("hf", Path("folder"), {}, {}, generation))
+    return choose_sampling(Checkpoint("hf", Path("folder"), {}, {}, generation), TextOptions())
 
 
 def test_a_file_that_says_nothing_is_drawn_from_as_llama_cpp_does() -> None:
@@ -82,11 +83,11 @@ def test_folders_recommend_in_generation_config() -> None:
 
 def test_the_user_comes_first() -> None:
     assert chosen({"general.sampling.temp": 0.5}, generation_config="vllm").defaults == {}
-    found = chosen(override={"temp": 0.3, "max_new_tokens": 9})
+    found = chosen(override_generation_config={"temp": 0.3, "max_new_tokens": 9})
     assert found.defaults == {**LLAMA_CPP, "temperature": 0.3, "max_tokens": 9} and "as asked" in found.describe()
-    alone = chosen(generation_config="vllm", override={"top_k": 5})
+    alone = chosen(generation_config="vllm", override_generation_config={"top_k": 5})
     assert alone.defaults == {"top_k": 5}
-    with pytest.raises(ConfigError, match="auto or vllm"):
+    with pytest.raises(ConfigError, match="one of auto, vllm"):
         chosen(generation_config="vlm")
 
 

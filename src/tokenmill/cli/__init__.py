@@ -1,7 +1,9 @@
 """The command line: reads options, wires the rooms together, and runs the result.
 
     main            parser and dispatch; an expected failure is exit code 2 and one line
-    options         flags and what they mean
+    parser          how flags are spelled, and how a wrong one is answered
+    options         flags from declared options, and back
+    serve_options   the options of `serve`, and what they come to
     engine_process  the process that holds the model
     supervisor      keeps that process alive
     wire            `serve`: front end here, engine there, one link between

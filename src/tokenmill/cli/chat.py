@@ -14,7 +14,6 @@ import sys
 import time
 import urllib.parse
 from collections.abc import Iterator
-from dataclasses import asdict
 from typing import Any, Protocol
 
 from rich.console import Console
@@ -25,7 +24,7 @@ from ..llm.llm import LLM
 from ..server.vectors import require_tokens
 from .generate import speed
 from .models import progress_bar
-from .options import engine_options, sampling_overrides
+from .options import llm_options, sampling_overrides
 
 Message = dict[str, str]
 HELP = """\
@@ -129,15 +128,7 @@ def chat(args: argparse.Namespace) -> int:
     if args.url:
         return _converse(ServerPartner(args.url, args.api_key, overrides), args.system)
     with progress_bar(f"fetching {args.model}") as progress:
-        options = asdict(engine_options(args))
-        options |= {"chat_template": args.chat_template, "allow_special_in_content": args.allow_special_in_content}
-        llm = LLM(
-            args.model,
-            progress=progress,
-            generation_config=args.generation_config,
-            override_generation_config=args.override_generation_config,
-            **options,
-        )
+        llm = LLM(args.model, progress=progress, **llm_options(args))
     with llm:
         require_tokens(llm.ready)
         if llm.text.chat is None:

@@ -15,7 +15,7 @@ from ..core.units import format_bytes
 from ..formats.hub import default_cache_dir
 from ..node.load import describe_kernels
 from ..node.machine import MachineFacts, read_machine
-from ..node.resolve import KV_SHARE
+from ..node.options import KV_SHARE
 from ..ops.native import available
 from ..ops.select import select_ops
 

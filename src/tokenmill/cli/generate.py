@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from dataclasses import asdict
 
 from ..core.errors import ConfigError
 from ..llm.llm import LLM
 from ..node.notes import NOTE
 from ..server.vectors import require_tokens
 from .models import progress_bar
-from .options import engine_options, sampling_overrides
+from .options import llm_options, sampling_overrides
 
 
 def generate(args: argparse.Namespace) -> int:
@@ -20,15 +19,7 @@ def generate(args: argparse.Namespace) -> int:
     if not prompt:
         raise ConfigError("There is no prompt: give one with -p or on standard input.", param="prompt")
     with progress_bar(f"fetching {args.model}") as progress:
-        options = asdict(engine_options(args))
-        options |= {"chat_template": args.chat_template, "allow_special_in_content": args.allow_special_in_content}
-        llm = LLM(
-            args.model,
-            progress=progress,
-            generation_config=args.generation_config,
-            override_generation_config=args.override_generation_config,
-            **options,
-        )
+        llm = LLM(args.model, progress=progress, **llm_options(args))
     with llm:
         require_tokens(llm.ready)
         for name, value in llm.ready.facts:

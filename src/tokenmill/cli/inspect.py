@@ -16,10 +16,12 @@ from ..models.survey import Survey, survey
 from ..node.load import model_facts
 from ..node.machine import read_machine
 from ..node.notes import NOTE, notes
+from ..node.options import KV_CACHE_DTYPES, QUANTIZATIONS, EngineOptions
 from ..node.pooling import choose_pooling
-from ..node.resolve import KV_CACHE_DTYPES, QUANTIZATIONS, EngineOptions, ModelFacts, resolve
+from ..node.resolve import ModelFacts, resolve
 from ..ops.native import available
 from .models import local_model
+from .options import given_options
 
 _KERNELS = {
     "f32": "float32 products",
@@ -63,12 +65,7 @@ def inspect(args: argparse.Namespace) -> int:
     for line in _table(found):
         print(line)
     print()
-    options = EngineOptions(
-        max_model_len=args.max_model_len,
-        max_num_seqs=args.max_num_seqs,
-        kv_cache_dtype=args.kv_cache_dtype,
-        quantization=args.quantization,
-    )
+    options = given_options(EngineOptions, args)
     for name, value in _memory(found, model_facts(checkpoint, pooling, options), options):
         print(f"{name:<14} {value}")
     checkpoint.close()

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..node.resolve import EngineOptions
+from ..node.options import EngineOptions
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,11 @@ from collections.abc import Callable, Sequence
 from .. import __version__
 from ..core.errors import TokenmillError
 from ..node.foreign import COMMANDS
-from . import http_options, options
+from ..node.options import EngineOptions, TextOptions
+from ..server.config import ServerConfig
+from .options import SHAPE, SamplingOptions, add_options, argument_type
+from .parser import Parser, add_foreign_flags, add_model
+from .serve_options import HttpOptions, ServeOptions, port_number
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,39 +41,35 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
-    parser = options.Parser(prog="tokenmill", description="Serves large language models: exact, fast on CPUs.")
+    parser = Parser(prog="tokenmill", description="Serves large language models: exact, fast on CPUs.")
     parser.add_argument("--version", action="version", version=f"tokenmill {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     serve = _command(commands, "serve", "serve a model over an OpenAI-compatible HTTP API", "wire", "serve")
-    options.add_model(serve)
-    options.add_server_options(serve)
-    http_options.add_http_options(serve)
-    options.add_engine_options(serve)
-    options.add_foreign_flags(serve)
+    add_model(serve)
+    _groups(serve, server=(TextOptions, ServeOptions), HTTP=(HttpOptions, ServerConfig), engine=(EngineOptions,))
+    serve.add_argument("--disable-log-requests", action="store_false", dest="log_requests", help=argparse.SUPPRESS)
+    add_foreign_flags(serve)
 
     chat = _command(commands, "chat", "talk with a model in the terminal", "chat", "chat")
-    options.add_model(chat)
+    add_model(chat)
     chat.add_argument("--system", metavar="TEXT", help="system message to start with")
     chat.add_argument("--url", metavar="URL", help="talk to a running server, such as http://127.0.0.1:8000/v1")
     chat.add_argument("--api-key", metavar="KEY", help="for --url")
-    options.add_chat_template(chat)
-    options.add_sampling_options(chat, max_tokens=None)
-    options.add_engine_options(chat)
-    options.add_foreign_flags(chat)
+    _groups(chat, text=(TextOptions,), sampling=(SamplingOptions,), engine=(EngineOptions,))
+    add_foreign_flags(chat)
 
     generate = _command(commands, "generate", "continue a prompt and print the result", "generate", "generate")
-    options.add_model(generate)
+    add_model(generate)
     generate.add_argument("--prompt", "-p", metavar="TEXT", help="text to continue (default: standard input)")
     generate.add_argument("--chat", action="store_true", help="the prompt is a user message for the chat template")
     generate.add_argument("--lora", metavar="PATH", help="LoRA adapter to use: a folder in PEFT format")
-    options.add_chat_template(generate)
-    options.add_sampling_options(generate, max_tokens=256)
-    options.add_engine_options(generate)
-    options.add_foreign_flags(generate)
+    _groups(generate, text=(TextOptions,), sampling=(SamplingOptions,), engine=(EngineOptions,))
+    generate.set_defaults(max_tokens=256)
+    add_foreign_flags(generate)
 
     pull = _command(commands, "pull", "fetch a model into the cache and print its path", "models", "pull")
-    options.add_model(pull)
+    add_model(pull)
     pull.add_argument("--verify", action="store_true", help="read all of it again and compare its checksums")
     pull.add_argument("--quiet", "-q", action="store_true", help="no progress bar")
     _command(commands, "list", "list cached models", "models", "list_cached")
@@ -79,19 +79,19 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     inspect = _command(
         commands, "inspect", "what a model is, what it takes and what will compute it", "inspect", "inspect"
     )
-    options.add_model(inspect)
-    options.add_shape_options(inspect)
+    add_model(inspect)
+    add_options(inspect, EngineOptions, SHAPE)
 
     bench = commands.add_parser("bench", help="measure", description="Measure.")
     benches = bench.add_subparsers(title="benchmarks", metavar="WHAT", required=True)
     engine = _command(benches, "engine", "prefill and decode speed, by number of streams", "bench.engine", "engine")
-    options.add_model(engine)
+    add_model(engine)
     kernels = _command(benches, "kernels", "each operation against the machine's limits", "bench.kernels", "kernels")
-    options.add_model(kernels)
+    add_model(kernels)
     profile = _command(benches, "profile", "where the time of steps and requests goes", "bench.profile", "profile")
-    options.add_model(profile)
+    add_model(profile)
     quality = _command(benches, "quality", "what a model gets right, with stated errors", "bench.quality", "quality")
-    options.add_model(quality)
+    add_model(quality)
     serve_load = _command(benches, "serve", "what clients of a server see under a load", "bench.load", "serve")
     goodput = _command(benches, "goodput", "the highest load that meets objectives", "bench.load", "goodput")
     compare = _command(benches, "compare", "several servers under equal loads, in turns", "bench.load", "compare")
@@ -107,15 +107,23 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
         load.add_goodput_arguments(goodput)
         load.add_compare_arguments(compare)
     for command in (engine, kernels, profile, quality):
-        options.add_engine_options(command)
+        add_options(command.add_argument_group("engine"), EngineOptions)
 
     doctor = _command(commands, "doctor", "what this machine offers and what will be used", "doctor", "doctor")
-    doctor.add_argument("--port", type=options.port_number, default=8000, help="port to try (default: 8000)")
+    doctor.add_argument("--port", type=argument_type(port_number), default=8000, help="port to try (default: 8000)")
     doctor.add_argument("--brief", action="store_true", help="one line: which kernels will be used")
     return parser
 
 
-def _command(commands: argparse._SubParsersAction, name: str, about: str, module: str, function: str) -> options.Parser:
+def _groups(parser: Parser, **groups: Sequence[type]) -> None:
+    """Flags for the options of dataclasses, under the titles given."""
+    for title, kinds in groups.items():
+        group = parser.add_argument_group(title)
+        for kind in kinds:
+            add_options(group, kind)
+
+
+def _command(commands: argparse._SubParsersAction, name: str, about: str, module: str, function: str) -> Parser:
     """A sub-command that runs `cli.<module>.<function>(args) -> exit code`, imported only then."""
 
     def run(args: argparse.Namespace) -> int:
@@ -124,7 +132,7 @@ def _command(commands: argparse._SubParsersAction, name: str, about: str, module
         )
         return target(args)
 
-    parser: options.Parser = commands.add_parser(name, help=about, description=about[0].upper() + about[1:] + ".")
+    parser: Parser = commands.add_parser(name, help=about, description=about[0].upper() + about[1:] + ".")
     parser.set_defaults(run=run)
     return parser
 

@@ -15,99 +15,87 @@ import signal
 import sys
 import time
 from collections.abc import Coroutine
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
-from ..core.errors import ConfigError, TokenmillError
+from ..core.errors import TokenmillError
 from ..core.events import Ready
 from ..core.units import format_parts
 from ..formats.hub import ResolvedModel, default_cache_dir
 from ..node.foreign import environment_notes
+from ..node.notes import NOTE
+from ..node.options import TextOptions
 from ..server.config import ServerConfig
-from .http_options import allowed_hosts, api_keys, model_names, set_access_log, shown_address, tls
 from .launch import Launch
 from .models import resolve_model
-from .options import engine_options
+from .options import engine_options, given_options
+from .serve_options import HttpOptions, ServeOptions, server_config, set_access_log
 from .supervisor import Supervisor
 
 if TYPE_CHECKING:
+    import ssl
+
     from ..node.sampling import SamplingChoice
 
 QUEUED_TOKEN_BYTES = 80
 """A waiting prompt's token as an integer in a tuple, once in each process."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """What the command line says of the front end."""
+
+    options: ServeOptions
+    http: HttpOptions
+    text: TextOptions
+    config: ServerConfig
+    tls: ssl.SSLContext | None
+
+
 def serve(args: argparse.Namespace) -> int:
     started_s = time.monotonic()
-    logging.basicConfig(level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    options, http = given_options(ServeOptions, args), given_options(HttpOptions, args)
+    logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.getLogger().level))
     # Until the server listens for it, a SIGTERM ends this process as Ctrl-C would: with its contexts left in order.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     for note in environment_notes(os.environ, sys.argv):
         print(f"tokenmill: {note}", file=sys.stderr)
-    set_access_log(args)
-    args.tls = tls(args)
+    set_access_log(http)
+    tls = http.tls()
     model = resolve_model(args.model)
-    config = _server_config(args, model)
+    config = server_config(args, options, http, model.served_name)
+    given = _Given(options, http, given_options(TextOptions, args), config, tls)
     queue_bytes = config.max_buffered_bytes + config.max_open_tokens * QUEUED_TOKEN_BYTES
     launch = Launch(
         str(model.path), config.model_names[0], str(default_cache_dir()), engine_options(args), queue_bytes,
-        log_level=args.log_level,
+        log_level=options.log_level,
     )  # fmt: skip
-    with Supervisor(launch, args.engine_timeout_s) as supervisor:
+    with Supervisor(launch, options.engine_timeout_s) as supervisor:
         from ..net.loop import run_event_loop
 
-        run_event_loop(_serve(args, model, config, supervisor, started_s))
+        run_event_loop(_serve(given, model, supervisor, started_s))
     return 0
 
 
-def _server_config(args: argparse.Namespace, model: ResolvedModel) -> ServerConfig:
-    own_names = model_names(args, model.served_name)
-    names = [*own_names, *(adapter for adapter, _ in args.lora_modules)]
-    if len(set(names)) != len(names):
-        raise ConfigError("--lora-modules needs names of their own, each different.", param="lora_modules")
-    if args.lora_dir is not None and not os.path.isdir(args.lora_dir):
-        raise ConfigError(f"--lora-dir {args.lora_dir} is not a folder.", param="lora_dir")
-    config = ServerConfig(
-        model_names=own_names,
-        api_keys=api_keys(args),
-        cors_origins=tuple(args.cors_origins),
-        allowed_hosts=allowed_hosts(args),
-        root_path=args.root_path,
-        log_requests=args.enable_log_requests,
-        max_log_len=args.max_log_len,
-        max_queue_s=args.max_queue_s,
-        max_priority=args.max_priority,
-        trusted_proxies=tuple(args.trusted_proxies),
-        lora_dir="" if args.lora_dir is None else os.path.abspath(args.lora_dir),
-        allow_chat_template=args.trust_request_chat_template,
-    )
-    return config if args.max_body_bytes is None else replace(config, max_body_bytes=args.max_body_bytes)
-
-
-async def _serve(
-    args: argparse.Namespace, model: ResolvedModel, config: ServerConfig, supervisor: Supervisor, started_s: float
-) -> None:
+async def _serve(given: _Given, model: ResolvedModel, supervisor: Supervisor, started_s: float) -> None:
     from ..formats.checkpoint import open_checkpoint
-    from ..helper.parent import HelperProcess, helper_bytes, materials, read_template
+    from ..helper.parent import HelperProcess, helper_bytes, materials
     from ..net.clock import MonotonicClock
     from ..net.entropy import new_id, new_seed, seeds_from
     from ..node.heap import map_large_blocks, private_bytes, trim_heap
-    from ..node.sampling import choose_sampling
+    from ..node.text import load_text_model
     from ..server.adapters import ServedAdapter
     from ..server.app import build_app
     from ..server.budget import front_end_bytes
     from ..server.client import EngineClient
     from ..server.run import serve as serve_http
-    from ..text.load import load_text
 
     map_large_blocks()
+    options, http, config = given.options, given.http, given.config
     checkpoint = open_checkpoint(model.path)
-    sampling = choose_sampling(
-        checkpoint, generation_config=args.generation_config, override=args.override_generation_config
-    )
-    text = replace(load_text(checkpoint, read_template(args.chat_template)), sampling_defaults=sampling.defaults)
+    text, sampling = load_text_model(checkpoint, given.text)
     checkpoint.close()
     prepared: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -119,10 +107,10 @@ async def _serve(
         else:
             prepared.set_exception(error)
 
-    wanted = [ServedAdapter(name, os.path.abspath(path)) for name, path in args.lora_modules]
+    wanted = [ServedAdapter(name, os.path.abspath(path)) for name, path in options.lora_modules]
     client = EngineClient(wanted, note_prepared)
-    seeds = new_seed if args.seed is None else seeds_from(args.seed)
-    allowed = {"trust_templates": config.allow_chat_template, "allow_special": args.allow_special_in_content}
+    seeds = new_seed if options.seed is None else seeds_from(options.seed)
+    allowed = {"trust_templates": config.allow_chat_template, "allow_special": given.text.allow_special_in_content}
     helper = HelperProcess(str(model.path), materials(text, **allowed))
     app = build_app(config, text, client, helper, clock=MonotonicClock(), new_seed=seeds, new_id=new_id)
     gc.collect()
@@ -136,18 +124,18 @@ async def _serve(
         return replace(ready, eos_token_ids=text.eos_token_ids)
 
     def note_listening(host: str, port: int) -> None:
-        listening.set_result(shown_address(args, host, port))
+        listening.set_result(http.shown_address(host, port, config.root_path))
 
     def note_draining(num_open: int) -> None:
         if not num_open:
             return
         requests = f"{num_open} request{'' if num_open == 1 else 's'}"
-        print(f"tokenmill: draining {requests} for at most {args.drain_s:g} s; again to stop at once", flush=True)
+        print(f"tokenmill: draining {requests} for at most {options.drain_s:g} s; again to stop at once", flush=True)
 
     async def announce() -> None:
         base_bytes = private_bytes()
         beside = (
-            ("front end", front_end_bytes(config, base_bytes, tls=args.tls is not None)),
+            ("front end", front_end_bytes(config, base_bytes, tls=given.tls is not None)),
             ("helper", helper_bytes(base_bytes)),
         )
         _print_plan(await first_ready, model, sampling, beside)
@@ -161,14 +149,14 @@ async def _serve(
         await _until_first_ends(
             serve_http(
                 app,
-                args.host,
-                args.port,
-                drain_s=args.drain_s,
+                http.host,
+                http.port,
+                drain_s=options.drain_s,
                 on_started=note_listening,
                 on_draining=note_draining,
                 on_shrunk=trim_heap,
-                uds=args.uds or "",
-                tls=args.tls,
+                uds=http.uds or "",
+                tls=given.tls,
             ),
             supervisor.run(client, complete),
             announce(),
@@ -198,7 +186,7 @@ def _print_plan(
     memory = ("memory", f"at most {format_parts((*ready.memory, *beside))}")
     facts = [memory if name == "memory" else (name, value) for name, value in ready.facts]
     if ready.pooling is None:
-        facts += [("sampling", sampling.describe()), *(("note", note) for note in sampling.notes)]
+        facts += [("sampling", sampling.describe()), *((NOTE, note) for note in sampling.notes)]
     width = max(len(name) for name, _ in facts)
     for name, value in facts:
         print(f"  {name:<{width}}  {value}")

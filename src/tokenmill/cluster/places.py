@@ -10,8 +10,8 @@ present round, and who was served moves to the next.
     start    a choice has its first token (it waits no more)
     end      a choice is over, wherever it was
 
-Priorities come before rounds; within a round the choice goes first that is due first (`core.work.due`). An eighth of the
-rows is closed to a client that holds all others. Nobody has more prompt tokens under way, ahead of a choice of its own,
+Priorities come before rounds; within a round the choice goes first that is due first (`core.work.due`). An eighth of
+the rows is closed to a client that holds all others. Nobody has more prompt tokens under way, ahead of a choice of its own,
 than the engine computes in a few steps: what is in the engine cannot be overtaken by others.
 """
 

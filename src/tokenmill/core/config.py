@@ -10,6 +10,9 @@ from typing import Any
 from .block import KVGroupSpec
 from .errors import ConfigError
 
+BLOCK_SIZE = 16
+MAX_NUM_SEQS = 256
+MAX_NUM_BATCHED_TOKENS = 576
 STEPS_IN_FLIGHT = 2
 """One runs while the next is planned."""
 
@@ -37,9 +40,9 @@ class EngineConfig:
 
     groups: tuple[KVGroupSpec, ...]
     max_model_len: int
-    block_size: int = 16
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int = 512
+    block_size: int = BLOCK_SIZE
+    max_num_seqs: int = MAX_NUM_SEQS
+    max_num_batched_tokens: int = MAX_NUM_BATCHED_TOKENS
     max_num_waiting: int = 4096
     enable_prefix_caching: bool = True
     steps_in_flight: int = STEPS_IN_FLIGHT

@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from ..core import errors
-from ..core.errors import BadCheckpoint, ConfigError, EngineFailed, InvalidRequest, TokenmillError, Unavailable
+from ..core.errors import BadCheckpoint, EngineFailed, InvalidRequest, TokenmillError, Unavailable
 from ..core.units import MiB
 from ..net.framing import Pipe
 from ..node.heap import trim_heap
@@ -40,7 +40,6 @@ from ..server.jobs import (
 )
 from ..server.openai import Rules
 from ..server.turns import Turns
-from ..text.chat import MAX_TEMPLATE_CHARS
 from ..text.load import TextModel
 from .child import LENGTH, RESULT, Failure, HelperLaunch, file_stamp
 
@@ -65,19 +64,6 @@ def materials(text: TextModel, *, trust_templates: bool = False, allow_special: 
     """What a helper needs of a model. allow_special: special tokens that messages spell count as such."""
     specials = () if allow_special else tuple(text.tokenizer.special_texts())
     return Materials(text.chat, specials, Rules(text.tokenizer.vocab_size, text.sampling_defaults, trust_templates))
-
-
-def read_template(given: str | None) -> str | None:
-    """What --chat-template names: a file, or, as it holds a brace, the template itself. Raises ConfigError."""
-    if given is None:
-        return None
-    if "{" in given and not os.path.exists(given):
-        return given
-    try:
-        with open(given, encoding="utf-8", errors="replace") as file:
-            return file.read(MAX_TEMPLATE_CHARS + 1)
-    except OSError as error:
-        raise ConfigError(f"--chat-template {given} cannot be read: {error}.", param="chat_template") from None
 
 
 class HelperProcess:

@@ -15,47 +15,38 @@ from typing import Any, cast
 
 from ..core.config import check_keys
 from ..core.errors import ConfigError, InvalidRequest
+from ..core.options import options_of, size
 from ..core.request import SamplingParams
 from ..core.units import parse_bytes
 from ..node import foreign
-from ..node.resolve import EngineOptions
+from ..node.options import EngineOptions, TextOptions
 
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """A text, token ids, or {"prompt": text} or {"prompt_token_ids": ids}, each with a "cache_salt" if wanted."""
 
-_TYPES: Mapping[str, tuple[type, ...]] = {
-    "int | None": (int, type(None)),
-    "str | None": (str, type(None)),
-    "str": (str,),
-    "bool": (bool,),
-}
 
-
-def read_options(options: Mapping[str, Any]) -> EngineOptions:
+def read_options(options: Mapping[str, Any]) -> tuple[EngineOptions, TextOptions]:
     """Keyword options of LLM(). Sizes may be text, such as "2GiB". Those of vLLM that have nothing to do here are said
     to have none; those that would change what runs are refused. Raises ConfigError."""
-    fields = EngineOptions.__dataclass_fields__
+    kinds = (EngineOptions, TextOptions)
+    known = {name: declared for kind in kinds for name, (declared, _, _) in options_of(kind).items()}
     groups = dict(foreign.flags())
     given: dict[str, Any] = {}
     for name, value in options.items():
-        group = None if name in fields else groups.get("--" + name.replace("_", "-"))
+        group = None if name in known else groups.get("--" + name.replace("_", "-"))
         if group is None:
             given[name] = value
         elif group.refused and value not in (None, False) and not group.asks_for_nothing([str(value)]):
             raise ConfigError(f"{name}={value!r}: {group.why}.", param=name)
         elif not group.refused:
             warnings.warn(f"{name} has no effect here: {group.why}.", stacklevel=3)
-    check_keys(given, fields, "LLM()")
-    size = given.get("kv_cache_memory_bytes")
-    if isinstance(size, str):
-        given["kv_cache_memory_bytes"] = parse_bytes(size, "kv_cache_memory_bytes")
+    check_keys(given, known, "LLM()")
     for name, value in given.items():
-        kinds = _TYPES[str(fields[name].type)]
-        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            wanted = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
-            raise ConfigError(f"{name} must be {wanted}, got {type(value).__name__}.", param=name)
-    return EngineOptions(**given)
+        if known[name].read is size and isinstance(value, str):
+            given[name] = parse_bytes(value, name)
+    engine, text = ({name: given[name] for name in options_of(kind) if name in given} for kind in kinds)
+    return EngineOptions(**engine), TextOptions(**text)
 
 
 @dataclass(frozen=True, slots=True)

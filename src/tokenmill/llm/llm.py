@@ -30,14 +30,14 @@ from ..engine.build import build_engine
 from ..engine.link import local_link
 from ..formats.checkpoint import open_checkpoint
 from ..formats.hub import Progress, default_cache_dir, resolve_model
-from ..helper.parent import HelperProcess, materials, read_template
+from ..helper.parent import HelperProcess, materials
 from ..net.clock import MonotonicClock
 from ..net.entropy import new_seed, seeds_from
 from ..net.loop import new_event_loop
 from ..node.load import load_engine
 from ..node.machine import read_machine
 from ..node.resolve import EngineSettings
-from ..node.sampling import choose_sampling
+from ..node.text import load_text_model
 from ..server.adapters import ServedAdapter
 from ..server.choice import Choice, Piece
 from ..server.client import EngineClient
@@ -56,7 +56,7 @@ from ..server.vectors import (
     with_prompt,
 )
 from ..text.bad_words import bad_word_ids
-from ..text.load import TextModel, load_text
+from ..text.load import TextModel
 from .arguments import (
     GivenPrompt,
     Message,
@@ -76,18 +76,11 @@ T = TypeVar("T")
 class LLM:
     """Loads `model` (alias, .gguf file, Hugging Face folder or hub name) when made, fetching it where needed.
 
-    options   fields of EngineOptions: max_model_len, max_num_seqs, max_num_batched_tokens, block_size,
-              kv_cache_memory_bytes (a number, or text such as "2GiB"), kv_cache_dtype, enable_prefix_caching, threads,
-              backend ("auto", "native" or "numpy"), quantization, dtype, enable_lora, max_loras, max_lora_rank,
-              runner ("auto", "generate" or "pooling"), pooling. Those of vLLM's that do nothing here are warned of
+    options   fields of EngineOptions and TextOptions (node/options.py), flags of `tokenmill generate`, such as
+              max_model_len=8192 or chat_template="file"; sizes may be text such as "2GiB". Those of vLLM's that do
+              nothing here are warned of
     seed      requests that bring no seed draw theirs from it, in order; None: fresh ones
     progress  called with (bytes so far, bytes in all) while the model is fetched
-    generation_config  sampling of calls that name none: "auto" what the model recommends (of GGUF files that say
-              nothing: what llama.cpp does), "vllm" temperature 1
-    override_generation_config  settings that come before those, such as {"temperature": 0.7}
-    generation_config  sampling of calls that name none: "auto" what the model recommends, "vllm" temperature 1
-    chat_template      a file with the Jinja2 template to use instead of the model's own, or the template itself
-    allow_special_in_content  special tokens that messages spell count as such; else they are plain text
 
     Raises ConfigError, FetchError and BadCheckpoint. Close it, or use it as a context manager.
     """
@@ -98,27 +91,23 @@ class LLM:
         *,
         seed: int | None = None,
         progress: Progress | None = None,
-        generation_config: str = "auto",
-        override_generation_config: Mapping[str, Any] | None = None,
-        chat_template: str | None = None,
-        allow_special_in_content: bool = False,
         **options: Any,
     ) -> None:
         if not isinstance(model, (str, os.PathLike)):
             raise ConfigError(f"model must be a name or a path, got {type(model).__name__}.", param="model")
-        wanted = read_options(options)
+        wanted, text_options = read_options(options)
         found = resolve_model(os.fspath(model), progress=progress)
         checkpoint = open_checkpoint(found.path)
-        sampling = choose_sampling(checkpoint, generation_config=generation_config, override=override_generation_config)
-        text = load_text(checkpoint, read_template(chat_template))
-        self._text = replace(text, sampling_defaults=sampling.defaults)
+        self._text, _ = load_text_model(checkpoint, text_options)
         self._engine = load_engine(checkpoint, wanted, read_machine(), default_cache_dir())
         self._settings = self._engine.settings
         checkpoint.close()
         self._ready = self._engine.ready(found.served_name, self._text.eos_token_ids)
         self._clock = MonotonicClock()
         self._client = EngineClient()
-        self._helper = HelperProcess(str(found.path), materials(self._text, allow_special=allow_special_in_content))
+        self._helper = HelperProcess(
+            str(found.path), materials(self._text, allow_special=text_options.allow_special_in_content)
+        )
         self._numbers = itertools.count()
         self._new_seed = new_seed if seed is None else seeds_from(seed)
         self._loop = new_event_loop()

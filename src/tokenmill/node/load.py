@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..core.config import EngineConfig
+from ..core.config import BLOCK_SIZE, EngineConfig
 from ..core.errors import ConfigError
 from ..core.events import Ready
 from ..core.units import format_parts
@@ -26,8 +26,9 @@ from ..sched.scheduler import max_running
 from ..worker.build import Worker, build_vector_worker, build_worker
 from .machine import MachineFacts
 from .notes import NOTE, notes
+from .options import KV_CACHE_DTYPES, EngineOptions
 from .pooling import PoolingChoice, choose_pooling
-from .resolve import BLOCK_SIZE, EngineOptions, EngineSettings, ModelFacts, kv_dtype_of, resolve
+from .resolve import EngineSettings, ModelFacts, resolve
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,7 @@ def load_engine(
     pooling = choose_pooling(checkpoint, options.runner, options.pooling)
     if pooling is not None and options.enable_lora:
         raise ConfigError("A model that gives vectors takes no LoRA adapters.", param="enable_lora")
-    ops = select_ops(options.backend, max(1, options.threads or machine.usable_cpus))
+    ops = select_ops(options.backend, options.threads or machine.usable_cpus)
     settings = resolve(options, machine, model_facts(checkpoint, pooling, options), ops.kv_dtype)
     how: dict[str, Any] = {
         "max_model_len": settings.max_model_len,
@@ -140,7 +141,7 @@ def model_facts(checkpoint: Checkpoint, pooling: PoolingChoice | None, options: 
     advised_len = None if pooling is None else pooling.advised_len
     if isinstance(model, EncoderConfig):
         return ModelFacts(model.max_context, 0, weights_bytes, advised_len)
-    block_size, dtype = max(1, options.block_size or BLOCK_SIZE), kv_dtype_of(options.kv_cache_dtype)
+    block_size, dtype = options.block_size or BLOCK_SIZE, KV_CACHE_DTYPES[options.kv_cache_dtype]
     groups = kv_groups(model, block_size=block_size, dtype=dtype)
     windows = tuple((group.window, group.bytes_per_token) for group in groups if group.window)
     if pooling is not None:  # Vectors are of short inputs: one pool holds all layers.

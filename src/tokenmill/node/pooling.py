@@ -11,7 +11,6 @@ from ..formats.checkpoint import Checkpoint
 from ..formats.sentence import read_sentence_config
 from ..models.encoder_config import EncoderConfig, is_encoder
 from ..models.vectors import is_bare_decoder, vector_config
-from .resolve import POOLINGS, RUNNERS
 
 _GGUF_POOLINGS = {1: "mean", 2: "cls", 3: "last"}
 
@@ -33,10 +32,6 @@ class PoolingChoice:
 
 def choose_pooling(checkpoint: Checkpoint, runner: str, pooling: str | None) -> PoolingChoice | None:
     """None: the model gives tokens. Raises ConfigError for a wish that the model cannot meet, and BadCheckpoint."""
-    if runner not in RUNNERS:
-        raise ConfigError(f"--runner must be one of {', '.join(RUNNERS)}, got {runner!r}.", param="runner")
-    if pooling is not None and pooling not in POOLINGS:
-        raise ConfigError(f"--pooling must be one of {', '.join(POOLINGS)}, got {pooling!r}.", param="pooling")
     has_no_head = is_encoder(checkpoint) or is_bare_decoder(checkpoint)
     if runner == "generate":
         if has_no_head or pooling is not None:

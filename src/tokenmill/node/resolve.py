@@ -8,65 +8,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..core.block import KV_DTYPES, KVGroupSpec, full_groups
-from ..core.config import STEPS_IN_FLIGHT
+from ..core.block import KVGroupSpec, full_groups
+from ..core.config import BLOCK_SIZE, MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS, STEPS_IN_FLIGHT
 from ..core.errors import ConfigError
 from ..core.units import MiB, format_bytes
 from .machine import MachineFacts
+from .options import (
+    DTYPES,
+    KV_CACHE_DTYPES,
+    KV_SHARE,
+    MAX_LORA_RANK,
+    MAX_LORAS,
+    QUANTIZATIONS,
+    EngineOptions,
+)
 from .pools import longest, split_pools
 
-KV_SHARE = 0.4
-"""Of usable memory, for the KV pool, where no size is given."""
-
 SPLIT_REASON = "the split loses as much for short sequences as for long ones"
-BLOCK_SIZE = 16
-MAX_NUM_SEQS = 256
-MAX_NUM_BATCHED_TOKENS = 576
-MAX_LORAS = 4
-MAX_LORA_RANK = 16
-BACKENDS = ("auto", "native", "numpy")
-RUNNERS = ("auto", "generate", "pooling")
-POOLINGS = ("last", "mean", "cls")
-GENERATION_CONFIGS = ("auto", "vllm")
-"""Values of vLLM's flag: 'auto' samples as the model recommends where a request names nothing, 'vllm' does not."""
-
-QUANTIZATIONS = {name: name for name in ("q8_0", "q4_0", "q4_1", "f16", "bf16")} | {"q8": "q8_0", "q4": "q4_1"}
-"""As asked -> as the kernels call it."""
-
-DTYPES = {"auto": None, "half": "f16", "float16": "f16", "bfloat16": "bf16", "float": None, "float32": None}
-"""vLLM's names of weights' types, and the quantisation that each is here: none, where weights stay as stored."""
-
-KV_CACHE_DTYPES = {
-    "auto": "f16",  # or the other type of 16 bits, where kernels prefer it
-    **{name: name for name in KV_DTYPES},
-    "float16": "f16",
-    "bfloat16": "bf16",
-    "float32": "f32",
-    "q8_0": "int8",
-}
-"""As asked, in our words, vLLM's or llama.cpp's -> the KV pool's."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineOptions:
-    """What the user asked for; None leaves the choice to `resolve`."""
-
-    max_model_len: int | None = None
-    max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
-    block_size: int | None = None
-    kv_cache_memory_bytes: int | None = None
-    kv_cache_dtype: str = "auto"
-    enable_prefix_caching: bool = True
-    threads: int | None = None
-    backend: str = "auto"
-    quantization: str | None = None
-    dtype: str = "auto"
-    enable_lora: bool = False
-    max_loras: int | None = None
-    max_lora_rank: int | None = None
-    runner: str = "auto"
-    pooling: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,17 +75,13 @@ def resolve(
     choices: list[Choice] = []
 
     def given_or(name: str, given: int | None, default: int, reason: str, show: str = "{}") -> int:
-        if given is not None and given < 1:
-            raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {given}.", param=name)
         value = default if given is None else given
         choices.append(Choice(name, show.format(value), reason if given is None else "as asked"))
         return value
 
-    if options.backend not in BACKENDS:
-        raise ConfigError(f"--backend must be one of {', '.join(BACKENDS)}, got {options.backend!r}.", param="backend")
     threads = given_or("threads", options.threads, machine.usable_cpus, _threads_reason(machine))
     block_size = given_or("block_size", options.block_size, BLOCK_SIZE, "default")
-    kv_dtype = kv_dtype_of(options.kv_cache_dtype)
+    kv_dtype = KV_CACHE_DTYPES[options.kv_cache_dtype]
     if kv_dtype == "int8":
         reason = "as asked; half the memory, not the same answers as 16 bits"
         choices.append(Choice("kv_cache_dtype", "int8, a scale for each token and head", reason))
@@ -166,17 +120,10 @@ def resolve(
             " so that every running sequence can advance in a step.",
             param="max_num_batched_tokens",
         )
-    if options.dtype not in DTYPES:
-        raise ConfigError(f"--dtype must be one of {', '.join(DTYPES)}, got {options.dtype!r}.", param="dtype")
-    quantization = QUANTIZATIONS.get(options.quantization or "", options.quantization) or DTYPES[options.dtype]
+    quantization = QUANTIZATIONS.get(options.quantization or "") or DTYPES[options.dtype]
     if quantization is None and options.dtype != "auto":
         choices.append(Choice("dtype", "as stored", f"{options.dtype} is what all is computed in"))
     if quantization is not None:
-        if quantization not in QUANTIZATIONS.values():
-            raise ConfigError(
-                f"--quantization must be one of {', '.join(QUANTIZATIONS)}, got {options.quantization!r}.",
-                param="quantization",
-            )
         choices.append(Choice("quantization", f"{quantization} for matrices stored in 16 or 32 bits", "as asked"))
     max_loras = max_lora_rank = 0
     if options.enable_lora:
@@ -202,15 +149,6 @@ def resolve(
         max_lora_rank=max_lora_rank,
         choices=tuple(choices),
     )
-
-
-def kv_dtype_of(asked: str) -> str:
-    """The KV pool's dtype. Raises ConfigError."""
-    if asked not in KV_CACHE_DTYPES:
-        raise ConfigError(
-            f"--kv-cache-dtype must be one of {', '.join(KV_CACHE_DTYPES)}, got {asked!r}.", param="kv_cache_dtype"
-        )
-    return KV_CACHE_DTYPES[asked]
 
 
 def _threads_reason(machine: MachineFacts) -> str:

@@ -17,7 +17,7 @@ from ..core.errors import ConfigError, InvalidRequest
 from ..core.request import SamplingParams
 from ..formats.checkpoint import Checkpoint
 from ..text.sampling import recommended
-from .resolve import GENERATION_CONFIGS
+from .options import TextOptions
 
 LLAMA_CPP: Mapping[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
 """llama.cpp's own defaults, which those who choose GGUF files expect."""
@@ -52,16 +52,12 @@ class SamplingChoice:
         return f"{settings or 'temperature 1'} where a request names none ({self.reason})"
 
 
-def choose_sampling(
-    checkpoint: Checkpoint, *, generation_config: str = "auto", override: Mapping[str, Any] | None = None
-) -> SamplingChoice:
-    """generation_config: 'auto' follows the model, 'vllm' does not. override: settings that come before all else.
-    Raises ConfigError for an unknown name or a bad value, and BadCheckpoint."""
-    if generation_config not in GENERATION_CONFIGS:
-        known = " or ".join(GENERATION_CONFIGS)
-        raise ConfigError(f"generation_config must be {known}, got {generation_config!r}.", param="generation_config")
-    given = _checked(override or {})
-    defaults, reason, notes = ({}, "the API's default", ()) if generation_config == "vllm" else _follow(checkpoint)
+def choose_sampling(checkpoint: Checkpoint, options: TextOptions) -> SamplingChoice:
+    """generation_config: 'auto' follows the model, 'vllm' does not; the override comes before all else. Raises
+    ConfigError for an unknown name or a bad value in it, and BadCheckpoint."""
+    given = _checked(options.override_generation_config or {})
+    follows = options.generation_config != "vllm"
+    defaults, reason, notes = _follow(checkpoint) if follows else ({}, "the API's default", ())
     if given:
         reason = f"{', '.join(given)} as asked" if given.keys() >= defaults.keys() else f"as asked, else {reason}"
     return SamplingChoice({**defaults, **given}, reason, notes)

@@ -5,62 +5,100 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..core.errors import ConfigError
+from ..core.options import check, option, seconds, size
 from ..core.units import MiB
 from .bounds import HttpBounds
 from .clients import Clients
 
 
+def _num_characters(text: str) -> int:
+    if text.isascii() and text.isdigit() and len(text) < 10:
+        return int(text)
+    raise ValueError(f"must be a number of characters, at least 0, got {text!r}.")
+
+
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """What the front end accepts, and from whom.
+    """What the front end accepts, and from whom. Fields without help are no flags of `serve`:
 
     model_names          names the one model is served under; the first is the name that answers carry
     api_keys             any of these opens the API; none: it is open
-    cors_origins         origins a browser may call from ("*": any); none: no CORS headers
-    allowed_hosts        names that the Host header may be besides those of this machine ("*": any); None: any
-    root_path            path under which a proxy shows this server, such as /llm; it may cut it off or not
-    log_requests         a line for each call that comes and for each choice that ends
-    max_log_len          characters of a prompt that such a line may show
     http                 bounds of connections and heads
-    max_body_bytes       largest request body; larger ones are 413
     max_buffered_bytes   all bodies held at once; more is 429
     max_open_requests    choices waiting or running, of all calls; more is 429
     max_open_tokens      their prompt tokens together; more is 429
-    max_queue_s          longest predicted wait of a call for its first choice; longer is 429
-    max_priority         most urgent priority that a request may claim; lower numbers are more urgent
-    trusted_proxies      networks whose X-Forwarded-For is believed; "*": any peer's
     stall_after_s        work but no step for this long makes /health 503
-    lora_dir             folder that adapters may be loaded from over HTTP; "": none may
-    allow_chat_template  a request may bring its own chat template; the helper process bounds what it costs
+
+    `allowed_hosts` is (): the names of this machine, or None: any. `lora_dir` is "" where no adapter may be loaded over
+    HTTP. The helper process bounds what `allow_chat_template` costs. Raises ConfigError.
     """
 
     model_names: tuple[str, ...]
     api_keys: tuple[str, ...] = ()
-    cors_origins: tuple[str, ...] = ()
-    allowed_hosts: tuple[str, ...] | None = ()
-    root_path: str = ""
-    log_requests: bool = False
-    max_log_len: int = 0
+    cors_origins: tuple[str, ...] = option(
+        (), "origin browsers may call from (repeatable)", several="each", metavar="ORIGIN"
+    )
+    allowed_hosts: tuple[str, ...] | None = option(
+        (),
+        "names that requests may have in their Host header besides this machine's, *.example.com for all below,"
+        " '*' for any (default: any where others than this machine can connect, or with TLS)",
+        several="all",
+        metavar="NAME",
+    )
+    root_path: str = option("", "path under which a proxy shows this server", also="--api-prefix", metavar="PATH")
+    log_requests: bool = option(
+        False,
+        "log each request as it comes and as it ends, with lengths and times (default: off)",
+        flag="--enable-log-requests",
+        has_no=True,
+    )
+    max_log_len: int = option(
+        0,
+        "with --enable-log-requests, log the first N characters of prompts too (default: 0)",
+        read=_num_characters,
+        metavar="N",
+    )
     http: HttpBounds = field(default_factory=HttpBounds)
-    max_body_bytes: int = 16 * MiB
+    max_body_bytes: int = option(
+        16 * MiB, "largest request body accepted (default: 16MiB)", read=size, metavar="SIZE", least=1
+    )
     max_buffered_bytes: int = 128 * MiB
     max_open_requests: int = 8192
     max_open_tokens: int = 2_000_000
-    max_queue_s: float = 10.0
-    max_priority: int = 0
-    trusted_proxies: tuple[str, ...] = ()
+    max_queue_s: float = option(
+        10.0,
+        "refuse a call (429, Retry-After) that would wait longer than this (default: 10)",
+        read=seconds,
+        metavar="S",
+    )
+    max_priority: int = option(
+        0, "most urgent priority that a request may claim; lower is more urgent (default: 0)", metavar="N"
+    )
+    trusted_proxies: tuple[str, ...] = option(
+        (),
+        "proxies whose X-Forwarded-For tells clients apart, such as 10.0.0.0/8, or * (default: none)",
+        several="all",
+        metavar="NETWORK",
+    )
     stall_after_s: float = 30.0
-    lora_dir: str = ""
-    allow_chat_template: bool = False
+    lora_dir: str = option(
+        "", "folder that /v1/load_lora_adapter may load from (default: it is refused)", metavar="DIR"
+    )
+    allow_chat_template: bool = option(
+        False,
+        "let requests bring a chat_template of their own (default: it is refused)",
+        flag="--trust-request-chat-template",
+    )
 
     def __post_init__(self) -> None:
+        check(self)
         if not self.model_names or not all(self.model_names):
             raise ConfigError("served-model-name needs at least one name.", param="served-model-name")
         if not all(self.api_keys):
             raise ConfigError("api-key must not be empty.", param="api-key")
         if self.root_path and (not self.root_path.startswith("/") or self.root_path.endswith("/")):
             raise ConfigError(f"root-path must be like /llm, got {self.root_path!r}.", param="root-path")
-        for name in ("max_body_bytes", "max_buffered_bytes", "max_open_requests", "max_open_tokens"):
+        for name in ("max_buffered_bytes", "max_open_requests", "max_open_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}.", param=name)
         if self.max_queue_s <= 0:

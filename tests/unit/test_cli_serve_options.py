@@ -8,15 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from tokenmill.cli import http_options
 from tokenmill.cli import main as cli
+from tokenmill.cli import serve_options
+from tokenmill.cli.options import given_options
+from tokenmill.cli.serve_options import HttpOptions, ServeOptions, server_config
 from tokenmill.core.errors import ConfigError
+from tokenmill.server.config import ServerConfig
 from tokenmill.server.listen import is_loopback, listening, make_tls
 
 
 @pytest.fixture(autouse=True)
 def no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in http_options.KEY_VARIABLES:
+    for name in serve_options.KEY_VARIABLES:
         monkeypatch.delenv(name, raising=False)
 
 
@@ -24,29 +27,38 @@ def args(*argv: str) -> argparse.Namespace:
     return cli._parser(["serve", *argv]).parse_args(["serve", *argv])
 
 
+def http(*argv: str) -> HttpOptions:
+    return given_options(HttpOptions, args(*argv))
+
+
+def config(*argv: str) -> ServerConfig:
+    given = args(*argv)
+    return server_config(given, given_options(ServeOptions, given), given_options(HttpOptions, given), "own")
+
+
 def test_keys_add_up_from_flags_file_and_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "keys"
     file.write_text("# of the team\nthree\n\n  four  \none\n")
     monkeypatch.setenv("VLLM_API_KEY", "five")
     monkeypatch.setenv("LLAMA_API_KEY", "")
-    given = args("--api-key", "one", "--api-key=two", "--api-key-file", str(file))
-    assert http_options.api_keys(given) == ("one", "two", "three", "four", "five")
+    given = ("--api-key", "one", "--api-key=two", "--api-key-file", str(file))
+    assert config(*given).api_keys == ("one", "two", "three", "four", "five")
     monkeypatch.delenv("VLLM_API_KEY")
-    assert http_options.api_keys(args()) == ()
+    assert config().api_keys == ()
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "clé\n"])
 def test_a_file_without_a_usable_key_does_not_leave_the_server_open(tmp_path: Path, text: str) -> None:
     (tmp_path / "keys").write_text(text)
     with pytest.raises(ConfigError):
-        http_options.api_keys(args("--api-key-file", str(tmp_path / "keys")))
+        config("--api-key-file", str(tmp_path / "keys"))
     with pytest.raises(ConfigError, match="cannot be read"):
-        http_options.api_keys(args("--api-key-file", str(tmp_path / "missing")))
+        config("--api-key-file", str(tmp_path / "missing"))
 
 
 def test_names_add_up_and_do_not_swallow_the_model() -> None:
     def names(*argv: str) -> tuple[str, ...]:
-        return http_options.model_names(args(*argv), "own")
+        return config(*argv).model_names
 
     assert names() == ("own",)
     assert names("smollm2", "--served-model-name", "a", "b", "--served-model-name", "c", "a") == ("a", "b", "c")
@@ -58,7 +70,7 @@ def test_names_add_up_and_do_not_swallow_the_model() -> None:
 
 def test_host_is_looked_at_where_only_this_machine_connects() -> None:
     def hosts(*argv: str) -> tuple[str, ...] | None:
-        return http_options.allowed_hosts(args(*argv))
+        return config(*argv).allowed_hosts
 
     assert hosts() == hosts("--host", "localhost") == hosts("--host", "::1") == ()
     assert hosts("--host", "0.0.0.0") is hosts("--host", "") is None
@@ -80,9 +92,9 @@ def test_host_is_looked_at_where_only_this_machine_connects() -> None:
 )
 def test_tls_that_cannot_be_is_one_line(argv: list[str], says: str) -> None:
     with pytest.raises(ConfigError, match=says) as caught:
-        http_options.tls(args(*argv))
+        http(*argv).tls()
     assert "\n" not in caught.value.message
-    assert http_options.tls(args()) is None
+    assert http().tls() is None
 
 
 def test_a_certificate_whose_key_is_locked_is_refused_without_asking(tmp_path: Path) -> None:
@@ -93,11 +105,10 @@ def test_a_certificate_whose_key_is_locked_is_refused_without_asking(tmp_path: P
 
 
 def test_what_to_connect_to_is_shown() -> None:
-    assert http_options.shown_address(args(), "127.0.0.1", 80) == "http://127.0.0.1:80"
-    secure = args("--ssl-certfile", "c", "--root-path", "/llm")
-    assert http_options.shown_address(secure, "::", 443) == "https://[::]:443/llm"
-    assert "curl --unix-socket /run/t.sock http://localhost/v1/models" in http_options.shown_address(
-        args("--uds", "/run/t.sock"), "/run/t.sock", 0
+    assert http().shown_address("127.0.0.1", 80) == "http://127.0.0.1:80"
+    assert http("--ssl-certfile", "c").shown_address("::", 443, "/llm") == "https://[::]:443/llm"
+    assert "curl --unix-socket /run/t.sock http://localhost/v1/models" in http("--uds", "/run/t.sock").shown_address(
+        "/run/t.sock", 0
     )
 
 

@@ -1,0 +1,205 @@
+"""Flags of `serve` about its processes, and about where it listens and for whom; and what these come to."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..core.errors import ConfigError
+from ..core.options import check, option, seconds
+from ..server.config import ServerConfig
+from .options import given_options, read_seed
+from .parser import DEFAULT_MODEL
+
+if TYPE_CHECKING:
+    import ssl
+
+KEY_VARIABLES = ("TOKENMILL_API_KEY", "VLLM_API_KEY", "LLAMA_API_KEY")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+def port_number(text: str) -> int:
+    if text.isascii() and text.isdigit() and len(text) <= 5 and int(text) < 2**16:
+        return int(text)
+    raise ValueError(f"must be a port from 0 to 65535, got {text!r}.")
+
+
+def lora_module(text: str) -> tuple[str, str]:
+    """'name=path', or JSON with "name" and "path" as vLLM takes it."""
+    name, equals, path = text.partition("=")
+    if text.startswith("{"):
+        with contextlib.suppress(ValueError, KeyError):
+            given = json.loads(text)
+            name, equals, path = str(given["name"]), "=", str(given["path"])
+    if not (name and equals and path):
+        raise ValueError(f"must be NAME=PATH, got {text!r}.")
+    return name, path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions:
+    """What `serve` does besides answering: seeds, adapters, its processes. Raises ConfigError."""
+
+    seed: int | None = option(
+        None,
+        "requests that bring no seed draw theirs from this one, in order of arrival (default: fresh ones)",
+        also="-s",
+        read=read_seed,
+        metavar="N",
+    )
+    lora_modules: tuple[tuple[str, str], ...] = option(
+        (),
+        "adapters to serve, each under a model name of its own (repeatable)",
+        several="all",
+        read=lora_module,
+        metavar="NAME=PATH",
+    )
+    drain_s: float = option(30.0, "on SIGTERM, let requests finish this long (default: 30)", read=seconds, metavar="S")
+    engine_timeout_s: float = option(
+        60.0,
+        "replace an engine that has work and makes no progress this long; 0: never (default: 60)",
+        read=seconds,
+        metavar="S",
+    )
+    log_level: str = option("info", "(default: info)", choices=LOG_LEVELS)
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpOptions:
+    """Where `serve` listens, under which names, and who may call. Raises ConfigError."""
+
+    host: str = option("127.0.0.1", "address to listen on (default: 127.0.0.1)", metavar="H")
+    port: int = option(8000, "port; 0 picks a free one (default: 8000)", read=port_number, metavar="P")
+    uds: str | None = option(None, "listen on this Unix socket, for this user only, not on a port", metavar="PATH")
+    api_key: tuple[str, ...] = option(
+        (),
+        f"clients must send it as a bearer token (repeatable; also from {', '.join(KEY_VARIABLES)})",
+        several="each",
+        metavar="KEY",
+    )
+    api_key_file: str | None = option(
+        None, "keys, one a line: unlike --api-key no other user's ps shows them", metavar="FILE"
+    )
+    served_model_name: tuple[str, ...] = option(
+        (),
+        "names in the API; answers carry the first (default: the model's own)",
+        several="all",
+        metavar="NAME",
+    )
+    ssl_certfile: str | None = option(None, "serve HTTPS with this certificate", also="--ssl-cert-file", metavar="FILE")
+    ssl_keyfile: str | None = option(
+        None, "its key (default: in the certificate's file)", also="--ssl-key-file", metavar="FILE"
+    )
+    ssl_ca_certs: str | None = option(None, "authorities of clients' certificates", metavar="FILE")
+    ssl_cert_reqs: int = option(
+        0, "clients' certificates: 0 unasked, 1 optional, 2 demanded (default: 0)", choices=(0, 1, 2)
+    )
+    disable_access_log: bool = option(False, "log no line per answer", also="--disable-uvicorn-access-log")
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.ssl_certfile is None:
+            for name in ("ssl_keyfile", "ssl_ca_certs"):
+                if getattr(self, name) is not None:
+                    raise ConfigError(f"--{name.replace('_', '-')} needs --ssl-certfile.", param=name)
+            if self.ssl_cert_reqs:
+                raise ConfigError("--ssl-cert-reqs needs --ssl-certfile.", param="ssl_cert_reqs")
+        elif self.ssl_cert_reqs and self.ssl_ca_certs is None:
+            raise ConfigError("--ssl-cert-reqs needs --ssl-ca-certs.", param="ssl_cert_reqs")
+
+    def tls(self) -> ssl.SSLContext | None:
+        """Raises ConfigError."""
+        from ..server.listen import make_tls
+
+        if self.ssl_certfile is None:
+            return None
+        return make_tls(self.ssl_certfile, self.ssl_keyfile or "", self.ssl_ca_certs or "", self.ssl_cert_reqs)
+
+    def shown_address(self, host: str, port: int, root_path: str = "") -> str:
+        """What to tell a user who wants to connect."""
+        scheme = "http" if self.ssl_certfile is None else "https"
+        if self.uds:
+            return f"Unix socket {host} (curl --unix-socket {host} {scheme}://localhost{root_path}/v1/models)"
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}{root_path}"
+
+
+def server_config(args: argparse.Namespace, options: ServeOptions, http: HttpOptions, own_name: str) -> ServerConfig:
+    """own_name: of the model, where the flags name none. Raises ConfigError."""
+    own_names = _model_names(http.served_model_name, own_name, is_model_named=args.model != DEFAULT_MODEL)
+    names = [*own_names, *(adapter for adapter, _ in options.lora_modules)]
+    if len(set(names)) != len(names):
+        raise ConfigError("--lora-modules needs names of their own, each different.", param="lora_modules")
+    lora_dir = args.lora_dir
+    if lora_dir and not os.path.isdir(lora_dir):
+        raise ConfigError(f"--lora-dir {lora_dir} is not a folder.", param="lora_dir")
+    return given_options(
+        ServerConfig,
+        args,
+        model_names=own_names,
+        api_keys=_api_keys(http),
+        allowed_hosts=_allowed_hosts(args.allowed_hosts, http),
+        lora_dir=os.path.abspath(lora_dir) if lora_dir else "",
+    )
+
+
+def _model_names(given: tuple[str, ...], own: str, *, is_model_named: bool) -> tuple[str, ...]:
+    """Those given, or the model's own. The last of several may be a model that was meant as such: argparse gives all
+    that follows the flag to the flag."""
+    from ..formats.hub import ALIASES
+
+    names = list(dict.fromkeys(given))
+    if not names:
+        return (own,)
+    last = names[-1]
+    if not is_model_named and len(names) > 1 and (last in ALIASES or os.path.exists(last)):
+        raise ConfigError(
+            f"Is {last} the model? Then put it before --served-model-name, which takes all that follows it.",
+            param="served_model_name",
+        )
+    return tuple(names)
+
+
+def _api_keys(options: HttpOptions) -> tuple[str, ...]:
+    """Those of flags, file and environment together, each once."""
+    keys = [*options.api_key]
+    if options.api_key_file is not None:
+        try:
+            lines = Path(options.api_key_file).read_text(encoding="utf8").splitlines()
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"--api-key-file {options.api_key_file} cannot be read: {error}.", param="api_key_file"
+            ) from error
+        from_file = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+        if not from_file:
+            raise ConfigError(f"--api-key-file {options.api_key_file} has no key.", param="api_key_file")
+        keys += from_file
+    keys += [key for name in KEY_VARIABLES if (key := os.environ.get(name, ""))]
+    if not all(key.isascii() and key.isprintable() and key == key.strip() for key in keys):
+        raise ConfigError("An API key must be of printable ASCII characters, none of them a space at an end.")
+    return tuple(dict.fromkeys(keys))
+
+
+def _allowed_hosts(given: list[str], options: HttpOptions) -> tuple[str, ...] | None:
+    """None: any. With TLS the name is vouched for by the certificate; others' machines know this one by names that
+    it need not know itself; and no web page reaches a Unix socket."""
+    from ..server.listen import is_loopback
+
+    if given:
+        return tuple(given)
+    return () if not (options.uds or options.ssl_certfile) and is_loopback(options.host) else None
+
+
+def set_access_log(options: HttpOptions) -> None:
+    from ..server.access_log import ACCESS_LOGGER
+
+    if options.disable_access_log:
+        logging.getLogger(ACCESS_LOGGER).setLevel(logging.CRITICAL)
