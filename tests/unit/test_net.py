@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Coroutine
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,7 +31,6 @@ from tokenmill.net import codec
 from tokenmill.net.clock import MonotonicClock
 from tokenmill.net.entropy import new_id, new_seed, seeds_from
 from tokenmill.net.lifeline import open_lifeline
-from tokenmill.net.unix import UnixEngineEnd, UnixFrontEnd, private_address
 
 TOKENS = st.lists(st.integers(0, 2**31 - 1), max_size=8).map(tuple)
 TEXT = st.text(max_size=12)
@@ -153,163 +148,6 @@ def test_seeds_of_one_seed_are_the_same_each_time_and_differ_among_themselves():
 def test_the_clock_does_not_go_back() -> None:
     times = [MonotonicClock().now() for _ in range(100)]
     assert times == sorted(times)
-
-
-class SameTime:
-    def now(self) -> float:
-        return 0.0
-
-
-CLOCK = SameTime()
-
-
-def run(main: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(main, 20))
-
-
-def outputs(number: int) -> StepOutputs:
-    return StepOutputs((Output("r", tokens=(number,)),), EngineStats(num_steps=number), float(number))
-
-
-def test_messages_arrive_in_order_both_ways_and_nothing_is_left_on_disk() -> None:
-    async def main(address: str) -> None:
-        front, engine = UnixFrontEnd(address, CLOCK), UnixEngineEnd(address, CLOCK)
-        front.open()
-        for number in range(500):
-            await engine.send(outputs(number))
-            await front.send(Abort((str(number),)))
-        for number in range(500):
-            assert await front.receive() == outputs(number)
-            assert await engine.receive() == Abort((str(number),))
-        engine.close()
-        front.close()
-
-    with private_address() as address:
-        folder = Path(address).parent
-        assert folder.stat().st_mode & 0o777 == 0o700
-        run(main(address))
-        assert not folder.exists() or not list(folder.iterdir())
-    assert not folder.exists()
-
-
-def test_what_arrived_before_the_end_is_read_before_eof() -> None:
-    async def main(address: str) -> None:
-        front, engine = UnixFrontEnd(address, CLOCK), UnixEngineEnd(address, CLOCK)
-        front.open()
-        for number in range(700):
-            await engine.send(outputs(number))
-        engine.close()
-        for number in range(700):
-            assert await front.receive() == outputs(number)
-        with pytest.raises(EOFError):
-            await front.receive()
-        with pytest.raises(EOFError):
-            await front.send(Drain())
-        front.close()
-
-    with private_address() as address:
-        run(main(address))
-
-
-def test_a_reader_that_does_not_read_makes_the_sender_wait() -> None:
-    async def main(address: str) -> None:
-        front, engine = UnixFrontEnd(address, CLOCK), UnixEngineEnd(address, CLOCK)
-        front.open()
-        sent = 0
-
-        async def flood() -> None:
-            nonlocal sent
-            big = StepOutputs((Output("r", error="x" * 10_000),), EngineStats(), 0.0)
-            while True:
-                await engine.send(big)
-                sent += 1
-
-        flooding = asyncio.create_task(flood())
-        before = -1
-        while before != sent:
-            before = sent
-            await asyncio.sleep(0.3)
-        assert 0 < sent < 20_000
-        for _ in range(1000):
-            await front.receive()
-        while sent <= before:
-            await asyncio.sleep(0.01)
-        flooding.cancel()
-        engine.close()
-        front.close()
-
-    with private_address() as address:
-        run(main(address))
-
-
-def test_a_sender_cancelled_inside_a_message_ends_the_link() -> None:
-    async def main(address: str) -> None:
-        front, engine = UnixFrontEnd(address, CLOCK), UnixEngineEnd(address, CLOCK)
-        front.open()
-        await engine.send(outputs(1))
-        assert await front.receive() == outputs(1)
-        huge = StepOutputs((Output("r", error="x" * 50_000_000),), EngineStats(), 0.0)
-        sending = asyncio.create_task(engine.send(huge))
-        await asyncio.sleep(0)
-        sending.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await sending
-        with pytest.raises(EOFError):
-            await front.receive()
-        front.close()
-        engine.close()
-
-    with private_address() as address:
-        run(main(address))
-
-
-def test_an_engine_gives_up_when_no_front_end_is_there() -> None:
-    async def main(address: str) -> None:
-        engine = UnixEngineEnd(address, CLOCK, connect_timeout_s=0.1)
-        with pytest.raises(EOFError):
-            await engine.receive()
-        engine.close()
-
-    with private_address() as address:
-        run(main(address))
-
-
-PEER = """
-import asyncio, sys
-from tokenmill.net.clock import MonotonicClock
-from tokenmill.core.events import Drain, EngineStats, StepOutputs
-from tokenmill.net.unix import UnixEngineEnd, UnixFrontEnd
-CLOCK = MonotonicClock()
-async def main():
-    if sys.argv[1] == "engine":
-        end, hello = UnixEngineEnd(sys.argv[2], CLOCK), StepOutputs((), EngineStats(), 0.0)
-    else:
-        end, hello = UnixFrontEnd(sys.argv[2], CLOCK), Drain()
-    await end.send(hello)
-    await end.receive()
-asyncio.run(main())
-"""
-
-
-@pytest.mark.parametrize("victim", ["engine", "front"])
-def test_kill_9_of_one_process_is_eof_at_the_other(victim: str) -> None:
-    async def main(address: str) -> None:
-        end = UnixFrontEnd(address, CLOCK) if victim == "engine" else UnixEngineEnd(address, CLOCK)
-        end.open()
-        peer = subprocess.Popen([sys.executable, "-c", PEER, victim, address])
-        try:
-            await end.receive()
-            peer.send_signal(signal.SIGKILL)
-            with pytest.raises(EOFError):
-                await end.receive()
-        finally:
-            peer.kill()
-            peer.wait()
-            end.close()
-        assert not Path(address).exists()
-
-    with private_address() as address:
-        run(main(address))
 
 
 CHILD = """

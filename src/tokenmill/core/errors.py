@@ -11,6 +11,7 @@
      |- Overloaded                429  a retry after `retry_after_s` may succeed
      |- Unavailable               503  the engine is down or draining; a retry may succeed (`retry_after_s`: when)
      |- EngineFailed              500  a step failed; the request was lost
+     |- LinkRefused               the other end of a network link is not who it must be, or does not want this one
      |- ConfigError               exit code 2; names the option
      |- BadCheckpoint             a model file is truncated, corrupt, hostile or of an unknown kind
      |- FetchError                a model could not be obtained; says what to do
@@ -93,6 +94,10 @@ class EngineFailed(TokenmillError):
     status = 500
     kind = "internal_error"
     retryable = True
+
+
+class LinkRefused(TokenmillError):
+    kind = "link_refused"
 
 
 class ConfigError(TokenmillError):

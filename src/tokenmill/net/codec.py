@@ -7,7 +7,7 @@ Only requests are taken apart, so that the prompt and the settings that many cho
 object on the other side too.
 
 Times travel as ages: seconds before the message was written. The clocks of two machines agree on how fast time passes
-and on nothing else. Age and time are the same subtraction, `now - x`, so one function makes each of the other. What has
+and on nothing else. Age and time are the same subtraction, `now - x`, so one function makes each of the other. What
 never happened, -1 as a time, is infinitely old.
 """
 
@@ -75,6 +75,7 @@ _KINDS: dict[type, bytes] = {
 _DECODERS: dict[int, msgspec.msgpack.Decoder[ToEngine | FromEngine | _Submitted]] = {
     kind[0]: msgspec.msgpack.Decoder(_Submitted if type_ is Submit else type_) for type_, kind in _KINDS.items()
 }
+_NEVER = -1.0
 _ENCODER = msgspec.msgpack.Encoder()
 
 
@@ -84,7 +85,7 @@ def encode(message: ToEngine | FromEngine, now: float) -> bytes:
     if isinstance(message, Submit):
         body = _take_apart(message, now)
     elif isinstance(message, StepOutputs):
-        body = _turn(message, now)
+        body = _turn(message, now, _NEVER, math.inf)
     return _KINDS[type(message)] + _ENCODER.encode(body)
 
 
@@ -99,32 +100,23 @@ def decode(data: bytes, now: float) -> ToEngine | FromEngine:
             return _put_together(message, now)
     except (msgspec.MsgspecError, IndexError, AssertionError, TokenmillError) as error:
         raise ValueError(f"Damaged link message of kind {data[:1]!r}: {error}") from error
-    return _turn(message, now) if isinstance(message, StepOutputs) else message
+    return _turn(message, now, math.inf, _NEVER) if isinstance(message, StepOutputs) else message
 
 
-def _turn(step: StepOutputs, now: float) -> StepOutputs:
-    """Times into ages, or ages into times."""
-    outputs = tuple([output if output.timing is None else _turn_output(output, now) for output in step.outputs])
-    return StepOutputs(outputs, step.stats, now - step.now_s)
+def _turn(step: StepOutputs, now: float, never: float, other_never: float) -> StepOutputs:
+    """Times into ages, or ages into times; each has a value for what never happened."""
 
+    def gate(value: float) -> float:
+        return other_never if value == never else now - value
 
-def _turn_output(output: Output, now: float) -> Output:
-    timing = output.timing
-    assert timing is not None
-    return output._replace(
-        timing=Timing(
-            now - timing.arrival_s,
-            _turn_gate(timing.scheduled_s, now),
-            _turn_gate(timing.first_token_s, now),
-            _turn_gate(timing.finished_s, now),
-        )
-    )
+    def turned(output: Output) -> Output:
+        timing = output.timing
+        if timing is None:
+            return output
+        gates = gate(timing.scheduled_s), gate(timing.first_token_s), gate(timing.finished_s)
+        return output._replace(timing=Timing(now - timing.arrival_s, *gates))
 
-
-def _turn_gate(value: float, now: float) -> float:
-    if value == -1.0:
-        return math.inf
-    return -1.0 if value == math.inf else now - value
+    return StepOutputs(tuple([turned(output) for output in step.outputs]), step.stats, now - step.now_s)
 
 
 def _take_apart(message: Submit, now: float) -> _Submitted:

@@ -6,6 +6,7 @@ differ by any amount; a time that has crossed it is late by what the message too
 
 from __future__ import annotations
 
+import asyncio
 from typing import Generic, TypeVar, cast
 
 from ..core.events import FromEngine, ToEngine
@@ -20,9 +21,11 @@ In = TypeVar("In", ToEngine, FromEngine)
 class Link(Generic[Out, In]):
     """core.ports.FrontEnd is Link[ToEngine, FromEngine], EngineEnd the other way round."""
 
-    def __init__(self, pipe: Pipe, clock: Clock) -> None:
+    def __init__(self, pipe: Pipe, clock: Clock, keeper: asyncio.Task[None] | None = None) -> None:
+        """`keeper`: what watches the pipe, for as long as the link is open."""
         self._pipe = pipe
         self._clock = clock
+        self._keeper = keeper
 
     async def send(self, message: Out) -> None:
         """Raises EOFError when the peer is gone. Waits while nobody has connected, or while the peer is far behind."""
@@ -35,6 +38,13 @@ class Link(Generic[Out, In]):
     def close(self) -> None:
         """What was sent arrives."""
         self._pipe.end()
+        if self._keeper is not None:
+            self._keeper.cancel()
+
+    @property
+    def why_ended(self) -> str:
+        """A sentence; "" while the link is open."""
+        return self._pipe.why_ended
 
 
 FrontLink = Link[ToEngine, FromEngine]

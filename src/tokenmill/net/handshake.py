@@ -1,0 +1,141 @@
+"""How the two ends of a network link make sure of each other, before either believes a message.
+
+    worker                                            front end
+    HELLO, version, a nonce                     ->
+                                                <-    HELLO, version, a nonce
+    HMAC(secret, "worker" + both hellos)        ->
+                                                <-    HMAC(secret, "front end" + both hellos)
+    who it is and what it computes              ->
+                                                <-    nothing, or why it is not wanted
+
+The secret itself never crosses. Each proof covers both nonces, so that none can be used twice, and the name of the end
+that makes it, so that none can be sent back to its maker. The worker, which is who connects, proves itself first: a
+stranger who knocks gets no proof whose secret it could guess at leisure. Instead of its next message the front end may
+send a refusal. (Challenge and response as in ISO/IEC 9798-4; HMAC-SHA-256 as in RFC 2104.)
+
+This says who the peer is. It neither hides nor seals what follows: TLS does, where the link leaves the machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from ..core.errors import LinkRefused
+from .framing import Pipe
+
+PROTOCOL = 1
+"""Version of this handshake and of all messages after it. Ends of different versions refuse each other."""
+
+GREETING_BYTES = 4096
+"""Longest message of the handshake."""
+
+MIN_SECRET_BYTES = 16
+WORKER, FRONT_END = b"worker", b"front end"
+_MAGIC = b"tokenmill"
+_NONCE_BYTES = 32
+_REFUSAL = b"!"
+_MAX_REASON = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a worker says of itself; by this the front end decides whether it may join.
+
+    incarnation    random, one for each life of an engine: a second link from the same one replaces the first
+    model          the name that it is served under
+    weights        digest of the checkpoint's weights
+    numerics_id    equal ids mean equal tokens
+    draw_version   of the method that turns masses into tokens
+    """
+
+    incarnation: str
+    model: str
+    weights: str
+    numerics_id: str
+    draw_version: int
+
+
+_IDENTITY = msgspec.msgpack.Decoder(Identity)
+
+
+async def greet_worker(pipe: Pipe, secret: bytes, judge: Callable[[Identity], str], max_bytes: int) -> Identity:
+    """The front end's half. `judge` gives "", or why this worker is not wanted. Raises LinkRefused, with the reason,
+    after the peer was told what it may know; EOFError when the peer leaves. `max_bytes`: of a message from then on."""
+    theirs = await pipe.receive()
+    try:
+        _check_hello(theirs, WORKER)
+    except LinkRefused as error:
+        await _refuse(pipe, error.message)
+        raise
+    ours = _hello(FRONT_END)
+    await pipe.send(ours)
+    if not hmac.compare_digest(await pipe.receive(), _proof(secret, WORKER, theirs + ours)):
+        reason = "It does not have this front end's secret."
+        await _refuse(pipe, "The secret is not this front end's.")
+        raise LinkRefused(reason)
+    pipe.max_bytes = max_bytes
+    await pipe.send(_proof(secret, FRONT_END, theirs + ours))
+    try:
+        identity = _IDENTITY.decode(await pipe.receive())
+    except msgspec.MsgspecError as error:
+        raise LinkRefused(f"It does not say who it is: {error}.") from error
+    if reason := judge(identity):
+        await _refuse(pipe, reason)
+        raise LinkRefused(reason)
+    await pipe.send(b"=")
+    return identity
+
+
+async def greet_front_end(pipe: Pipe, secret: bytes, identity: Identity, max_bytes: int) -> None:
+    """The worker's half. Raises LinkRefused, with the reason, and EOFError when the front end leaves."""
+    ours = _hello(WORKER)
+    await pipe.send(ours)
+    theirs = _unless_refused(await pipe.receive())
+    _check_hello(theirs, FRONT_END)
+    await pipe.send(_proof(secret, WORKER, ours + theirs))
+    if not hmac.compare_digest(_unless_refused(await pipe.receive()), _proof(secret, FRONT_END, ours + theirs)):
+        raise LinkRefused("The front end does not have this worker's secret.")
+    pipe.max_bytes = max_bytes
+    await pipe.send(msgspec.msgpack.encode(identity))
+    _unless_refused(await pipe.receive())
+
+
+def _hello(role: bytes) -> bytes:
+    return _head(role) + secrets.token_bytes(_NONCE_BYTES)
+
+
+def _head(role: bytes) -> bytes:
+    return _MAGIC + PROTOCOL.to_bytes(2, "little") + role
+
+
+def _check_hello(data: bytes, role: bytes) -> None:
+    head = _head(role)
+    if data[: len(_MAGIC)] != _MAGIC:
+        raise LinkRefused("It does not speak tokenmill's protocol.")
+    version = int.from_bytes(data[len(_MAGIC) : len(_MAGIC) + 2], "little")
+    if version != PROTOCOL:
+        raise LinkRefused(f"The other end speaks version {version} of the protocol, this one {PROTOCOL}.")
+    if data[: len(head)] != head or len(data) != len(head) + _NONCE_BYTES:
+        raise LinkRefused(f"It is no {role.decode()}.")
+
+
+def _proof(secret: bytes, role: bytes, hellos: bytes) -> bytes:
+    return hmac.new(secret, role + b"\0" + hellos, hashlib.sha256).digest()
+
+
+async def _refuse(pipe: Pipe, reason: str) -> None:
+    await pipe.send(_REFUSAL + reason.encode()[:_MAX_REASON])
+
+
+def _unless_refused(data: bytes) -> bytes:
+    """Proofs are 32 bytes, refusals longer or shorter in any case: a proof may begin with any byte."""
+    if data[:1] == _REFUSAL and len(data) != hashlib.sha256().digest_size:
+        reason = "".join(char for char in data[1:_MAX_REASON].decode(errors="replace") if char.isprintable())
+        raise LinkRefused(f"The front end refuses this worker: {reason}")
+    return data
