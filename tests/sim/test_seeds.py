@@ -29,7 +29,7 @@ SRC = Path(__file__).resolve().parents[2] / "src"
 def run_seed_or_tell(seed: int) -> Report:
     """With policies drawn by the seed: what must hold holds for all of them."""
     rng = random.Random(f"policies of {seed}")
-    policies = {"schedule_policy": rng.choice(sorted(ORDERS)), "eviction_policy": rng.choice(sorted(EVICTIONS))}
+    policies = {"scheduling_policy": rng.choice(sorted(ORDERS)), "eviction_policy": rng.choice(sorted(EVICTIONS))}
     try:
         return run_seed(seed, **policies)
     except BaseException as error:

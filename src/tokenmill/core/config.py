@@ -16,7 +16,7 @@ MAX_NUM_BATCHED_TOKENS = 576
 STEPS_IN_FLIGHT = 2
 """One runs while the next is planned."""
 
-SCHEDULE_POLICY = "short-prompts-first"
+SCHEDULING_POLICY = "short-prompts-first"
 EVICTION_POLICY = "lru"
 
 
@@ -34,7 +34,7 @@ class EngineConfig:
     enable_prefix_caching   share KV of equal prefixes
     steps_in_flight         steps that may be planned before the oldest is committed
     numerics_id             weights digest, KV dtype and layout, kernel family: part of every block key
-    schedule_policy         order of service, by name (sched.policies)
+    scheduling_policy         order of service, by name (sched.policies)
     eviction_policy         which cached block is given up first, by name (cache.eviction)
     """
 
@@ -47,7 +47,7 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     steps_in_flight: int = STEPS_IN_FLIGHT
     numerics_id: str = "toy"
-    schedule_policy: str = SCHEDULE_POLICY
+    scheduling_policy: str = SCHEDULING_POLICY
     eviction_policy: str = EVICTION_POLICY
 
     def __post_init__(self) -> None:

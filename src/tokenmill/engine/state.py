@@ -65,7 +65,7 @@ class Counters:
 
 
 class EngineState:
-    """costs         what steps have cost, if the policy of eviction needs it
+    """costs      what steps have cost, if the policy of eviction needs it
     blocks        the block ids of all KV groups
     by_id         unfinished sequences by the id of their request
     running       those that run, by seniority; the others are in `waiting`

@@ -21,7 +21,7 @@ from hashlib import blake2b
 from typing import Any
 
 from ..cache.eviction import EVICTIONS
-from ..core.config import EVICTION_POLICY, SCHEDULE_POLICY
+from ..core.config import EVICTION_POLICY, SCHEDULING_POLICY
 from ..core.errors import EngineFailed, Overloaded
 from ..core.events import FINISH_ABORT, FINISH_ERROR, Abort, Drain, EngineStats, Output, StepOutputs, Submit
 from ..core.ports import FrontEnd
@@ -217,10 +217,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m tokenmill.sim.run", description="Run seeded simulations.")
     parser.add_argument("--seed", type=int, default=0, help="first seed")
     parser.add_argument("--count", type=int, default=1, help="number of seeds")
-    parser.add_argument("--schedule-policy", choices=tuple(ORDERS), default=SCHEDULE_POLICY, help="order of service")
-    parser.add_argument("--eviction-policy", choices=tuple(EVICTIONS), default=EVICTION_POLICY, help="what is evicted")
+    parser.add_argument("--scheduling-policy", choices=ORDERS, default=SCHEDULING_POLICY, help="order of service")
+    parser.add_argument("--eviction-policy", choices=EVICTIONS, default=EVICTION_POLICY, help="what is evicted")
     options = parser.parse_args(arguments)
-    policies = {"schedule_policy": options.schedule_policy, "eviction_policy": options.eviction_policy}
+    policies = {"scheduling_policy": options.scheduling_policy, "eviction_policy": options.eviction_policy}
     logging.getLogger("tokenmill").addHandler(logging.NullHandler())
     for seed in range(options.seed, options.seed + options.count):
         report = run_seed(seed, **policies)

@@ -29,5 +29,5 @@ class Policies:
 
 def pick(config: EngineConfig) -> Policies:
     """The policies that `config` names. Raises ConfigError naming the nearest."""
-    check_name(config.schedule_policy, ORDERS, "schedule_policy")
-    return Policies(ORDERS[config.schedule_policy], SpareEnds(), Latest())
+    check_name(config.scheduling_policy, ORDERS, "scheduling_policy")
+    return Policies(ORDERS[config.scheduling_policy], SpareEnds(), Latest())
