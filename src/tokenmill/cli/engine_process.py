@@ -19,13 +19,19 @@ import logging
 import os
 import signal
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..core.errors import TokenmillError
 from ..net.lifeline import exit_when_parent_ends
 from ..net.loop import run_event_loop
 from .launch import Launch
+
+if TYPE_CHECKING:
+    from ..core.config import EngineConfig
+    from ..engine.journal import Recorder
 
 _SWITCH_S = 0.0002
 """How long the event loop may keep the interpreter once the step thread wants it: then no call can start."""
@@ -74,13 +80,20 @@ async def _serve(launch: Launch) -> None:
     try:
         ready = engine.ready(launch.model)
         await link.send(replace(ready, memory=(*ready.memory, ("engine", base_bytes))))
-        with beating(launch.pulse_fd, engine.ops.progress):
-            await build_engine(engine.config, engine.worker.executor, link, clock).run()
+        with beating(launch.pulse_fd, engine.ops.progress), _journal(launch.journal, engine.config) as record:
+            await build_engine(engine.config, engine.worker.executor, link, clock, record).run()
     except EOFError:
         pass  # The front end has gone, and with it every request.
     finally:
         link.close()
         engine.close()
+
+
+def _journal(path: str, config: EngineConfig) -> AbstractContextManager[Recorder | None]:
+    from ..engine.journal import entry_line, header_line
+    from ..net.journal import journal_file
+
+    return journal_file(path, header_line(config), entry_line) if path else nullcontext()
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ class Launch:
     lifeline_fd    inherited read end of a pipe that closes when the front end ends
     pulse_fd       inherited write end of a pipe that takes signs of progress
     log_level      of the engine process's own messages
+    journal        file that takes the engine's story; "": none does
     """
 
     path: str
@@ -29,6 +30,7 @@ class Launch:
     lifeline_fd: int = -1
     pulse_fd: int = -1
     log_level: str = "warning"
+    journal: str = ""
 
     def to_json(self) -> bytes:
         return json.dumps(asdict(self)).encode()

@@ -70,7 +70,7 @@ def serve(args: argparse.Namespace) -> int:
     queue_bytes = config.max_buffered_bytes + config.max_open_tokens * QUEUED_TOKEN_BYTES
     launch = Launch(
         str(model.path), config.model_names[0], str(default_cache_dir()), engine_options(args), queue_bytes,
-        log_level=options.log_level,
+        log_level=options.log_level, journal=os.path.abspath(options.journal) if options.journal else "",
     )  # fmt: skip
     with Supervisor(launch, options.engine_timeout_s) as supervisor:
         from ..net.loop import run_event_loop

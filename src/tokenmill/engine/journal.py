@@ -1,16 +1,24 @@
-"""The story of an EngineCore, and its replay: plan parity between a live run and a later build.
+"""The story of one EngineCore: what it was told, and what it planned.
 
-The core is deterministic, so what it was told, in order, is the whole story. A replay tells it to a fresh core and
-stops at the first plan that differs from the recorded one.
+The core is deterministic, so that a fresh core that is told the same makes the same plans (`replay`). That holds from
+the start of a core's life only: what it plans depends on all that its prefix cache has seen. A journal is therefore the
+story of one life, from its beginning, and is cut at its end where it must be.
+
+Written down, it is lines of JSON (`encoding`): a header with the version and the engine's settings, then an entry each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
+from ..core.config import EngineConfig
 from ..core.effects import Event
 from ..core.step import StepPlan, StepResult
+from .encoding import decode, encode, whole
+
+VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,3 +44,35 @@ class Committed:
 Entry = Handled | Planned | Committed
 Recorder = Callable[[Entry], None]
 """Hears of events and results before they take effect, of plans once they are made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    version: int
+    config: EngineConfig
+
+
+def header_line(config: EngineConfig) -> str:
+    """With every setting: the defaults of a later build may be others."""
+    return encode({"type": "Header", "version": VERSION, "config": whole(config)})
+
+
+def entry_line(entry: Entry) -> str:
+    return encode(entry)
+
+
+def read_journal(lines: Iterable[str]) -> tuple[EngineConfig, Iterator[Entry]]:
+    """The settings and the entries, read as they are asked for. A last line without an end, of an engine that was
+    killed as it wrote, is left out. Raises ValueError, with the number of the line."""
+    lines = iter(lines)
+    header = _read(next(lines, ""), 1, Header)
+    if header.version != VERSION:
+        raise ValueError(f"The journal is of version {header.version}; this build reads version {VERSION}.")
+    return header.config, (_read(line, number, Entry) for number, line in enumerate(lines, 2) if line.endswith("\n"))
+
+
+def _read(line: str, number: int, kind: Any) -> Any:
+    try:
+        return decode(line, kind)
+    except ValueError as error:
+        raise ValueError(f"Line {number} is not of a journal: {error}") from error

@@ -6,8 +6,8 @@
     at the end      no block is held, and a replay of the recorded events gives the same plans
     liveness        a hang is a Deadlock, a run that goes on for ever a TimeLimit (sim.loop)
 
-`python -m tokenmill.sim.run --seed N` repeats one seed. The digest of a run covers every plan and output with its time;
-it is equal on every machine and under every PYTHONHASHSEED.
+`python -m tokenmill.sim.run --seed N` repeats one seed, `--replay FILE` what a live engine did. The digest of a run
+covers every plan and output with its time; it is equal on every machine and under every PYTHONHASHSEED.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -30,11 +31,12 @@ from ..core.step import TokenLogprob
 from ..engine.build import build_engine
 from ..engine.journal import Entry, Planned
 from ..engine.link import local_link
-from ..engine.replay import replay
+from ..engine.replay import Replayed, replay
 from ..sched.admission import refusal
 from ..sched.policies import ORDERS
 from .executor import SoloAnswer, ToyExecutor, solo_answer
 from .loop import VirtualLoop
+from .replay import replay_file
 from .workload import VOCAB_SIZE, Scenario, make_scenario
 
 _LIMIT_S = 3600.0
@@ -49,6 +51,7 @@ class Report:
     ends: tuple[tuple[str, int], ...]
     num_failures: int
     duration_s: float
+    journal: list[Entry] = field(repr=False)
 
 
 @dataclass(slots=True, eq=False)
@@ -154,7 +157,9 @@ def run_scenario(scenario: Scenario, *, failure_seed: int = 0) -> Report:
     for stream in clients.streams.values():
         end = _check_stream(stream, scenario, executor.num_failures)
         ends[end] = ends.get(end, 0) + 1
-    return Report(digest.hexdigest(), clients.stats, tuple(sorted(ends.items())), executor.num_failures, loop.time())
+    return Report(
+        digest.hexdigest(), clients.stats, tuple(sorted(ends.items())), executor.num_failures, loop.time(), journal
+    )
 
 
 def run_seed(seed: int, **settings: Any) -> Report:
@@ -166,7 +171,7 @@ def run_seed(seed: int, **settings: Any) -> Report:
 def _check_end(stats: EngineStats, journal: list[Entry], scenario: Scenario) -> None:
     assert stats.num_running == stats.num_waiting == 0, stats
     num_steps = sum(1 for entry in journal if isinstance(entry, Planned) and entry.plan is not None)
-    assert replay(scenario.config, journal) == num_steps
+    assert replay(scenario.config, journal) == Replayed(num_steps)
 
 
 def _check_stream(stream: _Stream, scenario: Scenario, num_failures: int) -> str:
@@ -219,7 +224,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--count", type=int, default=1, help="number of seeds")
     parser.add_argument("--scheduling-policy", choices=ORDERS, default=SCHEDULING_POLICY, help="order of service")
     parser.add_argument("--eviction-policy", choices=EVICTIONS, default=EVICTION_POLICY, help="what is evicted")
+    parser.add_argument("--replay", metavar="FILE", help="instead: replay the journal of a server (serve --journal)")
     options = parser.parse_args(arguments)
+    if options.replay is not None:
+        try:
+            text, is_equal = replay_file(options.replay)
+        except (OSError, ValueError) as error:
+            parser.error(str(error))
+        print(text)
+        sys.exit(0 if is_equal else 1)
     policies = {"scheduling_policy": options.scheduling_policy, "eviction_policy": options.eviction_policy}
     logging.getLogger("tokenmill").addHandler(logging.NullHandler())
     for seed in range(options.seed, options.seed + options.count):

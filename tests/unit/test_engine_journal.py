@@ -1,0 +1,123 @@
+"""A journal as text: it says all, an old one can be read by a later build, and nothing else is taken for one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tokenmill.core.block import full_groups, window_group
+from tokenmill.core.config import EngineConfig
+from tokenmill.core.effects import DropAdapter, JobEnded, StepFailed
+from tokenmill.core.events import Abort, Drain, LoadAdapter, Submit, UnloadAdapter
+from tokenmill.core.request import PoolingParams, Request, SamplingParams
+from tokenmill.core.step import Introduction, PlanRow, RowResult, StepPlan, StepResult, TokenLogprob
+from tokenmill.engine.core import EngineCore
+from tokenmill.engine.journal import Committed, Entry, Handled, Planned, entry_line, header_line, read_journal
+from tokenmill.sim import run
+
+CONFIG = EngineConfig(groups=(*full_groups(64), window_group(32, 7)), max_model_len=64, scheduling_policy="fcfs")
+SAMPLING = SamplingParams(max_tokens=3, temperature=0.1, stop=("\n", "ü"), logit_bias={5: -0.1}, bad_words=["x"])
+REQUEST = Request("a", (1, 2, 3), SAMPLING, 3, 2**64 - 1, 1, (9,), bad_words=((1, 2), (3,)), arrival_s=0.1 + 0.2)
+POOLED = Request("v", (1,), SamplingParams(max_tokens=1), 1, 0, pooling=PoolingParams("mean", 3, "unit"))
+INTRO = Introduction((1, 2, 3), (), SAMPLING, 7, 0, (9,), PoolingParams("last"), "digest", ((1, 2), (3,)))
+ENTRIES: list[Entry] = [
+    Handled(Submit((REQUEST, POOLED)), 1 / 3),
+    Handled(Abort(("a", "b")), 0.0),
+    Handled(Drain(), 0.5),
+    Handled(LoadAdapter(1, "/somewhere", "/"), 1.0),
+    Handled(UnloadAdapter("digest"), 1.0),
+    Handled(JobEnded(DropAdapter("digest"), "digest"), 1.0),
+    Handled(JobEnded(LoadAdapter(1, "/somewhere"), error="no", error_kind="kind", error_param="path"), 1.0),
+    Handled(StepFailed(3, "on fire"), 1.0),
+    Planned(None, 2.0),
+    Planned(
+        StepPlan(4, (PlanRow(0, 0, (1, 2), blocks=(3, 4), intro=INTRO, score=True), PlanRow(1, 5, (), 3)), (2,)), 2.0
+    ),
+    Committed(
+        StepResult(4, (RowResult(0, (1,), (TokenLogprob(1, -1e-30, 2, ((1, -0.5),)),), (), b"\x00\xff"),), 0.1), 3.0
+    ),
+    Committed(StepResult(5, (RowResult(0, is_corrupted=True),)), 3.0),
+]
+
+
+def lines(entries: list[Entry], config: EngineConfig = CONFIG) -> list[str]:
+    return [header_line(config) + "\n", *(entry_line(entry) + "\n" for entry in entries)]
+
+
+def test_what_is_read_is_what_was_written() -> None:
+    """Settings and every kind of entry, with all their fields, to the last bit of a float."""
+    config, entries = read_journal(lines(ENTRIES))
+    assert config == CONFIG and list(entries) == ENTRIES
+    assert len({type(entry.event) for entry in ENTRIES if isinstance(entry, Handled)}) == 7
+
+
+def test_a_half_line_at_the_end_is_left_out() -> None:
+    """An engine that is killed leaves one."""
+    text = lines(ENTRIES)
+    text[-1] = text[-1][:20]
+    assert list(read_journal(text)[1]) == ENTRIES[:-1]
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["", "{}", "[]", "no JSON", '{"type":"Drain"}', '{"type":"Handled","event":{"type":"Ready"},"now":0}',
+     '{"type":"Handled","event":{"type":"Abort","ids":["a"]},"now":0}', '{"type":"Handled","now":"x"}',
+     '{"type":"Planned","plan":{"type":"StepPlan","step":0,"rows":[["a",0,[1]]]},"now":0}'],
+)  # fmt: skip
+def test_what_is_no_journal_is_refused_with_its_line(line: str) -> None:
+    with pytest.raises(ValueError, match="Line 3 is not of a journal"):
+        list(read_journal([*lines(ENTRIES[:1]), line + "\n"])[1])
+    with pytest.raises(ValueError, match="Line 1 is not of a journal"):
+        read_journal([line + "\n"])
+
+
+def test_another_version_is_refused() -> None:
+    with pytest.raises(ValueError, match="version 7; this build reads version 1"):
+        read_journal([header_line(CONFIG).replace('"version":1', '"version":7')])
+
+
+def record_run() -> list[str]:
+    """Two requests whose plans differ under another order of service."""
+    journal: list[Entry] = []
+    config = EngineConfig(full_groups(64), max_model_len=64, max_num_batched_tokens=8, block_size=4)
+    core = EngineCore(config, journal.append)
+    sampling = SamplingParams(max_tokens=2)
+    long, short = (Request(name, tuple(range(1, n)), sampling, 2, 0) for name, n in (("long", 30), ("short", 4)))
+    core.handle(Submit((long, short)), 0.0)
+    while core.has_work:
+        plan = core.plan(1.0)
+        assert plan is not None
+        rows = tuple(RowResult(row.seq, (7,) if row.sample else ()) for row in plan.rows)
+        core.commit(StepResult(plan.step, rows), 2.0)
+    return lines(journal, config)
+
+
+def replay_text(text: list[str], folder: Path) -> int | str | None:
+    """The exit code of a replay."""
+    (folder / "journal").write_text("".join(text))
+    with pytest.raises(SystemExit) as ended:
+        run.main(["--replay", str(folder / "journal")])
+    return ended.value.code
+
+
+def test_a_replay_finds_a_changed_policy_and_shows_both_plans(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With another order of service in its header, the same story parts at the first step."""
+    text = record_run()
+    assert replay_text(text, tmp_path) == 0
+    assert "steps are planned as recorded" in capsys.readouterr().out
+    text[0] = text[0].replace('"scheduling_policy":"short-prompts-first"', '"scheduling_policy":"fcfs"')
+    assert replay_text(text, tmp_path) == 1
+    said = capsys.readouterr().out
+    assert "step 0 differs" in said
+    assert "recorded  PlanRow(seq=1" in said and "replayed  PlanRow(seq=0" in said
+
+
+def test_a_replay_of_what_is_no_journal_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert replay_text(["prompt\n"], tmp_path) == 2
+    assert "Line 1 is not of a journal" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        run.main(["--replay", str(tmp_path / "nowhere")])
+    assert "No such file" in capsys.readouterr().err
