@@ -129,7 +129,7 @@ class Replay:
             calls.append(loop.create_task(self._call(client, limits, loop, f"{ask.name or 'c'}{number}", ask)))
         await asyncio.gather(*calls)
         self.busy_s = executor.busy_s
-        client.detach("over")
+        client.close("over")
         front_end.close()
         await engine
 

@@ -224,14 +224,14 @@ class Served:
         finally:
             if isinstance(helper, HelperProcess):
                 await helper.close()
-            self.client.detach("The test is over.")
+            self.client.close("The test is over.")
             if self._engine is not None:
                 self._engine.cancel()
                 await asyncio.gather(self._engine, return_exceptions=True)
 
     def _start_engine(self) -> None:
         engine_end, front_end = local_link()
-        self.client.attach(front_end)
+        self.link = self.client.attach(front_end)
         self._engine = asyncio.create_task(self._run_engine(engine_end))
 
     async def _run_engine(self, link: LocalEngineEnd) -> None:
@@ -307,7 +307,7 @@ def attached(test: Callable[[EngineClient, LocalEngineEnd], Coroutine[Any, Any, 
         while client.ready is None:
             await asyncio.sleep(0)
         await test(client, engine)
-        client.detach("over")
+        client.close("over")
 
     def run() -> None:
         asyncio.run(asyncio.wait_for(main(), 10))

@@ -12,7 +12,7 @@ from scripted import make_text_model
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.step import TokenLogprob
 from tokenmill.server.choice import Choice, Piece
-from tokenmill.server.client import Delta
+from tokenmill.server.deltas import Delta
 
 TEXT = make_text_model()
 BYTE_0 = 3

@@ -11,7 +11,7 @@ import pytest
 
 from scripted import READY, attached
 from tokenmill.cluster.places import Room
-from tokenmill.core.errors import EngineFailed, Unavailable
+from tokenmill.core.errors import Unavailable
 from tokenmill.core.events import (
     Abort,
     AdapterLoaded,
@@ -20,6 +20,7 @@ from tokenmill.core.events import (
     Output,
     StepOutputs,
     Submit,
+    Timing,
     UnloadAdapter,
 )
 from tokenmill.core.request import Request, SamplingParams
@@ -137,29 +138,62 @@ def test_choices_that_end_before_the_engine_has_them_are_logged(caplog: pytest.L
 
 
 @attached
-async def test_open_streams_fail_when_the_engine_goes_and_a_new_one_is_taken_up(
+async def test_a_stream_goes_on_where_it_was_when_a_new_engine_has_come(
     client: EngineClient, engine: LocalEngineEnd
 ) -> None:
     stream = client.open([request("a")])
-    reading = asyncio.create_task(stream.take())
-    await asyncio.sleep(0)
+    await engine.receive()
+    timing = Timing(0.0, 1.0, 2.0, -1.0)
+    await step(engine, 1, Output("a", (5, 6), num_output=2, num_cached=2, timing=timing))
     engine.close()
-    with pytest.raises(EngineFailed):
-        await reading
-    assert client.num_open == client.desk.num_tokens == 0
+    await asyncio.sleep(0.01)
+    assert client.ready is None and client.num_open == 1
     with pytest.raises(Unavailable, match="restarted"):
-        client.open([request("b")])
+        client.require_ready()
+    waiting = asyncio.create_task(client.wait_ready(5.0))
     engine, front = local_link()
-    client.attach(front)
-    with pytest.raises(Unavailable, match="Loading model"):
-        client.open([request("b")])
+    link = client.attach(front)
+    assert link.num_open == 0, "an engine that loads has no work"
     await engine.send(READY)
-    while client.ready is None:
-        await asyncio.sleep(0)
-    stream = client.open([request("b")])
-    assert isinstance(await engine.receive(), Submit)
-    await step(engine, 1, Output("b", (5,), finish_reason="length", num_output=1))
-    assert (await stream.take())[0].tokens == [5]
+    assert await waiting == READY
+    message = await engine.receive()
+    assert isinstance(message, Submit) and message.requests == (
+        replace(request("a"), output_tokens=(5, 6), is_resumed=True),
+    )
+    end = Output("a", (7,), finish_reason="length", num_output=3, timing=replace(timing, scheduled_s=8, finished_s=9))
+    await step(engine, 1, end)
+    (delta,) = await stream.take()
+    assert (delta.tokens, delta.num_cached, delta.error) == ([5, 6, 7], 2, "")
+    assert client.num_open == client.desk.num_tokens == 0
+    assert client.stats.num_steps == 2
+
+
+@attached
+async def test_a_closed_client_ends_what_is_open_and_opens_no_more(
+    client: EngineClient, engine: LocalEngineEnd
+) -> None:
+    stream = client.open([request("a")])
+    client.close("over")
+    (delta,) = await stream.take()
+    assert (delta.finish_reason, delta.error, delta.error_kind) == ("error", "over", "unavailable_error")
+    for ask in (lambda: client.open([request("b")]), client.require_ready):
+        with pytest.raises(Unavailable, match="over"):
+            ask()
+    with pytest.raises(Unavailable, match="over"):
+        await client.wait_ready(100.0)
+
+
+@attached
+async def test_a_call_waits_no_longer_than_it_may_and_not_at_all_for_what_is_far(
+    client: EngineClient, engine: LocalEngineEnd
+) -> None:
+    link = next(iter(client._links.values()))
+    client.detach(link, "down", 400.0)
+    with pytest.raises(Unavailable, match="down"):
+        await client.wait_ready(100.0)
+    client.detach(link, "down")
+    with pytest.raises(Unavailable, match="down"):
+        await client.wait_ready(0.01)
 
 
 @attached
@@ -182,11 +216,10 @@ async def test_a_stall_counts_from_the_last_step_and_only_while_there_is_work(
 async def test_a_message_that_cannot_be_read_is_the_end_of_the_engine(
     client: EngineClient, engine: LocalEngineEnd
 ) -> None:
-    stream = client.open([request("a")])
+    client.open([request("a")])
     await engine.send(StepOutputs((None,), EngineStats(), 0.0))  # type: ignore[arg-type]
-    with pytest.raises(EngineFailed):
-        await stream.take()
-    assert client.ready is None
+    await asyncio.sleep(0.01)
+    assert client.ready is None and client.num_open == 1
 
 
 def test_whoever_runs_the_engine_hears_of_a_broken_link_but_not_of_a_closed_one() -> None:
@@ -200,7 +233,7 @@ def test_whoever_runs_the_engine_hears_of_a_broken_link_but_not_of_a_closed_one(
         for message in messages:
             await engine.send(message)
         engine.close()
-        while client._tasks:
+        while client._links:
             await asyncio.sleep(0)
         await asyncio.sleep(0)
         return broken.is_set()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tokenmill.cluster.totals import Totals
 from tokenmill.core.events import EngineStats, Output, Ready, Timing
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.server.metrics import Metrics, token_buckets
@@ -18,7 +19,7 @@ LABELS = {"model_name": "m", "engine": "0"}
 
 def test_the_page_lists_every_metric_with_its_type_and_no_other() -> None:
     metrics = Metrics("m", 512)
-    metrics.engine_ready(READY)
+    metrics.engine_ready(READY, EngineStats())
     rows = re.findall(r"^\| `([\w:]+)` \| (\w+) \| ([^|]+) \| ([^|]+) \|$", PAGE.read_text(), re.MULTILINE)
     families = {family.name: family.type for family in metrics.registry.collect()}
     assert {name: kind for name, kind, _, _ in rows} == families
@@ -27,7 +28,7 @@ def test_the_page_lists_every_metric_with_its_type_and_no_other() -> None:
 
 def test_the_page_names_every_label() -> None:
     metrics = Metrics("m", 512)
-    metrics.engine_ready(READY)
+    metrics.engine_ready(READY, EngineStats())
     metrics.call_refused(400)
     lines = {line.split("`")[1]: line for line in PAGE.read_text().splitlines() if line.startswith("| `")}
     for family in metrics.registry.collect():
@@ -75,26 +76,38 @@ def test_a_refused_request_leaves_no_trace_in_the_lengths() -> None:
 
 
 def test_counters_go_on_when_the_engine_starts_again() -> None:
-    metrics = Metrics("m", 512)
-    metrics.engine_ready(READY)
-    metrics.step(EngineStats(num_steps=7, generation_tokens=100, num_running=3, last_step_tokens=9))
+    metrics, totals = Metrics("m", 512), Totals()
+    totals.join(0, 80)
+    metrics.engine_ready(READY, totals.stats)
+    totals.step(0, EngineStats(num_steps=7, generation_tokens=100, num_running=3, last_step_tokens=9))
+    metrics.step(totals.stats)
     assert value(metrics, "vllm:num_requests_running") == 3
-    metrics.engine_lost()
+    totals.leave(0)
+    metrics.engine_lost(None, totals.stats)
     assert value(metrics, "vllm:num_requests_running") == 0
     assert value(metrics, "tokenmill:engine_ready") == 0
     assert value(metrics, "tokenmill:engine_losses_total") == 1
-    metrics.engine_ready(READY)
+    totals.join(1, 80)
+    metrics.engine_ready(READY, totals.stats)
     assert value(metrics, "tokenmill:kv_blocks_free") == 80, "before its first step"
-    metrics.step(EngineStats(num_steps=1, generation_tokens=4, last_step_tokens=1))
+    totals.step(1, EngineStats(num_steps=1, generation_tokens=4, last_step_tokens=1))
+    metrics.step(totals.stats)
     assert value(metrics, "vllm:generation_tokens_total") == 104
     assert value(metrics, "tokenmill:steps_total") == 8
     assert value(metrics, "vllm:iteration_tokens_total_count") == 2
 
 
-def test_an_engine_that_never_was_ready_is_no_loss() -> None:
-    metrics = Metrics("m", 512)
-    metrics.engine_lost()
-    assert value(metrics, "tokenmill:engine_losses_total") == 0
+def test_several_engines_count_as_one() -> None:
+    totals = Totals()
+    totals.join(0, 80)
+    totals.join(1, 40)
+    totals.step(0, EngineStats(num_steps=7, num_running=3, num_free_blocks=60, num_blocks=80, kv_usage=0.25))
+    totals.step(1, EngineStats(num_steps=2, num_running=2, num_free_blocks=10, num_blocks=40, kv_usage=0.75))
+    stats = totals.stats
+    assert (stats.num_steps, stats.num_running, stats.num_free_blocks, stats.num_blocks) == (9, 5, 70, 120)
+    assert stats.kv_usage == 0.75
+    totals.leave(1)
+    assert (totals.stats.num_steps, totals.stats.num_running, totals.stats.num_blocks) == (9, 3, 80)
 
 
 @pytest.mark.parametrize(

@@ -208,14 +208,14 @@ def test_what_was_held_comes_before_the_error_that_ends_the_call(ending: str) ->
         if ending == "error":
             await scene.step(b"", "error", "no memory is left")
         else:
-            scene.client.detach("gone")
+            scene.client.close("The engine has stopped.")
         await settled()
         assert not scene.task.done()
         scene.caller.gate.set()
         await scene.task
         *texts, error = scene.caller.events
         assert [event["choices"][0]["text"] for event in texts] == ["a", "b"]
-        assert ("no memory is left" if ending == "error" else "The engine stopped") in error["error"]["message"]
+        assert ("no memory is left" if ending == "error" else "The engine has stopped") in error["error"]["message"]
         assert not scene.caller.bodies[-1].endswith(b"[DONE]\n\n")
 
     run()

@@ -3,8 +3,8 @@
     start -> attach -> (Ready) ... -> ended -> detach -> wait -> start -> ...
 
 A process that ends before it was ever ready ends `run` with the reason it gave: what it was asked cannot be loaded. One
-that ends later is replaced after a delay that doubles with each quick death, and one that has work and makes no
-progress (see vigil) is ended. Knows nothing of HTTP or of models.
+that ends later is replaced: at once where it has made steps, else after a delay that doubles each time. One that has
+work and makes no progress (see vigil) is ended. Knows nothing of HTTP or of models.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ from ..net.lifeline import open_lifeline
 from ..net.pulse import open_pulse, take_pulses
 from ..net.unix import UnixFrontEnd, private_address
 from ..server.client import EngineClient
+from ..server.links import EngineLink
 from .launch import Launch
 from .vigil import LOOK_S, Vigil
 
 FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 30.0
 SETTLED_S = 60.0
-"""A process that lived this long has settled: the next delay is the first again."""
+"""After a process that lived this long the next delay is the first again, also where it made no step."""
 
 log = logging.getLogger(__name__)
 
@@ -163,41 +164,39 @@ class Supervisor:
             started_s = time.monotonic()
             link = UnixFrontEnd(self._process.address, MonotonicClock())
             link.open()
-            client.attach(_Watched(link, note), on_broken=self._process.kill)
-            watch = asyncio.create_task(self._end_when_stuck(self._process, client), name="engine-watch")
+            attached = client.attach(_Watched(link, note), on_broken=self._process.kill)
+            watch = asyncio.create_task(self._end_when_stuck(self._process, attached), name="engine-watch")
             try:
                 reason = await self._process.ended()
             finally:
                 watch.cancel()
-                client.detach("The engine is down and will be restarted.", _delay_now(delay_s, started_s) + load_s)
+                if attached.num_steps:
+                    delay_s = 0.0
+                elif time.monotonic() - started_s > SETTLED_S:
+                    delay_s = FIRST_DELAY_S
+                client.detach(attached, "The engine is down and will be restarted.", delay_s + load_s)
                 link.close()
             self._process.close()
             self._process = None
             if not was_ready:
                 raise reason
-            delay_s = _delay_now(delay_s, started_s)
-            log.error("%s It is restarted in %g s.", reason.message, delay_s)
+            log.error("%s It is restarted %s.", reason.message, f"in {delay_s:g} s" if delay_s else "at once")
             await asyncio.sleep(delay_s)
-            delay_s = min(2 * delay_s, LONGEST_DELAY_S)
+            delay_s = min(max(2 * delay_s, FIRST_DELAY_S), LONGEST_DELAY_S)
 
-    async def _end_when_stuck(self, process: EngineProcess, client: EngineClient) -> None:
+    async def _end_when_stuck(self, process: EngineProcess, attached: EngineLink) -> None:
         vigil = Vigil(self._engine_timeout_s)
         while not vigil.finds_stuck(
             time.monotonic(),
-            has_work=client.num_open > 0,
+            has_work=attached.num_open > 0,
             has_beaten=process.has_beaten(),
-            num_steps=client.stats.num_steps,
+            num_steps=attached.num_steps,
         ):
             await asyncio.sleep(LOOK_S)
         log.error(
-            "The engine has made no progress for %g s with %d requests open.", self._engine_timeout_s, client.num_open
+            "The engine has made no progress for %g s with %d requests open.", self._engine_timeout_s, attached.num_open
         )
         process.kill()
-
-
-def _delay_now(delay_s: float, started_s: float) -> float:
-    """Before the next start, after one at `started_s` that was delayed by `delay_s`."""
-    return FIRST_DELAY_S if time.monotonic() - started_s > SETTLED_S else delay_s
 
 
 class _Watched:

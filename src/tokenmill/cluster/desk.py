@@ -1,4 +1,4 @@
-"""The front end's book of what it has open at one engine: who has a place, who waits, and how long a newcomer would.
+"""The front end's book of what it has open at its engines: who has a place, who waits, and how long a newcomer would.
 
 Pure: events in, decisions out. Combines `places` (whose turn it is) with `service` (what turns cost). Sharing starts
 with `share`; without it every choice goes to the engine at once, as one program's own engine wants it.
@@ -67,10 +67,9 @@ class FrontDesk:
         self._lately: deque[tuple[float, int, float]] = deque(maxlen=_LATELY)
 
     def share(self, room: Room) -> None:
-        """Hand out places in turn from now on. Nothing is open yet."""
-        assert not self.num_open
+        """Hand out places in turn from now on, so many as `room` has; who has one keeps it."""
         self._places.room = room
-        self._rates = Rates(room.num_rows, room.step_tokens)
+        self._rates.resize(room.num_rows, room.step_tokens, room.num_engines)
 
     @property
     def num_waiting(self) -> int:

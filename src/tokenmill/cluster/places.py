@@ -11,8 +11,8 @@ present round, and who was served moves to the next.
     end      a choice is over, wherever it was
 
 Priorities come before rounds; within a round the choice goes first that is due first (`core.work.due`). An eighth of
-the rows is closed to a client that holds all others. Nobody has more prompt tokens under way, ahead of a choice of its own,
-than the engine computes in a few steps: what is in the engine cannot be overtaken by others.
+the rows is closed to a client that holds all others. Nobody has more prompt tokens under way, ahead of a choice of its
+own, than the engine computes in a few steps: what is in the engine cannot be overtaken by others.
 """
 
 from __future__ import annotations
@@ -30,16 +30,19 @@ STEPS_AHEAD = 4
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """num_rows      sequences the engine runs at once
-    step_tokens  most tokens of a step"""
+    """num_rows     sequences that all engines run at once
+    step_tokens  most tokens of a step of one
+    num_engines  that serve
+    """
 
     num_rows: int
     step_tokens: int
+    num_engines: int = 1
 
     @property
     def num_ahead(self) -> int:
         """Prompt tokens of one client that may be on their way at once."""
-        return STEPS_AHEAD * self.step_tokens
+        return STEPS_AHEAD * self.step_tokens * self.num_engines
 
     @property
     def num_places(self) -> int:

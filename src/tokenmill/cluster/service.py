@@ -30,40 +30,52 @@ _FIRST_ENDS, _FIRST_TOKENS = 1.0, 512.0
 
 
 class Rates:
-    """Measured service of one engine.
+    """Measured service of all engines together.
 
     token_s   seconds that a prompt token takes in a step that is mostly prompts; 0 until there was one
-    step_s    seconds of a step, lately
+    step_s    seconds of a step of one engine, lately
     work_s    seconds of a unit of work (core.work.step_work), lately
     share_computed  of prompt tokens, those that were not cached
-    num_rows  rows that the engine has room for: what is configured, or less where blocks run out first
+    num_rows  rows that the engines have room for: what is configured, or less where blocks run out first
     """
 
     def __init__(self, num_rows: int, step_tokens: int) -> None:
-        self._most_rows = num_rows
-        self._step_tokens = step_tokens
+        self.resize(num_rows, step_tokens)
         self._stats = EngineStats()
         self._ends = _FIRST_ENDS
         self._tokens = _FIRST_TOKENS
         self._num_held_up = 0
-        self.num_rows = num_rows
-        self.token_s = 0.0
+        self._token_s = 0.0
         self.step_s = 0.0
-        self.work_s = 0.0
+        self._work_s = 0.0
         self.share_computed = 1.0
 
+    def resize(self, num_rows: int, step_tokens: int, num_engines: int = 1) -> None:
+        """Engines have come or gone; what was measured of one holds for all."""
+        self._most_rows = self.num_rows = num_rows
+        self._step_tokens = step_tokens
+        self._num_engines = num_engines
+
+    @property
+    def token_s(self) -> float:
+        return self._token_s / self._num_engines
+
+    @property
+    def work_s(self) -> float:
+        return self._work_s / self._num_engines
+
     def note_step(self, stats: EngineStats) -> None:
-        """The engine's state after one more step."""
+        """The state of all engines after one more step of one."""
         before, self._stats = self._stats, stats
         if stats.num_steps == before.num_steps:
             return
         self.step_s = moved(self.step_s, stats.last_step_s)
         work = step_work(stats.last_step_tokens, self._step_tokens)
-        self.work_s = moved(self.work_s, stats.last_step_s / max(1, work))
+        self._work_s = moved(self._work_s, stats.last_step_s / max(1, work))
         is_full = 2 * stats.last_step_tokens >= self._step_tokens
         if is_full and stats.num_steps == before.num_steps + 1:
             num_drawn = stats.generation_tokens - before.generation_tokens
-            self.token_s = moved(self.token_s, stats.last_step_s / max(1, stats.last_step_tokens - num_drawn))
+            self._token_s = moved(self._token_s, stats.last_step_s / max(1, stats.last_step_tokens - num_drawn))
         self._num_held_up = self._num_held_up + 1 if stats.num_waiting and not is_full else 0
         if not stats.num_waiting:
             self.num_rows = self._most_rows

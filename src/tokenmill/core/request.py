@@ -163,6 +163,7 @@ class Request:
     seed            64-bit; a draw is Philox(seed, choice, output position, purpose)
     eos_token_ids   the model's end tokens (held back until min_tokens; ignored where sampling.ignore_eos)
     output_tokens   already produced elsewhere (a resumed stream): limits, penalties and positions count them
+    is_resumed      another engine had it before: it was let in then, and no bound on a queue keeps it out now
     priority        lower runs earlier; ties go by arrival
     cache_salt      requests share cached KV only within one salt
     adapter         digest of the LoRA adapter ("" = base model), never its name
@@ -179,6 +180,7 @@ class Request:
     choice: int = 0
     eos_token_ids: tuple[int, ...] = ()
     output_tokens: tuple[int, ...] = ()
+    is_resumed: bool = False
     priority: int = 0
     tenant: str = ""
     cache_salt: str = ""

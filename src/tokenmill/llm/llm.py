@@ -331,7 +331,7 @@ class LLM:
             await asyncio.sleep(0)
         started.set()
         await self._closing.wait()
-        self._client.detach("The model has been closed.")
+        self._client.close("The model has been closed.")
         front_end.close()
         await self._helper.close()
         # Callers in other threads wait for tasks of this loop, which have just been told of the end.

@@ -51,6 +51,7 @@ class _Choice(NamedTuple):
     choice: int
     eos_token_ids: tuple[int, ...]
     output_tokens: tuple[int, ...]
+    is_resumed: bool
     priority: int
     tenant: str
     cache_salt: str

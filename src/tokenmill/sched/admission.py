@@ -38,10 +38,10 @@ def refusal(request: Request, config: EngineConfig, num_waiting: int) -> Tokenmi
     """Why `request` cannot be admitted, or None.
 
     A request is refused for good when its whole length exceeds the context or a pool, since nothing that others do
-    would ever make it fit; it is refused for now when the queue is full.
+    would ever make it fit; it is refused for now when the queue is full, unless another engine had let it in.
     """
     error = _vector_refusal(request, config) if request.pooling is not None else _text_refusal(request, config)
-    if error is None and num_waiting >= config.max_num_waiting:
+    if error is None and num_waiting >= config.max_num_waiting and not request.is_resumed:
         return Overloaded(f"{num_waiting} requests are waiting already. Try again shortly.")
     return error
 

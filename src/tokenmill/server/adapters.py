@@ -1,19 +1,21 @@
-"""The front end's book of LoRA adapters: name -> folder and digest, and how an engine is told of them.
+"""The front end's book of LoRA adapters: name -> folder and digest, and how engines are told of them.
 
-Requests carry an adapter's digest, which the engine found in its files; names are known here only. A new engine is
-given the book's adapters again before it counts as ready: one whose files have changed since is dropped, because
-answers must not change under its name. Knows nothing of HTTP.
+Requests carry an adapter's digest, which an engine found in its files; names are known here only. A new engine is
+given the book's adapters before it counts as ready, with those that have no name any more and are used by requests that
+it will resume. One whose files have changed since is dropped, because answers must not change under its name. Knows
+nothing of HTTP.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ..core.errors import BadCheckpoint, InvalidRequest, ModelNotFound, TokenmillError
+from ..core.errors import BadCheckpoint, InvalidRequest, ModelNotFound, TokenmillError, Unavailable
 from ..core.events import AdapterLoaded, LoadAdapter, UnloadAdapter
 from .errors import from_engine
 
@@ -35,18 +37,25 @@ class ServedAdapter:
 
 
 class AdapterBook:
-    """send    queues a message for the engine
-    wanted  adapters to load into the first engine
+    """send    queues a message for one engine, or for all
+    is_used   whether an open request names the adapter with this digest
+    wanted    adapters to load into the first engine
     """
 
     def __init__(
-        self, send: Callable[[LoadAdapter | UnloadAdapter], None], wanted: Sequence[ServedAdapter] = ()
+        self,
+        send: Callable[[LoadAdapter | UnloadAdapter, int | None], None],
+        is_used: Callable[[str], bool],
+        wanted: Sequence[ServedAdapter] = (),
     ) -> None:
         self._send = send
+        self._is_used = is_used
         self._wanted = list(wanted)
         self._served: dict[str, ServedAdapter] = {}
+        self._leaving: dict[str, ServedAdapter] = {}  # by digest: without a name, but requests may still use them
+        self._links: dict[int, None] = {}  # engines that have all adapters, in the order they came
         self._numbers = itertools.count()
-        self._answers: dict[int, asyncio.Future[AdapterLoaded]] = {}
+        self._answers: dict[int, tuple[int, asyncio.Future[AdapterLoaded]]] = {}
 
     def __iter__(self) -> Iterator[ServedAdapter]:
         """Those that requests may name, in the order they were loaded."""
@@ -61,13 +70,13 @@ class AdapterBook:
         return next((adapter.name for adapter in self if adapter.digest == digest), "")
 
     async def load(self, adapter: ServedAdapter, *, replace_loaded: bool = False) -> ServedAdapter:
-        """Have the engine load it and enter it in the book. Raises InvalidRequest, among others."""
+        """Have all engines load it and enter it in the book. Raises InvalidRequest, among others."""
         name = adapter.name
         if name in self._served and not (replace_loaded and self._served[name].digest):
             raise InvalidRequest(f"The adapter {name!r} is loaded already; unload it first.", param="lora_name")
-        self._served.setdefault(name, adapter)  # holds the name while the engine reads
+        self._served.setdefault(name, adapter)  # holds the name while the engines read
         try:
-            loaded = replace(adapter, digest=await self._ask(adapter))
+            loaded = await self._load_everywhere(adapter)
         except BaseException:
             if self._served.get(name) is adapter:
                 del self._served[name]
@@ -75,7 +84,7 @@ class AdapterBook:
         before = self._served.get(name)
         self._served[name] = loaded
         if before is not None and before.digest:
-            self._send(UnloadAdapter(before.digest))
+            self._forget(before)
         return loaded
 
     def unload(self, name: str) -> ServedAdapter:
@@ -84,43 +93,85 @@ class AdapterBook:
         if adapter is None:
             raise ModelNotFound(f"There is no adapter {name[:200]!r} to unload.", param="lora_name")
         del self._served[name]
-        self._send(UnloadAdapter(adapter.digest))
+        self._forget(adapter)
         return adapter
 
-    async def restore(self) -> None:
-        """Give a new engine all adapters of the book. Raises what keeps a wanted one from its first load."""
-        served = list(self._served.values())
-        while self._wanted:
-            await self.load(self._wanted[0])
-            del self._wanted[0]
-        for adapter in served:
-            if not adapter.digest:
+    async def restore(self, link: int) -> None:
+        """Give a new engine all adapters of the book, and those that requests still use. Raises what keeps a wanted
+        one from its first load."""
+        new = [adapter for adapter in self._wanted if adapter.name not in self._served]
+        for adapter in new:
+            loaded = replace(adapter, digest=await self._ask(adapter, link))
+            self._served.setdefault(adapter.name, loaded)
+        self._wanted = []
+        for adapter in list(self):
+            if any(adapter.name == each.name for each in new):
                 continue
             try:
-                digest = await self._ask(adapter)
-                if digest != adapter.digest:
-                    self._send(UnloadAdapter(digest))
-                    raise InvalidRequest("its files have changed since they were loaded")
+                await self._load_again(adapter, link)
             except TokenmillError as error:
                 _log.error("The adapter %r is not served any more: %s", adapter.name, error.message)
-                del self._served[adapter.name]
+                self._served.pop(adapter.name, None)
+        for adapter in self._used_leaving():
+            with contextlib.suppress(InvalidRequest):  # then the engine refuses what names it
+                await self._load_again(adapter, link)
+                self._send(UnloadAdapter(adapter.digest), link)
+
+    def join(self, link: int) -> None:
+        """The engine has been given all adapters, and is to be told of what comes and goes."""
+        self._links[link] = None
 
     def answer(self, message: AdapterLoaded) -> None:
-        answer = self._answers.pop(message.number, None)
+        _, answer = self._answers.pop(message.number, (-1, None))
         if answer is not None and not answer.done():
             answer.set_result(message)
 
-    def lose(self, failure: TokenmillError) -> None:
-        """The engine is gone, and with it every answer that is awaited."""
-        answers, self._answers = self._answers, {}
-        for answer in answers.values():
+    def lose(self, link: int, failure: TokenmillError) -> None:
+        """An engine is gone, and with it every answer that it owes."""
+        self._links.pop(link, None)
+        for number in [number for number, (owes, _) in self._answers.items() if owes == link]:
+            _, answer = self._answers.pop(number)
             if not answer.done():
                 answer.set_exception(failure)
 
-    async def _ask(self, adapter: ServedAdapter) -> str:
+    def _forget(self, adapter: ServedAdapter) -> None:
+        """The engines drop it when its last request is over."""
+        self._send(UnloadAdapter(adapter.digest), None)
+        self._leaving[adapter.digest] = adapter
+        self._used_leaving()
+
+    def _used_leaving(self) -> list[ServedAdapter]:
+        """Forgets those that no request uses."""
+        self._leaving = {digest: each for digest, each in self._leaving.items() if self._is_used(digest)}
+        return list(self._leaving.values())
+
+    async def _load_again(self, adapter: ServedAdapter, link: int) -> None:
+        """Raises InvalidRequest where its files have changed: answers must not change under its name."""
+        digest = await self._ask(adapter, link)
+        if digest != adapter.digest:
+            self._send(UnloadAdapter(digest), link)
+            raise InvalidRequest("its files have changed since they were loaded")
+
+    async def _load_everywhere(self, adapter: ServedAdapter) -> ServedAdapter:
+        """Raises Unavailable where no engine is left that has it."""
+        loaded: dict[int, str] = {}
+        while missing := [link for link in self._links if link not in loaded]:
+            for link in missing:
+                try:
+                    loaded[link] = await self._ask(adapter, link)
+                except Unavailable:
+                    if link in self._links or not self._links:
+                        raise
+        digests = {loaded[link] for link in self._links}
+        if len(digests) != 1:
+            raise Unavailable("The engines have gone, or found different files.")
+        return replace(adapter, digest=digests.pop())
+
+    async def _ask(self, adapter: ServedAdapter, link: int) -> str:
         number = next(self._numbers)
-        answer = self._answers[number] = asyncio.get_running_loop().create_future()
-        self._send(LoadAdapter(number, adapter.path, adapter.inside))
+        answer: asyncio.Future[AdapterLoaded] = asyncio.get_running_loop().create_future()
+        self._answers[number] = link, answer
+        self._send(LoadAdapter(number, adapter.path, adapter.inside), link)
         said = await answer
         if said.error_kind == BadCheckpoint.kind:
             raise InvalidRequest(said.error, param="lora_path")

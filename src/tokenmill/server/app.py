@@ -37,7 +37,7 @@ from .errors import ClientGone
 from .fields import Fields
 from .helper import Caller, Helper, caller_of
 from .http import Gate, JSONReply, error_reply, on_http, on_unexpected
-from .limits import Limits, newcomer
+from .limits import Limits, newcomer, wait_ready
 from .logprobs import TokenNames
 from .metrics import Metrics
 from .openai import Call, Rules
@@ -194,7 +194,7 @@ class _Service:
         caller: Caller,
     ) -> ASGIApp:
         """Encode a call, submit it to the engine, and return what answers it."""
-        ready = self._client.require_ready()
+        ready = await wait_ready(self._client, self._config, caller)
         require_tokens(ready)
         self.limits.check_possible(max(1, len(call.prompts)) * call.sampling.n)
         self.limits.admit(Newcomer(state.client, call.priority))

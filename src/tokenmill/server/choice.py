@@ -11,7 +11,7 @@ from ..core.step import TokenLogprob
 from ..text.detokenize import Detokenizer
 from ..text.stops import StopMatcher
 from ..text.tokenizer import Tokenizer
-from .client import Delta
+from .deltas import Delta
 
 
 @dataclass(slots=True)

@@ -10,12 +10,14 @@ from starlette.requests import Request as HttpRequest
 
 from ..cluster.desk import Newcomer
 from ..core.errors import BodyTooLarge, InvalidRequest, Overloaded, Unavailable
+from ..core.events import Ready
 from ..core.ports import Clock
 from ..core.request import Request
 from .client import EngineClient
 from .config import ServerConfig
 from .encodings import decode_body
 from .errors import ClientGone, told_s
+from .helper import Caller
 
 MAX_OF_CALL = 1024
 """Choices of one call."""
@@ -145,3 +147,10 @@ def newcomer(client: str, requests: Sequence[Request]) -> Newcomer:
     """The call of `requests`, as the desk looks at it."""
     first = requests[0]
     return Newcomer(client, first.priority, len(first.prompt_tokens), len(requests))
+
+
+async def wait_ready(client: EngineClient, config: ServerConfig, caller: Caller) -> Ready:
+    """The engines' facts. A call waits for an engine that is being started as long as it would for a place. Raises
+    Unavailable, and ClientGone."""
+    ready = client.ready
+    return await caller.stay(client.wait_ready(config.max_queue_s)) if ready is None else ready

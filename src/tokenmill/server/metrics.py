@@ -3,7 +3,7 @@
 What requests experience is observed here as it happens, with the engine's time stamps; what the engine is and has is
 copied from its last EngineStats when somebody asks. docs/metrics.md defines every name; a test compares the two.
 
-Counters count over all lives of the engine: what a dead engine had counted is kept as a base. Series whose name starts
+Counters count over all engines and their lives (`cluster.totals`). Series whose name starts
 with `tokenmill:` have no counterpart in vLLM.
 """
 
@@ -78,13 +78,12 @@ def token_buckets(most: int) -> tuple[int, ...]:
 
 
 class Metrics:
-    """All series of one front end and its one engine. `max_context` bounds the buckets of token counts."""
+    """All series of one front end and its engines together. `max_context` bounds the buckets of token counts."""
 
     def __init__(self, model_name: str, max_context: int) -> None:
         self.registry = CollectorRegistry()
         self._labels = (model_name, "0")
         self._stats = EngineStats()
-        self._base = {field: 0 for _, _, field in _TOTALS}
         self._ready: Ready | None = None
         self.name_adapter: Callable[[str], str] = lambda digest: digest
         self.count_waiting: Callable[[], int] = lambda: 0
@@ -112,7 +111,9 @@ class Metrics:
             "tokenmill:calls_turned_away", "Calls answered with 429 because of what is open", (*_LABELS, "reason"),
             registry=self.registry,
         )  # fmt: skip
-        self._losses = self._counter("tokenmill:engine_losses", "Times the engine was lost")
+        self._losses = self._counter("tokenmill:engine_losses", "Times a ready engine was lost")
+        self._resumed = self._counter("tokenmill:requests_resumed", "Requests that outlived their engine")
+        self._poisoned = self._counter("tokenmill:requests_poisoned", "Requests given up because engines died of them")
         self._disconnects = self._counter("tokenmill:client_disconnects", "Clients that left before their answer")
         self.registry.register(_Snapshot(self))
 
@@ -125,18 +126,22 @@ class Metrics:
             encode, content_type = choose_encoder("")
         return encode(self.registry), content_type
 
-    def engine_ready(self, ready: Ready) -> None:
-        self._ready = ready
-        self._stats = EngineStats(num_free_blocks=ready.num_pool_blocks, num_blocks=ready.num_pool_blocks)
+    def engine_ready(self, ready: Ready, stats: EngineStats) -> None:
+        """An engine has come; `stats`: of all that serve now."""
+        self._ready, self._stats = ready, stats
 
-    def engine_lost(self) -> None:
-        """Also called when an engine that never was ready is let go."""
-        if self._ready is not None:
-            self._losses.inc()
-        for _, _, field in _TOTALS:
-            self._base[field] += getattr(self._stats, field)
-        self._stats = EngineStats()
-        self._ready = None
+    def engine_lost(self, ready: Ready | None, stats: EngineStats) -> None:
+        """One that had been ready has gone. `ready`, `stats`: of those that are left."""
+        self._losses.inc()
+        self._ready, self._stats = ready, stats
+
+    def requests_resumed(self, number: int) -> None:
+        """Requests of a lost engine that go on in another."""
+        self._resumed.inc(number)
+
+    def requests_poisoned(self, number: int) -> None:
+        """Requests that were ended because engines died of them."""
+        self._poisoned.inc(number)
 
     def step(self, stats: EngineStats) -> None:
         if stats.num_steps != self._stats.num_steps:
@@ -167,9 +172,9 @@ class Metrics:
     def client_gone(self) -> None:
         self._disconnects.inc()
 
-    def request_lost(self, ending: str | None) -> None:
-        """The engine died under it or never had it; `ending`: how it had ended for its client before, if it had."""
-        self._success[ending or FINISH_ERROR].inc()
+    def request_lost(self, ending: str) -> None:
+        """It ended for its client before an engine had it."""
+        self._success[ending].inc()
 
     def request_done(self, request: Request, output: Output, reason: str, last_token_s: float, now: float) -> None:
         """The engine's last word on a request; `reason` as its client saw it."""
@@ -261,7 +266,7 @@ class _Snapshot:
         yield self._gauge("tokenmill:engine_ready", "1 while an engine takes requests", metrics._ready is not None)
         for name, text, field in _TOTALS:
             family = CounterMetricFamily(name, text, labels=_LABELS)
-            family.add_metric(metrics._labels, metrics._base[field] + getattr(stats, field))
+            family.add_metric(metrics._labels, getattr(stats, field))
             yield family
         yield metrics._itl.family(metrics._labels)
         yield self._cache_config()

@@ -72,10 +72,6 @@ class RequestLog:
         """It ended for its client while it waited for a place."""
         _log.info("ended %s: %s, before the engine had it", request.id, reason)
 
-    def lost(self, request: Request, ending: str | None) -> None:
-        """The engine died under it; `ending`: how it had ended for its client before, if it had."""
-        _log.info("ended %s: %s, the engine was lost", request.id, ending or FINISH_ERROR)
-
 
 def _settings(sampling: SamplingParams) -> list[str]:
     """What differs from the defaults; of texts and long lists only how many there are."""

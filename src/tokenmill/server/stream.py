@@ -24,7 +24,7 @@ from ..core.errors import EngineFailed, TokenmillError, Unavailable
 from ..core.events import FINISH_ABORT, FINISH_ERROR, Output
 from .begun import Begun
 from .choice import Choice, Piece
-from .client import Stream
+from .deltas import Stream
 from .errors import ClientGone, describe, from_engine
 from .logprobs import ENTRIES_AT_ONCE
 from .metrics import Metrics

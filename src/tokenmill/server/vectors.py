@@ -23,12 +23,13 @@ from ..core.events import FINISH_ABORT, FINISH_ERROR, Ready
 from ..core.ports import Clock
 from ..core.request import PoolingParams, Request, SamplingParams
 from ..text.load import TextModel
-from .client import EngineClient, Stream
+from .client import EngineClient
 from .config import ServerConfig
+from .deltas import Stream
 from .errors import from_engine
 from .helper import Helper, caller_of
 from .http import JSONReply
-from .limits import Limits, newcomer
+from .limits import Limits, newcomer, wait_ready
 from .openai import Rules
 from .pooling import PoolingCall
 from .reading import read_call
@@ -170,7 +171,7 @@ class VectorService:
     async def embeddings(self, request: HttpRequest) -> ASGIApp:
         arrival_s = self.clock.now()
         call = await self._read(request, "embedding")
-        ready = self.client.require_ready()
+        ready = await wait_ready(self.client, self.config, caller_of(request))
         params = _asked(require_vectors(ready), call.activate, "unit")
         if call.dimensions > ready.vector_size:
             raise InvalidRequest(
@@ -200,7 +201,7 @@ class VectorService:
     async def _score(self, request: HttpRequest, endpoint: str, body: Body) -> ASGIApp:
         arrival_s = self.clock.now()
         call = await self._read(request, endpoint)
-        ready = self.client.require_ready()
+        ready = await wait_ready(self.client, self.config, caller_of(request))
         params = require_vectors(ready, scores=True)
         head = self._head(call, request, endpoint)
         if params.how == "score":

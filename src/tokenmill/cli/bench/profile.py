@@ -46,7 +46,7 @@ from ...ops.native import NativeOps
 from ...ops.native.program import NativeCall, NativeProgram
 from ...ops.native.record import Operation
 from ...server.choice import Choice
-from ...server.client import Delta
+from ...server.deltas import Delta
 from ...text.load import TextModel, load_text
 from ...worker.executor import ModelExecutor
 from ...worker.memory import step_limits

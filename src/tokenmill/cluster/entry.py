@@ -1,0 +1,87 @@
+"""One request in the gateway's books, and how it goes on after the death of its engine. Pure.
+
+A resumed request carries the tokens that have arrived: the next engine computes their KV again and draws what follows,
+and since a draw depends on seed, choice and position alone, those are the tokens that the dead engine would have drawn.
+What a client is told of its request beside tokens (cached tokens, when it was scheduled and had its first token) stays
+what its first life said.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field, replace
+
+from ..core.events import Output, Timing
+from ..core.request import Request
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """request       as its call made it
+    link          the engine that has it; None: it waits
+    tokens        what engines have sent, also what lies beyond a stop string and is never shown
+    ending        how it ended for its client, where its engine has not confirmed that
+    num_lives     engines that it was given to
+    num_idle      of those, how many of the last died before they gave a token of it
+    num_alone     engines that died while they ran nothing else, because it was suspect
+    num_given     tokens that it was last resumed with
+    last_token_s  when tokens came last
+    num_cached, timing   of the first life that gave a token
+    """
+
+    request: Request
+    link: int | None = None
+    tokens: array[int] = field(default_factory=lambda: array("i"))
+    ending: str | None = None
+    num_lives: int = 0
+    num_idle: int = 0
+    num_alone: int = 0
+    num_given: int = 0
+    last_token_s: float = -1.0
+    num_cached: int = 0
+    timing: Timing | None = None
+
+    @property
+    def has_progressed(self) -> bool:
+        """Whether the engine that has it has given tokens of it."""
+        return len(self.tokens) > self.num_given
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that an engine must compute before it can draw the next."""
+        return len(self.request.prompt_tokens) + len(self.tokens)
+
+    def submission(self) -> Request:
+        """What the next engine is given."""
+        self.num_lives += 1
+        self.num_given = len(self.tokens)
+        if self.num_lives == 1:
+            return self.request
+        output_tokens = (*self.request.output_tokens, *self.tokens)
+        return replace(self.request, output_tokens=output_tokens, is_resumed=True)
+
+    def note_first(self, output: Output) -> None:
+        """The first tokens of all have come."""
+        self.num_cached, self.timing = output.num_cached, output.timing
+
+    def as_first_life(self, output: Output) -> Output:
+        """What a later life says, with the first one's numbers."""
+        first, timing = self.timing, output.timing
+        if first is None:
+            return output
+        if timing is not None:
+            timing = replace(first, finished_s=timing.finished_s)
+        return output._replace(num_cached=self.num_cached, timing=timing)
+
+    def last_word(self, reason: str, now: float, *, error: str = "", error_kind: str = "") -> Output:
+        """What an engine would say, had it not gone."""
+        first = self.timing
+        return Output(
+            request_id=self.request.id,
+            finish_reason=reason,
+            num_output=len(self.request.output_tokens) + len(self.tokens),
+            num_cached=self.num_cached,
+            error=error,
+            error_kind=error_kind,
+            timing=Timing(self.request.arrival_s, -1.0, -1.0, now) if first is None else replace(first, finished_s=now),
+        )

@@ -1,0 +1,98 @@
+"""What happens to a gateway, and what it wants done.
+
+    Joined    an engine is ready and has its adapters     Left     an engine is gone, with all that it had
+    Opened    the choices of a call                       GivenUp  a client wants no more of a choice
+    Stepped   what an engine says after a step            Closed   no engine will come any more
+
+`Effects` are carried out by the gateway's shell, in the order of their fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ..core.errors import TokenmillError
+from ..core.events import Output, Ready, StepOutputs
+from ..core.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """`link`: a number that no engine has had before."""
+
+    link: int
+    ready: Ready
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """Of an engine that never joined too: then it could not be started."""
+
+    link: int
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """`client`: whose call it is; clients take turns."""
+
+    requests: Sequence[Request]
+    client: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """`reason`: how the choice ended for its client: a stop string is "stop"."""
+
+    request_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    link: int
+    step: StepOutputs
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    failure: TokenmillError
+
+
+GatewayEvent = Joined | Left | Opened | GivenUp | Stepped | Closed
+
+
+class Ended(NamedTuple):
+    """The last word on a request. `reason`: how it ended for its client. `output`: counts and times, or None where no
+    engine ever had it. `last_token_s`: when its last tokens came; -1: none came. `now_s`: when it ended."""
+
+    request: Request
+    output: Output | None
+    reason: str
+    last_token_s: float
+    now_s: float
+
+
+@dataclass(slots=True)
+class Effects:
+    """submits    (link, request): to be sent before anything that follows
+    aborts     (link, request id)
+    outputs    for those who wait for them
+    firsts     seconds from arrival to first token, of requests that have got it now
+    gaps       when requests last got tokens -> how many of them got some now
+    ended      requests that are over
+    resumed    requests that a dead engine had and that go on elsewhere or later
+    poisoned   requests that were ended because they end engines
+    refused    why the engine that wanted to join may not serve; "" where it may
+    """
+
+    submits: list[tuple[int, Request]] = field(default_factory=list)
+    aborts: list[tuple[int, str]] = field(default_factory=list)
+    outputs: list[Output] = field(default_factory=list)
+    firsts: list[float] = field(default_factory=list)
+    gaps: dict[float, int] = field(default_factory=dict)
+    ended: list[Ended] = field(default_factory=list)
+    resumed: int = 0
+    poisoned: int = 0
+    refused: str = ""

@@ -1,0 +1,318 @@
+"""A gateway between clients and engines: who has which request, and what becomes of it when an engine dies.
+
+Pure: `handle(event, now) -> Effects`. Streams, tasks and links are its shell's (`server.client`, `sim.front`). What may
+come in and whose turn it is, `desk` decides; whom to try alone, `suspects`; this file keeps the books.
+
+    Opened -> waits at the desk -> has a place -> an engine has it -> over
+                                        ^               |
+                                        '---- held <----' its engine has died
+
+Every request stays in the books until an engine's own last word on it, also after its client has gone or a stop string
+has ended it, so that counts are true and a stuck engine cannot look idle. What a dead engine had keeps its place and is
+given, with the tokens that it has, to the next engine that is ready: before all that wait, and whatever the engine's
+queue holds. Requests that were over for their clients are not resumed.
+
+Several engines may serve at once if they are alike: a request goes to the one with the fewest tokens open. Engines that
+would give other answers are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from ..core.errors import EngineFailed
+from ..core.events import FINISH_ABORT, FINISH_ERROR, Output, Ready
+from .desk import FrontDesk
+from .entry import Entry
+from .events import Closed, Effects, Ended, GatewayEvent, GivenUp, Joined, Left, Opened, Stepped
+from .places import Room
+from .suspects import Suspects
+from .totals import Totals
+
+MAX_FAILED_STARTS = 8
+"""After so many engines in a row that died before they were ready, what waits for one is ended."""
+
+_POISON = "The engine ended each time that it ran this request, twice with no other beside it; the request is given up."
+_OTHER_MODEL = "The engine that ran this request has been replaced by one that would give other answers."
+_NEVER_BACK = "The engine stopped while the request was running and could not be started again."
+
+
+@dataclass(slots=True, eq=False)
+class _Link:
+    """An engine that serves. `num_tokens`: of the requests it has, as they were given to it."""
+
+    number: int
+    ready: Ready
+    entries: dict[str, Entry] = field(default_factory=dict)
+    num_tokens: int = 0
+    num_steps: int = 0
+
+
+class Gateway:
+    """desk        what is open: requests whose end no engine has yet confirmed, and those that no engine has
+    totals      the state of all engines together
+    is_shared   many clients use the engines, and have places in turn
+    """
+
+    def __init__(self) -> None:
+        self.desk = FrontDesk()
+        self.totals = Totals()
+        self.is_shared = False
+        self._links: dict[int, _Link] = {}
+        self._entries: dict[str, Entry] = {}
+        self._held: dict[str, Entry] = {}
+        self._suspects = Suspects()
+        self._last_ready: Ready | None = None
+        self._num_failed_starts = 0
+        self._progress_s = 0.0
+
+    @property
+    def ready(self) -> Ready | None:
+        """The facts of the engines; None while none is ready."""
+        return next((link.ready for link in self._links.values()), None)
+
+    @property
+    def num_open(self) -> int:
+        return len(self._entries)
+
+    def serves(self, link: int) -> bool:
+        return link in self._links
+
+    def num_open_at(self, link: int) -> int:
+        """Requests that an engine has."""
+        return len(self._links[link].entries) if link in self._links else 0
+
+    def waits_for(self, adapter: str) -> bool:
+        """Whether a request that no engine has names the adapter."""
+        return self.desk.waits_for(adapter) or any(each.request.adapter == adapter for each in self._held.values())
+
+    def uses(self, adapter: str) -> bool:
+        """Whether an open request names the adapter."""
+        return any(entry.request.adapter == adapter for entry in self._entries.values())
+
+    def stalled_s(self, now: float) -> float:
+        """Seconds since the last step while there is work; 0 when idle."""
+        return max(0.0, now - self._progress_s) if self._entries else 0.0
+
+    def handle(self, event: GatewayEvent, now: float) -> Effects:
+        """`now`: seconds on the clock that engines stamp their messages with."""
+        effects = Effects()
+        self._HANDLERS[type(event)](self, event, now, effects)
+        return effects
+
+    def check(self) -> None:
+        """Assert what must hold between events; slow, for tests."""
+        assert self.desk.num_open == len(self._entries), (self.desk.num_open, len(self._entries))
+        num_waiting = sum(self.desk.is_waiting(name) for name in self._entries)
+        num_given = sum(len(link.entries) for link in self._links.values())
+        assert num_waiting + len(self._held) + num_given == len(self._entries), (num_waiting, self._held, num_given)
+        for link in self._links.values():
+            assert all(entry.link == link.number for entry in link.entries.values())
+            assert link.entries or not link.num_tokens, link.num_tokens
+        for name, entry in self._held.items():
+            assert entry.link is None and entry.ending is None and not self.desk.is_waiting(name)
+        trial = self._suspects.on_trial
+        assert trial is None or trial.link is not None
+
+    # ---- engines come and go ----
+
+    def _join(self, event: Joined, now: float, effects: Effects) -> None:
+        ready = event.ready
+        if self._links and not _are_alike(ready, self.ready):
+            effects.refused = "It would give other answers than the engines that serve now."
+            return
+        self._num_failed_starts = 0
+        if not _are_alike(ready, self._last_ready):
+            for entry in [each for each in self._held.values() if each.tokens]:
+                self._fail(entry, _OTHER_MODEL, now, effects)
+        self._last_ready = ready
+        if self._entries:
+            self._progress_s = now
+        self._links[event.link] = _Link(event.link, ready)
+        self.totals.join(event.link, ready.num_pool_blocks)
+        self._share()
+        self._place(effects)
+
+    def _leave(self, event: Left, now: float, effects: Effects) -> None:
+        link = self._links.pop(event.link, None)
+        if link is None:
+            self._num_failed_starts += 1
+            if self._num_failed_starts >= MAX_FAILED_STARTS and not self._links:
+                for entry in list(self._entries.values()):
+                    self._fail(entry, _NEVER_BACK, now, effects)
+            return
+        if self._suspects.link == link.number:
+            self._suspects.link = None
+        for entry in link.entries.values():
+            entry.link = None
+            if entry.ending is not None:
+                self._end(entry, entry.last_word(FINISH_ABORT, now), now, effects)
+            elif self._suspects.judge(entry, len(link.entries) - 1):
+                effects.poisoned += 1
+                self._fail(entry, _POISON, now, effects)
+            else:
+                effects.resumed += 1
+                self._held[entry.request.id] = entry
+        self.totals.leave(link.number)
+        self._share()
+        self._place(effects)
+
+    def _share(self) -> None:
+        """Give out as many places as engines have, from now on; while there is none, nobody asks."""
+        readies = [link.ready for link in self._links.values() if link.ready.max_num_seqs]
+        if self.is_shared and readies:
+            num_rows = sum(ready.max_num_seqs for ready in readies)
+            self.desk.share(Room(num_rows, readies[0].max_num_batched_tokens, len(readies)))
+
+    def _close(self, event: Closed, now: float, effects: Effects) -> None:
+        self._links.clear()
+        for entry in list(self._entries.values()):
+            self._fail(entry, event.failure.message, now, effects, event.failure.kind)
+
+    # ---- requests ----
+
+    def _open(self, event: Opened, now: float, effects: Effects) -> None:
+        requests = event.requests
+        if not self._entries:
+            self._progress_s = max(self._progress_s, requests[0].arrival_s)
+        for request in requests:
+            assert request.id not in self._entries, f"request id {request.id} is in use"
+            self._entries[request.id] = Entry(request)
+        self.desk.join(requests, event.client)
+        self._place(effects)
+
+    def _give_up(self, event: GivenUp, now: float, effects: Effects) -> None:
+        entry = self._entries.get(event.request_id)
+        if entry is None or entry.ending is not None:
+            return
+        entry.ending = event.reason
+        if entry.link is not None:
+            effects.aborts.append((entry.link, event.request_id))
+        elif self.desk.is_waiting(event.request_id):
+            self._end(entry, None, now, effects)
+        else:
+            self._end(entry, entry.last_word(FINISH_ABORT, now), now, effects)
+
+    def _step(self, event: Stepped, now: float, effects: Effects) -> None:
+        step, number = event.step, event.link
+        link = self._links.get(number)
+        if link is None:
+            return
+        now, entries = step.now_s, link.entries
+        gaps = effects.gaps
+        for output in step.outputs:
+            entry = entries.get(output.request_id)
+            if entry is None:
+                continue
+            tokens = output.tokens
+            if tokens:
+                last_s, entry.last_token_s = entry.last_token_s, now
+                if last_s >= 0:
+                    gaps[last_s] = gaps.get(last_s, 0) + 1
+                else:
+                    entry.note_first(output)
+                    self.desk.start(entry.request, output.num_cached, now)
+                    effects.firsts.append(now - entry.request.arrival_s)
+                entry.tokens.extend(tokens)
+            if entry.num_lives > 1:
+                output = entry.as_first_life(output)
+            if output.finish_reason is not None:
+                self._end(entry, output, now, effects)
+            elif entry.ending is None:
+                effects.outputs.append(output)
+        if step.stats.num_steps != link.num_steps:
+            link.num_steps = step.stats.num_steps
+            self._progress_s = now
+        self.totals.step(number, step.stats)
+        self.desk.step(self.totals.stats)
+        trial = self._suspects.on_trial
+        if trial is not None and trial.has_progressed:
+            self._suspects.clear(trial)
+        if self._held or self.desk.num_waiting:
+            self._place(effects)
+
+    # ---- places ----
+
+    def _place(self, effects: Effects) -> None:
+        """Give engines what they may have: a suspect alone, then what dead ones had, then what waits."""
+        if self._suspects.on_trial is None:
+            self._try_next(effects)
+        for entry in [each for name, each in self._held.items() if name not in self._suspects]:
+            link = self._choose_link()
+            if link is None:
+                return
+            del self._held[entry.request.id]
+            self._submit(entry, link, effects)
+        while self.desk.num_waiting and (link := self._choose_link()) is not None:
+            request = self.desk.choose()
+            if request is None:
+                return
+            self._submit(self._entries[request.id], link, effects)
+
+    def _try_next(self, effects: Effects) -> None:
+        suspects = self._suspects
+        if not len(suspects):
+            suspects.link = None
+            return
+        if suspects.link is None:
+            link = self._choose_link()
+            if link is None:
+                return
+            suspects.link = link.number
+        link = self._links[suspects.link]
+        if all(entry.has_progressed for entry in link.entries.values()):
+            entry = suspects.next()
+            del self._held[entry.request.id]
+            self._submit(entry, link, effects)
+
+    def _choose_link(self) -> _Link | None:
+        """The one with the fewest tokens open; of equal ones, who joined first. Not the one that tries suspects."""
+        links = [link for link in self._links.values() if link.number != self._suspects.link]
+        return min(links, key=lambda link: link.num_tokens, default=None)
+
+    def _submit(self, entry: Entry, link: _Link, effects: Effects) -> None:
+        entry.link = link.number
+        effects.submits.append((link.number, entry.submission()))
+        link.entries[entry.request.id] = entry
+        link.num_tokens += len(entry.request.prompt_tokens) + entry.num_given
+
+    # ---- ends ----
+
+    def _fail(self, entry: Entry, message: str, now: float, effects: Effects, kind: str = EngineFailed.kind) -> None:
+        """End it with an error that no engine gave."""
+        self._end(entry, entry.last_word(FINISH_ERROR, now, error=message, error_kind=kind), now, effects)
+
+    def _end(self, entry: Entry, output: Output | None, now: float, effects: Effects) -> None:
+        """Strike it from all books. `output`: the last word on it; None: it was given up before an engine had it."""
+        request = entry.request
+        del self._entries[request.id]
+        self._held.pop(request.id, None)
+        self._suspects.clear(entry)
+        link = None if entry.link is None else self._links.get(entry.link)
+        if link is not None:
+            del link.entries[request.id]
+            link.num_tokens -= len(request.prompt_tokens) + entry.num_given
+        reason = entry.ending or (FINISH_ABORT if output is None else output.finish_reason) or ""
+        if output is not None and entry.ending is None:
+            effects.outputs.append(output)
+        self.desk.end(request, 0 if output is None else output.num_output, reason)
+        effects.ended.append(Ended(request, output, reason, entry.last_token_s, now))
+
+    _HANDLERS: ClassVar[dict[type, Callable[[Any, Any, float, Effects], None]]] = {
+        Joined: _join,
+        Left: _leave,
+        Opened: _open,
+        GivenUp: _give_up,
+        Stepped: _step,
+        Closed: _close,
+    }
+
+
+def _are_alike(ready: Ready, other: Ready | None) -> bool:
+    """Whether two engines give equal answers to equal requests."""
+    return other is None or (
+        (ready.model, ready.numerics_id, ready.max_model_len, ready.vocab_size, ready.pooling)
+        == (other.model, other.numerics_id, other.max_model_len, other.vocab_size, other.pooling)
+    )

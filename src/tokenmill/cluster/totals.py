@@ -1,0 +1,55 @@
+"""The state of several engines as if they were one. Pure."""
+
+from __future__ import annotations
+
+from ..core.events import EngineStats
+
+_COUNTERS = (
+    "num_steps", "num_preemptions", "prefix_queries", "prefix_hits", "prompt_tokens", "prompt_tokens_computed",
+    "generation_tokens", "num_corrupted",
+)  # fmt: skip
+_GAUGES = (
+    "num_running", "num_waiting", "num_free_blocks", "num_cached_blocks", "num_held_blocks", "num_blocks",
+)  # fmt: skip
+
+
+class Totals:
+    """`stats`: counters and gauges summed, kv_usage of the fullest engine, and of the step that was last what is told
+    of it. Counters go on where engines leave."""
+
+    def __init__(self) -> None:
+        self.stats = EngineStats()
+        self._gone = EngineStats()
+        self._of: dict[int, EngineStats] = {}
+
+    def join(self, link: int, num_blocks: int) -> None:
+        """An engine that has made no step; its blocks are free."""
+        self._of[link] = EngineStats(num_free_blocks=num_blocks, num_blocks=num_blocks)
+        self._sum(self.stats)
+
+    def leave(self, link: int) -> None:
+        stats = self._of.pop(link)
+        gone = self._gone
+        self._gone = gone._replace(**{name: getattr(gone, name) + getattr(stats, name) for name in _COUNTERS})
+        self._sum(EngineStats() if not self._of else self.stats)
+
+    def step(self, link: int, stats: EngineStats) -> None:
+        self._of[link] = stats
+        if len(self._of) == 1 and not self._gone.num_steps:
+            self.stats = stats
+        else:
+            self._sum(stats)
+
+    def _sum(self, last: EngineStats) -> None:
+        """`last`: where the last step is told of."""
+        parts, gone = list(self._of.values()), self._gone
+        changes = {name: sum([getattr(part, name) for part in parts], getattr(gone, name)) for name in _COUNTERS}
+        changes |= {name: sum([getattr(part, name) for part in parts]) for name in _GAUGES}
+        adapters = [part.running_adapters for part in parts], [part.waiting_adapters for part in parts]
+        running, waiting = (tuple(dict.fromkeys(name for names in each for name in names)) for each in adapters)
+        self.stats = last._replace(
+            kv_usage=max((part.kv_usage for part in parts), default=0.0),
+            running_adapters=running,
+            waiting_adapters=waiting,
+            **changes,
+        )

@@ -1,0 +1,122 @@
+"""One life of an engine as the front end sees it: what comes over its link, and what is to be sent.
+
+What is to be sent goes in one message a turn of the event loop. That an adapter goes is told behind all requests that
+name it, also those that no engine has yet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from ..core.events import Abort, FromEngine, LoadAdapter, Submit, UnloadAdapter
+from ..core.ports import FrontEnd
+from ..core.request import Request
+
+_log = logging.getLogger(__name__)
+
+Notice = LoadAdapter | UnloadAdapter
+
+
+class EngineLink:
+    """number     which no other life has
+    num_steps  committed, as far as told
+    num_open   requests that it has
+
+    take is given what comes. must_wait tells of a notice whether it must wait, with all after it. lost is called when
+    the link has ended or what came cannot be used, with what to say of it; in that case on_broken is called, too: the
+    engine may live on, and hears of it from nobody else.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        link: FrontEnd,
+        *,
+        take: Callable[[EngineLink, FromEngine], None],
+        must_wait: Callable[[Notice], bool],
+        count_open: Callable[[int], int],
+        lost: Callable[[EngineLink, str], None],
+        on_broken: Callable[[], None],
+    ) -> None:
+        self.number = number
+        self.num_steps = 0
+        self.on_broken = on_broken
+        self._link = link
+        self._take = take
+        self._must_wait = must_wait
+        self._count_open = count_open
+        self._lost = lost
+        self._tasks: list[asyncio.Task[None]] = []
+        self._submits: list[Request] = []
+        self._aborts: list[str] = []
+        self._notices: list[Notice] = []
+        self._wake = asyncio.Event()
+
+    @property
+    def num_open(self) -> int:
+        return self._count_open(self.number)
+
+    def open(self) -> None:
+        """Read and write from now on; needs a running loop."""
+        self.spawn(self._read(), "read")
+        self.spawn(self._write(), "write")
+
+    def close(self) -> None:
+        """Neither read nor write any more. The link itself is its maker's to close."""
+        for task in self._tasks:
+            task.cancel()
+        self._tasks = []
+
+    def submit(self, request: Request) -> None:
+        self._submits.append(request)
+        self._wake.set()
+
+    def abort(self, request_id: str) -> None:
+        self._aborts.append(request_id)
+        self._wake.set()
+
+    def tell(self, notice: Notice) -> None:
+        self._notices.append(notice)
+        self._wake.set()
+
+    def look_again(self) -> None:
+        """What a notice waits for may be over."""
+        if self._notices:
+            self._wake.set()
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Do `work` as long as the link is open; its failure is the link's."""
+        self._tasks.append(asyncio.create_task(self._guard(work), name=f"engine-client-{name}"))
+
+    async def _read(self) -> None:
+        while True:
+            self._take(self, await self._link.receive())
+
+    async def _write(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            submits, self._submits = self._submits, []
+            aborts, self._aborts = self._aborts, []
+            waiting = next((i for i, notice in enumerate(self._notices) if self._must_wait(notice)), len(self._notices))
+            notices, self._notices = self._notices[:waiting], self._notices[waiting:]
+            if submits:
+                await self._link.send(Submit(tuple(submits)))
+            if aborts:
+                await self._link.send(Abort(tuple(aborts)))
+            for notice in notices:
+                await self._link.send(notice)
+
+    async def _guard(self, work: Coroutine[Any, Any, None]) -> None:
+        """Whatever ends the link's reading or writing is the end of this engine."""
+        try:
+            await work
+        except EOFError:
+            self._lost(self, "The engine is down and will be restarted.")
+        except Exception:
+            _log.exception("The link to the engine failed.")
+            self._lost(self, "The link to the engine failed; it will be restarted.")
+            self.on_broken()

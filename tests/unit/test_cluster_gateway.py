@@ -1,0 +1,235 @@
+"""The gateway's books, event by event: who has what, what outlives an engine, and who is tried alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tokenmill.cluster.events import Closed, Effects, GivenUp, Joined, Left, Opened, Stepped
+from tokenmill.cluster.gateway import MAX_FAILED_STARTS, Gateway
+from tokenmill.core.errors import Unavailable
+from tokenmill.core.events import EngineStats, Output, Ready, StepOutputs, Timing
+from tokenmill.core.request import Request, SamplingParams
+
+READY = Ready("m", 512, 100, (2,), "id", 16, 64, max_num_seqs=8, max_num_batched_tokens=64)
+
+
+def request(name: str, num_tokens: int = 3) -> Request:
+    return Request(name, tuple(range(num_tokens)), SamplingParams(), 16, seed=1)
+
+
+class Scene:
+    """A gateway, with its books checked after every event."""
+
+    def __init__(self, *, is_shared: bool = True) -> None:
+        self.gateway = Gateway()
+        self.gateway.is_shared = is_shared
+        self.num_steps: dict[int, int] = {}
+
+    def handle(self, event: object, now: float = 0.0) -> Effects:
+        effects = self.gateway.handle(event, now)  # type: ignore[arg-type]
+        self.gateway.check()
+        return effects
+
+    def join(self, link: int, **facts: object) -> Effects:
+        self.num_steps[link] = 0
+        return self.handle(Joined(link, replace(READY, **facts)))  # type: ignore[arg-type]
+
+    def open(self, *names: str) -> Effects:
+        return self.handle(Opened([request(name) for name in names]))
+
+    def step(self, link: int, *outputs: Output, now: float = 1.0) -> Effects:
+        self.num_steps[link] += 1
+        return self.handle(Stepped(link, StepOutputs(outputs, EngineStats(num_steps=self.num_steps[link]), now)))
+
+    def token(self, link: int, *names: str) -> Effects:
+        return self.step(link, *(Output(name, (7,), num_output=1) for name in names))
+
+
+def names_of(effects: Effects) -> list[tuple[int, str]]:
+    return [(link, each.id) for link, each in effects.submits]
+
+
+def end(name: str, **facts: object) -> Output:
+    return Output(name, finish_reason="length", **facts)  # type: ignore[arg-type]
+
+
+def test_what_a_dead_engine_had_goes_on_in_the_next_with_its_tokens_and_its_first_numbers() -> None:
+    scene = Scene()
+    scene.join(0)
+    scene.open("a", "b")
+    first = Timing(0.0, 1.0, 2.0, -1.0)
+    scene.step(0, Output("a", (5, 6), num_output=2, num_cached=3, timing=first))
+    assert scene.handle(Left(0)).resumed == 2
+    assert not scene.open("c").submits, "no engine is there"
+    submits = [each for _, each in scene.join(1).submits]
+    assert [(each.id, each.output_tokens, each.is_resumed) for each in submits] == [
+        ("a", (5, 6), True),
+        ("b", (), True),
+        ("c", (), False),
+    ]
+    later = Timing(0.0, 11.0, 12.0, 13.0)
+    (output,) = scene.step(1, end("a", tokens=(7,), num_output=3, num_cached=0, timing=later)).outputs
+    assert (output.num_cached, output.timing) == (3, replace(first, finished_s=13.0))
+    (output,) = scene.step(1, Output("b", (9,), num_output=1, num_cached=1, timing=later)).outputs
+    assert (output.num_cached, output.timing) == (1, later), "its first token is the second life's"
+
+
+def test_what_was_over_for_its_client_is_not_resumed_and_counts_what_is_known() -> None:
+    scene = Scene()
+    scene.join(0)
+    scene.open("a", "b")
+    scene.token(0, "a", "b")
+    assert scene.handle(GivenUp("a", "stop")).aborts == [(0, "a")]
+    assert not scene.token(0, "a").outputs, "nobody listens"
+    effects = scene.handle(Left(0))
+    assert effects.resumed == 1
+    (ended,) = effects.ended
+    assert ended.output is not None and (ended.reason, ended.output.num_output) == ("stop", 2)
+    assert not effects.outputs
+    assert names_of(scene.join(1)) == [(1, "b")]
+
+
+def test_one_who_leaves_while_no_engine_is_there_is_forgotten() -> None:
+    scene = Scene()
+    scene.join(0)
+    scene.open("a", "b")
+    scene.token(0, "a")
+    scene.handle(Left(0))
+    (ended,) = scene.handle(GivenUp("a", "abort")).ended
+    assert ended.output is not None and ended.output.num_output == 1
+    assert names_of(scene.join(1)) == [(1, "b")]
+
+
+def test_resumed_requests_keep_their_places_and_come_before_who_waits() -> None:
+    scene = Scene()
+    scene.join(0, max_num_seqs=2)
+    assert names_of(scene.open(*"abcde")) == [(0, "a"), (0, "b"), (0, "c")]
+    scene.handle(Left(0))
+    assert names_of(scene.join(1, max_num_seqs=2)) == [(1, "a"), (1, "b"), (1, "c")]
+    assert names_of(scene.step(1, end("a", tokens=(1,)))) == [(1, "d")]
+    scene.handle(Left(1))
+    assert names_of(scene.join(2, max_num_seqs=1)) == [(2, "b")], "idle in two deaths: they are tried first"
+
+
+def test_an_engine_with_fewer_tokens_open_gets_the_next_request_and_what_a_dead_one_had() -> None:
+    scene = Scene(is_shared=False)
+    scene.join(0)
+    scene.join(1)
+    assert names_of(scene.handle(Opened([request("a", 9)]))) == [(0, "a")]
+    assert names_of(scene.open("b", "c", "d")) == [(1, "b"), (1, "c"), (1, "d")]
+    scene.step(0, end("a", tokens=(1,)))
+    assert names_of(scene.open("e")) == [(0, "e")]
+    assert names_of(scene.handle(Left(1))) == [(0, "b"), (0, "c"), (0, "d")]
+    assert scene.gateway.ready is not None
+
+
+def test_places_are_those_of_all_engines() -> None:
+    scene = Scene()
+    scene.join(0, max_num_seqs=1)
+    assert len(scene.open(*"abcdef").submits) == 2
+    assert len(scene.join(1, max_num_seqs=1).submits) == 1
+    scene.handle(Left(1))
+    assert not scene.step(0, end("a", tokens=(1,))).submits, "no more places than rows are left"
+
+
+def test_an_engine_that_would_give_other_answers_is_refused_beside_others_and_ends_what_it_cannot_resume() -> None:
+    scene = Scene()
+    scene.join(0)
+    assert scene.join(1, numerics_id="other").refused
+    scene.open("a", "b")
+    scene.token(0, "a")
+    scene.handle(Left(0))
+    effects = scene.join(2, numerics_id="other")
+    assert not effects.refused and names_of(effects) == [(2, "b")], "b has no tokens yet"
+    assert [(each.request_id, each.error_kind) for each in effects.outputs] == [("a", "internal_error")]
+
+
+def test_a_poison_request_is_tried_alone_and_given_up_after_two_deaths_there() -> None:
+    """It ends each engine at once; the others lose no token and are told nothing."""
+    scene = Scene()
+    scene.join(0)
+    scene.open("a", "poison", "b")
+    scene.token(0, "a", "b")
+    assert scene.handle(Left(0)).poisoned == 0
+    assert len(scene.join(1).submits) == 3
+    scene.handle(Left(1))  # all are suspect, the poison most: it was idle in both
+    assert names_of(scene.join(2)) == [(2, "poison")]
+    assert not scene.open("c").submits, "nobody else meanwhile"
+    scene.handle(Left(2))
+    assert names_of(scene.join(3)) == [(3, "poison")]
+    effects = scene.handle(Left(3))
+    assert effects.poisoned == 1
+    assert [(each.request_id, each.finish_reason) for each in effects.outputs] == [("poison", "error")]
+    assert names_of(scene.join(4)) == [(4, "a")]
+    assert names_of(scene.token(4, "a")) == [(4, "b")], "cleared by its token; the next is tried"
+    assert names_of(scene.token(4, "a", "b")) == [(4, "c")], "and then everybody"
+
+
+def test_a_suspect_that_ends_an_engine_beside_others_is_tried_alone_next() -> None:
+    scene = Scene()
+    scene.join(0)
+    scene.open("a", "poison")
+    scene.token(0, "a", "poison")
+    scene.handle(Left(0))
+    scene.join(1)
+    scene.handle(Left(1))
+    assert names_of(scene.join(2)) == [(2, "a")]
+    assert names_of(scene.token(2, "a")) == [(2, "poison")]
+    assert scene.handle(Left(2)).poisoned == 0, "it was not alone"
+    assert names_of(scene.join(3)) == [(3, "poison")]
+    scene.handle(Left(3))
+    scene.join(4)
+    assert scene.handle(Left(4)).poisoned == 1
+    assert names_of(scene.join(5)) == [(5, "a")]
+
+
+def test_a_suspect_is_not_put_beside_requests_that_have_not_shown_themselves() -> None:
+    """With two engines: the one that tries takes no others, and those it has first give a token."""
+    scene = Scene(is_shared=False)
+    scene.join(0)
+    scene.handle(Opened([request("s", 9)]))
+    scene.handle(Left(0))
+    scene.join(1)
+    scene.join(2)
+    assert names_of(scene.open("a", "b")) == [(2, "a"), (2, "b")]
+    scene.handle(Left(1))
+    assert names_of(scene.open("c")) == [], "the one engine that is left is to try s"
+    assert names_of(scene.token(2, "a")) == []
+    assert names_of(scene.token(2, "a", "b")) == [(2, "s")]
+    assert names_of(scene.token(2, "s")) == [(2, "c")]
+
+
+def test_engines_that_never_start_end_what_waits_for_them() -> None:
+    scene = Scene()
+    scene.join(0)
+    scene.open("a")
+    scene.handle(Left(0))
+    for number in range(1, MAX_FAILED_STARTS):
+        assert not scene.handle(Left(number)).outputs
+    (output,) = scene.handle(Left(MAX_FAILED_STARTS)).outputs
+    assert (output.request_id, output.finish_reason) == ("a", "error")
+    assert not scene.gateway.num_open
+
+
+def test_closing_ends_everything_open_with_the_reason() -> None:
+    scene = Scene()
+    scene.join(0, max_num_seqs=1)
+    scene.open("a", "b", "c")
+    effects = scene.handle(Closed(Unavailable("over")))
+    assert {(each.request_id, each.error, each.error_kind) for each in effects.outputs} == {
+        (name, "over", "unavailable_error") for name in "abc"
+    }
+    assert not scene.gateway.num_open
+
+
+@pytest.mark.parametrize("number", [0, 9])
+def test_words_of_an_engine_that_has_gone_are_nobodys(number: int) -> None:
+    scene = Scene()
+    scene.join(0)
+    scene.open("a")
+    scene.handle(Left(0))
+    scene.num_steps[number] = 0
+    effects = scene.token(number, "a")
+    assert not effects.outputs and not effects.ended
