@@ -52,7 +52,11 @@ VLLM: list[tuple[str, dict[str, Any] | str]] = [
     ("vllm serve intfloat/e5-small --task embed", {"runner": "pooling"}),
     (
         "vllm serve MODEL --generation-config vllm --override-generation-config.top_p 0.5 --scheduling-policy fcfs",
-        {"generation_config": "vllm", "override_generation_config": {"top_p": 0.5}},
+        {"generation_config": "vllm", "override_generation_config": {"top_p": 0.5}, "scheduling_policy": "fcfs"},
+    ),
+    (
+        "vllm serve MODEL --schedule-policy lpm --radix-eviction-policy lfu",
+        {"scheduling_policy": "lpm", "eviction_policy": "lfu"},
     ),
 ]
 

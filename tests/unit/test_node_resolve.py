@@ -112,3 +112,17 @@ def test_kv_dtypes_are_named_in_the_fields_words():
     with pytest.raises(ConfigError, match="int8") as refused:
         resolve(EngineOptions(kv_cache_dtype="fp8"), MACHINE, MODEL)
     assert refused.value.param == "kv_cache_dtype"
+
+
+def test_policies_are_printed_where_they_are_chosen():
+    """Defaults say nothing; vLLM's word for the order of arrival is ours; a policy without a use says so."""
+    settings = resolve(EngineOptions(), MACHINE, MODEL)
+    assert (settings.scheduling_policy, settings.eviction_policy) == ("short-prompts-first", "lru")
+    assert not any(choice.name.endswith("_policy") for choice in settings.choices)
+    settings = resolve(EngineOptions(scheduling_policy="priority", eviction_policy="lfu"), MACHINE, MODEL)
+    assert chosen(settings, "scheduling_policy").value == settings.scheduling_policy == "fcfs"
+    assert chosen(settings, "eviction_policy").reason == "as asked"
+    options = EngineOptions(eviction_policy="lfu", enable_prefix_caching=False)
+    assert "nothing is cached" in chosen(resolve(options, MACHINE, MODEL), "eviction_policy").reason
+    with pytest.raises(ConfigError, match=r"--eviction-policy must be one of lru, .* Did you mean 'lfu'"):
+        EngineOptions(eviction_policy="lfuu")

@@ -27,6 +27,8 @@ SPELLED: Mapping[str, tuple[str, ...]] = {
     "--ubatch-size": ("--max-num-batched-tokens",),
     "--cache-prompt": ("--enable-prefix-caching",),
     "--no-cache-prompt": ("--no-enable-prefix-caching",),
+    "--schedule-policy": ("--scheduling-policy",),
+    "--radix-eviction-policy": ("--eviction-policy",),
     "--embedding": ("--runner", "pooling"),
     "--embeddings": ("--runner", "pooling"),
     "--rerank": ("--runner", "pooling"),

@@ -87,10 +87,11 @@ def check_keys(given: Mapping[str, Any], known: Iterable[str], where: str) -> No
             raise ConfigError(f"Unknown key {key!r} in {where}.{hint}", param=key)
 
 
-def check_name(name: str, known: Iterable[str], param: str) -> None:
-    """Raise ConfigError if `known` lacks `name`, naming the nearest."""
-    known = list(known)
-    if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
+def check_name(name: Any, known: Iterable[Any], param: str, shown: str = "") -> None:
+    """Raise ConfigError if `known` lacks `name`, naming the nearest. shown: what the user calls `param`."""
+    listed = list(known)
+    if name not in listed:
+        names = [str(each) for each in listed]
+        near = difflib.get_close_matches(str(name), names, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ConfigError(f"{param} must be one of {', '.join(known)}, got {name!r}.{hint}", param=param)
+        raise ConfigError(f"{shown or param} must be one of {', '.join(names)}, got {name!r}.{hint}", param=param)

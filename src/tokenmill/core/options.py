@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from .config import check_name
 from .errors import ConfigError
 from .units import parse_bytes
 
@@ -74,9 +75,8 @@ def check(given: Any) -> None:
             wanted = f"{base} or None" if rest else base
             raise ConfigError(f"{name} must be {wanted}, got {type(value).__name__}.", param=name)
         flag = declared.flags(name)[0]
-        if declared.choices and value not in declared.choices:
-            listed = ", ".join(map(str, declared.choices))
-            raise ConfigError(f"{flag} must be one of {listed}, got {value!r}.", param=name)
+        if declared.choices:
+            check_name(value, declared.choices, name, flag)
         if declared.least is not None and not declared.least <= value < math.inf:
             raise ConfigError(f"{flag} must be at least {declared.least:g}, got {value}.", param=name)
 

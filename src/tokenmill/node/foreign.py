@@ -164,8 +164,6 @@ GROUPS: tuple[Group, ...] = (
         "--calculate-kv-scales --kv-sharing-fast-prefill --disable-chunked-mm-input --disable-async-output-proc",
         _STEPS,
     ),
-    Group(1, "--scheduling-policy", "requests run by their priority, and those of equal priority as they came",
-          neutral=("priority",)),
     Group(1, "--max-num-scheduled-tokens", "--max-num-batched-tokens is the size of a step"),
     Group(1, "--scheduler-cls", "there is one scheduler; leave it out", refused=True),
     Group(

@@ -128,6 +128,8 @@ def load_engine(
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         enable_prefix_caching=settings.enable_prefix_caching,
+        scheduling_policy=settings.scheduling_policy,
+        eviction_policy=settings.eviction_policy,
         numerics_id=worker.numerics_id,
     )
     said = tuple(notes(checkpoint, settings.quantization))

@@ -11,9 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..cache.eviction import EVICTIONS
 from ..core.block import KV_DTYPES
-from ..core.config import BLOCK_SIZE, MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS
+from ..core.config import BLOCK_SIZE, EVICTION_POLICY, MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS, SCHEDULING_POLICY
 from ..core.options import check, option, size
+from ..sched.policies import ORDERS
 
 KV_SHARE = 0.4
 """Of usable memory, for the KV pool, where no size is given."""
@@ -41,6 +43,9 @@ KV_CACHE_DTYPES = {
     "q8_0": "int8",
 }
 """As asked, in our words, vLLM's or llama.cpp's -> the KV pool's."""
+
+SCHEDULING_POLICIES = {name: name for name in ORDERS} | {"priority": "fcfs"}
+"""As asked, in our words or vLLM's, whose 'priority' is arrival within a priority -> the order of service."""
 
 _COUNT = re.compile(r"(\d+|\d*\.\d+(?=[kmgt]))([kKmMgGtT]?)")
 
@@ -116,6 +121,18 @@ class EngineOptions:
         None, f"KV pool, such as 2GiB (default: {KV_SHARE:.0%} of free memory)", read=size, metavar="SIZE"
     )
     enable_prefix_caching: bool = option(True, "share KV of equal prefixes (default: on)")
+    scheduling_policy: str = option(
+        SCHEDULING_POLICY,
+        "who of equal priority is served next: least to compute, with aging; first to come (vLLM's priority is the same);"
+        f" or, by lpm, most in the prefix cache, with aging (default: {SCHEDULING_POLICY})",
+        choices=SCHEDULING_POLICIES,
+    )
+    eviction_policy: str = option(
+        EVICTION_POLICY,
+        "what leaves the prefix cache first: what was used longest ago, least often, or saves the least time"
+        f" (default: {EVICTION_POLICY})",
+        choices=EVICTIONS,
+    )
     threads: int | None = option(
         None, "kernel threads (default: one per usable CPU)", also="-t", read=count, metavar="N", least=1
     )

@@ -9,7 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..core.block import KVGroupSpec, full_groups
-from ..core.config import BLOCK_SIZE, MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS, STEPS_IN_FLIGHT
+from ..core.config import (
+    BLOCK_SIZE,
+    EVICTION_POLICY,
+    MAX_NUM_BATCHED_TOKENS,
+    MAX_NUM_SEQS,
+    SCHEDULING_POLICY,
+    STEPS_IN_FLIGHT,
+)
 from ..core.errors import ConfigError
 from ..core.units import MiB, format_bytes
 from .machine import MachineFacts
@@ -20,6 +27,7 @@ from .options import (
     MAX_LORA_RANK,
     MAX_LORAS,
     QUANTIZATIONS,
+    SCHEDULING_POLICIES,
     EngineOptions,
 )
 from .pools import longest, split_pools
@@ -61,6 +69,8 @@ class EngineSettings:
     groups: tuple[KVGroupSpec, ...]
     kv_dtype: str
     enable_prefix_caching: bool
+    scheduling_policy: str
+    eviction_policy: str
     quantization: str | None
     max_loras: int
     max_lora_rank: int
@@ -134,6 +144,12 @@ def resolve(
     enable_prefix_caching = options.enable_prefix_caching and keeps_kv
     reason = "exact either way" if keeps_kv else "there is no KV to share"
     choices.append(Choice("prefix_caching", "on" if enable_prefix_caching else "off", reason))
+    scheduling_policy = SCHEDULING_POLICIES[options.scheduling_policy]
+    if scheduling_policy != SCHEDULING_POLICY:
+        choices.append(Choice("scheduling_policy", scheduling_policy, "as asked"))
+    if options.eviction_policy != EVICTION_POLICY:
+        reason = "as asked" if enable_prefix_caching else "as asked, though nothing is cached"
+        choices.append(Choice("eviction_policy", options.eviction_policy, reason))
     return EngineSettings(
         threads=threads,
         backend=options.backend,
@@ -144,6 +160,8 @@ def resolve(
         groups=groups,
         kv_dtype=kv_dtype,
         enable_prefix_caching=enable_prefix_caching,
+        scheduling_policy=scheduling_policy,
+        eviction_policy=options.eviction_policy,
         quantization=quantization,
         max_loras=max_loras,
         max_lora_rank=max_lora_rank,
