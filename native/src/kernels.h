@@ -7,6 +7,8 @@
 #pragma once
 #include <stdint.h>
 
+#include "philox.h"
+
 namespace mill {
 
 constexpr int kLanes = 16;    // output rows of a packed tile, keys of a score vector, partial sums of a reduction
@@ -228,10 +230,11 @@ struct Kernels {
   float (*max_of)(const float* x, int n);
   int (*argmax)(const float* x, int n);
   float (*sum_exp)(const float* x, int n, float max);
-  void (*exp_mass)(const float* x, int n, float max, float inverse_temperature, uint32_t* mass);
+  void (*exp_mass)(const float* x, int n, float max, float inverse_temperature, float* mass);
+  uint64_t (*sum_mass)(const float* mass, int n);
+  int (*race)(const float* mass, int n, const DrawName& name);
   void (*chunk_max)(const float* x, int num_runs, float* out);
   int (*collect_ge)(const float* x, int n, float threshold, int32_t* ids);
-  int (*collect_mass_ge)(const uint32_t* x, int n, uint32_t threshold, int32_t* ids);
 };
 
 // chunk_max gives 16 maxima, of 16 values each, per run of 256.

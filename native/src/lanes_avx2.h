@@ -10,6 +10,7 @@ namespace {
 
 struct F { __m256 a, b; };
 struct I { __m256i a, b; };
+struct D { __m256i a, b; };
 typedef float F4 __attribute__((vector_size(16)));
 typedef int32_t I4 __attribute__((vector_size(16)));
 
@@ -58,6 +59,8 @@ inline I shift_left_23(I x) { return {_mm256_slli_epi32(x.a, 23), _mm256_slli_ep
 inline I shift_right_7(I a) { return {_mm256_srli_epi32(a.a, 7), _mm256_srli_epi32(a.b, 7)}; }
 inline I bit_and(I x, I y) { return {_mm256_and_si256(x.a, y.a), _mm256_and_si256(x.b, y.b)}; }
 inline I shift_left_15(I x) { return {_mm256_slli_epi32(x.a, 15), _mm256_slli_epi32(x.b, 15)}; }
+inline I shift_right_9(I a) { return {_mm256_srli_epi32(a.a, 9), _mm256_srli_epi32(a.b, 9)}; }
+inline I bit_or(I x, I y) { return {_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)}; }
 inline void store_int(int32_t* p, I x) {
   _mm256_storeu_si256((__m256i*)p, x.a);
   _mm256_storeu_si256((__m256i*)(p + 8), x.b);
@@ -84,6 +87,20 @@ inline uint32_t mask_int_ge(I x, I y) {
   const uint32_t less_a = (uint32_t)_mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpgt_epi32(y.a, x.a)));
   const uint32_t less_b = (uint32_t)_mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpgt_epi32(y.b, x.b)));
   return ~(less_a | less_b << 8) & 0xffffu;
+}
+
+inline D dset1(uint32_t x) { return {_mm256_set1_epi64x(x), _mm256_set1_epi64x(x)}; }
+inline D dadd(D x, D y) { return {_mm256_add_epi64(x.a, y.a), _mm256_add_epi64(x.b, y.b)}; }
+inline D dxor(D x, D y) { return {_mm256_xor_si256(x.a, y.a), _mm256_xor_si256(x.b, y.b)}; }
+inline D dxor3(D x, D y, D z) { return dxor(dxor(x, y), z); }
+inline D dmul(D x, D y) { return {_mm256_mul_epu32(x.a, y.a), _mm256_mul_epu32(x.b, y.b)}; }
+inline D dupper(D x) { return {_mm256_srli_epi64(x.a, 32), _mm256_srli_epi64(x.b, 32)}; }
+inline D block_numbers() { return {_mm256_set_epi64x(5, 1, 4, 0), _mm256_set_epi64x(7, 3, 6, 2)}; }
+inline __m256i word_pairs(__m256i x, __m256i y) { return _mm256_blend_epi32(x, _mm256_slli_epi64(y, 32), 0xaa); }
+inline void words_in_order(D w0, D w1, D w2, D w3, I* first, I* second) {
+  const D low = {word_pairs(w0.a, w1.a), word_pairs(w0.b, w1.b)}, high = {word_pairs(w2.a, w3.a), word_pairs(w2.b, w3.b)};
+  *first = {_mm256_unpacklo_epi64(low.a, high.a), _mm256_unpacklo_epi64(low.b, high.b)};
+  *second = {_mm256_unpackhi_epi64(low.a, high.a), _mm256_unpackhi_epi64(low.b, high.b)};
 }
 
 inline float sum4(__m128 x) {

@@ -10,6 +10,7 @@ namespace {
 
 struct F { float32x4_t a, b, c, d; };
 struct I { int32x4_t a, b, c, d; };
+struct D { uint64x2_t a, b, c, d; };
 typedef float F4 __attribute__((vector_size(16)));
 typedef int32_t I4 __attribute__((vector_size(16)));
 
@@ -82,6 +83,9 @@ inline I bit_and(I x, I y) { return TM_EACH2(vandq_s32, x, y); }
 inline I shift_left_15(I x) {
   return {vshlq_n_s32(x.a, 15), vshlq_n_s32(x.b, 15), vshlq_n_s32(x.c, 15), vshlq_n_s32(x.d, 15)};
 }
+inline int32x4_t right9(int32x4_t x) { return vreinterpretq_s32_u32(vshrq_n_u32(vreinterpretq_u32_s32(x), 9)); }
+inline I shift_right_9(I x) { return TM_EACH1(right9, x); }
+inline I bit_or(I x, I y) { return TM_EACH2(vorrq_s32, x, y); }
 inline void store_int(int32_t* p, I x) {
   vst1q_s32(p, x.a);
   vst1q_s32(p + 4, x.b);
@@ -108,6 +112,30 @@ inline uint32_t mask_ge(F x, F y) {
 }
 inline uint32_t mask_int_ge(I x, I y) {
   return bits_of(vcgeq_s32(x.a, y.a), vcgeq_s32(x.b, y.b), vcgeq_s32(x.c, y.c), vcgeq_s32(x.d, y.d));
+}
+
+inline D dset1(uint32_t x) {
+  const uint64x2_t v = vdupq_n_u64(x);
+  return {v, v, v, v};
+}
+inline uint64x2_t mul2(uint64x2_t x, uint64x2_t y) { return vmull_u32(vmovn_u64(x), vmovn_u64(y)); }
+inline uint64x2_t upper2(uint64x2_t x) { return vshrq_n_u64(x, 32); }
+inline D dadd(D x, D y) { return TM_EACH2(vaddq_u64, x, y); }
+inline D dxor(D x, D y) { return TM_EACH2(veorq_u64, x, y); }
+inline D dxor3(D x, D y, D z) { return dxor(dxor(x, y), z); }
+inline D dmul(D x, D y) { return TM_EACH2(mul2, x, y); }
+inline D dupper(D x) { return TM_EACH1(upper2, x); }
+inline D block_numbers() {
+  const uint64_t numbers[8] = {0, 4, 1, 5, 2, 6, 3, 7};
+  return {vld1q_u64(numbers), vld1q_u64(numbers + 2), vld1q_u64(numbers + 4), vld1q_u64(numbers + 6)};
+}
+inline uint64x2_t word_pairs(uint64x2_t x, uint64x2_t y) { return vsliq_n_u64(x, y, 32); }
+inline int32x4_t first_of(uint64x2_t x, uint64x2_t y) { return vreinterpretq_s32_u64(vzip1q_u64(x, y)); }
+inline int32x4_t second_of(uint64x2_t x, uint64x2_t y) { return vreinterpretq_s32_u64(vzip2q_u64(x, y)); }
+inline void words_in_order(D w0, D w1, D w2, D w3, I* first, I* second) {
+  const D low = TM_EACH2(word_pairs, w0, w1), high = TM_EACH2(word_pairs, w2, w3);
+  *first = TM_EACH2(first_of, low, high);
+  *second = TM_EACH2(second_of, low, high);
 }
 
 inline float sum_lanes(F x) {

@@ -2,6 +2,7 @@
 //
 // F, I        16 float32 or int32 lanes
 // F4, I4      four, as one number of each of four vectors (compilers' own vectors, whatever the instruction set)
+// D           eight 64-bit lanes: words of Philox, in their lower halves
 // LF, LI, LB  the lanes (kLinearWidth of them) and weight bytes that the linear kernels hold in registers
 #pragma once
 #include "half.h"
@@ -11,6 +12,7 @@ namespace {
 
 struct F { float v[16]; };
 struct I { int32_t v[16]; };
+struct D { uint64_t v[8]; };
 typedef float F4 __attribute__((vector_size(16)));
 typedef int32_t I4 __attribute__((vector_size(16)));
 
@@ -93,6 +95,8 @@ inline I shift_right_7(I a) { I r; TM_EACH r.v[i] = (int32_t)((uint32_t)a.v[i] >
 inline I bit_and(I a, I b) { I r; TM_EACH r.v[i] = a.v[i] & b.v[i]; return r; }
 inline I shift_left_16(I a) { I r; TM_EACH r.v[i] = (int32_t)((uint32_t)a.v[i] << 16); return r; }
 inline I shift_left_15(I a) { I r; TM_EACH r.v[i] = (int32_t)((uint32_t)a.v[i] << 15); return r; }
+inline I shift_right_9(I a) { I r; TM_EACH r.v[i] = (int32_t)((uint32_t)a.v[i] >> 9); return r; }
+inline I bit_or(I a, I b) { I r; TM_EACH r.v[i] = a.v[i] | b.v[i]; return r; }
 inline void store_int(int32_t* p, I a) { TM_EACH p[i] = a.v[i]; }
 inline I load_int(const int32_t* p) { I r; TM_EACH r.v[i] = p[i]; return r; }
 inline void store_low_bytes(int8_t* p, I a) { TM_EACH p[i] = (int8_t)(a.v[i] & 0xff); }
@@ -100,6 +104,24 @@ inline F zero_where_less(F value, F a, F b) { F r; TM_EACH r.v[i] = a.v[i] < b.v
 inline uint32_t mask_ge(F a, F b) { uint32_t m = 0; TM_EACH m |= (uint32_t)(a.v[i] >= b.v[i]) << i; return m; }
 // For values below 2^31.
 inline uint32_t mask_int_ge(I a, I b) { uint32_t m = 0; TM_EACH m |= (uint32_t)(a.v[i] >= b.v[i]) << i; return m; }
+
+#define TM_EACH_D for (int i = 0; i < 8; i++)
+inline D dset1(uint32_t x) { D r; TM_EACH_D r.v[i] = x; return r; }
+inline D dadd(D a, D b) { D r; TM_EACH_D r.v[i] = a.v[i] + b.v[i]; return r; }
+inline D dxor(D a, D b) { D r; TM_EACH_D r.v[i] = a.v[i] ^ b.v[i]; return r; }
+inline D dxor3(D a, D b, D c) { return dxor(dxor(a, b), c); }
+inline D dmul(D a, D b) { D r; TM_EACH_D r.v[i] = (a.v[i] & 0xffffffffu) * (b.v[i] & 0xffffffffu); return r; }
+inline D dupper(D a) { D r; TM_EACH_D r.v[i] = a.v[i] >> 32; return r; }
+// The order in which the lanes hold blocks of four words, and the 32 words of eight blocks in the order of the blocks.
+inline D block_numbers() { return D{{0, 4, 1, 5, 2, 6, 3, 7}}; }
+inline void words_in_order(D w0, D w1, D w2, D w3, I* first, I* second) {
+  const D* words[4] = {&w0, &w1, &w2, &w3};
+  TM_EACH {
+    first->v[i] = (int32_t)words[i % 4]->v[i / 4 * 2];
+    second->v[i] = (int32_t)words[i % 4]->v[i / 4 * 2 + 1];
+  }
+}
+#undef TM_EACH_D
 
 // Sixteen partial values to one: halves folded onto each other, lane i with lane i + 8, then 4, 2, 1.
 inline float sum_lanes(F a) {

@@ -1,27 +1,28 @@
-// Probabilities become integers ("mass", 2^29 for the most likely token) as soon as they are made, so that every sum
-// below is exact and has no order. Filters keep a list of surviving ids in ascending order:
+// From a row of logits to a token. Every id gets a mass, exp((logit - max) / temperature), 1 for the most likely one;
+// filters keep a list of surviving ids in ascending order, and the survivors race for the draw (race.h):
 //
 //   top_k  by logit, ties to the lower id
 //   top_p  by falling mass, ties to the lower id, until the share is reached
 //   min_p  mass against the largest
 //
-// Both selections first collect the few candidates that can matter, then find the border by a radix walk over keys.
+// Sums are of integers, round(mass * 2^40), so that they are exact and have no order. Both selections first collect the
+// few candidates that can matter, then find the border by a radix walk over keys.
 #include "sample.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <numeric>
 
 #include "half.h"
-#include "philox.h"
+#include "race.h"
 
 namespace mill {
 
 namespace {
 
-constexpr uint32_t kFullMass = 1u << 29;
 constexpr int kRadixBits = 11;
 
 // Order-preserving: a larger float has a larger key; both zeros share one.
@@ -31,14 +32,14 @@ uint32_t sortable(float value) {
 }
 
 struct Scratch {
-  uint32_t* mass;    // [num_cols]
+  float* mass;       // [num_cols]
   int32_t* ids;      // [num_cols]
   float* chunk_max;  // [num_cols / 16 + 1]
 };
 
 Scratch split(void* memory, int64_t num_cols) {
-  uint32_t* words = static_cast<uint32_t*>(memory);
-  return {words, reinterpret_cast<int32_t*>(words + num_cols), reinterpret_cast<float*>(words + 2 * num_cols)};
+  float* floats = static_cast<float*>(memory);
+  return {floats, reinterpret_cast<int32_t*>(floats + num_cols), floats + 2 * num_cols};
 }
 
 // The key at which the weights of all greater keys, in falling order, first reach `target` together with it; *above is
@@ -95,25 +96,44 @@ int candidates_for_top(const Kernels* kernels, const float* logits, int num_cols
   return kernels->collect_ge(logits, num_cols, scratch.chunk_max[k - 1], scratch.ids);
 }
 
-uint64_t sum_all(const uint32_t* mass, int n) {
-  uint64_t total = 0;
-  for (int i = 0; i < n; i++) total += mass[i];
-  return total;
+// What sum_mass adds for one id. What is added to 3 * 2^51 is rounded to whole numbers.
+uint64_t whole_mass(float mass) {
+  const double sum = static_cast<double>(mass) * 0x1p40 + 0x1.8p52, none = 0x1.8p52;
+  uint64_t bits, none_bits;
+  memcpy(&bits, &sum, 8);
+  memcpy(&none_bits, &none, 8);
+  return bits - none_bits;
 }
 
-int32_t draw_from_all(const uint32_t* mass, int num_cols, uint64_t total, uint32_t random24) {
-  uint64_t left = static_cast<uint64_t>((static_cast<unsigned __int128>(total) * random24) >> 24);
-  int begin = 0;
-  for (; begin + 1024 < num_cols; begin += 1024) {
-    const uint64_t chunk = sum_all(mass + begin, 1024);
-    if (left < chunk) break;
-    left -= chunk;
+// The heaviest ids that together have at least `share` of what `ids` have, or where count is -1, all ids.
+int keep_share(const Kernels* kernels, const float* mass, int num_cols, float share, int32_t* ids, int count) {
+  const auto weight = [&](int32_t id) { return whole_mass(mass[id]); };
+  uint64_t total = 0;
+  if (count < 0) total = kernels->sum_mass(mass, num_cols);
+  for (int i = 0; i < count; i++) total += weight(ids[i]);
+  const double wanted = static_cast<double>(share) * static_cast<double>(total);
+  const uint64_t target = std::max<uint64_t>(1, static_cast<uint64_t>(std::ceil(wanted)));
+  if (count < 0) {
+    // Ids this light weigh less than total - target together, so none of them is needed to reach the target.
+    const uint64_t floor = (total - std::min(target, total)) / static_cast<uint64_t>(num_cols);
+    const double lightest = (static_cast<double>(floor) - 1) * 0x1p-40 * (1 - 1e-6);
+    count = kernels->collect_ge(mass, num_cols, static_cast<float>(std::max(lightest, 1e-37)), ids);
   }
-  for (int i = begin; i < num_cols; i++) {
-    if (left < mass[i]) return i;
-    left -= mass[i];
+  return keep_heaviest(ids, count, target, [&](int32_t id) { return float_to_bits(mass[id]); }, weight);
+}
+
+// The winner among the ids of a list. A long one is raced as all ids are, the others having no mass.
+int32_t race_of(const Kernels* kernels, float* mass, int num_cols, const int32_t* ids, int count, const DrawName& name) {
+  if (count < num_cols / 32) {
+    Race race;
+    for (int i = 0; i < count; i++)
+      if (mass[ids[i]] > 0.0f) race.enter(ids[i], mass[ids[i]], philox(name, static_cast<uint32_t>(ids[i]) / 4).words[ids[i] % 4]);
+    return race.winner;
   }
-  return num_cols - 1;
+  int next = 0;
+  for (int i = 0; i < count; next = ids[i++] + 1) std::fill(mass + next, mass + ids[i], 0.0f);
+  std::fill(mass + next, mass + num_cols, 0.0f);
+  return kernels->race(mass, num_cols, name);
 }
 
 }  // namespace
@@ -123,53 +143,29 @@ int64_t sample_scratch_bytes(int64_t num_cols) { return ((2 * num_cols + num_col
 int32_t sample_row(const Kernels* kernels, const float* logits, int num_cols, const SamplingRow& how, void* memory) {
   if (!(how.temperature > 0.0f)) return kernels->argmax(logits, num_cols);
   const Scratch scratch = split(memory, num_cols);
-  uint32_t* mass = scratch.mass;
+  float* mass = scratch.mass;
+  int32_t* ids = scratch.ids;
   const float highest = kernels->max_of(logits, num_cols);
   if (std::isnan(highest)) return -1;
-  kernels->exp_mass(logits, num_cols, highest, 1.0f / how.temperature, mass);
-  uint64_t total = sum_all(mass, num_cols);
-  const uint32_t random24 = philox(how.seed, static_cast<uint32_t>(how.position), static_cast<uint32_t>(how.choice), 0) >> 8;
+  const float inverse = std::min(1.0f / how.temperature, std::numeric_limits<float>::max());
+  kernels->exp_mass(logits, num_cols, highest, inverse, mass);
 
-  const auto mass_of = [&](int32_t id) { return mass[id]; };
-  int32_t* ids = scratch.ids;
   int count = -1;  // -1: every id survives and no list is needed
   if (how.top_k > 0 && how.top_k < num_cols) {
     count = candidates_for_top(kernels, logits, num_cols, how.top_k, scratch);
     const auto key = [&](int32_t id) { return sortable(logits[id]); };
     count = keep_heaviest(ids, count, static_cast<uint64_t>(how.top_k), key, [](int32_t) { return 1u; });
-    total = 0;
-    for (int i = 0; i < count; i++) total += mass[ids[i]];
   }
-  if (how.top_p < 1.0f) {
-    const double wanted = static_cast<double>(how.top_p) * static_cast<double>(total);
-    const uint64_t target = std::max<uint64_t>(1, static_cast<uint64_t>(std::ceil(wanted)));
-    if (count < 0) {
-      // Ids this light weigh less than total - target together, so none of them is needed to reach the target.
-      const uint64_t floor = (total - std::min(target, total)) / static_cast<uint64_t>(num_cols);
-      count = kernels->collect_mass_ge(mass, num_cols, static_cast<uint32_t>(std::max<uint64_t>(1, floor)), ids);
-    }
-    count = keep_heaviest(ids, count, target, mass_of, mass_of);
-  }
+  if (how.top_p < 1.0f) count = keep_share(kernels, mass, num_cols, how.top_p, ids, count);
   if (how.min_p > 0.0f) {
-    const uint32_t floor = static_cast<uint32_t>(std::ceil(static_cast<double>(how.min_p) * kFullMass));
     if (count < 0) {
-      count = kernels->collect_mass_ge(mass, num_cols, floor, ids);
+      count = kernels->collect_ge(mass, num_cols, how.min_p, ids);
     } else {
-      int kept = 0;
-      for (int i = 0; i < count; i++)
-        if (mass[ids[i]] >= floor) ids[kept++] = ids[i];
-      count = kept;
+      count = static_cast<int>(std::remove_if(ids, ids + count, [&](int32_t id) { return mass[id] < how.min_p; }) - ids);
     }
   }
-  if (count < 0) return draw_from_all(mass, num_cols, total, random24);
-  total = 0;
-  for (int i = 0; i < count; i++) total += mass[ids[i]];
-  uint64_t left = static_cast<uint64_t>((static_cast<unsigned __int128>(total) * random24) >> 24);
-  for (int i = 0; i < count; i++) {
-    if (left < mass[ids[i]]) return ids[i];
-    left -= mass[ids[i]];
-  }
-  return ids[count - 1];
+  const DrawName name = {how.seed, static_cast<uint32_t>(how.position), static_cast<uint32_t>(how.choice), kPurposeToken};
+  return count < 0 ? kernels->race(mass, num_cols, name) : race_of(kernels, mass, num_cols, ids, count, name);
 }
 
 void logprobs_row(const Kernels* kernels, const float* logits, int num_cols, int32_t token, int num_top,

@@ -9,7 +9,7 @@ import pytest
 
 from tokenmill.core.block import KV_DTYPES, KVGroup
 from tokenmill.ops.api import NEVER, HeadGeometry, RawTensor, SampleBatch, StepBatch
-from tokenmill.ops.philox import uniform
+from tokenmill.ops.philox import words_of_ids
 from tokenmill.ops.reference import ReferenceOps, dequantise, round_activations
 
 RNG = np.random.default_rng(0)
@@ -201,13 +201,8 @@ def _sample_slowly(logits, row: dict) -> int:
         falling = kept
     kept = sorted(t for t in falling if weights[t] >= row.get("min_p", 0.0))
     seed, choice, position = row.get("seed", 0), row.get("choice", 0), row.get("position", 0)
-    number = float(uniform(np.array([seed], np.uint64), np.array([choice]), np.array([position]), 0)[0])
-    target, reached = number * sum(weights[t] for t in kept), 0.0
-    for t in kept:
-        reached += weights[t]
-        if reached > target:
-            return t
-    raise AssertionError("the last kept token must have been drawn")
+    words = words_of_ids(seed, choice, position, 0, len(logits)).tolist()
+    return min(kept, key=lambda t: (-math.log1p(-(words[t] + 0.5) / 2**32) / weights[t] if weights[t] else math.inf, t))
 
 
 def test_sample_equals_the_definition():

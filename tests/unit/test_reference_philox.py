@@ -1,11 +1,11 @@
-"""Philox against the published known answers, and the mapping from a draw's name to its uniform number."""
+"""Philox against the published known answers, and the mapping from a draw's name to the words of token ids."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from tokenmill.ops.philox import philox4x32, uniform
+from tokenmill.ops.philox import philox4x32, words_of_ids
 
 
 @pytest.mark.parametrize(
@@ -25,21 +25,21 @@ def test_known_answers(counter, key, expected):
     assert philox4x32(np.array([counter], np.uint32), np.array([key], np.uint32)).tolist() == [expected]
 
 
-def test_uniform_names_the_draw():
-    """Each of seed (both halves), choice, position and purpose changes the number; the same name gives the same one."""
+def test_words_name_the_draw():
+    """Each of seed (both halves), choice, position and purpose changes the words; the same name gives the same ones, and
+    ids share blocks of four."""
 
     def draw(seed=7, choice=1, position=2, purpose=0):
-        return float(uniform(np.array([seed], np.uint64), np.array([choice]), np.array([position]), purpose)[0])
+        return tuple(words_of_ids(seed, choice, position, purpose, 6).tolist())
 
     others = [draw(seed=8), draw(seed=7 + (1 << 40)), draw(choice=2), draw(position=3), draw(purpose=1)]
-    assert len({draw(), *others}) == 6
+    assert len({draw(), *others}) == 6 and len(set(draw())) == 6
     assert draw() == draw()
-    assert draw(seed=0, choice=0, position=0) == (0x6627E8D5 >> 8) / 2**24
+    assert draw(seed=0, choice=0, position=0)[:4] == (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)
 
 
-def test_uniform_covers_the_interval():
-    """Means and extremes of many draws are those of [0, 1)."""
-    count = 20_000
-    draws = uniform(np.full(count, 3, np.uint64), np.zeros(count, np.int32), np.arange(count), 0)
-    assert 0 <= draws.min() < 1e-3 and 1 - 1e-3 < draws.max() < 1
-    assert abs(draws.mean() - 0.5) < 0.01 and abs((draws < 0.25).mean() - 0.25) < 0.02
+def test_words_cover_the_range():
+    """Means and extremes of many words are those of 32 random bits."""
+    words = words_of_ids(3, 0, 0, 0, 20_000) / 2**32
+    assert 0 <= words.min() < 1e-3 and 1 - 1e-3 < words.max() < 1
+    assert abs(words.mean() - 0.5) < 0.01 and abs((words < 0.25).mean() - 0.25) < 0.02

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .request import PoolingParams, Request
+from .request import DRAW_VERSION, PoolingParams, Request
 from .step import TokenLogprob
 
 FINISH_STOP = "stop"
@@ -71,7 +71,7 @@ class Ready:
     `vector_size`: values of a vector before `dimensions` cuts it. `num_blocks`: in the pool of layers that see
     everything, or where all have a window, in theirs; 0: it keeps no KV. `num_pool_blocks`: in all pools together.
     `max_loras`: most LoRA adapters at once. `memory`: bytes that it takes at most, by purpose. `max_num_seqs`,
-    `max_num_batched_tokens`: of a step; 0: unknown."""
+    `max_num_batched_tokens`: of a step; 0: unknown. `draw_version`: what seeds mean to it (core/request.py)."""
 
     model: str
     max_model_len: int
@@ -88,6 +88,7 @@ class Ready:
     memory: tuple[tuple[str, int], ...] = ()
     max_num_seqs: int = 0
     max_num_batched_tokens: int = 0
+    draw_version: int = DRAW_VERSION
 
 
 @dataclass(frozen=True, slots=True)

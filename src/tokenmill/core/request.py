@@ -14,6 +14,9 @@ from typing import Any
 
 from .errors import InvalidRequest
 
+DRAW_VERSION = 2
+"""What a seed means: processes whose versions differ draw different tokens. 2: an exponential race over token ids."""
+
 MAX_LOGPROBS = 20
 MAX_CHOICES = 128
 MAX_STOPS = 16
@@ -160,7 +163,7 @@ class Request:
 
     prompt_tokens   ids of the prompt, at least one
     max_tokens      most tokens to produce, counted from the original prompt
-    seed            64-bit; a draw is Philox(seed, choice, output position, purpose)
+    seed            64-bit; the random word of a token id is Philox(seed; output position, choice, purpose, id)
     eos_token_ids   the model's end tokens (held back until min_tokens; ignored where sampling.ignore_eos)
     output_tokens   already produced elsewhere (a resumed stream): limits, penalties and positions count them
     is_resumed      another engine had it before: it was let in then, and no bound on a queue keeps it out now

@@ -145,7 +145,8 @@ class StepLimits:
 
 @dataclass(slots=True)
 class SampleBatch:
-    """How to draw one token from each of L logit rows. A draw is Philox(seed, choice, position, purpose)."""
+    """How to draw one token from each of L logit rows. The words of a draw are Philox(seed; position, choice,
+    purpose, id // 4)."""
 
     temperature_L: np.ndarray  # float32; 0 = greedy
     top_k_L: np.ndarray  # int32; 0 = off
@@ -381,7 +382,7 @@ class Ops(Protocol):
         ...
 
     def sample(self, logits_LV: np.ndarray, how: SampleBatch) -> np.ndarray:
-        """int32 [L]: temperature, then top_k, then top_p, then min_p, then one inverse-CDF draw in token id order.
+        """int32 [L]: temperature, then top_k, then top_p, then min_p, then an exponential race (reference_sample.py).
         Greedy and all ties: the lower id. -1 for a row whose logits are not all finite; whoever rules tokens out
         gives them NEVER."""
         ...

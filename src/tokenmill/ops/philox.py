@@ -1,7 +1,7 @@
 """Philox4x32-10: randomness as a function of (key, counter), with no generator state.
 
 The counter-based generator of Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
-Knows nothing of sampling beyond the one mapping from a draw's name to a uniform number.
+Knows nothing of sampling beyond the one mapping from a draw's name to a random word for each token id.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ _WEYL = (0x9E3779B9, 0xBB67AE85)
 
 
 def philox4x32(counter: np.ndarray, key: np.ndarray) -> np.ndarray:
-    """Ten rounds of Philox4x32 on each row: counter uint32 [L, 4], key uint32 [L, 2] -> uint32 [L, 4]."""
+    """Ten rounds of Philox4x32 on each row: counter uint32 [L, 4], key uint32 [L, 2], or [1, 2] for all -> uint32
+    [L, 4]."""
     c0, c1, c2, c3 = (counter[:, word].astype(np.uint64) for word in range(4))
     k0, k1 = (key[:, word].astype(np.uint64) for word in range(2))
     for _ in range(10):
@@ -28,15 +29,12 @@ def philox4x32(counter: np.ndarray, key: np.ndarray) -> np.ndarray:
     return np.stack([c0, c1, c2, c3], axis=1).astype(np.uint32)
 
 
-def uniform(seed_L: np.ndarray, choice_L: np.ndarray, position_L: np.ndarray, purpose: int) -> np.ndarray:
-    """The number in [0, 1) that belongs to each draw: float64 [L], a multiple of 2^-24 (so exact in float32 too).
-
-    key = (low, high) 32 bits of the seed; counter = (position, choice, purpose, 0); the top 24 bits of word 0 are used.
-    """
-    seed_L = np.asarray(seed_L, np.uint64)
-    key = np.stack([seed_L & _LOW, seed_L >> _SHIFT], axis=1).astype(np.uint32)
-    counter = np.zeros((len(seed_L), 4), np.uint32)
-    counter[:, 0] = position_L
-    counter[:, 1] = choice_L
-    counter[:, 2] = purpose
-    return (philox4x32(counter, key)[:, 0] >> np.uint32(8)) * 2.0**-24
+def words_of_ids(seed: int, choice: int, position: int, purpose: int, num_ids: int) -> np.ndarray:
+    """The random word of each id: uint32 [num_ids]. key = (low, high) 32 bits of the seed; counter = (position, choice,
+    purpose, id // 4), whose four words go to four ids."""
+    num_blocks = -(-num_ids // 4)
+    counter = np.empty((num_blocks, 4), np.uint32)
+    counter[:, :3] = position, choice, purpose
+    counter[:, 3] = np.arange(num_blocks)
+    key = np.array([[seed & 0xFFFFFFFF, seed >> 32]], np.uint32)
+    return philox4x32(counter, key).reshape(-1)[:num_ids]

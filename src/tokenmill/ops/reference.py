@@ -30,9 +30,9 @@ from .api import (
     StepLimits,
     same_order,
 )
-from .philox import PURPOSE_TOKEN, uniform
 from .pool import HostPool
 from .reference_kv import ReferenceKV, from_stored, to_stored
+from .reference_sample import sample, token_logprobs
 from .work import ThreadQueue
 
 DENSE_KINDS = ("f32", "f16", "bf16")
@@ -348,46 +348,12 @@ class ReferenceOps:
         return ThreadQueue(when_idle)
 
     def sample(self, logits_LV: np.ndarray, how: SampleBatch) -> np.ndarray:
-        """Rows are independent. With w = exp((logit - max) / temperature), each filter takes what the one before left:
-
-        top_k  keep the k largest w (ties: lower id first)
-        top_p  keep the shortest run of falling w (ties: lower id first) whose share of the sum of what top_k kept
-               reaches top_p; at least one token
-        min_p  drop w < min_p * the largest w (which is 1)
-        draw   with u the draw's uniform number, the lowest id whose cumulative w, in id order over what is left,
-               exceeds u * the sum of what is left
-        """
-        uniform_L = uniform(how.seed_L, how.choice_L, how.position_L, PURPOSE_TOKEN)
-        is_finite_L = np.isfinite(logits_LV).all(axis=1)
-        tokens_L = np.where(is_finite_L, np.argmax(logits_LV, axis=1), -1).astype(np.int32)
-        for row in np.flatnonzero((how.temperature_L > 0) & is_finite_L):
-            scaled_V = logits_LV[row].astype(np.float64) / how.temperature_L[row]
-            weights_V = np.exp(scaled_V - scaled_V.max())
-            _keep_top(weights_V, int(how.top_k_L[row]), float(how.top_p_L[row]))
-            weights_V[weights_V < how.min_p_L[row]] = 0
-            cumulative_V = np.cumsum(weights_V)
-            tokens_L[row] = np.searchsorted(cumulative_V, uniform_L[row] * cumulative_V[-1], side="right")
-        return tokens_L
+        return sample(logits_LV, how)
 
     def token_logprobs(
         self, logits_LV: np.ndarray, tokens_L: np.ndarray, num_top: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """A token's rank is 1 + the tokens with a greater logit + those with an equal logit and a lower id."""
-        rows_L = np.arange(len(logits_LV))
-        tokens_L = np.asarray(tokens_L)
-        is_finite_L1 = np.isfinite(logits_LV).all(axis=1, keepdims=True)
-        logits_LV = np.where(is_finite_L1, logits_LV, np.float32(0))
-        shifted_LV = logits_LV - logits_LV.max(axis=1, keepdims=True)
-        log_sum_L1 = np.log(np.exp(shifted_LV).sum(axis=1, keepdims=True, dtype=np.float64)).astype(np.float32)
-        logprobs_LV = np.where(is_finite_L1, shifted_LV - log_sum_L1, np.float32(np.nan))
-        own_L1 = logits_LV[rows_L, tokens_L][:, None]
-        lower_id_LV = np.arange(logits_LV.shape[1]) < tokens_L[:, None]
-        rank_L = 1 + ((logits_LV > own_L1) | ((logits_LV == own_L1) & lower_id_LV)).sum(axis=1)
-        rank_L[~is_finite_L1[:, 0]] = 0
-        top_Ln = np.stack([_best_ids(row_V, num_top) for row_V in logits_LV]) if len(rows_L) else np.zeros((0, num_top))
-        top_Ln = top_Ln.astype(np.int32)
-        top_logprobs_Ln = np.take_along_axis(logprobs_LV, top_Ln.astype(np.int64), axis=1)
-        return logprobs_LV[rows_L, tokens_L], rank_L.astype(np.int32), top_Ln, top_logprobs_Ln
+        return token_logprobs(logits_LV, tokens_L, num_top)
 
     def close(self) -> None:
         """Nothing to free."""
@@ -472,24 +438,3 @@ def _split_heads(qkv_TW: np.ndarray, heads: HeadGeometry) -> tuple[np.ndarray, n
     x_THC = qkv_TW.reshape(len(qkv_TW), -1, heads.head_dim)
     first_value = heads.num_heads + heads.num_kv_heads
     return x_THC[:, : heads.num_heads], x_THC[:, heads.num_heads : first_value], x_THC[:, first_value:]
-
-
-def _keep_top(weights_V: np.ndarray, top_k: int, top_p: float) -> None:
-    """Zero, in place, what top_k and then top_p drop."""
-    k = top_k if 0 < top_k < len(weights_V) else len(weights_V)
-    if k == len(weights_V) and top_p >= 1:
-        return
-    falling = np.argsort(-weights_V, kind="stable")
-    if top_p < 1:
-        cumulative = np.cumsum(weights_V[falling[:k]])
-        k = 1 + int(np.searchsorted(cumulative, top_p * cumulative[-1], side="left"))
-    weights_V[falling[k:]] = 0
-
-
-def _best_ids(row_V: np.ndarray, count: int) -> np.ndarray:
-    """Ids of the `count` largest values, best first, ties to the lower id."""
-    if count == 0:
-        return np.zeros(0, np.int64)
-    smallest_kept = np.partition(row_V, -count)[-count]
-    candidates = np.flatnonzero(row_V >= smallest_kept)
-    return candidates[np.argsort(-row_V[candidates], kind="stable")][:count]

@@ -378,4 +378,4 @@ class _Service:
 
 def fingerprint(ready: Ready, adapter: str = "") -> str:
     """OpenAI's system_fingerprint: equal exactly where answers with the same seed are. `adapter`: its digest."""
-    return "fp_" + hashlib.sha256((ready.numerics_id + adapter).encode()).hexdigest()[:16]
+    return "fp_" + hashlib.sha256(f"{ready.numerics_id} {ready.draw_version} {adapter}".encode()).hexdigest()[:16]
