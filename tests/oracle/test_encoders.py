@@ -23,7 +23,8 @@ from tokenmill.models.encoder_config import encoder_config
 from tokenmill.models.encoder_families import NOMIC_OWN
 from tokenmill.ops.native import NativeOps, available
 from tokenmill.ops.reference import ReferenceOps
-from tokenmill.worker.build import Worker, build_vector_worker
+from tokenmill.worker.build import Worker
+from workers import build_vector_worker
 
 torch = pytest.importorskip("torch", reason="the oracle needs torch")
 safetensors_torch = pytest.importorskip("safetensors.torch", reason="the oracle needs safetensors")

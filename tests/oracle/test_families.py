@@ -22,7 +22,7 @@ from tokenmill.models.registry import load_model
 from tokenmill.ops.api import StepBatch, StepLimits
 from tokenmill.ops.native import NativeOps, available
 from tokenmill.ops.reference import ReferenceOps
-from tokenmill.worker.build import build_worker
+from workers import build_worker
 
 torch = pytest.importorskip("torch", reason="the oracle needs torch")
 transformers = pytest.importorskip("transformers", reason="the oracle needs transformers")

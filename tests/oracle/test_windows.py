@@ -19,7 +19,7 @@ from tokenmill.core.request import Request, SamplingParams
 from tokenmill.engine.core import EngineCore
 from tokenmill.formats.checkpoint import open_checkpoint
 from tokenmill.models.config import config_from_checkpoint
-from tokenmill.worker.build import build_worker
+from workers import build_worker
 
 torch = pytest.importorskip("torch", reason="the oracle needs torch")
 pytest.importorskip("transformers", reason="the oracle needs transformers")
@@ -62,12 +62,12 @@ def test_served_greedy_tokens(saved, make_ops, tmp_path):
     assert worker.kv_groups[-1].window == WINDOW and -(-len(prompts[0]) // BLOCK_SIZE) > num_window_blocks
     core = EngineCore(
         EngineConfig(
-            groups=worker.groups,
+            groups=worker.config.groups,
             max_model_len=MAX_MODEL_LEN,
             block_size=BLOCK_SIZE,
             max_num_seqs=4,
             max_num_batched_tokens=16,
-            numerics_id=worker.numerics_id,
+            numerics_id=worker.config.numerics_id,
         )
     )
     greedy = SamplingParams(temperature=0, max_tokens=NUM_OUTPUT)

@@ -26,7 +26,8 @@ from tokenmill.ops.native import NativeOps, available
 from tokenmill.ops.native.library import ISAS, TILE_ISAS, available_isas
 from tokenmill.ops.reference import ReferenceOps
 from tokenmill.worker import build
-from tokenmill.worker.build import Worker, build_vector_worker, build_worker
+from tokenmill.worker.build import Worker
+from workers import build_vector_worker, build_worker
 
 BAD = 7
 CONFIG = EngineConfig(

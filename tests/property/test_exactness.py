@@ -31,7 +31,8 @@ from tokenmill.models.lora import LoraLimits
 from tokenmill.ops.native import NativeOps, available
 from tokenmill.ops.reference import ReferenceOps
 from tokenmill.worker import build
-from tokenmill.worker.build import Worker, build_worker
+from tokenmill.worker.build import Worker
+from workers import build_worker
 
 BLOCK_SIZE = 16
 NUM_BLOCKS = 96
@@ -365,7 +366,7 @@ def run_windowed(make_ops, windows: tuple[int, ...], seeds: range, shape: dict[s
     for seed in seeds:
         rng = random.Random(seed)
         mix = random_mix(rng, vocab_size=worker.model_config.vocab_size, **shape)
-        config = replace(mix.config, groups=tuple(small_pool(rng, group, mix.config) for group in worker.groups))
+        config = replace(mix.config, groups=tuple(small_pool(rng, group, mix.config) for group in worker.config.groups))
         exact = make_ops is NativeOps
         where = f"windows {windows}, seed {seed}"
         core = check_mix(worker, replace(mix, config=config), rng, exact=exact, where=where, plain=plain)

@@ -28,7 +28,8 @@ from tokenmill.ops.native import NativeOps, available
 from tokenmill.ops.native.library import available_isas, family_isas
 from tokenmill.ops.reference import ReferenceOps
 from tokenmill.worker import build
-from tokenmill.worker.build import Worker, build_vector_worker
+from tokenmill.worker.build import Worker
+from workers import build_vector_worker
 
 LONGEST = 320
 needs_native = pytest.mark.skipif(available() is not None, reason=str(available()))

@@ -28,7 +28,7 @@ from tokenmill.ops.native import NativeOps, available
 from tokenmill.ops.reference import ReferenceOps, dequantise
 from tokenmill.worker import build
 from tokenmill.worker.adapters import Adapters
-from tokenmill.worker.build import build_worker
+from workers import build_worker
 
 LENGTH = 24
 LIMITS = LoraLimits(max_loras=3, max_rank=8)

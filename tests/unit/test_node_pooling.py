@@ -75,9 +75,13 @@ def test_a_sentence_transformers_folder_says_it(tmp_path: Path) -> None:
 def test_an_encoder_gets_no_pool_and_a_budget_for_whole_inputs() -> None:
     """The length its makers advise, or what is asked up to its positions; a step always holds the longest input."""
     settings = resolve(EngineOptions(), MACHINE, ENCODER)
-    assert (settings.groups[0].num_blocks, settings.max_model_len, settings.enable_prefix_caching) == (0, 256, False)
+    assert (
+        settings.config.groups[0].num_blocks,
+        settings.config.max_model_len,
+        settings.config.enable_prefix_caching,
+    ) == (0, 256, False)
     long = resolve(EngineOptions(max_model_len=512, max_num_seqs=8), MACHINE, ENCODER)
-    assert (long.max_model_len, long.max_num_batched_tokens) == (512, 576)
+    assert (long.config.max_model_len, long.config.max_num_batched_tokens) == (512, 576)
     with pytest.raises(ConfigError, match="whole input"):
         resolve(EngineOptions(max_num_batched_tokens=255, max_num_seqs=8), MACHINE, ENCODER)
     with pytest.raises(ConfigError, match="512"):

@@ -74,13 +74,13 @@ def test_resolve_prints_both_pools():
     model = ModelFacts(32768, 26 * 1024, 500 * MiB, windows=((512, 22 * 1024),))
     settings = resolve(EngineOptions(kv_cache_memory_bytes=GiB), machine, model)
     printed = {choice.name: choice.value for choice in settings.choices}
-    full, local = settings.groups
-    assert local.window == 512 and settings.max_model_len == 32768
+    full, local = settings.config.groups
+    assert local.window == 512 and settings.config.max_model_len == 32768
     assert f"{full.num_blocks} blocks" in printed["kv_cache"]
     assert f"{local.num_blocks} blocks" in printed["kv_window"] and "see 512 tokens" in printed["kv_window"]
     short = resolve(EngineOptions(kv_cache_memory_bytes=GiB, max_model_len=512), machine, model)
-    assert short.groups == full_groups(GiB // (26 * 1024 * SIZE), 26 * 1024 * SIZE)
+    assert short.config.groups == full_groups(GiB // (26 * 1024 * SIZE), 26 * 1024 * SIZE)
     every = dataclasses.replace(model, windows=((512, 26 * 1024),))
     settings = resolve(EngineOptions(kv_cache_memory_bytes=GiB), machine, every)
-    assert settings.max_model_len == 32768
-    assert settings.groups == (window_group(short.groups[0].num_blocks, 512, 26 * 1024 * SIZE),)
+    assert settings.config.max_model_len == 32768
+    assert settings.config.groups == (window_group(short.config.groups[0].num_blocks, 512, 26 * 1024 * SIZE),)

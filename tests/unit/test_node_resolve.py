@@ -23,10 +23,10 @@ def chosen(settings, name):
 def test_defaults_take_every_cpu_and_forty_percent_of_free_memory():
     settings = resolve(EngineOptions(), MACHINE, MODEL)
     assert settings.threads == 8
-    assert settings.groups[0].num_blocks == int(10 * GiB * 0.4) // (23040 * 16)
-    assert settings.max_model_len == 8192
+    assert settings.config.groups[0].num_blocks == int(10 * GiB * 0.4) // (23040 * 16)
+    assert settings.config.max_model_len == 8192
     assert "40% of the 10.0 GiB free" in chosen(settings, "kv_cache").reason
-    assert f"{settings.groups[0].num_blocks * 16} tokens" in chosen(settings, "kv_cache").value
+    assert f"{settings.config.groups[0].num_blocks * 16} tokens" in chosen(settings, "kv_cache").value
 
 
 def test_every_number_that_is_set_has_a_printed_reason():
@@ -41,7 +41,7 @@ def test_a_container_bounds_cpus_and_memory():
     settings = resolve(EngineOptions(), machine, MODEL)
     assert settings.threads == 2
     assert "2.5 of 8 CPUs" in chosen(settings, "threads").reason
-    assert settings.groups[0].num_blocks * 16 * 23040 <= 0.4 * GiB
+    assert settings.config.groups[0].num_blocks * 16 * 23040 <= 0.4 * GiB
     assert "container" in chosen(settings, "kv_cache").reason
 
 
@@ -50,15 +50,16 @@ def test_what_is_asked_is_kept():
         max_model_len=1000, max_num_seqs=4, max_num_batched_tokens=64, block_size=32, threads=3, backend="numpy"
     )
     settings = resolve(dataclasses.replace(options, kv_cache_memory_bytes=1 * GiB), MACHINE, MODEL)
-    assert (settings.max_model_len, settings.max_num_seqs, settings.max_num_batched_tokens) == (1000, 4, 64)
-    assert (settings.block_size, settings.threads, settings.backend) == (32, 3, "numpy")
-    assert settings.groups[0].num_blocks == GiB // (32 * 23040)
+    config = settings.config
+    assert (config.max_model_len, config.max_num_seqs, config.max_num_batched_tokens) == (1000, 4, 64)
+    assert (config.block_size, settings.threads, settings.backend) == (32, 3, "numpy")
+    assert settings.config.groups[0].num_blocks == GiB // (32 * 23040)
     assert chosen(settings, "threads").reason == "as asked"
 
 
 def test_a_small_pool_bounds_the_context_and_says_so():
     settings = resolve(EngineOptions(kv_cache_memory_bytes=64 * MiB), MACHINE, MODEL)
-    assert settings.max_model_len == settings.groups[0].num_blocks * 16 < 8192
+    assert settings.config.max_model_len == settings.config.groups[0].num_blocks * 16 < 8192
     assert "the model could take 8192" in chosen(settings, "max_model_len").reason
 
 
@@ -85,18 +86,18 @@ def test_an_impossible_wish_is_refused_by_name(options, param):
 
 def test_a_small_step_bounds_the_sequences_and_says_so():
     settings = resolve(EngineOptions(max_num_batched_tokens=64), MACHINE, MODEL)
-    assert (settings.max_num_seqs, settings.max_num_batched_tokens) == (64, 64)
+    assert (settings.config.max_num_seqs, settings.config.max_num_batched_tokens) == (64, 64)
     assert "token of a step" in chosen(settings, "max_num_seqs").reason
     with pytest.raises(ConfigError, match="max-num-batched-tokens"):
         resolve(EngineOptions(max_num_batched_tokens=0), MACHINE, MODEL)
 
 
 def test_dtypes_of_vllm_mean_the_weights_that_are_not_quantised():
-    assert resolve(EngineOptions(dtype="auto"), MACHINE, MODEL).quantization is None
-    assert resolve(EngineOptions(dtype="half"), MACHINE, MODEL).quantization == "f16"
-    assert resolve(EngineOptions(dtype="bfloat16", quantization="q8"), MACHINE, MODEL).quantization == "q8_0"
+    assert resolve(EngineOptions(dtype="auto"), MACHINE, MODEL).spec.quantization is None
+    assert resolve(EngineOptions(dtype="half"), MACHINE, MODEL).spec.quantization == "f16"
+    assert resolve(EngineOptions(dtype="bfloat16", quantization="q8"), MACHINE, MODEL).spec.quantization == "q8_0"
     kept = resolve(EngineOptions(dtype="float32"), MACHINE, MODEL)
-    assert kept.quantization is None and "float32" in chosen(kept, "dtype").reason
+    assert kept.spec.quantization is None and "float32" in chosen(kept, "dtype").reason
     with pytest.raises(ConfigError, match="--dtype must be one of auto"):
         resolve(EngineOptions(dtype="fp8"), MACHINE, MODEL)
 
@@ -104,9 +105,11 @@ def test_dtypes_of_vllm_mean_the_weights_that_are_not_quantised():
 def test_kv_dtypes_are_named_in_the_fields_words():
     """vLLM's and llama.cpp's names mean ours; int8 says that it changes answers; others are refused with the list."""
     for asked, kept in {"auto": "f16", "bfloat16": "bf16", "float16": "f16", "q8_0": "int8", "int8": "int8"}.items():
-        assert resolve(EngineOptions(kv_cache_dtype=asked), MACHINE, MODEL).kv_dtype == kept
+        assert resolve(EngineOptions(kv_cache_dtype=asked), MACHINE, MODEL).spec.kv_dtype == kept
         asked_for = None if asked == "auto" else kept
-        assert resolve(EngineOptions(kv_cache_dtype=asked), MACHINE, MODEL, "bf16").kv_dtype == (asked_for or "bf16")
+        assert resolve(EngineOptions(kv_cache_dtype=asked), MACHINE, MODEL, "bf16").spec.kv_dtype == (
+            asked_for or "bf16"
+        )
     choice = chosen(resolve(EngineOptions(kv_cache_dtype="int8"), MACHINE, MODEL), "kv_cache_dtype")
     assert "not the same answers" in choice.reason
     with pytest.raises(ConfigError, match="int8") as refused:
@@ -117,10 +120,10 @@ def test_kv_dtypes_are_named_in_the_fields_words():
 def test_policies_are_printed_where_they_are_chosen():
     """Defaults say nothing; vLLM's word for the order of arrival is ours; a policy without a use says so."""
     settings = resolve(EngineOptions(), MACHINE, MODEL)
-    assert (settings.scheduling_policy, settings.eviction_policy) == ("short-prompts-first", "lru")
+    assert (settings.config.scheduling_policy, settings.config.eviction_policy) == ("short-prompts-first", "lru")
     assert not any(choice.name.endswith("_policy") for choice in settings.choices)
     settings = resolve(EngineOptions(scheduling_policy="priority", eviction_policy="lfu"), MACHINE, MODEL)
-    assert chosen(settings, "scheduling_policy").value == settings.scheduling_policy == "fcfs"
+    assert chosen(settings, "scheduling_policy").value == settings.config.scheduling_policy == "fcfs"
     assert chosen(settings, "eviction_policy").reason == "as asked"
     options = EngineOptions(eviction_policy="lfu", enable_prefix_caching=False)
     assert "nothing is cached" in chosen(resolve(options, MACHINE, MODEL), "eviction_policy").reason

@@ -17,8 +17,8 @@ from tokenmill.ops.native import NativeOps, available
 from tokenmill.ops.pool import HostPool
 from tokenmill.ops.reference import ReferenceOps
 from tokenmill.worker import build
-from tokenmill.worker.build import build_worker
 from tokenmill.worker.memory import LOGITS_BYTES, step_limits
+from workers import build_worker
 
 GREEDY = SamplingParams(temperature=0)
 native = pytest.mark.skipif(available() is not None, reason=str(available()))
@@ -387,9 +387,11 @@ def test_logit_rows_are_bounded():
 
 def test_numerics_id(make_worker):
     """Weights, KV dtype, block size, kernel family and RoPE are in it; batch sizes and pool are not."""
-    base = make_worker().numerics_id
+    base = make_worker().config.numerics_id
     assert (
-        make_worker(groups=full_groups(40), max_num_seqs=3, max_num_batched_tokens=64, max_model_len=64).numerics_id
+        make_worker(
+            groups=full_groups(40), max_num_seqs=3, max_num_batched_tokens=64, max_model_len=64
+        ).config.numerics_id
         == base
     )
     other_rope = tiny_checkpoint()
@@ -403,4 +405,4 @@ def test_numerics_id(make_worker):
         make_worker(other_rope),
         make_worker(other_weights),
     ]
-    assert len({base, *(worker.numerics_id for worker in others)}) == 7
+    assert len({base, *(worker.config.numerics_id for worker in others)}) == 7

@@ -134,11 +134,11 @@ def _memory(found: Survey, facts: ModelFacts, options: EngineOptions) -> Iterato
         yield "served here", f"not as it is: {error.message}"
         yield "weights", format_bytes(weights)
     else:
-        length, kv = settings.max_model_len, sum(group.num_bytes for group in settings.groups)
+        length, kv = settings.config.max_model_len, sum(group.num_bytes for group in settings.config.groups)
         reason = next(choice.reason for choice in settings.choices if choice.name.startswith("kv_"))
         pool = f" and a KV pool of {format_bytes(kv)}, which fills as it is used ({reason})" if kv else ""
         yield "served here", f"at most {format_bytes(weights + kv)}: weights {format_bytes(weights)}{pool}"
-        yield "", f"at most {settings.max_num_seqs} sequences at once, of at most {length:,} tokens"
+        yield "", f"at most {settings.config.max_num_seqs} sequences at once, of at most {length:,} tokens"
     per_token, one = found.kv_bytes_per_token, found.kv_bytes(length)
     if not per_token:
         yield "KV", "none: an input runs whole in one step"

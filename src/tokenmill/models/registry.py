@@ -34,6 +34,8 @@ class Model:
     ropes: tuple[Array | None, ...]
     rope_digest: str
     num_bytes: int
+    vector_size: int = 0
+    keeps_kv: bool = True
 
     @property
     def kv_group(self) -> KVGroup:

@@ -7,7 +7,7 @@ the language model they are the body of.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,20 +33,20 @@ _CAUSAL = "ForCausalLM"
 
 @dataclass(frozen=True, slots=True)
 class VectorModel:
-    """forward      (ops, kv, batch) -> hidden states [L, D] of the batch's logit rows
+    """forward      (ops, bound pools, batch) -> hidden states [L, D] of the batch's logit rows
     head         of a model that scores: (ops, pooled states [S, D]) -> [S, vector_size]; else None
     head_pools   how the head's states are pooled: "cls" or "mean"
     keeps_kv     False: every sequence runs whole in one step, and the pool is for its length
     num_places   rows of the place table for each type of text: one for each position, 1 where a place is a type alone,
                  0 where the batch needs no places
     num_types    types of text that a pair's two may have
-    kv_group     of the pool that `kv` is bound to
+    kv_groups    one, of which the pool is
     """
 
     config: ModelConfig | EncoderConfig
     forward: Callable[[Ops, Any, Any], Array]
     vector_size: int
-    kv_group: KVGroup
+    kv_groups: tuple[KVGroup, ...]
     num_bytes: int
     rope_digest: str = ""
     num_places: int = 0
@@ -91,12 +91,12 @@ def load_vector_model(
         progress=progress,
     )
 
-    def forward(ops: Ops, kv: Any, batch: Any) -> Array:
-        kvs = layer_kvs(model.kv_groups, (kv,), model.config.num_layers)
+    def forward(ops: Ops, pools: Sequence[Any], batch: Any) -> Array:
+        kvs = layer_kvs(model.kv_groups, pools, model.config.num_layers)
         return decoder.hidden(ops, model.config, model.weights, model.ropes, kvs, batch)
 
     return VectorModel(
-        model.config, forward, model.config.width, model.kv_group, model.num_bytes, rope_digest=model.rope_digest
+        model.config, forward, model.config.width, model.kv_groups, model.num_bytes, rope_digest=model.rope_digest
     )
 
 
@@ -112,8 +112,8 @@ def _load_encoder(
     }
     ropes = [None if layer.rope is None else tables[layer.rope] for layer in config.layers]
 
-    def forward(ops: Ops, kv: Any, batch: Any) -> Array:
-        return encoder.hidden(ops, config, weights, ropes, kv, batch)
+    def forward(ops: Ops, pools: Sequence[Any], batch: Any) -> Array:
+        return encoder.hidden(ops, config, weights, ropes, pools[0], batch)
 
     def head(ops: Ops, pooled_SD: Array) -> Array:
         return encoder.score(ops, config, weights, pooled_SD)
@@ -122,7 +122,7 @@ def _load_encoder(
         config,
         forward,
         config.output_width,
-        KVGroup("step", 1, config.num_heads, config.head_dim, STEP_BLOCK, "f32"),
+        (KVGroup("step", 1, config.num_heads, config.head_dim, STEP_BLOCK, "f32"),),
         weights.num_bytes + sum(table.nbytes for table in tables.values()),
         num_places=config.num_places,
         num_types=config.num_types,

@@ -7,23 +7,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ..core.config import BLOCK_SIZE, EngineConfig
-from ..core.errors import ConfigError
 from ..core.events import Ready
 from ..core.units import format_parts
 from ..formats.checkpoint import Checkpoint
 from ..models.config import config_from_checkpoint
 from ..models.encoder_config import EncoderConfig
 from ..models.kv import kv_groups
-from ..models.lora import LoraLimits
 from ..models.vectors import vector_config
 from ..models.weights import Progress
 from ..ops.api import Ops
 from ..ops.select import select_ops
 from ..sched.scheduler import max_running
-from ..worker.build import Worker, build_vector_worker, build_worker
+from ..worker.build import Worker, build_worker
 from .machine import MachineFacts
 from .notes import NOTE, notes
 from .options import KV_CACHE_DTYPES, EngineOptions
@@ -35,13 +32,16 @@ from .resolve import EngineSettings, ModelFacts, resolve
 class Engine:
     """What runs steps, and how it was set up. `pooling`: how it pools, if it gives vectors. notes: see notes.py."""
 
-    config: EngineConfig
     settings: EngineSettings
     worker: Worker
     ops: Ops
     kernels: str
     pooling: PoolingChoice | None = None
     notes: tuple[str, ...] = ()
+
+    @property
+    def config(self) -> EngineConfig:
+        return self.worker.config
 
     def close(self) -> None:
         """Stop the step thread and free the weights and the pool."""
@@ -50,6 +50,7 @@ class Engine:
     def ready(self, model: str, eos_token_ids: tuple[int, ...] = ()) -> Ready:
         """The message that tells a front end what it may send. Which tokens end an answer is known to the text side,
         which adds it where it is not in this process."""
+        lora = self.settings.spec.lora
         return Ready(
             model=model,
             max_model_len=self.config.max_model_len,
@@ -59,7 +60,7 @@ class Engine:
             block_size=self.config.block_size,
             num_blocks=self.config.groups[0].num_blocks,
             facts=self.facts(),
-            max_loras=self.settings.max_loras,
+            max_loras=0 if lora is None else lora.max_loras,
             pooling=None if self.pooling is None else self.pooling.params,
             vector_size=self.worker.vector_size,
             num_pool_blocks=sum(group.num_blocks for group in self.config.groups),
@@ -96,44 +97,13 @@ def load_engine(
     """Loads the weights and makes the pool; the checkpoint may be closed afterwards. Raises ConfigError and
     BadCheckpoint. queue_bytes: what waiting requests may hold, for the printed plan."""
     pooling = choose_pooling(checkpoint, options.runner, options.pooling)
-    if pooling is not None and options.enable_lora:
-        raise ConfigError("A model that gives vectors takes no LoRA adapters.", param="enable_lora")
     ops = select_ops(options.backend, options.threads or machine.usable_cpus)
     settings = resolve(options, machine, model_facts(checkpoint, pooling, options), ops.kv_dtype)
-    how: dict[str, Any] = {
-        "max_model_len": settings.max_model_len,
-        "groups": settings.groups,
-        "max_num_batched_tokens": settings.max_num_batched_tokens,
-        "max_num_seqs": settings.max_num_seqs,
-        "block_size": settings.block_size,
-        "kv_dtype": settings.kv_dtype,
-        "queue_bytes": queue_bytes,
-        "cache_dir": cache_dir,
-        "quantization": settings.quantization,
-        "progress": progress,
-    }
-    if pooling is not None and settings.max_loras:
-        raise ConfigError(
-            "--enable-lora is for models that generate text; this one gives vectors.", param="enable_lora"
-        )
-    if pooling is None:
-        lora = LoraLimits(settings.max_loras, settings.max_lora_rank) if settings.max_loras else None
-        worker = build_worker(checkpoint, ops, lora=lora, **how)
-    else:
-        worker = build_vector_worker(checkpoint, ops, **how)
-    config = EngineConfig(
-        groups=settings.groups,
-        max_model_len=settings.max_model_len,
-        block_size=settings.block_size,
-        max_num_seqs=settings.max_num_seqs,
-        max_num_batched_tokens=settings.max_num_batched_tokens,
-        enable_prefix_caching=settings.enable_prefix_caching,
-        scheduling_policy=settings.scheduling_policy,
-        eviction_policy=settings.eviction_policy,
-        numerics_id=worker.numerics_id,
+    worker = build_worker(
+        checkpoint, ops, settings.spec, queue_bytes=queue_bytes, cache_dir=cache_dir, progress=progress
     )
-    said = tuple(notes(checkpoint, settings.quantization))
-    return Engine(config, settings, worker, ops, describe_kernels(ops), pooling, said)
+    said = tuple(notes(checkpoint, settings.spec.quantization))
+    return Engine(settings, worker, ops, describe_kernels(ops), pooling, said)
 
 
 def model_facts(checkpoint: Checkpoint, pooling: PoolingChoice | None, options: EngineOptions) -> ModelFacts:
@@ -141,15 +111,16 @@ def model_facts(checkpoint: Checkpoint, pooling: PoolingChoice | None, options: 
     weights_bytes = sum(tensor.data.nbytes for tensor in checkpoint.tensors.values())
     model = config_from_checkpoint(checkpoint) if pooling is None else vector_config(checkpoint)
     advised_len = None if pooling is None else pooling.advised_len
+    gives_vectors = pooling is not None
     if isinstance(model, EncoderConfig):
-        return ModelFacts(model.max_context, 0, weights_bytes, advised_len)
+        return ModelFacts(model.max_context, 0, weights_bytes, advised_len, gives_vectors=gives_vectors)
     block_size, dtype = options.block_size or BLOCK_SIZE, KV_CACHE_DTYPES[options.kv_cache_dtype]
     groups = kv_groups(model, block_size=block_size, dtype=dtype)
     windows = tuple((group.window, group.bytes_per_token) for group in groups if group.window)
-    if pooling is not None:  # Vectors are of short inputs: one pool holds all layers.
+    if gives_vectors:  # Vectors are of short inputs: one pool holds all layers.
         windows = ()
     num_bytes = sum(group.bytes_per_token for group in groups)
-    return ModelFacts(model.max_context, num_bytes, weights_bytes, advised_len, windows)
+    return ModelFacts(model.max_context, num_bytes, weights_bytes, advised_len, windows, gives_vectors)
 
 
 def describe_kernels(ops: Ops) -> str:

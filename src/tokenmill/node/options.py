@@ -123,8 +123,8 @@ class EngineOptions:
     enable_prefix_caching: bool = option(True, "share KV of equal prefixes (default: on)")
     scheduling_policy: str = option(
         SCHEDULING_POLICY,
-        "who of equal priority is served next: least to compute, with aging; first to come (vLLM's priority is the same);"
-        f" or, by lpm, most in the prefix cache, with aging (default: {SCHEDULING_POLICY})",
+        "who of equal priority is served next: least to compute, with aging; first to come (vLLM's priority is the"
+        f" same); or, by lpm, most in the prefix cache, with aging (default: {SCHEDULING_POLICY})",
         choices=SCHEDULING_POLICIES,
     )
     eviction_policy: str = option(

@@ -16,9 +16,12 @@ from ..core.config import (
     MAX_NUM_SEQS,
     SCHEDULING_POLICY,
     STEPS_IN_FLIGHT,
+    EngineConfig,
 )
 from ..core.errors import ConfigError
 from ..core.units import MiB, format_bytes
+from ..models.lora import LoraLimits
+from ..worker.spec import WorkerSpec
 from .machine import MachineFacts
 from .options import (
     DTYPES,
@@ -39,13 +42,15 @@ SPLIT_REASON = "the split loses as much for short sequences as for long ones"
 class ModelFacts:
     """max_context: positions the model was made for. kv_bytes_per_token: over all layers; 0: it keeps no KV and sees a
     whole prompt in one step. weights_bytes: on disk. advised_len: what the model's makers cut inputs to, if they do.
-    windows: (positions seen, their part of the KV) for each window that layers have, the smallest first."""
+    windows: (positions seen, their part of the KV) for each window that layers have, the smallest first. gives_vectors:
+    instead of tokens."""
 
     max_context: int
     kv_bytes_per_token: int
     weights_bytes: int
     advised_len: int | None = None
     windows: tuple[tuple[int, int], ...] = ()
+    gives_vectors: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,24 +62,17 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """The resolved options. `choices` explains each, in the order they are printed. max_loras: 0 where no adapters are
-    taken. groups: the KV groups and their pools; without a block where no KV is kept."""
+    """The resolved options: the backend with its threads, and the worker. `choices` explains each, in the order they
+    are printed."""
 
     threads: int
     backend: str
-    max_model_len: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    block_size: int
-    groups: tuple[KVGroupSpec, ...]
-    kv_dtype: str
-    enable_prefix_caching: bool
-    scheduling_policy: str
-    eviction_policy: str
-    quantization: str | None
-    max_loras: int
-    max_lora_rank: int
+    spec: WorkerSpec
     choices: tuple[Choice, ...]
+
+    @property
+    def config(self) -> EngineConfig:
+        return self.spec.config
 
 
 def resolve(
@@ -83,64 +81,18 @@ def resolve(
     """own_kv_dtype: the type of 16 bits that the kernels prefer. Raises ConfigError naming the option that cannot be
     met."""
     choices: list[Choice] = []
-
-    def given_or(name: str, given: int | None, default: int, reason: str, show: str = "{}") -> int:
-        value = default if given is None else given
-        choices.append(Choice(name, show.format(value), reason if given is None else "as asked"))
-        return value
-
-    threads = given_or("threads", options.threads, machine.usable_cpus, _threads_reason(machine))
-    block_size = given_or("block_size", options.block_size, BLOCK_SIZE, "default")
-    kv_dtype = KV_CACHE_DTYPES[options.kv_cache_dtype]
-    if kv_dtype == "int8":
-        reason = "as asked; half the memory, not the same answers as 16 bits"
-        choices.append(Choice("kv_cache_dtype", "int8, a scale for each token and head", reason))
-    elif options.kv_cache_dtype != "auto":
-        choices.append(Choice("kv_cache_dtype", kv_dtype, "as asked"))
-    elif own_kv_dtype != kv_dtype and model.kv_bytes_per_token:
-        kv_dtype = own_kv_dtype
-        choices.append(Choice("kv_cache_dtype", kv_dtype, "what these kernels multiply fastest"))
-    groups = _groups(options, machine, model, block_size, choices)
     keeps_kv = model.kv_bytes_per_token > 0
+    threads = _given_or(choices, "threads", options.threads, machine.usable_cpus, _threads_reason(machine))
+    block_size = _given_or(choices, "block_size", options.block_size, BLOCK_SIZE, "default")
+    kv_dtype = _kv_dtype(options, own_kv_dtype if keeps_kv else KV_CACHE_DTYPES["auto"], choices)
+    groups = _groups(options, machine, model, block_size, choices)
     pool_tokens = longest(groups, block_size, model.max_context) if keeps_kv else model.max_context
     max_model_len = _max_model_len(options, model, pool_tokens, choices)
-    most_seqs = min(MAX_NUM_SEQS, *(group.num_blocks for group in groups)) if keeps_kv else MAX_NUM_SEQS
-    reason = "default" if most_seqs == MAX_NUM_SEQS else "one for each block of the KV pool"
-    asked_tokens = options.max_num_batched_tokens
-    if asked_tokens is not None and 1 <= asked_tokens < most_seqs:
-        most_seqs, reason = asked_tokens, "each running sequence needs a token of a step"
-    max_num_seqs = given_or("max_num_seqs", options.max_num_seqs, most_seqs, reason)
+    max_num_seqs = _max_num_seqs(options, groups if keeps_kv else (), choices)
     whole = 0 if keeps_kv else max_model_len
-    max_num_batched_tokens = given_or(
-        "max_num_batched_tokens",
-        options.max_num_batched_tokens,
-        max(MAX_NUM_BATCHED_TOKENS, max_num_seqs, whole),
-        "default",
-        "{} tokens a step",
-    )
-    if max_num_batched_tokens < whole:
-        raise ConfigError(
-            f"--max-num-batched-tokens ({max_num_batched_tokens}) must be at least --max-model-len ({whole}), since"
-            " this model sees a whole input in one step; raise it or lower --max-model-len.",
-            param="max_num_batched_tokens",
-        )
-    if max_num_batched_tokens < max_num_seqs:
-        raise ConfigError(
-            f"--max-num-batched-tokens ({max_num_batched_tokens}) must be at least --max-num-seqs ({max_num_seqs}),"
-            " so that every running sequence can advance in a step.",
-            param="max_num_batched_tokens",
-        )
-    quantization = QUANTIZATIONS.get(options.quantization or "") or DTYPES[options.dtype]
-    if quantization is None and options.dtype != "auto":
-        choices.append(Choice("dtype", "as stored", f"{options.dtype} is what all is computed in"))
-    if quantization is not None:
-        choices.append(Choice("quantization", f"{quantization} for matrices stored in 16 or 32 bits", "as asked"))
-    max_loras = max_lora_rank = 0
-    if options.enable_lora:
-        max_loras = given_or("max_loras", options.max_loras, MAX_LORAS, "default", "{} adapters at once")
-        max_lora_rank = given_or("max_lora_rank", options.max_lora_rank, MAX_LORA_RANK, "default")
-    elif options.max_loras is not None or options.max_lora_rank is not None:
-        raise ConfigError("--max-loras and --max-lora-rank need --enable-lora.", param="max_loras")
+    max_num_batched_tokens = _max_num_batched_tokens(options, max_num_seqs, whole, choices)
+    quantization = _quantization(options, choices)
+    lora = _lora(options, model, choices)
     enable_prefix_caching = options.enable_prefix_caching and keeps_kv
     reason = "exact either way" if keeps_kv else "there is no KV to share"
     choices.append(Choice("prefix_caching", "on" if enable_prefix_caching else "off", reason))
@@ -150,23 +102,86 @@ def resolve(
     if options.eviction_policy != EVICTION_POLICY:
         reason = "as asked" if enable_prefix_caching else "as asked, though nothing is cached"
         choices.append(Choice("eviction_policy", options.eviction_policy, reason))
-    return EngineSettings(
-        threads=threads,
-        backend=options.backend,
+    config = EngineConfig(
+        groups=groups,
         max_model_len=max_model_len,
+        block_size=block_size,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
-        block_size=block_size,
-        groups=groups,
-        kv_dtype=kv_dtype,
         enable_prefix_caching=enable_prefix_caching,
         scheduling_policy=scheduling_policy,
         eviction_policy=options.eviction_policy,
-        quantization=quantization,
-        max_loras=max_loras,
-        max_lora_rank=max_lora_rank,
-        choices=tuple(choices),
     )
+    spec = WorkerSpec(config, kv_dtype, quantization, lora, gives_vectors=model.gives_vectors)
+    return EngineSettings(threads, options.backend, spec, tuple(choices))
+
+
+def _given_or(choices: list[Choice], name: str, given: int | None, default: int, reason: str, show: str = "{}") -> int:
+    value = default if given is None else given
+    choices.append(Choice(name, show.format(value), reason if given is None else "as asked"))
+    return value
+
+
+def _kv_dtype(options: EngineOptions, own_kv_dtype: str, choices: list[Choice]) -> str:
+    kv_dtype = KV_CACHE_DTYPES[options.kv_cache_dtype]
+    if kv_dtype == "int8":
+        reason = "as asked; half the memory, not the same answers as 16 bits"
+        choices.append(Choice("kv_cache_dtype", "int8, a scale for each token and head", reason))
+    elif options.kv_cache_dtype != "auto":
+        choices.append(Choice("kv_cache_dtype", kv_dtype, "as asked"))
+    elif own_kv_dtype != kv_dtype:
+        kv_dtype = own_kv_dtype
+        choices.append(Choice("kv_cache_dtype", kv_dtype, "what these kernels multiply fastest"))
+    return kv_dtype
+
+
+def _max_num_seqs(options: EngineOptions, groups: tuple[KVGroupSpec, ...], choices: list[Choice]) -> int:
+    most_seqs = min(MAX_NUM_SEQS, *(group.num_blocks for group in groups)) if groups else MAX_NUM_SEQS
+    reason = "default" if most_seqs == MAX_NUM_SEQS else "one for each block of the KV pool"
+    asked_tokens = options.max_num_batched_tokens
+    if asked_tokens is not None and asked_tokens < most_seqs:
+        most_seqs, reason = asked_tokens, "each running sequence needs a token of a step"
+    return _given_or(choices, "max_num_seqs", options.max_num_seqs, most_seqs, reason)
+
+
+def _max_num_batched_tokens(options: EngineOptions, max_num_seqs: int, whole: int, choices: list[Choice]) -> int:
+    """whole: tokens of an input that must be seen in one step."""
+    default = max(MAX_NUM_BATCHED_TOKENS, max_num_seqs, whole)
+    given = options.max_num_batched_tokens
+    value = _given_or(choices, "max_num_batched_tokens", given, default, "default", "{} tokens a step")
+    if value < whole:
+        raise ConfigError(
+            f"--max-num-batched-tokens ({value}) must be at least --max-model-len ({whole}), since"
+            " this model sees a whole input in one step; raise it or lower --max-model-len.",
+            param="max_num_batched_tokens",
+        )
+    if value < max_num_seqs:
+        raise ConfigError(
+            f"--max-num-batched-tokens ({value}) must be at least --max-num-seqs ({max_num_seqs}),"
+            " so that every running sequence can advance in a step.",
+            param="max_num_batched_tokens",
+        )
+    return value
+
+
+def _quantization(options: EngineOptions, choices: list[Choice]) -> str | None:
+    quantization = QUANTIZATIONS.get(options.quantization or "") or DTYPES[options.dtype]
+    if quantization is not None:
+        choices.append(Choice("quantization", f"{quantization} for matrices stored in 16 or 32 bits", "as asked"))
+    elif options.dtype != "auto":
+        choices.append(Choice("dtype", "as stored", f"{options.dtype} is what all is computed in"))
+    return quantization
+
+
+def _lora(options: EngineOptions, model: ModelFacts, choices: list[Choice]) -> LoraLimits | None:
+    if not options.enable_lora:
+        if options.max_loras is not None or options.max_lora_rank is not None:
+            raise ConfigError("--max-loras and --max-lora-rank need --enable-lora.", param="max_loras")
+        return None
+    if model.gives_vectors:
+        raise ConfigError("A model that gives vectors takes no LoRA adapters.", param="enable_lora")
+    count = _given_or(choices, "max_loras", options.max_loras, MAX_LORAS, "default", "{} adapters at once")
+    return LoraLimits(count, _given_or(choices, "max_lora_rank", options.max_lora_rank, MAX_LORA_RANK, "default"))
 
 
 def _threads_reason(machine: MachineFacts) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ..core.errors import InvalidRequest
 from ..formats.adapter import open_adapter
-from ..models.lora import Base, Changes, LoraLimits, changes_of, fill_slot, is_of_images
+from ..models.lora import Base, Changes, LoraLimits, changes_of, fill_slot, is_of_images, most_bytes
 from ..models.weights import ModelWeights
 
 _log = logging.getLogger(__name__)
@@ -35,6 +35,10 @@ class Adapters:
         self._limits = limits
         self._slot_of: dict[str, int] = {}
         self._free = list(range(limits.max_loras, 0, -1))
+
+    @property
+    def most_bytes(self) -> int:
+        return most_bytes(self._base.config, self._limits)
 
     def prepare(self, path: str, inside: str) -> PreparedAdapter:
         """Read and check the adapter in folder `path`, which must lie under `inside` unless that is "". Raises

@@ -7,15 +7,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from ..core.block import KVGroup, KVGroupSpec
+from ..core.block import KVGroup
+from ..core.config import EngineConfig
 from ..formats.checkpoint import Checkpoint, weights_digest
 from ..formats.hub import default_cache_dir
 from ..models.config import ModelConfig
 from ..models.encoder_config import EncoderConfig
-from ..models.lora import Base, LoraLimits, most_bytes
+from ..models.lora import Base
 from ..models.registry import Model, load_model
 from ..models.vectors import VectorModel, load_vector_model
 from ..models.weights import Progress
@@ -26,6 +28,7 @@ from .executor import ModelExecutor
 from .memory import MemoryPlan, plan_memory, step_limits
 from .pooling import PoolingRunner
 from .runner import Runner
+from .spec import WorkerSpec
 
 LAYOUT = "K[G,C,s]V[G,s,C]"
 """How a block's bytes are ordered (core/block.py): part of the numerics id."""
@@ -33,15 +36,13 @@ LAYOUT = "K[G,C,s]V[G,s,C]"
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """`groups`: the pools of `kv_groups` as the engine knows them. `numerics_id`: equal ids mean interchangeable KV and
-    equal tokens. `vector_size`: values of a vector; 0 for a model that gives tokens. Close the executor to free
-    everything."""
+    """config: the spec's, with the numerics id of what was loaded: equal ids mean interchangeable KV and equal tokens.
+    vector_size: values of a vector; 0 for a model that gives tokens. Close the executor to free everything."""
 
     executor: ModelExecutor
+    config: EngineConfig
     model_config: ModelConfig | EncoderConfig
     kv_groups: tuple[KVGroup, ...]
-    groups: tuple[KVGroupSpec, ...]
-    numerics_id: str
     memory: MemoryPlan
     vector_size: int = 0
 
@@ -49,151 +50,107 @@ class Worker:
 def build_worker(
     checkpoint: Checkpoint,
     ops: Ops,
+    spec: WorkerSpec,
     *,
-    max_model_len: int,
-    groups: tuple[KVGroupSpec, ...],
-    max_num_batched_tokens: int = 512,
-    max_num_seqs: int = 256,
-    block_size: int = 16,
-    kv_dtype: str = "f16",
     queue_bytes: int = 0,
     cache_dir: Path | None = None,
-    quantization: str | None = None,
     progress: Progress | None = None,
-    lora: LoraLimits | None = None,
 ) -> Worker:
-    """Load the model onto `ops` and make it ready to run steps.
-
-    groups: how many blocks the pool of each KV group has, in the order of models.kv.kv_groups; it may be more than
-    max_num_seqs sequences can ever hold, for the prefix cache. Layers whose window has no group of its own are taken
-    for layers that see everything. queue_bytes: what admission lets waiting requests hold, for the plan. cache_dir:
-    where weight digests are remembered (default: the user's cache folder). quantization: what dense matrices become at
-    load. lora: take adapters, within these limits. The checkpoint may be closed afterwards. Raises BadCheckpoint.
-    """
-    model = load_model(
-        checkpoint,
-        ops,
-        max_model_len=max_model_len,
-        block_size=block_size,
-        kv_dtype=kv_dtype,
-        quantization=quantization,
-        progress=progress,
-        lora=lora,
-        windows={group.window for group in groups if group.window},
-    )
-    config, kv_groups = model.config, model.kv_groups
-    sizes = [group.num_blocks for group in groups]
-    windows = [group.window for group in groups]
-    assert windows == [group.window for group in kv_groups], f"pools for windows {windows}, layers {kv_groups}"
-    limits = step_limits(
-        config,
-        max_model_len=max_model_len,
-        max_num_batched_tokens=max_num_batched_tokens,
-        max_num_seqs=max_num_seqs,
-        block_size=block_size,
-    )
-    pools = [ops.new_pool(group, count) for group, count in zip(kv_groups, sizes, strict=True)]
+    """Load the model onto `ops` and make it ready to run steps: a forward, and what makes tokens or vectors of what it
+    gives. queue_bytes: what admission lets waiting requests hold, for the plan. cache_dir: where weight digests are
+    remembered (default: the user's cache folder). The checkpoint may be closed afterwards. Raises BadCheckpoint."""
+    model = _load(checkpoint, ops, spec, progress)
+    config, groups = spec.config, model.kv_groups
+    windows = [group.window for group in config.groups]
+    assert windows == [group.window for group in groups], f"pools for windows {windows}, layers {groups}"
+    limits = _step_limits(model, config)
+    sizes = [group.num_blocks for group in config.groups]
+    step_blocks = 0 if model.keeps_kv else -(-limits.max_tokens // groups[0].block_size) + limits.max_seqs
+    pools = [ops.new_pool(group, count or step_blocks) for group, count in zip(groups, sizes, strict=True)]
     kvs = tuple(pool.kv for pool in pools)
     program = ops.compile(lambda recorder, batch: model.forward(recorder, kvs, batch), limits)
+    num_blocks = max(*sizes, step_blocks)
     adapters = None
-    if lora is not None:  # which may ask for weights again; mapped, these take no memory meanwhile
-        kept = replace(checkpoint, tensors=dict(checkpoint.tensors))
-        adapters = Adapters(Base(kept, config, ops, quantization), model.weights, lora)
-    runner = Runner(
-        ops,
-        program,
-        limits,
-        vocab_size=config.vocab_size,
-        block_size=block_size,
-        num_blocks=max(sizes),
-        num_tables=len(groups),
-        adapters=adapters,
-    )
-
-    return Worker(
-        executor=ModelExecutor(
-            runner,
-            ops.open_queue(lambda: any(pool.commit_ahead(runner.num_used_blocks) for pool in pools)),
-            on_close=partial(_free, ops, pools),
+    runner: Runner | PoolingRunner
+    if isinstance(model, VectorModel):
+        head = None if model.head is None else _compile_head(ops, model, limits.max_seqs)
+        runner = PoolingRunner(
+            model, program, limits, block_size=groups[0].block_size, num_blocks=num_blocks, head=head
+        )
+    else:
+        adapters = _adapters(checkpoint, ops, spec, model)
+        runner = Runner(
+            ops,
+            program,
+            limits,
+            vocab_size=model.config.vocab_size,
+            block_size=config.block_size,
+            num_blocks=num_blocks,
+            num_tables=len(groups),
             adapters=adapters,
-        ),
-        model_config=config,
-        kv_groups=kv_groups,
-        groups=groups,
-        numerics_id=numerics_id(_weights_id(checkpoint, cache_dir, quantization), model, kv_groups, ops),
+        )
+    queue = ops.open_queue(lambda: any(pool.commit_ahead(runner.num_used_blocks) for pool in pools))
+    digest = _weights_id(checkpoint, cache_dir, spec.quantization)
+    return Worker(
+        executor=ModelExecutor(runner, queue, on_close=partial(_free, ops, pools), adapters=adapters),
+        config=replace(config, numerics_id=numerics_id(digest, model, groups, ops)),
+        model_config=model.config,
+        kv_groups=groups,
         memory=plan_memory(
-            config,
-            kv_groups,
+            model.config,
+            groups,
             limits,
             weights_bytes=model.num_bytes,
             sizes=sizes,
             program_bytes=program.scratch_bytes,
             queue_bytes=queue_bytes,
-            adapters_bytes=0 if lora is None else most_bytes(config, lora),
-        ),
-    )
-
-
-def build_vector_worker(
-    checkpoint: Checkpoint,
-    ops: Ops,
-    *,
-    max_model_len: int,
-    groups: tuple[KVGroupSpec, ...],
-    max_num_batched_tokens: int = 512,
-    max_num_seqs: int = 256,
-    block_size: int = 16,
-    kv_dtype: str = "f16",
-    queue_bytes: int = 0,
-    cache_dir: Path | None = None,
-    quantization: str | None = None,
-    progress: Progress | None = None,
-) -> Worker:
-    """As build_worker, for a model that is to give vectors. groups: one, without blocks for an encoder, whose pool is
-    sized by the step."""
-    (spec,) = groups
-    num_blocks = spec.num_blocks
-    model = load_vector_model(
-        checkpoint,
-        ops,
-        max_model_len=max_model_len,
-        block_size=block_size,
-        kv_dtype=kv_dtype,
-        quantization=quantization,
-        progress=progress,
-    )
-    group = model.kv_group
-    pool_blocks = num_blocks if model.keeps_kv else -(-max_num_batched_tokens // group.block_size) + max_num_seqs
-    limits = StepLimits(
-        max_tokens=max_num_batched_tokens,
-        max_seqs=max_num_seqs,
-        max_blocks_per_seq=-(-max_model_len // group.block_size),
-        max_logit_rows=max_num_batched_tokens,
-    )
-    pool = ops.new_pool(group, pool_blocks)
-    program = ops.compile(lambda recorder, batch: model.forward(recorder, pool.kv, batch), limits)
-    head = None if model.head is None else _compile_head(ops, model, max_num_seqs)
-    runner = PoolingRunner(model, program, limits, block_size=group.block_size, num_blocks=pool_blocks, head=head)
-
-    return Worker(
-        executor=ModelExecutor(runner, ops.open_queue(lambda: False), on_close=partial(_free, ops, [pool])),
-        model_config=model.config,
-        kv_groups=(group,),
-        groups=groups,
-        numerics_id=numerics_id(_weights_id(checkpoint, cache_dir, quantization), model, (group,), ops),
-        memory=plan_memory(
-            model.config,
-            (group,),
-            limits,
-            weights_bytes=model.num_bytes,
-            sizes=(num_blocks,),
-            program_bytes=program.scratch_bytes,
-            queue_bytes=queue_bytes,
-            output_width=model.config.width,
-            step_pool_bytes=0 if model.keeps_kv else pool_blocks * group.bytes_per_block,
+            output_width=model.config.width if spec.gives_vectors else None,
+            step_pool_bytes=step_blocks * groups[0].bytes_per_block,
+            adapters_bytes=0 if adapters is None else adapters.most_bytes,
         ),
         vector_size=model.vector_size,
     )
+
+
+def _load(checkpoint: Checkpoint, ops: Ops, spec: WorkerSpec, progress: Progress | None) -> Model | VectorModel:
+    config = spec.config
+    how: dict[str, Any] = {
+        "max_model_len": config.max_model_len,
+        "block_size": config.block_size,
+        "kv_dtype": spec.kv_dtype,
+        "quantization": spec.quantization,
+        "progress": progress,
+    }
+    if spec.gives_vectors:
+        return load_vector_model(checkpoint, ops, **how)
+    windows = {group.window for group in config.groups if group.window}
+    return load_model(checkpoint, ops, lora=spec.lora, windows=windows, **how)
+
+
+def _step_limits(model: Model | VectorModel, config: EngineConfig) -> StepLimits:
+    """Of a model that gives vectors, every token's state may be wanted."""
+    if isinstance(model, Model):
+        return step_limits(
+            model.config,
+            max_model_len=config.max_model_len,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_num_seqs=config.max_num_seqs,
+            block_size=config.block_size,
+        )
+    return StepLimits(
+        max_tokens=config.max_num_batched_tokens,
+        max_seqs=config.max_num_seqs,
+        max_blocks_per_seq=-(-config.max_model_len // model.kv_groups[0].block_size),
+        max_logit_rows=config.max_num_batched_tokens,
+    )
+
+
+def _adapters(checkpoint: Checkpoint, ops: Ops, spec: WorkerSpec, model: Model) -> Adapters | None:
+    """They may ask for the checkpoint's weights again; mapped, these take no memory meanwhile."""
+    if spec.lora is None:
+        return None
+    kept = replace(checkpoint, tensors=dict(checkpoint.tensors))
+    return Adapters(Base(kept, model.config, ops, spec.quantization), model.weights, spec.lora)
 
 
 def _compile_head(ops: Ops, model: VectorModel, max_seqs: int) -> Callable[[np.ndarray], np.ndarray]:

@@ -71,6 +71,11 @@ class PoolingRunner:
         self._slots = Slots(limits.max_seqs, limits.max_blocks_per_seq, num_blocks)
         self._pooled: dict[int, _Pooled] = {}  # by slot
 
+    @property
+    def num_used_blocks(self) -> int:
+        """As runner.Runner's."""
+        return self._slots.num_used
+
     def prepare(self, plan: StepPlan) -> PoolingStep:
         for seq in plan.released:
             self._slots.release(seq)

@@ -1,0 +1,26 @@
+"""What a worker is built for, besides the checkpoint and the backend."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..core.config import EngineConfig
+from ..models.lora import LoraLimits
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSpec:
+    """config         how the engine above batches and caches, with the KV groups and their blocks in the order of
+                   models.kv.kv_groups; layers whose window has no group of its own are taken for layers that see
+                   everything. A model that sees a whole input in one step has one group without blocks
+    kv_dtype       of the KV pools
+    quantization   what dense matrices become at load; None: they stay as stored
+    lora           take adapters, within these limits
+    gives_vectors  the model gives vectors instead of tokens
+    """
+
+    config: EngineConfig
+    kv_dtype: str = "f16"
+    quantization: str | None = None
+    lora: LoraLimits | None = None
+    gives_vectors: bool = False
