@@ -18,7 +18,7 @@
 extern "C" {
 #endif
 
-#define TM_ABI_VERSION 10
+#define TM_ABI_VERSION 11
 
 enum tm_kind {
   TM_F32 = 0, TM_F16 = 1, TM_BF16 = 2, TM_Q4_0 = 3, TM_Q4_1 = 4, TM_Q8_0 = 5,
@@ -29,31 +29,6 @@ enum tm_kind {
   TM_W4 = 10,   /* packed from q4_0: integers, with one scale for a row; for variants with tiles only */
   TM_W4M = 11,  /* the same from q4_1 */
   TM_W8 = 12    /* the same from q8_0 */
-};
-
-enum tm_code {
-  TM_EMBED = 0,      /* out f32; weight, by_place */
-  TM_RMS_NORM = 1,   /* in0 f32; vector = weight, value = eps; out f32, quantised or wide */
-  TM_QUANTISE = 2,   /* in0 f32; out quantised or wide */
-  TM_LINEAR = 3,     /* in0 f32 (dense parts), in1 quantised or wide (the others), in2 residual or -1; weight */
-  TM_LINEAR_GATED = 4,/* in1; weight = gate rows then up rows, one part; activation; out [width] quantised, of wide in1 f32.
-                          Of bf16, on a matrix unit alone: in0, out f32 */
-  TM_ADD = 5,        /* in0, in1 */
-  TM_GATED = 6,      /* in0 [2 * width]; activation; out [width] */
-  TM_ROPE = 7,       /* in0 qkv; vector = table of num_turned columns; out qkv; with kv set also stores K and V */
-  TM_WRITE_KV = 8,   /* in0 qkv; kv, layer */
-  TM_ATTENTION = 9,  /* in0 qkv; kv, layer, value = scale, window, cap, whole; out f32 or quantised */
-  TM_GATHER = 10,    /* in0 [T]; out [L] */
-  TM_LAYER_NORM = 11,/* in0 f32; vector = weight, vector2 = bias, value = eps; out f32, quantised or wide */
-  TM_NORM_HEADS = 12,/* in0 qkv; vector = q weight, vector2 = k weight, value = eps; out qkv */
-  TM_ADD_BIAS = 13,  /* in0; vector = bias */
-  TM_SCALE = 14,     /* in0; value = factor */
-  TM_SOFT_CAP = 15,  /* in0; cap */
-  TM_ACTIVATE = 16,  /* in0; activation; out f32 or quantised */
-  TM_LORA_SHRINK = 17,/* in0 f32; lora; out f32 [num_matrices * max_rank]: scale * A x of rows that have an adapter */
-  TM_LORA_EXPAND = 18,/* in0 of the shrink or lookup, in1 = out; lora; adds B to what out holds, and scales by factors */
-  TM_PICK = 19,      /* in0 f32; order; out: column k is column order[k] of in0 */
-  TM_LORA_LOOKUP = 20/* lora of one matrix by tokens; out f32 [max_rank]: scale * the row of A of each row's token */
 };
 
 enum tm_activation { TM_SILU = 0, TM_GELU = 1, TM_GELU_ERF = 2 };
@@ -107,8 +82,11 @@ typedef struct {
   const tm_low_rank* changes;
 } tm_lora;
 
+/* An operation of a program. `kind` is its name in the tables of native/src/op_*.cpp, which say what each takes: in0, in1 and
+ * in2 are buffers, -1 for none. */
 typedef struct {
-  int32_t code, rows, in0, in1, in2, out;
+  const char* kind;
+  int32_t rows, in0, in1, in2, out;
   int32_t width, layer, num_heads, num_kv_heads, head_dim;
   int32_t activation, window, num_turned; /* window: positions a query sees, 0 for all; of a whole one, to each side */
   int32_t by_place, whole; /* rows are looked up by the step's places; queries see all of their sequence */

@@ -19,16 +19,16 @@ int64_t now_ns() {
   return std::chrono::duration_cast<nanoseconds>(steady_clock::now().time_since_epoch()).count();
 }
 
-void say(tm_call* call, const std::string& wrong) { call->error[wrong.copy(call->error, TM_ERROR_BYTES - 1)] = 0; }
+void set_error(tm_call* call, const std::string& wrong) { call->error[wrong.copy(call->error, TM_ERROR_BYTES - 1)] = 0; }
 
 }  // namespace
 
 void mill::run_call(tm_call* call, const std::function<void()>& aside) {
   call->began_ns = now_ns();
   try {
-    say(call, call->program->program->run(call->step, call->has_draws ? &call->draws : nullptr, aside));
+    set_error(call, call->program->program->run(call->step, call->has_draws ? &call->draws : nullptr, aside));
   } catch (const std::exception& error) {
-    say(call, error.what());
+    set_error(call, error.what());
   }
 }
 
@@ -112,7 +112,7 @@ void tm_queue::close() {
   is_closed_ = true;
   while (first_ != nullptr) {
     tm_call* call = std::exchange(first_, first_->next);
-    say(call, "closed before it began");
+    set_error(call, "closed before it began");
     call->ended_ns = now_ns();
   }
   arrived_.notify_one();

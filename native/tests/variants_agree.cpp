@@ -99,68 +99,68 @@ class Layer {
     logits_ = buffer(kVocab, TM_FORM_F32, TM_ROWS_LOGITS);
 
     const tm_weight* table = weight(kind, kVocab, kWidth);
-    op(TM_EMBED, -1, x, kWidth).weight = table;
+    op("embed", -1, x, kWidth).weight = table;
     if (!quantised_) {
       lora(kind == TM_F16 ? TM_F16 : TM_F32);
-      change(TM_LORA_LOOKUP, -1, narrow, &of_tokens_);
-      change(TM_LORA_EXPAND, narrow, x, &of_tokens_).in1 = x;
+      change("lora_lookup", -1, narrow, &of_tokens_);
+      change("lora_expand", narrow, x, &of_tokens_).in1 = x;
     }
-    tm_op& norm = op(TM_RMS_NORM, x, codes, kWidth);
+    tm_op& norm = op("rms_norm", x, codes, kWidth);
     norm.vector = vector(kWidth);
     norm.vector_rows = kWidth;
     norm.value = 1e-5f;
-    tm_op& layer_norm = op(TM_LAYER_NORM, x, normed, kWidth);
+    tm_op& layer_norm = op("layer_norm", x, normed, kWidth);
     layer_norm.vector = vector(kWidth);
     layer_norm.vector2 = vector(kWidth);
     layer_norm.vector_rows = layer_norm.vector2_rows = kWidth;
     layer_norm.value = 1e-5f;
     linear(normed, codes, -1, qkv, weight(kind, kQkv, kWidth));
-    tm_op& bias = op(TM_ADD_BIAS, qkv, qkv, kQkv);
+    tm_op& bias = op("add_bias", qkv, qkv, kQkv);
     bias.vector = vector(kQkv);
     bias.vector_rows = kQkv;
-    tm_op& norm_heads = op(TM_NORM_HEADS, qkv, qkv, 0);
+    tm_op& norm_heads = op("norm_heads", qkv, qkv, 0);
     norm_heads.vector = vector(kHeadDim);
     norm_heads.vector2 = vector(kHeadDim);
     norm_heads.vector_rows = norm_heads.vector2_rows = kHeadDim;
     norm_heads.value = 1e-5f;
-    tm_op& rope = op(TM_ROPE, qkv, turned, 0);
+    tm_op& rope = op("rope", qkv, turned, 0);
     rope.num_turned = kHeadDim;
     rope.vector_rows = kMaxTokens * 2;
     rope.vector = vector(kMaxTokens * 2 * kHeadDim);
     rope.kv = &kv_;
-    tm_op& attention = op(TM_ATTENTION, turned, mixed, 0);
+    tm_op& attention = op("attention", turned, mixed, 0);
     attention.kv = &kv_;
     attention.value = 0.18f;
     attention.window = window;
     attention.whole = whole;
     attention.cap = cap;
-    op(TM_SCALE, mixed, mixed, kHeads * kHeadDim).value = 0.7f;
-    op(TM_QUANTISE, mixed, mixed_codes, kHeads * kHeadDim);
+    op("scale", mixed, mixed, kHeads * kHeadDim).value = 0.7f;
+    op("quantise", mixed, mixed_codes, kHeads * kHeadDim);
     linear(mixed, mixed_codes, x, middle, weight(kind, kWidth, kHeads * kHeadDim));
-    op(TM_QUANTISE, middle, codes, kWidth);
+    op("quantise", middle, codes, kWidth);
     const tm_weight* gate_up = weight(kind, 2 * kFfn, kWidth);
     if (quantised_) {
-      tm_op& gated = op(TM_LINEAR_GATED, -1, inner_codes, kFfn);
+      tm_op& gated = op("linear_gated", -1, inner_codes, kFfn);
       gated.in1 = codes;
       gated.weight = gate_up;
       gated.activation = activation;
     }
     linear(middle, codes, -1, both, gate_up);
-    op(TM_GATED, both, inner, kFfn).activation = activation;
-    if (!quantised_) op(TM_QUANTISE, inner, inner_codes, kFfn);
-    op(TM_ACTIVATE, inner, inner, kFfn).activation = activation;
+    op("gated", both, inner, kFfn).activation = activation;
+    if (!quantised_) op("quantise", inner, inner_codes, kFfn);
+    op("activate", inner, inner, kFfn).activation = activation;
     linear(inner, inner_codes, middle, x, weight(kind, kWidth, kFfn));
     if (!quantised_) {
-      change(TM_LORA_SHRINK, middle, narrow, &lora_);
-      change(TM_LORA_EXPAND, narrow, x, &lora_).in1 = x;
+      change("lora_shrink", middle, narrow, &lora_);
+      change("lora_expand", narrow, x, &lora_).in1 = x;
     }
-    tm_op& sum = op(TM_ADD, x, x, kWidth);
+    tm_op& sum = op("add", x, x, kWidth);
     sum.in1 = middle;
-    op(TM_GATHER, x, last, kWidth).rows = TM_ROWS_LOGITS;
-    op(TM_QUANTISE, last, last_codes, kWidth).rows = TM_ROWS_LOGITS;
+    op("gather", x, last, kWidth).rows = TM_ROWS_LOGITS;
+    op("quantise", last, last_codes, kWidth).rows = TM_ROWS_LOGITS;
     linear(last, last_codes, -1, logits_, table);
     ops_.back().rows = TM_ROWS_LOGITS;
-    tm_op& soft_cap = op(TM_SOFT_CAP, logits_, logits_, kVocab);
+    tm_op& soft_cap = op("soft_cap", logits_, logits_, kVocab);
     soft_cap.rows = TM_ROWS_LOGITS;
     soft_cap.cap = 30.0f;
 
@@ -237,9 +237,9 @@ class Layer {
     return static_cast<int>(buffers_.size()) - 1;
   }
 
-  tm_op& op(int32_t code, int in0, int out, int width) {
+  tm_op& op(const char* kind, int in0, int out, int width) {
     tm_op made = {};
-    made.code = code;
+    made.kind = kind;
     made.in0 = in0;
     made.in1 = made.in2 = -1;
     made.out = out;
@@ -252,7 +252,7 @@ class Layer {
   }
 
   void linear(int values, int codes, int residual, int out, const tm_weight* weight) {
-    tm_op& made = op(TM_LINEAR, values, out, 0);
+    tm_op& made = op("linear", values, out, 0);
     made.in1 = codes;
     made.in2 = residual;
     made.weight = weight;
@@ -285,8 +285,8 @@ class Layer {
     of_tokens_ = {1, 1, kVocab, kRank, 1, columns_, &changes_[1]};
   }
 
-  tm_op& change(int code, int in, int out, const tm_lora* table) {
-    tm_op& made = op(code, in, out, 0);
+  tm_op& change(const char* kind, int in, int out, const tm_lora* table) {
+    tm_op& made = op(kind, in, out, 0);
     made.lora = table;
     return made;
   }

@@ -23,7 +23,7 @@ from ...models.registry import Model, load_model
 from ...node.load import describe_kernels
 from ...ops.api import BLOCK_BYTES, GROUP, RawTensor, SampleBatch, StepBatch, StepLimits
 from ...ops.native import NativeOps
-from ...ops.native.record import QUANTISED, Code, Operation
+from ...ops.native.record import QUANTISED, Operation
 from .native import open_native
 
 ROWS = (1, 4, 16, 32, 128, 512)
@@ -74,7 +74,7 @@ class _Once:
         self._wanted = [is_wanted(operation) for operation in self._program.operations]
         self._times_ns = np.zeros(len(self._wanted) + 1, np.int64)
         self._program.time_operations(self._times_ns)
-        assert any(self._wanted), [operation.code.name for operation in self._program.operations]
+        assert any(self._wanted), [operation.kind for operation in self._program.operations]
 
     def run(self, batch: StepBatch) -> float:
         """Seconds of the operations of interest."""
@@ -112,9 +112,7 @@ def _linear(
 
     narrow = _narrow(ops, first.num_rows // 2) if is_gated and first.form == QUANTISED else None
     own = {id(weight) for weight in weights}
-    once = _Once(
-        ops, forward, lambda found: id(found.weight) in own or found.code == Code.GATED, _limits(max(row_counts))
-    )
+    once = _Once(ops, forward, lambda found: id(found.weight) in own or found.kind == "gated", _limits(max(row_counts)))
     num_values = first.num_rows * first.num_cols
     num_bytes = sum(weight.num_bytes for weight in weights) // len(weights)
     unit = "int8" if 8 * num_bytes < QUANTISED_BITS * num_values else "f32"
@@ -163,7 +161,7 @@ def _attention(ops: NativeOps, model: Model) -> Iterator[Case]:
 
     widest = max(max(context for _, context in sequences) for _, sequences in shapes) // BLOCK_SIZE
     limits = StepLimits(max_rows, max(len(sequences) for _, sequences in shapes), widest, 1)
-    once = _Once(ops, forward, partial(_has_code, Code.ATTENTION), limits)
+    once = _Once(ops, forward, partial(_has_kind, "attention"), limits)
     for name, sequences in shapes:
         counts = [context // BLOCK_SIZE for _, context in sequences]
         ids = np.random.default_rng(3).permutation(num_blocks)[: sum(counts)].astype(np.int32)
@@ -206,13 +204,13 @@ def _row_operations(ops: NativeOps, model: Model) -> Iterator[Case]:
             out = recorder.rope(qkv_TW, batch.positions_T, rope_PR, heads)
         return out
 
-    wanted: list[tuple[str, Code, int, Callable[[Any, Any], Any]]] = []
+    wanted: list[tuple[str, str, int, Callable[[Any, Any], Any]]] = []
     if norm is not None and norm.bias is None:
-        wanted.append(("norm", Code.RMS_NORM, config.width, norms))
+        wanted.append(("norm", "rms_norm", config.width, norms))
     if rope_PR is not None:
-        wanted.append(("rope", Code.ROPE, heads.width, ropes))
-    for name, code, width, forward in wanted:
-        once = _Once(ops, forward, partial(_has_code, code), _limits(max(NORM_ROWS)))
+        wanted.append(("rope", "rope", heads.width, ropes))
+    for name, kind, width, forward in wanted:
+        once = _Once(ops, forward, partial(_has_kind, kind), _limits(max(NORM_ROWS)))
         for rows in NORM_ROWS:
             batch = _batch([(rows, rows)], np.zeros((1, 1), np.int32))
             yield Case(
@@ -254,8 +252,8 @@ def _sampling(ops: NativeOps, model: Model) -> Iterator[Case]:
             )
 
 
-def _has_code(code: Code, operation: Operation) -> bool:
-    return operation.code == code
+def _has_kind(kind: str, operation: Operation) -> bool:
+    return operation.kind == kind
 
 
 def _limits(max_tokens: int) -> StepLimits:

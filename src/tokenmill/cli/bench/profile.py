@@ -269,9 +269,9 @@ class _Operations:
 
 
 def _name(operation: Operation, roles: dict[int, str]) -> str:
-    """A linear by the role of its weight (which the embedding may share with the head); others by their code."""
-    code = operation.code.name.lower().replace("_", " ")
-    return roles.get(id(operation.weight), code) if code.startswith("linear") else code
+    """A linear by the role of its weight (which the embedding may share with the head); others by their kind."""
+    kind = operation.kind.replace("_", " ")
+    return roles.get(id(operation.weight), kind) if kind.startswith("linear") else kind
 
 
 def _served(path: Path, text: TextModel, threads: int | None) -> list[ServedTimes]:

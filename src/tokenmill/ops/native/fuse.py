@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 
 from ..api import GROUP
-from .record import WIDE, Code, Operation, Value
+from .record import WIDE, Operation, Value
 
 
 def fuse(operations: list[Operation], output: Value) -> list[Operation]:
@@ -48,15 +48,15 @@ def _quantise_at_source(operations: list[Operation], output: Value) -> list[Oper
     found = readers(operations)
     replaced: dict[Operation, Operation | None] = {}
     for operation in operations:
-        if operation.code == Code.ATTENTION:
+        if operation.kind == "attention":
             assert operation.heads is not None
             if operation.heads.head_dim % GROUP:
                 continue
-        elif operation.code not in (Code.RMS_NORM, Code.LAYER_NORM, Code.ACTIVATE):
+        elif operation.kind not in ("rms_norm", "layer_norm", "activate"):
             continue
         reader = _only_reader(found, operation.out, output)
-        if reader is not None and reader.code == Code.QUANTISE and reader.out is not None:
-            if operation.code == Code.ATTENTION and reader.out.form == WIDE:
+        if reader is not None and reader.kind == "quantise" and reader.out is not None:
+            if operation.kind == "attention" and reader.out.form == WIDE:
                 continue
             replaced[operation] = dataclasses.replace(operation, out=reader.out)
             replaced[reader] = None
@@ -68,13 +68,13 @@ def _store_while_rotating(operations: list[Operation]) -> list[Operation]:
     replaced: dict[Operation, Operation | None] = {}
     rotation: Operation | None = None
     for operation in operations:
-        if operation.code == Code.ROPE:
+        if operation.kind == "rope":
             rotation = operation
-        elif operation.code == Code.WRITE_KV and rotation is not None and operation.inputs[0] is rotation.out:
+        elif operation.kind == "write_kv" and rotation is not None and operation.inputs[0] is rotation.out:
             replaced[rotation] = dataclasses.replace(rotation, kv=operation.kv, layer=operation.layer)
             replaced[operation] = None
             rotation = None
-        elif operation.code in (Code.WRITE_KV, Code.ATTENTION):
+        elif operation.kind in ("write_kv", "attention"):
             rotation = None
     return _replace(operations, replaced)
 
@@ -84,21 +84,21 @@ def _join_gated(operations: list[Operation], output: Value) -> list[Operation]:
     replaced: dict[Operation, Operation | None] = {}
     for operation in operations:
         weight = operation.weight
-        if operation.code != Code.LINEAR or weight is None or weight.struct.num_parts != 1:
+        if operation.kind != "linear" or weight is None or weight.struct.num_parts != 1:
             continue
         if weight.dense and not weight.on_tiles:
             continue
         product = _only_reader(found, operation.out, output)
-        if product is None or product.code != Code.GATED or product.width % GROUP:
+        if product is None or product.kind != "gated" or product.width % GROUP:
             continue
         joined = dataclasses.replace(
-            operation, code=Code.LINEAR_GATED, out=product.out, width=product.width, activation=product.activation
+            operation, kind="linear_gated", out=product.out, width=product.width, activation=product.activation
         )
         if weight.on_tiles:
             replaced[operation], replaced[product] = None, joined
             continue
         quantise = _only_reader(found, product.out, output)
-        if quantise is None or quantise.code != Code.QUANTISE or quantise.out is None or quantise.out.form == WIDE:
+        if quantise is None or quantise.kind != "quantise" or quantise.out is None or quantise.out.form == WIDE:
             continue
         replaced[operation] = replaced[product] = None
         replaced[quantise] = dataclasses.replace(joined, out=quantise.out)
@@ -109,10 +109,10 @@ def _join_residual(operations: list[Operation], output: Value) -> list[Operation
     found = readers(operations)
     replaced: dict[Operation, Operation | None] = {}
     for operation in operations:
-        if operation.code != Code.LINEAR:
+        if operation.kind != "linear":
             continue
         total = _only_reader(found, operation.out, output)
-        if total is None or total.code != Code.ADD or total in replaced:
+        if total is None or total.kind != "add" or total in replaced:
             continue
         left, right, _ = total.inputs
         if left is right:
@@ -147,10 +147,10 @@ def _written_over(operation: Operation) -> Value | None:
     """The input each value of which is read only where the output's is written. Dense kernels, but for those of tiles,
     let sums wait in the output, which then must not be the residual."""
     first, _, third = operation.inputs
-    if operation.code in (Code.NORM_HEADS, Code.ROPE):
+    if operation.kind in ("norm_heads", "rope"):
         return first
     weight = operation.weight
-    if operation.code != Code.LINEAR or weight is None or (weight.dense and not weight.on_tiles):
+    if operation.kind != "linear" or weight is None or (weight.dense and not weight.on_tiles):
         return None
     return third if third is not first else None
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
 from pathlib import Path
 
-ABI_VERSION = 10
+ABI_VERSION = 11
 
 KINDS = {
     **{"f32": 0, "f16": 1, "bf16": 2, "q4_0": 3, "q4_1": 4, "q8_0": 5, "q8_m": 6, "q8_h": 7, "q8_hm": 8, "q6_h": 9},
@@ -95,7 +95,7 @@ class LoraStruct(ctypes.Structure):
 
 class OpStruct(ctypes.Structure):
     _fields_ = (
-        ("code", c_int32),
+        ("kind", c_char_p),
         ("rows", c_int32),
         ("in0", c_int32),
         ("in1", c_int32),

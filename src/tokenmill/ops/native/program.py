@@ -15,7 +15,7 @@ from ..api import SPAN, Draws, StepBatch, StepLimits
 from .bind import Binder
 from .library import CALL_END, DRAWS, BufferStruct, CallStruct, LimitsStruct, OpStruct, check
 from .memory import aligned_bytes, place
-from .record import TOKEN_ROWS, Code, Operation, Value
+from .record import TOKEN_ROWS, Operation, Value
 
 _PARTIAL_BYTES = 16 * 2**20  # most scratch for the partial attention of split contexts
 _SPLIT_ROWS = 8  # query rows that scratch is sized for, besides one of every sequence
@@ -187,7 +187,7 @@ def _partial_bytes(operations: Sequence[Operation], limits: StepLimits) -> int:
     context and rows of several sequences one prefix."""
     most = 0
     for operation in operations:
-        if operation.code == Code.ATTENTION and operation.kv is not None and operation.heads is not None:
+        if operation.kind == "attention" and operation.kv is not None and operation.heads is not None:
             num_spans = -(-limits.max_blocks_per_seq * operation.kv.group.block_size // SPAN)
             per_row = num_spans * operation.heads.num_heads * (operation.heads.head_dim + 2) * 4
             most = max(most, min(limits.max_tokens, limits.max_seqs + _SPLIT_ROWS) * per_row)
@@ -197,7 +197,7 @@ def _partial_bytes(operations: Sequence[Operation], limits: StepLimits) -> int:
 def _struct(operation: Operation, index_of: dict[Value, int]) -> OpStruct:
     in0, in1, in2 = (-1 if value is None else index_of[value] for value in operation.inputs)
     struct = OpStruct(
-        code=operation.code,
+        kind=operation.kind.encode(),
         rows=operation.rows,
         in0=in0,
         in1=in1,

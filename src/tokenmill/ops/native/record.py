@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -17,31 +16,6 @@ import numpy as np
 from ...core.block import KVGroup
 from ..api import GROUP, HeadGeometry
 from .library import KVStruct, LoraStruct, LowRankStruct, Part, WeightStruct
-
-
-class Code(IntEnum):
-    EMBED = 0
-    RMS_NORM = 1
-    QUANTISE = 2
-    LINEAR = 3
-    LINEAR_GATED = 4
-    ADD = 5
-    GATED = 6
-    ROPE = 7
-    WRITE_KV = 8
-    ATTENTION = 9
-    GATHER = 10
-    LAYER_NORM = 11
-    NORM_HEADS = 12
-    ADD_BIAS = 13
-    SCALE = 14
-    SOFT_CAP = 15
-    ACTIVATE = 16
-    LORA_SHRINK = 17
-    LORA_EXPAND = 18
-    PICK = 19
-    LORA_LOOKUP = 20
-
 
 SILU, GELU, GELU_ERF = 0, 1, 2
 
@@ -109,7 +83,9 @@ class Value:
 
 @dataclass(eq=False, slots=True)
 class Operation:
-    code: Code
+    """kind: its name in the tables of native/src/op_*.cpp."""
+
+    kind: str
     rows: int
     inputs: tuple[Value | None, Value | None, Value | None]
     out: Value | None
@@ -159,17 +135,17 @@ class Recorder:
     def embed(self, table: NativeWeight, tokens_T: object) -> Value:
         by_place = tokens_T is self.batch.places_T
         assert by_place or tokens_T is self.batch.tokens_T, "embed takes the step's own tokens or places"
-        return self._emit(Code.EMBED, TOKEN_ROWS, (), table.num_cols, weight=table, by_place=by_place)
+        return self._emit("embed", TOKEN_ROWS, (), table.num_cols, weight=table, by_place=by_place)
 
     def rms_norm(self, x_TD: Any, weight_D: np.ndarray, eps: float) -> Value:
         x = self._value(x_TD)
         assert weight_D.shape == (x.width,), (weight_D.shape, x.width)
-        return self._emit(Code.RMS_NORM, x.rows, (x,), x.width, vector=weight_D, value=eps)
+        return self._emit("rms_norm", x.rows, (x,), x.width, vector=weight_D, value=eps)
 
     def layer_norm(self, x_TD: Any, weight_D: np.ndarray, bias_D: np.ndarray, eps: float) -> Value:
         x = self._value(x_TD)
         assert weight_D.shape == bias_D.shape == (x.width,), (weight_D.shape, bias_D.shape, x.width)
-        return self._emit(Code.LAYER_NORM, x.rows, (x,), x.width, vector=weight_D, vector2=bias_D, value=eps)
+        return self._emit("layer_norm", x.rows, (x,), x.width, vector=weight_D, vector2=bias_D, value=eps)
 
     def norm_heads(
         self, qkv_TW: Any, q_weight: np.ndarray, k_weight: np.ndarray, heads: HeadGeometry, eps: float
@@ -177,15 +153,15 @@ class Recorder:
         x = self._value(qkv_TW)
         assert x.width == heads.width, (x.width, heads)
         vectors = {"vector": q_weight, "vector2": k_weight}
-        return self._emit(Code.NORM_HEADS, x.rows, (x,), x.width, value=eps, heads=heads, **vectors)
+        return self._emit("norm_heads", x.rows, (x,), x.width, value=eps, heads=heads, **vectors)
 
     def linear(self, x_TK: Any, weight: NativeWeight) -> Value:
         x = self._value(x_TK)
         assert x.width == weight.num_cols, (x.width, weight.num_cols)
         if weight.order is not None:
-            x = self._emit(Code.PICK, x.rows, (x,), x.width, order=weight.order)
+            x = self._emit("pick", x.rows, (x,), x.width, order=weight.order)
         quantised = None if weight.form == F32 else self._quantise(x, weight.form)
-        return self._emit(Code.LINEAR, x.rows, (x if weight.dense else None, quantised), weight.num_rows, weight=weight)
+        return self._emit("linear", x.rows, (x if weight.dense else None, quantised), weight.num_rows, weight=weight)
 
     def add_lora(self, y_TN: Any, x_TK: Any, table: NativeLora, adapters_T: object) -> Value:
         y, x = self._value(y_TN), self._value(x_TK)
@@ -193,8 +169,8 @@ class Recorder:
         assert (x.width, y.width, x.rows) == (table.num_cols, sum(table.widths), y.rows), (x, y, table.widths)
         of_rows = self.batch.adapters_T if y.rows == TOKEN_ROWS else self.batch.adapters_L
         assert adapters_T is of_rows, "add_lora takes the step's own adapters"
-        narrow = self._emit(Code.LORA_SHRINK, x.rows, (x,), len(table.widths) * table.max_rank, lora=table)
-        self._add(Code.LORA_EXPAND, y.rows, (narrow, y), y, y.width, lora=table)
+        narrow = self._emit("lora_shrink", x.rows, (x,), len(table.widths) * table.max_rank, lora=table)
+        self._add("lora_expand", y.rows, (narrow, y), y, y.width, lora=table)
         return y
 
     def add_token_lora(self, y_TD: Any, tokens_T: object, table: NativeLora, adapters_T: object) -> Value:
@@ -202,27 +178,27 @@ class Recorder:
         assert y.array is None, "y is written into, so it must be a value of the program"
         assert y.rows == TOKEN_ROWS and (y.width,) == table.widths, (y, table.widths)
         assert tokens_T is self.batch.tokens_T and adapters_T is self.batch.adapters_T, "the step's own"
-        narrow = self._emit(Code.LORA_LOOKUP, y.rows, (), table.max_rank, lora=table)
-        self._add(Code.LORA_EXPAND, y.rows, (narrow, y), y, y.width, lora=table)
+        narrow = self._emit("lora_lookup", y.rows, (), table.max_rank, lora=table)
+        self._add("lora_expand", y.rows, (narrow, y), y, y.width, lora=table)
         return y
 
     def add(self, x_TD: Any, y_TD: Any) -> Value:
         x, y = self._value(x_TD), self._value(y_TD)
         assert (x.rows, x.width) == (y.rows, y.width), (x, y)
-        return self._emit(Code.ADD, x.rows, (x, y), x.width)
+        return self._emit("add", x.rows, (x, y), x.width)
 
     def add_bias(self, x_TN: Any, bias_N: np.ndarray) -> Value:
         x = self._value(x_TN)
         assert bias_N.shape == (x.width,), (bias_N.shape, x.width)
-        return self._emit(Code.ADD_BIAS, x.rows, (x,), x.width, vector=bias_N)
+        return self._emit("add_bias", x.rows, (x,), x.width, vector=bias_N)
 
     def scale(self, x_TD: Any, factor: float) -> Value:
         x = self._value(x_TD)
-        return self._emit(Code.SCALE, x.rows, (x,), x.width, value=factor)
+        return self._emit("scale", x.rows, (x,), x.width, value=factor)
 
     def soft_cap(self, x_TD: Any, cap: float) -> Value:
         x = self._value(x_TD)
-        return self._emit(Code.SOFT_CAP, x.rows, (x,), x.width, cap=cap)
+        return self._emit("soft_cap", x.rows, (x,), x.width, cap=cap)
 
     def silu_mul(self, gate_up_T2F: Any) -> Value:
         return self._gated(gate_up_T2F, SILU)
@@ -241,23 +217,23 @@ class Recorder:
 
     def _activated(self, x_TF: Any, activation: int) -> Value:
         x = self._value(x_TF)
-        return self._emit(Code.ACTIVATE, x.rows, (x,), x.width, activation=activation)
+        return self._emit("activate", x.rows, (x,), x.width, activation=activation)
 
     def _gated(self, gate_up_T2F: Any, activation: int) -> Value:
         x = self._value(gate_up_T2F)
         assert x.width % 2 == 0, x.width
-        return self._emit(Code.GATED, x.rows, (x,), x.width // 2, activation=activation)
+        return self._emit("gated", x.rows, (x,), x.width // 2, activation=activation)
 
     def rope(self, qkv_TW: Any, positions_T: object, table_PR: np.ndarray, heads: HeadGeometry) -> Value:
         x = self._value(qkv_TW)
         assert positions_T is self.batch.positions_T, "rope takes the step's own positions"
         assert x.width == heads.width and table_PR.shape[1] <= heads.head_dim, (x.width, heads, table_PR.shape)
-        return self._emit(Code.ROPE, x.rows, (x,), x.width, vector=table_PR, heads=heads)
+        return self._emit("rope", x.rows, (x,), x.width, vector=table_PR, heads=heads)
 
     def write_kv(self, kv: NativeKV, layer: int, qkv_TW: Any, batch: Any, heads: HeadGeometry) -> None:
         x = self._value(qkv_TW)
         assert batch is self.batch and x.width == heads.width, (x.width, heads)
-        self._add(Code.WRITE_KV, x.rows, (x,), None, heads.width, kv=kv, layer=layer, heads=heads)
+        self._add("write_kv", x.rows, (x,), None, heads.width, kv=kv, layer=layer, heads=heads)
 
     def paged_attention(
         self,
@@ -276,18 +252,18 @@ class Recorder:
         assert batch is self.batch and x.width == heads.width, (x.width, heads)
         width = heads.num_heads * heads.head_dim
         limits = {"value": scale, "window": window, "cap": soft_cap, "whole": not causal}
-        return self._emit(Code.ATTENTION, x.rows, (x,), width, kv=kv, layer=layer, heads=heads, **limits)
+        return self._emit("attention", x.rows, (x,), width, kv=kv, layer=layer, heads=heads, **limits)
 
     def gather_rows(self, x_TD: Any, rows_L: object) -> Value:
         x = self._value(x_TD)
         assert rows_L is self.batch.logit_rows_L, "gather_rows takes the step's own logit rows"
-        return self._emit(Code.GATHER, LOGIT_ROWS, (x,), x.width)
+        return self._emit("gather", LOGIT_ROWS, (x,), x.width)
 
     def _quantise(self, x: Value, form: int) -> Value:
         if (x, form) not in self._quantised:
             assert x.width % GROUP == 0, f"a quantised linear needs a multiple of {GROUP} inputs, got {x.width}"
             out = Value(x.rows, x.width, form)
-            self._add(Code.QUANTISE, x.rows, (x,), out, x.width)
+            self._add("quantise", x.rows, (x,), out, x.width)
             self._quantised[x, form] = out
         return self._quantised[x, form]
 
@@ -300,13 +276,13 @@ class Recorder:
             self._inputs[id(x)] = Value(TOKEN_ROWS, array.shape[1], array=array)
         return self._inputs[id(x)]
 
-    def _emit(self, code: Code, rows: int, inputs: Sequence[Value | None], width: int, **details: Any) -> Value:
+    def _emit(self, kind: str, rows: int, inputs: Sequence[Value | None], width: int, **details: Any) -> Value:
         out = Value(rows, width)
-        self._add(code, rows, inputs, out, width, **details)
+        self._add(kind, rows, inputs, out, width, **details)
         return out
 
     def _add(
-        self, code: Code, rows: int, inputs: Sequence[Value | None], out: Value | None, width: int, **details: Any
+        self, kind: str, rows: int, inputs: Sequence[Value | None], out: Value | None, width: int, **details: Any
     ) -> None:
         first, second, third = (*inputs, None, None, None)[:3]
-        self.operations.append(Operation(code, rows, (first, second, third), out, width, **details))
+        self.operations.append(Operation(kind, rows, (first, second, third), out, width, **details))
