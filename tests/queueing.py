@@ -19,6 +19,7 @@ from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.step import PlanRow, RowResult, StepPlan, StepResult
 from tokenmill.engine.build import build_engine
 from tokenmill.engine.link import local_link
+from tokenmill.sched.policies import ORDERS
 from tokenmill.sched.scheduler import max_running
 from tokenmill.server.client import EngineClient
 from tokenmill.server.config import ServerConfig
@@ -115,7 +116,7 @@ class Replay:
     async def _main(self, loop: VirtualLoop, asks: Sequence[Ask]) -> None:
         engine_end, front_end = local_link()
         executor = Paced(self.costs)
-        client = EngineClient()
+        client = EngineClient(patience=ORDERS[self.config.scheduling_policy].patience)
         client.is_shared = self.is_shared
         limits = Limits(ServerConfig(("m",), max_queue_s=self.max_queue_s), client, loop)
         client.attach(front_end)

@@ -21,11 +21,13 @@ from typing import TYPE_CHECKING, Any
 from .. import __version__
 from ..core.errors import TokenmillError
 from ..core.events import Ready
+from ..core.policy import Order
 from ..core.units import format_parts
 from ..formats.hub import ResolvedModel, default_cache_dir
 from ..node.foreign import environment_notes
 from ..node.notes import NOTE
-from ..node.options import TextOptions
+from ..node.options import SCHEDULING_POLICIES, TextOptions
+from ..sched.policies import ORDERS
 from ..server.config import ServerConfig
 from .launch import Launch
 from .models import resolve_model
@@ -51,6 +53,7 @@ class _Given:
     text: TextOptions
     config: ServerConfig
     tls: ssl.SSLContext | None
+    order: Order
 
 
 def serve(args: argparse.Namespace) -> int:
@@ -66,10 +69,12 @@ def serve(args: argparse.Namespace) -> int:
     tls = http.tls()
     model = resolve_model(args.model)
     config = server_config(args, options, http, model.served_name)
-    given = _Given(options, http, given_options(TextOptions, args), config, tls)
+    engine = engine_options(args)
+    order = ORDERS[SCHEDULING_POLICIES[engine.scheduling_policy]]
+    given = _Given(options, http, given_options(TextOptions, args), config, tls, order)
     queue_bytes = config.max_buffered_bytes + config.max_open_tokens * QUEUED_TOKEN_BYTES
     launch = Launch(
-        str(model.path), config.model_names[0], str(default_cache_dir()), engine_options(args), queue_bytes,
+        str(model.path), config.model_names[0], str(default_cache_dir()), engine, queue_bytes,
         log_level=options.log_level, journal=os.path.abspath(options.journal) if options.journal else "",
     )  # fmt: skip
     with Supervisor(launch, options.engine_timeout_s) as supervisor:
@@ -108,7 +113,7 @@ async def _serve(given: _Given, model: ResolvedModel, supervisor: Supervisor, st
             prepared.set_exception(error)
 
     wanted = [ServedAdapter(name, os.path.abspath(path)) for name, path in options.lora_modules]
-    client = EngineClient(wanted, note_prepared)
+    client = EngineClient(wanted, note_prepared, given.order.patience)
     seeds = new_seed if options.seed is None else seeds_from(options.seed)
     allowed = {"trust_templates": config.allow_chat_template, "allow_special": given.text.allow_special_in_content}
     helper = HelperProcess(str(model.path), materials(text, **allowed))

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from ..core.events import EngineStats
 from ..core.request import Request
-from ..core.work import due, step_work
+from ..core.work import PATIENCE, due, step_work
 from .places import Places, Room, Ticket
 from .service import Load, Rates, Returns, Rows, moved, predicted_wait
 
@@ -53,7 +53,8 @@ class FrontDesk:
     returns     when those who are refused are told to come back
     """
 
-    def __init__(self) -> None:
+    def __init__(self, patience: int = PATIENCE) -> None:
+        self._patience = patience
         self.num_open = 0
         self.num_tokens = 0
         self.choice_s = 0.0
@@ -100,7 +101,7 @@ class FrontDesk:
             self._calls[request.id] = call
             num_prompt = len(request.prompt_tokens)
             cost = 1 if request.prompt_tokens is prompt else self._cost(num_prompt)
-            tickets.append(Ticket(request, client, due(work, num_prompt), cost))
+            tickets.append(Ticket(request, client, due(work, num_prompt, self._patience), cost))
             prompt = request.prompt_tokens
         self._places.join(tickets)
         service_s = self._service_s(tickets[0])
@@ -140,7 +141,7 @@ class FrontDesk:
         room, rates = self._places.room, self._rates
         if room is None:
             return 0.0
-        at = due(self._work, newcomer.num_tokens)
+        at = due(self._work, newcomer.num_tokens, self._patience)
         num_ahead, num_tokens = self._places.ahead(newcomer.client, newcomer.priority, at)
         num_own = self._places.ahead_of_own(newcomer.client, newcomer.priority, at)
         own_most = min(room.most_of_one, rates.num_rows)
@@ -163,7 +164,7 @@ class FrontDesk:
             return []
         span_s = now - self._lately[0][0]
         return [
-            (due(0, newcomer.num_tokens - num_prompt) * self._rates.work_s, service_s / span_s)
+            (due(0, newcomer.num_tokens - num_prompt, self._patience) * self._rates.work_s, service_s / span_s)
             for _, num_prompt, service_s in self._lately
             if num_prompt < newcomer.num_tokens and span_s > 0
         ]

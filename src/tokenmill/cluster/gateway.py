@@ -24,6 +24,7 @@ from typing import Any, ClassVar
 
 from ..core.errors import EngineFailed
 from ..core.events import FINISH_ABORT, FINISH_ERROR, Output, Ready
+from ..core.work import PATIENCE
 from .desk import FrontDesk
 from .entry import Entry
 from .events import Closed, Effects, Ended, GatewayEvent, GivenUp, Joined, Left, Opened, Stepped
@@ -56,8 +57,8 @@ class Gateway:
     is_shared   many clients use the engines, and have places in turn
     """
 
-    def __init__(self) -> None:
-        self.desk = FrontDesk()
+    def __init__(self, patience: int = PATIENCE) -> None:
+        self.desk = FrontDesk(patience)
         self.totals = Totals()
         self.is_shared = False
         self._links: dict[int, _Link] = {}

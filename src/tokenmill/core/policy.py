@@ -43,10 +43,15 @@ class Order(Protocol):
 
     num_refreshed  sequences whose place is asked for again at each step. 0: a place is fixed on arrival, which costs
                    a step nothing
+    patience       units of work (core.work) for which each token of a prompt lets others pass. 0: none. The front end
+                   orders what waits there by it, since it knows no more of what is to come
     """
 
     @property
     def num_refreshed(self) -> int: ...
+
+    @property
+    def patience(self) -> int: ...
 
     def due(self, waiting: Waiting) -> float:
         """When it should be served, on a scale of the policy's own; the lowest is next. To keep anyone from waiting for

@@ -10,10 +10,10 @@ PATIENCE = 64
 """A prompt lets shorter ones pass that arrive while so many times its own work is done."""
 
 
-def due(work_done: int, num_tokens: int) -> int:
+def due(work_done: int, num_tokens: int, patience: int = PATIENCE) -> int:
     """When a prompt of which `num_tokens` are to be computed should be served, on the clock that showed `work_done`
-    as it arrived. One that is shorter by d tokens goes first unless it comes PATIENCE * d units of work later."""
-    return work_done + PATIENCE * num_tokens
+    as it arrived. One that is shorter by d tokens goes first unless it comes `patience` * d units of work later."""
+    return work_done + patience * num_tokens
 
 
 def step_work(num_tokens: int, max_num_batched_tokens: int) -> int:

@@ -29,6 +29,7 @@ from ..core.events import (
 )
 from ..core.ports import FrontEnd
 from ..core.request import Request
+from ..core.work import PATIENCE
 from .adapters import AdapterBook, ServedAdapter
 from .deltas import Stream
 from .links import EngineLink, Notice
@@ -50,15 +51,16 @@ class EngineClient:
     adapters     the LoRA adapters that requests may name
 
     wanted: adapters to load into the first engine. An engine is ready once it has all its adapters; on_prepared is
-    called then, or with what kept a wanted one from being loaded.
+    called then, or with what kept a wanted one from being loaded. patience: see core.policy.Order.
     """
 
     def __init__(
         self,
         wanted: Sequence[ServedAdapter] = (),
         on_prepared: Callable[[TokenmillError | None], None] = lambda error: None,
+        patience: int = PATIENCE,
     ) -> None:
-        self._gateway = Gateway()
+        self._gateway = Gateway(patience)
         self.adapters = AdapterBook(self._tell, self._gateway.uses, wanted)
         self._on_prepared = on_prepared
         self.metrics: Metrics | None = None

@@ -11,6 +11,7 @@ from ...core.policy import Waiting
 @dataclass(frozen=True, slots=True)
 class FirstComeFirstServed:
     num_refreshed: int = 0
+    patience: int = 0
 
     def due(self, waiting: Waiting) -> int:
         """Alike for all: sequences that are due together are served by arrival."""

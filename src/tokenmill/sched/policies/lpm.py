@@ -23,6 +23,7 @@ NUM_REFRESHED = 128
 @dataclass(frozen=True, slots=True)
 class LongestPrefixFirst:
     num_refreshed: int = NUM_REFRESHED
+    patience: int = 0
 
     def due(self, waiting: Waiting) -> int:
         return waiting.arrived - PATIENCE * waiting.num_cached

@@ -11,12 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...core.policy import Waiting
-from ...core.work import due
+from ...core.work import PATIENCE, due
 
 
 @dataclass(frozen=True, slots=True)
 class ShortPromptsFirst:
     num_refreshed: int = 0
+    patience: int = PATIENCE
 
     def due(self, waiting: Waiting) -> int:
-        return due(waiting.arrived, waiting.num_tokens - waiting.num_cached)
+        return due(waiting.arrived, waiting.num_tokens - waiting.num_cached, self.patience)
