@@ -66,6 +66,7 @@ async def _serve(launch: Launch) -> None:
     from ..node.load import load_engine
     from ..node.machine import read_machine
     from .models import progress_bar
+    from .poison import maybe_poisoned
 
     checkpoint = open_checkpoint(launch.path)
     base_bytes = private_bytes()
@@ -81,7 +82,8 @@ async def _serve(launch: Launch) -> None:
         ready = engine.ready(launch.model)
         await link.send(replace(ready, memory=(*ready.memory, ("engine", base_bytes))))
         with beating(launch.pulse_fd, engine.ops.progress), _journal(launch.journal, engine.config) as record:
-            await build_engine(engine.config, engine.worker.executor, link, clock, record).run()
+            executor = maybe_poisoned(engine.worker.executor)
+            await build_engine(engine.config, executor, link, clock, record).run()
     except EOFError:
         pass  # The front end has gone, and with it every request.
     finally:
