@@ -50,7 +50,8 @@ ERRORS = {
     "UnsupportedEncoding": "A `Content-Encoding` other than gzip and deflate.",
     "Overloaded": "The wait would be longer than `--max-queue-s`, or too much is open or held. `Retry-After` says when "
     "there will be room.",
-    "EngineFailed": "A step failed, or a bug, with its traceback in the log.",
+    "EngineFailed": "A step failed, or a bug, with its traceback in the log; or engines died of the request again and "
+    "again.",
     "Unavailable": "The engine starts, has died or stalls, or the server drains. While the engine is restarted "
     "`Retry-After` says when it will be back.",
 }

@@ -1,10 +1,11 @@
 """The OpenAI-compatible HTTP front end: validates, encodes, streams, measures. It speaks to the engine only through
 `EngineClient`, as messages on a link, and so knows no model. Whose choice goes to the engine next, and how long a call
-would wait, it has from `cluster.desk`.
+would wait, it has from `cluster.desk`; what becomes of requests when an engine dies, from `cluster.gateway`.
 
     app        which path leads where                     http     bodies in, JSON out, keys and request ids
     openai     body -> Call (validated)                   fields   reading one JSON object with named errors
     tokens     Call -> prompt tokens -> Requests          limits   what is refused because of load
+    links      one life of an engine                      deltas   what is produced and not read yet
     client     Requests -> engine -> Streams of Deltas    choice   tokens -> text, stops, counts of one choice
     replies    the JSON bodies, whole and chunked         stream   a call from admission to its last byte
     logprobs   log probabilities in three formats         metrics  Prometheus names and what they mean
