@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tokenmill.bench import kernels, output, result
+from tokenmill.bench import core, kernels, output, result
 from tokenmill.bench.machine import Interference
 from tokenmill.bench.profile import report as profile
 from tokenmill.bench.report import Figure, Report
@@ -34,6 +34,7 @@ def keys_of(value: Any) -> set[str]:
 
 CASE = kernels.Measured("linear", "a x b", 1, 10, 20, [0.1], [1e9], 1e12)
 FIGURE = Figure("one", "decode", {"own": [1.0, 2.0], "peer": [1.0, 1.0]}, Interference(1.0, 0.0))
+CORE = core.CoreTimes(64, "plan", [1.0, 2.0, 3.0])
 STEP = profile.StepTimes(1, 128, {"linear": 1.0}, 2.0, 0.5, 3.0, {"plan": 0.1})
 SERVED = profile.ServedTimes(1, 128, 128, 1.0, 1.0, 1.0, {"engine": 1.0}, {"json": 1.0})
 
@@ -43,9 +44,10 @@ SERVED = profile.ServedTimes(1, 128, 128, 1.0, 1.0, 1.0, {"engine": 1.0}, {"json
     [
         (kernels.to_json([CASE], {"int8": 1.0, "f32": 1.0}, ["note"]), ("cases", "peaks")),
         (Report({"a": {"b": "c"}}, (1.0, 2.0), [FIGURE]).to_json(), ("figures", "bandwidth_gb_per_s")),
+        (core.to_json([CORE], ["note"]), ("parts",)),
         (profile.to_json([STEP], [SERVED], {"model": "m"}), ("steps", "served")),
     ],
-    ids=["kernels", "engine", "profile"],
+    ids=["kernels", "engine", "core", "profile"],
 )
 def test_every_field_in_process_is_described(plain: dict[str, Any], nested: tuple[str, ...]) -> None:
     """The object's own, and those of the objects in it."""

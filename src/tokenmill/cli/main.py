@@ -88,6 +88,7 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     add_model(engine)
     kernels = _command(benches, "kernels", "each operation against the machine's limits", "bench.kernels", "kernels")
     add_model(kernels)
+    core = _command(benches, "core", "what a step costs outside of computing", "bench.core", "core")
     profile = _command(benches, "profile", "where the time of steps and requests goes", "bench.profile", "profile")
     add_model(profile)
     quality = _command(benches, "quality", "what a model gets right, with stated errors", "bench.quality", "quality")
@@ -99,6 +100,7 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     if argv[:1] == ["bench"]:
         importlib.import_module("tokenmill.bench.engine").add_arguments(engine)
         importlib.import_module("tokenmill.bench.kernels").add_arguments(kernels)
+        importlib.import_module("tokenmill.bench.core").add_arguments(core)
         importlib.import_module("tokenmill.bench.profile.report").add_arguments(profile)
         importlib.import_module("tokenmill.bench.quality.command").add_arguments(quality)
         importlib.import_module("tokenmill.cli.bench.report").add_arguments(report)

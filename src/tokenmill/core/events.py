@@ -6,8 +6,10 @@ Times are seconds on the monotonic clock of whoever holds the message; a link be
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 from .request import DRAW_VERSION, PoolingParams, Request
 from .step import TokenLogprob
@@ -126,6 +128,10 @@ class Output(NamedTuple):
     error_param: str = ""
     vector: bytes = b""
     timing: Timing | None = None
+
+
+output_of: Callable[[tuple[Any, ...]], Output] = partial(tuple.__new__, Output)
+"""An output of all its fields in order, at a third of what calling the class costs."""
 
 
 class EngineStats(NamedTuple):

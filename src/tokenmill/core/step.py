@@ -18,8 +18,10 @@ write the KV of all rows, then read. So a row may read what another row of the s
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 from .request import PoolingParams, SamplingParams
 
@@ -73,6 +75,10 @@ class PlanRow(NamedTuple):
         return 1 if self.from_step >= 0 else len(self.tokens)
 
 
+plan_row: Callable[[tuple[Any, ...]], PlanRow] = partial(tuple.__new__, PlanRow)
+"""A row of all its fields in order, at a third of what calling the class costs."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """All rows of one step. `released`: sequences the worker forgets before running the rows; some may be unknown to
@@ -84,7 +90,7 @@ class StepPlan:
 
     @property
     def num_tokens(self) -> int:
-        return sum(row.num_tokens for row in self.rows)
+        return sum([1 if row.from_step >= 0 else len(row.tokens) for row in self.rows])
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,9 @@ from ..core.step import PlanRow, RowResult, StepResult
 from .outputs import ended, progressed
 from .state import EngineState, Step
 
+_RUNNING = Status.RUNNING
+"""A member of an Enum is slow to get at, and this one is compared with for every row."""
+
 CORRUPTED = (
     "The model's values for this request were not finite numbers. If it happens again, the model file or the machine's "
     "memory may be damaged."
@@ -30,18 +33,14 @@ CORRUPTED = (
 
 def commit_step(state: EngineState, result: StepResult, now: float) -> None:
     """Apply the result of the oldest step in flight."""
-    step = _end_oldest(state, result.step)
+    step = _take_oldest(state, result.step)
     if not step.is_void:
         assert len(result.rows) == len(step.rows), f"step {step.number}: {len(result.rows)} results"
-        state.counters.num_steps += 1
-        state.counters.last_step_tokens = step.num_tokens
-        state.counters.last_step_s = result.duration_s
-        if state.eviction.needs_costs and 2 * step.num_tokens >= state.config.max_num_batched_tokens:
-            state.costs.note(step.rows, result.duration_s)
+        _count(state, step, result.duration_s)
         outputs = state.outbox.outputs
         for row, seq, end, row_result in zip(step.rows, step.sequences, step.ends, result.rows, strict=True):
             assert row_result.seq == row.seq, f"step {step.number}: result of {row_result.seq} for row {row.seq}"
-            if seq.status is Status.RUNNING:
+            if seq.status is _RUNNING:
                 output = _commit_row(state, seq, row, end, row_result, step.number, now)
                 if output is not None:
                     outputs.append(output)
@@ -50,37 +49,46 @@ def commit_step(state: EngineState, result: StepResult, now: float) -> None:
 
 def fail_step(state: EngineState, event: StepFailed, now: float) -> None:
     """The oldest step in flight had no effect."""
-    step = _end_oldest(state, event.step)
+    step = _take_oldest(state, event.step)
     if not step.is_void:
+        for seq in step.sequences:
+            seq.rows_in_flight -= 1
         error = EngineFailed(f"A step of the engine failed: {event.message}")
         for later in (*reversed(state.in_flight), step):
             state.blocks.withdraw(later.published)
-        running = [seq for seq in step.sequences if seq.status is Status.RUNNING]
+        running = [seq for seq in step.sequences if seq.status is _RUNNING]
         state.outbox.outputs += [_fail(state, seq, error, now) for seq in running]
         unsent = list(step.released)
         for later in state.in_flight:
             later.is_void = True
             unsent += later.released
             for seq in later.sequences:
-                if seq.status is Status.RUNNING:
+                if seq.status is _RUNNING:
                     state.send_back(seq)
         state.released = unsent + state.released
     state.blocks.end_step(step.number)
 
 
-def _end_oldest(state: EngineState, step_number: int) -> Step:
+def _take_oldest(state: EngineState, step_number: int) -> Step:
     step = state.in_flight.popleft()
     assert step.number == step_number, f"step {step_number} ended before step {step.number}"
-    if not step.is_void:
-        for seq in step.sequences:
-            seq.rows_in_flight -= 1
     return step
+
+
+def _count(state: EngineState, step: Step, duration_s: float) -> None:
+    counters = state.counters
+    counters.num_steps += 1
+    counters.last_step_tokens = num_tokens = step.num_tokens
+    counters.last_step_s = duration_s
+    if state.eviction.needs_costs and 2 * num_tokens >= state.config.max_num_batched_tokens:
+        state.costs.note(step.rows, duration_s)
 
 
 def _commit_row(
     state: EngineState, seq: Sequence, row: PlanRow, end: int, result: RowResult, step_number: int, now: float
 ) -> Output | None:
     seq.num_computed = end
+    seq.rows_in_flight -= 1
     if result.is_corrupted:
         state.counters.num_corrupted += 1
         state.blocks.forget(seq.tables, [other.tables for other in state.running])
@@ -96,8 +104,9 @@ def _commit_row(
     tokens.append(token)
     seq.num_pending -= 1
     state.counters.generation_tokens += 1
-    num_output = len(tokens) - seq.num_prompt
-    num_full = min(end, len(tokens)) // state.config.block_size
+    num_tokens = len(tokens)
+    num_output = num_tokens - seq.num_prompt
+    num_full = (end if end < num_tokens else num_tokens) // state.config.block_size
     if num_full > seq.tables[-1].num_published:
         last_step = state.in_flight[seq.last_step - step_number - 1] if seq.rows_in_flight else None
         state.publish(seq, num_full, last_step)
@@ -105,7 +114,7 @@ def _commit_row(
     if token in seq.stop_ids and num_output > seq.request.sampling.min_tokens:
         state.leave(seq)
         return ended(seq, FINISH_STOP, now, stop_token=token)
-    if len(tokens) >= seq.max_len:
+    if num_tokens >= seq.max_len:
         return _finish(state, seq, FINISH_LENGTH, now, result)
     return progressed(seq, result, num_output, now)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..cache.groups import Match
 from ..core.sequence import Sequence
-from ..core.step import Introduction, PlanRow
+from ..core.step import Introduction, PlanRow, plan_row
 from ..sched.admission import blocks_for
 from .state import EngineState, Step, wants_scores
 
@@ -14,6 +14,9 @@ class StepLedger:
 
     def __init__(self, state: EngineState) -> None:
         self._state = state
+        self._block_size = state.config.block_size
+        self._keeps_kv = state.config.keeps_kv
+        self._has_windows = state.blocks.has_windows
         self.step = Step(0)
         self.now = 0.0
 
@@ -61,30 +64,20 @@ class StepLedger:
         self._state.send_back(seq)
 
     def add_row(self, seq: Sequence, num_tokens: int) -> None:
-        state, step, tables = self._state, self.step, seq.tables
-        size = state.config.block_size
+        step, tables, size = self.step, seq.tables, self._block_size
         start = seq.num_planned
         end = start + num_tokens
         num_blocks = len(tables[0].ids)
-        if end > num_blocks * size and state.config.keeps_kv:
+        if end > num_blocks * size and self._keeps_kv:
             num_blocks = blocks_for(end, size)
-            state.blocks.extend(tables, num_blocks - len(tables[0].ids))
-        num_known_tokens = len(seq.tokens)
-        is_drawing = end == num_known_tokens + seq.num_pending
+            self._state.blocks.extend(tables, num_blocks - len(tables[0].ids))
+        num_known = len(seq.tokens)
+        is_drawing = end == num_known + seq.num_pending
         blocks = _unsent(seq) if num_blocks > seq.num_sent else ()
-        if start >= num_known_tokens:
-            row = PlanRow(seq.number, start, (), seq.last_step, blocks, None, is_drawing)
+        if start >= num_known:
+            row = plan_row((seq.number, start, (), seq.last_step, blocks, None, is_drawing, False))
         else:
-            row = PlanRow(
-                seq=seq.number,
-                start=start,
-                tokens=tuple(seq.tokens[start:end]),
-                blocks=blocks,
-                intro=None if seq.num_sent else _introduce(seq),
-                sample=is_drawing,
-                score=start < seq.num_prompt - 1 and wants_scores(seq),
-            )
-            state.counters.prompt_tokens_computed += max(0, min(end, seq.num_prompt) - start)
+            row = self._row_of_known(seq, start, end, blocks, is_drawing)
         seq.num_planned = end
         seq.num_pending += is_drawing
         seq.num_sent = num_blocks
@@ -93,12 +86,25 @@ class StepLedger:
         step.rows.append(row)
         step.sequences.append(seq)
         step.ends.append(end)
-        step.num_tokens += num_tokens
-        num_full = min(end, num_known_tokens) // size
+        if num_tokens > 1:
+            step.num_more_tokens += num_tokens - 1
+        num_full = (end if end < num_known else num_known) // size
         if num_full > tables[-1].num_published:
-            state.publish(seq, num_full, step)
-        if state.blocks.has_windows:
-            state.blocks.slide(tables, end, step.number)
+            self._state.publish(seq, num_full, step)
+        if self._has_windows:
+            self._state.blocks.slide(tables, end, step.number)
+
+    def _row_of_known(self, seq: Sequence, start: int, end: int, blocks: tuple[int, ...], is_drawing: bool) -> PlanRow:
+        self._state.counters.prompt_tokens_computed += max(0, min(end, seq.num_prompt) - start)
+        return PlanRow(
+            seq=seq.number,
+            start=start,
+            tokens=tuple(seq.tokens[start:end]),
+            blocks=blocks,
+            intro=None if seq.num_sent else _introduce(seq),
+            sample=is_drawing,
+            score=start < seq.num_prompt - 1 and wants_scores(seq),
+        )
 
 
 def _unsent(seq: Sequence) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..core.errors import TokenmillError
-from ..core.events import FINISH_ERROR, Output, Timing
+from ..core.events import FINISH_ERROR, Output, Timing, output_of
 from ..core.request import Request
 from ..core.sequence import Sequence
 from ..core.step import RowResult
@@ -25,7 +25,24 @@ def refused(request: Request, error: TokenmillError, now: float) -> Output:
 def progressed(seq: Sequence, result: RowResult, num_output: int, now: float) -> Output:
     """A token, the `num_output`th, that is not the last."""
     if seq.first_token_s >= 0:
-        return Output(seq.request.id, result.tokens, result.logprobs, (), None, None, num_output, _num_cached(seq))
+        num_cached = seq.num_cached if seq.num_cached < seq.num_prompt else seq.num_prompt
+        return output_of(
+            (
+                seq.request.id,
+                result.tokens,
+                result.logprobs,
+                (),
+                None,
+                None,
+                num_output,
+                num_cached,
+                "",
+                "",
+                "",
+                b"",
+                None,
+            )
+        )
     seq.first_token_s = now
     return Output(
         seq.request.id,

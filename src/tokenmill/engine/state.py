@@ -36,7 +36,8 @@ from .settings import SettingsLedger
 
 @dataclass(slots=True, eq=False)
 class Step:
-    """A step in the making or in flight. `ends[i]`: num_computed of `sequences[i]` once the step is committed."""
+    """A step in the making or in flight. `ends[i]`: num_computed of `sequences[i]` once the step is committed.
+    `num_more_tokens`: those of its rows beyond one of each."""
 
     number: int
     rows: list[PlanRow] = field(default_factory=list)
@@ -44,8 +45,12 @@ class Step:
     ends: list[int] = field(default_factory=list)
     published: list[tuple[BlockManager, int]] = field(default_factory=list)
     released: tuple[int, ...] = ()
-    num_tokens: int = 0
+    num_more_tokens: int = 0
     is_void: bool = False
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.rows) + self.num_more_tokens
 
 
 @dataclass(slots=True, eq=False)
@@ -169,7 +174,8 @@ class EngineState:
         size = self.config.block_size
         if (len(seq.keys) + 1) * size <= len(seq.tokens):
             request = seq.request
-            root = root_key(self.config.numerics_id, request.adapter, request.cache_salt)
+            # The keys that are there stand for the root: they hang below it.
+            root = b"" if seq.keys else root_key(self.config.numerics_id, request.adapter, request.cache_salt)
             extend_keys(seq.keys, root, seq.tokens, size)
 
 

@@ -122,29 +122,31 @@ class _Composition:
 
     def compose(self) -> None:
         size = self.config.block_size
-        wanted = [(seq, num_wanted(seq)) for seq in self.running]
-        for seq, num_tokens in wanted:
-            if num_tokens == 1:
-                self.budget -= 1
-            elif num_tokens:
-                self.prefilling.append(seq)
+        running = list(self.running)  # without those that are let in below
+        wanted = [num_wanted(seq) for seq in running]
+        self.budget -= wanted.count(1)
+        self.prefilling += [seq for seq, num_tokens in zip(running, wanted, strict=True) if num_tokens > 1]
         num_decodes = self.config.max_num_batched_tokens - self.budget
         self.aim = self.policies.chunks.most_tokens(self.config, num_decodes)
         num_refreshed = self.policies.order.num_refreshed
         if num_refreshed and len(self.running) < max_running(self.config):
             self.waiting.refresh(num_refreshed, self.ledger.reconsider)
+        add_row = self.ledger.add_row
         turns = iter(sorted(self.prefilling, key=rank))
-        for seq, num_tokens in wanted:
+        for seq, num_tokens in zip(running, wanted, strict=True):
             if num_tokens > 1:
                 seq = next(turns)
                 self._admit(rank(seq))
-            if not num_tokens or seq.status is not Status.RUNNING or seq.number in self.held_back:
+            if not num_tokens or (self.is_squeezed and self._has_given_way(seq)):
                 continue
             if num_tokens > 1:
                 self._continue_prefill(seq)
             elif seq.num_planned % size or self._fit(seq, self.ledger.no_match, 1):  # a block begun has room
-                self.ledger.add_row(seq, 1)
+                add_row(seq, 1)
         self._admit(None)
+
+    def _has_given_way(self, seq: Sequence) -> bool:
+        return seq.status is not Status.RUNNING or seq.number in self.held_back
 
     def _continue_prefill(self, seq: Sequence) -> None:
         matched = self.ledger.find_match(seq)
