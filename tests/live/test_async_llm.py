@@ -31,7 +31,7 @@ async def last(llm: AsyncLLM, prompt, sampling=GREEDY, **how) -> RequestOutput:
 
 
 def num_running(llm: AsyncLLM) -> int:
-    return llm._llm._client.num_open
+    return llm._llm._runtime.client.num_open
 
 
 def test_outputs_grow_to_what_llm_gives(llm):

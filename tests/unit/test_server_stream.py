@@ -15,13 +15,13 @@ from scripted import attached, make_text_model
 from tokenmill.core.events import Abort, EngineStats, Output, StepOutputs, Submit
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.engine.link import LocalEngineEnd
-from tokenmill.server.choice import Choice
 from tokenmill.server.client import EngineClient
 from tokenmill.server.logprobs import TokenNames
 from tokenmill.server.openai import Call
 from tokenmill.server.replies import Answer
 from tokenmill.server.stream import EventStream
 from tokenmill.server.tokens import Encoded
+from tokenmill.text.choice import Choice
 
 TEXT = make_text_model()
 BYTE_0 = 3

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from scripted import READY
+from scripted import READY, make_text_model
 from tokenmill.cluster.desk import held_tokens
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
@@ -18,7 +18,8 @@ from tokenmill.engine.core import EngineCore
 from tokenmill.net.codec import decode, encode
 from tokenmill.ops.reference import ReferenceOps
 from tokenmill.server.openai import Rules, parse_completion
-from tokenmill.server.tokens import Encoded, make_requests
+from tokenmill.server.tokens import text_call
+from tokenmill.text.calls import make_requests
 from tokenmill.worker.sampler import Sampler
 
 RULES = Rules(vocab_size=5000)
@@ -27,8 +28,8 @@ BODY = {"prompt": ["a", "b"], "n": 32, "max_tokens": 4, "stop_token_ids": [7, 3,
 
 def requests_of(body: dict[str, object]) -> list[Request]:
     call, _ = parse_completion(body, RULES)
-    prompts = [Encoded((1, 2, 3)), Encoded((4, 5))]
-    return make_requests(call, prompts, READY, root_id="r", arrival_s=0.0, new_seed=lambda: 1, default_max_tokens=None)
+    given = text_call(call, make_text_model(), "")
+    return make_requests(given, [(1, 2, 3), (4, 5)], READY, root_id="r", arrival_s=0.0, new_seed=lambda: 1)
 
 
 @pytest.mark.parametrize("name", ["stop_token_ids", "allowed_token_ids"])
@@ -61,9 +62,9 @@ def test_the_choices_of_a_call_have_their_settings_and_prompts_in_common() -> No
 
 def test_a_message_carries_what_is_shared_once_and_it_is_shared_behind_the_link() -> None:
     requests = tuple(requests_of(BODY))
-    data = encode(Submit(requests))
-    assert len(data) < len(encode(Submit(requests[:1]))) + 63 * 60
-    received = decode(data)
+    data = encode(Submit(requests), 0.0)
+    assert len(data) < len(encode(Submit(requests[:1]), 0.0)) + 63 * 60
+    received = decode(data, 0.0)
     assert received == Submit(requests) and isinstance(received, Submit)
     assert len({id(request.sampling) for request in received.requests}) == 1
     assert len({id(request.prompt_tokens) for request in received.requests}) == 2
@@ -72,7 +73,7 @@ def test_a_message_carries_what_is_shared_once_and_it_is_shared_behind_the_link(
 def test_the_engine_shares_what_came_in_different_messages_and_lets_go_of_it() -> None:
     core = EngineCore(EngineConfig(groups=full_groups(64), max_model_len=64))
     for request in requests_of(BODY)[:8]:
-        message = decode(encode(Submit((request,))))
+        message = decode(encode(Submit((request,)), 0.0), 0.0)
         assert isinstance(message, Submit)
         core.handle(message, 0.0)
     sequences = list(core.state.by_id.values())

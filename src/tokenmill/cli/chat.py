@@ -21,7 +21,7 @@ from rich.markup import escape
 
 from ..core.errors import ConfigError, ContextTooLong, TokenmillError, Unavailable
 from ..llm.llm import LLM
-from ..server.vectors import require_tokens
+from ..text.calls import require_tokens
 from .generate import speed
 from .models import progress_bar
 from .options import llm_options, sampling_overrides

@@ -9,7 +9,7 @@ import time
 from ..core.errors import ConfigError
 from ..llm.llm import LLM
 from ..node.notes import NOTE
-from ..server.vectors import require_tokens
+from ..text.calls import require_tokens
 from .models import progress_bar
 from .options import llm_options, sampling_overrides
 

@@ -57,6 +57,13 @@ class GivenPrompt:
     tokens: tuple[int, ...] | None
     cache_salt: str = ""
 
+    @property
+    def content(self) -> str | tuple[int, ...]:
+        if self.text is not None:
+            return self.text
+        assert self.tokens is not None, "a prompt of nothing"
+        return self.tokens
+
 
 def read_prompts(prompts: Any) -> list[GivenPrompt]:
     """One prompt or several, as several. Raises InvalidRequest."""

@@ -15,9 +15,9 @@ import asyncio
 import contextlib
 import itertools
 import os
-from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -26,10 +26,10 @@ import numpy as np
 from ..core.errors import InvalidRequest
 from ..core.events import FINISH_ABORT, Ready
 from ..core.request import SamplingParams
-from ..server.choice import Choice, Piece
 from .arguments import Message, Prompt
-from .llm import LLM, Pieces
-from .outputs import Call, CompletionOutput, RequestOutput
+from .calls import Pieces
+from .llm import LLM
+from .outputs import RequestOutput, Said
 from .tokenizer import LLMTokenizer
 
 T = TypeVar("T")
@@ -43,48 +43,13 @@ class _Open:
     aborted: bool = False
 
 
-@dataclass(slots=True)
-class _Said:
-    """What one choice has said so far."""
-
-    choice: Choice
-    text: str = ""
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[Any] = field(default_factory=list)
-    finish_reason: str | None = None
-    stop_reason: str | int | None = None
-
-    def add(self, piece: Piece) -> None:
-        self.text += piece.text
-        self.tokens.extend(piece.tokens)
-        self.logprobs.extend(piece.logprobs)
-        self.finish_reason, self.stop_reason = piece.finish_reason, piece.stop_reason
-
-
-def _output(call: Call, said: Mapping[int, _Said], unfinished: str | None = None) -> RequestOutput:
-    """All that the choices of a call have said. unfinished: the finish_reason of those that have not ended."""
-    outputs = []
-    for request in call.requests:
-        each, wants_logprobs = said.get(request.choice), request.sampling.logprobs is not None
-        outputs.append(
-            CompletionOutput(
-                index=request.choice,
-                text=each.text if each else "",
-                token_ids=tuple(each.tokens) if each else (),
-                logprobs=tuple(each.logprobs if each else ()) if wants_logprobs else None,
-                finish_reason=(each.finish_reason if each else None) or unfinished,
-                stop_reason=each.stop_reason if each else None,
-            )
-        )
-    return call.output({index: each.choice for index, each in said.items()}, outputs)
-
-
 class AsyncLLM:
     """Loads `model` when made, as LLM does and with the same options; loading blocks. Its methods belong to one event
     loop at a time. Close it, or use it as an asynchronous context manager."""
 
     def __init__(self, model: str | os.PathLike[str] = "smollm2", **options: Any) -> None:
         self._llm = LLM(model, **options)
+        self._runtime, self._calls = self._llm._runtime, self._llm._calls
         self._open: dict[str, _Open] = {}
         self._numbers = itertools.count()
 
@@ -118,17 +83,17 @@ class AsyncLLM:
         state = self._open[name] = _Open()
         try:
             # Encoding a long prompt takes a while, which the caller's loop need not wait for.
-            call = await asyncio.to_thread(self._llm._one_call, prompt, sampling_params, cache_salt, lora)
-            said: dict[int, _Said] = {}
-            pieces = Pieces(self._llm._pieces(call))
+            call = await asyncio.to_thread(self._calls.of_any, prompt, sampling_params, cache_salt, lora)
+            said: dict[int, Said] = {}
+            pieces = Pieces(self._calls.pieces(call))
             try:
                 while not state.aborted:
                     try:
                         choice, piece = await self._run(pieces.next(), state)
                     except StopAsyncIteration:
                         return
-                    said.setdefault(choice.index, _Said(choice)).add(piece)
-                    yield _output(call, said)
+                    said.setdefault(choice.index, Said(choice)).add(piece)
+                    yield call.output(said)
             except asyncio.CancelledError:
                 task = asyncio.current_task()
                 if not state.aborted or (task is not None and task.cancelling()):
@@ -136,7 +101,7 @@ class AsyncLLM:
             finally:
                 with contextlib.suppress(InvalidRequest):  # a closed model has let go of its calls
                     await self._run(pieces.close())
-            yield _output(call, said, unfinished=FINISH_ABORT)
+            yield call.output(said, unfinished=FINISH_ABORT)
         finally:
             del self._open[name]
 
@@ -181,7 +146,7 @@ class AsyncLLM:
 
     async def _run(self, work: Awaitable[T], state: _Open | None = None) -> T:
         """Awaits `work` on the engine's loop."""
-        future = self._llm._submit(work)
+        future = self._runtime.submit(work)
         if state is not None:
             state.waiting = future
         try:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from ..core.request import Request, SamplingParams
+from ..core.request import Request
 from ..core.step import TokenLogprob
-from ..server.choice import Choice, Piece
+from ..text.choice import Choice, Piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,31 +75,48 @@ class Call:
     prompt: str | None
     requests: tuple[Request, ...]
 
-    def output(self, choices: Mapping[int, Choice], outputs: Sequence[CompletionOutput]) -> RequestOutput:
-        """What `choices` (by index) have come to."""
-        request, first = self.requests[0], choices.get(0)
+    def output(self, said: Mapping[int, Said], unfinished: str | None = None) -> RequestOutput:
+        """All that the choices have said, by index. unfinished: the finish_reason of those that have not ended."""
+        request, first = self.requests[0], said.get(0)
         wants_prompt = request.sampling.prompt_logprobs is not None
         return RequestOutput(
             prompt=self.prompt,
             prompt_token_ids=request.prompt_tokens,
-            prompt_logprobs=tuple(first.prompt_logprobs) if wants_prompt and first is not None else None,
-            outputs=tuple(outputs),
+            prompt_logprobs=tuple(first.choice.prompt_logprobs) if wants_prompt and first is not None else None,
+            outputs=tuple(_completion(request, said.get(request.choice), unfinished) for request in self.requests),
             usage=Usage(
                 prompt_tokens=len(request.prompt_tokens),
-                completion_tokens=sum(choice.num_tokens for choice in choices.values()),
-                cached_tokens=0 if first is None else max(0, first.num_cached),
+                completion_tokens=sum(each.choice.num_tokens for each in said.values()),
+                cached_tokens=0 if first is None else max(0, first.choice.num_cached),
             ),
         )
 
 
-def completion_output(index: int, pieces: Sequence[Piece], sampling: SamplingParams) -> CompletionOutput:
-    """A choice whose pieces have all come."""
-    last = pieces[-1]
+@dataclass(slots=True)
+class Said:
+    """What one choice has said so far."""
+
+    choice: Choice
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+    def add(self, piece: Piece) -> None:
+        self.text += piece.text
+        self.tokens.extend(piece.tokens)
+        self.logprobs.extend(piece.logprobs)
+        self.finish_reason, self.stop_reason = piece.finish_reason, piece.stop_reason
+
+
+def _completion(request: Request, said: Said | None, unfinished: str | None) -> CompletionOutput:
+    wants_logprobs = request.sampling.logprobs is not None
     return CompletionOutput(
-        index=index,
-        text="".join(piece.text for piece in pieces),
-        token_ids=tuple(token for piece in pieces for token in piece.tokens),
-        logprobs=None if sampling.logprobs is None else tuple(entry for piece in pieces for entry in piece.logprobs),
-        finish_reason=last.finish_reason,
-        stop_reason=last.stop_reason,
+        index=request.choice,
+        text=said.text if said else "",
+        token_ids=tuple(said.tokens) if said else (),
+        logprobs=tuple(said.logprobs if said else ()) if wants_logprobs else None,
+        finish_reason=(said.finish_reason if said else None) or unfinished,
+        stop_reason=said.stop_reason if said else None,
     )

@@ -25,11 +25,11 @@ from ..cluster.desk import Newcomer, held_tokens
 from ..core.errors import InvalidRequest, ModelNotFound, TokenmillError, Unavailable
 from ..core.events import Ready
 from ..core.ports import Clock
-from ..text.bad_words import bad_word_ids
+from ..text.calls import context_limit, make_requests, require_tokens
+from ..text.choice import Choice
 from ..text.load import TextModel
 from ..text.standins import Rendered
 from .adapters import ServedAdapter
-from .choice import Choice
 from .client import EngineClient
 from .clients import Clients
 from .config import ServerConfig
@@ -45,8 +45,8 @@ from .reading import parse_small, read_call
 from .replies import Answer
 from .request_log import RequestLog
 from .stream import EventStream, WholeReply
-from .tokens import Encoder, context_limit, make_requests, prompt_text
-from .vectors import VectorService, require_tokens
+from .tokens import Encoder, prompt_text, text_call
+from .vectors import VectorService
 from .visitors import Visitors
 
 _log = logging.getLogger(__name__)
@@ -202,15 +202,12 @@ class _Service:
         root_id = self._new_id(prefix)
         given_id = call.request_id or state.request_id
         requests = make_requests(
-            call,
-            prompts,
+            text_call(call, self._text, "" if adapter is None else adapter.digest),
+            [prompt.tokens for prompt in prompts],
             ready,
             root_id=root_id,
             arrival_s=arrival_s,
             new_seed=self._new_seed,
-            default_max_tokens=self._text.sampling_defaults.get("max_tokens"),
-            adapter="" if adapter is None else adapter.digest,
-            bad_words=bad_word_ids(self._text.tokenizer, call.sampling.bad_words),
         )
         self.limits.admit(newcomer(state.client, requests), held_tokens(requests))
         tokenizer = self._text.tokenizer

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from ..core.step import TokenLogprob
-from .choice import Choice, Piece
+from ..text.choice import Choice, Piece
 from .logprobs import TokenNames, chat_logprobs, completion_logprobs, prompt_logprobs
 from .openai import Call
 from .pieces import Work

@@ -22,8 +22,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ..core.errors import EngineFailed, TokenmillError, Unavailable
 from ..core.events import FINISH_ABORT, FINISH_ERROR, Output
+from ..text.choice import Choice, Piece
 from .begun import Begun
-from .choice import Choice, Piece
 from .deltas import Stream
 from .errors import ClientGone, describe, from_engine
 from .logprobs import ENTRIES_AT_ONCE

@@ -1,4 +1,4 @@
-"""From a validated call to engine requests: render, encode, cut to fit, resolve what was left open.
+"""The prompts of a validated call as tokens: rendered, encoded, cut to fit.
 
 Small prompts, and those whose beginning is known from others, are encoded in place; larger ones go to a thread (the
 tokenizer releases the interpreter lock), so that other clients' streams do not wait for them, and at most two do so at
@@ -9,13 +9,13 @@ process's.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
-from ..core.errors import ContextTooLong, InvalidRequest
-from ..core.events import Ready
-from ..core.request import Request, SamplingParams
+from ..core.errors import InvalidRequest
+from ..text.bad_words import bad_word_ids
+from ..text.calls import TextCall
 from ..text.load import TextModel
 from ..text.standins import Rendered
 from .helper import Caller, Helper
@@ -41,7 +41,6 @@ KNOWN_CHARS = 100_000
 """Longer ones are encoded in the helper process. Nor is it asked whether they are known: that, too, takes time."""
 
 _ENCODERS = 2
-_MASK64 = 2**64 - 1
 _NOBODY = Caller()
 
 
@@ -175,85 +174,24 @@ class Encoder:
         if call.truncate_to is not None:
             most = call.truncate_to if call.truncate_to > 0 else limit - (call.sampling.max_tokens or 1)
             encoded = [_truncate(prompt, max(1, most), call.truncate_right) for prompt in encoded]
-        for prompt in encoded:
-            if not prompt.tokens:
-                raise InvalidRequest(f"{call.prompt_field} must give at least one token.", param=call.prompt_field)
         return encoded
 
 
-def context_limit(ready: Ready) -> int:
-    """Most tokens, prompt and output together, that one request of this engine may have."""
-    return ready.max_model_len
-
-
-def make_requests(
-    call: Call,
-    prompts: Iterable[Encoded],
-    ready: Ready,
-    *,
-    root_id: str,
-    arrival_s: float,
-    new_seed: Callable[[], int],
-    default_max_tokens: int | None,
-    adapter: str = "",
-    bad_words: tuple[tuple[int, ...], ...] = (),
-) -> list[Request]:
-    """One request per choice, prompt by prompt. `adapter`: digest, "" for none. `bad_words`: those of the call, as
-    Request has them. Raises ContextTooLong.
-
-    Without a seed each prompt gets its own, so that equal prompts may differ; with one, equal prompts give equal
-    answers. The choices of one prompt share its seed and differ by their index.
-    """
-    limit = context_limit(ready)
-    requests: list[Request] = []
-    samplings: dict[int, SamplingParams] = {}  # by max_tokens: what many choices ask for alike is held once
-    for prompt in prompts:
-        max_tokens = _resolve_max_tokens(call, len(prompt.tokens), limit, default_max_tokens)
-        sampling = samplings.get(max_tokens)
-        if sampling is None:
-            sampling = samplings[max_tokens] = replace(call.sampling, max_tokens=max_tokens)
-        seed = new_seed() if sampling.seed is None else sampling.seed & _MASK64
-        for choice in range(sampling.n):
-            requests.append(
-                Request(
-                    id=f"{root_id}-{len(requests)}",
-                    prompt_tokens=prompt.tokens,
-                    sampling=sampling,
-                    max_tokens=max_tokens,
-                    seed=seed,
-                    choice=choice,
-                    eos_token_ids=ready.eos_token_ids,
-                    priority=call.priority,
-                    cache_salt=call.cache_salt,
-                    adapter=adapter,
-                    arrival_s=arrival_s,
-                    bad_words=bad_words,
-                )
-            )
-    return requests
-
-
-def _resolve_max_tokens(call: Call, num_prompt: int, limit: int, default: int | None) -> int:
-    """What the caller asked for, which must fit; else the model's default or the endpoint's, cut to what fits."""
-    room = limit - num_prompt
-    if room < 1:
-        raise ContextTooLong(
-            f"This model's context is {limit} tokens, but {call.prompt_field} has {num_prompt}; at most {limit - 1} "
-            "leave room for an answer.",
-            param=call.prompt_field,
-        )
-    wanted = call.sampling.max_tokens
-    if wanted is None:
-        if default is None:
-            default = room if call.conversation is not None else MAX_TOKENS_DEFAULT
-        return min(max(default, call.sampling.min_tokens), room)
-    if wanted > room:
-        raise ContextTooLong(
-            f"This model's context is {limit} tokens; {call.prompt_field} has {num_prompt} and {call.limit_field} is "
-            f"{wanted}. Ask for at most {room}.",
-            param=call.limit_field,
-        )
-    return wanted
+def text_call(call: Call, text: TextModel, adapter: str) -> TextCall:
+    """What the requests of `call` have in common. adapter: digest, "" for none. Raises InvalidRequest."""
+    default = text.sampling_defaults.get("max_tokens")
+    if default is None and call.conversation is None:
+        default = MAX_TOKENS_DEFAULT
+    return TextCall(
+        sampling=call.sampling,
+        default_max_tokens=default,
+        priority=call.priority,
+        cache_salt=call.cache_salt,
+        adapter=adapter,
+        bad_words=bad_word_ids(text.tokenizer, call.sampling.bad_words),
+        prompt_field=call.prompt_field,
+        limit_field=call.limit_field,
+    )
 
 
 def _truncate(prompt: Encoded, most: int, keep_head: bool) -> Encoded:

@@ -18,10 +18,11 @@ from starlette.requests import Request as HttpRequest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..cluster.desk import Newcomer, held_tokens
-from ..core.errors import ContextTooLong, InvalidRequest, Unavailable
+from ..core.errors import InvalidRequest, Unavailable
 from ..core.events import FINISH_ABORT, FINISH_ERROR, Ready
 from ..core.ports import Clock
-from ..core.request import PoolingParams, Request, SamplingParams
+from ..core.request import PoolingParams, Request
+from ..text.calls import Input, context_limit, make_pooling_requests, require_vectors, with_prompt
 from ..text.load import TextModel
 from .client import EngineClient
 from .config import ServerConfig
@@ -34,76 +35,7 @@ from .openai import Rules
 from .pooling import PoolingCall
 from .reading import read_call
 from .stream import watched
-from .tokens import Encoder, context_limit
-
-Given = str | Sequence[int]
-Input = tuple[Sequence[int], int]
-"""Token ids, and where the second text of a pair begins in them, or 0."""
-
-_NO_SAMPLING = SamplingParams(max_tokens=1)
-
-
-def require_tokens(ready: Ready) -> None:
-    """Raises InvalidRequest where the model gives vectors."""
-    if ready.pooling is not None:
-        gives = "scores: use /v1/score or /v1/rerank" if ready.pooling.how == "score" else "vectors: use /v1/embeddings"
-        raise InvalidRequest(f"The model {ready.model!r} generates no text. It gives {gives}.", param="model")
-
-
-def require_vectors(ready: Ready, *, scores: bool = False) -> PoolingParams:
-    """How the model pools. Raises InvalidRequest where it gives tokens, or scores where vectors are wanted."""
-    if ready.pooling is None:
-        raise InvalidRequest(
-            f"The model {ready.model!r} is served to generate text. To have vectors of it, serve it with "
-            "--runner pooling.",
-            param="model",
-        )
-    if ready.pooling.how == "score" and not scores:
-        raise InvalidRequest(
-            f"The model {ready.model!r} scores pairs and gives no vectors: use /v1/score or /v1/rerank.", param="model"
-        )
-    return ready.pooling
-
-
-def make_pooling_requests(
-    inputs: Iterable[Input],
-    params: PoolingParams,
-    ready: Ready,
-    *,
-    root_id: str,
-    arrival_s: float,
-    priority: int = 0,
-    cache_salt: str = "",
-    name_of: Callable[[int], str] = "input[{}]".format,
-) -> list[Request]:
-    """One request for each input. `name_of`: what the caller calls an input, by its number: a field, or a place in one.
-    Raises ContextTooLong, and InvalidRequest for an input without tokens."""
-    limit = context_limit(ready)
-    requests: list[Request] = []
-    for number, (tokens, second_from) in enumerate(inputs):
-        name = name_of(number)
-        if not tokens:
-            raise InvalidRequest(f"{name} gives no token.", param=name.partition("[")[0])
-        if len(tokens) > limit:
-            raise ContextTooLong(
-                f"{name} has {len(tokens)} tokens, but this model takes {limit}. Shorten it, or have it cut by "
-                "truncate_prompt_tokens.",
-                param=name.partition("[")[0],
-            )
-        requests.append(
-            Request(
-                id=f"{root_id}-{number}",
-                prompt_tokens=tuple(tokens),
-                sampling=_NO_SAMPLING,
-                max_tokens=1,
-                seed=0,
-                priority=priority,
-                cache_salt=cache_salt,
-                arrival_s=arrival_s,
-                pooling=replace(params, second_from=second_from),
-            )
-        )
-    return requests
+from .tokens import Encoder
 
 
 async def take_vectors(stream: Stream, requests: Sequence[Request]) -> list[bytes]:
@@ -126,16 +58,6 @@ def floats(vector: bytes) -> list[float]:
 def cosine(first: bytes, second: bytes) -> float:
     """Of two vectors of length 1."""
     return sum(map(mul, array("f", first), array("f", second)))
-
-
-def with_prompt(text: TextModel, name: str | None, inputs: Sequence[Given]) -> list[Given]:
-    """The texts behind the model's prompt of that name, or behind its default one. Token ids are taken as they are."""
-    if name is not None and name not in text.prompts:
-        known = f"has the prompts {', '.join(text.prompts)}" if text.prompts else "has no prompts"
-        raise InvalidRequest(f"prompt_name is {name[:100]!r}, but this model {known}.", param="prompt_name")
-    chosen = text.default_prompt if name is None else name
-    prompt = text.prompts[chosen] if chosen else ""
-    return [prompt + given if isinstance(given, str) else given for given in inputs]
 
 
 class VectorReply:
@@ -250,7 +172,7 @@ class VectorService:
         return call
 
     async def _encode(
-        self, call: PoolingCall, given: Sequence[Given], ready: Ready, request: HttpRequest
+        self, call: PoolingCall, given: Sequence[str | Sequence[int]], ready: Ready, request: HttpRequest
     ) -> list[Input]:
         """Texts encoded together, ids as they are, in the order given."""
         texts = [prompt for prompt in given if isinstance(prompt, str)]

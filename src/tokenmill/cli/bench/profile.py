@@ -45,8 +45,8 @@ from ...node.load import describe_kernels
 from ...ops.native import NativeOps
 from ...ops.native.program import NativeCall, NativeProgram
 from ...ops.native.record import Operation
-from ...server.choice import Choice
 from ...server.deltas import Delta
+from ...text.choice import Choice
 from ...text.load import TextModel, load_text
 from ...worker.executor import ModelExecutor
 from ...worker.memory import step_limits

@@ -4,14 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from ..core.events import FINISH_STOP, Output
+from ..core.events import FINISH_STOP
 from ..core.request import Request
 from ..core.step import TokenLogprob
-from ..text.detokenize import Detokenizer
-from ..text.stops import StopMatcher
-from ..text.tokenizer import Tokenizer
-from .deltas import Delta
+from .detokenize import Detokenizer
+from .stops import StopMatcher
+from .tokenizer import Tokenizer
+
+
+class Produced(Protocol):
+    """What an engine has produced for a request since one last looked; fields as in core.events.Output."""
+
+    @property
+    def tokens(self) -> Sequence[int]: ...
+    @property
+    def logprobs(self) -> Sequence[TokenLogprob]: ...
+    @property
+    def prompt_logprobs(self) -> Sequence[TokenLogprob]: ...
+    @property
+    def finish_reason(self) -> str | None: ...
+    @property
+    def stop_token(self) -> int | None: ...
+    @property
+    def num_cached(self) -> int: ...
 
 
 @dataclass(slots=True)
@@ -45,7 +62,7 @@ class Choice:
         self._detokenizer = Detokenizer(self.tokenizer, skip_special=sampling.skip_special_tokens)
         self._stops = StopMatcher(sampling.stop, include=sampling.include_stop_str_in_output) if sampling.stop else None
 
-    def push(self, delta: Delta | Output) -> Piece:
+    def push(self, delta: Produced) -> Piece:
         """The text that is now certain. A piece with a finish_reason is the last."""
         self.num_cached = delta.num_cached
         self.prompt_logprobs.extend(delta.prompt_logprobs)
@@ -55,11 +72,11 @@ class Choice:
         self.is_finished = piece.finish_reason is not None
         return piece
 
-    def _decode(self, delta: Delta | Output) -> Piece:
+    def _decode(self, delta: Produced) -> Piece:
         self.num_tokens += len(delta.tokens)
         return Piece(self._detokenizer.push(delta.tokens), delta.tokens, delta.logprobs)
 
-    def _match(self, delta: Delta | Output) -> Piece:
+    def _match(self, delta: Produced) -> Piece:
         """Token by token, so that the one that completes a stop string is known. Text of the first min_tokens tokens
         is not searched."""
         assert self._stops is not None
@@ -76,7 +93,7 @@ class Choice:
                 return Piece("".join(text), delta.tokens[:number], delta.logprobs[:number], FINISH_STOP, stop)
         return Piece("".join(text), delta.tokens, delta.logprobs)
 
-    def _end(self, piece: Piece, delta: Delta | Output) -> None:
+    def _end(self, piece: Piece, delta: Produced) -> None:
         """Add what was held back, and say why it ended."""
         sampling, token = self.request.sampling, delta.stop_token
         piece.finish_reason = delta.finish_reason

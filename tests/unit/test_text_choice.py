@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from scripted import make_text_model
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.step import TokenLogprob
-from tokenmill.server.choice import Choice, Piece
 from tokenmill.server.deltas import Delta
+from tokenmill.text.choice import Choice, Piece
 
 TEXT = make_text_model()
 BYTE_0 = 3

@@ -1,0 +1,186 @@
+"""From prompts and settings to engine requests, and the same for vectors: what the server and `LLM` do alike.
+
+What was left open is resolved here: how many tokens fit, and the seed. Pure: what is encoded, rendered or sent is the
+callers' business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from ..core.errors import ContextTooLong, InvalidRequest
+from ..core.events import Ready
+from ..core.request import PoolingParams, Request, SamplingParams
+from .load import TextModel
+
+Input = tuple[Sequence[int], int]
+"""Token ids, and where the second text of a pair begins in them, or 0."""
+
+_MASK64 = 2**64 - 1
+_NO_SAMPLING = SamplingParams(max_tokens=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextCall:
+    """What the requests of one call have in common.
+
+    default_max_tokens  what is produced where sampling.max_tokens is None; None: what the context has room for
+    adapter             digest, "" for none
+    bad_words           as Request has them
+    prompt_field        what the caller calls a prompt, and limit_field what gave max_tokens, for messages
+    """
+
+    sampling: SamplingParams
+    default_max_tokens: int | None = None
+    priority: int = 0
+    cache_salt: str = ""
+    adapter: str = ""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    prompt_field: str = "prompt"
+    limit_field: str = "max_tokens"
+
+
+def context_limit(ready: Ready) -> int:
+    """Most tokens, prompt and output together, that one request of this engine may have."""
+    return ready.max_model_len
+
+
+def make_requests(
+    call: TextCall,
+    prompts: Iterable[tuple[int, ...]],
+    ready: Ready,
+    *,
+    root_id: str,
+    arrival_s: float,
+    new_seed: Callable[[], int],
+) -> list[Request]:
+    """One request per choice, prompt by prompt. Raises ContextTooLong, and InvalidRequest for a prompt without tokens.
+
+    Without a seed each prompt gets its own, so that equal prompts may differ; with one, equal prompts give equal
+    answers. The choices of one prompt share its seed and differ by their index.
+    """
+    require_tokens(ready)
+    requests: list[Request] = []
+    samplings: dict[int, SamplingParams] = {}  # by max_tokens: what many choices ask for alike is held once
+    for tokens in prompts:
+        max_tokens = _max_tokens(call, len(tokens), context_limit(ready))
+        sampling = samplings.get(max_tokens)
+        if sampling is None:
+            sampling = samplings[max_tokens] = replace(call.sampling, max_tokens=max_tokens)
+        seed = new_seed() if sampling.seed is None else sampling.seed & _MASK64
+        for choice in range(sampling.n):
+            requests.append(
+                Request(
+                    id=f"{root_id}-{len(requests)}",
+                    prompt_tokens=tokens,
+                    sampling=sampling,
+                    max_tokens=max_tokens,
+                    seed=seed,
+                    choice=choice,
+                    eos_token_ids=ready.eos_token_ids,
+                    priority=call.priority,
+                    cache_salt=call.cache_salt,
+                    adapter=call.adapter,
+                    arrival_s=arrival_s,
+                    bad_words=call.bad_words,
+                )
+            )
+    return requests
+
+
+def _max_tokens(call: TextCall, num_prompt: int, limit: int) -> int:
+    """What the caller asked for, which must fit; else the default, cut to what fits."""
+    room = limit - num_prompt
+    if not num_prompt:
+        raise InvalidRequest(f"{call.prompt_field} must give at least one token.", param=call.prompt_field)
+    if room < 1:
+        raise ContextTooLong(
+            f"This model's context is {limit} tokens, but {call.prompt_field} has {num_prompt}; at most {limit - 1} "
+            "leave room for an answer.",
+            param=call.prompt_field,
+        )
+    wanted = call.sampling.max_tokens
+    if wanted is None:
+        default = room if call.default_max_tokens is None else call.default_max_tokens
+        return min(max(default, call.sampling.min_tokens), room)
+    if wanted > room:
+        raise ContextTooLong(
+            f"This model's context is {limit} tokens; {call.prompt_field} has {num_prompt} and {call.limit_field} is "
+            f"{wanted}. Ask for at most {room}.",
+            param=call.limit_field,
+        )
+    return wanted
+
+
+def require_tokens(ready: Ready) -> None:
+    """Raises InvalidRequest where the model gives vectors."""
+    if ready.pooling is not None:
+        gives = "scores: use /v1/score or /v1/rerank" if ready.pooling.how == "score" else "vectors: use /v1/embeddings"
+        raise InvalidRequest(f"The model {ready.model!r} generates no text. It gives {gives}.", param="model")
+
+
+def require_vectors(ready: Ready, *, scores: bool = False) -> PoolingParams:
+    """How the model pools. Raises InvalidRequest where it gives tokens, or scores where vectors are wanted."""
+    if ready.pooling is None:
+        raise InvalidRequest(
+            f"The model {ready.model!r} is served to generate text. To have vectors of it, serve it with "
+            "--runner pooling.",
+            param="model",
+        )
+    if ready.pooling.how == "score" and not scores:
+        raise InvalidRequest(
+            f"The model {ready.model!r} scores pairs and gives no vectors: use /v1/score or /v1/rerank.", param="model"
+        )
+    return ready.pooling
+
+
+def make_pooling_requests(
+    inputs: Iterable[Input],
+    params: PoolingParams,
+    ready: Ready,
+    *,
+    root_id: str,
+    arrival_s: float,
+    priority: int = 0,
+    cache_salt: str = "",
+    name_of: Callable[[int], str] = "input[{}]".format,
+) -> list[Request]:
+    """One request for each input. `name_of`: what the caller calls an input, by its number: a field, or a place in one.
+    Raises ContextTooLong, and InvalidRequest for an input without tokens."""
+    limit = context_limit(ready)
+    requests: list[Request] = []
+    for number, (tokens, second_from) in enumerate(inputs):
+        name = name_of(number)
+        if not tokens:
+            raise InvalidRequest(f"{name} gives no token.", param=name.partition("[")[0])
+        if len(tokens) > limit:
+            raise ContextTooLong(
+                f"{name} has {len(tokens)} tokens, but this model takes {limit}. Shorten it, or have it cut by "
+                "truncate_prompt_tokens.",
+                param=name.partition("[")[0],
+            )
+        requests.append(
+            Request(
+                id=f"{root_id}-{number}",
+                prompt_tokens=tuple(tokens),
+                sampling=_NO_SAMPLING,
+                max_tokens=1,
+                seed=0,
+                priority=priority,
+                cache_salt=cache_salt,
+                arrival_s=arrival_s,
+                pooling=replace(params, second_from=second_from),
+            )
+        )
+    return requests
+
+
+def with_prompt(text: TextModel, name: str | None, inputs: Sequence[str | Sequence[int]]) -> list[str | Sequence[int]]:
+    """The texts behind the model's prompt of that name, or behind its default one. Token ids are taken as they are."""
+    if name is not None and name not in text.prompts:
+        known = f"has the prompts {', '.join(text.prompts)}" if text.prompts else "has no prompts"
+        raise InvalidRequest(f"prompt_name is {name[:100]!r}, but this model {known}.", param="prompt_name")
+    chosen = text.default_prompt if name is None else name
+    prompt = text.prompts[chosen] if chosen else ""
+    return [prompt + given if isinstance(given, str) else given for given in inputs]
