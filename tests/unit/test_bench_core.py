@@ -19,6 +19,12 @@ def test_every_part_of_every_width_is_measured(capsys: pytest.CaptureFixture[str
     assert by_part[3, "with shell"] > max(by_part[3, "plan"], by_part[3, "commit"])
 
 
+def test_too_few_steps_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing is measured where the first sequences end before the last are in."""
+    assert cli.main(["bench", "core", "--rows", "64", "--steps", "5"]) == 2
+    assert "5 --steps are too few for 64 --rows" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("flags", [["--rows", "0"], ["--steps", "-1"], ["--rows", "x"]])
 def test_numbers_out_of_range_are_one_line(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:

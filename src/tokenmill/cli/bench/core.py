@@ -18,6 +18,7 @@ from ...bench.core import PARTS, CoreTimes, show
 from ...core.block import full_groups
 from ...core.config import EngineConfig
 from ...core.effects import Job
+from ...core.errors import ConfigError
 from ...core.events import Drain, StepOutputs, Submit
 from ...core.request import Request, SamplingParams
 from ...core.step import RowResult, StepPlan, StepResult
@@ -40,6 +41,8 @@ def core(args: argparse.Namespace) -> int:
     gc.freeze()  # as the engine process does once the model is loaded
     for rows in args.rows:
         times = _by_hand(rows, args.steps) | _by_shell(rows, args.steps)
+        if min(map(len, times.values())) < 2:
+            raise ConfigError(f"{args.steps} --steps are too few for {rows} --rows: they never decode all at once.")
         found += [CoreTimes(rows, part, [1e6 * seconds for seconds in times[part]]) for part in PARTS]
     return show(args, found)
 
