@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+import pytest
+
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
-from tokenmill.core.effects import DropAdapter, JobEnded
-from tokenmill.core.errors import InvalidRequest
+from tokenmill.core.effects import DropAdapter, Job, JobEnded
+from tokenmill.core.errors import EngineFailed, InvalidRequest
 from tokenmill.core.events import AdapterLoaded, Drain, LoadAdapter, Output, StepOutputs, Submit, UnloadAdapter
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.engine.adapters import AdapterLedger
@@ -130,6 +132,32 @@ def test_equal_prompts_under_different_adapters_share_nothing() -> None:
             assert [front.outputs[name][-1].num_cached for name in names] == [12 * turn] * 3
 
     serve(script)
+
+
+def test_a_job_that_fails_for_no_known_reason_ends_with_an_answer(caplog: pytest.LogCaptureFixture) -> None:
+    """The answer names the kind of error and the log has the rest; the engine goes on, and may load another."""
+
+    async def script(front: FrontEnd, executor: ToyExecutor) -> None:
+        run = executor.run
+
+        async def fail(job: Job) -> str:
+            raise KeyError("secret")
+
+        executor.run = fail
+        answer = await front.load("a")
+        assert answer.error_kind == EngineFailed.kind and not answer.digest
+        assert "KeyError" in answer.error and "secret" not in answer.error
+        executor.run = run
+        digest = (await front.load("b")).digest
+        executor.run = fail
+        await front.link.send(UnloadAdapter(digest))
+        await front.link.send(Submit((request("plain", ""),)))
+        await front.until_ended("plain")
+        assert not front.outputs["plain"][-1].error
+
+    serve(script)
+    failed = [record.getMessage() for record in caplog.records]
+    assert len(failed) == 2 and "LoadAdapter" in failed[0] and "DropAdapter" in failed[1]
 
 
 def test_the_ledger_drops_what_is_neither_loaded_nor_used() -> None:

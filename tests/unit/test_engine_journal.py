@@ -14,6 +14,7 @@ from tokenmill.core.request import PoolingParams, Request, SamplingParams
 from tokenmill.core.step import Introduction, PlanRow, RowResult, StepPlan, StepResult, TokenLogprob
 from tokenmill.engine.core import EngineCore
 from tokenmill.engine.journal import Committed, Entry, Handled, Planned, entry_line, header_line, read_journal
+from tokenmill.engine.replay import replay
 from tokenmill.sim import run
 
 CONFIG = EngineConfig(groups=(*full_groups(64), window_group(32, 7)), max_model_len=64, scheduling_policy="fcfs")
@@ -91,6 +92,19 @@ def record_run() -> list[str]:
         rows = tuple(RowResult(row.seq, (7,) if row.sample else ()) for row in plan.rows)
         core.commit(StepResult(plan.step, rows), 2.0)
     return lines(journal, config)
+
+
+def test_what_makes_a_core_fail_is_the_last_entry_of_its_story() -> None:
+    """It is recorded before it takes effect, so that a replay fails in the same way."""
+    journal: list[Entry] = []
+    core = EngineCore(CONFIG, journal.append)
+    core.handle(Submit((REQUEST,)), 0.0)
+    assert core.plan(0.0) is not None
+    with pytest.raises(AssertionError, match="step 7 ended before step 0"):
+        core.commit(StepResult(7, ()), 1.0)
+    config, entries = read_journal(lines(journal))
+    with pytest.raises(AssertionError, match="step 7 ended before step 0"):
+        replay(config, entries)
 
 
 def replay_text(text: list[str], folder: Path) -> int | str | None:
