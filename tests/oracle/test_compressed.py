@@ -25,7 +25,7 @@ from tokenmill.formats.safetensors import open_safetensors
 from tokenmill.formats.tensor import Tensor
 from tokenmill.models.repack import packed_kind, raw_matrix
 from tokenmill.ops.reference import ReferenceOps
-from tokenmill.ops.reference import dequantise as dequantise_raw
+from tokenmill.ops.reference_weights import dequantise as dequantise_raw
 
 GOLDENS = Path(__file__).with_name("compressed_goldens.safetensors")
 TENSORS = open_safetensors(GOLDENS)

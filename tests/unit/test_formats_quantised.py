@@ -18,7 +18,7 @@ from tokenmill.formats.tensor import BLOCK_LAYOUT, Tensor
 from tokenmill.models.repack import BLOCK_KINDS, in_input_order, raw_matrix
 from tokenmill.ops.native import NativeOps, available
 from tokenmill.ops.native.library import STORED
-from tokenmill.ops.reference import dequantise as dequantise_raw
+from tokenmill.ops.reference_weights import dequantise as dequantise_raw
 
 N, K = 24, 128
 KINDS = {"i4": "i32", "i8": "i64", "i1": "i8", "f2": "f16", "f4": "f32", "u1": "f8_e4m3", "u2": "bf16"}

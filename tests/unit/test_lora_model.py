@@ -25,7 +25,8 @@ from tokenmill.models.lora import Base, LoraLimits
 from tokenmill.models.registry import Model, load_model
 from tokenmill.ops.api import RawTensor, StepBatch, StepLimits
 from tokenmill.ops.native import NativeOps, available
-from tokenmill.ops.reference import ReferenceOps, dequantise
+from tokenmill.ops.reference import ReferenceOps
+from tokenmill.ops.reference_weights import dequantise
 from tokenmill.worker import build
 from tokenmill.worker.adapters import Adapters
 from workers import build_worker

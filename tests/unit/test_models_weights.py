@@ -18,7 +18,8 @@ from tokenmill.models.registry import load_model
 from tokenmill.models.rope import rope_frequencies, rope_table
 from tokenmill.models.weights import load_weights
 from tokenmill.ops.api import RawTensor
-from tokenmill.ops.reference import ReferenceOps, dequantise
+from tokenmill.ops.reference import ReferenceOps
+from tokenmill.ops.reference_weights import dequantise
 
 
 def _load(checkpoint):

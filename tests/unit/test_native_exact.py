@@ -16,8 +16,10 @@ from ops_cases import KINDS, Sequences, TinyDecoder, activations, kv_type, raw_t
 
 from tokenmill.ops.api import HeadGeometry, RawTensor, StepLimits
 from tokenmill.ops.native import NativeOps, available
+from tokenmill.ops.native.direct import batch_of, run_forward
 from tokenmill.ops.native.library import ISAS, TILE_ISAS, available_isas
-from tokenmill.ops.reference import DENSE_KINDS, ReferenceOps
+from tokenmill.ops.reference import ReferenceOps
+from tokenmill.ops.reference_weights import DENSE_KINDS
 
 pytestmark = [
     pytest.mark.exact,
@@ -236,9 +238,11 @@ def test_columns_in_another_order(ops: NativeOps) -> None:
 
     def ffn(inputs: np.ndarray, gate_up: RawTensor) -> np.ndarray:
         weight = ops.pack([replace(gate_up, num_rows=64), replace(gate_up, num_rows=64)])
-        return ops._once(
-            lambda rec, batch: rec.add(x, rec.linear(rec.silu_mul(rec.linear(inputs, weight)), down)), len(x)
-        )
+
+        def forward(rec: Any, batch: Any) -> Any:
+            return rec.add(x, rec.linear(rec.silu_mul(rec.linear(inputs, weight)), down))
+
+        return run_forward(ops, forward, batch_of(len(x)))
 
     assert np.array_equal(ffn(x, ordered[0]), ffn(moved, plain[0]))
 

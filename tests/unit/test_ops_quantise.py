@@ -8,7 +8,8 @@ from ops_cases import raw_tensor
 
 from tokenmill.ops.api import QUANTISATIONS, RawTensor
 from tokenmill.ops.native import NativeOps, available
-from tokenmill.ops.reference import ReferenceOps, dequantise
+from tokenmill.ops.reference import ReferenceOps
+from tokenmill.ops.reference_weights import dequantise
 
 NUM_ROWS, NUM_COLS = 37, 96
 

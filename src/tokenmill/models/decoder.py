@@ -13,14 +13,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..ops.api import Array, Ops
+from ..ops.api import Array
+from ..ops.forward import ForwardOps
 from .config import ModelConfig
 from .kv import LayerKV
 from .weights import LayerWeights, Linear, ModelWeights, Norm
 
 
 def forward(
-    ops: Ops,
+    ops: ForwardOps,
     config: ModelConfig,
     weights: ModelWeights,
     ropes: Sequence[Array | None],
@@ -38,7 +39,7 @@ def forward(
 
 
 def hidden(
-    ops: Ops,
+    ops: ForwardOps,
     config: ModelConfig,
     weights: ModelWeights,
     ropes: Sequence[Array | None],
@@ -58,7 +59,7 @@ def hidden(
 
 
 def attention(
-    ops: Ops,
+    ops: ForwardOps,
     config: ModelConfig,
     index: int,
     layer: LayerWeights,
@@ -89,7 +90,7 @@ def attention(
     return _norm(ops, config, layer.attn_post_norm, _linear(ops, layer.output, batch, mixed_TD))
 
 
-def ffn(ops: Ops, config: ModelConfig, layer: LayerWeights, batch: Any, x_TD: Array) -> Array:
+def ffn(ops: ForwardOps, config: ModelConfig, layer: LayerWeights, batch: Any, x_TD: Array) -> Array:
     """[T, D] to be added to x."""
     hidden = _linear(ops, layer.gate_up, batch, _norm(ops, config, layer.ffn_norm, x_TD))
     if not config.family.gated:
@@ -99,7 +100,7 @@ def ffn(ops: Ops, config: ModelConfig, layer: LayerWeights, batch: Any, x_TD: Ar
     return _norm(ops, config, layer.ffn_post_norm, _linear(ops, layer.down, batch, hidden_TF))
 
 
-def _norm(ops: Ops, config: ModelConfig, norm: Norm | None, x: Array) -> Array:
+def _norm(ops: ForwardOps, config: ModelConfig, norm: Norm | None, x: Array) -> Array:
     if norm is None:
         return x
     if norm.bias is None:
@@ -107,12 +108,12 @@ def _norm(ops: Ops, config: ModelConfig, norm: Norm | None, x: Array) -> Array:
     return ops.layer_norm(x, norm.weight, norm.bias, config.norm_eps)
 
 
-def _linear(ops: Ops, linear: Linear, batch: Any, x: Array) -> Array:
+def _linear(ops: ForwardOps, linear: Linear, batch: Any, x: Array) -> Array:
     out = ops.linear(x, linear.weight)
     if linear.lora is not None:  # before the bias, which an adapter leaves as it is
         out = ops.add_lora(out, x, linear.lora, batch.adapters_T)
     return out if linear.bias is None else ops.add_bias(out, linear.bias)
 
 
-def _scaled(ops: Ops, x: Array, factor: float) -> Array:
+def _scaled(ops: ForwardOps, x: Array, factor: float) -> Array:
     return x if factor == 1 else ops.scale(x, factor)

@@ -14,14 +14,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..ops.api import Array, Ops
+from ..ops.api import Array
+from ..ops.forward import ForwardOps
 from .encoder_config import EncoderConfig
 from .encoder_weights import EncoderLayer, EncoderWeights
 from .weights import Linear, Norm
 
 
 def hidden(
-    ops: Ops, config: EncoderConfig, weights: EncoderWeights, ropes: Sequence[Array | None], kv: Any, batch: Any
+    ops: ForwardOps, config: EncoderConfig, weights: EncoderWeights, ropes: Sequence[Array | None], kv: Any, batch: Any
 ) -> Array:
     """The last hidden states [L, D] of the batch's logit rows. `ropes`: each layer's RoPE table; `kv`: a pool of one
     layer."""
@@ -41,7 +42,7 @@ def hidden(
     return _norm(ops, config, weights.final_norm, ops.gather_rows(x_TD, batch.logit_rows_L))
 
 
-def score(ops: Ops, config: EncoderConfig, weights: EncoderWeights, pooled_SD: Array) -> Array:
+def score(ops: ForwardOps, config: EncoderConfig, weights: EncoderWeights, pooled_SD: Array) -> Array:
     """What the classifier makes of pooled states: [S, N]."""
     assert weights.head is not None, "the model has no head"
     dense, norm, out = weights.head
@@ -54,7 +55,7 @@ def score(ops: Ops, config: EncoderConfig, weights: EncoderWeights, pooled_SD: A
 
 
 def attention(
-    ops: Ops,
+    ops: ForwardOps,
     config: EncoderConfig,
     index: int,
     layer: EncoderLayer,
@@ -75,7 +76,7 @@ def attention(
     return _linear(ops, layer.output, mixed_TD)
 
 
-def ffn(ops: Ops, config: EncoderConfig, layer: EncoderLayer, x_TD: Array) -> Array:
+def ffn(ops: ForwardOps, config: EncoderConfig, layer: EncoderLayer, x_TD: Array) -> Array:
     """[T, D] to be added to x."""
     up = _linear(ops, layer.up, x_TD)
     if config.family.gated:
@@ -85,10 +86,10 @@ def ffn(ops: Ops, config: EncoderConfig, layer: EncoderLayer, x_TD: Array) -> Ar
     return _linear(ops, layer.down, hidden_TF)
 
 
-def _norm(ops: Ops, config: EncoderConfig, norm: Norm | None, x: Array) -> Array:
+def _norm(ops: ForwardOps, config: EncoderConfig, norm: Norm | None, x: Array) -> Array:
     return x if norm is None else ops.layer_norm(x, norm.weight, norm.bias, config.norm_eps)
 
 
-def _linear(ops: Ops, linear: Linear, x: Array) -> Array:
+def _linear(ops: ForwardOps, linear: Linear, x: Array) -> Array:
     out = ops.linear(x, linear.weight)
     return out if linear.bias is None else ops.add_bias(out, linear.bias)

@@ -24,7 +24,7 @@ from ..formats.checkpoint import Checkpoint
 from ..formats.ggml import dequantise
 from ..formats.tensor import Tensor
 from ..ops.api import LowRank, Ops, RawTensor
-from ..ops.reference import dequantise as values_of
+from ..ops.reference_weights import dequantise as values_of
 from .config import ModelConfig
 from .families import GLOBAL_NAMES
 from .repack import in_input_order

@@ -11,6 +11,7 @@ from typing import Any
 from ..core.block import KVGroup
 from ..formats.checkpoint import Checkpoint
 from ..ops.api import Array, Ops
+from ..ops.forward import ForwardOps
 from . import decoder
 from .config import ModelConfig, RopeConfig, config_from_checkpoint
 from .kv import kv_groups, layer_kvs
@@ -43,7 +44,7 @@ class Model:
         (group,) = self.kv_groups
         return group
 
-    def forward(self, ops: Ops, kv: Any, batch: Any) -> Array:
+    def forward(self, ops: ForwardOps, kv: Any, batch: Any) -> Array:
         """Logits [L, V]; see decoder.forward. `kv`: the bound pool, or a tuple of one for each group."""
         kvs = layer_kvs(self.kv_groups, kv if isinstance(kv, tuple) else (kv,), self.config.num_layers)
         return decoder.forward(ops, self.config, self.weights, self.ropes, kvs, batch)

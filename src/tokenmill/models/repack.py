@@ -37,7 +37,7 @@ from ..formats.integers import IntegerMatrix, expanded, read_quantised
 from ..formats.quantised import QuantisedTensor
 from ..formats.tensor import BLOCK_LAYOUT, Tensor
 from ..ops.api import BLOCK_BYTES, GROUP, Ops, RawTensor
-from ..ops.reference import dequantise as dequantise_raw
+from ..ops.reference_weights import dequantise as dequantise_raw
 
 DENSE_KINDS = frozenset({"f32", "f16", "bf16"})
 DIRECT_KINDS = DENSE_KINDS | {"q4_0", "q4_1", "q8_0"}

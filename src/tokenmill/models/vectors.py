@@ -15,6 +15,7 @@ from ..core.block import KVGroup
 from ..core.errors import BadCheckpoint
 from ..formats.checkpoint import Checkpoint
 from ..ops.api import Array, Ops
+from ..ops.forward import ForwardOps
 from . import decoder, encoder
 from .config import ModelConfig, config_from_checkpoint
 from .encoder_config import EncoderConfig, encoder_config, is_encoder
@@ -44,7 +45,7 @@ class VectorModel:
     """
 
     config: ModelConfig | EncoderConfig
-    forward: Callable[[Ops, Any, Any], Array]
+    forward: Callable[[ForwardOps, Any, Any], Array]
     vector_size: int
     kv_groups: tuple[KVGroup, ...]
     num_bytes: int
@@ -52,7 +53,7 @@ class VectorModel:
     num_places: int = 0
     num_types: int = 1
     keeps_kv: bool = True
-    head: Callable[[Ops, Array], Array] | None = None
+    head: Callable[[ForwardOps, Array], Array] | None = None
     head_pools: str = "cls"
 
 
@@ -91,7 +92,7 @@ def load_vector_model(
         progress=progress,
     )
 
-    def forward(ops: Ops, pools: Sequence[Any], batch: Any) -> Array:
+    def forward(ops: ForwardOps, pools: Sequence[Any], batch: Any) -> Array:
         kvs = layer_kvs(model.kv_groups, pools, model.config.num_layers)
         return decoder.hidden(ops, model.config, model.weights, model.ropes, kvs, batch)
 
@@ -112,10 +113,10 @@ def _load_encoder(
     }
     ropes = [None if layer.rope is None else tables[layer.rope] for layer in config.layers]
 
-    def forward(ops: Ops, pools: Sequence[Any], batch: Any) -> Array:
+    def forward(ops: ForwardOps, pools: Sequence[Any], batch: Any) -> Array:
         return encoder.hidden(ops, config, weights, ropes, pools[0], batch)
 
-    def head(ops: Ops, pooled_SD: Array) -> Array:
+    def head(ops: ForwardOps, pooled_SD: Array) -> Array:
         return encoder.score(ops, config, weights, pooled_SD)
 
     return VectorModel(

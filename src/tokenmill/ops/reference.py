@@ -18,8 +18,6 @@ import numpy as np
 
 from ..core.block import KVGroup, num_hidden_blocks
 from .api import (
-    GROUP,
-    QUANTISATIONS,
     Array,
     Draws,
     HeadGeometry,
@@ -28,36 +26,12 @@ from .api import (
     SampleBatch,
     StepBatch,
     StepLimits,
-    same_order,
 )
 from .pool import HostPool
-from .reference_kv import ReferenceKV, from_stored, to_stored
+from .reference_kv import ReferenceKV
 from .reference_sample import sample, token_logprobs
+from .reference_weights import ReferenceWeight, pack, quantise, round_activations
 from .work import ThreadQueue
-
-DENSE_KINDS = ("f32", "f16", "bf16")
-_BLOCKS = {
-    "q4_0": np.dtype([("d", "<f2", (1,)), ("q", "u1", 16)]),
-    "q4_1": np.dtype([("d", "<f2", (1,)), ("m", "<f2", (1,)), ("q", "u1", 16)]),
-    "q8_0": np.dtype([("d", "<f2", (1,)), ("q", "i1", 32)]),
-    "q8_m": np.dtype([("d", "<f2", (1,)), ("m", "<f2", (1,)), ("q", "i1", 32)]),
-    "q8_h": np.dtype([("d", "<f2", 2), ("q", "i1", 32)]),
-    "q8_hm": np.dtype([("d", "<f2", 2), ("m", "<f2", 2), ("q", "i1", 32)]),
-    "q6_h": np.dtype([("d", "<f2", 2), ("q", "u1", 16), ("upper", "u1", (2, 4))]),
-}
-_SMALLEST_GROUP_MAX = np.float32(1e-30)
-_SMALLEST_BF16_FACTOR = np.float32(2.0**-56)
-
-
-@dataclass(frozen=True, slots=True)
-class ReferenceWeight:
-    """Consecutive runs of rows, dequantised: (float32 [rows, K], what activations are rounded to for them)."""
-
-    runs: tuple[tuple[np.ndarray, str], ...]
-    num_rows: int
-    num_cols: int
-    num_bytes: int
-    order: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,42 +93,10 @@ class ReferenceOps:
         return None
 
     def pack(self, parts: Sequence[RawTensor]) -> ReferenceWeight:
-        num_cols = parts[0].num_cols
-        assert all(part.num_cols == num_cols for part in parts), [part.num_cols for part in parts]
-        assert same_order(parts), "columns in different orders"
-        values_NK = np.empty((sum(part.num_rows for part in parts), num_cols), np.float32)
-        runs: list[tuple[int, int, str]] = []  # first row, end row, activations
-        end = 0
-        for part in parts:
-            first, end = end, end + part.num_rows
-            rounding = {"f32": "f32", "f16": "f32", "bf16": "bf16"}.get(part.kind, "int8")
-            values_NK[first:end] = dequantise(part)
-            if runs and runs[-1][2] == rounding:
-                first = runs.pop()[0]
-            runs.append((first, end, rounding))
-        views = tuple((values_NK[first:end], rounding) for first, end, rounding in runs)
-        return ReferenceWeight(views, len(values_NK), num_cols, values_NK.nbytes, parts[0].order)
+        return pack(parts)
 
     def quantise(self, part: RawTensor, kind: str) -> RawTensor:
-        assert kind in QUANTISATIONS and part.kind in DENSE_KINDS, (part.kind, kind)
-        x_NK = dequantise(part)
-        if kind in ("f16", "bf16"):
-            data = to_stored(x_NK, kind).view(np.uint8)
-            return RawTensor(kind, part.num_rows, part.num_cols, data.reshape(-1))
-        x_bk = x_NK.reshape(-1, GROUP)
-        least_b1, most_b1 = x_bk.min(axis=1, keepdims=True), x_bk.max(axis=1, keepdims=True)
-        furthest_b1 = np.where(most_b1 >= -least_b1, most_b1, least_b1)
-        blocks = np.empty(len(x_bk), _BLOCKS[kind])
-        if kind == "q8_0":
-            blocks["d"] = np.abs(furthest_b1) / np.float32(127)
-            blocks["q"] = _codes(x_bk, blocks["d"], -127, 127)
-        elif kind == "q4_0":
-            blocks["d"] = furthest_b1 / np.float32(-8) + np.float32(0)  # a zero has no sign
-            blocks["q"] = _pack_nibbles(_codes(x_bk, blocks["d"], -8, 7) + 8)
-        else:
-            blocks["d"], blocks["m"] = (most_b1 - least_b1) / np.float32(15), least_b1 + np.float32(0)
-            blocks["q"] = _pack_nibbles(_codes(x_bk - blocks["m"].astype(np.float32), blocks["d"], 0, 15))
-        return RawTensor(kind, part.num_rows, part.num_cols, blocks.view(np.uint8))
+        return quantise(part, kind)
 
     def recode(self, stored: str, data: np.ndarray, kind: str, num_rows: int, num_cols: int) -> None:
         return None
@@ -357,77 +299,6 @@ class ReferenceOps:
 
     def close(self) -> None:
         """Nothing to free."""
-
-
-def dequantise(part: RawTensor) -> np.ndarray:
-    """float32 [num_rows, num_cols] of a raw matrix. In the 4-bit kinds byte j of a block's codes holds value j in its
-    low half and value j + 16 in its high half."""
-    shape = (part.num_rows, part.num_cols)
-    data = part.data.reshape(-1)
-    if part.kind == "f32":
-        return data.view("<f4").reshape(shape)
-    if part.kind == "f16":
-        return data.view("<f2").astype(np.float32).reshape(shape)
-    if part.kind == "bf16":
-        return from_stored(data.view("<u2"), "bf16").reshape(shape)
-    assert part.kind in _BLOCKS, f"kind {part.kind} is not one that ops take"
-    assert part.num_cols % GROUP == 0, f"{part.kind} rows hold whole groups of {GROUP}, got {part.num_cols} columns"
-    blocks = data.view(_BLOCKS[part.kind])
-    codes = _nibbles(blocks["q"]) if blocks["q"].shape[1] == 16 else blocks["q"].astype(np.float32)
-    if part.kind == "q4_0":
-        codes -= 8
-    if part.kind == "q6_h":
-        codes += 16 * _upper_bits(blocks["upper"]) - 32
-    scales_bh = blocks["d"].astype(np.float32)
-    values_bhk = codes.reshape(len(blocks), scales_bh.shape[1], -1) * scales_bh[:, :, None]
-    if "m" in (blocks.dtype.names or ()):
-        values_bhk += blocks["m"].astype(np.float32)[:, :, None]
-    return values_bhk.reshape(shape)
-
-
-def round_activations(x_TK: np.ndarray, rounding: str = "int8") -> np.ndarray:
-    """x as a linear reads it: f32 as it is; bf16 rounded to nearest even, below 2^-56 zero; or after a trip through
-    int8: per 32 consecutive values of a row, q = round-half-even(x * (127 / max|x|)) and x' = q * (max|x| / 127). A
-    group whose max|x| is below 1e-30 becomes zero."""
-    if rounding == "f32":
-        return x_TK
-    if rounding == "bf16":
-        rounded_TK = from_stored(to_stored(x_TK, "bf16"), "bf16")
-        return np.where(np.abs(x_TK) < _SMALLEST_BF16_FACTOR, np.float32(0), rounded_TK)
-    groups_TgK = x_TK.reshape(len(x_TK), x_TK.shape[1] // GROUP, GROUP)
-    max_Tg1 = np.abs(groups_TgK).max(axis=-1, keepdims=True)
-    inverse_Tg1: np.ndarray = np.where(
-        max_Tg1 < _SMALLEST_GROUP_MAX, 0, np.float32(127) / np.maximum(max_Tg1, _SMALLEST_GROUP_MAX)
-    )
-    rounded_TgK: np.ndarray = np.rint(groups_TgK * inverse_Tg1) * (max_Tg1 / np.float32(127))
-    return rounded_TgK.reshape(x_TK.shape)
-
-
-def _nibbles(packed: np.ndarray) -> np.ndarray:
-    """uint8 [blocks, 16] -> float32 [blocks, 32], low halves first."""
-    out = np.empty((len(packed), 32), np.float32)
-    out[:, :16] = packed & 15
-    out[:, 16:] = packed >> 4
-    return out
-
-
-def _upper_bits(upper_bh4: np.ndarray) -> np.ndarray:
-    """uint8 [blocks, 2, 4] -> float32 [blocks, 32]: byte j of a half holds values j, 4 + j, 8 + j, 12 + j of it, from
-    the lowest two bits up."""
-    shifts = np.array([0, 2, 4, 6], np.uint8)[:, None]
-    return (upper_bh4[:, :, None] >> shifts & 3).reshape(len(upper_bh4), GROUP).astype(np.float32)
-
-
-def _codes(x_bk: np.ndarray, scales_b1: np.ndarray, least: int, most: int) -> np.ndarray:
-    """int32 codes of x / scale; 0 where the scale is 0."""
-    scales_b1 = scales_b1.astype(np.float32)
-    inverse_b1 = np.divide(np.float32(1), scales_b1, out=np.zeros_like(scales_b1), where=scales_b1 != 0)
-    return np.clip(np.rint(x_bk * inverse_b1), least, most).astype(np.int32)
-
-
-def _pack_nibbles(codes_bk: np.ndarray) -> np.ndarray:
-    """[blocks, 32] -> uint8 [blocks, 16], low halves first."""
-    return (codes_bk[:, :16] | codes_bk[:, 16:] << 4).astype(np.uint8)
 
 
 _erf = np.vectorize(math.erf, otypes=[np.float32])

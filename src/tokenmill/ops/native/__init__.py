@@ -2,11 +2,13 @@
 
     library   finds and binds the C border
     memory    aligned arrays, and which values of a program may share bytes
+    pack      weights and adapters in the form that kernels read
     record    runs a forward pass once and keeps what it asked for
     fuse      joins neighbours of the recorded list
     program   a recorded list as one callable
     queue     one call after another, beside the event loop
-    backend   NativeOps: the seam's functions
+    direct    a function of the seam as a program of its own
+    backend   NativeOps: all of it as one backend
 
 `available()` says whether it can be used here, and if not, why.
 """

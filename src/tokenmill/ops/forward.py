@@ -1,0 +1,129 @@
+"""The functions that a forward pass is written in: arrays in, arrays out.
+
+Shape letters: T tokens of a step, S sequences (rows of the plan), L rows that want logits, D model width, K inputs and
+N outputs of a linear, F FFN width, V vocabulary, H query heads, G KV heads, C channels per head, B blocks.
+
+`ops/reference.py` (numpy) defines every function; `ops/native` runs them as a recorded program. Fixed orders that a
+backend of the exact family must keep, so that a token's value never depends on the batch around it:
+
+- linear, quantised weight: activations are quantised per 32 consecutive values of one row (scale = max|x| / 127, round
+  half to even); groups of 32 are walked in order, one fused multiply-add each into a float32 accumulator.
+- linear, dense weight: K is walked in order, one fused multiply-add each. For bf16 weights activations are rounded to
+  bf16 (below 2^-56 they, and weights, are zero), and of two neighbours in K the second is added first; on a matrix unit
+  each 32 of K are two chains of their own, over even and odd places, whose sum is added.
+- paged_attention: spans of 256 positions counted from 0, each softmaxed from a fresh state, merged in order. Over int8
+  KV a backend may round queries, and in each span the weights of the values, to 15 bits.
+- add_lora: K and then r are walked in order, one fused multiply-add each, for every row by itself.
+- row sums (norms, softmax): sixteen interleaved partial sums, then a fixed tree.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from .api import Array, HeadGeometry
+
+
+class ForwardOps(Protocol):
+    """Functions never modify their inputs, but that write_kv writes the pool and add_lora may write into y. A `table`
+    or `weight` is what the backend's `pack` made, a `kv` what its `bind_kv` made; `tokens_T`, `positions_T`, `rows_L`
+    and `adapters_T` are the batch's own."""
+
+    def embed(self, table: Any, tokens_T: Array) -> Array:
+        """[T, D] float32: dequantised rows of the table, by the step's tokens or places."""
+        ...
+
+    def rms_norm(self, x_TD: Array, weight_D: Array, eps: float) -> Array:
+        """x / sqrt(mean(x^2) + eps) * weight, per row."""
+        ...
+
+    def layer_norm(self, x_TD: Array, weight_D: Array, bias_D: Array, eps: float) -> Array:
+        """(x - mean(x)) / sqrt(var(x) + eps) * weight + bias, per row."""
+        ...
+
+    def norm_heads(self, qkv_TW: Array, q_weight: Array, k_weight: Array, heads: HeadGeometry, eps: float) -> Array:
+        """rms_norm of the q and k columns: head by head where the weights have C values, else over all q heads
+        (weight of H*C values) and over all k heads (G*C) together. The v columns stay."""
+        ...
+
+    def linear(self, x_TK: Array, weight: Any) -> Array:
+        """[T, N] = x @ weight.T, x in the order of the weight's columns"""
+        ...
+
+    def add_lora(self, y_TN: Array, x_TK: Array, table: Any, adapters_T: Array) -> Array:
+        """(y + (x @ a.T * scale) @ b.T) * factors for rows whose entry of the batch's adapters_T (or adapters_L) names
+        a slot, each stacked matrix's columns by its own change; other rows stay as they are, bit for bit. x is taken as
+        float32, before any quantisation. y is given up: a backend may write into it."""
+        ...
+
+    def add_token_lora(self, y_TD: Array, tokens_T: Array, table: Any, adapters_T: Array) -> Array:
+        """As add_lora with a table by tokens: (y + (a[tokens] * scale) @ b.T) * factors, y being embedded tokens."""
+        ...
+
+    def add(self, x_TD: Array, y_TD: Array) -> Array: ...
+
+    def add_bias(self, x_TN: Array, bias_N: Array) -> Array:
+        """The same vector added to every row."""
+        ...
+
+    def scale(self, x_TD: Array, factor: float) -> Array: ...
+
+    def soft_cap(self, x_TD: Array, cap: float) -> Array:
+        """cap * tanh(x / cap)"""
+        ...
+
+    def silu_mul(self, gate_up_T2F: Array) -> Array:
+        """silu(gate) * up, the gate in columns [0, F) and up in [F, 2F)."""
+        ...
+
+    def gelu_mul(self, gate_up_T2F: Array) -> Array:
+        """gelu(gate) * up, columns as in silu_mul."""
+        ...
+
+    def gelu_erf_mul(self, gate_up_T2F: Array) -> Array:
+        """gelu_erf(gate) * up, columns as in silu_mul."""
+        ...
+
+    def gelu(self, x_TF: Array) -> Array:
+        """The tanh form: x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3)))."""
+        ...
+
+    def gelu_erf(self, x_TF: Array) -> Array:
+        """The form by the error function: x / 2 * (1 + erf(x / sqrt(2)))."""
+        ...
+
+    def rope(self, qkv_TW: Array, positions_T: Array, table_PR: Array, heads: HeadGeometry) -> Array:
+        """Rotate the first R channels of every q and k head; pairs are (i, i + R/2) and channels from R on stay.
+        table_PR row p: cos of R/2 pairs, then sin."""
+        ...
+
+    def write_kv(self, kv: Any, layer: int, qkv_TW: Array, batch: Any, heads: HeadGeometry) -> None:
+        """Store the k and v columns of every token of the step into its slot. In int8 KV, each head of a token becomes
+        codes round-half-even(x * (127 / max|x|)) with the scale max|x| / 127; below a maximum of 1e-30 all are 0. Where
+        K or V of a token and head are not finite as stored, K becomes NaN, so that who sees the token becomes NaN, and
+        V 0, so that who does not see it does not."""
+        ...
+
+    def paged_attention(
+        self,
+        kv: Any,
+        layer: int,
+        qkv_TW: Array,
+        batch: Any,
+        heads: HeadGeometry,
+        scale: float,
+        *,
+        window: int = 0,
+        soft_cap: float = 0.0,
+        causal: bool = True,
+    ) -> Array:
+        """[T, H*C]: attention of each query row over its sequence's KV, which write_kv has just completed.
+
+        causal    a query sees its own position and those before it; else every position of its sequence
+        window    how many positions a query sees, its own included; where it also sees those after it, so many of them
+                  too; 0 for all
+        soft_cap  scaled scores become cap * tanh(score / cap) before the softmax; 0 for off
+        """
+        ...
+
+    def gather_rows(self, x_TD: Array, rows_L: Array) -> Array: ...

@@ -1,0 +1,203 @@
+"""Matrices in the form that the kernels read: tiles of 16 rows, stacked parts, adapters. See native/src/pack.cpp.
+
+K inputs  N outputs
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..api import BLOCK_BYTES, QUANTISATIONS, LowRank, RawTensor, same_order
+from .library import INTEGER_KINDS, KINDS, STORED, LoraStruct, LowRankStruct, Part, WeightStruct, check
+from .memory import WeightArena, aligned_bytes
+from .record import F32, QUANTISED, WIDE, NativeLora, NativeWeight
+
+_FIRST_QUANTISED, _FIRST_INTEGER = KINDS["q4_0"], KINDS["w4"]
+_TILE_ROWS = 16
+"""Rows of a packed tile."""
+
+
+class Packer:
+    """Packs with a team's threads, weights into an arena. has_tiles: for a matrix unit. See ops/api.py for what the
+    functions mean."""
+
+    def __init__(self, library: ctypes.CDLL, team: Any, weights: WeightArena, has_tiles: bool) -> None:
+        self._library = library
+        self._team = team
+        self._weights = weights
+        self._has_tiles = has_tiles
+
+    def pack(self, parts: Sequence[RawTensor]) -> NativeWeight:
+        num_cols = parts[0].num_cols
+        assert same_order(parts), "columns in different orders"
+        for matrix in parts:
+            assert matrix.num_cols == num_cols, (matrix.num_cols, num_cols)
+            assert matrix.data.dtype == np.uint8 and matrix.data.flags.c_contiguous, matrix.data.dtype
+            assert matrix.data.size == matrix.num_rows * _raw_row_bytes(matrix.kind, num_cols), matrix.data.size
+        runs = [(kind, list(run)) for kind, run in itertools.groupby(parts, key=lambda part: part.kind)]
+        kinds = self._integer_kinds(runs) or [(kind, None) for kind, _ in runs]
+        structs: list[Part] = []
+        packed: list[np.ndarray] = []
+        column = 0
+        for (kind, fits), (_, matrices) in zip(kinds, runs, strict=True):
+            data = self._pack_kind(kind, num_cols, matrices, fits)
+            num_rows = sum(matrix.num_rows for matrix in matrices)
+            structs.append(Part(KINDS[kind], column, num_rows, num_cols, data.ctypes.data, data.size))
+            packed.append(data)
+            column += num_rows
+        array = (Part * len(structs))(*structs)
+        order = parts[0].order
+        forms = {_form(part.kind) for part in structs}
+        assert not {QUANTISED, WIDE} <= forms, forms
+        return NativeWeight(
+            num_rows=column,
+            num_cols=num_cols,
+            num_bytes=sum(data.size for data in packed),
+            form=max(forms),
+            dense=F32 in forms,
+            on_tiles=forms == {WIDE} or (runs[0][0] == "bf16" and len(runs) == 1 and self._has_tiles),
+            struct=WeightStruct(column, num_cols, len(structs), 0, array),
+            parts=array,
+            data=tuple(packed),
+            order=None if order is None else np.ascontiguousarray(order, np.int32),
+        )
+
+    def _integer_kinds(
+        self, runs: Sequence[tuple[str, Sequence[RawTensor]]]
+    ) -> list[tuple[str, np.ndarray | None]] | None:
+        """The kinds that quantised runs have as integers, and how they are fitted; None where one of them cannot, since
+        all take one input."""
+        found: list[tuple[str, np.ndarray | None]] = []
+        for own, matrices in runs:
+            kind = own if KINDS[own] < _FIRST_QUANTISED else INTEGER_KINDS.get(own)
+            if kind is None:
+                return None
+            fits = None
+            if kind != own:
+                num_cols, num_rows = matrices[0].num_cols, sum(matrix.num_rows for matrix in matrices)
+                num_fits = num_rows * self._library.tm_integer_fits(KINDS[kind], num_cols)
+                fits = np.empty((num_fits, 2), np.float32)
+                if not self._library.tm_fits_integer(
+                    self._team, KINDS[kind], num_cols, len(matrices), *_addresses(matrices), fits.ctypes.data
+                ):
+                    return None
+            found.append((kind, fits))
+        return found
+
+    def quantise(self, part: RawTensor, kind: str) -> RawTensor:
+        assert kind in QUANTISATIONS and part.data.flags.c_contiguous, kind
+        out = np.empty(part.num_rows * _raw_row_bytes(kind, part.num_cols), np.uint8)
+        done = self._library.tm_quantise(
+            self._team,
+            KINDS[part.kind],
+            KINDS[kind],
+            part.num_rows,
+            part.num_cols,
+            part.data.ctypes.data,
+            out.ctypes.data,
+        )
+        check(self._library, done == 0)
+        return RawTensor(kind, part.num_rows, part.num_cols, out)
+
+    def recode(self, stored: str, data: np.ndarray, kind: str, num_rows: int, num_cols: int) -> RawTensor | None:
+        if stored not in STORED:
+            return None
+        assert data.dtype == np.uint8 and data.flags.c_contiguous, data.dtype
+        out = np.empty(num_rows * _raw_row_bytes(kind, num_cols), np.uint8)
+        fits = ctypes.c_int32()
+        done = self._library.tm_recode(
+            self._team,
+            STORED.index(stored),
+            KINDS[kind],
+            data.ctypes.data,
+            data.size,
+            out.ctypes.data,
+            out.size,
+            ctypes.byref(fits),
+        )
+        check(self._library, done == 0)
+        return RawTensor(kind, num_rows, num_cols, out) if fits.value else None
+
+    def _pack_kind(
+        self, kind: str, num_cols: int, matrices: Sequence[RawTensor], fits: np.ndarray | None
+    ) -> np.ndarray:
+        num_rows = sum(matrix.num_rows for matrix in matrices)
+        num_bytes = self._library.tm_packed_bytes(KINDS[kind], num_rows, num_cols)
+        assert num_bytes > 0, f"a {kind} matrix of {num_rows} x {num_cols} cannot be packed"
+        out = self._weights.take(num_bytes)
+        self._pack_into(KINDS[kind], num_cols, matrices, fits, out)
+        return out
+
+    def _pack_into(
+        self, kind: int, num_cols: int, matrices: Sequence[RawTensor], fits: np.ndarray | None, out: np.ndarray
+    ) -> None:
+        fits_at = None if fits is None else fits.ctypes.data
+        done = self._library.tm_pack(
+            self._team, kind, num_cols, len(matrices), *_addresses(matrices), fits_at, out.ctypes.data, out.size
+        )
+        check(self._library, done == 0)
+
+    def lora_table(
+        self, num_slots: int, max_rank: int, num_cols: int, widths: Sequence[int], *, by_token: bool = False
+    ) -> NativeLora:
+        columns = np.cumsum([0, *widths], dtype=np.int32)
+        changes = (LowRankStruct * (num_slots * len(widths)))()
+        room = -(-max_rank // _TILE_ROWS) * _TILE_ROWS
+        struct = LoraStruct(num_slots, len(widths), num_cols, room, by_token, columns.ctypes.data, changes)
+        return NativeLora(num_slots, room, num_cols, tuple(widths), struct, columns, changes)
+
+    def set_lora(self, table: NativeLora, slot: int, changes: Sequence[LowRank | None]) -> int:
+        assert 1 <= slot <= table.num_slots and len(changes) == len(table.widths), (slot, len(changes))
+        held: list[np.ndarray] = []
+        for index, change in enumerate(changes):
+            struct = LowRankStruct()
+            if change is not None:
+                rank, num_cols = change.a.num_rows, change.a.num_cols
+                if table.struct.by_token:
+                    rank, num_cols = num_cols, rank
+                assert rank == change.b.num_cols <= table.max_rank, (rank, table.max_rank)
+                assert num_cols == table.num_cols and change.b.num_rows == table.widths[index], index
+                parts = [self._pack_alone(matrix, held) for matrix in (change.a, change.b)]
+                struct = LowRankStruct(rank, change.scale, *parts)
+                if change.factors is not None:
+                    factors = np.ascontiguousarray(change.factors, np.float32)
+                    assert factors.shape == (change.b.num_rows,), factors.shape
+                    held.append(factors)
+                    struct.factors = factors.ctypes.data
+            table.changes[(slot - 1) * len(changes) + index] = struct
+        table.data[slot] = held
+        return sum(data.nbytes for data in held)
+
+    def _pack_alone(self, matrix: RawTensor, held: list[np.ndarray]) -> Part:
+        """A dense matrix packed into memory of its own, which is appended to `held`: adapters come and go."""
+        kind = KINDS[matrix.kind]
+        assert matrix.kind in ("f32", "f16"), matrix.kind
+        data = aligned_bytes(self._library.tm_packed_bytes(kind, matrix.num_rows, matrix.num_cols))
+        self._pack_into(kind, matrix.num_cols, [matrix], None, data)
+        held.append(data)
+        return Part(kind, 0, matrix.num_rows, matrix.num_cols, data.ctypes.data, data.size)
+
+
+def _form(kind: int) -> int:
+    """How a linear takes the inputs of a part."""
+    return F32 if kind < _FIRST_QUANTISED else QUANTISED if kind < _FIRST_INTEGER else WIDE
+
+
+def _addresses(matrices: Sequence[RawTensor]) -> tuple[Any, Any]:
+    pointers = (ctypes.c_void_p * len(matrices))(*(matrix.data.ctypes.data for matrix in matrices))
+    counts = (ctypes.c_int64 * len(matrices))(*(matrix.num_rows for matrix in matrices))
+    return pointers, counts
+
+
+def _raw_row_bytes(kind: str, num_cols: int) -> int:
+    """Bytes of a row as a checkpoint stores it."""
+    block = BLOCK_BYTES.get(kind)
+    if block is not None:
+        assert num_cols % 32 == 0, f"{kind} rows hold whole blocks of 32, got {num_cols} columns"
+        return num_cols // 32 * block
+    return num_cols * {"f32": 4, "f16": 2, "bf16": 2}[kind]
