@@ -38,8 +38,8 @@ from tokenmill.server.jobs import Job, Jobs, pack
 from tokenmill.server.metrics import Metrics
 from tokenmill.server.run import serve
 from tokenmill.text.chat import ChatTemplate
+from tokenmill.text.gguf_tokenizer import tokenizer_from_gguf
 from tokenmill.text.load import TextModel
-from tokenmill.text.tokenizer import tokenizer_from_gguf
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 EOS = 2

@@ -23,7 +23,9 @@ import pytest
 
 from tokenmill.formats.gguf import GGUFFile
 from tokenmill.formats.hub import cached_path
-from tokenmill.text.tokenizer import Tokenizer, tokenizer_from_folder, tokenizer_from_gguf
+from tokenmill.text.folder_tokenizer import tokenizer_from_folder
+from tokenmill.text.gguf_tokenizer import tokenizer_from_gguf
+from tokenmill.text.tokenizer import Tokenizer
 
 HERE = Path(__file__).resolve().parent
 PUBLIC_TEXT = HERE.parents[2] / "shared" / "data" / "text" / "xquad.jsonl.gz"

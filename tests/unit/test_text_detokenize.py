@@ -8,7 +8,7 @@ from test_text_tokenizer import sentencepiece_metadata
 from tiny_tokenizer import SPECIAL, byte_tokenizer
 
 from tokenmill.text.detokenize import Detokenizer
-from tokenmill.text.tokenizer import tokenizer_from_gguf
+from tokenmill.text.gguf_tokenizer import tokenizer_from_gguf
 
 TOKENIZER = byte_tokenizer()
 IDS = st.lists(st.integers(0, TOKENIZER.vocab_size + 2), max_size=40)

@@ -21,9 +21,11 @@ from tokenmill.core.request import SamplingParams
 from tokenmill.server.openai import Call
 from tokenmill.server.tokens import KNOWN_CHARS, Encoder
 from tokenmill.text import segments, tokenizer
+from tokenmill.text.gguf_tokenizer import tokenizer_from_gguf
 from tokenmill.text.pretokenizers import SCHEMES
 from tokenmill.text.segments import SegmentCache, can_cut, cut_text
-from tokenmill.text.tokenizer import _ALPHABET, Tokenizer, tokenizer_from_gguf
+from tokenmill.text.spellings import ALPHABET
+from tokenmill.text.tokenizer import Tokenizer
 
 NAMES = sorted({scheme: name for name, scheme in SCHEMES.items()}.values())
 ACROSS = ["d Ġ", "dĠ w", "o Ġ", "oĠ h", "e Ġ", "Ġ h"]
@@ -70,7 +72,7 @@ WORDS += ["def f(x): return x", "\ud800", "🙂", "ｗ ｈ", " \u0301"]
 @cache
 def scheme_tokenizer(name: str) -> Tokenizer:
     merges = [*ACROSS, *MERGES]
-    tokens = [*_ALPHABET, *dict.fromkeys(merge.replace(" ", "") for merge in merges), SPECIAL, DEFINED]
+    tokens = [*ALPHABET, *dict.fromkeys(merge.replace(" ", "") for merge in merges), SPECIAL, DEFINED]
     metadata = byte_metadata(pre=name, add_bos_token=True)
     metadata |= {
         "tokenizer.ggml.tokens": tokens,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tokenmill.text.tokenizer import _ALPHABET, Tokenizer, tokenizer_from_gguf
+from tokenmill.text.gguf_tokenizer import tokenizer_from_gguf
+from tokenmill.text.spellings import ALPHABET
+from tokenmill.text.tokenizer import Tokenizer
 
 SPECIAL = "<|end|>"
 DEFINED = "<tool>"
@@ -13,7 +15,7 @@ MERGES = ["h e", "l l", "he ll", "hell o", "Ġ w", "Ġw o", "r l", "rl d", "Ġwo
 
 def byte_metadata(**changes: Any) -> dict[str, Any]:
     """256 bytes, a few merges, one control and one user-defined token."""
-    tokens = [*_ALPHABET, *(merge.replace(" ", "") for merge in MERGES), SPECIAL, DEFINED]
+    tokens = [*ALPHABET, *(merge.replace(" ", "") for merge in MERGES), SPECIAL, DEFINED]
     return {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "gpt-2",
@@ -29,7 +31,7 @@ def byte_metadata(**changes: Any) -> dict[str, Any]:
 class ByteTokenizer(Tokenizer):
     def encode_byte(self, byte: int) -> int:
         """The token of one byte."""
-        text = next(char for char, value in _ALPHABET.items() if value == byte)
+        text = next(char for char, value in ALPHABET.items() if value == byte)
         token_id = self.token_id(text)
         assert token_id is not None
         return token_id

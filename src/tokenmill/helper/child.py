@@ -221,7 +221,8 @@ def file_stamp(path: str) -> tuple[int, int]:
 def _load_tokenizer(launch: HelperLaunch) -> Tokenizer:
     """Raises Unavailable when it would not be the front end's any more."""
     from ..formats.gguf import open_gguf
-    from ..text.tokenizer import tokenizer_from_folder, tokenizer_from_gguf
+    from ..text.folder_tokenizer import tokenizer_from_folder
+    from ..text.gguf_tokenizer import tokenizer_from_gguf
 
     if file_stamp(launch.path) != launch.stamp:
         raise Unavailable("The model's file has changed since the server read it; the server must be started again.")

@@ -13,37 +13,25 @@ interim responses, it is learnt by the answer; over TLS a closed half is the end
 from __future__ import annotations
 
 import asyncio
-import re
 import select
 from collections import deque
 from typing import Any, NamedTuple
 
 import httptools
-import msgspec
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from .access_log import log_access
 from .begun import Begun
 from .door import Door
-from .errors import error_body
 from .peers import address_group
+from .refusals import Refusal, judge_head, refusal_bytes, too_large
 
 _HANG_UP_CHECKS_S = (0.02, 0.1, 0.4)
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _PART_BYTES = 1 << 14
 _LINE_BYTES = 128  # what Python takes for a header line besides its text
 _REQUEST_BYTES = 2048  # and for a request
-_ABSOLUTE = re.compile(rb"https?://([^/?#]*)", re.IGNORECASE)
-_REASONS = {
-    400: b"Bad Request", 405: b"Method Not Allowed", 408: b"Request Timeout", 414: b"URI Too Long",
-    431: b"Request Header Fields Too Large", 503: b"Service Unavailable", 505: b"HTTP Version Not Supported",
-}  # fmt: skip
-
-
-class Refusal(NamedTuple):
-    status: int
-    message: str
 
 
 class _Open(NamedTuple):
@@ -92,7 +80,8 @@ class Connection(HttpToolsProtocol):
         if not self._has_place:
             self._is_deaf = True
             if tls is None:
-                self.transport.write(self._reply(Refusal(503, "Too many connections are open; retry in a second.")))
+                refusal = Refusal(503, "Too many connections are open; retry in a second.")
+                self.transport.write(refusal_bytes(refusal, self.server_state.default_headers))
             self.transport.close()
         elif tls is not None:
             self._early = []
@@ -167,7 +156,7 @@ class Connection(HttpToolsProtocol):
             self._refuse(Refusal(400, "The request is not valid HTTP."))
         if self._silent_bytes > self._bounds.max_head_bytes + _PART_BYTES:
             between = Refusal(400, "The body has too much between its chunks.")
-            self._refuse(between if self._in_body else self._too_large())
+            self._refuse(between if self._in_body else too_large(self._bounds))
         elif self._silent_bytes:
             self._settle()
 
@@ -209,16 +198,18 @@ class Connection(HttpToolsProtocol):
         super().on_header(name, value)
         self._size_bytes += len(name) + len(value) + len(b": \r\n")
         if self._size_bytes > self._bounds.max_head_bytes or len(self.headers) > self._bounds.max_head_lines:
-            self._refuse(self._too_large())
+            self._refuse(too_large(self._bounds))
 
     def on_headers_complete(self) -> None:
         if self._is_deaf or self._is_framing:
             self._is_framing = False
             return
-        refusal = self._judge_head()
-        if refusal is not None:
-            self._refuse(refusal)
+        version, method = self.parser.get_http_version(), self.parser.get_method()
+        judged = judge_head(version, method, self.url, self.headers)
+        if isinstance(judged, Refusal):
+            self._refuse(judged)
             return
+        self.url = judged
         super().on_headers_complete()
         held_bytes = self._head_bytes()
         self._open.append(_Open(self.cycle, held_bytes, self.loop.time()))
@@ -228,26 +219,6 @@ class Connection(HttpToolsProtocol):
         self._since_s = self._progress_s = self.loop.time()
         if len(self._open) > self._bounds.max_pipelined:
             self.cycle.keep_alive = False
-
-    def _judge_head(self) -> Refusal | None:
-        """All lines are in. A target that names its host (as proxies send it) goes before the Host header."""
-        version, method = self.parser.get_http_version(), self.parser.get_method()
-        if version not in ("1.0", "1.1"):
-            return Refusal(505, "This server speaks HTTP/1.1 and HTTP/1.0.")
-        if method == b"CONNECT":
-            return Refusal(405, "This server is no proxy.")
-        num_hosts = sum(name == b"host" for name, _ in self.headers)
-        if num_hosts > 1 or (not num_hosts and version == "1.1"):
-            return Refusal(400, "A request needs one Host header.")
-        absolute = _ABSOLUTE.match(self.url)
-        if absolute is not None:
-            self.url = b"/" + self.url[absolute.end() :].removeprefix(b"/")
-            self.headers[:] = [line for line in self.headers if line[0] != b"host"] + [(b"host", absolute[1])]
-        elif self.url == b"*" and method == b"OPTIONS":
-            self.url = b"/*"
-        if not self.url.startswith(b"/") or not self.url.isascii():
-            return Refusal(400, "The target must be a path in ASCII.")
-        return None
 
     def on_body(self, body: bytes) -> None:
         if self._is_deaf:
@@ -342,7 +313,7 @@ class Connection(HttpToolsProtocol):
             return
         self._is_deaf = True
         self._door.note_refused(refusal.status)
-        reply = self._reply(refusal)
+        reply = refusal_bytes(refusal, self.server_state.default_headers)
         if self._in_body and self.cycle is not None and not self.cycle.response_complete:
             cycle, held_bytes, _ = self._open.pop()
             self._held_bytes -= held_bytes
@@ -409,23 +380,6 @@ class Connection(HttpToolsProtocol):
         poller.register(self.transport.get_extra_info("socket").fileno(), 0)
         if poller.poll(0):  # POLLHUP or POLLERR, which come unasked
             self.transport.abort()
-
-    def _too_large(self) -> Refusal:
-        bounds = self._bounds
-        return Refusal(
-            431,
-            f"The head is larger than {bounds.max_head_bytes} bytes or has more than {bounds.max_head_lines} lines.",
-        )
-
-    def _reply(self, refusal: Refusal) -> bytes:
-        is_busy = refusal.status == 503
-        kind, retry = ("unavailable_error", b"retry-after: 1\r\n") if is_busy else ("invalid_request_error", b"")
-        body = msgspec.json.encode(error_body(refusal.message, kind, code=503 if is_busy else None))
-        line = b"HTTP/1.1 %d %s\r\n" % (refusal.status, _REASONS[refusal.status])
-        usual = b"".join(b"%s: %s\r\n" % header for header in self.server_state.default_headers)
-        length = b"content-length: %d\r\n" % len(body)
-        fixed = b"content-type: application/json\r\nconnection: close\r\n"
-        return line + usual + length + retry + fixed + b"\r\n" + body
 
 
 def _lose(cycle: RequestResponseCycle) -> None:

@@ -12,15 +12,9 @@ from ..formats.config_keys import architecture_of, keys_of, value_of
 from ..formats.safetensors import read_json
 from ..formats.sentence import read_sentence_config
 from .chat import MAX_TEMPLATE_CHARS, ChatTemplate
-from .tokenizer import (
-    CONTROL,
-    Tokenizer,
-    gguf_token_id,
-    read_tokenizer_config,
-    token_content,
-    tokenizer_from_folder,
-    tokenizer_from_gguf,
-)
+from .folder_tokenizer import read_tokenizer_config, token_content, tokenizer_from_folder
+from .gguf_tokenizer import CONTROL, gguf_token_id, tokenizer_from_gguf
+from .tokenizer import Tokenizer
 
 END_MARKS = frozenset(
     {"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>"}

@@ -1,6 +1,6 @@
 """Text to token ids and back, on the `tokenizers` library.
 
-Built from GGUF metadata (byte-level BPE, or SentencePiece's BPE and unigrams) or from a folder's tokenizer.json. The
+Built from GGUF metadata (gguf_tokenizer.py) or from a folder's tokenizer.json (folder_tokenizer.py). The
 ids equal those of llama.cpp on the same GGUF file and of transformers on the same folder; where those two differ from
 each other is told at the head of tests/oracle/test_tokenizer.py.
 
@@ -12,23 +12,14 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
 import tokenizers
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, processors
+from tokenizers import AddedToken, models
 
-from ..core.errors import BadCheckpoint, InvalidRequest
-from ..formats.safetensors import read_json
-from .charsmap import check_normalizer
-from .pretokenizers import find_scheme
+from ..core.errors import InvalidRequest
 from .segments import PIECE_CHARS, SegmentCache, can_cut, cut_text
-
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
-"""Values of `tokenizer.ggml.token_type`."""
-
-_SPACE_MARK = "▁"
+from .spellings import find_byte_decoder
 
 
 class Tokenizer:
@@ -43,7 +34,7 @@ class Tokenizer:
         self._added = backend.get_added_tokens_decoder()
         self._special_ids = frozenset(i for i, token in self._added.items() if token.special) | frozenset(unknown_ids)
         self._plain = _without_special(backend, self._added, self._special_ids) if self._special_ids else backend
-        self._to_bytes, self._begins_with_space = _find_byte_decoder(backend)
+        self._to_bytes, self._begins_with_space = find_byte_decoder(backend)
         self.vocab_size = max([backend.get_vocab_size(with_added_tokens=False), *(i + 1 for i in self._added)])
         self._within: tokenizers.Tokenizer | None = None
         self._around = _around(backend) if can_cut(backend) else None
@@ -282,251 +273,3 @@ def _hide(backend: tokenizers.Tokenizer, hidden: frozenset[int]) -> models.Unigr
     state = json.loads(backend.model.__getstate__())
     pieces = [(f"{text} " if i in hidden else text, score) for i, (text, score) in enumerate(state["vocab"])]
     return models.Unigram(pieces, state["unk_id"], state["byte_fallback"])
-
-
-# ---- bytes of a token ------------------------------------------------------------------------------------------------
-
-
-def _gpt2_alphabet() -> dict[str, int]:
-    """GPT-2's spelling of the 256 bytes: printable Latin-1 as itself, the others from U+0100 on, in order."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
-
-
-_ALPHABET = _gpt2_alphabet()
-
-
-def _byte_level_bytes(text: str) -> bytes:
-    try:
-        return bytes([_ALPHABET[char] for char in text])
-    except KeyError:
-        return text.encode()
-
-
-def _marked_bytes(text: str) -> bytes:
-    """SentencePiece's spelling: '▁' is a space, '<0x0A>' is a byte."""
-    if len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
-        return bytes([int(text[3:5], 16)])
-    return text.replace(_SPACE_MARK, " ").encode()
-
-
-def _word_piece_bytes(text: str) -> bytes:
-    """WordPiece's spelling: '##' goes on with a word, and anything else begins one."""
-    return (text[2:] if text.startswith("##") else " " + text).encode()
-
-
-def _find_byte_decoder(backend: tokenizers.Tokenizer) -> tuple[Callable[[str], bytes], bool]:
-    """(which of the spellings the vocabulary uses, whether a text's first space is not part of it), from the decoder's
-    description."""
-    state = json.loads(backend.decoder.__getstate__()) if backend.decoder is not None else {}
-    steps = [state, *state.get("decoders", [])]
-    kinds = [step.get("type") for step in steps]
-    if "ByteLevel" in kinds:
-        return _byte_level_bytes, False
-    if "ByteFallback" in kinds or "Metaspace" in kinds:
-        return _marked_bytes, any(map(_drops_first_space, steps))
-    if "WordPiece" in kinds:
-        return _word_piece_bytes, True
-    raise BadCheckpoint(
-        f"The tokenizer's decoder ({', '.join(str(kind) for kind in kinds)}) is not supported; "
-        "byte-level, SentencePiece-style and WordPiece vocabularies are."
-    )
-
-
-def _drops_first_space(step: dict[str, Any]) -> bool:
-    if step.get("type") == "Metaspace":
-        return step.get("prepend_scheme", "always") != "never"
-    return step.get("type") == "Strip" and step.get("content") == " " and step.get("start", 0) > 0
-
-
-# ---- from a folder ---------------------------------------------------------------------------------------------------
-
-
-def tokenizer_from_folder(folder: Path) -> Tokenizer:
-    """From tokenizer.json, with the tokens that only tokenizer_config.json lists. Raises BadCheckpoint.
-
-    BOS and EOS are put around a text as tokenizer.json says; like transformers, we do not read `add_bos_token` and
-    `add_eos_token` of tokenizer_config.json where there is a tokenizer.json.
-    """
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise BadCheckpoint(
-            f"{folder} has no tokenizer.json. Save the model's fast tokenizer there (transformers: "
-            "AutoTokenizer.from_pretrained(...).save_pretrained(...))."
-        )
-    try:
-        backend = tokenizers.Tokenizer.from_file(str(path))
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # the library's panics are no Exceptions
-        raise BadCheckpoint(f"{path} is not a tokenizer that can be read: {error}.") from error
-    check_normalizer(backend)
-    backend.no_truncation()
-    backend.no_padding()
-    _add_missing_tokens(backend, read_tokenizer_config(folder))
-    return Tokenizer(backend)
-
-
-def read_tokenizer_config(folder: Path) -> dict[str, Any]:
-    """tokenizer_config.json, or nothing."""
-    path = folder / "tokenizer_config.json"
-    return read_json(path) if path.is_file() else {}
-
-
-def token_content(value: Any) -> str | None:
-    """A token in a config is a string, or an object with `content`."""
-    if isinstance(value, dict):
-        value = value.get("content")
-    return value if isinstance(value, str) else None
-
-
-def _add_missing_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any]) -> None:
-    """Added tokens that only tokenizer_config.json lists, in the order of their ids."""
-    listed = config.get("added_tokens_decoder")
-    if not isinstance(listed, dict):
-        return
-    known = backend.get_added_tokens_decoder()
-    flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
-    try:
-        entries = sorted((int(key), entry) for key, entry in listed.items() if int(key) not in known)
-        tokens = [AddedToken(e["content"], **{flag: bool(e[flag]) for flag in flags if flag in e}) for _, e in entries]
-    except (TypeError, ValueError, KeyError) as error:
-        raise BadCheckpoint(f"tokenizer_config.json: added_tokens_decoder is malformed: {error!r}.") from error
-    backend.add_tokens(tokens)
-
-
-# ---- from GGUF metadata ----------------------------------------------------------------------------------------------
-
-
-def tokenizer_from_gguf(metadata: dict[str, Any]) -> Tokenizer:
-    """From the keys `tokenizer.ggml.*`. Raises BadCheckpoint for a kind of tokenizer that is not known here."""
-    kind = metadata.get("tokenizer.ggml.model")
-    tokens = _string_list(metadata, "tokenizer.ggml.tokens")
-    vocab = {text: token_id for token_id, text in enumerate(tokens)}
-    if len(vocab) != len(tokens) or not tokens:
-        raise BadCheckpoint("tokenizer.ggml.tokens is empty or holds a token twice.")
-    types = metadata.get("tokenizer.ggml.token_type")
-    if types is None:
-        types = [NORMAL] * len(tokens)
-    if not isinstance(types, list) or len(types) != len(tokens):
-        raise BadCheckpoint("tokenizer.ggml.token_type does not have one entry for each token.")
-    if kind == "gpt2":
-        scheme = find_scheme(metadata.get("tokenizer.ggml.pre", "default"))
-        backend = _byte_level_backend(metadata, vocab, scheme.ignore_merges)
-        backend.pre_tokenizer = scheme.build("".join(char for char in _ALPHABET if char not in vocab))
-        add_bos = scheme.add_bos
-    elif kind == "llama":
-        backend = _sentencepiece_backend(metadata, vocab, tokens, types)
-        add_bos = True
-    elif kind == "t5":
-        backend = _unigram_backend(metadata, tokens, types)
-        add_bos = False
-    else:
-        raise BadCheckpoint(f"tokenizer.ggml.model {kind!r} is not supported; 'gpt2', 'llama' and 't5' are.")
-    special = [AddedToken(tokens[i], special=True, normalized=False) for i, t in enumerate(types) if t == CONTROL]
-    defined = [AddedToken(tokens[i], special=False, normalized=False) for i, t in enumerate(types) if t == USER_DEFINED]
-    backend.add_special_tokens(special)
-    backend.add_tokens(defined)
-    bos = tokens[gguf_token_id(metadata, "bos")] if _wants(metadata, "bos", add_bos) else None
-    eos = tokens[gguf_token_id(metadata, "eos")] if _wants(metadata, "eos", kind == "t5") else None
-    if bos is not None or eos is not None:
-        _surround(backend, bos, eos)
-    return Tokenizer(backend, unknown_ids=[i for i, t in enumerate(types) if t == UNKNOWN])
-
-
-def gguf_token_id(metadata: dict[str, Any], role: str) -> int:
-    """The id under tokenizer.ggml.<role>_token_id, checked against the vocabulary; -1 where the file has none."""
-    key = f"tokenizer.ggml.{role}_token_id"
-    token_id = metadata.get(key, -1)
-    num_tokens = len(_string_list(metadata, "tokenizer.ggml.tokens"))
-    if type(token_id) is not int or not -1 <= token_id < num_tokens:
-        raise BadCheckpoint(f"{key} is {token_id!r}; the vocabulary has {num_tokens} tokens.")
-    return token_id
-
-
-def _wants(metadata: dict[str, Any], role: str, default: bool) -> bool:
-    wanted = metadata.get(f"tokenizer.ggml.add_{role}_token", default)
-    return bool(wanted) and gguf_token_id(metadata, role) >= 0
-
-
-def _surround(backend: tokenizers.Tokenizer, bos: str | None, eos: str | None) -> None:
-    """Set what `add_special` puts around a text: tokens of the vocabulary."""
-    tokens = [(text, backend.token_to_id(text)) for text in (bos, eos) if text is not None]
-    template = [*([f"{bos}:0"] if bos else []), "$A:0", *([f"{eos}:0"] if eos else [])]
-    backend.post_processor = processors.TemplateProcessing(single=template, special_tokens=tokens)
-
-
-def _string_list(metadata: dict[str, Any], key: str) -> list[str]:
-    value = metadata.get(key)
-    if not isinstance(value, list) or (value and not isinstance(value[0], str)):
-        raise BadCheckpoint(f"The file has no usable {key}.")
-    return value
-
-
-def _byte_level_backend(metadata: dict[str, Any], vocab: dict[str, int], ignore_merges: bool) -> tokenizers.Tokenizer:
-    merges = [tuple(merge.split(" ", 1)) for merge in _string_list(metadata, "tokenizer.ggml.merges")]
-    backend = tokenizers.Tokenizer(_bpe(vocab, merges, ignore_merges=ignore_merges))
-    backend.decoder = decoders.ByteLevel()
-    return backend
-
-
-def _sentencepiece_backend(
-    metadata: dict[str, Any], vocab: dict[str, int], tokens: list[str], types: list[int]
-) -> tokenizers.Tokenizer:
-    """SentencePiece joins the adjacent pair whose joint token scores best. As BPE that is a list of merges, for every
-    token all its splits into two tokens, in order of falling score."""
-    scores = _scores(metadata, tokens)
-    order = sorted(
-        (i for i, t in enumerate(types) if t in (NORMAL, USER_DEFINED, UNUSED)), key=lambda i: (-scores[i], i)
-    )
-    merges = []
-    for text in (tokens[i] for i in order):
-        splits = [(text[:cut], text[cut:]) for cut in range(1, len(text))]
-        splits = [(left, right) for left, right in splits if left in vocab and right in vocab]
-        merges += sorted(splits, key=lambda split: (vocab[split[0]], vocab[split[1]]))
-    unknown = next((tokens[i] for i, t in enumerate(types) if t == UNKNOWN), None)
-    backend = tokenizers.Tokenizer(_bpe(vocab, merges, byte_fallback=True, fuse_unk=True, unk_token=unknown))
-    _mark_spaces(backend, metadata, [])
-    return backend
-
-
-def _unigram_backend(metadata: dict[str, Any], tokens: list[str], types: list[int]) -> tokenizers.Tokenizer:
-    """The pieces whose summed scores are best, on text that the file's own table has normalised."""
-    unknown = next((i for i, t in enumerate(types) if t == UNKNOWN), None)
-    try:
-        model = models.Unigram(list(zip(tokens, _scores(metadata, tokens), strict=True)), unknown, BYTE in types)
-        table = bytes(metadata.get("tokenizer.ggml.precompiled_charsmap") or b"")
-        steps: list[normalizers.Normalizer] = [normalizers.Precompiled(table)] if table else []
-    except Exception as error:
-        raise BadCheckpoint(f"The file's unigrams or their table of characters cannot be used: {error}.") from error
-    if metadata.get("tokenizer.ggml.remove_extra_whitespaces", False):
-        steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
-    backend = tokenizers.Tokenizer(model)
-    _mark_spaces(backend, metadata, steps)
-    check_normalizer(backend)
-    return backend
-
-
-def _mark_spaces(backend: tokenizers.Tokenizer, metadata: dict[str, Any], steps: list[normalizers.Normalizer]) -> None:
-    """After `steps`, a mark for each space and, unless the file says otherwise, one before the text; and back again."""
-    prefix = metadata.get("tokenizer.ggml.add_space_prefix", True)
-    before = [normalizers.Prepend(_SPACE_MARK)] if prefix else []
-    backend.normalizer = normalizers.Sequence([*steps, *before, normalizers.Replace(" ", _SPACE_MARK)])
-    strip = [decoders.Strip(" ", 1, 0)] if prefix else []
-    back = [decoders.Replace(_SPACE_MARK, " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
-    backend.decoder = decoders.Sequence(back)
-
-
-def _scores(metadata: dict[str, Any], tokens: list[str]) -> list[float]:
-    scores = metadata.get("tokenizer.ggml.scores")
-    if not isinstance(scores, list) or len(scores) != len(tokens):
-        raise BadCheckpoint("tokenizer.ggml.scores does not have one entry for each token.")
-    return scores
-
-
-def _bpe(vocab: dict[str, int], merges: list[Any], **options: Any) -> models.BPE:
-    try:
-        return models.BPE(vocab, merges, **options)
-    except Exception as error:
-        raise BadCheckpoint(f"The file's vocabulary and merges do not fit together: {error}.") from error
