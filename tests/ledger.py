@@ -107,6 +107,12 @@ class FakeLedger:
         waiting = Waiting(seq.request, len(seq.tokens), self.cached[seq.number], seq.arrived, self.now)
         seq.due = self.policies.order.due(waiting)
 
+    num_loading = 0
+
+    def fetch(self, seq: Sequence, matched: Match) -> bool:
+        """There is no store."""
+        return False
+
     def admit(self, seq: Sequence) -> None:
         assert self.waiting.pop() is seq
         seq.status = Status.RUNNING

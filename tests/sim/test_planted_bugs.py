@@ -9,14 +9,17 @@ import pytest
 
 from tokenmill.cache import groups, manager
 from tokenmill.cache.allocator import BlockAllocator
+from tokenmill.cache.fetch import Claim
 from tokenmill.cache.groups import KVBlocks
 from tokenmill.cache.manager import BlockManager
 from tokenmill.cache.radix import RadixTree
+from tokenmill.core.sequence import Sequence
 from tokenmill.core.step import Introduction
 from tokenmill.engine import check, commit, ledger, state
 from tokenmill.engine.ledger import StepLedger
 from tokenmill.engine.shell import EngineShell
 from tokenmill.engine.state import EngineState
+from tokenmill.engine.transfers import Transfers
 from tokenmill.sched import scheduler
 from tokenmill.sim.run import run_seed
 
@@ -145,6 +148,74 @@ def reuse_what_slid_out_at_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(KVBlocks, "slide", lambda self, tables, position, last_step: slide(self, tables, position, -1))
 
 
+def publish_before_the_bytes_are_in(patch: pytest.MonkeyPatch) -> None:
+    start = Transfers._start
+
+    def hasty(self: Transfers, made: Claim) -> object:
+        self._state.blocks.publish(made.keys, made.tables, len(made.keys))
+        return start(self, made)
+
+    patch.setattr(Transfers, "_start", hasty)
+
+
+def free_what_is_on_its_way(patch: pytest.MonkeyPatch) -> None:
+    """When the sequence that asked for it is cancelled."""
+    start, leave = Transfers._start, EngineState.leave
+    owners: list[Transfers] = []
+
+    def watched(self: Transfers, made: Claim) -> object:
+        owners.append(self)
+        return start(self, made)
+
+    def careless(self: EngineState, seq: Sequence) -> None:
+        leave(self, seq)
+        for owner in owners:
+            for number, fetch in [*owner._fetches.items()]:
+                if owner._state is self and fetch.sequences[0] is seq:
+                    del owner._fetches[number]
+                    owner._coming = {one: other for one, other in owner._coming.items() if other is not fetch}
+                    self.blocks.release(fetch.claim.tables, -1)
+
+    patch.setattr(Transfers, "_start", watched)
+    patch.setattr(EngineState, "leave", careless)
+
+
+def take_lost_blocks_for_good(patch: pytest.MonkeyPatch) -> None:
+    end = Transfers.end_fetch
+    patch.setattr(Transfers, "end_fetch", lambda self, event, now: end(self, replace(event, error=""), now))
+
+
+def heed_an_end_twice(patch: pytest.MonkeyPatch) -> None:
+    end = Transfers.end_fetch
+    ended: dict[int, object] = {}
+
+    def again(self: Transfers, event: object, now: float) -> None:
+        number = event.job.number
+        ended[number] = self._fetches.setdefault(number, ended.get(number))
+        end(self, event, now)
+
+    patch.setattr(Transfers, "end_fetch", again)
+
+
+def share_blocks_that_may_never_be_written(patch: pytest.MonkeyPatch) -> None:
+    fetch = Transfers.fetch
+    patch.setattr(Transfers, "fetch", lambda self, seq, matched, steps: fetch(self, seq, matched, ()))
+
+
+def save_under_the_wrong_key(patch: pytest.MonkeyPatch) -> None:
+    items = RadixTree.items
+
+    def shifted(self: RadixTree) -> list[tuple[bytes, int]]:
+        found = items(self)
+        return [(key, block) for (key, _), (_, block) in zip(found, found[1:] + found[:1], strict=True)]
+
+    patch.setattr(RadixTree, "items", shifted)
+
+
+def forget_what_waits_for_a_transfer(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(EngineState, "stop_loading", lambda self, seq: None)
+
+
 PLANTS: list[Plant] = [
     forget_quarantine,
     match_one_block_too_many,
@@ -163,11 +234,18 @@ PLANTS: list[Plant] = [
     let_blocks_slide_too_early,
     hit_without_what_its_end_sees,
     reuse_what_slid_out_at_once,
+    publish_before_the_bytes_are_in,
+    free_what_is_on_its_way,
+    take_lost_blocks_for_good,
+    heed_an_end_twice,
+    share_blocks_that_may_never_be_written,
+    save_under_the_wrong_key,
+    forget_what_waits_for_a_transfer,
 ]
 
 
-# Adopting blocks in the middle of a prompt takes a rare meeting of priorities: its search starts near one.
-FIRST_SEEDS = {tell_the_worker_of_reserved_blocks_only: 160}
+# What takes a rare meeting of priorities, or of a transfer and a failing step: the search starts near one.
+FIRST_SEEDS = {tell_the_worker_of_reserved_blocks_only: 160, share_blocks_that_may_never_be_written: 90}
 
 
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)

@@ -19,7 +19,7 @@ from tokenmill.core.request import Request, SamplingParams
 from tokenmill.sched.policies import ORDERS
 from tokenmill.sim.executor import ToyCosts
 from tokenmill.sim.run import Report, run_scenario, run_seed
-from tokenmill.sim.workload import Arrival, Scenario
+from tokenmill.sim.workload import Arrival, Scenario, make_scenario
 
 SEEDS_PER_TEST = 25
 NUM_SEEDS = 300
@@ -48,9 +48,28 @@ def test_every_seed_holds(first: int) -> None:
         totals["preemptions"] += report.stats.num_preemptions
         totals["hits"] += report.stats.prefix_hits
         totals["failures"] += report.num_failures
+        totals["fetched"] += report.num_fetched
         assert report.stats.num_held_blocks == 0
-    idle = [name for name in ("stop", "length", "abort", "preemptions", "hits", "failures") if not totals[name]]
+    idle = [
+        name for name in ("stop", "length", "abort", "preemptions", "hits", "failures", "fetched") if not totals[name]
+    ]
     assert not idle, f"seeds {first}... never exercised {idle}"
+
+
+def test_a_second_life_finds_what_the_first_saved() -> None:
+    """The same requests again, on an engine that starts with the store of the one before it."""
+    num_saved = num_fetched = 0
+    for seed in range(60):
+        scenario = make_scenario(seed)
+        if scenario.stored is None or scenario.failure_rate:
+            continue
+        first = run_scenario(replace(scenario, stored={}), failure_seed=seed)
+        assert first.num_fetched == 0 and first.stored is not None
+        second = run_scenario(replace(scenario, stored=first.stored), failure_seed=seed)
+        assert set(first.stored) <= set(second.stored)
+        num_saved += len(first.stored)
+        num_fetched += second.num_fetched
+    assert num_saved > 100 and num_fetched > 50
 
 
 def test_runs_are_deterministic_under_any_hash_seed() -> None:

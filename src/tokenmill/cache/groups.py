@@ -50,7 +50,7 @@ class KVBlocks:
         self.no_match = Match(0, tuple([] for _ in groups))
         self._full = tuple(index for index, group in enumerate(groups) if not group.window)
         self._sliding = tuple(index for index, group in enumerate(groups) if group.window)
-        self._block_size = block_size
+        self.block_size = block_size
 
     @property
     def has_windows(self) -> bool:
@@ -75,7 +75,7 @@ class KVBlocks:
         while end != tried:
             tried = end
             for index in self._sliding:
-                end, found[index] = self.pools[index].match_window(keys, start, end, self._block_size)
+                end, found[index] = self.pools[index].match_window(keys, start, end, self.block_size)
             if len(self._sliding) < 2:
                 break
         if end == start:
@@ -104,7 +104,7 @@ class KVBlocks:
             table.ids += blocks
             table.num_published = len(table)
         if self._sliding:
-            self.slide(tables, len(tables[0]) * self._block_size, last_step)
+            self.slide(tables, len(tables[0]) * self.block_size, last_step)
 
     def extend(self, tables: Tables, num_blocks: int) -> None:
         """Append `num_blocks` writable ids to each table."""
@@ -142,7 +142,7 @@ class KVBlocks:
         """Give back what no query at `position` or after it sees; `last_step` as in `adopt`."""
         for index in self._sliding:
             pool, table = self.pools[index], tables[index]
-            num_hidden = num_hidden_blocks(position, pool.window, self._block_size)
+            num_hidden = num_hidden_blocks(position, pool.window, self.block_size)
             if num_hidden > table.num_released:
                 self._give_back(pool, table, num_hidden, last_step)
 

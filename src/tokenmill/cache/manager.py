@@ -76,6 +76,14 @@ class BlockManager:
             blocks.clear()
         return start, []
 
+    def find(self, key: BlockKey) -> int | None:
+        """The block published under `key`, or None."""
+        return self._tree.find(key)
+
+    def published(self) -> list[tuple[BlockKey, int]]:
+        """Every published block with its key, what hangs below another one after it."""
+        return self._tree.items()
+
     def num_cached_among(self, blocks: Iterable[int]) -> int:
         """How many of `blocks` are unreferenced: adopting them makes that many fewer available."""
         return sum(1 for block in blocks if self._tree.is_unreferenced(block))

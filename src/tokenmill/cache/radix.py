@@ -57,6 +57,10 @@ class RadixTree:
         node = self._by_key.get(key)
         return None if node is None else node.block
 
+    def items(self) -> list[tuple[BlockKey, int]]:
+        """Every key with its block, parents before children: in the order in which they were inserted."""
+        return [(node.key, block) for block, node in self._by_block.items()]
+
     def match(self, keys: Sequence[BlockKey], start: int, stop: int) -> list[int]:
         """Blocks of the longest run keys[start:...] that is published, at most up to `stop`; changes nothing."""
         blocks: list[int] = []

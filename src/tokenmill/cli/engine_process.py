@@ -83,7 +83,9 @@ async def _serve(launch: Launch) -> None:
         await link.send(replace(ready, memory=(*ready.memory, ("engine", base_bytes))))
         with beating(launch.pulse_fd, engine.ops.progress), _journal(launch.journal, engine.config) as record:
             executor = maybe_poisoned(engine.worker.executor)
-            await build_engine(engine.config, executor, link, clock, record).run()
+            await build_engine(engine.config, executor, link, clock, record, engine.first_events()).run()
+        if engine.worker.saved is not None:
+            print(f"tokenmill: {engine.worker.saved.summary()}", file=sys.stderr, flush=True)
     except EOFError:
         pass  # The front end has gone, and with it every request.
     finally:

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ..core.errors import ConfigError, TokenmillError
-from ..core.events import FromEngine, Ready, ToEngine
+from ..core.events import Drain, FromEngine, Ready, ToEngine
 from ..core.ports import FrontEnd
 from ..net.clock import MonotonicClock
 from ..net.lifeline import open_lifeline
@@ -135,6 +135,9 @@ class Supervisor:
         self._launch = launch
         self._engine_timeout_s = engine_timeout_s
         self._process: EngineProcess | None = None
+        self._link: FrontEnd | None = None
+        self._is_draining = False
+        self._has_drained = asyncio.Event()
 
     def __enter__(self) -> Supervisor:
         self._process = EngineProcess.start(self._launch)
@@ -144,6 +147,18 @@ class Supervisor:
         if self._process is not None:
             self._process.close()
             self._process = None
+
+    async def drain(self, within_s: float) -> None:
+        """Have the engine save what it keeps and end, which it may take `within_s` for. To be called when no request is
+        open; `run` goes on until then."""
+        if self._link is None:
+            return
+        self._is_draining = True
+        with contextlib.suppress(EOFError, TimeoutError):
+            await self._link.send(Drain())
+            await asyncio.wait_for(self._has_drained.wait(), within_s)
+        if not self._has_drained.is_set():
+            log.warning("The engine had not saved all of its KV after %.1f s.", within_s)
 
     async def run(self, client: EngineClient, complete: Callable[[Ready], Ready]) -> None:
         """Never returns; raises the reason when the first process ends without having been ready, or when cancelled.
@@ -164,11 +179,13 @@ class Supervisor:
             started_s = time.monotonic()
             link = UnixFrontEnd(self._process.address, MonotonicClock())
             link.open()
+            self._link = link
             attached = client.attach(_Watched(link, note), on_broken=self._process.kill)
             watch = asyncio.create_task(self._end_when_stuck(self._process, attached), name="engine-watch")
             try:
                 reason = await self._process.ended()
             finally:
+                self._link = None
                 watch.cancel()
                 if attached.num_steps:
                     delay_s = 0.0
@@ -178,6 +195,9 @@ class Supervisor:
                 link.close()
             self._process.close()
             self._process = None
+            if self._is_draining:
+                self._has_drained.set()
+                await asyncio.get_running_loop().create_future()  # never: whoever has it drained ends it
             if not was_ready:
                 raise reason
             log.error("%s It is restarted %s.", reason.message, f"in {delay_s:g} s" if delay_s else "at once")

@@ -54,6 +54,7 @@ class _Given:
     config: ServerConfig
     tls: ssl.SSLContext | None
     order: Order
+    saves_kv: bool
 
 
 def serve(args: argparse.Namespace) -> int:
@@ -71,7 +72,8 @@ def serve(args: argparse.Namespace) -> int:
     config = server_config(args, options, http, model.served_name)
     engine = engine_options(args)
     order = ORDERS[SCHEDULING_POLICIES[engine.scheduling_policy]]
-    given = _Given(options, http, given_options(TextOptions, args), config, tls, order)
+    saves_kv = engine.kv_save is not None
+    given = _Given(options, http, given_options(TextOptions, args), config, tls, order, saves_kv)
     queue_bytes = config.max_buffered_bytes + config.max_open_tokens * QUEUED_TOKEN_BYTES
     launch = Launch(
         str(model.path), config.model_names[0], str(default_cache_dir()), engine, queue_bytes,
@@ -123,6 +125,8 @@ async def _serve(given: _Given, model: ResolvedModel, supervisor: Supervisor, st
     listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     first_ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
 
+    stops_at_s = 0.0
+
     def complete(ready: Ready) -> Ready:
         if not first_ready.done():
             first_ready.set_result(ready)
@@ -132,10 +136,27 @@ async def _serve(given: _Given, model: ResolvedModel, supervisor: Supervisor, st
         listening.set_result(http.shown_address(host, port, config.root_path))
 
     def note_draining(num_open: int) -> None:
+        nonlocal stops_at_s
+        stops_at_s = time.monotonic() + options.drain_s
         if not num_open:
             return
         requests = f"{num_open} request{'' if num_open == 1 else 's'}"
         print(f"tokenmill: draining {requests} for at most {options.drain_s:g} s; again to stop at once", flush=True)
+
+    async def serve_and_save() -> None:
+        await serve_http(
+            app,
+            http.host,
+            http.port,
+            drain_s=options.drain_s,
+            on_started=note_listening,
+            on_draining=note_draining,
+            on_shrunk=trim_heap,
+            uds=http.uds or "",
+            tls=given.tls,
+        )
+        if given.saves_kv:
+            await supervisor.drain(max(0.0, stops_at_s - time.monotonic()))
 
     async def announce() -> None:
         base_bytes = private_bytes()
@@ -152,17 +173,7 @@ async def _serve(given: _Given, model: ResolvedModel, supervisor: Supervisor, st
 
     try:
         await _until_first_ends(
-            serve_http(
-                app,
-                http.host,
-                http.port,
-                drain_s=options.drain_s,
-                on_started=note_listening,
-                on_draining=note_draining,
-                on_shrunk=trim_heap,
-                uds=http.uds or "",
-                tls=given.tls,
-            ),
+            serve_and_save(),
             supervisor.run(client, complete),
             announce(),
         )

@@ -5,6 +5,7 @@ Block *ids* live here and in `cache`; block *bytes* live in `store`. Neither roo
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 KV_DTYPES = ("f16", "bf16", "f32", "int8")
@@ -15,6 +16,22 @@ FULL, WINDOW = "full", "window"
 BlockKey = bytes
 """Chained 128-bit hash of (parent key, tokens, numerics id, adapter, salt): within one KV group, equal key =
 interchangeable KV."""
+
+BlockMove = tuple[int, BlockKey, int]
+"""A block that is copied between a pool and a store: the place of its KV group, its key there, its id here."""
+
+
+def cut_moves(moves: Iterable[BlockMove], block_bytes: Sequence[int], most_bytes: int) -> list[tuple[BlockMove, ...]]:
+    """Runs of at most `most_bytes`, of one block at least. block_bytes: of each KV group."""
+    runs: list[list[BlockMove]] = []
+    room = 0
+    for move in moves:
+        if not runs or room < block_bytes[move[0]]:
+            runs.append([])
+            room = most_bytes
+        runs[-1].append(move)
+        room -= block_bytes[move[0]]
+    return [tuple(run) for run in runs]
 
 
 @dataclass(slots=True, eq=False)

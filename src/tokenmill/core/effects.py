@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from .block import BlockKey, BlockMove
 from .events import FromEngine, LoadAdapter, Output, ToEngine
 
 
@@ -23,7 +24,24 @@ class DropAdapter:
     digest: str
 
 
-Job = LoadAdapter | DropAdapter
+@dataclass(frozen=True, slots=True)
+class FetchBlocks:
+    """Copy these blocks from the store into the pools. Nobody reads or writes them before the job has ended; if it
+    fails, they may hold anything."""
+
+    number: int
+    moves: tuple[BlockMove, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SaveBlocks:
+    """Copy these blocks from the pools into the store. Nobody writes them before the job has ended."""
+
+    number: int
+    moves: tuple[BlockMove, ...]
+
+
+Job = LoadAdapter | DropAdapter | FetchBlocks | SaveBlocks
 """LoadAdapter: make the adapter known to steps submitted after the job's end; the result is its digest."""
 
 
@@ -47,7 +65,15 @@ class StepFailed:
     message: str
 
 
-Event = ToEngine | JobEnded | StepFailed
+@dataclass(frozen=True, slots=True)
+class StoreOpened:
+    """The executor has a store of KV blocks, which holds these keys, of each KV group. Blocks may be fetched from it,
+    and are saved there when the engine is drained."""
+
+    keys: tuple[tuple[BlockKey, ...], ...]
+
+
+Event = ToEngine | JobEnded | StepFailed | StoreOpened
 
 
 class Effects(NamedTuple):

@@ -9,7 +9,11 @@ the rest. Only EngineCore writes these fields; others read.
 
     0 <= num_computed <= num_planned < len(tokens) + num_pending
 
-WAITING -> RUNNING -> FINISHED, and RUNNING -> WAITING when preempted (blocks released, num_computed = 0).
+    WAITING -> RUNNING -> FINISHED
+    RUNNING -> WAITING              preempted: blocks released, num_computed = 0
+    WAITING -> LOADING -> RUNNING   stored KV of its prefix is brought in
+    LOADING -> WAITING              it could not be had: computed again
+    any     -> FINISHED
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from .step import TokenLogprob
 
 class Status(Enum):
     WAITING = "waiting"
+    LOADING = "loading"
     RUNNING = "running"
     FINISHED = "finished"
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ..core.config import EngineConfig
+from ..core.effects import Event
 from ..core.ports import Clock, EngineEnd, Executor
 from .core import EngineCore
 from .journal import Recorder
@@ -10,7 +13,16 @@ from .shell import EngineShell
 
 
 def build_engine(
-    config: EngineConfig, executor: Executor, link: EngineEnd, clock: Clock, record: Recorder | None = None
+    config: EngineConfig,
+    executor: Executor,
+    link: EngineEnd,
+    clock: Clock,
+    record: Recorder | None = None,
+    first: Iterable[Event] = (),
 ) -> EngineShell:
-    """An engine whose `run()` serves `link`; nothing starts before that. `record` hears the story of its core."""
-    return EngineShell(EngineCore(config, record), executor, link, clock)
+    """An engine whose `run()` serves `link`; nothing starts before that. `record` hears the story of its core, which is
+    told of `first` before anything else."""
+    shell = EngineShell(EngineCore(config, record), executor, link, clock)
+    for event in first:
+        shell.hear(event)
+    return shell

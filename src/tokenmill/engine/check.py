@@ -7,11 +7,12 @@ from ..core.sequence import Sequence, Status
 from ..sched.admission import blocks_for
 from ..sched.rank import seniority
 from .state import EngineState
+from .transfers import Transfers
 
 
-def check_state(state: EngineState) -> None:
-    """Assert that sequences, blocks, steps in flight and counts agree."""
-    state.blocks.check(seq.tables for seq in state.running)
+def check_state(state: EngineState, transfers: Transfers) -> None:
+    """Assert that sequences, blocks, steps and transfers in flight and counts agree."""
+    state.blocks.check((*(seq.tables for seq in state.running), *transfers.tables()))
     assert state.running == sorted(state.running, key=seniority), "running is out of order"
     in_flight: dict[int, int] = {}
     for step in state.in_flight:
@@ -28,13 +29,14 @@ def check_state(state: EngineState) -> None:
         if seq.status is Status.RUNNING:
             _check_running(state, seq)
         else:
-            num_waiting += 1
-            assert seq.status is Status.WAITING and not len(seq.tables[0]) and not seq.rows_in_flight, seq
+            num_waiting += seq.status is Status.WAITING
+            assert (seq.status is Status.LOADING) == (seq.number in state.loading), seq
+            assert seq.status is not Status.FINISHED and not len(seq.tables[0]) and not seq.rows_in_flight, seq
     assert num_waiting == len(state.waiting)
     assert state.by_id or not len(state.settings)
     adapters = [seq.request.adapter for seq in state.by_id.values() if seq.request.adapter]
     state.adapters.check({digest: adapters.count(digest) for digest in adapters})
-    assert num_waiting + len(state.running) == len(state.by_id)
+    assert num_waiting + len(state.running) + len(state.loading) == len(state.by_id)
 
 
 def _check_running(state: EngineState, seq: Sequence) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..core.config import EngineConfig
-from ..core.effects import Effects, Event, JobEnded, StepFailed
+from ..core.effects import Effects, Event, FetchBlocks, JobEnded, SaveBlocks, StepFailed, StoreOpened
 from ..core.errors import InvalidRequest, TokenmillError, Unavailable
 from ..core.events import FINISH_ABORT, Abort, Drain, EngineStats, LoadAdapter, Submit, UnloadAdapter
 from ..core.request import Request
@@ -32,6 +32,7 @@ from .ledger import StepLedger
 from .outputs import ended, refused
 from .state import EngineState
 from .stats import snapshot
+from .transfers import Transfers
 
 Handler = Callable[[Any, float], None]
 """Takes an event and the time; what it gives goes to the outbox."""
@@ -43,7 +44,8 @@ class EngineCore:
     def __init__(self, config: EngineConfig, record: Recorder | None = None) -> None:
         self.config = config
         self.state = state = EngineState(config)
-        self._ledger = StepLedger(state)
+        self._transfers = transfers = Transfers(state)
+        self._ledger = StepLedger(state, transfers)
         self._record = record
         self._is_draining = False
         self._handlers: dict[type, Handler] = {
@@ -54,9 +56,14 @@ class EngineCore:
             UnloadAdapter: state.adapters.unload,
             StepFailed: self._fail_step,
             JobEnded: self._end_job,
+            StoreOpened: transfers.open_store,
         }
         # By the type of the job. One whose end changes nothing has no handler.
-        self._job_handlers: dict[type, Handler] = {LoadAdapter: state.adapters.end_load}
+        self._job_handlers: dict[type, Handler] = {
+            LoadAdapter: state.adapters.end_load,
+            FetchBlocks: transfers.end_fetch,
+            SaveBlocks: transfers.end_save,
+        }
 
     @property
     def has_work(self) -> bool:
@@ -66,14 +73,14 @@ class EngineCore:
     @property
     def is_drained(self) -> bool:
         """Whether a Drain came and nothing is left to do."""
-        return self._is_draining and not self.has_work
+        return self._is_draining and not self.has_work and not self._transfers.has_work
 
     def handle(self, event: Event, now: float) -> Effects:
         """Take an event in."""
         if self._record is not None:
             self._record(Handled(event, now))
         self._handlers[type(event)](event, now)
-        return self.state.outbox.take()
+        return self._take_effects()
 
     def plan(self, now: float) -> StepPlan | None:
         """The next step to execute; None when there is nothing to run, or enough is in flight."""
@@ -87,19 +94,28 @@ class EngineCore:
             self._record(Planned(plan, now))
         return plan
 
+    def take_effects(self) -> Effects:
+        """What has come of planning since the last call: jobs alone."""
+        return self.state.outbox.take()
+
     def commit(self, result: StepResult, now: float) -> Effects:
         """Apply the result of the oldest step in flight."""
         if self._record is not None:
             self._record(Committed(result, now))
         commit_step(self.state, result, now)
-        return self.state.outbox.take()
+        return self._take_effects()
 
     def stats(self) -> EngineStats:
         return snapshot(self.state)
 
     def check(self) -> None:
         """Assert what must hold between calls; slow, for tests."""
-        check_state(self.state)
+        check_state(self.state, self._transfers)
+
+    def _take_effects(self) -> Effects:
+        if self._is_draining and not self.has_work:
+            self._transfers.save()
+        return self.state.outbox.take()
 
     def _submit_step(self) -> StepPlan:
         state, step = self.state, self._ledger.take_step()

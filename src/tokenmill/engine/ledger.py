@@ -7,13 +7,15 @@ from ..core.sequence import Sequence
 from ..core.step import Introduction, PlanRow, plan_row
 from ..sched.admission import blocks_for
 from .state import EngineState, Step, wants_scores
+from .transfers import Transfers
 
 
 class StepLedger:
     """sched.scheduler.Ledger over the state of one engine. `now` is when the step in the making is planned."""
 
-    def __init__(self, state: EngineState) -> None:
+    def __init__(self, state: EngineState, transfers: Transfers) -> None:
         self._state = state
+        self._transfers = transfers
         self._block_size = state.config.block_size
         self._keeps_kv = state.config.keeps_kv
         self._has_windows = state.blocks.has_windows
@@ -38,8 +40,22 @@ class StepLedger:
     def reconsider(self, seq: Sequence) -> None:
         self._state.reconsider(seq, self.now)
 
+    @property
+    def num_loading(self) -> int:
+        return len(self._state.loading)
+
+    def fetch(self, seq: Sequence, matched: Match) -> bool:
+        if not self._transfers.fetch(seq, matched, (*self._state.in_flight, self.step)):
+            return False
+        self._note_first(seq)
+        return True
+
     def admit(self, seq: Sequence) -> None:
         self._state.admit(seq)
+        self._note_first(seq)
+
+    def _note_first(self, seq: Sequence) -> None:
+        """It has left the queue."""
         if seq.num_cached < 0:
             seq.num_cached = 0
             seq.first_scheduled_s = self.now
@@ -50,13 +66,8 @@ class StepLedger:
     def adopt(self, seq: Sequence, matched: Match) -> None:
         if not matched.num_blocks:
             return
-        state = self._state
-        state.blocks.adopt(seq.tables, matched, seq.last_step)
-        num_tokens = matched.num_blocks * state.config.block_size
-        seq.num_planned += num_tokens
-        if seq.num_preemptions == 0:
-            seq.num_cached += num_tokens
-            state.counters.prefix_hits += num_tokens
+        self._state.blocks.adopt(seq.tables, matched, seq.last_step)
+        self._state.begin_after(seq, matched.num_blocks)
 
     def preempt(self, seq: Sequence) -> None:
         assert seq.rows_in_flight == 0, f"sequence {seq.number} has a row in flight"

@@ -88,12 +88,16 @@ class EngineShell:
             for job in self._jobs:
                 job.cancel()
 
+    def hear(self, event: Event) -> None:
+        """Have the core handle an event at the next turn of the loop, after those that came before."""
+        self._inbox.append(event)
+        self._wake.set()
+
     async def _read(self) -> None:
         """Fill the inbox; ends when the front end is gone."""
         with contextlib.suppress(EOFError):
             while True:
-                self._inbox.append(await self._link.receive())
-                self._wake.set()
+                self.hear(await self._link.receive())
 
     def _take_inbox(self) -> None:
         now = self._clock.now()
@@ -123,8 +127,7 @@ class EngineShell:
             log.exception("%s failed.", job)
             message = f"{type(job).__name__} failed: {type(error).__name__}; see the server's log."
             end = JobEnded(job, "", message, EngineFailed.kind)
-        self._inbox.append(end)
-        self._wake.set()
+        self.hear(end)
 
     async def _send(self, has_stepped: bool) -> None:
         answers, self._answers = self._answers, []
@@ -173,6 +176,7 @@ class EngineShell:
             result = asyncio.ensure_future(self._executor.execute(plan))
             result.add_done_callback(lambda _: self._wake.set())
             self._in_flight.append((plan, result))
+        self._carry_out(self.core.take_effects())
 
     def _is_time(self) -> bool:
         """Whether to plan now; if not, the alarm will wake the loop for it."""

@@ -3,6 +3,9 @@
     enter      a request becomes a sequence that is WAITING
     admit      WAITING -> RUNNING
     send_back  RUNNING -> WAITING: everything but the tokens is computed again
+    load       WAITING -> LOADING: KV of its prefix is on its way (`transfers`)
+    run_loaded    LOADING -> RUNNING: with the blocks that have come
+    stop_loading  LOADING -> WAITING: without them
     leave      any -> FINISHED
 
 Only this package writes it. Which move is due is decided elsewhere: by the scheduler through the ledger (`ledger`), by
@@ -20,6 +23,7 @@ from ..cache import eviction, unreferenced
 from ..cache.groups import KVBlocks, Match
 from ..cache.hashing import extend_keys, root_key
 from ..cache.manager import BlockManager
+from ..core.block import BlockTable
 from ..core.config import EngineConfig
 from ..core.policy import Waiting
 from ..core.request import Request
@@ -73,7 +77,7 @@ class EngineState:
     """costs      what steps have cost, if the policy of eviction needs it
     blocks        the block ids of all KV groups
     by_id         unfinished sequences by the id of their request
-    running       those that run, by seniority; the others are in `waiting`
+    running       those that run, by seniority; the others are in `waiting`, or in `loading` by number
     in_flight     steps that were planned and not committed, oldest first
     released      numbers of sequences that the worker is to forget with the next plan
     work_done     the clock of work (core.work)
@@ -93,6 +97,7 @@ class EngineState:
         self.by_id: dict[str, Sequence] = {}
         self.waiting = WaitingQueue()
         self.running: list[Sequence] = []
+        self.loading: dict[int, Sequence] = {}
         self.in_flight: deque[Step] = deque()
         self.released: list[int] = []
         self.work_done = 0
@@ -116,6 +121,33 @@ class EngineState:
         seq.status = Status.RUNNING
         insort(self.running, seq, key=seniority)
 
+    def load(self, seq: Sequence) -> None:
+        popped = self.waiting.pop()
+        assert popped is seq, (popped.number, seq.number)
+        seq.status = Status.LOADING
+        self.loading[seq.number] = seq
+
+    def run_loaded(self, seq: Sequence, tables: tuple[BlockTable, ...]) -> None:
+        del self.loading[seq.number]
+        seq.status = Status.RUNNING
+        seq.tables = tables
+        self.begin_after(seq, len(tables[0]))
+        seq.num_computed = seq.num_planned
+        insort(self.running, seq, key=seniority)
+
+    def stop_loading(self, seq: Sequence) -> None:
+        del self.loading[seq.number]
+        seq.status = Status.WAITING
+        self.waiting.push(seq)
+
+    def begin_after(self, seq: Sequence, num_blocks: int) -> None:
+        """Its tables were carried on by so many blocks that it need not compute."""
+        num_tokens = num_blocks * self.config.block_size
+        seq.num_planned += num_tokens
+        if seq.num_preemptions == 0:
+            seq.num_cached += num_tokens
+            self.counters.prefix_hits += num_tokens
+
     def send_back(self, seq: Sequence) -> None:
         self._release(seq)
         seq.status = Status.WAITING
@@ -130,6 +162,8 @@ class EngineState:
         """Rows it has in flight are dropped when they come back."""
         if seq.status is Status.WAITING:
             self.waiting.discard(seq)
+        elif seq.status is Status.LOADING:
+            del self.loading[seq.number]
         else:
             self._release(seq)
         seq.status = Status.FINISHED
@@ -149,11 +183,16 @@ class EngineState:
 
     def find_match(self, seq: Sequence) -> Match:
         """Published blocks that would carry the sequence's planned part on from a block border; changes nothing."""
-        size = self.config.block_size
-        if seq.num_planned % size or not self.config.caches_prefixes or wants_scores(seq) or _pools_all(seq):
+        if seq.num_planned % self.config.block_size or not (stop := self.num_shareable(seq)):
             return self.blocks.no_match
+        return self.blocks.match(seq.keys, seq.tables, stop)
+
+    def num_shareable(self, seq: Sequence) -> int:
+        """Leading blocks that it may take from others, whose keys are known then."""
+        if not self.config.caches_prefixes or wants_scores(seq) or _pools_all(seq):
+            return 0
         self._extend_keys(seq)
-        return self.blocks.match(seq.keys, seq.tables, (len(seq.tokens) - 1) // size)
+        return (len(seq.tokens) - 1) // self.config.block_size
 
     def reconsider(self, seq: Sequence, now: float) -> None:
         """Ask the order of service when a waiting sequence is due."""

@@ -20,7 +20,7 @@ def snapshot(state: EngineState) -> EngineStats:
     counters = state.counters
     return EngineStats(
         num_running=len(state.running),
-        num_waiting=len(state.waiting),
+        num_waiting=len(state.waiting) + len(state.loading),
         num_free_blocks=num_free,
         num_cached_blocks=num_cached,
         num_held_blocks=num_blocks - num_free - num_cached,
@@ -36,7 +36,7 @@ def snapshot(state: EngineState) -> EngineStats:
         last_step_tokens=counters.last_step_tokens,
         last_step_s=counters.last_step_s,
         running_adapters=_adapters_of(state.running) if state.adapters else (),
-        waiting_adapters=_adapters_of(state.waiting) if state.adapters else (),
+        waiting_adapters=_adapters_of((*state.waiting, *state.loading.values())) if state.adapters else (),
         num_corrupted=counters.num_corrupted,
     )
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from ..core.errors import InvalidRequest
+from ..core.events import Abort, Drain
 from ..engine.build import build_engine
 from ..engine.link import local_link
 from ..formats.checkpoint import open_checkpoint
@@ -100,7 +101,8 @@ class Runtime:
         self.client.attach(front_end)
         # The server's bound on its queue is not one on a list that the caller holds already.
         config = replace(self.engine.config, max_num_waiting=sys.maxsize)
-        shell = build_engine(config, self.engine.worker.executor, engine_end, self.clock)
+        first = self.engine.first_events()
+        shell = build_engine(config, self.engine.worker.executor, engine_end, self.clock, first=first)
         running = asyncio.create_task(shell.run())
         running.add_done_callback(lambda _: self._closing.set())
         while self.client.ready is None:
@@ -108,6 +110,10 @@ class Runtime:
         started.set()
         await self._closing.wait()
         self.client.close("The model has been closed.")
+        if first:  # There is a folder to save KV in.
+            shell.hear(Abort(tuple(shell.core.state.by_id)))
+            shell.hear(Drain())
+            await asyncio.wait((running,))
         front_end.close()
         await self.helper.close()
         # Callers in other threads wait for tasks of this loop, which have just been told of the end.

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..core.config import BLOCK_SIZE, EngineConfig
+from ..core.effects import Event, StoreOpened
 from ..core.events import Ready
 from ..core.units import format_parts
 from ..formats.checkpoint import Checkpoint
@@ -74,8 +75,14 @@ class Engine:
         choices = ((choice.name, f"{choice.value} ({choice.reason})") for choice in self.settings.choices)
         pooled = () if self.pooling is None else (("pooling", f"{self.pooling.describe()} ({self.pooling.reason})"),)
         memory = ("memory", f"at most {format_parts(self.memory())}")
+        saved = () if self.worker.saved is None else (("kv_save", self.worker.saved.describe()),)
         said = ((NOTE, note) for note in self.notes)
-        return (("kernels", self.kernels), *pooled, *choices, memory, *said)
+        return (("kernels", self.kernels), *pooled, *choices, *saved, memory, *said)
+
+    def first_events(self) -> tuple[Event, ...]:
+        """What its core must hear of before anything else."""
+        saved = self.worker.saved
+        return () if saved is None else (StoreOpened(saved.keys),)
 
     def memory(self) -> tuple[tuple[str, int], ...]:
         """Bytes by purpose, at most."""

@@ -133,6 +133,12 @@ class EngineOptions:
         f" (default: {EVICTION_POLICY})",
         choices=EVICTIONS,
     )
+    kv_save: str | None = option(
+        None,
+        "save the prefix cache here when the server stops, and use what is saved: the folder holds what prompts"
+        " became, and is as secret as they are (default: not saved)",
+        metavar="FOLDER",
+    )
     threads: int | None = option(
         None, "kernel threads (default: one per usable CPU)", also="-t", read=count, metavar="N", least=1
     )

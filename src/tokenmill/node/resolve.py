@@ -112,7 +112,7 @@ def resolve(
         scheduling_policy=scheduling_policy,
         eviction_policy=options.eviction_policy,
     )
-    spec = WorkerSpec(config, kv_dtype, quantization, lora, gives_vectors=model.gives_vectors)
+    spec = WorkerSpec(config, kv_dtype, quantization, lora, model.gives_vectors, _kv_save(options, model))
     return EngineSettings(threads, options.backend, spec, tuple(choices))
 
 
@@ -171,6 +171,13 @@ def _quantization(options: EngineOptions, choices: list[Choice]) -> str | None:
     elif options.dtype != "auto":
         choices.append(Choice("dtype", "as stored", f"{options.dtype} is what all is computed in"))
     return quantization
+
+
+def _kv_save(options: EngineOptions, model: ModelFacts) -> str | None:
+    if options.kv_save is not None and (model.gives_vectors or not options.enable_prefix_caching):
+        why = "this model gives vectors" if model.gives_vectors else "prefix caching is off"
+        raise ConfigError(f"--kv-save has nothing to save: {why}.", param="kv_save")
+    return options.kv_save
 
 
 def _lora(options: EngineOptions, model: ModelFacts, choices: list[Choice]) -> LoraLimits | None:

@@ -48,6 +48,16 @@ class Ledger(Protocol):
         """Ask the order of service anew when a waiting sequence is due."""
         ...
 
+    @property
+    def num_loading(self) -> int:
+        """Sequences that will run when their KV has come."""
+        ...
+
+    def fetch(self, seq: Sequence, matched: Match) -> bool:
+        """WAITING -> LOADING, if stored KV carries the head of the queue further than `matched`; tells whether it
+        does."""
+        ...
+
     def admit(self, seq: Sequence) -> None:
         """WAITING -> RUNNING: the head of the queue joins the running list at its place."""
         ...
@@ -202,7 +212,8 @@ class _Composition:
         not cause the next preemption. That must hold in every KV group. Without KV a prompt is let in when all of it
         fits the step."""
         size = self.config.block_size
-        while self.budget > 0 and not self.is_squeezed and len(self.running) < max_running(self.config):
+        most = max_running(self.config)
+        while self.budget > 0 and not self.is_squeezed and len(self.running) + self.ledger.num_loading < most:
             seq = self.waiting.peek()
             if seq is None or (before is not None and rank(seq) > before):
                 return
@@ -217,6 +228,8 @@ class _Composition:
                 if not num_tokens or not self._has_room(seq, matched, available):
                     return
                 num_tokens = min(num_tokens, min(available) * size)
+                if self.ledger.fetch(seq, matched):
+                    continue
             self.ledger.admit(seq)
             self._add_prefill(seq, matched, num_tokens)
             self.prefilling.append(seq)

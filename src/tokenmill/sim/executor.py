@@ -24,11 +24,12 @@ from hashlib import blake2b
 
 from ..core.block import KVGroupSpec, num_hidden_blocks
 from ..core.config import EngineConfig
-from ..core.effects import DropAdapter, Job
+from ..core.effects import DropAdapter, FetchBlocks, Job, SaveBlocks
 from ..core.events import LoadAdapter
 from ..core.ports import Clock
 from ..core.request import Request, SamplingParams
 from ..core.step import Introduction, PlanRow, RowResult, StepPlan, StepResult, TokenLogprob
+from .store import Stored, ToyStore
 
 _GARBAGE = -7
 
@@ -49,7 +50,7 @@ class ToyCosts:
     per_token_s: float = 0.0001
 
 
-def _mark(adapter: str) -> int:
+def mark_of(adapter: str) -> int:
     """What an adapter adds to the tokens it stores."""
     return int.from_bytes(blake2b(adapter.encode(), digest_size=4).digest(), "little") << 24 if adapter else 0
 
@@ -142,6 +143,7 @@ class _ToyPool:
         self.reach: dict[int, dict[int, _ToySequence]] = {}
         self.positions = array("q", [-1]) * (group.num_blocks * block_size)
         self.tokens = array("q", [-1]) * (group.num_blocks * block_size)
+        self.moving: dict[int, bool] = {}
 
 
 class ToyExecutor:
@@ -156,6 +158,7 @@ class ToyExecutor:
         costs: ToyCosts | None = None,
         failure_seed: int = 0,
         failure_rate: float = 0.0,
+        stored: Stored | None = None,
     ) -> None:
         self._block_size = config.block_size
         self._max_tokens = config.max_num_batched_tokens
@@ -171,6 +174,8 @@ class ToyExecutor:
         self._next_step = 0
         self._void_below = 0
         self._turn: asyncio.Future[None] | None = None
+        rng = random.Random(f"transfers of {failure_seed}")
+        self.store = ToyStore(self._pools, config.block_size, self._require, rng, failure_rate, dict(stored or {}))
         self.num_failures = 0
 
     @property
@@ -189,6 +194,10 @@ class ToyExecutor:
                 return await self._load_adapter(path)
             case DropAdapter(digest):
                 return await self._drop_adapter(digest)
+            case FetchBlocks():
+                return await self.store.fetch(job)
+            case SaveBlocks():
+                return await self.store.save(job)
 
     async def _load_adapter(self, path: str) -> str:
         """An adapter is nothing but its digest, which follows from the path; loading takes as long as a step."""
@@ -257,7 +266,9 @@ class ToyExecutor:
             self._require(-(-end // size) == len(table), f"sequence {row.seq}: {len(table)} blocks to {end}")
             seen = table[self._first_seen(pool, row) :]
             self._require(len(set(seen)) == len(seen), f"sequence {row.seq} has a block twice")
+            self._require(not any(pool.moving.get(block) for block in seen), f"sequence {row.seq} sees blocks to come")
             for block in table[row.start // size :]:
+                self._require(block not in pool.moving, f"step {plan.step} writes block {block} while it is moved")
                 for step, reach in pool.reach.items():
                     other = reach.get(block)
                     self._require(
@@ -307,7 +318,7 @@ class ToyExecutor:
             self._require(not tokens, f"sequence {row.seq} has tokens and from_step")
             self._require(row.from_step in seq.drawn_in, f"sequence {row.seq} drew nothing in step {row.from_step}")
             tokens = (seq.outputs[seq.drawn_in[row.from_step]],)
-        mark = _mark(seq.intro.adapter)
+        mark = mark_of(seq.intro.adapter)
         for pool, table in zip(self._pools, seq.tables, strict=True):
             slots = self._slots(table, row.start, row.start + len(tokens))
             for slot, position, token in zip(slots, range(row.start, 2**62), tokens, strict=False):
@@ -320,7 +331,7 @@ class ToyExecutor:
         prompt = seq.intro.prompt_tokens
         where = f"step {plan.step}, sequence {row.seq}"
         prefix = array("q", [*prompt, *seq.outputs])[:end]
-        mark = _mark(seq.intro.adapter)
+        mark = mark_of(seq.intro.adapter)
         stored = array("q", [token + mark for token in prefix])
         for pool, table in zip(self._pools, seq.tables, strict=True):
             # With a window, a row that neither draws nor scores may be the last to see a block.

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import random
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -23,13 +24,14 @@ from typing import Any
 
 from ..cache.eviction import EVICTIONS
 from ..core.config import EVICTION_POLICY, SCHEDULING_POLICY
+from ..core.effects import JobEnded
 from ..core.errors import EngineFailed, Overloaded
 from ..core.events import FINISH_ABORT, FINISH_ERROR, Abort, Drain, EngineStats, Output, StepOutputs, Submit
 from ..core.ports import FrontEnd
 from ..core.request import Request
 from ..core.step import TokenLogprob
 from ..engine.build import build_engine
-from ..engine.journal import Entry, Planned
+from ..engine.journal import Entry, Handled, Planned
 from ..engine.link import local_link
 from ..engine.replay import Replayed, replay
 from ..sched.admission import refusal
@@ -37,14 +39,16 @@ from ..sched.policies import ORDERS
 from .executor import SoloAnswer, ToyExecutor, solo_answer
 from .loop import VirtualLoop
 from .replay import replay_file
-from .workload import VOCAB_SIZE, Scenario, make_scenario
+from .store import Stored
+from .workload import VOCAB_SIZE, Scenario, known_blocks, make_scenario
 
 _LIMIT_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a run did. `ends`: (finish reason or error kind, number of requests), sorted."""
+    """What a run did. `ends`: (finish reason or error kind, number of requests), sorted. `num_fetched`: blocks that
+    came from the store; `stored`: what the store holds after it, where there is one."""
 
     digest: str
     stats: EngineStats
@@ -52,6 +56,8 @@ class Report:
     num_failures: int
     duration_s: float
     journal: list[Entry] = field(repr=False)
+    num_fetched: int = 0
+    stored: Stored | None = field(default=None, repr=False)
 
 
 @dataclass(slots=True, eq=False)
@@ -76,7 +82,6 @@ class _Clients:
         self.streams = {request.id: _Stream(request) for request in scenario.requests}
         self._num_open = len(self.streams)
         self.done = asyncio.Event()
-        self.stats = EngineStats()
 
     async def submit(self) -> None:
         loop = asyncio.get_running_loop()
@@ -95,7 +100,6 @@ class _Clients:
         while True:
             message = await self._link.receive()
             assert isinstance(message, StepOutputs), message
-            self.stats = message.stats
             for output in message.outputs:
                 self._digest.update(f"{message.now_s!r} {output!r}\n".encode())
                 self._take(output)
@@ -126,8 +130,10 @@ def run_scenario(scenario: Scenario, *, failure_seed: int = 0) -> Report:
         costs=scenario.costs,
         failure_seed=failure_seed,
         failure_rate=scenario.failure_rate,
+        stored=scenario.stored,
     )
     journal: list[Entry] = []
+    rng = random.Random(f"ends of {failure_seed}")
 
     def record(entry: Entry) -> None:
         journal.append(entry)
@@ -135,9 +141,13 @@ def run_scenario(scenario: Scenario, *, failure_seed: int = 0) -> Report:
         if isinstance(entry, Planned) and entry.plan is not None:
             rows = [(row.seq, row.start, row.num_tokens, row.blocks) for row in entry.plan.rows]
             digest.update(f"{entry.now!r} {rows!r}\n".encode())
+        if isinstance(entry, Handled) and isinstance(entry.event, JobEnded) and rng.random() < 0.1:
+            loop.call_later(rng.choice([0.0, 0.01, 0.3]), shell.hear, entry.event)  # told once more
 
     engine_end, front_end = local_link()
     shell = build_engine(scenario.config, executor, engine_end, loop, record)
+    if scenario.stored is not None:
+        shell.hear(executor.store.opened())
 
     async def main() -> _Clients:
         clients = _Clients(scenario, front_end, digest)
@@ -152,13 +162,21 @@ def run_scenario(scenario: Scenario, *, failure_seed: int = 0) -> Report:
 
     clients = loop.run(main())
     shell.core.check()
-    _check_end(clients.stats, journal, scenario)
+    _check_store(executor.store.blocks, scenario)
+    _check_end(shell.core.stats(), journal, scenario)
     ends: dict[str, int] = {}
     for stream in clients.streams.values():
         end = _check_stream(stream, scenario, executor.num_failures)
         ends[end] = ends.get(end, 0) + 1
     return Report(
-        digest.hexdigest(), clients.stats, tuple(sorted(ends.items())), executor.num_failures, loop.time(), journal
+        digest=digest.hexdigest(),
+        stats=shell.core.stats(),
+        ends=tuple(sorted(ends.items())),
+        num_failures=executor.num_failures,
+        duration_s=loop.time(),
+        journal=journal,
+        num_fetched=executor.store.num_fetched,
+        stored=None if scenario.stored is None else executor.store.blocks,
     )
 
 
@@ -172,6 +190,14 @@ def _check_end(stats: EngineStats, journal: list[Entry], scenario: Scenario) -> 
     assert stats.num_running == stats.num_waiting == 0, stats
     num_steps = sum(1 for entry in journal if isinstance(entry, Planned) and entry.plan is not None)
     assert replay(scenario.config, journal) == Replayed(num_steps)
+
+
+def _check_store(stored: Stored, scenario: Scenario) -> None:
+    """Whatever was saved is what its key says."""
+    if stored:
+        known = known_blocks(scenario)
+        for (group, key), slots in stored.items():
+            assert known[key] == slots, f"group {group}: {slots} instead of {known[key]}"
 
 
 def _check_stream(stream: _Stream, scenario: Scenario, num_failures: int) -> str:
@@ -241,8 +267,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(
             f"seed {seed}: {report.digest} {report.duration_s:.3f} s virtual, {stats.num_steps} steps, "
             f"{report.num_failures} failed, {stats.num_preemptions} preemptions, "
-            f"{stats.prefix_hits}/{stats.prefix_queries} tokens from the cache; "
-            + ", ".join(f"{number} {end}" for end, number in report.ends)
+            f"{stats.prefix_hits}/{stats.prefix_queries} tokens from the cache, "
+            f"{report.num_fetched} blocks fetched; " + ", ".join(f"{number} {end}" for end, number in report.ends)
         )
 
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 
-from ..core.block import KVGroupSpec, full_groups, window_group
+from ..core.block import BlockKey, KVGroupSpec, full_groups, window_group
 from ..core.config import EngineConfig
 from ..core.request import Request, SamplingParams
-from .executor import ToyCosts, solo_answer
+from ..engine.transfers import SAVE_BYTES
+from .executor import ToyCosts, mark_of, solo_answer
+from .store import Slots, Stored, blocks_of
 
 VOCAB_SIZE = 64
 EOS = 0
@@ -36,11 +38,14 @@ class Cancellation:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
+    """`stored`: what a store holds as the engine starts; None: there is no store."""
+
     config: EngineConfig
     costs: ToyCosts
     failure_rate: float
     arrivals: tuple[Arrival, ...]
     cancellations: tuple[Cancellation, ...]
+    stored: Stored | None = None
 
     @property
     def requests(self) -> list[Request]:
@@ -64,13 +69,36 @@ def make_scenario(seed: int) -> Scenario:
         for request in requests:
             if rng.random() < cancel_rate:
                 cancellations.append(Cancellation(at_s + rng.random() * rng.choice([0.001, 0.05, 0.5]), request.id))
-    return Scenario(
+    scenario = Scenario(
         config,
         ToyCosts(rng.choice([0.001, 0.004]), rng.choice([0.0, 0.0001])),
         rng.choice([0.0, 0.0, 0.03, 0.15]),
         tuple(sorted(arrivals, key=lambda arrival: arrival.at_s)),
         tuple(sorted(cancellations, key=lambda cancellation: cancellation.at_s)),
     )
+    return _with_store(rng, scenario) if rng.random() < 0.5 else scenario
+
+
+def known_blocks(scenario: Scenario) -> dict[BlockKey, Slots]:
+    """Every block that the scenario's requests can fill, and what it holds then."""
+    known: dict[BlockKey, Slots] = {}
+    for request in scenario.requests:
+        answer = solo_answer(request, VOCAB_SIZE).tokens
+        known |= blocks_of(request, answer, scenario.config, mark_of(request.adapter))
+    return known
+
+
+def _with_store(rng: random.Random, scenario: Scenario) -> Scenario:
+    """With a store that holds some of these blocks, and pools of which a few blocks are saved at a time."""
+    share = rng.choice([0.0, 0.5, 0.9, 1.0])
+    groups = tuple(replace(group, bytes_per_block=SAVE_BYTES // 3) for group in scenario.config.groups)
+    stored = {
+        (group, key): slots
+        for key, slots in known_blocks(scenario).items()
+        for group in range(len(groups))
+        if rng.random() < share
+    }
+    return replace(scenario, config=replace(scenario.config, groups=groups), stored=stored)
 
 
 def _make_config(rng: random.Random) -> EngineConfig:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
 from ..core.block import BlockKey
+from ..core.units import format_bytes
 from .extent import PARTIAL, BadExtent, Extent, StoredBlock, open_extent, write_extent
 
 log = logging.getLogger(__name__)
@@ -24,11 +26,13 @@ SUFFIX = ".kv"
 
 class KVFolder:
     """block_bytes: of each KV group. max_bytes: what the extents of this model may take together; a single extent may
-    be larger. `num_saved`, `num_read`: blocks that this object wrote and read."""
+    be larger. `num_saved`, `num_read`, `saving_s`, `reading_s`: blocks that were written and read, and the time that
+    it took."""
 
     def __init__(self, path: Path, numerics_id: str, block_bytes: Sequence[int], max_bytes: int) -> None:
         self.path = path
         self.num_saved = self.num_read = 0
+        self.saving_s = self.reading_s = 0.0
         self._numerics_id = numerics_id
         self._block_bytes = tuple(block_bytes)
         self._max_bytes = max_bytes
@@ -64,21 +68,35 @@ class KVFolder:
     def num_bytes(self) -> int:
         return sum(extent.num_bytes for extent in self._extents)
 
+    def describe(self) -> str:
+        """'12 blocks (4.0 MiB) in /path'."""
+        return f"{len(self._holder)} blocks ({format_bytes(self.num_bytes)}) in {self.path}"
+
+    def summary(self) -> str:
+        """What was written and read so far, in one line."""
+        return (
+            f"saved {self.num_saved} KV blocks in {self.saving_s:.2f} s and read {self.num_read} in"
+            f" {self.reading_s:.2f} s; now {self.describe()}"
+        )
+
     def read(self, wanted: Sequence[tuple[int, BlockKey]]) -> list[bytes]:
         """The bytes of blocks by (group, key). Raises BadExtent and OSError where one of them cannot be had."""
         with self._lock:
             holders = {one: self._holder.get(one) for one in wanted}
+        began_s = time.perf_counter()
         found: list[bytes] = []
         for holder, run in groupby(wanted, holders.__getitem__):
             if holder is None:
                 raise BadExtent("is gone")
             found += holder.read(tuple(run))
         self.num_read += len(found)
+        self.reading_s += time.perf_counter() - began_s
         return found
 
     def save(self, blocks: Sequence[StoredBlock]) -> None:
         """Write an extent of these blocks, then give up the oldest extents beyond what the folder may hold. Raises
         OSError; nothing that was whole is lost then."""
+        began_s = time.perf_counter()
         path = self.path / f"{self._stem}-{self._next_number:08d}{SUFFIX}"
         self._next_number += 1
         extent = write_extent(path, self._numerics_id, self._block_bytes, blocks)
@@ -87,6 +105,7 @@ class KVFolder:
             self._add(extent)
             while len(self._extents) > 1 and self.num_bytes > self._max_bytes:
                 self._drop_oldest()
+        self.saving_s += time.perf_counter() - began_s
 
     @property
     def _stem(self) -> str:

@@ -23,12 +23,14 @@ from ..models.vectors import VectorModel, load_vector_model
 from ..models.weights import Progress
 from ..ops.api import Ops, StepBatch, StepLimits
 from ..ops.pool import KVPool
+from ..store.folder import KVFolder
 from .adapters import Adapters
 from .executor import ModelExecutor
 from .memory import MemoryPlan, plan_memory, step_limits
 from .pooling import PoolingRunner
 from .runner import Runner
 from .spec import WorkerSpec
+from .transfers import Transfers, open_folder
 
 LAYOUT = "K[G,C,s]V[G,s,C]"
 """How a block's bytes are ordered (core/block.py): part of the numerics id."""
@@ -37,7 +39,8 @@ LAYOUT = "K[G,C,s]V[G,s,C]"
 @dataclass(frozen=True, slots=True)
 class Worker:
     """config: the spec's, with the numerics id of what was loaded: equal ids mean interchangeable KV and equal tokens.
-    vector_size: values of a vector; 0 for a model that gives tokens. Close the executor to free everything."""
+    vector_size: values of a vector; 0 for a model that gives tokens. saved: the KV that outlives it, if it keeps some.
+    Close the executor to free everything."""
 
     executor: ModelExecutor
     config: EngineConfig
@@ -45,6 +48,7 @@ class Worker:
     kv_groups: tuple[KVGroup, ...]
     memory: MemoryPlan
     vector_size: int = 0
+    saved: KVFolder | None = None
 
 
 def build_worker(
@@ -58,7 +62,8 @@ def build_worker(
 ) -> Worker:
     """Load the model onto `ops` and make it ready to run steps: a forward, and what makes tokens or vectors of what it
     gives. queue_bytes: what admission lets waiting requests hold, for the plan. cache_dir: where weight digests are
-    remembered (default: the user's cache folder). The checkpoint may be closed afterwards. Raises BadCheckpoint."""
+    remembered (default: the user's cache folder). The checkpoint may be closed afterwards. Raises BadCheckpoint, and
+    ConfigError where the folder of saved KV cannot be used."""
     model = _load(checkpoint, ops, spec, progress)
     config, groups = spec.config, model.kv_groups
     windows = [group.window for group in config.groups]
@@ -90,10 +95,12 @@ def build_worker(
             adapters=adapters,
         )
     queue = ops.open_queue(lambda: any(pool.commit_ahead(runner.num_used_blocks) for pool in pools))
-    digest = _weights_id(checkpoint, cache_dir, spec.quantization)
+    model_id = numerics_id(_weights_id(checkpoint, cache_dir, spec.quantization), model, groups, ops)
+    saved = None if spec.kv_save is None else open_folder(Path(spec.kv_save), model_id, pools)
+    transfers = None if saved is None else Transfers(pools, saved)
     return Worker(
-        executor=ModelExecutor(runner, queue, on_close=partial(_free, ops, pools), adapters=adapters),
-        config=replace(config, numerics_id=numerics_id(digest, model, groups, ops)),
+        executor=ModelExecutor(runner, queue, partial(_free, ops, pools), adapters, transfers),
+        config=replace(config, numerics_id=model_id),
         model_config=model.config,
         kv_groups=groups,
         memory=plan_memory(
@@ -109,6 +116,7 @@ def build_worker(
             adapters_bytes=0 if adapters is None else adapters.most_bytes,
         ),
         vector_size=model.vector_size,
+        saved=saved,
     )
 
 

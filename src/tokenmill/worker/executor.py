@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from ..core.effects import DropAdapter, Job
+from ..core.effects import DropAdapter, FetchBlocks, Job, SaveBlocks
 from ..core.errors import InvalidRequest
 from ..core.events import LoadAdapter
 from ..core.step import StepPlan, StepResult
@@ -24,6 +24,7 @@ from ..ops.work import Ticket, WorkQueue
 from .adapters import Adapters
 from .pooling import PoolingRunner
 from .runner import Runner
+from .transfers import Transfers
 
 Work = Callable[[], Any]
 Collect = Callable[[Ticket], Any]
@@ -39,10 +40,12 @@ class ModelExecutor:
         queue: WorkQueue,
         on_close: Callable[[], None],
         adapters: Adapters | None = None,
+        transfers: Transfers | None = None,
     ) -> None:
         self._runner: Any = runner  # the steps that it prepares are its own
         self._queue = queue
         self._adapters = adapters
+        self._transfers = transfers
         self._on_close = on_close
         self._is_closed = False
 
@@ -65,6 +68,10 @@ class ModelExecutor:
                 return await self._load_adapter(path, inside)
             case DropAdapter(digest):
                 return await self._drop_adapter(digest)
+            case FetchBlocks():
+                return await self._open_transfers().fetch(job, self._between_steps)
+            case SaveBlocks():
+                return await self._open_transfers().save(job, self._between_steps)
 
     async def _load_adapter(self, path: str, inside: str) -> str:
         """Reading goes on beside the steps; packing is done between two of them."""
@@ -82,6 +89,13 @@ class ModelExecutor:
         await self._submit(partial(adapters.remove, digest), Ticket.outcome)
         return digest
 
+    def _open_transfers(self) -> Transfers:
+        assert self._transfers is not None, "there is no store"
+        return self._transfers
+
+    def _between_steps(self, work: Work) -> asyncio.Future[Any]:
+        return self._submit(work, Ticket.outcome)
+
     def close(self) -> None:
         """Wait for the step that is running, drop what has not begun, free memory. May be called again."""
         if self._is_closed:
@@ -90,7 +104,7 @@ class ModelExecutor:
         self._queue.close()
         self._on_close()
         # What they hold goes now, and not when somebody lets go of the executor.
-        self._runner = self._adapters = None
+        self._runner = self._adapters = self._transfers = None
         self._on_close = lambda: None
 
     def _prepare(self, plan: StepPlan) -> tuple[Work, Collect]:

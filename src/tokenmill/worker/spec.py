@@ -17,6 +17,7 @@ class WorkerSpec:
     quantization   what dense matrices become at load; None: they stay as stored
     lora           take adapters, within these limits
     gives_vectors  the model gives vectors instead of tokens
+    kv_save        folder of KV that outlives the worker; None: none does
     """
 
     config: EngineConfig
@@ -24,3 +25,4 @@ class WorkerSpec:
     quantization: str | None = None
     lora: LoraLimits | None = None
     gives_vectors: bool = False
+    kv_save: str | None = None

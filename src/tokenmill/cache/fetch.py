@@ -1,0 +1,104 @@
+"""A prefix of which a store holds some blocks: how far it reaches, and the blocks to bring it into the pools.
+
+    reach  the longest prefix whose blocks are each published or stored, in every KV group, as far as its end sees them
+    claim  a table for each group: published blocks are shared, the others are reserved and have to be filled
+
+A store is known by the keys that it holds, of each group. What was claimed is published once it is filled, like any
+block that a step has computed: reserve, fill, publish, in this order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+from ..core.block import BlockKey, BlockMove, BlockTable, num_hidden_blocks
+from .groups import KVBlocks, Tables
+from .manager import BlockManager
+
+Stored = Sequence[AbstractSet[BlockKey]]
+"""Keys that a store holds, of each KV group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """`missing`: the blocks to fill. `shared`: the published ones, of each group (key, block)."""
+
+    keys: tuple[BlockKey, ...]
+    tables: tuple[BlockTable, ...]
+    missing: tuple[BlockMove, ...]
+    shared: tuple[tuple[tuple[BlockKey, int], ...], ...]
+
+
+def reach(blocks: KVBlocks, stored: Stored, keys: Sequence[BlockKey], stop: int) -> int:
+    """Blocks of the longest prefix that pools and store can serve together, up to block `stop`; changes nothing."""
+    end, tried = stop, -1
+    while end != tried:
+        tried = end
+        for pool, names in zip(blocks.pools, stored, strict=True):
+            end = _reach_in(pool, names, keys, end, blocks.block_size)
+    return end
+
+
+def claim(
+    blocks: KVBlocks, keys: Sequence[BlockKey], end: int, unsettled: AbstractSet[tuple[BlockManager, int]]
+) -> Claim | None:
+    """Tables for the first `end` blocks. None, and nothing changes, where there are not enough blocks, or where one
+    that would be shared is among `unsettled`: it may turn out never to have been written."""
+    found: list[tuple[tuple[BlockKey, int], ...]] = []
+    for pool in blocks.pools:
+        seen = keys[num_hidden_blocks(end * blocks.block_size, pool.window, blocks.block_size) : end]
+        shared = tuple((key, block) for key in seen if (block := pool.find(key)) is not None)
+        ids = [block for _, block in shared]
+        if any((pool, block) in unsettled for block in ids):
+            return None
+        if len(seen) - len(ids) > pool.num_available - pool.num_cached_among(ids):
+            return None
+        found.append(shared)
+    tables, missing = [], []
+    for group, (pool, shared) in enumerate(zip(blocks.pools, found, strict=True)):
+        hidden = num_hidden_blocks(end * blocks.block_size, pool.window, blocks.block_size)
+        ids_of = dict(shared)
+        pool.adopt(ids_of.values())
+        new = [key for key in keys[hidden:end] if key not in ids_of]
+        ids_of |= zip(new, pool.reserve(len(new)), strict=True)
+        missing += [(group, key, ids_of[key]) for key in new]
+        ids = [0] * hidden + [ids_of[key] for key in keys[hidden:end]]
+        num_shared = next((i for i, key in enumerate(keys[hidden:end]) if key in new), end - hidden)
+        tables.append(BlockTable(ids, hidden, hidden + num_shared))
+    return Claim(tuple(keys[:end]), tuple(tables), tuple(missing), tuple(found))
+
+
+def is_intact(blocks: KVBlocks, made: Claim) -> bool:
+    """Whether what was shared when the claim was made is still published: a block that was withdrawn or forgotten since
+    then may hold anything."""
+    return all(
+        pool.find(key) == block for pool, shared in zip(blocks.pools, made.shared, strict=True) for key, block in shared
+    )
+
+
+def pin_published(blocks: KVBlocks) -> tuple[Tables, list[BlockMove]]:
+    """A reference to every published block, so that all stay as they are until the tables are released; and all of
+    these blocks, those of a prefix in its order."""
+    tables: list[BlockTable] = []
+    moves: list[BlockMove] = []
+    for group, pool in enumerate(blocks.pools):
+        published = pool.published()
+        pool.adopt(block for _, block in published)
+        tables.append(BlockTable([block for _, block in published]))
+        moves += [(group, key, block) for key, block in published]
+    return tuple(tables), moves
+
+
+def _reach_in(pool: BlockManager, stored: AbstractSet[BlockKey], keys: Sequence[BlockKey], stop: int, size: int) -> int:
+    end = index = stop
+    while end > 0:
+        first = num_hidden_blocks(end * size, pool.window, size)
+        while index > first and (pool.find(keys[index - 1]) is not None or keys[index - 1] in stored):
+            index -= 1
+        if index <= first:
+            return end
+        # Every end that has been tried sees the block before `index`.
+        end = index = index - 1
+    return 0

@@ -1,0 +1,113 @@
+"""A toy store of KV blocks: what it holds of a block are the positions and tokens of its slots.
+
+Transfers take a while, by choice of a seed some a long while, and some are lost: they fail after the slots that they
+were to fill hold garbage. Whoever reads a block before its bytes are in, or has it written while it is copied, is found
+out by the checks of `executor`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ..cache.hashing import extend_keys, root_key
+from ..core.block import BlockKey, BlockMove
+from ..core.config import EngineConfig
+from ..core.effects import FetchBlocks, SaveBlocks, StoreOpened
+from ..core.errors import EngineFailed
+from ..core.request import Request
+
+Slots = tuple[int, tuple[int, ...]]
+"""What a block holds: its first position, and its tokens with the mark of their adapter."""
+
+Stored = Mapping[tuple[int, BlockKey], Slots]
+"""By the place of the KV group and the key."""
+
+_GARBAGE = -9
+
+
+class Pool(Protocol):
+    """`moving`: blocks that transfers under way fill (True) or read (False)."""
+
+    positions: array[int]
+    tokens: array[int]
+    moving: dict[int, bool]
+
+
+@dataclass(slots=True)
+class ToyStore:
+    """`check`: raises the message it is given where the first argument is false."""
+
+    pools: Sequence[Pool]
+    block_size: int
+    check: Callable[[bool, str], None]
+    rng: random.Random
+    failure_rate: float
+    blocks: dict[tuple[int, BlockKey], Slots] = field(default_factory=dict)
+    num_fetched: int = 0
+    num_lost: int = 0
+
+    def opened(self) -> StoreOpened:
+        keys = ([key for group, key in self.blocks if group == index] for index in range(len(self.pools)))
+        return StoreOpened(tuple(tuple(group) for group in keys))
+
+    async def fetch(self, job: FetchBlocks) -> str:
+        await self._move(job.moves, is_filling=True)
+        if self.rng.random() < self.failure_rate:
+            self.num_lost += 1
+            raise EngineFailed("The blocks were lost on their way.")
+        for group, key, block in job.moves:
+            first, tokens = self.blocks[group, key]
+            slots = self._slots(block)
+            self.pools[group].positions[slots] = array("q", range(first, first + self.block_size))
+            self.pools[group].tokens[slots] = array("q", tokens)
+        self.num_fetched += len(job.moves)
+        return ""
+
+    async def save(self, job: SaveBlocks) -> str:
+        before = [self._content(group, block) for group, _, block in job.moves]
+        await self._move(job.moves, is_filling=False)
+        for (group, key, block), content in zip(job.moves, before, strict=True):
+            self.check(self._content(group, block) == content, f"block {block} was written while it was copied")
+            positions, tokens = content
+            self.blocks[group, key] = (positions[0], tuple(tokens))
+        if self.rng.random() < self.failure_rate:
+            self.num_lost += 1
+            raise EngineFailed("The disk is full.")
+        return ""
+
+    async def _move(self, moves: Sequence[BlockMove], *, is_filling: bool) -> None:
+        """Takes the time of a step or two, or of many."""
+        for group, _, block in moves:
+            pool = self.pools[group]
+            self.check(block not in pool.moving, f"block {block} is moved twice at once")
+            pool.moving[block] = is_filling
+            if is_filling:
+                slots = self._slots(block)
+                pool.positions[slots] = pool.tokens[slots] = array("q", [_GARBAGE]) * self.block_size
+        await asyncio.sleep(self.rng.choice([0.0001, 0.003, 0.01, 0.2]))
+        for group, _, block in moves:
+            del self.pools[group].moving[block]
+
+    def _slots(self, block: int) -> slice:
+        return slice(block * self.block_size, (block + 1) * self.block_size)
+
+    def _content(self, group: int, block: int) -> tuple[array[int], array[int]]:
+        pool, slots = self.pools[group], self._slots(block)
+        return pool.positions[slots], pool.tokens[slots]
+
+
+def blocks_of(request: Request, answer: Sequence[int], config: EngineConfig, mark: int) -> dict[BlockKey, Slots]:
+    """What the blocks of a request hold, prompt and answer, by their keys. `mark`: of its adapter."""
+    tokens = [*request.prompt_tokens, *request.output_tokens, *answer]
+    keys: list[BlockKey] = []
+    extend_keys(keys, root_key(config.numerics_id, request.adapter, request.cache_salt), tokens, config.block_size)
+    size = config.block_size
+    return {
+        key: (index * size, tuple(token + mark for token in tokens[index * size : (index + 1) * size]))
+        for index, key in enumerate(keys)
+    }
