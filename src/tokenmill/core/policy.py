@@ -1,9 +1,9 @@
 """What policies decide, what they may look at, and when they are asked.
 
-    Order       which waiting sequence is served next          as one arrives; if it asks for it, at every step again
+    Order       which waiting sequence is served next           as one arrives, and again if the order asks for it
     Chunks      how much of a step unfinished prompts may take  once a step
     Preemption  which running sequence gives its blocks back    when blocks run out
-    Eviction    which cached block is given up                  as blocks come to be cached
+    Eviction    which cached block is given up                  as nobody holds a block any more
 
 A policy chooses and changes nothing: whoever asks it carries the choice out. What it sees are the live objects, through
 types that have no way to write, so that nothing is copied. It reads no clock and draws no random number: `now` is
@@ -41,8 +41,8 @@ class Waiting(NamedTuple):
 class Order(Protocol):
     """Order of service, within one priority. The waiting sequences are a heap by (priority, due, arrival).
 
-    num_refreshed  sequences whose place is asked for again at each step. 0: a place is fixed on arrival, which costs
-                   a step nothing
+    num_refreshed  sequences whose place is asked for again at each step that has room for one. 0: a place is fixed on
+                   arrival, which costs a step nothing
     patience       units of work (core.work) for which each token of a prompt lets others pass. 0: none. The front end
                    orders what waits there by it, since it knows no more of what is to come
     """

@@ -5,9 +5,9 @@ driving out each other's blocks. From SGLang's RadixAttention (Zheng et al., arX
 order can starve prompts that match nothing. Here a hit of d tokens passes only what came up to PATIENCE * d units of
 work earlier, so that nobody waits for ever.
 
-What the cache has changes while a prompt waits, so that places are asked for again at each step: of NUM_REFRESHED
-sequences in turn, at a few microseconds each, however many wait. Up to that number, ranks are exact as of the step's
-beginning. (SGLang gives the order up beyond 128.)
+What the cache has changes while a prompt waits, so that places are asked for again at each step that has room for one:
+of NUM_REFRESHED sequences in turn, at a few microseconds each, however many wait. Up to that number, ranks are exact as
+of the step's beginning. (SGLang gives the order up beyond 128.)
 """
 
 from __future__ import annotations
