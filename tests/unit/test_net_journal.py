@@ -49,11 +49,30 @@ def test_each_life_has_a_file_and_the_oldest_goes(tmp_path: Path) -> None:
     assert found == {"j": f"life {last}", **{f"j.{n}": f"life {last - n}" for n in range(1, NUM_KEPT + 1)}}
 
 
-def test_a_link_that_lies_in_its_place_is_not_followed(tmp_path: Path) -> None:
-    (tmp_path / "victim").write_text("precious")
-    (tmp_path / "j").symlink_to(tmp_path / "victim")
-    assert write(tmp_path / "j", "a") == ["header", "a"]
-    assert (tmp_path / "victim").read_text() == "precious" and not (tmp_path / "j").is_symlink()
+@pytest.mark.parametrize("kind", ["link", "link to a journal", "folder", "file", "pipe"])
+def test_what_is_no_journal_keeps_its_name_and_its_content(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    """A model, a folder or a device that is named by mistake is neither renamed nor written to."""
+    other, path = tmp_path / "other", tmp_path / "j"
+    other.write_text("header, as it happens" if kind == "link to a journal" else "precious")
+    if kind.startswith("link"):
+        path.symlink_to(other)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.write_text("precious")
+    before = path.lstat()
+    with journal_file(str(path), "header", str) as add:
+        add("a")
+    (line,) = said(caplog, logging.ERROR)
+    assert "something that is no journal has this name" in line
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["j", "other"]
+    after = path.lstat()
+    assert (before.st_ino, before.st_mode, before.st_mtime_ns) == (after.st_ino, after.st_mode, after.st_mtime_ns)
+    assert other.read_text() in ("precious", "header, as it happens")
 
 
 def test_it_is_written_while_the_engine_runs(tmp_path: Path) -> None:

@@ -11,8 +11,10 @@ The file holds prompts and answers, so its mode is 0600.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
+import stat
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -24,6 +26,8 @@ MAX_BEHIND = 20_000
 """Entries not yet written. An entry mostly refers to what the engine holds anyway."""
 
 _REST_S = 0.1
+_SIGN = 16
+"""So many characters of the header tell a journal from other files."""
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +61,7 @@ class _Writer:
 
     def begin(self, header: str) -> None:
         try:
-            _keep_older(self._path)
+            _keep_older(self._path, header[:_SIGN])
             self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             self._write(header.encode() + b"\n")
         except OSError as error:
@@ -104,8 +108,16 @@ class _Writer:
             os.close(fd)
 
 
-def _keep_older(path: str) -> None:
-    """FILE becomes FILE.1, FILE.1 becomes FILE.2, and so on; the oldest goes."""
+def _keep_older(path: str, sign: str) -> None:
+    """FILE becomes FILE.1, FILE.1 becomes FILE.2, and so on; the oldest goes. Raises OSError where FILE is there and is
+    no journal, which begins with `sign`: it may be something dear that was named by mistake."""
+    if os.path.lexists(path):
+        is_journal = False
+        if stat.S_ISREG(os.lstat(path).st_mode):
+            with open(path, encoding="latin1") as file:
+                is_journal = sign.startswith(file.read(len(sign)))  # empty, where the disk was full
+        if not is_journal:
+            raise FileExistsError(errno.EEXIST, "something that is no journal has this name")
     names = [path, *(f"{path}.{number}" for number in range(1, NUM_KEPT + 1))]
     for older, newer in zip(reversed(names), reversed(names[:-1]), strict=False):
         with contextlib.suppress(FileNotFoundError):
