@@ -1,4 +1,4 @@
-"""Heads are judged alike wherever they come from: one host, a path in ASCII, no proxying; and a refusal is a response."""
+"""A head has one host and a path in ASCII, and asks for no proxying; a refusal is a whole response."""
 
 from __future__ import annotations
 

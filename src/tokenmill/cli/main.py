@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 
 from .. import __version__
 from ..core.errors import TokenmillError
-from ..node.foreign import COMMANDS
 from ..node.options import EngineOptions, TextOptions
 from ..server.config import ServerConfig
+from .foreign_words import COMMANDS
 from .options import SHAPE, SamplingOptions, add_options, argument_type
 from .parser import Parser, add_foreign_flags, add_model
 from .serve_options import HttpOptions, ServeOptions, port_number

@@ -24,11 +24,11 @@ from ..core.events import Ready
 from ..core.policy import Order
 from ..core.units import format_parts
 from ..formats.hub import ResolvedModel, default_cache_dir
-from ..node.foreign import environment_notes
 from ..node.notes import NOTE
 from ..node.options import SCHEDULING_POLICIES, TextOptions
 from ..sched.policies import ORDERS
 from ..server.config import ServerConfig
+from .foreign_words import environment_notes
 from .launch import Launch
 from .models import resolve_model
 from .options import engine_options, given_options
