@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tokenmill.core.events import Ready
 from tokenmill.core.ports import Clock
 from tokenmill.net.handshake import Identity
 from tokenmill.net.link import FrontLink
@@ -25,7 +26,7 @@ from tokenmill.net.tls import mutual_tls
 from tokenmill.net.unix import UnixEngineEnd, UnixFrontEnd, private_address
 
 SECRET = b"sixteen bytes or more"
-IDENTITY = Identity("engine-1", "model", "weights", "numerics", 1)
+IDENTITY = Identity("engine-1", "weights", Ready("model", 64, 128, (), "numerics", 16, 8))
 KINDS = ("unix", "tcp", "tls")
 
 

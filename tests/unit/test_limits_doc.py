@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tokenmill.cli import workers
 from tokenmill.core.units import KiB, MiB
+from tokenmill.net import handshake
+from tokenmill.net.tcp import LinkBounds
 from tokenmill.server import budget, helper, jobs, tokenizing, tokens
 from tokenmill.text import chat
 
@@ -28,6 +31,11 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "limits.md").read_text(en
         f"| ids of `/detokenize` | {tokenizing.MAX_DETOKENIZE_TOKENS:,} |",
         f"| what a job gives back | {jobs.MAX_RESULT_BYTES // MiB} MiB |",
         f"{budget.REPLY_BYTES // KiB} KiB for each open request",
+        f"| a message | {handshake.GREETING_BYTES:,} bytes |",
+        f"| time for TLS and the handshake | {LinkBounds().greeting_s:g} s |",
+        f"| connections in the handshake | {LinkBounds().max_greeting} |",
+        f"plus {workers.TOKEN_BYTES} bytes for each token",
+        f"silent for {LinkBounds().silence_s:g} s",
     ],
 )
 def test_the_page_names_each_limit(said: str) -> None:

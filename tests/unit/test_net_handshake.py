@@ -159,7 +159,7 @@ def test_another_version_is_named_at_both_ends() -> None:
 
 def test_a_worker_that_is_not_wanted_hears_why() -> None:
     async def main() -> None:
-        said = await meet(*pipes(), judge=lambda identity: f"{identity.model} is not served here.")
+        said = await meet(*pipes(), judge=lambda identity: f"{identity.ready.model} is not served here.")
         assert [type(each) for each in said] == [LinkRefused, LinkRefused]
         assert all("model is not served here." in each.message for each in said)
 

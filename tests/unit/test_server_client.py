@@ -148,7 +148,7 @@ async def test_a_stream_goes_on_where_it_was_when_a_new_engine_has_come(
     engine.close()
     await asyncio.sleep(0.01)
     assert client.ready is None and client.num_open == 1
-    with pytest.raises(Unavailable, match="restarted"):
+    with pytest.raises(Unavailable, match="another is awaited"):
         client.require_ready()
     waiting = asyncio.create_task(client.wait_ready(5.0))
     engine, front = local_link()

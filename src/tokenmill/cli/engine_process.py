@@ -31,9 +31,11 @@ from .launch import Launch
 
 if TYPE_CHECKING:
     from ..core.config import EngineConfig
+    from ..core.events import Ready
     from ..engine.journal import Recorder
+    from ..node.load import Engine
 
-_SWITCH_S = 0.0002
+SWITCH_S = 0.0002
 """How long the event loop may keep the interpreter once the step thread wants it: then no call can start."""
 
 
@@ -43,7 +45,7 @@ def main() -> int:
     launch = Launch.from_json(sys.stdin.buffer.read())
     logging.basicConfig(level=launch.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     exit_when_parent_ends(launch.lifeline_fd, grace_s=1.0)
-    sys.setswitchinterval(_SWITCH_S)
+    sys.setswitchinterval(SWITCH_S)
     # Standard output is the report pipe; whatever else prints goes where the front end's own messages go.
     report = os.dup(1)
     os.dup2(2, 1)
@@ -58,30 +60,17 @@ def main() -> int:
 async def _serve(launch: Launch) -> None:
     # Imported here so that the lifeline is in place before the slow imports.
     from ..engine.build import build_engine
-    from ..formats.checkpoint import open_checkpoint
     from ..net.clock import MonotonicClock
     from ..net.pulse import beating
     from ..net.unix import UnixEngineEnd
-    from ..node.heap import private_bytes
-    from ..node.load import load_engine
-    from ..node.machine import read_machine
-    from .models import progress_bar
     from .poison import maybe_poisoned
 
-    checkpoint = open_checkpoint(launch.path)
-    base_bytes = private_bytes()
-    with progress_bar(f"loading {launch.model}") as progress:
-        engine = load_engine(
-            checkpoint, launch.options, read_machine(), Path(launch.cache_dir), launch.queue_bytes, progress
-        )
-    checkpoint.close()
-    gc.freeze()  # what is loaded stays: the collector need not walk it again and again
+    engine, ready = load(launch)
     clock = MonotonicClock()
     link = UnixEngineEnd(launch.address, clock)
     try:
-        ready = engine.ready(launch.model)
-        await link.send(replace(ready, memory=(*ready.memory, ("engine", base_bytes))))
-        with beating(launch.pulse_fd, engine.ops.progress), _journal(launch.journal, engine.config) as record:
+        await link.send(ready)
+        with beating(launch.pulse_fd, engine.ops.progress), recording(launch.journal, engine.config) as record:
             executor = maybe_poisoned(engine.worker.executor)
             await build_engine(engine.config, executor, link, clock, record, engine.first_events()).run()
         if engine.worker.saved is not None:
@@ -93,7 +82,28 @@ async def _serve(launch: Launch) -> None:
         engine.close()
 
 
-def _journal(path: str, config: EngineConfig) -> AbstractContextManager[Recorder | None]:
+def load(launch: Launch) -> tuple[Engine, Ready]:
+    """The engine, and what a front end is told of it. Raises ConfigError and BadCheckpoint."""
+    from ..formats.checkpoint import open_checkpoint
+    from ..node.heap import private_bytes
+    from ..node.load import load_engine
+    from ..node.machine import read_machine
+    from .models import progress_bar
+
+    checkpoint = open_checkpoint(launch.path)
+    base_bytes = private_bytes()
+    with progress_bar(f"loading {launch.model}") as progress:
+        engine = load_engine(
+            checkpoint, launch.options, read_machine(), Path(launch.cache_dir), launch.queue_bytes, progress
+        )
+    checkpoint.close()
+    gc.freeze()  # what is loaded stays: the collector need not walk it again and again
+    ready = engine.ready(launch.model)
+    return engine, replace(ready, memory=(*ready.memory, ("engine", base_bytes)))
+
+
+def recording(path: str, config: EngineConfig) -> AbstractContextManager[Recorder | None]:
+    """What takes an engine's story down in the file at `path`; "": nothing does."""
     from ..engine.journal import entry_line, header_line
     from ..net.journal import journal_file
 

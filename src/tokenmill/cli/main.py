@@ -19,6 +19,7 @@ from .foreign_words import COMMANDS
 from .options import SHAPE, SamplingOptions, add_options, argument_type
 from .parser import Parser, add_foreign_flags, add_model
 from .serve_options import HttpOptions, ServeOptions, port_number
+from .worker_options import LinkOptions, ListenOptions, WorkerOptions
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,9 +48,20 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
 
     serve = _command(commands, "serve", "serve a model over an OpenAI-compatible HTTP API", "wire", "serve")
     add_model(serve)
-    _groups(serve, server=(TextOptions, ServeOptions), HTTP=(HttpOptions, ServerConfig), engine=(EngineOptions,))
+    _groups(
+        serve,
+        server=(TextOptions, ServeOptions),
+        workers=(ListenOptions, LinkOptions),
+        HTTP=(HttpOptions, ServerConfig),
+        engine=(EngineOptions,),
+    )
     serve.add_argument("--disable-log-requests", action="store_false", dest="log_requests", help=argparse.SUPPRESS)
     add_foreign_flags(serve)
+
+    worker = _command(commands, "worker", "compute for a front end on another machine", "worker", "worker")
+    add_model(worker)
+    _groups(worker, link=(WorkerOptions, LinkOptions), engine=(EngineOptions,))
+    add_options(worker, ServeOptions, ("engine_timeout_s", "journal", "log_level"))
 
     chat = _command(commands, "chat", "talk with a model in the terminal", "chat", "chat")
     add_model(chat)

@@ -180,7 +180,7 @@ class Supervisor:
             link = UnixFrontEnd(self._process.address, MonotonicClock())
             link.open()
             self._link = link
-            attached = client.attach(_Watched(link, note), on_broken=self._process.kill)
+            attached = client.attach(Watched(link, note), on_broken=self._process.kill)
             watch = asyncio.create_task(self._end_when_stuck(self._process, attached), name="engine-watch")
             try:
                 reason = await self._process.ended()
@@ -219,7 +219,7 @@ class Supervisor:
         process.kill()
 
 
-class _Watched:
+class Watched:
     """A front end's link whose Ready passes through `complete`."""
 
     def __init__(self, link: FrontEnd, complete: Callable[[Ready], Ready]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import gc
 import logging
 import os
@@ -32,13 +33,16 @@ from .foreign_words import environment_notes
 from .launch import Launch
 from .models import resolve_model
 from .options import engine_options, given_options
+from .plan import print_facts
 from .serve_options import HttpOptions, ServeOptions, server_config, set_access_log
 from .supervisor import Supervisor
+from .worker_options import LinkOptions, ListenOptions
 
 if TYPE_CHECKING:
     import ssl
 
     from ..node.sampling import SamplingChoice
+    from .workers import Workers
 
 QUEUED_TOKEN_BYTES = 80
 """A waiting prompt's token as an integer in a tuple, once in each process."""
@@ -79,14 +83,28 @@ def serve(args: argparse.Namespace) -> int:
         str(model.path), config.model_names[0], str(default_cache_dir()), engine, queue_bytes,
         log_level=options.log_level, journal=os.path.abspath(options.journal) if options.journal else "",
     )  # fmt: skip
-    with Supervisor(launch, options.engine_timeout_s) as supervisor:
+    workers = _workers(given_options(ListenOptions, args), given_options(LinkOptions, args), launch, config)
+    own = Supervisor(launch, options.engine_timeout_s) if args.engine else None
+    with own or contextlib.nullcontext():
         from ..net.loop import run_event_loop
 
-        run_event_loop(_serve(given, model, supervisor, started_s))
+        run_event_loop(_serve(given, model, own, workers, started_s))
     return 0
 
 
-async def _serve(given: _Given, model: ResolvedModel, supervisor: Supervisor, started_s: float) -> None:
+def _workers(listen: ListenOptions, link: LinkOptions, launch: Launch, config: ServerConfig) -> Workers | None:
+    from .workers import TOKEN_BYTES, Workers
+
+    if listen.listen_workers is None:
+        return None
+    credentials = link.credentials(listen.listen_workers[0], is_front_end=True)
+    max_message_bytes = config.max_body_bytes + config.max_open_tokens * TOKEN_BYTES
+    return Workers(listen.listen_workers, credentials, launch.path, launch.cache_dir, max_message_bytes)
+
+
+async def _serve(
+    given: _Given, model: ResolvedModel, own: Supervisor | None, workers: Workers | None, started_s: float
+) -> None:
     from ..formats.checkpoint import open_checkpoint
     from ..helper.parent import HelperProcess, helper_bytes, materials
     from ..net.clock import MonotonicClock
@@ -115,7 +133,8 @@ async def _serve(given: _Given, model: ResolvedModel, supervisor: Supervisor, st
             prepared.set_exception(error)
 
     wanted = [ServedAdapter(name, os.path.abspath(path)) for name, path in options.lora_modules]
-    client = EngineClient(wanted, note_prepared, given.order.patience)
+    why_down = "Loading model" if own else "No worker has joined yet"
+    client = EngineClient(wanted, note_prepared, given.order.patience, why_down)
     seeds = new_seed if options.seed is None else seeds_from(options.seed)
     allowed = {"trust_templates": config.allow_chat_template, "allow_special": given.text.allow_special_in_content}
     helper = HelperProcess(str(model.path), materials(text, **allowed))
@@ -130,7 +149,7 @@ async def _serve(given: _Given, model: ResolvedModel, supervisor: Supervisor, st
     def complete(ready: Ready) -> Ready:
         if not first_ready.done():
             first_ready.set_result(ready)
-        return replace(ready, eos_token_ids=text.eos_token_ids)
+        return replace(ready, eos_token_ids=text.eos_token_ids, model=config.model_names[0])
 
     def note_listening(host: str, port: int) -> None:
         listening.set_result(http.shown_address(host, port, config.root_path))
@@ -155,8 +174,11 @@ async def _serve(given: _Given, model: ResolvedModel, supervisor: Supervisor, st
             uds=http.uds or "",
             tls=given.tls,
         )
-        if given.saves_kv:
-            await supervisor.drain(max(0.0, stops_at_s - time.monotonic()))
+        if given.saves_kv and own is not None:
+            await own.drain(max(0.0, stops_at_s - time.monotonic()))
+
+    def note_workers(address: str) -> None:
+        print(f"tokenmill: workers may join at {address}", flush=True)
 
     async def announce() -> None:
         base_bytes = private_bytes()
@@ -164,17 +186,23 @@ async def _serve(given: _Given, model: ResolvedModel, supervisor: Supervisor, st
             ("front end", front_end_bytes(config, base_bytes, tls=given.tls is not None)),
             ("helper", helper_bytes(base_bytes)),
         )
-        _print_plan(await first_ready, model, sampling, beside)
+        ready = await first_ready
+        if own is None:  # its memory is another machine's
+            ready = replace(ready, memory=())
+        _print_plan(ready, model, sampling, beside)
         await prepared
         url = await listening
         print(f"tokenmill: ready at {url} after {time.monotonic() - started_s:.2f} s", flush=True)
         helper.warm_up()
         await asyncio.get_running_loop().create_future()  # Never: the others decide when to end.
 
+    engines = [] if own is None else [own.run(client, complete)]
+    if workers is not None:
+        engines.append(workers.run(client, complete, note_workers))
     try:
         await _until_first_ends(
             serve_and_save(),
-            supervisor.run(client, complete),
+            *engines,
             announce(),
         )
     finally:
@@ -198,12 +226,8 @@ def _print_plan(
     ready: Ready, model: ResolvedModel, sampling: SamplingChoice, beside: tuple[tuple[str, int], ...]
 ) -> None:
     """`beside`: memory of processes that the engine does not know."""
-    print(f"tokenmill {__version__} serves {ready.model} from {model.path}")
     memory = ("memory", f"at most {format_parts((*ready.memory, *beside))}")
     facts = [memory if name == "memory" else (name, value) for name, value in ready.facts]
     if ready.pooling is None:
         facts += [("sampling", sampling.describe()), *((NOTE, note) for note in sampling.notes)]
-    width = max(len(name) for name, _ in facts)
-    for name, value in facts:
-        print(f"  {name:<{width}}  {value}")
-    sys.stdout.flush()
+    print_facts(f"tokenmill {__version__} serves {ready.model} from {model.path}", facts)

@@ -1,6 +1,7 @@
 """What happens to a gateway, and what it wants done.
 
     Joined    an engine is ready and has its adapters     Left     an engine is gone, with all that it had
+    Leaves    an engine finishes what it has, then goes
     Opened    the choices of a call                       GivenUp  a client wants no more of a choice
     Stepped   what an engine says after a step            Closed   no engine will come any more
 
@@ -34,6 +35,13 @@ class Left:
 
 
 @dataclass(frozen=True, slots=True)
+class Leaves:
+    """It gets no further request."""
+
+    link: int
+
+
+@dataclass(frozen=True, slots=True)
 class Opened:
     """`client`: whose call it is; clients take turns."""
 
@@ -60,7 +68,7 @@ class Closed:
     failure: TokenmillError
 
 
-GatewayEvent = Joined | Left | Opened | GivenUp | Stepped | Closed
+GatewayEvent = Joined | Left | Leaves | Opened | GivenUp | Stepped | Closed
 
 
 class Ended(NamedTuple):

@@ -27,7 +27,7 @@ from ..core.events import FINISH_ABORT, FINISH_ERROR, Output, Ready
 from ..core.work import PATIENCE
 from .desk import FrontDesk
 from .entry import Entry
-from .events import Closed, Effects, Ended, GatewayEvent, GivenUp, Joined, Left, Opened, Stepped
+from .events import Closed, Effects, Ended, GatewayEvent, GivenUp, Joined, Leaves, Left, Opened, Stepped
 from .places import Room
 from .suspects import Suspects
 from .totals import Totals
@@ -42,13 +42,15 @@ _NEVER_BACK = "The engine stopped while the request was running and could not be
 
 @dataclass(slots=True, eq=False)
 class _Link:
-    """An engine that serves. `num_tokens`: of the requests it has, as they were given to it."""
+    """An engine that serves. `num_tokens`: of the requests it has, as they were given to it. `is_leaving`: it gets no
+    more."""
 
     number: int
     ready: Ready
     entries: dict[str, Entry] = field(default_factory=dict)
     num_tokens: int = 0
     num_steps: int = 0
+    is_leaving: bool = False
 
 
 class Gateway:
@@ -71,8 +73,8 @@ class Gateway:
 
     @property
     def ready(self) -> Ready | None:
-        """The facts of the engines; None while none is ready."""
-        return next((link.ready for link in self._links.values()), None)
+        """The facts of the engines; None while none takes requests."""
+        return next((link.ready for link in self._links.values() if not link.is_leaving), None)
 
     @property
     def num_open(self) -> int:
@@ -136,6 +138,12 @@ class Gateway:
         self._share()
         self._place(effects)
 
+    def _stop_giving(self, event: Leaves, now: float, effects: Effects) -> None:
+        link = self._links.get(event.link)
+        if link is not None:
+            link.is_leaving = True
+            self._share()
+
     def _leave(self, event: Left, now: float, effects: Effects) -> None:
         link = self._links.pop(event.link, None)
         if link is None:
@@ -162,7 +170,7 @@ class Gateway:
 
     def _share(self) -> None:
         """Give out as many places as engines have, from now on; while there is none, nobody asks."""
-        readies = [link.ready for link in self._links.values() if link.ready.max_num_seqs]
+        readies = [link.ready for link in self._links.values() if link.ready.max_num_seqs and not link.is_leaving]
         if self.is_shared and readies:
             num_rows = sum(ready.max_num_seqs for ready in readies)
             self.desk.share(Room(num_rows, readies[0].max_num_batched_tokens, len(readies)))
@@ -257,7 +265,7 @@ class Gateway:
         if not len(suspects):
             suspects.link = None
             return
-        if suspects.link is None:
+        if suspects.link is None or self._links[suspects.link].is_leaving:
             link = self._choose_link()
             if link is None:
                 return
@@ -269,8 +277,9 @@ class Gateway:
             self._submit(entry, link, effects)
 
     def _choose_link(self) -> _Link | None:
-        """The one with the fewest tokens open; of equal ones, who joined first. Not the one that tries suspects."""
-        links = [link for link in self._links.values() if link.number != self._suspects.link]
+        """The one with the fewest tokens open; of equal ones, who joined first. Not the one that tries suspects, and
+        none that leaves."""
+        links = [link for link in self._links.values() if link.number != self._suspects.link and not link.is_leaving]
         return min(links, key=lambda link: link.num_tokens, default=None)
 
     def _submit(self, entry: Entry, link: _Link, effects: Effects) -> None:
@@ -303,6 +312,7 @@ class Gateway:
 
     _HANDLERS: ClassVar[dict[type, Callable[[Any, Any, float, Effects], None]]] = {
         Joined: _join,
+        Leaves: _stop_giving,
         Left: _leave,
         Opened: _open,
         GivenUp: _give_up,
@@ -313,7 +323,10 @@ class Gateway:
 
 def _are_alike(ready: Ready, other: Ready | None) -> bool:
     """Whether two engines give equal answers to equal requests."""
-    return other is None or (
-        (ready.model, ready.numerics_id, ready.max_model_len, ready.vocab_size, ready.pooling)
-        == (other.model, other.numerics_id, other.max_model_len, other.vocab_size, other.pooling)
-    )
+    return other is None or _promise(ready) == _promise(other)
+
+
+def _promise(ready: Ready) -> tuple[object, ...]:
+    return (
+        ready.model, ready.numerics_id, ready.draw_version, ready.max_model_len, ready.vocab_size, ready.pooling,
+    )  # fmt: skip

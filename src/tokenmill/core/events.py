@@ -94,6 +94,11 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
+class Leaving:
+    """The engine wants no new requests. The front end sends none after this, and says so by a Drain."""
+
+
+@dataclass(frozen=True, slots=True)
 class Timing:
     """When a request passed each gate (seconds, monotonic; -1 = never)."""
 
@@ -171,4 +176,4 @@ class StepOutputs:
 
 
 ToEngine = Submit | Abort | Drain | LoadAdapter | UnloadAdapter
-FromEngine = Ready | StepOutputs | AdapterLoaded
+FromEngine = Ready | StepOutputs | AdapterLoaded | Leaving

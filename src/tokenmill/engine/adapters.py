@@ -55,6 +55,10 @@ class AdapterLedger:
         """Whether a new request may name it."""
         return digest in self._uses and self._uses[digest].loads > 0
 
+    def loads(self) -> list[str]:
+        """Digests of what is loaded, each as often as it was."""
+        return [digest for digest, uses in self._uses.items() for _ in range(uses.loads)]
+
     def begin(self, digest: str) -> None:
         """A request that names it has come."""
         self._uses[digest].users += 1

@@ -61,8 +61,8 @@ class EngineShell:
     async def run(self) -> None:
         """Serve until every request admitted before a Drain is finished, or the front end is gone.
 
-        A failed step ends its requests and the loop goes on. Whatever is in flight is waited for before returning;
-        cancelling this coroutine cancels it.
+        A failed step ends its requests and the loop goes on. Steps and jobs in flight are waited for before returning,
+        so that the core may serve another front end; cancelling this coroutine cancels them.
         """
         reader = asyncio.create_task(self._read(), name="engine inbox")
         reader.add_done_callback(lambda _: self._wake.set())
@@ -72,7 +72,7 @@ class EngineShell:
                 has_stepped = self._commit_finished()
                 if not reader.done():
                     self._start_steps()
-                elif not self._in_flight:
+                elif not self._in_flight and not self._jobs:
                     reader.result()
                     return
                 await self._send(has_stepped)
@@ -116,7 +116,7 @@ class EngineShell:
         for job in effects.jobs:
             task = asyncio.create_task(self._run_job(job))
             self._jobs.add(task)
-            task.add_done_callback(self._jobs.discard)
+            task.add_done_callback(self._end_job)
 
     async def _run_job(self, job: Job) -> None:
         try:
@@ -129,7 +129,15 @@ class EngineShell:
             end = JobEnded(job, "", message, EngineFailed.kind)
         self.hear(end)
 
+    def _end_job(self, task: asyncio.Task[None]) -> None:
+        self._jobs.discard(task)
+        self._wake.set()
+
     async def _send(self, has_stepped: bool) -> None:
+        with contextlib.suppress(EOFError):  # the reader hears of it, too
+            await self._send_what_there_is(has_stepped)
+
+    async def _send_what_there_is(self, has_stepped: bool) -> None:
         answers, self._answers = self._answers, []
         for answer in answers:
             await self._link.send(answer)

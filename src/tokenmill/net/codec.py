@@ -25,6 +25,7 @@ from ..core.events import (
     AdapterLoaded,
     Drain,
     FromEngine,
+    Leaving,
     LoadAdapter,
     Output,
     Ready,
@@ -71,7 +72,7 @@ class _Submitted(NamedTuple):
 
 _KINDS: dict[type, bytes] = {
     Submit: b"S", Abort: b"A", Drain: b"D", LoadAdapter: b"L", UnloadAdapter: b"U",
-    Ready: b"R", StepOutputs: b"O", AdapterLoaded: b"l",
+    Ready: b"R", StepOutputs: b"O", AdapterLoaded: b"l", Leaving: b"G",
 }  # fmt: skip
 _DECODERS: dict[int, msgspec.msgpack.Decoder[ToEngine | FromEngine | _Submitted]] = {
     kind[0]: msgspec.msgpack.Decoder(_Submitted if type_ is Submit else type_) for type_, kind in _KINDS.items()

@@ -44,6 +44,7 @@ class Pipe:
         self._has_heard = False
         self._waiting: set[asyncio.Future[None]] = set()
         self._turn = asyncio.Lock()
+        self._ended = asyncio.Event()
 
     def connect(self, end: socket.socket) -> None:
         """From now on bytes go through `end`; needs a running loop."""
@@ -72,12 +73,16 @@ class Pipe:
         """No further byte goes either way."""
         self._is_gone = True
         self.why_ended = self.why_ended or why
+        self._ended.set()
         if self._socket is not None:
             self._watch()
             self._loop.remove_writer(self._socket)
             self._socket.close()
             self._socket = None
         self._wake()
+
+    async def wait_ended(self) -> None:
+        await self._ended.wait()
 
     async def send(self, data: bytes, more: bytes = b"") -> None:
         """One message, of `data` and then `more`, which is not copied. Raises EOFError when the peer is gone. Waits

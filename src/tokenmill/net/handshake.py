@@ -27,6 +27,7 @@ from dataclasses import dataclass
 import msgspec
 
 from ..core.errors import LinkRefused
+from ..core.events import Ready
 from .framing import Pipe
 
 PROTOCOL = 1
@@ -48,17 +49,13 @@ class Identity:
     """What a worker says of itself; by this the front end decides whether it may join.
 
     incarnation    random, one for each life of an engine: a second link from the same one replaces the first
-    model          the name that it is served under
     weights        digest of the checkpoint's weights
-    numerics_id    equal ids mean equal tokens
-    draw_version   of the method that turns masses into tokens
+    ready          the facts of its engine
     """
 
     incarnation: str
-    model: str
     weights: str
-    numerics_id: str
-    draw_version: int
+    ready: Ready
 
 
 _IDENTITY = msgspec.msgpack.Decoder(Identity)

@@ -41,6 +41,10 @@ class Link(Generic[Out, In]):
         if self._keeper is not None:
             self._keeper.cancel()
 
+    async def wait_ended(self) -> None:
+        """Returns once no further message can come but those that had arrived."""
+        await self._pipe.wait_ended()
+
     @property
     def why_ended(self) -> str:
         """A sentence; "" while the link is open."""

@@ -110,6 +110,8 @@ class AdapterBook:
             try:
                 await self._load_again(adapter, link)
             except TokenmillError as error:
+                if self._links:  # others serve it
+                    raise InvalidRequest(f"Its adapter {adapter.name!r} is not served here: {error.message}") from error
                 _log.error("The adapter %r is not served any more: %s", adapter.name, error.message)
                 self._served.pop(adapter.name, None)
         for adapter in self._used_leaving():

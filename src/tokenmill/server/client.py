@@ -15,13 +15,15 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ..cluster.desk import FrontDesk
-from ..cluster.events import Closed, Effects, Ended, GatewayEvent, GivenUp, Joined, Left, Opened, Stepped
+from ..cluster.events import Closed, Effects, Ended, GatewayEvent, GivenUp, Joined, Leaves, Left, Opened, Stepped
 from ..cluster.gateway import Gateway
 from ..core.errors import TokenmillError, Unavailable
 from ..core.events import (
     AdapterLoaded,
+    Drain,
     EngineStats,
     FromEngine,
+    Leaving,
     Output,
     Ready,
     StepOutputs,
@@ -52,6 +54,7 @@ class EngineClient:
 
     wanted: adapters to load into the first engine. An engine is ready once it has all its adapters; on_prepared is
     called then, or with what kept a wanted one from being loaded. patience: see core.policy.Order.
+    why_down: told to who asks before any engine comes.
     """
 
     def __init__(
@@ -59,13 +62,14 @@ class EngineClient:
         wanted: Sequence[ServedAdapter] = (),
         on_prepared: Callable[[TokenmillError | None], None] = lambda error: None,
         patience: int = PATIENCE,
+        why_down: str = "Loading model",
     ) -> None:
         self._gateway = Gateway(patience)
         self.adapters = AdapterBook(self._tell, self._gateway.uses, wanted)
         self._on_prepared = on_prepared
         self.metrics: Metrics | None = None
         self.request_log: RequestLog | None = None
-        self._why_down = "Loading model"
+        self._why_down = why_down
         self._back_s: float | None = None
         self._links: dict[int, EngineLink] = {}
         self._num_links = 0
@@ -261,6 +265,11 @@ class EngineClient:
             self._take_step(link, message)
         elif isinstance(message, AdapterLoaded):
             self.adapters.answer(message)
+        elif isinstance(message, Leaving):
+            self._handle(Leaves(link.number))
+            link.tell(Drain())  # behind all that it has been given
+            if self.ready is None:
+                self._why_down = "The engine is about to leave; another is awaited."
         else:
             link.spawn(self._prepare(link, message), "prepare")
 
@@ -268,18 +277,23 @@ class EngineClient:
         try:
             await self.adapters.restore(link.number)
         except TokenmillError as error:
+            if self.ready is not None:
+                return self._refuse(link, error.message)
             self._on_prepared(error)
             return
         refused = self._handle(Joined(link.number, ready)).refused
         if refused:
-            _log.error("The engine that has come is let go. %s", refused)
-            self._let_go(link, refused)
-            return link.on_broken()
+            return self._refuse(link, refused)
         self.adapters.join(link.number)
         if self.metrics is not None:
             self.metrics.engine_ready(ready, self.stats)
         self._on_prepared(None)
         self._wake_callers()
+
+    def _refuse(self, link: EngineLink, reason: str) -> None:
+        _log.error("The engine that has come is let go. %s", reason)
+        self._let_go(link, reason)
+        link.on_broken()
 
     def _wake_callers(self) -> None:
         for woken in self._callers:

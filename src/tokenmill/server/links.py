@@ -11,13 +11,13 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from ..core.events import Abort, FromEngine, LoadAdapter, Submit, UnloadAdapter
+from ..core.events import Abort, Drain, FromEngine, LoadAdapter, Submit, UnloadAdapter
 from ..core.ports import FrontEnd
 from ..core.request import Request
 
 _log = logging.getLogger(__name__)
 
-Notice = LoadAdapter | UnloadAdapter
+Notice = LoadAdapter | UnloadAdapter | Drain
 
 
 class EngineLink:
@@ -115,8 +115,8 @@ class EngineLink:
         try:
             await work
         except EOFError:
-            self._lost(self, "The engine is down and will be restarted.")
+            self._lost(self, "The engine has gone; another is awaited.")
         except Exception:
             _log.exception("The link to the engine failed.")
-            self._lost(self, "The link to the engine failed; it will be restarted.")
+            self._lost(self, "The link to the engine failed; another engine is awaited.")
             self.on_broken()

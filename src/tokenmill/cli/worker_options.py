@@ -1,0 +1,145 @@
+"""Flags of links between machines: where workers and front end meet, and what each proves itself with."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..core.errors import ConfigError
+from ..core.options import check, option
+
+if TYPE_CHECKING:
+    from ..net.tcp import Credentials
+
+SECRET_VARIABLE = "TOKENMILL_WORKER_SECRET"
+_MAX_SECRET_BYTES = 4096
+
+
+def read_address(text: str) -> tuple[str, int]:
+    """'host:port', '[::1]:port'; port 0 picks a free one."""
+    host, _, port = text.rpartition(":")
+    if host and port.isascii() and port.isdigit() and len(port) <= 5 and int(port) < 2**16:
+        return host.removeprefix("[").removesuffix("]"), int(port)
+    raise ValueError(f"must be HOST:PORT, such as 10.0.0.1:7000, got {text!r}.")
+
+
+def shown_address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkOptions:
+    """How the two ends of a network link make sure of each other. Raises ConfigError."""
+
+    worker_secret_file: str | None = option(
+        None,
+        f"the secret that workers and front end share: 16 bytes or more in a file that only its owner may read"
+        f" (default: {SECRET_VARIABLE})",
+        metavar="FILE",
+    )
+    worker_tls_cert: str | None = option(
+        None, "certificate of this end; needed where the link leaves the machine", metavar="FILE"
+    )
+    worker_tls_key: str | None = option(None, "its key (default: in the certificate's file)", metavar="FILE")
+    worker_tls_ca: str | None = option(None, "authority that signed the other end's certificate", metavar="FILE")
+    worker_insecure: bool = option(
+        False, "leave the machine without TLS: whoever can read or change the network's traffic sees and forges all"
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+        if (self.worker_tls_cert is None) != (self.worker_tls_ca is None):
+            raise ConfigError("--worker-tls-cert and --worker-tls-ca go together.", param="worker_tls_cert")
+        if self.worker_tls_key is not None and self.worker_tls_cert is None:
+            raise ConfigError("--worker-tls-key needs --worker-tls-cert.", param="worker_tls_key")
+
+    def credentials(self, host: str, *, is_front_end: bool) -> Credentials:
+        """For a link by `host`. Raises ConfigError where there is no secret, or no TLS and others than this machine
+        can reach the link."""
+        from ..net.tcp import Credentials
+        from ..net.tls import mutual_tls
+        from ..server.listen import is_loopback
+
+        secret = _read_secret(self.worker_secret_file, os.environ)
+        if self.worker_tls_cert is not None and self.worker_tls_ca is not None:
+            key = self.worker_tls_key or self.worker_tls_cert
+            context = mutual_tls(self.worker_tls_cert, key, self.worker_tls_ca, is_front_end=is_front_end)
+            return Credentials(secret, context)
+        if not (self.worker_insecure or is_loopback(host)):
+            raise ConfigError(
+                f"{host} is not this machine, and a link without TLS shows prompts and answers to its network: give"
+                " --worker-tls-cert and --worker-tls-ca, or --worker-insecure where the network itself is sealed.",
+                param="worker_tls_cert",
+            )
+        return Credentials(secret)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListenOptions:
+    """Engines of `serve` that are not its own. Raises ConfigError."""
+
+    listen_workers: tuple[str, int] | None = option(
+        None,
+        "take workers (tokenmill worker) in here, as further engines; port 0 picks a free one",
+        read=read_address,
+        metavar="HOST:PORT",
+    )
+    engine: bool = option(True, "start an engine here; --no-engine: workers are all there is (default: on)")
+
+    def __post_init__(self) -> None:
+        check(self)
+        if not self.engine and self.listen_workers is None:
+            raise ConfigError("--no-engine needs --listen-workers: something must compute.", param="engine")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerOptions:
+    """Whom `worker` works for. Raises ConfigError."""
+
+    connect: tuple[str, int] | None = option(
+        None,
+        "the front end's address, which its --listen-workers names (needed)",
+        read=read_address,
+        metavar="HOST:PORT",
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.connect is None or not self.connect[1]:
+            raise ConfigError("worker needs --connect HOST:PORT, the front end's --listen-workers.", param="connect")
+
+
+def _read_secret(path: str | None, environ: Mapping[str, str]) -> bytes:
+    from ..net.handshake import MIN_SECRET_BYTES
+
+    if path is None:
+        secret, where = os.fsencode(environ.get(SECRET_VARIABLE, "")), SECRET_VARIABLE
+        if not secret:
+            raise ConfigError(
+                f"Workers and front end need a secret that they share: --worker-secret-file FILE or {SECRET_VARIABLE}."
+                " One is made by: head -c 32 /dev/urandom | base64",
+                param="worker_secret_file",
+            )
+    else:
+        where = f"--worker-secret-file {path}"
+        try:
+            with Path(path).open("rb") as file:
+                mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+                secret = file.read(_MAX_SECRET_BYTES)
+        except OSError as error:
+            raise ConfigError(f"{where} cannot be read: {error.strerror}.", param="worker_secret_file") from error
+        if mode & 0o077:
+            raise ConfigError(
+                f"{where} can be read by others than its owner (mode {mode:04o}): chmod 600 it.",
+                param="worker_secret_file",
+            )
+    secret = secret.strip()
+    if len(secret) < MIN_SECRET_BYTES:
+        raise ConfigError(
+            f"The secret of {where} has {len(secret)} bytes; it needs {MIN_SECRET_BYTES}.", param="worker_secret_file"
+        )
+    return secret
