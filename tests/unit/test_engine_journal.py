@@ -8,7 +8,7 @@ import pytest
 
 from tokenmill.core.block import full_groups, window_group
 from tokenmill.core.config import EngineConfig
-from tokenmill.core.effects import DropAdapter, JobEnded, StepFailed
+from tokenmill.core.effects import DropAdapter, FetchBlocks, JobEnded, SaveBlocks, StepFailed, StoreOpened
 from tokenmill.core.events import Abort, Drain, LoadAdapter, Submit, UnloadAdapter
 from tokenmill.core.request import PoolingParams, Request, SamplingParams
 from tokenmill.core.step import Introduction, PlanRow, RowResult, StepPlan, StepResult, TokenLogprob
@@ -30,6 +30,9 @@ ENTRIES: list[Entry] = [
     Handled(UnloadAdapter("digest"), 1.0),
     Handled(JobEnded(DropAdapter("digest"), "digest"), 1.0),
     Handled(JobEnded(LoadAdapter(1, "/somewhere"), error="no", error_kind="kind", error_param="path"), 1.0),
+    Handled(StoreOpened(((b"\x00" * 16, b"\xff" * 16), ())), 1.0),
+    Handled(JobEnded(FetchBlocks(0, ((1, b"key", 7),)), error="lost", error_kind="kind"), 1.0),
+    Handled(JobEnded(SaveBlocks(1, ((0, b"\x80", 3), (1, b"\x80", 4)))), 1.0),
     Handled(StepFailed(3, "on fire"), 1.0),
     Planned(None, 2.0),
     Planned(
@@ -50,7 +53,7 @@ def test_what_is_read_is_what_was_written() -> None:
     """Settings and every kind of entry, with all their fields, to the last bit of a float."""
     config, entries = read_journal(lines(ENTRIES))
     assert config == CONFIG and list(entries) == ENTRIES
-    assert len({type(entry.event) for entry in ENTRIES if isinstance(entry, Handled)}) == 7
+    assert len({type(entry.event) for entry in ENTRIES if isinstance(entry, Handled)}) == 8
 
 
 def test_a_half_line_at_the_end_is_left_out() -> None:
