@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Sequence as List
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,8 +16,10 @@ import pytest
 from tokenmill.cache.eviction import EVICTIONS
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
+from tokenmill.core.policy import Running
 from tokenmill.core.request import Request, SamplingParams
-from tokenmill.sched.policies import ORDERS
+from tokenmill.engine import state
+from tokenmill.sched.policies import ORDERS, pick
 from tokenmill.sim.executor import ToyCosts
 from tokenmill.sim.run import Report, run_scenario, run_seed
 from tokenmill.sim.workload import Arrival, Scenario, make_scenario
@@ -126,3 +129,24 @@ def test_a_pool_of_one_request_serves_many() -> None:
     report = together(replace(CONFIG, groups=full_groups(3), block_size=16), requests)
     assert sum(number for _, number in report.ends) == 12
     assert dict(report.ends) == {"length": 12}
+
+
+@pytest.mark.parametrize("steps_in_flight", [1, 2, 3])
+def test_whoever_gives_way_everybody_is_served(steps_in_flight: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Preemption may choose any junior, the one with most to lose too: a crowd in a small pool ends, each as alone."""
+
+    class MostComputed:
+        def victim(self, running: List[Running], asking: int) -> int:
+            return max(range(asking + 1, len(running)), key=lambda index: (running[index].num_computed, index))
+
+    monkeypatch.setattr(state, "pick", lambda config: replace(pick(config), preemption=MostComputed()))
+    rng = random.Random(1)
+    requests = []
+    for i in range(40):
+        prompt = tuple(rng.randrange(1, 64) for _ in range(rng.choice([20, 60, 200])))
+        num_new = rng.choice([10, 60, 200])
+        requests.append(Request(f"r{i}", prompt, SamplingParams(max_tokens=num_new), num_new, seed=i))
+    config = replace(CONFIG, groups=full_groups(40), max_num_batched_tokens=128, steps_in_flight=steps_in_flight)
+    report = together(config, requests)
+    assert report.stats.num_preemptions > 10
+    assert sum(number for _, number in report.ends) == 40

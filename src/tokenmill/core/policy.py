@@ -95,8 +95,9 @@ class Preemption(Protocol):
     def victim(self, running: Sequence[Running], asking: int) -> int:
         """Place in `running` of the sequence that is preempted for the one at place `asking`.
 
-        `running` is by priority, then by arrival. The choice is from `asking` (which then waits itself) to the end, so
-        that the first of all is never preempted and somebody always goes on."""
+        `running` is by priority, then by arrival. The choice is among those behind `asking`, of which there is one at
+        least: so the first of all gets what it needs, and somebody always goes on. One that has a row in flight is
+        held back and asked about again at the next step: let the choice depend on what changes slowly."""
         ...
 
 

@@ -193,17 +193,20 @@ class _Composition:
         while missing > (available := min(self.ledger.num_available_blocks(matched))):
             self.is_squeezed = True
             victim = self._victim(seq)
-            if victim is seq or victim.rows_in_flight:
-                if victim is not seq:
+            if victim is None or victim.rows_in_flight:
+                if victim is not None:
                     self.held_back.add(victim.number)
                 return max(0, min(num_tokens, (num_blocks + available) * size - start))
             self.ledger.preempt(victim)
         return num_tokens
 
-    def _victim(self, seq: Sequence) -> Sequence:
+    def _victim(self, seq: Sequence) -> Sequence | None:
+        """Who gives way to `seq`: one of its juniors, if there are any."""
+        if seq is self.running[-1]:
+            return None
         asking = self.running.index(seq)
         index = self.policies.preemption.victim(self.running, asking)
-        assert asking <= index < len(self.running), f"{index} is not junior to {asking} of {len(self.running)}"
+        assert asking < index < len(self.running), f"{index} is not junior to {asking} of {len(self.running)}"
         return self.running[index]
 
     def _admit(self, before: Rank | None) -> None:
