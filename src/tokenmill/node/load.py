@@ -12,6 +12,7 @@ from ..core.config import BLOCK_SIZE, EngineConfig
 from ..core.effects import Event, StoreOpened
 from ..core.events import Ready
 from ..core.units import format_parts
+from ..engine.transfers import SAVE_BYTES
 from ..formats.checkpoint import Checkpoint
 from ..models.config import config_from_checkpoint
 from ..models.encoder_config import EncoderConfig
@@ -90,6 +91,8 @@ class Engine:
         parts = {"weights": plan.weights, "KV": plan.kv, "scratch": plan.scratch + plan.logits, "queue": plan.queue}
         if plan.adapters:
             parts["adapters"] = plan.adapters
+        if self.worker.saved is not None:
+            parts["saving"] = SAVE_BYTES
         return tuple(parts.items())
 
 
