@@ -1,5 +1,5 @@
-"""The draw is an exponential race: each id wins as often as its share says, however small that is, and two distributions
-draw alike as often as they can."""
+"""The draw is an exponential race: each id wins as often as its share says, however small that is, and two
+distributions draw alike as often as they can."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def test_a_tail_of_tiny_probabilities_keeps_its_mass(tail: float, least: int, mo
 
 
 def test_two_distributions_draw_alike(ops):
-    """The same words for both: they agree with the probability sum_x 1 / sum_y max(P_y / P_x, Q_y / Q_x), which is at least
-    (1 - d) / (1 + d) for a total variation distance of d."""
+    """The same words for both: they agree with the probability sum_x 1 / sum_y max(P_y / P_x, Q_y / Q_x), which is at
+    least (1 - d) / (1 + d) for a total variation distance of d."""
     rng = np.random.default_rng(3)
     logits_2V = rng.normal(0, 2, 30) + rng.normal(0, 0.4, (2, 30))
     p_V, q_V = (np.exp(row) / np.exp(row).sum() for row in logits_2V)
@@ -98,8 +98,8 @@ def test_instruction_sets_and_lists_draw_alike(num_ids: int) -> None:
 
 @needs_native
 def test_times_are_exact_at_both_ends() -> None:
-    """Races of two ids, one with one of the least or greatest of a million words, the other with the mass that makes the
-    times equal but for a few parts in a million, one way and the other."""
+    """Races of two ids, one with one of the least or greatest of a million words, the other with the mass that makes
+    the times equal but for a few parts in a million, one way and the other."""
     num_ids, num_positions = 2**16, 16
     times_LV = np.stack([exponentials(5, 0, position, num_ids) for position in range(num_positions)])
     order = times_LV[:, 1:].argsort(axis=None)

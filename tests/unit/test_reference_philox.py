@@ -26,8 +26,8 @@ def test_known_answers(counter, key, expected):
 
 
 def test_words_name_the_draw():
-    """Each of seed (both halves), choice, position and purpose changes the words; the same name gives the same ones, and
-    ids share blocks of four."""
+    """Each of seed (both halves), choice, position and purpose changes the words; the same name gives the same ones,
+    and ids share blocks of four."""
 
     def draw(seed=7, choice=1, position=2, purpose=0):
         return tuple(words_of_ids(seed, choice, position, purpose, 6).tolist())
