@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tokenmill.cluster.events import Closed, Effects, GivenUp, Joined, Left, Opened, Stepped
+from tokenmill.cluster.events import Closed, Effects, GivenUp, Joined, Leaves, Left, Opened, Stepped
 from tokenmill.cluster.gateway import MAX_FAILED_STARTS, Gateway
 from tokenmill.core.errors import Unavailable
 from tokenmill.core.events import EngineStats, Output, Ready, StepOutputs, Timing
@@ -233,3 +233,18 @@ def test_words_of_an_engine_that_has_gone_are_nobodys(number: int) -> None:
     scene.num_steps[number] = 0
     effects = scene.token(number, "a")
     assert not effects.outputs and not effects.ended
+
+
+def test_an_engine_that_leaves_gets_nothing_more_and_finishes_what_it_has() -> None:
+    scene = Scene()
+    scene.join(0)
+    scene.join(1)
+    assert names_of(scene.open("a", "b")) == [(0, "a"), (1, "b")]
+    scene.handle(Leaves(0))
+    assert names_of(scene.open("c")) == [(1, "c")]
+    assert scene.step(0, end("a", num_output=1)).ended
+    assert not scene.handle(Left(0)).resumed
+    scene.handle(Leaves(1))
+    assert scene.gateway.ready is None and names_of(scene.open("d")) == []
+    assert names_of(scene.join(2)) == [(2, "d")]
+    assert scene.handle(Left(1)).resumed == 2, "it died before it was done"

@@ -7,12 +7,13 @@ import contextlib
 import logging
 import random
 import socket
+import ssl
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 
-from links import IDENTITY, SECRET, Stopped, credentials, listening_socket, worker_listener
+from links import IDENTITY, SECRET, Stopped, certificate, credentials, listening_socket, worker_listener
 from links import run as run_loop
 from tokenmill.core.errors import LinkRefused
 from tokenmill.core.events import Drain
@@ -274,15 +275,16 @@ def test_large_messages_of_strangers_are_not_stored(caplog: pytest.LogCaptureFix
     assert f"at most {GREETING_BYTES} are taken" in caplog.text
 
 
-def test_a_certificate_of_nobodys_authority_and_clear_text_are_refused() -> None:
+def test_clear_text_no_certificate_and_another_name_than_the_certificates_are_refused() -> None:
     async def main() -> None:
         async with worker_listener("tls", bounds=QUICK) as (port, joined):
             with pytest.raises((EOFError, OSError)):
                 await join("127.0.0.1", port, Credentials(SECRET), IDENTITY, CLOCK, QUICK)
-            mine = credentials("tls", is_front_end=False)
-            assert mine.tls is not None
+            bare = ssl.create_default_context(cadata=certificate().partition("-----END PRIVATE KEY-----")[2])
+            with pytest.raises((EOFError, OSError)):
+                await join("127.0.0.1", port, Credentials(SECRET, bare), IDENTITY, CLOCK, QUICK)
             with pytest.raises(LinkRefused, match="certificate"):
-                await join("127.1", port, mine, IDENTITY, CLOCK, QUICK)
+                await join("127.1", port, credentials("tls", is_front_end=False), IDENTITY, CLOCK, QUICK)
             assert joined.empty()
 
     run(main())

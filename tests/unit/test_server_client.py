@@ -240,3 +240,26 @@ def test_whoever_runs_the_engine_hears_of_a_broken_link_but_not_of_a_closed_one(
 
     assert asyncio.run(main(StepOutputs((None,), EngineStats(), 0.0)))  # type: ignore[arg-type]
     assert not asyncio.run(main(StepOutputs((), EngineStats(), 0.0)))
+
+
+@attached
+async def test_an_engine_that_lacks_an_adapter_is_let_go_and_the_adapter_stays(
+    client: EngineClient, engine: LocalEngineEnd
+) -> None:
+    """It may be on another machine, where the files are others."""
+    loading = asyncio.create_task(client.adapters.load(ServedAdapter("fr", "/fr")))
+    message = await engine.receive()
+    assert isinstance(message, LoadAdapter)
+    await engine.send(AdapterLoaded(message.number, "d"))
+    await loading
+    for answer in (AdapterLoaded(0, "", "no such folder", "bad_checkpoint"), AdapterLoaded(0, "other")):
+        let_go: list[bool] = []
+        other, front = local_link()
+        client.attach(front, on_broken=lambda let_go=let_go: let_go.append(True))
+        await other.send(READY)
+        message = await other.receive()
+        assert isinstance(message, LoadAdapter)
+        await other.send(replace(answer, number=message.number))
+        while not let_go:
+            await asyncio.sleep(0)
+        assert client.adapters.get("fr") is not None and client.ready is not None

@@ -1,0 +1,189 @@
+"""Workers of a front end: who is taken in, what their clocks do to metrics, and what the secret's file must be."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from links import IDENTITY, SECRET, Stopped, linked, run
+from tokenmill.cli import workers as workers_module
+from tokenmill.cli.worker_options import LinkOptions, read_address
+from tokenmill.cli.workers import Workers, unlike
+from tokenmill.core.block import full_groups
+from tokenmill.core.config import EngineConfig
+from tokenmill.core.errors import ConfigError, LinkRefused
+from tokenmill.core.events import Drain, Leaving, Ready
+from tokenmill.core.request import PoolingParams, Request, SamplingParams
+from tokenmill.engine.build import build_engine
+from tokenmill.net.clock import MonotonicClock
+from tokenmill.net.link import EngineLink
+from tokenmill.net.tcp import Credentials, join
+from tokenmill.server.client import EngineClient
+from tokenmill.server.metrics import Metrics
+from tokenmill.sim.executor import ToyCosts, ToyExecutor
+
+READY = IDENTITY.ready
+CONFIG = EngineConfig(groups=full_groups(16), max_model_len=64)
+
+
+class Shifted:
+    """A clock of another machine."""
+
+    def __init__(self, by_s: float) -> None:
+        self._by_s = by_s
+
+    def now(self) -> float:
+        return MonotonicClock().now() + self._by_s
+
+
+@pytest.mark.parametrize("kind", ["unix", "tcp"])
+@pytest.mark.parametrize("hours", [-50, 50])
+def test_metrics_are_of_the_front_ends_clock(kind: str, hours: int) -> None:
+    """An engine whose clock is days ahead or behind: times to first token, of queueing and in all are what passed."""
+
+    async def main() -> None:
+        clock = Shifted(3600.0 * hours)
+        async with linked(kind, MonotonicClock(), clock) as (front, engine):
+            client = EngineClient()
+            client.metrics = Metrics("m", 64)
+            client.attach(front)
+            executor = ToyExecutor(CONFIG, clock, costs=ToyCosts(fixed_s=0.002, per_token_s=0.0))
+            serving = asyncio.create_task(build_engine(CONFIG, executor, engine, clock).run())
+            await engine.send(READY)
+            await client.wait_ready(5.0)
+            arrival_s = MonotonicClock().now()
+            stream = client.open([Request("r", (1, 2, 3), SamplingParams(), 8, seed=1, arrival_s=arrival_s)])
+            deltas = await stream.take()
+            while deltas[-1].finish_reason is None:
+                deltas = await stream.take()
+            past_s = MonotonicClock().now() - arrival_s
+            labels, value = {"model_name": "m", "engine": "0"}, client.metrics.registry.get_sample_value
+            sums = {
+                name: value(f"vllm:{name}_seconds_sum", labels)
+                for name in ("time_to_first_token", "request_queue_time", "e2e_request_latency", "request_decode_time")
+            }
+            assert all(found is not None and 0 <= found <= past_s for found in sums.values()), (sums, past_s)
+            assert sums["e2e_request_latency"] > sums["time_to_first_token"] > 0  # type: ignore[operator]
+            assert client.stalled_s(MonotonicClock().now()) == 0
+            client.close("over")
+            serving.cancel()
+
+    run(main())
+
+
+@contextlib.asynccontextmanager
+async def taking(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[EngineClient, int]]:
+    """A front end's client that takes workers in at a port; its model's digest is "weights"."""
+    monkeypatch.setattr(workers_module, "weights_digest", lambda path, cache_dir: "weights")
+    client, told = EngineClient(), asyncio.get_running_loop().create_future()
+    workers = Workers(("127.0.0.1", 0), Credentials(SECRET), "", "", 10**6)
+    running = asyncio.create_task(workers.run(client, lambda ready: ready, told.set_result))
+    try:
+        yield client, read_address(await told)[1]
+    finally:
+        client.close("over")
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def come(port: int, **changes: Any) -> EngineLink:
+    link = await join("127.0.0.1", port, Credentials(SECRET), replace(IDENTITY, **changes), Stopped())
+    await link.send(READY)
+    return link
+
+
+async def until(condition: Any) -> None:
+    while not condition():
+        await asyncio.sleep(0.005)
+
+
+def test_a_second_link_of_one_engine_replaces_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first may be half open: its worker has seen it break, and the front end has not."""
+
+    async def main() -> None:
+        async with taking(monkeypatch) as (client, port):
+            first = await come(port)
+            await until(lambda: client.ready is not None)
+            second = await come(port)
+            with pytest.raises(EOFError):
+                await first.receive()
+            await until(lambda: client.ready is not None)
+            await second.send(Leaving())
+            assert await second.receive() == Drain()
+            assert client.ready is None, "one that leaves gets no requests"
+            first.close(), second.close()
+
+    run(main())
+
+
+def test_other_weights_and_other_numerics_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with taking(monkeypatch) as (client, port):
+            with pytest.raises(LinkRefused, match="other weights"):
+                await come(port, incarnation="x", weights="others")
+            link = await come(port)
+            await until(lambda: client.ready is not None)
+            with pytest.raises(LinkRefused, match=r"computes otherwise.*\(numerics_id other, not numerics\)"):
+                await come(port, incarnation="y", ready=replace(READY, numerics_id="other"))
+            link.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"numerics_id": "x"}, "kv-cache-dtype"),
+        ({"draw_version": 99}, "draws tokens"),
+        ({"vocab_size": 1}, "vocabulary"),
+        ({"max_model_len": 1}, "--max-model-len"),
+        ({"pooling": PoolingParams("mean")}, "--pooling"),
+    ],
+)
+def test_what_differs_is_named(change: dict[str, Any], said: str) -> None:
+    other: Ready = replace(READY, **change)
+    assert said in unlike(other, READY) and unlike(READY, READY) == "" == unlike(other, None)
+
+
+def test_the_secrets_file_is_long_enough_and_its_owners_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKENMILL_WORKER_SECRET", "of the environment, long enough")
+    file = tmp_path / "secret"
+    file.write_bytes(SECRET + b"\n")
+    file.chmod(0o600)
+    given = LinkOptions(worker_secret_file=str(file))
+    assert given.credentials("127.0.0.1", is_front_end=True).secret == SECRET
+    assert LinkOptions().credentials("localhost", is_front_end=False).secret == b"of the environment, long enough"
+    file.chmod(0o640)
+    with pytest.raises(ConfigError, match="read by others than its owner"):
+        given.credentials("127.0.0.1", is_front_end=True)
+    file.chmod(0o600)
+    file.write_bytes(b"fifteen bytes..")
+    with pytest.raises(ConfigError, match="has 15 bytes; it needs 16") as refused:
+        given.credentials("127.0.0.1", is_front_end=True)
+    assert "fifteen" not in refused.value.message
+    with pytest.raises(ConfigError, match="cannot be read"):
+        LinkOptions(worker_secret_file=str(tmp_path / "none")).credentials("127.0.0.1", is_front_end=True)
+
+
+def test_without_tls_only_this_machine_is_linked_unless_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKENMILL_WORKER_SECRET", SECRET.decode())
+    with pytest.raises(ConfigError, match="--worker-tls-cert"):
+        LinkOptions().credentials("0.0.0.0", is_front_end=True)
+    assert LinkOptions(worker_insecure=True).credentials("0.0.0.0", is_front_end=True).tls is None
+
+
+@pytest.mark.parametrize(("text", "address"), [("h:1", ("h", 1)), ("[::1]:7000", ("::1", 7000))])
+def test_addresses_are_host_and_port(text: str, address: tuple[str, int]) -> None:
+    assert read_address(text) == address
+
+
+@pytest.mark.parametrize("text", ["7000", ":7000", "h:", "h:x", "h:65536", "h:-1"])
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="HOST:PORT"):
+        read_address(text)
