@@ -125,6 +125,7 @@ def test_policies_are_printed_where_they_are_chosen():
     settings = resolve(EngineOptions(scheduling_policy="priority", eviction_policy="lfu"), MACHINE, MODEL)
     assert chosen(settings, "scheduling_policy").value == settings.config.scheduling_policy == "fcfs"
     assert chosen(settings, "eviction_policy").reason == "as asked"
+    assert chosen(settings, "eviction_policy").value == settings.config.eviction_policy == "lfu"
     options = EngineOptions(eviction_policy="lfu", enable_prefix_caching=False)
     assert "nothing is cached" in chosen(resolve(options, MACHINE, MODEL), "eviction_policy").reason
     with pytest.raises(ConfigError, match=r"--eviction-policy must be one of lru, .* Did you mean 'lfu'"):
