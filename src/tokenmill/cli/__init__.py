@@ -6,6 +6,8 @@
     serve_options   the options of `serve`, and what they come to
     engine_process  the process that holds the model
     supervisor      keeps that process alive
+    worker          the same for a front end on another machine, started by hand
+    workers         takes those in
     wire            `serve`: front end here, engine there, one link between
     chat, generate, models, doctor, bench    the other commands
 
