@@ -23,7 +23,8 @@ class Entry:
     ending        how it ended for its client, where its engine has not confirmed that
     num_lives     engines that it was given to
     num_idle      of those, how many of the last died before they gave a token of it
-    num_alone     engines that died while they ran nothing else, because it was suspect
+    num_trials    engines that died while they tried it as a suspect
+    num_alone     of those, how many had nothing else
     num_given     tokens that it was last resumed with
     last_token_s  when tokens came last
     num_cached, timing   of the first life that gave a token
@@ -35,6 +36,7 @@ class Entry:
     ending: str | None = None
     num_lives: int = 0
     num_idle: int = 0
+    num_trials: int = 0
     num_alone: int = 0
     num_given: int = 0
     last_token_s: float = -1.0

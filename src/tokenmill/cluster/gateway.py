@@ -265,14 +265,13 @@ class Gateway:
         if not len(suspects):
             suspects.link = None
             return
-        if suspects.link is None or self._links[suspects.link].is_leaving:
-            link = self._choose_link()
-            if link is None:
-                return
-            suspects.link = link.number
-        link = self._links[suspects.link]
-        if all(entry.has_progressed for entry in link.entries.values()):
-            entry = suspects.next()
+        suspects.link = None
+        link = self._choose_link()
+        if link is None:
+            return
+        suspects.link = link.number
+        entry = suspects.next(link.entries.values())
+        if entry is not None:
             del self._held[entry.request.id]
             self._submit(entry, link, effects)
 

@@ -5,12 +5,14 @@ nearly all that an engine has are in its steps; what draws tells so by its token
 engine had, that had outlived another engine before, and that gave no token since.
 
 Suspects are tried one at a time: the engine gets no other work until the suspect has given a token. Then it is cleared
-and goes on, and the next one is tried. First comes who was idle in most deaths; so an engine that died in a trial
-is followed by one where the same suspect is alone from the start. Who ends an engine twice while it is alone there is
-given up, and whatever it does then, it does to nobody else.
+and goes on, and the next one is tried. First comes who was idle in most deaths; so an engine that died in a trial is
+followed by one where the same suspect is alone from the start. Who ends an engine twice while it is alone is given
+up: an engine that died of something else, or of another request, is held against nobody.
 """
 
 from __future__ import annotations
+
+from collections.abc import Collection
 
 from .entry import Entry
 
@@ -44,18 +46,21 @@ class Suspects:
             entry.num_idle = 0
             return False
         entry.num_idle += 1
-        if was_tried and not num_beside:
-            entry.num_alone += 1
+        entry.num_trials += was_tried
+        entry.num_alone += was_tried and not num_beside
         if entry.num_alone >= MAX_ALONE:
             return True
         if entry.num_lives > 1:
             self._waiting[entry.request.id] = entry
         return False
 
-    def next(self) -> Entry:
-        """Whom to try now."""
+    def next(self, beside: Collection[Entry]) -> Entry | None:
+        """Whom to try now, in an engine that has the requests `beside`: nobody, until all of those have given tokens;
+        and who has died in a trial before, only where there are none."""
         assert self._waiting and self.on_trial is None
         entry = max(self._waiting.values(), key=lambda each: each.num_idle)  # of equal ones the first that came
+        if beside and (entry.num_trials or not all(other.has_progressed for other in beside)):
+            return None
         del self._waiting[entry.request.id]
         self.on_trial = entry
         return entry

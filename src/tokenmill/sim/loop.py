@@ -52,6 +52,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._clock_resolution = _RESOLUTION_S
         self._selector = _VirtualSelector(self)
         self._failure: BaseException | None = None
+        self._is_unwinding = False
         self.set_exception_handler(self._on_error)
 
     def time(self) -> float:
@@ -97,11 +98,14 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def _fail(self, error: BaseException | None) -> None:
         if self._failure is None:
             self._failure = error
-        self.stop()
+        if not self._is_unwinding:
+            self.stop()
 
     def _unwind(self) -> None:
         """Cancel whatever is left, so that nothing is destroyed while pending."""
         self.set_exception_handler(lambda _loop, _context: None)
+        self._limit_s = float("inf")
+        self._is_unwinding = True
         tasks = sorted(asyncio.all_tasks(self), key=lambda task: task.get_name())
         for task in tasks:
             task.remove_done_callback(self._on_main_done)

@@ -25,18 +25,15 @@ from typing import Any
 from ..cache.eviction import EVICTIONS
 from ..core.config import EVICTION_POLICY, SCHEDULING_POLICY
 from ..core.effects import JobEnded
-from ..core.errors import EngineFailed, Overloaded
-from ..core.events import FINISH_ABORT, FINISH_ERROR, Abort, Drain, EngineStats, Output, StepOutputs, Submit
+from ..core.events import Abort, Drain, EngineStats, Output, StepOutputs, Submit
 from ..core.ports import FrontEnd
-from ..core.request import Request
-from ..core.step import TokenLogprob
 from ..engine.build import build_engine
 from ..engine.journal import Entry, Handled, Planned
 from ..engine.link import local_link
 from ..engine.replay import Replayed, replay
-from ..sched.admission import refusal
 from ..sched.policies import ORDERS
-from .executor import SoloAnswer, ToyExecutor, solo_answer
+from .check import ClientStream, check_stream
+from .executor import ToyExecutor
 from .loop import VirtualLoop
 from .replay import replay_file
 from .store import Stored
@@ -60,18 +57,6 @@ class Report:
     stored: Stored | None = field(default=None, repr=False)
 
 
-@dataclass(slots=True, eq=False)
-class _Stream:
-    """What a client has seen of one request."""
-
-    request: Request
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
-    end: Output | None = None
-    is_cancelled: bool = False
-
-
 class _Clients:
     """All clients of one scenario behind one front end."""
 
@@ -79,7 +64,7 @@ class _Clients:
         self._scenario = scenario
         self._link = link
         self._digest = digest
-        self.streams = {request.id: _Stream(request) for request in scenario.requests}
+        self.streams = {request.id: ClientStream(request) for request in scenario.requests}
         self._num_open = len(self.streams)
         self.done = asyncio.Event()
 
@@ -105,15 +90,8 @@ class _Clients:
                 self._take(output)
 
     def _take(self, output: Output) -> None:
-        stream = self.streams[output.request_id]
-        assert stream.end is None, f"{output.request_id} went on after its end: {output}"
-        stream.tokens += output.tokens
-        stream.logprobs += output.logprobs
-        stream.prompt_logprobs += output.prompt_logprobs
-        num_new = len(stream.tokens) + (output.stop_token is not None)
-        assert output.num_output == len(stream.request.output_tokens) + num_new, output
+        self.streams[output.request_id].take(output)
         if output.finish_reason is not None:
-            stream.end = output
             self._num_open -= 1
             if self._num_open == 0:
                 self.done.set()
@@ -166,7 +144,7 @@ def run_scenario(scenario: Scenario, *, failure_seed: int = 0) -> Report:
     _check_end(shell.core.stats(), journal, scenario)
     ends: dict[str, int] = {}
     for stream in clients.streams.values():
-        end = _check_stream(stream, scenario, executor.num_failures)
+        end = check_stream(stream, scenario, executor.num_failures)
         ends[end] = ends.get(end, 0) + 1
     return Report(
         digest=digest.hexdigest(),
@@ -198,50 +176,6 @@ def _check_store(stored: Stored, scenario: Scenario) -> None:
         known = known_blocks(scenario)
         for (group, key), slots in stored.items():
             assert known[key] == slots, f"group {group}: {slots} instead of {known[key]}"
-
-
-def _check_stream(stream: _Stream, scenario: Scenario, num_failures: int) -> str:
-    """Compare one stream with its solo run; returns how it ended."""
-    request, end = stream.request, stream.end
-    assert end is not None
-    answer = solo_answer(request, VOCAB_SIZE)
-    tokens = tuple(stream.tokens)
-    assert tokens == answer.tokens[: len(tokens)], f"{request.id}: {tokens} instead of {answer.tokens}"
-    wants = request.sampling.logprobs is not None
-    assert len(stream.logprobs) == (len(tokens) if wants else 0), f"{request.id}: {stream.logprobs}"
-    if wants:
-        assert all(entry.token == token for entry, token in zip(stream.logprobs, tokens, strict=True)), request.id
-    if tokens or end.stop_token is not None:
-        assert tuple(stream.prompt_logprobs) == answer.prompt_logprobs, f"{request.id}: prompt logprobs"
-    if end.finish_reason == FINISH_ABORT:
-        assert stream.is_cancelled, f"{request.id} was aborted by nobody"
-        return FINISH_ABORT
-    if end.finish_reason == FINISH_ERROR:
-        _check_error(end, request, scenario, num_failures)
-        return end.error_kind
-    _check_whole(stream, end, answer)
-    return str(end.finish_reason)
-
-
-def _check_error(end: Output, request: Request, scenario: Scenario, num_failures: int) -> None:
-    lasting = refusal(request, scenario.config, 0)
-    if end.error_kind == EngineFailed.kind:
-        assert num_failures > 0, f"{request.id}: {end.error}"
-    elif end.error_kind == Overloaded.kind:
-        assert scenario.config.max_num_waiting < len(scenario.requests), f"{request.id}: {end.error}"
-    else:
-        assert lasting is not None and end.error == lasting.message, f"{request.id}: {end.error}"
-
-
-def _check_whole(stream: _Stream, end: Output, answer: SoloAnswer) -> None:
-    name = stream.request.id
-    assert tuple(stream.tokens) == answer.tokens, f"{name}: {stream.tokens} instead of {answer.tokens}"
-    assert (end.finish_reason, end.stop_token) == (answer.finish_reason, answer.stop_token), f"{name}: {end}"
-    timing = end.timing
-    assert timing is not None, name
-    # A timer may fire a clock resolution early.
-    assert timing.arrival_s < timing.scheduled_s + 1e-6, f"{name}: {timing}"
-    assert timing.scheduled_s < timing.first_token_s <= timing.finished_s, f"{name}: {timing}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
