@@ -111,14 +111,12 @@ def _turn(step: StepOutputs, now: float, never: float, other_never: float) -> St
     def gate(value: float) -> float:
         return other_never if value == never else now - value
 
-    def turned(output: Output) -> Output:
-        timing = output.timing
-        if timing is None:
-            return output
+    def turned(output: Output, timing: Timing) -> Output:
         gates = gate(timing.scheduled_s), gate(timing.first_token_s), gate(timing.finished_s)
         return output._replace(timing=Timing(now - timing.arrival_s, *gates))
 
-    return StepOutputs(tuple([turned(output) for output in step.outputs]), step.stats, now - step.now_s)
+    outputs = [output if output.timing is None else turned(output, output.timing) for output in step.outputs]
+    return StepOutputs(tuple(outputs), step.stats, now - step.now_s)
 
 
 def _take_apart(message: Submit, now: float) -> _Submitted:
