@@ -92,7 +92,7 @@ class ReferenceKV:
 
 
 def int8_codes(x_TGC: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """int8 codes [T, G, C] and float32 scales [T, G]: see `write_kv` in ops/api.py."""
+    """int8 codes [T, G, C] and float32 scales [T, G]: see `write_kv` in ops/forward.py."""
     most_TG1 = np.abs(x_TGC).max(axis=-1, keepdims=True)
     inverse_TG1: np.ndarray = np.where(
         most_TG1 < _SMALLEST_MAX, 0, np.float32(127) / np.maximum(most_TG1, _SMALLEST_MAX)

@@ -122,7 +122,7 @@ class SymbolicBatch:
 
 
 class Recorder:
-    """See ops/api.py for what the functions mean. An ndarray argument becomes an input of the program."""
+    """See ops/forward.py for what the functions mean. An ndarray argument becomes an input of the program."""
 
     name = "native"
 
