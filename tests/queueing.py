@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from tokenmill.cluster.desk import held_tokens
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.effects import Job
@@ -148,7 +147,7 @@ class Replay:
         ]  # fmt: skip
         seen = {request.id: Seen(name, start_s, ask.num_prompt) for request in requests}
         try:
-            limits.admit(newcomer(ask.client, requests), held_tokens(requests))
+            limits.admit(newcomer(ask.client, requests))
             stream = client.open(requests, ask.client)
         except Overloaded as error:
             self.refused.append((start_s, ask, error))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tokenmill.core.errors import BodyTooLarge, Overloaded
+from tokenmill.core.policy import Refusal
 from tokenmill.net.clock import MonotonicClock
 from tokenmill.server.client import EngineClient
 from tokenmill.server.config import ServerConfig
@@ -50,7 +51,7 @@ def test_a_body_counts_while_its_call_is_prepared_and_no_longer():
 def test_the_message_tells_the_same_time_as_the_header():
     for retry_s, told in ((0.2, "1"), (7.5, "8"), (1e6, "120")):
         with pytest.raises(Overloaded) as refused:
-            limits()._refuse("wait", "Full", retry_s)
+            limits()._refuse(Refusal("wait", "Full", retry_s))
         assert headers(refused.value) == {"retry-after": told}
         assert refused.value.message == f"Full; retry in {told} s."
 

@@ -8,4 +8,5 @@ and links are the shell's (server.client).
     desk      what is open, combined from the next two
     places    whose choice gets the next place
     service   what service costs, and how long a newcomer would wait
+    admission  who may enter now
 """

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ..core.events import EngineStats
+from ..core.policy import Newcomer
 from ..core.request import Request
 from ..core.work import PATIENCE, due, step_work
 from .places import Places, Room, Ticket
@@ -30,20 +31,6 @@ class _Call:
     client: str
     num_open: int
     num_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Newcomer:
-    """A call that asks to be let in.
-
-    num_tokens   of the prompt of its first choice
-    num_choices  in all
-    """
-
-    client: str
-    priority: int = 0
-    num_tokens: int = 0
-    num_choices: int = 1
 
 
 class FrontDesk:

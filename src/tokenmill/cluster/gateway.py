@@ -24,7 +24,9 @@ from typing import Any, ClassVar
 
 from ..core.errors import EngineFailed
 from ..core.events import FINISH_ABORT, FINISH_ERROR, Output, Ready
+from ..core.policy import Admission, Newcomer, Refusal
 from ..core.work import PATIENCE
+from .admission import Everybody
 from .desk import FrontDesk
 from .entry import Entry
 from .events import Closed, Effects, Ended, GatewayEvent, GivenUp, Joined, Leaves, Left, Opened, Stepped
@@ -57,12 +59,14 @@ class Gateway:
     """desk        what is open: requests whose end no engine has yet confirmed, and those that no engine has
     totals      the state of all engines together
     is_shared   many clients use the engines, and have places in turn
+    admission   who may enter
     """
 
     def __init__(self, patience: int = PATIENCE) -> None:
         self.desk = FrontDesk(patience)
         self.totals = Totals()
         self.is_shared = False
+        self.admission: Admission = Everybody()
         self._links: dict[int, _Link] = {}
         self._entries: dict[str, Entry] = {}
         self._held: dict[str, Entry] = {}
@@ -98,6 +102,16 @@ class Gateway:
     def stalled_s(self, now: float) -> float:
         """Seconds since the last step while there is work; 0 when idle."""
         return max(0.0, now - self._progress_s) if self._entries else 0.0
+
+    def refusal(self, newcomer: Newcomer, now: float) -> Refusal | None:
+        """Why a call may not enter now, and when it is to come back: those who are told so by a predicted wait come
+        one after another, as there will be room for them."""
+        desk = self.desk
+        refusal = self.admission.refusal(newcomer, desk, now)
+        if refusal is None or not refusal.kept_s:
+            return refusal
+        service_s = newcomer.num_choices * desk.choice_s
+        return refusal._replace(retry_s=desk.returns.tell(now, refusal.retry_s, service_s, refusal.kept_s))
 
     def handle(self, event: GatewayEvent, now: float) -> Effects:
         """`now`: seconds on the clock that engines stamp their messages with."""

@@ -4,12 +4,14 @@
     Chunks      how much of a step unfinished prompts may take  once a step
     Preemption  which running sequence gives its blocks back    when blocks run out
     Eviction    which cached block is given up                  as nobody holds a block any more
+    Admission   which call enters now                           as one comes
 
 A policy chooses and changes nothing: whoever asks it carries the choice out. What it sees are the live objects, through
 types that have no way to write, so that nothing is copied. It reads no clock and draws no random number: `now` is
 handed in, and what is measured comes from the results of steps, which a replay has too.
 
-Policies are chosen by name (`sched.policies`, `cache.eviction`). docs/write-a-policy.md shows how to add one.
+Policies are chosen by name (`sched.policies`, `cache.eviction`); of admissions the server has one and a library the
+other (`cluster.admission`). docs/write-a-policy.md shows how to add one.
 """
 
 from __future__ import annotations
@@ -135,4 +137,66 @@ class Eviction(Protocol):
 
     def value(self, block: CachedBlock, attention: float) -> float:
         """At least 0. `attention`: see Measured."""
+        ...
+
+
+class Newcomer(NamedTuple):
+    """A call that asks to be let in.
+
+    num_tokens   of the prompt of its first choice
+    num_choices  in all
+    num_held     token ids that are held for it, as long as it is open
+    """
+
+    client: str
+    priority: int = 0
+    num_tokens: int = 0
+    num_choices: int = 1
+    num_held: int = 0
+
+
+class Refusal(NamedTuple):
+    """reason   one word, for counters
+    message  what is the matter
+    retry_s  seconds after which there may be room
+    kept_s   where refused calls are told to come back one after another: for how long each is counted on; else 0
+    """
+
+    reason: str
+    message: str
+    retry_s: float
+    kept_s: float = 0.0
+
+
+class OpenCalls(Protocol):
+    """What a gateway has open.
+
+    num_open    choices
+    num_tokens  token ids held for them
+    choice_s    seconds for which a choice, on average, takes all of what it needs most
+    """
+
+    @property
+    def num_open(self) -> int: ...
+
+    @property
+    def num_tokens(self) -> int: ...
+
+    @property
+    def choice_s(self) -> float: ...
+
+    def num_open_of(self, client: str) -> int: ...
+
+    def num_tokens_of(self, client: str) -> int: ...
+
+    def wait_s(self, newcomer: Newcomer, now: float) -> float:
+        """Predicted seconds until the first choice of a call is computed."""
+        ...
+
+
+class Admission(Protocol):
+    """Which call enters now."""
+
+    def refusal(self, newcomer: Newcomer, calls: OpenCalls, now: float) -> Refusal | None:
+        """Why a call is turned away; None: it may come in."""
         ...

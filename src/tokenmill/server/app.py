@@ -21,9 +21,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .. import __version__
-from ..cluster.desk import Newcomer, held_tokens
 from ..core.errors import InvalidRequest, ModelNotFound, TokenmillError, Unavailable
 from ..core.events import Ready
+from ..core.policy import Newcomer
 from ..core.ports import Clock
 from ..text.calls import context_limit, make_requests, require_tokens
 from ..text.choice import Choice
@@ -209,7 +209,7 @@ class _Service:
             arrival_s=arrival_s,
             new_seed=self._new_seed,
         )
-        self.limits.admit(newcomer(state.client, requests), held_tokens(requests))
+        self.limits.admit(newcomer(state.client, requests))
         tokenizer = self._text.tokenizer
         skip_special = call.sampling.skip_special_tokens
         answer = Answer(

@@ -29,6 +29,7 @@ from ..core.events import (
     StepOutputs,
     UnloadAdapter,
 )
+from ..core.policy import Admission, Newcomer, Refusal
 from ..core.ports import FrontEnd
 from ..core.request import Request
 from ..core.work import PATIENCE
@@ -50,6 +51,7 @@ class EngineClient:
     stats        their state after the last step
     desk         what is open: requests whose end no engine has yet confirmed, and those that no engine has yet
     is_shared    many clients use the engines, and have places in turn
+    admission    which call may enter
     adapters     the LoRA adapters that requests may name
 
     wanted: adapters to load into the first engine. An engine is ready once it has all its adapters; on_prepared is
@@ -98,8 +100,20 @@ class EngineClient:
         self._gateway.is_shared = is_shared
 
     @property
+    def admission(self) -> Admission:
+        return self._gateway.admission
+
+    @admission.setter
+    def admission(self, admission: Admission) -> None:
+        self._gateway.admission = admission
+
+    @property
     def num_open(self) -> int:
         return self._gateway.num_open
+
+    def refusal(self, newcomer: Newcomer, now: float) -> Refusal | None:
+        """Why a call may not enter now."""
+        return self._gateway.refusal(newcomer, now)
 
     # ---- engines ----
 

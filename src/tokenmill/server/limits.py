@@ -8,9 +8,11 @@ from typing import NoReturn
 
 from starlette.requests import Request as HttpRequest
 
-from ..cluster.desk import Newcomer
+from ..cluster.admission import BoundedWait
+from ..cluster.desk import held_tokens
 from ..core.errors import BodyTooLarge, InvalidRequest, Overloaded, Unavailable
 from ..core.events import Ready
+from ..core.policy import Newcomer, Refusal
 from ..core.ports import Clock
 from ..core.request import Request
 from .client import EngineClient
@@ -22,9 +24,6 @@ from .helper import Caller
 MAX_OF_CALL = 1024
 """Choices of one call."""
 
-_PARTS = 8
-"""A client may have all of so many parts but one, of open choices and of their tokens."""
-
 
 class Limits:
     """Counts what this front end holds. `draining`: no new calls."""
@@ -35,6 +34,7 @@ class Limits:
         self._clock = clock
         self._buffered_bytes = 0
         self.draining = False
+        client.admission = BoundedWait(config.max_open_requests, config.max_open_tokens, config.max_queue_s)
 
     def refuse_when_draining(self) -> None:
         if self.draining:
@@ -48,40 +48,23 @@ class Limits:
                 f"The call asks for {num_requests} choices; this server takes at most {most} at once.", param=param
             )
 
-    def admit(self, newcomer: Newcomer, num_tokens: int = 0) -> None:
-        """Raises InvalidRequest for a priority that nobody may claim, and Overloaded when what is open, of all clients
-        or of the newcomer's, would exceed its bound, or when the newcomer would wait too long. `num_tokens`: what the
-        whole call holds; a call larger than the bound runs alone."""
-        config, desk, now = self._config, self._client.desk, self._clock.now()
-        if newcomer.priority < config.max_priority:
+    def admit(self, newcomer: Newcomer) -> None:
+        """Raises InvalidRequest for a priority that nobody may claim, and Overloaded where the call may not enter."""
+        if newcomer.priority < self._config.max_priority:
             raise InvalidRequest(
-                f"priority must be at least {config.max_priority} on this server, got {newcomer.priority}; lower is "
-                "more urgent.",
+                f"priority must be at least {self._config.max_priority} on this server, got {newcomer.priority}; lower "
+                "is more urgent.",
                 param="priority",
             )
-        name, num_choices = newcomer.client, newcomer.num_choices
-        own_choices, own_tokens = desk.num_open_of(name), desk.num_tokens_of(name)
-        most, most_tokens = config.max_open_requests, config.max_open_tokens
-        excess = max(desk.num_open + num_choices - most, own_choices + num_choices - _but_one_part(most))
-        if excess > 0 and desk.num_open:
-            self._refuse("choices", f"{desk.num_open} choices are open", excess * desk.choice_s)
-        if desk.num_tokens and (
-            desk.num_tokens + num_tokens > most_tokens or own_tokens + num_tokens > _but_one_part(most_tokens)
-        ):
-            wait_s = desk.num_open * desk.choice_s / 2
-            self._refuse("tokens", f"{desk.num_tokens} prompt tokens are held for open choices", wait_s)
-        wait_s = desk.wait_s(newcomer, now)
-        if wait_s > config.max_queue_s:
-            # Those who are told to come back do so one after another, as there will be room for them.
-            retry_s = desk.returns.tell(
-                now, wait_s - config.max_queue_s, num_choices * desk.choice_s, 2 * config.max_queue_s
-            )
-            self._refuse("wait", f"The wait would be {wait_s:.0f} s", retry_s)
+        refusal = self._client.refusal(newcomer, self._clock.now())
+        if refusal is not None:
+            self._refuse(refusal)
 
-    def _refuse(self, reason: str, message: str, retry_s: float) -> NoReturn:
+    def _refuse(self, refusal: Refusal) -> NoReturn:
         if self._client.metrics is not None:
-            self._client.metrics.call_turned_away(reason)
-        raise Overloaded(f"{message}; retry in {told_s(retry_s)} s.", retry_after_s=retry_s)
+            self._client.metrics.call_turned_away(refusal.reason)
+        message = f"{refusal.message}; retry in {told_s(refusal.retry_s)} s."
+        raise Overloaded(message, retry_after_s=refusal.retry_s)
 
     @contextlib.contextmanager
     def held(self, num_bytes: int) -> Iterator[None]:
@@ -139,14 +122,10 @@ class Limits:
             self._buffered_bytes -= size
 
 
-def _but_one_part(most: int) -> int:
-    return most - most // _PARTS
-
-
 def newcomer(client: str, requests: Sequence[Request]) -> Newcomer:
-    """The call of `requests`, as the desk looks at it."""
+    """The call of `requests`, as an admission looks at it."""
     first = requests[0]
-    return Newcomer(client, first.priority, len(first.prompt_tokens), len(requests))
+    return Newcomer(client, first.priority, len(first.prompt_tokens), len(requests), held_tokens(requests))
 
 
 async def wait_ready(client: EngineClient, config: ServerConfig, caller: Caller) -> Ready:

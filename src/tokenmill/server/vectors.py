@@ -17,9 +17,9 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ..cluster.desk import Newcomer, held_tokens
 from ..core.errors import InvalidRequest, Unavailable
 from ..core.events import FINISH_ABORT, FINISH_ERROR, Ready
+from ..core.policy import Newcomer
 from ..core.ports import Clock
 from ..core.request import PoolingParams, Request
 from ..text.calls import Input, context_limit, make_pooling_requests, require_vectors, with_prompt
@@ -213,7 +213,7 @@ class VectorService:
             cache_salt=call.cache_salt,
             name_of=name_of,
         )
-        self.limits.admit(newcomer(client, requests), held_tokens(requests))
+        self.limits.admit(newcomer(client, requests))
         stream = self.client.open(requests, client)
         if self.client.request_log is not None:
             self.client.request_log.came(requests, head["id"])
