@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import stat
+import threading
 from pathlib import Path
 
 import pytest
@@ -141,3 +142,39 @@ def test_a_failed_write_leaves_what_was_whole(tmp_path: Path, monkeypatch: pytes
             folder.save(some_blocks(2))
     assert len(list(tmp_path.iterdir())) == 1
     assert folder.read([(blocks[0].group, blocks[0].key)]) == [blocks[0].data]
+
+
+def test_two_processes_share_a_folder(tmp_path: Path) -> None:
+    """Neither overwrites what the other wrote, and the one with less room may delete what the other knows of."""
+    batches = [some_blocks(seed) for seed in range(3)]
+    one = write_extent(tmp_path / "size", MODEL, SIZES, batches[0]).num_bytes
+    folder_at(tmp_path / "saved").save(batches[0])
+    large, small = folder_at(tmp_path / "saved"), folder_at(tmp_path / "saved", max_bytes=int(1.5 * one))
+    large.save(batches[1])
+    small.save(batches[2])
+    reader = folder_at(tmp_path / "saved")
+    for batch in batches[1:]:
+        assert reader.read([(block.group, block.key) for block in batch]) == [block.data for block in batch]
+    with pytest.raises(OSError, match="No such file"):
+        large.read([(batches[0][0].group, batches[0][0].key)])
+    large._max_bytes = one
+    large.save(batches[0])
+    assert large.read([(batches[0][0].group, batches[0][0].key)]) == [batches[0][0].data]
+
+
+def test_a_file_being_written_is_no_relic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process opens the folder, which removes what killed ones left, just before the file gets its name."""
+    writer = folder_at(tmp_path)
+    opening = threading.Thread(target=folder_at, args=(tmp_path,))
+    replace = os.replace
+
+    def replace_late(source: Path, target: Path) -> None:
+        opening.start()
+        opening.join(0.1)
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", replace_late)
+    blocks = some_blocks(1)
+    writer.save(blocks)
+    opening.join()
+    assert folder_at(tmp_path).read([(block.group, block.key) for block in blocks]) == [b.data for b in blocks]

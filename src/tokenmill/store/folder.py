@@ -2,16 +2,19 @@
 
 Extents are written once and never changed; when they are more than the folder may hold, the oldest go. A file that
 cannot be used is told of in one line and left alone, for it may be another model's. Nothing here runs on a thread of
-its own; one thread at a time may write while others read.
+its own; one thread at a time may write while others read. Several processes may share a folder: one at a time writes,
+and each knows of the extents that were there when it opened the folder and of those that it wrote.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import logging
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -39,21 +42,19 @@ class KVFolder:
         self._lock = threading.Lock()  # of the two below
         self._extents: list[Extent] = []  # oldest first
         self._holder: dict[tuple[int, BlockKey], Extent] = {}
-        self._next_number = 0
 
     def open(self) -> None:
         """Make the folder if need be, and read what its extents hold. Raises OSError where it cannot be used."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for path in self.path.glob(f"{self._stem}-*{SUFFIX}{PARTIAL}"):
-            path.unlink(missing_ok=True)
+        with self._only_writer():
+            for path in self.path.glob(f"{self._stem}-*{SUFFIX}{PARTIAL}"):
+                path.unlink(missing_ok=True)
         for path in sorted(self.path.glob(f"*{SUFFIX}")):
             try:
                 extent = open_extent(path, self._numerics_id, self._block_bytes)
             except (BadExtent, OSError, ValueError) as error:
                 log.warning("%s is not used: it %s.", path, error if isinstance(error, BadExtent) else "cannot be read")
                 continue
-            number = path.stem.rpartition("-")[2]
-            self._next_number = max(self._next_number, int(number) + 1 if number.isdecimal() else 0)
             self._add(extent)
 
     @property
@@ -97,9 +98,9 @@ class KVFolder:
         """Write an extent of these blocks, then give up the oldest extents beyond what the folder may hold. Raises
         OSError; nothing that was whole is lost then."""
         began_s = time.perf_counter()
-        path = self.path / f"{self._stem}-{self._next_number:08d}{SUFFIX}"
-        self._next_number += 1
-        extent = write_extent(path, self._numerics_id, self._block_bytes, blocks)
+        with self._only_writer():
+            path = self.path / f"{self._stem}-{self._next_number():08d}{SUFFIX}"
+            extent = write_extent(path, self._numerics_id, self._block_bytes, blocks)
         self.num_saved += len(blocks)
         with self._lock:
             self._add(extent)
@@ -111,6 +112,22 @@ class KVFolder:
     def _stem(self) -> str:
         return self._numerics_id[:16]
 
+    @contextlib.contextmanager
+    def _only_writer(self) -> Iterator[None]:
+        """Waits while another process writes. Where the file system has no locks, nobody waits."""
+        folder = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            with contextlib.suppress(OSError):
+                fcntl.flock(folder, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(folder)
+
+    def _next_number(self) -> int:
+        """One more than that of the newest extent, whoever wrote it."""
+        numbers = [path.stem.rpartition("-")[2] for path in self.path.glob(f"{self._stem}-*{SUFFIX}")]
+        return 1 + max((int(number) for number in numbers if number.isdecimal()), default=-1)
+
     def _add(self, extent: Extent) -> None:
         self._extents.append(extent)
         for one in extent.places:
@@ -121,4 +138,4 @@ class KVFolder:
         for one in extent.places:
             if self._holder[one] is extent:
                 del self._holder[one]
-        os.unlink(extent.path)
+        extent.path.unlink(missing_ok=True)
