@@ -169,6 +169,33 @@ async def test_a_stream_goes_on_where_it_was_when_a_new_engine_has_come(
 
 
 @attached
+async def test_a_new_engine_gets_an_adapter_without_a_name_for_the_requests_that_still_use_it(
+    client: EngineClient, engine: LocalEngineEnd
+) -> None:
+    async def answer(end: LocalEngineEnd, digest: str) -> None:
+        message = await end.receive()
+        assert isinstance(message, LoadAdapter)
+        await end.send(AdapterLoaded(message.number, digest))
+
+    loading = asyncio.create_task(client.adapters.load(ServedAdapter("gone", "folder")))
+    await answer(engine, "d")
+    await loading
+    client.open([replace(request("a"), adapter="d")])
+    client.adapters.unload("gone")
+    assert isinstance(await engine.receive(), Submit) and await engine.receive() == UnloadAdapter("d")
+    engine.close()
+    await asyncio.sleep(0.01)
+    engine, front = local_link()
+    client.attach(front)
+    await engine.send(READY)
+    await answer(engine, "d")
+    message = await engine.receive()
+    assert isinstance(message, Submit) and message.requests[0].adapter == "d"
+    assert await engine.receive() == UnloadAdapter("d"), "behind the request"
+    assert client.adapters.get("gone") is None
+
+
+@attached
 async def test_a_closed_client_ends_what_is_open_and_opens_no_more(
     client: EngineClient, engine: LocalEngineEnd
 ) -> None:
