@@ -18,7 +18,7 @@
 extern "C" {
 #endif
 
-#define TM_ABI_VERSION 11
+#define TM_ABI_VERSION 12
 
 enum tm_kind {
   TM_F32 = 0, TM_F16 = 1, TM_BF16 = 2, TM_Q4_0 = 3, TM_Q4_1 = 4, TM_Q8_0 = 5,
@@ -125,18 +125,50 @@ typedef struct {
   const uint64_t* seed;
   const int32_t* choice;
   const int32_t* position;
+  /* Of all rows, or null where no row has any: */
+  const float* typical_p;
+  const float* top_n_sigma;
+  const float* xtc_probability;
+  const float* xtc_threshold;
 } tm_sampling;
+
+/* What is done to a row's logits before its draw; see adjust.cpp. Token ids are in the vocabulary, those of `history`
+ * may be beyond it. */
+typedef struct {
+  int32_t* history; /* the prompt, then the output, to which the draw appends: room for as many as there will be */
+  int32_t num_prompt, min_tokens;
+  float repetition, frequency, presence; /* 1, 0, 0 for off */
+  float dry_multiplier, dry_base;        /* 0 for off */
+  int32_t dry_allowed_length, dry_last_n; /* -1: all of it */
+  int32_t num_dry_breakers, num_bias, num_held_back, num_bad_words, reserved;
+  const int32_t* dry_breakers; /* in rising order */
+  const int32_t* bias_ids;
+  const float* bias;
+  const uint32_t* mask;      /* a bit for each token that may be drawn; null: all may */
+  const int32_t* mask_ready; /* becomes 1 when the mask is complete, maybe while the step runs; null: it is */
+  const int32_t* held_back;  /* not drawn before min_tokens */
+  const int32_t* bad_tokens; /* words one after the other: those of word w begin at bad_starts[w] */
+  const int32_t* bad_starts;
+} tm_adjustment;
 
 /* Tokens to draw from the last num_rows rows of buffer `logits` once a step is computed. A token id of the step below 0,
  * ~s, stands for drawn[s] as the step begins; row i's token goes to tokens[i] and drawn[slots[i]].
- * scratch: (num_threads + 1) * tm_sample_scratch(width of the buffer) bytes. */
+ * scratch: (num_threads + 1) * tm_sample_scratch(width of the buffer) bytes of zeros that the program uses from then on.
+ * adjustments: null, or one for each row, null for none. num_top: null, or how many alternatives each row tells beside the
+ * log probability and rank of its token, at most top_width; -1: nothing. Of row i they begin at [i * top_width]. */
 typedef struct {
   tm_sampling how;
+  const tm_adjustment* const* adjustments;
+  const int32_t* num_top;
+  float* logprobs;
+  int32_t* ranks;
+  int32_t* top_ids;
+  float* top_logprobs;
   const int32_t* slots;
   int32_t* tokens;
   int32_t* drawn;
   void* scratch;
-  int32_t num_rows, num_slots, logits, reserved;
+  int32_t num_rows, num_slots, logits, top_width;
 } tm_draws;
 
 enum { TM_ERROR_BYTES = 200 };

@@ -9,7 +9,7 @@ constexpr uint32_t kPhiloxMultiply0 = 0xD2511F53u, kPhiloxMultiply1 = 0xCD9E8D57
 constexpr uint32_t kPhiloxWeyl0 = 0x9E3779B9u, kPhiloxWeyl1 = 0xBB67AE85u;
 
 // Purposes of draws. Each has random words of its own.
-constexpr uint32_t kPurposeToken = 0;
+constexpr uint32_t kPurposeToken = 0, kPurposeXtc = 1;
 
 // The key `seed` and the first three words of the counter. The fourth tells blocks of four words apart.
 struct DrawName {

@@ -1,9 +1,14 @@
 // From a row of logits to a token. Every id gets a mass, exp((logit - max) / temperature), 1 for the most likely one;
 // filters keep a list of surviving ids in ascending order, and the survivors race for the draw (race.h):
 //
-//   top_k  by logit, ties to the lower id
-//   top_p  by falling mass, ties to the lower id, until the share is reached
-//   min_p  mass against the largest
+//   top_n_sigma  logits within n standard deviations of the largest (Tang et al., "Top-nsigma", 2024)
+//   top_k        by logit, ties to the lower id
+//   typical_p    by closeness of the surprise to what is expected, ties to the lower id, until the share is reached
+//                (Meister et al., "Locally typical sampling", 2022)
+//   top_p        by falling mass, ties to the lower id, until the share is reached (Holtzman et al., 2019)
+//   min_p        mass against the largest (Nguyen et al., 2024)
+//   XTC          with a probability, all but the lightest of those whose share reaches the threshold are dropped ("Exclude
+//                top choices", text-generation-webui's pull request 6335)
 //
 // Sums are of integers, round(mass * 2^40), so that they are exact and have no order. Both selections first collect the
 // few candidates that can matter, then find the border by a radix walk over keys.
@@ -16,6 +21,7 @@
 #include <limits>
 #include <numeric>
 
+#include "adjust.h"
 #include "half.h"
 #include "race.h"
 
@@ -35,11 +41,14 @@ struct Scratch {
   float* mass;       // [num_cols]
   int32_t* ids;      // [num_cols]
   float* chunk_max;  // [num_cols / 16 + 1]
+  float* adjusted;   // [num_cols]
+  uint32_t* counts;  // [num_cols]: zeros
 };
 
 Scratch split(void* memory, int64_t num_cols) {
   float* floats = static_cast<float*>(memory);
-  return {floats, reinterpret_cast<int32_t*>(floats + num_cols), floats + 2 * num_cols};
+  return {floats, reinterpret_cast<int32_t*>(floats + num_cols), floats + 4 * num_cols, floats + 2 * num_cols,
+          reinterpret_cast<uint32_t*>(floats + 3 * num_cols)};
 }
 
 // The key at which the weights of all greater keys, in falling order, first reach `target` together with it; *above is
@@ -96,6 +105,12 @@ int candidates_for_top(const Kernels* kernels, const float* logits, int num_cols
   return kernels->collect_ge(logits, num_cols, scratch.chunk_max[k - 1], scratch.ids);
 }
 
+float heaviest(const float* mass, const int32_t* ids, int count) {
+  float most = 0;
+  for (int i = 0; i < count; i++) most = std::max(most, mass[ids[i]]);
+  return most;
+}
+
 // What sum_mass adds for one id. What is added to 3 * 2^51 is rounded to whole numbers.
 uint64_t whole_mass(float mass) {
   const double sum = static_cast<double>(mass) * 0x1p40 + 0x1.8p52, none = 0x1.8p52;
@@ -103,6 +118,63 @@ uint64_t whole_mass(float mass) {
   memcpy(&bits, &sum, 8);
   memcpy(&none_bits, &none, 8);
   return bits - none_bits;
+}
+
+// The sum of f(id) in float64, in an order that depends on nothing but the list.
+template <class Value>
+double sum_of(const int32_t* ids, int count, const Value& value) {
+  double sums[8] = {};
+  for (int i = 0; i < count; i++) sums[i % 8] += value(ids[i]);
+  return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+}
+
+template <class Keep>
+int keep_if(int32_t* ids, int count, const Keep& keep) {
+  int kept = 0;
+  for (int i = 0; i < count; i++)
+    if (keep(ids[i])) ids[kept++] = ids[i];
+  return kept;
+}
+
+// Logits that are ruled out do not count towards the deviation.
+int keep_within_sigma(const float* logits, int num_cols, float highest, float num_sigma, int32_t* ids) {
+  int count = 0;
+  for (int i = 0; i < num_cols; i++)
+    if (logits[i] > kNever) ids[count++] = i;
+  if (count == 0) return 0;
+  const double mean = sum_of(ids, count, [&](int32_t id) { return static_cast<double>(logits[id]); }) / count;
+  const double square = sum_of(ids, count, [&](int32_t id) {
+    return (logits[id] - mean) * (logits[id] - mean);
+  }) / count;
+  const double least = highest - num_sigma * std::sqrt(square);
+  return keep_if(ids, count, [&](int32_t id) { return logits[id] >= least; });
+}
+
+// Of t = log(mass) the surprise is a constant - t, and what is expected that constant - the mean of t.
+int keep_typical(const float* logits, const float* mass, float highest, float temperature, float share, int32_t* ids, int count) {
+  const auto log_mass = [&](int32_t id) { return (static_cast<double>(logits[id]) - highest) / temperature; };
+  count = keep_if(ids, count, [&](int32_t id) { return whole_mass(mass[id]) > 0; });
+  const double total = sum_of(ids, count, [&](int32_t id) { return static_cast<double>(mass[id]); });
+  const double mean = sum_of(ids, count, [&](int32_t id) { return mass[id] * log_mass(id); }) / total;
+  const auto closeness = [&](int32_t id) {
+    return ~float_to_bits(static_cast<float>(std::abs(log_mass(id) - mean)));
+  };
+  uint64_t whole = 0;
+  for (int i = 0; i < count; i++) whole += whole_mass(mass[ids[i]]);
+  const double wanted = static_cast<double>(share) * static_cast<double>(whole);
+  const uint64_t target = std::max<uint64_t>(1, static_cast<uint64_t>(std::ceil(wanted)));
+  return keep_heaviest(ids, count, target, closeness, [&](int32_t id) { return whole_mass(mass[id]); });
+}
+
+int exclude_top(const float* mass, float threshold, int32_t* ids, int count) {
+  uint64_t total = 0;
+  for (int i = 0; i < count; i++) total += whole_mass(mass[ids[i]]);
+  const double least = static_cast<double>(threshold) * static_cast<double>(total);
+  const auto is_top = [&](int32_t id) { return static_cast<double>(whole_mass(mass[id])) >= least; };
+  int32_t spared = -1;  // the lightest of them, of equals the last
+  for (int i = 0; i < count; i++)
+    if (is_top(ids[i]) && (spared < 0 || mass[ids[i]] <= mass[spared])) spared = ids[i];
+  return keep_if(ids, count, [&](int32_t id) { return id == spared || !is_top(id); });
 }
 
 // The heaviest ids that together have at least `share` of what `ids` have, or where count is -1, all ids.
@@ -138,7 +210,7 @@ int32_t race_of(const Kernels* kernels, float* mass, int num_cols, const int32_t
 
 }  // namespace
 
-int64_t sample_scratch_bytes(int64_t num_cols) { return ((2 * num_cols + num_cols / kLanes + 1) * 4 + 63) / 64 * 64; }
+int64_t sample_scratch_bytes(int64_t num_cols) { return ((4 * num_cols + num_cols / kLanes + 1) * 4 + 63) / 64 * 64; }
 
 int32_t sample_row(const Kernels* kernels, const float* logits, int num_cols, const SamplingRow& how, void* memory) {
   if (!(how.temperature > 0.0f)) return kernels->argmax(logits, num_cols);
@@ -151,21 +223,51 @@ int32_t sample_row(const Kernels* kernels, const float* logits, int num_cols, co
   kernels->exp_mass(logits, num_cols, highest, inverse, mass);
 
   int count = -1;  // -1: every id survives and no list is needed
+  const auto list_all = [&] {
+    if (count < 0) count = kernels->collect_ge(mass, num_cols, std::numeric_limits<float>::min(), ids);
+  };
+  if (how.top_n_sigma > 0.0f && highest > kNever)
+    count = keep_within_sigma(logits, num_cols, highest, how.top_n_sigma, ids);
   if (how.top_k > 0 && how.top_k < num_cols) {
-    count = candidates_for_top(kernels, logits, num_cols, how.top_k, scratch);
+    if (count < 0) count = candidates_for_top(kernels, logits, num_cols, how.top_k, scratch);
     const auto key = [&](int32_t id) { return sortable(logits[id]); };
-    count = keep_heaviest(ids, count, static_cast<uint64_t>(how.top_k), key, [](int32_t) { return 1u; });
+    if (count > how.top_k) count = keep_heaviest(ids, count, static_cast<uint64_t>(how.top_k), key, [](int32_t) { return 1u; });
+  }
+  if (how.typical_p < 1.0f) {
+    list_all();
+    count = keep_typical(logits, mass, highest, how.temperature, how.typical_p, ids, count);
   }
   if (how.top_p < 1.0f) count = keep_share(kernels, mass, num_cols, how.top_p, ids, count);
   if (how.min_p > 0.0f) {
     if (count < 0) {
       count = kernels->collect_ge(mass, num_cols, how.min_p, ids);
     } else {
-      count = static_cast<int>(std::remove_if(ids, ids + count, [&](int32_t id) { return mass[id] < how.min_p; }) - ids);
+      const float least = how.min_p * heaviest(mass, ids, count);
+      count = keep_if(ids, count, [&](int32_t id) { return mass[id] >= least; });
+    }
+  }
+  if (how.xtc_probability > 0.0f) {
+    const DrawName xtc = {how.seed, static_cast<uint32_t>(how.position), static_cast<uint32_t>(how.choice), kPurposeXtc};
+    if ((philox(xtc, 0).words[0] + 0.5) * 0x1p-32 < how.xtc_probability) {
+      list_all();
+      count = exclude_top(mass, how.xtc_threshold, ids, count);
     }
   }
   const DrawName name = {how.seed, static_cast<uint32_t>(how.position), static_cast<uint32_t>(how.choice), kPurposeToken};
   return count < 0 ? kernels->race(mass, num_cols, name) : race_of(kernels, mass, num_cols, ids, count, name);
+}
+
+int32_t sample_adjusted_row(const Kernels* kernels, const float* logits, int num_cols, const SamplingRow& how,
+                            const tm_adjustment& adjustment, void* memory) {
+  const Scratch scratch = split(memory, num_cols);
+  int32_t token = -1;
+  if (!std::isnan(kernels->max_of(logits, num_cols))) {
+    memcpy(scratch.adjusted, logits, static_cast<size_t>(num_cols) * 4);
+    if (adjust_row(adjustment, how.position, scratch.adjusted, num_cols, scratch.counts))
+      token = sample_row(kernels, scratch.adjusted, num_cols, how, memory);
+  }
+  adjustment.history[adjustment.num_prompt + how.position] = std::max(token, 0);
+  return token;
 }
 
 void logprobs_row(const Kernels* kernels, const float* logits, int num_cols, int32_t token, int num_top,

@@ -3,12 +3,18 @@ distributions draw alike as often as they can."""
 
 from __future__ import annotations
 
+import math
+import threading
+import time
+
 import numpy as np
 import pytest
 
-from tokenmill.ops.api import NEVER, SampleBatch
+from tokenmill.ops.api import RawTensor, StepBatch, StepLimits
+from tokenmill.ops.draws import NEVER, Adjustment, Adjustments, Draws, Mask, SampleBatch
 from tokenmill.ops.native import NativeOps, available
 from tokenmill.ops.native.library import available_isas
+from tokenmill.ops.philox import PURPOSE_XTC, words_of_ids
 from tokenmill.ops.reference import ReferenceOps
 from tokenmill.ops.reference_sample import exponentials
 
@@ -65,8 +71,8 @@ def test_a_tail_of_tiny_probabilities_keeps_its_mass(tail: float, least: int, mo
 
 
 def test_two_distributions_draw_alike(ops):
-    """The same words for both: they agree with the probability sum_x 1 / sum_y max(P_y / P_x, Q_y / Q_x), which is at
-    least (1 - d) / (1 + d) for a total variation distance of d."""
+    """The same words for both: they agree with the probability sum_x 1 / sum_y max(P_y / P_x, Q_y / Q_x), at least
+    (1 - d) / (1 + d) for a total variation distance of d."""
     rng = np.random.default_rng(3)
     logits_2V = rng.normal(0, 2, 30) + rng.normal(0, 0.4, (2, 30))
     p_V, q_V = (np.exp(row) / np.exp(row).sum() for row in logits_2V)
@@ -115,3 +121,95 @@ def test_times_are_exact_at_both_ends() -> None:
         how.position_L = positions.astype(np.int32)
         assert np.array_equal(backend.sample(logits_LV, how), np.where(first_wins, 0, ids))
     backend.close()
+
+
+def _kept_slowly(logits: list[float], row: dict[str, float], xtc_word: int) -> set[int]:
+    """The filters, id by id in plain Python."""
+    highest = max(logits)
+    mass = {i: math.exp((value - highest) / row["temperature"]) for i, value in enumerate(logits)}
+    kept = set(mass)
+    if row["top_n_sigma"] > 0:
+        possible = [value for value in logits if value > NEVER]
+        mean = sum(possible) / len(possible)
+        sigma = math.sqrt(sum((value - mean) ** 2 for value in possible) / len(possible))
+        kept = {i for i in kept if logits[i] >= highest - row["top_n_sigma"] * sigma}
+    if row["top_k"]:
+        kept = set(sorted(kept, key=lambda i: (-mass[i], i))[: int(row["top_k"])])
+
+    def reaching(order: list[int], share: float) -> set[int]:
+        total, reached, found = sum(mass[i] for i in order), 0.0, set()
+        for i in order:
+            if reached < share * total:
+                found.add(i)
+            reached += mass[i]
+        return found
+
+    if row["typical_p"] < 1:
+        total = sum(mass[i] for i in kept)
+        surprise = {i: -math.log(mass[i] / total) for i in kept if mass[i] > 1e-30}
+        entropy = sum(mass[i] / total * value for i, value in surprise.items())
+        kept = reaching(sorted(surprise, key=lambda i: (abs(surprise[i] - entropy), i)), row["typical_p"])
+    if row["top_p"] < 1:
+        kept = reaching(sorted(kept, key=lambda i: (-mass[i], i)), row["top_p"])
+    most = max(mass[i] for i in kept)
+    kept = {i for i in kept if mass[i] >= row["min_p"] * most}
+    if (xtc_word + 0.5) / 2**32 < row["xtc_probability"]:
+        total = sum(mass[i] for i in kept)
+        top = sorted((i for i in kept if mass[i] >= row["xtc_threshold"] * total), key=lambda i: (-mass[i], i))
+        kept -= set(top[:-1])
+    return kept
+
+
+def test_every_filter_against_the_definition(ops):
+    """300 rows with every mixture of filters draw the winner of the race among what the definitions keep."""
+    rng = np.random.default_rng(6)
+    choices = {
+        "temperature": (0.5, 1.0, 1.7), "top_n_sigma": (0, -1, 0.7, 1.5), "top_k": (0, 0, 9),
+        "typical_p": (1, 0.9, 0.4), "top_p": (1, 1, 0.8), "min_p": (0, 0, 0.1),
+        "xtc_probability": (0, 0.5, 1), "xtc_threshold": (0.05, 0.1, 0.3),
+    }  # fmt: skip
+    rows = [{name: float(np.float32(rng.choice(values))) for name, values in choices.items()} for _ in range(300)]
+    logits_LV = rng.normal(0, 2, (300, 40)).astype(np.float32)
+    logits_LV[::5, :10] = NEVER
+    column = {name: np.array([row[name] for row in rows], np.float32) for name in choices}
+    how = _how(300, seed=2)
+    how.top_k_L = column.pop("top_k").astype(np.int32)
+    for name, values in column.items():
+        setattr(how, f"{name}_L", values)
+    drawn = ops.sample(logits_LV, how).tolist()
+    for place, row in enumerate(rows):
+        xtc_word = int(words_of_ids(2, 0, place, PURPOSE_XTC, 1)[0])
+        logits = logits_LV[place].tolist()
+        times = exponentials(2, 0, place, 40)
+        kept = _kept_slowly(logits, row, xtc_word)
+        mass = {i: math.exp((logits[i] - max(logits)) / row["temperature"]) for i in kept if logits[i] > NEVER}
+        winner = min(mass, key=lambda i: times[i] / mass[i])
+        assert drawn[place] == winner, (place, row)
+
+
+@needs_native
+def test_only_the_row_whose_mask_is_late_waits() -> None:
+    """A mask is handed over while the step that draws by it runs: the other row has its token by then."""
+    vocab_size = 64
+    backend = NativeOps(2)
+    given = backend.pack([RawTensor("f32", 2, vocab_size, np.zeros((2, vocab_size), np.float32).view(np.uint8))])
+    program = backend.compile(
+        lambda ops, batch: ops.gather_rows(ops.embed(given, batch.tokens_T), batch.logit_rows_L), StepLimits(2, 2, 1, 2)
+    )
+    rows, ones = np.arange(2, dtype=np.int32), np.ones(2, np.int32)
+    batch = StepBatch(rows, rows * 0, np.arange(3, dtype=np.int32), ones, np.zeros((2, 1), np.int32), rows)
+    mask = Mask(vocab_size)
+    adjustment = Adjustment(np.zeros(9, np.int32), 3, mask=mask)
+    tokens_L = np.full(2, -7, np.int32)
+    draws = Draws(_how(2, 1), rows, tokens_L, np.zeros(2, np.int32), Adjustments([adjustment, None]))
+    thread = threading.Thread(target=program, args=(batch, draws))
+    thread.start()
+    give_up_s = time.monotonic() + 4
+    while tokens_L[1] == -7 and time.monotonic() < give_up_s:
+        time.sleep(1e-3)
+    waited = tokens_L.tolist()
+    mask.hand_over(np.array([41]))
+    thread.join()
+    backend.close()
+    assert waited[0] == -7 and waited[1] >= 0
+    assert tokens_L[0] == 41 == adjustment.history[3] and tokens_L[1] == waited[1]

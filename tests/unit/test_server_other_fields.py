@@ -63,9 +63,9 @@ def test_no_field_is_both_read_and_in_the_table(endpoint: str, monkeypatch: pyte
 
 CHANGING = [
     ("grammar", 'root ::= "a"'), ("json_schema", {"type": "object"}), ("mirostat", 2), ("dry_multiplier", 0.8),
-    ("typical_p", 0.9), ("xtc_probability", 0.5), ("format", "json"), ("options", {"temperature": 0}), ("regex", "a+"),
+    ("format", "json"), ("options", {"temperature": 0}), ("regex", "a+"),
     ("ebnf", "root ::= a"), ("dynatemp_range", 0.5), ("top_a", 0.1), ("tfs_z", 0.9), ("samplers", ["top_k"]),
-    ("n_probs", 3), ("do_sample", False), ("top_n_sigma", 1.0),
+    ("n_probs", 3), ("do_sample", False),
 ]  # fmt: skip
 
 
@@ -92,6 +92,8 @@ def test_clients_that_send_every_setting_with_its_default_are_served() -> None:
 
 def test_other_names_of_our_fields_are_read() -> None:
     parse, body, _ = ENDPOINTS["completion"]
+    filters = parse(body | {"typical_p": 0.9, "top_n_sigma": 1}, RULES)
+    assert parse(body | {"typ_p": 0.9, "nsigma": 1}, RULES) == filters != parse(body, RULES)
     same = parse(body | {"repetition_penalty": 1.2, "max_tokens": 9, "min_tokens": 2}, RULES)
     assert parse(body | {"repeat_penalty": 1.2, "n_predict": 9, "min_new_tokens": 2}, RULES) == same
     assert parse(body | {"repeat_penalty": 1.2, "max_tokens": 9, "max_new_tokens": 9, "min_tokens": 2}, RULES) == same

@@ -9,11 +9,13 @@ import pytest
 
 from tokenmill.core.request import SamplingParams
 from tokenmill.core.step import Introduction
-from tokenmill.ops.api import NEVER, SampleBatch
+from tokenmill.ops.api import NEVER, RawTensor, SampleBatch, StepBatch, StepLimits
+from tokenmill.ops.native import NativeOps, available
 from tokenmill.ops.reference import ReferenceOps
-from tokenmill.worker.sampler import Sampler
+from tokenmill.worker.sampler import Sampler, told
 
 VOCAB = 40
+native = pytest.mark.skipif(available() is not None, reason=str(available()))
 PROMPT = (3, 3, 7, 12)
 EOS = (2,)
 
@@ -54,12 +56,37 @@ def drawn_slowly(logits, params: SamplingParams, prompt, output, seed, choice) -
     return int(ReferenceOps().sample(row, how)[0])
 
 
-def draw(sampler: Sampler, logits, slots, positions) -> np.ndarray:
-    """What a step does: its own draws first, then those of adjusted rows."""
-    drawing = sampler.prepare(slots, positions)
-    tokens = ReferenceOps().sample(logits, drawing.how)
-    sampler.redraw(logits, drawing, tokens)
-    return tokens
+class Step:
+    """A step of each backend whose logits are given."""
+
+    def __init__(self, ops) -> None:
+        self.ops = ops
+
+    def __call__(self, sampler: Sampler, logits, slots, positions):
+        draws = sampler.prepare(slots, positions).draws(slots, np.zeros(64, np.int32))
+        sampler.hand_over_masks()
+        count = len(slots)
+        given = self.ops.pack([RawTensor("f32", count, VOCAB, logits.view(np.uint8))])
+        program = self.ops.compile(
+            lambda ops, batch: ops.gather_rows(ops.embed(given, batch.tokens_T), batch.logit_rows_L),
+            StepLimits(count, count, 1, count),
+        )
+        rows = np.arange(count, dtype=np.int32)
+        ones, starts = np.ones(count, np.int32), np.arange(count + 1, dtype=np.int32)
+        tables = np.zeros((count, 1), np.int32)
+        program(StepBatch(rows, rows * 0, starts, ones, tables, rows), draws)
+        return draws
+
+
+@pytest.fixture(params=["numpy", pytest.param("native", marks=native)])
+def step(request):
+    made = ReferenceOps() if request.param == "numpy" else NativeOps(2)
+    yield Step(made)
+    made.close()
+
+
+def draw(step: Step, sampler: Sampler, logits, slots, positions) -> np.ndarray:
+    return step(sampler, logits, slots, positions).tokens_L
 
 
 VARIED = [
@@ -76,69 +103,69 @@ VARIED = [
 ]
 
 
-def test_every_setting_over_many_steps():
+def test_every_setting_over_many_steps(step):
     """Ten differently set sequences drawn together, in shrinking batches, draw what each would draw alone and slowly,
     with counts that follow the outputs."""
     rng = np.random.default_rng(8)
-    sampler = Sampler(ReferenceOps(), VOCAB, num_slots=2)
+    sampler = Sampler(ReferenceOps(), VOCAB, 2, 200)
     for slot, params in enumerate(VARIED):
         sampler.introduce(slot, _intro(params, seed=slot, choice=slot % 3))
     outputs: list[list[int]] = [[] for _ in VARIED]
-    for step in range(12):
-        slots = np.array([s for s in range(len(VARIED)) if (s + step) % 4], np.int32)[::-1].copy()
+    for turn in range(12):
+        slots = np.array([s for s in range(len(VARIED)) if (s + turn) % 4], np.int32)[::-1].copy()
         logits = (rng.normal(size=(len(slots), VOCAB)) * 2).astype(np.float32)
         before = logits.copy()
         positions = np.array([len(PROMPT) + len(outputs[s]) for s in slots], np.int32)
-        drawn = draw(sampler, logits, slots, positions)
+        drawn = draw(step, sampler, logits, slots, positions)
         assert np.array_equal(logits, before), "logits must survive: logprobs are of the raw ones"
         for row, slot in enumerate(slots.tolist()):
             expected = drawn_slowly(before[row], VARIED[slot], PROMPT, outputs[slot], slot, slot % 3)
-            assert drawn[row] == expected, (step, VARIED[slot])
+            assert drawn[row] == expected, (turn, VARIED[slot])
             outputs[slot].append(expected)
 
 
 @pytest.mark.parametrize("params", VARIED)
-def test_resumption_continues(params):
+def test_resumption_continues(step, params):
     """A sampler introduced with the outputs so far draws what the one that drew them draws next."""
     rng = np.random.default_rng(4)
     logits = (rng.normal(size=(10, 1, VOCAB)) * 2).astype(np.float32)
     slot = np.zeros(1, np.int32)
-    steady, output = Sampler(ReferenceOps(), VOCAB, 1), []
+    steady, output = Sampler(ReferenceOps(), VOCAB, 1, 200), []
     steady.introduce(0, _intro(params))
-    for step in range(10):
-        position = np.array([len(PROMPT) + step], np.int32)
-        resumed = Sampler(ReferenceOps(), VOCAB, 1)
+    for turn in range(10):
+        position = np.array([len(PROMPT) + turn], np.int32)
+        resumed = Sampler(ReferenceOps(), VOCAB, 1, 200)
         resumed.introduce(0, _intro(params, output=output))
-        token = int(draw(steady, logits[step], slot, position)[0])
-        assert token == int(draw(resumed, logits[step], slot, position)[0])
+        token = int(draw(step, steady, logits[turn], slot, position)[0])
+        assert token == int(draw(step, resumed, logits[turn], slot, position)[0])
         output.append(token)
 
 
-def test_a_slot_forgets_its_former_sequence():
+def test_a_slot_forgets_its_former_sequence(step):
     """A plain sequence in a slot that held an adjusted one is not adjusted."""
-    sampler = Sampler(ReferenceOps(), VOCAB, 1)
+    sampler = Sampler(ReferenceOps(), VOCAB, 1, 200)
     sampler.introduce(0, _intro(SamplingParams(temperature=0, logit_bias=((5, 100.0),), logprobs=2)))
     logits = np.zeros((1, VOCAB), np.float32)
     logits[0, 8] = 1
     slot, position = np.zeros(1, np.int32), np.array([4], np.int32)
-    assert draw(sampler, logits, slot, position).tolist() == [5]
+    assert draw(step, sampler, logits, slot, position).tolist() == [5]
     sampler.introduce(0, _intro(SamplingParams(temperature=0)))
-    assert draw(sampler, logits, slot, position).tolist() == [8]
-    assert sampler.logprobs(logits, sampler.prepare(slot, position), np.array([8])) == {}
+    assert draw(step, sampler, logits, slot, position).tolist() == [8]
+    assert told(step(sampler, logits, slot, position)) == {}
 
 
-def test_logprobs_are_raw_and_per_request():
+def test_logprobs_are_raw_and_per_request(step):
     """Rows that want them get their own number of alternatives, of the raw logits; others get nothing."""
     rng = np.random.default_rng(2)
     count = 40  # more than one slice
-    sampler = Sampler(ReferenceOps(), VOCAB, count)
+    sampler = Sampler(ReferenceOps(), VOCAB, count, 200)
     wants = [None if slot % 3 == 0 else slot % 5 for slot in range(count)]
     for slot, want in enumerate(wants):
         sampler.introduce(slot, _intro(SamplingParams(temperature=0, logprobs=want, logit_bias=((6, 9.0),))))
     logits = rng.normal(size=(count, VOCAB)).astype(np.float32)
     slots = np.arange(count, dtype=np.int32)
-    tokens = draw(sampler, logits, slots, np.full(count, 4, np.int32))
-    got = sampler.logprobs(logits, sampler.prepare(slots, np.full(count, 4, np.int32)), tokens)
+    draws = step(sampler, logits, slots, np.full(count, 4, np.int32))
+    tokens, got = draws.tokens_L, told(draws)
     assert sorted(got) == [slot for slot, want in enumerate(wants) if want is not None]
     for row, entry in got.items():
         values = logits[row].astype(np.float64)
@@ -149,16 +176,16 @@ def test_logprobs_are_raw_and_per_request():
         assert [t for t, _ in entry.top] == order[: wants[row]]
 
 
-def test_some_token_is_always_possible():
+def test_some_token_is_always_possible(step):
     """Where only stop tokens are allowed, min_tokens gives way; unknown ids in settings are ignored."""
-    sampler = Sampler(ReferenceOps(), VOCAB, 1)
+    sampler = Sampler(ReferenceOps(), VOCAB, 1, 200)
     params = SamplingParams(temperature=1, min_tokens=9, allowed_token_ids=(2,), logit_bias=((VOCAB + 5, 3.0),))
     sampler.introduce(0, _intro(params))
     logits = np.zeros((1, VOCAB), np.float32)
-    assert draw(sampler, logits, np.zeros(1, np.int32), np.array([4], np.int32)).tolist() == [2]
+    assert draw(step, sampler, logits, np.zeros(1, np.int32), np.array([4], np.int32)).tolist() == [2]
 
 
-def test_bad_words_against_the_definition():
+def test_bad_words_against_the_definition(step):
     """Random words over few tokens, of one to four: at each draw the last token of every word whose others were just
     produced is out; the prompt does not count. A sampler that resumes from the outputs draws the same."""
     rng = np.random.default_rng(12)
@@ -168,14 +195,14 @@ def test_bad_words_against_the_definition():
         words = (*(tuple(rng.integers(0, few, size).tolist()) for size in sizes), (1, VOCAB + 3))
         params = SamplingParams(temperature=0 if trial % 2 else 1.0, frequency_penalty=trial % 3)
         intro = _intro(params, bad_words=words)
-        sampler, output = Sampler(ReferenceOps(), VOCAB, 1), []
+        sampler, output = Sampler(ReferenceOps(), VOCAB, 1, 200), []
         sampler.introduce(0, intro)
-        for step in range(40):
+        for turn in range(40):
             logits = np.full((1, VOCAB), -9, np.float32)
             logits[0, :few] = rng.normal(size=few)
             logits[0, VOCAB - 1] = -3
-            position = np.array([len(PROMPT) + step], np.int32)
-            resumed = Sampler(ReferenceOps(), VOCAB, 1)
+            position = np.array([len(PROMPT) + turn], np.int32)
+            resumed = Sampler(ReferenceOps(), VOCAB, 1, 200)
             resumed.introduce(0, _intro(params, output=output, bad_words=words))
             allowed = logits[0].copy()
             for word in words:
@@ -183,20 +210,20 @@ def test_bad_words_against_the_definition():
                 if before <= len(output) and output[len(output) - before :] == list(word[:-1]) and word[-1] < VOCAB:
                     allowed[word[-1]] = NEVER
             expected = drawn_slowly(allowed, params, PROMPT, output, 5, 0)
-            token = int(draw(sampler, logits, np.zeros(1, np.int32), position)[0])
+            token = int(draw(step, sampler, logits, np.zeros(1, np.int32), position)[0])
             assert token == expected, (words, output)
-            assert token == int(draw(resumed, logits, np.zeros(1, np.int32), position)[0])
+            assert token == int(draw(step, resumed, logits, np.zeros(1, np.int32), position)[0])
             output.append(token)
 
 
-def test_bad_words_give_way_where_nothing_else_is_left():
+def test_bad_words_give_way_where_nothing_else_is_left(step):
     """All tokens are bad, or all that are allowed."""
     for params, words in (
         (SamplingParams(temperature=0), tuple((token,) for token in range(VOCAB))),
         (SamplingParams(temperature=0, allowed_token_ids=(7, 9)), ((7,), (9,))),
     ):
-        sampler = Sampler(ReferenceOps(), VOCAB, 1)
+        sampler = Sampler(ReferenceOps(), VOCAB, 1, 200)
         sampler.introduce(0, _intro(params, bad_words=words))
         logits = np.zeros((1, VOCAB), np.float32)
         logits[0, 9] = 1
-        assert draw(sampler, logits, np.zeros(1, np.int32), np.array([4], np.int32)).tolist() == [9]
+        assert draw(step, sampler, logits, np.zeros(1, np.int32), np.array([4], np.int32)).tolist() == [9]

@@ -33,7 +33,8 @@ POOLINGS = ("last", "cls", "mean", "score")
 class SamplingParams:
     """How tokens are drawn. Names and defaults are the field's (OpenAI's, then vLLM's).
 
-    temperature 0 is greedy; ties go to the lower token id. top_k 0 or -1, top_p 1 and min_p 0 are off. `logprobs` and
+    temperature 0 is greedy; ties go to the lower token id. top_k 0 or -1, top_p 1, min_p 0, typical_p 1,
+    top_n_sigma 0 or less and xtc_probability 0 are off. `logprobs` and
     `prompt_logprobs` give the number of alternatives reported beside the token itself (None: nothing is reported);
     they are of the raw logits, before penalties and temperature. `stop` and the text switches act in the front end;
     the engine knows stop token ids only, and `bad_words` as a Request has them. `stop_token_ids` end generation; the
@@ -49,6 +50,10 @@ class SamplingParams:
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
+    typical_p: float = 1.0
+    top_n_sigma: float = 0.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
@@ -90,6 +95,10 @@ class SamplingParams:
         _check_float("top_p", self.top_p, 0.0, 1.0, low_open=True)
         _check_int("top_k", self.top_k, -1, 2**31 - 1)
         _check_float("min_p", self.min_p, 0.0, 1.0)
+        _check_float("typical_p", self.typical_p, 0.0, 1.0, low_open=True)
+        _check_float("top_n_sigma", self.top_n_sigma, -1.0, 100.0)
+        _check_float("xtc_probability", self.xtc_probability, 0.0, 1.0)
+        _check_float("xtc_threshold", self.xtc_threshold, 0.0, 1.0, low_open=True)
         _check_float("repetition_penalty", self.repetition_penalty, 0.0, 100.0, low_open=True)
         _check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)

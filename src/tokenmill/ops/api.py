@@ -14,6 +14,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..core.block import KVGroup
+from .draws import NEVER as NEVER
+from .draws import Draws as Draws
+from .draws import SampleBatch as SampleBatch
 from .pool import KVPool
 from .work import WorkQueue
 
@@ -28,10 +31,6 @@ GROUP = 32
 
 BLOCK_BYTES = {"q4_0": 18, "q4_1": 20, "q8_0": 34, "q8_m": 36, "q8_h": 36, "q8_hm": 40, "q6_h": 28}
 """Quantised kinds: bytes of a block of 32 values. In a block lie f16 scales, f16 minimums, then codes."""
-
-
-NEVER = np.finfo(np.float32).min
-"""The logit of a token that must not be drawn. Not minus infinity: that is a sign of damage, as NaN is."""
 
 QUANTISATIONS = ("q8_0", "q4_0", "q4_1", "f16", "bf16")
 """Kinds that dense matrices can be turned into at load."""
@@ -129,36 +128,6 @@ class StepLimits:
     max_seqs: int
     max_blocks_per_seq: int
     max_logit_rows: int
-
-
-@dataclass(slots=True)
-class SampleBatch:
-    """How to draw one token from each of L logit rows. The words of a draw are Philox(seed; position, choice,
-    purpose, id // 4)."""
-
-    temperature_L: np.ndarray  # float32; 0 = greedy
-    top_k_L: np.ndarray  # int32; 0 = off
-    top_p_L: np.ndarray  # float32; 1 = off
-    min_p_L: np.ndarray  # float32; 0 = off
-    seed_L: np.ndarray  # uint64
-    choice_L: np.ndarray  # int32
-    position_L: np.ndarray  # int32: output position, 0 for a sequence's first output token
-
-
-@dataclass(slots=True)
-class Draws:
-    """Tokens to draw in the call that computes a step, and the memory that carries them into later steps.
-
-    how       one entry for each of the last rows of the step's logits
-    slots_L   int32: the slot of `drawn` that keeps each token
-    tokens_L  int32: what was drawn, -1 where the logits are not finite; the call fills it
-    drawn     int32 [slots], the caller's; read as the call begins, written as it ends (0 in place of -1)
-    """
-
-    how: SampleBatch
-    slots_L: np.ndarray
-    tokens_L: np.ndarray
-    drawn: np.ndarray
 
 
 class Weight(Protocol):
@@ -271,7 +240,7 @@ class Ops(Protocol):
         ...
 
     def sample(self, logits_LV: np.ndarray, how: SampleBatch) -> np.ndarray:
-        """int32 [L]: temperature, then top_k, then top_p, then min_p, then an exponential race (reference_sample.py).
+        """int32 [L]: temperature, filters, and an exponential race, as reference_sample.py defines them.
         Greedy and all ties: the lower id. -1 for a row whose logits are not all finite; whoever rules tokens out
         gives them NEVER."""
         ...

@@ -11,6 +11,9 @@ import numpy as np
 PURPOSE_TOKEN = 0
 """Purpose word of the draw that picks an output token."""
 
+PURPOSE_XTC = 1
+"""Of the draw that decides whether the most likely tokens are left out."""
+
 _LOW = np.uint64(0xFFFFFFFF)
 _SHIFT = np.uint64(32)
 _MULTIPLY = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))

@@ -29,7 +29,7 @@ from .api import (
 )
 from .pool import HostPool
 from .reference_kv import ReferenceKV
-from .reference_sample import sample, token_logprobs
+from .reference_sample import draw, sample, token_logprobs
 from .reference_weights import ReferenceWeight, pack, quantise, round_activations
 from .work import ThreadQueue
 
@@ -63,8 +63,7 @@ class ReferenceProgram:
         tokens_T = np.where(is_drawn_T, draws.drawn[np.where(is_drawn_T, ~batch.tokens_T, 0)], batch.tokens_T)
         logits_LV = self.forward(self.ops, replace(batch, tokens_T=tokens_T))
         first = len(batch.logit_rows_L) - len(draws.slots_L)
-        draws.tokens_L[:] = self.ops.sample(logits_LV[first:], draws.how)
-        draws.drawn[draws.slots_L] = np.maximum(draws.tokens_L, 0)
+        draw(logits_LV[first:], draws)
         return logits_LV
 
     def bind(self, batch: StepBatch, draws: Draws | None = None) -> Callable[[], Array]:

@@ -37,11 +37,14 @@ RENAMED: Mapping[str, str] = {
     "n_predict": "max_tokens",
     "max_new_tokens": "max_tokens",
     "min_new_tokens": "min_tokens",
+    "typ_p": "typical_p",
+    "nsigma": "top_n_sigma",
 }
 """Other servers' names of fields that are read here."""
 
 _KWARGS = "give chat_template_kwargs what the model's template reads, such as enable_thinking"
 _LOGPROBS = "give logprobs, for chat with top_logprobs"
+_ORDER = "samplers are applied in the order that docs/sampling.md tells"
 _OFF = Refused((0, -1))
 _NOT_HERE = Ignored("it belongs to a sampler that is refused")
 _ACCOUNT = Ignored("accounts and storage are not kept here")
@@ -91,24 +94,18 @@ _GENERATION: Table = {
     "mm_processor_kwargs": Ignored("images are refused"),
     "media_io_kwargs": Ignored("images are refused"),
     # llama-server: samplers
-    "samplers": Refused(([], ""), "temperature, top_k, top_p and min_p are applied in this order"),
+    "samplers": Refused(([], ""), _ORDER),
     "mirostat": _OFF,
     "mirostat_tau": _NOT_HERE,
     "mirostat_eta": _NOT_HERE,
     "dynatemp_range": _OFF,
     "dynatemp_exponent": _NOT_HERE,
-    "typical_p": Refused((1,)),
-    "typ_p": Refused((1,)),
-    "xtc_probability": _OFF,
-    "xtc_threshold": _NOT_HERE,
     "dry_multiplier": _OFF,
     "dry_base": _NOT_HERE,
     "dry_allowed_length": _NOT_HERE,
     "dry_penalty_last_n": _NOT_HERE,
     "dry_sequence_breakers": _NOT_HERE,
     "dry_range": _NOT_HERE,
-    "top_n_sigma": _OFF,
-    "nsigma": _OFF,
     "adaptive_target": _OFF,
     "adaptive_decay": _NOT_HERE,
     "min_keep": Refused((0, 1)),
@@ -191,9 +188,9 @@ _GENERATION: Table = {
     "penalty_alpha": Refused((0,)),
     "repetition_penalty_range": Refused((0, -1), "penalties cover the whole sequence"),
     "rep_pen_range": Refused((0, -1), "penalties cover the whole sequence"),
-    "sampler_priority": Refused(([],), "temperature, top_k, top_p and min_p are applied in this order"),
-    "sampler_order": Refused(([],), "temperature, top_k, top_p and min_p are applied in this order"),
-    "temperature_last": Refused((False,), "temperature, top_k, top_p and min_p are applied in this order"),
+    "sampler_priority": Refused(([],), _ORDER),
+    "sampler_order": Refused(([],), _ORDER),
+    "temperature_last": Refused((False,), _ORDER),
     "ban_eos_token": Refused((False,), "give ignore_eos"),
     "custom_token_bans": Refused(("",), "give logit_bias"),
     "banned_tokens": Refused(([],), "give logit_bias"),

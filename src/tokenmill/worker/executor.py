@@ -53,12 +53,15 @@ class ModelExecutor:
         """Run a step. Calls that overlap run one after the other in the order they were made; one that fails raises
         where its future is awaited and does not stop the next."""
         self._require_open()
-        return self._submit(*self._prepare(plan))
+        future = self._submit(*self._prepare(plan))
+        self._runner.hand_over()
+        return future
 
     def execute_now(self, plan: StepPlan) -> StepResult:
         """Run a step and wait for it."""
         self._require_open()
         work, collect = self._prepare(plan)
+        self._runner.hand_over()
         result: StepResult = collect(self._queue.run(work))
         return result
 

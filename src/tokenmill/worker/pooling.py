@@ -76,6 +76,9 @@ class PoolingRunner:
         """As runner.Runner's."""
         return self._slots.num_used
 
+    def hand_over(self) -> None:
+        """Nothing is drawn."""
+
     def prepare(self, plan: StepPlan) -> PoolingStep:
         for seq in plan.released:
             self._slots.release(seq)

@@ -16,7 +16,7 @@ be prepared while earlier ones compute. It decides nothing: what runs, and where
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -27,7 +27,7 @@ from ..core.step import RowResult, StepPlan, StepResult, TokenLogprob
 from ..ops.api import Draws, Ops, Program, StepBatch, StepLimits
 from .adapters import Adapters
 from .batch import Part, Slots, block_tables, build_batch, one_more_on, one_on, part_of_row, pieces
-from .sampler import Drawing, Sampler
+from .sampler import Drawing, Sampler, told
 
 
 @dataclass(slots=True)
@@ -49,12 +49,6 @@ class Piece:
     known: Sequence[int] = ()
     num_top: Sequence[int] = ()
     scores: Sequence[TokenLogprob] = ()
-    logprobs: dict[int, TokenLogprob] = field(default_factory=dict)
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether all that it gives are tokens, which its call draws."""
-        return self.drawing.is_plain and not self.known
 
 
 @dataclass(slots=True)
@@ -102,7 +96,8 @@ class Runner:
         self._vocab_size = vocab_size
         self._block_size = block_size
         self._slots = Slots(limits.max_seqs, limits.max_blocks_per_seq, num_blocks, num_tables)
-        self._sampler = Sampler(ops, vocab_size, limits.max_seqs)
+        max_context = limits.max_blocks_per_seq * block_size
+        self._sampler = Sampler(ops, vocab_size, limits.max_seqs, max_context)
         self._drawn = np.zeros(len(self._slots), np.int32)
         self._scores: dict[int, _PromptScores] = {}  # by slot, of sequences that want prompt logprobs
         self._latest: Step | None = None
@@ -112,20 +107,26 @@ class Runner:
         """Of the largest pool, up to the highest id there has been; any thread may ask."""
         return self._slots.num_used
 
+    def hand_over(self) -> None:
+        """What a prepared step may take as late as at its draws."""
+        self._sampler.hand_over_masks()
+
     # ---- prepare ----
 
     def prepare(self, plan: StepPlan) -> Step:
         """Raises what is wrong with the plan."""
         latest, self._latest = self._latest, None
         for seq in plan.released:
-            self._adapter_of.pop(self._slots.release(seq), None)
+            slot = self._slots.release(seq)
+            self._adapter_of.pop(slot, None)
+            self._sampler.release(slot)
         step = self._carry_on(latest, plan)
         if step is None:
             if latest is not None and latest.is_carried:
                 self._slots.drawn_step[latest.pieces[0].draws.slots_L] = latest.plan.step
             step = self._prepare_anew(plan)
         self._latest = step
-        step.is_call = step.outgrown is None and len(step.pieces) == 1 and step.pieces[0].is_plain
+        step.is_call = step.outgrown is None and len(step.pieces) == 1 and not step.pieces[0].known
         step.work = step.pieces[0].call if step.is_call else partial(self.compute, step)
         return step
 
@@ -223,7 +224,7 @@ class Runner:
         return piece
 
     def _bind(self, batch: StepBatch, drawing: Drawing, slots_L: np.ndarray, sampled: Sequence[int]) -> Piece:
-        draws = Draws(drawing.how, slots_L, np.empty(len(slots_L), np.int32), self._drawn)
+        draws = drawing.draws(slots_L, self._drawn)
         return Piece(batch, drawing, draws, self._program.bind(batch, draws), sampled)
 
     def _room(self, slots_S: np.ndarray, context_lens_S: np.ndarray) -> int:
@@ -240,19 +241,12 @@ class Runner:
             if piece.known:
                 known = np.array(piece.known, np.int32)
                 piece.scores = self._sampler.score(logits_LV, np.arange(len(known)), known, piece.num_top)
-            drawing, draws = piece.drawing, piece.draws
-            if drawing.is_plain:
-                continue
-            sampled_LV = logits_LV[len(piece.known) :]
-            self._sampler.redraw(sampled_LV, drawing, draws.tokens_L)
-            draws.drawn[draws.slots_L] = np.maximum(draws.tokens_L, 0)
-            piece.logprobs = self._sampler.logprobs(sampled_LV, drawing, draws.tokens_L)
 
     # ---- collect ----
 
     def collect(self, step: Step, duration_s: float) -> StepResult:
         """Of a step whose work has been done, in that time."""
-        if step.is_call:
+        if step.is_call and step.pieces[0].draws.scores is None:
             return StepResult(step.plan.step, self._plain_rows(step), duration_s)
         tokens: dict[int, tuple[int, ...]] = {}
         corrupted: set[int] = set()
@@ -263,7 +257,7 @@ class Runner:
                 tokens[row] = (token,)
                 if token < 0:
                     corrupted.add(row)
-            for index, entry in piece.logprobs.items():
+            for index, entry in told(piece.draws).items():
                 logprobs[piece.sampled[index]] = (entry,)
             entries = iter(piece.scores)
             for row, count in piece.scored:

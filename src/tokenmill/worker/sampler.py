@@ -1,18 +1,15 @@
-"""From logits to tokens and logprobs, with each sequence's own settings.
+"""What the host's side of drawing does: from each sequence's settings to what a step is told of its rows.
 
-Order of adjustments on a row's logits, each as vLLM and transformers define it: repetition penalty (tokens of prompt
-and output), then frequency and presence penalties (output only), logit bias, allowed token ids, end and stop tokens
-held back until min_tokens, last tokens of bad words. Rows without any of these are drawn by the compiled forward
-itself, in its own call; the others by ops.sample, after it. Logprobs are of the raw logits. A row whose raw logits are
-not all finite draws -1, whatever it asks for. State is a function of (introduction, tokens drawn since), so a resumed
-sequence continues as if it had never left.
+Drawing itself, penalties, masks and the logprobs of drawn tokens belong to the backend (ops/draws.py has their order);
+the host keeps the settings of each slot as arrays, from which a step's are gathered. All that changes as a sequence
+goes on is its history, to which the draws append: a function of (introduction, tokens drawn since), so a resumed
+sequence continues as if it had never left. Prompt logprobs, of known tokens, are asked for here.
 
     L logit rows  V vocabulary
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
@@ -21,155 +18,147 @@ import numpy as np
 
 from ..core.request import SamplingParams
 from ..core.step import Introduction, TokenLogprob
-from ..ops.api import NEVER, Ops, SampleBatch
+from ..ops.api import Ops
+from ..ops.draws import Adjustment, Adjustments, Draws, Mask, SampleBatch, Scores
 
 SLICE = 16
-"""Rows copied at once where rows must be gathered or adjusted: what bounds the sampler's scratch."""
+"""Rows scored at once: what bounds the scratch of prompt logprobs."""
 
 _NO_LOGPROBS = -1
+_COLUMNS: dict[str, type[np.generic]] = {
+    "temperature": np.float32,
+    "top_k": np.int32,
+    "top_p": np.float32,
+    "min_p": np.float32,
+    "seed": np.uint64,
+    "choice": np.int32,
+    "typical_p": np.float32,
+    "top_n_sigma": np.float32,
+    "xtc_probability": np.float32,
+    "xtc_threshold": np.float32,
+    "num_logprobs": np.int32,
+    "num_prompt": np.int32,
+    "is_adjusted": np.bool_,
+    "has_filters": np.bool_,
+}
 
 
 @dataclass(slots=True)
 class Drawing:
-    """How the rows of a step draw.
-
-    how            settings of the draws that the step makes itself: rows to be adjusted are greedy in it, the cheapest
-    temperature_L  what each row's request says
-    adjusted       rows drawn again, from adjusted logits
-    adjustments    of those
-    wanted         rows that report logprobs
-    num_top        alternatives each of those wants
-    """
+    """How the rows of a step draw, and what they report: None where no row does."""
 
     how: SampleBatch
-    temperature_L: np.ndarray
-    adjusted: np.ndarray
-    adjustments: list[Adjustment]
-    wanted: np.ndarray
-    num_top: list[int]
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether the draws that the step makes itself are all that is to be done."""
-        return not len(self.adjusted) and not len(self.wanted)
+    adjustments: Adjustments | None
+    num_top_L: np.ndarray | None
 
     def advanced(self) -> Drawing:
         """The same for the tokens that follow."""
         old = self.how
         how = SampleBatch(
-            old.temperature_L, old.top_k_L, old.top_p_L, old.min_p_L, old.seed_L, old.choice_L, old.position_L + 1
+            old.temperature_L,
+            old.top_k_L,
+            old.top_p_L,
+            old.min_p_L,
+            old.seed_L,
+            old.choice_L,
+            old.position_L + 1,
+            old.typical_p_L,
+            old.top_n_sigma_L,
+            old.xtc_probability_L,
+            old.xtc_threshold_L,
         )
-        return Drawing(how, self.temperature_L, self.adjusted, self.adjustments, self.wanted, self.num_top)
+        return Drawing(how, self.adjustments, self.num_top_L)
 
-    def of(self, rows: np.ndarray) -> SampleBatch:
-        """The settings that some rows' requests ask for."""
-        how = self.how
-        return SampleBatch(
-            temperature_L=self.temperature_L[rows],
-            top_k_L=how.top_k_L[rows],
-            top_p_L=how.top_p_L[rows],
-            min_p_L=how.min_p_L[rows],
-            seed_L=how.seed_L[rows],
-            choice_L=how.choice_L[rows],
-            position_L=how.position_L[rows],
-        )
+    def draws(self, slots_L: np.ndarray, drawn: np.ndarray) -> Draws:
+        scores = None if self.num_top_L is None else Scores.of(self.num_top_L)
+        return Draws(self.how, slots_L, np.empty(len(slots_L), np.int32), drawn, self.adjustments, scores)
+
+
+def told(draws: Draws) -> dict[int, TokenLogprob]:
+    """Row -> logprob of its drawn token, once the step has ended, for the rows whose request wants logprobs."""
+    scores = draws.scores
+    if scores is None:
+        return {}
+    columns = (
+        scores.num_top_L.tolist(),
+        np.maximum(draws.tokens_L, 0).tolist(),
+        scores.logprobs_L.tolist(),
+        scores.ranks_L.tolist(),
+        scores.top_ids_Ln.tolist(),
+        scores.top_logprobs_Ln.tolist(),
+    )
+    return {
+        row: TokenLogprob(token, logprob, rank, tuple(zip(ids[:count], values[:count], strict=True)))
+        for row, (count, token, logprob, rank, ids, values) in enumerate(zip(*columns, strict=True))
+        if count != _NO_LOGPROBS
+    }
 
 
 class Sampler:
-    """Sampling state by slot. `introduce` and `prepare` are one thread's, the rest may be another's: what drawing needs
-    and changes of a sequence goes with the Drawing."""
+    """Sampling state by slot. `max_context`: most tokens of a sequence, prompt and output."""
 
-    def __init__(self, ops: Ops, vocab_size: int, num_slots: int) -> None:
+    def __init__(self, ops: Ops, vocab_size: int, num_slots: int, max_context: int) -> None:
         self._ops = ops
         self._vocab_size = vocab_size
+        self._max_context = max_context
         self._num_slots = 0
-        self._temperature = np.zeros(0, np.float32)
-        self._top_k = np.zeros(0, np.int32)
-        self._top_p = np.zeros(0, np.float32)
-        self._min_p = np.zeros(0, np.float32)
-        self._seed = np.zeros(0, np.uint64)
-        self._choice = np.zeros(0, np.int32)
-        self._num_logprobs = np.zeros(0, np.int32)
-        self._num_prompt = np.zeros(0, np.int32)
-        self._adjusted = np.zeros(0, bool)
+        self._columns = {name: np.zeros(0, dtype) for name, dtype in _COLUMNS.items()}
         self._adjustments: dict[int, Adjustment] = {}
         self._lists: WeakValueDictionary[tuple[int, tuple[int, ...]], _Lists] = WeakValueDictionary()
+        self._pending: list[_Lists] = []  # whose masks are still to be handed over
         self._grow(num_slots)
 
     def introduce(self, slot: int, intro: Introduction) -> None:
         """Start (or restart) a slot from what the plan says of its sequence."""
         if slot >= self._num_slots:
             self._grow(max(slot + 1, 2 * self._num_slots))
-        params = intro.sampling
-        self._temperature[slot] = params.temperature
-        self._top_k[slot] = params.top_k
-        self._top_p[slot] = params.top_p
-        self._min_p[slot] = params.min_p
-        self._seed[slot] = intro.seed % 2**64
-        self._choice[slot] = intro.choice
-        self._num_logprobs[slot] = _NO_LOGPROBS if params.logprobs is None else params.logprobs
-        self._num_prompt[slot] = len(intro.prompt_tokens)
-        self._adjusted[slot] = needs_adjustment(params) or bool(intro.bad_words)
+        params, columns = intro.sampling, self._columns
+        for name in ("temperature", "top_k", "top_p", "min_p", *_FILTERS):
+            columns[name][slot] = getattr(params, name)
+        columns["has_filters"][slot] = any(getattr(params, name) != off for name, off in _FILTERS.items())
+        columns["seed"][slot] = intro.seed % 2**64
+        columns["choice"][slot] = intro.choice
+        num_top = _NO_LOGPROBS if params.logprobs is None else min(params.logprobs, self._vocab_size)
+        columns["num_logprobs"][slot] = num_top
+        columns["num_prompt"][slot] = len(intro.prompt_tokens)
+        columns["is_adjusted"][slot] = is_adjusted = needs_adjustment(params) or bool(intro.bad_words)
         self._adjustments.pop(slot, None)
-        if self._adjusted[slot]:
-            key = id(params), intro.eos_token_ids
-            lists = self._lists.get(key)
-            if lists is None:
-                lists = self._lists[key] = _Lists(params, intro.eos_token_ids, self._vocab_size)
-            self._adjustments[slot] = Adjustment(intro, self._vocab_size, lists)
+        if is_adjusted:
+            self._adjustments[slot] = self._adjustment(intro)
+
+    def release(self, slot: int) -> None:
+        """Forget what a slot's sequence was adjusted by. Steps under way keep it for themselves."""
+        self._adjustments.pop(slot, None)
+
+    def hand_over_masks(self) -> None:
+        """Complete the masks of sequences introduced since the last time; steps that draw by them may run already."""
+        pending, self._pending = self._pending, []
+        for lists in pending:
+            lists.hand_over()
 
     def prepare(self, slots_L: np.ndarray, positions_L: np.ndarray) -> Drawing:
         """How to draw, for each of these slots, the token of position positions_L (counted from the start of the
         prompt). Later introductions change nothing in it."""
+        columns = self._columns
+        has_filters = columns["has_filters"][slots_L].any()
         how = SampleBatch(
-            temperature_L=self._temperature[slots_L],
-            top_k_L=self._top_k[slots_L],
-            top_p_L=self._top_p[slots_L],
-            min_p_L=self._min_p[slots_L],
-            seed_L=self._seed[slots_L],
-            choice_L=self._choice[slots_L],
-            position_L=positions_L - self._num_prompt[slots_L],
+            temperature_L=columns["temperature"][slots_L],
+            top_k_L=columns["top_k"][slots_L],
+            top_p_L=columns["top_p"][slots_L],
+            min_p_L=columns["min_p"][slots_L],
+            seed_L=columns["seed"][slots_L],
+            choice_L=columns["choice"][slots_L],
+            position_L=positions_L - columns["num_prompt"][slots_L],
+            typical_p_L=columns["typical_p"][slots_L] if has_filters else None,
+            top_n_sigma_L=columns["top_n_sigma"][slots_L] if has_filters else None,
+            xtc_probability_L=columns["xtc_probability"][slots_L] if has_filters else None,
+            xtc_threshold_L=columns["xtc_threshold"][slots_L] if has_filters else None,
         )
-        temperature_L = how.temperature_L
-        adjusted = np.flatnonzero(self._adjusted[slots_L])
-        if len(adjusted):
-            how.temperature_L = temperature_L.copy()
-            how.temperature_L[adjusted] = 0
-        num_logprobs_L = self._num_logprobs[slots_L]
-        wanted = np.flatnonzero(num_logprobs_L != _NO_LOGPROBS)
-        return Drawing(
-            how=how,
-            temperature_L=temperature_L,
-            adjusted=adjusted,
-            adjustments=[self._adjustments[slot] for slot in slots_L[adjusted].tolist()],
-            wanted=wanted,
-            num_top=num_logprobs_L[wanted].tolist(),
-        )
-
-    def redraw(self, logits_LV: np.ndarray, drawing: Drawing, tokens_L: np.ndarray) -> None:
-        """Put right the tokens of rows whose logits must be adjusted first; their penalty counts advance. `logits_LV`
-        is left as it is."""
-        for first in range(0, len(drawing.adjusted), SLICE):
-            rows = drawing.adjusted[first : first + SLICE]
-            adjustments = drawing.adjustments[first : first + SLICE]
-            how = drawing.of(rows)
-            copied_LV = logits_LV[rows]
-            for logits_V, adjustment, num_output in zip(copied_LV, adjustments, how.position_L.tolist(), strict=True):
-                adjustment.apply(logits_V, num_output)
-            drawn = self._ops.sample(copied_LV, how)
-            # The step's own draw was from the raw logits: it is -1 where these are not finite.
-            tokens_L[rows] = drawn = np.where(tokens_L[rows] < 0, tokens_L[rows], drawn)
-            for adjustment, token in zip(adjustments, drawn.tolist(), strict=True):
-                if token >= 0:
-                    adjustment.count(token)
-
-    def logprobs(self, logits_LV: np.ndarray, drawing: Drawing, tokens_L: np.ndarray) -> dict[int, TokenLogprob]:
-        """Row -> logprob of its drawn token, for the rows whose request wants logprobs."""
-        wanted = drawing.wanted
-        if not len(wanted):
-            return {}
-        scored = self.score(logits_LV, wanted, np.maximum(tokens_L[wanted], 0), drawing.num_top)
-        return dict(zip(wanted.tolist(), scored, strict=True))
+        adjustments = None
+        if columns["is_adjusted"][slots_L].any():
+            adjustments = Adjustments([self._adjustments.get(slot) for slot in slots_L.tolist()])
+        num_top_L = columns["num_logprobs"][slots_L]
+        return Drawing(how, adjustments, num_top_L if (num_top_L != _NO_LOGPROBS).any() else None)
 
     def score(
         self, logits_LV: np.ndarray, rows: np.ndarray, tokens: np.ndarray, num_top: Sequence[int]
@@ -185,23 +174,44 @@ class Sampler:
                 scored.append(TokenLogprob(token, logprob, place, best))
         return scored
 
+    def _adjustment(self, intro: Introduction) -> Adjustment:
+        params = intro.sampling
+        key = id(params), intro.eos_token_ids
+        lists = self._lists.get(key)
+        if lists is None:
+            lists = self._lists[key] = _Lists(params, intro.eos_token_ids, self._vocab_size)
+            if lists.mask is not None:
+                self._pending.append(lists)
+        tokens = (*intro.prompt_tokens, *intro.output_tokens)
+        history = np.empty(max(self._max_context, len(tokens)) + 1, np.int32)
+        history[: len(tokens)] = tokens
+        words = [word for word in intro.bad_words if word[-1] < self._vocab_size]
+        return _Kept(
+            history=history,
+            num_prompt=len(intro.prompt_tokens),
+            repetition=params.repetition_penalty,
+            frequency=params.frequency_penalty,
+            presence=params.presence_penalty,
+            min_tokens=params.min_tokens,
+            bias_ids=lists.bias_ids,
+            bias=lists.bias,
+            held_back=lists.held_back,
+            bad_tokens=np.array([token for word in words for token in word], np.int32),
+            bad_starts=np.cumsum([0, *map(len, words)]).astype(np.int32),
+            mask=lists.mask,
+            lists=lists,
+        )
+
     def _grow(self, num_slots: int) -> None:
-        for name in (
-            "temperature",
-            "top_k",
-            "top_p",
-            "min_p",
-            "seed",
-            "choice",
-            "num_logprobs",
-            "num_prompt",
-            "adjusted",
-        ):
-            old = getattr(self, f"_{name}")
+        for name, old in self._columns.items():
             new = np.zeros(num_slots, old.dtype)
             new[: len(old)] = old
-            setattr(self, f"_{name}", new)
+            self._columns[name] = new
         self._num_slots = num_slots
+
+
+_FILTERS = {"typical_p": 1.0, "top_n_sigma": 0.0, "xtc_probability": 0.0, "xtc_threshold": 0.1}
+"""Columns that a step is told of only where some row has them, and their values elsewhere."""
 
 
 def needs_adjustment(params: SamplingParams) -> bool:
@@ -218,97 +228,35 @@ def needs_adjustment(params: SamplingParams) -> bool:
 
 class _Lists:
     """The token ids of one SamplingParams object as arrays. The choices that have the object share them; it is kept,
-    so that no other takes its identity."""
+    so that no other takes its identity. Where every allowed token is an end or stop token, min_tokens gives way, since
+    some token must be possible. Ids outside the vocabulary are ignored."""
 
     def __init__(self, params: SamplingParams, eos_token_ids: tuple[int, ...], vocab_size: int) -> None:
         self._params = params
         bias = {token: value for token, value in params.logit_bias if token < vocab_size}
-        self.bias_ids = np.fromiter(bias, np.int64, len(bias))
+        self.bias_ids = np.fromiter(bias, np.int32, len(bias))
         self.bias = np.fromiter(bias.values(), np.float32, len(bias))
-        self.allowed = _ids(params.allowed_token_ids, vocab_size)
+        self._allowed = _ids(params.allowed_token_ids, vocab_size)
+        self.mask = Mask(vocab_size) if len(self._allowed) else None
         held_back = _ids(eos_token_ids + params.stop_token_ids, vocab_size)
-        if len(self.allowed) and np.isin(self.allowed, held_back).all():
+        if len(self._allowed) and np.isin(self._allowed, held_back).all():
             held_back = held_back[:0]
         self.held_back = held_back
 
+    def hand_over(self) -> None:
+        assert self.mask is not None
+        self.mask.hand_over(self._allowed)
 
-class Adjustment:
-    """What one sequence's settings do to its logits. Token ids outside the vocabulary are ignored; where every allowed
-    token is an end or stop token, min_tokens gives way, and bad words where nothing else is left, since some token must
-    be possible."""
 
-    def __init__(self, intro: Introduction, vocab_size: int, lists: _Lists) -> None:
-        params = intro.sampling
-        self._lists = lists
-        self._repetition = np.float32(params.repetition_penalty)
-        self._frequency = np.float32(params.frequency_penalty)
-        self._presence = np.float32(params.presence_penalty)
-        self._min_tokens = params.min_tokens
-        self._penalises = params.repetition_penalty != 1 or bool(params.frequency_penalty or params.presence_penalty)
-        # Every token of prompt and output, and how often it was produced.
-        seen = _ids(intro.prompt_tokens if self._penalises else (), vocab_size)
-        self._index = {token: place for place, token in enumerate(seen.tolist())}
-        self._seen = seen
-        self._produced = np.zeros(len(seen), np.float32)
-        # What may not follow which tokens, and as many output tokens as matter for that.
-        self._forbidden: dict[tuple[int, ...], list[int]] = {}
-        for *before, last in intro.bad_words:
-            if last < vocab_size:
-                self._forbidden.setdefault(tuple(before), []).append(last)
-        self._lengths = sorted({len(before) for before in self._forbidden})
-        self._recent: deque[int] = deque(maxlen=max(self._lengths, default=0))
-        for token in intro.output_tokens:
-            self.count(token)
+@dataclass(slots=True, eq=False)
+class _Kept(Adjustment):
+    """With what keeps the lists that it shares with other choices."""
 
-    def count(self, token: int) -> None:
-        """One more output token."""
-        self._recent.append(token)
-        if not self._penalises:
-            return
-        place = self._index.get(token)
-        if place is None:
-            place = self._index[token] = len(self._index)
-            if place == len(self._seen):
-                self._seen = np.concatenate([self._seen, np.zeros(max(16, place), np.int64)])
-                self._produced = np.concatenate([self._produced, np.zeros(max(16, place), np.float32)])
-            self._seen[place] = token
-        self._produced[place] += 1
-
-    def apply(self, logits_V: np.ndarray, num_output: int) -> None:
-        """Adjust one row in place. `num_output`: tokens produced before this draw."""
-        if self._penalises:
-            seen, produced = self._seen[: len(self._index)], self._produced[: len(self._index)]
-            values = logits_V[seen]
-            with np.errstate(all="ignore"):  # a penalty near 0 divides beyond what a float32 holds
-                values = np.where(values > 0, values / self._repetition, values * self._repetition)
-            values = np.clip(values, NEVER, -NEVER)
-            logits_V[seen] = values - self._frequency * produced - self._presence * (produced > 0)
-        lists = self._lists
-        if len(lists.bias):
-            logits_V[lists.bias_ids] += lists.bias
-        if len(lists.allowed):
-            values = logits_V[lists.allowed]
-            logits_V[:] = NEVER
-            logits_V[lists.allowed] = values
-        if num_output < self._min_tokens:
-            logits_V[lists.held_back] = NEVER
-        if self._forbidden:
-            self._forbid(logits_V)
-
-    def _forbid(self, logits_V: np.ndarray) -> None:
-        recent = tuple(self._recent)
-        ends = [recent[len(recent) - length :] for length in self._lengths if length <= len(recent)]
-        forbidden = [token for end in ends for token in self._forbidden.get(end, ())]
-        if not forbidden:
-            return
-        values = logits_V[forbidden]
-        logits_V[forbidden] = NEVER
-        if logits_V.max() == NEVER:
-            logits_V[forbidden] = values
+    lists: _Lists | None = None
 
 
 def _ids(tokens: Sequence[int], vocab_size: int) -> np.ndarray:
-    return np.array(sorted({token for token in tokens if 0 <= token < vocab_size}), np.int64)
+    return np.array(sorted({token for token in tokens if 0 <= token < vocab_size}), np.int32)
 
 
 def _slices(rows: np.ndarray) -> list[np.ndarray]:

@@ -18,6 +18,7 @@ from ..api import LowRank, RawTensor, SampleBatch, StepLimits
 from ..forward import ForwardOps
 from ..pool import HostPool
 from ..work import ThreadQueue, WorkQueue
+from .bind import SAMPLING, columns
 from .direct import call_directly
 from .fuse import fuse
 from .library import KV_TYPES, PROBES, TILE_ISAS, KVStruct, SamplingStruct, check, load_library
@@ -152,18 +153,12 @@ class NativeOps:
     def sample(self, logits_LV: np.ndarray, how: SampleBatch) -> np.ndarray:
         num_rows, num_cols = logits_LV.shape
         logits_LV = np.ascontiguousarray(logits_LV, np.float32)
-        fields = (
-            (how.temperature_L, np.float32),
-            (how.top_k_L, np.int32),
-            (how.top_p_L, np.float32),
-            (how.min_p_L, np.float32),
-            (how.seed_L, np.uint64),
-            (how.choice_L, np.int32),
-            (how.position_L, np.int32),
-        )
-        arrays = [np.ascontiguousarray(array, dtype) for array, dtype in fields]
-        assert all(array.shape == (num_rows,) for array in arrays), [array.shape for array in arrays]
-        struct = SamplingStruct(*(array.ctypes.data for array in arrays))
+        arrays = [
+            None if array is None else np.ascontiguousarray(array, dtype)
+            for array, dtype in zip(columns(how), SAMPLING, strict=True)
+        ]
+        assert all(array is None or array.shape == (num_rows,) for array in arrays), num_rows
+        struct = SamplingStruct(*(None if array is None else array.ctypes.data for array in arrays))
         tokens_L = np.empty(num_rows, np.int32)
         done = self._library.tm_sample(
             self._team,

@@ -8,14 +8,19 @@ T tokens  S sequences  L draws
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 
 import numpy as np
 
-from ..api import Draws, StepBatch
-from .library import DRAWS, STEP
+from ..api import StepBatch
+from ..draws import Adjustment, Adjustments, Draws, SampleBatch
+from .library import DRAWS, STEP, AdjustmentStruct
 
-_SAMPLING = (np.float32, np.int32, np.float32, np.float32, np.uint64, np.int32, np.int32)
+_FLOAT, _INT = np.float32, np.int32
+SAMPLING: tuple[type[np.generic], ...] = (_FLOAT, _INT, _FLOAT, _FLOAT, np.uint64, _INT, _INT, *[_FLOAT] * 4)
+"""Of the columns of a SampleBatch."""
+_SCORES: tuple[type[np.generic], ...] = (_INT, _FLOAT, _INT, _INT, _FLOAT)
 
 
 class Binder:
@@ -27,7 +32,7 @@ class Binder:
         self._logits = logits
         self._draw_scratch = draw_scratch
         self._step = _Places([np.int32] * 8)
-        self._draws = _Places([*_SAMPLING, np.int32, np.int32, np.int32])
+        self._draws = _Places([*SAMPLING, np.uint64, *_SCORES, np.int32, np.int32, np.int32])
 
     def step(self, batch: StepBatch) -> bytes:
         """A tm_step."""
@@ -54,22 +59,85 @@ class Binder:
 
     def draws(self, draws: Draws) -> bytes:
         """A tm_draws."""
-        how, num_rows = draws.how, len(draws.slots_L)
-        arrays = (
-            how.temperature_L,
-            how.top_k_L,
-            how.top_p_L,
-            how.min_p_L,
-            how.seed_L,
-            how.choice_L,
-            how.position_L,
-            draws.slots_L,
-            draws.tokens_L,
-        )
+        num_rows, scores = len(draws.slots_L), draws.scores
+        reported: tuple[np.ndarray | None, ...] = (None,) * 5
+        if scores is not None:
+            reported = (
+                scores.num_top_L,
+                scores.logprobs_L,
+                scores.ranks_L,
+                scores.top_ids_Ln,
+                scores.top_logprobs_Ln,
+            )
+        arrays = (*columns(draws.how), _packed(draws.adjustments), *reported, draws.slots_L, draws.tokens_L)
         for array in arrays:
-            assert len(array) == num_rows, (len(array), num_rows)
+            assert array is None or len(array) == num_rows, (len(array), num_rows)
         addresses = self._draws.addresses((*arrays, draws.drawn))
-        return DRAWS.pack(*addresses, self._draw_scratch, num_rows, len(draws.drawn), self._logits, 0)
+        top_width = 0 if scores is None else scores.top_ids_Ln.shape[1]
+        return DRAWS.pack(*addresses, self._draw_scratch, num_rows, len(draws.drawn), self._logits, top_width)
+
+
+def columns(how: SampleBatch) -> tuple[np.ndarray | None, ...]:
+    """In the order of tm_sampling."""
+    return (
+        how.temperature_L,
+        how.top_k_L,
+        how.top_p_L,
+        how.min_p_L,
+        how.seed_L,
+        how.choice_L,
+        how.position_L,
+        how.typical_p_L,
+        how.top_n_sigma_L,
+        how.xtc_probability_L,
+        how.xtc_threshold_L,
+    )
+
+
+def _packed(adjustments: Adjustments | None) -> np.ndarray | None:
+    """The address of each row's tm_adjustment, 0 for none."""
+    if adjustments is None:
+        return None
+    if adjustments.packed is None:
+        adjustments.packed = np.array([0 if one is None else _address(one) for one in adjustments.rows], np.uint64)
+    packed: np.ndarray = adjustments.packed
+    return packed
+
+
+def _address(one: Adjustment) -> int:
+    if one.packed is None:
+        assert one.history.dtype == np.int32 and one.history.flags.c_contiguous, one.history.dtype
+        one.packed = AdjustmentStruct(
+            history=one.history.ctypes.data,
+            num_prompt=one.num_prompt,
+            min_tokens=one.min_tokens,
+            repetition=one.repetition,
+            frequency=one.frequency,
+            presence=one.presence,
+            dry_multiplier=one.dry_multiplier,
+            dry_base=one.dry_base,
+            dry_allowed_length=one.dry_allowed_length,
+            dry_last_n=one.dry_last_n,
+            num_dry_breakers=len(one.dry_breakers),
+            num_bias=len(one.bias_ids),
+            num_held_back=len(one.held_back),
+            num_bad_words=max(0, len(one.bad_starts) - 1),
+            dry_breakers=_ids(one.dry_breakers),
+            bias_ids=_ids(one.bias_ids),
+            bias=one.bias.ctypes.data,
+            mask=None if one.mask is None else one.mask.words.ctypes.data,
+            mask_ready=None if one.mask is None else one.mask.ready.ctypes.data,
+            held_back=_ids(one.held_back),
+            bad_tokens=_ids(one.bad_tokens),
+            bad_starts=_ids(one.bad_starts),
+        )
+    return ctypes.addressof(one.packed)
+
+
+def _ids(array: np.ndarray) -> int:
+    assert array.dtype == np.int32 and array.flags.c_contiguous, array.dtype
+    address: int = array.ctypes.data
+    return address
 
 
 class _Places:

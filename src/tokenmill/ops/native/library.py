@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
 from pathlib import Path
 
-ABI_VERSION = 11
+ABI_VERSION = 12
 
 KINDS = {
     **{"f32": 0, "f16": 1, "bf16": 2, "q4_0": 3, "q4_1": 4, "q8_0": 5, "q8_m": 6, "q8_h": 7, "q8_hm": 8, "q6_h": 9},
@@ -142,6 +142,38 @@ class SamplingStruct(ctypes.Structure):
         ("seed", c_void_p),
         ("choice", c_void_p),
         ("position", c_void_p),
+        ("typical_p", c_void_p),
+        ("top_n_sigma", c_void_p),
+        ("xtc_probability", c_void_p),
+        ("xtc_threshold", c_void_p),
+    )
+
+
+class AdjustmentStruct(ctypes.Structure):
+    _fields_ = (
+        ("history", c_void_p),
+        ("num_prompt", c_int32),
+        ("min_tokens", c_int32),
+        ("repetition", ctypes.c_float),
+        ("frequency", ctypes.c_float),
+        ("presence", ctypes.c_float),
+        ("dry_multiplier", ctypes.c_float),
+        ("dry_base", ctypes.c_float),
+        ("dry_allowed_length", c_int32),
+        ("dry_last_n", c_int32),
+        ("num_dry_breakers", c_int32),
+        ("num_bias", c_int32),
+        ("num_held_back", c_int32),
+        ("num_bad_words", c_int32),
+        ("reserved", c_int32),
+        ("dry_breakers", c_void_p),
+        ("bias_ids", c_void_p),
+        ("bias", c_void_p),
+        ("mask", c_void_p),
+        ("mask_ready", c_void_p),
+        ("held_back", c_void_p),
+        ("bad_tokens", c_void_p),
+        ("bad_starts", c_void_p),
     )
 
 
@@ -149,8 +181,9 @@ STEP = struct.Struct("8P4i")
 """tm_step: tokens, positions, row_starts, context_lens, block_tables, logit_rows, adapters, places; num_tokens,
 num_seqs, table_width, num_logit_rows. Packed as bytes, because one is made for every call."""
 
-DRAWS = struct.Struct("11P4i")
-"""tm_draws: the seven columns of tm_sampling, slots, tokens, drawn, scratch; num_rows, num_slots, logits, reserved."""
+DRAWS = struct.Struct("21P4i")
+"""tm_draws: the columns of tm_sampling, adjustments, num_top, logprobs, ranks, top_ids, top_logprobs, slots, tokens,
+drawn, scratch; num_rows, num_slots, logits, top_width."""
 
 
 CALL_END = struct.Struct("2i2q2P200x")

@@ -93,6 +93,7 @@ class NativeProgram:
         self._output_rows = output.rows
         draws = output.rows != TOKEN_ROWS  # only from rows of logits
         draw_scratch = aligned_bytes(library.tm_sample_scratch(output.width) * (num_threads + 1) if draws else 0)
+        draw_scratch[:] = 0
         self._keep.append(draw_scratch)
         self.scratch_bytes += len(draw_scratch)
         num_tables = 1 + max((o.kv.group.table for o in operations if o.kv is not None), default=0)

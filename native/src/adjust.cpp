@@ -1,0 +1,122 @@
+// Penalties, bias, masks and forbidden tokens, in this order, on one row of logits. All state is the history of the
+// sequence: its prompt and what was drawn so far, to which every draw appends. So a step can be computed before anybody has
+// looked at the one before, and going back is nothing but a smaller num_output.
+//
+//   repetition           tokens of prompt and output (Keskar et al., "CTRL", 2019)
+//   frequency, presence  tokens of the output
+//   DRY                  tokens that would go on with a repeated run ("Don't repeat yourself", text-generation-webui's
+//                        pull request 5677)
+#include "adjust.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace mill {
+
+namespace {
+
+constexpr uint32_t kInPrompt = 1u << 31;
+constexpr int kDryLongest = 64;  // of a repeated run: tokens that are compared
+constexpr auto kMaskWait = std::chrono::seconds(5);
+
+// Each distinct token of the history once.
+void penalise(const tm_adjustment& how, int num_output, float* logits, int num_cols, uint32_t* counts) {
+  const int end = how.num_prompt + num_output;
+  const int first = how.repetition == 1.0f ? how.num_prompt : 0;
+  const auto is_known = [&](int i) { return how.history[i] >= 0 && how.history[i] < num_cols; };
+  for (int i = first; i < end; i++)
+    if (is_known(i)) counts[how.history[i]] = i < how.num_prompt ? kInPrompt : counts[how.history[i]] + 1;
+  for (int i = first; i < end; i++) {
+    if (!is_known(i)) continue;
+    const int32_t token = how.history[i];
+    const uint32_t count = counts[token];
+    if (count == 0) continue;  // done already
+    counts[token] = 0;
+    float value = logits[token];
+    value = value > 0 ? value / how.repetition : value * how.repetition;
+    value = std::min(std::max(value, kNever), -kNever);
+    const float produced = static_cast<float>(count & ~kInPrompt);
+    logits[token] = value - how.frequency * produced - how.presence * (produced > 0 ? 1.0f : 0.0f);
+  }
+}
+
+// A token that followed an earlier occurrence of the last n tokens, n >= allowed_length, loses multiplier *
+// base^(n - allowed_length), for the longest such n. No run reaches over a breaker.
+void penalise_repeats(const tm_adjustment& how, int num_output, float* logits, int num_cols, uint32_t* counts) {
+  const int end = how.num_prompt + num_output;
+  const int begin = how.dry_last_n < 0 ? 0 : std::max(0, end - how.dry_last_n);
+  const int32_t *last = how.history + end, *breakers = how.dry_breakers, *breakers_end = breakers + how.num_dry_breakers;
+  const auto breaks = [&](int32_t token) { return std::binary_search(breakers, breakers_end, token); };
+  int most = 0;  // tokens that a run can have
+  while (most < std::min(kDryLongest, end - begin) && !breaks(last[-1 - most])) most++;
+  const int least = std::max(how.dry_allowed_length, 1);
+  if (most < least) return;
+  std::vector<int32_t> found;
+  for (int i = begin; i + 1 < end; i++) {  // history[i] would be the run's last token, the next one what follows it
+    const int32_t* run = how.history + i + 1;
+    const int32_t next = *run;
+    if (next < 0 || next >= num_cols || run[-1] != last[-1]) continue;
+    int length = 1;
+    while (length < std::min(most, i + 1 - begin) && run[-1 - length] == last[-1 - length]) length++;
+    if (length < least || static_cast<uint32_t>(length) <= counts[next] || breaks(next)) continue;
+    if (counts[next] == 0) found.push_back(next);
+    counts[next] = static_cast<uint32_t>(length);
+  }
+  for (const int32_t token : found) {
+    float penalty = how.dry_multiplier;
+    for (int n = how.dry_allowed_length; n < static_cast<int>(counts[token]); n++) penalty *= how.dry_base;
+    logits[token] = std::max(logits[token] - std::min(penalty, -kNever), kNever);
+    counts[token] = 0;
+  }
+}
+
+// Whether the mask is there; while it is not, only this row waits.
+bool wait_for_mask(const tm_adjustment& how) {
+  if (how.mask_ready == nullptr) return true;
+  const auto is_ready = [&] { return __atomic_load_n(how.mask_ready, __ATOMIC_ACQUIRE) != 0; };
+  const auto give_up = std::chrono::steady_clock::now() + kMaskWait;
+  while (!is_ready()) {
+    if (std::chrono::steady_clock::now() > give_up) return false;
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
+  return true;
+}
+
+// The last token of each word whose others were just drawn; unless nothing else is left.
+void forbid_words(const tm_adjustment& how, int num_output, float* logits, int num_cols) {
+  const int32_t* end = how.history + how.num_prompt + num_output;
+  std::vector<std::pair<int32_t, float>> held;
+  for (int w = 0; w < how.num_bad_words; w++) {
+    const int32_t *word = how.bad_tokens + how.bad_starts[w], *last = how.bad_tokens + how.bad_starts[w + 1] - 1;
+    if (last - word > num_output || !std::equal(word, last, end - (last - word))) continue;
+    held.emplace_back(*last, logits[*last]);
+  }
+  if (held.empty()) return;
+  for (const auto& one : held) logits[one.first] = kNever;
+  if (std::all_of(logits, logits + num_cols, [](float value) { return value <= kNever; }))
+    for (const auto& one : held) logits[one.first] = one.second;
+}
+
+}  // namespace
+
+bool adjust_row(const tm_adjustment& how, int num_output, float* logits, int num_cols, uint32_t* counts) {
+  if (how.repetition != 1.0f || how.frequency != 0.0f || how.presence != 0.0f)
+    penalise(how, num_output, logits, num_cols, counts);
+  if (how.dry_multiplier > 0.0f && how.dry_last_n != 0) penalise_repeats(how, num_output, logits, num_cols, counts);
+  for (int i = 0; i < how.num_bias; i++) logits[how.bias_ids[i]] += how.bias[i];
+  if (how.mask != nullptr) {
+    if (!wait_for_mask(how)) return false;
+    for (int i = 0; i < num_cols; i++)
+      if ((how.mask[i / 32] >> i % 32 & 1) == 0) logits[i] = kNever;
+  }
+  if (num_output < how.min_tokens)
+    for (int i = 0; i < how.num_held_back; i++) logits[how.held_back[i]] = kNever;
+  if (how.num_bad_words > 0) forbid_words(how, num_output, logits, num_cols);
+  return true;
+}
+
+}  // namespace mill

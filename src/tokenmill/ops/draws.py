@@ -1,0 +1,158 @@
+"""What a step is told of the tokens it draws: settings of each row, what is done to its logits first, what it reports.
+
+The order for a row: repetition, frequency and presence penalties, DRY, bias, mask, tokens held back, bad words; then
+temperature, top_n_sigma, top_k, typical_p, top_p, min_p, XTC; then the draw. See docs/sampling.md.
+
+    L logit rows  V vocabulary  n most alternatives of a row
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+NEVER = np.finfo(np.float32).min
+"""The logit of a token that must not be drawn. Not minus infinity: that is a sign of damage, as NaN is."""
+
+MASK_WAIT_S = 5
+"""How long a row waits for a mask that does not come."""
+
+
+@dataclass(slots=True)
+class SampleBatch:
+    """How to draw one token from each of L logit rows. The words of a draw are Philox(seed; position, choice,
+    purpose, id // 4). The last four are None where no row has any."""
+
+    temperature_L: np.ndarray  # float32; 0 = greedy
+    top_k_L: np.ndarray  # int32; 0 = off
+    top_p_L: np.ndarray  # float32; 1 = off
+    min_p_L: np.ndarray  # float32; 0 = off
+    seed_L: np.ndarray  # uint64
+    choice_L: np.ndarray  # int32
+    position_L: np.ndarray  # int32: output position, 0 for a sequence's first output token
+    typical_p_L: np.ndarray | None = None  # float32; 1 = off
+    top_n_sigma_L: np.ndarray | None = None  # float32; 0 = off
+    xtc_probability_L: np.ndarray | None = None  # float32; 0 = off
+    xtc_threshold_L: np.ndarray | None = None  # float32
+
+
+class Mask:
+    """The tokens that may be drawn, a bit each: uint32 words, of a vocabulary. Whoever computes them may do so while a
+    step runs that draws by them: only that row waits, up to MASK_WAIT_S, and is then told as not finite."""
+
+    __slots__ = ("ready", "words")
+
+    def __init__(self, vocab_size: int) -> None:
+        self.words = np.zeros(-(-vocab_size // 32), np.uint32)
+        self.ready = np.zeros(1, np.int32)
+
+    def hand_over(self, allowed_ids: np.ndarray) -> None:
+        """The ids lie in the vocabulary."""
+        bits = np.zeros(len(self.words) * 32, np.uint8)
+        bits[allowed_ids] = 1
+        self.words[:] = np.packbits(bits, bitorder="little").view(np.uint32)
+        self.ready[0] = 1
+
+    def wait(self) -> bool:
+        """Whether it has come."""
+        give_up_s = time.monotonic() + MASK_WAIT_S
+        while not self.ready[0] and time.monotonic() < give_up_s:
+            time.sleep(1e-4)
+        return bool(self.ready[0])
+
+
+def _no_ids() -> np.ndarray:
+    return np.zeros(0, np.int32)
+
+
+def _no_values() -> np.ndarray:
+    return np.zeros(0, np.float32)
+
+
+@dataclass(slots=True, eq=False)
+class Adjustment:
+    """What one sequence's settings do to its logits. Its only state is `history`, int32: prompt, then output; a draw of
+    output position p writes its token at num_prompt + p. All other ids lie in the vocabulary, in rising order.
+
+    packed   what a backend makes of it, once
+    """
+
+    history: np.ndarray
+    num_prompt: int
+    repetition: float = 1.0
+    frequency: float = 0.0
+    presence: float = 0.0
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_last_n: int = -1
+    min_tokens: int = 0
+    dry_breakers: np.ndarray = field(default_factory=_no_ids)
+    bias_ids: np.ndarray = field(default_factory=_no_ids)
+    bias: np.ndarray = field(default_factory=_no_values)
+    held_back: np.ndarray = field(default_factory=_no_ids)
+    bad_tokens: np.ndarray = field(default_factory=_no_ids)  # words one after the other
+    bad_starts: np.ndarray = field(default_factory=_no_ids)  # where each begins, and the end
+    mask: Mask | None = None
+    packed: Any = None
+
+
+@dataclass(slots=True, eq=False)
+class Adjustments:
+    """Those of L rows. packed: as in Adjustment."""
+
+    rows: Sequence[Adjustment | None]
+    packed: Any = None
+
+
+@dataclass(slots=True)
+class Scores:
+    """What rows report of the tokens they draw, by their raw log softmax; the call fills all but the first.
+
+    num_top_L         int32: alternatives beside the token itself; -1: the row reports nothing
+    logprobs_L        float32
+    ranks_L           int32, 1 for the most likely; 0, and all else of no meaning, where the logits are not finite
+    top_ids_Ln        int32, best first, ties to the lower id
+    top_logprobs_Ln   float32
+    """
+
+    num_top_L: np.ndarray
+    logprobs_L: np.ndarray
+    ranks_L: np.ndarray
+    top_ids_Ln: np.ndarray
+    top_logprobs_Ln: np.ndarray
+
+    @classmethod
+    def of(cls, num_top_L: np.ndarray) -> Scores:
+        count, most = len(num_top_L), max(0, int(num_top_L.max(initial=0)))
+        return cls(
+            num_top_L,
+            np.empty(count, np.float32),
+            np.empty(count, np.int32),
+            np.empty((count, most), np.int32),
+            np.empty((count, most), np.float32),
+        )
+
+
+@dataclass(slots=True)
+class Draws:
+    """Tokens to draw in the call that computes a step, and the memory that carries them into later steps.
+
+    how       one entry for each of the last rows of the step's logits
+    slots_L   int32: the slot of `drawn` that keeps each token
+    tokens_L  int32: what was drawn, -1 where the logits are not finite; the call fills it
+    drawn     int32 [slots], the caller's; read as the call begins, written as it ends (0 in place of -1)
+    adjustments   None: no row has any
+    scores        None: no row reports anything
+    """
+
+    how: SampleBatch
+    slots_L: np.ndarray
+    tokens_L: np.ndarray
+    drawn: np.ndarray
+    adjustments: Adjustments | None = None
+    scores: Scores | None = None
