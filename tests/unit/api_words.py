@@ -79,6 +79,11 @@ SAMPLING = {
     "top_n_sigma": "keep logits within so many standard deviations of the largest; 0 and -1: all",
     "xtc_probability": "how often the most likely tokens are left out, all but the last of them; 0 is off",
     "xtc_threshold": "share from which a token counts as one of these; above 0.5 none is left out",
+    "dry_multiplier": "DRY: what a token loses that would go on with a repetition; 0 is off",
+    "dry_base": "DRY: how this grows with each token that is repeated",
+    "dry_allowed_length": "DRY: repetitions of fewer tokens cost nothing",
+    "dry_penalty_last_n": "DRY: how far back repetitions are looked for; -1 is everything, 0 is off",
+    "dry_sequence_breakers": "DRY: texts over which nothing counts as repeated, up to 64 of up to 64 characters",
     "repetition_penalty": "above 1 discourages tokens of prompt and answer; 1 is off",
     "presence_penalty": "above 0 discourages tokens that the answer has already",
     "frequency_penalty": "the same, by how often it has them",
@@ -195,6 +200,7 @@ KINDS = {
     "text_1": "string or array", "text_2": "string or array", "queries": "string or array",
     "documents": "string or array", "tool_choice": "string", "repeat_last_n": "integer", "tools": "array of objects",
     "stop_token_ids": "array of integers", "allowed_token_ids": "array of integers", "tokens": "array of integers",
+    "dry_sequence_breakers": "array of strings",
 }  # fmt: skip
 """Of fields that are read whole, and of arrays."""
 

@@ -6,7 +6,9 @@ import pytest
 from tiny_tokenizer import byte_tokenizer
 
 from tokenmill.core.errors import InvalidRequest
+from tokenmill.core.request import SamplingParams
 from tokenmill.text.bad_words import bad_word_ids
+from tokenmill.text.breakers import breaker_ids
 
 
 def test_words_at_the_beginning_and_behind_a_space() -> None:
@@ -28,3 +30,12 @@ def test_what_is_no_word_is_refused(word: str) -> None:
     """It would forbid anything or nothing."""
     with pytest.raises(InvalidRequest, match="no word"):
         bad_word_ids(byte_tokenizer(), [word])
+
+
+def test_breakers_are_the_last_tokens_of_their_texts() -> None:
+    """Each once, in rising order, and none where DRY is off."""
+    tokenizer = byte_tokenizer()
+    last = {tokenizer.encode(text, add_special=False)[-1] for text in ("a\n", "a:", "ano")}
+    params = SamplingParams(dry_multiplier=1, dry_sequence_breakers=(":", "\n", "no", ":"))
+    assert breaker_ids(tokenizer, params) == tuple(sorted(last))
+    assert breaker_ids(tokenizer, SamplingParams()) == ()

@@ -227,3 +227,36 @@ def test_bad_words_give_way_where_nothing_else_is_left(step):
         logits = np.zeros((1, VOCAB), np.float32)
         logits[0, 9] = 1
         assert draw(step, sampler, logits, np.zeros(1, np.int32), np.array([4], np.int32)).tolist() == [9]
+
+
+def test_dry_against_the_definition(step):
+    """Sequences of few tokens, with and without breakers and a limited reach: each token that would go on with a
+    repetition loses what the longest one says."""
+    rng = np.random.default_rng(21)
+    for trial in range(40):
+        prompt = rng.integers(0, 4, 12).tolist()
+        breakers, last_n, allowed = ((), (2,))[trial % 2], (-1, 9, 0)[trial % 3], (1, 2, 3)[trial % 3]
+        params = SamplingParams(
+            temperature=0, dry_multiplier=0.8, dry_allowed_length=allowed, dry_penalty_last_n=last_n
+        )
+        intro = Introduction(tuple(prompt), (), params, 5, 0, EOS, dry_breakers=breakers)
+        sampler, tokens = Sampler(ReferenceOps(), VOCAB, 1, 200), list(prompt)
+        sampler.introduce(0, intro)
+        for _ in range(12):
+            logits = np.full((1, VOCAB), -99, np.float32)
+            logits[0, :4] = rng.normal(size=4)
+            seen = tokens if last_n < 0 else tokens[len(tokens) - last_n :]
+            expected = logits[0].astype(np.float64)
+            for token in {0, 1, 2, 3} - set(breakers):
+                lengths = [
+                    n
+                    for end in range(1, len(seen))
+                    for n in range(allowed, end + 1)
+                    if seen[end] == token and seen[end - n : end] == seen[-n:] and not set(breakers) & set(seen[-n:])
+                ]
+                if lengths:
+                    expected[token] -= 0.8 * 1.75 ** (max(lengths) - allowed)
+            position = np.array([len(tokens)], np.int32)
+            token = int(draw(step, sampler, logits, np.zeros(1, np.int32), position)[0])
+            assert token == int(expected.argmax()), (trial, tokens)
+            tokens.append(token)

@@ -24,7 +24,10 @@ MAX_STOP_CHARS = 1024
 MAX_LOGIT_BIAS = 1024
 MAX_BAD_WORDS = 512
 MAX_BAD_WORD_CHARS = 4096
-_LISTS = ("stop", "bad_words", "stop_token_ids", "allowed_token_ids", "logit_bias")
+MAX_DRY_BREAKERS = 64
+MAX_DRY_BREAKER_CHARS = 64
+DRY_BREAKERS = ("\n", ":", '"', "*")
+_LISTS = ("dry_sequence_breakers", "stop", "bad_words", "stop_token_ids", "allowed_token_ids", "logit_bias")
 MAX_STOP_TOKENS = 1024
 POOLINGS = ("last", "cls", "mean", "score")
 
@@ -34,7 +37,7 @@ class SamplingParams:
     """How tokens are drawn. Names and defaults are the field's (OpenAI's, then vLLM's).
 
     temperature 0 is greedy; ties go to the lower token id. top_k 0 or -1, top_p 1, min_p 0, typical_p 1,
-    top_n_sigma 0 or less and xtc_probability 0 are off. `logprobs` and
+    top_n_sigma 0 or less, xtc_probability 0 and dry_multiplier 0 are off. `logprobs` and
     `prompt_logprobs` give the number of alternatives reported beside the token itself (None: nothing is reported);
     they are of the raw logits, before penalties and temperature. `stop` and the text switches act in the front end;
     the engine knows stop token ids only, and `bad_words` as a Request has them. `stop_token_ids` end generation; the
@@ -54,6 +57,11 @@ class SamplingParams:
     top_n_sigma: float = 0.0
     xtc_probability: float = 0.0
     xtc_threshold: float = 0.1
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1
+    dry_sequence_breakers: tuple[str, ...] = DRY_BREAKERS
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
@@ -78,6 +86,8 @@ class SamplingParams:
                 raise InvalidRequest(f"{name} must be a list, got {type(value).__name__}.", param=name)
         # A lone string would otherwise be read as one stop string for each of its characters.
         self._keep("stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
+        breakers = self.dry_sequence_breakers
+        self._keep("dry_sequence_breakers", (breakers,) if isinstance(breakers, str) else tuple(breakers))
         self._keep("bad_words", (self.bad_words,) if isinstance(self.bad_words, str) else tuple(self.bad_words))
         self._keep("stop_token_ids", tuple(self.stop_token_ids))
         self._keep("allowed_token_ids", tuple(self.allowed_token_ids))
@@ -99,6 +109,11 @@ class SamplingParams:
         _check_float("top_n_sigma", self.top_n_sigma, -1.0, 100.0)
         _check_float("xtc_probability", self.xtc_probability, 0.0, 1.0)
         _check_float("xtc_threshold", self.xtc_threshold, 0.0, 1.0, low_open=True)
+        _check_float("dry_multiplier", self.dry_multiplier, 0.0, 100.0)
+        _check_float("dry_base", self.dry_base, 1.0, 100.0)
+        _check_int("dry_allowed_length", self.dry_allowed_length, 1, 2**31 - 1)
+        _check_int("dry_penalty_last_n", self.dry_penalty_last_n, -1, 2**31 - 1)
+        _check_breakers(self.dry_sequence_breakers)
         _check_float("repetition_penalty", self.repetition_penalty, 0.0, 100.0, low_open=True)
         _check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
@@ -180,6 +195,7 @@ class Request:
     cache_salt      requests share cached KV only within one salt
     adapter         digest of the LoRA adapter ("" = base model), never its name
     bad_words       token sequences that must not be produced: the last token of one is never drawn after the others
+    dry_breakers    tokens over which DRY sees no repetition, in rising order
     arrival_s       when the front end admitted it, on the monotonic clock of whoever holds the request
     pooling         the vector it wants; None: it wants tokens
     """
@@ -200,11 +216,22 @@ class Request:
     arrival_s: float = 0.0
     pooling: PoolingParams | None = None
     bad_words: tuple[tuple[int, ...], ...] = ()
+    dry_breakers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         assert self.prompt_tokens, f"request {self.id} has no prompt tokens"
         assert self.max_tokens >= 1, f"request {self.id} has max_tokens {self.max_tokens}"
         assert self.pooling is None or self.max_tokens == 1, f"request {self.id} wants {self.max_tokens} vectors"
+
+
+def _check_breakers(breakers: tuple[str, ...]) -> None:
+    fits = all(isinstance(text, str) and 1 <= len(text) <= MAX_DRY_BREAKER_CHARS for text in breakers)
+    if not fits or len(breakers) > MAX_DRY_BREAKERS:
+        raise InvalidRequest(
+            f"dry_sequence_breakers may hold up to {MAX_DRY_BREAKERS} strings of 1 to {MAX_DRY_BREAKER_CHARS} "
+            "characters.",
+            param="dry_sequence_breakers",
+        )
 
 
 def _token_set(name: str, tokens: tuple[int, ...]) -> tuple[int, ...]:

@@ -33,7 +33,7 @@ class Introduction:
     The worker forgets whatever it held under the same number and starts from this.
     `prompt_tokens` and `output_tokens` rebuild penalty counts; `eos_token_ids` and `sampling.stop_token_ids` are masked
     until `sampling.min_tokens` outputs exist. With `pooling` the one output is a vector, and all else is unused.
-    `adapter`: digest of its LoRA adapter, "" for none. `bad_words`: as in Request.
+    `adapter`: digest of its LoRA adapter, "" for none. `bad_words`, `dry_breakers`: as in Request.
     """
 
     prompt_tokens: tuple[int, ...]
@@ -45,6 +45,7 @@ class Introduction:
     pooling: PoolingParams | None = None
     adapter: str = ""
     bad_words: tuple[tuple[int, ...], ...] = ()
+    dry_breakers: tuple[int, ...] = ()
 
 
 class PlanRow(NamedTuple):

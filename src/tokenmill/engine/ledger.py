@@ -135,4 +135,5 @@ def _introduce(seq: Sequence) -> Introduction:
         pooling=request.pooling,
         adapter=request.adapter,
         bad_words=request.bad_words,
+        dry_breakers=request.dry_breakers,
     )

@@ -15,6 +15,7 @@ from ..server.errors import from_engine
 from ..server.jobs import Render, unpack_rendered
 from ..server.vectors import take_vectors
 from ..text.bad_words import bad_word_ids
+from ..text.breakers import breaker_ids
 from ..text.calls import Input, TextCall, make_pooling_requests, make_requests
 from ..text.choice import Choice, Piece
 from .arguments import GivenPrompt, Message, read_conversations, read_prompts, read_sampling
@@ -71,6 +72,7 @@ class Calls:
             cache_salt=prompt.cache_salt or cache_salt,
             adapter="" if adapter is None else adapter.digest,
             bad_words=bad_word_ids(tokenizer, sampling.bad_words),
+            dry_breakers=breaker_ids(tokenizer, sampling),
         )
         requests = make_requests(
             call,

@@ -58,6 +58,7 @@ class _Choice(NamedTuple):
     cache_salt: str
     adapter: str
     pooling: PoolingParams | None
+    dry_breakers: tuple[int, ...]
 
 
 _OWN = _Choice._fields[4:]

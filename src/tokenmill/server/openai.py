@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..core.errors import InvalidRequest
-from ..core.request import MAX_CHOICES, MAX_LOGPROBS, MAX_STOP_TOKENS, SamplingParams
+from ..core.request import DRY_BREAKERS, MAX_CHOICES, MAX_LOGPROBS, MAX_STOP_TOKENS, SamplingParams
 from .fields import Fields, check_integer, kind_name
 from .other_fields import CHAT, COMPLETION, check, rename
 
@@ -259,6 +259,11 @@ def _sampling(
         top_n_sigma=_or(fields.number("top_n_sigma"), 0.0),
         xtc_probability=_or(fields.number("xtc_probability"), 0.0),
         xtc_threshold=_or(fields.number("xtc_threshold"), 0.1),
+        dry_multiplier=_or(fields.number("dry_multiplier"), 0.0),
+        dry_base=_or(fields.number("dry_base"), 1.75),
+        dry_allowed_length=_or(fields.integer("dry_allowed_length", 1, 2**31 - 1), 2),
+        dry_penalty_last_n=_or(fields.integer("dry_penalty_last_n", -1, 2**31 - 1), -1),
+        dry_sequence_breakers=tuple(_or(fields.array("dry_sequence_breakers"), DRY_BREAKERS)),
         **penalties,
         seed=fields.integer("seed", -_INT64, 2 * _INT64 - 1),
         stop=_stops(fields),

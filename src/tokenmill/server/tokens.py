@@ -15,6 +15,7 @@ from functools import partial
 
 from ..core.errors import InvalidRequest
 from ..text.bad_words import bad_word_ids
+from ..text.breakers import breaker_ids
 from ..text.calls import TextCall
 from ..text.load import TextModel
 from ..text.standins import Rendered
@@ -189,6 +190,7 @@ def text_call(call: Call, text: TextModel, adapter: str) -> TextCall:
         cache_salt=call.cache_salt,
         adapter=adapter,
         bad_words=bad_word_ids(text.tokenizer, call.sampling.bad_words),
+        dry_breakers=breaker_ids(text.tokenizer, call.sampling),
         prompt_field=call.prompt_field,
         limit_field=call.limit_field,
     )

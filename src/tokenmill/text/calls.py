@@ -27,7 +27,7 @@ class TextCall:
 
     default_max_tokens  what is produced where sampling.max_tokens is None; None: what the context has room for
     adapter             digest, "" for none
-    bad_words           as Request has them
+    bad_words, dry_breakers  as Request has them
     prompt_field        what the caller calls a prompt, and limit_field what gave max_tokens, for messages
     """
 
@@ -37,6 +37,7 @@ class TextCall:
     cache_salt: str = ""
     adapter: str = ""
     bad_words: tuple[tuple[int, ...], ...] = ()
+    dry_breakers: tuple[int, ...] = ()
     prompt_field: str = "prompt"
     limit_field: str = "max_tokens"
 
@@ -84,6 +85,7 @@ def make_requests(
                     adapter=call.adapter,
                     arrival_s=arrival_s,
                     bad_words=call.bad_words,
+                    dry_breakers=call.dry_breakers,
                 )
             )
     return requests

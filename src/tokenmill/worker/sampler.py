@@ -192,6 +192,11 @@ class Sampler:
             repetition=params.repetition_penalty,
             frequency=params.frequency_penalty,
             presence=params.presence_penalty,
+            dry_multiplier=params.dry_multiplier,
+            dry_base=params.dry_base,
+            dry_allowed_length=params.dry_allowed_length,
+            dry_last_n=params.dry_penalty_last_n,
+            dry_breakers=np.array(intro.dry_breakers, np.int32),
             min_tokens=params.min_tokens,
             bias_ids=lists.bias_ids,
             bias=lists.bias,
@@ -220,6 +225,7 @@ def needs_adjustment(params: SamplingParams) -> bool:
         params.repetition_penalty != 1
         or params.frequency_penalty
         or params.presence_penalty
+        or params.dry_multiplier
         or params.logit_bias
         or params.allowed_token_ids
         or params.min_tokens
