@@ -162,6 +162,30 @@ def test_two_processes_share_a_folder(tmp_path: Path) -> None:
     assert large.read([(batches[0][0].group, batches[0][0].key)]) == [batches[0][0].data]
 
 
+def test_a_look_finds_what_others_wrote(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """And lets go of what they deleted; the oldest file of both goes first, and a bad one is told of once."""
+    (tmp_path / "notes.kv").write_text("not an extent")
+    batches = [some_blocks(seed) for seed in range(3)]
+    wanted = [[(block.group, block.key) for block in batch] for batch in batches]
+    first, second = folder_at(tmp_path), folder_at(tmp_path)
+    caplog.clear()
+    first.save(batches[0])
+    assert not any(second.holds(wanted[0]))
+    second.refresh()
+    assert all(second.holds(wanted[0]))
+    assert second.read(wanted[0]) == [block.data for block in batches[0]]
+    second.save(batches[1])
+    first.save(batches[2])
+    second.refresh()
+    assert second.read([*wanted[2], *wanted[1]]) == [block.data for block in batches[2] + batches[1]]
+    second._max_bytes = 0
+    second.save(some_blocks(3))
+    first.refresh()
+    assert not any(first.holds(wanted[0] + wanted[1] + wanted[2]))
+    assert all(first.holds([(block.group, block.key) for block in some_blocks(3)]))
+    assert not caplog.text
+
+
 def test_a_file_being_written_is_no_relic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process opens the folder, which removes what killed ones left, just before the file gets its name."""
     writer = folder_at(tmp_path)

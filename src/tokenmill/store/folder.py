@@ -2,8 +2,8 @@
 
 Extents are written once and never changed; when they are more than the folder may hold, the oldest go. A file that
 cannot be used is told of in one line and left alone, for it may be another model's. Nothing here runs on a thread of
-its own; one thread at a time may write while others read. Several processes may share a folder: one at a time writes,
-and each knows of the extents that were there when it opened the folder and of those that it wrote.
+its own; one thread at a time may `save`, while others do all else. Several processes may share a folder: one at a time
+writes, and each knows of the extents that were there when it last looked (`refresh`) and of those that it wrote.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ class KVFolder:
         self._numerics_id = numerics_id
         self._block_bytes = tuple(block_bytes)
         self._max_bytes = max_bytes
-        self._lock = threading.Lock()  # of the two below
+        self._lock = threading.Lock()  # of the three below
         self._extents: list[Extent] = []  # oldest first
         self._holder: dict[tuple[int, BlockKey], Extent] = {}
+        self._unusable: set[Path] = set()
 
     def open(self) -> None:
         """Make the folder if need be, and read what its extents hold. Raises OSError where it cannot be used."""
@@ -49,13 +50,30 @@ class KVFolder:
         with self._only_writer():
             for path in self.path.glob(f"{self._stem}-*{SUFFIX}{PARTIAL}"):
                 path.unlink(missing_ok=True)
-        for path in sorted(self.path.glob(f"*{SUFFIX}")):
-            try:
-                extent = open_extent(path, self._numerics_id, self._block_bytes)
-            except (BadExtent, OSError, ValueError) as error:
-                log.warning("%s is not used: it %s.", path, error if isinstance(error, BadExtent) else "cannot be read")
-                continue
-            self._add(extent)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Take in what other processes have written since the last look, and let go of what they have deleted. Costs a
+        listing of the folder, and reading the index of each file that is new. Raises OSError."""
+        with self._lock:
+            known = {extent.path for extent in self._extents} | self._unusable
+        listed = set(self.path.glob(f"*{SUFFIX}"))
+        opened = {path: self._open(path) for path in sorted(listed - known)}
+        with self._lock:
+            for extent in [each for each in self._extents if each.path in known - listed]:
+                self._remove(extent)
+            present = {extent.path for extent in self._extents}
+            for path, extent_or_none in opened.items():
+                if extent_or_none is None:
+                    self._unusable.add(path)
+                elif path not in present:
+                    self._add(extent_or_none)
+            self._extents.sort(key=lambda extent: extent.path.name)
+
+    def holds(self, wanted: Sequence[tuple[int, BlockKey]]) -> list[bool]:
+        """Which of these blocks by (group, key) are here."""
+        with self._lock:
+            return [one in self._holder for one in wanted]
 
     @property
     def keys(self) -> tuple[tuple[BlockKey, ...], ...]:
@@ -128,14 +146,25 @@ class KVFolder:
         numbers = [path.stem.rpartition("-")[2] for path in self.path.glob(f"{self._stem}-*{SUFFIX}")]
         return 1 + max((int(number) for number in numbers if number.isdecimal()), default=-1)
 
+    def _open(self, path: Path) -> Extent | None:
+        try:
+            return open_extent(path, self._numerics_id, self._block_bytes)
+        except (BadExtent, OSError, ValueError) as error:
+            log.warning("%s is not used: it %s.", path, error if isinstance(error, BadExtent) else "cannot be read")
+            return None
+
     def _add(self, extent: Extent) -> None:
         self._extents.append(extent)
         for one in extent.places:
             self._holder[one] = extent
 
-    def _drop_oldest(self) -> None:
-        extent = self._extents.pop(0)
+    def _remove(self, extent: Extent) -> None:
+        self._extents.remove(extent)
         for one in extent.places:
-            if self._holder[one] is extent:
+            if self._holder.get(one) is extent:
                 del self._holder[one]
+
+    def _drop_oldest(self) -> None:
+        extent = self._extents[0]
+        self._remove(extent)
         extent.path.unlink(missing_ok=True)
