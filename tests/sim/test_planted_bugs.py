@@ -245,7 +245,7 @@ PLANTS: list[Plant] = [
 
 
 # What takes a rare meeting of priorities, or of a transfer and a failing step: the search starts near one.
-FIRST_SEEDS = {tell_the_worker_of_reserved_blocks_only: 160, share_blocks_that_may_never_be_written: 90}
+FIRST_SEEDS = {tell_the_worker_of_reserved_blocks_only: 160, share_blocks_that_may_never_be_written: 660}
 
 
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)

@@ -9,7 +9,8 @@ A result appends tokens, publishes the blocks that they fill, and says so to cli
     blocks they published  are withdrawn
 
 A row whose logits are not finite ends its sequence alone, with an error. What the sequence holds in the prefix cache is
-forgotten, with all that was computed from it: a retry starts from nothing, in case a fault lies there.
+forgotten, with all that was computed from it, and not fetched again: a retry starts from nothing, in case a fault lies
+there.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def _commit_row(
     seq.rows_in_flight -= 1
     if result.is_corrupted:
         state.counters.num_corrupted += 1
-        state.blocks.forget(seq.tables, [other.tables for other in state.running])
+        state.forget(seq)
         return _fail(state, seq, EngineFailed(CORRUPTED), now)
     if row.score:
         seq.prompt_logprobs += result.prompt_logprobs

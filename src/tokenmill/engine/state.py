@@ -23,7 +23,7 @@ from ..cache import eviction, unreferenced
 from ..cache.groups import KVBlocks, Match
 from ..cache.hashing import extend_keys, root_key
 from ..cache.manager import BlockManager
-from ..core.block import BlockTable
+from ..core.block import BlockKey, BlockTable
 from ..core.config import EngineConfig
 from ..core.policy import Waiting
 from ..core.request import Request
@@ -76,6 +76,7 @@ class Counters:
 class EngineState:
     """costs      what steps have cost, if the policy of eviction needs it
     blocks        the block ids of all KV groups
+    stored        of each KV group, keys of the blocks that may be fetched; empty where there is no store
     by_id         unfinished sequences by the id of their request
     running       those that run, by seniority; the others are in `waiting`, or in `loading` by number
     in_flight     steps that were planned and not committed, oldest first
@@ -90,6 +91,7 @@ class EngineState:
         self.costs = StepCosts(config.block_size)
         new_unreferenced = partial(unreferenced.for_policy, self.eviction, self.costs)
         self.blocks = KVBlocks(config.groups, config.block_size, new_unreferenced)
+        self.stored: tuple[set[BlockKey], ...] = ()
         self.outbox = Outbox()
         self.adapters = AdapterLedger(self.outbox)
         self.settings = SettingsLedger()
@@ -208,6 +210,12 @@ class EngineState:
         published = self.blocks.publish(seq.keys, seq.tables, num_full)
         if step is not None:
             step.published += published
+
+    def forget(self, seq: Sequence) -> None:
+        """What the sequence holds may be wrong: it is neither matched nor fetched from now on."""
+        self.blocks.forget(seq.tables, [other.tables for other in self.running])
+        for keys in self.stored:
+            keys.difference_update(seq.keys)
 
     def _extend_keys(self, seq: Sequence) -> None:
         size = self.config.block_size

@@ -42,7 +42,6 @@ class Transfers:
 
     def __init__(self, state: EngineState) -> None:
         self._state = state
-        self._stored: tuple[set[BlockKey], ...] = ()
         self._fetches: dict[int, _Fetch] = {}
         self._coming: dict[tuple[int, BlockKey], _Fetch] = {}
         self._next_number = 0
@@ -53,20 +52,20 @@ class Transfers:
 
     def open_store(self, event: StoreOpened, now: float) -> None:
         assert len(event.keys) == len(self._state.config.groups), event
-        self._stored = tuple(set(keys) for keys in event.keys)
+        self._state.stored = tuple(set(keys) for keys in event.keys)
 
     @property
     def has_work(self) -> bool:
         """Whether a job is under way, or something is to be saved once the engine has nothing else to do."""
-        return bool(self._fetches) or (bool(self._stored) and not self._has_saved)
+        return bool(self._fetches) or (bool(self._state.stored) and not self._has_saved)
 
     def fetch(self, seq: Sequence, matched: Match, steps: List[Step]) -> bool:
         """Have stored blocks of a waiting sequence brought in, where they carry it further than `matched`; tells
         whether it is LOADING now. `steps`: those whose blocks are published and not yet written for certain."""
-        if not self._stored:
-            return False
         state = self._state
-        end = reach(state.blocks, self._stored, seq.keys, state.num_shareable(seq))
+        if not state.stored:
+            return False
+        end = reach(state.blocks, state.stored, seq.keys, state.num_shareable(seq))
         if end <= matched.num_blocks:
             return False
         under_way = self._under_way(seq.keys[:end])
@@ -90,7 +89,7 @@ class Transfers:
         for group, key, _ in made.missing:
             del self._coming[group, key]
             if event.error:
-                self._stored[group].discard(key)
+                state.stored[group].discard(key)
         is_in = not event.error and is_intact(state.blocks, made)
         if is_in:
             state.blocks.publish(made.keys, made.tables, len(made.keys))
@@ -105,11 +104,12 @@ class Transfers:
 
     def save(self) -> None:
         """Have what is published and not stored written; the engine has nothing else to do any more."""
-        if not self._stored or self._fetches or self._pinned or self._has_saved:
+        state = self._state
+        if not state.stored or self._fetches or self._pinned or self._has_saved:
             return
-        self._pinned, moves = pin_published(self._state.blocks)
-        block_bytes = [group.bytes_per_block for group in self._state.config.groups]
-        unsaved = [move for move in moves if move[1] not in self._stored[move[0]]]
+        self._pinned, moves = pin_published(state.blocks)
+        block_bytes = [group.bytes_per_block for group in state.config.groups]
+        unsaved = [move for move in moves if move[1] not in state.stored[move[0]]]
         self._unsaved = cut_moves(unsaved, block_bytes, SAVE_BYTES)[::-1]
         self._save_next()
 
@@ -122,7 +122,7 @@ class Transfers:
             self._unsaved.clear()
         else:
             for group, key, _ in event.job.moves:
-                self._stored[group].add(key)
+                self._state.stored[group].add(key)
         self._save_next()
 
     def tables(self) -> Iterator[Tables]:
@@ -135,7 +135,7 @@ class Transfers:
         """The transfer that brings the first of these blocks which is under way."""
         if self._coming:
             for key in keys:
-                for group in range(len(self._stored)):
+                for group in range(len(self._state.stored)):
                     if (group, key) in self._coming:
                         return self._coming[group, key]
         return None
