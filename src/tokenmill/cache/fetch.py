@@ -59,13 +59,13 @@ def claim(
     tables, missing = [], []
     for group, (pool, shared) in enumerate(zip(blocks.pools, found, strict=True)):
         hidden = num_hidden_blocks(end * blocks.block_size, pool.window, blocks.block_size)
-        ids_of = dict(shared)
+        seen, ids_of = keys[hidden:end], dict(shared)
         pool.adopt(ids_of.values())
-        new = [key for key in keys[hidden:end] if key not in ids_of]
+        new = [key for key in seen if key not in ids_of]
+        num_shared = seen.index(new[0]) if new else len(seen)
         ids_of |= zip(new, pool.reserve(len(new)), strict=True)
         missing += [(group, key, ids_of[key]) for key in new]
-        ids = [0] * hidden + [ids_of[key] for key in keys[hidden:end]]
-        num_shared = next((i for i, key in enumerate(keys[hidden:end]) if key in new), end - hidden)
+        ids = [0] * hidden + [ids_of[key] for key in seen]
         tables.append(BlockTable(ids, hidden, hidden + num_shared))
     return Claim(tuple(keys[:end]), tuple(tables), tuple(missing), tuple(found))
 
