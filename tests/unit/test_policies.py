@@ -12,7 +12,7 @@ from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import ConfigError
 from tokenmill.core.policy import Waiting
 from tokenmill.core.request import Request, SamplingParams
-from tokenmill.core.sequence import Sequence
+from tokenmill.core.sequence import Sequence, Status
 from tokenmill.core.work import PATIENCE
 from tokenmill.sched.policies import ORDERS, pick
 from tokenmill.sched.policies.lpm import LongestPrefixFirst
@@ -64,6 +64,19 @@ def test_places_are_asked_for_again_in_turn(most: int) -> None:
         num_before = len(asked)
     assert set(asked) == set(range(10))
     assert [queue.pop().number for _ in range(10)] == list(range(9, -1, -1))
+
+
+def test_what_ended_while_waiting_is_not_kept() -> None:
+    """Behind one that waits long, however many come and go: each holds its prompt."""
+    queue = WaitingQueue()
+    queue.push(Sequence(0, REQUEST, [7]))
+    for number in range(1, 2000):
+        seq = Sequence(number, REQUEST, [7])
+        queue.push(seq)
+        queue.discard(seq)
+        seq.status = Status.FINISHED
+    assert len(queue) == 1 and len(queue._heap) < 100
+    assert queue.pop().number == 0 and queue.peek() is None
 
 
 def test_unknown_names_are_errors_that_name_the_nearest() -> None:

@@ -8,6 +8,9 @@ from heapq import heapify, heappop, heappush
 from ..core.sequence import Sequence, Status
 from .rank import Rank, rank
 
+_FEW = 64
+"""So many that ended while waiting are kept in any case; beyond that, no more than wait."""
+
 
 class WaitingQueue:
     """Push, peek and pop in O(log n); a sequence that ended while waiting is told by `discard` and dropped lazily."""
@@ -28,6 +31,9 @@ class WaitingQueue:
         assert seq.status is Status.WAITING, seq
         heappush(self._heap, (rank(seq), seq))
         self._num_waiting += 1
+        if len(self._heap) > 2 * self._num_waiting + _FEW:
+            self._heap = [entry for entry in self._heap if entry[1].status is Status.WAITING]
+            heapify(self._heap)
 
     def peek(self) -> Sequence | None:
         """The next sequence, or None."""
