@@ -124,7 +124,7 @@ class EngineShell:
         except TokenmillError as error:
             end = JobEnded(job, "", error.message, error.kind, error.param or "")
         except Exception as error:
-            log.exception("%s failed.", job)
+            log.exception("A job failed: %s.", type(job).__name__)
             message = f"{type(job).__name__} failed: {type(error).__name__}; see the server's log."
             end = JobEnded(job, "", message, EngineFailed.kind)
         self.hear(end)
