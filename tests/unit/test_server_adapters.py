@@ -21,10 +21,17 @@ class FakeEngine:
     def __init__(self, **folders: str) -> None:
         self.folders = folders
         self.counts: dict[str, int] = {}
+        self.number = 0
+        self.other: FakeEngine | None = None  # another engine of the same book
         self.book: AdapterBook | None = None
         self.is_silent = False
 
-    def send(self, message: LoadAdapter | UnloadAdapter) -> None:
+    def send(self, message: LoadAdapter | UnloadAdapter, link: int | None = None) -> None:
+        if link not in (None, self.number):
+            assert self.other is not None
+            return self.other.send(message, link)
+        if link is None and self.other is not None:
+            self.other.send(message)
         if isinstance(message, UnloadAdapter):
             self.counts[message.digest] -= 1
             return
@@ -41,7 +48,9 @@ class FakeEngine:
 def run(script: Callable[[AdapterBook, FakeEngine], Awaitable[None]], *wanted: ServedAdapter, **folders: str) -> None:
     async def main() -> None:
         engine = FakeEngine(**folders)
-        engine.book = AdapterBook(engine.send, wanted)
+        engine.book = AdapterBook(engine.send, lambda digest: False, wanted)
+        if not wanted:
+            engine.book.join(0)
         await script(engine.book, engine)
 
     asyncio.run(main())
@@ -89,9 +98,10 @@ def test_a_failed_load_leaves_no_name_behind() -> None:
         loading = asyncio.create_task(book.load(ServedAdapter("x", "one")))
         await asyncio.sleep(0)
         assert book.get("x") is None
-        book.lose(Unavailable("The engine is down."))
+        book.lose(0, Unavailable("The engine is down."))
         with pytest.raises(Unavailable):
             await loading
+        book.join(0)
         engine.is_silent = False
         assert (await book.load(ServedAdapter("x", "one"))).digest == "1"
 
@@ -102,14 +112,16 @@ def test_a_new_engine_gets_the_same_content_or_none() -> None:
     """What has changed on disk, or gone from it, is served no more; what is wanted at the start must load."""
 
     async def script(book: AdapterBook, engine: FakeEngine) -> None:
-        await book.restore()
+        await book.restore(0)
+        book.join(0)
         assert names(book) == [("x", "1")]
         await book.load(ServedAdapter("y", "two"))
         await book.load(ServedAdapter("z", "three"))
         engine.counts.clear()
+        book.lose(0, Unavailable("The engine is down."))
         engine.folders |= {"two": "changed"}
         del engine.folders["three"]
-        await book.restore()
+        await book.restore(0)
         assert names(book) == [("x", "1")] and engine.counts == {"1": 1, "changed": 0}
 
     run(script, ServedAdapter("x", "one"), one="1", two="2", three="3")
@@ -117,9 +129,56 @@ def test_a_new_engine_gets_the_same_content_or_none() -> None:
     async def failing(book: AdapterBook, engine: FakeEngine) -> None:
         for _ in range(2):
             with pytest.raises(InvalidRequest, match="no such folder"):
-                await book.restore()
+                await book.restore(0)
 
     run(failing, ServedAdapter("x", "nothing"))
+
+
+def second(engine: FakeEngine, **folders: str) -> FakeEngine:
+    engine.other = FakeEngine(**folders)
+    engine.other.number, engine.other.book = 1, engine.book
+    return engine.other
+
+
+def test_an_adapter_that_one_engine_cannot_load_stays_in_none() -> None:
+    async def script(book: AdapterBook, engine: FakeEngine) -> None:
+        other = second(engine, two="another 2")
+        book.join(1)
+        with pytest.raises(InvalidRequest, match="no such folder"):
+            await book.load(ServedAdapter("x", "one"))
+        with pytest.raises(Unavailable, match="different files"):
+            await book.load(ServedAdapter("x", "two"))
+        assert engine.counts == {"1": 0, "2": 0} and other.counts == {"another 2": 0}
+
+    run(script, one="1", two="2")
+
+
+def test_a_load_that_nobody_waits_for_any_more_is_given_back() -> None:
+    async def script(book: AdapterBook, engine: FakeEngine) -> None:
+        loading = asyncio.create_task(book.load(ServedAdapter("x", "one")))
+        await asyncio.sleep(0)
+        loading.cancel()
+        await asyncio.gather(loading, return_exceptions=True)
+        await asyncio.sleep(0)
+        assert engine.counts == {"1": 0} and not names(book)
+
+    run(script, one="1")
+
+
+def test_a_new_engine_gets_an_adapter_that_others_have_loaded_meanwhile() -> None:
+    async def script(book: AdapterBook, engine: FakeEngine) -> None:
+        other = second(engine, one="1", two="2")
+        await book.load(ServedAdapter("x", "one"))
+        other.is_silent = True
+        restoring = asyncio.create_task(book.restore(1))
+        await asyncio.sleep(0)
+        await book.load(ServedAdapter("y", "two"))
+        other.is_silent = False
+        book.answer(AdapterLoaded(1, "1"))  # of the load that has waited
+        await restoring
+        assert other.counts == {"1": 1, "2": 1}
+
+    run(script, one="1", two="2")
 
 
 @pytest.mark.parametrize("handler", [_Service.load_adapter, _Service.unload_adapter])

@@ -104,16 +104,18 @@ class AdapterBook:
             loaded = replace(adapter, digest=await self._ask(adapter, link))
             self._served.setdefault(adapter.name, loaded)
         self._wanted = []
-        for adapter in list(self):
-            if any(adapter.name == each.name for each in new):
+        names, done = {adapter.name for adapter in new}, set[ServedAdapter]()
+        while each := next((one for one in self if one not in done), None):  # more may come meanwhile
+            done.add(each)
+            if each.name in names:
                 continue
             try:
-                await self._load_again(adapter, link)
+                await self._load_again(each, link)
             except TokenmillError as error:
                 if self._links:  # others serve it
-                    raise InvalidRequest(f"Its adapter {adapter.name!r} is not served here: {error.message}") from error
-                _log.error("The adapter %r is not served any more: %s", adapter.name, error.message)
-                self._served.pop(adapter.name, None)
+                    raise InvalidRequest(f"Its adapter {each.name!r} is not served here: {error.message}") from error
+                _log.error("The adapter %r is not served any more: %s", each.name, error.message)
+                self._served.pop(each.name, None)
         for adapter in self._used_leaving():
             with contextlib.suppress(InvalidRequest):  # then the engine refuses what names it
                 await self._load_again(adapter, link)
@@ -124,9 +126,11 @@ class AdapterBook:
         self._links[link] = None
 
     def answer(self, message: AdapterLoaded) -> None:
-        _, answer = self._answers.pop(message.number, (-1, None))
+        link, answer = self._answers.pop(message.number, (-1, None))
         if answer is not None and not answer.done():
             answer.set_result(message)
+        elif answer is not None and message.digest:  # whoever asked has gone
+            self._send(UnloadAdapter(message.digest), link)
 
     def lose(self, link: int, failure: TokenmillError) -> None:
         """An engine is gone, and with it every answer that it owes."""
@@ -155,18 +159,23 @@ class AdapterBook:
             raise InvalidRequest("its files have changed since they were loaded")
 
     async def _load_everywhere(self, adapter: ServedAdapter) -> ServedAdapter:
-        """Raises Unavailable where no engine is left that has it."""
+        """In all engines or in none. Raises Unavailable where no engine is left that has it."""
         loaded: dict[int, str] = {}
-        while missing := [link for link in self._links if link not in loaded]:
-            for link in missing:
-                try:
-                    loaded[link] = await self._ask(adapter, link)
-                except Unavailable:
-                    if link in self._links or not self._links:
-                        raise
-        digests = {loaded[link] for link in self._links}
-        if len(digests) != 1:
-            raise Unavailable("The engines have gone, or found different files.")
+        try:
+            while missing := [link for link in self._links if link not in loaded]:
+                for link in missing:
+                    try:
+                        loaded[link] = await self._ask(adapter, link)
+                    except Unavailable:
+                        if link in self._links or not self._links:
+                            raise
+            digests = {loaded[link] for link in self._links}
+            if len(digests) != 1:
+                raise Unavailable("The engines have gone, or found different files.")
+        except BaseException:
+            for link, digest in loaded.items():
+                self._send(UnloadAdapter(digest), link)
+            raise
         return replace(adapter, digest=digests.pop())
 
     async def _ask(self, adapter: ServedAdapter, link: int) -> str:
