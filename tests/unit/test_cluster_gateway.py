@@ -146,6 +146,32 @@ def test_an_engine_that_would_give_other_answers_is_refused_beside_others_and_en
     assert [(each.request_id, each.error_kind) for each in effects.outputs] == [("a", "internal_error")]
 
 
+def test_no_other_engine_joins_while_one_that_leaves_has_work() -> None:
+    """If it died, what it had could go on nowhere else."""
+    scene = Scene()
+    scene.join(0)
+    scene.open("a")
+    scene.token(0, "a")
+    scene.handle(Leaves(0))
+    assert scene.join(1, numerics_id="other").refused
+    assert scene.handle(Left(0)).resumed == 1
+    assert names_of(scene.join(2)) == [(2, "a")]
+
+
+def test_what_an_engine_did_for_another_front_end_is_not_counted_nor_progress() -> None:
+    scene = Scene()
+    before = EngineStats(num_steps=70, generation_tokens=900)
+    for number in range(2):
+        scene.join(number, stats=before)
+        done = before._replace(num_steps=before.num_steps + 10, generation_tokens=before.generation_tokens + 100)
+        scene.handle(Stepped(number, StepOutputs((), done, 1.0)))
+        stats = scene.gateway.totals.stats
+        assert (stats.num_steps, stats.generation_tokens) == (10 * number + 10, 100 * number + 100)
+        scene.handle(Left(number))
+        before = done  # the same engine comes again
+    assert scene.gateway.totals.stats.generation_tokens == 200
+
+
 def test_a_poison_request_is_tried_alone_and_given_up_after_two_deaths_there() -> None:
     """It ends each engine at once; the others lose no token and are told nothing."""
     scene = Scene()

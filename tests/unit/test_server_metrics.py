@@ -77,7 +77,7 @@ def test_a_refused_request_leaves_no_trace_in_the_lengths() -> None:
 
 def test_counters_go_on_when_the_engine_starts_again() -> None:
     metrics, totals = Metrics("m", 512), Totals()
-    totals.join(0, 80)
+    totals.join(0, 80, EngineStats())
     metrics.engine_ready(READY, totals.stats)
     totals.step(0, EngineStats(num_steps=7, generation_tokens=100, num_running=3, last_step_tokens=9))
     metrics.step(totals.stats)
@@ -87,7 +87,7 @@ def test_counters_go_on_when_the_engine_starts_again() -> None:
     assert value(metrics, "vllm:num_requests_running") == 0
     assert value(metrics, "tokenmill:engine_ready") == 0
     assert value(metrics, "tokenmill:engine_losses_total") == 1
-    totals.join(1, 80)
+    totals.join(1, 80, EngineStats())
     metrics.engine_ready(READY, totals.stats)
     assert value(metrics, "tokenmill:kv_blocks_free") == 80, "before its first step"
     totals.step(1, EngineStats(num_steps=1, generation_tokens=4, last_step_tokens=1))
@@ -99,8 +99,8 @@ def test_counters_go_on_when_the_engine_starts_again() -> None:
 
 def test_several_engines_count_as_one() -> None:
     totals = Totals()
-    totals.join(0, 80)
-    totals.join(1, 40)
+    totals.join(0, 80, EngineStats())
+    totals.join(1, 40, EngineStats())
     totals.step(0, EngineStats(num_steps=7, num_running=3, num_free_blocks=60, num_blocks=80, kv_usage=0.25))
     totals.step(1, EngineStats(num_steps=2, num_running=2, num_free_blocks=10, num_blocks=40, kv_usage=0.75))
     stats = totals.stats

@@ -18,6 +18,7 @@ import random
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -131,18 +132,24 @@ class _Worker:
         self._link = link
         _log.info("Joined the front end at %s.", where)
         try:
-            await link.send(self._identity.ready)
+            await link.send(replace(self._identity.ready, stats=self._core.stats()))
             shell = EngineShell(self._core, self._engine.worker.executor, link, self._clock)
-            for event in self._first:
-                shell.hear(event)
-            await shell.run()
-            self._first = self._farewells()
+            await self._serve(shell, self._first)
+            self._first = ()
+            if not self._core.is_drained:  # the next front end may give requests the same ids: nothing may be left
+                await self._serve(shell, self._farewells())
         except EOFError:
             pass
         finally:
             self._link = None
             link.close()
         _log.info("The link to the front end at %s is over: %s", where, link.why_ended)
+
+    @staticmethod
+    async def _serve(shell: EngineShell, first: tuple[Event, ...]) -> None:
+        for event in first:
+            shell.hear(event)
+        await shell.run()
 
     def _farewells(self) -> tuple[Event, ...]:
         """What takes back all that a front end that has gone had asked for."""

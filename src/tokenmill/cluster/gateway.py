@@ -137,7 +137,7 @@ class Gateway:
 
     def _join(self, event: Joined, now: float, effects: Effects) -> None:
         ready = event.ready
-        if self._links and not _are_alike(ready, self.ready):
+        if not all(_are_alike(ready, link.ready) for link in self._links.values()):
             effects.refused = "It would give other answers than the engines that serve now."
             return
         self._num_failed_starts = 0
@@ -147,8 +147,8 @@ class Gateway:
         self._last_ready = ready
         if self._entries:
             self._progress_s = now
-        self._links[event.link] = _Link(event.link, ready)
-        self.totals.join(event.link, ready.num_pool_blocks)
+        self._links[event.link] = _Link(event.link, ready, num_steps=ready.stats.num_steps)
+        self.totals.join(event.link, ready.num_pool_blocks, ready.stats)
         self._share()
         self._place(effects)
 

@@ -22,15 +22,14 @@ class Totals:
         self._gone = EngineStats()
         self._of: dict[int, EngineStats] = {}
 
-    def join(self, link: int, num_blocks: int) -> None:
-        """An engine that has made no step; its blocks are free."""
-        self._of[link] = EngineStats(num_free_blocks=num_blocks, num_blocks=num_blocks)
+    def join(self, link: int, num_blocks: int, before: EngineStats) -> None:
+        """An engine that runs nothing; its blocks are free. What it counted `before` is not counted here."""
+        self._of[link] = before._replace(num_free_blocks=num_blocks, num_blocks=num_blocks)
+        self._settle(before, -1)
         self._sum(self.stats)
 
     def leave(self, link: int) -> None:
-        stats = self._of.pop(link)
-        gone = self._gone
-        self._gone = gone._replace(**{name: getattr(gone, name) + getattr(stats, name) for name in _COUNTERS})
+        self._settle(self._of.pop(link), 1)
         self._sum(EngineStats() if not self._of else self.stats)
 
     def step(self, link: int, stats: EngineStats) -> None:
@@ -39,6 +38,11 @@ class Totals:
             self.stats = stats
         else:
             self._sum(stats)
+
+    def _settle(self, stats: EngineStats, sign: int) -> None:
+        """Counters that are to be added to those of the engines that serve now, or taken away."""
+        gone = self._gone
+        self._gone = gone._replace(**{name: getattr(gone, name) + sign * getattr(stats, name) for name in _COUNTERS})
 
     def _sum(self, last: EngineStats) -> None:
         """`last`: where the last step is told of."""

@@ -7,7 +7,7 @@ Times are seconds on the monotonic clock of whoever holds the message; a link be
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -66,6 +66,32 @@ class AdapterLoaded:
     error_param: str = ""
 
 
+class EngineStats(NamedTuple):
+    """Snapshot after a step. Counters are totals since the engine started; blocks are those of all pools. `kv_usage`:
+    the share of blocks that sequences hold (cached, evictable ones do not count), of the pool where it is largest.
+    Adapters are digests, each once."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_free_blocks: int = 0
+    num_cached_blocks: int = 0
+    num_held_blocks: int = 0
+    num_blocks: int = 0
+    kv_usage: float = 0.0
+    num_steps: int = 0
+    num_preemptions: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    prompt_tokens: int = 0
+    prompt_tokens_computed: int = 0
+    generation_tokens: int = 0
+    last_step_tokens: int = 0
+    last_step_s: float = 0.0
+    running_adapters: tuple[str, ...] = ()
+    waiting_adapters: tuple[str, ...] = ()
+    num_corrupted: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Ready:
     """The engine is loaded and takes requests. `facts`: printable name -> value pairs (backend, kernels, blocks...).
@@ -73,7 +99,8 @@ class Ready:
     `vector_size`: values of a vector before `dimensions` cuts it. `num_blocks`: in the pool of layers that see
     everything, or where all have a window, in theirs; 0: it keeps no KV. `num_pool_blocks`: in all pools together.
     `max_loras`: most LoRA adapters at once. `memory`: bytes that it takes at most, by purpose. `max_num_seqs`,
-    `max_num_batched_tokens`: of a step; 0: unknown. `draw_version`: what seeds mean to it (core/request.py)."""
+    `max_num_batched_tokens`: of a step; 0: unknown. `draw_version`: what seeds mean to it (core/request.py).
+    `stats`: what it has done for others before."""
 
     model: str
     max_model_len: int
@@ -91,6 +118,7 @@ class Ready:
     max_num_seqs: int = 0
     max_num_batched_tokens: int = 0
     draw_version: int = DRAW_VERSION
+    stats: EngineStats = field(default_factory=EngineStats)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,32 +165,6 @@ class Output(NamedTuple):
 
 output_of: Callable[[tuple[Any, ...]], Output] = partial(tuple.__new__, Output)
 """An output of all its fields in order, at a third of what calling the class costs."""
-
-
-class EngineStats(NamedTuple):
-    """Snapshot after a step. Counters are totals since the engine started; blocks are those of all pools. `kv_usage`:
-    the share of blocks that sequences hold (cached, evictable ones do not count), of the pool where it is largest.
-    Adapters are digests, each once."""
-
-    num_running: int = 0
-    num_waiting: int = 0
-    num_free_blocks: int = 0
-    num_cached_blocks: int = 0
-    num_held_blocks: int = 0
-    num_blocks: int = 0
-    kv_usage: float = 0.0
-    num_steps: int = 0
-    num_preemptions: int = 0
-    prefix_queries: int = 0
-    prefix_hits: int = 0
-    prompt_tokens: int = 0
-    prompt_tokens_computed: int = 0
-    generation_tokens: int = 0
-    last_step_tokens: int = 0
-    last_step_s: float = 0.0
-    running_adapters: tuple[str, ...] = ()
-    waiting_adapters: tuple[str, ...] = ()
-    num_corrupted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
