@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from links import IDENTITY, SECRET, Stopped, linked, run
+from links import IDENTITY, SECRET, Stopped, linked, listening_socket, run
+from tokenmill.cli import worker as worker_module
 from tokenmill.cli import workers as workers_module
 from tokenmill.cli.worker_options import LinkOptions, read_address
 from tokenmill.cli.workers import Workers, unlike
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import ConfigError, LinkRefused
-from tokenmill.core.events import Drain, Leaving, Ready
+from tokenmill.core.events import Drain, Leaving, Ready, StepOutputs, Submit
 from tokenmill.core.request import PoolingParams, Request, SamplingParams
 from tokenmill.engine.build import build_engine
+from tokenmill.engine.core import EngineCore
 from tokenmill.net.clock import MonotonicClock
-from tokenmill.net.link import EngineLink
-from tokenmill.net.tcp import Credentials, join
+from tokenmill.net.link import EngineLink, FrontLink
+from tokenmill.net.tcp import Credentials, WorkerListener, join
 from tokenmill.server.client import EngineClient
 from tokenmill.server.metrics import Metrics
 from tokenmill.sim.executor import ToyCosts, ToyExecutor
@@ -78,12 +81,12 @@ def test_metrics_are_of_the_front_ends_clock(kind: str, hours: int) -> None:
 
 
 @contextlib.asynccontextmanager
-async def taking(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[EngineClient, int]]:
+async def taking(monkeypatch: pytest.MonkeyPatch, like: Ready | None = None) -> AsyncIterator[tuple[EngineClient, int]]:
     """A front end's client that takes workers in at a port; its model's digest is "weights"."""
     monkeypatch.setattr(workers_module, "weights_digest", lambda path, cache_dir: "weights")
     client, told = EngineClient(), asyncio.get_running_loop().create_future()
     workers = Workers(("127.0.0.1", 0), Credentials(SECRET), "", "", 10**6)
-    running = asyncio.create_task(workers.run(client, lambda ready: ready, told.set_result))
+    running = asyncio.create_task(workers.run(client, lambda ready: ready, told.set_result, like))
     try:
         yield client, read_address(await told)[1]
     finally:
@@ -132,6 +135,78 @@ def test_other_weights_and_other_numerics_are_refused(monkeypatch: pytest.Monkey
             with pytest.raises(LinkRefused, match=r"computes otherwise.*\(numerics_id other, not numerics\)"):
                 await come(port, incarnation="y", ready=replace(READY, numerics_id="other"))
             link.close()
+
+    run(main())
+
+
+def test_workers_are_measured_by_the_front_ends_own_engine_also_while_that_is_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else a worker that computes otherwise could take its place, and it could not come back."""
+
+    async def main() -> None:
+        async with taking(monkeypatch, like=READY) as (client, port):
+            with pytest.raises(LinkRefused, match="computes otherwise"):
+                await come(port, ready=replace(READY, numerics_id="other"))
+            link = await come(port)
+            await until(lambda: client.ready is not None)
+            link.close()
+
+    run(main())
+
+
+def test_a_worker_says_nothing_to_a_front_end_of_what_another_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be the same front end again, which has given the worker the same requests again."""
+    monkeypatch.setattr(worker_module, "FIRST_DELAY_S", 0.01)
+    clock = MonotonicClock()
+    executor = ToyExecutor(CONFIG, clock, costs=ToyCosts(fixed_s=0.002, per_token_s=0.0))
+    engine: Any = SimpleNamespace(
+        worker=SimpleNamespace(executor=executor), ops=SimpleNamespace(progress=lambda: None), first_events=lambda: ()
+    )
+
+    def request(name: str, max_tokens: int) -> Submit:
+        return Submit((Request(name, (1, 2, 3), SamplingParams(ignore_eos=True), max_tokens, seed=1),))
+
+    async def steps(link: FrontLink, until: Callable[[StepOutputs], bool]) -> StepOutputs:
+        while True:
+            step = await link.receive()
+            assert isinstance(step, StepOutputs) and {each.request_id for each in step.outputs} <= {"a"}
+            if until(step):
+                return step
+
+    async def main() -> None:
+        joined: asyncio.Queue[FrontLink] = asyncio.Queue()
+        with listening_socket() as (listener, port):
+            taker = WorkerListener(
+                listener, Credentials(SECRET), clock, lambda identity: "", lambda _, link, __: joined.put_nowait(link)
+            )
+            taker.open()
+            worker = worker_module._Worker(
+                engine, EngineCore(CONFIG), IDENTITY, ("127.0.0.1", port), Credentials(SECRET), 0.0
+            )
+            running = asyncio.create_task(worker.run())
+            link = await joined.get()
+            ready = await link.receive()
+            assert isinstance(ready, Ready) and ready.stats.num_steps == 0
+            await link.send(request("a", 60))
+            num_steps = (await steps(link, lambda step: bool(step.outputs))).stats.num_steps
+            link.close()
+            link = await joined.get()
+            ready = await link.receive()
+            assert isinstance(ready, Ready) and ready.stats.num_steps >= num_steps
+            await asyncio.sleep(0.02)
+            await link.send(request("a", 2))
+            tokens: list[int] = []
+
+            def is_over(step: StepOutputs) -> bool:
+                tokens.extend(token for each in step.outputs for token in each.tokens)
+                return any(each.finish_reason is not None for each in step.outputs)
+
+            last = await steps(link, is_over)
+            assert last.outputs[0].finish_reason == "length" and len(tokens) == 2
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            link.close(), taker.close()
 
     run(main())
 

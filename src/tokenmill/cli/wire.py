@@ -196,9 +196,15 @@ async def _serve(
         helper.warm_up()
         await asyncio.get_running_loop().create_future()  # Never: the others decide when to end.
 
+    async def take_workers(workers: Workers) -> None:
+        if own is None:
+            return await workers.run(client, complete, note_workers)
+        await asyncio.wait([prepared])  # workers are measured by this engine, and it by none of them
+        await workers.run(client, complete, note_workers, first_ready.result())
+
     engines = [] if own is None else [own.run(client, complete)]
     if workers is not None:
-        engines.append(workers.run(client, complete, note_workers))
+        engines.append(take_workers(workers))
     try:
         await _until_first_ends(
             serve_and_save(),

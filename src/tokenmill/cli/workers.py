@@ -57,14 +57,16 @@ class Workers:
         client: EngineClient,
         complete: Callable[[Ready], Ready],
         on_listening: Callable[[str], None] = lambda address: None,
+        like: Ready | None = None,
     ) -> None:
-        """Never returns; ends when cancelled. Raises ConfigError when the address cannot be had."""
+        """Never returns; ends when cancelled. Raises ConfigError when the address cannot be had. `like`: the facts of
+        an engine that workers must agree with, also while it does not serve; None: they must agree with each other."""
         weights = await asyncio.to_thread(weights_digest, self._path, self._cache_dir)
 
         def judge(identity: Identity) -> str:
             if identity.weights != weights:
                 return "Its model has other weights than this front end's."
-            return unlike(identity.ready, client.ready)
+            return unlike(identity.ready, like or client.ready)
 
         def join(identity: Identity, link: FrontLink, address: str) -> None:
             former = self._workers.get(identity.incarnation)
