@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import pytest
 
-from links import KINDS, Stopped, linked, run
+from links import KINDS, Stopped, linked, listening_socket, run
 from tokenmill.core.events import Abort, Drain, EngineStats, Output, StepOutputs, Submit, Timing
 from tokenmill.core.request import Request, SamplingParams
+from tokenmill.net import tcp
 from tokenmill.net.tcp import LinkBounds
 from tokenmill.net.unix import UnixEngineEnd, UnixFrontEnd, private_address
 
@@ -230,3 +233,22 @@ def test_kill_9_of_one_process_is_eof_at_the_other(victim: str) -> None:
 
     with private_address() as address:
         run(main(address))
+
+
+def test_a_worker_tries_all_addresses_of_a_name() -> None:
+    """Of localhost the first is often ::1, where a front end at 127.0.0.1 does not listen."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        with listening_socket() as (_, port), listening_socket() as (closed, other):
+            closed.close()
+            found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", each)) for each in (other, port)]
+            loop.getaddrinfo = AsyncMock(return_value=found)  # type: ignore[method-assign]
+            end = await tcp._connect("localhost", port)
+            assert end.getpeername()[1] == port
+            end.close()
+            loop.getaddrinfo.return_value = found[:1]
+            with pytest.raises(ConnectionRefusedError):
+                await tcp._connect("localhost", port)
+
+    asyncio.run(main())

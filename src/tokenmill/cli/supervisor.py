@@ -155,8 +155,9 @@ class Supervisor:
             return
         self._is_draining = True
         with contextlib.suppress(EOFError, TimeoutError):
-            await self._link.send(Drain())
-            await asyncio.wait_for(self._has_drained.wait(), within_s)
+            async with asyncio.timeout(within_s):
+                await self._link.send(Drain())  # waits for an engine that is still loading
+                await self._has_drained.wait()
         if not self._has_drained.is_set():
             log.warning("The engine had not saved all of its KV after %.1f s.", within_s)
 

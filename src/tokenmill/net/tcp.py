@@ -137,16 +137,11 @@ async def join(
     """The worker's end of a link to the front end at `host`. Raises LinkRefused when one of the two does not want the
     other, and OSError or EOFError where another attempt may succeed."""
     bounds = bounds or LinkBounds()
-    loop = asyncio.get_running_loop()
     pipe = Pipe(GREETING_BYTES)
     try:
         async with asyncio.timeout(bounds.greeting_s):
-            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            family, _, _, _, address = found[0]
-            end = socket.socket(family, socket.SOCK_STREAM)
+            end = await _connect(host, port)
             try:
-                end.setblocking(False)
-                await loop.sock_connect(end, address)
                 end = await _prepare(end, credentials.tls, host)
             except BaseException:
                 end.close()
@@ -159,6 +154,25 @@ async def join(
         pipe.end()
         raise
     return EngineLink(pipe, clock, _keeper(pipe, bounds))
+
+
+async def _connect(host: str, port: int) -> socket.socket:
+    """To the first of the host's addresses that answers: localhost, for one, has two. Raises OSError."""
+    loop = asyncio.get_running_loop()
+    refused: OSError = socket.gaierror("it has no address")
+    for family, _, _, _, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        end = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            end.setblocking(False)
+            await loop.sock_connect(end, address)
+            return end
+        except OSError as error:
+            end.close()
+            refused = error
+        except BaseException:
+            end.close()
+            raise
+    raise refused
 
 
 def _keeper(pipe: Pipe, bounds: LinkBounds) -> asyncio.Task[None]:
