@@ -15,7 +15,9 @@ from tokenmill.core.errors import Unavailable
 from tokenmill.core.events import (
     Abort,
     AdapterLoaded,
+    Drain,
     EngineStats,
+    Leaving,
     LoadAdapter,
     Output,
     StepOutputs,
@@ -279,7 +281,14 @@ async def test_an_engine_that_lacks_an_adapter_is_let_go_and_the_adapter_stays(
     assert isinstance(message, LoadAdapter)
     await engine.send(AdapterLoaded(message.number, "d"))
     await loading
-    for answer in (AdapterLoaded(0, "", "no such folder", "bad_checkpoint"), AdapterLoaded(0, "other")):
+    for is_leaving, answer in (
+        (False, AdapterLoaded(0, "", "no such folder", "bad_checkpoint")),
+        (False, AdapterLoaded(0, "other")),
+        (True, AdapterLoaded(0, "other")),
+    ):
+        if is_leaving:
+            await engine.send(Leaving())
+            assert await engine.receive() == Drain()
         let_go: list[bool] = []
         other, front = local_link()
         client.attach(front, on_broken=lambda let_go=let_go: let_go.append(True))
@@ -289,4 +298,4 @@ async def test_an_engine_that_lacks_an_adapter_is_let_go_and_the_adapter_stays(
         await other.send(replace(answer, number=message.number))
         while not let_go:
             await asyncio.sleep(0)
-        assert client.adapters.get("fr") is not None and client.ready is not None
+        assert client.adapters.get("fr") is not None and (client.ready is None) == is_leaving

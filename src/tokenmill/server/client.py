@@ -291,7 +291,7 @@ class EngineClient:
         try:
             await self.adapters.restore(link.number)
         except TokenmillError as error:
-            if self.ready is not None:
+            if any(self._gateway.serves(number) for number in self._links):
                 return self._refuse(link, error.message)
             self._on_prepared(error)
             return
