@@ -184,6 +184,7 @@ def test_a_worker_outlives_its_front_end_and_joins_the_next(smollm2: Path, tmp_p
         (("serve", "--listen-workers", "127.0.0.1:0"), "need a secret that they share"),
         (("serve", "--no-engine"), "needs --listen-workers"),
         (("serve", "--listen-workers", "0.0.0.0:0"), "is not this machine"),
+        (("serve", "--listen-workers", "127.0.0.1:0", "--no-engine", "--kv-save", "x"), "give it to workers"),
         (("worker", "--connect", "192.0.2.1:7000"), "is not this machine"),
         (("worker",), "needs --connect"),
         (("worker", "--connect", "here"), "must be HOST:PORT"),

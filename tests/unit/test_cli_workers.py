@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,8 @@ from links import IDENTITY, SECRET, Stopped, linked, listening_socket, run
 from tokenmill.cli import worker as worker_module
 from tokenmill.cli import workers as workers_module
 from tokenmill.cli.worker_options import LinkOptions, read_address
-from tokenmill.cli.workers import Workers, unlike
+from tokenmill.cli.workers import Workers
+from tokenmill.cluster.likeness import unlike
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import ConfigError, LinkRefused
@@ -250,6 +252,8 @@ def test_without_tls_only_this_machine_is_linked_unless_that_is_asked_for(monkey
     monkeypatch.setenv("TOKENMILL_WORKER_SECRET", SECRET.decode())
     with pytest.raises(ConfigError, match="--worker-tls-cert"):
         LinkOptions().credentials("0.0.0.0", is_front_end=True)
+    assert "TOKENMILL_WORKER_SECRET" not in os.environ, "child processes are not to have it"
+    monkeypatch.setenv("TOKENMILL_WORKER_SECRET", SECRET.decode())
     assert LinkOptions(worker_insecure=True).credentials("0.0.0.0", is_front_end=True).tls is None
 
 

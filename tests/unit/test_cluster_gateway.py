@@ -62,6 +62,7 @@ def test_what_a_dead_engine_had_goes_on_in_the_next_with_its_tokens_and_its_firs
     first = Timing(0.0, 1.0, 2.0, -1.0)
     scene.step(0, Output("a", (5, 6), num_output=2, num_cached=3, timing=first))
     assert scene.handle(Left(0)).resumed == 2
+    assert scene.gateway.num_waiting == 2
     assert not scene.open("c").submits, "no engine is there"
     submits = [each for _, each in scene.join(1).submits]
     assert [(each.id, each.output_tokens, each.is_resumed) for each in submits] == [

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
-from ..core.errors import TokenmillError
+from ..core.errors import ConfigError, TokenmillError
 from ..core.events import Ready
 from ..core.policy import Order
 from ..core.units import format_parts
@@ -85,6 +85,11 @@ def serve(args: argparse.Namespace) -> int:
     )  # fmt: skip
     workers = _workers(given_options(ListenOptions, args), given_options(LinkOptions, args), launch, config)
     own = Supervisor(launch, options.engine_timeout_s) if args.engine else None
+    for flag, is_given in (("--kv-save", saves_kv), ("--journal", bool(options.journal))):
+        if own is None and is_given:
+            raise ConfigError(
+                f"{flag} is about an engine, and with --no-engine there is none here: give it to workers."
+            )
     with own or contextlib.nullcontext():
         from ..net.loop import run_event_loop
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -113,11 +113,13 @@ class WorkerOptions:
             raise ConfigError("worker needs --connect HOST:PORT, the front end's --listen-workers.", param="connect")
 
 
-def _read_secret(path: str | None, environ: Mapping[str, str]) -> bytes:
+def _read_secret(path: str | None, environ: MutableMapping[str, str]) -> bytes:
+    """Takes it out of `environ`, for processes that are started from here on: one of them compiles clients'
+    templates."""
     from ..net.handshake import MIN_SECRET_BYTES
 
     if path is None:
-        secret, where = os.fsencode(environ.get(SECRET_VARIABLE, "")), SECRET_VARIABLE
+        secret, where = os.fsencode(environ.pop(SECRET_VARIABLE, "")), SECRET_VARIABLE
         if not secret:
             raise ConfigError(
                 f"Workers and front end need a secret that they share: --worker-secret-file FILE or {SECRET_VARIABLE}."

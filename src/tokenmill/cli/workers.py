@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..cluster.likeness import unlike
 from ..core.events import Ready
 from ..formats.checkpoint import weights_digest
 from ..net.clock import MonotonicClock
@@ -97,20 +98,3 @@ class Workers:
         _log.warning("The worker at %s has left: %s", worker.address, worker.link.why_ended)
         if self._workers.get(incarnation) is worker:
             del self._workers[incarnation]
-
-
-def unlike(ready: Ready, other: Ready | None) -> str:
-    """Why an engine would not give the answers of another; "": it would."""
-    if other is None:
-        return ""
-    for name, text in (
-        ("numerics_id", "It computes otherwise: weights, --quantization, --kv-cache-dtype or kernels differ"),
-        ("draw_version", "It draws tokens in another way"),
-        ("vocab_size", "Its vocabulary is another"),
-        ("max_model_len", "Its --max-model-len is another"),
-        ("pooling", "Its --pooling is another"),
-    ):
-        mine, theirs = getattr(ready, name), getattr(other, name)
-        if mine != theirs:
-            return f"{text} ({name} {mine}, not {theirs})."
-    return ""

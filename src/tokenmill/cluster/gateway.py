@@ -30,6 +30,7 @@ from .admission import Everybody
 from .desk import FrontDesk
 from .entry import Entry
 from .events import Closed, Effects, Ended, GatewayEvent, GivenUp, Joined, Leaves, Left, Opened, Stepped
+from .likeness import unlike
 from .places import Room
 from .suspects import Suspects
 from .totals import Totals
@@ -84,6 +85,11 @@ class Gateway:
     def num_open(self) -> int:
         return len(self._entries)
 
+    @property
+    def num_waiting(self) -> int:
+        """Requests that no engine has."""
+        return self.desk.num_waiting + len(self._held)
+
     def serves(self, link: int) -> bool:
         return link in self._links
 
@@ -137,11 +143,12 @@ class Gateway:
 
     def _join(self, event: Joined, now: float, effects: Effects) -> None:
         ready = event.ready
-        if not all(_are_alike(ready, link.ready) for link in self._links.values()):
-            effects.refused = "It would give other answers than the engines that serve now."
-            return
+        for link in self._links.values():
+            if reason := unlike(ready, link.ready):
+                effects.refused = reason
+                return
         self._num_failed_starts = 0
-        if not _are_alike(ready, self._last_ready):
+        if unlike(ready, self._last_ready):
             for entry in [each for each in self._held.values() if each.tokens]:
                 self._fail(entry, _OTHER_MODEL, now, effects)
         self._last_ready = ready
@@ -332,14 +339,3 @@ class Gateway:
         Stepped: _step,
         Closed: _close,
     }
-
-
-def _are_alike(ready: Ready, other: Ready | None) -> bool:
-    """Whether two engines give equal answers to equal requests."""
-    return other is None or _promise(ready) == _promise(other)
-
-
-def _promise(ready: Ready) -> tuple[object, ...]:
-    return (
-        ready.model, ready.numerics_id, ready.draw_version, ready.max_model_len, ready.vocab_size, ready.pooling,
-    )  # fmt: skip

@@ -70,7 +70,7 @@ def build_app(
     """
     client.metrics = Metrics(config.model_names[0], text.max_context)
     client.metrics.name_adapter = client.adapters.name_of
-    client.metrics.count_waiting = lambda: client.desk.num_waiting
+    client.metrics.count_waiting = lambda: client.num_waiting
     client.metrics.predict_wait = lambda: client.desk.usual_wait_s(clock.now())
     client.is_shared = True
     if config.log_requests:

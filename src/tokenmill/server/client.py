@@ -88,6 +88,11 @@ class EngineClient:
         return self._gateway.totals.stats
 
     @property
+    def num_waiting(self) -> int:
+        """Requests that no engine has."""
+        return self._gateway.num_waiting
+
+    @property
     def desk(self) -> FrontDesk:
         return self._gateway.desk
 
