@@ -17,13 +17,14 @@ is not charged for the pipe.
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from .. import __version__
 from ..core.errors import ConfigError, TokenmillError
@@ -148,12 +149,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="numbers of streams (default: 1,4,16,32)",
     )
     group.add_argument(
+        "--sampling",
+        type=_settings,
+        default={},
+        metavar="JSON",
+        help='settings of every stream, such as {"temperature": 1, "logprobs": 5} (default: greedy)',
+    )
+    group.add_argument(
         "--quick",
         action="store_true",
         help=f"{QUICK_REPEATS} runs of each load, {QUICK_NEW_TOKENS} new tokens a stream",
     )
     group.add_argument("--json", type=Path, metavar="FILE", help="write every measured value")
     group.add_argument("--markdown", type=Path, metavar="FILE", help="write the table")
+
+
+def _settings(text: str) -> dict[str, Any]:
+    try:
+        settings = json.loads(text)
+    except ValueError:
+        settings = None
+    if not isinstance(settings, dict):
+        raise argparse.ArgumentTypeError(f"must be a JSON object, got {text!r}")
+    return settings
 
 
 def run(args: argparse.Namespace, make_engine: Callable[[Demand], BenchEngine]) -> int:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from ...bench.engine import Demand, run
 from ...bench.machine import peak_memory
@@ -23,16 +24,17 @@ class LocalEngine:
     pids: tuple[int, ...] = ()
     takes_uneven = True
 
-    def __init__(self, llm: LLM, model_path: Path, threads: int) -> None:
+    def __init__(self, llm: LLM, model_path: Path, threads: int, settings: dict[str, Any]) -> None:
         self.name = "tokenmill"
         self.facts = dict(llm.ready.facts)
         self.vocab_size = llm.ready.vocab_size
         self.model_path = model_path
         self.threads = threads
         self._llm = llm
+        self._settings = {"temperature": 0.0, **settings}
 
     def run(self, prompts: list[list[int]], max_tokens: Sequence[int]) -> float:
-        sampling = [SamplingParams(max_tokens=count, temperature=0.0, ignore_eos=True) for count in max_tokens]
+        sampling = [SamplingParams(max_tokens=count, ignore_eos=True, **self._settings) for count in max_tokens]
         start_s = time.perf_counter()
         self._llm.generate(prompts, sampling)
         return time.perf_counter() - start_s
@@ -53,6 +55,6 @@ def engine(args: argparse.Namespace) -> int:
         needed = {"max_num_seqs": demand.num_seqs, "max_model_len": demand.num_tokens}
         asked = {name: value for name, value in options.items() if value is not None}
         llm = LLM(str(path), **{**needed, **asked})
-        return LocalEngine(llm, path, llm.settings.threads)
+        return LocalEngine(llm, path, llm.settings.threads, args.sampling)
 
     return run(args, make)
