@@ -75,6 +75,8 @@ def test_a_small_pool_bounds_the_context_and_says_so():
         (dict(block_size=-1), "block_size"),
         (dict(max_num_seqs=64, max_num_batched_tokens=32), "max_num_batched_tokens"),
         (dict(backend="cuda"), "backend"),
+        (dict(kv_save=""), "kv_save"),
+        (dict(kv_save="kv", enable_prefix_caching=False), "kv_save"),
     ],
 )
 def test_an_impossible_wish_is_refused_by_name(options, param):

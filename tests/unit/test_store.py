@@ -12,6 +12,7 @@ import pytest
 
 from tokenmill.store.extent import PARTIAL, BadExtent, StoredBlock, open_extent, write_extent
 from tokenmill.store.folder import KVFolder
+from tokenmill.worker.transfers import open_folder
 
 SIZES = (96, 40)
 MODEL = "0123456789abcdef0123456789abcdef"
@@ -202,3 +203,10 @@ def test_a_file_being_written_is_no_relic(tmp_path: Path, monkeypatch: pytest.Mo
     writer.save(blocks)
     opening.join()
     assert folder_at(tmp_path).read([(block.group, block.key) for block in blocks]) == [b.data for b in blocks]
+
+
+def test_a_folder_may_be_named_from_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In Python no shell replaces the ~."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert open_folder(Path("~/kv"), MODEL, []).path == tmp_path / "kv"
+    assert (tmp_path / "kv").is_dir()

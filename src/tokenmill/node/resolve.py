@@ -174,6 +174,8 @@ def _quantization(options: EngineOptions, choices: list[Choice]) -> str | None:
 
 
 def _kv_save(options: EngineOptions, model: ModelFacts) -> str | None:
+    if options.kv_save == "":
+        raise ConfigError("--kv-save was given no folder.", param="kv_save")
     if options.kv_save is not None and (model.gives_vectors or not options.enable_prefix_caching):
         why = "this model gives vectors" if model.gives_vectors else "prefix caching is off"
         raise ConfigError(f"--kv-save has nothing to save: {why}.", param="kv_save")

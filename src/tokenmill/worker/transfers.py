@@ -33,7 +33,7 @@ def open_folder(path: Path, numerics_id: str, pools: Sequence[KVPool]) -> KVFold
     """The folder of the model with this id, which holds as much as its pools do. Raises ConfigError."""
     block_bytes = [pool.group.bytes_per_block for pool in pools]
     most_bytes = sum(pool.num_blocks * pool.group.bytes_per_block for pool in pools)
-    folder = KVFolder(path.absolute(), numerics_id, block_bytes, most_bytes)
+    folder = KVFolder(path.expanduser().absolute(), numerics_id, block_bytes, most_bytes)
     try:
         folder.open()
     except OSError as error:
