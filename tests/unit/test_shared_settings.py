@@ -86,11 +86,16 @@ def test_the_engine_shares_what_came_in_different_messages_and_lets_go_of_it() -
 
 
 def test_the_sampler_shares_the_arrays_of_one_call() -> None:
-    sampler = Sampler(ReferenceOps(), 5000, 4)
+    sampler = Sampler(ReferenceOps(), 5000, 4, 64)
     sampling = SamplingParams(allowed_token_ids=tuple(range(4000)), min_tokens=1, stop_token_ids=(3,))
     for slot in range(4):
         sampler.introduce(slot, Introduction((1,), (), sampling, 0, slot, (2,)))
-    assert len({id(adjustment._lists) for adjustment in sampler._adjustments.values()}) == 1
+    assert len({id(adjustment.mask) for adjustment in sampler._adjustments.values()}) == 1
     other = SamplingParams(allowed_token_ids=(1, 9))
     sampler.introduce(0, Introduction((1,), (), other, 0, 0, (2,)))
-    assert sampler._adjustments[0]._lists.allowed.tolist() == [1, 9] and len(sampler._lists) == 2
+    assert len({id(adjustment.mask) for adjustment in sampler._adjustments.values()}) == 2
+    assert len(sampler._lists) == 2
+    for slot in range(4):
+        sampler.release(slot)
+    sampler.hand_over_masks()
+    assert not len(sampler._lists), "what no slot uses any more is kept"
