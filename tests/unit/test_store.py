@@ -205,6 +205,15 @@ def test_a_file_being_written_is_no_relic(tmp_path: Path, monkeypatch: pytest.Mo
     assert folder_at(tmp_path).read([(block.group, block.key) for block in blocks]) == [b.data for b in blocks]
 
 
+def test_a_folder_that_everyone_may_write_to_is_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever knows the model can make an extent that is taken for KV: checksums are no signatures."""
+    folder_at(tmp_path)
+    assert not caplog.text
+    tmp_path.chmod(0o777)
+    folder_at(tmp_path)
+    assert "Everyone on this machine may write" in caplog.text
+
+
 def test_a_folder_may_be_named_from_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In Python no shell replaces the ~."""
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -12,6 +12,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import stat
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -47,6 +48,8 @@ class KVFolder:
     def open(self) -> None:
         """Make the folder if need be, and read what its extents hold. Raises OSError where it cannot be used."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self.path.stat().st_mode & stat.S_IWOTH:
+            log.warning("Everyone on this machine may write to %s, and so decide what prompts become.", self.path)
         with self._only_writer():
             for path in self.path.glob(f"{self._stem}-*{SUFFIX}{PARTIAL}"):
                 path.unlink(missing_ok=True)
