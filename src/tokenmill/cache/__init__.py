@@ -1,4 +1,4 @@
 """Which physical block holds what: ids, reference counts, the prefix tree, eviction.
 
-Knows block ids and keys; never block bytes, sequences or requests. Imports only `core`.
+Knows block ids and keys, but no block bytes, sequences or requests. Imports only `core`.
 """

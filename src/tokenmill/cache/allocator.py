@@ -1,10 +1,10 @@
-"""Counts who uses each physical block, and holds back freed ids until no step in flight can touch them.
+"""Counts the users of each physical block, and keeps freed ids back until no step in flight can touch them.
 
     FREE -> in use (references > 0) -> quarantined (0 references, a step may still read or write it) -> idle -> FREE
 
-An idle block belongs to the caller, who puts it back here or keeps it cached. Steps end in the order of their numbers.
-Free ids are handed out last in, first out, so that memory recently touched is touched again and untouched pages of the
-pool stay uncommitted.
+An idle block belongs to the caller, who returns it here or keeps it cached. Steps end in the order of their numbers.
+Free ids are handed out last in, first out: recently used memory is used again, and pages of the pool that were never
+touched stay uncommitted.
 """
 
 from __future__ import annotations

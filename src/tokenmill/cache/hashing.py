@@ -4,7 +4,7 @@
     key[0] = H(root,   tokens[0:S])
     key[i] = H(key[i-1], tokens[i*S:(i+1)*S])
 
-A key therefore names the whole prefix up to the end of its block. BLAKE2b, so that nobody can craft a prompt whose
+So a key names the whole prefix up to the end of its block. The hash is BLAKE2b, so that nobody can craft a prompt whose
 blocks collide with another client's.
 """
 

@@ -1,10 +1,10 @@
-"""BlockManager: the one place that says which block ids a sequence may use.
+"""BlockManager: the only object that decides which block ids a sequence may use.
 
-What belongs here: reserving, sharing, publishing, withdrawing and releasing ids, and the conservation law
+It reserves, shares, publishes, withdraws and releases ids, and keeps
 
     free + cached + held = num_blocks          (quarantined blocks count as held)
 
-What never does: bytes, sequences, scheduling. Callers keep the tables; this room only hears ids and keys.
+It knows no bytes, sequences or scheduling. Callers keep the block tables; this room sees only ids and keys.
 
     free -> reserve -> held -> publish -> held and matchable -> release -> (quarantine) -> cached -> evict -> held again
                             -> release, never published ------> (quarantine) -> free

@@ -1,7 +1,7 @@
-"""The front end's book of what it has open at its engines: who has a place, who waits, and how long a newcomer would.
+"""The front end's record of what is open: which choices have a place, which wait, and how long a new call would wait.
 
-Pure: events in, decisions out. Combines `places` (whose turn it is) with `service` (what turns cost). Sharing starts
-with `share`; without it every choice goes to the engine at once, as one program's own engine wants it.
+Pure: events in, decisions out. Combines `places` (whose turn it is) with `service` (what a turn costs). Without a call
+of `share` every choice goes to the engine at once, as a program with its own engine wants it.
 
     join     choices of a call
     choose   what is to be submitted now

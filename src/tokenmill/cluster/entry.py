@@ -1,9 +1,8 @@
-"""One request in the gateway's books, and how it goes on after the death of its engine. Pure.
+"""One request in the gateway's record, and how it continues after the death of its engine. Pure.
 
-A resumed request carries the tokens that have arrived: the next engine computes their KV again and draws what follows,
-and since a draw depends on seed, choice and position alone, those are the tokens that the dead engine would have drawn.
-What a client is told of its request beside tokens (cached tokens, when it was scheduled and had its first token) stays
-what its first life said.
+A resumed request carries the tokens that have arrived. The next engine computes their KV again and draws what follows.
+Draws depend on seed, choice and position alone, so these are the tokens that the dead engine would have drawn. The
+other facts that a client is told (cached tokens, times of scheduling and first token) stay those of the first engine.
 """
 
 from __future__ import annotations

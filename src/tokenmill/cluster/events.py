@@ -1,11 +1,11 @@
-"""What happens to a gateway, and what it wants done.
+"""The events of a gateway, and the effects it wants carried out.
 
     Joined    an engine is ready and has its adapters     Left     an engine is gone, with all that it had
     Leaves    an engine finishes what it has, then goes
     Opened    the choices of a call                       GivenUp  a client wants no more of a choice
-    Stepped   what an engine says after a step            Closed   no engine will come any more
+    Stepped   what an engine reports after a step         Closed   no engine will come any more
 
-`Effects` are carried out by the gateway's shell, in the order of their fields.
+The gateway's shell carries `Effects` out, in the order of the fields.
 """
 
 from __future__ import annotations

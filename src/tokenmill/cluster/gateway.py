@@ -1,19 +1,19 @@
-"""A gateway between clients and engines: who has which request, and what becomes of it when an engine dies.
+"""A gateway between clients and engines: which engine has which request, and what happens to it when the engine dies.
 
-Pure: `handle(event, now) -> Effects`. Streams, tasks and links are its shell's (`server.client`, `sim.front`). What may
-come in and whose turn it is, `desk` decides; whom to try alone, `suspects`; this file keeps the books.
+Pure: `handle(event, now) -> Effects`. Its shell (`server.client`) has the streams, tasks and links. `desk` decides what
+may come in and whose turn it is; `suspects` decides which request is tried alone; this file keeps the record.
 
     Opened -> waits at the desk -> has a place -> an engine has it -> over
                                         ^               |
                                         '---- held <----' its engine has died
 
-Every request stays in the books until an engine's own last word on it, also after its client has gone or a stop string
-has ended it, so that counts are true and a stuck engine cannot look idle. What a dead engine had keeps its place and is
-given, with the tokens that it has, to the next engine that is ready: before all that wait, and whatever the engine's
-queue holds. Requests that were over for their clients are not resumed.
+A request stays in the record until an engine confirms its end, even after its client has left or a stop string has
+ended it. So counts are true, and a stuck engine cannot look idle. The requests of a dead engine keep their places. With
+the tokens they have, they go to the next engine that is ready: before all that wait, even if the engine's queue is
+full. Requests that were over for their clients are not resumed.
 
-Several engines may serve at once if they are alike: a request goes to the one with the fewest tokens open. Engines that
-would give other answers are refused.
+Several engines may serve at once if they give equal answers; others are refused. A request goes to the engine with the
+fewest tokens open.
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
-"""Whose choice gets the next place in the engine: round robin over clients, then over the calls of one.
+"""Whose choice gets the next place in the engine: round robin over clients, then over a client's calls.
 
-A place is a row of the engine (and a few that stand by for the next row). Choices beyond those wait here, with their
-call, so that one call of a thousand choices holds the engine's queue for nobody. Pure: the caller says what happened,
-and carries the decisions out. Rounds are the start tags of fair queueing (Goyal et al., 1996): who comes joins the
-present round, and who was served moves to the next.
+There are as many places as the engine has rows, and a few more that stand by for the next free row. Further choices
+wait here, so that one call of a thousand choices does not fill the engine's queue. Pure: the caller reports what
+happened and carries the decisions out. Rounds are the start tags of fair queueing (Goyal et al., 1996): a newcomer
+joins the present round, and a client that was served moves to the next.
 
     join     choices of a call wait
     choose   the next choice to be submitted, or None
     start    a choice has its first token (it waits no more)
     end      a choice is over, wherever it was
 
-Priorities come before rounds; within a round the choice goes first that is due first (`core.work.due`). An eighth of
-the rows is closed to a client that holds all others. Nobody has more prompt tokens under way, ahead of a choice of its
-own, than the engine computes in a few steps: what is in the engine cannot be overtaken by others.
+Priorities come before rounds; within a round the choice that is due first goes first (`core.work.due`). An eighth of
+the rows is closed to a client that holds all others. The choices of a client that have no first token yet may hold only
+as many prompt tokens as the engine computes in a few steps, because others cannot overtake what is in the engine.
 """
 
 from __future__ import annotations

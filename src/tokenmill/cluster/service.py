@@ -1,13 +1,13 @@
-"""How long a newcomer will wait: measured rates of service, and a prediction from them. Pure.
+"""Predicts how long a new call will wait, from measured rates of service. Pure.
 
-    Rates           what steps have cost and how answers have ended, from the engine's own messages
-    Load            what a newcomer finds
+    Rates           the cost of steps and how answers ended, from the engine's own messages
+    Load            what a new call finds
     predicted_wait  seconds until it is computed
-    Returns         when those who are refused are told to come back
+    Returns         when refused calls are told to come back
 
-Two things are waited for: that the prompt tokens before one's own are computed, and that a row comes free. Answers end
-by a constant hazard, or at their limit: so the time that a row is held for follows from how many tokens were drawn for
-each answer that ended early, and running answers have no memory.
+A call waits for two things: that the prompt tokens before its own are computed, and that a row becomes free. Answers
+are assumed to end with a constant hazard, or at their limit. The time for which a row is held therefore follows from
+how many tokens were drawn for each answer that ended early, whatever the running answers have drawn so far.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Which request may be what ends engines, and its trial. Pure.
+"""Which request may be the one that kills engines, and its trial. Pure.
 
-A front end does not see which rows a step had when its engine died. But places are handed out one for a row, so that
-nearly all that an engine has are in its steps; what draws tells so by its tokens. So those are suspect that the dead
-engine had, that had outlived another engine before, and that gave no token since.
+A front end does not see which rows a step had when its engine died. But it gives an engine only about as many requests
+as it has rows, so nearly all of them are in its steps, and those that produce tokens are known to run. A request is
+suspect if the dead engine had it, it had outlived another engine before, and it produced no token in between.
 
-Suspects are tried one at a time: the engine gets no other work until the suspect has given a token. Then it is cleared
-and goes on, and the next one is tried. First comes who was idle in most deaths; so an engine that died in a trial is
-followed by one where the same suspect is alone from the start. Who ends an engine twice while it is alone is given
-up: an engine that died of something else, or of another request, is held against nobody.
+Suspects are tried one at a time: the engine gets no other work until the suspect has produced a token. Then the suspect
+is cleared and continues, and the next one is tried. The first to be tried is the one that was idle in most deaths; so
+after an engine dies in a trial, the same suspect is alone in the next engine from the start. A request that kills two
+engines while it is alone is given up. A death with other requests in the engine proves nothing against any of them.
 """
 
 from __future__ import annotations

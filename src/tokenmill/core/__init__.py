@@ -1,5 +1,4 @@
-"""The vocabulary every room shares: nouns, ports, errors, units.
+"""The vocabulary that all rooms share: nouns, ports, errors, units.
 
-Imports the standard library only, and holds no behaviour beyond validation, so that any room (and a simulation of a
-thousand nodes) can import it for free.
+It imports the standard library only and has no behaviour but validation, so that every room can import it cheaply.
 """

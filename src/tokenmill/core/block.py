@@ -1,6 +1,6 @@
-"""Names for KV: a block of token slots, its key, a sequence's ordered list of them, and the geometry of one block.
+"""Names for KV: a block, its key, a sequence's ordered list of blocks (block table), and the layout of one block.
 
-Block *ids* live here and in `cache`; block *bytes* live in `store`. Neither room imports the other.
+This file and `cache` know block *ids*. The backend owns block *bytes* (`ops.pool`); neither side imports the other.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Frozen settings shared by more than one room, and the check every room's settings use."""
+"""Frozen settings that several rooms share, and the check that the settings of every room use."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Memory of the process's own, straight from the system, that goes back to it when its owner says so: not when the last
-reference is collected. In large pages where the system has them, and committed page by page as it is touched."""
+"""Memory allocated directly from the system, which returns to it when the owner releases it, not when the last
+reference is collected. It uses large pages if the system has them, and is committed page by page when first touched.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""How an option is declared: once, as a field of the frozen dataclass that its user reads.
+"""How an option is declared: once, as a field of the frozen dataclass whose code uses it.
 
 The field has the type and the default; `option` adds the help, other spellings, how text becomes a value, and the
-range. The command line makes its flags from these declarations (cli/options.py) and `LLM` its keyword arguments
-(llm/arguments.py), so that neither repeats them. `check` holds a value against its declaration; a dataclass calls it
-in its `__post_init__`.
+range. The command line makes flags from these declarations (cli/options.py), and `LLM` keyword arguments
+(llm/arguments.py). `check` compares a value with its declaration; a dataclass calls it in `__post_init__`.
 """
 
 from __future__ import annotations

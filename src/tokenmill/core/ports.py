@@ -1,10 +1,8 @@
-"""What the rooms plug into each other.
+"""What the rooms plug into each other. Each port has at least two implementations:
 
-Each port has at least two real implementations:
-
-    Executor   worker (native or numpy model), sim (checkable toy model)
-    Link       net (a Unix socket between processes), engine (asyncio queues in one process, live or simulated)
-    Clock      net (monotonic), sim (virtual)
+Executor             worker (native or numpy model), sim (checkable toy model)
+EngineEnd, FrontEnd  the ends of a link: net (Unix socket or TCP), engine (asyncio queues in one process)
+Clock                net (monotonic), sim (virtual)
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The clock of work: "now" as a count of tokens computed, not of seconds.
+"""The clock of work: "now" as a count of computed tokens instead of seconds.
 
-It needs no measurement, means the same on every machine, and a replay sees it too. The engine orders its queue by it,
-and the front end foresees that order.
+It needs no measurement, means the same on every machine, and is the same in a replay. The engine orders its queue by
+it, and the front end predicts that order.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Which LoRA adapters requests may name, and when one that was unloaded is free of its last request. Pure.
+"""Which LoRA adapters requests may name, and when an unloaded adapter has lost its last user. Pure.
 
 LoadAdapter -> job LoadAdapter -> its end -> AdapterLoaded, and requests may name the adapter
-UnloadAdapter, or the end of a request    -> job DropAdapter, once nobody loads or uses it
+UnloadAdapter, or the end of a request    -> job DropAdapter, once no load and no request uses it
 """
 
 from __future__ import annotations

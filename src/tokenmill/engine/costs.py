@@ -1,8 +1,8 @@
-"""What steps cost, from the results of those that were mostly prompts.
+"""The cost of a step, measured from the results of steps that were mostly prompts.
 
     duration = token_s * tokens + position_s * (positions that they attend to)
 
-by least squares over the last steps. Pure: a result brings its duration with it, so that a replay measures the same.
+fitted by least squares over recent steps. Pure: a result contains its duration, so a replay measures the same.
 """
 
 from __future__ import annotations

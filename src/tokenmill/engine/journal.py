@@ -1,10 +1,10 @@
-"""The story of one EngineCore: what it was told, and what it planned.
+"""The record of one EngineCore: what it was told, and what it planned.
 
-The core is deterministic, so that a fresh core that is told the same makes the same plans (`replay`). That holds from
-the start of a core's life only: what it plans depends on all that its prefix cache has seen. A journal is therefore the
-story of one life, from its beginning, and is cut at its end where it must be.
+The core is deterministic, so a fresh core that is told the same makes the same plans (`replay`). This holds only from
+the core's start, because plans depend on everything that its prefix cache has seen. A journal therefore records one run
+of an engine from its start; if it must be cut, it is cut at the end.
 
-Written down, it is lines of JSON (`encoding`): a header with the version and the engine's settings, then an entry each.
+In a file it is lines of JSON (`encoding`): a header with the version and the engine's settings, then one entry a line.
 """
 
 from __future__ import annotations

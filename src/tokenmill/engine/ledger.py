@@ -1,4 +1,4 @@
-"""The scheduler's ledger: carries its decisions out at once, and keeps the rows of the step that it composes."""
+"""The scheduler's ledger: carries out the scheduler's decisions at once, and collects the rows of the step."""
 
 from __future__ import annotations
 

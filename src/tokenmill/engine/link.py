@@ -1,4 +1,4 @@
-"""Both ends of a link inside one process: two asyncio queues, live or on a simulated loop."""
+"""Both ends of a link inside one process: two asyncio queues, on a real or a simulated event loop."""
 
 from __future__ import annotations
 

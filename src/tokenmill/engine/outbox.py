@@ -1,4 +1,4 @@
-"""What an event or a commit gives, collected while it is handled."""
+"""Collects the effects of an event or a commit while it is handled."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""How long a step will take, from steps like it, and so when the next one should be planned.
+"""Predicts how long a step will take, from similar steps, and therefore when to plan the next one.
 
-A plan made early misses requests that arrive before its step can start; one made late leaves the processors idle. The
-time left for planning is therefore generous, and predictions err on the short side: they follow a shorter step at once
-and a longer one slowly, so that a step that was held up by something else does little harm.
+A plan made early misses requests that arrive before its step can start; a plan made late leaves the processors idle.
+The time left for planning is therefore generous, and predictions are rather too short: they follow a shorter step at
+once and a longer one slowly, so that one delayed step does little harm.
 """
 
 from __future__ import annotations

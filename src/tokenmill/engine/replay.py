@@ -1,4 +1,4 @@
-"""Tells a recorded story to a fresh core, and finds the first plan that differs."""
+"""Repeats a recorded journal on a fresh core, and finds the first plan that differs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the choices of one call ask for alike, held once: long lists of token ids come with each of them."""
+"""Settings that the choices of one call share, stored once: each choice arrives with its own copy of long id lists."""
 
 from __future__ import annotations
 

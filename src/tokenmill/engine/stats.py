@@ -1,4 +1,4 @@
-"""The snapshot of an engine that goes out with each step."""
+"""The snapshot of the engine's state that is sent with each step."""
 
 from __future__ import annotations
 

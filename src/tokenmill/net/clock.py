@@ -1,4 +1,4 @@
-"""The live clock: CLOCK_MONOTONIC. Each process reads its own, and what crosses a link are ages (see `codec`)."""
+"""The real clock: CLOCK_MONOTONIC. Each process reads its own; messages carry ages instead of times (see `codec`)."""
 
 from __future__ import annotations
 

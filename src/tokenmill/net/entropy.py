@@ -1,4 +1,4 @@
-"""Where true randomness enters: seeds of requests that bring none, and identifiers. Nothing else draws entropy."""
+"""Where true randomness enters: seeds for requests that have none, and identifiers. No other code draws entropy."""
 
 from __future__ import annotations
 

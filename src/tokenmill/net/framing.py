@@ -1,12 +1,12 @@
-"""Messages as frames on a stream of bytes, whatever carries it: a Unix socket, TCP, TLS over TCP.
+"""Messages as frames on a stream of bytes: a Unix socket, TCP, or TLS over TCP.
 
     length, 4 bytes, lowest first | message | length | message | ...
 
-The socket is driven by the event loop's reader callback, and a message is written at once by whoever sends it: one
-system call each way, and no thread between. Queues are bounded: an end reads at most `_INBOX` messages ahead, and then
-the socket's own buffer pushes back until the sender waits.
+The event loop's reader callback reads the socket, and the sender of a message writes it at once: one system call each
+way, without another thread. Queues are bounded: an end reads at most `_INBOX` messages ahead; then the socket's buffer
+fills, and the sender waits.
 
-An empty message is a sign of life and nothing else (see `keepalive`): it is not delivered.
+An empty message is a keepalive (see `keepalive`) and is not delivered.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How the two ends of a network link make sure of each other, before either believes a message.
+"""How the two ends of a network link authenticate each other before either acts on a message.
 
     worker                                            front end
     HELLO, version, a nonce                     ->
@@ -6,14 +6,14 @@
     HMAC(secret, "worker" + both hellos)        ->
                                                 <-    HMAC(secret, "front end" + both hellos)
     who it is and what it computes              ->
-                                                <-    nothing, or why it is not wanted
+                                                <-    nothing, or the reason for a refusal
 
-The secret itself never crosses. Each proof covers both nonces, so that none can be used twice, and the name of the end
-that makes it, so that none can be sent back to its maker. The worker, which is who connects, proves itself first: a
-stranger who knocks gets no proof whose secret it could guess at leisure. Instead of its next message the front end may
+The secret is never sent. Each proof covers both nonces, so it cannot be used twice, and the name of the end that made
+it, so it cannot be sent back to its maker. The worker, which connects, proves itself first: an unknown peer that
+connects gets no proof with which it could test guesses of the secret. Instead of its next message the front end may
 send a refusal. (Challenge and response as in ISO/IEC 9798-4; HMAC-SHA-256 as in RFC 2104.)
 
-This says who the peer is. It neither hides nor seals what follows: TLS does, where the link leaves the machine.
+This authenticates the peer. It neither encrypts nor protects what follows; between machines, TLS does.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""A journal's file. A thread writes it, so that no step waits for a disk.
+"""A journal's file, written by a thread, so that no step waits for a disk.
 
-A file holds the story of one life of an engine, from its start. The file of the life before is kept as FILE.1, and so
-on, up to `NUM_KEPT`. A file ends at `MAX_BYTES`, or where it cannot be written, or where writing is too slow: one log
-line says so, and the engine goes on. What the file holds then can still be replayed. An engine that is killed loses the
-entries of the last tenth of a second, and may leave half a line.
+A file holds the record of one run of an engine, from its start. The file of the run before is kept as FILE.1, and so
+on, up to `NUM_KEPT`. A file ends at `MAX_BYTES`, or when writing fails or is too slow; one log line says so, and the
+engine continues. The file can be replayed up to its end. An engine that is killed loses the entries of the last tenth
+of a second, and may leave half a line.
 
 The file holds prompts and answers, so its mode is 0600.
 """

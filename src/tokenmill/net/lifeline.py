@@ -1,8 +1,8 @@
-"""A process that must not outlive its parent: a pipe whose other end closes when the parent ends, however it ends.
+"""Ends a process when its parent ends, however that happens: a pipe whose other end closes with the parent.
 
-The link already reports a vanished peer (`unix`), and a healthy engine then stops by itself. This covers the
-engine that cannot: still loading, or stuck in a native call. The kernel closes a dead process's descriptors, so a
-blocked read wakes at once, also after kill -9; it needs no polling and works on every Unix.
+The link also reports a vanished peer (`unix`), and a healthy engine then stops by itself. The pipe is for an engine
+that cannot: one that is loading, or stuck in a native call. The kernel closes a dead process's descriptors, so a
+blocked read returns at once, also after kill -9. This needs no polling and works on every Unix.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One end of a link between a front end and an engine: the messages of `core.events` over a pipe of frames.
 
-Each end reads its own clock only. What crosses the link are ages (see `codec`), so that the clocks of the two ends may
-differ by any amount; a time that has crossed it is late by what the message took.
+Each end reads only its own clock. Messages carry ages (see `codec`), so the clocks of the two ends may differ by any
+amount. A time that has crossed the link is late by the transmission time of the message.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The event loop of a process or thread: uvloop where it is installed, else asyncio's own."""
+"""The event loop of a process or thread: uvloop if it is installed, else asyncio's own."""
 
 from __future__ import annotations
 

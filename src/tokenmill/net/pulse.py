@@ -1,7 +1,8 @@
-"""A process that shows its parent that it gets on: a byte through a pipe every second in which it did.
+"""The heartbeat with which a process shows its parent that it makes progress: a byte through a pipe for every second in
+which it did.
 
-The link's messages show no more than ends of steps, and a step may take long. A process that is stopped, or that turns
-in a loop without end, sends nothing; one that is merely slow does. Who reads decides what silence means.
+The link's messages show only ends of steps, and a step may take long. A process that is stopped, or in an endless loop,
+sends nothing; one that is only slow does. The reader decides what silence means.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The link between machines: workers connect to a TCP port of the front end and join it.
 
-Strangers can knock here. Until the handshake has shown who a peer is, it can send small messages only, for a short
-time, and as one of few: where more knock than that, the one that has been knocking longest is turned away. A peer that
-says nothing for long has gone, whatever TCP believes: both ends send a sign of life when they have nothing to say. What
-goes wrong with a peer is one line of the log and the end of its own connection.
+Unknown peers can connect here. Until the handshake has authenticated it, a peer can send only small messages, for a
+short time, and as one of few: if more connect, the oldest unauthenticated connection is closed. A peer that is silent
+for too long counts as gone, whatever TCP reports; both ends send keepalives when they have nothing to say. A fault of
+a peer costs one log line and its own connection.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""TLS on a link between machines: both ends show a certificate of one authority."""
+"""TLS on a link between machines: both ends show a certificate signed by one authority."""
 
 from __future__ import annotations
 

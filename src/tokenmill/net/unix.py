@@ -1,9 +1,9 @@
 """The link between two processes of one machine: a Unix socket in a private folder.
 
-One link lives as long as one engine process: the front end listens for one engine, the engine connects, and when either
-end is gone the other's `receive` raises EOFError, after all that had arrived. A new engine gets a new link. Peer death
-is the kernel's news: it closes a dead process's socket, and no heartbeat is needed. (A peer that lives but does not
-move is another matter: see `pulse`.)
+A link lives as long as one engine process. The front end listens for one engine, the engine connects, and when either
+end is gone, the other's `receive` raises EOFError after everything that had arrived. A new engine gets a new link. The
+kernel closes a dead process's socket, so no heartbeat is needed to detect its death. (A peer that lives but makes no
+progress is detected by `pulse`.)
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Who runs next and how much of it: order, budget, admission. Pure decisions; the caller books them."""
+"""Which sequences run next, and how much of each: order, budget, admission. Pure decisions; the caller applies them."""

@@ -1,4 +1,4 @@
-"""Whether an engine takes a request at all: a pure policy that returns the refusal, for the caller to phrase."""
+"""Whether an engine accepts a request at all: a pure function that returns the refusal, or None."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sequences that wait to run, best rank first. A preempted sequence returns to the place it had."""
+"""Sequences that wait to run, in order of rank. A preempted sequence returns to its earlier position."""
 
 from __future__ import annotations
 

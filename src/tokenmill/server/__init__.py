@@ -1,15 +1,15 @@
 """The OpenAI-compatible HTTP front end: validates, encodes, streams, measures. It speaks to the engine only through
-`EngineClient`, as messages on a link, and so knows no model. Whose choice goes to the engine next, and how long a call
-would wait, it has from `cluster.desk`; what becomes of requests when an engine dies, from `cluster.gateway`.
+`EngineClient`, as messages on a link, and so knows no model. `cluster.desk` decides whose choice goes to the engine
+next and how long a call would wait; `cluster.gateway` decides what happens to requests when an engine dies.
 
-    app        which path leads where                     http     bodies in, JSON out, keys and request ids
+    app        which function serves which path           http     bodies in, JSON out, keys and request ids
     openai     body -> Call (validated)                   fields   reading one JSON object with named errors
     tokens     Call -> prompt tokens -> Requests          limits   what is refused because of load
     links      one life of an engine                      deltas   what is produced and not read yet
-    client     Requests -> engine -> Streams of Deltas    choice   tokens -> text, stops, counts of one choice
+    client     Requests -> engines -> Streams of Deltas
     replies    the JSON bodies, whole and chunked         stream   a call from admission to its last byte
     logprobs   log probabilities in three formats         metrics  Prometheus names and what they mean
-    pieces     long work cut where others have their turn  begun    going on with what was begun elsewhere
+    pieces     long work, with turns for others between    begun    continuing what was begun elsewhere
     errors     failures in OpenAI's shape                 run      listening, signals, draining
     pooling    bodies that ask for vectors                vectors  the endpoints that answer with them
     tokenizing   bodies of /tokenize and /detokenize      other_fields   what becomes of fields not read here
@@ -17,7 +17,7 @@ would wait, it has from `cluster.desk`; what becomes of requests when an engine 
     helper     the port to the helper process             jobs     what that process does
     turns      places for its jobs                        clients  who calls: by key, else by address
     adapters   names and digests of LoRA adapters         config   settings
-    budget     what all of it holds at most
+    budget     the memory that all of it takes at most
     visitors   which web pages may call                   access_log, request_log  a line for each answer, request
 
 uvicorn speaks HTTP; what is added to it knows nothing of models:

@@ -1,10 +1,10 @@
-"""The front end's view of its engines: requests out, deltas in, and what is known of their health.
+"""The front end's view of its engines: requests out, deltas in, and the state of the engines.
 
-The shell of a `cluster.gateway.Gateway`, which decides; here are the links, the tasks that read and write them, and the
-streams. One message a step arrives from an engine and is dealt out to the streams that wait for it, without a task per
-token or per request.
+The shell of a `cluster.gateway.Gateway`, which decides. Here are the links, the tasks that read and write them, and the
+streams. An engine sends one message a step; its outputs go to the streams that wait for them, without a task for each
+token or request.
 
-When an engine goes, nothing is told to the streams: the gateway resumes what it had as soon as another is ready.
+When an engine dies, streams are not told: the gateway resumes its requests as soon as another engine is ready.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Policies of the scheduler by name, each in a file of its own with its reason."""
+"""Scheduling policies by name, each in its own file with its reason."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The most junior sequence gives way: of the lowest priority the last to arrive, as in vLLM. It has, as a rule, the
-least to lose, and whoever came first ends first."""
+"""Preempts the most junior sequence: of the lowest priority the last to arrive, as in vLLM. It usually loses the least
+work, and sequences that came first end first.
+"""
 
 from __future__ import annotations
 

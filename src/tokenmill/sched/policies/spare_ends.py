@@ -1,5 +1,7 @@
-"""Prompts cut into chunks leave a ninth of the budget, so that the end of a prompt joins a step instead of being one of
-its own. A step of few tokens costs nearly as much as a full one where weights are read from memory."""
+"""Prompts that are cut into chunks leave a ninth of the budget free, so that the end of another prompt can join the
+step instead of needing its own. A step of few tokens costs nearly as much as a full one if weights are read from
+memory.
+"""
 
 from __future__ import annotations
 
