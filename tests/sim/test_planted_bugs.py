@@ -13,10 +13,13 @@ from tokenmill.cache.fetch import Claim
 from tokenmill.cache.groups import KVBlocks
 from tokenmill.cache.manager import BlockManager
 from tokenmill.cache.radix import RadixTree
-from tokenmill.core.sequence import Sequence
+from tokenmill.core.effects import JobEnded
+from tokenmill.core.sequence import Sequence, Status
 from tokenmill.core.step import Introduction
-from tokenmill.engine import check, commit, ledger, state
+from tokenmill.engine import check, commit, exports, ledger, state
+from tokenmill.engine.exports import Exports, _Save
 from tokenmill.engine.ledger import StepLedger
+from tokenmill.engine.outputs import exported
 from tokenmill.engine.shell import EngineShell
 from tokenmill.engine.state import EngineState
 from tokenmill.engine.transfers import Transfers
@@ -216,6 +219,53 @@ def forget_what_waits_for_a_transfer(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(EngineState, "stop_loading", lambda self, seq: None)
 
 
+def let_go_of_what_is_being_saved(patch: pytest.MonkeyPatch) -> None:
+    add = Exports._add
+
+    def careless(self: Exports, save: _Save, now: float) -> None:
+        self._state.blocks.release(save.tables, save.last_step)
+        save.tables = self._state.blocks.new_tables()
+        add(self, save, now)
+
+    patch.setattr(Exports, "_add", careless)
+
+
+def end_twice_what_was_exported(patch: pytest.MonkeyPatch) -> None:
+    end = Exports._end
+
+    def again(self: Exports, save: _Save, now: float) -> None:
+        end(self, save, now)
+        if save.seq is not None:
+            self._state.outbox.outputs += self._state.outbox.outputs[-1:]
+
+    patch.setattr(Exports, "_end", again)
+
+
+def heed_the_end_of_an_earlier_save(patch: pytest.MonkeyPatch) -> None:
+    end = Exports.end_save
+
+    def hasty(self: Exports, event: JobEnded, now: float) -> None:
+        end(self, replace(event, job=replace(event.job, number=self._number)), now)
+
+    patch.setattr(Exports, "end_save", hasty)
+
+
+def say_that_all_was_saved(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(exports, "exported", lambda seq, now, *, is_saved: exported(seq, now, is_saved=True))
+
+
+def answer_before_it_is_saved(patch: pytest.MonkeyPatch) -> None:
+    add = Exports._add
+
+    def eager(self: Exports, save: _Save, now: float) -> None:
+        add(self, save, now)
+        if save.seq is not None and save.seq.status is Status.EXPORTING:
+            self._state.leave(save.seq)
+            self._state.outbox.outputs.append(exported(save.seq, now, is_saved=True))
+
+    patch.setattr(Exports, "_add", eager)
+
+
 PLANTS: list[Plant] = [
     forget_quarantine,
     match_one_block_too_many,
@@ -241,11 +291,22 @@ PLANTS: list[Plant] = [
     share_blocks_that_may_never_be_written,
     save_under_the_wrong_key,
     forget_what_waits_for_a_transfer,
+    let_go_of_what_is_being_saved,
+    end_twice_what_was_exported,
+    heed_the_end_of_an_earlier_save,
+    say_that_all_was_saved,
+    answer_before_it_is_saved,
 ]
 
 
 # What takes a rare meeting of priorities, or of a transfer and a failing step: the search starts near one.
-FIRST_SEEDS = {tell_the_worker_of_reserved_blocks_only: 160, share_blocks_that_may_never_be_written: 660}
+FIRST_SEEDS = {
+    tell_the_worker_of_reserved_blocks_only: 160,
+    take_lost_blocks_for_good: 30,
+    share_blocks_that_may_never_be_written: 140,
+    heed_the_end_of_an_earlier_save: 60,
+    say_that_all_was_saved: 40,
+}
 
 
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)

@@ -78,6 +78,31 @@ def is_intact(blocks: KVBlocks, made: Claim) -> bool:
     )
 
 
+def gather(
+    blocks: KVBlocks,
+    keys: Sequence[BlockKey],
+    tables: Tables,
+    num_full: int,
+    unsettled: AbstractSet[tuple[BlockManager, int]],
+) -> list[BlockMove]:
+    """The blocks among the first `num_full` of a sequence's tables that they hold. A table with a window first takes
+    back what has slid out of it and is seen by who goes on from the block before the last, as far as that is still
+    published, and not among `unsettled` (see `claim`)."""
+    moves: list[BlockMove] = []
+    for group, (pool, table) in enumerate(zip(blocks.pools, tables, strict=True)):
+        hidden = num_hidden_blocks(max(0, num_full - 1) * blocks.block_size, pool.window, blocks.block_size)
+        # With rows in flight beyond the end, all of it may have slid out.
+        for index in reversed(range(hidden, table.num_released)) if table.num_released <= num_full else ():
+            block = pool.find(keys[index])
+            if block is None or (pool, block) in unsettled:
+                break
+            pool.adopt((block,))
+            table.ids[index] = block
+            table.num_released = index
+        moves += [(group, keys[index], table.ids[index]) for index in range(table.num_released, num_full)]
+    return moves
+
+
 def pin_published(blocks: KVBlocks) -> tuple[Tables, list[BlockMove]]:
     """A reference to every published block, so that all stay as they are until the tables are released; and all of
     these blocks, those of a prefix in its order."""

@@ -25,6 +25,15 @@ class DropAdapter:
 
 
 @dataclass(frozen=True, slots=True)
+class FindBlocks:
+    """Look anew which of these blocks, each the place of its KV group and its key, the store holds: others may have
+    written there. The result has a digit for each, "1" where it is there, else "0"."""
+
+    number: int
+    wanted: tuple[tuple[int, BlockKey], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class FetchBlocks:
     """Copy these blocks from the store into the pools. Nobody reads or writes them before the job has ended; if it
     fails, they may hold anything."""
@@ -35,13 +44,15 @@ class FetchBlocks:
 
 @dataclass(frozen=True, slots=True)
 class SaveBlocks:
-    """Copy these blocks from the pools into the store. Nobody writes them before the job has ended."""
+    """Copy these blocks from the pools into the store, and those of `stored` that it has given up since it got them.
+    Nobody writes any of them before the job has ended."""
 
     number: int
     moves: tuple[BlockMove, ...]
+    stored: tuple[BlockMove, ...] = ()
 
 
-Job = LoadAdapter | DropAdapter | FetchBlocks | SaveBlocks
+Job = LoadAdapter | DropAdapter | FindBlocks | FetchBlocks | SaveBlocks
 """LoadAdapter: make the adapter known to steps submitted after the job's end; the result is its digest."""
 
 

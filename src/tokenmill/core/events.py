@@ -142,7 +142,8 @@ class Output(NamedTuple):
     The stop token that ended it (by id: an end token or one of stop_token_ids) is `stop_token`; it is not in `tokens`
     or `logprobs` but is counted in `num_output`. `prompt_logprobs` come whole, with the first token: one entry for
     each prompt token but the first. `vector` is the one output of a pooling request and comes with its end.
-    `num_cached`: prompt tokens served from the prefix cache. `timing` comes with the first and the last output. Where
+    `num_cached`: prompt tokens served from the prefix cache. `is_saved`: all KV that its engine had of it lies in the
+    store, as its request wanted; it comes with the end. `timing` comes with the first and the last output. Where
     `finish_reason` is "error", `error` is a sentence for the user, `error_kind` the `kind` of the matching class of
     core.errors (invalid_request_error, overloaded_error, unavailable_error, internal_error) and `error_param` the
     field at fault ("" = none).
@@ -161,6 +162,7 @@ class Output(NamedTuple):
     error_param: str = ""
     vector: bytes = b""
     timing: Timing | None = None
+    is_saved: bool = False
 
 
 output_of: Callable[[tuple[Any, ...]], Output] = partial(tuple.__new__, Output)

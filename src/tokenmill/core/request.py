@@ -29,6 +29,8 @@ MAX_DRY_BREAKER_CHARS = 64
 DRY_BREAKERS = ("\n", ":", '"', "*")
 _LISTS = ("dry_sequence_breakers", "stop", "bad_words", "stop_token_ids", "allowed_token_ids", "logit_bias")
 MAX_STOP_TOKENS = 1024
+EXPORT = "export"
+IMPORT = "import"
 POOLINGS = ("last", "cls", "mean", "score")
 
 
@@ -195,6 +197,8 @@ class Request:
     cache_salt      requests share cached KV only within one salt
     adapter         digest of the LoRA adapter ("" = base model), never its name
     bad_words       token sequences that must not be produced: the last token of one is never drawn after the others
+    handoff         EXPORT: its KV is put in the engine's store before its last output is sent, for other engines to go
+                    on from it; IMPORT: another engine has put KV of its prompt there; "": neither
     dry_breakers    tokens over which DRY sees no repetition, in rising order
     arrival_s       when the front end admitted it, on the monotonic clock of whoever holds the request
     pooling         the vector it wants; None: it wants tokens
@@ -217,8 +221,10 @@ class Request:
     pooling: PoolingParams | None = None
     bad_words: tuple[tuple[int, ...], ...] = ()
     dry_breakers: tuple[int, ...] = ()
+    handoff: str = ""
 
     def __post_init__(self) -> None:
+        assert self.handoff in ("", EXPORT, IMPORT), self.handoff
         assert self.prompt_tokens, f"request {self.id} has no prompt tokens"
         assert self.max_tokens >= 1, f"request {self.id} has max_tokens {self.max_tokens}"
         assert self.pooling is None or self.max_tokens == 1, f"request {self.id} wants {self.max_tokens} vectors"

@@ -13,6 +13,7 @@ the rest. Only EngineCore writes these fields; others read.
     RUNNING -> WAITING              preempted: blocks released, num_computed = 0
     WAITING -> LOADING -> RUNNING   stored KV of its prefix is brought in
     LOADING -> WAITING              it could not be had: computed again
+    RUNNING -> EXPORTING -> FINISHED   its KV is put in the store, for others to go on from
     any     -> FINISHED
 """
 
@@ -22,6 +23,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from .block import BlockKey, BlockTable
+from .events import Output
 from .request import Request
 from .step import TokenLogprob
 
@@ -30,6 +32,7 @@ class Status(Enum):
     WAITING = "waiting"
     LOADING = "loading"
     RUNNING = "running"
+    EXPORTING = "exporting"
     FINISHED = "finished"
 
 
@@ -52,6 +55,7 @@ class Sequence:
     rows_in_flight  rows in steps that are neither committed nor void
     stop_ids        tokens that end it: stop_token_ids, and the end tokens unless they are ignored
     prompt_logprobs scores of the prompt so far, handed out with the first token
+    last            its last output, while it is EXPORTING
     max_len         tokens, of prompt and output, with which it ends
     """
 
@@ -75,6 +79,7 @@ class Sequence:
     first_scheduled_s: float = -1.0
     first_token_s: float = -1.0
     num_preemptions: int = 0
+    last: Output | None = None
     num_prompt: int = field(init=False)
     max_len: int = field(init=False)
 

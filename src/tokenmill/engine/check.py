@@ -6,21 +6,26 @@ from ..core.block import num_hidden_blocks
 from ..core.sequence import Sequence, Status
 from ..sched.admission import blocks_for
 from ..sched.rank import seniority
+from .exports import Exports
 from .state import EngineState
 from .transfers import Transfers
 
 
-def check_state(state: EngineState, transfers: Transfers) -> None:
+def check_state(state: EngineState, transfers: Transfers, exports: Exports) -> None:
     """Assert that sequences, blocks, steps and transfers in flight and counts agree."""
-    state.blocks.check((*(seq.tables for seq in state.running), *transfers.tables()))
+    state.blocks.check((*(seq.tables for seq in state.running), *transfers.tables(), *exports.tables()))
     assert state.running == sorted(state.running, key=seniority), "running is out of order"
     in_flight: dict[int, int] = {}
     for step in state.in_flight:
         for seq in step.sequences:
             if not step.is_void:
                 in_flight[seq.number] = in_flight.get(seq.number, 0) + 1
-    num_waiting = 0
+    num_waiting = num_exporting = 0
     for seq in state.by_id.values():
+        if seq.status is Status.EXPORTING:
+            assert not len(seq.tables[0]) and exports.has(seq), seq
+            num_exporting += 1
+            continue
         assert 0 <= seq.num_computed <= seq.num_planned < len(seq.tokens) + seq.num_pending, seq
         assert seq.rows_in_flight == in_flight.get(seq.number, 0), seq
         assert seq.num_output + seq.num_pending <= seq.request.max_tokens, seq
@@ -36,7 +41,7 @@ def check_state(state: EngineState, transfers: Transfers) -> None:
     assert state.by_id or not len(state.settings)
     adapters = [seq.request.adapter for seq in state.by_id.values() if seq.request.adapter]
     state.adapters.check({digest: adapters.count(digest) for digest in adapters})
-    assert num_waiting + len(state.running) + len(state.loading) == len(state.by_id)
+    assert num_waiting + len(state.running) + len(state.loading) + num_exporting == len(state.by_id)
 
 
 def _check_running(state: EngineState, seq: Sequence) -> None:

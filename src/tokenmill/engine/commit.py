@@ -18,8 +18,10 @@ from __future__ import annotations
 from ..core.effects import StepFailed
 from ..core.errors import EngineFailed, TokenmillError
 from ..core.events import FINISH_ERROR, FINISH_LENGTH, FINISH_STOP, Output
+from ..core.request import EXPORT
 from ..core.sequence import Sequence, Status
 from ..core.step import PlanRow, RowResult, StepResult
+from .exports import Exports
 from .outputs import ended, progressed
 from .state import EngineState, Step
 
@@ -32,7 +34,7 @@ CORRUPTED = (
 )
 
 
-def commit_step(state: EngineState, result: StepResult, now: float) -> None:
+def commit_step(state: EngineState, exports: Exports, result: StepResult, now: float) -> None:
     """Apply the result of the oldest step in flight."""
     step = _take_oldest(state, result.step)
     if not step.is_void:
@@ -42,7 +44,7 @@ def commit_step(state: EngineState, result: StepResult, now: float) -> None:
         for row, seq, end, row_result in zip(step.rows, step.sequences, step.ends, result.rows, strict=True):
             assert row_result.seq == row.seq, f"step {step.number}: result of {row_result.seq} for row {row.seq}"
             if seq.status is _RUNNING:
-                output = _commit_row(state, seq, row, end, row_result, step.number, now)
+                output = _commit_row(state, exports, seq, row, end, row_result, step.number, now)
                 if output is not None:
                     outputs.append(output)
     state.blocks.end_step(step.number)
@@ -86,7 +88,14 @@ def _count(state: EngineState, step: Step, duration_s: float) -> None:
 
 
 def _commit_row(
-    state: EngineState, seq: Sequence, row: PlanRow, end: int, result: RowResult, step_number: int, now: float
+    state: EngineState,
+    exports: Exports,
+    seq: Sequence,
+    row: PlanRow,
+    end: int,
+    result: RowResult,
+    step_number: int,
+    now: float,
 ) -> Output | None:
     seq.num_computed = end
     seq.rows_in_flight -= 1
@@ -99,7 +108,7 @@ def _commit_row(
     if not row.sample:
         return None
     if seq.request.pooling is not None:
-        return _finish(state, seq, FINISH_STOP, now, result)
+        return _finish(state, exports, seq, ended(seq, FINISH_STOP, now, result), now)
     (token,) = result.tokens
     tokens = seq.tokens
     tokens.append(token)
@@ -113,16 +122,18 @@ def _commit_row(
         state.publish(seq, num_full, last_step)
     # A stop token drawn before min_tokens outputs exist is one that the worker had no other token for.
     if token in seq.stop_ids and num_output > seq.request.sampling.min_tokens:
-        state.leave(seq)
-        return ended(seq, FINISH_STOP, now, stop_token=token)
+        return _finish(state, exports, seq, ended(seq, FINISH_STOP, now, stop_token=token), now)
     if num_tokens >= seq.max_len:
-        return _finish(state, seq, FINISH_LENGTH, now, result)
+        return _finish(state, exports, seq, ended(seq, FINISH_LENGTH, now, result), now)
     return progressed(seq, result, num_output, now)
 
 
-def _finish(state: EngineState, seq: Sequence, reason: str, now: float, result: RowResult) -> Output:
+def _finish(state: EngineState, exports: Exports, seq: Sequence, last: Output, now: float) -> Output | None:
+    """The last output, unless it is sent later."""
+    if seq.request.handoff == EXPORT and exports.export(seq, last, now):
+        return None
     state.leave(seq)
-    return ended(seq, reason, now, result)
+    return last
 
 
 def _fail(state: EngineState, seq: Sequence, error: TokenmillError, now: float) -> Output:

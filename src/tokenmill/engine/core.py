@@ -17,9 +17,9 @@ from collections.abc import Callable
 from typing import Any
 
 from ..core.config import EngineConfig
-from ..core.effects import Effects, Event, FetchBlocks, JobEnded, SaveBlocks, StepFailed, StoreOpened
+from ..core.effects import Effects, Event, FetchBlocks, FindBlocks, JobEnded, SaveBlocks, StepFailed, StoreOpened
 from ..core.errors import InvalidRequest, TokenmillError, Unavailable
-from ..core.events import FINISH_ABORT, Abort, Drain, EngineStats, LoadAdapter, Submit, UnloadAdapter
+from ..core.events import Abort, Drain, EngineStats, LoadAdapter, Submit, UnloadAdapter
 from ..core.request import Request
 from ..core.step import StepPlan, StepResult
 from ..core.work import step_work
@@ -27,9 +27,10 @@ from ..sched.admission import refusal
 from ..sched.scheduler import compose_step
 from .check import check_state
 from .commit import commit_step, fail_step
+from .exports import Exports
 from .journal import Committed, Handled, Planned, Recorder
 from .ledger import StepLedger
-from .outputs import ended, refused
+from .outputs import aborted, refused
 from .state import EngineState
 from .stats import snapshot
 from .transfers import Transfers
@@ -45,6 +46,7 @@ class EngineCore:
         self.config = config
         self.state = state = EngineState(config)
         self._transfers = transfers = Transfers(state)
+        self._exports = exports = Exports(state)
         self._ledger = StepLedger(state, transfers)
         self._record = record
         self._is_draining = False
@@ -61,8 +63,9 @@ class EngineCore:
         # By the type of the job. One whose end changes nothing has no handler.
         self._job_handlers: dict[type, Handler] = {
             LoadAdapter: state.adapters.end_load,
+            FindBlocks: transfers.end_look,
             FetchBlocks: transfers.end_fetch,
-            SaveBlocks: transfers.end_save,
+            SaveBlocks: exports.end_save,
         }
 
     @property
@@ -73,14 +76,14 @@ class EngineCore:
     @property
     def is_drained(self) -> bool:
         """Whether a Drain came and nothing is left to do."""
-        return self._is_draining and not self.has_work and not self._transfers.has_work
+        return self._is_draining and not (self.has_work or self._transfers.has_work or self._exports.has_work)
 
     def handle(self, event: Event, now: float) -> Effects:
         """Take an event in."""
         if self._record is not None:
             self._record(Handled(event, now))
         self._handlers[type(event)](event, now)
-        return self._take_effects()
+        return self._take_effects(now)
 
     def plan(self, now: float) -> StepPlan | None:
         """The next step to execute; None when there is nothing to run, or enough is in flight."""
@@ -102,19 +105,19 @@ class EngineCore:
         """Apply the result of the oldest step in flight."""
         if self._record is not None:
             self._record(Committed(result, now))
-        commit_step(self.state, result, now)
-        return self._take_effects()
+        commit_step(self.state, self._exports, result, now)
+        return self._take_effects(now)
 
     def stats(self) -> EngineStats:
         return snapshot(self.state)
 
     def check(self) -> None:
         """Assert what must hold between calls; slow, for tests."""
-        check_state(self.state, self._transfers)
+        check_state(self.state, self._transfers, self._exports)
 
-    def _take_effects(self) -> Effects:
-        if self._is_draining and not self.has_work:
-            self._transfers.save()
+    def _take_effects(self, now: float) -> Effects:
+        if self._is_draining and not (self.has_work or self._transfers.has_work):
+            self._exports.save_rest(now)
         return self.state.outbox.take()
 
     def _submit_step(self) -> StepPlan:
@@ -143,6 +146,9 @@ class EngineCore:
             return InvalidRequest(f"A request with the id {request.id!r} is running already.", param="request_id")
         if request.adapter and not state.adapters.takes(request.adapter):
             return InvalidRequest("The adapter that this request names is not loaded any more.", param="model")
+        if request.handoff and not state.stored and not request.is_resumed:
+            message = "kv_transfer_params needs a store of KV; start the server with --kv-save FOLDER."
+            return InvalidRequest(message, param="kv_transfer_params")
         return refusal(request, self.config, len(state.waiting))
 
     def _abort(self, event: Abort, now: float) -> None:
@@ -150,7 +156,7 @@ class EngineCore:
             seq = self.state.by_id.get(request_id)
             if seq is not None:
                 self.state.leave(seq)
-                self.state.outbox.outputs.append(ended(seq, FINISH_ABORT, now))
+                self.state.outbox.outputs.append(aborted(seq, now))
 
     def _drain(self, event: Drain, now: float) -> None:
         self._is_draining = True

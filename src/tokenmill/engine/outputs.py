@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..core.errors import TokenmillError
-from ..core.events import FINISH_ERROR, Output, Timing, output_of
+from ..core.events import FINISH_ABORT, FINISH_ERROR, Output, Timing, output_of
 from ..core.request import Request
 from ..core.sequence import Sequence
 from ..core.step import RowResult
@@ -41,6 +43,7 @@ def progressed(seq: Sequence, result: RowResult, num_output: int, now: float) ->
                 "",
                 b"",
                 None,
+                False,
             )
         )
     seq.first_token_s = now
@@ -83,6 +86,19 @@ def ended(
         vector=b"" if result is None else result.vector,
         timing=_timing(seq, now),
     )
+
+
+def aborted(seq: Sequence, now: float) -> Output:
+    if seq.last is None:
+        return ended(seq, FINISH_ABORT, now)
+    return exported(seq, now, is_saved=False)._replace(finish_reason=FINISH_ABORT)
+
+
+def exported(seq: Sequence, now: float, *, is_saved: bool) -> Output:
+    """The last output of a sequence whose KV was on its way to the store until now."""
+    last = seq.last
+    assert last is not None and last.timing is not None, last
+    return last._replace(is_saved=is_saved, timing=replace(last.timing, finished_s=now))
 
 
 def _num_cached(seq: Sequence) -> int:

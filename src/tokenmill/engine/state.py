@@ -6,6 +6,7 @@
     load       WAITING -> LOADING: KV of its prefix is on its way (`transfers`)
     run_loaded    LOADING -> RUNNING: with the blocks that have come
     stop_loading  LOADING -> WAITING: without them
+    export     RUNNING -> EXPORTING: has ended, and its KV is on its way to the store (`exports`)
     leave      any -> FINISHED
 
 Only this package writes it. Which move is due is decided elsewhere: by the scheduler through the ledger (`ledger`), by
@@ -25,6 +26,7 @@ from ..cache.hashing import extend_keys, root_key
 from ..cache.manager import BlockManager
 from ..core.block import BlockKey, BlockTable
 from ..core.config import EngineConfig
+from ..core.events import Output
 from ..core.policy import Waiting
 from ..core.request import Request
 from ..core.sequence import Sequence, Status
@@ -160,13 +162,21 @@ class EngineState:
             seq.prompt_logprobs.clear()
         self.waiting.push(seq)
 
+    def export(self, seq: Sequence, last: Output) -> tuple[BlockTable, ...]:
+        """Rows it has in flight are dropped when they come back. Returns its tables, for the caller to release."""
+        tables, seq.tables = seq.tables, self.blocks.new_tables()
+        self._release(seq)
+        seq.status = Status.EXPORTING
+        seq.last = last
+        return tables
+
     def leave(self, seq: Sequence) -> None:
         """Rows it has in flight are dropped when they come back."""
         if seq.status is Status.WAITING:
             self.waiting.discard(seq)
         elif seq.status is Status.LOADING:
             del self.loading[seq.number]
-        else:
+        elif seq.status is Status.RUNNING:
             self._release(seq)
         seq.status = Status.FINISHED
         del self.by_id[seq.request.id]

@@ -1,9 +1,9 @@
-"""KV blocks that move between the pools and a store: which sequences wait for them, and what is held meanwhile.
+"""KV blocks that come from a store: which sequences wait for them, and what is held meanwhile.
 
-    WAITING  blocks of its prefix are stored  ->  job FetchBlocks, LOADING
-    LOADING  the job has ended                ->  its blocks are published, RUNNING
-             the job has failed               ->  WAITING: what was to come is computed
-    drained  nothing is left to run           ->  jobs SaveBlocks, one after the other, of what is not stored
+    WAITING  another engine stored its prefix  ->  job FindBlocks, LOADING, and WAITING again when it has ended
+             blocks of its prefix are stored   ->  job FetchBlocks, LOADING
+    LOADING  the job has ended                 ->  its blocks are published, RUNNING
+             the job has failed                ->  WAITING: what was to come is computed
 
 A transfer holds every block that it touches, from before its job starts until the job has ended, whatever becomes of
 the sequences that wait for it. Blocks are published only when their bytes are in. A sequence that wants blocks which
@@ -17,16 +17,13 @@ from collections.abc import Iterator
 from collections.abc import Sequence as List
 from dataclasses import dataclass, field
 
-from ..cache.fetch import Claim, claim, is_intact, pin_published, reach
+from ..cache.fetch import Claim, claim, is_intact, reach
 from ..cache.groups import Match, Tables
-from ..core.block import BlockKey, BlockMove, cut_moves
-from ..core.effects import FetchBlocks, JobEnded, SaveBlocks, StoreOpened
+from ..core.block import BlockKey
+from ..core.effects import FetchBlocks, FindBlocks, JobEnded, StoreOpened
+from ..core.request import IMPORT
 from ..core.sequence import Sequence, Status
-from ..core.units import MiB
 from .state import EngineState, Step
-
-SAVE_BYTES = 64 * MiB
-"""Of one job that saves: what the executor copies aside at once."""
 
 
 @dataclass(slots=True, eq=False)
@@ -42,22 +39,20 @@ class Transfers:
 
     def __init__(self, state: EngineState) -> None:
         self._state = state
+        self._lookups: dict[int, Sequence] = {}
         self._fetches: dict[int, _Fetch] = {}
         self._coming: dict[tuple[int, BlockKey], _Fetch] = {}
         self._next_number = 0
-        self._pinned: Tables = ()
-        self._unsaved: list[tuple[BlockMove, ...]] = []
-        self._saving = -1  # the number of the job
-        self._has_saved = False
 
     def open_store(self, event: StoreOpened, now: float) -> None:
         assert len(event.keys) == len(self._state.config.groups), event
-        self._state.stored = tuple(set(keys) for keys in event.keys)
+        if self._state.config.caches_prefixes:
+            self._state.stored = tuple(set(keys) for keys in event.keys)
 
     @property
     def has_work(self) -> bool:
-        """Whether a job is under way, or something is to be saved once the engine has nothing else to do."""
-        return bool(self._fetches) or (bool(self._state.stored) and not self._has_saved)
+        """Whether a job is under way."""
+        return bool(self._fetches or self._lookups)
 
     def fetch(self, seq: Sequence, matched: Match, steps: List[Step]) -> bool:
         """Have stored blocks of a waiting sequence brought in, where they carry it further than `matched`; tells
@@ -65,6 +60,8 @@ class Transfers:
         state = self._state
         if not state.stored:
             return False
+        if seq.request.handoff == IMPORT and seq.num_cached < 0 and self._look(seq):
+            return True
         end = reach(state.blocks, state.stored, seq.keys, state.num_shareable(seq))
         if end <= matched.num_blocks:
             return False
@@ -102,34 +99,42 @@ class Transfers:
             if seq.status is Status.LOADING:
                 state.stop_loading(seq)
 
-    def save(self) -> None:
-        """Have what is published and not stored written; the engine has nothing else to do any more."""
-        state = self._state
-        if not state.stored or self._fetches or self._pinned or self._has_saved:
-            return
-        self._pinned, moves = pin_published(state.blocks)
-        block_bytes = [group.bytes_per_block for group in state.config.groups]
-        unsaved = [move for move in moves if move[1] not in state.stored[move[0]]]
-        self._unsaved = cut_moves(unsaved, block_bytes, SAVE_BYTES)[::-1]
-        self._save_next()
-
-    def end_save(self, event: JobEnded, now: float) -> None:
-        """Blocks are written, or cannot be: then no further ones are tried."""
-        assert isinstance(event.job, SaveBlocks), event
-        if event.job.number != self._saving:
-            return
-        if event.error:
-            self._unsaved.clear()
-        else:
-            for group, key, _ in event.job.moves:
-                self._state.stored[group].add(key)
-        self._save_next()
-
     def tables(self) -> Iterator[Tables]:
         """What transfers hold."""
         yield from (fetch.claim.tables for fetch in self._fetches.values())
-        if self._pinned:
-            yield self._pinned
+
+    def _look(self, seq: Sequence) -> bool:
+        """Before the first turn of a sequence whose prefix another engine may have stored; tells whether there is
+        anything to look for."""
+        state = self._state
+        keys = seq.keys[: state.num_shareable(seq)]
+        pools = list(zip(state.blocks.pools, state.stored, strict=True))
+        wanted = tuple(
+            (group, key)
+            for key in keys
+            for group, (pool, stored) in enumerate(pools)
+            if key not in stored and pool.find(key) is None
+        )
+        if not wanted:
+            return False
+        self._lookups[self._next_number] = seq
+        state.outbox.jobs.append(FindBlocks(self._next_number, wanted))
+        self._next_number += 1
+        state.load(seq)
+        return True
+
+    def end_look(self, event: JobEnded, now: float) -> None:
+        """What is there is fetched at the sequence's next turn; where the look failed, nothing more is known."""
+        assert isinstance(event.job, FindBlocks), event
+        seq = self._lookups.pop(event.job.number, None)
+        if seq is None:
+            return
+        if not event.error:
+            for (group, key), digit in zip(event.job.wanted, event.result, strict=True):
+                if digit == "1":
+                    self._state.stored[group].add(key)
+        if seq.status is Status.LOADING:
+            self._state.stop_loading(seq)
 
     def _under_way(self, keys: List[BlockKey]) -> _Fetch | None:
         """The transfer that brings the first of these blocks which is under way."""
@@ -146,14 +151,3 @@ class Transfers:
         self._state.outbox.jobs.append(FetchBlocks(self._next_number, made.missing))
         self._next_number += 1
         return fetch
-
-    def _save_next(self) -> None:
-        if self._unsaved:
-            self._saving = self._next_number
-            self._next_number += 1
-            self._state.outbox.jobs.append(SaveBlocks(self._saving, self._unsaved.pop()))
-            return
-        self._saving = -1
-        self._has_saved = True
-        self._state.blocks.release(self._pinned, -1)
-        self._pinned = ()

@@ -59,6 +59,7 @@ class _Choice(NamedTuple):
     adapter: str
     pooling: PoolingParams | None
     dry_breakers: tuple[int, ...]
+    handoff: str
 
 
 _OWN = _Choice._fields[4:]

@@ -12,7 +12,7 @@ from ..core.config import BLOCK_SIZE, EngineConfig
 from ..core.effects import Event, StoreOpened
 from ..core.events import Ready
 from ..core.units import format_parts
-from ..engine.transfers import SAVE_BYTES
+from ..engine.exports import SAVE_BYTES
 from ..formats.checkpoint import Checkpoint
 from ..models.config import config_from_checkpoint
 from ..models.encoder_config import EncoderConfig

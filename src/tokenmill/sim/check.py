@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ..core.block import num_hidden_blocks
 from ..core.errors import EngineFailed, Overloaded
-from ..core.events import FINISH_ABORT, FINISH_ERROR, Output
-from ..core.request import Request
+from ..core.events import FINISH_ABORT, FINISH_ERROR, FINISH_LENGTH, FINISH_STOP, Output
+from ..core.request import EXPORT, Request
 from ..core.step import TokenLogprob
 from ..sched.admission import refusal
 from .executor import SoloAnswer, solo_answer
+from .store import Stored, blocks_of
 from .workload import VOCAB_SIZE, Scenario
 
 
@@ -57,6 +59,24 @@ def check_stream(stream: ClientStream, scenario: Scenario, num_failures: int) ->
         return end.error_kind
     _check_whole(stream, end, answer)
     return str(end.finish_reason)
+
+
+def check_saved(stream: ClientStream, scenario: Scenario, stored: Stored) -> None:
+    """To be asked as the stream's end has come: whether the KV that was promised lies in the store."""
+    request, end, config = stream.request, stream.end, scenario.config
+    assert end is not None
+    if not end.is_saved:
+        has_ended = end.finish_reason in (FINISH_STOP, FINISH_LENGTH)
+        assert request.handoff != EXPORT or not has_ended or scenario.failure_rate, f"{request.id} was not saved"
+        return
+    assert request.handoff == EXPORT, f"{request.id} was saved unasked"
+    num_computed = len(request.prompt_tokens) + end.num_output - 1
+    keys = list(blocks_of(request, stream.tokens, config, 0))[: num_computed // config.block_size]
+    for number, group in enumerate(config.groups):
+        # Rows that were in flight when it ended may have moved a window on.
+        hidden = num_hidden_blocks(num_computed + config.steps_in_flight, group.window, config.block_size)
+        missing = [index for index, key in enumerate(keys) if index >= hidden and (number, key) not in stored]
+        assert not missing, f"{request.id}: blocks {missing} of group {number} were said to be saved"
 
 
 def _check_error(end: Output, request: Request, scenario: Scenario, num_failures: int) -> None:

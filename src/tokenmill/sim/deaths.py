@@ -32,7 +32,7 @@ from ..engine.build import build_engine
 from ..engine.link import LocalFrontEnd, local_link
 from ..sched.admission import refusal
 from ..sched.scheduler import max_running
-from .check import ClientStream, check_stream
+from .check import ClientStream, check_saved, check_stream
 from .executor import ToyExecutor
 from .loop import VirtualLoop
 from .workload import VOCAB_SIZE, Arrival, Scenario, make_scenario
@@ -63,6 +63,7 @@ class DeathReport:
     num_deaths: int
     num_resumed: int
     num_poisoned: int
+    num_exported: int
     ends: tuple[tuple[str, int], ...]
     duration_s: float
 
@@ -112,8 +113,9 @@ class _Front:
         self.gateway.is_shared = deaths.is_shared
         self.streams = {request.id: ClientStream(request) for request in deaths.scenario.requests}
         self.done = asyncio.Event()
-        self.num_deaths = self.num_resumed = self.num_poisoned = 0
+        self.num_deaths = self.num_resumed = self.num_poisoned = self.num_exported = 0
         self._deaths = deaths
+        self._stored = dict(deaths.scenario.stored or {})  # outlives engines, and they share it
         self._loop = loop
         self._rng = rng
         self._num_chosen_left = deaths.num_chosen
@@ -133,6 +135,9 @@ class _Front:
             last_step = chosen if self._num_chosen_left else -1
             mortal = _MortalExecutor(executor, last_step, die)
             shell = build_engine(config, mortal, engine_end, self._loop)
+            if scenario.stored is not None:
+                executor.store.blocks = self._stored
+                shell.hear(executor.store.opened())
             running = self._loop.create_task(shell.run(), name=f"engine {number}")
             outbox = self._outboxes[number] = asyncio.Queue()
             writing = self._loop.create_task(self._write(front_end, outbox), name=f"write {number}")
@@ -187,6 +192,9 @@ class _Front:
             self._outboxes[link].put_nowait(Abort((request_id,)))
         for output in effects.outputs:
             self.streams[output.request_id].take(output)
+            if output.finish_reason is not None:
+                check_saved(self.streams[output.request_id], self._deaths.scenario, self._stored)
+                self.num_exported += output.is_saved
         for ended in effects.ended:
             self._num_ended += 1
             stream = self.streams[ended.request.id]
@@ -223,7 +231,7 @@ def run_deaths(deaths: Deaths, seed: int) -> DeathReport:
         ends[end] = ends.get(end, 0) + 1
     if not deaths.num_chosen:
         assert front.num_deaths <= 5, f"{front.num_deaths} engines died of one request"
-    counts = front.num_deaths, front.num_resumed, front.num_poisoned
+    counts = front.num_deaths, front.num_resumed, front.num_poisoned, front.num_exported
     return DeathReport(*counts, tuple(sorted(ends.items())), loop.time())
 
 

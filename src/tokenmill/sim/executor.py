@@ -24,7 +24,7 @@ from hashlib import blake2b
 
 from ..core.block import KVGroupSpec, num_hidden_blocks
 from ..core.config import EngineConfig
-from ..core.effects import DropAdapter, FetchBlocks, Job, SaveBlocks
+from ..core.effects import DropAdapter, FetchBlocks, FindBlocks, Job, SaveBlocks
 from ..core.events import LoadAdapter
 from ..core.ports import Clock
 from ..core.request import Request, SamplingParams
@@ -194,6 +194,8 @@ class ToyExecutor:
                 return await self._load_adapter(path)
             case DropAdapter(digest):
                 return await self._drop_adapter(digest)
+            case FindBlocks():
+                return await self.store.find(job)
             case FetchBlocks():
                 return await self.store.fetch(job)
             case SaveBlocks():

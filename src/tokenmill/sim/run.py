@@ -32,7 +32,7 @@ from ..engine.journal import Entry, Handled, Planned
 from ..engine.link import local_link
 from ..engine.replay import Replayed, replay
 from ..sched.policies import ORDERS
-from .check import ClientStream, check_stream
+from .check import ClientStream, check_saved, check_stream
 from .executor import ToyExecutor
 from .loop import VirtualLoop
 from .replay import replay_file
@@ -45,7 +45,8 @@ _LIMIT_S = 3600.0
 @dataclass(frozen=True, slots=True)
 class Report:
     """What a run did. `ends`: (finish reason or error kind, number of requests), sorted. `num_fetched`: blocks that
-    came from the store; `stored`: what the store holds after it, where there is one."""
+    came from the store; `num_exported`: requests whose KV was handed over; `stored`: what the store holds after it,
+    where there is one."""
 
     digest: str
     stats: EngineStats
@@ -54,14 +55,17 @@ class Report:
     duration_s: float
     journal: list[Entry] = field(repr=False)
     num_fetched: int = 0
+    num_exported: int = 0
     stored: Stored | None = field(default=None, repr=False)
 
 
 class _Clients:
     """All clients of one scenario behind one front end."""
 
-    def __init__(self, scenario: Scenario, link: FrontEnd, digest: blake2b) -> None:
+    def __init__(self, scenario: Scenario, link: FrontEnd, digest: blake2b, stored: Stored) -> None:
         self._scenario = scenario
+        self._stored = stored
+        self.num_exported = 0
         self._link = link
         self._digest = digest
         self.streams = {request.id: ClientStream(request) for request in scenario.requests}
@@ -92,6 +96,8 @@ class _Clients:
     def _take(self, output: Output) -> None:
         self.streams[output.request_id].take(output)
         if output.finish_reason is not None:
+            check_saved(self.streams[output.request_id], self._scenario, self._stored)
+            self.num_exported += output.is_saved
             self._num_open -= 1
             if self._num_open == 0:
                 self.done.set()
@@ -128,7 +134,7 @@ def run_scenario(scenario: Scenario, *, failure_seed: int = 0) -> Report:
         shell.hear(executor.store.opened())
 
     async def main() -> _Clients:
-        clients = _Clients(scenario, front_end, digest)
+        clients = _Clients(scenario, front_end, digest, executor.store.blocks)
         engine = loop.spawn(shell.run(), "engine")
         loop.spawn(clients.receive(), "receive")
         loop.spawn(clients.submit(), "submit")
@@ -154,6 +160,7 @@ def run_scenario(scenario: Scenario, *, failure_seed: int = 0) -> Report:
         duration_s=loop.time(),
         journal=journal,
         num_fetched=executor.store.num_fetched,
+        num_exported=clients.num_exported,
         stored=None if scenario.stored is None else executor.store.blocks,
     )
 

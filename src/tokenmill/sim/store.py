@@ -17,7 +17,7 @@ from typing import Protocol
 from ..cache.hashing import extend_keys, root_key
 from ..core.block import BlockKey, BlockMove
 from ..core.config import EngineConfig
-from ..core.effects import FetchBlocks, SaveBlocks, StoreOpened
+from ..core.effects import FetchBlocks, FindBlocks, SaveBlocks, StoreOpened
 from ..core.errors import EngineFailed
 from ..core.request import Request
 
@@ -52,8 +52,16 @@ class ToyStore:
     num_lost: int = 0
 
     def opened(self) -> StoreOpened:
-        keys = ([key for group, key in self.blocks if group == index] for index in range(len(self.pools)))
+        """Tells of most blocks: the others, which the executor has not heard of, are found by whoever looks anew."""
+        known = [one for one in self.blocks if self.rng.random() < 0.8]
+        keys = ([key for group, key in known if group == index] for index in range(len(self.pools)))
         return StoreOpened(tuple(tuple(group) for group in keys))
+
+    async def find(self, job: FindBlocks) -> str:
+        await self._take_time()
+        if self.rng.random() < self.failure_rate:
+            raise EngineFailed("The store does not answer.")
+        return "".join("01"[one in self.blocks] for one in job.wanted)
 
     async def fetch(self, job: FetchBlocks) -> str:
         await self._move(job.moves, is_filling=True)
@@ -69,16 +77,23 @@ class ToyStore:
         return ""
 
     async def save(self, job: SaveBlocks) -> str:
-        before = [self._content(group, block) for group, _, block in job.moves]
-        await self._move(job.moves, is_filling=False)
-        for (group, key, block), content in zip(job.moves, before, strict=True):
+        moves = [*job.moves, *(move for move in job.stored if move[:2] not in self.blocks)]
+        before = [self._content(group, block) for group, _, block in moves]
+        await self._move(moves, is_filling=False)
+        is_lost = self.rng.random() < self.failure_rate
+        if is_lost:
+            moves, before = moves[: len(moves) // 2], before[: len(moves) // 2]
+        for (group, key, block), content in zip(moves, before, strict=True):
             self.check(self._content(group, block) == content, f"block {block} was written while it was copied")
             positions, tokens = content
             self.blocks[group, key] = (positions[0], tuple(tokens))
-        if self.rng.random() < self.failure_rate:
+        if is_lost:
             self.num_lost += 1
             raise EngineFailed("The disk is full.")
         return ""
+
+    async def _take_time(self) -> None:
+        await asyncio.sleep(self.rng.choice([0.0001, 0.003, 0.01, 0.2]))
 
     async def _move(self, moves: Sequence[BlockMove], *, is_filling: bool) -> None:
         """Takes the time of a step or two, or of many."""
@@ -89,7 +104,7 @@ class ToyStore:
             if is_filling:
                 slots = self._slots(block)
                 pool.positions[slots] = pool.tokens[slots] = array("q", [_GARBAGE]) * self.block_size
-        await asyncio.sleep(self.rng.choice([0.0001, 0.003, 0.01, 0.2]))
+        await self._take_time()
         for group, _, block in moves:
             del self.pools[group].moving[block]
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 from ..core.block import BlockKey, KVGroupSpec, full_groups, window_group
 from ..core.config import EngineConfig
-from ..core.request import Request, SamplingParams
-from ..engine.transfers import SAVE_BYTES
+from ..core.request import EXPORT, IMPORT, Request, SamplingParams
+from ..engine.exports import SAVE_BYTES
 from .executor import ToyCosts, mark_of, solo_answer
 from .store import Slots, Stored, blocks_of
 
@@ -89,7 +89,8 @@ def known_blocks(scenario: Scenario) -> dict[BlockKey, Slots]:
 
 
 def _with_store(rng: random.Random, scenario: Scenario) -> Scenario:
-    """With a store that holds some of these blocks, and pools of which a few blocks are saved at a time."""
+    """With a store that holds some of these blocks, and pools of which a few blocks are saved at a time. Some requests
+    hand their KV over, or expect that others have."""
     share = rng.choice([0.0, 0.5, 0.9, 1.0])
     groups = tuple(replace(group, bytes_per_block=SAVE_BYTES // 3) for group in scenario.config.groups)
     stored = {
@@ -98,7 +99,14 @@ def _with_store(rng: random.Random, scenario: Scenario) -> Scenario:
         for group in range(len(groups))
         if rng.random() < share
     }
-    return replace(scenario, config=replace(scenario.config, groups=groups), stored=stored)
+    handoffs = rng.choice([("",), ("", EXPORT, IMPORT), ("", "", "", EXPORT, IMPORT)])
+    if not scenario.config.caches_prefixes:
+        handoffs = ("",)
+    arrivals = tuple(
+        Arrival(each.at_s, tuple(replace(request, handoff=rng.choice(handoffs)) for request in each.requests))
+        for each in scenario.arrivals
+    )
+    return replace(scenario, config=replace(scenario.config, groups=groups), arrivals=arrivals, stored=stored)
 
 
 def _make_config(rng: random.Random) -> EngineConfig:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from ..core.effects import DropAdapter, FetchBlocks, Job, SaveBlocks
+from ..core.effects import DropAdapter, FetchBlocks, FindBlocks, Job, SaveBlocks
 from ..core.errors import InvalidRequest
 from ..core.events import LoadAdapter
 from ..core.step import StepPlan, StepResult
@@ -71,6 +71,8 @@ class ModelExecutor:
                 return await self._load_adapter(path, inside)
             case DropAdapter(digest):
                 return await self._drop_adapter(digest)
+            case FindBlocks():
+                return await self._open_transfers().find(job)
             case FetchBlocks():
                 return await self._open_transfers().fetch(job, self._between_steps)
             case SaveBlocks():

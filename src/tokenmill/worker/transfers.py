@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.block import BlockMove, cut_moves
-from ..core.effects import FetchBlocks, SaveBlocks
+from ..core.effects import FetchBlocks, FindBlocks, SaveBlocks
 from ..core.errors import ConfigError, EngineFailed
 from ..core.units import MiB
 from ..ops.pool import KVPool
@@ -55,13 +55,22 @@ class Transfers:
             await between_steps(partial(self._copy_in, run, data))
         return ""
 
+    async def find(self, job: FindBlocks) -> str:
+        """Raises EngineFailed where the folder cannot be read."""
+        await self._beside("read", KVFolder.refresh, self._folder)
+        return "".join("01"[is_there] for is_there in self._folder.holds(job.wanted))
+
     async def save(self, job: SaveBlocks, between_steps: BetweenSteps) -> str:
         """Raises EngineFailed where the file cannot be written."""
+        await self._beside("read", KVFolder.refresh, self._folder)
+        held = self._folder.holds([(group, key) for group, key, _ in job.stored])
+        moves = [*job.moves, *(move for move, is_held in zip(job.stored, held, strict=True) if not is_held)]
         blocks: list[StoredBlock] = []
-        for run in self._runs(job.moves):
+        for run in self._runs(moves):
             data = await between_steps(partial(self._copy_out, run))
             blocks += [StoredBlock(group, key, each) for (group, key, _), each in zip(run, data, strict=True)]
-        await self._beside("written", self._folder.save, blocks)
+        if blocks:
+            await self._beside("written", self._folder.save, blocks)
         return ""
 
     def _runs(self, moves: Sequence[BlockMove]) -> list[tuple[BlockMove, ...]]:
