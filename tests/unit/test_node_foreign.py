@@ -11,8 +11,9 @@ import pytest
 
 from tokenmill.cli import foreign_words, spelling
 from tokenmill.cli import main as cli
-from tokenmill.cli.options import engine_options
+from tokenmill.cli.options import engine_options, sampling_overrides
 from tokenmill.cli.parser import _Foreign
+from tokenmill.core.request import SamplingParams
 from tokenmill.node import foreign
 
 VLLM: list[tuple[str, dict[str, Any] | str]] = [
@@ -93,6 +94,29 @@ LLAMA: list[tuple[str, dict[str, Any] | str]] = [
         "llama-server -m model.gguf --metrics --slots -cb --log-disable -t4 -to 600",
         {"log_level": "error", "threads": 4},
     ),
+    (
+        "llama-server -m model.gguf --typical 0.9 --top-nsigma 1 --xtc-probability 0.5 --xtc-threshold 0.2 "
+        "--dry-multiplier 0.8 --dry-base 2 --dry-allowed-length 3 --dry-penalty-last-n 64 "
+        "--dry-sequence-breaker , --dry-sequence-breaker '\\n' --dry-sequence-breaker 7",
+        {
+            "override_generation_config": {
+                "typical_p": 0.9,
+                "top_n_sigma": 1,
+                "xtc_probability": 0.5,
+                "xtc_threshold": 0.2,
+                "dry_multiplier": 0.8,
+                "dry_base": 2,
+                "dry_allowed_length": 3,
+                "dry_penalty_last_n": 64,
+                "dry_sequence_breakers": [",", "\n", "7"],
+            }
+        },
+    ),
+    (
+        "llama-server -m model.gguf --top-n-sigma -1 --dry-sequence-breaker none",
+        {"override_generation_config": {"top_n_sigma": -1, "dry_sequence_breakers": []}},
+    ),
+    ("llama-server -m model.gguf --typical 2", "typical_p must be in (0, 1]"),
     ("llama-server -m model.gguf --mirostat 2", "--mirostat 2: there is no such sampler"),
 ]
 
@@ -235,3 +259,17 @@ def test_values_of_our_own_flags_stay_as_they_are():
     args = parse(["generate", "-p", "a_b --c_d", "-n", "5", "-s", "-1", "--stop", "a.b"])
     assert (args.prompt, args.max_tokens, args.seed, args.stop) == ("a_b --c_d", 5, None, ["a.b"])
     assert parse(["generate", "-n", "-1"]).max_tokens is None
+
+
+def test_one_answer_takes_every_sampler_as_a_server_does():
+    args = parse(shlex.split(
+        r"generate --typical 0.9 --top-n-sigma -1 --xtc-probability 0.5 --xtc-threshold 0.2 --dry-multiplier 0.8 "
+        r"--dry-base 2 --dry-allowed-length 3 --dry-penalty-last-n 64 --dry-sequence-breaker '\n' "
+        r"--dry-sequence-breaker a,b"
+    ))  # fmt: skip
+    params = SamplingParams(**sampling_overrides(args))
+    assert (params.typical_p, params.top_n_sigma, params.xtc_probability, params.xtc_threshold) == (0.9, -1, 0.5, 0.2)
+    assert (params.dry_multiplier, params.dry_base, params.dry_allowed_length) == (0.8, 2, 3)
+    assert (params.dry_penalty_last_n, params.dry_sequence_breakers) == (64, ("\n", "a,b"))
+    without = sampling_overrides(parse(["chat", "--dry-sequence-breaker", "none"]))
+    assert without == {"max_tokens": None, "stop": (), "dry_sequence_breakers": ()}

@@ -46,6 +46,9 @@ def test_the_file_has_the_last_word_and_llama_cpp_what_it_leaves_open() -> None:
     assert "rest llama.cpp" in chosen(said).reason
     known = chosen(said | CHAT | {"general.basename": "smollm2"})
     assert known.defaults == {"temperature": 0.5, "top_p": 0.9}
+    xtc = {"general.sampling.xtc_probability": 0.5, "general.sampling.xtc_threshold": 0.2}
+    assert chosen(xtc).defaults == {**LLAMA_CPP, "xtc_probability": 0.5, "xtc_threshold": 0.2}
+    assert "xtc_probability" not in chosen(xtc | {"general.sampling.sequence": "top_k;temperature"}).defaults
     numbers = {"general.sampling.temp": 1, "general.sampling.top_k": 20.0, "general.sampling.penalty_repeat": 1.1}
     assert chosen(numbers).defaults == {**LLAMA_CPP, "temperature": 1.0, "top_k": 20, "repetition_penalty": 1.1}
     with pytest.raises(BadCheckpoint, match=r"general\.sampling\.temp"):
@@ -61,7 +64,6 @@ def test_samplers_left_out_of_a_sequence_are_off() -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("general.sampling.xtc_probability", 0.5),
         ("general.sampling.mirostat", 2),
         ("general.sampling.sequence", "top_p;temperature"),
         ("general.sampling.penalty_last_n", 64),
@@ -71,14 +73,20 @@ def test_what_a_file_recommends_and_cannot_be_done_is_said_by_name(key: str, val
     repeat = {"general.sampling.penalty_repeat": 1.1, "general.sampling.temp": 0.5}
     (note,) = chosen({key: value} | repeat).notes
     assert key in note
-    assert chosen({"general.sampling.mirostat": 0, "general.sampling.xtc_probability": 0.0}).notes == ()
+    assert chosen({"general.sampling.mirostat": 0}).notes == ()
 
 
 def test_folders_recommend_in_generation_config() -> None:
-    generation = {"temperature": 0.6, "top_k": 40, "max_new_tokens": 128, "do_sample": True, "typical_p": 1.0}
-    assert of_folder(generation).defaults == {"temperature": 0.6, "top_k": 40, "max_tokens": 128}
-    assert of_folder(generation).notes == () and "typical_p" in of_folder({"typical_p": 0.9}).notes[0]
+    generation = {"temperature": 0.6, "top_k": 40, "max_new_tokens": 128, "do_sample": True, "typical_p": 0.9}
+    assert of_folder(generation).defaults == {"temperature": 0.6, "top_k": 40, "max_tokens": 128, "typical_p": 0.9}
+    assert of_folder(generation).notes == () and "eta_cutoff" in of_folder({"eta_cutoff": 0.1}).notes[0]
     assert of_folder({}).defaults == {} and "temperature 1 " in of_folder({}).describe()
+
+
+def test_defaults_of_every_kind_are_shown() -> None:
+    asked = {"dry_multiplier": 0.8, "dry_sequence_breakers": ["\n"], "typical_p": 0.9}
+    shown = chosen(generation_config="vllm", override_generation_config=asked).describe()
+    assert shown.startswith('dry_multiplier 0.8, dry_sequence_breakers ["\\n"], typical_p 0.9 where ')
 
 
 def test_the_user_comes_first() -> None:

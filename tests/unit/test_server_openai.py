@@ -93,6 +93,17 @@ def test_unknown_fields_are_handed_back() -> None:
     assert parse_chat(CHAT | {"colour": 1, "temperature": 0}, RULES)[1] == ["colour"]
 
 
+def test_every_sampler_has_defaults_of_the_server() -> None:
+    given = {
+        "typical_p": 0.9, "top_n_sigma": 1.0, "xtc_probability": 0.5, "xtc_threshold": 0.2, "dry_multiplier": 0.8,
+        "dry_base": 2.0, "dry_allowed_length": 3, "dry_penalty_last_n": 64, "dry_sequence_breakers": ["x"],
+    }  # fmt: skip
+    body = {"messages": [{"role": "user", "content": "x"}]}
+    by_default, _ = parse_chat(body, Rules(100, defaults=given))
+    asked, _ = parse_chat(body | given, Rules(100))
+    assert by_default.sampling == asked.sampling != parse_chat(body, Rules(100))[0].sampling
+
+
 def test_the_models_own_defaults_apply_where_the_caller_is_silent() -> None:
     sampling = parse_completion(COMPLETION, RULES)[0].sampling
     assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.5, 7, 1.0)

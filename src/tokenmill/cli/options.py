@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from ..core.errors import ConfigError
 from ..core.options import Option, option, options_of
 from ..node.options import EngineOptions, TextOptions, count
+from .spelling import breakers, unescape
 
 T = TypeVar("T")
 Group = argparse.ArgumentParser | argparse._ArgumentGroup
@@ -101,6 +102,26 @@ class SamplingOptions:
     top_p: float | None = option(None, "nucleus (default: the model's own)", metavar="P")
     top_k: int | None = option(None, "most likely K only (default: the model's own)", metavar="K")
     min_p: float | None = option(None, "least share of the best token's probability", metavar="P")
+    typical_p: float | None = option(
+        None, "share of tokens whose surprise is closest to the expected one", also="--typical", metavar="P"
+    )
+    top_n_sigma: float | None = option(
+        None, "keep logits within N standard deviations of the largest", also="--top-nsigma", metavar="N"
+    )
+    xtc_probability: float | None = option(None, "how often the most likely tokens are left out", metavar="P")
+    xtc_threshold: float | None = option(None, "share from which these count as such", metavar="P")
+    dry_multiplier: float | None = option(None, "strength of DRY, against repetitions; 0 is off", metavar="X")
+    dry_base: float | None = option(None, "how DRY grows with the length of a repetition", metavar="X")
+    dry_allowed_length: int | None = option(None, "DRY: shorter repetitions are free", metavar="N")
+    dry_penalty_last_n: int | None = option(None, "DRY: how far back to look; -1 is everything", metavar="N")
+    dry_sequence_breakers: tuple[str, ...] | None = option(
+        None,
+        r"DRY: no repetition reaches across this text, such as \n; none: there is no such text (repeatable)",
+        flag="--dry-sequence-breaker",
+        read=unescape,
+        several="each",
+        metavar="TEXT",
+    )
     repetition_penalty: float | None = option(None, "above 1 discourages", also="--repeat-penalty", metavar="X")
     seed: int | None = option(
         None, "same seed, same answer (default: a fresh one)", also="-s", read=read_seed, metavar="N"
@@ -111,6 +132,8 @@ class SamplingOptions:
 def sampling_overrides(args: argparse.Namespace) -> dict[str, Any]:
     """What the user set, as SamplingParams fields; everything else stays the model's default."""
     given = asdict(given_options(SamplingOptions, args))
+    if given["dry_sequence_breakers"] is not None:
+        given["dry_sequence_breakers"] = breakers(given["dry_sequence_breakers"])
     return {name: value for name, value in given.items() if value is not None or name == "max_tokens"}
 
 

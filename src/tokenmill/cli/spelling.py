@@ -4,7 +4,8 @@ for dashes, and `--flag.key value` for JSON."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 OPTIONAL_WORDS = {"-fa", "--flash-attn", "-fit", "--fit", "--log-colors"}
@@ -45,6 +46,17 @@ SPELLED: Mapping[str, tuple[str, ...]] = {
     "--top-k": (f"{_SAMPLING}top_k",),
     "--top-p": (f"{_SAMPLING}top_p",),
     "--min-p": (f"{_SAMPLING}min_p",),
+    "--typical": (f"{_SAMPLING}typical_p",),
+    "--typical-p": (f"{_SAMPLING}typical_p",),
+    "--top-nsigma": (f"{_SAMPLING}top_n_sigma",),
+    "--top-n-sigma": (f"{_SAMPLING}top_n_sigma",),
+    "--xtc-probability": (f"{_SAMPLING}xtc_probability",),
+    "--xtc-threshold": (f"{_SAMPLING}xtc_threshold",),
+    "--dry-multiplier": (f"{_SAMPLING}dry_multiplier",),
+    "--dry-base": (f"{_SAMPLING}dry_base",),
+    "--dry-allowed-length": (f"{_SAMPLING}dry_allowed_length",),
+    "--dry-penalty-last-n": (f"{_SAMPLING}dry_penalty_last_n",),
+    "--dry-sequence-breaker": (f"{_SAMPLING}dry_sequence_breakers[]",),
     "--repeat-penalty": (f"{_SAMPLING}repetition_penalty",),
     "--presence-penalty": (f"{_SAMPLING}presence_penalty",),
     "--frequency-penalty": (f"{_SAMPLING}frequency_penalty",),
@@ -125,14 +137,26 @@ def _joined(objects: Mapping[str, dict[str, Any]]) -> list[str]:
 
 
 def _put(into: dict[str, Any], path: str, text: str) -> None:
-    """into["a"]["b"] = text for the path a.b; a path that ends in + adds to a list."""
+    """into["a"]["b"] = text for the path a.b; a path that ends in + adds to a list, one that ends in [] adds a text."""
     *outer, last = path.split(".")
     for key in outer:
         into = into.setdefault(key, {})
     if last.endswith("+"):
         into.setdefault(last[:-1], []).extend(_value(part) for part in text.split(","))
+    elif last.endswith("[]"):
+        into[last[:-2]] = [*into.get(last[:-2], ()), *breakers([unescape(text)])]
     else:
         into[last] = _value(text)
+
+
+def unescape(text: str) -> str:
+    r"""As llama.cpp reads what is hard to type: \n, \r, \t, and any other character after a backslash as itself."""
+    return re.sub(r"\\(.)", lambda found: {"n": "\n", "r": "\r", "t": "\t"}.get(found[1], found[1]), text)
+
+
+def breakers(texts: Iterable[str]) -> tuple[str, ...]:
+    """Of DRY; "none" is llama.cpp's word for no text at all."""
+    return tuple(text for text in texts if text != "none")
 
 
 def _value(text: str) -> Any:

@@ -314,18 +314,16 @@ GROUPS: tuple[Group, ...] = (
         refused=True,
     ),
     # llama-server: sampling that is not here
-    Group(1, "--samplers --sampler-seq --sampling-seq", "temperature, top_k, top_p, min_p: in this order", True),
+    Group(1, "--samplers --sampler-seq --sampling-seq", "docs/sampling.md tells the order, which is fixed", True),
     Group(
         1,
-        "--xtc-probability --dry-multiplier --dynatemp-range --mirostat --top-nsigma --top-n-sigma --adaptive-target",
+        "--dynatemp-range --mirostat --adaptive-target",
         "there is no such sampler here; leave it out",
         refused=True,
         neutral=("0", "-1"),
     ),
-    Group(1, "--typical --typical-p", "there is no such sampler here; leave it out", refused=True, neutral=("1",)),
     Group(
         1,
-        "--xtc-threshold --dry-base --dry-allowed-length --dry-penalty-last-n --dry-sequence-breaker "
         "--dynatemp-exp --mirostat-lr --mirostat-ent --adaptive-decay",
         "it belongs to a sampler that is not here",
     ),

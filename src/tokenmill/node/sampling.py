@@ -30,6 +30,15 @@ _SETTINGS = (
     "top_p",
     "top_k",
     "min_p",
+    "typical_p",
+    "top_n_sigma",
+    "xtc_probability",
+    "xtc_threshold",
+    "dry_multiplier",
+    "dry_base",
+    "dry_allowed_length",
+    "dry_penalty_last_n",
+    "dry_sequence_breakers",
     "repetition_penalty",
     "presence_penalty",
     "frequency_penalty",
@@ -48,7 +57,7 @@ class SamplingChoice:
 
     def describe(self) -> str:
         """For the start-up print."""
-        settings = ", ".join(f"{name} {value:g}" for name, value in self.defaults.items())
+        settings = ", ".join(f"{name} {_shown(value)}" for name, value in self.defaults.items())
         return f"{settings or 'temperature 1'} where a request names none ({self.reason})"
 
 
@@ -96,6 +105,10 @@ def read_override(text: str) -> dict[str, Any]:
             param="override_generation_config",
         )
     return _checked(value)
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, (list, tuple)) else f"{value:g}"
 
 
 def _checked(override: Mapping[str, Any]) -> dict[str, Any]:

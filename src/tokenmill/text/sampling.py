@@ -19,6 +19,8 @@ _GGUF = {
     "general.sampling.top_p": "top_p",
     "general.sampling.top_k": "top_k",
     "general.sampling.min_p": "min_p",
+    "general.sampling.xtc_probability": "xtc_probability",
+    "general.sampling.xtc_threshold": "xtc_threshold",
     "general.sampling.penalty_repeat": "repetition_penalty",
 }
 _GENERATION_CONFIG = {
@@ -26,15 +28,14 @@ _GENERATION_CONFIG = {
     "top_p": "top_p",
     "top_k": "top_k",
     "min_p": "min_p",
+    "typical_p": "typical_p",
     "repetition_penalty": "repetition_penalty",
     "max_new_tokens": "max_tokens",
 }
 _INTEGERS = {"top_k", "max_tokens"}
 
 NOT_FOLLOWED: Mapping[str, tuple[float, ...]] = {
-    "general.sampling.xtc_probability": (0,),
     "general.sampling.mirostat": (0,),
-    "typical_p": (1,),
     "epsilon_cutoff": (0,),
     "eta_cutoff": (0,),
     "top_h": (),
@@ -52,6 +53,7 @@ _SAMPLERS = {
     "top_p": ("top_p", 1.0),
     "nucleus": ("top_p", 1.0),
     "min_p": ("min_p", 0.0),
+    "xtc": ("xtc_probability", 0.0),
     "penalties": ("repetition_penalty", 1.0),
 }
 """Of a GGUF sequence: the setting that each sampler reads, and the value that turns it off."""
@@ -88,10 +90,12 @@ def _from_gguf(metadata: Mapping[str, Any]) -> Recommended:
     off = {setting: neutral for setting, neutral in _SAMPLERS.values() if setting not in order}
     defaults = {name: value for name, value in defaults.items() if name not in off}
     if defaults.get("temperature", 1.0) not in (0, 1) and any(
-        order.index(name) < order.index("temperature") for name in ("top_p", "min_p") if name in order
+        order.index(name) < order.index("temperature")
+        for name in ("top_p", "min_p", "xtc_probability")
+        if name in order
     ):
         notes.append(
-            "the order of general.sampling.sequence is not followed: temperature comes before top_p and min_p."
+            "the order of general.sampling.sequence is not followed: temperature comes before top_p, min_p and XTC."
         )
     return Recommended(defaults, off, tuple(notes))
 
