@@ -134,6 +134,12 @@ def test_a_pool_of_one_request_serves_many() -> None:
     assert dict(report.ends) == {"length": 12}
 
 
+def test_a_hit_that_leaves_no_block_is_given_up() -> None:
+    """Alone in a pool hardly larger than its window, a prompt goes on, though blocks of it that are cached fill what
+    is left of the pool. (In this seed it waited for ever.)"""
+    assert run_seed(5091, scheduling_policy="fcfs", eviction_policy="lfu").stats.num_steps > 0
+
+
 @pytest.mark.parametrize("steps_in_flight", [1, 2, 3])
 def test_whoever_gives_way_everybody_is_served(steps_in_flight: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Preemption may choose any junior, the one with most to lose too: a crowd in a small pool ends, each as alone."""

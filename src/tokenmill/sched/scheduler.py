@@ -160,13 +160,19 @@ class _Composition:
 
     def _continue_prefill(self, seq: Sequence) -> None:
         matched = self.ledger.find_match(seq)
-        num_matched = matched.num_blocks * self.config.block_size
-        num_left = num_wanted(seq) - num_matched
-        start = seq.num_planned + num_matched
-        planned = self._chunk_size(start, num_left)
-        fitting = self._fit(seq, matched, planned) if planned else 0
+        fitting = self._fitting(seq, matched)
+        if not fitting and matched.num_blocks and len(self.running) == 1:
+            # Nobody can give way, and with the match there is no block left to go on in.
+            matched = self.ledger.no_match
+            fitting = self._fitting(seq, matched)
         if fitting:
             self._add_prefill(seq, matched, fitting)
+
+    def _fitting(self, seq: Sequence, matched: Match) -> int:
+        """Tokens of a running prefill's next chunk, after `matched`."""
+        num_matched = matched.num_blocks * self.config.block_size
+        planned = self._chunk_size(seq.num_planned + num_matched, num_wanted(seq) - num_matched)
+        return self._fit(seq, matched, planned) if planned else 0
 
     def _chunk_size(self, start: int, num_left: int) -> int:
         return chunk_size(start, num_left, self.budget, self.aim, self.config.block_size, self.is_first)
