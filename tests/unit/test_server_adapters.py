@@ -26,12 +26,10 @@ class FakeEngine:
         self.book: AdapterBook | None = None
         self.is_silent = False
 
-    def send(self, message: LoadAdapter | UnloadAdapter, link: int | None = None) -> None:
-        if link not in (None, self.number):
+    def send(self, message: LoadAdapter | UnloadAdapter, link: int) -> None:
+        if link != self.number:
             assert self.other is not None
             return self.other.send(message, link)
-        if link is None and self.other is not None:
-            self.other.send(message)
         if isinstance(message, UnloadAdapter):
             self.counts[message.digest] -= 1
             return

@@ -96,7 +96,7 @@ async def test_choices_wait_for_places_and_an_adapter_is_unloaded_behind_them(
     client.desk.share(Room(1, 10))
     requests = [replace(request(name), adapter="d") for name in "abcd"]
     stream = client.open(requests)
-    client._tell(UnloadAdapter("d"))
+    client._tell(UnloadAdapter("d"), 0)
     message = await engine.receive()
     assert isinstance(message, Submit) and [each.id for each in message.requests] == ["a", "b"]
     assert (client.num_open, client.desk.num_waiting) == (4, 2)
@@ -119,7 +119,7 @@ async def test_an_adapter_with_another_name_is_unloaded_at_once(client: EngineCl
     await loading
     client.desk.share(Room(1, 10))
     client.open([replace(request(name), adapter="d") for name in "abcd"])
-    client._tell(UnloadAdapter("d"))
+    client._tell(UnloadAdapter("d"), 0)
     await engine.receive()
     assert client.desk.num_waiting == 2
     assert await engine.receive() == UnloadAdapter("d")
@@ -168,6 +168,37 @@ async def test_a_stream_goes_on_where_it_was_when_a_new_engine_has_come(
     assert (delta.tokens, delta.num_cached, delta.error) == ([5, 6, 7], 2, "")
     assert client.num_open == client.desk.num_tokens == 0
     assert client.stats.num_steps == 2
+
+
+@attached
+async def test_an_adapter_that_is_unloaded_while_an_engine_is_being_started_is_given_to_it_and_taken_back(
+    client: EngineClient, engine: LocalEngineEnd
+) -> None:
+    """Whether the engine has been given it or not: what is resumed still needs it."""
+
+    async def answer(end: LocalEngineEnd, digest: str) -> None:
+        message = await end.receive()
+        assert isinstance(message, LoadAdapter)
+        await end.send(AdapterLoaded(message.number, digest))
+
+    for name, digest in (("one", "d"), ("two", "e")):
+        loading = asyncio.create_task(client.adapters.load(ServedAdapter(name, "folder")))
+        await answer(engine, digest)
+        await loading
+    client.open([replace(request("a"), adapter="d"), replace(request("b"), adapter="e")])
+    engine.close()
+    await asyncio.sleep(0.01)
+    engine, front = local_link()
+    client.attach(front)
+    client.adapters.unload("two")
+    await engine.send(READY)
+    await answer(engine, "d")
+    client.adapters.unload("one")
+    async with asyncio.timeout(1):
+        await answer(engine, "e")
+        message = await engine.receive()
+        assert isinstance(message, Submit) and [each.id for each in message.requests] == ["a", "b"]
+        assert [await engine.receive(), await engine.receive()] == [UnloadAdapter("d"), UnloadAdapter("e")]
 
 
 @attached

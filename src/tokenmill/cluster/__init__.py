@@ -8,5 +8,5 @@ tasks and links belong to the shell (server.client).
     desk      what is open; combines the next two
     places    which choice gets the next place
     service   the cost of service, and how long a new call would wait
-    admission  which calls may enter now
+    admission which calls may enter now       likeness  what makes engines alike
 """

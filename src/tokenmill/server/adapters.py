@@ -9,7 +9,6 @@ nothing of HTTP.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -37,14 +36,14 @@ class ServedAdapter:
 
 
 class AdapterBook:
-    """send    queues a message for one engine, or for all
+    """send    queues a message for one engine
     is_used   whether an open request names the adapter with this digest
     wanted    adapters to load into the first engine
     """
 
     def __init__(
         self,
-        send: Callable[[LoadAdapter | UnloadAdapter, int | None], None],
+        send: Callable[[LoadAdapter | UnloadAdapter, int], None],
         is_used: Callable[[str], bool],
         wanted: Sequence[ServedAdapter] = (),
     ) -> None:
@@ -99,26 +98,26 @@ class AdapterBook:
     async def restore(self, link: int) -> None:
         """Give a new engine all adapters of the book, and those that requests still use. Raises what keeps a wanted
         one from its first load."""
-        new = [adapter for adapter in self._wanted if adapter.name not in self._served]
-        for adapter in new:
-            loaded = replace(adapter, digest=await self._ask(adapter, link))
-            self._served.setdefault(adapter.name, loaded)
+        given: list[ServedAdapter] = []
+        for adapter in [each for each in self._wanted if each.name not in self._served]:
+            given.append(replace(adapter, digest=await self._ask(adapter, link)))
+            self._served.setdefault(adapter.name, given[-1])
         self._wanted = []
-        names, done = {adapter.name for adapter in new}, set[ServedAdapter]()
-        while each := next((one for one in self if one not in done), None):  # more may come meanwhile
-            done.add(each)
-            if each.name in names:
-                continue
+        tried = set(given)
+        while each := next((one for one in (*self, *self._used_leaving()) if one not in tried), None):
+            tried.add(each)
             try:
                 await self._load_again(each, link)
+                given.append(each)
             except TokenmillError as error:
+                if self.get(each.name) != each:
+                    continue  # the engine refuses what names it
                 if self._links:  # others serve it
                     raise InvalidRequest(f"Its adapter {each.name!r} is not served here: {error.message}") from error
                 _log.error("The adapter %r is not served any more: %s", each.name, error.message)
-                self._served.pop(each.name, None)
-        for adapter in self._used_leaving():
-            with contextlib.suppress(InvalidRequest):  # then the engine refuses what names it
-                await self._load_again(adapter, link)
+                del self._served[each.name]
+        for adapter in given:
+            if self.get(adapter.name) != adapter:
                 self._send(UnloadAdapter(adapter.digest), link)
 
     def join(self, link: int) -> None:
@@ -142,7 +141,8 @@ class AdapterBook:
 
     def _forget(self, adapter: ServedAdapter) -> None:
         """The engines drop it when its last request is over."""
-        self._send(UnloadAdapter(adapter.digest), None)
+        for link in self._links:  # not to one that is still being given adapters: see restore
+            self._send(UnloadAdapter(adapter.digest), link)
         self._leaving[adapter.digest] = adapter
         self._used_leaving()
 

@@ -319,11 +319,10 @@ class EngineClient:
             if not woken.done():
                 woken.set_result(None)
 
-    def _tell(self, notice: Notice, number: int | None = None) -> None:
-        """One engine, or all. Sent after all requests opened so far, which may name an adapter that is unloaded now."""
-        for link in self._links.values():
-            if number is None or number == link.number:
-                link.tell(notice)
+    def _tell(self, notice: Notice, number: int) -> None:
+        """Sent after all requests opened so far, which may name an adapter that is unloaded now."""
+        if number in self._links:
+            self._links[number].tell(notice)
 
     def _must_wait(self, notice: Notice) -> bool:
         """That an adapter goes waits for requests that name it and that no engine has, unless it has another name."""
