@@ -296,6 +296,8 @@ def test_nobody_there_is_an_error_that_another_attempt_may_mend() -> None:
             pass
         with pytest.raises(OSError, match="Connect call failed"):
             await join("127.0.0.1", port, Credentials(SECRET), IDENTITY, CLOCK)
+        with pytest.raises(LinkRefused, match="cannot be the name of a host"):
+            await join("a..b", port, Credentials(SECRET), IDENTITY, CLOCK)
 
     run(main())
 

@@ -110,6 +110,19 @@ async def test_choices_wait_for_places_and_an_adapter_is_unloaded_behind_them(
 
 
 @attached
+async def test_an_engine_leaves_while_an_adapter_stays_for_requests_that_wait(
+    client: EngineClient, engine: LocalEngineEnd
+) -> None:
+    client.desk.share(Room(1, 10))
+    client.open([replace(request(name), adapter="d") for name in "abcd"])
+    client._tell(UnloadAdapter("d"), 0)
+    assert isinstance(await engine.receive(), Submit)
+    await engine.send(Leaving())
+    async with asyncio.timeout(1):
+        assert await engine.receive() == Drain()
+
+
+@attached
 async def test_an_adapter_with_another_name_is_unloaded_at_once(client: EngineClient, engine: LocalEngineEnd) -> None:
     """Choices that name it may wait at all times, and what is to be loaded waits behind it."""
     loading = asyncio.create_task(client.adapters.load(ServedAdapter("other", "folder")))

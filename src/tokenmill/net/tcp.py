@@ -157,10 +157,15 @@ async def join(
 
 
 async def _connect(host: str, port: int) -> socket.socket:
-    """To the first of the host's addresses that answers: localhost, for one, has two. Raises OSError."""
+    """To the first of the host's addresses that answers: localhost, for one, has two. Raises OSError, and LinkRefused
+    for what cannot be a name."""
     loop = asyncio.get_running_loop()
     refused: OSError = socket.gaierror("it has no address")
-    for family, _, _, _, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+    try:
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except UnicodeError:
+        raise LinkRefused(f"{host!r} cannot be the name of a host.") from None
+    for family, _, _, _, address in found:
         end = socket.socket(family, socket.SOCK_STREAM)
         try:
             end.setblocking(False)

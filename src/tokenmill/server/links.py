@@ -79,7 +79,8 @@ class EngineLink:
         self._wake.set()
 
     def tell(self, notice: Notice) -> None:
-        self._notices.append(notice)
+        """A Drain passes what waits: the engine is to have no more of the requests that it waits for."""
+        self._notices.insert(0 if isinstance(notice, Drain) else len(self._notices), notice)
         self._wake.set()
 
     def look_again(self) -> None:
