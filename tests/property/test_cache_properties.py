@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tokenmill.cache.eviction import pick
 from tokenmill.cache.hashing import extend_keys, root_key
 from tokenmill.cache.manager import BlockManager
-from tokenmill.cache.unreferenced import LeastValueFirst, OldestFirst, Unreferenced
+from tokenmill.cache.unreferenced import LeastRecentFirst, LeastValueFirst, Unreferenced
 from tokenmill.engine.costs import StepCosts
 
 NUM_BLOCKS = 12
@@ -33,7 +33,7 @@ class Holder:
 
 
 class ManagerAgainstModel(RuleBasedStateMachine):
-    new_unreferenced: Callable[[], Unreferenced] = OldestFirst
+    new_unreferenced: Callable[[], Unreferenced] = LeastRecentFirst
 
     def __init__(self) -> None:
         super().__init__()

@@ -12,6 +12,7 @@ from tokenmill.cache.eviction import EVICTIONS, pick
 from tokenmill.cache.manager import BlockManager
 from tokenmill.cache.unreferenced import LeastValueFirst, for_policy
 from tokenmill.core.errors import ConfigError
+from tokenmill.core.policy import CachedBlock
 from tokenmill.core.step import PlanRow
 from tokenmill.engine.costs import StepCosts
 
@@ -147,6 +148,33 @@ def test_the_heap_stays_as_small_as_the_pool() -> None:
         manager.adopt(table)
         manager.release(table, -1)
     assert len(order._leaves) < 100
+
+
+class OldestFirst:
+    """First in, first out."""
+
+    summary = ""
+    needs_costs = False
+
+    def value(self, block: CachedBlock, age: float, attention: float) -> float:
+        return block.number
+
+
+def test_a_policy_may_value_blocks_by_their_publication() -> None:
+    """By it alone: hits do not count, nor does age, and what is published again is new."""
+    manager = BlockManager(4, 0, for_policy(OldestFirst(), Known()))
+
+    def serve(name: str) -> bool:
+        """Whether the prompt of one block was cached."""
+        table = manager.match([name.encode()], 0, 1)
+        was_cached = bool(table)
+        manager.adopt(table)
+        table += manager.reserve(1 - len(table))
+        manager.publish([name.encode()], table, int(was_cached), 1)
+        manager.release(table, -1)
+        return was_cached
+
+    assert [name for name in "abcdaaeafbgcb" if not serve(name)] == list("abcdeafbgc")
 
 
 @pytest.mark.parametrize("token_s", [1e-3, 1e-5])

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from ..core.block import BlockKey, BlockTable, KVGroupSpec, num_hidden_blocks
 from .manager import BlockManager
-from .unreferenced import OldestFirst, Unreferenced
+from .unreferenced import LeastRecentFirst, Unreferenced
 
 Tables = Sequence[BlockTable]
 
@@ -44,7 +44,7 @@ class KVBlocks:
         self,
         groups: Sequence[KVGroupSpec],
         block_size: int,
-        new_unreferenced: Callable[[], Unreferenced] = OldestFirst,
+        new_unreferenced: Callable[[], Unreferenced] = LeastRecentFirst,
     ) -> None:
         self.pools = tuple(BlockManager(group.num_blocks, group.window, new_unreferenced()) for group in groups)
         self.no_match = Match(0, tuple([] for _ in groups))

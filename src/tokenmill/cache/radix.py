@@ -16,16 +16,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ..core.block import BlockKey
-from .unreferenced import OldestFirst, Unreferenced
+from .unreferenced import LeastRecentFirst, Unreferenced
 
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """depth: blocks before it in its prompt. num_uses: sequences that computed it or had a hit on it."""
+    """number: of the publication. depth: blocks before it in its prompt. num_uses: sequences that computed it or had a
+    hit on it."""
 
     key: BlockKey
     block: int
     parent: Node | None
+    number: int
     depth: int = 0
     num_children: int = 0
     num_uses: int = 1
@@ -37,7 +39,8 @@ class RadixTree:
     def __init__(self, unreferenced: Unreferenced | None = None) -> None:
         self._by_key: dict[BlockKey, Node] = {}
         self._by_block: dict[int, Node] = {}
-        self._unreferenced = OldestFirst() if unreferenced is None else unreferenced
+        self._num_published = 0
+        self._unreferenced = LeastRecentFirst() if unreferenced is None else unreferenced
 
     def __len__(self) -> int:
         return len(self._by_block)
@@ -78,7 +81,8 @@ class RadixTree:
         above = None if parent is None else self._by_block[parent]
         if above is not None:
             above.num_children += 1
-        self._by_key[key] = self._by_block[block] = Node(key, block, above, depth)
+        self._by_key[key] = self._by_block[block] = Node(key, block, above, self._num_published, depth)
+        self._num_published += 1
 
     def below(self, blocks: Iterable[int]) -> list[int]:
         """Those of `blocks` that are published and all that hang below them, parents before children. O(nodes)."""

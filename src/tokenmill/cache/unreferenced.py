@@ -1,14 +1,14 @@
 """The published blocks of one pool that nobody holds, and which of them is given up first.
 
-    OldestFirst      least recently used, in O(1) without a heap
-    LeastValueFirst  any other policy: a heap of leaves, O(log n) a block
+    LeastRecentFirst  least recently used, in O(1) without a heap
+    LeastValueFirst   any other policy: a heap of leaves, O(log n) a block
 
 A parent must outlive its children. Whoever holds a block holds its parent too and releases the child before it, so
 that a child always gets here first. In the queue it therefore stands before its parent; the heap holds leaves alone,
 and a parent joins them when its last child is gone.
 
-Values age (GreedyDual: Young 1994, Cao & Irani 1997): a block is ranked by its value plus that of the last one that was
-given up. What is not used falls behind, therefore, whatever it was worth. With equal values, both give the same order.
+The heap tells the policy the value of the block that was given up last: by adding it, a policy has values age. With
+equal values, heap and queue give the same order.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ class Unreferenced(Protocol):
 
 
 def for_policy(policy: Eviction, measured: Measured) -> Unreferenced:
-    return OldestFirst() if isinstance(policy, LeastRecentlyUsed) else LeastValueFirst(policy, measured)
+    return LeastRecentFirst() if isinstance(policy, LeastRecentlyUsed) else LeastValueFirst(policy, measured)
 
 
-class OldestFirst:
+class LeastRecentFirst:
     def __init__(self) -> None:
         self._queue: OrderedDict[int, None] = OrderedDict()
 
@@ -91,7 +91,7 @@ class OldestFirst:
 
 
 class LeastValueFirst:
-    """_ranks: of each block (aged value, order of release). A heap entry that differs from it is out of date."""
+    """_ranks: of each block (value, order of release). A heap entry that differs from it is out of date."""
 
     def __init__(self, policy: Eviction, measured: Measured) -> None:
         self._policy = policy
@@ -112,8 +112,8 @@ class LeastValueFirst:
 
     def add(self, node: Leaf) -> None:
         self._num_added += 1
-        value = self._policy.value(node, self._measured.attention)
-        self._ranks[node.block] = (self._age + value, self._num_added)
+        value = self._policy.value(node, self._age, self._measured.attention)
+        self._ranks[node.block] = (value, self._num_added)
         if not node.num_children:
             heappush(self._leaves, (self._ranks[node.block], node.block))
         if len(self._leaves) > 2 * len(self._ranks) + 64:

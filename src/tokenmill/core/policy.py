@@ -43,11 +43,15 @@ class Waiting(NamedTuple):
 class Order(Protocol):
     """Order of service, within one priority. The waiting sequences are a heap by (priority, due, arrival).
 
+    summary        which sequence is next, for the help of the flag
     num_refreshed  sequences whose place is asked for again at each step that has room for one. 0: a place is fixed on
                    arrival, which costs a step nothing
     patience       units of work (core.work) for which each token of a prompt lets others pass. 0: none. The front end
                    orders what waits there by it, since it knows no more of what is to come
     """
+
+    @property
+    def summary(self) -> str: ...
 
     @property
     def num_refreshed(self) -> int: ...
@@ -106,9 +110,13 @@ class Preemption(Protocol):
 class CachedBlock(Protocol):
     """A block of the prefix cache, to be looked at.
 
+    number    blocks published in its pool before it: what was published later has a higher one
     depth     blocks before it in its prompt
     num_uses  sequences that computed it or had a hit on it
     """
+
+    @property
+    def number(self) -> int: ...
 
     @property
     def depth(self) -> int: ...
@@ -126,17 +134,25 @@ class Measured(Protocol):
 
 
 class Eviction(Protocol):
-    """Which cached block is given up first: of those that no other hangs below, the one of least value, which is asked
-    for as nobody holds the block any more. Of equal ones it is the least recently used.
+    """Which cached block is given up first: of those that no other hangs below, the one of least value. The value is
+    asked for as nobody holds the block any more, and stays until it is held again. Of equal ones, the least recently
+    used is given up.
 
+    summary      which block that is, for the help of the flag
     needs_costs  whether `attention` is used: it is measured only then, and 0 otherwise
     """
 
     @property
+    def summary(self) -> str: ...
+
+    @property
     def needs_costs(self) -> bool: ...
 
-    def value(self, block: CachedBlock, attention: float) -> float:
-        """At least 0. `attention`: see Measured."""
+    def value(self, block: CachedBlock, age: float, attention: float) -> float:
+        """`age`: the value of the block that was given up last, 0 before the first. Where it is added to what the block
+        is worth (at least 0), age only grows, and what is not used is given up in the end, whatever it was worth
+        (GreedyDual: Young 1994, Cao & Irani 1997). A value without it does not change while the block is not used.
+        `attention`: see Measured."""
         ...
 
 

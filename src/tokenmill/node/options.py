@@ -15,6 +15,7 @@ from ..cache.eviction import EVICTIONS
 from ..core.block import KV_DTYPES
 from ..core.config import BLOCK_SIZE, EVICTION_POLICY, MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS, SCHEDULING_POLICY
 from ..core.options import check, option, size
+from ..core.policy import Eviction, Order
 from ..sched.policies import ORDERS
 
 KV_SHARE = 0.4
@@ -64,6 +65,10 @@ def count(text: str) -> int | None:
 def _context(text: str) -> int | None:
     """As count; 0 is llama.cpp's word for the model's own."""
     return count(text) or None
+
+
+def _summaries(policies: Mapping[str, Order] | Mapping[str, Eviction]) -> str:
+    return "; ".join(f"{name}, {policy.summary}" for name, policy in policies.items())
 
 
 def _override(text: str) -> dict[str, Any]:
@@ -123,14 +128,13 @@ class EngineOptions:
     enable_prefix_caching: bool = option(True, "share KV of equal prefixes (default: on)")
     scheduling_policy: str = option(
         SCHEDULING_POLICY,
-        "who of equal priority is served next: least to compute, with aging; first to come (vLLM's priority is the"
-        f" same); or, by lpm, most in the prefix cache, with aging (default: {SCHEDULING_POLICY})",
+        f"who of equal priority is served next: {_summaries(ORDERS)}; priority (vLLM's name), as fcfs"
+        f" (default: {SCHEDULING_POLICY})",
         choices=SCHEDULING_POLICIES,
     )
     eviction_policy: str = option(
         EVICTION_POLICY,
-        "what leaves the prefix cache first: what was used longest ago, least often, or saves the least time"
-        f" (default: {EVICTION_POLICY})",
+        f"what leaves the prefix cache first: {_summaries(EVICTIONS)} (default: {EVICTION_POLICY})",
         choices=EVICTIONS,
     )
     kv_save: str | None = option(

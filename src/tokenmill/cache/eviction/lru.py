@@ -1,5 +1,5 @@
-"""Least recently used: all blocks are worth the same, so that age alone decides. The default: it follows a load that
-changes, and needs no count of anything."""
+"""Least recently used: all blocks are worth the same, so that the last use alone decides. The default: it follows a
+load that changes, and needs no count of anything."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from ...core.policy import CachedBlock
 
 @dataclass(frozen=True, slots=True)
 class LeastRecentlyUsed:
+    summary: str = "used longest ago"
     needs_costs: bool = False
 
-    def value(self, block: CachedBlock, attention: float) -> float:
+    def value(self, block: CachedBlock, age: float, attention: float) -> float:
         return 0.0

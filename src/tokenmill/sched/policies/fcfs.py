@@ -10,6 +10,7 @@ from ...core.policy import Waiting
 
 @dataclass(frozen=True, slots=True)
 class FirstComeFirstServed:
+    summary: str = "first to come"
     num_refreshed: int = 0
     patience: int = 0
 

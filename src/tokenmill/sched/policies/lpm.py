@@ -22,6 +22,7 @@ NUM_REFRESHED = 128
 
 @dataclass(frozen=True, slots=True)
 class LongestPrefixFirst:
+    summary: str = "most in the prefix cache, with aging"
     num_refreshed: int = NUM_REFRESHED
     patience: int = 0
 

@@ -16,6 +16,7 @@ from ...core.work import PATIENCE, due
 
 @dataclass(frozen=True, slots=True)
 class ShortPromptsFirst:
+    summary: str = "least to compute, with aging"
     num_refreshed: int = 0
     patience: int = PATIENCE
 
