@@ -111,6 +111,10 @@ ANSWER = {
     "truncation_side": "`left` or `right`: the end that is cut (default: `left`)",
     "priority": "lower runs earlier; at least what `--max-priority` says (default: 0)",
     "cache_salt": "cached prefixes are shared only with calls of the same salt; not empty",
+    "kv_transfer_params": "hand KV over from one server to another ([how](kv.md)); needs `--kv-save`",
+    "kv_transfer_params.do_remote_decode": "answer when the KV is saved; the answer's `kv_transfer_params` are for the "
+    "next call, null where saving failed; not while streaming",
+    "kv_transfer_params.do_remote_prefill": "look first for KV that another server has saved",
     "request_id": "becomes part of the answer's id; 1 to 256 printable characters; also by the header X-Request-Id",
     "return_token_ids": "tokens beside text",
     "return_tokens_as_token_ids": "log probabilities name tokens `token_id:N`",

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tokenmill.core.errors import InvalidRequest
+from tokenmill.core.request import EXPORT, IMPORT
 from tokenmill.server.fields import parse_object
 from tokenmill.server.openai import Rules, parse_chat, parse_completion
 from tokenmill.server.tokenizing import parse_detokenize, parse_tokenize
@@ -34,7 +35,8 @@ BAD_BOTH: list[tuple[str, Any]] = [
     ("best_of", 2), ("use_beam_search", True), ("bad_words", [1]),
     ("bad_words", "x"), ("bad_words", ["a"] * 513), ("structured_outputs", {"regex": "a"}),
     ("guided_json", {}), ("response_format", {"type": "json_object"}),
-    ("response_format", {"type": "json_schema", "json_schema": {}}), ("kv_transfer_params", {}),
+    ("response_format", {"type": "json_schema", "json_schema": {}}), ("kv_transfer_params", 1),
+    ("kv_transfer_params", {"do_remote_decode": True, "do_remote_prefill": True}),
     ("logits_processors", ["x"]), ("thinking_token_budget", 5),
 ]  # fmt: skip
 BAD_CHAT: list[tuple[str, Any]] = [
@@ -135,6 +137,22 @@ def test_echo_with_logprobs_scores_the_prompt() -> None:
     call = parse_completion(COMPLETION | {"echo": True, "logprobs": 2, "max_tokens": 0}, RULES)[0]
     assert (call.score_only, call.sampling.max_tokens, call.sampling.prompt_logprobs) == (True, 1, 2)
     assert call.prompt_logprobs is None
+
+
+def test_kv_transfer_params_say_which_way_kv_goes() -> None:
+    """As vLLM's proxies send them, with places that mean nothing here; the answer that says so is not streamed."""
+    nowhere = {"remote_engine_id": None, "remote_block_ids": [1], "remote_host": "x", "remote_port": 5600, "tp_size": 1}
+    for params, handoff in (
+        ({"do_remote_decode": True, "do_remote_prefill": False}, EXPORT),
+        ({"do_remote_prefill": True}, IMPORT),
+        ({}, ""),
+    ):
+        call, unknown = parse_completion({"prompt": "x", "kv_transfer_params": params | nowhere}, RULES)
+        assert call.handoff == handoff and not unknown
+    with pytest.raises(InvalidRequest, match="while streaming"):
+        parse_completion({"prompt": "x", "stream": True, "kv_transfer_params": {"do_remote_decode": True}}, RULES)
+    with pytest.raises(InvalidRequest, match="do_remote_decode must be true or false"):
+        parse_completion({"prompt": "x", "kv_transfer_params": {"do_remote_decode": 1}}, RULES)
 
 
 def test_prompt_logprobs_are_refused_while_streaming() -> None:

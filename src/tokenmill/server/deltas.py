@@ -29,6 +29,7 @@ class Delta:
     error_kind: str = ""
     error_param: str = ""
     vector: bytes = b""
+    is_saved: bool = False
 
     def add(self, output: Output) -> None:
         self.tokens.extend(output.tokens)
@@ -38,6 +39,7 @@ class Delta:
         self.stop_token = output.stop_token
         self.num_cached = output.num_cached
         self.vector = output.vector
+        self.is_saved = output.is_saved
         self.error, self.error_kind, self.error_param = output.error, output.error_kind, output.error_param
 
 

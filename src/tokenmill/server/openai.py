@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..core.errors import InvalidRequest
-from ..core.request import DRY_BREAKERS, MAX_CHOICES, MAX_LOGPROBS, MAX_STOP_TOKENS, SamplingParams
+from ..core.request import DRY_BREAKERS, EXPORT, IMPORT, MAX_CHOICES, MAX_LOGPROBS, MAX_STOP_TOKENS, SamplingParams
 from .fields import Fields, check_integer, kind_name
 from .other_fields import CHAT, COMPLETION, check, rename
 
@@ -57,6 +57,7 @@ class Call:
     prompt_logprobs   alternatives to report in vLLM's own field (sampling.prompt_logprobs also serves echo)
     truncate_to       keep this many prompt tokens (-1: as many as fit)
     tokens_as_ids     logprobs name tokens "token_id:N"
+    handoff           as Request has it
     """
 
     model: str | None
@@ -78,6 +79,7 @@ class Call:
     request_id: str | None = None
     return_token_ids: bool = False
     tokens_as_ids: bool = False
+    handoff: str = ""
 
     @property
     def prompt_field(self) -> str:
@@ -313,7 +315,22 @@ def _common(fields: Fields, prompt_logprobs: int | None) -> dict[str, Any]:
         "request_id": request_id,
         "return_token_ids": bool(fields.flag("return_token_ids")),
         "tokens_as_ids": bool(fields.flag("return_tokens_as_token_ids")),
+        "handoff": _handoff(fields, stream),
     }
+
+
+def _handoff(fields: Fields, stream: bool) -> str:
+    """`kv_transfer_params`, vLLM's words for a prefill that another server continues. Where the KV lies need not be
+    said: it is in the folder that the servers share."""
+    params = Fields(fields.object("kv_transfer_params") or {}, "kv_transfer_params")
+    does_export, does_import = bool(params.flag("do_remote_decode")), bool(params.flag("do_remote_prefill"))
+    if does_export and does_import:
+        message = "kv_transfer_params may have one of do_remote_decode and do_remote_prefill true, not both."
+        raise InvalidRequest(message, param="kv_transfer_params")
+    if does_export and stream:
+        message = "kv_transfer_params.do_remote_decode is not available while streaming: the body says what was saved."
+        raise InvalidRequest(message, param="kv_transfer_params")
+    return EXPORT if does_export else IMPORT if does_import else ""
 
 
 def _refuse_tools(fields: Fields) -> None:

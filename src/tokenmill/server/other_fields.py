@@ -78,7 +78,6 @@ _GENERATION: Table = {
     "thinking_token_budget": Refused(),
     "repetition_detection": Refused(),
     "return_prompt_text": Refused((False,)),
-    "kv_transfer_params": Refused(),
     "ec_transfer_params": Refused(),
     "vllm_xargs": Refused(({},)),
     "extra_args": Refused(({},)),

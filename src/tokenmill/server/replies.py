@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from ..core.request import EXPORT
 from ..core.step import TokenLogprob
 from ..text.choice import Choice, Piece
 from .logprobs import TokenNames, chat_logprobs, completion_logprobs, prompt_logprobs
@@ -22,6 +23,8 @@ from .tokens import Encoded
 _encode = msgspec.json.Encoder().encode
 _PREFIX, _END = b"data: ", b"\n\n"
 _CHOICES_AT_ONCE = 8
+_NEXT = {"do_remote_prefill": True, "do_remote_decode": False}
+"""What the call to the server that goes on is to carry as its kv_transfer_params."""
 DONE = b"data: [DONE]\n\n"
 
 
@@ -116,6 +119,8 @@ def whole_body(answer: Answer, pieces: Sequence[Sequence[Piece]]) -> Work[bytes]
     body["usage"] = answer.usage()
     if answer.is_chat:
         body |= yield from _prompt_extras(answer, answer.choices[0])
+    if answer.call.handoff == EXPORT:
+        body["kv_transfer_params"] = _NEXT if all(choice.is_saved for choice in answer.choices) else None
     return _encode(body)
 
 

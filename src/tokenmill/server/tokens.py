@@ -188,6 +188,7 @@ def text_call(call: Call, text: TextModel, adapter: str) -> TextCall:
         default_max_tokens=default,
         priority=call.priority,
         cache_salt=call.cache_salt,
+        handoff=call.handoff,
         adapter=adapter,
         bad_words=bad_word_ids(text.tokenizer, call.sampling.bad_words),
         dry_breakers=breaker_ids(text.tokenizer, call.sampling),

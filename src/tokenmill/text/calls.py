@@ -27,7 +27,7 @@ class TextCall:
 
     default_max_tokens  what is produced where sampling.max_tokens is None; None: what the context has room for
     adapter             digest, "" for none
-    bad_words, dry_breakers  as Request has them
+    handoff, bad_words, dry_breakers  as Request has them
     prompt_field        what the caller calls a prompt, and limit_field what gave max_tokens, for messages
     """
 
@@ -36,6 +36,7 @@ class TextCall:
     priority: int = 0
     cache_salt: str = ""
     adapter: str = ""
+    handoff: str = ""
     bad_words: tuple[tuple[int, ...], ...] = ()
     dry_breakers: tuple[int, ...] = ()
     prompt_field: str = "prompt"
@@ -83,6 +84,7 @@ def make_requests(
                     priority=call.priority,
                     cache_salt=call.cache_salt,
                     adapter=call.adapter,
+                    handoff=call.handoff,
                     arrival_s=arrival_s,
                     bad_words=call.bad_words,
                     dry_breakers=call.dry_breakers,

@@ -29,6 +29,8 @@ class Produced(Protocol):
     def stop_token(self) -> int | None: ...
     @property
     def num_cached(self) -> int: ...
+    @property
+    def is_saved(self) -> bool: ...
 
 
 @dataclass(slots=True)
@@ -52,6 +54,7 @@ class Choice:
     tokenizer: Tokenizer
     num_tokens: int = 0
     num_cached: int = 0
+    is_saved: bool = False
     is_finished: bool = False
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     _detokenizer: Detokenizer = field(init=False)
@@ -65,6 +68,7 @@ class Choice:
     def push(self, delta: Produced) -> Piece:
         """The text that is now certain. A piece with a finish_reason is the last."""
         self.num_cached = delta.num_cached
+        self.is_saved = delta.is_saved
         self.prompt_logprobs.extend(delta.prompt_logprobs)
         piece = self._match(delta) if self._stops else self._decode(delta)
         if piece.finish_reason is None and delta.finish_reason is not None:
