@@ -170,7 +170,7 @@ int exclude_top(const float* mass, float threshold, int32_t* ids, int count) {
   uint64_t total = 0;
   for (int i = 0; i < count; i++) total += whole_mass(mass[ids[i]]);
   const double least = static_cast<double>(threshold) * static_cast<double>(total);
-  const auto is_top = [&](int32_t id) { return static_cast<double>(whole_mass(mass[id])) >= least; };
+  const auto is_top = [&](int32_t id) { return mass[id] > 0.0f && static_cast<double>(whole_mass(mass[id])) >= least; };
   int32_t spared = -1;  // the lightest of them, of equals the last
   for (int i = 0; i < count; i++)
     if (is_top(ids[i]) && (spared < 0 || mass[ids[i]] <= mass[spared])) spared = ids[i];

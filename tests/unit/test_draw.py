@@ -187,6 +187,17 @@ def test_every_filter_against_the_definition(ops):
         assert drawn[place] == winner, (place, row)
 
 
+def test_a_threshold_too_small_for_a_float_leaves_a_token(ops):
+    """XTC's lightest token is one that can be drawn at all, whatever rounding has made of a tiny threshold."""
+    logits_LV = np.tile(np.arange(40, dtype=np.float32), (3, 1))
+    how = _how(3, seed=1, top_k=5)
+    how.temperature_L[:] = 1e-3
+    off_L = np.zeros(3, np.float32)
+    how.typical_p_L, how.top_n_sigma_L = off_L + 1, off_L
+    how.xtc_probability_L, how.xtc_threshold_L = off_L + 1, off_L
+    assert ops.sample(logits_LV, how).tolist() == [39] * 3
+
+
 @needs_native
 def test_only_the_row_whose_mask_is_late_waits() -> None:
     """A mask is handed over while the step that draws by it runs: the other row has its token by then."""
