@@ -10,7 +10,8 @@ namespace mill {
 
 namespace {
 
-// -log(1 - u) for u = (w + 1/2) / 2^32, within 2 ulp at both ends: 1 - u takes the place of u for words in the upper half. Functions in this header are compiled for each instruction set and must give the same bits in all.
+// -log(1 - u) for u = (w + 1/2) / 2^32, within 2 ulp at both ends: 1 - u takes the place of u for words in the upper half.
+// Functions in this header are compiled for each instruction set and must give the same bits in all.
 inline float exponential_of(uint32_t w) {
   const bool is_upper = w >> 31;
   const float x = __builtin_fmaf((float)(int32_t)(is_upper ? ~w : w), 0x1p-32f, 0x1p-33f);  // u, or 1 - u; up to 1/2
