@@ -385,8 +385,8 @@ def test_logit_rows_are_bounded():
     assert huge >= 16 and huge * 256_000 * 4 <= LOGITS_BYTES
 
 
-def test_numerics_id(make_worker):
-    """Weights, KV dtype, block size, kernel family and RoPE are in it; batch sizes and pool are not."""
+def test_numerics_id(make_worker, monkeypatch):
+    """Weights, the forward pass, KV dtype, block size, kernel family and RoPE are in it; batch and pool are not."""
     base = make_worker().config.numerics_id
     assert (
         make_worker(
@@ -405,4 +405,6 @@ def test_numerics_id(make_worker):
         make_worker(other_rope),
         make_worker(other_weights),
     ]
-    assert len({base, *(worker.config.numerics_id for worker in others)}) == 7
+    monkeypatch.setattr("tokenmill.worker.build.FORWARD", "forward-of-another-release")
+    others.append(make_worker())
+    assert len({base, *(worker.config.numerics_id for worker in others)}) == 8

@@ -35,6 +35,10 @@ from .transfers import Transfers, open_folder
 LAYOUT = "K[G,C,s]V[G,s,C]"
 """How a block's bytes are ordered (core/block.py): part of the numerics id."""
 
+FORWARD = "forward-1"
+"""The forward pass as models/ writes it: part of the numerics id. Raise it with every change there that can change a
+bit of a model's results, or KV saved before would be mixed with KV computed after."""
+
 
 @dataclass(frozen=True, slots=True)
 class Worker:
@@ -195,6 +199,6 @@ def numerics_id(digest: str, model: Model | VectorModel, groups: Sequence[KVGrou
     """Digest of all that decides KV bytes and tokens, and of nothing else (not batch, threads or compiler). Which
     layers a block holds is part of it where they are not all."""
     group = groups[0]
-    facts = [digest, group.dtype, LAYOUT, str(group.block_size), ops.family, model.rope_digest]
+    facts = [digest, FORWARD, group.dtype, LAYOUT, str(group.block_size), ops.family, model.rope_digest]
     facts += [f"{group.name} {group.layers}" for group in groups if group.layers]
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:32]
