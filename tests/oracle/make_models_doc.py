@@ -63,7 +63,7 @@ Blocks behind the window are released, so long sequences hold little more than w
 
 ## Formats
 
-Integer codes are kept exactly as stored; scales and minimums are rounded once, to float16, unless they are float16
+Integer codes are kept, whichever tool made them; scales and minimums are rounded once, to float16, unless they are float16
 already. A matrix whose scales float16 cannot represent is kept in float32.
 
 | kind in memory | bytes for 32 values | what a value is |
@@ -122,7 +122,8 @@ give scores of pairs (`/v1/score`, `/v1/rerank`). Vectors and scores of small ra
 to 5e-6 (float32), on the numpy and on the native kernels, for each kind of pooling and for pairs with two token types.
 """
 
-POOLING = """ How hidden states become a vector: `--pooling last`, `mean` or `cls`; otherwise as `modules.json` of a
+POOLING = """
+How hidden states become a vector: `--pooling last`, `mean` or `cls`; otherwise as `modules.json` of a
 sentence-transformers folder says (with its longest input, normalising and prompts), or the `pooling_type` of a GGUF
 file; otherwise the mean for encoders and the last token for decoders, scaled to length 1. Any decoder above gives
 vectors with `--runner pooling`; models saved without a language head (`Qwen3Model`) do so without the flag.
