@@ -63,8 +63,8 @@ Blocks behind the window are released, so long sequences hold little more than w
 
 ## Formats
 
-Integer codes are kept, whichever tool made them; scales and minimums are rounded once, to float16, unless they are float16
-already. A matrix whose scales float16 cannot represent is kept in float32.
+Integer codes are kept, whichever tool made them; scales and minimums are rounded once, to float16, unless they are
+float16 already. A matrix whose scales float16 cannot represent is kept in float32.
 
 | kind in memory | bytes for 32 values | what a value is |
 |---|---|---|

@@ -1,4 +1,4 @@
-"""From plan rows to arrays: slots, pieces, positions, tokens, logit rows."""
+"""From plan rows to arrays: slots, micro-batches, positions, tokens, logit rows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 
 from tokenmill.core.step import PlanRow
 from tokenmill.ops.api import StepLimits
-from tokenmill.worker.batch import Slots, build_batch, part_of_row, pieces
+from tokenmill.worker.batch import Slots, build_batch, micro_batches, part_of_row
 
 LIMITS = StepLimits(max_tokens=64, max_seqs=4, max_blocks_per_seq=8, max_logit_rows=8)
 
@@ -52,8 +52,8 @@ def test_scores_stop_at_the_end_of_the_prompt():
 
 
 @pytest.mark.parametrize("limit", [2, 3, 7, 8, 100])
-def test_pieces_keep_order_and_lose_nothing(limit):
-    """Whatever the limit, the pieces' rows concatenate to the plan's, in order, each within the limit."""
+def test_micro_batches_keep_order_and_lose_nothing(limit):
+    """Whatever the limit, the rows of the micro-batches concatenate to the plan's, in order, each within the limit."""
     rows = [
         PlanRow(0, 3, tuple(range(9)), score=True),
         PlanRow(1, 0, (50, 51), sample=True),
@@ -62,7 +62,7 @@ def test_pieces_keep_order_and_lose_nothing(limit):
         PlanRow(4, 0, (70, 71, 72)),
     ]
     parts = [part_of_row(i, row, i, num_prompt=16) for i, row in enumerate(rows)]
-    cut = list(pieces(parts, limit))
+    cut = list(micro_batches(parts, limit))
     assert all(sum(p.num_scored + p.sample for p in piece) <= limit for piece in cut)
     flat = [part for piece in cut for part in piece]
     assert [p.row for p in flat] == sorted(p.row for p in flat)

@@ -4,7 +4,7 @@
 
 A process that ends before it was ever ready ends `run` with the reason it gave: what it was asked cannot be loaded. One
 that ends later is replaced: at once where it has made steps, else after a delay that doubles each time. One that has
-work and makes no progress (see vigil) is ended. Knows nothing of HTTP or of models.
+work and makes no progress (see watchdog) is ended. Knows nothing of HTTP or of models.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ..net.unix import UnixFrontEnd, private_address
 from ..server.client import EngineClient
 from ..server.links import EngineLink
 from .launch import Launch
-from .vigil import LOOK_S, Vigil
+from .watchdog import LOOK_S, Watchdog
 
 FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 30.0
@@ -206,8 +206,8 @@ class Supervisor:
             delay_s = min(max(2 * delay_s, FIRST_DELAY_S), LONGEST_DELAY_S)
 
     async def _end_when_stuck(self, process: EngineProcess, attached: EngineLink) -> None:
-        vigil = Vigil(self._engine_timeout_s)
-        while not vigil.finds_stuck(
+        watchdog = Watchdog(self._engine_timeout_s)
+        while not watchdog.finds_stuck(
             time.monotonic(),
             has_work=attached.num_open > 0,
             has_beaten=process.has_beaten(),

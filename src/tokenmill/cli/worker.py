@@ -41,7 +41,7 @@ from .options import engine_options, given_options
 from .plan import print_facts
 from .serve_options import ServeOptions
 from .supervisor import FIRST_DELAY_S, LONGEST_DELAY_S, SETTLED_S
-from .vigil import LOOK_S, Vigil
+from .watchdog import LOOK_S, Watchdog
 from .worker_options import LinkOptions, WorkerOptions, shown_address
 
 if TYPE_CHECKING:
@@ -167,12 +167,12 @@ class _Worker:
 
     async def _end_when_stuck(self) -> None:
         """The front end sees that this process lives, not that its steps get on; this process sees to that itself."""
-        vigil, progress = Vigil(self._timeout_s), self._engine.ops.progress
+        watchdog, progress = Watchdog(self._timeout_s), self._engine.ops.progress
         before = progress()
         while True:
             await asyncio.sleep(LOOK_S)
             now = progress()
-            if vigil.finds_stuck(
+            if watchdog.finds_stuck(
                 time.monotonic(),
                 has_work=self._link is not None and self._core.has_work,
                 has_beaten=now is not None and now != before,

@@ -27,7 +27,7 @@ _LATELY = 64
 
 
 @dataclass(slots=True, eq=False)
-class _Call:
+class _OpenCall:
     client: str
     num_open: int
     num_tokens: int
@@ -49,7 +49,7 @@ class FrontDesk:
         self._places = Places()
         self._rates = Rates(0, 0)
         self._stats = EngineStats()
-        self._calls: dict[str, _Call] = {}
+        self._calls: dict[str, _OpenCall] = {}
         self._tokens_of: dict[str, int] = {}
         self._drawing: dict[str, tuple[float, Request, str]] = {}
         self._lately: deque[tuple[float, int, float]] = deque(maxlen=_LATELY)
@@ -79,7 +79,7 @@ class FrontDesk:
 
     def join(self, requests: Sequence[Request], client: str) -> None:
         """The choices of one call, in their order."""
-        call = _Call(client, len(requests), held_tokens(requests))
+        call = _OpenCall(client, len(requests), held_tokens(requests))
         self.num_open += len(requests)
         self.num_tokens += call.num_tokens
         self._tokens_of[client] = self.num_tokens_of(client) + call.num_tokens

@@ -44,7 +44,7 @@ _NEVER_BACK = "The engine stopped while the request was running and could not be
 
 
 @dataclass(slots=True, eq=False)
-class _Link:
+class _Engine:
     """An engine that serves. `num_tokens`: of the requests it has, as they were given to it. `is_leaving`: it gets no
     more."""
 
@@ -68,7 +68,7 @@ class Gateway:
         self.totals = Totals()
         self.is_shared = False
         self.admission: Admission = Everybody()
-        self._links: dict[int, _Link] = {}
+        self._links: dict[int, _Engine] = {}
         self._entries: dict[str, Entry] = {}
         self._held: dict[str, Entry] = {}
         self._suspects = Suspects()
@@ -154,7 +154,7 @@ class Gateway:
         self._last_ready = ready
         if self._entries:
             self._progress_s = now
-        self._links[event.link] = _Link(event.link, ready, num_steps=ready.stats.num_steps)
+        self._links[event.link] = _Engine(event.link, ready, num_steps=ready.stats.num_steps)
         self.totals.join(event.link, ready.num_pool_blocks, ready.stats)
         self._share()
         self._place(effects)
@@ -296,13 +296,13 @@ class Gateway:
             del self._held[entry.request.id]
             self._submit(entry, link, effects)
 
-    def _choose_link(self) -> _Link | None:
+    def _choose_link(self) -> _Engine | None:
         """The one with the fewest tokens open; of equal ones, who joined first. Not the one that tries suspects, and
         none that leaves."""
         links = [link for link in self._links.values() if link.number != self._suspects.link and not link.is_leaving]
         return min(links, key=lambda link: link.num_tokens, default=None)
 
-    def _submit(self, entry: Entry, link: _Link, effects: Effects) -> None:
+    def _submit(self, entry: Entry, link: _Engine, effects: Effects) -> None:
         entry.link = link.number
         effects.submits.append((link.number, entry.submission()))
         link.entries[entry.request.id] = entry

@@ -67,7 +67,7 @@ class Ticket:
 
 
 @dataclass(slots=True, eq=False)
-class _Call:
+class _WaitingCall:
     """Choices of one call that have had no place, in order; those that ended are passed over when their turn comes."""
 
     tickets: deque[Ticket]
@@ -88,7 +88,7 @@ class _Line:
     priority: int
     round: int
     call_round: int = 0
-    calls: list[tuple[int, int, int, _Call]] = field(default_factory=list)
+    calls: list[tuple[int, int, int, _WaitingCall]] = field(default_factory=list)
     num_calls: int = 0
     num_waiting: int = 0
     cost_waiting: int = 0
@@ -125,7 +125,7 @@ class Places:
         self.num_placed = 0
         self._clients: dict[str, _Client] = {}
         self._tickets: dict[str, Ticket] = {}
-        self._waiting: dict[str, _Call] = {}
+        self._waiting: dict[str, _WaitingCall] = {}
         self._rings: dict[int, _Ring] = {}
         self._heap: list[tuple[tuple[int, ...], _Line]] = []
         self._num_lines = 0
@@ -151,7 +151,7 @@ class Places:
     def join(self, tickets: Iterable[Ticket]) -> None:
         """The choices of one call, in their order; one client, priority and due."""
         waiting = deque(tickets)
-        call, first = _Call(waiting, len(waiting)), waiting[0]
+        call, first = _WaitingCall(waiting, len(waiting)), waiting[0]
         ring = self._rings.setdefault(first.request.priority, _Ring())
         line = ring.lines.get(first.client)
         if line is None:
@@ -246,7 +246,7 @@ class Places:
         num_arriving = sum((each.request.priority, each.due) <= place for each in found.arriving.values())
         return num_arriving + len(self._before(client, priority, due))
 
-    def _before(self, client: str, priority: int, due: int) -> list[_Call]:
+    def _before(self, client: str, priority: int, due: int) -> list[_WaitingCall]:
         """Calls of the client that have a choice served before the first of one that joined now."""
         ring = self._rings.get(priority)
         line = None if ring is None else ring.lines.get(client)
@@ -295,7 +295,7 @@ class Places:
         client.arriving[ticket.request.id] = ticket
         client.cost_arriving += ticket.cost
 
-    def _stop_waiting(self, ticket: Ticket, call: _Call) -> None:
+    def _stop_waiting(self, ticket: Ticket, call: _WaitingCall) -> None:
         del self._waiting[ticket.request.id]
         ring = self._rings[ticket.request.priority]
         line = ring.lines[ticket.client]
@@ -319,7 +319,7 @@ class Places:
         if ticket is not None:
             client.cost_arriving -= ticket.cost
 
-    def _queue_call(self, line: _Line, round_: int, call: _Call) -> None:
+    def _queue_call(self, line: _Line, round_: int, call: _WaitingCall) -> None:
         while call.tickets[0].request.id not in self._waiting:
             call.tickets.popleft()
         self._number += 1

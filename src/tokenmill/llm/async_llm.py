@@ -27,7 +27,7 @@ from ..core.errors import InvalidRequest
 from ..core.events import FINISH_ABORT, Ready
 from ..core.request import SamplingParams
 from .arguments import Message, Prompt
-from .calls import Pieces
+from .calls import PieceReader
 from .llm import LLM
 from .outputs import RequestOutput, Said
 from .tokenizer import LLMTokenizer
@@ -85,7 +85,7 @@ class AsyncLLM:
             # Encoding a long prompt takes a while, which the caller's loop need not wait for.
             call = await asyncio.to_thread(self._calls.of_any, prompt, sampling_params, cache_salt, lora)
             said: dict[int, Said] = {}
-            pieces = Pieces(self._calls.pieces(call))
+            pieces = PieceReader(self._calls.pieces(call))
             try:
                 while not state.aborted:
                     try:

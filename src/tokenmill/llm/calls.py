@@ -19,7 +19,7 @@ from ..text.breakers import breaker_ids
 from ..text.calls import Input, TextCall, make_pooling_requests, make_requests
 from ..text.choice import Choice, Piece
 from .arguments import GivenPrompt, Message, read_conversations, read_prompts, read_sampling
-from .outputs import Call, RequestOutput, Said
+from .outputs import PromptCall, RequestOutput, Said
 from .runtime import Runtime
 
 
@@ -39,7 +39,7 @@ class Calls:
         """Of a conversation: an answer may take the rest of the context."""
         return self.default_sampling(max_tokens=None)
 
-    def of_any(self, prompt: Any, sampling: SamplingParams | None, cache_salt: str, lora: str) -> Call:
+    def of_any(self, prompt: Any, sampling: SamplingParams | None, cache_salt: str, lora: str) -> PromptCall:
         """Of one prompt or one conversation. Raises InvalidRequest."""
         if isinstance(prompt, Sequence) and not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping):
             (sampling,) = read_sampling(sampling, 1, self.chat_sampling)
@@ -50,13 +50,15 @@ class Calls:
         (sampling,) = read_sampling(sampling, 1, self.default_sampling)
         return self.of_prompt(prompts[0], sampling, cache_salt, lora)
 
-    def of_messages(self, messages: Sequence[Message], sampling: SamplingParams, cache_salt: str, lora: str) -> Call:
+    def of_messages(
+        self, messages: Sequence[Message], sampling: SamplingParams, cache_salt: str, lora: str
+    ) -> PromptCall:
         tokens, text = self.render(messages)
         return self.of_prompt(GivenPrompt(None, tuple(tokens)), sampling, cache_salt, lora, text)
 
     def of_prompt(
         self, prompt: GivenPrompt, sampling: SamplingParams, cache_salt: str, lora: str, text: str | None = None
-    ) -> Call:
+    ) -> PromptCall:
         """text: what the prompt's tokens came from. Raises InvalidRequest (ContextTooLong among them) and
         ModelNotFound."""
         runtime, tokenizer = self._runtime, self._runtime.text.tokenizer
@@ -82,7 +84,7 @@ class Calls:
             arrival_s=runtime.clock.now(),
             new_seed=runtime.new_seed,
         )
-        return Call(prompt.text if text is None else text, tuple(requests))
+        return PromptCall(prompt.text if text is None else text, tuple(requests))
 
     def render(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> tuple[list[int], str]:
         """Token ids and text of a conversation's prompt."""
@@ -111,10 +113,10 @@ class Calls:
 
         return self._runtime.wait(pool()) if requests else []
 
-    async def complete_all(self, calls: Sequence[Call], advance: Callable[[], None]) -> list[RequestOutput]:
+    async def complete_all(self, calls: Sequence[PromptCall], advance: Callable[[], None]) -> list[RequestOutput]:
         """All calls at once, to their ends; `advance` is called at each one's."""
 
-        async def complete(call: Call) -> RequestOutput:
+        async def complete(call: PromptCall) -> RequestOutput:
             said: dict[int, Said] = {}
             async for choice, piece in self.pieces(call):
                 said.setdefault(choice.index, Said(choice)).add(piece)
@@ -128,7 +130,7 @@ class Calls:
             raise failures.exceptions[0] from None
         return [task.result() for task in tasks]
 
-    async def pieces(self, call: Call) -> AsyncGenerator[tuple[Choice, Piece], None]:
+    async def pieces(self, call: PromptCall) -> AsyncGenerator[tuple[Choice, Piece], None]:
         """What the choices of a call say, as it is said, until all have ended."""
         tokenizer = self._runtime.text.tokenizer
         choices = {request.id: Choice(request.choice, request, tokenizer) for request in call.requests}
@@ -149,7 +151,7 @@ class Calls:
             stream.close()
 
 
-class Pieces:
+class PieceReader:
     """What a call says, read from another thread. To cancel a read takes a moment to reach the engine's loop, and what
     closes then waits for it: an asynchronous generator cannot be closed while it runs."""
 

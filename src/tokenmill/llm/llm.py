@@ -29,8 +29,8 @@ from ..text.calls import require_vectors, with_prompt
 from ..text.choice import Piece
 from ..text.load import TextModel
 from .arguments import Message, Prompt, progress_of, read_conversations, read_options, read_prompts, read_sampling
-from .calls import Calls, Pieces
-from .outputs import Call, RequestOutput
+from .calls import Calls, PieceReader
+from .outputs import PromptCall, RequestOutput
 from .runtime import Runtime
 from .tokenizer import LLMTokenizer
 
@@ -156,7 +156,7 @@ class LLM:
         call = self._calls.of_any(prompt, sampling_params, cache_salt, lora)
         if len(call.requests) != 1:
             raise InvalidRequest("stream gives one choice; leave n at 1.", param="n")
-        pieces = Pieces(self._calls.pieces(call))
+        pieces = PieceReader(self._calls.pieces(call))
         try:
             while True:
                 _, piece = self._runtime.wait(pieces.next())
@@ -239,6 +239,6 @@ class LLM:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _run_all(self, calls: Sequence[Call], use_tqdm: bool) -> list[RequestOutput]:
+    def _run_all(self, calls: Sequence[PromptCall], use_tqdm: bool) -> list[RequestOutput]:
         with progress_of(len(calls), use_tqdm) as advance:
             return self._runtime.wait(self._calls.complete_all(calls, advance))

@@ -69,7 +69,7 @@ class RequestOutput:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class PromptCall:
     """One prompt's requests, and the text it came from."""
 
     prompt: str | None

@@ -38,7 +38,7 @@ from ..core.events import (
 from ..core.request import PoolingParams, Request, SamplingParams
 
 
-class _Choice(NamedTuple):
+class _PackedRequest(NamedTuple):
     """A request; `prompt`, `sampling` and `bad_words` are places in the lists of its message, `age_s` is since its
     arrival."""
 
@@ -62,14 +62,14 @@ class _Choice(NamedTuple):
     handoff: str
 
 
-_OWN = _Choice._fields[4:]
+_OWN = _PackedRequest._fields[4:]
 
 
 class _Submitted(NamedTuple):
     prompts: tuple[tuple[int, ...], ...]
     samplings: tuple[SamplingParams, ...]
     bad_words: tuple[tuple[tuple[int, ...], ...], ...]
-    choices: tuple[_Choice, ...]
+    choices: tuple[_PackedRequest, ...]
 
 
 _KINDS: dict[type, bytes] = {
@@ -122,10 +122,10 @@ def _turn(step: StepOutputs, now: float, never: float, other_never: float) -> St
 
 
 def _take_apart(message: Submit, now: float) -> _Submitted:
-    prompts, samplings, bad_words = _Places(), _Places(), _Places()
+    prompts, samplings, bad_words = _Shared(), _Shared(), _Shared()
     own = attrgetter(*_OWN)
     choices = tuple(
-        _Choice(
+        _PackedRequest(
             prompts.place(request.prompt_tokens),
             samplings.place(request.sampling),
             bad_words.place(request.bad_words),
@@ -137,7 +137,7 @@ def _take_apart(message: Submit, now: float) -> _Submitted:
     return _Submitted(tuple(prompts.objects), tuple(samplings.objects), tuple(bad_words.objects), choices)
 
 
-class _Places:
+class _Shared:
     """Objects, each once, by identity."""
 
     def __init__(self) -> None:

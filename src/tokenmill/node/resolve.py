@@ -54,7 +54,7 @@ class ModelFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Decision:
     name: str
     value: str
     reason: str
@@ -68,7 +68,7 @@ class EngineSettings:
     threads: int
     backend: str
     spec: WorkerSpec
-    choices: tuple[Choice, ...]
+    choices: tuple[Decision, ...]
 
     @property
     def config(self) -> EngineConfig:
@@ -80,7 +80,7 @@ def resolve(
 ) -> EngineSettings:
     """own_kv_dtype: the type of 16 bits that the kernels prefer. Raises ConfigError naming the option that cannot be
     met."""
-    choices: list[Choice] = []
+    choices: list[Decision] = []
     keeps_kv = model.kv_bytes_per_token > 0
     threads = _given_or(choices, "threads", options.threads, machine.usable_cpus, _threads_reason(machine))
     block_size = _given_or(choices, "block_size", options.block_size, BLOCK_SIZE, "default")
@@ -95,13 +95,13 @@ def resolve(
     lora = _lora(options, model, choices)
     enable_prefix_caching = options.enable_prefix_caching and keeps_kv
     reason = "exact either way" if keeps_kv else "there is no KV to share"
-    choices.append(Choice("prefix_caching", "on" if enable_prefix_caching else "off", reason))
+    choices.append(Decision("prefix_caching", "on" if enable_prefix_caching else "off", reason))
     scheduling_policy = SCHEDULING_POLICIES[options.scheduling_policy]
     if scheduling_policy != SCHEDULING_POLICY:
-        choices.append(Choice("scheduling_policy", scheduling_policy, "as asked"))
+        choices.append(Decision("scheduling_policy", scheduling_policy, "as asked"))
     if options.eviction_policy != EVICTION_POLICY:
         reason = "as asked" if enable_prefix_caching else "as asked, though nothing is cached"
-        choices.append(Choice("eviction_policy", options.eviction_policy, reason))
+        choices.append(Decision("eviction_policy", options.eviction_policy, reason))
     config = EngineConfig(
         groups=groups,
         max_model_len=max_model_len,
@@ -116,26 +116,28 @@ def resolve(
     return EngineSettings(threads, options.backend, spec, tuple(choices))
 
 
-def _given_or(choices: list[Choice], name: str, given: int | None, default: int, reason: str, show: str = "{}") -> int:
+def _given_or(
+    choices: list[Decision], name: str, given: int | None, default: int, reason: str, show: str = "{}"
+) -> int:
     value = default if given is None else given
-    choices.append(Choice(name, show.format(value), reason if given is None else "as asked"))
+    choices.append(Decision(name, show.format(value), reason if given is None else "as asked"))
     return value
 
 
-def _kv_dtype(options: EngineOptions, own_kv_dtype: str, choices: list[Choice]) -> str:
+def _kv_dtype(options: EngineOptions, own_kv_dtype: str, choices: list[Decision]) -> str:
     kv_dtype = KV_CACHE_DTYPES[options.kv_cache_dtype]
     if kv_dtype == "int8":
         reason = "as asked; half the memory, not the same answers as 16 bits"
-        choices.append(Choice("kv_cache_dtype", "int8, a scale for each token and head", reason))
+        choices.append(Decision("kv_cache_dtype", "int8, a scale for each token and head", reason))
     elif options.kv_cache_dtype != "auto":
-        choices.append(Choice("kv_cache_dtype", kv_dtype, "as asked"))
+        choices.append(Decision("kv_cache_dtype", kv_dtype, "as asked"))
     elif own_kv_dtype != kv_dtype:
         kv_dtype = own_kv_dtype
-        choices.append(Choice("kv_cache_dtype", kv_dtype, "what these kernels multiply fastest"))
+        choices.append(Decision("kv_cache_dtype", kv_dtype, "what these kernels multiply fastest"))
     return kv_dtype
 
 
-def _max_num_seqs(options: EngineOptions, groups: tuple[KVGroupSpec, ...], choices: list[Choice]) -> int:
+def _max_num_seqs(options: EngineOptions, groups: tuple[KVGroupSpec, ...], choices: list[Decision]) -> int:
     most_seqs = min(MAX_NUM_SEQS, *(group.num_blocks for group in groups)) if groups else MAX_NUM_SEQS
     reason = "default" if most_seqs == MAX_NUM_SEQS else "one for each block of the KV pool"
     asked_tokens = options.max_num_batched_tokens
@@ -144,7 +146,7 @@ def _max_num_seqs(options: EngineOptions, groups: tuple[KVGroupSpec, ...], choic
     return _given_or(choices, "max_num_seqs", options.max_num_seqs, most_seqs, reason)
 
 
-def _max_num_batched_tokens(options: EngineOptions, max_num_seqs: int, whole: int, choices: list[Choice]) -> int:
+def _max_num_batched_tokens(options: EngineOptions, max_num_seqs: int, whole: int, choices: list[Decision]) -> int:
     """whole: tokens of an input that must be seen in one step."""
     default = max(MAX_NUM_BATCHED_TOKENS, max_num_seqs, whole)
     given = options.max_num_batched_tokens
@@ -164,12 +166,12 @@ def _max_num_batched_tokens(options: EngineOptions, max_num_seqs: int, whole: in
     return value
 
 
-def _quantization(options: EngineOptions, choices: list[Choice]) -> str | None:
+def _quantization(options: EngineOptions, choices: list[Decision]) -> str | None:
     quantization = QUANTIZATIONS.get(options.quantization or "") or DTYPES[options.dtype]
     if quantization is not None:
-        choices.append(Choice("quantization", f"{quantization} for matrices stored in 16 or 32 bits", "as asked"))
+        choices.append(Decision("quantization", f"{quantization} for matrices stored in 16 or 32 bits", "as asked"))
     elif options.dtype != "auto":
-        choices.append(Choice("dtype", "as stored", f"{options.dtype} is what all is computed in"))
+        choices.append(Decision("dtype", "as stored", f"{options.dtype} is what all is computed in"))
     return quantization
 
 
@@ -182,7 +184,7 @@ def _kv_save(options: EngineOptions, model: ModelFacts) -> str | None:
     return options.kv_save
 
 
-def _lora(options: EngineOptions, model: ModelFacts, choices: list[Choice]) -> LoraLimits | None:
+def _lora(options: EngineOptions, model: ModelFacts, choices: list[Decision]) -> LoraLimits | None:
     if not options.enable_lora:
         if options.max_loras is not None or options.max_lora_rank is not None:
             raise ConfigError("--max-loras and --max-lora-rank need --enable-lora.", param="max_loras")
@@ -200,10 +202,10 @@ def _threads_reason(machine: MachineFacts) -> str:
 
 
 def _groups(
-    options: EngineOptions, machine: MachineFacts, model: ModelFacts, block_size: int, choices: list[Choice]
+    options: EngineOptions, machine: MachineFacts, model: ModelFacts, block_size: int, choices: list[Decision]
 ) -> tuple[KVGroupSpec, ...]:
     if not model.kv_bytes_per_token:
-        choices.append(Choice("kv_cache", "none", "this model sees a whole input in one step"))
+        choices.append(Decision("kv_cache", "none", "this model sees a whole input in one step"))
         return full_groups(0)
     usable, asked = machine.usable_memory, options.kv_cache_memory_bytes
     block_bytes = model.kv_bytes_per_token * block_size
@@ -238,14 +240,14 @@ def _groups(
         size = f"{group.num_blocks} blocks = {group.num_blocks * block_size} tokens = {format_bytes(group.num_bytes)}"
         sees = f" for layers that see {group.window} tokens" if group.window else ""
         name = "kv_window" if group.window else "kv_cache"
-        choices.append(Choice(name, size + sees, kept if not index else SPLIT_REASON))
+        choices.append(Decision(name, size + sees, kept if not index else SPLIT_REASON))
     left = usable - pool - model.weights_bytes
     if left < 256 * MiB:
-        choices.append(Choice("memory", f"{format_bytes(max(0, left))} spare", "weights and pool nearly fill memory"))
+        choices.append(Decision("memory", f"{format_bytes(max(0, left))} spare", "weights and pool nearly fill memory"))
     return groups
 
 
-def _max_model_len(options: EngineOptions, model: ModelFacts, pool_tokens: int, choices: list[Choice]) -> int:
+def _max_model_len(options: EngineOptions, model: ModelFacts, pool_tokens: int, choices: list[Decision]) -> int:
     asked = options.max_model_len
     if asked is not None and not 1 <= asked <= model.max_context:
         raise ConfigError(
@@ -269,5 +271,5 @@ def _max_model_len(options: EngineOptions, model: ModelFacts, pool_tokens: int, 
         reason = f"all the KV pool holds; the model could take {model.max_context}"
     else:
         reason = "the model's context"
-    choices.append(Choice("max_model_len", f"{value} tokens", reason))
+    choices.append(Decision("max_model_len", f"{value} tokens", reason))
     return value

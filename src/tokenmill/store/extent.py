@@ -41,7 +41,7 @@ class BadExtent(Exception):
 
 @dataclass(frozen=True, slots=True)
 class StoredBlock:
-    """A block to write: the place of its KV group, its key and its bytes."""
+    """A block to write: the index of its KV group, its key and its bytes."""
 
     group: int
     key: BlockKey
@@ -49,7 +49,7 @@ class StoredBlock:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Location:
     """Where a block lies in its file."""
 
     offset: int
@@ -59,16 +59,16 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """A file that was opened: `places` by (group, key)."""
+    """A file that was opened: `locations` by (group, key)."""
 
     path: Path
     num_bytes: int
-    places: dict[tuple[int, BlockKey], Place]
+    locations: dict[tuple[int, BlockKey], Location]
 
     def read(self, wanted: Sequence[tuple[int, BlockKey]]) -> list[bytes]:
         """The bytes of these blocks. Raises BadExtent where one has changed, and OSError."""
         with self.path.open("rb") as file:
-            return [_read_block(file, key, self.places[group, key]) for group, key in wanted]
+            return [_read_block(file, key, self.locations[group, key]) for group, key in wanted]
 
 
 def write_extent(path: Path, numerics_id: str, block_bytes: Sequence[int], blocks: Sequence[StoredBlock]) -> Extent:
@@ -135,17 +135,17 @@ def _head(numerics_id: str, block_bytes: Sequence[int]) -> bytes:
 def _extent(
     path: Path, offset: int, entries: Iterable[tuple[int, BlockKey, bytes]], block_bytes: Sequence[int]
 ) -> Extent:
-    places: dict[tuple[int, BlockKey], Place] = {}
+    locations: dict[tuple[int, BlockKey], Location] = {}
     for group, key, checksum in entries:
-        places[group, key] = Place(offset, block_bytes[group], checksum)
+        locations[group, key] = Location(offset, block_bytes[group], checksum)
         offset += block_bytes[group]
-    return Extent(path, offset, places)
+    return Extent(path, offset, locations)
 
 
-def _read_block(file: BinaryIO, key: BlockKey, place: Place) -> bytes:
-    file.seek(place.offset)
-    data = _take(file, place.num_bytes)
-    if _checksum(key, data) != place.checksum:
+def _read_block(file: BinaryIO, key: BlockKey, location: Location) -> bytes:
+    file.seek(location.offset)
+    data = _take(file, location.num_bytes)
+    if _checksum(key, data) != location.checksum:
         raise BadExtent("has a damaged block")
     return data
 

@@ -158,12 +158,12 @@ class KVFolder:
 
     def _add(self, extent: Extent) -> None:
         self._extents.append(extent)
-        for one in extent.places:
+        for one in extent.locations:
             self._holder[one] = extent
 
     def _remove(self, extent: Extent) -> None:
         self._extents.remove(extent)
-        for one in extent.places:
+        for one in extent.locations:
             if self._holder.get(one) is extent:
                 del self._holder[one]
 

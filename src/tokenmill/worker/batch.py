@@ -1,11 +1,11 @@
-"""From plan rows to arrays: block tables, and the pieces a step is run in.
+"""From plan rows to arrays: block tables, and the micro-batches a step is run in.
 
 A worker keeps, per sequence, its block table and in which step a token was last drawn for it, in arrays indexed by
 slot; a plan only sends what is new. The drawn token itself may not exist yet when the arrays are made: they name its
-slot. A step usually is one piece. It is cut into several when it wants logits of more rows than the logits buffer holds
-(prompt logprobs): pieces run in row order, so whatever a row reads of an earlier row's KV is written.
+slot. A step is usually one micro-batch. It is cut into several if it wants logits of more rows than the logits buffer
+holds (prompt logprobs). Micro-batches run in row order, so whatever a row reads of an earlier row's KV is written.
 
-    S parts of a piece   T tokens   L logit rows   B blocks
+    S parts of a micro-batch   T tokens   L logit rows   B blocks
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from ..ops.api import StepBatch, StepLimits
 
 
 @dataclass(slots=True)
-class Part:
-    """A run of one plan row's tokens within one piece.
+class RowPart:
+    """A run of one plan row's tokens within one micro-batch.
 
     row         index of the row in the plan
     tokens      input ids; None: the token drawn for the slot in step `from_step`
@@ -100,35 +100,35 @@ class Slots:
         self._free.extend(range(2 * count - 1, count - 1, -1))
 
 
-def part_of_row(index: int, row: PlanRow, slot: int, num_prompt: int) -> Part:
+def part_of_row(index: int, row: PlanRow, slot: int, num_prompt: int) -> RowPart:
     """The whole row as one part. `num_prompt` matters only to rows that score."""
     num_scored = max(0, min(row.num_tokens, num_prompt - 1 - row.start)) if row.score else 0
     tokens = None if row.from_step >= 0 else row.tokens
-    return Part(index, slot, row.start, row.num_tokens, tokens, row.from_step, num_scored, row.sample)
+    return RowPart(index, slot, row.start, row.num_tokens, tokens, row.from_step, num_scored, row.sample)
 
 
-def pieces(parts: list[Part], max_logit_rows: int) -> Iterator[list[Part]]:
-    """Cut a step so that no piece wants more than `max_logit_rows` rows of logits. Only scored runs are ever cut."""
+def micro_batches(parts: list[RowPart], max_logit_rows: int) -> Iterator[list[RowPart]]:
+    """Cut a step so that no micro-batch wants more than `max_logit_rows` rows of logits. Only scored runs are cut."""
     if sum(part.num_scored + part.sample for part in parts) <= max_logit_rows:
         yield parts
         return
-    piece: list[Part] = []
+    micro_batch: list[RowPart] = []
     room = max_logit_rows
     for part in parts:
         while part.num_scored + part.sample > room:
             count = min(room, part.num_scored, part.num_tokens - 1)
             if count:
                 head, part = _cut(part, count)
-                piece.append(head)
-            yield piece
-            piece, room = [], max_logit_rows
-        piece.append(part)
+                micro_batch.append(head)
+            yield micro_batch
+            micro_batch, room = [], max_logit_rows
+        micro_batch.append(part)
         room -= part.num_scored + part.sample
-    if piece:
-        yield piece
+    if micro_batch:
+        yield micro_batch
 
 
-def _cut(part: Part, count: int) -> tuple[Part, Part]:
+def _cut(part: RowPart, count: int) -> tuple[RowPart, RowPart]:
     """The first `count` tokens, all of them scored, and the rest."""
     assert part.tokens is not None, part
     head = replace(part, num_tokens=count, tokens=part.tokens[:count], num_scored=count, sample=False)
@@ -142,12 +142,12 @@ def _cut(part: Part, count: int) -> tuple[Part, Part]:
     return head, rest
 
 
-def build_batch(piece: Sequence[Part], slots: Slots, block_size: int, limits: StepLimits) -> StepBatch:
-    """The piece as arrays. Asserts that it fits the limits and that every token has a KV slot."""
-    num_parts = len(piece)
-    slots_S = np.fromiter((part.slot for part in piece), np.int32, num_parts)
-    starts_S = np.fromiter((part.start for part in piece), np.int32, num_parts)
-    counts_S = np.fromiter((part.num_tokens for part in piece), np.int32, num_parts)
+def build_batch(micro_batch: Sequence[RowPart], slots: Slots, block_size: int, limits: StepLimits) -> StepBatch:
+    """The micro-batch as arrays. Asserts that it fits the limits and that every token has a KV slot."""
+    num_parts = len(micro_batch)
+    slots_S = np.fromiter((part.slot for part in micro_batch), np.int32, num_parts)
+    starts_S = np.fromiter((part.start for part in micro_batch), np.int32, num_parts)
+    counts_S = np.fromiter((part.num_tokens for part in micro_batch), np.int32, num_parts)
     row_starts_S1 = np.zeros(num_parts + 1, np.int32)
     np.cumsum(counts_S, out=row_starts_S1[1:])
     num_tokens = int(row_starts_S1[-1])
@@ -159,12 +159,12 @@ def build_batch(piece: Sequence[Part], slots: Slots, block_size: int, limits: St
     else:
         positions_T = np.arange(num_tokens, dtype=np.int32) + np.repeat(starts_S - row_starts_S1[:-1], counts_S)
     return StepBatch(
-        tokens_T=_tokens(piece, slots_S, row_starts_S1, slots),
+        tokens_T=_tokens(micro_batch, slots_S, row_starts_S1, slots),
         positions_T=positions_T,
         row_starts_S1=row_starts_S1,
         context_lens_S=context_lens_S,
         block_tables_SB=block_tables(slots, slots_S, context_lens_S, block_size),
-        logit_rows_L=_logit_rows(piece, row_starts_S1),
+        logit_rows_L=_logit_rows(micro_batch, row_starts_S1),
     )
 
 
@@ -207,11 +207,11 @@ def one_more_on(batch: StepBatch) -> StepBatch:
     )
 
 
-def _tokens(piece: Sequence[Part], slots_S: np.ndarray, row_starts_S1: np.ndarray, slots: Slots) -> np.ndarray:
+def _tokens(micro_batch: Sequence[RowPart], slots_S: np.ndarray, row_starts_S1: np.ndarray, slots: Slots) -> np.ndarray:
     """Given tokens where a part has them; elsewhere the slot of the drawn one, as StepBatch writes it."""
     flat: list[int] = []
     drawn: list[int] = []
-    for index, part in enumerate(piece):
+    for index, part in enumerate(micro_batch):
         if part.tokens is None:
             drawn.append(index)
             flat.append(0)
@@ -220,19 +220,19 @@ def _tokens(piece: Sequence[Part], slots_S: np.ndarray, row_starts_S1: np.ndarra
     tokens_T = np.array(flat, np.int32)
     if drawn:
         from_slots = slots_S[drawn]
-        expected = [piece[index].from_step for index in drawn]
+        expected = [micro_batch[index].from_step for index in drawn]
         assert (slots.drawn_step[from_slots] == expected).all(), "a row's input was not drawn in the step it names"
         tokens_T[row_starts_S1[drawn]] = ~from_slots
     return tokens_T
 
 
-def _logit_rows(piece: Sequence[Part], row_starts_S1: np.ndarray) -> np.ndarray:
+def _logit_rows(micro_batch: Sequence[RowPart], row_starts_S1: np.ndarray) -> np.ndarray:
     """All scored positions, part by part, then all sampled ones: each kind is one contiguous range of the logits."""
-    sampled = [index for index, part in enumerate(piece) if part.sample]
+    sampled = [index for index, part in enumerate(micro_batch) if part.sample]
     last_L = row_starts_S1[1:][sampled] - np.int32(1)
     scored = [
         first + offset
-        for part, first in zip(piece, row_starts_S1.tolist(), strict=False)
+        for part, first in zip(micro_batch, row_starts_S1.tolist(), strict=False)
         for offset in range(part.num_scored)
     ]
     return np.concatenate([np.array(scored, np.int32), last_L]) if scored else last_L

@@ -21,7 +21,7 @@ from ..core.request import PoolingParams
 from ..core.step import PlanRow, RowResult, StepPlan, StepResult
 from ..models.vectors import VectorModel
 from ..ops.api import Program, StepBatch, StepLimits
-from .batch import Part, Slots, build_batch
+from .batch import RowPart, Slots, build_batch
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class PoolingStep:
     """A prepared step. `pooled`: what each row's sequence gathers."""
 
     plan: StepPlan
-    parts: list[Part]
+    parts: list[RowPart]
     pooled: list[_Pooled]
     call: Callable[[], np.ndarray] | None = None
     work: Callable[[], Any] = lambda: None
@@ -122,7 +122,7 @@ class PoolingRunner:
             yield row, tuple(range(next_block, next_block + num_blocks))
             next_block += num_blocks
 
-    def _take(self, index: int, row_blocks: tuple[PlanRow, tuple[int, ...]]) -> Part:
+    def _take(self, index: int, row_blocks: tuple[PlanRow, tuple[int, ...]]) -> RowPart:
         """Bring the sequence's state up to its row; which of the row's states are wanted."""
         row, blocks = row_blocks
         if row.intro is not None:
@@ -137,9 +137,9 @@ class PoolingRunner:
         how = self._pooled[slot].how
         leading = row.num_tokens if how == "mean" else int(how == "cls" and row.start == 0)
         is_last = row.sample and how == "last"
-        return Part(index, slot, row.start, row.num_tokens, row.tokens, -1, leading, is_last)
+        return RowPart(index, slot, row.start, row.num_tokens, row.tokens, -1, leading, is_last)
 
-    def _places(self, parts: list[Part], batch: StepBatch) -> np.ndarray:
+    def _places(self, parts: list[RowPart], batch: StepBatch) -> np.ndarray:
         """Positions, where the table has them; those of a pair's second text in the second part of the table."""
         places_T = batch.positions_T.copy() if self._num_places > 1 else np.zeros_like(batch.positions_T)
         for part, first in zip(parts, batch.row_starts_S1.tolist(), strict=False):

@@ -1,10 +1,10 @@
 """Runs one step plan: state, arrays, the model's program, tokens. In three parts, so that two threads can share them:
 
     prepare   plan -> arrays, and the work that is to be done. Forget released sequences, take introductions and table
-              deltas of all rows, cut the rows into pieces (nearly always one). A token still to be drawn goes by the
-              slot it will lie in.
+              deltas of all rows, cut the rows into micro-batches (nearly always one). A token still to be drawn is
+              named by the slot it will lie in.
     work      arrays -> tokens and logprobs: a single call of the program where that is all there is to do, else
-              `compute`, which goes piece by piece
+              `compute`, which goes micro-batch by micro-batch
     collect   tokens and logprobs -> results, row by row
 
 Steps are prepared in order by one thread and their work is done in order by one thread, the same or another: a step may
@@ -26,12 +26,12 @@ import numpy as np
 from ..core.step import RowResult, StepPlan, StepResult, TokenLogprob
 from ..ops.api import Draws, Ops, Program, StepBatch, StepLimits
 from .adapters import Adapters
-from .batch import Part, Slots, block_tables, build_batch, one_more_on, one_on, part_of_row, pieces
+from .batch import RowPart, Slots, block_tables, build_batch, micro_batches, one_more_on, one_on, part_of_row
 from .sampler import Drawing, Sampler, told
 
 
 @dataclass(slots=True)
-class Piece:
+class MicroBatch:
     """A call of the model: what goes in, and what has come out.
 
     sampled   index in the plan of each row that draws, in the order of `draws`
@@ -52,11 +52,11 @@ class Piece:
 
 
 @dataclass(slots=True)
-class Step:
+class PreparedStep:
     """A prepared step.
 
     is_carried  every row goes one token on from a row of the step before
-    ends      if all rows draw, in one piece: where each one's context ends, in the piece's order. The next step may
+    ends      if all rows draw, in one micro-batch: where each one's context ends, in that order. The next step may
               simply carry them on
     room      tokens that each of them can take at least before its block table must grow
     outgrown  drawn tokens of earlier steps, to be carried over before it computes
@@ -65,7 +65,7 @@ class Step:
     """
 
     plan: StepPlan
-    pieces: list[Piece]
+    micro_batches: list[MicroBatch]
     is_carried: bool = False
     ends: list[int] | None = None
     room: int = 0
@@ -100,7 +100,7 @@ class Runner:
         self._sampler = Sampler(ops, vocab_size, limits.max_seqs, max_context)
         self._drawn = np.zeros(len(self._slots), np.int32)
         self._scores: dict[int, _PromptScores] = {}  # by slot, of sequences that want prompt logprobs
-        self._latest: Step | None = None
+        self._latest: PreparedStep | None = None
 
     @property
     def num_used_blocks(self) -> int:
@@ -113,7 +113,7 @@ class Runner:
 
     # ---- prepare ----
 
-    def prepare(self, plan: StepPlan) -> Step:
+    def prepare(self, plan: StepPlan) -> PreparedStep:
         """Raises what is wrong with the plan."""
         latest, self._latest = self._latest, None
         for seq in plan.released:
@@ -123,51 +123,55 @@ class Runner:
         step = self._carry_on(latest, plan)
         if step is None:
             if latest is not None and latest.is_carried:
-                self._slots.drawn_step[latest.pieces[0].draws.slots_L] = latest.plan.step
+                self._slots.drawn_step[latest.micro_batches[0].draws.slots_L] = latest.plan.step
             step = self._prepare_anew(plan)
         self._latest = step
-        step.is_call = step.outgrown is None and len(step.pieces) == 1 and not step.pieces[0].known
-        step.work = step.pieces[0].call if step.is_call else partial(self.compute, step)
+        step.is_call = step.outgrown is None and len(step.micro_batches) == 1 and not step.micro_batches[0].known
+        step.work = step.micro_batches[0].call if step.is_call else partial(self.compute, step)
         return step
 
-    def _carry_on(self, before: Step | None, plan: StepPlan) -> Step | None:
+    def _carry_on(self, before: PreparedStep | None, plan: StepPlan) -> PreparedStep | None:
         """The plan's step if every row goes one token on from a row of the step before; most arrays are that step's."""
         if before is None or before.ends is None or len(plan.rows) != len(before.ends):
             return None
-        (piece,) = before.pieces
+        (micro_batch,) = before.micro_batches
         number, has_grown = before.plan.step, False
-        for index, end in zip(piece.sampled, before.ends, strict=True):
+        for index, end in zip(micro_batch.sampled, before.ends, strict=True):
             row = plan.rows[index]
             if row.start != end or row.from_step != number or row.seq != before.plan.rows[index].seq:
                 return None
             has_grown = has_grown or bool(row.blocks)
-        slots_S = piece.draws.slots_L
+        slots_S = micro_batch.draws.slots_L
         if has_grown:
             for row in plan.rows:
                 if row.blocks:
                     self._slots.append_blocks(self._slots[row.seq], row.blocks)
-        batch = one_on(piece.batch, slots_S) if not before.is_carried else one_more_on(piece.batch)
+        batch = one_on(micro_batch.batch, slots_S) if not before.is_carried else one_more_on(micro_batch.batch)
         room = before.room - 1
         if has_grown:
             batch.block_tables_SB = block_tables(self._slots, slots_S, batch.context_lens_S, self._block_size)
             room = self._room(slots_S, batch.context_lens_S)
         assert room >= 0, "a row reaches beyond its block table"
-        carried = self._bind(batch, piece.drawing.advanced(), slots_S, piece.sampled)
-        return Step(plan, [carried], True, [end + 1 for end in before.ends], room)
+        carried = self._bind(batch, micro_batch.drawing.advanced(), slots_S, micro_batch.sampled)
+        return PreparedStep(plan, [carried], True, [end + 1 for end in before.ends], room)
 
-    def _prepare_anew(self, plan: StepPlan) -> Step:
+    def _prepare_anew(self, plan: StepPlan) -> PreparedStep:
         parts = self._take(plan)
         outgrown = None
         if len(self._slots) > len(self._drawn):
             outgrown, self._drawn = self._drawn, np.zeros(len(self._slots), np.int32)
-        cut = [self._prepare_piece(plan.step, piece) for piece in pieces(parts, self._limits.max_logit_rows) if piece]
-        step = Step(plan, cut, outgrown=outgrown)
+        cut = [
+            self._prepare_micro_batch(plan.step, micro_batch)
+            for micro_batch in micro_batches(parts, self._limits.max_logit_rows)
+            if micro_batch
+        ]
+        step = PreparedStep(plan, cut, outgrown=outgrown)
         if len(cut) == 1 and all(part.sample and not part.num_scored for part in parts):
             step.ends = cut[0].batch.context_lens_S.tolist()
             step.room = self._room(cut[0].draws.slots_L, cut[0].batch.context_lens_S)
         return step
 
-    def _take(self, plan: StepPlan) -> list[Part]:
+    def _take(self, plan: StepPlan) -> list[RowPart]:
         """Bring the per-sequence state up to this plan; the plan's rows as parts."""
         slots = self._slots
         parts = []
@@ -195,10 +199,10 @@ class Runner:
             assert self._adapters is not None, "a request names an adapter where none can be loaded"
             self._adapter_of[slot] = self._adapters.slot_of(digest)
 
-    def _adapter_of_part(self, part: Part) -> int:
+    def _adapter_of_part(self, part: RowPart) -> int:
         return self._adapter_of.get(part.slot, 0)
 
-    def _prepare_piece(self, step: int, parts: list[Part]) -> Piece:
+    def _prepare_micro_batch(self, step: int, parts: list[RowPart]) -> MicroBatch:
         if self._adapter_of:
             parts = sorted(parts, key=self._adapter_of_part)  # rows that share an adapter side by side
         batch = build_batch(parts, self._slots, self._block_size, self._limits)
@@ -210,7 +214,9 @@ class Runner:
         slots_L = np.fromiter((part.slot for part in sampled), np.int32, len(sampled))
         positions_L = np.fromiter((part.start + part.num_tokens for part in sampled), np.int32, len(sampled))
         self._slots.drawn_step[slots_L] = step
-        piece = self._bind(batch, self._sampler.prepare(slots_L, positions_L), slots_L, [part.row for part in sampled])
+        micro_batch = self._bind(
+            batch, self._sampler.prepare(slots_L, positions_L), slots_L, [part.row for part in sampled]
+        )
         scored = [part for part in parts if part.num_scored]
         if scored:
             known: list[int] = []
@@ -219,48 +225,48 @@ class Runner:
                 scores = self._scores[part.slot]
                 known.extend(scores.prompt_tokens[part.start + 1 : part.start + 1 + part.num_scored])
                 num_top.extend([scores.num_top] * part.num_scored)
-            piece.scored = [(part.row, part.num_scored) for part in scored]
-            piece.known, piece.num_top = known, num_top
-        return piece
+            micro_batch.scored = [(part.row, part.num_scored) for part in scored]
+            micro_batch.known, micro_batch.num_top = known, num_top
+        return micro_batch
 
-    def _bind(self, batch: StepBatch, drawing: Drawing, slots_L: np.ndarray, sampled: Sequence[int]) -> Piece:
+    def _bind(self, batch: StepBatch, drawing: Drawing, slots_L: np.ndarray, sampled: Sequence[int]) -> MicroBatch:
         draws = drawing.draws(slots_L, self._drawn)
-        return Piece(batch, drawing, draws, self._program.bind(batch, draws), sampled)
+        return MicroBatch(batch, drawing, draws, self._program.bind(batch, draws), sampled)
 
     def _room(self, slots_S: np.ndarray, context_lens_S: np.ndarray) -> int:
         return int((self._slots.num_held[slots_S] * self._block_size - context_lens_S).min())
 
     # ---- compute ----
 
-    def compute(self, step: Step) -> None:
+    def compute(self, step: PreparedStep) -> None:
         if step.outgrown is not None:
-            for piece in step.pieces:
-                piece.draws.drawn[: len(step.outgrown)] = step.outgrown
-        for piece in step.pieces:
-            logits_LV = piece.call()
-            if piece.known:
-                known = np.array(piece.known, np.int32)
-                piece.scores = self._sampler.score(logits_LV, np.arange(len(known)), known, piece.num_top)
+            for micro_batch in step.micro_batches:
+                micro_batch.draws.drawn[: len(step.outgrown)] = step.outgrown
+        for micro_batch in step.micro_batches:
+            logits_LV = micro_batch.call()
+            if micro_batch.known:
+                known = np.array(micro_batch.known, np.int32)
+                micro_batch.scores = self._sampler.score(logits_LV, np.arange(len(known)), known, micro_batch.num_top)
 
     # ---- collect ----
 
-    def collect(self, step: Step, duration_s: float) -> StepResult:
+    def collect(self, step: PreparedStep, duration_s: float) -> StepResult:
         """Of a step whose work has been done, in that time."""
-        if step.is_call and step.pieces[0].draws.scores is None:
+        if step.is_call and step.micro_batches[0].draws.scores is None:
             return StepResult(step.plan.step, self._plain_rows(step), duration_s)
         tokens: dict[int, tuple[int, ...]] = {}
         corrupted: set[int] = set()
         logprobs: dict[int, tuple[TokenLogprob, ...]] = {}
         scores: dict[int, tuple[TokenLogprob, ...]] = {}
-        for piece in step.pieces:
-            for row, token in zip(piece.sampled, self._drawn_tokens(piece), strict=True):
+        for micro_batch in step.micro_batches:
+            for row, token in zip(micro_batch.sampled, self._drawn_tokens(micro_batch), strict=True):
                 tokens[row] = (token,)
                 if token < 0:
                     corrupted.add(row)
-            for index, entry in told(piece.draws).items():
-                logprobs[piece.sampled[index]] = (entry,)
-            entries = iter(piece.scores)
-            for row, count in piece.scored:
+            for index, entry in told(micro_batch.draws).items():
+                logprobs[micro_batch.sampled[index]] = (entry,)
+            entries = iter(micro_batch.scores)
+            for row, count in micro_batch.scored:
                 scored = tuple(islice(entries, count))
                 scores[row] = scores.get(row, ()) + scored
                 if any(entry.rank == 0 for entry in scored):
@@ -273,20 +279,20 @@ class Runner:
         )
         return StepResult(step.plan.step, rows, duration_s)
 
-    def _plain_rows(self, step: Step) -> tuple[RowResult, ...]:
+    def _plain_rows(self, step: PreparedStep) -> tuple[RowResult, ...]:
         """Of a step that gives tokens and nothing else."""
-        rows, (piece,) = step.plan.rows, step.pieces
+        rows, (micro_batch,) = step.plan.rows, step.micro_batches
         tokens: list[tuple[int, ...]] = [()] * len(rows)
-        for index, token in zip(piece.sampled, self._drawn_tokens(piece), strict=True):
+        for index, token in zip(micro_batch.sampled, self._drawn_tokens(micro_batch), strict=True):
             tokens[index] = (token,)
         results = [RowResult(row.seq, drawn) for row, drawn in zip(rows, tokens, strict=True)]
         if (-1,) in tokens:
             results = [RowResult(row.seq, is_corrupted=True) if row.tokens == (-1,) else row for row in results]
         return tuple(results)
 
-    def _drawn_tokens(self, piece: Piece) -> list[int]:
+    def _drawn_tokens(self, micro_batch: MicroBatch) -> list[int]:
         """-1 where logits are not finite."""
-        drawn: list[int] = piece.draws.tokens_L.tolist()
+        drawn: list[int] = micro_batch.draws.tokens_L.tolist()
         assert not drawn or -1 <= min(drawn) <= max(drawn) < self._vocab_size, (min(drawn), max(drawn))
         return drawn
 

@@ -50,7 +50,7 @@ from ...text.choice import Choice
 from ...text.load import TextModel, load_text
 from ...worker.executor import ModelExecutor
 from ...worker.memory import step_limits
-from ...worker.runner import Runner, Step
+from ...worker.runner import PreparedStep, Runner
 from .native import open_native
 
 PROMPT_TOKENS = 128
@@ -189,7 +189,7 @@ class _Bench:
             return outcome
 
         uncommitted: StepResult | None = None
-        step: Step | None = None
+        step: PreparedStep | None = None
         while core.has_work:
             times: dict[str, float] = {}
             is_decode = step is not None and len(step.plan.rows) == rows and step.plan.num_tokens == rows

@@ -31,8 +31,8 @@ class Binder:
         self._num_tables = num_tables
         self._logits = logits
         self._draw_scratch = draw_scratch
-        self._step = _Places([np.int32] * 8)
-        self._draws = _Places([*SAMPLING, np.uint64, *_SCORES, np.int32, np.int32, np.int32])
+        self._step = _Addresses([np.int32] * 8)
+        self._draws = _Addresses([*SAMPLING, np.uint64, *_SCORES, np.int32, np.int32, np.int32])
 
     def step(self, batch: StepBatch) -> bytes:
         """A tm_step."""
@@ -140,7 +140,7 @@ def _ids(array: np.ndarray) -> int:
     return address
 
 
-class _Places:
+class _Addresses:
     """The addresses of a fixed number of arrays, each of its own dtype; 0 for one that is not there."""
 
     def __init__(self, dtypes: Sequence[type[np.generic]]) -> None:

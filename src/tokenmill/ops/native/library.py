@@ -31,7 +31,7 @@ TILE_ISAS = ("amx", "scalartiles")
 """Of another arithmetic: for a matrix unit, and its definition in plain loops. Those of one tuple agree in bits."""
 
 
-class Part(ctypes.Structure):
+class PartStruct(ctypes.Structure):
     _fields_ = (
         ("kind", c_int32),
         ("column0", c_int32),
@@ -48,7 +48,7 @@ class WeightStruct(ctypes.Structure):
         ("num_cols", c_int32),
         ("num_parts", c_int32),
         ("reserved", c_int32),
-        ("parts", POINTER(Part)),
+        ("parts", POINTER(PartStruct)),
     )
 
 
@@ -78,7 +78,7 @@ class BufferStruct(ctypes.Structure):
 
 
 class LowRankStruct(ctypes.Structure):
-    _fields_ = (("rank", c_int32), ("scale", c_float), ("a", Part), ("b", Part), ("factors", c_void_p))
+    _fields_ = (("rank", c_int32), ("scale", c_float), ("a", PartStruct), ("b", PartStruct), ("factors", c_void_p))
 
 
 class LoraStruct(ctypes.Structure):

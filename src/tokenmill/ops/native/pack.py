@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..api import BLOCK_BYTES, QUANTISATIONS, LowRank, RawTensor, same_order
-from .library import INTEGER_KINDS, KINDS, STORED, LoraStruct, LowRankStruct, Part, WeightStruct, check
+from .library import INTEGER_KINDS, KINDS, STORED, LoraStruct, LowRankStruct, PartStruct, WeightStruct, check
 from .memory import WeightArena, aligned_bytes
 from .record import F32, QUANTISED, WIDE, NativeLora, NativeWeight
 
@@ -41,16 +41,16 @@ class Packer:
             assert matrix.data.size == matrix.num_rows * _raw_row_bytes(matrix.kind, num_cols), matrix.data.size
         runs = [(kind, list(run)) for kind, run in itertools.groupby(parts, key=lambda part: part.kind)]
         kinds = self._integer_kinds(runs) or [(kind, None) for kind, _ in runs]
-        structs: list[Part] = []
+        structs: list[PartStruct] = []
         packed: list[np.ndarray] = []
         column = 0
         for (kind, fits), (_, matrices) in zip(kinds, runs, strict=True):
             data = self._pack_kind(kind, num_cols, matrices, fits)
             num_rows = sum(matrix.num_rows for matrix in matrices)
-            structs.append(Part(KINDS[kind], column, num_rows, num_cols, data.ctypes.data, data.size))
+            structs.append(PartStruct(KINDS[kind], column, num_rows, num_cols, data.ctypes.data, data.size))
             packed.append(data)
             column += num_rows
-        array = (Part * len(structs))(*structs)
+        array = (PartStruct * len(structs))(*structs)
         order = parts[0].order
         forms = {_form(part.kind) for part in structs}
         assert not {QUANTISED, WIDE} <= forms, forms
@@ -173,14 +173,14 @@ class Packer:
         table.data[slot] = held
         return sum(data.nbytes for data in held)
 
-    def _pack_alone(self, matrix: RawTensor, held: list[np.ndarray]) -> Part:
+    def _pack_alone(self, matrix: RawTensor, held: list[np.ndarray]) -> PartStruct:
         """A dense matrix packed into memory of its own, which is appended to `held`: adapters come and go."""
         kind = KINDS[matrix.kind]
         assert matrix.kind in ("f32", "f16"), matrix.kind
         data = aligned_bytes(self._library.tm_packed_bytes(kind, matrix.num_rows, matrix.num_cols))
         self._pack_into(kind, matrix.num_cols, [matrix], None, data)
         held.append(data)
-        return Part(kind, 0, matrix.num_rows, matrix.num_cols, data.ctypes.data, data.size)
+        return PartStruct(kind, 0, matrix.num_rows, matrix.num_cols, data.ctypes.data, data.size)
 
 
 def _form(kind: int) -> int:

@@ -15,7 +15,7 @@ import numpy as np
 
 from ...core.block import KVGroup
 from ..api import GROUP, HeadGeometry
-from .library import KVStruct, LoraStruct, LowRankStruct, Part, WeightStruct
+from .library import KVStruct, LoraStruct, LowRankStruct, PartStruct, WeightStruct
 
 SILU, GELU, GELU_ERF = 0, 1, 2
 
@@ -35,11 +35,11 @@ class NativeWeight:
     dense: bool
     on_tiles: bool
     struct: WeightStruct
-    parts: Any  # the C array of Part
+    parts: Any  # the C array of PartStruct
     data: tuple[np.ndarray, ...]
     order: np.ndarray | None = None
 
-    def part(self, index: int) -> Part:
+    def part(self, index: int) -> PartStruct:
         return self.parts[index]
 
 

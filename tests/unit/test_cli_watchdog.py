@@ -8,24 +8,24 @@ import time
 import numpy as np
 import pytest
 
-from tokenmill.cli.vigil import LOOK_S, Vigil
+from tokenmill.cli.watchdog import LOOK_S, Watchdog
 from tokenmill.net import pulse
 from tokenmill.net.pulse import beating, open_pulse, take_pulses
 from tokenmill.ops.api import RawTensor
 from tokenmill.ops.native import NativeOps, available
 
 
-def _looks_until_stuck(vigil: Vigil, start_s: float = 0.0, most: int = 100) -> int:
+def _looks_until_stuck(watchdog: Watchdog, start_s: float = 0.0, most: int = 100) -> int:
     for look in range(most):
-        if vigil.finds_stuck(start_s + look * LOOK_S, has_work=True, has_beaten=False, num_steps=3):
+        if watchdog.finds_stuck(start_s + look * LOOK_S, has_work=True, has_beaten=False, num_steps=3):
             return look
     return most
 
 
 def test_work_without_a_sign_is_stuck_after_the_limit() -> None:
     """Not before, and never with a limit of 0. The step before the first look is a sign."""
-    assert _looks_until_stuck(Vigil(10.0)) == 10 / LOOK_S
-    assert _looks_until_stuck(Vigil(0.0)) == 100
+    assert _looks_until_stuck(Watchdog(10.0)) == 10 / LOOK_S
+    assert _looks_until_stuck(Watchdog(0.0)) == 100
 
 
 @pytest.mark.parametrize(
@@ -38,19 +38,19 @@ def test_work_without_a_sign_is_stuck_after_the_limit() -> None:
 )
 def test_each_sign_begins_the_time_anew(sign: dict[str, int]) -> None:
     """No work, a pulse within a step, or a step."""
-    vigil = Vigil(5.0)
+    watchdog = Watchdog(5.0)
     for look in range(40):
-        assert not vigil.finds_stuck(look * LOOK_S, has_work=True, has_beaten=False, num_steps=3) or look % 4 == 3
+        assert not watchdog.finds_stuck(look * LOOK_S, has_work=True, has_beaten=False, num_steps=3) or look % 4 == 3
         if look % 4 == 3:
-            assert not vigil.finds_stuck((look + 0.5) * LOOK_S, **sign)  # type: ignore[arg-type]
+            assert not watchdog.finds_stuck((look + 0.5) * LOOK_S, **sign)  # type: ignore[arg-type]
 
 
 def test_time_in_which_nobody_looked_does_not_count() -> None:
     """After an hour of sleep, or stopped, the engine has its time still."""
-    vigil = Vigil(5.0)
-    assert not vigil.finds_stuck(0.0, has_work=True, has_beaten=False, num_steps=0)
-    assert not vigil.finds_stuck(3600.0, has_work=True, has_beaten=False, num_steps=0)
-    assert _looks_until_stuck(vigil, 3600.0 + LOOK_S) >= 3
+    watchdog = Watchdog(5.0)
+    assert not watchdog.finds_stuck(0.0, has_work=True, has_beaten=False, num_steps=0)
+    assert not watchdog.finds_stuck(3600.0, has_work=True, has_beaten=False, num_steps=0)
+    assert _looks_until_stuck(watchdog, 3600.0 + LOOK_S) >= 3
 
 
 def test_the_pulse_beats_while_there_is_progress(monkeypatch: pytest.MonkeyPatch) -> None:

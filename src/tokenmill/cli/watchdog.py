@@ -11,7 +11,7 @@ from ..net.pulse import PULSE_S
 LOOK_S = PULSE_S
 
 
-class Vigil:
+class Watchdog:
     """`limit_s` 0: nothing is ever stuck."""
 
     def __init__(self, limit_s: float) -> None:
