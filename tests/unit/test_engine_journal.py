@@ -8,7 +8,7 @@ import pytest
 
 from tokenmill.core.block import full_groups, window_group
 from tokenmill.core.config import EngineConfig
-from tokenmill.core.effects import DropAdapter, FetchBlocks, JobEnded, SaveBlocks, StepFailed, StoreOpened
+from tokenmill.core.effects import DropAdapter, FetchBlocks, FindBlocks, JobEnded, SaveBlocks, StepFailed, StoreOpened
 from tokenmill.core.events import Abort, Drain, LoadAdapter, Submit, UnloadAdapter
 from tokenmill.core.request import PoolingParams, Request, SamplingParams
 from tokenmill.core.step import Introduction, PlanRow, RowResult, StepPlan, StepResult, TokenLogprob
@@ -32,7 +32,8 @@ ENTRIES: list[Entry] = [
     Handled(JobEnded(LoadAdapter(1, "/somewhere"), error="no", error_kind="kind", error_param="path"), 1.0),
     Handled(StoreOpened(((b"\x00" * 16, b"\xff" * 16), ())), 1.0),
     Handled(JobEnded(FetchBlocks(0, ((1, b"key", 7),)), error="lost", error_kind="kind"), 1.0),
-    Handled(JobEnded(SaveBlocks(1, ((0, b"\x80", 3), (1, b"\x80", 4)))), 1.0),
+    Handled(JobEnded(SaveBlocks(1, ((0, b"\x80", 3),), ((1, b"\x80", 4),))), 1.0),
+    Handled(JobEnded(FindBlocks(2, ((0, b"\x80"), (1, b"\x80"))), "10"), 1.0),
     Handled(StepFailed(3, "on fire"), 1.0),
     Planned(None, 2.0),
     Planned(

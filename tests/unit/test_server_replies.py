@@ -68,6 +68,19 @@ def test_completion_logprobs_keep_names_values_and_offsets() -> None:
     assert json.loads(bytes(raw))["tokens"] == ["token_id:76"]
 
 
+@pytest.mark.parametrize("chat", [True, False])
+def test_the_body_says_whether_all_kv_was_saved(chat: bool) -> None:
+    """One choice that was not is one too many; who did not ask is not told."""
+    pieces = [[Piece("x", finish_reason="length")]] * 2
+    given = answer(2, chat=chat, kv_transfer_params={"do_remote_decode": True})
+    given.choices[0].is_saved = True
+    assert json.loads(finish(whole_body(given, pieces)))["kv_transfer_params"] is None
+    given.choices[1].is_saved = True
+    saved = json.loads(finish(whole_body(given, pieces)))["kv_transfer_params"]
+    assert saved == {"do_remote_prefill": True, "do_remote_decode": False}
+    assert "kv_transfer_params" not in json.loads(finish(whole_body(answer(2, chat=chat), pieces)))
+
+
 def test_names_that_are_alike_are_one_key() -> None:
     """Two tokens that are no whole character show alike; JSON must not have a key twice."""
     both = TokenLogprob(200, -1.0, 1, ((200, -1.0), (201, -2.0), (75, -3.0)))
