@@ -221,19 +221,23 @@ def _attention_cases() -> Iterator[Case]:
                 yield Case(f"paged_attention{what} {name}", tolerance, run, on_tiles=on_tiles)
 
 
-CASES = [*_linear_cases(), *_row_cases(), *_attention_cases()]
+CASES: dict[str, list[Case]] = {}
+"""By the name of the operation."""
+for _case in (*_linear_cases(), *_row_cases(), *_attention_cases()):
+    CASES.setdefault(_case.name.split()[0], []).append(_case)
 
 
 @pytest.mark.parametrize("isa", (*ISAS, *TILE_ISAS))
-def test_native_gives_the_values_numpy_defines(isa: str) -> None:
+@pytest.mark.parametrize("op", CASES)
+def test_native_gives_the_values_numpy_defines(op: str, isa: str) -> None:
     """Every row of the table, within its tolerance, on every instruction set that can run here."""
     if available() is not None:
-        pytest.skip(f"{len(CASES)} cases: {available()}")
+        pytest.skip(f"{len(CASES[op])} cases: {available()}")
     if isa not in available_isas((isa,)):
-        pytest.skip(f"{len(CASES)} cases: this processor has no {isa}")
+        pytest.skip(f"{len(CASES[op])} cases: this processor has no {isa}")
     reference, native = ReferenceOps(), NativeOps(2, isa)
     wrong = []
-    for case in CASES:
+    for case in CASES[op]:
         expected, got = case.run(reference), case.run(native)
         assert got.dtype == np.float32 and got.shape == expected.shape, (case.name, got.shape, expected.shape)
         tolerance = case.on_tiles if case.on_tiles and isa in TILE_ISAS else case.tolerance

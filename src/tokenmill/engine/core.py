@@ -1,8 +1,9 @@
 """EngineCore: events in, plans and effects out.
 
 What belongs here: which part of the engine hears an event, and the order of a step's life. What never does: clocks,
-I/O, randomness, order of service (`sched`), block ids (`cache`). Features are plan rows, policies, or events and jobs
-with a handler in a file of their own; never branches here.
+I/O, randomness, order of service (`sched`), block ids (`cache`). Handlers here are of what every engine does: requests
+come and go, steps fail, the engine drains. Features are plan rows, policies, or events and jobs with a handler in a
+file of their own (`adapters`, `transfers`); never branches here.
 
     handle   an event of the front end, of a job or of a failed step
     plan     the next step: `sched` composes it through the ledger
@@ -79,7 +80,7 @@ class EngineCore:
         return self._is_draining and not (self.has_work or self._transfers.has_work or self._exports.has_work)
 
     def handle(self, event: Event, now: float) -> Effects:
-        """Take an event in."""
+        """Take an event in. Returned is also what calls of `plan` have left since effects were last taken: jobs."""
         if self._record is not None:
             self._record(Handled(event, now))
         self._handlers[type(event)](event, now)

@@ -25,7 +25,8 @@ from .api import Array, HeadGeometry
 
 
 class ForwardOps(Protocol):
-    """Functions never modify their inputs, but that write_kv writes the pool and add_lora may write into y. A `table`
+    """Functions never modify their inputs, but that write_kv writes the pool and add_lora may write into y. (What the
+    native backend writes over is chosen afterwards, where nobody reads the input again: ops/native/fuse.py.) A `table`
     or `weight` is what the backend's `pack` made, a `kv` what its `bind_kv` made; `tokens_T`, `positions_T`, `rows_L`
     and `adapters_T` are the batch's own."""
 

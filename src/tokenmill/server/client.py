@@ -27,6 +27,7 @@ from ..core.events import (
     Output,
     Ready,
     StepOutputs,
+    ToEngine,
     UnloadAdapter,
 )
 from ..core.policy import Admission, Newcomer, Refusal
@@ -35,7 +36,7 @@ from ..core.request import Request
 from ..core.work import PATIENCE
 from .adapters import AdapterBook, ServedAdapter
 from .deltas import Stream
-from .links import EngineLink, Notice
+from .links import EngineLink
 
 if TYPE_CHECKING:  # the library runs without it, and it takes a while to load
     from .metrics import Metrics
@@ -319,12 +320,12 @@ class EngineClient:
             if not woken.done():
                 woken.set_result(None)
 
-    def _tell(self, notice: Notice, number: int) -> None:
+    def _tell(self, notice: ToEngine, number: int) -> None:
         """Sent after all requests opened so far, which may name an adapter that is unloaded now."""
         if number in self._links:
             self._links[number].tell(notice)
 
-    def _must_wait(self, notice: Notice) -> bool:
+    def _must_wait(self, notice: ToEngine) -> bool:
         """That an adapter goes waits for requests that name it and that no engine has, unless it has another name."""
         if not isinstance(notice, UnloadAdapter) or self.adapters.name_of(notice.digest):
             return False

@@ -11,13 +11,11 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from ..core.events import Abort, Drain, FromEngine, LoadAdapter, Submit, UnloadAdapter
+from ..core.events import Abort, Drain, FromEngine, Submit, ToEngine
 from ..core.ports import FrontEnd
 from ..core.request import Request
 
 _log = logging.getLogger(__name__)
-
-Notice = LoadAdapter | UnloadAdapter | Drain
 
 
 class EngineLink:
@@ -36,7 +34,7 @@ class EngineLink:
         link: FrontEnd,
         *,
         take: Callable[[EngineLink, FromEngine], None],
-        must_wait: Callable[[Notice], bool],
+        must_wait: Callable[[ToEngine], bool],
         count_open: Callable[[int], int],
         lost: Callable[[EngineLink, str], None],
         on_broken: Callable[[], None],
@@ -52,7 +50,7 @@ class EngineLink:
         self._tasks: list[asyncio.Task[None]] = []
         self._submits: list[Request] = []
         self._aborts: list[str] = []
-        self._notices: list[Notice] = []
+        self._notices: list[ToEngine] = []
         self._wake = asyncio.Event()
 
     @property
@@ -78,8 +76,9 @@ class EngineLink:
         self._aborts.append(request_id)
         self._wake.set()
 
-    def tell(self, notice: Notice) -> None:
-        """A Drain passes what waits: the engine is to have no more of the requests that it waits for."""
+    def tell(self, notice: ToEngine) -> None:
+        """Send anything but requests and their aborts. A Drain passes what waits: the engine is to have no more of the
+        requests that it waits for."""
         self._notices.insert(0 if isinstance(notice, Drain) else len(self._notices), notice)
         self._wake.set()
 
