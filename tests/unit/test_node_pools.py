@@ -73,7 +73,7 @@ def test_resolve_prints_both_pools():
     machine = MachineFacts(num_cpus=2, cpu_quota=None, memory_available=8 * GiB, cgroup_headroom=None)
     model = ModelFacts(32768, 26 * 1024, 500 * MiB, windows=((512, 22 * 1024),))
     settings = resolve(EngineOptions(kv_cache_memory_bytes=GiB), machine, model)
-    printed = {choice.name: choice.value for choice in settings.choices}
+    printed = {choice.name: choice.value for choice in settings.decisions}
     full, local = settings.config.groups
     assert local.window == 512 and settings.config.max_model_len == 32768
     assert f"{full.num_blocks} blocks" in printed["kv_cache"]

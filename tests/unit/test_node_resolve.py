@@ -17,7 +17,7 @@ MODEL = ModelFacts(max_context=8192, kv_bytes_per_token=23040, weights_bytes=98 
 
 
 def chosen(settings, name):
-    return next(choice for choice in settings.choices if choice.name == name)
+    return next(choice for choice in settings.decisions if choice.name == name)
 
 
 def test_defaults_take_every_cpu_and_forty_percent_of_free_memory():
@@ -31,9 +31,9 @@ def test_defaults_take_every_cpu_and_forty_percent_of_free_memory():
 
 def test_every_number_that_is_set_has_a_printed_reason():
     settings = resolve(EngineOptions(), MACHINE, MODEL)
-    names = {choice.name for choice in settings.choices}
+    names = {choice.name for choice in settings.decisions}
     assert {"threads", "block_size", "kv_cache", "max_model_len", "max_num_seqs", "max_num_batched_tokens"} <= names
-    assert all(choice.reason for choice in settings.choices)
+    assert all(choice.reason for choice in settings.decisions)
 
 
 def test_a_container_bounds_cpus_and_memory():
@@ -123,7 +123,7 @@ def test_policies_are_printed_where_they_are_chosen():
     """Defaults say nothing; vLLM's word for the order of arrival is ours; a policy without a use says so."""
     settings = resolve(EngineOptions(), MACHINE, MODEL)
     assert (settings.config.scheduling_policy, settings.config.eviction_policy) == ("short-prompts-first", "lru")
-    assert not any(choice.name.endswith("_policy") for choice in settings.choices)
+    assert not any(choice.name.endswith("_policy") for choice in settings.decisions)
     settings = resolve(EngineOptions(scheduling_policy="priority", eviction_policy="lfu"), MACHINE, MODEL)
     assert chosen(settings, "scheduling_policy").value == settings.config.scheduling_policy == "fcfs"
     assert chosen(settings, "eviction_policy").reason == "as asked"

@@ -135,7 +135,7 @@ def _memory(found: Survey, facts: ModelFacts, options: EngineOptions) -> Iterato
         yield "weights", format_bytes(weights)
     else:
         length, kv = settings.config.max_model_len, sum(group.num_bytes for group in settings.config.groups)
-        reason = next(choice.reason for choice in settings.choices if choice.name.startswith("kv_"))
+        reason = next(decision.reason for decision in settings.decisions if decision.name.startswith("kv_"))
         pool = f" and a KV pool of {format_bytes(kv)}, which fills as it is used ({reason})" if kv else ""
         yield "served here", f"at most {format_bytes(weights + kv)}: weights {format_bytes(weights)}{pool}"
         yield "", f"at most {settings.config.max_num_seqs} sequences at once, of at most {length:,} tokens"

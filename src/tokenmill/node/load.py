@@ -73,12 +73,12 @@ class Engine:
 
     def facts(self) -> tuple[tuple[str, str], ...]:
         """What was chosen and why, in the order it is printed."""
-        choices = ((choice.name, f"{choice.value} ({choice.reason})") for choice in self.settings.choices)
+        decisions = ((each.name, f"{each.value} ({each.reason})") for each in self.settings.decisions)
         pooled = () if self.pooling is None else (("pooling", f"{self.pooling.describe()} ({self.pooling.reason})"),)
         memory = ("memory", f"at most {format_parts(self.memory())}")
         saved = () if self.worker.saved is None else (("kv_save", self.worker.saved.describe()),)
         said = ((NOTE, note) for note in self.notes)
-        return (("kernels", self.kernels), *pooled, *choices, *saved, memory, *said)
+        return (("kernels", self.kernels), *pooled, *decisions, *saved, memory, *said)
 
     def first_events(self) -> tuple[Event, ...]:
         """What its core must hear of before anything else."""

@@ -1,6 +1,6 @@
 """One pure function from what was asked, what the machine offers and what the model is to how the engine will run.
 
-Every choice carries its reason, so that the start-up print explains itself. Knows nothing of flags, processes or
+Every decision carries its reason, so that the start-up print explains itself. Knows nothing of flags, processes or
 files; an impossible wish raises ConfigError naming the option.
 """
 
@@ -62,13 +62,13 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """The resolved options: the backend with its threads, and the worker. `choices` explains each, in the order they
+    """The resolved options: the backend with its threads, and the worker. `decisions` explains each, in the order they
     are printed."""
 
     threads: int
     backend: str
     spec: WorkerSpec
-    choices: tuple[Decision, ...]
+    decisions: tuple[Decision, ...]
 
     @property
     def config(self) -> EngineConfig:
@@ -80,28 +80,28 @@ def resolve(
 ) -> EngineSettings:
     """own_kv_dtype: the type of 16 bits that the kernels prefer. Raises ConfigError naming the option that cannot be
     met."""
-    choices: list[Decision] = []
+    decisions: list[Decision] = []
     keeps_kv = model.kv_bytes_per_token > 0
-    threads = _given_or(choices, "threads", options.threads, machine.usable_cpus, _threads_reason(machine))
-    block_size = _given_or(choices, "block_size", options.block_size, BLOCK_SIZE, "default")
-    kv_dtype = _kv_dtype(options, own_kv_dtype if keeps_kv else KV_CACHE_DTYPES["auto"], choices)
-    groups = _groups(options, machine, model, block_size, choices)
+    threads = _given_or(decisions, "threads", options.threads, machine.usable_cpus, _threads_reason(machine))
+    block_size = _given_or(decisions, "block_size", options.block_size, BLOCK_SIZE, "default")
+    kv_dtype = _kv_dtype(options, own_kv_dtype if keeps_kv else KV_CACHE_DTYPES["auto"], decisions)
+    groups = _groups(options, machine, model, block_size, decisions)
     pool_tokens = longest(groups, block_size, model.max_context) if keeps_kv else model.max_context
-    max_model_len = _max_model_len(options, model, pool_tokens, choices)
-    max_num_seqs = _max_num_seqs(options, groups if keeps_kv else (), choices)
+    max_model_len = _max_model_len(options, model, pool_tokens, decisions)
+    max_num_seqs = _max_num_seqs(options, groups if keeps_kv else (), decisions)
     whole = 0 if keeps_kv else max_model_len
-    max_num_batched_tokens = _max_num_batched_tokens(options, max_num_seqs, whole, choices)
-    quantization = _quantization(options, choices)
-    lora = _lora(options, model, choices)
+    max_num_batched_tokens = _max_num_batched_tokens(options, max_num_seqs, whole, decisions)
+    quantization = _quantization(options, decisions)
+    lora = _lora(options, model, decisions)
     enable_prefix_caching = options.enable_prefix_caching and keeps_kv
     reason = "exact either way" if keeps_kv else "there is no KV to share"
-    choices.append(Decision("prefix_caching", "on" if enable_prefix_caching else "off", reason))
+    decisions.append(Decision("prefix_caching", "on" if enable_prefix_caching else "off", reason))
     scheduling_policy = SCHEDULING_POLICIES[options.scheduling_policy]
     if scheduling_policy != SCHEDULING_POLICY:
-        choices.append(Decision("scheduling_policy", scheduling_policy, "as asked"))
+        decisions.append(Decision("scheduling_policy", scheduling_policy, "as asked"))
     if options.eviction_policy != EVICTION_POLICY:
         reason = "as asked" if enable_prefix_caching else "as asked, though nothing is cached"
-        choices.append(Decision("eviction_policy", options.eviction_policy, reason))
+        decisions.append(Decision("eviction_policy", options.eviction_policy, reason))
     config = EngineConfig(
         groups=groups,
         max_model_len=max_model_len,
@@ -113,44 +113,44 @@ def resolve(
         eviction_policy=options.eviction_policy,
     )
     spec = WorkerSpec(config, kv_dtype, quantization, lora, model.gives_vectors, _kv_save(options, model))
-    return EngineSettings(threads, options.backend, spec, tuple(choices))
+    return EngineSettings(threads, options.backend, spec, tuple(decisions))
 
 
 def _given_or(
-    choices: list[Decision], name: str, given: int | None, default: int, reason: str, show: str = "{}"
+    decisions: list[Decision], name: str, given: int | None, default: int, reason: str, show: str = "{}"
 ) -> int:
     value = default if given is None else given
-    choices.append(Decision(name, show.format(value), reason if given is None else "as asked"))
+    decisions.append(Decision(name, show.format(value), reason if given is None else "as asked"))
     return value
 
 
-def _kv_dtype(options: EngineOptions, own_kv_dtype: str, choices: list[Decision]) -> str:
+def _kv_dtype(options: EngineOptions, own_kv_dtype: str, decisions: list[Decision]) -> str:
     kv_dtype = KV_CACHE_DTYPES[options.kv_cache_dtype]
     if kv_dtype == "int8":
         reason = "as asked; half the memory, not the same answers as 16 bits"
-        choices.append(Decision("kv_cache_dtype", "int8, a scale for each token and head", reason))
+        decisions.append(Decision("kv_cache_dtype", "int8, a scale for each token and head", reason))
     elif options.kv_cache_dtype != "auto":
-        choices.append(Decision("kv_cache_dtype", kv_dtype, "as asked"))
+        decisions.append(Decision("kv_cache_dtype", kv_dtype, "as asked"))
     elif own_kv_dtype != kv_dtype:
         kv_dtype = own_kv_dtype
-        choices.append(Decision("kv_cache_dtype", kv_dtype, "what these kernels multiply fastest"))
+        decisions.append(Decision("kv_cache_dtype", kv_dtype, "what these kernels multiply fastest"))
     return kv_dtype
 
 
-def _max_num_seqs(options: EngineOptions, groups: tuple[KVGroupSpec, ...], choices: list[Decision]) -> int:
+def _max_num_seqs(options: EngineOptions, groups: tuple[KVGroupSpec, ...], decisions: list[Decision]) -> int:
     most_seqs = min(MAX_NUM_SEQS, *(group.num_blocks for group in groups)) if groups else MAX_NUM_SEQS
     reason = "default" if most_seqs == MAX_NUM_SEQS else "one for each block of the KV pool"
     asked_tokens = options.max_num_batched_tokens
     if asked_tokens is not None and asked_tokens < most_seqs:
         most_seqs, reason = asked_tokens, "each running sequence needs a token of a step"
-    return _given_or(choices, "max_num_seqs", options.max_num_seqs, most_seqs, reason)
+    return _given_or(decisions, "max_num_seqs", options.max_num_seqs, most_seqs, reason)
 
 
-def _max_num_batched_tokens(options: EngineOptions, max_num_seqs: int, whole: int, choices: list[Decision]) -> int:
+def _max_num_batched_tokens(options: EngineOptions, max_num_seqs: int, whole: int, decisions: list[Decision]) -> int:
     """whole: tokens of an input that must be seen in one step."""
     default = max(MAX_NUM_BATCHED_TOKENS, max_num_seqs, whole)
     given = options.max_num_batched_tokens
-    value = _given_or(choices, "max_num_batched_tokens", given, default, "default", "{} tokens a step")
+    value = _given_or(decisions, "max_num_batched_tokens", given, default, "default", "{} tokens a step")
     if value < whole:
         raise ConfigError(
             f"--max-num-batched-tokens ({value}) must be at least --max-model-len ({whole}), since"
@@ -166,12 +166,12 @@ def _max_num_batched_tokens(options: EngineOptions, max_num_seqs: int, whole: in
     return value
 
 
-def _quantization(options: EngineOptions, choices: list[Decision]) -> str | None:
+def _quantization(options: EngineOptions, decisions: list[Decision]) -> str | None:
     quantization = QUANTIZATIONS.get(options.quantization or "") or DTYPES[options.dtype]
     if quantization is not None:
-        choices.append(Decision("quantization", f"{quantization} for matrices stored in 16 or 32 bits", "as asked"))
+        decisions.append(Decision("quantization", f"{quantization} for matrices stored in 16 or 32 bits", "as asked"))
     elif options.dtype != "auto":
-        choices.append(Decision("dtype", "as stored", f"{options.dtype} is what all is computed in"))
+        decisions.append(Decision("dtype", "as stored", f"{options.dtype} is what all is computed in"))
     return quantization
 
 
@@ -184,15 +184,15 @@ def _kv_save(options: EngineOptions, model: ModelFacts) -> str | None:
     return options.kv_save
 
 
-def _lora(options: EngineOptions, model: ModelFacts, choices: list[Decision]) -> LoraLimits | None:
+def _lora(options: EngineOptions, model: ModelFacts, decisions: list[Decision]) -> LoraLimits | None:
     if not options.enable_lora:
         if options.max_loras is not None or options.max_lora_rank is not None:
             raise ConfigError("--max-loras and --max-lora-rank need --enable-lora.", param="max_loras")
         return None
     if model.gives_vectors:
         raise ConfigError("A model that gives vectors takes no LoRA adapters.", param="enable_lora")
-    count = _given_or(choices, "max_loras", options.max_loras, MAX_LORAS, "default", "{} adapters at once")
-    return LoraLimits(count, _given_or(choices, "max_lora_rank", options.max_lora_rank, MAX_LORA_RANK, "default"))
+    count = _given_or(decisions, "max_loras", options.max_loras, MAX_LORAS, "default", "{} adapters at once")
+    return LoraLimits(count, _given_or(decisions, "max_lora_rank", options.max_lora_rank, MAX_LORA_RANK, "default"))
 
 
 def _threads_reason(machine: MachineFacts) -> str:
@@ -202,10 +202,10 @@ def _threads_reason(machine: MachineFacts) -> str:
 
 
 def _groups(
-    options: EngineOptions, machine: MachineFacts, model: ModelFacts, block_size: int, choices: list[Decision]
+    options: EngineOptions, machine: MachineFacts, model: ModelFacts, block_size: int, decisions: list[Decision]
 ) -> tuple[KVGroupSpec, ...]:
     if not model.kv_bytes_per_token:
-        choices.append(Decision("kv_cache", "none", "this model sees a whole input in one step"))
+        decisions.append(Decision("kv_cache", "none", "this model sees a whole input in one step"))
         return full_groups(0)
     usable, asked = machine.usable_memory, options.kv_cache_memory_bytes
     block_bytes = model.kv_bytes_per_token * block_size
@@ -240,14 +240,16 @@ def _groups(
         size = f"{group.num_blocks} blocks = {group.num_blocks * block_size} tokens = {format_bytes(group.num_bytes)}"
         sees = f" for layers that see {group.window} tokens" if group.window else ""
         name = "kv_window" if group.window else "kv_cache"
-        choices.append(Decision(name, size + sees, kept if not index else SPLIT_REASON))
+        decisions.append(Decision(name, size + sees, kept if not index else SPLIT_REASON))
     left = usable - pool - model.weights_bytes
     if left < 256 * MiB:
-        choices.append(Decision("memory", f"{format_bytes(max(0, left))} spare", "weights and pool nearly fill memory"))
+        decisions.append(
+            Decision("memory", f"{format_bytes(max(0, left))} spare", "weights and pool nearly fill memory")
+        )
     return groups
 
 
-def _max_model_len(options: EngineOptions, model: ModelFacts, pool_tokens: int, choices: list[Decision]) -> int:
+def _max_model_len(options: EngineOptions, model: ModelFacts, pool_tokens: int, decisions: list[Decision]) -> int:
     asked = options.max_model_len
     if asked is not None and not 1 <= asked <= model.max_context:
         raise ConfigError(
@@ -271,5 +273,5 @@ def _max_model_len(options: EngineOptions, model: ModelFacts, pool_tokens: int, 
         reason = f"all the KV pool holds; the model could take {model.max_context}"
     else:
         reason = "the model's context"
-    choices.append(Decision("max_model_len", f"{value} tokens", reason))
+    decisions.append(Decision("max_model_len", f"{value} tokens", reason))
     return value

@@ -25,7 +25,7 @@ TITLE = """# Where the time goes
 `tokenmill bench profile --write` makes this page; do not edit it. Times are microseconds, medians over the steps of a
 run. A step's plan and arrays are made, and its results taken in, beside the native call of another step: that slows the
 call down where the kernels' threads want all processors, and otherwise costs nothing.
-What prevents less, and what was tried: [the log](log.md#what-is-left-to-the-bars).
+What prevents less, and what was tried: [the log](log.md#what-is-left-to-the-targets).
 """
 
 
