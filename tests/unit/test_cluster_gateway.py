@@ -240,6 +240,16 @@ def test_engines_that_never_start_end_what_waits_for_them() -> None:
     assert not scene.gateway.num_open
 
 
+def test_engines_that_never_start_beside_one_that_serves_count_for_nothing_once_it_dies() -> None:
+    scene = Scene()
+    scene.join(0)
+    scene.open("a")
+    for number in range(1, 2 * MAX_FAILED_STARTS):
+        scene.handle(Left(number))
+    scene.handle(Left(0))
+    assert not scene.handle(Left(2 * MAX_FAILED_STARTS)).outputs and scene.gateway.num_open == 1
+
+
 def test_closing_ends_everything_open_with_the_reason() -> None:
     scene = Scene()
     scene.join(0, max_num_seqs=1)

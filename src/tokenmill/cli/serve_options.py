@@ -188,7 +188,8 @@ def _api_keys(options: HttpOptions) -> tuple[str, ...]:
         if not from_file:
             raise ConfigError(f"--api-key-file {options.api_key_file} has no key.", param="api_key_file")
         keys += from_file
-    keys += [key for name in KEY_VARIABLES if (key := os.environ.get(name, ""))]
+    # Taken out, so that processes started from here on do not inherit them: one compiles clients' templates.
+    keys += [key for name in KEY_VARIABLES if (key := os.environ.pop(name, ""))]
     if not all(key.isascii() and key.isprintable() and key == key.strip() for key in keys):
         raise ConfigError("An API key must be of printable ASCII characters, none of them a space at an end.")
     return tuple(dict.fromkeys(keys))

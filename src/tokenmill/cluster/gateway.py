@@ -168,8 +168,8 @@ class Gateway:
     def _leave(self, event: Left, now: float, effects: Effects) -> None:
         link = self._links.pop(event.link, None)
         if link is None:
-            self._num_failed_starts += 1
-            if self._num_failed_starts >= MAX_FAILED_STARTS and not self._links:
+            self._num_failed_starts += not self._links
+            if self._num_failed_starts >= MAX_FAILED_STARTS:
                 for entry in list(self._entries.values()):
                     self._fail(entry, _NEVER_BACK, now, effects)
             return
