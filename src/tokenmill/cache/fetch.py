@@ -1,10 +1,10 @@
-"""A prefix of which a store holds some blocks: how far it reaches, and the blocks to bring it into the pools.
+"""A prefix of which a store holds some blocks: how far it reaches, and the blocks to fill in the pools.
 
     reach  the longest prefix whose blocks are each published or stored, in every KV group, as far as its end sees them
-    claim  a table for each group: published blocks are shared, the others are reserved and have to be filled
+    claim  a table for each group: published blocks are shared, the others are reserved and must be filled
 
-A store is known by the keys that it holds, of each group. What was claimed is published once it is filled, like any
-block that a step has computed: reserve, fill, publish, in this order.
+A store is described by the keys that it holds, for each group. Claimed blocks are published once they are filled, like
+blocks that a step has computed: reserve, fill, publish, in this order.
 """
 
 from __future__ import annotations

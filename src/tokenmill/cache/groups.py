@@ -1,19 +1,19 @@
 """KVBlocks: the block ids of all KV groups of one engine, handed out together.
 
 A sequence has one block table for each group, and all are equally long: block i of each stands for the same positions.
-What is decided for one group holds for all of them, or nothing happens:
+Every operation happens in all groups or in none:
 
     match    the longest prefix that every group can serve
     extend   as many new blocks in each group
-    slide    in groups with a window, leading blocks that no query to come sees are given back
+    slide    in groups with a window, release leading blocks that no later query sees
     release  everything
 
     window of 5, blocks of 2, the next query at position 9    0 1 | 2 3 | 4 5 | 6 7 | 8 9
         group that sees everything                            held  held  held  held  held
         group with a window                                   back  back  held  held  held   (5..9 are seen)
 
-A block given back may still be read by rows in flight: it is quarantined like any other until their step has ended.
-Groups share keys, not trees: what a key names in one group says nothing of another.
+Rows in flight may still read a released block, so it is quarantined until their step has ended. Groups share keys, not
+prefix trees: whether a key is cached in one group says nothing about another.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The prefix tree: which block holds which key, and which unreferenced block to give up first.
+"""The prefix tree: which block holds which key, and which unreferenced block to evict first.
 
-A node is one full block; its parent is the block before it. Because keys are chained, looking a prefix up is one
-dictionary access a block, and the tree's edges matter only for eviction: a parent must outlive its children.
+A node is one full block; its parent is the block before it. Because keys are chained, a prefix is looked up with one
+dictionary access for each block, and the tree's edges matter only for eviction: a parent must outlive its children.
 
-Which leaf is evicted first is a policy's choice (`unreferenced`). Two rules of the caller keep a leaf among the
-unreferenced: whoever holds a node holds its parent too, and releases the child before the parent. Then a child always
-becomes unreferenced before its parent does. `evict` asserts it.
+A policy chooses which leaf is evicted first (`unreferenced`). Callers follow two rules so that a leaf is always among
+the unreferenced: a sequence that holds a node holds its parent too, and it releases the child before the parent. So a
+child always becomes unreferenced before its parent. `evict` asserts it.
 
 The idea of sharing KV through a radix tree: SGLang's RadixAttention (Zheng et al., 2023); the hash-chained form: vLLM.
 """

@@ -1,14 +1,14 @@
-"""The published blocks of one pool that nobody holds, and which of them is given up first.
+"""The published blocks of one pool that nobody holds, and which of them is evicted first.
 
     LeastRecentFirst  least recently used, in O(1) without a heap
     LeastValueFirst   any other policy: a heap of leaves, O(log n) a block
 
-A parent must outlive its children. Whoever holds a block holds its parent too and releases the child before it, so
-that a child always gets here first. In the queue it therefore stands before its parent; the heap holds leaves alone,
-and a parent joins them when its last child is gone.
+A parent must outlive its children. A sequence that holds a block holds its parent too and releases the child first, so
+a child always gets here before its parent. In the queue it therefore stands before its parent. The heap holds only
+leaves; a parent joins them when its last child is gone.
 
-The heap tells the policy the value of the block that was given up last: by adding it, a policy has values age. With
-equal values, heap and queue give the same order.
+The heap tells the policy the value of the last evicted block: by adding it, a policy makes values age. With equal
+values, heap and queue give the same order.
 """
 
 from __future__ import annotations

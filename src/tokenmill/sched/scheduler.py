@@ -2,17 +2,17 @@
 
 What belongs here: the order of service, the token budget, who gives way when blocks run out, who is let in. What never
 does: changing a sequence. Decisions are carried out at once through the `Ledger` (the engine core), because a later one
-depends on an earlier one: a leader's blocks are matchable as soon as they are planned.
+depends on an earlier one: the blocks of a sequence can be matched by others as soon as they are planned.
 
     each running decode takes one token
-    prefills, running and waiting, share what is left, best rank first, while budget, seats and blocks last
+    prefills, running and waiting, share what is left, best rank first, while budget, rows and blocks last
 
-The decodes' tokens are set aside first, so that no prompt delays them, however long. Where a choice is free a policy
-makes it (`core.policy`): the order of service, how much of the budget prompts cut into chunks may take, who gives way.
+The tokens of decodes are reserved first, so that no prompt delays them, however long it is. Policies (`core.policy`)
+make three choices: the order of service, how much of the budget chunks of prompts may take, and who gives way.
 
-Budget and seats go by rank; blocks go by seniority: whoever gives way is junior to the one that asks. Sequences are
-visited by seniority, so that none is passed over for a junior that needs the same blocks; only prefills take each
-other's turns, by rank, and what one takes early are blocks that nobody held.
+Budget and rows are given by rank, blocks by seniority: a sequence that gives way is junior to the one that needs its
+blocks. Sequences are visited by seniority, so that a junior does not get the blocks that a senior needs. Only prefills
+are reordered by rank, and a prefill that goes early takes only blocks that no sequence held.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Policies of eviction by name, each in a file of its own with its reason."""
+"""Eviction policies by name, each in its own file with its reason."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Least recently used: all blocks are worth the same, so that the last use alone decides. The default: it follows a
-load that changes, and needs no count of anything."""
+"""Least recently used: all blocks have the same value, so that only the last use counts. The default: it follows a load
+that changes, and needs no use counts.
+"""
 
 from __future__ import annotations
 

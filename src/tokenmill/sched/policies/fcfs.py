@@ -1,5 +1,6 @@
-"""First come, first served: the order of arrival, whatever is asked. It treats calls alike and has the most even waits;
-a short prompt behind long ones waits for all of them. The default of vLLM and SGLang."""
+"""First come, first served: the order of arrival, whatever the request. It treats calls alike and its waits are the
+most even, but a short prompt waits for all long ones before it. The default of vLLM and SGLang.
+"""
 
 from __future__ import annotations
 

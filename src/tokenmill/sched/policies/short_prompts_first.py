@@ -1,8 +1,8 @@
 """Short prompts pass long ones for a while: the default.
 
-A prompt is due PATIENCE times its own work after its arrival (`core.work.due`). One that is shorter by d tokens goes
-first, therefore, unless it comes PATIENCE * d units of work later: short prompts hardly wait, long ones hardly notice,
-and nobody waits for ever. What the prefix cache has as a prompt arrives does not count as work. Shortest job first with
+A prompt is due PATIENCE times its own work after its arrival (`core.work.due`). So a prompt that is shorter by d tokens
+goes first, unless it comes PATIENCE * d units of work later: short prompts hardly wait, long ones are hardly delayed,
+and nobody waits forever. Tokens in the prefix cache when a prompt arrives do not count as work. Shortest job first with
 aging: Kleinrock, Queueing Systems, volume 2 (1976), chapter 3.
 """
 
