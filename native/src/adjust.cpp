@@ -21,7 +21,8 @@ namespace {
 
 constexpr uint32_t kInPrompt = 1u << 31;
 constexpr int kDryLongest = 64;  // of a repeated run: tokens that are compared
-constexpr auto kMaskWait = std::chrono::seconds(5);
+constexpr auto kNap = std::chrono::microseconds(20);
+constexpr int kMostNaps = 60000;  // for a mask: seconds. Counted, because a process that was stopped has waited for nothing
 
 // Each distinct token of the history once.
 void penalise(const tm_adjustment& how, int num_output, float* logits, int num_cols, uint32_t* counts) {
@@ -77,11 +78,9 @@ void penalise_repeats(const tm_adjustment& how, int num_output, float* logits, i
 // Whether the mask is there; while it is not, only this row waits.
 bool wait_for_mask(const tm_adjustment& how) {
   if (how.mask_ready == nullptr) return true;
-  const auto is_ready = [&] { return __atomic_load_n(how.mask_ready, __ATOMIC_ACQUIRE) != 0; };
-  const auto give_up = std::chrono::steady_clock::now() + kMaskWait;
-  while (!is_ready()) {
-    if (std::chrono::steady_clock::now() > give_up) return false;
-    std::this_thread::sleep_for(std::chrono::microseconds(20));
+  for (int naps = 0; __atomic_load_n(how.mask_ready, __ATOMIC_ACQUIRE) == 0; naps++) {
+    if (naps == kMostNaps) return false;
+    std::this_thread::sleep_for(kNap);
   }
   return true;
 }

@@ -19,7 +19,10 @@ NEVER = np.finfo(np.float32).min
 """The logit of a token that must not be drawn. Not minus infinity: that is a sign of damage, as NaN is."""
 
 MASK_WAIT_S = 5
-"""How long a row waits for a mask that does not come."""
+"""How long, at least, a row waits for a mask that does not come. Naps are counted, because a process that was stopped
+meanwhile has waited for nothing."""
+
+_NAP_S = 1e-4
 
 
 @dataclass(slots=True)
@@ -59,9 +62,10 @@ class Mask:
 
     def wait(self) -> bool:
         """Whether it has come."""
-        give_up_s = time.monotonic() + MASK_WAIT_S
-        while not self.ready[0] and time.monotonic() < give_up_s:
-            time.sleep(1e-4)
+        for _ in range(int(MASK_WAIT_S / _NAP_S)):
+            if self.ready[0]:
+                break
+            time.sleep(_NAP_S)
         return bool(self.ready[0])
 
 
