@@ -138,7 +138,22 @@ def random_sampling(rng: random.Random, vocab_size: int) -> SamplingParams:
     if rng.random() < 0.15:
         options["prompt_logprobs"] = rng.choice([0, 2])
     options["max_tokens"] = None
-    return SamplingParams(**options)
+    return SamplingParams(**options, **random_filters(random.Random(repr(options))))
+
+
+def random_filters(rng: random.Random) -> dict:
+    options: dict = {}
+    for name, values in (
+        ("typical_p", (0.3, 0.9)),
+        ("top_n_sigma", (0.7, 2.0)),
+        ("xtc_probability", (0.5, 1.0)),
+        ("dry_multiplier", (0.8, 5.0)),
+        ("dry_allowed_length", (1,)),
+        ("dry_penalty_last_n", (20,)),
+    ):
+        if rng.random() < 0.25:
+            options[name] = rng.choice(values)
+    return options
 
 
 def random_words(number: int, vocab_size: int) -> tuple[tuple[int, ...], ...]:
@@ -184,6 +199,7 @@ def random_mix(
             priority=rng.choice([0, 0, 0, 1]),
             adapter=rng.choice(["", *adapters]) if adapters else "",
             bad_words=random_words(number, vocab_size),
+            dry_breakers=(3, 5, 50) if number % 2 else (),
         )
         at = rng.randrange(30)
         arrivals.append((at, request))
