@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import pytest
 from serving import Server
 
+from tokenmill import LLM
 from tokenmill.bench.quality.api import ApiSubject
 from tokenmill.cli.bench.quality import LocalSubject
 from tokenmill.cli.main import main
-from tokenmill.llm import LLM
 
 TEXT = (
     "The town lay where the river met the sea, and its people had built boats there for as long as anybody could say. "
