@@ -10,8 +10,10 @@
 //   XTC          with a probability, all but the lightest of those whose share reaches the threshold are dropped ("Exclude
 //                top choices", text-generation-webui's pull request 6335)
 //
-// Sums are of integers, round(mass * 2^40), so that they are exact and have no order. Both selections first collect the
-// few candidates that can matter, then find the border by a radix walk over keys.
+// Where many ids survive there is no list: all others have their mass set to 0.
+//
+// Sums are of integers, round(mass * 2^40), so that they are exact and have no order. Selections first narrow down the
+// candidates that can be at the border, then find it by a radix walk over their keys.
 #include "sample.h"
 
 #include <algorithm>
@@ -30,6 +32,7 @@ namespace mill {
 namespace {
 
 constexpr int kRadixBits = 11;
+constexpr float kAll = std::numeric_limits<float>::infinity();
 
 // Order-preserving: a larger float has a larger key; both zeros share one.
 uint32_t sortable(float value) {
@@ -37,18 +40,21 @@ uint32_t sortable(float value) {
   return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
+float from_sortable(uint32_t key) { return bits_to_float(key & 0x80000000u ? key & 0x7fffffffu : ~key); }
+
 struct Scratch {
   float* mass;       // [num_cols]
   int32_t* ids;      // [num_cols]
   float* chunk_max;  // [num_cols / 16 + 1]
   float* adjusted;   // [num_cols]
   uint32_t* counts;  // [num_cols]: zeros
+  float* keys;       // [num_cols]
 };
 
 Scratch split(void* memory, int64_t num_cols) {
   float* floats = static_cast<float*>(memory);
-  return {floats, reinterpret_cast<int32_t*>(floats + num_cols), floats + 4 * num_cols, floats + 2 * num_cols,
-          reinterpret_cast<uint32_t*>(floats + 3 * num_cols)};
+  return {floats, reinterpret_cast<int32_t*>(floats + num_cols), floats + 5 * num_cols, floats + 2 * num_cols,
+          reinterpret_cast<uint32_t*>(floats + 3 * num_cols), floats + 4 * num_cols};
 }
 
 // The key at which the weights of all greater keys, in falling order, first reach `target` together with it; *above is
@@ -102,7 +108,7 @@ int candidates_for_top(const Kernels* kernels, const float* logits, int num_cols
   }
   kernels->chunk_max(logits, num_runs, scratch.chunk_max);
   std::nth_element(scratch.chunk_max, scratch.chunk_max + k - 1, scratch.chunk_max + num_chunks, std::greater<float>());
-  return kernels->collect_ge(logits, num_cols, scratch.chunk_max[k - 1], scratch.ids);
+  return kernels->collect(logits, num_cols, scratch.chunk_max[k - 1], kAll, scratch.ids);
 }
 
 float heaviest(const float* mass, const int32_t* ids, int count) {
@@ -150,20 +156,83 @@ int keep_within_sigma(const float* logits, int num_cols, float highest, float nu
   return keep_if(ids, count, [&](int32_t id) { return logits[id] >= least; });
 }
 
-// Of t = log(mass) the surprise is a constant - t, and what is expected that constant - the mean of t.
-int keep_typical(const float* logits, const float* mass, float highest, float temperature, float share, int32_t* ids, int count) {
-  const auto log_mass = [&](int32_t id) { return (static_cast<double>(logits[id]) - highest) / temperature; };
-  count = keep_if(ids, count, [&](int32_t id) { return whole_mass(mass[id]) > 0; });
-  const double total = sum_of(ids, count, [&](int32_t id) { return static_cast<double>(mass[id]); });
-  const double mean = sum_of(ids, count, [&](int32_t id) { return mass[id] * log_mass(id); }) / total;
-  const auto closeness = [&](int32_t id) {
-    return ~float_to_bits(static_cast<float>(std::abs(log_mass(id) - mean)));
-  };
-  uint64_t whole = 0;
-  for (int i = 0; i < count; i++) whole += whole_mass(mass[ids[i]]);
-  const double wanted = static_cast<double>(share) * static_cast<double>(whole);
-  const uint64_t target = std::max<uint64_t>(1, static_cast<uint64_t>(std::ceil(wanted)));
-  return keep_heaviest(ids, count, target, closeness, [&](int32_t id) { return whole_mass(mass[id]); });
+// A list that is shorter than this is kept as one.
+int short_list(int num_cols) { return std::max(num_cols / 32, 256); }
+
+uint64_t target_of(float share, uint64_t total) {
+  return std::max<uint64_t>(1, static_cast<uint64_t>(std::ceil(static_cast<double>(share) * static_cast<double>(total))));
+}
+
+// Of all ids, those with a key of at least `least`: a list, or -1 where it would be long and the others' mass is 0 now.
+int keep_from(const Kernels* kernels, float* mass, const float* keys, int num_cols, float least, int32_t* ids) {
+  int count;
+  kernels->sum_mass(mass, keys, num_cols, least, &count);
+  if (count <= short_list(num_cols)) return kernels->collect(keys, num_cols, least, kAll, ids);
+  kernels->drop_below(mass, keys, num_cols, least);
+  return -1;
+}
+
+// Of all ids, those with the greatest keys (ties: lower id first) whose masses reach `target`; as keep_from tells it. Those
+// with a key of at least `least` do reach it, and no key is above `most`. Bisection leaves few keys for the radix walk.
+int keep_greatest(const Kernels* kernels, float* mass, const float* keys, int num_cols, uint64_t target, float least,
+                  float most, int32_t* ids) {
+  const auto key = [&](int32_t id) { return sortable(keys[id]); };
+  const auto weight = [&](int32_t id) { return whole_mass(mass[id]); };
+  uint32_t low = sortable(least), high = sortable(most) + 1, middle = low;  // of [low, high): all that may be the border
+  uint64_t above = 0;
+  int from_low = num_cols, from_high = 0;
+  while (from_low - from_high > short_list(num_cols) && high - low > 1) {
+    int count;
+    const uint64_t sum = kernels->sum_mass(mass, keys, num_cols, from_sortable(middle), &count);
+    if (sum >= target) {
+      low = middle, from_low = count;
+    } else {
+      high = middle, from_high = count, above = sum;
+    }
+    middle = low + (high - low) / 2;
+  }
+  const bool is_short = from_low <= short_list(num_cols);
+  if (is_short) high = sortable(most) + 1, above = 0;
+  int count = kernels->collect(keys, num_cols, from_sortable(low), from_sortable(high), ids);
+  if (is_short) return keep_heaviest(ids, count, target, key, weight);
+  kernels->drop_below(mass, keys, num_cols, from_sortable(low));
+  uint64_t reached;
+  const uint32_t border = find_border(ids, count, target - above, key, weight, &reached);
+  for (int i = 0; i < count; i++) {
+    const int32_t id = ids[i];
+    const uint32_t k = key(id);
+    const bool has_room = reached < target - above;
+    if (k == border && has_room) reached += weight(id);
+    if (k < border || (k == border && !has_room)) mass[id] = 0.0f;
+  }
+  return -1;
+}
+
+// The surprise of an id is a constant - log(mass), and what is expected that constant - the mean of log(mass).
+int keep_typical(const Kernels* kernels, const float* logits, int num_cols, float highest, float inverse, float share,
+                 const Scratch& scratch, int count) {
+  float *mass = scratch.mass, *keys = scratch.keys;
+  const auto log_mass = [&](int32_t id) { return std::max((logits[id] - highest) * inverse, -128.0f); };
+  uint64_t total = 0, sum = 0;
+  if (count < 0) {
+    int ignored;
+    total = kernels->sum_mass(mass, mass, num_cols, 0.0f, &ignored);
+    kernels->entropy_terms(logits, mass, num_cols, highest, inverse, keys);
+    sum = kernels->sum_mass(keys, mass, num_cols, 0.0f, &ignored);
+  }
+  for (int i = 0; i < count; i++) {
+    const int32_t id = scratch.ids[i];
+    total += whole_mass(mass[id]);
+    sum += whole_mass(-(mass[id] * log_mass(id)));
+  }
+  const float mean = static_cast<float>(-(static_cast<double>(sum) / static_cast<double>(total)));
+  const uint64_t target = target_of(share, total);
+  if (count < 0) {
+    kernels->typicality(logits, num_cols, highest, inverse, mean, keys);
+    return keep_greatest(kernels, mass, keys, num_cols, target, -128.0f, 0.0f, scratch.ids);
+  }
+  const auto key = [&](int32_t id) { return sortable(-std::abs(log_mass(id) - mean)); };
+  return keep_heaviest(scratch.ids, count, target, key, [&](int32_t id) { return whole_mass(mass[id]); });
 }
 
 int exclude_top(const float* mass, float threshold, int32_t* ids, int count) {
@@ -178,20 +247,21 @@ int exclude_top(const float* mass, float threshold, int32_t* ids, int count) {
 }
 
 // The heaviest ids that together have at least `share` of what `ids` have, or where count is -1, all ids.
-int keep_share(const Kernels* kernels, const float* mass, int num_cols, float share, int32_t* ids, int count) {
+int keep_share(const Kernels* kernels, float* mass, int num_cols, float share, int32_t* ids, int count) {
   const auto weight = [&](int32_t id) { return whole_mass(mass[id]); };
   uint64_t total = 0;
-  if (count < 0) total = kernels->sum_mass(mass, num_cols);
-  for (int i = 0; i < count; i++) total += weight(ids[i]);
-  const double wanted = static_cast<double>(share) * static_cast<double>(total);
-  const uint64_t target = std::max<uint64_t>(1, static_cast<uint64_t>(std::ceil(wanted)));
   if (count < 0) {
+    int ignored;
+    total = kernels->sum_mass(mass, mass, num_cols, 0.0f, &ignored);
+    const uint64_t target = target_of(share, total);
     // Ids this light weigh less than total - target together, so none of them is needed to reach the target.
     const uint64_t floor = (total - std::min(target, total)) / static_cast<uint64_t>(num_cols);
     const double lightest = (static_cast<double>(floor) - 1) * 0x1p-40 * (1 - 1e-6);
-    count = kernels->collect_ge(mass, num_cols, static_cast<float>(std::max(lightest, 1e-37)), ids);
+    const float least = static_cast<float>(std::max(lightest, 1e-37));
+    return keep_greatest(kernels, mass, mass, num_cols, target, least, 1.0f, ids);
   }
-  return keep_heaviest(ids, count, target, [&](int32_t id) { return float_to_bits(mass[id]); }, weight);
+  for (int i = 0; i < count; i++) total += weight(ids[i]);
+  return keep_heaviest(ids, count, target_of(share, total), [&](int32_t id) { return float_to_bits(mass[id]); }, weight);
 }
 
 // The winner among the ids of a list. A long one is raced as all ids are, the others having no mass.
@@ -210,7 +280,7 @@ int32_t race_of(const Kernels* kernels, float* mass, int num_cols, const int32_t
 
 }  // namespace
 
-int64_t sample_scratch_bytes(int64_t num_cols) { return ((4 * num_cols + num_cols / kLanes + 1) * 4 + 63) / 64 * 64; }
+int64_t sample_scratch_bytes(int64_t num_cols) { return ((5 * num_cols + num_cols / kLanes + 1) * 4 + 63) / 64 * 64; }
 
 int32_t sample_row(const Kernels* kernels, const float* logits, int num_cols, const SamplingRow& how, void* memory) {
   if (!(how.temperature > 0.0f)) return kernels->argmax(logits, num_cols);
@@ -224,7 +294,7 @@ int32_t sample_row(const Kernels* kernels, const float* logits, int num_cols, co
 
   int count = -1;  // -1: every id survives and no list is needed
   const auto list_all = [&] {
-    if (count < 0) count = kernels->collect_ge(mass, num_cols, std::numeric_limits<float>::min(), ids);
+    if (count < 0) count = kernels->collect(mass, num_cols, std::numeric_limits<float>::min(), kAll, ids);
   };
   if (how.top_n_sigma > 0.0f && highest > kNever)
     count = keep_within_sigma(logits, num_cols, highest, how.top_n_sigma, ids);
@@ -233,14 +303,13 @@ int32_t sample_row(const Kernels* kernels, const float* logits, int num_cols, co
     const auto key = [&](int32_t id) { return sortable(logits[id]); };
     if (count > how.top_k) count = keep_heaviest(ids, count, static_cast<uint64_t>(how.top_k), key, [](int32_t) { return 1u; });
   }
-  if (how.typical_p < 1.0f) {
-    list_all();
-    count = keep_typical(logits, mass, highest, how.temperature, how.typical_p, ids, count);
-  }
+  if (how.typical_p < 1.0f)
+    count = keep_typical(kernels, logits, num_cols, highest, inverse, how.typical_p, scratch, count);
   if (how.top_p < 1.0f) count = keep_share(kernels, mass, num_cols, how.top_p, ids, count);
   if (how.min_p > 0.0f) {
     if (count < 0) {
-      count = kernels->collect_ge(mass, num_cols, how.min_p, ids);
+      const float most = how.typical_p < 1.0f ? kernels->max_of(mass, num_cols) : 1.0f;
+      count = keep_from(kernels, mass, mass, num_cols, how.min_p * most, ids);
     } else {
       const float least = how.min_p * heaviest(mass, ids, count);
       count = keep_if(ids, count, [&](int32_t id) { return mass[id] >= least; });

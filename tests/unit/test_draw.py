@@ -38,6 +38,10 @@ def _how(num_draws: int, seed: int, first: int = 0, **settings: float) -> Sample
         seed_L=np.full(num_draws, seed, np.uint64),
         choice_L=np.zeros(num_draws, np.int32),
         position_L=np.arange(first, first + num_draws, dtype=np.int32),
+        typical_p_L=np.full(num_draws, settings.get("typical_p", 1), np.float32),
+        top_n_sigma_L=np.zeros(num_draws, np.float32),
+        xtc_probability_L=np.zeros(num_draws, np.float32),
+        xtc_threshold_L=np.full(num_draws, 0.1, np.float32),
     )
 
 
@@ -93,13 +97,42 @@ def test_instruction_sets_and_lists_draw_alike(num_ids: int) -> None:
     rng = np.random.default_rng(num_ids)
     num_draws = 40
     logits_LV = rng.normal(0, 4, (num_draws, num_ids)).astype(np.float32)
-    for settings in ({}, {"top_k": 5}, {"top_k": num_ids * 2 // 3}, {"min_p": 1e-7}, {"top_p": 0.999}):
+    all_settings: list[dict[str, float]] = [
+        {}, {"top_k": 5}, {"top_k": num_ids * 2 // 3}, {"min_p": 1e-7}, {"min_p": 0.2}, {"top_p": 0.999},
+        {"top_p": 0.3}, {"typical_p": 0.8}, {"typical_p": 0.2, "top_p": 0.9, "min_p": 0.5},
+        {"top_k": 40, "typical_p": 0.5},
+    ]  # fmt: skip
+    for settings in all_settings:
         how = _how(num_draws, seed=num_ids, **settings)
         expected = ReferenceOps().sample(logits_LV, how)
         for isa in available_isas():
             backend = NativeOps(1, isa)
             assert np.array_equal(backend.sample(logits_LV, how), expected), (isa, settings)
             backend.close()
+
+
+@pytest.mark.parametrize("filter_", ["top_p", "typical_p"])
+def test_of_equal_ids_the_lower_ones_are_kept(ops, filter_: str) -> None:
+    """5,000 equal ids and a share of a quarter: the first 1,250 alone are drawn, and all through."""
+    drawn = ops.sample(np.zeros((400, 5000), np.float32), _how(400, 3, **{filter_: 0.25}))
+    assert drawn.max() < 1250 and np.ptp(drawn) > 1200
+
+
+def test_flat_rows_keep_as_many_ids_as_the_share_says(ops) -> None:
+    """3,000 ids of nearly equal logits: what top_p and typical_p leave out is never drawn, what they keep is."""
+    rng = np.random.default_rng(5)
+    logits_V = rng.normal(0, 0.3, 3000).astype(np.float32)
+    mass_V = np.exp(logits_V.astype(np.float64))
+    share_V = mass_V / mass_V.sum()
+    typical_V = np.abs(np.log(share_V) - (share_V * np.log(share_V)).sum())
+    for filter_, key_V in (("top_p", -mass_V), ("typical_p", typical_V)):
+        order = np.argsort(key_V, kind="stable")
+        ranks_V = np.empty(3000, int)
+        ranks_V[order] = np.arange(3000)
+        num_kept = 1 + int(np.searchsorted(np.cumsum(share_V[order]), 0.6))
+        ranks = ranks_V[ops.sample(_repeated(logits_V, 1000), _how(1000, 7, **{filter_: 0.6}))]
+        assert num_kept * 0.98 < ranks.max() < num_kept, filter_
+        assert np.bincount(ranks // 200)[:5].min() > 50, filter_
 
 
 @needs_native
