@@ -28,8 +28,8 @@ from ..net.clock import MonotonicClock
 from ..net.lifeline import open_lifeline
 from ..net.pulse import open_pulse, take_pulses
 from ..net.unix import UnixFrontEnd, private_address
+from ..server.attached import AttachedEngine
 from ..server.client import EngineClient
-from ..server.links import EngineLink
 from .launch import Launch
 from .watchdog import LOOK_S, Watchdog
 
@@ -205,7 +205,7 @@ class Supervisor:
             await asyncio.sleep(delay_s)
             delay_s = min(max(2 * delay_s, FIRST_DELAY_S), LONGEST_DELAY_S)
 
-    async def _end_when_stuck(self, process: EngineProcess, attached: EngineLink) -> None:
+    async def _end_when_stuck(self, process: EngineProcess, attached: AttachedEngine) -> None:
         watchdog = Watchdog(self._engine_timeout_s)
         while not watchdog.finds_stuck(
             time.monotonic(),

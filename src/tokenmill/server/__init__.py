@@ -5,7 +5,7 @@ next and how long a call would wait; `cluster.gateway` decides what happens to r
     app        which function serves which path           http     bodies in, JSON out, keys and request ids
     openai     body -> Call (validated)                   fields   reading one JSON object with named errors
     tokens     Call -> prompt tokens -> Requests          limits   what is refused because of load
-    links      one life of an engine                      deltas   what is produced and not read yet
+    attached   one life of an engine                      deltas   what is produced and not read yet
     client     Requests -> engines -> Streams of Deltas
     replies    the JSON bodies, whole and chunked         stream   a call from admission to its last byte
     logprobs   log probabilities in three formats         metrics  Prometheus names and what they mean

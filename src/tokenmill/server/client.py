@@ -35,8 +35,8 @@ from ..core.ports import FrontEnd
 from ..core.request import Request
 from ..core.work import PATIENCE
 from .adapters import AdapterBook, ServedAdapter
+from .attached import AttachedEngine
 from .deltas import Stream
-from .links import EngineLink
 
 if TYPE_CHECKING:  # the library runs without it, and it takes a while to load
     from .metrics import Metrics
@@ -74,7 +74,7 @@ class EngineClient:
         self.request_log: RequestLog | None = None
         self._why_down = why_down
         self._back_s: float | None = None
-        self._links: dict[int, EngineLink] = {}
+        self._links: dict[int, AttachedEngine] = {}
         self._num_links = 0
         self._streams: dict[str, Stream] = {}
         self._callers: set[asyncio.Future[None]] = set()
@@ -123,11 +123,11 @@ class EngineClient:
 
     # ---- engines ----
 
-    def attach(self, link: FrontEnd, on_broken: Callable[[], None] = lambda: None) -> EngineLink:
+    def attach(self, link: FrontEnd, on_broken: Callable[[], None] = lambda: None) -> AttachedEngine:
         """Take up a new engine; it gets requests once its Ready has come. Needs a running loop. The link stays its
         maker's to close. `on_broken` is called when what comes over the link cannot be used: the engine has been let
         go, but may live on and hear of it from nobody else."""
-        attached = EngineLink(
+        attached = AttachedEngine(
             self._num_links,
             link,
             take=self._take,
@@ -143,7 +143,7 @@ class EngineClient:
         attached.open()
         return attached
 
-    def detach(self, link: EngineLink, reason: str, back_s: float | None = None) -> None:
+    def detach(self, link: AttachedEngine, reason: str, back_s: float | None = None) -> None:
         """Let go of an engine. What it had goes on in another, or in the one that comes. Where there is none, `reason`
         is told to whoever asks, and to come back when one is expected: in `back_s` seconds from now, if known."""
         self._expect(back_s)
@@ -161,7 +161,7 @@ class EngineClient:
     def _expect(self, back_s: float | None) -> None:
         self._back_s = None if back_s is None else asyncio.get_running_loop().time() + back_s
 
-    def _let_go(self, link: EngineLink, reason: str) -> None:
+    def _let_go(self, link: AttachedEngine, reason: str) -> None:
         if self._links.pop(link.number, None) is None:
             return
         link.close()
@@ -268,7 +268,7 @@ class EngineClient:
         if self.request_log is not None:
             self.request_log.ended(request, output, reason, now)
 
-    def _take_step(self, link: EngineLink, step: StepOutputs) -> None:
+    def _take_step(self, link: AttachedEngine, step: StepOutputs) -> None:
         link.num_steps = step.stats.num_steps
         effects, metrics = self._handle(Stepped(link.number, step)), self.metrics
         if metrics is not None:
@@ -280,7 +280,7 @@ class EngineClient:
 
     # ---- links ----
 
-    def _take(self, link: EngineLink, message: FromEngine) -> None:
+    def _take(self, link: AttachedEngine, message: FromEngine) -> None:
         if isinstance(message, StepOutputs):
             self._take_step(link, message)
         elif isinstance(message, AdapterLoaded):
@@ -293,7 +293,7 @@ class EngineClient:
         else:
             link.spawn(self._prepare(link, message), "prepare")
 
-    async def _prepare(self, link: EngineLink, ready: Ready) -> None:
+    async def _prepare(self, link: AttachedEngine, ready: Ready) -> None:
         try:
             await self.adapters.restore(link.number)
         except TokenmillError as error:
@@ -310,7 +310,7 @@ class EngineClient:
         self._on_prepared(None)
         self._wake_callers()
 
-    def _refuse(self, link: EngineLink, reason: str) -> None:
+    def _refuse(self, link: AttachedEngine, reason: str) -> None:
         _log.error("The engine that has come is let go. %s", reason)
         self._let_go(link, reason)
         link.on_broken()

@@ -18,7 +18,7 @@ from ..core.request import Request
 _log = logging.getLogger(__name__)
 
 
-class EngineLink:
+class AttachedEngine:
     """number     which no other life has
     num_steps  committed, as far as told
     num_open   requests that it has
@@ -33,10 +33,10 @@ class EngineLink:
         number: int,
         link: FrontEnd,
         *,
-        take: Callable[[EngineLink, FromEngine], None],
+        take: Callable[[AttachedEngine, FromEngine], None],
         must_wait: Callable[[ToEngine], bool],
         count_open: Callable[[int], int],
-        lost: Callable[[EngineLink, str], None],
+        lost: Callable[[AttachedEngine, str], None],
         on_broken: Callable[[], None],
     ) -> None:
         self.number = number
