@@ -17,6 +17,7 @@ from tokenmill.bench.engine import Demand, Load
 from tokenmill.bench.peer import llama_engine, llama_tools
 from tokenmill.bench.peer import processes as peers
 from tokenmill.core.errors import ConfigError, TokenmillError
+from tokenmill.core.request import SamplingParams
 
 LOAD = Load("2 streams", ((2, 8, 11),))
 
@@ -329,3 +330,10 @@ def test_hardware_names_the_processor_and_the_kernels_instruction_sets(tmp_path:
 
 def test_the_bandwidth_probe_reads_memory() -> None:
     assert machine.read_bandwidth(2) > 0.01
+
+
+def test_a_bias_in_the_settings_of_streams_may_name_tokens_as_json_does() -> None:
+    parser = argparse.ArgumentParser()
+    bench.add_arguments(parser)
+    given = parser.parse_args(["--sampling", '{"temperature": 1, "logit_bias": {"5": 2.0}}'])
+    assert SamplingParams(**given.sampling).logit_bias == ((5, 2.0),)

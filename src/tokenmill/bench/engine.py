@@ -171,6 +171,9 @@ def _settings(text: str) -> dict[str, Any]:
         settings = None
     if not isinstance(settings, dict):
         raise argparse.ArgumentTypeError(f"must be a JSON object, got {text!r}")
+    biases = settings.get("logit_bias")
+    if isinstance(biases, dict):  # JSON writes the token ids as strings
+        settings["logit_bias"] = {int(token) if token.isdecimal() else token: bias for token, bias in biases.items()}
     return settings
 
 

@@ -70,7 +70,8 @@ class ServeOptions:
     journal: str | None = option(
         None,
         "write all that the engine is told and plans to FILE, prompts and answers included, so that a run can be "
-        "replayed (mode 0600; up to 1 GiB; those of three earlier starts are kept beside it)",
+        "replayed by python -m tokenmill.sim.run --replay FILE "
+        "(mode 0600; up to 1 GiB; those of three earlier starts are kept beside it)",
         metavar="FILE",
     )
     log_level: str = option("info", "(default: info)", choices=LOG_LEVELS)

@@ -67,7 +67,7 @@ class ServerConfig:
     max_open_tokens: int = 2_000_000
     max_queue_s: float = option(
         10.0,
-        "refuse a call (429; 503 for want of an engine; Retry-After) that would wait longer than this (default: 10)",
+        "refuse a call that would wait longer than this: 429 with Retry-After, 503 without an engine (default: 10)",
         read=seconds,
         metavar="S",
     )
