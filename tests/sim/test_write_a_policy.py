@@ -19,6 +19,11 @@ def test_the_page_works_as_written(tmp_path: Path) -> None:
     for room in ROOMS:
         shutil.copytree(ROOT / "src/tokenmill" / room, tmp_path / "src/tokenmill" / room)
     shutil.copy(ROOT / "src/tokenmill/__init__.py", tmp_path / "src/tokenmill")
+    # An editable install finds the package where it was installed from, whatever the path says.
+    (tmp_path / "src/sitecustomize.py").write_text(
+        "import sys\nsys.meta_path[:] = [each for each in sys.meta_path if 'editable' not in type(each).__module__]\n",
+        "utf8",
+    )
     (tmp_path / "tests/unit").mkdir(parents=True)
     shutil.copy(ROOT / "tests/ledger.py", tmp_path / "tests")
     path, num_run = tmp_path, 0
