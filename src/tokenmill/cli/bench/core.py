@@ -37,7 +37,6 @@ LAST_S = 0.05
 
 def core(args: argparse.Namespace) -> int:
     found: list[CoreTimes] = []
-    logging.getLogger("tokenmill.net.journal").setLevel(logging.ERROR)  # what it holds is nobody's
     gc.freeze()  # as the engine process does once the model is loaded
     for rows in args.rows:
         times = _by_hand(rows, args.steps) | _by_shell(rows, args.steps)
@@ -113,11 +112,18 @@ def _by_shell(rows: int, num_steps: int) -> dict[str, list[float]]:
 
 @contextmanager
 def _journal(config: EngineConfig) -> Iterator[Recorder]:
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        journal_file(str(Path(folder) / "journal"), header_line(config), entry_line) as record,
-    ):
-        yield record
+    """Without the warning of what it holds: these are nobody's prompts."""
+    log = logging.getLogger("tokenmill.net.journal")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            journal_file(str(Path(folder) / "journal"), header_line(config), entry_line) as record,
+        ):
+            yield record
+    finally:
+        log.setLevel(level)
 
 
 class _Instant:
