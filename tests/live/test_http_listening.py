@@ -9,11 +9,9 @@ import http.client
 import json
 import logging
 import os
-import shutil
 import signal
 import socket
 import ssl
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,6 +22,7 @@ from serving import Server, resident_bytes
 from test_http import get, post
 from test_http_connections import ask, completion, refusal, rest, statuses
 
+import links
 from scripted import Served, made_connections
 from tokenmill.net.loop import new_event_loop
 from tokenmill.server.access_log import ACCESS_LOGGER
@@ -35,14 +34,8 @@ from tokenmill.server.request_log import REQUEST_LOGGER
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A certificate for localhost, signed by itself, with its key."""
-    if shutil.which("openssl") is None:
-        pytest.skip("there is no openssl command to make a certificate with")
     path = tmp_path_factory.mktemp("tls") / "both.pem"
-    request = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-    subprocess.run([*request, "-days", "2", *names, "-keyout", str(path), "-out", str(path.with_suffix(".crt"))],
-                   check=True, capture_output=True)  # fmt: skip
-    path.write_text(path.read_text() + path.with_suffix(".crt").read_text())
+    path.write_text(links.certificate())
     return path
 
 

@@ -183,17 +183,18 @@ async def test_a_stream_goes_on_where_it_was_when_a_new_engine_has_come(
     assert client.stats.num_steps == 2
 
 
+async def answer(end: LocalEngineEnd, digest: str) -> None:
+    """To the front end's next message, which is to load an adapter."""
+    message = await end.receive()
+    assert isinstance(message, LoadAdapter)
+    await end.send(AdapterLoaded(message.number, digest))
+
+
 @attached
 async def test_an_adapter_that_is_unloaded_while_an_engine_is_being_started_is_given_to_it_and_taken_back(
     client: EngineClient, engine: LocalEngineEnd
 ) -> None:
     """Whether the engine has been given it or not: what is resumed still needs it."""
-
-    async def answer(end: LocalEngineEnd, digest: str) -> None:
-        message = await end.receive()
-        assert isinstance(message, LoadAdapter)
-        await end.send(AdapterLoaded(message.number, digest))
-
     for name, digest in (("one", "d"), ("two", "e")):
         loading = asyncio.create_task(client.adapters.load(ServedAdapter(name, "folder")))
         await answer(engine, digest)
@@ -218,11 +219,6 @@ async def test_an_adapter_that_is_unloaded_while_an_engine_is_being_started_is_g
 async def test_a_new_engine_gets_an_adapter_without_a_name_for_the_requests_that_still_use_it(
     client: EngineClient, engine: LocalEngineEnd
 ) -> None:
-    async def answer(end: LocalEngineEnd, digest: str) -> None:
-        message = await end.receive()
-        assert isinstance(message, LoadAdapter)
-        await end.send(AdapterLoaded(message.number, digest))
-
     loading = asyncio.create_task(client.adapters.load(ServedAdapter("gone", "folder")))
     await answer(engine, "d")
     await loading
