@@ -13,6 +13,7 @@ from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.step import TokenLogprob
 from tokenmill.server.deltas import Delta
 from tokenmill.text.choice import Choice, Piece
+from tokenmill.text.parts import CallStart, Content, Part
 
 TEXT = make_text_model()
 BYTE_0 = 3
@@ -106,3 +107,33 @@ def test_half_a_character_at_the_end_shows_as_a_replacement(stop: tuple[str, ...
 def test_what_a_half_matched_stop_held_back_is_given_at_the_end() -> None:
     pieces = run(choice(stop=("lollipop",)), "lollip", [1])
     assert [piece.text for piece in pieces] == ["", "", "", "", "", "lollip"]
+
+
+class Marked:
+    """`*` begins a call, `_` begins reasoning, and one character is always held back."""
+
+    def __init__(self) -> None:
+        self.held = ""
+
+    def push(self, text: str) -> list[Part]:
+        given, self.held = (self.held + text)[:-1], (self.held + text)[-1:]
+        return [CallStart(0, "id", "f") if char == "*" else Content(char) for char in given]
+
+    def end(self) -> list[Part]:
+        return [Content(self.held)]
+
+
+def test_without_a_parser_all_text_is_content() -> None:
+    assert Piece("ab").parts == (Content("ab"),)
+    assert Piece(finish_reason="stop").parts == ()
+
+
+def test_a_parser_takes_text_apart_and_gives_up_what_it_held_with_the_last_piece() -> None:
+    subject = Choice(0, Request("r", (5,), SamplingParams(), 100, seed=1), TEXT.tokenizer, Marked())
+    pieces = run(subject, "a*b", [1])
+    assert [list(piece.parts) for piece in pieces] == [
+        [],
+        [Content("a")],
+        [CallStart(0, "id", "f"), Content("b")],
+    ]
+    assert subject.has_calls and [piece.text for piece in pieces] == ["a", "*", "b"]

@@ -1,4 +1,5 @@
-"""One choice of an answer: tokens in, text out, stop strings matched, tokens counted. Knows nothing of JSON or HTTP."""
+"""One choice of an answer: tokens in, text and its parts out, stop strings matched, tokens counted. Knows nothing of
+JSON or HTTP."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from ..core.events import FINISH_STOP
 from ..core.request import Request
 from ..core.step import TokenLogprob
 from .detokenize import Detokenizer
+from .parts import CallStart, Content, Parser, Part
 from .stops import StopMatcher
 from .tokenizer import Tokenizer
 
@@ -35,23 +37,35 @@ class Produced(Protocol):
 
 @dataclass(slots=True)
 class Piece:
-    """What one delta adds to an answer. `stop_reason`: the stop string or stop token id that ended it, else None."""
+    """What one delta adds to an answer. `stop_reason`: the stop string or stop token id that ended it, else None.
+    `parsed`: what a parser has made of the text, if there is one; text that it holds back is in a later piece's."""
 
     text: str = ""
     tokens: Sequence[int] = ()
     logprobs: Sequence[TokenLogprob] = ()
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    parsed: Sequence[Part] | None = None
+
+    @property
+    def parts(self) -> Sequence[Part]:
+        """What the piece says."""
+        if self.parsed is not None:
+            return self.parsed
+        return (Content(self.text),) if self.text else ()
 
 
 @dataclass(slots=True, eq=False)
 class Choice:
-    """The state of one choice. `num_tokens` counts up to and including the token that completed a stop string, and the
-    stop token; what the engine drew beyond a stop string is dropped here and never shows."""
+    """The state of one choice. `parser` takes its text apart; without one all of it is content. `has_calls`: a call of
+    a tool has begun. `num_tokens` counts up to and including the token that completed a stop string, and the stop
+    token; what the engine drew beyond a stop string is dropped here and never shows."""
 
     index: int
     request: Request
     tokenizer: Tokenizer
+    parser: Parser | None = None
+    has_calls: bool = False
     num_tokens: int = 0
     num_cached: int = 0
     is_saved: bool = False
@@ -74,7 +88,16 @@ class Choice:
         if piece.finish_reason is None and delta.finish_reason is not None:
             self._end(piece, delta)
         self.is_finished = piece.finish_reason is not None
+        if self.parser is not None:
+            piece.parsed = self._parse(self.parser, piece.text)
         return piece
+
+    def _parse(self, parser: Parser, text: str) -> list[Part]:
+        parts = parser.push(text) if text else []
+        if self.is_finished:
+            parts = [*parts, *parser.end()]
+        self.has_calls = self.has_calls or any(isinstance(part, CallStart) for part in parts)
+        return parts
 
     def _decode(self, delta: Produced) -> Piece:
         self.num_tokens += len(delta.tokens)
