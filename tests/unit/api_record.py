@@ -55,7 +55,7 @@ def fields_of(endpoint: str) -> dict[str, str]:
 def adapter_fields(handler: Callable[[Any, Any], Any], body: dict[str, Any]) -> dict[str, str]:
     """Those of an endpoint that reads its body itself."""
     service = MagicMock(_config=SimpleNamespace(lora_dir="adapters", model_names=()))
-    service.limits.body.return_value.__aenter__.return_value = msgspec.json.encode(body)
+    service._limits.body.return_value.__aenter__.return_value = msgspec.json.encode(body)
     service._client.adapters.load = AsyncMock()
     found: dict[str, str] = {}
     with _watched(found):

@@ -183,8 +183,8 @@ def test_a_new_engine_gets_an_adapter_that_others_have_loaded_meanwhile() -> Non
 def test_unknown_fields_are_told(handler: Callable[..., Awaitable[object]]) -> None:
     service = MagicMock(_config=SimpleNamespace(lora_dir="adapters", model_names=()))
     body = b'{"lora_name": "x", "lora_path": "x", "load_inplace": true, "rank": 1}'
-    service.limits.body.return_value.__aenter__.return_value = body
+    service._limits.body.return_value.__aenter__.return_value = body
     service._client.adapters.load = AsyncMock()
     asyncio.run(handler(service, None))
-    (unknown,) = service.log_unknown.call_args.args
+    (unknown,) = service._generation.log_unknown.call_args.args
     assert unknown[-1] == "rank"

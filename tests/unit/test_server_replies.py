@@ -12,10 +12,11 @@ import pytest
 from scripted import make_text_model
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.step import TokenLogprob
+from tokenmill.server.answer import Answer
 from tokenmill.server.logprobs import TokenNames, chat_logprobs, completion_logprobs, prompt_logprobs
 from tokenmill.server.openai import Rules, parse_chat, parse_completion
 from tokenmill.server.pieces import in_turns
-from tokenmill.server.replies import Answer, Chunks, whole_body
+from tokenmill.server.replies import Chunks, whole_body
 from tokenmill.server.tokens import Encoded
 from tokenmill.text.choice import Choice, Piece
 

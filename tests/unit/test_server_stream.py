@@ -15,10 +15,11 @@ from scripted import attached, make_text_model
 from tokenmill.core.events import Abort, EngineStats, Output, StepOutputs, Submit
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.engine.link import LocalEngineEnd
+from tokenmill.server.answer import Answer
 from tokenmill.server.client import EngineClient
 from tokenmill.server.logprobs import TokenNames
 from tokenmill.server.openai import Call
-from tokenmill.server.replies import Answer
+from tokenmill.server.replies import OpenAIShape
 from tokenmill.server.stream import EventStream
 from tokenmill.server.tokens import Encoded
 from tokenmill.text.choice import Choice
@@ -80,7 +81,7 @@ class Scene:
         self.client = client
         self.engine = engine
         self._number = 0
-        app = EventStream(self.answer, stream, client.metrics)
+        app = EventStream(self.answer, stream, client.metrics, OpenAIShape("cmpl"))
         self.task = asyncio.create_task(app({}, self.caller.receive, self.caller.send), name="call")
 
     async def step(self, text: bytes, finish: str | None = None, error: str = "") -> None:

@@ -1,8 +1,7 @@
-"""Which path leads where, and the order of steps of a call: read, validate, encode, admit, submit, answer."""
+"""Which path leads where, and the endpoints that generate nothing. What those share that do is `generation`."""
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import time
@@ -11,7 +10,6 @@ from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
-from starlette.datastructures import State
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -21,37 +19,28 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .. import __version__
-from ..core.errors import InvalidRequest, ModelNotFound, TokenmillError, Unavailable
-from ..core.events import Ready
-from ..core.policy import Newcomer
+from ..core.errors import InvalidRequest, TokenmillError, Unavailable
 from ..core.ports import Clock
-from ..text.calls import context_limit, make_requests, require_tokens
-from ..text.choice import Choice
 from ..text.load import TextModel
-from ..text.standins import Rendered
 from .adapters import ServedAdapter
 from .client import EngineClient
 from .clients import Clients
 from .config import ServerConfig
 from .errors import ClientGone
 from .fields import Fields
-from .helper import Caller, Helper, caller_of
-from .http import Gate, JSONReply, error_reply, on_http, on_unexpected
-from .limits import Limits, newcomer, wait_ready
-from .logprobs import TokenNames
+from .generation import Generation
+from .helper import Helper, caller_of
+from .http import Gate, JSONReply, error_reply, on_http, on_unexpected, route_of
 from .metrics import Metrics
-from .openai import Call, Rules
-from .reading import parse_small, read_call
-from .replies import Answer
+from .reading import parse_small
+from .replies import OpenAIShape
 from .request_log import RequestLog
-from .stream import EventStream, WholeReply
-from .tokens import Encoder, prompt_text, text_call
 from .vectors import VectorService
 from .visitors import Visitors
 
 _log = logging.getLogger(__name__)
-_MAX_LOGGED = 1000
 _MAX_NAME = 200
+_CHAT, _COMPLETION = OpenAIShape("chatcmpl"), OpenAIShape("cmpl")
 
 
 def build_app(
@@ -77,7 +66,8 @@ def build_app(
         decode = partial(text.tokenizer.decode, skip_special=False)
         client.request_log = RequestLog(config.model_names[0], decode, config.max_log_len)
         client.request_log.name_adapter = client.adapters.name_of
-    service = _Service(config, text, client, helper, clock, new_seed, new_id)
+    generation = Generation(config, text, client, helper, clock, new_seed, new_id)
+    service = _Service(generation)
     vectors = VectorService(
         config,
         text,
@@ -85,10 +75,10 @@ def build_app(
         helper,
         clock,
         new_id,
-        service.limits,
-        service.encoder,
-        service.check_model,
-        service.log_unknown,
+        generation.limits,
+        generation.encoder,
+        generation.check_model,
+        generation.log_unknown,
     )
     visitors = Visitors(config.allowed_hosts, config.cors_origins)
     clients = Clients(config.trusted_proxies)
@@ -129,7 +119,7 @@ def build_app(
             Exception: on_unexpected,
         },
     )
-    app.state.limits = service.limits
+    app.state.limits = generation.limits
     app.state.client = client
     app.state.config = config
     return app
@@ -138,96 +128,20 @@ def build_app(
 class _Service:
     """The endpoints of one application."""
 
-    def __init__(
-        self,
-        config: ServerConfig,
-        text: TextModel,
-        client: EngineClient,
-        helper: Helper,
-        clock: Clock,
-        new_seed: Callable[[], int],
-        new_id: Callable[[str], str],
-    ) -> None:
-        assert client.metrics is not None
-        self._config = config
-        self._text = text
-        self._client = client
-        self._metrics = client.metrics
-        self._clock = clock
-        self._new_seed = new_seed
-        self._new_id = new_id
-        self._helper = helper
-        self.encoder = Encoder(text, helper)
-        self._rules = Rules(text.tokenizer.vocab_size, text.sampling_defaults, config.allow_chat_template)
+    def __init__(self, generation: Generation) -> None:
+        self._generation = generation
+        self._config = generation.config
+        self._text = generation.text
+        self._client = generation.client
+        self._metrics = generation.metrics
+        self._limits = generation.limits
         self._created = int(time.time())
-        self._logged_fields: set[str] = set()
-        self.limits = Limits(config, client, clock)
 
     async def chat(self, request: HttpRequest) -> ASGIApp:
-        return await self._generate(request, "chat", "chatcmpl")
+        return await self._generation.reply(request, "chat", _CHAT)
 
     async def completion(self, request: HttpRequest) -> ASGIApp:
-        return await self._generate(request, "completion", "cmpl")
-
-    async def _generate(self, request: HttpRequest, endpoint: str, prefix: str) -> ASGIApp:
-        arrival_s = self._clock.now()
-        self.limits.refuse_when_draining()
-        caller = caller_of(request)
-        async with self.limits.body(request) as data:
-            call, unknown, rendered = await self._read(endpoint, data, caller)
-            self.log_unknown(unknown)
-            adapter = self.check_model({"model": call.model})
-            return await self._start(call, rendered, adapter, prefix, arrival_s, request.state, caller)
-
-    async def _read(self, endpoint: str, data: bytes, caller: Caller) -> tuple[Any, list[str], Rendered | None]:
-        room = self._max_model_len()
-        return await read_call(endpoint, data, self._rules, self._helper, caller, self.check_model, room)
-
-    async def _start(
-        self,
-        call: Call,
-        rendered: Rendered | None,
-        adapter: ServedAdapter | None,
-        prefix: str,
-        arrival_s: float,
-        state: State,
-        caller: Caller,
-    ) -> ASGIApp:
-        """Encode a call, submit it to the engine, and return what answers it."""
-        ready = await wait_ready(self._client, self._config, caller)
-        require_tokens(ready)
-        self.limits.check_possible(max(1, len(call.prompts)) * call.sampling.n)
-        self.limits.admit(Newcomer(state.client, call.priority))
-        prompts = await self.encoder.encode_call(call, context_limit(ready), rendered=rendered, caller=caller)
-        root_id = self._new_id(prefix)
-        given_id = call.request_id or state.request_id
-        requests = make_requests(
-            text_call(call, self._text, "" if adapter is None else adapter.digest),
-            [prompt.tokens for prompt in prompts],
-            ready,
-            root_id=root_id,
-            arrival_s=arrival_s,
-            new_seed=self._new_seed,
-        )
-        self.limits.admit(newcomer(state.client, requests))
-        tokenizer = self._text.tokenizer
-        skip_special = call.sampling.skip_special_tokens
-        answer = Answer(
-            id=f"{prefix}-{given_id}" if given_id else root_id,
-            created=int(time.time()),
-            model=self._config.model_names[0] if adapter is None else adapter.name,
-            fingerprint=fingerprint(ready, "" if adapter is None else adapter.digest),
-            call=call,
-            prompts=prompts,
-            choices=[Choice(index, each, tokenizer) for index, each in enumerate(requests)],
-            names=TokenNames(tokenizer, as_ids=call.tokens_as_ids),
-            echoes=[prompt_text(self._text, prompt, skip_special) for prompt in prompts] if call.echo else (),
-        )
-        stream = self._client.open(requests, state.client)
-        if self._client.request_log is not None:
-            self._client.request_log.came(requests, answer.id)
-        self._metrics.call_admitted(call.sampling.n)
-        return EventStream(answer, stream, self._metrics) if call.stream else WholeReply(answer, stream, self._metrics)
+        return await self._generation.reply(request, "completion", _COMPLETION)
 
     async def models(self, request: HttpRequest) -> Response:
         cards = [self._card(name) for name in self._config.model_names]
@@ -236,15 +150,15 @@ class _Service:
 
     async def model(self, request: HttpRequest) -> Response:
         name = request.path_params["name"]
-        return JSONReply(self._card(name, self.check_model({"model": name})))
+        return JSONReply(self._card(name, self._generation.check_model({"model": name})))
 
     async def load_adapter(self, request: HttpRequest) -> Response:
         """vLLM's: {"lora_name", "lora_path", "load_inplace"}. Only from folders under the configured one."""
-        async with self.limits.body(request) as data:
+        async with self._limits.body(request) as data:
             fields = Fields(parse_small(data))
         name, path = fields.required_text("lora_name"), fields.required_text("lora_path")
         in_place = bool(fields.flag("load_inplace"))
-        self.log_unknown(fields.unread())
+        self._generation.log_unknown(fields.unread())
         if not path.isprintable():
             raise InvalidRequest("lora_path must be the path of a folder.", param="lora_path")
         if not self._config.lora_dir:
@@ -264,10 +178,10 @@ class _Service:
 
     async def unload_adapter(self, request: HttpRequest) -> Response:
         """vLLM's: {"lora_name"}. Requests that use the adapter run to their end."""
-        async with self.limits.body(request) as data:
+        async with self._limits.body(request) as data:
             fields = Fields(parse_small(data))
         name = fields.required_text("lora_name")
-        self.log_unknown(fields.unread())
+        self._generation.log_unknown(fields.unread())
         if not self._config.lora_dir:
             raise InvalidRequest(
                 "Adapters cannot be unloaded over HTTP here; start the server with --lora-dir.", param="lora_name"
@@ -277,41 +191,39 @@ class _Service:
 
     async def tokenize(self, request: HttpRequest) -> ASGIApp:
         caller = caller_of(request)
-        async with self.limits.body(request) as data:
-            call, unknown, rendered = await self._read("tokenize", data, caller)
-            self.log_unknown(unknown)
+        async with self._limits.body(request) as data:
+            call, rendered = await self._generation.read("tokenize", data, caller)
             if call.conversation is None:
                 (prompt,), param = call.prompts, "prompt"
             else:
-                prompt = rendered or await self.encoder.render(call.conversation, caller)
+                prompt = rendered or await self._generation.encoder.render(call.conversation, caller)
                 param = "messages"
-            body = await self.encoder.tokenize(
+            body = await self._generation.encoder.tokenize(
                 prompt,
                 add_special=call.add_special,
                 with_strings=call.with_strings,
-                max_model_len=self._max_model_len(),
+                max_model_len=self._generation.max_model_len,
                 param=param,
                 caller=caller,
             )
         reply = Response(body, media_type="application/json")
 
         async def send_held(scope: Scope, receive: Receive, send: Send) -> None:
-            with self.limits.held(len(body)):
+            with self._limits.held(len(body)):
                 await reply(scope, receive, send)
 
         return send_held
 
     async def detokenize(self, request: HttpRequest) -> Response:
-        async with self.limits.body(request) as data:
-            call, unknown, _ = await self._read("detokenize", data, caller_of(request))
-        self.log_unknown(unknown)
+        async with self._limits.body(request) as data:
+            call, _ = await self._generation.read("detokenize", data, caller_of(request))
         return JSONReply({"prompt": self._text.tokenizer.decode(call.prompts[0], skip_special=False)})
 
     async def health(self, request: HttpRequest) -> Response:
         """200 only while an engine is ready and, if it has work, makes steps."""
-        self.limits.refuse_when_draining()
+        self._limits.refuse_when_draining()
         self._client.require_ready()
-        stalled_s = self._client.stalled_s(self._clock.now())
+        stalled_s = self._client.stalled_s(self._generation.clock.now())
         if stalled_s > self._config.stall_after_s:
             raise Unavailable(f"The engine has work but has made no step for {stalled_s:.0f} s.")
         return JSONReply({"status": "ok"})
@@ -330,25 +242,12 @@ class _Service:
         """An expected failure, before the answer had begun."""
         assert isinstance(error, TokenmillError)
         self._metrics.call_refused(error.status)
-        return error_reply(error)
+        return error_reply(error, route_of(request.scope))
 
     async def note_gone(self, request: HttpRequest, error: Exception) -> Response:
         """The client left; nobody reads this. 499 is what access logs know for it."""
         self._metrics.client_gone()
         return Response(status_code=499)
-
-    def check_model(self, body: dict[str, Any]) -> ServedAdapter | None:
-        """The adapter that a body asks for by its model's name; None for the model itself, which no name means too."""
-        name = Fields(body).text("model")
-        if name is None or name in self._config.model_names:
-            return None
-        adapter = self._client.adapters.get(name)
-        if adapter is None:
-            known = ", ".join([*self._config.model_names, *(each.name for each in self._client.adapters)])
-            raise ModelNotFound(
-                f"The model {name[:200]!r} does not exist here; this server has: {known}.", param="model"
-            )
-        return adapter
 
     def _card(self, name: str, adapter: ServedAdapter | None = None) -> dict[str, Any]:
         return {
@@ -358,21 +257,5 @@ class _Service:
             "owned_by": "tokenmill",
             "root": self._config.model_names[0] if adapter is None else adapter.path,
             "parent": None if adapter is None else self._config.model_names[0],
-            "max_model_len": self._max_model_len(),
+            "max_model_len": self._generation.max_model_len,
         }
-
-    def _max_model_len(self) -> int:
-        ready = self._client.ready
-        return self._text.max_context if ready is None else context_limit(ready)
-
-    def log_unknown(self, names: list[str]) -> None:
-        """Each name once, and not more names than a log should hold."""
-        for name in names:
-            if name not in self._logged_fields and len(self._logged_fields) < _MAX_LOGGED:
-                self._logged_fields.add(name)
-                _log.warning("Ignoring the unknown request field %r.", name[:100])
-
-
-def fingerprint(ready: Ready, adapter: str = "") -> str:
-    """OpenAI's system_fingerprint: equal exactly where answers with the same seed are. `adapter`: its digest."""
-    return "fp_" + hashlib.sha256(f"{ready.numerics_id} {ready.draw_version} {adapter}".encode()).hexdigest()[:16]

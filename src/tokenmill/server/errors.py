@@ -1,9 +1,13 @@
-"""Failures in OpenAI's shape: {"error": {"message", "type", "param", "code"}} and the matching status."""
+"""Failures as each API tells them, and the matching status.
+
+OpenAI's shape, {"error": {"message", "type", "param", "code"}}, is that of every path for which `STYLES` has no other.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from ..core.errors import (
     AuthenticationFailed,
@@ -32,14 +36,47 @@ class ClientGone(Exception):
     """The client closed its connection; there is nobody to tell."""
 
 
+class Fault(NamedTuple):
+    """A failure, whatever API tells it. `kind`: OpenAI's word for its type; `param`: the field at fault."""
+
+    status: int
+    message: str
+    kind: str
+    param: str | None = None
+    code: str | int | None = None
+
+
+Style = Callable[[Fault], dict[str, Any]]
+"""A fault as the JSON body of an API."""
+
+
 def error_body(message: str, kind: str, param: str | None = None, code: str | int | None = None) -> dict[str, Any]:
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-def describe(error: TokenmillError) -> dict[str, Any]:
-    """The body for an expected failure. 503 carries its number as code, as llama.cpp's clients expect."""
+def openai_style(fault: Fault) -> dict[str, Any]:
+    return error_body(fault.message, fault.kind, fault.param, fault.code)
+
+
+STYLES: Mapping[str, Style] = {}
+"""By what a path begins with."""
+
+
+def style_of(path: str) -> Style:
+    """How errors are told to who asked for this path, whether or not there is such a path."""
+    return next((style for start, style in STYLES.items() if path.startswith(start)), openai_style)
+
+
+def fault_of(error: TokenmillError) -> Fault:
+    """503 carries its number as code, as llama.cpp's clients expect."""
     code: str | int | None = next((code for class_, code in _CODES if isinstance(error, class_)), None)
-    return error_body(error.message, error.kind, error.param, 503 if isinstance(error, Unavailable) else code)
+    code = 503 if isinstance(error, Unavailable) else code
+    return Fault(error.status, error.message, error.kind, error.param, code)
+
+
+def describe(error: TokenmillError, style: Style = openai_style) -> dict[str, Any]:
+    """The body for an expected failure."""
+    return style(fault_of(error))
 
 
 def headers(error: TokenmillError) -> dict[str, str]:

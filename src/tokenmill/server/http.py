@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..core.errors import AuthenticationFailed, EngineFailed, Forbidden, TokenmillError
 from .clients import Clients
-from .errors import describe, error_body, headers
+from .errors import Fault, describe, headers, style_of
 from .visitors import Visitors
 
 OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics"})
@@ -64,7 +64,7 @@ class Gate:
             if self._digests and key is None and route_of(scope) not in OPEN_PATHS:
                 raise AuthenticationFailed("Give a valid API key: Authorization: Bearer KEY.")
         except (Forbidden, AuthenticationFailed) as error:
-            await error_reply(error)(scope, receive, send_named)
+            await error_reply(error, route_of(scope))(scope, receive, send_named)
             return
         peer = scope.get("client") or ("", 0)
         name = self._clients.name(peer[0], given.get("x-forwarded-for", ""))
@@ -90,17 +90,20 @@ def _digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
 
 
-def error_reply(error: TokenmillError) -> Response:
-    return JSONReply(describe(error), status_code=error.status, headers=headers(error))
+def error_reply(error: TokenmillError, path: str) -> Response:
+    """As the API tells it that `path` belongs to."""
+    return JSONReply(describe(error, style_of(path)), status_code=error.status, headers=headers(error))
 
 
 async def on_http(request: HttpRequest, error: Exception) -> Response:
     """Starlette's own refusals: no such path, wrong method."""
     assert isinstance(error, HTTPException)
     message = f"{error.detail}: {request.method} {request.url.path}"
-    return JSONReply(error_body(message, "invalid_request_error"), status_code=error.status_code, headers=error.headers)
+    fault = Fault(error.status_code, message, "invalid_request_error")
+    body = style_of(route_of(request.scope))(fault)
+    return JSONReply(body, status_code=error.status_code, headers=error.headers)
 
 
 async def on_unexpected(request: HttpRequest, error: Exception) -> Response:
     """A bug. The traceback goes to the log, not to the client."""
-    return error_reply(EngineFailed("Internal error; see the server's log."))
+    return error_reply(EngineFailed("Internal error; see the server's log."), route_of(request.scope))

@@ -58,6 +58,7 @@ class Call:
     truncate_to       keep this many prompt tokens (-1: as many as fit)
     tokens_as_ids     logprobs name tokens "token_id:N"
     handoff           as Request has it
+    extras            what another API's shape needs of the body: JSON data
     """
 
     model: str | None
@@ -80,6 +81,7 @@ class Call:
     return_token_ids: bool = False
     tokens_as_ids: bool = False
     handoff: str = ""
+    extras: dict[str, Any] = field(default_factory=dict)
 
     @property
     def prompt_field(self) -> str:

@@ -1,4 +1,4 @@
-"""The JSON of answers: whole bodies, and the chunks of a stream.
+"""OpenAI's shape of answers to chat and completions: whole bodies, and the chunks of a stream.
 
 A chunk that only carries text, as nearly all do, is three byte strings joined: everything but the text is prepared when
 the answer starts.
@@ -7,18 +7,18 @@ the answer starts.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
+from ..core.errors import TokenmillError
 from ..core.request import EXPORT
 from ..core.step import TokenLogprob
 from ..text.choice import Choice, Piece
-from .logprobs import TokenNames, chat_logprobs, completion_logprobs, prompt_logprobs
-from .openai import Call
+from .answer import Answer
+from .errors import describe
+from .logprobs import prompt_logprobs
 from .pieces import Work
-from .tokens import Encoded
 
 _encode = msgspec.json.Encoder().encode
 _PREFIX, _END = b"data: ", b"\n\n"
@@ -28,84 +28,19 @@ _NEXT = {"do_remote_prefill": True, "do_remote_decode": False}
 DONE = b"data: [DONE]\n\n"
 
 
-@dataclass(slots=True, eq=False)
-class Answer:
-    """One call's answer as it grows. Choice c of prompt p is choices[p * n + c].
+class OpenAIShape:
+    """A `Shape`. `prefix`: what the ids of its answers begin with."""
 
-    echoes        the text each prompt shows again, where the call wants that
-    text_offsets  per choice, where in its text the next token's logprobs start
-    """
+    media_type = "text/event-stream; charset=utf-8"
 
-    id: str
-    created: int
-    model: str
-    fingerprint: str
-    call: Call
-    prompts: Sequence[Encoded]
-    choices: Sequence[Choice]
-    names: TokenNames
-    echoes: Sequence[str] = ()
-    text_offsets: list[int] = field(default_factory=list)
+    def __init__(self, prefix: str) -> None:
+        self.prefix = prefix
 
-    def __post_init__(self) -> None:
-        self.text_offsets = [0] * len(self.choices)
+    def whole(self, answer: Answer, pieces: Sequence[Sequence[Piece]]) -> Work[bytes]:
+        return whole_body(answer, pieces)
 
-    @property
-    def is_chat(self) -> bool:
-        return self.call.conversation is not None
-
-    def prompt_of(self, choice: Choice) -> int:
-        return choice.index // self.call.sampling.n
-
-    def head(self, kind: str) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "object": kind,
-            "created": self.created,
-            "model": self.model,
-            "system_fingerprint": self.fingerprint,
-        }
-
-    def usage(self) -> dict[str, Any]:
-        """Each prompt counts once, whatever n is; cached tokens are those that its first choice found."""
-        num_prompt = sum(len(prompt.tokens) for prompt in self.prompts)
-        num_output = 0 if self.call.score_only else sum(choice.num_tokens for choice in self.choices)
-        num_cached = sum(choice.num_cached for choice in self.choices[:: self.call.sampling.n])
-        return {
-            "prompt_tokens": num_prompt,
-            "completion_tokens": num_output,
-            "total_tokens": num_prompt + num_output,
-            "prompt_tokens_details": {"cached_tokens": num_cached},
-        }
-
-    def logprobs(self, choice: Choice, entries: Sequence[TokenLogprob | int]) -> Work[msgspec.Raw | None]:
-        """choices[].logprobs for the next tokens of a choice; null where the call wants none."""
-        num_top = self.call.sampling.logprobs
-        if num_top is None:
-            return None
-        if self.is_chat:
-            scored = [entry for entry in entries if not isinstance(entry, int)]
-            return (yield from chat_logprobs(scored, self.names, num_top))
-        start = self.text_offsets[choice.index]
-        shaped, offset = yield from completion_logprobs(entries, self.names, num_top, start)
-        self.text_offsets[choice.index] = offset
-        return shaped
-
-    def echo(self, choice: Choice) -> Piece:
-        """The prompt as the first piece of a choice's text; its logprobs are `echo_entries`."""
-        return Piece(self.echoes[self.prompt_of(choice)])
-
-    def echo_entries(self, choice: Choice) -> list[TokenLogprob | int]:
-        """The prompt's scores, the first token's id standing alone."""
-        if self.call.sampling.logprobs is None:
-            return []
-        return [self.prompts[self.prompt_of(choice)].tokens[0], *choice.prompt_logprobs]
-
-    def shown(self, piece: Piece) -> Piece:
-        """What of a piece the caller sees: where the prompt is only scored, how it ended."""
-        if not self.call.score_only:
-            return piece
-        return Piece(finish_reason=piece.finish_reason and "length")
+    def chunks(self, answer: Answer) -> Chunks:
+        return Chunks(answer)
 
 
 def whole_body(answer: Answer, pieces: Sequence[Sequence[Piece]]) -> Work[bytes]:
@@ -166,11 +101,14 @@ class Chunks:
         call = answer.call
         self._answer = answer
         self._kind = "chat.completion.chunk" if answer.is_chat else "text_completion"
-        self.is_plain = call.sampling.logprobs is None and not (
-            call.continuous_usage or call.return_token_ids or call.score_only
+        self.is_plain = (
+            call.sampling.logprobs is None
+            and not (call.continuous_usage or call.return_token_ids or call.score_only or call.echo)
+            and all(choice.parser is None for choice in answer.choices)
         )
         head = _PREFIX + _encode(answer.head(self._kind))[:-1] + b',"choices":[{"index":'
         text = b',"delta":{"content":' if answer.is_chat else b',"text":'
+        self._unechoed = set(range(len(answer.choices))) if call.echo else set()
         self._heads = [head + str(choice.index).encode() + text for choice in answer.choices]
         usage = b',"usage":null' if call.include_usage else b""
         self._tail = (
@@ -188,22 +126,28 @@ class Chunks:
             for choice in self._answer.choices
         )
 
-    def echo(self, choice: Choice) -> Work[bytes]:
-        """The prompt, before the first piece of its choice."""
-        answer = self._answer
-        body = {"index": choice.index, "text": answer.echo(choice).text}
-        body["logprobs"] = yield from answer.logprobs(choice, answer.echo_entries(choice))
-        return self._event([body | {"finish_reason": None}])
-
     def text(self, choice: Choice, piece: Piece) -> bytes:
         """The chunk of a piece that is nothing but text; nothing where it has none."""
         assert self.is_plain and piece.finish_reason is None, piece
         return self._heads[choice.index] + _encode(piece.text) + self._tail if piece.text else b""
 
     def piece(self, choice: Choice, piece: Piece) -> Work[bytes]:
-        """The chunk of any piece; nothing where it has nothing to say."""
+        """The chunk of any piece, behind the prompt where that is to be shown first; nothing where it has nothing to
+        say."""
+        echo = b""
+        if choice.index in self._unechoed:
+            self._unechoed.discard(choice.index)
+            echo = yield from self._echo(choice)
+        return echo + (yield from self._piece(choice, self._answer.shown(piece)))
+
+    def _echo(self, choice: Choice) -> Work[bytes]:
         answer = self._answer
-        piece = answer.shown(piece)
+        body = {"index": choice.index, "text": answer.echo(choice).text}
+        body["logprobs"] = yield from answer.logprobs(choice, answer.echo_entries(choice))
+        return self._event([body | {"finish_reason": None}])
+
+    def _piece(self, choice: Choice, piece: Piece) -> Work[bytes]:
+        answer = self._answer
         if not (piece.text or piece.tokens or piece.finish_reason):
             return b""
         body: dict[str, Any] = {"index": choice.index}
@@ -219,11 +163,16 @@ class Chunks:
             body["token_ids"] = list(piece.tokens)
         return self._event([body])
 
-    def usage(self) -> bytes:
-        """The chunk that carries only the usage, where the call wants it."""
+    def end(self) -> bytes:
+        """After the last piece: a chunk that carries only the usage, where the call wants it, and the end's mark."""
         if not self._answer.call.include_usage:
-            return b""
-        return _PREFIX + _encode(self._answer.head(self._kind) | {"choices": [], "usage": self._answer.usage()}) + _END
+            return DONE
+        usage = self._answer.head(self._kind) | {"choices": [], "usage": self._answer.usage()}
+        return _PREFIX + _encode(usage) + _END + DONE
+
+    def failure(self, error: TokenmillError) -> bytes:
+        """In place of all that was still to come."""
+        return _PREFIX + _encode(describe(error)) + _END
 
     def _event(self, choices: list[dict[str, Any]], extras: dict[str, Any] | None = None) -> bytes:
         body = self._answer.head(self._kind) | {"choices": choices} | (extras or {})

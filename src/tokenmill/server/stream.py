@@ -1,8 +1,8 @@
-"""A call from its first output to its last byte: as one body, or as server-sent events.
+"""A call from its first output to its last byte: as one body, or as a stream. What the bytes are is its shape's.
 
 Both wait for the first output before they commit to a status, so that what the engine refuses is an HTTP error, and
 both listen for the client's departure, which cancels the call in the engine. An answer that cannot be completed never
-looks complete: a stream that has begun ends with an error event and without [DONE].
+looks complete: a stream that has begun ends with its API's word for an error, and without that for the end.
 
 A stream of nothing but text is written where the engine's message is dealt out, by `EventStream._pass_on`: its task is
 woken for the first output, for the last, and when the client reads too slowly.
@@ -16,34 +16,31 @@ import logging
 from collections.abc import AsyncIterator
 from functools import partial
 
-import msgspec
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from ..core.errors import EngineFailed, TokenmillError, Unavailable
 from ..core.events import FINISH_ABORT, FINISH_ERROR, Output
 from ..text.choice import Choice, Piece
+from .answer import Answer
 from .begun import Begun
 from .deltas import Stream
-from .errors import ClientGone, describe, from_engine
+from .errors import ClientGone, from_engine
 from .logprobs import ENTRIES_AT_ONCE
 from .metrics import Metrics
 from .pieces import in_turns
-from .replies import DONE, Answer, Chunks, whole_body
+from .shape import Chunks, Shape
 
 _log = logging.getLogger(__name__)
-_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
+_HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 
 
 class WholeReply:
     """The ASGI application that answers one call with one body."""
 
-    def __init__(self, answer: Answer, stream: Stream, metrics: Metrics) -> None:
+    def __init__(self, answer: Answer, stream: Stream, metrics: Metrics, shape: Shape) -> None:
         self._answer = answer
+        self._shape = shape
         self._stream = stream
         self._metrics = metrics
 
@@ -54,15 +51,17 @@ class WholeReply:
             async for batch in _batches(answer, self._stream, self._metrics):
                 for choice, piece in batch:
                     pieces[choice.index].append(piece)
-        body = await in_turns(whole_body(answer, pieces))
+        body = await in_turns(self._shape.whole(answer, pieces))
         await Response(body, media_type="application/json")(scope, receive, send)
 
 
 class EventStream:
-    """The ASGI application that answers one call with server-sent events."""
+    """The ASGI application that answers one call with a stream."""
 
-    def __init__(self, answer: Answer, stream: Stream, metrics: Metrics) -> None:
+    def __init__(self, answer: Answer, stream: Stream, metrics: Metrics, shape: Shape) -> None:
         self._answer = answer
+        self._chunks = shape.chunks(answer)
+        self._headers = [(b"content-type", shape.media_type.encode()), *_HEADERS]
         self._stream = stream
         self._metrics = metrics
 
@@ -73,14 +72,14 @@ class EventStream:
                 try:
                     async for data in self._events(body):
                         if not has_started:
-                            await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+                            await send({"type": "http.response.start", "status": 200, "headers": self._headers})
                             has_started = True
                         await body.send(data)
-                    last = DONE
+                    last = self._chunks.end()
                 except TokenmillError as error:
                     if not has_started:
                         raise
-                    last = b"data: " + msgspec.json.encode(describe(error)) + b"\n\n"
+                    last = self._chunks.failure(error)
                 except ClientGone:
                     if not has_started:
                         raise
@@ -90,21 +89,17 @@ class EventStream:
                     if not has_started:
                         raise
                     _log.exception("A stream failed.")
-                    last = b"data: " + msgspec.json.encode(describe(EngineFailed("Internal error."))) + b"\n\n"
+                    last = self._chunks.failure(EngineFailed("Internal error."))
                 await body.send(last, more=False)
 
     async def _events(self, body: _Body) -> AsyncIterator[bytes]:
         """The bytes of one write each: everything that came with one step, unless it was passed on to `body`."""
         answer = self._answer
-        chunks = Chunks(answer)
-        unechoed = set(range(len(answer.choices))) if answer.call.echo else set()
+        chunks = self._chunks
         ready = [chunks.start()]
         num_entries, per_token = 0, 1 + (answer.call.sampling.logprobs or 0)
         async for batch in _batches(answer, self._stream, self._metrics):
             for choice, piece in batch:
-                if choice.index in unechoed:
-                    unechoed.discard(choice.index)
-                    ready.append(await in_turns(chunks.echo(choice)))
                 if chunks.is_plain and piece.finish_reason is None:
                     ready.append(chunks.text(choice, piece))
                     continue
@@ -119,8 +114,6 @@ class EventStream:
                 yield data
                 if chunks.is_plain and len(answer.choices) == 1 and not answer.call.sampling.stop:
                     self._stream.divert(partial(self._pass_on, chunks, answer.choices[0], body))
-        if usage := chunks.usage():
-            yield usage
 
     def _pass_on(self, chunks: Chunks, choice: Choice, body: _Body, output: Output) -> bool:
         """Write an output that does not end the choice, unless one before is not written yet."""

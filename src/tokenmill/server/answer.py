@@ -1,0 +1,96 @@
+"""One call's answer as it grows, whatever its shape will be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from ..core.step import TokenLogprob
+from ..text.choice import Choice, Piece
+from .logprobs import TokenNames, chat_logprobs, completion_logprobs
+from .openai import Call
+from .pieces import Work
+from .tokens import Encoded
+
+
+@dataclass(slots=True, eq=False)
+class Answer:
+    """One call's answer as it grows. Choice c of prompt p is choices[p * n + c].
+
+    echoes        the text each prompt shows again, where the call wants that
+    text_offsets  per choice, where in its text the next token's logprobs start
+    """
+
+    id: str
+    created: int
+    model: str
+    fingerprint: str
+    call: Call
+    prompts: Sequence[Encoded]
+    choices: Sequence[Choice]
+    names: TokenNames
+    echoes: Sequence[str] = ()
+    text_offsets: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.text_offsets = [0] * len(self.choices)
+
+    @property
+    def is_chat(self) -> bool:
+        return self.call.conversation is not None
+
+    def prompt_of(self, choice: Choice) -> int:
+        return choice.index // self.call.sampling.n
+
+    def head(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+        }
+
+    def usage(self) -> dict[str, Any]:
+        """Each prompt counts once, whatever n is; cached tokens are those that its first choice found."""
+        num_prompt = sum(len(prompt.tokens) for prompt in self.prompts)
+        num_output = 0 if self.call.score_only else sum(choice.num_tokens for choice in self.choices)
+        num_cached = sum(choice.num_cached for choice in self.choices[:: self.call.sampling.n])
+        return {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": num_output,
+            "total_tokens": num_prompt + num_output,
+            "prompt_tokens_details": {"cached_tokens": num_cached},
+        }
+
+    def logprobs(self, choice: Choice, entries: Sequence[TokenLogprob | int]) -> Work[msgspec.Raw | None]:
+        """choices[].logprobs for the next tokens of a choice; null where the call wants none."""
+        num_top = self.call.sampling.logprobs
+        if num_top is None:
+            return None
+        if self.is_chat:
+            scored = [entry for entry in entries if not isinstance(entry, int)]
+            return (yield from chat_logprobs(scored, self.names, num_top))
+        start = self.text_offsets[choice.index]
+        shaped, offset = yield from completion_logprobs(entries, self.names, num_top, start)
+        self.text_offsets[choice.index] = offset
+        return shaped
+
+    def echo(self, choice: Choice) -> Piece:
+        """The prompt as the first piece of a choice's text; its logprobs are `echo_entries`."""
+        return Piece(self.echoes[self.prompt_of(choice)])
+
+    def echo_entries(self, choice: Choice) -> list[TokenLogprob | int]:
+        """The prompt's scores, the first token's id standing alone."""
+        if self.call.sampling.logprobs is None:
+            return []
+        return [self.prompts[self.prompt_of(choice)].tokens[0], *choice.prompt_logprobs]
+
+    def shown(self, piece: Piece) -> Piece:
+        """What of a piece the caller sees: where the prompt is only scored, how it ended."""
+        if not self.call.score_only:
+            return piece
+        return Piece(finish_reason=piece.finish_reason and "length")

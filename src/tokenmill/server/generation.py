@@ -1,0 +1,174 @@
+"""The order of steps of every call that generates, whatever its API: read, render, encode, admit, submit, answer."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from starlette.requests import Request as HttpRequest
+from starlette.types import ASGIApp
+
+from ..core.errors import ModelNotFound
+from ..core.events import Ready
+from ..core.policy import Newcomer
+from ..core.ports import Clock
+from ..text.calls import context_limit, make_requests, require_tokens
+from ..text.choice import Choice
+from ..text.load import TextModel
+from ..text.standins import Rendered
+from .adapters import ServedAdapter
+from .answer import Answer
+from .client import EngineClient
+from .config import ServerConfig
+from .deltas import Stream
+from .fields import Fields
+from .helper import Caller, Helper, caller_of
+from .limits import Limits, newcomer, wait_ready
+from .logprobs import TokenNames
+from .openai import Call, Rules
+from .reading import read_call
+from .shape import Shape
+from .stream import EventStream, WholeReply
+from .tokens import Encoder, prompt_text, text_call
+
+_log = logging.getLogger(__name__)
+_MAX_LOGGED = 1000
+_NOBODY = Caller()
+
+
+class Generation:
+    """What the endpoints of one application share. `limits`, `encoder`, `text`, `config`, `client` and `clock` are for
+    them to use."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        text: TextModel,
+        client: EngineClient,
+        helper: Helper,
+        clock: Clock,
+        new_seed: Callable[[], int],
+        new_id: Callable[[str], str],
+    ) -> None:
+        assert client.metrics is not None
+        self.config = config
+        self.text = text
+        self.client = client
+        self.metrics = client.metrics
+        self.clock = clock
+        self.new_id = new_id
+        self.helper = helper
+        self.encoder = Encoder(text, helper)
+        self.limits = Limits(config, client, clock)
+        self._new_seed = new_seed
+        self._rules = Rules(text.tokenizer.vocab_size, text.sampling_defaults, config.allow_chat_template)
+        self._logged_fields: set[str] = set()
+
+    @property
+    def max_model_len(self) -> int:
+        ready = self.client.ready
+        return self.text.max_context if ready is None else context_limit(ready)
+
+    async def reply(self, request: HttpRequest, endpoint: str, shape: Shape) -> ASGIApp:
+        """What answers a call whose body is of `endpoint`, a key of jobs.ENDPOINTS."""
+        arrival_s = self.clock.now()
+        self.limits.refuse_when_draining()
+        caller = caller_of(request)
+        async with self.limits.body(request) as data:
+            call, rendered = await self.read(endpoint, data, caller)
+            answer, stream = await self.begin(
+                call, shape.prefix, caller, rendered=rendered, arrival_s=arrival_s, request_id=request.state.request_id
+            )
+            return self.answer_with(shape, answer, stream)
+
+    async def read(self, endpoint: str, data: bytes, caller: Caller) -> tuple[Any, Rendered | None]:
+        """(the validated call, its conversation where that is rendered already). Raises InvalidRequest naming the
+        field, and ModelNotFound."""
+        call, unknown, rendered = await read_call(
+            endpoint, data, self._rules, self.helper, caller, self.check_model, self.max_model_len
+        )
+        self.log_unknown(unknown)
+        return call, rendered
+
+    async def begin(
+        self,
+        call: Call,
+        prefix: str,
+        caller: Caller = _NOBODY,
+        *,
+        rendered: Rendered | None = None,
+        arrival_s: float | None = None,
+        request_id: str = "",
+    ) -> tuple[Answer, Stream]:
+        """Encode a call and submit it to the engine. The stream is the caller's to close. `prefix`: of the answer's id;
+        `request_id`: the client's own name of the call."""
+        arrival_s = self.clock.now() if arrival_s is None else arrival_s
+        adapter = self.check_model({"model": call.model})
+        ready = await wait_ready(self.client, self.config, caller)
+        require_tokens(ready)
+        self.limits.check_possible(max(1, len(call.prompts)) * call.sampling.n)
+        self.limits.admit(Newcomer(caller.name, call.priority))
+        prompts = await self.encoder.encode_call(call, context_limit(ready), rendered=rendered, caller=caller)
+        root_id = self.new_id(prefix)
+        given_id = call.request_id or request_id
+        digest = "" if adapter is None else adapter.digest
+        requests = make_requests(
+            text_call(call, self.text, digest),
+            [prompt.tokens for prompt in prompts],
+            ready,
+            root_id=root_id,
+            arrival_s=arrival_s,
+            new_seed=self._new_seed,
+        )
+        self.limits.admit(newcomer(caller.name, requests))
+        tokenizer = self.text.tokenizer
+        skip_special = call.sampling.skip_special_tokens
+        answer = Answer(
+            id=f"{prefix}-{given_id}" if given_id else root_id,
+            created=int(time.time()),
+            model=self.config.model_names[0] if adapter is None else adapter.name,
+            fingerprint=fingerprint(ready, digest),
+            call=call,
+            prompts=prompts,
+            choices=[Choice(index, each, tokenizer) for index, each in enumerate(requests)],
+            names=TokenNames(tokenizer, as_ids=call.tokens_as_ids),
+            echoes=[prompt_text(self.text, prompt, skip_special) for prompt in prompts] if call.echo else (),
+        )
+        stream = self.client.open(requests, caller.name)
+        if self.client.request_log is not None:
+            self.client.request_log.came(requests, answer.id)
+        self.metrics.call_admitted(call.sampling.n)
+        return answer, stream
+
+    def answer_with(self, shape: Shape, answer: Answer, stream: Stream) -> ASGIApp:
+        """The application that sends the answer, as a stream where the call wants one."""
+        kind = EventStream if answer.call.stream else WholeReply
+        return kind(answer, stream, self.metrics, shape)
+
+    def check_model(self, body: dict[str, Any]) -> ServedAdapter | None:
+        """The adapter that a body asks for by its model's name; None for the model itself, which no name means too."""
+        name = Fields(body).text("model")
+        if name is None or name in self.config.model_names:
+            return None
+        adapter = self.client.adapters.get(name)
+        if adapter is None:
+            known = ", ".join([*self.config.model_names, *(each.name for each in self.client.adapters)])
+            raise ModelNotFound(
+                f"The model {name[:200]!r} does not exist here; this server has: {known}.", param="model"
+            )
+        return adapter
+
+    def log_unknown(self, names: list[str]) -> None:
+        """Each name once, and not more names than a log should hold."""
+        for name in names:
+            if name not in self._logged_fields and len(self._logged_fields) < _MAX_LOGGED:
+                self._logged_fields.add(name)
+                _log.warning("Ignoring the unknown request field %r.", name[:100])
+
+
+def fingerprint(ready: Ready, adapter: str = "") -> str:
+    """OpenAI's system_fingerprint: equal exactly where answers with the same seed are. `adapter`: its digest."""
+    return "fp_" + hashlib.sha256(f"{ready.numerics_id} {ready.draw_version} {adapter}".encode()).hexdigest()[:16]
