@@ -1,6 +1,6 @@
 """tokenmill: compress, plan, serve, scale and measure large language models.
 
-`LLM`, `AsyncLLM` and `SamplingParams` are loaded on first use, so that importing a pure room never loads numpy.
+`LLM` and the like are loaded on first use, so that importing a pure room never loads numpy.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from .core.request import SamplingParams
     from .llm.async_llm import AsyncLLM
     from .llm.llm import LLM
+    from .text.beams import BeamSearchParams
 
-__all__ = ["LLM", "AsyncLLM", "SamplingParams", "__version__"]
+__all__ = ["LLM", "AsyncLLM", "BeamSearchParams", "SamplingParams", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
@@ -26,6 +27,10 @@ def __getattr__(name: str) -> Any:
         from .llm.async_llm import AsyncLLM
 
         return AsyncLLM
+    if name == "BeamSearchParams":
+        from .text.beams import BeamSearchParams
+
+        return BeamSearchParams
     if name == "SamplingParams":
         from .core.request import SamplingParams
 

@@ -5,22 +5,26 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar, cast
 
 from ..core.errors import InvalidRequest, ModelNotFound
 from ..core.events import FINISH_ERROR
 from ..core.request import PoolingParams, SamplingParams
+from ..server.beam_search import search
 from ..server.errors import from_engine
 from ..server.jobs import Render, unpack_rendered
 from ..server.vectors import take_vectors
 from ..text.bad_words import bad_word_ids
+from ..text.beams import Beams
 from ..text.breakers import breaker_ids
 from ..text.calls import Input, TextCall, make_pooling_requests, make_requests
 from ..text.choice import Choice, Piece
 from .arguments import GivenPrompt, Message, read_conversations, read_prompts, read_sampling
-from .outputs import PromptCall, RequestOutput, Said
+from .outputs import BeamSearchOutput, PromptCall, RequestOutput, Said, beams_found
 from .runtime import Runtime
+
+T = TypeVar("T")
 
 
 class Calls:
@@ -113,6 +117,20 @@ class Calls:
 
         return self._runtime.wait(pool()) if requests else []
 
+    async def search_all(
+        self, calls: Sequence[tuple[PromptCall, Beams]], advance: Callable[[], None]
+    ) -> list[BeamSearchOutput]:
+        """Beam searches, all at once; `advance` is called at each one's end."""
+        runtime = self._runtime
+
+        async def find(call: PromptCall, beams: Beams) -> BeamSearchOutput:
+            (request,) = call.requests
+            await search(runtime.client, request, beams, runtime.clock.now)
+            advance()
+            return beams_found(request, beams, runtime.text.tokenizer)
+
+        return await _all([find(call, beams) for call, beams in calls])
+
     async def complete_all(self, calls: Sequence[PromptCall], advance: Callable[[], None]) -> list[RequestOutput]:
         """All calls at once, to their ends; `advance` is called at each one's."""
 
@@ -123,12 +141,7 @@ class Calls:
             advance()
             return call.output(said)
 
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(complete(call)) for call in calls]
-        except ExceptionGroup as failures:
-            raise failures.exceptions[0] from None
-        return [task.result() for task in tasks]
+        return await _all([complete(call) for call in calls])
 
     async def pieces(self, call: PromptCall) -> AsyncGenerator[tuple[Choice, Piece], None]:
         """What the choices of a call say, as it is said, until all have ended."""
@@ -167,3 +180,13 @@ class PieceReader:
     async def close(self) -> None:
         async with self._lock:
             await self._pieces.aclose()
+
+
+async def _all(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """Runs all together; the first that fails ends the others, and is raised."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(work) for work in works]
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return [task.result() for task in tasks]

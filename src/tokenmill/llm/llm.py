@@ -25,12 +25,13 @@ from ..formats.hub import Progress
 from ..node.resolve import EngineSettings
 from ..server.adapters import ServedAdapter
 from ..server.vectors import cosine, floats
+from ..text.beams import Beams, BeamSearchParams
 from ..text.calls import require_vectors, with_prompt
 from ..text.choice import Piece
 from ..text.load import TextModel
 from .arguments import Message, Prompt, progress_of, read_conversations, read_options, read_prompts, read_sampling
 from .calls import Calls, PieceReader
-from .outputs import PromptCall, RequestOutput
+from .outputs import BeamSearchOutput, PromptCall, RequestOutput
 from .runtime import Runtime
 from .tokenizer import LLMTokenizer
 
@@ -142,6 +143,19 @@ class LLM:
         calls = [self._calls.of_messages(conversation, params, cache_salt, lora) for conversation, params in pairs]
         outputs = self._run_all(calls, use_tqdm)
         return outputs if several else outputs[0]
+
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, *, use_tqdm: bool = False, lora: str = ""
+    ) -> list[BeamSearchOutput]:
+        """The likeliest continuations of each prompt, as a search of `params.beam_width` beams finds them; one result
+        for each prompt, in order. Raises InvalidRequest before anything has run."""
+        sampling = SamplingParams(max_tokens=params.max_tokens)
+        calls = [
+            (self._calls.of_prompt(prompt, sampling, "", lora), Beams(params, self.ready.eos_token_ids))
+            for prompt in read_prompts(prompts)
+        ]
+        with progress_of(len(calls), use_tqdm) as advance:
+            return self._runtime.wait(self._calls.search_all(calls, advance))
 
     def stream(
         self,

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ..core.events import FINISH_LENGTH, FINISH_STOP
 from ..core.request import Request
 from ..core.step import TokenLogprob
+from ..text.beams import Beams
 from ..text.choice import Choice, Piece
+from ..text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,32 @@ class RequestOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class BeamSearchSequence:
+    """One sequence that a beam search found.
+
+    tokens       prompt and output, as vLLM has them; text: all of it
+    token_ids    the output alone, a stop token included, and logprobs of these
+    cum_logprob  sum of the output's log probabilities; score: that over length ** length_penalty
+    """
+
+    tokens: tuple[int, ...]
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...]
+    cum_logprob: float
+    score: float
+    finish_reason: str
+    stop_reason: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSearchOutput:
+    """What was found for one prompt, the best first."""
+
+    sequences: tuple[BeamSearchSequence, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class PromptCall:
     """One prompt's requests, and the text it came from."""
 
@@ -120,3 +149,24 @@ def _completion(request: Request, said: Said | None, unfinished: str | None) -> 
         finish_reason=(said.finish_reason if said else None) or unfinished,
         stop_reason=said.stop_reason if said else None,
     )
+
+
+def beams_found(request: Request, beams: Beams, tokenizer: Tokenizer) -> BeamSearchOutput:
+    """What a search on the prompt of `request` has found."""
+    sequences = []
+    for ended in beams.ended:
+        beam = ended.beam
+        tokens = request.prompt_tokens + beam.tokens
+        sequences.append(
+            BeamSearchSequence(
+                tokens=tokens,
+                text=tokenizer.decode(list(tokens)),
+                token_ids=beam.tokens,
+                logprobs=beam.entries,
+                cum_logprob=beam.total,
+                score=ended.score,
+                finish_reason=FINISH_LENGTH if ended.stop_token is None else FINISH_STOP,
+                stop_reason=ended.stop_token if ended.stop_token not in request.eos_token_ids else None,
+            )
+        )
+    return BeamSearchOutput(tuple(sequences))

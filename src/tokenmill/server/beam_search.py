@@ -1,0 +1,69 @@
+"""Beam search on an engine: each step asks for one token after each running beam, as requests of their own.
+
+What a beam has in common with the prompt and with other beams is in the prefix cache, so that a step computes at most a
+block and a token of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from ..core.errors import Unavailable
+from ..core.events import FINISH_ABORT, FINISH_ERROR
+from ..core.request import Request, SamplingParams
+from ..core.step import TokenLogprob
+from ..text.beams import Beams
+from .client import EngineClient
+from .deltas import Stream
+from .errors import from_engine
+
+
+async def search(
+    client: EngineClient, request: Request, beams: Beams, now: Callable[[], float], name: str = "", num_top: int = 0
+) -> int:
+    """Run `beams` to their end, on the prompt of `request`, for the client `name`; returns how many of the prompt's
+    tokens were cached at first. num_top: alternatives to report of each token, if more than the search needs. Raises
+    what ends a request early; a search that is cancelled leaves nothing running."""
+    sampling = SamplingParams(
+        max_tokens=1, temperature=0.0, logprobs=max(num_top, beams.num_candidates), ignore_eos=True
+    )
+    num_cached = -1
+    while not beams.is_done:
+        length = len(beams.running[0].tokens)
+        requests = [
+            replace(
+                request,
+                id=f"{request.id}-{length}-{number}",
+                prompt_tokens=request.prompt_tokens + beam.tokens,
+                sampling=sampling,
+                max_tokens=1,
+                arrival_s=now(),
+            )
+            for number, beam in enumerate(beams.running)
+        ]
+        stream = client.open(requests, name)
+        try:
+            entries, cached = await _one_token(stream, requests)
+        finally:
+            stream.close()
+        num_cached = cached if num_cached < 0 else num_cached
+        beams.advance(entries)
+    return max(0, num_cached)
+
+
+async def _one_token(stream: Stream, requests: Sequence[Request]) -> tuple[list[TokenLogprob], int]:
+    """What each request's first token could have been, and the tokens that the first one found cached."""
+    found: dict[str, TokenLogprob] = {}
+    num_cached = 0
+    while len(found) < len(requests):
+        for delta in await stream.take():
+            if delta.finish_reason == FINISH_ERROR:
+                raise from_engine(delta.error, delta.error_kind, delta.error_param)
+            if delta.finish_reason == FINISH_ABORT:
+                raise Unavailable("The server gave up this request; it may be sent again.")
+            if delta.logprobs:
+                found[delta.request_id] = delta.logprobs[0]
+            if delta.request_id == requests[0].id:
+                num_cached = delta.num_cached
+    return [found[request.id] for request in requests], num_cached
