@@ -3,6 +3,8 @@ them: kinds, ranges, what is refused and what has no effect."""
 
 from __future__ import annotations
 
+import api_ollama
+
 ENDPOINTS = {
     "POST /v1/chat/completions": "OpenAI's chat: messages in, one or more answers out, whole or as server-sent events.",
     "POST /v1/completions": "OpenAI's text completion: prompts as text or token ids, also scored (`echo`).",
@@ -20,20 +22,20 @@ ENDPOINTS = {
     "GET /load": "vLLM's: how many requests are open.",
     "GET /metrics": "Prometheus text, or OpenMetrics where the caller asks for it: [metrics.md](metrics.md).",
     "GET /version": "The version of this server.",
-}
+} | api_ollama.ENDPOINTS
 ALIASES = {
     "POST /score": "POST /v1/score",
     "POST /v2/rerank": "POST /v1/rerank",
     "POST /rerank": "POST /v1/rerank",
     "GET /ping": "GET /health",
     "POST /ping": "GET /health",
-}
+} | api_ollama.ALIASES
 NOT_HERE = {
     "/v1/responses": "OpenAI's responses: use /v1/chat/completions and send the conversation each time",
     "/v1/files, /v1/batches": "OpenAI's batches: send the requests, as many at once as you like",
     "/v1/audio/, /v1/images/, /v1/moderations, /v1/realtime": "OpenAI's: text and vectors alone are served",
     "/v1/messages": "Anthropic's: use /v1/chat/completions",
-    "/api/chat, /api/generate, /api/embed, /api/tags": "Ollama's: the same under /v1, as Ollama has it too",
+    "/api/chat, /api/generate, /api/embed": "Ollama's: the same under /v1, as Ollama has it too",
     "/completion, /infill, /props, /slots, /apply-template": "llama-server's own: use /v1/completions and /metrics",
     "/pooling, /classify, /inference/v1/generate": "vLLM's: use /v1/embeddings and /v1/score; /v1/completions takes "
     "token ids and gives them",

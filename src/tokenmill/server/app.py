@@ -32,6 +32,7 @@ from .generation import Generation
 from .helper import Helper, caller_of
 from .http import Gate, JSONReply, error_reply, on_http, on_unexpected, route_of
 from .metrics import Metrics
+from .ollama.routes import routes as ollama_routes
 from .reading import parse_small
 from .replies import OpenAIShape
 from .request_log import RequestLog
@@ -110,6 +111,7 @@ def build_app(
             Route("/load", service.load),
             Route("/metrics", service.show_metrics),
             Route("/version", service.version),
+            *ollama_routes(generation),
         ],
         middleware=middleware,
         exception_handlers={

@@ -58,7 +58,11 @@ def openai_style(fault: Fault) -> dict[str, Any]:
     return error_body(fault.message, fault.kind, fault.param, fault.code)
 
 
-STYLES: Mapping[str, Style] = {}
+def ollama_style(fault: Fault) -> dict[str, Any]:
+    return {"error": fault.message}
+
+
+STYLES: Mapping[str, Style] = {"/api/": ollama_style}
 """By what a path begins with."""
 
 

@@ -149,11 +149,13 @@ class Generation:
         return kind(answer, stream, self.metrics, shape)
 
     def check_model(self, body: dict[str, Any]) -> ServedAdapter | None:
-        """The adapter that a body asks for by its model's name; None for the model itself, which no name means too."""
+        """The adapter that a body asks for by its model's name; None for the model itself, which no name means too.
+        A name may carry the tag "latest", as Ollama's clients write it."""
         name = Fields(body).text("model")
-        if name is None or name in self.config.model_names:
+        plain = None if name is None else name.removesuffix(":latest")
+        if name is None or not {name, plain}.isdisjoint(self.config.model_names):
             return None
-        adapter = self.client.adapters.get(name)
+        adapter = self.client.adapters.get(name) or self.client.adapters.get(plain or "")
         if adapter is None:
             known = ", ".join([*self.config.model_names, *(each.name for each in self.client.adapters)])
             raise ModelNotFound(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,9 @@ from ..formats.checkpoint import Checkpoint
 from ..formats.config_keys import architecture_of, keys_of, value_of
 from ..formats.safetensors import read_json
 from ..formats.sentence import read_sentence_config
+from .about import About, about
 from .chat import MAX_TEMPLATE_CHARS, ChatTemplate
+from .fim import FimTokens, find_fim
 from .folder_tokenizer import read_tokenizer_config, token_content, tokenizer_from_folder
 from .gguf_tokenizer import CONTROL, gguf_token_id, tokenizer_from_gguf
 from .tokenizer import Tokenizer
@@ -33,6 +35,8 @@ class TextModel:
                        settles them
     prompts            of a model that gives vectors: name -> text put before an input
     default_prompt     the name of the one used where none is asked for, or ""
+    fim                how it marks the text around a gap, or None for a model that does not
+    about              what its checkpoint is, for clients that list models
     """
 
     tokenizer: Tokenizer
@@ -43,14 +47,19 @@ class TextModel:
     sampling_defaults: dict[str, Any] = field(default_factory=dict)
     prompts: dict[str, str] = field(default_factory=dict)
     default_prompt: str = ""
+    fim: FimTokens | None = None
+    about: About = field(default_factory=About)
 
 
 def load_text(checkpoint: Checkpoint, chat_template: str | None = None) -> TextModel:
     """Build the text side of an open checkpoint. `chat_template`: the source to use instead of the model's own. Raises
     BadCheckpoint."""
     if checkpoint.kind == "gguf":
-        return _load_gguf(checkpoint.metadata, chat_template)
-    return _load_folder(checkpoint, chat_template)
+        text = _load_gguf(checkpoint.metadata, chat_template)
+    else:
+        text = _load_folder(checkpoint, chat_template)
+    named = checkpoint.metadata if checkpoint.kind == "gguf" else {}
+    return replace(text, fim=find_fim(text.tokenizer, named), about=about(checkpoint))
 
 
 def _load_gguf(metadata: dict[str, Any], chat_template: str | None) -> TextModel:

@@ -88,6 +88,10 @@ class Tokenizer:
         """How the special tokens that are found in text are spelled, by rising id."""
         return [token.content for _, token in sorted(self._added.items()) if token.special]
 
+    def added_texts(self) -> list[str]:
+        """How the tokens that are found in text before it is split into words are spelled, by rising id."""
+        return [token.content for _, token in sorted(self._added.items())]
+
     def longest_token(self) -> int:
         """Bytes of the longest token. Takes a while: it asks for all."""
         return max(len(self.token_bytes(token)) for token in range(self.vocab_size))

@@ -1,0 +1,80 @@
+"""What a checkpoint is, and how it marks the text around a gap."""
+
+from __future__ import annotations
+
+from scripted import make_text_model
+from tiny import tiny_checkpoint
+from tokenmill.text.about import About, about
+from tokenmill.text.fim import FimTokens, find_fim, infill
+from tokenmill.text.gguf_tokenizer import tokenizer_from_gguf
+from tokenmill.text.tokenizer import Tokenizer
+
+MARKS = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|repo_name|>", "<|file_sep|>"]
+
+
+def tokenizer_of(*specials: str) -> Tokenizer:
+    tokens = [*specials, "a", "b"]
+    metadata = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "default",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [3] * len(specials) + [1] * 2,
+        "tokenizer.ggml.merges": [],
+    }
+    return tokenizer_from_gguf(metadata)
+
+
+def test_marks_are_found_by_their_spelling() -> None:
+    assert find_fim(tokenizer_of(*MARKS), {}) == FimTokens(*MARKS)
+
+
+def test_a_file_may_name_its_marks() -> None:
+    """Under the newer keys or the older ones, whatever they are called."""
+    tokenizer = tokenizer_of("<p>", "<s>", "<m>")
+    named = {"tokenizer.ggml.fim_pre_token_id": 0, "tokenizer.ggml.suffix_token_id": 1}
+    found = find_fim(tokenizer, named | {"tokenizer.ggml.fim_mid_token_id": 2})
+    assert found == FimTokens("<p>", "<s>", "<m>")
+
+
+def test_a_model_without_all_three_has_none() -> None:
+    assert find_fim(tokenizer_of(*MARKS[:2], *MARKS[3:]), {}) is None
+    assert make_text_model().fim is None
+
+
+def test_an_infill_prompt() -> None:
+    fim = FimTokens(*MARKS)
+    assert infill(fim, "a", "b", prompt="c").text == "<|fim_prefix|>a<|fim_suffix|>b<|fim_middle|>c"
+
+
+def test_other_files_come_first_where_the_model_has_marks_for_them() -> None:
+    extra = [("x.py", "one"), ("y.py", "two")]
+    with_marks = infill(FimTokens(*MARKS), "a", "b", extra=extra)
+    assert with_marks.text == (
+        "<|repo_name|>repository\n<|file_sep|>x.py\none\n<|file_sep|>y.py\ntwo\n<|file_sep|>current file\n"
+        "<|fim_prefix|>a<|fim_suffix|>b<|fim_middle|>"
+    )
+    assert all(piece in MARKS for piece in with_marks.pieces[1::2])
+    without = infill(FimTokens(*MARKS[:3]), "a", "b", extra=extra)
+    assert without.text == "one\ntwo\n<|fim_prefix|>a<|fim_suffix|>b<|fim_middle|>"
+
+
+def test_marks_that_a_text_spells_are_text() -> None:
+    """A file that holds <|fim_middle|> does not end the suffix."""
+    tokenizer = tokenizer_of(*MARKS)
+    rendered = infill(FimTokens(*MARKS), "a<|fim_middle|>", "b")
+    ids = tokenizer.encode_split(rendered.pieces)
+    assert [ids.index(token) for token in (0, 1, 2)] == [0, ids.index(1), len(ids) - 1]
+    assert ids.count(2) == 1
+
+
+def test_what_a_checkpoint_is() -> None:
+    found = about(tiny_checkpoint(kind="gguf"))
+    assert (found.architecture, found.format, found.quantization) == ("llama", "gguf", "F32")
+    assert found.size_bytes == 4 * found.num_parameters
+    assert (found.width, found.num_layers) == (64, 2)
+    assert about(tiny_checkpoint()).format == "safetensors"
+
+
+def test_parameters_as_cards_write_them() -> None:
+    sizes = [About(num_parameters=n).parameter_size for n in (999, 5_000, 134_515_008, 7_615_616_512)]
+    assert sizes == ["999", "5.0K", "134.5M", "7.6B"]
