@@ -63,7 +63,9 @@ def helper_bytes(base_bytes: int) -> int:
 def materials(text: TextModel, *, trust_templates: bool = False, allow_special: bool = False) -> Materials:
     """What a helper needs of a model. allow_special: special tokens that messages spell count as such."""
     specials = () if allow_special else tuple(text.tokenizer.special_texts())
-    return Materials(text.chat, specials, Rules(text.tokenizer.vocab_size, text.sampling_defaults, trust_templates))
+    return Materials(
+        text.chat, specials, Rules(text.tokenizer.vocab_size, text.sampling_defaults, trust_templates, text.fim)
+    )
 
 
 class HelperProcess:

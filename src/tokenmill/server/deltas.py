@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from ..core.events import FINISH_ABORT, Output
+from ..core.events import FINISH_ABORT, Output, Timing
 from ..core.step import TokenLogprob
 
 
@@ -30,6 +30,7 @@ class Delta:
     error_param: str = ""
     vector: bytes = b""
     is_saved: bool = False
+    timing: Timing | None = None
 
     def add(self, output: Output) -> None:
         self.tokens.extend(output.tokens)
@@ -40,6 +41,8 @@ class Delta:
         self.num_cached = output.num_cached
         self.vector = output.vector
         self.is_saved = output.is_saved
+        if output.timing is not None:
+            self.timing = output.timing
         self.error, self.error_kind, self.error_param = output.error, output.error_kind, output.error_param
 
 

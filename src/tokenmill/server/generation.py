@@ -64,7 +64,7 @@ class Generation:
         self.encoder = Encoder(text, helper)
         self.limits = Limits(config, client, clock)
         self._new_seed = new_seed
-        self._rules = Rules(text.tokenizer.vocab_size, text.sampling_defaults, config.allow_chat_template)
+        self._rules = Rules(text.tokenizer.vocab_size, text.sampling_defaults, config.allow_chat_template, text.fim)
         self._logged_fields: set[str] = set()
 
     @property

@@ -24,6 +24,7 @@ from .fields import parse_object
 from .logprobs import TokenNames
 from .openai import Call, Conversation, Rules, parse_chat, parse_completion
 from .pooling import PoolingCall, parse_embedding, parse_rerank, parse_score
+from .prompts import Mixed
 from .tokenizing import DetokenizeCall, TokenizeCall, parse_detokenize, parse_tokenize
 
 JOB_S = 2.0
@@ -220,7 +221,7 @@ class Jobs:
             rendered = self._render(render_job(conversation))
             call = replace(call, conversation=Conversation(messages=()))
         prompts = [
-            prompt if isinstance(prompt, str) else _fit(prompt, call, job.room).tobytes()
+            prompt if isinstance(prompt, str) else _fit(self._known_ids(prompt, call), call, job.room).tobytes()
             for prompt in getattr(call, field)
         ]
         return _encode((replace(call, **{field: ()}), unknown[:_MAX_UNKNOWN], prompts, rendered))
@@ -246,6 +247,19 @@ class Jobs:
                 param=job.param,
             )
         return tokens
+
+    def _known_ids(self, prompt: Sequence[int] | Mixed, call: Any) -> Sequence[int]:
+        """Of a prompt that is no text alone."""
+        if not isinstance(prompt, Mixed):
+            return prompt
+        self.load_tokenizer()
+        ids: list[int] = []
+        for place, part in enumerate(prompt.parts):
+            if isinstance(part, int):
+                ids.append(part)
+            else:
+                ids += self._ids(Rendered((part,)), call.add_special_tokens and not place)
+        return ids
 
     def _ids(self, rendered: Rendered, add_special: bool) -> array[int]:
         assert self._tokenizer is not None

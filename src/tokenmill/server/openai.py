@@ -13,26 +13,28 @@ from typing import Any
 
 from ..core.errors import InvalidRequest
 from ..core.request import DRY_BREAKERS, EXPORT, IMPORT, MAX_CHOICES, MAX_LOGPROBS, MAX_STOP_TOKENS, SamplingParams
-from .fields import Fields, check_integer, kind_name
+from ..text.fim import FimTokens
+from ..text.standins import Rendered
+from .fields import Fields, kind_name
 from .other_fields import CHAT, COMPLETION, check, rename
+from .prompts import Mixed, Prompt, parse_prompts, token_ids
 
 MAX_TOKENS_DEFAULT = 16
 """Of /v1/completions; a chat answer may use the rest of the context."""
 
-MAX_PROMPTS = 1024
 _INT64 = 2**63
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-
-Prompt = str | tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the model and the settings add to validation. `defaults`: the model's own sampling parameters."""
+    """What the model and the settings add to validation. `defaults`: the model's own sampling parameters. `fim`: its
+    marks around a gap."""
 
     vocab_size: int
     defaults: Mapping[str, Any] = field(default_factory=dict)
     allow_chat_template: bool = False
+    fim: FimTokens | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,12 +60,16 @@ class Call:
     truncate_to       keep this many prompt tokens (-1: as many as fit)
     tokens_as_ids     logprobs name tokens "token_id:N"
     handoff           as Request has it
+    prefix            tokens before those of the conversation: an earlier one's
+    infill            a prompt of text and special tokens, instead of `prompts`
+    usual_tokens      most tokens where nobody says how many; None: what the context has room for
+    named             what the caller calls the prompt, "": `prompt` or `messages`
     extras            what another API's shape needs of the body: JSON data
     """
 
     model: str | None
     sampling: SamplingParams
-    prompts: tuple[Prompt, ...] = ()
+    prompts: tuple[Prompt | Mixed, ...] = ()
     conversation: Conversation | None = None
     limit_field: str = "max_tokens"
     stream: bool = False
@@ -81,10 +87,16 @@ class Call:
     return_token_ids: bool = False
     tokens_as_ids: bool = False
     handoff: str = ""
+    prefix: tuple[int, ...] = ()
+    infill: Rendered | None = None
+    usual_tokens: int | None = None
+    named: str = ""
     extras: dict[str, Any] = field(default_factory=dict)
 
     @property
     def prompt_field(self) -> str:
+        if self.named:
+            return self.named
         return "messages" if self.conversation else "prompt"
 
 
@@ -107,6 +119,7 @@ def parse_completion(body: dict[str, Any], rules: Rules) -> tuple[Call, list[str
         sampling=sampling,
         prompts=prompts,
         echo=echo,
+        usual_tokens=MAX_TOKENS_DEFAULT,
         score_only=max_tokens == 0,
         prompt_logprobs=prompt_logprobs,
         add_special_tokens=_or(fields.flag("add_special_tokens"), True),
@@ -138,38 +151,6 @@ def parse_chat(body: dict[str, Any], rules: Rules) -> tuple[Call, list[str]]:
         **_common(fields, prompt_logprobs),
     )
     return call, fields.unread()
-
-
-def parse_prompts(fields: Fields, vocab_size: int) -> tuple[Prompt, ...]:
-    """`prompt`: a string, an array of strings, of token ids, or of arrays of token ids."""
-    value = fields.any("prompt")
-    shapes = "a string, an array of strings, an array of token ids or an array of arrays of token ids"
-    if isinstance(value, str):
-        return (value,)
-    if not isinstance(value, list) or not value:
-        got = "an empty array" if value == [] else kind_name(value)
-        raise InvalidRequest(f"prompt must be {shapes}, got {got}.", param="prompt")
-    kinds = set(map(type, value))
-    if kinds == {str}:
-        prompts: tuple[Prompt, ...] = tuple(value)
-    elif kinds == {list}:
-        prompts = tuple(token_ids("prompt", item, vocab_size) for item in value)
-    elif kinds & {str, list}:
-        raise InvalidRequest(f"prompt must be {shapes}, got a mixture.", param="prompt")
-    else:
-        prompts = (token_ids("prompt", value, vocab_size),)
-    if len(prompts) > MAX_PROMPTS:
-        raise InvalidRequest(f"prompt may hold at most {MAX_PROMPTS} prompts, got {len(prompts)}.", param="prompt")
-    return prompts
-
-
-def token_ids(name: str, value: list[Any], vocab_size: int) -> tuple[int, ...]:
-    """At least one id in [0, vocab_size)."""
-    if not value:
-        raise InvalidRequest(f"{name} must hold at least one token.", param=name)
-    if set(map(type, value)) == {int} and min(value) >= 0 and max(value) < vocab_size:
-        return tuple(value)
-    return tuple(check_integer(name, token, 0, vocab_size - 1) for token in value)  # to name the one at fault
 
 
 def parse_conversation(fields: Fields, rules: Rules) -> Conversation:

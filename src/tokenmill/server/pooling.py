@@ -10,8 +10,9 @@ from typing import Any
 
 from ..core.errors import InvalidRequest
 from .fields import Fields, kind_name
-from .openai import Prompt, Rules, token_ids
+from .openai import Rules
 from .other_fields import EMBEDDING, RERANK, SCORE, check
+from .prompts import Prompt, token_ids
 
 MAX_INPUTS = 2048
 

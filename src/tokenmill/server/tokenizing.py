@@ -7,7 +7,8 @@ from typing import Any
 
 from ..core.errors import InvalidRequest
 from .fields import Fields
-from .openai import Conversation, Prompt, Rules, parse_conversation, token_ids
+from .openai import Conversation, Rules, parse_conversation
+from .prompts import Prompt, token_ids
 
 MAX_TOKENIZE_CHARS = 1 << 22
 MAX_DETOKENIZE_TOKENS = 100_000

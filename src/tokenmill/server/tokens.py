@@ -32,7 +32,8 @@ from .jobs import (
     unpack_inputs,
     unpack_rendered,
 )
-from .openai import MAX_TOKENS_DEFAULT, Call, Conversation, Prompt
+from .openai import Call, Conversation
+from .prompts import Mixed, Prompt
 from .tokenizing import MAX_TOKENIZE_CHARS
 
 THREAD_CHARS = 5_000
@@ -63,7 +64,7 @@ class Encoder:
 
     async def encode(
         self,
-        prompt: Prompt | Rendered,
+        prompt: Prompt | Mixed | Rendered,
         *,
         add_special: bool,
         shared: bool,
@@ -74,6 +75,8 @@ class Encoder:
     ) -> Encoded:
         """Token ids are taken as they are. `shared`: as in Tokenizer.encode. `room`: most tokens wanted; a large text
         that exceeds it is refused (ContextTooLong), or cut, far beyond it, where `keep` is "head" or "tail"."""
+        if isinstance(prompt, Mixed):
+            return await self._encode_mixed(prompt, add_special, shared, room, keep, param, caller)
         if not isinstance(prompt, (str, Rendered)):
             return Encoded(prompt)
         rendered = Rendered((prompt,)) if isinstance(prompt, str) else prompt
@@ -91,6 +94,22 @@ class Encoder:
             return Encoded(tuple(encode()), text)
         async with self._threads:
             return Encoded(tuple(await asyncio.to_thread(encode)), text)
+
+    async def _encode_mixed(
+        self, prompt: Mixed, add_special: bool, shared: bool, room: int | None, keep: str, param: str, caller: Caller
+    ) -> Encoded:
+        """Text by text. What the model wants before a text comes only before one that is first."""
+        tokens: list[int] = []
+        for place, part in enumerate(prompt.parts):
+            if isinstance(part, int):
+                tokens.append(part)
+                continue
+            is_first = add_special and not place
+            encoded = await self.encode(
+                part, add_special=is_first, shared=shared, room=room, keep=keep, param=param, caller=caller
+            )
+            tokens += encoded.tokens
+        return Encoded(tuple(tokens))
 
     async def encode_inputs(
         self,
@@ -154,9 +173,11 @@ class Encoder:
         """The prompts of a call, truncated where it says so. `limit`: tokens of context. `rendered`: its conversation,
         where that has been rendered already. With a cache_salt nobody can tell by the time of another call what they
         are."""
-        prompts: Sequence[Prompt | Rendered] = call.prompts
+        prompts: Sequence[Prompt | Mixed | Rendered] = call.prompts
         if call.conversation is not None:
             prompts = (await self.render(call.conversation, caller) if rendered is None else rendered,)
+        elif call.infill is not None:
+            prompts = (call.infill,)
         encoded: list[Encoded] = []
         for given in prompts:
             if encoded:
@@ -172,6 +193,8 @@ class Encoder:
                     caller=caller,
                 )
             )
+        if call.prefix:
+            encoded = [_behind(call.prefix, prompt, self._text.bos_token_id) for prompt in encoded]
         if call.truncate_to is not None:
             most = call.truncate_to if call.truncate_to > 0 else limit - (call.sampling.max_tokens or 1)
             encoded = [_truncate(prompt, max(1, most), call.truncate_right) for prompt in encoded]
@@ -180,12 +203,9 @@ class Encoder:
 
 def text_call(call: Call, text: TextModel, adapter: str) -> TextCall:
     """What the requests of `call` have in common. adapter: digest, "" for none. Raises InvalidRequest."""
-    default = text.sampling_defaults.get("max_tokens")
-    if default is None and call.conversation is None:
-        default = MAX_TOKENS_DEFAULT
     return TextCall(
         sampling=call.sampling,
-        default_max_tokens=default,
+        default_max_tokens=text.sampling_defaults.get("max_tokens", call.usual_tokens),
         priority=call.priority,
         cache_salt=call.cache_salt,
         handoff=call.handoff,
@@ -195,6 +215,12 @@ def text_call(call: Call, text: TextModel, adapter: str) -> TextCall:
         prompt_field=call.prompt_field,
         limit_field=call.limit_field,
     )
+
+
+def _behind(prefix: tuple[int, ...], prompt: Encoded, bos: int | None) -> Encoded:
+    """A text begins only once."""
+    tokens = prompt.tokens[1:] if bos is not None and prompt.tokens[:1] == (bos,) else prompt.tokens
+    return Encoded(prefix + tokens)
 
 
 def _truncate(prompt: Encoded, most: int, keep_head: bool) -> Encoded:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ..core.events import FINISH_STOP
+from ..core.events import FINISH_STOP, Timing
 from ..core.request import Request
 from ..core.step import TokenLogprob
 from .detokenize import Detokenizer
@@ -33,6 +33,8 @@ class Produced(Protocol):
     def num_cached(self) -> int: ...
     @property
     def is_saved(self) -> bool: ...
+    @property
+    def timing(self) -> Timing | None: ...
 
 
 @dataclass(slots=True)
@@ -59,7 +61,8 @@ class Piece:
 class Choice:
     """The state of one choice. `parser` takes its text apart; without one all of it is content. `has_calls`: a call of
     a tool has begun. `num_tokens` counts up to and including the token that completed a stop string, and the stop
-    token; what the engine drew beyond a stop string is dropped here and never shows."""
+    token; what the engine drew beyond a stop string is dropped here and never shows. `timing`: when the engine began
+    with it and with its output, as far as is known."""
 
     index: int
     request: Request
@@ -70,6 +73,7 @@ class Choice:
     num_cached: int = 0
     is_saved: bool = False
     is_finished: bool = False
+    timing: Timing | None = None
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     _detokenizer: Detokenizer = field(init=False)
     _stops: StopMatcher | None = field(init=False)
@@ -83,6 +87,8 @@ class Choice:
         """The text that is now certain. A piece with a finish_reason is the last."""
         self.num_cached = delta.num_cached
         self.is_saved = delta.is_saved
+        if delta.timing is not None:
+            self.timing = delta.timing
         self.prompt_logprobs.extend(delta.prompt_logprobs)
         piece = self._match(delta) if self._stops else self._decode(delta)
         if piece.finish_reason is None and delta.finish_reason is not None:
