@@ -40,8 +40,9 @@ too.
 ## Endpoints
 """
 KEYS = """\
-With `--api-key` all but `/`, `/health`, `/ping`, `/version` and `/metrics` need `Authorization: Bearer KEY`. Access
-from web pages, sockets and TLS: [http.md](http.md). Limits on bodies and texts: [limits.md](limits.md).
+With `--api-key` all but `/`, `/health`, `/ping`, `/version` and `/metrics` need `Authorization: Bearer KEY`
+or `x-api-key: KEY`. Access from web pages, sockets and TLS: [http.md](http.md). Limits on bodies and texts:
+[limits.md](limits.md).
 
 ### Unsupported endpoints
 

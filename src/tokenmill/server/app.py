@@ -30,7 +30,7 @@ from .errors import ClientGone
 from .fields import Fields
 from .generation import Generation
 from .helper import Helper, caller_of
-from .http import Gate, JSONReply, error_reply, on_http, on_unexpected, route_of
+from .http import Gate, JSONReply, error_reply, on_http, on_unexpected
 from .metrics import Metrics
 from .ollama.routes import routes as ollama_routes
 from .reading import parse_small
@@ -83,14 +83,15 @@ def build_app(
     )
     visitors = Visitors(config.allowed_hosts, config.cors_origins)
     clients = Clients(config.trusted_proxies)
-    middleware = [Middleware(Gate, api_keys=config.api_keys, visitors=visitors, clients=clients)]
+    gate = Middleware(Gate, api_keys=config.api_keys, visitors=visitors, clients=clients, new_id=new_id)
+    middleware = [gate]
     if config.cors_origins:
         cors = Middleware(
             CORSMiddleware,
             allow_origins=list(config.cors_origins),
             allow_methods=["*"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", "retry-after"],
+            expose_headers=["x-request-id", "request-id", "retry-after"],
         )
         middleware.insert(0, cors)
     app = Starlette(
@@ -244,7 +245,7 @@ class _Service:
         """An expected failure, before the answer had begun."""
         assert isinstance(error, TokenmillError)
         self._metrics.call_refused(error.status)
-        return error_reply(error, route_of(request.scope))
+        return error_reply(error, request.scope)
 
     async def note_gone(self, request: HttpRequest, error: Exception) -> Response:
         """The client left; nobody reads this. 499 is what access logs know for it."""

@@ -24,6 +24,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from .access_log import log_access
 from .begun import Begun
 from .door import Door
+from .errors import style_of
+from .http import route_of
 from .peers import address_group
 from .refusals import Refusal, judge_head, refusal_bytes, too_large
 
@@ -64,6 +66,7 @@ class Connection(HttpToolsProtocol):
         self._taken_bytes = 0  # of all heads, from the pot
         self._last_words: bytes | None = None  # after the answers that are due
         self._is_fresh = True  # no request has come yet
+        self.url = b""
         self._since_s = self._progress_s = self.loop.time()  # the present wait for the client began; it last sent
         self._body_bytes = 0
         self._ended_s: float | None = None
@@ -313,7 +316,7 @@ class Connection(HttpToolsProtocol):
             return
         self._is_deaf = True
         self._door.note_refused(refusal.status)
-        reply = refusal_bytes(refusal, self.server_state.default_headers)
+        reply = refusal_bytes(refusal, self.server_state.default_headers, style_of(self._route()))
         if self._in_body and self.cycle is not None and not self.cycle.response_complete:
             cycle, held_bytes, _ = self._open.pop()
             self._held_bytes -= held_bytes
@@ -328,6 +331,10 @@ class Connection(HttpToolsProtocol):
             self._last_words = reply
         else:
             self._end(reply)
+
+    def _route(self) -> str:
+        """The path that the newest request is for, as far as it is known."""
+        return route_of({"path": self.url.decode("ascii", "replace"), "root_path": self._door.root_path})
 
     def _end(self, last_words: bytes) -> None:
         """Close once all is written, and read and drop for a while what still arrives: the client would lose the

@@ -37,13 +37,15 @@ class ClientGone(Exception):
 
 
 class Fault(NamedTuple):
-    """A failure, whatever API tells it. `kind`: OpenAI's word for its type; `param`: the field at fault."""
+    """A failure, whatever API tells it. `kind`: OpenAI's word for its type; `param`: the field at fault; `request_id`:
+    what the response calls the request, where it does."""
 
     status: int
     message: str
     kind: str
     param: str | None = None
     code: str | int | None = None
+    request_id: str = ""
 
 
 Style = Callable[[Fault], dict[str, Any]]
@@ -62,7 +64,20 @@ def ollama_style(fault: Fault) -> dict[str, Any]:
     return {"error": fault.message}
 
 
-STYLES: Mapping[str, Style] = {"/api/": ollama_style}
+_ANTHROPIC_TYPES = {
+    401: "authentication_error", 403: "permission_error", 404: "not_found_error", 408: "timeout_error",
+    413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error",
+}  # fmt: skip
+
+
+def anthropic_style(fault: Fault) -> dict[str, Any]:
+    """Its shape has no place for a field's name: messages give it."""
+    kind = _ANTHROPIC_TYPES.get(fault.status, "api_error" if fault.status >= 500 else "invalid_request_error")
+    body = {"type": "error", "error": {"type": kind, "message": fault.message}}
+    return body | {"request_id": fault.request_id or None}
+
+
+STYLES: Mapping[str, Style] = {"/api/": ollama_style, "/v1/messages": anthropic_style}
 """By what a path begins with."""
 
 
@@ -78,9 +93,9 @@ def fault_of(error: TokenmillError) -> Fault:
     return Fault(error.status, error.message, error.kind, error.param, code)
 
 
-def describe(error: TokenmillError, style: Style = openai_style) -> dict[str, Any]:
+def describe(error: TokenmillError, style: Style = openai_style, request_id: str = "") -> dict[str, Any]:
     """The body for an expected failure."""
-    return style(fault_of(error))
+    return style(fault_of(error)._replace(request_id=request_id))
 
 
 def headers(error: TokenmillError) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..core.errors import AuthenticationFailed, EngineFailed, Forbidden, TokenmillError
 from .clients import Clients
-from .errors import Fault, describe, headers, style_of
+from .errors import Fault, Style, anthropic_style, describe, headers, style_of
 from .visitors import Visitors
 
 OPEN_PATHS = frozenset({"/", "/health", "/ping", "/version", "/metrics"})
@@ -34,11 +34,21 @@ class Gate:
     """ASGI middleware: checks where a call comes from and its API key, and echoes the caller's X-Request-Id.
 
     That identifier, or "", is in `scope["state"]["request_id"]`, and who calls in `scope["state"]["client"]`. Paths
-    that monitoring needs stay open.
+    that monitoring needs stay open. Who speaks Anthropic's API gets a `request-id` too, made here by `new_id` where the
+    caller gave none: `scope["state"]["told_id"]`, "" for others.
     """
 
-    def __init__(self, app: ASGIApp, *, api_keys: tuple[str, ...], visitors: Visitors, clients: Clients) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        api_keys: tuple[str, ...],
+        visitors: Visitors,
+        clients: Clients,
+        new_id: Callable[[str], str],
+    ) -> None:
         self._app = app
+        self._new_id = new_id
         self._visitors = visitors
         self._clients = clients
         self._digests = [_digest(key.encode()) for key in api_keys]
@@ -51,32 +61,43 @@ class Gate:
         request_id = given.get("x-request-id", "")
         if not (0 < len(request_id) <= _MAX_ID and request_id.isprintable()):
             request_id = ""
-        scope.setdefault("state", {})["request_id"] = request_id
+        told_id = (request_id or self._new_id("req")) if style_for(scope) is anthropic_style else ""
+        scope.setdefault("state", {}).update(request_id=request_id, told_id=told_id)
 
         async def send_named(message: Message) -> None:
-            if request_id and message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+            if message["type"] == "http.response.start":
+                named = MutableHeaders(scope=message)
+                if request_id:
+                    named["x-request-id"] = request_id
+                if told_id:
+                    named["request-id"] = told_id
             await send(message)
 
-        key = self._find_key(given.get("authorization", "")) if self._digests else None
+        key = self._find_key(given) if self._digests else None
         try:
             self._visitors.check(scope["method"], given)
             if self._digests and key is None and route_of(scope) not in OPEN_PATHS:
-                raise AuthenticationFailed("Give a valid API key: Authorization: Bearer KEY.")
+                raise AuthenticationFailed("Give a valid API key: Authorization: Bearer KEY, or x-api-key: KEY.")
         except (Forbidden, AuthenticationFailed) as error:
-            await error_reply(error, route_of(scope))(scope, receive, send_named)
+            await error_reply(error, scope)(scope, receive, send_named)
             return
         peer = scope.get("client") or ("", 0)
         name = self._clients.name(peer[0], given.get("x-forwarded-for", ""))
         scope["state"]["client"] = name if key is None else f"key {key}"
-        await self._app(scope, receive, send_named if request_id else send)
+        await self._app(scope, receive, send_named if request_id or told_id else send)
 
-    def _find_key(self, authorization: str) -> int | None:
-        """Which key it is, in constant time, whatever the key and however many there are; None: none of them."""
-        kind, _, key = authorization.partition(" ")
+    def _find_key(self, given: Headers) -> int | None:
+        """Which key it is, in constant time, whatever the keys and however many there are; None: none of them. One
+        header with a good key is enough: clients fill in the other with whatever they have."""
+        kind, _, token = given.get("authorization", "").partition(" ")
+        bearer = self._which(token if kind.lower() == "bearer" else "")
+        plain = self._which(given.get("x-api-key", ""))
+        return plain if bearer is None else bearer
+
+    def _which(self, key: str) -> int | None:
         digest = _digest(key.strip().encode("latin-1", "replace"))
         known = [hmac.compare_digest(digest, mine) for mine in self._digests]
-        return known.index(True) if any(known) and kind.lower() == "bearer" else None
+        return known.index(True) if any(known) else None
 
 
 def route_of(scope: Mapping[str, Any]) -> str:
@@ -90,20 +111,36 @@ def _digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
 
 
-def error_reply(error: TokenmillError, path: str) -> Response:
-    """As the API tells it that `path` belongs to."""
-    return JSONReply(describe(error, style_of(path)), status_code=error.status, headers=headers(error))
+def style_for(scope: Mapping[str, Any]) -> Style:
+    """As the API tells errors that a request is for: its clients say so, or else its path does."""
+    return (
+        anthropic_style
+        if any(name == b"anthropic-version" for name, _ in scope["headers"])
+        else style_of(route_of(scope))
+    )
+
+
+def told_id(scope: Mapping[str, Any]) -> str:
+    """What the response to a request calls it, where it does."""
+    state: Mapping[str, str] = scope.get("state", {})
+    return state.get("told_id", "")
+
+
+def error_reply(error: TokenmillError, scope: Mapping[str, Any]) -> Response:
+    """As the API tells it that the request is for."""
+    body = describe(error, style_for(scope), told_id(scope))
+    return JSONReply(body, status_code=error.status, headers=headers(error))
 
 
 async def on_http(request: HttpRequest, error: Exception) -> Response:
     """Starlette's own refusals: no such path, wrong method."""
     assert isinstance(error, HTTPException)
     message = f"{error.detail}: {request.method} {request.url.path}"
-    fault = Fault(error.status_code, message, "invalid_request_error")
-    body = style_of(route_of(request.scope))(fault)
+    fault = Fault(error.status_code, message, "invalid_request_error", request_id=told_id(request.scope))
+    body = style_for(request.scope)(fault)
     return JSONReply(body, status_code=error.status_code, headers=error.headers)
 
 
 async def on_unexpected(request: HttpRequest, error: Exception) -> Response:
     """A bug. The traceback goes to the log, not to the client."""
-    return error_reply(EngineFailed("Internal error; see the server's log."), route_of(request.scope))
+    return error_reply(EngineFailed("Internal error; see the server's log."), request.scope)

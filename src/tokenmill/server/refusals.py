@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from .bounds import HttpBounds
-from .errors import error_body
+from .errors import Fault, Style, openai_style
 
 _ABSOLUTE = re.compile(rb"https?://([^/?#]*)", re.IGNORECASE)
 _REASONS = {
@@ -53,11 +53,12 @@ def too_large(bounds: HttpBounds) -> Refusal:
     )
 
 
-def refusal_bytes(refusal: Refusal, usual: Iterable[Line]) -> bytes:
+def refusal_bytes(refusal: Refusal, usual: Iterable[Line], style: Style = openai_style) -> bytes:
     """The whole response, after which the connection is closed. usual: headers of every response."""
     is_busy = refusal.status == 503
     kind, retry = ("unavailable_error", b"retry-after: 1\r\n") if is_busy else ("invalid_request_error", b"")
-    body = msgspec.json.encode(error_body(refusal.message, kind, code=503 if is_busy else None))
+    fault = Fault(refusal.status, refusal.message, kind, code=503 if is_busy else None)
+    body = msgspec.json.encode(style(fault))
     line = b"HTTP/1.1 %d %s\r\n" % (refusal.status, _REASONS[refusal.status])
     shared = b"".join(b"%s: %s\r\n" % header for header in usual)
     length = b"content-length: %d\r\n" % len(body)

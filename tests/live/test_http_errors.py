@@ -1,0 +1,108 @@
+"""Errors in the shape of the API that was asked for, also where no endpoint is reached."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from scripted import Served
+from tokenmill.server.errors import Fault, anthropic_style, openai_style, style_of
+
+VERSION = {"anthropic-version": "2023-06-01"}
+
+
+def ask(
+    served: Served, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
+) -> tuple[int, Mapping[str, str], dict[str, Any]]:
+    connection = http.client.HTTPConnection(*served.address, timeout=20)
+    try:
+        data = body if isinstance(body, bytes) else json.dumps(body or {}).encode()
+        connection.request(method, path, data, {"content-type": "application/json", **(headers or {})})
+        response = connection.getresponse()
+        return response.status, response.headers, json.loads(response.read())
+    finally:
+        connection.close()
+
+
+def is_anthropic(body: dict[str, Any]) -> bool:
+    return body["type"] == "error" and set(body["error"]) == {"type", "message"} and "request_id" in body
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, "invalid_request_error"), (401, "authentication_error"), (403, "permission_error"),
+        (404, "not_found_error"), (405, "invalid_request_error"), (408, "timeout_error"), (413, "request_too_large"),
+        (429, "rate_limit_error"), (500, "api_error"), (503, "overloaded_error"), (505, "api_error"),
+    ],
+)  # fmt: skip
+def test_anthropics_words_for_a_status(status: int, kind: str) -> None:
+    told = anthropic_style(Fault(status, "What is wrong.", "x", "field", request_id="req-1"))
+    assert told == {
+        "type": "error", "error": {"type": kind, "message": "What is wrong."}, "request_id": "req-1"
+    }  # fmt: skip
+
+
+def test_the_path_decides_whose_shape_an_error_has() -> None:
+    assert style_of("/v1/messages") is style_of("/v1/messages/count_tokens") is anthropic_style
+    assert style_of("/v1/chat/completions") is style_of("/nowhere") is style_of("") is openai_style
+
+
+def test_every_refusal_has_the_shape_of_its_api() -> None:
+    """No key, a wrong one, another site's name, no such path: by path, or by Anthropic's header."""
+    with Served(api_keys=("one", "two"), max_body_bytes=2000) as served:
+        key = {"x-api-key": "two"}
+        refusals = [
+            (401, "POST", {}, None),
+            (401, "POST", {"x-api-key": "three"}, None),
+            (403, "POST", key | {"host": "evil.com"}, None),
+        ]
+        for status, method, headers, body in refusals:
+            got = ask(served, method, "/v1/messages", body, headers)
+            assert got[0] == status and is_anthropic(got[2]), got
+            assert got[2]["request_id"] == got[1]["request-id"] and got[1]["request-id"].startswith("req-")
+            got = ask(served, method, "/v1/chat/completions", body, headers)
+            assert got[0] == status and set(got[2]["error"]) == {"message", "type", "param", "code"}, got
+            assert "request-id" not in got[1]
+        assert is_anthropic(ask(served, "GET", "/v1/messages/nothing", headers=key)[2])
+        assert is_anthropic(ask(served, "GET", "/v1/nothing", headers=key | VERSION)[2])
+        assert not is_anthropic({"type": "", **ask(served, "GET", "/v1/nothing", headers=key)[2]})
+
+
+def test_a_key_is_taken_from_either_header() -> None:
+    """One good key is enough; a good key of the wrong kind of authorization is none."""
+    with Served(api_keys=("one", "two")) as served:
+
+        def status(**headers: str) -> int:
+            return ask(served, "GET", "/v1/models", headers={k.replace("_", "-"): v for k, v in headers.items()})[0]
+
+        assert status(authorization="Bearer one") == status(x_api_key="two") == status(x_api_key=" one ") == 200
+        assert status(authorization="Bearer placeholder", x_api_key="two") == 200
+        assert status(authorization="Bearer one", x_api_key="placeholder") == 200
+        assert (
+            status() == status(x_api_key="") == status(authorization="Basic one") == status(x_api_key="one two") == 401
+        )
+        assert status(authorization="Bearer ", x_api_key="on") == 401
+
+
+def test_the_callers_own_name_of_a_request_is_what_it_is_told() -> None:
+    with Served() as served:
+        _, headers, body = ask(served, "GET", "/v1/messages", headers={"x-request-id": "mine"})
+        assert headers["request-id"] == headers["x-request-id"] == body["request_id"] == "mine"
+
+
+def test_what_the_connection_refuses_has_the_shape_of_the_path() -> None:
+    """Headers beyond the limit, before any endpoint is chosen."""
+    with Served() as served:
+        for path, shaped in ((b"/v1/messages?beta=true", True), (b"/v1/completions", False)):
+            with socket.create_connection(served.address, timeout=20) as client:
+                client.sendall(b"POST " + path + b" HTTP/1.1\r\nHost: x\r\n" + b"a: %b\r\n\r\n" % (b"x" * 70_000))
+                answer = client.recv(65536)
+            assert b" 431 " in answer.splitlines()[0]
+            body = json.loads(answer.partition(b"\r\n\r\n")[2])
+            assert is_anthropic({"type": "", **body}) == shaped
