@@ -1,0 +1,132 @@
+"""What a model thinks before it answers: how families mark it, and how it is told from the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .parts import Content, Parser, Part, Reasoning
+from .tools.reading import unfinished
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningFamily:
+    """begin, end: the marks around what is thought."""
+
+    name: str
+    begin: str
+    end: str
+
+
+REASONING: dict[str, ReasoningFamily] = {
+    family.name: family
+    for family in (
+        ReasoningFamily("think", "<think>", "</think>"),
+        ReasoningFamily("mistral", "[THINK]", "[/THINK]"),
+        ReasoningFamily("granite", "Here is my thought process:", "Here is my response:"),
+        ReasoningFamily("seed_oss", "<seed:think>", "</seed:think>"),
+    )
+}
+"""By the names that --reasoning-parser takes."""
+
+ALIASES = {"deepseek_r1": "think", "deepseek_v3": "think", "qwen3": "think", "glm45": "think", "holo2": "think"}
+"""Other servers' names of the same."""
+
+
+def reasoning_of(template: str | None) -> ReasoningFamily | None:
+    """The one whose marks the template's text shows."""
+    if template is None:
+        return None
+    return next((family for family in REASONING.values() if family.begin in template or family.end in template), None)
+
+
+def is_open(family: ReasoningFamily, prompt: str, continued: str | None = None) -> bool:
+    """Whether an answer to `prompt` begins within reasoning: its last mark is one that the template has put there.
+    `continued`: the answer's own beginning, where the caller gave one."""
+    text = prompt.rstrip() if continued is None else continued
+    begin, end = text.rfind(family.begin), text.rfind(family.end)
+    if continued is not None:
+        return begin > end
+    return begin >= 0 and begin == len(text) - len(family.begin)
+
+
+class ReasoningParser:
+    """`text.parts.Parser`: reasoning, if the answer begins with it, and what `inner` makes of the rest. White space
+    next to the marks belongs to them.
+
+    num_open  how many times it was asked for `is_thinking` and said yes; see Choice
+    """
+
+    def __init__(self, family: ReasoningFamily, inner: Parser | None = None, *, is_open: bool = False) -> None:
+        self._family = family
+        self._inner = inner
+        self._text = ""
+        self._space = ""
+        self._place = "within" if is_open else "before"
+        self._has_said = False
+        self.has_reasoned = is_open
+
+    @property
+    def is_thinking(self) -> bool:
+        """Whether the next character may be reasoning or one of its marks."""
+        return self._place in ("before", "within")
+
+    def push(self, text: str) -> list[Part]:
+        self._text += text
+        parts: list[Part] = []
+        if self._place == "before":
+            self._begin()
+        if self._place == "within":
+            parts += self._think()
+        if self._place == "behind":
+            self._text = self._text.lstrip()
+            if self._text:
+                self._place = "over"
+        if self._place == "over":
+            parts += self._answer()
+        return parts
+
+    def end(self) -> list[Part]:
+        parts: list[Part] = []
+        if self._place == "within":
+            parts = [Reasoning(self._space + self._text)] if self._text else []
+        elif self._place in ("before", "over"):
+            parts = [*self._answer()]
+        self._text = self._space = ""
+        return [*parts, *(self._inner.end() if self._inner is not None else [])]
+
+    def _begin(self) -> None:
+        begin, text = self._family.begin, self._text.lstrip()
+        if text.startswith(begin):
+            self._place, self.has_reasoned = "within", True
+            self._text = text[len(begin) :]
+        elif not begin.startswith(text):
+            self._place = "over"
+
+    def _think(self) -> list[Part]:
+        end = self._family.end
+        at = self._text.find(end)
+        if at >= 0:
+            self._place = "behind"
+            said, self._text = self._text[:at], self._text[at + len(end) :]
+            parts = self._reason(said)
+            self._space = ""
+            return parts
+        keep = unfinished(self._text, (end,))
+        said, self._text = self._text[: len(self._text) - keep], self._text[len(self._text) - keep :]
+        return self._reason(said)
+
+    def _reason(self, text: str) -> list[Part]:
+        text = self._space + text
+        if not self._has_said:
+            text = text.lstrip()
+        said = text.rstrip()
+        self._space = text[len(said) :]
+        self._has_said = self._has_said or bool(said)
+        return [Reasoning(said)] if said else []
+
+    def _answer(self) -> Sequence[Part]:
+        text, self._text = self._text, ""
+        if self._inner is not None:
+            return self._inner.push(text)
+        return [Content(text)] if text else []

@@ -1,0 +1,101 @@
+"""How a model speaks: the families of its calls of tools and of its reasoning, and the parser of an answer."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+import msgspec
+
+from ..core.errors import ConfigError
+from .parts import Parser
+from .reasoning import ALIASES, REASONING, ReasoningFamily, ReasoningParser, reasoning_of
+from .tokenizer import Tokenizer
+from .tools.families import FAMILIES, family_of
+from .tools.family import Family
+from .tools.reading import CallParser, Calls
+from .tools.use import ToolUse
+
+AUTO, NONE = "auto", "none"
+
+
+class Speech(msgspec.Struct, frozen=True):
+    """tools      name of the family in whose form calls are read and demanded
+    knows_tools   the chat template lists tools itself
+    reasoning     name of the family of reasoning, "" for none
+    specials      ids of those marks that are special tokens of the vocabulary
+    """
+
+    tools: str = "json"
+    knows_tools: bool = False
+    reasoning: str = ""
+    specials: dict[str, int] = {}
+
+    @property
+    def family(self) -> Family:
+        return FAMILIES[self.tools]
+
+    @property
+    def reasoning_family(self) -> ReasoningFamily | None:
+        return REASONING[self.reasoning] if self.reasoning else None
+
+    def parser(
+        self, use: ToolUse | None, request_id: str, *, is_open: bool = False, reasons: bool = True
+    ) -> Parser | None:
+        """Of one choice's text; None where all of it is content. `is_open`: the prompt ends within reasoning.
+        `reasons`: reasoning is told from the answer."""
+        inner: CallParser | None = None
+        if use is not None and use.offered:
+            tools = {tool.name: tool for tool in use.offered}
+            most = None if use.is_parallel and use.choice != "named" else 1
+            inner = CallParser(self.family, Calls(tools, call_ids(request_id, self.family.id_size), most))
+        reasoning = self.reasoning_family if reasons else None
+        return inner if reasoning is None else ReasoningParser(reasoning, inner, is_open=is_open)
+
+    @property
+    def shown(self) -> frozenset[int]:
+        """Special tokens that a parser must see in the text."""
+        return frozenset(self.specials.values())
+
+
+def call_ids(request_id: str, size: int = 0) -> Callable[[int], str]:
+    """Ids of calls by their number: OpenAI's, or of `size` letters and digits. The same for the same request."""
+
+    def id_of(number: int) -> str:
+        digest = hashlib.sha256(f"{request_id} {number}".encode()).hexdigest()
+        return digest[:size] if size else f"call_{digest[:24]}"
+
+    return id_of
+
+
+def make_speech(
+    template: str | None, tokenizer: Tokenizer, *, tool_parser: str = AUTO, reasoning_parser: str = AUTO
+) -> Speech:
+    """That of a model with this chat template. The parsers' names choose families whatever the template shows; "none"
+    for no reasoning. Raises ConfigError."""
+    family = family_of(template)
+    knows_tools = family.name != "json"
+    if tool_parser != AUTO:
+        if tool_parser not in FAMILIES:
+            raise ConfigError(
+                f"--tool-call-parser is {tool_parser!r}; known are {AUTO}, {', '.join(FAMILIES)}.",
+                param="tool_call_parser",
+            )
+        family = FAMILIES[tool_parser]
+        knows_tools = template is not None and "tools" in template
+    reasoning = reasoning_of(template)
+    if reasoning_parser != AUTO:
+        name = ALIASES.get(reasoning_parser, reasoning_parser)
+        if name not in (*REASONING, NONE):
+            known = ", ".join((AUTO, NONE, *REASONING, *ALIASES))
+            raise ConfigError(
+                f"--reasoning-parser is {reasoning_parser!r}; known are {known}.", param="reasoning_parser"
+            )
+        reasoning = REASONING.get(name)
+    texts = [*family.marks, *([reasoning.begin, reasoning.end] if reasoning is not None else [])]
+    specials = {}
+    for special in tokenizer.special_texts():
+        token = tokenizer.token_id(special)
+        if token is not None and any(special in text for text in texts):
+            specials[special] = token
+    return Speech(family.name, knows_tools, "" if reasoning is None else reasoning.name, specials)

@@ -1,0 +1,47 @@
+"""Which family a chat template belongs to."""
+
+from __future__ import annotations
+
+from .deepseek import ALL, DEEPSEEK_V3, DEEPSEEK_V31
+from .family import Family
+from .hermes import GENERIC, HERMES
+from .lists import GRANITE, PHI
+from .llama import LLAMA3, TAG
+from .mistral import ARGS, MARK, MISTRAL, MISTRAL_LIST
+from .qwen_coder import FUNCTION, QWEN_CODER
+
+FAMILIES: dict[str, Family] = {
+    family.name: family
+    for family in (
+        HERMES,
+        LLAMA3,
+        MISTRAL,
+        MISTRAL_LIST,
+        GRANITE,
+        DEEPSEEK_V3,
+        DEEPSEEK_V31,
+        PHI,
+        QWEN_CODER,
+        GENERIC,
+    )
+}
+"""By the names that --tool-call-parser takes."""
+
+
+def family_of(template: str | None) -> Family:
+    """The one whose marks the template's text shows; GENERIC where it shows none, or there is no template."""
+    if template is None:
+        return GENERIC
+    if MARK in template:
+        return MISTRAL if ARGS in template else MISTRAL_LIST
+    if ALL in template:
+        return DEEPSEEK_V3 if "```json" in template else DEEPSEEK_V31
+    if "<tool_call>" in template or "</tool_call>" in template:
+        return QWEN_CODER if FUNCTION in template else HERMES
+    if "<|tool|>" in template:
+        return PHI
+    if "<|tool_call|>" in template:
+        return GRANITE
+    if TAG in template or ("<|start_header_id|>" in template and "tools" in template):
+        return LLAMA3
+    return GENERIC

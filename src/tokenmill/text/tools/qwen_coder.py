@@ -1,0 +1,117 @@
+"""Qwen3-Coder: <tool_call>, <function=name>, and for each argument <parameter=key>, its value as text and </parameter>.
+
+A value is what the tool's schema says it is: text is text, anything else JSON. Now and then such a model leaves the
+outer mark out, or writes an object as Hermes does; both are read.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from typing import Any
+
+from .family import Family, Form
+from .json_calls import read_calls
+from .reading import MAX_NAME, Calls, Reading, ending, literal, space, until
+from .use import Tool
+
+BEGIN, END = "<tool_call>", "</tool_call>"
+FUNCTION, FUNCTION_END = "<function=", "</function>"
+PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
+_VALUE_ENDS = ("\n" + PARAMETER_END, PARAMETER_END)
+_MAX_VALUE = 1 << 20
+
+
+def _read(calls: Calls, marker: str) -> Reading:
+    if marker == BEGIN:
+        char = yield from space()
+        if char in "{[":
+            return (yield from read_calls(calls, END, char))
+        yield from literal(FUNCTION, char)
+    name = (yield from until((">",), most=MAX_NAME)).strip()
+    calls.start(name)
+    calls.give("{")
+    has_any = False
+    while True:
+        yield from literal("<", (yield from space()))
+        char = yield
+        if char == "/":
+            yield from literal(FUNCTION_END[2:])
+            break
+        yield from literal(PARAMETER[1:], char)
+        key = (yield from until((">",), most=MAX_NAME)).strip()
+        calls.give((", " if has_any else "") + json.dumps(key, ensure_ascii=False) + ": ")
+        has_any = True
+        yield from _read_value(calls, _schema_of(calls.tools[name], key))
+    calls.give("}")
+    calls.finish()
+    return (yield from ending(END, (yield from space())))
+
+
+def _read_value(calls: Calls, schema: dict[str, Any]) -> Reading:
+    char = yield
+    char = "" if char == "\n" else char
+    if is_text(schema):
+        calls.give('"')
+        yield from until(_VALUE_ENDS, lambda text: calls.give(json.dumps(text, ensure_ascii=False)[1:-1]), char)
+        calls.give('"')
+    else:
+        text = yield from until(_VALUE_ENDS, None, char, most=_MAX_VALUE)
+        calls.give(json.dumps(_value_of(text), ensure_ascii=False))
+    return ""
+
+
+def _schema_of(tool: Tool, key: str) -> dict[str, Any]:
+    properties = tool.parameters.get("properties")
+    schema = properties.get(key) if isinstance(properties, dict) else None
+    return schema if isinstance(schema, dict) else {}
+
+
+def is_text(schema: dict[str, Any]) -> bool:
+    """Whether a value can be nothing but text."""
+    if schema.get("type") == "string":
+        return True
+    choices = schema.get("enum")
+    return isinstance(choices, list) and "type" not in schema and all(isinstance(each, str) for each in choices)
+
+
+def _value_of(text: str) -> Any:
+    """JSON, or one of Python's literals, or else text."""
+    for read in (json.loads, ast.literal_eval):
+        try:
+            value = read(text.strip())
+            json.dumps(value, allow_nan=False)
+        except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+            continue
+        return value
+    return text
+
+
+def _lark(tool: Tool) -> str:
+    """Arguments in the order of the schema's properties, those that are not required left out at will."""
+    properties = tool.parameters.get("properties") or {}
+    required = tool.parameters.get("required") or []
+    found = []
+    for key, schema in properties.items():
+        begin, end = json.dumps(f"{PARAMETER}{key}>\n"), json.dumps("\n" + PARAMETER_END + "\n")
+        if isinstance(schema, dict) and is_text(schema):
+            choices = schema.get("enum", [schema["const"]] if "const" in schema else None)
+            if choices is None:
+                value = f"TEXT {end}"
+            else:
+                value = f"({' | '.join(json.dumps(each, ensure_ascii=False) for each in choices)}) {end}"
+        else:
+            value = f"%json {json.dumps(schema)} {end}"
+        found.append(f"({begin} {value})" + ("" if key in required else "?"))
+    return " ".join(found) or '""'
+
+
+_FORM = Form(
+    opening=BEGIN + "\n" + FUNCTION + "{name}>\n",
+    closing=FUNCTION_END + "\n" + END,
+    between="\n",
+    trigger=BEGIN,
+    arguments=_lark,
+)
+
+QWEN_CODER = Family("qwen3_coder", (BEGIN, FUNCTION), _read, _FORM, ends=(FUNCTION_END, END))

@@ -1,0 +1,42 @@
+"""The tools that a call offers to the model, and whether it must use one."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+
+class Tool(msgspec.Struct, frozen=True):
+    """A function that the model may call.
+
+    parameters  JSON schema of its arguments, an object
+    is_strict   arguments must fit the schema even where the model calls of its own accord
+    """
+
+    name: str
+    description: str = ""
+    parameters: dict[str, Any] = {}
+    is_strict: bool = False
+
+
+class ToolUse(msgspec.Struct, frozen=True):
+    """choice       "auto": the model decides; "none"; "required": at least one call; "named": one call of `name`
+    is_parallel     several calls are allowed in one answer
+    """
+
+    tools: tuple[Tool, ...]
+    choice: Literal["auto", "none", "required", "named"] = "auto"
+    name: str = ""
+    is_parallel: bool = True
+
+    @property
+    def is_forced(self) -> bool:
+        return self.choice in ("required", "named")
+
+    @property
+    def offered(self) -> tuple[Tool, ...]:
+        """Those that the answer may call."""
+        if self.choice == "none":
+            return ()
+        return tuple(tool for tool in self.tools if self.choice != "named" or tool.name == self.name)
