@@ -18,7 +18,10 @@
 extern "C" {
 #endif
 
-#define TM_ABI_VERSION 12
+#define TM_ABI_VERSION 13
+
+#define TM_NOT_FINITE (-1) /* in place of a token: the logits are not finite */
+#define TM_MASK_LATE (-2)  /* the mask has not come in time */
 
 enum tm_kind {
   TM_F32 = 0, TM_F16 = 1, TM_BF16 = 2, TM_Q4_0 = 3, TM_Q4_1 = 4, TM_Q8_0 = 5,
@@ -140,13 +143,15 @@ typedef struct {
   float repetition, frequency, presence; /* 1, 0, 0 for off */
   float dry_multiplier, dry_base;        /* 0 for off */
   int32_t dry_allowed_length, dry_last_n; /* -1: all of it */
-  int32_t num_dry_breakers, num_bias, num_held_back, num_bad_words, reserved;
+  int32_t num_dry_breakers, num_bias, num_held_back, num_bad_words, mask_wait_us;
   const int32_t* dry_breakers; /* in rising order */
   const int32_t* bias_ids;
   const float* bias;
   const uint32_t* mask;      /* a bit for each token that may be drawn; null: all may */
-  const int32_t* mask_ready; /* becomes 1 when the mask is complete, maybe while the step runs; null: it is */
-  const int32_t* held_back;  /* not drawn before min_tokens */
+  /* The mask is that of output positions below this; by tm_publish, maybe while the step runs. A draw beyond it waits, for
+   * mask_wait_us at most, and then gives TM_MASK_LATE. */
+  const int32_t* mask_until;
+  const int32_t* held_back;  /* not drawn before min_tokens, unless nothing else is left */
   const int32_t* bad_tokens; /* words one after the other: those of word w begin at bad_starts[w] */
   const int32_t* bad_starts;
 } tm_adjustment;
@@ -191,6 +196,8 @@ typedef struct tm_call {
 } tm_call;
 
 TM_API int32_t tm_abi_version(void);
+/* Writes a tm_adjustment's mask_until: a draw that sees it sees what was written before. */
+TM_API void tm_publish(int32_t* until, int32_t value);
 TM_API const char* tm_last_error(void);
 
 /* 1 where the variant ("scalar", "avx2", "avxvnni", "avx512", "avx512bf16", "amx", "neon", "neoni8mm", "scalartiles")

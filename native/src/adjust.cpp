@@ -22,7 +22,7 @@ namespace {
 constexpr uint32_t kInPrompt = 1u << 31;
 constexpr int kDryLongest = 64;  // of a repeated run: tokens that are compared
 constexpr auto kNap = std::chrono::microseconds(20);
-constexpr int kMostNaps = 60000;  // for a mask: seconds. Counted, because a process that was stopped has waited for nothing
+constexpr auto kLongestNap = std::chrono::milliseconds(1);  // what a nap counts at most: a stopped process does not wait
 
 // Each distinct token of the history once.
 void penalise(const tm_adjustment& how, int num_output, float* logits, int num_cols, uint32_t* counts) {
@@ -75,29 +75,61 @@ void penalise_repeats(const tm_adjustment& how, int num_output, float* logits, i
   }
 }
 
-// Whether the mask is there; while it is not, only this row waits.
-bool wait_for_mask(const tm_adjustment& how) {
-  if (how.mask_ready == nullptr) return true;
-  for (int naps = 0; __atomic_load_n(how.mask_ready, __ATOMIC_ACQUIRE) == 0; naps++) {
-    if (naps == kMostNaps) return false;
+// Whether the mask of this output position is there; while it is not, only this row waits.
+bool wait_for_mask(const tm_adjustment& how, int num_output) {
+  using std::chrono::steady_clock;
+  steady_clock::duration left = std::chrono::microseconds(how.mask_wait_us);
+  while (__atomic_load_n(how.mask_until, __ATOMIC_ACQUIRE) <= num_output) {
+    if (left <= steady_clock::duration::zero()) return false;
+    const auto before = steady_clock::now();
     std::this_thread::sleep_for(kNap);
+    left -= std::min<steady_clock::duration>(steady_clock::now() - before, kLongestNap);
   }
   return true;
 }
 
-// The last token of each word whose others were just drawn; unless nothing else is left.
+// Whole words of the mask at a time: most are all zeros or all ones.
+void apply_mask(const uint32_t* mask, float* logits, int num_cols) {
+  for (int word = 0; word * 32 < num_cols; word++) {
+    const uint32_t bits = mask[word];
+    if (bits == ~0u) continue;
+    float* first = logits + word * 32;
+    const int count = std::min(32, num_cols - word * 32);
+    if (bits == 0) {
+      std::fill(first, first + count, kNever);
+      continue;
+    }
+    for (int i = 0; i < count; i++)
+      if ((bits >> i & 1) == 0) first[i] = kNever;
+  }
+}
+
+using Held = std::vector<std::pair<int32_t, float>>;  // ids that are not to be drawn, and their logits
+
+// Rules them out, unless nothing else is left.
+void rule_out(const Held& held, float* logits, int num_cols) {
+  if (held.empty()) return;
+  for (const auto& one : held) logits[one.first] = kNever;
+  if (std::all_of(logits, logits + num_cols, [](float value) { return value <= kNever; }))
+    for (const auto& one : held) logits[one.first] = one.second;
+}
+
+void hold_back(const tm_adjustment& how, float* logits, int num_cols) {
+  Held held;
+  for (int i = 0; i < how.num_held_back; i++) held.emplace_back(how.held_back[i], logits[how.held_back[i]]);
+  rule_out(held, logits, num_cols);
+}
+
+// The last token of each word whose others were just drawn.
 void forbid_words(const tm_adjustment& how, int num_output, float* logits, int num_cols) {
   const int32_t* end = how.history + how.num_prompt + num_output;
-  std::vector<std::pair<int32_t, float>> held;
+  Held held;
   for (int w = 0; w < how.num_bad_words; w++) {
     const int32_t *word = how.bad_tokens + how.bad_starts[w], *last = how.bad_tokens + how.bad_starts[w + 1] - 1;
     if (last - word > num_output || !std::equal(word, last, end - (last - word))) continue;
     held.emplace_back(*last, logits[*last]);
   }
-  if (held.empty()) return;
-  for (const auto& one : held) logits[one.first] = kNever;
-  if (std::all_of(logits, logits + num_cols, [](float value) { return value <= kNever; }))
-    for (const auto& one : held) logits[one.first] = one.second;
+  rule_out(held, logits, num_cols);
 }
 
 }  // namespace
@@ -108,12 +140,10 @@ bool adjust_row(const tm_adjustment& how, int num_output, float* logits, int num
   if (how.dry_multiplier > 0.0f && how.dry_last_n != 0) penalise_repeats(how, num_output, logits, num_cols, counts);
   for (int i = 0; i < how.num_bias; i++) logits[how.bias_ids[i]] += how.bias[i];
   if (how.mask != nullptr) {
-    if (!wait_for_mask(how)) return false;
-    for (int i = 0; i < num_cols; i++)
-      if ((how.mask[i / 32] >> i % 32 & 1) == 0) logits[i] = kNever;
+    if (!wait_for_mask(how, num_output)) return false;
+    apply_mask(how.mask, logits, num_cols);
   }
-  if (num_output < how.min_tokens)
-    for (int i = 0; i < how.num_held_back; i++) logits[how.held_back[i]] = kNever;
+  if (num_output < how.min_tokens) hold_back(how, logits, num_cols);
   if (how.num_bad_words > 0) forbid_words(how, num_output, logits, num_cols);
   return true;
 }

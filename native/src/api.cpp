@@ -46,6 +46,8 @@ extern "C" {
 
 int32_t tm_abi_version(void) { return TM_ABI_VERSION; }
 
+void tm_publish(int32_t* until, int32_t value) { __atomic_store_n(until, value, __ATOMIC_RELEASE); }
+
 const char* tm_last_error(void) { return last_error.c_str(); }
 
 int32_t tm_isa_available(const char* isa) { return mill::find_kernels(isa) != nullptr; }

@@ -329,11 +329,12 @@ int32_t sample_row(const Kernels* kernels, const float* logits, int num_cols, co
 int32_t sample_adjusted_row(const Kernels* kernels, const float* logits, int num_cols, const SamplingRow& how,
                             const tm_adjustment& adjustment, void* memory) {
   const Scratch scratch = split(memory, num_cols);
-  int32_t token = -1;
+  int32_t token = TM_NOT_FINITE;
   if (!std::isnan(kernels->max_of(logits, num_cols))) {
     memcpy(scratch.adjusted, logits, static_cast<size_t>(num_cols) * 4);
-    if (adjust_row(adjustment, how.position, scratch.adjusted, num_cols, scratch.counts))
-      token = sample_row(kernels, scratch.adjusted, num_cols, how, memory);
+    token = adjust_row(adjustment, how.position, scratch.adjusted, num_cols, scratch.counts)
+                ? sample_row(kernels, scratch.adjusted, num_cols, how, memory)
+                : TM_MASK_LATE;
   }
   adjustment.history[adjustment.num_prompt + how.position] = std::max(token, 0);
   return token;

@@ -33,7 +33,7 @@ int64_t sample_scratch_bytes(int64_t num_cols);
 // The token; -1 where not all logits are finite.
 int32_t sample_row(const Kernels* kernels, const float* logits, int num_cols, const SamplingRow& how, void* scratch);
 
-// The same from adjusted logits, which leaves `logits` as they are; -1 too where the adjustment's mask does not come. The
+// The same from adjusted logits, which leaves `logits` as they are; TM_MASK_LATE where the adjustment's mask does not come. The
 // token is appended to its history. This scratch must have been zeros at first.
 int32_t sample_adjusted_row(const Kernels* kernels, const float* logits, int num_cols, const SamplingRow& how,
                             const tm_adjustment& adjustment, void* scratch);

@@ -6,12 +6,13 @@ from __future__ import annotations
 import math
 import threading
 import time
+from functools import partial
 
 import numpy as np
 import pytest
 
 from tokenmill.ops.api import RawTensor, StepBatch, StepLimits
-from tokenmill.ops.draws import NEVER, Adjustment, Adjustments, Draws, Mask, SampleBatch
+from tokenmill.ops.draws import ALWAYS, MASK_LATE, NEVER, Adjustment, Adjustments, Draws, Mask, SampleBatch
 from tokenmill.ops.native import NativeOps, available
 from tokenmill.ops.native.library import available_isas
 from tokenmill.ops.philox import PURPOSE_XTC, words_of_ids
@@ -231,29 +232,61 @@ def test_a_threshold_too_small_for_a_float_leaves_a_token(ops):
     assert ops.sample(logits_LV, how).tolist() == [39] * 3
 
 
-@needs_native
-def test_only_the_row_whose_mask_is_late_waits() -> None:
-    """A mask is handed over while the step that draws by it runs: the other row has its token by then."""
+def _masked_step(backend, mask: Mask, adjustment: Adjustment | None = None):
+    """A step of two rows of equal logits, of which the first draws by the mask, and where their tokens will lie."""
     vocab_size = 64
-    backend = NativeOps(2)
     given = backend.pack([RawTensor("f32", 2, vocab_size, np.zeros((2, vocab_size), np.float32).view(np.uint8))])
     program = backend.compile(
         lambda ops, batch: ops.gather_rows(ops.embed(given, batch.tokens_T), batch.logit_rows_L), StepLimits(2, 2, 1, 2)
     )
     rows, ones = np.arange(2, dtype=np.int32), np.ones(2, np.int32)
     batch = StepBatch(rows, rows * 0, np.arange(3, dtype=np.int32), ones, np.zeros((2, 1), np.int32), rows)
-    mask = Mask(vocab_size)
-    adjustment = Adjustment(np.zeros(9, np.int32), 3, mask=mask)
+    adjustment = adjustment or Adjustment(np.zeros(9, np.int32), 3, mask=mask)
     tokens_L = np.full(2, -7, np.int32)
     draws = Draws(_how(2, 1), rows, tokens_L, np.zeros(2, np.int32), Adjustments([adjustment, None]))
-    thread = threading.Thread(target=program, args=(batch, draws))
+    return partial(program, batch, draws), tokens_L, adjustment
+
+
+@needs_native
+def test_only_the_row_whose_mask_is_late_waits() -> None:
+    """A mask is published while the step that draws by it runs: the other row has its token by then."""
+    backend, mask = NativeOps(2), Mask(64)
+    step, tokens_L, adjustment = _masked_step(backend, mask)
+    thread = threading.Thread(target=step)
     thread.start()
     give_up_s = time.monotonic() + 4
     while tokens_L[1] == -7 and time.monotonic() < give_up_s:
         time.sleep(1e-3)
     waited = tokens_L.tolist()
-    mask.hand_over(np.array([41]))
+    mask.allow(np.array([41]))
+    backend.publish(mask, 1)
     thread.join()
     backend.close()
     assert waited[0] == -7 and waited[1] >= 0
     assert tokens_L[0] == 41 == adjustment.history[3] and tokens_L[1] == waited[1]
+
+
+def test_a_mask_that_does_not_come_is_told(ops):
+    """A row whose mask is that of earlier positions only waits no longer than it is to, and says why it drew nothing;
+    the other row has its token."""
+    mask = Mask(64, wait_s=0.02)
+    mask.allow(np.array([41]))
+    step, tokens_L, _ = _masked_step(ops, mask)
+    step()
+    assert tokens_L[0] == MASK_LATE and tokens_L[1] >= 0
+    ops.publish(mask, 1)
+    step()
+    assert tokens_L[0] == 41
+
+
+def test_what_is_held_back_gives_way_to_a_mask(ops):
+    """Tokens held back are drawn where the mask allows nothing else, and only there."""
+    held_back = np.array([7, 41], np.int32)
+    for allowed, expected in (([7, 41], {7, 41}), ([7, 20, 41], {20})):
+        mask = Mask(64)
+        mask.allow(np.array(allowed))
+        ops.publish(mask, ALWAYS)
+        adjustment = Adjustment(np.zeros(9, np.int32), 3, min_tokens=4, held_back=held_back, mask=mask)
+        step, tokens_L, _ = _masked_step(ops, mask, adjustment)
+        step()
+        assert tokens_L[0] in expected

@@ -37,6 +37,7 @@ class Engine:
         self.in_flight: deque[StepPlan] = deque()
         self.num_prompt: dict[int, int] = {}
         self.corrupted: set[int] = set()  # sequences whose rows are not finite
+        self.errors: dict[int, str] = {}  # of sequences whose rows have one
 
     def add(self, *requests: Request) -> list[Output]:
         return list(self.core.handle(Submit(requests), 0.0).outputs)
@@ -63,6 +64,8 @@ class Engine:
         scores = tuple(TokenLogprob(0, -1.0, 1) for _ in range(row.start, end)) if row.score else ()
         if row.seq in self.corrupted:
             return RowResult(row.seq, is_corrupted=True)
+        if row.seq in self.errors:
+            return RowResult(row.seq, error=self.errors[row.seq])
         return RowResult(row.seq, (self.answer(row),) if row.sample else (), (), scores)
 
     def fail(self) -> list[Output]:
@@ -374,6 +377,20 @@ def test_a_corrupted_row_ends_its_sequence_alone() -> None:
     assert "finite" in error.error and not error.tokens and other.tokens == (7,)
     assert [output.request_id for output in engine.finish()] == ["b", "b"]
     assert engine.core.stats().num_corrupted == 1
+
+
+def test_a_row_with_an_error_ends_its_sequence_alone() -> None:
+    """The client hears the error, and what the sequence held stays in the prefix cache."""
+    engine = Engine()
+    engine.add(make_request("a", 6, 3), make_request("b", 6, 3, first=30))
+    engine.plan(), engine.plan()
+    engine.errors[0] = "out of fuel"
+    error, other = engine.commit()
+    assert (error.request_id, error.finish_reason, error.error) == ("a", "error", "out of fuel")
+    assert not error.tokens and other.tokens == (7,)
+    assert [output.request_id for output in engine.finish()] == ["b", "b"]
+    stats = engine.core.stats()
+    assert stats.num_corrupted == 0 and stats.num_cached_blocks
 
 
 def test_what_a_corrupted_sequence_held_is_not_matched_again() -> None:

@@ -109,7 +109,7 @@ class RowResult(NamedTuple):
     """What one row gave. `tokens`: drawn tokens (empty unless the row sampled). `logprobs`: one entry per drawn token
     where the request wants them. `prompt_logprobs`: one entry per scored position, in order. `vector`: the output of a
     pooling sequence, float32 in the machine's byte order. `is_corrupted`: the row's logits or vector are not finite,
-    and it gives nothing else."""
+    and it gives nothing else. `error`: nor does a row that could not be drawn from; a sentence for the user."""
 
     seq: int
     tokens: tuple[int, ...] = ()
@@ -117,6 +117,7 @@ class RowResult(NamedTuple):
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     vector: bytes = b""
     is_corrupted: bool = False
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ A result appends tokens, publishes the blocks that they fill, and says so to cli
                            the client sees the same tokens
     blocks they published  are withdrawn
 
-A row whose logits are not finite ends its sequence alone, with an error. What the sequence holds in the prefix cache is
-forgotten, with all that was computed from it, and not fetched again: a retry starts from nothing, in case a fault lies
-there.
+A row with an error ends its sequence alone, and so does one whose logits are not finite. What that sequence holds in
+the prefix cache is forgotten, with all that was computed from it, and not fetched again: a retry starts from nothing,
+in case a fault lies there.
 """
 
 from __future__ import annotations
@@ -103,6 +103,8 @@ def _commit_row(
         state.counters.num_corrupted += 1
         state.forget(seq)
         return _fail(state, seq, EngineFailed(CORRUPTED), now)
+    if result.error:
+        return _fail(state, seq, EngineFailed(result.error), now)
     if row.score:
         seq.prompt_logprobs += result.prompt_logprobs
     if not row.sample:

@@ -16,6 +16,7 @@ import numpy as np
 from ..core.block import KVGroup
 from .draws import NEVER as NEVER
 from .draws import Draws as Draws
+from .draws import Mask as Mask
 from .draws import SampleBatch as SampleBatch
 from .pool import KVPool
 from .work import WorkQueue
@@ -243,6 +244,11 @@ class Ops(Protocol):
         """int32 [L]: temperature, filters, and an exponential race, as reference_sample.py defines them.
         Greedy and all ties: the lower id. -1 for a row whose logits are not all finite; whoever rules tokens out
         gives them NEVER."""
+        ...
+
+    def publish(self, mask: Mask, until: int) -> None:
+        """The words of `mask` are those of output positions below `until`. A draw that sees this sees them too. From
+        any thread; takes under a microsecond and keeps the interpreter."""
         ...
 
     def token_logprobs(

@@ -1,7 +1,8 @@
 """What a step is told of the tokens it draws: settings of each row, what is done to its logits first, what it reports.
 
-The order for a row: repetition, frequency and presence penalties, DRY, bias, mask, tokens held back, bad words; then
-temperature, top_n_sigma, top_k, typical_p, top_p, min_p, XTC; then the draw. See docs/sampling.md.
+The order for a row: repetition, frequency and presence penalties, DRY, bias, mask, tokens held back, bad words (the
+last two give way where nothing else is left); then temperature, top_n_sigma, top_k, typical_p, top_p, min_p, XTC; then
+the draw. See docs/sampling.md.
 
     L logit rows  V vocabulary  n most alternatives of a row
 """
@@ -18,11 +19,21 @@ import numpy as np
 NEVER = np.finfo(np.float32).min
 """The logit of a token that must not be drawn. Not minus infinity: that is a sign of damage, as NaN is."""
 
-MASK_WAIT_S = 5
-"""How long, at least, a row waits for a mask that does not come. Naps are counted, because a process that was stopped
-meanwhile has waited for nothing."""
+NOT_FINITE = -1
+"""In place of a token: the row's logits are not finite."""
+
+MASK_LATE = -2
+"""In place of a token: the row's mask has not come in time."""
+
+MASK_WAIT_S = 5.0
+"""How long a row waits for a mask that does not come."""
+
+ALWAYS = 2**31 - 1
+"""Above all output positions."""
 
 _NAP_S = 1e-4
+_LONGEST_NAP_S = 1e-3
+"""What a nap counts at most: a process that was stopped meanwhile has not waited."""
 
 
 @dataclass(slots=True)
@@ -44,29 +55,33 @@ class SampleBatch:
 
 
 class Mask:
-    """The tokens that may be drawn, a bit each: uint32 words, of a vocabulary. Whoever computes them may do so while a
-    step runs that draws by them: only that row waits, up to MASK_WAIT_S, and is then told as not finite."""
+    """The tokens that may be drawn, a bit each: uint32 words, of a vocabulary. They are those of output positions below
+    `until`, which `Ops.publish` writes. Whoever computes them may do so while a step runs that draws by them: only that
+    row waits, for `wait_s` at most, and then has MASK_LATE for a token."""
 
-    __slots__ = ("ready", "words")
+    __slots__ = ("until", "wait_s", "words")
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, wait_s: float = MASK_WAIT_S) -> None:
         self.words = np.zeros(-(-vocab_size // 32), np.uint32)
-        self.ready = np.zeros(1, np.int32)
+        self.until = np.zeros(1, np.int32)
+        self.wait_s = wait_s
 
-    def hand_over(self, allowed_ids: np.ndarray) -> None:
-        """The ids lie in the vocabulary."""
+    def allow(self, ids: np.ndarray) -> None:
+        """These and no others; they lie in the vocabulary."""
         bits = np.zeros(len(self.words) * 32, np.uint8)
-        bits[allowed_ids] = 1
+        bits[ids] = 1
         self.words[:] = np.packbits(bits, bitorder="little").view(np.uint32)
-        self.ready[0] = 1
 
-    def wait(self) -> bool:
-        """Whether it has come."""
-        for _ in range(int(MASK_WAIT_S / _NAP_S)):
-            if self.ready[0]:
-                break
+    def wait(self, position: int) -> bool:
+        """Whether that of an output position has come."""
+        left_s = self.wait_s
+        while self.until[0] <= position:
+            if left_s <= 0:
+                return False
+            before_s = time.monotonic()
             time.sleep(_NAP_S)
-        return bool(self.ready[0])
+            left_s -= min(time.monotonic() - before_s, _LONGEST_NAP_S)
+        return True
 
 
 def _no_ids() -> np.ndarray:
@@ -148,8 +163,8 @@ class Draws:
 
     how       one entry for each of the last rows of the step's logits
     slots_L   int32: the slot of `drawn` that keeps each token
-    tokens_L  int32: what was drawn, -1 where the logits are not finite; the call fills it
-    drawn     int32 [slots], the caller's; read as the call begins, written as it ends (0 in place of -1)
+    tokens_L  int32: what was drawn, or NOT_FINITE or MASK_LATE; the call fills it
+    drawn     int32 [slots], the caller's; read as the call begins, written as it ends (0 where no token was drawn)
     adjustments   None: no row has any
     scores        None: no row reports anything
     """

@@ -27,6 +27,7 @@ from .api import (
     StepBatch,
     StepLimits,
 )
+from .draws import Mask
 from .pool import HostPool
 from .reference_kv import ReferenceKV
 from .reference_sample import draw, sample, token_logprobs
@@ -86,6 +87,10 @@ class ReferenceOps:
 
     def describe(self) -> dict[str, str]:
         return {"backend": f"numpy {np.__version__}", "activations": "f32" if self.exact_activations else "int8"}
+
+    def publish(self, mask: Mask, until: int) -> None:
+        """Whoever reads it takes the interpreter after this has let it go."""
+        mask.until[0] = until
 
     def progress(self) -> None:
         """numpy does not tell."""

@@ -30,12 +30,12 @@ def adjust(how: Adjustment, logits_V: np.ndarray, num_output: int) -> bool:
         _penalise_repeats(how, tokens.tolist(), logits_V)
     logits_V[how.bias_ids] += how.bias
     if how.mask is not None:
-        if not how.mask.wait():
+        if not how.mask.wait(num_output):
             return False
         allowed = np.unpackbits(how.mask.words.view(np.uint8), bitorder="little")[:vocab_size]
         logits_V[allowed == 0] = NEVER
     if num_output < how.min_tokens:
-        logits_V[how.held_back] = NEVER
+        _rule_out(how.held_back, logits_V)
     _forbid_words(how, output.tolist(), logits_V)
     return True
 
@@ -67,7 +67,7 @@ def _penalise_repeats(how: Adjustment, tokens: list[int], logits_V: np.ndarray) 
 
 
 def _forbid_words(how: Adjustment, output: list[int], logits_V: np.ndarray) -> None:
-    """The last token of each word whose others were just drawn; unless nothing else is left."""
+    """The last token of each word whose others were just drawn."""
     starts = how.bad_starts.tolist()
     words = [how.bad_tokens[start:end].tolist() for start, end in pairwise(starts)]
     ends = [
@@ -75,9 +75,12 @@ def _forbid_words(how: Adjustment, output: list[int], logits_V: np.ndarray) -> N
         for word in words
         if len(word) <= len(output) + 1 and output[len(output) + 1 - len(word) :] == word[:-1]
     ]
-    if not ends:
-        return
-    values = logits_V[ends]
-    logits_V[ends] = NEVER
+    _rule_out(np.array(ends, np.int32), logits_V)
+
+
+def _rule_out(ids: np.ndarray, logits_V: np.ndarray) -> None:
+    """Unless nothing else is left."""
+    values = logits_V[ids]
+    logits_V[ids] = NEVER
     if logits_V.max() == NEVER:
-        logits_V[ends] = values
+        logits_V[ids] = values

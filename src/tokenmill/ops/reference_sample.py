@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .draws import NEVER, Draws, SampleBatch
+from .draws import MASK_LATE, NEVER, NOT_FINITE, Draws, SampleBatch
 from .philox import PURPOSE_TOKEN, PURPOSE_XTC, words_of_ids
 from .reference_adjust import adjust
 
@@ -16,12 +16,14 @@ def draw(logits_LV: np.ndarray, draws: Draws) -> None:
     """What a step does with its rows of logits, which stay as they are."""
     tokens_L, how = draws.tokens_L, draws.how
     adjusted_LV = logits_LV.copy()
+    late: list[int] = []
     for row, adjustment in enumerate(() if draws.adjustments is None else draws.adjustments.rows):
         if adjustment is None or not np.isfinite(logits_LV[row]).all():
             continue
         if not adjust(adjustment, adjusted_LV[row], int(how.position_L[row])):
-            adjusted_LV[row] = np.nan
+            late.append(row)
     tokens_L[:] = sample(adjusted_LV, how)
+    tokens_L[late] = MASK_LATE
     draws.drawn[draws.slots_L] = np.maximum(tokens_L, 0)
     for row, adjustment in enumerate(() if draws.adjustments is None else draws.adjustments.rows):
         if adjustment is not None:
@@ -48,7 +50,7 @@ def sample(logits_LV: np.ndarray, how: SampleBatch) -> np.ndarray:
     draw       the id with the least `exponentials` / mass; ties go to the lower id
     """
     is_finite_L = np.isfinite(logits_LV).all(axis=1)
-    tokens_L = np.where(is_finite_L, np.argmax(logits_LV, axis=1), -1).astype(np.int32)
+    tokens_L = np.where(is_finite_L, np.argmax(logits_LV, axis=1), NOT_FINITE).astype(np.int32)
     for row in np.flatnonzero((how.temperature_L > 0) & is_finite_L).tolist():
         seed, choice, position = int(how.seed_L[row]), int(how.choice_L[row]), int(how.position_L[row])
         logits_V = logits_LV[row].astype(np.float64)

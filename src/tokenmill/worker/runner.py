@@ -25,6 +25,7 @@ import numpy as np
 
 from ..core.step import RowResult, StepPlan, StepResult, TokenLogprob
 from ..ops.api import Draws, Ops, Program, StepBatch, StepLimits
+from ..ops.draws import MASK_LATE, MASK_WAIT_S, NOT_FINITE
 from .adapters import Adapters
 from .batch import RowPart, Slots, block_tables, build_batch, micro_batches, one_more_on, one_on, part_of_row
 from .sampler import Drawing, Sampler, told
@@ -255,14 +256,14 @@ class Runner:
         if step.is_call and step.micro_batches[0].draws.scores is None:
             return StepResult(step.plan.step, self._plain_rows(step), duration_s)
         tokens: dict[int, tuple[int, ...]] = {}
-        corrupted: set[int] = set()
+        failed: dict[int, RowResult] = {}
         logprobs: dict[int, tuple[TokenLogprob, ...]] = {}
         scores: dict[int, tuple[TokenLogprob, ...]] = {}
         for micro_batch in step.micro_batches:
             for row, token in zip(micro_batch.sampled, self._drawn_tokens(micro_batch), strict=True):
                 tokens[row] = (token,)
                 if token < 0:
-                    corrupted.add(row)
+                    failed[row] = _failed(step.plan.rows[row].seq, token)
             for index, entry in told(micro_batch.draws).items():
                 logprobs[micro_batch.sampled[index]] = (entry,)
             entries = iter(micro_batch.scores)
@@ -270,11 +271,11 @@ class Runner:
                 scored = tuple(islice(entries, count))
                 scores[row] = scores.get(row, ()) + scored
                 if any(entry.rank == 0 for entry in scored):
-                    corrupted.add(row)
+                    failed[row] = _failed(step.plan.rows[row].seq, NOT_FINITE)
         rows = tuple(
             RowResult(row.seq, tokens.get(index, ()), logprobs.get(index, ()), scores.get(index, ()))
-            if index not in corrupted
-            else RowResult(row.seq, is_corrupted=True)
+            if index not in failed
+            else failed[index]
             for index, row in enumerate(step.plan.rows)
         )
         return StepResult(step.plan.step, rows, duration_s)
@@ -286,15 +287,22 @@ class Runner:
         for index, token in zip(micro_batch.sampled, self._drawn_tokens(micro_batch), strict=True):
             tokens[index] = (token,)
         results = [RowResult(row.seq, drawn) for row, drawn in zip(rows, tokens, strict=True)]
-        if (-1,) in tokens:
-            results = [RowResult(row.seq, is_corrupted=True) if row.tokens == (-1,) else row for row in results]
+        if (NOT_FINITE,) in tokens or (MASK_LATE,) in tokens:
+            results = [_failed(row.seq, *row.tokens) if row.tokens and row.tokens[0] < 0 else row for row in results]
         return tuple(results)
 
     def _drawn_tokens(self, micro_batch: MicroBatch) -> list[int]:
-        """-1 where logits are not finite."""
+        """NOT_FINITE or MASK_LATE where none was drawn."""
         drawn: list[int] = micro_batch.draws.tokens_L.tolist()
-        assert not drawn or -1 <= min(drawn) <= max(drawn) < self._vocab_size, (min(drawn), max(drawn))
+        assert not drawn or MASK_LATE <= min(drawn) <= max(drawn) < self._vocab_size, (min(drawn), max(drawn))
         return drawn
+
+
+def _failed(seq: int, token: int) -> RowResult:
+    """Of a row that drew no token: `token` says why."""
+    if token == NOT_FINITE:
+        return RowResult(seq, is_corrupted=True)
+    return RowResult(seq, error=f"The tokens that may come next were not known after {MASK_WAIT_S:g} s. Try again.")
 
 
 @dataclass(frozen=True, slots=True)

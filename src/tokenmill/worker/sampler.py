@@ -19,7 +19,7 @@ import numpy as np
 from ..core.request import SamplingParams
 from ..core.step import Introduction, TokenLogprob
 from ..ops.api import Ops
-from ..ops.draws import Adjustment, Adjustments, Draws, Mask, SampleBatch, Scores
+from ..ops.draws import ALWAYS, Adjustment, Adjustments, Draws, Mask, SampleBatch, Scores
 
 SLICE = 16
 """Rows scored at once: what bounds the scratch of prompt logprobs."""
@@ -134,7 +134,7 @@ class Sampler:
         """Complete the masks of sequences introduced since the last time; steps that draw by them may run already."""
         pending, self._pending = self._pending, []
         for lists in pending:
-            lists.hand_over()
+            lists.hand_over(self._ops)
 
     def prepare(self, slots_L: np.ndarray, positions_L: np.ndarray) -> Drawing:
         """How to draw, for each of these slots, the token of position positions_L (counted from the start of the
@@ -234,8 +234,7 @@ def needs_adjustment(params: SamplingParams) -> bool:
 
 class _Lists:
     """The token ids of one SamplingParams object as arrays. The choices that have the object share them; it is kept,
-    so that no other takes its identity. Where every allowed token is an end or stop token, min_tokens gives way, since
-    some token must be possible. Ids outside the vocabulary are ignored."""
+    so that no other takes its identity. Ids outside the vocabulary are ignored."""
 
     def __init__(self, params: SamplingParams, eos_token_ids: tuple[int, ...], vocab_size: int) -> None:
         self._params = params
@@ -244,14 +243,12 @@ class _Lists:
         self.bias = np.fromiter(bias.values(), np.float32, len(bias))
         self._allowed = _ids(params.allowed_token_ids, vocab_size)
         self.mask = Mask(vocab_size) if len(self._allowed) else None
-        held_back = _ids(eos_token_ids + params.stop_token_ids, vocab_size)
-        if len(self._allowed) and np.isin(self._allowed, held_back).all():
-            held_back = held_back[:0]
-        self.held_back = held_back
+        self.held_back = _ids(eos_token_ids + params.stop_token_ids, vocab_size)
 
-    def hand_over(self) -> None:
+    def hand_over(self, ops: Ops) -> None:
         assert self.mask is not None
-        self.mask.hand_over(self._allowed)
+        self.mask.allow(self._allowed)
+        ops.publish(self.mask, ALWAYS)
 
 
 @dataclass(slots=True, eq=False)

@@ -14,14 +14,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...core.block import KVGroup
-from ..api import LowRank, RawTensor, SampleBatch, StepLimits
+from ..api import LowRank, Mask, RawTensor, SampleBatch, StepLimits
 from ..forward import ForwardOps
 from ..pool import HostPool
 from ..work import ThreadQueue, WorkQueue
 from .bind import SAMPLING, columns
 from .direct import call_directly
 from .fuse import fuse
-from .library import KV_TYPES, PROBES, TILE_ISAS, KVStruct, SamplingStruct, check, load_library
+from .library import (
+    KV_TYPES,
+    PROBES,
+    TILE_ISAS,
+    KVStruct,
+    SamplingStruct,
+    check,
+    keeping_interpreter,
+    load_library,
+)
 from .memory import WeightArena, aligned_bytes
 from .pack import Packer
 from .program import NativeProgram
@@ -43,6 +52,7 @@ class NativeOps:
         self.fuse = fuse
         self._isa = isa or os.environ.get("TOKENMILL_ISA") or "auto"
         self._library = load_library()
+        self._publish = keeping_interpreter("tm_publish")
         self._team_handle: Any = None
         self._programs: list[NativeProgram] = []
         self._weights = WeightArena()
@@ -196,6 +206,9 @@ class NativeOps:
         )
         check(self._library, done == 0)
         return logprobs_L, ranks_L, top_Ln, top_logprobs_Ln
+
+    def publish(self, mask: Mask, until: int) -> None:
+        self._publish(mask.until.ctypes.data, until)
 
     def _scratch_for(self, num_cols: int) -> int:
         needed = self._library.tm_sample_scratch(num_cols) * self.num_threads

@@ -10,11 +10,12 @@ import functools
 import os
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
 from pathlib import Path
+from typing import cast
 
-ABI_VERSION = 12
+ABI_VERSION = 13
 
 KINDS = {
     **{"f32": 0, "f16": 1, "bf16": 2, "q4_0": 3, "q4_1": 4, "q8_0": 5, "q8_m": 6, "q8_h": 7, "q8_hm": 8, "q6_h": 9},
@@ -165,12 +166,12 @@ class AdjustmentStruct(ctypes.Structure):
         ("num_bias", c_int32),
         ("num_held_back", c_int32),
         ("num_bad_words", c_int32),
-        ("reserved", c_int32),
+        ("mask_wait_us", c_int32),
         ("dry_breakers", c_void_p),
         ("bias_ids", c_void_p),
         ("bias", c_void_p),
         ("mask", c_void_p),
-        ("mask_ready", c_void_p),
+        ("mask_until", c_void_p),
         ("held_back", c_void_p),
         ("bad_tokens", c_void_p),
         ("bad_starts", c_void_p),
@@ -207,6 +208,7 @@ class CallStruct(ctypes.Structure):
 
 _SIGNATURES = {
     "tm_abi_version": (c_int32, ()),
+    "tm_publish": (None, (c_void_p, c_int32)),
     "tm_last_error": (c_char_p, ()),
     "tm_isa_available": (c_int32, (c_char_p,)),
     "tm_team_new": (c_void_p, (c_int32, c_char_p)),
@@ -282,6 +284,13 @@ def load_library() -> ctypes.CDLL:
     if found != ABI_VERSION:
         raise OSError(f"{path} speaks version {found} of the border, this package speaks {ABI_VERSION}")
     return library
+
+
+def keeping_interpreter(name: str) -> Callable[..., None]:
+    """A function of the library that is over so soon that letting other threads of Python in would cost more."""
+    function = getattr(ctypes.PyDLL(str(library_path())), name)
+    function.restype, function.argtypes = _SIGNATURES[name]
+    return cast(Callable[..., None], function)
 
 
 def available() -> str | None:
