@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from scripted import Served
+from tokenmill.server.ollama.parse import _messages
 
 
 @pytest.fixture(scope="module")
@@ -111,3 +112,173 @@ def test_errors_have_ollamas_shape_wherever_they_arise(served: Served) -> None:
     for path, body, status in (("/api/nothing", None, 404), ("/api/show", {}, 400), ("/api/version", {}, 405)):
         found, answer = ask(served, path, body)
         assert found == status and list(answer) == ["error"] and isinstance(answer["error"], str)
+
+
+# ---- answers ----
+
+
+def user(text: str) -> list[Any]:
+    return [{"role": "user", "content": text}]
+
+
+def test_a_chat_is_streamed_unless_the_caller_says_otherwise(served: Served) -> None:
+    status, lines = ask(served, "/api/chat", {"model": "toy", "messages": user("hi")})
+    assert status == 200 and all(line["model"] == "toy" for line in lines)
+    assert "".join(line["message"]["content"] for line in lines) == "hello world"
+    assert [line["done"] for line in lines] == [False] * (len(lines) - 1) + [True] and len(lines) > 2
+    whole = ask(served, "/api/chat", {"model": "toy", "messages": user("hi"), "stream": False})[1]
+    assert whole["message"] == {"role": "assistant", "content": "hello world"}
+    for last in (lines[-1], whole):
+        assert (
+            last["done_reason"] == "stop" and last["eval_count"] == len(served.text.tokenizer.encode("hello world")) + 1
+        )
+        assert last["prompt_eval_count"] > 10 and last["total_duration"] > 0
+        parts = ("load_duration", "prompt_eval_duration", "eval_duration")
+        assert abs(sum(last[part] for part in parts) - last["total_duration"]) < 5
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_options_reach_the_engine(served: Served, stream: bool) -> None:
+    served.script.introductions.clear()
+    options = {"num_predict": 3, "temperature": 0.5, "top_k": 7, "seed": 9, "repeat_penalty": 1.5, "num_ctx": 4096}
+    body = {"model": "toy", "prompt": "hi", "options": options, "stream": stream}
+    answer = ask(served, "/api/generate", body)[1]
+    answer = answer[-1] if stream else answer
+    assert (answer["done_reason"], answer["eval_count"]) == ("length", 3)
+    (intro,) = served.script.introductions
+    sampling = intro.sampling
+    assert (intro.seed, sampling.temperature, sampling.top_k, sampling.repetition_penalty) == (9, 0.5, 7, 1.5)
+
+
+def test_a_prompt_is_put_in_the_template_unless_it_is_raw(served: Served) -> None:
+    served.script.introductions.clear()
+    body = {"model": "toy", "prompt": "hi", "system": "be brief", "stream": False}
+    answer = ask(served, "/api/generate", body)[1]
+    raw = ask(served, "/api/generate", {"model": "toy", "prompt": "hi", "raw": True, "stream": False})[1]
+    prompts = [
+        served.text.tokenizer.decode(each.prompt_tokens, skip_special=False) for each in served.script.introductions
+    ]
+    assert prompts == [
+        "<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n",
+        "hi",
+    ]
+    assert answer["response"] == raw["response"] == "hello world" and "context" in answer and "context" not in raw
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_context_goes_on_with_what_was_said(served: Served, stream: bool) -> None:
+    answer = ask(served, "/api/generate", {"model": "toy", "prompt": "hi", "stream": stream})[1]
+    context = (answer[-1] if stream else answer)["context"]
+    served.script.introductions.clear()
+    ask(served, "/api/generate", {"model": "toy", "prompt": "more", "context": context, "stream": False})
+    (intro,) = served.script.introductions
+    said = served.text.tokenizer.decode(intro.prompt_tokens, skip_special=False)
+    assert list(intro.prompt_tokens[: len(context)]) == context and "hello world" in said
+    assert said.endswith("<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_an_answer_may_fill_the_context(served: Served) -> None:
+    """Nobody said how many tokens: /v1/completions would stop after 16."""
+    with Served(lambda prompt: "ab" * 40) as running:
+        body = {"model": "toy", "prompt": "hi", "raw": True, "stream": False}
+        for predict in ({}, {"num_predict": -1}, {"num_predict": -2}):
+            assert ask(running, "/api/generate", body | {"options": predict})[1]["response"] == "ab" * 40
+
+
+def test_the_last_message_of_the_assistant_is_continued(served: Served) -> None:
+    served.script.introductions.clear()
+    messages = [*user("hi"), {"role": "assistant", "content": "well,"}]
+    ask(served, "/api/chat", {"model": "toy", "messages": messages, "stream": False})
+    (intro,) = served.script.introductions
+    assert served.text.tokenizer.decode(intro.prompt_tokens, skip_special=False).endswith("assistant\nwell,")
+
+
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
+def test_without_a_prompt_the_model_is_loaded(served: Served, path: str) -> None:
+    status, answer = ask(served, path, {"model": "toy:latest", "messages": []} if "chat" in path else {"model": "toy"})
+    assert (status, answer["done"], answer["done_reason"]) == (200, True, "load")
+    assert answer["message"]["content"] == "" if "chat" in path else answer["response"] == ""
+
+
+def test_log_probabilities(served: Served) -> None:
+    body = {"model": "toy", "messages": user("hi"), "logprobs": True, "top_logprobs": 2}
+    whole = ask(served, "/api/chat", body | {"stream": False})[1]["logprobs"]
+    streamed = [entry for line in ask(served, "/api/chat", body)[1] for entry in line.get("logprobs", [])]
+    assert streamed == whole and "".join(entry["token"] for entry in whole) == "hello world"
+    assert all(entry["logprob"] == -1.0 and len(entry["top_logprobs"]) == 2 for entry in whole)
+    raw = {"model": "toy", "prompt": "hi", "raw": True, "logprobs": True, "top_logprobs": 2, "stream": False}
+    assert ask(served, "/api/generate", raw)[1]["logprobs"] == whole
+
+
+def test_a_stream_that_fails_says_so_in_its_last_line() -> None:
+    with Served(lambda prompt: "ab" * 100, step_s=0.02) as running:
+        body = json.dumps({"model": "toy", "messages": user("hi")}).encode()
+        call = urllib.request.Request(running.url + "/api/chat", body)
+        with urllib.request.urlopen(call, timeout=20) as answer:
+            first = json.loads(answer.readline())
+            running.call(lambda: setattr(running.script, "failure", RuntimeError("planted")))
+            lines = [json.loads(line) for line in answer]
+    assert first["done"] is False and list(lines[-1]) == ["error"]
+    assert not any(line.get("done") for line in lines)
+
+
+CHAT = {"model": "toy", "messages": [{"role": "user", "content": "hi"}]}
+GENERATE = {"model": "toy", "prompt": "hi"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "named"),
+    [
+        ("/api/chat", CHAT | {"options": {"temperature": "hot"}}, "options.temperature must be a number"),
+        ("/api/chat", CHAT | {"options": {"num_predict": 1.5}}, "options.num_predict must be an integer"),
+        ("/api/chat", CHAT | {"options": {"repeat_penalty": -1}}, "options.repeat_penalty must be"),
+        ("/api/chat", CHAT | {"options": {"mirostat": 2}}, "options.mirostat is not supported"),
+        ("/api/chat", CHAT | {"options": {"num_ctx": 0}}, "options.num_ctx"),
+        ("/api/chat", CHAT | {"options": {"temprature": 0}}, "options.temperature is"),
+        ("/api/chat", CHAT | {"temperature": 0}, "options.temperature"),
+        ("/api/chat", CHAT | {"format": "yaml"}, "format must be 'json' or a JSON schema"),
+        ("/api/chat", CHAT | {"think": "hard"}, "think must be"),
+        ("/api/chat", CHAT | {"stream": "yes"}, "stream must be true or false"),
+        ("/api/chat", CHAT | {"options": {"num_predict": 10_000}}, "options.num_predict is 10000"),
+        ("/api/chat", {"model": "toy", "messages": [{"role": "robot", "content": "hi"}]}, "messages[0].role"),
+        ("/api/chat", {"model": "toy", "messages": [*CHAT["messages"], 5]}, "messages[1] must be an object"),  # type: ignore[misc]
+        (
+            "/api/chat",
+            {"model": "toy", "messages": [{"role": "user", "content": "hi", "images": ["aGk="]}]},
+            "messages[0].images",
+        ),
+        (
+            "/api/chat",
+            {"model": "toy", "messages": [{"role": "assistant", "content": "", "tool_calls": [{"function": {}}]}]},
+            "messages[0].tool_calls[0].function.name",
+        ),
+        ("/api/chat", {"messages": CHAT["messages"]}, "model must be a string"),
+        ("/api/generate", GENERATE | {"images": ["aGk="]}, "images is not supported"),
+        ("/api/generate", GENERATE | {"template": "{{ .Prompt }}"}, "template is not supported"),
+        ("/api/generate", GENERATE | {"suffix": "x"}, "suffix needs a model that fills gaps"),
+        ("/api/generate", GENERATE | {"raw": True, "system": "x"}, "system does not go with raw"),
+        ("/api/generate", GENERATE | {"context": [1, -1]}, "context must be between 0"),
+        ("/api/generate", GENERATE | {"prompt": "a" * 2000}, "prompt has"),
+    ],
+)
+def test_what_is_wrong_is_named_as_the_caller_named_it(served: Served, path: str, body: Any, named: str) -> None:
+    status, answer = ask(served, path, body)
+    assert status == 400 and list(answer) == ["error"] and named in answer["error"], answer
+
+
+def test_results_of_tools_name_the_call_that_they_answer() -> None:
+    """By the tool's name, else in order."""
+
+    def call(name: str) -> dict[str, Any]:
+        return {"function": {"name": name, "arguments": {"x": 1}}}
+
+    messages = [
+        *user("hi"),
+        {"role": "assistant", "content": "", "tool_calls": [call("a"), call("b"), call("a")]},
+        {"role": "tool", "content": "1", "tool_name": "b"},
+        {"role": "tool", "content": "2"},
+        {"role": "tool", "content": "3", "tool_name": "a"},
+    ]
+    found = _messages(messages)
+    assert [message.get("tool_call_id") for message in found] == [None, None, "call_1_1", "call_1_0", "call_1_2"]
+    assert found[1]["tool_calls"][0]["function"] == {"name": "a", "arguments": '{"x": 1}'}

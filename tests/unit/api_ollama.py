@@ -4,6 +4,8 @@ from __future__ import annotations
 
 ENDPOINTS = {
     "GET /": "Ollama's: somebody is there. Needs no key.",
+    "POST /api/chat": "Ollama's chat: messages in, an answer out, as lines of JSON unless `stream` is false.",
+    "POST /api/generate": "Ollama's: a prompt in, put in the model's template unless it is `raw`.",
     "GET /api/version": "The version of Ollama whose API is spoken.",
     "GET /api/tags": "Ollama's: the model's names, and adapters, with the tag `latest` where they have none.",
     "GET /api/ps": "Ollama's: the same while an engine is ready, with context and memory.",
@@ -22,4 +24,58 @@ ALIASES = {
         ("POST", "/api/blobs/{digest}"),
         ("GET", "/api/blobs/{digest}"),
     )
+}
+
+_BOTH = {
+    "model": "the model or an adapter by its name, with or without the tag `latest`",
+    "stream": "answer line by line (default: true)",
+    "options": "settings, below",
+    "format": "`json`, or a JSON schema that the answer is to fit",
+    "think": "whether the model thinks before it answers, or how hard: `low`, `medium`, `high`, `max`",
+    "logprobs": "log probabilities of the answer's tokens",
+    "top_logprobs": "and so many alternatives to each",
+}
+CHAT = _BOTH | {
+    "messages": "the conversation; none: the answer says that the model is loaded. One that ends with the "
+    "assistant's words is continued",
+    "tools": "what the model may call",
+}
+GENERATE = _BOTH | {
+    "prompt": "put in the model's template; none: the answer says that the model is loaded",
+    "system": "a message before it",
+    "raw": "the prompt is taken as it is",
+    "suffix": "the answer fills the gap before it; where the model has tokens for that",
+    "context": "tokens of an earlier answer's `context`, to go on with",
+}
+OPTIONS = {
+    "options.num_predict": "most tokens of the answer; 0, -1, -2 or none: what the context has room for",
+    "options.num_ctx": "of no effect: the context is settled when the server starts",
+    "options.temperature": "as `temperature`",
+    "options.top_k": "as `top_k`",
+    "options.top_p": "as `top_p`",
+    "options.min_p": "as `min_p`",
+    "options.typical_p": "as `typical_p`",
+    "options.seed": "as `seed`; -1: none",
+    "options.stop": "as `stop`",
+    "options.repeat_penalty": "as `repetition_penalty`",
+    "options.repeat_last_n": "as `repeat_last_n`",
+    "options.presence_penalty": "as `presence_penalty`",
+    "options.frequency_penalty": "as `frequency_penalty`",
+}
+KINDS = {
+    "format": "string or object",
+    "think": "true or false or string",
+    "context": "array of integers",
+    "options.num_predict": "integer, -2 to 2^31 - 1",
+    "options.temperature": "number",
+    "options.top_k": "integer",
+    "options.top_p": "number",
+    "options.min_p": "number",
+    "options.typical_p": "number",
+    "options.seed": "integer",
+    "options.stop": "string or array of strings",
+    "options.repeat_penalty": "number",
+    "options.repeat_last_n": "integer",
+    "options.presence_penalty": "number",
+    "options.frequency_penalty": "number",
 }

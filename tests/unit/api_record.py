@@ -16,7 +16,7 @@ from tokenmill.server.app import _Service, build_app
 from tokenmill.server.config import ServerConfig
 from tokenmill.server.fields import Fields
 from tokenmill.server.jobs import ENDPOINTS
-from tokenmill.server.openai import Rules
+from tokenmill.server.openai import Call, Rules
 
 KINDS = {
     "text": "string",
@@ -39,14 +39,24 @@ BODIES: dict[str, list[dict[str, Any]]] = {
     "rerank": [{"query": "a", "documents": ["b"]}],
     "tokenize": [{"prompt": "hi"}, {"messages": _MESSAGES}],
     "detokenize": [{"tokens": [1]}],
+    "ollama_chat": [{"model": "toy", "messages": _MESSAGES}],
+    "ollama_generate": [{"model": "toy", "prompt": "hi"}],
 }
 """Bodies that make a parser read all that it knows."""
+
+
+REWRITING = ("ollama.parse.parse_chat", "ollama.parse.parse_completion")
+"""What other APIs' parsers give rewritten bodies to. It reads nothing here: the fields would be those of OpenAI."""
+
+_CALL = Call(model=None, sampling=request.SamplingParams())
 
 
 def fields_of(endpoint: str) -> dict[str, str]:
     """Each field that an endpoint reads, with its kind and range; "": it is read whole."""
     found: dict[str, str] = {}
-    with _watched(found):
+    with _watched(found), contextlib.ExitStack() as stack:
+        for name in REWRITING:
+            stack.enter_context(patch(f"tokenmill.server.{name}", return_value=(_CALL, [])))
         for body in BODIES[endpoint]:
             ENDPOINTS[endpoint][0](body, Rules(vocab_size=10))
     return found

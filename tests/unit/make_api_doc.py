@@ -13,6 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 import api_flags
+import api_ollama
 import api_record
 import api_words as words
 from api_tables import code, codes, grouped, table
@@ -21,6 +22,7 @@ from tokenmill.core import errors
 from tokenmill.core.request import SamplingParams
 from tokenmill.server import other_fields
 from tokenmill.server.errors import describe
+from tokenmill.server.ollama import options, parse
 from tokenmill.server.other_fields import Ignored, Refused
 
 PAGE = Path(__file__).parents[2] / "docs" / "api.md"
@@ -86,6 +88,8 @@ READ: dict[str, tuple[Mapping[str, str], ...]] = {
     "rerank": (words.POOLING, words.RERANK),
     "tokenize": (words.TOKENIZE,),
     "detokenize": (words.DETOKENIZE,),
+    "ollama_chat": (api_ollama.CHAT, api_ollama.OPTIONS),
+    "ollama_generate": (api_ollama.GENERATE, api_ollama.OPTIONS),
 }
 """An endpoint's parser and the words for what it reads."""
 TABLES = {
@@ -94,6 +98,9 @@ TABLES = {
     _EMBEDDING: other_fields.EMBEDDING,
     _SCORE: other_fields.SCORE,
     _RERANK: other_fields.RERANK,
+    "/api/chat": parse.CHAT,
+    "/api/generate": parse.GENERATE,
+    "options of /api/chat and /api/generate": options.OTHERS,
 }
 
 
@@ -170,6 +177,14 @@ def _fields() -> Iterator[str]:
     ):
         yield f"### {code(path)}" + (" alone" if path in TABLES else "")
         yield from _table(found(endpoint), about)
+    for endpoint, path, about in (
+        ("ollama_chat", "/api/chat", api_ollama.CHAT),
+        ("ollama_generate", "/api/generate", api_ollama.GENERATE),
+    ):
+        yield f"### {code(path)}"
+        yield from _table(found(endpoint), about)
+    yield "### `options` of `/api/chat` and `/api/generate`"
+    yield from _table(found("ollama_chat"), api_ollama.OPTIONS)
     yield "### `/v1/load_lora_adapter`"
     yield from _table(_told(api_record.load_fields(), words.LOAD_ADAPTER), words.LOAD_ADAPTER)
     yield "### `/v1/unload_lora_adapter`"

@@ -21,7 +21,7 @@ from tokenmill.core import config, errors, request
 from tokenmill.core.errors import TokenmillError
 from tokenmill.core.units import KiB, MiB
 from tokenmill.node import options
-from tokenmill.server import app, connection, openai, other_fields, pooling, tokenizing
+from tokenmill.server import app, connection, openai, other_fields, pooling, prompts, tokenizing
 from tokenmill.server.bounds import HttpBounds
 from tokenmill.server.config import ServerConfig
 from tokenmill.server.fields import Fields
@@ -64,7 +64,7 @@ def test_every_error_is_told_of() -> None:
 @pytest.mark.parametrize(
     ("field", "most"),
     [
-        (words.COMPLETION["prompt"], openai.MAX_PROMPTS),
+        (words.COMPLETION["prompt"], prompts.MAX_PROMPTS),
         (words.EMBEDDING["input"], pooling.MAX_INPUTS),
         (words.SCORE["text_1"], pooling.MAX_INPUTS),
         (words.RERANK["documents"], pooling.MAX_INPUTS),

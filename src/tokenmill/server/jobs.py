@@ -22,6 +22,7 @@ from ..text.standins import Rendered
 from ..text.tokenizer import Tokenizer
 from .fields import parse_object
 from .logprobs import TokenNames
+from .ollama.parse import parse_ollama_chat, parse_ollama_generate
 from .openai import Call, Conversation, Rules, parse_chat, parse_completion
 from .pooling import PoolingCall, parse_embedding, parse_rerank, parse_score
 from .prompts import Mixed
@@ -42,6 +43,8 @@ Parse = Callable[[dict[str, Any], Rules], tuple[Any, list[str]]]
 ENDPOINTS: dict[str, tuple[Parse, type[AnyCall], str]] = {
     "chat": (parse_chat, Call, "prompts"),
     "completion": (parse_completion, Call, "prompts"),
+    "ollama_chat": (parse_ollama_chat, Call, "prompts"),
+    "ollama_generate": (parse_ollama_generate, Call, "prompts"),
     "embedding": (parse_embedding, PoolingCall, "inputs"),
     "score": (parse_score, PoolingCall, "inputs"),
     "rerank": (parse_rerank, PoolingCall, "inputs"),

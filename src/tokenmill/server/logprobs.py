@@ -66,6 +66,12 @@ class TokenNames:
 
 def chat_logprobs(entries: Sequence[TokenLogprob], names: TokenNames, num_top: int) -> Work[msgspec.Raw]:
     """choices[].logprobs of chat."""
+    shaped = yield from chat_entries(entries, names, num_top)
+    return msgspec.Raw(b'{"content":' + bytes(shaped) + b"}")
+
+
+def chat_entries(entries: Sequence[TokenLogprob], names: TokenNames, num_top: int) -> Work[msgspec.Raw]:
+    """What chat says of each token, as an array."""
     parts, entry_of = [], names.chat_entry
     step = max(1, ENTRIES_AT_ONCE // (num_top + 1))
     for start in range(0, len(entries), step):
@@ -78,7 +84,7 @@ def chat_logprobs(entries: Sequence[TokenLogprob], names: TokenNames, num_top: i
                 tops.append(b"%s%s%s}" % (head, _number(logprob), tail))
             head, tail = entry_of(entry.token)
             parts.append(b'%s%s%s,"top_logprobs":[%s]}' % (head, _number(entry.logprob), tail, b",".join(tops)))
-    return msgspec.Raw(b'{"content":[' + b",".join(parts) + b"]}")
+    return msgspec.Raw(b"[" + b",".join(parts) + b"]")
 
 
 def completion_logprobs(

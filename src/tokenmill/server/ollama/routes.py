@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import time
+from typing import Any
+
+from starlette.requests import Request as HttpRequest
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from ..generation import Generation
+from ..helper import caller_of
+from ..http import JSONReply
+from ..limits import wait_ready
 from .catalog import Catalog
+from .form import timestamp
+from .shape import OllamaShape
 
 
 def routes(generation: Generation) -> list[Route]:
-    catalog = Catalog(generation)
+    answers, catalog = _Answers(generation), Catalog(generation)
     return [
+        Route("/api/chat", answers.chat, methods=["POST"]),
+        Route("/api/generate", answers.generate, methods=["POST"]),
         Route("/", catalog.live),
         Route("/api/version", catalog.version),
         Route("/api/tags", catalog.tags),
@@ -23,3 +35,39 @@ def routes(generation: Generation) -> list[Route]:
         Route("/api/delete", catalog.refuse, methods=["DELETE", "POST"]),
         Route("/api/blobs/{digest}", catalog.refuse, methods=["GET", "POST"]),
     ]
+
+
+class _Answers:
+    """The endpoints that generate."""
+
+    def __init__(self, generation: Generation) -> None:
+        self._generation = generation
+        self._chat = OllamaShape(generation.clock.now, is_chat=True)
+        self._generate = OllamaShape(generation.clock.now, is_chat=False)
+
+    async def chat(self, request: HttpRequest) -> ASGIApp:
+        return await self._reply(request, "ollama_chat", self._chat)
+
+    async def generate(self, request: HttpRequest) -> ASGIApp:
+        return await self._reply(request, "ollama_generate", self._generate)
+
+    async def _reply(self, request: HttpRequest, endpoint: str, shape: OllamaShape) -> ASGIApp:
+        """As Generation.reply, but for calls without a prompt, which ask for nothing but a model that is ready."""
+        generation = self._generation
+        arrival_s = generation.clock.now()
+        generation.limits.refuse_when_draining()
+        caller = caller_of(request)
+        async with generation.limits.body(request) as data:
+            call, rendered = await generation.read(endpoint, data, caller)
+            if call.extras.get("is_load"):
+                await wait_ready(generation.client, generation.config, caller)
+                return JSONReply(_loaded(call.model, shape))
+            answer, stream = await generation.begin(
+                call, shape.prefix, caller, rendered=rendered, arrival_s=arrival_s, request_id=request.state.request_id
+            )
+            return generation.answer_with(shape, answer, stream)
+
+
+def _loaded(model: str, shape: OllamaShape) -> dict[str, Any]:
+    said = {"message": {"role": "assistant", "content": ""}} if shape.is_chat else {"response": ""}
+    return {"model": model, "created_at": timestamp(time.time()), **said, "done": True, "done_reason": "load"}

@@ -1,0 +1,205 @@
+"""Bodies of /api/chat and /api/generate as validated calls. Pure: no model, no engine, no clock.
+
+A body is rewritten as one of OpenAI's, and validated as such; what is refused is named as the caller named it. What
+Ollama alone has is read here: a conversation's tokens as `context`, a `suffix`, empty prompts, which load the model.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ...core.errors import InvalidRequest
+from ...core.request import MAX_LOGPROBS, SamplingParams
+from ...text.fim import infill
+from ..fields import Fields, kind_name
+from ..openai import Call, Rules, parse_chat, parse_completion
+from ..other_fields import Ignored, Refused, Table, check
+from ..prompts import token_ids
+from ..renamed import said_as
+from .options import READ, read_options, refuse_misplaced
+
+_ANSWER: Table = {
+    "keep_alive": Ignored("the model stays loaded"),
+    "truncate": Ignored("a prompt is never cut: one that is too long is refused"),
+    "shift": Ignored("a context that is full ends the answer"),
+}
+CHAT: Table = _ANSWER
+GENERATE: Table = _ANSWER | {
+    "images": Refused(([],), "this model takes text alone"),
+    "template": Refused(("",), "give raw and the whole prompt, or start the server with --chat-template"),
+    "width": Refused((0,)),
+    "height": Refused((0,)),
+    "steps": Refused((0,)),
+}
+_THINK_LEVELS = ("low", "medium", "high", "max")
+_SAID: Mapping[str, str] = {name: f"options.{option}" for option, name in READ.items()} | {
+    "response_format.json_schema.schema": "format",
+    "response_format.json_schema": "format",
+    "response_format": "format",
+    "chat_template_kwargs": "think",
+    "reasoning_effort": "think",
+}
+"""What OpenAI's bodies call a field, and Ollama's."""
+
+
+def parse_ollama_chat(body: dict[str, Any], rules: Rules) -> tuple[Call, list[str]]:
+    """(the call, the names of unknown fields). Raises InvalidRequest naming the field."""
+    fields = Fields(body)
+    check(fields, CHAT)
+    rewritten, unknown = _common(fields)
+    messages = fields.array("messages") or []
+    tools = fields.array("tools")
+    unknown += _unknown(fields)
+    if not messages:
+        return _loading(rewritten), unknown
+    if tools:
+        rewritten["tools"] = tools
+    rewritten["messages"] = _messages(messages)
+    last = rewritten["messages"][-1]
+    if last["role"] == "assistant" and not last.get("tool_calls"):
+        rewritten["continue_final_message"] = True
+    with said_as(_SAID):
+        call, _ = parse_chat(rewritten, rules)
+    return replace(call, limit_field="options.num_predict"), unknown
+
+
+def parse_ollama_generate(body: dict[str, Any], rules: Rules) -> tuple[Call, list[str]]:
+    """(the call, the names of unknown fields). Raises InvalidRequest naming the field."""
+    fields = Fields(body)
+    check(fields, GENERATE)
+    rewritten, unknown = _common(fields)
+    prompt, suffix, system = (fields.text(name) or "" for name in ("prompt", "suffix", "system"))
+    context = fields.array("context") or []
+    prefix = token_ids("context", context, rules.vocab_size) if context else ()
+    is_raw = bool(fields.flag("raw"))
+    unknown += _unknown(fields)
+    for name, value in (("system", system), ("context", context), ("suffix", suffix)):
+        if is_raw and value:
+            raise InvalidRequest(f"{name} does not go with raw: the prompt is taken as it is.", param=name)
+    if suffix and (system or context):
+        raise InvalidRequest("suffix goes with neither system nor context.", param="suffix")
+    if not prompt and not suffix:
+        return _loading(rewritten), unknown
+    changes: dict[str, Any] = {"limit_field": "options.num_predict", "usual_tokens": None, "named": "prompt"}
+    if is_raw or suffix:
+        changes |= {"infill": _gap(rules, prompt, suffix), "prompts": ()} if suffix else {}
+        with said_as(_SAID):
+            call, _ = parse_completion(_as_completion(rewritten) | {"prompt": prompt or " "}, rules)
+        return replace(call, **changes), unknown
+    rewritten["messages"] = [{"role": "system", "content": system}] if system else []
+    rewritten["messages"].append({"role": "user", "content": prompt})
+    with said_as({**_SAID, "messages": "prompt"}):
+        call, _ = parse_chat(rewritten, rules)
+    return replace(call, prefix=prefix, extras={"gives_context": True}, **changes), unknown
+
+
+def _common(fields: Fields) -> tuple[dict[str, Any], list[str]]:
+    """(what of a body both endpoints read alike, rewritten; unknown options)."""
+    settings, unknown = read_options(fields.object("options") or {})
+    stream = fields.flag("stream")
+    rewritten: dict[str, Any] = {"model": fields.required_text("model"), "stream": stream is None or stream}
+    rewritten |= settings
+    rewritten |= _format(fields.any("format")) | _think(fields.any("think"))
+    rewritten["logprobs"] = fields.flag("logprobs")
+    rewritten["top_logprobs"] = fields.integer("top_logprobs", 0, MAX_LOGPROBS)
+    return rewritten, unknown
+
+
+def _unknown(fields: Fields) -> list[str]:
+    names = fields.unread()
+    refuse_misplaced(names)
+    return names
+
+
+def _loading(rewritten: Mapping[str, Any]) -> Call:
+    """A call that asks for nothing but that the model be there."""
+    return Call(model=rewritten["model"], sampling=SamplingParams(), extras={"is_load": True})
+
+
+def _format(value: Any) -> dict[str, Any]:
+    if value in (None, ""):
+        return {}
+    if value == "json":
+        return {"response_format": {"type": "json_object"}}
+    if isinstance(value, dict):
+        return {"response_format": {"type": "json_schema", "json_schema": {"name": "format", "schema": value}}}
+    got = repr(value[:40]) if isinstance(value, str) else kind_name(value)
+    raise InvalidRequest(f"format must be 'json' or a JSON schema, got {got}.", param="format")
+
+
+def _think(value: Any) -> dict[str, Any]:
+    if value is None:
+        return {}
+    if isinstance(value, bool):
+        return {"chat_template_kwargs": {"enable_thinking": value}}
+    if value in _THINK_LEVELS:
+        return {"chat_template_kwargs": {"enable_thinking": True}, "reasoning_effort": value}
+    raise InvalidRequest(f"think must be true, false or one of {', '.join(_THINK_LEVELS)}.", param="think")
+
+
+def _as_completion(rewritten: Mapping[str, Any]) -> dict[str, Any]:
+    """Where no template is rendered: thinking is the prompt's own business, and log probabilities are one number."""
+    body = {name: value for name, value in rewritten.items() if name not in ("chat_template_kwargs", "top_logprobs")}
+    body.pop("reasoning_effort", None)
+    body["logprobs"] = (rewritten["top_logprobs"] or 0) if rewritten["logprobs"] else None
+    return body
+
+
+def _gap(rules: Rules, prompt: str, suffix: str) -> Any:
+    if rules.fim is None:
+        raise InvalidRequest(
+            "suffix needs a model that fills gaps, and this one has no tokens for that.", param="suffix"
+        )
+    return infill(rules.fim, prompt, suffix)
+
+
+def _messages(messages: list[Any]) -> list[dict[str, Any]]:
+    """As OpenAI has them. Calls of tools get ids, and results the id of the call that they answer: the first of that
+    name which has none, or simply the first."""
+    found: list[dict[str, Any]] = []
+    open_calls: list[tuple[str, str]] = []
+    for number, message in enumerate(messages):
+        where = f"messages[{number}]"
+        if not isinstance(message, dict):
+            raise InvalidRequest(f"{where} must be an object, got {kind_name(message)}.", param="messages")
+        if message.get("images"):
+            raise InvalidRequest(f"{where}.images: this model takes text alone.", param="messages")
+        role = message.get("role")
+        rewritten: dict[str, Any] = {"role": role, "content": message.get("content") or ""}
+        if message.get("thinking"):
+            rewritten["reasoning_content"] = message["thinking"]
+        if calls := message.get("tool_calls"):
+            rewritten["tool_calls"] = _calls(where, calls, number)
+            open_calls = [(call["id"], call["function"]["name"]) for call in rewritten["tool_calls"]]
+        if role == "tool":
+            name = message.get("tool_name") or message.get("name")
+            answered = next((each for each in open_calls if name in (None, each[1])), None)
+            if answered is not None:
+                open_calls.remove(answered)
+            call_id = message.get("tool_call_id") or (answered and answered[0])
+            rewritten |= {"name": name} if name else {}
+            rewritten |= {"tool_call_id": call_id} if call_id else {}
+        found.append(rewritten)
+    return found
+
+
+def _calls(where: str, calls: Any, number: int) -> list[dict[str, Any]]:
+    found = []
+    for index, call in enumerate(calls if isinstance(calls, list) else [calls]):
+        here = f"{where}.tool_calls[{index}]"
+        call = call if isinstance(call, dict) else {}
+        function = call.get("function")
+        function = function if isinstance(function, dict) else {}
+        name = function.get("name")
+        if not isinstance(name, str) or not name:
+            raise InvalidRequest(f"{here}.function.name must be a string that is not empty.", param="messages")
+        arguments = function.get("arguments")
+        if not isinstance(arguments, (dict, str, type(None))):
+            raise InvalidRequest(f"{here}.function.arguments must be an object.", param="messages")
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
+        call_id = call.get("id") or f"call_{number}_{index}"
+        found.append({"id": call_id, "type": "function", "function": {"name": name, "arguments": text}})
+    return found
