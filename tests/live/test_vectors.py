@@ -241,3 +241,29 @@ def test_a_model_of_vectors_does_not_wait_for_a_message_to_say_so(command):
     )  # fmt: skip
     assert done.returncode == 2 and "generates no text" in done.stderr and done.stderr.count("\n") == 1
     assert not done.stdout
+
+
+def test_vectors_as_ollama_gives_them(server: Server) -> None:
+    """Of length 1 from /api/embed, cut where they are too long; as the model gives them from the older path."""
+    _, known = post(server, "/v1/embeddings", input=TEXTS)
+    status, answer = post(server, "/api/embed", model="minilm:latest", input=TEXTS)
+    assert status == 200 and answer["embeddings"] == [each["embedding"] for each in known["data"]]
+    assert answer["prompt_eval_count"] == known["usage"]["prompt_tokens"] and answer["total_duration"] > 0
+    (one,) = post(server, "/api/embed", model="minilm", input=TEXTS[0], dimensions=5)[1]["embeddings"]
+    assert len(one) == 5
+    (raw,) = [np.array(post(server, "/api/embeddings", model="minilm", prompt=TEXTS[0])[1]["embedding"])]
+    assert np.allclose(raw / np.linalg.norm(raw), answer["embeddings"][0], atol=1e-6) and np.linalg.norm(raw) > 1.5
+    assert post(server, "/api/embed", model="minilm", input="")[1]["embeddings"] == []
+    assert post(server, "/api/embeddings", model="minilm", prompt="")[1] == {"embedding": []}
+    long = "word " * 2000
+    assert post(server, "/api/embed", model="minilm", input=long)[0] == 200
+    for path, body, named in (
+        ("/api/embed", {"input": long, "truncate": False}, "have it cut by truncate."),
+        ("/api/embed", {"input": [1]}, "input must be a string"),
+        ("/api/embeddings", {"prompt": long}, "prompt has"),
+        ("/api/embed", {"input": "x", "dimensions": 100_000}, "dimensions must be at most"),
+    ):
+        status, answer = post(server, path, model="minilm", **body)
+        assert status == 400 and named in answer["error"], answer
+    show = post(server, "/api/show", model="minilm")[1]
+    assert show["capabilities"] == ["embedding"] and show["model_info"]["bert.embedding_length"] == 384

@@ -6,6 +6,8 @@ ENDPOINTS = {
     "GET /": "Ollama's: somebody is there. Needs no key.",
     "POST /api/chat": "Ollama's chat: messages in, an answer out, as lines of JSON unless `stream` is false.",
     "POST /api/generate": "Ollama's: a prompt in, put in the model's template unless it is `raw`.",
+    "POST /api/embed": "Ollama's: a vector of length 1 for each text. Where a model gives vectors.",
+    "POST /api/embeddings": "Ollama's older one: a single vector, as the model gives it.",
     "GET /api/version": "The version of Ollama whose API is spoken.",
     "GET /api/tags": "Ollama's: the model's names, and adapters, with the tag `latest` where they have none.",
     "GET /api/ps": "Ollama's: the same while an engine is ready, with context and memory.",
@@ -47,6 +49,16 @@ GENERATE = _BOTH | {
     "suffix": "the answer fills the gap before it; where the model has tokens for that",
     "context": "tokens of an earlier answer's `context`, to go on with",
 }
+_VECTORS = {
+    "model": "the model by its name, with or without the tag `latest`",
+    "options": "checked like those of chat; none has an effect on vectors",
+}
+EMBED = _VECTORS | {
+    "input": "one text or several; none: no vectors",
+    "truncate": "cut texts that are too long (default: true)",
+    "dimensions": "keep so many values of each vector",
+}
+EMBEDDINGS = _VECTORS | {"prompt": "the text; none: no vector"}
 OPTIONS = {
     "options.num_predict": "most tokens of the answer; 0, -1, -2 or none: what the context has room for",
     "options.num_ctx": "of no effect: the context is settled when the server starts",

@@ -41,6 +41,8 @@ BODIES: dict[str, list[dict[str, Any]]] = {
     "detokenize": [{"tokens": [1]}],
     "ollama_chat": [{"model": "toy", "messages": _MESSAGES}],
     "ollama_generate": [{"model": "toy", "prompt": "hi"}],
+    "ollama_embed": [{"model": "toy", "input": "hi"}],
+    "ollama_embeddings": [{"model": "toy", "prompt": "hi"}],
 }
 """Bodies that make a parser read all that it knows."""
 

@@ -35,7 +35,6 @@ NOT_HERE = {
     "/v1/files, /v1/batches": "OpenAI's batches: send the requests, as many at once as you like",
     "/v1/audio/, /v1/images/, /v1/moderations, /v1/realtime": "OpenAI's: text and vectors alone are served",
     "/v1/messages": "Anthropic's: use /v1/chat/completions",
-    "/api/embed": "Ollama's: the same under /v1, as Ollama has it too",
     "/completion, /infill, /props, /slots, /apply-template": "llama-server's own: use /v1/completions and /metrics",
     "/pooling, /classify, /inference/v1/generate": "vLLM's: use /v1/embeddings and /v1/score; /v1/completions takes "
     "token ids and gives them",

@@ -22,7 +22,7 @@ from tokenmill.core import errors
 from tokenmill.core.request import SamplingParams
 from tokenmill.server import other_fields
 from tokenmill.server.errors import describe
-from tokenmill.server.ollama import options, parse
+from tokenmill.server.ollama import inputs, options, parse
 from tokenmill.server.other_fields import Ignored, Refused
 
 PAGE = Path(__file__).parents[2] / "docs" / "api.md"
@@ -90,6 +90,8 @@ READ: dict[str, tuple[Mapping[str, str], ...]] = {
     "detokenize": (words.DETOKENIZE,),
     "ollama_chat": (api_ollama.CHAT, api_ollama.OPTIONS),
     "ollama_generate": (api_ollama.GENERATE, api_ollama.OPTIONS),
+    "ollama_embed": (api_ollama.EMBED, api_ollama.OPTIONS),
+    "ollama_embeddings": (api_ollama.EMBEDDINGS, api_ollama.OPTIONS),
 }
 """An endpoint's parser and the words for what it reads."""
 TABLES = {
@@ -100,7 +102,9 @@ TABLES = {
     _RERANK: other_fields.RERANK,
     "/api/chat": parse.CHAT,
     "/api/generate": parse.GENERATE,
-    "options of /api/chat and /api/generate": options.OTHERS,
+    "/api/embed": inputs.EMBED,
+    "/api/embeddings": inputs.OLDER,
+    "options of Ollama's": options.OTHERS,
 }
 
 
@@ -180,10 +184,12 @@ def _fields() -> Iterator[str]:
     for endpoint, path, about in (
         ("ollama_chat", "/api/chat", api_ollama.CHAT),
         ("ollama_generate", "/api/generate", api_ollama.GENERATE),
+        ("ollama_embed", "/api/embed", api_ollama.EMBED),
+        ("ollama_embeddings", "/api/embeddings", api_ollama.EMBEDDINGS),
     ):
         yield f"### {code(path)}"
         yield from _table(found(endpoint), about)
-    yield "### `options` of `/api/chat` and `/api/generate`"
+    yield "### `options` of Ollama's"
     yield from _table(found("ollama_chat"), api_ollama.OPTIONS)
     yield "### `/v1/load_lora_adapter`"
     yield from _table(_told(api_record.load_fields(), words.LOAD_ADAPTER), words.LOAD_ADAPTER)

@@ -112,7 +112,7 @@ def build_app(
             Route("/load", service.load),
             Route("/metrics", service.show_metrics),
             Route("/version", service.version),
-            *ollama_routes(generation),
+            *ollama_routes(generation, vectors),
         ],
         middleware=middleware,
         exception_handlers={

@@ -22,6 +22,7 @@ from ..text.standins import Rendered
 from ..text.tokenizer import Tokenizer
 from .fields import parse_object
 from .logprobs import TokenNames
+from .ollama.inputs import parse_embed, parse_embeddings
 from .ollama.parse import parse_ollama_chat, parse_ollama_generate
 from .openai import Call, Conversation, Rules, parse_chat, parse_completion
 from .pooling import PoolingCall, parse_embedding, parse_rerank, parse_score
@@ -45,6 +46,8 @@ ENDPOINTS: dict[str, tuple[Parse, type[AnyCall], str]] = {
     "completion": (parse_completion, Call, "prompts"),
     "ollama_chat": (parse_ollama_chat, Call, "prompts"),
     "ollama_generate": (parse_ollama_generate, Call, "prompts"),
+    "ollama_embed": (parse_embed, PoolingCall, "inputs"),
+    "ollama_embeddings": (parse_embeddings, PoolingCall, "inputs"),
     "embedding": (parse_embedding, PoolingCall, "inputs"),
     "score": (parse_score, PoolingCall, "inputs"),
     "rerank": (parse_rerank, PoolingCall, "inputs"),

@@ -91,8 +91,12 @@ class VectorService:
     note_unknown: Callable[[list[str]], None]
 
     async def embeddings(self, request: HttpRequest) -> ASGIApp:
+        return await self.embed(request, "embedding", _embedding_body)
+
+    async def embed(self, request: HttpRequest, endpoint: str, body: Embedded) -> ASGIApp:
+        """What answers a call whose body is of `endpoint`, a key of jobs.ENDPOINTS that gives a PoolingCall."""
         arrival_s = self.clock.now()
-        call = await self._read(request, "embedding")
+        call = await self._read(request, endpoint)
         ready = await wait_ready(self.client, self.config, caller_of(request))
         params = _asked(require_vectors(ready), call.activate, "unit")
         if call.dimensions > ready.vector_size:
@@ -103,6 +107,8 @@ class VectorService:
         inputs = await self._encode(call, with_prompt(self.text, call.prompt_name, call.inputs), ready, request)
         params = replace(params, dimensions=call.dimensions)
         head = self._head(call, request, "embd")
+        if not inputs:
+            return JSONReply(body(head, call, (), []))
         return self._reply(
             call,
             inputs,
@@ -111,7 +117,7 @@ class VectorService:
             head,
             arrival_s,
             request.state.client,
-            lambda vectors: _embedding_body(head, call, inputs, vectors),
+            lambda vectors: body(head, call, inputs, vectors),
         )
 
     async def score(self, request: HttpRequest) -> ASGIApp:
@@ -224,6 +230,9 @@ class VectorService:
         name = f"{prefix}-{given_id}" if given_id else self.new_id(prefix)
         return {"id": name, "created": int(time.time()), "model": self.config.model_names[0]}
 
+
+Embedded = Callable[[dict[str, Any], PoolingCall, Sequence[Input], list[bytes]], Any]
+"""(head, call, inputs, their vectors) -> the answer"""
 
 Body = Callable[[dict[str, Any], PoolingCall, list[float], dict[str, int]], dict[str, Any]]
 """(head, call, a score for each pair, usage) -> the answer"""

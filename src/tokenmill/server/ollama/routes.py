@@ -13,16 +13,20 @@ from ..generation import Generation
 from ..helper import caller_of
 from ..http import JSONReply
 from ..limits import wait_ready
+from ..vectors import VectorService
 from .catalog import Catalog
 from .form import timestamp
 from .shape import OllamaShape
+from .vectors import Vectors
 
 
-def routes(generation: Generation) -> list[Route]:
-    answers, catalog = _Answers(generation), Catalog(generation)
+def routes(generation: Generation, service: VectorService) -> list[Route]:
+    answers, catalog, vectors = _Answers(generation), Catalog(generation), Vectors(service)
     return [
         Route("/api/chat", answers.chat, methods=["POST"]),
         Route("/api/generate", answers.generate, methods=["POST"]),
+        Route("/api/embed", vectors.embed, methods=["POST"]),
+        Route("/api/embeddings", vectors.embeddings, methods=["POST"]),
         Route("/", catalog.live),
         Route("/api/version", catalog.version),
         Route("/api/tags", catalog.tags),
