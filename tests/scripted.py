@@ -36,6 +36,7 @@ from tokenmill.server.config import ServerConfig
 from tokenmill.server.connection import Connection
 from tokenmill.server.jobs import Job, Jobs, pack
 from tokenmill.server.metrics import Metrics
+from tokenmill.server.responses.store import ResponseStore
 from tokenmill.server.run import serve
 from tokenmill.text.chat import ChatTemplate
 from tokenmill.text.gguf_tokenizer import tokenizer_from_gguf
@@ -164,6 +165,7 @@ class Served:
         attach: bool = True,
         folder: Path | None = None,
         listen: dict[str, Any] | None = None,
+        store: ResponseStore | None = None,
         **settings: Any,
     ) -> None:
         self.text = text or make_text_model()
@@ -175,6 +177,7 @@ class Served:
         self._attach = attach
         self._folder = folder
         self._listen = listen or {}
+        self.store = store
         self._started = threading.Event()
 
     def __enter__(self) -> Served:
@@ -202,7 +205,9 @@ class Served:
             (self._folder / "tokenizer.json").write_text(self.text.tokenizer.to_json())
             helper = HelperProcess(str(self._folder), materials(self.text, trust_templates=trusts))
         self.helper = helper
-        self.app = build_app(self.config, self.text, self.client, helper, clock=clock, new_seed=new_seed, new_id=new_id)
+        self.app = build_app(
+            self.config, self.text, self.client, helper, clock=clock, new_seed=new_seed, new_id=new_id, store=self.store
+        )
         self.script = Script(self.text, self._reply)
         self.script.step_s = self._step_s
         self._engine: asyncio.Task[None] | None = None

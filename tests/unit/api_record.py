@@ -38,6 +38,8 @@ BODIES: dict[str, list[dict[str, Any]]] = {
     "score": [{"text_1": "a", "text_2": "b"}, {"queries": "a", "documents": "b"}],
     "rerank": [{"query": "a", "documents": ["b"]}],
     "tokenize": [{"prompt": "hi"}, {"messages": _MESSAGES}],
+    "response": [{"input": "hi"}],
+    "continued_response": [{"body": {"input": "hi"}, "before": [], "known": {}}],
     "detokenize": [{"tokens": [1]}],
     "ollama_chat": [{"model": "toy", "messages": _MESSAGES}],
     "ollama_generate": [{"model": "toy", "prompt": "hi"}],

@@ -4,10 +4,12 @@ them: kinds, ranges, what is refused and what has no effect."""
 from __future__ import annotations
 
 import api_ollama
+import api_responses
 
 ENDPOINTS = {
     "POST /v1/chat/completions": "OpenAI's chat: messages in, one or more answers out, whole or as server-sent events.",
     "POST /v1/completions": "OpenAI's text completion: prompts as text or token ids, also scored (`echo`).",
+    **api_responses.ENDPOINTS,
     "POST /v1/embeddings": "OpenAI's: a vector for each input. Where a model gives vectors.",
     "POST /v1/score": "vLLM's: how well pairs of texts go together. Also `/score`.",
     "POST /v1/rerank": "Jina's and Cohere's: documents in the order of their fit to a query. Also "
@@ -31,7 +33,6 @@ ALIASES = {
     "POST /ping": "GET /health",
 } | api_ollama.ALIASES
 NOT_HERE = {
-    "/v1/responses": "OpenAI's responses: use /v1/chat/completions and send the conversation each time",
     "/v1/files, /v1/batches": "OpenAI's batches: send the requests, as many at once as you like",
     "/v1/audio/, /v1/images/, /v1/moderations, /v1/realtime": "OpenAI's: text and vectors alone are served",
     "/v1/messages": "Anthropic's: use /v1/chat/completions",
@@ -47,6 +48,8 @@ ERRORS = {
     "AuthenticationFailed": "No key of `--api-key`; with `WWW-Authenticate: Bearer`.",
     "Forbidden": "A web page that may not call, or a Host that is not this server's: [http.md](http.md#web-pages).",
     "ModelNotFound": "No model or adapter has this name.",
+    "NotFound": "Nothing is kept under this id, or not any more.",
+    "PreviousResponseNotFound": "The same of `previous_response_id`, or of a response that it goes on from.",
     "BodyTooLarge": "Of more than `--max-body-bytes`.",
     "UnsupportedEncoding": "A `Content-Encoding` other than gzip and deflate.",
     "Overloaded": "The wait would be longer than `--max-queue-s`, or too much is open or held. `Retry-After` says when "
@@ -205,7 +208,7 @@ KINDS = {
     "text_1": "string or array", "text_2": "string or array", "queries": "string or array",
     "documents": "string or array", "tool_choice": "string", "repeat_last_n": "integer", "tools": "array of objects",
     "stop_token_ids": "array of integers", "allowed_token_ids": "array of integers", "tokens": "array of integers",
-    "dry_sequence_breakers": "array of strings",
+    "dry_sequence_breakers": "array of strings", "include": "array of strings",
 } | api_ollama.KINDS  # fmt: skip
 """Of fields that are read whole, and of arrays."""
 

@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import api_flags
 import api_ollama
 import api_record
+import api_responses
 import api_words as words
 from api_tables import code, codes, grouped, table
 
@@ -24,6 +25,7 @@ from tokenmill.server import other_fields
 from tokenmill.server.errors import describe
 from tokenmill.server.ollama import inputs, options, parse
 from tokenmill.server.other_fields import Ignored, Refused
+from tokenmill.server.responses import parse as responses_parse
 
 PAGE = Path(__file__).parents[2] / "docs" / "api.md"
 
@@ -79,6 +81,7 @@ dashes, and `--flag.key value` sets one key of a flag that takes JSON."""
 
 _CHAT = "/v1/chat/completions"
 _COMPLETION = "/v1/completions"
+_RESPONSES = "/v1/responses"
 _EMBEDDING, _SCORE, _RERANK = "/v1/embeddings", "/v1/score", "/v1/rerank"
 READ: dict[str, tuple[Mapping[str, str], ...]] = {
     "chat": (words.ANSWER, words.SAMPLING, words.CHAT),
@@ -92,11 +95,14 @@ READ: dict[str, tuple[Mapping[str, str], ...]] = {
     "ollama_generate": (api_ollama.GENERATE, api_ollama.OPTIONS),
     "ollama_embed": (api_ollama.EMBED, api_ollama.OPTIONS),
     "ollama_embeddings": (api_ollama.EMBEDDINGS, api_ollama.OPTIONS),
+    "response": (words.ANSWER, words.SAMPLING, words.CHAT, api_responses.RESPONSE),
+    "continued_response": (words.ANSWER, words.SAMPLING, words.CHAT, api_responses.RESPONSE),
 }
 """An endpoint's parser and the words for what it reads."""
 TABLES = {
     _CHAT: other_fields.CHAT,
     _COMPLETION: other_fields.COMPLETION,
+    _RESPONSES: responses_parse.OTHER,
     _EMBEDDING: other_fields.EMBEDDING,
     _SCORE: other_fields.SCORE,
     _RERANK: other_fields.RERANK,
@@ -170,6 +176,9 @@ def _fields() -> Iterator[str]:
     yield from _table(chat, words.CHAT)
     yield f"### {code(_COMPLETION)} alone"
     yield from _table(completion, words.COMPLETION)
+    yield f"### {code(_RESPONSES)}"
+    yield f"Fields not in this table or under the refused ones are read as {code(_CHAT)} reads them."
+    yield from _table(found("response"), api_responses.RESPONSE)
     yield f"### {code(_EMBEDDING)}, {code(_SCORE)} and {code(_RERANK)}"
     yield from _table(found("embedding"), words.POOLING)
     for endpoint, path, about in (

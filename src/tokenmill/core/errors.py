@@ -6,6 +6,8 @@
      |- AuthenticationFailed      401
      |- Forbidden                 403  a web page that may not call, or a name that is not this server's
      |- ModelNotFound             404
+     |- NotFound                  404  nothing is kept under that id, or not any more
+     |   |- PreviousResponseNotFound
      |- BodyTooLarge              413
      |- UnsupportedEncoding       415  the body is compressed in a way that is not read
      |- Overloaded                429  a retry after `retry_after_s` may succeed
@@ -58,6 +60,15 @@ class Forbidden(TokenmillError):
 class ModelNotFound(TokenmillError):
     status = 404
     kind = "not_found_error"
+
+
+class NotFound(TokenmillError):
+    status = 404
+    kind = "invalid_request_error"
+
+
+class PreviousResponseNotFound(NotFound):
+    pass
 
 
 class BodyTooLarge(TokenmillError):

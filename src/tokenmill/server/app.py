@@ -36,6 +36,8 @@ from .ollama.routes import routes as ollama_routes
 from .reading import parse_small
 from .replies import OpenAIShape
 from .request_log import RequestLog
+from .responses.routes import routes as responses_routes
+from .responses.store import ResponseStore
 from .vectors import VectorService
 from .visitors import Visitors
 
@@ -53,8 +55,10 @@ def build_app(
     clock: Clock,
     new_seed: Callable[[], int],
     new_id: Callable[[str], str],
+    store: ResponseStore | None = None,
 ) -> Starlette:
-    """The ASGI application in front of `client`, whose engine may come and go.
+    """The ASGI application in front of `client`, whose engine may come and go. `store`: open as long as it serves;
+    None: responses are not kept.
 
     `app.state.limits.draining = True` makes it refuse new calls; `app.state.client` is `client`.
     """
@@ -98,6 +102,7 @@ def build_app(
         routes=[
             Route("/v1/chat/completions", service.chat, methods=["POST"]),
             Route("/v1/completions", service.completion, methods=["POST"]),
+            *responses_routes(generation, store),
             Route("/v1/embeddings", vectors.embeddings, methods=["POST"]),
             *(Route(path, vectors.score, methods=["POST"]) for path in ("/v1/score", "/score")),
             *(Route(path, vectors.rerank, methods=["POST"]) for path in ("/v1/rerank", "/v2/rerank", "/rerank")),

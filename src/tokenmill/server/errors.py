@@ -16,6 +16,7 @@ from ..core.errors import (
     InvalidRequest,
     ModelNotFound,
     Overloaded,
+    PreviousResponseNotFound,
     TokenmillError,
     Unavailable,
 )
@@ -26,6 +27,7 @@ _CODES: tuple[tuple[type[TokenmillError], str], ...] = (
     (ModelNotFound, "model_not_found"),
     (AuthenticationFailed, "invalid_api_key"),
     (Overloaded, "overloaded"),
+    (PreviousResponseNotFound, "previous_response_not_found"),
 )
 _MAX_RETRY_S = 120
 """Clients give up when they are told to wait longer."""

@@ -33,9 +33,10 @@ class JSONReply(Response):
 class Gate:
     """ASGI middleware: checks where a call comes from and its API key, and echoes the caller's X-Request-Id.
 
-    That identifier, or "", is in `scope["state"]["request_id"]`, and who calls in `scope["state"]["client"]`. Paths
-    that monitoring needs stay open. Who speaks Anthropic's API gets a `request-id` too, made here by `new_id` where the
-    caller gave none: `scope["state"]["told_id"]`, "" for others.
+    That identifier, or "", is in `scope["state"]["request_id"]`, and who calls in `scope["state"]["client"]`; what is
+    kept for a caller is `scope["state"]["owner"]`'s, a digest of the key, or "" without keys. Paths that monitoring
+    needs stay open. Who speaks Anthropic's API gets a `request-id` too, made here by `new_id` where the caller gave
+    none: `scope["state"]["told_id"]`, "" for others.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class Gate:
         peer = scope.get("client") or ("", 0)
         name = self._clients.name(peer[0], given.get("x-forwarded-for", ""))
         scope["state"]["client"] = name if key is None else f"key {key}"
+        scope["state"]["owner"] = "" if key is None else self._digests[key].hex()
         await self._app(scope, receive, send_named if request_id or told_id else send)
 
     def _find_key(self, given: Headers) -> int | None:

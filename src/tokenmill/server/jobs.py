@@ -27,6 +27,7 @@ from .ollama.parse import parse_ollama_chat, parse_ollama_generate
 from .openai import Call, Conversation, Rules, parse_chat, parse_completion
 from .pooling import PoolingCall, parse_embedding, parse_rerank, parse_score
 from .prompts import Mixed
+from .responses.parse import parse_continued, parse_response
 from .tokenizing import DetokenizeCall, TokenizeCall, parse_detokenize, parse_tokenize
 
 JOB_S = 2.0
@@ -48,6 +49,8 @@ ENDPOINTS: dict[str, tuple[Parse, type[AnyCall], str]] = {
     "ollama_generate": (parse_ollama_generate, Call, "prompts"),
     "ollama_embed": (parse_embed, PoolingCall, "inputs"),
     "ollama_embeddings": (parse_embeddings, PoolingCall, "inputs"),
+    "response": (parse_response, Call, "prompts"),
+    "continued_response": (parse_continued, Call, "prompts"),
     "embedding": (parse_embedding, PoolingCall, "inputs"),
     "score": (parse_score, PoolingCall, "inputs"),
     "rerank": (parse_rerank, PoolingCall, "inputs"),

@@ -1,0 +1,234 @@
+"""The items of /v1/responses: checked as a caller gives them, and as the messages that a chat template reads.
+
+What comes back of earlier calls (assistant messages, function calls, reasoning) has the same form as what a caller
+writes, so one reader serves both. Consecutive items of the assistant are one message, as templates expect: reasoning,
+then text, then calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...core.errors import InvalidRequest
+from ..fields import kind_name
+
+Item = dict[str, Any]
+
+_ROLES = ("user", "system", "developer", "assistant")
+_TEXT_PARTS = ("input_text", "output_text", "text")
+_MAX_ID = 128
+_STATES = ("in_progress", "completed", "incomplete")
+
+
+def read_items(value: Any, known: Mapping[str, Item]) -> list[Item]:
+    """`input` as items in one form: content is always an array of parts. `known`: what an item_reference may name, by
+    id. Raises InvalidRequest naming the place."""
+    if isinstance(value, str):
+        return [_message("user", [{"type": "input_text", "text": value}])]
+    if not isinstance(value, list) or not value:
+        got = "an empty array" if value == [] else kind_name(value)
+        raise _wrong("input", f"must be a string or an array of at least one item, got {got}")
+    return [_item(f"input[{index}]", item, known) for index, item in enumerate(value)]
+
+
+def to_messages(items: Sequence[Item], instructions: str | None, num_before: int = 0) -> list[dict[str, Any]]:
+    """The conversation for a chat template. Instructions come first, in one message with the system message that
+    follows them, if one does. `num_before`: items that are not of this call's input. Raises InvalidRequest for an
+    output without its call and for a call without its output."""
+    messages: list[dict[str, Any]] = [] if instructions is None else [{"role": "system", "content": instructions}]
+    unanswered: dict[str, str] = {}
+    assistant: dict[str, Any] | None = None
+    for index, item in enumerate(items):
+        where = f"input[{index - num_before}]" if index >= num_before else "an earlier item"
+        kind = item["type"]
+        is_assistant = kind in ("function_call", "reasoning") or item.get("role") == "assistant"
+        if is_assistant:
+            if assistant is None or not _joins(assistant, item):
+                _refuse_unanswered(unanswered)
+                assistant = {"role": "assistant", "content": None}
+                messages.append(assistant)
+            _join(assistant, item)
+            if kind == "function_call":
+                unanswered[item["call_id"]] = item["name"]
+            continue
+        assistant = None
+        if kind == "function_call_output":
+            call_id = item["call_id"]
+            if call_id not in unanswered:
+                raise _wrong(
+                    f"{where}.call_id", f"is {call_id[:100]!r}, but no function_call before it waits for that output"
+                )
+            name = unanswered.pop(call_id)
+            message = {"role": "tool", "tool_call_id": call_id, "name": name, "content": _text(item["output"])}
+        else:
+            _refuse_unanswered(unanswered)
+            message = {"role": item["role"], "content": _text(item["content"])}
+            if message["role"] == "developer":
+                message["role"] = "system"
+        if message["role"] == "system" and len(messages) == 1 and instructions is not None:
+            messages[0]["content"] += "\n\n" + message["content"]
+        else:
+            messages.append(message)
+    _refuse_unanswered(unanswered)
+    return [message for message in messages if message["role"] != "assistant" or _says_anything(message)]
+
+
+def _item(where: str, item: Any, known: Mapping[str, Item]) -> Item:
+    if not isinstance(item, dict):
+        raise _wrong(where, f"must be an object, got {kind_name(item)}")
+    kind = item.get("type", "message" if "role" in item else None)
+    if kind == "item_reference" or (kind is None and set(item) == {"id"}):
+        return _referenced(where, item, known)
+    read = _READERS.get(kind) if isinstance(kind, str) else None
+    if read is None:
+        named = f"of type {kind[:100]!r}" if isinstance(kind, str) else "without a type"
+        raise _wrong(where, f"is {named}; this server takes items of type {', '.join(_READERS)} and item_reference")
+    found = read(where, item)
+    for name in ("id", "status"):
+        if item.get(name) is None:
+            continue
+        if not isinstance(item[name], str) or len(item[name]) > _MAX_ID or not item[name].isprintable():
+            raise _wrong(f"{where}.{name}", f"must be a string of at most {_MAX_ID} printable characters")
+        if name == "status" and item[name] not in _STATES:
+            raise _wrong(f"{where}.{name}", f"must be one of {', '.join(_STATES)}")
+        found[name] = item[name]
+    return found
+
+
+def _referenced(where: str, item: Item, known: Mapping[str, Item]) -> Item:
+    name = item.get("id")
+    if not isinstance(name, str) or not name:
+        raise _wrong(f"{where}.id", "must be the id of a stored item")
+    if name not in known:
+        raise _wrong(f"{where}.id", f"is {name[:100]!r}, which is not the id of an item that is stored here")
+    return known[name]
+
+
+def _read_message(where: str, item: Item) -> Item:
+    role = item.get("role")
+    if role not in _ROLES:
+        raise _wrong(f"{where}.role", f"must be one of {', '.join(_ROLES)}")
+    content = item.get("content")
+    own = "output_text" if role == "assistant" else "input_text"
+    if isinstance(content, str):
+        parts = [{"type": own, "text": content}]
+    elif isinstance(content, list):
+        parts = [_part(f"{where}.content[{index}]", part, own) for index, part in enumerate(content)]
+    else:
+        raise _wrong(f"{where}.content", f"must be a string or an array of parts, got {kind_name(content)}")
+    return _message(role, parts)
+
+
+def _message(role: str, parts: list[dict[str, Any]]) -> Item:
+    if role == "assistant":
+        parts = [part | {"annotations": []} if part["type"] == "output_text" else part for part in parts]
+    return {"type": "message", "role": role, "status": "completed", "content": parts}
+
+
+def _part(where: str, part: Any, own: str) -> dict[str, Any]:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind == "refusal" and own == "output_text":
+        if not isinstance(part.get("refusal"), str):
+            raise _wrong(f"{where}.refusal", f"must be a string, got {kind_name(part.get('refusal'))}")
+        return {"type": kind, "refusal": part["refusal"]}
+    if kind not in _TEXT_PARTS:
+        named = f"is of type {kind[:100]!r}" if isinstance(kind, str) else "has no type"
+        raise _wrong(where, f"{named}; this model takes text only ({own})")
+    if not isinstance(part.get("text"), str):
+        raise _wrong(f"{where}.text", f"must be a string, got {kind_name(part.get('text'))}")
+    return {"type": own, "text": part["text"]}
+
+
+def _read_call(where: str, item: Item) -> Item:
+    found: Item = {"type": "function_call", "status": "completed"}
+    for name in ("call_id", "name", "arguments"):
+        value = item.get(name)
+        if not isinstance(value, str) or (not value and name != "arguments"):
+            raise _wrong(f"{where}.{name}", f"must be a string, got {kind_name(value)}")
+        found[name] = value
+    return found
+
+
+def _read_output(where: str, item: Item) -> Item:
+    call_id, output = item.get("call_id"), item.get("output")
+    if not isinstance(call_id, str) or not call_id:
+        raise _wrong(f"{where}.call_id", f"must be a string, got {kind_name(call_id)}")
+    if isinstance(output, list):
+        output = [_part(f"{where}.output[{index}]", part, "input_text") for index, part in enumerate(output)]
+    elif not isinstance(output, str):
+        raise _wrong(f"{where}.output", f"must be a string or an array of parts, got {kind_name(output)}")
+    return {"type": "function_call_output", "call_id": call_id, "output": output, "status": "completed"}
+
+
+def _read_reasoning(where: str, item: Item) -> Item:
+    found: Item = {"type": "reasoning"}
+    for name, part_kind in (("summary", "summary_text"), ("content", "reasoning_text")):
+        parts = item.get(name) or []
+        if not isinstance(parts, list):
+            raise _wrong(f"{where}.{name}", f"must be an array, got {kind_name(parts)}")
+        for index, part in enumerate(parts):
+            if not isinstance(part, dict) or part.get("type") != part_kind or not isinstance(part.get("text"), str):
+                raise _wrong(f"{where}.{name}[{index}]", f"must be a part of type {part_kind} with a text")
+        found[name] = [{"type": part_kind, "text": part["text"]} for part in parts]
+    if item.get("encrypted_content") and not found["content"]:
+        raise _wrong(
+            f"{where}.encrypted_content", "cannot be read here; give the reasoning as content, or leave it out"
+        )
+    return found
+
+
+_READERS = {
+    "message": _read_message,
+    "function_call": _read_call,
+    "function_call_output": _read_output,
+    "reasoning": _read_reasoning,
+}
+
+
+def _joins(assistant: dict[str, Any], item: Item) -> bool:
+    """Whether an item continues the assistant's message: text after text, and reasoning after either, begin another,
+    except where a call still waits for its output."""
+    if item["type"] == "function_call" or "tool_calls" in assistant:
+        return True
+    return assistant["content"] is None and (item["type"] == "message" or "reasoning_content" not in assistant)
+
+
+def _join(assistant: dict[str, Any], item: Item) -> None:
+    if item["type"] == "function_call":
+        function = {"name": item["name"], "arguments": item["arguments"]}
+        assistant.setdefault("tool_calls", []).append({"id": item["call_id"], "type": "function", "function": function})
+        return
+    name, text = "content", ""
+    if item["type"] == "reasoning":
+        name, text = "reasoning_content", _text(item["content"])
+        if not text:
+            return
+    else:
+        text = _text(item["content"])
+    before = assistant.get(name)
+    assistant[name] = text if before is None else f"{before}\n{text}"
+
+
+def _says_anything(assistant: dict[str, Any]) -> bool:
+    return assistant["content"] is not None or len(assistant) > 2
+
+
+def _text(content: str | Sequence[Mapping[str, Any]]) -> str:
+    if isinstance(content, str):
+        return content
+    return "\n".join(part["refusal"] if part["type"] == "refusal" else part["text"] for part in content)
+
+
+def _refuse_unanswered(unanswered: Mapping[str, str]) -> None:
+    if unanswered:
+        call_id, name = next(iter(unanswered.items()))
+        raise InvalidRequest(
+            f"input has no function_call_output for the call {call_id[:100]!r} of {name[:100]!r}; give one before what "
+            "follows.",
+            param="input",
+        )
+
+
+def _wrong(where: str, what: str) -> InvalidRequest:
+    return InvalidRequest(f"{where} {what}.", param=where)

@@ -1,0 +1,158 @@
+"""The output items of one response as they grow, and the events that tell of it. Pure.
+
+Parts of a choice in, items out: text becomes a message, reasoning an item of its own, each call one more. Events have
+the order that OpenAI's have: an item is added, its part is added, deltas, the part is done, the item is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from ...text.parts import CallArguments, CallStart, Content, Part, Reasoning
+
+Event = tuple[str, dict[str, Any]]
+"""Type and fields of a server-sent event, but for its sequence number."""
+
+COMPLETED, INCOMPLETE, IN_PROGRESS = "completed", "incomplete", "in_progress"
+_DELTAS = {"message": "response.output_text", "reasoning": "response.reasoning_text"}
+_CALL = "response.function_call_arguments"
+_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}
+
+
+def item_id(kind: str, base: str, number: int) -> str:
+    """The id of item `number` (input items first, then output) of the response whose id ends with `base`."""
+    return f"{_PREFIXES[kind]}_{base}{number:05x}"
+
+
+def response_of(identifier: str) -> str:
+    """The id of the response that an item of `item_id` belongs to; "" for an id of another form."""
+    kind, _, rest = identifier.partition("_")
+    return f"resp_{rest[:-5]}" if kind in _PREFIXES.values() and len(rest) > 5 else ""
+
+
+class Output:
+    """`base`: what the ids of this response's items begin with; `first`: the number of the first."""
+
+    def __init__(self, base: str, first: int = 0) -> None:
+        self._base = base
+        self._first = first
+        self._done: list[dict[str, Any]] = []
+        self._open: dict[str, Any] | None = None
+        self._texts: list[str] = []
+        self._logprobs: list[bytes] = []
+
+    @property
+    def place(self) -> tuple[str, str, int]:
+        """Of the open item: its kind ("": none is open), its id, its index in the output."""
+        if self._open is None:
+            return "", "", len(self._done)
+        return self._open["type"], self._open["id"], len(self._done)
+
+    def items(self) -> list[dict[str, Any]]:
+        """All items as they are now."""
+        return [*self._done, *([] if self._open is None else [self._filled(IN_PROGRESS)])]
+
+    def push(self, parts: Iterable[Part], logprobs: bytes | None = None) -> list[Event]:
+        """`logprobs`: of the tokens that the text of these parts came with, as a JSON array; None: none are wanted.
+        They go to the last text among the parts."""
+        events: list[Event] = []
+        parts = list(parts)
+        last = max((number for number, part in enumerate(parts) if isinstance(part, Content)), default=-1)
+        for number, part in enumerate(parts):
+            if isinstance(part, CallStart):
+                self._add("function_call", events, {"call_id": part.id, "name": part.name, "arguments": ""})
+                continue
+            if isinstance(part, CallArguments):
+                assert self._open is not None and self._open["type"] == "function_call", (part, self._open)
+            else:
+                self._begin("reasoning" if isinstance(part, Reasoning) else "message", events)
+            if not part.text:
+                continue
+            self._texts.append(part.text)
+            events.append(self._delta(part.text, logprobs if number == last else None))
+        return events
+
+    def add_text(self, text: str) -> None:
+        """More text of the open item, whose event the caller writes."""
+        self._texts.append(text)
+
+    def end(self, status: str) -> list[Event]:
+        """Close what is open: `status` is the last item's. What said nothing has one empty message."""
+        events: list[Event] = []
+        if not self._done and self._open is None and status == COMPLETED:
+            self._begin("message", events)
+        self._close(status, events)
+        return events
+
+    def _begin(self, kind: str, events: list[Event]) -> None:
+        """Open an item of text, unless one of that kind is open."""
+        if self._open is not None and self._open["type"] == kind:
+            return
+        if kind == "message":
+            self._add(kind, events, {"role": "assistant", "content": []})
+        else:
+            self._add(kind, events, {"summary": [], "content": []})
+        events.append(("response.content_part.added", self._where() | {"part": self._part("")}))
+
+    def _add(self, kind: str, events: list[Event], fields: dict[str, Any]) -> None:
+        self._close(COMPLETED, events)
+        number = self._first + len(self._done)
+        self._open = {"id": item_id(kind, self._base, number), "type": kind, "status": IN_PROGRESS, **fields}
+        events.append(("response.output_item.added", {"output_index": len(self._done), "item": dict(self._open)}))
+
+    def _close(self, status: str, events: list[Event]) -> None:
+        if self._open is None:
+            return
+        kind, text, where = self._open["type"], "".join(self._texts), self._where()
+        if kind == "function_call":
+            where.pop("content_index")
+            events.append((f"{_CALL}.done", where | {"name": self._open["name"], "arguments": text}))
+        else:
+            done = where | {"text": text}
+            if kind == "message":
+                done["logprobs"] = self._all_logprobs()
+            events.append((f"{_DELTAS[kind]}.done", done))
+            events.append(("response.content_part.done", where | {"part": self._part(text)}))
+        item = self._filled(status)
+        events.append(("response.output_item.done", {"output_index": len(self._done), "item": item}))
+        self._done.append(item)
+        self._open = None
+        self._texts.clear()
+        self._logprobs.clear()
+
+    def _delta(self, text: str, logprobs: bytes | None) -> Event:
+        assert self._open is not None
+        kind, where = self._open["type"], self._where()
+        if kind == "function_call":
+            where.pop("content_index")
+            return f"{_CALL}.delta", where | {"delta": text}
+        delta = where | {"delta": text}
+        if kind == "message":
+            if logprobs is not None:
+                self._logprobs.append(logprobs)
+            delta["logprobs"] = msgspec.Raw(logprobs or b"[]")
+        return f"{_DELTAS[kind]}.delta", delta
+
+    def _where(self) -> dict[str, Any]:
+        assert self._open is not None
+        return {"item_id": self._open["id"], "output_index": len(self._done), "content_index": 0}
+
+    def _filled(self, status: str) -> dict[str, Any]:
+        """The open item with what it holds so far."""
+        assert self._open is not None
+        text = "".join(self._texts)
+        if self._open["type"] == "function_call":
+            return self._open | {"status": status, "arguments": text}
+        return self._open | {"status": status, "content": [self._part(text)]}
+
+    def _part(self, text: str) -> dict[str, Any]:
+        assert self._open is not None
+        if self._open["type"] == "reasoning":
+            return {"type": "reasoning_text", "text": text}
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": self._all_logprobs()}
+
+    def _all_logprobs(self) -> msgspec.Raw:
+        return msgspec.Raw(b"[" + b",".join(each[1:-1] for each in self._logprobs if len(each) > 2) + b"]")

@@ -1,0 +1,325 @@
+"""Bodies of POST /v1/responses as `Call`s. Pure.
+
+What this API calls otherwise than chat does becomes a body of chat, and is read as such: tools, formats and sampling
+mean the same in both, and messages say what this API's caller wrote. A call that continues earlier ones comes wrapped
+with their items, which the route has fetched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ...core.errors import InvalidRequest
+from ..fields import Fields, kind_name
+from ..openai import Call, Rules, parse_chat
+from ..other_fields import Ignored, Refused, Table, check
+from .items import Item, read_items, to_messages
+
+MAX_METADATA, _MAX_KEY, _MAX_VALUE = 16, 64, 512
+LOGPROBS = "message.output_text.logprobs"
+
+INCLUDES = (
+    LOGPROBS,
+    "reasoning.encrypted_content",
+    "message.input_image.image_url",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+)
+"""Those but the first belong to what never occurs here, or to reasoning, which is given readable."""
+
+OTHER: Table = {
+    "background": Refused((False,), "leave it out, and read the answer or its stream"),
+    "background_options": Refused(),
+    "conversation": Refused((), "give previous_response_id"),
+    "prompt": Refused((), "give instructions and input: prompts are not kept here"),
+    "context_management": Refused(([],), "shorten the input"),
+    "moderation": Refused(),
+    "access_programs": Refused(),
+    "image": Refused(),
+    "prompt_cache_options": Ignored("what is cached never changes an answer"),
+    # What chat calls otherwise
+    "messages": Refused((), "give input"),
+    "n": Refused((1,)),
+    "max_tokens": Refused((), "give max_output_tokens"),
+    "max_completion_tokens": Refused((), "give max_output_tokens"),
+    "n_predict": Refused((), "give max_output_tokens"),
+    "max_new_tokens": Refused((), "give max_output_tokens"),
+    "response_format": Refused((), "give text.format"),
+    "logprobs": Refused((False,), f"give include {LOGPROBS!r}"),
+    "prompt_logprobs": Refused(),
+    "reasoning_effort": Refused((), "give reasoning.effort"),
+    "verbosity": Refused((), "give text.verbosity"),
+    "continue_final_message": Refused((False,)),
+    "add_generation_prompt": Refused((True,)),
+    "kv_transfer_params": Refused(),
+    "return_token_ids": Refused((False,)),
+    "truncate_prompt_tokens": Refused((), "give truncation"),
+    "include_stop_str_in_output": Refused((False,)),
+}
+"""Fields that other endpoints or OpenAI's own servers read."""
+
+_ECHOED = ("user", "safety_identifier", "prompt_cache_key")
+_TAKEN = (
+    "input",
+    "instructions",
+    "previous_response_id",
+    "text",
+    "tools",
+    "tool_choice",
+    "parallel_tool_calls",
+    "reasoning",
+    "max_output_tokens",
+    "include",
+    "top_logprobs",
+    "max_tool_calls",
+    "metadata",
+    "store",
+    "truncation",
+    "stream_options",
+    "user",
+    "safety_identifier",
+    "prompt_cache_key",
+    "service_tier",
+)
+"""What is read here; the rest of a body is read as chat's."""
+
+_RENAMED = (
+    ("response_format.json_schema", "text.format"),
+    ("response_format", "text.format"),
+    ("max_tokens", "max_output_tokens"),
+    ("reasoning_effort", "reasoning.effort"),
+    (".function.", "."),
+    ("messages", "input"),
+)
+"""What messages about the body of chat call a field, and what its caller does."""
+
+
+def parse_response(body: dict[str, Any], rules: Rules) -> tuple[Call, list[str]]:
+    """(the call, names of unknown fields). Raises InvalidRequest naming the field."""
+    return _parse(body, rules, [], {})
+
+
+def parse_continued(outer: dict[str, Any], rules: Rules) -> tuple[Call, list[str]]:
+    """As parse_response; outer: {"body", "before": items that come before the input, "known": items by id}."""
+    return _parse(outer["body"], rules, outer["before"], outer["known"])
+
+
+def _parse(body: dict[str, Any], rules: Rules, before: list[Item], known: Mapping[str, Item]) -> tuple[Call, list[str]]:
+    fields = Fields(body)
+    check(fields, OTHER)
+    items = read_items(fields.any("input"), known)
+    instructions = fields.text("instructions")
+    settings, chat = _settings(fields)
+    store = fields.flag("store") is not False
+    chat |= {name: value for name, value in body.items() if name not in _TAKEN and name not in OTHER}
+    chat["messages"] = to_messages([*before, *items], instructions, len(before))
+    try:
+        call, unknown = parse_chat(chat, rules)
+    except InvalidRequest as error:
+        raise in_own_words(error) from None
+    settings |= {"instructions": instructions, "store": store, "asks_to_store": fields.flag("store") is True}
+    extras = {"settings": settings, "input": items if store else []}
+    return replace(call, limit_field="max_output_tokens", extras=call.extras | extras), unknown
+
+
+def _settings(fields: Fields) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(what a response repeats of its call, the same and more as a body of chat has it)."""
+    chat: dict[str, Any] = {}
+    settings: dict[str, Any] = {name: fields.text(name) for name in _ECHOED}
+    fields.text("service_tier")
+    settings["max_tool_calls"] = fields.integer("max_tool_calls", 1, 2**31 - 1)
+    settings["metadata"] = _metadata(fields)
+    settings["previous_response_id"] = fields.text("previous_response_id")
+    truncation = fields.text("truncation") or "disabled"
+    if truncation not in ("auto", "disabled"):
+        raise InvalidRequest("truncation must be 'auto' or 'disabled'.", param="truncation")
+    if truncation == "auto":
+        raise InvalidRequest(
+            "truncation 'auto' is not supported by this server; leave earlier items out instead.", param="truncation"
+        )
+    settings["truncation"] = truncation
+    settings["max_output_tokens"] = chat["max_tokens"] = fields.integer("max_output_tokens", 1, 2**31 - 1)
+    settings["text"] = _text_format(fields, chat)
+    settings["reasoning"] = _reasoning(fields, chat)
+    settings["top_logprobs"] = _logprobs(fields, chat)
+    _tools(fields, settings, chat)
+    options = Fields(fields.object("stream_options") or {}, "stream_options")
+    if options.names() and not fields.flag("stream"):
+        raise InvalidRequest("stream_options needs stream to be true.", param="stream_options")
+    if options.flag("include_obfuscation"):
+        raise InvalidRequest(
+            "stream_options.include_obfuscation is not supported by this server; leave it out.",
+            param="stream_options.include_obfuscation",
+        )
+    options.flag("include_usage")  # the last event has it in any case
+    if options.unread():
+        name = options.name(options.unread()[0])
+        raise InvalidRequest(f"{name[:100]} is not known here; leave it out.", param=name[:100])
+    return settings, chat
+
+
+def _metadata(fields: Fields) -> dict[str, str]:
+    metadata = fields.object("metadata") or {}
+    if len(metadata) > MAX_METADATA:
+        raise InvalidRequest(f"metadata may hold at most {MAX_METADATA} pairs, got {len(metadata)}.", param="metadata")
+    for key, value in metadata.items():
+        if len(key) > _MAX_KEY or not isinstance(value, str) or len(value) > _MAX_VALUE:
+            raise InvalidRequest(
+                f"metadata takes keys of at most {_MAX_KEY} characters and strings of at most {_MAX_VALUE}.",
+                param="metadata",
+            )
+    return metadata
+
+
+def _text_format(fields: Fields, chat: dict[str, Any]) -> dict[str, Any]:
+    text = Fields(fields.object("text") or {}, "text")
+    form = Fields(text.object("format") or {"type": "text"}, "text.format")
+    verbosity = text.text("verbosity")
+    if verbosity not in (None, "medium"):
+        raise InvalidRequest(
+            "text.verbosity may only be 'medium' here; say it in the instructions.", param=text.name("verbosity")
+        )
+    kind = form.text("type")
+    shown: dict[str, Any] = {"type": kind}
+    if kind == "json_schema":
+        for name in ("name", "description"):
+            shown[name] = form.text(name)
+        shown["schema"], shown["strict"] = form.object("schema"), form.flag("strict")
+        chat["response_format"] = {
+            "type": kind,
+            "json_schema": {
+                name: shown[name] for name in ("name", "schema", "strict", "description") if shown[name] is not None
+            },
+        }
+    elif kind == "json_object":
+        chat["response_format"] = {"type": kind}
+    elif kind != "text":
+        raise InvalidRequest("text.format.type must be text, json_object or json_schema.", param="text.format.type")
+    for part in (text, form):
+        if part.unread():
+            name = part.name(part.unread()[0])[:100]
+            raise InvalidRequest(f"{name} is not known here; leave it out.", param=name)
+    return {"format": shown, "verbosity": "medium"}
+
+
+def _reasoning(fields: Fields, chat: dict[str, Any]) -> dict[str, Any]:
+    given = Fields(fields.object("reasoning") or {}, "reasoning")
+    effort = given.text("effort")
+    if effort is not None:
+        chat["reasoning_effort"] = effort
+    for name in ("summary", "generate_summary"):
+        if given.text(name) not in (None, "auto"):
+            raise InvalidRequest(
+                f"reasoning.{name} may only be 'auto' here: reasoning is given as it is, not summed up.",
+                param=f"reasoning.{name}",
+            )
+    for name, neutral in (("context", "auto"), ("mode", "standard")):
+        if given.text(name) not in (None, neutral):
+            raise InvalidRequest(f"reasoning.{name} may only be {neutral!r} here.", param=f"reasoning.{name}")
+    if given.unread():
+        name = given.name(given.unread()[0])[:100]
+        raise InvalidRequest(f"{name} is not known here; leave it out.", param=name)
+    return {"effort": effort, "summary": given.text("summary")}
+
+
+def _logprobs(fields: Fields, chat: dict[str, Any]) -> int:
+    include = fields.array("include") or []
+    for index, name in enumerate(include):
+        if name not in INCLUDES:
+            raise InvalidRequest(f"include[{index}] must be one of {', '.join(INCLUDES)}.", param=f"include[{index}]")
+    top = fields.integer("top_logprobs", 0, 20) or 0
+    if LOGPROBS in include:
+        chat |= {"logprobs": True, "top_logprobs": top}
+    elif top:
+        raise InvalidRequest(f"top_logprobs needs include to hold {LOGPROBS!r}.", param="top_logprobs")
+    return top
+
+
+def _tools(fields: Fields, settings: dict[str, Any], chat: dict[str, Any]) -> None:
+    tools = fields.array("tools") or []
+    functions = [_tool(f"tools[{index}]", tool) for index, tool in enumerate(tools)]
+    choice = fields.any("tool_choice")
+    parallel = fields.flag("parallel_tool_calls")
+    settings["tools"] = [{"type": "function"} | function for function in functions]
+    settings["tool_choice"] = "auto" if choice is None else choice
+    settings["parallel_tool_calls"] = parallel is not False
+    if parallel is not None:
+        chat["parallel_tool_calls"] = parallel
+    if isinstance(choice, dict):
+        choice, functions = _named_choice(choice, functions)
+    if choice is not None:
+        chat["tool_choice"] = choice
+    if functions:
+        chat["tools"] = [
+            {"type": "function", "function": {name: value for name, value in function.items() if value is not None}}
+            for function in functions
+        ]
+
+
+def _tool(where: str, tool: Any) -> dict[str, Any]:
+    if not isinstance(tool, dict):
+        raise InvalidRequest(f"{where} must be an object, got {kind_name(tool)}.", param=where)
+    fields = Fields(tool, where)
+    kind = fields.text("type")
+    if kind != "function":
+        named = "has no type" if kind is None else f"is of type {kind[:100]!r}"
+        raise InvalidRequest(f"{where} {named}; this server takes tools of type function only.", param=f"{where}.type")
+    if "function" in tool:
+        raise InvalidRequest(
+            f"{where}.function: name, description and parameters stand in {where} itself in this API.",
+            param=f"{where}.function",
+        )
+    function = {
+        "name": fields.required_text("name"),
+        "description": fields.text("description"),
+        "parameters": fields.object("parameters"),
+        "strict": fields.flag("strict"),
+    }
+    for name in ("defer_loading", "async"):
+        if fields.flag(name):
+            raise InvalidRequest(f"{where}.{name} is not supported by this server.", param=f"{where}.{name}")
+    fields.any("output_schema"), fields.any("allowed_callers")
+    if fields.unread():
+        name = fields.name(fields.unread()[0])[:100]
+        raise InvalidRequest(f"{name} is not known here; leave it out.", param=name)
+    return function
+
+
+def _named_choice(choice: dict[str, Any], functions: list[dict[str, Any]]) -> tuple[Any, list[dict[str, Any]]]:
+    """(chat's tool_choice, the functions that may be called)."""
+    names = [function["name"] for function in functions]
+    if choice.get("type") == "function":
+        name = choice.get("name")
+        if name not in names:
+            raise InvalidRequest("tool_choice.name must be the name of one of tools.", param="tool_choice.name")
+        return {"type": "function", "function": {"name": name}}, functions
+    if choice.get("type") == "allowed_tools":
+        allowed, mode = choice.get("tools"), choice.get("mode")
+        if mode not in ("auto", "required"):
+            raise InvalidRequest("tool_choice.mode must be auto or required.", param="tool_choice.mode")
+        if not isinstance(allowed, list) or not all(
+            isinstance(tool, dict) and tool.get("type") == "function" and tool.get("name") in names for tool in allowed
+        ):
+            raise InvalidRequest(
+                "tool_choice.tools must be an array of {type: function, name: one of tools}.", param="tool_choice.tools"
+            )
+        wanted = {tool["name"] for tool in allowed}
+        return mode, [function for function in functions if function["name"] in wanted]
+    raise InvalidRequest(
+        "tool_choice must be none, auto, required, or an object of type function or allowed_tools.",
+        param="tool_choice",
+    )
+
+
+def in_own_words(error: InvalidRequest) -> InvalidRequest:
+    """The same error, under the names that this API's callers know."""
+    message, param = error.message, error.param
+    for theirs, own in _RENAMED:
+        message = message.replace(theirs, own)
+        param = None if param is None else param.replace(theirs, own)
+    return type(error)(message, param=param)

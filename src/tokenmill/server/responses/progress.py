@@ -1,0 +1,150 @@
+"""One response from its first event to its last: its items, its state, and the object that tells of both."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from ...core.errors import InvalidRequest, Overloaded, TokenmillError
+from ...text.choice import Piece
+from ..answer import Answer
+from ..logprobs import chat_logprobs
+from ..pieces import Work
+from .items import Item
+from .output import COMPLETED, IN_PROGRESS, INCOMPLETE, Event, Output, item_id
+
+CANCELLED, FAILED = "cancelled", "failed"
+_HEAD, _TAIL = len(b'{"content":'), len(b"}")
+_encode = msgspec.json.Encoder().encode
+
+
+class Progress:
+    """The state of one response. `on_end` is told once, when its state is the last: `sealed` is then the object as
+    JSON. wall_s: seconds since the epoch."""
+
+    def __init__(
+        self,
+        answer: Answer,
+        on_end: Callable[[Progress], None] = lambda progress: None,
+        wall_s: Callable[[], float] = time.time,
+    ) -> None:
+        base = answer.id.removeprefix("resp_")
+        self.answer = answer
+        self.settings: dict[str, Any] = answer.call.extras["settings"]
+        self.input = _named(answer.call.extras["input"], base)
+        self.output = Output(base, len(self.input))
+        self.status = IN_PROGRESS
+        self.sealed = b""
+        self._on_end = on_end
+        self._wall_s = wall_s
+        self._error: dict[str, Any] | None = None
+        self._completed_at: int | None = None
+
+    @property
+    def is_stored(self) -> bool:
+        return bool(self.settings["store"])
+
+    def take(self, piece: Piece) -> Work[list[Event]]:
+        """What a piece adds."""
+        answer, logprobs = self.answer, None
+        if answer.call.sampling.logprobs is not None:
+            shaped = yield from chat_logprobs(piece.logprobs, answer.names, answer.call.sampling.logprobs)
+            logprobs = bytes(shaped)[_HEAD:-_TAIL]
+        return self.output.push(piece.parts, logprobs)
+
+    def finish(self, reason: str) -> list[Event]:
+        """The last piece has been taken; `reason`: why it is the last."""
+        status = INCOMPLETE if reason == "length" else COMPLETED
+        events = self.output.end(status)
+        self._seal(status)
+        return [*events, (f"response.{self.status}", {"response": msgspec.Raw(self.sealed)})]
+
+    def fail(self, error: TokenmillError) -> list[Event]:
+        """Nothing more will come. A response that was cancelled has no error."""
+        if not self.sealed:
+            self._error = {"code": _code(error), "message": error.message}
+            self.output.end(INCOMPLETE)
+            self._seal(FAILED)
+        kind = FAILED if self.status == FAILED else INCOMPLETE
+        return [(f"response.{kind}", {"response": msgspec.Raw(self.sealed)})]
+
+    def cancel(self) -> None:
+        """Nobody wants the rest, if there is one."""
+        if not self.sealed:
+            self.output.end(INCOMPLETE)
+            self._seal(CANCELLED)
+
+    def body(self) -> dict[str, Any]:
+        """The response object as it is now, with the fields of OpenAI's."""
+        answer, settings = self.answer, self.settings
+        sampling = answer.call.sampling
+        return {
+            "id": answer.id,
+            "object": "response",
+            "created_at": answer.created,
+            "status": self.status,
+            "background": False,
+            "completed_at": self._completed_at,
+            "error": self._error,
+            "incomplete_details": {"reason": "max_output_tokens"} if self.status == INCOMPLETE else None,
+            "instructions": settings["instructions"],
+            "max_output_tokens": settings["max_output_tokens"],
+            "max_tool_calls": settings["max_tool_calls"],
+            "metadata": settings["metadata"],
+            "model": answer.model,
+            "output": self.output.items(),
+            "parallel_tool_calls": settings["parallel_tool_calls"],
+            "previous_response_id": settings["previous_response_id"],
+            "prompt_cache_key": settings["prompt_cache_key"],
+            "reasoning": settings["reasoning"],
+            "safety_identifier": settings["safety_identifier"],
+            "service_tier": "default",
+            "store": settings["store"],
+            "temperature": sampling.temperature,
+            "text": settings["text"],
+            "tool_choice": settings["tool_choice"],
+            "tools": settings["tools"],
+            "top_logprobs": settings["top_logprobs"],
+            "top_p": sampling.top_p,
+            "truncation": settings["truncation"],
+            "usage": None if self.status == IN_PROGRESS else self._usage(),
+            "user": settings["user"],
+            "system_fingerprint": answer.fingerprint,
+        }
+
+    def _usage(self) -> dict[str, Any]:
+        usage = self.answer.usage()
+        details = usage.get("completion_tokens_details") or {}
+        return {
+            "input_tokens": usage["prompt_tokens"],
+            "input_tokens_details": {
+                "cached_tokens": usage["prompt_tokens_details"]["cached_tokens"],
+                "cache_write_tokens": 0,
+            },
+            "output_tokens": usage["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": details.get("reasoning_tokens", 0)},
+            "total_tokens": usage["total_tokens"],
+        }
+
+    def _seal(self, status: str) -> None:
+        if self.sealed:
+            return
+        self.status = status
+        if status == COMPLETED:
+            self._completed_at = int(self._wall_s())
+        self.sealed = _encode(self.body())
+        self._on_end(self)
+
+
+def _named(items: list[Item], base: str) -> list[Item]:
+    """The items of an input, each with an id."""
+    return [{"id": item_id(item["type"], base, number)} | item for number, item in enumerate(items)]
+
+
+def _code(error: TokenmillError) -> str:
+    if isinstance(error, InvalidRequest):
+        return "invalid_prompt"
+    return "rate_limit_exceeded" if isinstance(error, Overloaded) else "server_error"

@@ -1,0 +1,209 @@
+"""The endpoints of /v1/responses, and the responses that are under way."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import msgspec
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from ...core.errors import InvalidRequest, NotFound, TokenmillError
+from ..deltas import Stream
+from ..generation import Generation
+from ..helper import caller_of
+from ..http import JSONReply
+from ..openai import Call
+from .history import earlier_items, with_history
+from .items import Item
+from .parse import INCLUDES, in_own_words
+from .progress import Progress
+from .shape import PREFIX, ResponseShape
+from .store import Record, ResponseStore
+
+_PATH = "/v1/responses"
+_MAX_LIMIT, _LIMIT = 100, 20
+
+
+def routes(generation: Generation, store: ResponseStore | None) -> list[Route]:
+    """`store`: open while the application serves; None: nothing is kept."""
+    service = _Responses(generation, store)
+    named = _PATH + "/{response_id}"
+    return [
+        Route(_PATH, service.create, methods=["POST"]),
+        Route(named, service.retrieve, methods=["GET"]),
+        Route(named, service.delete, methods=["DELETE"]),
+        Route(named + "/cancel", service.cancel, methods=["POST"]),
+        Route(named + "/input_items", service.input_items, methods=["GET"]),
+    ]
+
+
+class _Cancelled(TokenmillError):
+    status = 400
+    kind = "invalid_request_error"
+
+
+class _Responses:
+    """`running`: responses to be stored that are not complete yet, by id, with their owner and what feeds them."""
+
+    def __init__(self, generation: Generation, store: ResponseStore | None) -> None:
+        self._generation = generation
+        self._store = store
+        self._running: dict[str, tuple[str, Progress, Stream]] = {}
+
+    async def create(self, request: HttpRequest) -> ASGIApp:
+        generation, owner = self._generation, request.state.owner
+        arrival_s = generation.clock.now()
+        generation.limits.refuse_when_draining()
+        caller = caller_of(request)
+        async with generation.limits.body(request) as data:
+            continued = await with_history(data, self._store, owner, generation.config.max_body_bytes)
+            endpoint = "response" if continued is None else "continued_response"
+            with generation.limits.held(0 if continued is None else len(continued)):
+                call, rendered = await generation.read(endpoint, continued or data, caller)
+                self._check_store(call, len(data))
+                try:
+                    answer, stream = await generation.begin(
+                        call, PREFIX, caller, rendered=rendered, arrival_s=arrival_s
+                    )
+                except InvalidRequest as error:
+                    raise in_own_words(error) from None
+        answer.id = f"{PREFIX}_{answer.id.removeprefix(PREFIX + '-')}"
+        progress = Progress(answer, partial(self._keep, owner))
+        if progress.is_stored:
+            self._running[answer.id] = (owner, progress, stream)
+        return self._followed(progress, generation.answer_with(ResponseShape(progress), answer, stream))
+
+    async def retrieve(self, request: HttpRequest) -> Response:
+        for name in ("stream", "starting_after"):
+            if request.query_params.get(name) not in (None, "false"):
+                raise InvalidRequest(f"{name} is not supported here: read the stream of the call itself.", param=name)
+        _check_include(request)
+        identifier = request.path_params["response_id"]
+        running = self._find_running(request)
+        if running is not None:
+            return JSONReply(running[0].body())
+        record = await self._find(request, identifier)
+        return Response(record.body, media_type="application/json")
+
+    async def delete(self, request: HttpRequest) -> Response:
+        identifier = request.path_params["response_id"]
+        if self._find_running(request) is not None:
+            raise InvalidRequest("The response is in progress; cancel it first.", param="response_id")
+        if self._store is None or not await self._store.delete(request.state.owner, identifier):
+            raise _not_found(identifier)
+        return JSONReply({"id": identifier, "object": "response", "deleted": True})
+
+    async def cancel(self, request: HttpRequest) -> Response:
+        running = self._find_running(request)
+        if running is None:
+            await self._find(request, request.path_params["response_id"])
+            raise InvalidRequest("The response is not in progress any more: nothing is left to cancel.")
+        progress, stream = running
+        progress.cancel()
+        stream.fail(_Cancelled("The response was cancelled."))
+        return Response(progress.sealed, media_type="application/json")
+
+    async def input_items(self, request: HttpRequest) -> Response:
+        """What the model was given, those of earlier responses included."""
+        query = request.query_params
+        _check_include(request)
+        limit, order, after = query.get("limit", str(_LIMIT)), query.get("order", "desc"), query.get("after")
+        if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= _MAX_LIMIT):
+            raise InvalidRequest(f"limit must be an integer from 1 to {_MAX_LIMIT}.", param="limit")
+        if order not in ("asc", "desc"):
+            raise InvalidRequest("order must be asc or desc.", param="order")
+        items = await self._input_of(request)
+        if order == "desc":
+            items.reverse()
+        if after is not None:
+            place = next((place for place, item in enumerate(items) if item["id"] == after), None)
+            if place is None:
+                raise InvalidRequest(f"after names no item of this response: {after[:100]!r}.", param="after")
+            items = items[place + 1 :]
+        page = items[: int(limit)]
+        return JSONReply(
+            {
+                "object": "list",
+                "data": page,
+                "first_id": page[0]["id"] if page else None,
+                "last_id": page[-1]["id"] if page else None,
+                "has_more": len(items) > len(page),
+            }
+        )
+
+    async def _input_of(self, request: HttpRequest) -> list[Item]:
+        identifier, owner = request.path_params["response_id"], request.state.owner
+        running = self._find_running(request)
+        if running is not None:
+            previous, own = running[0].settings["previous_response_id"], running[0].input
+        else:
+            record = await self._find(request, identifier)
+            previous, own = record.previous, msgspec.json.decode(record.input)
+        if not previous:
+            return list(own)
+        assert self._store is not None
+        return [*await earlier_items(self._store, owner, previous, self._generation.config.max_body_bytes), *own]
+
+    def _check_store(self, call: Call, size_bytes: int) -> None:
+        """Whether what is asked for can be done. Where nothing is kept, only who says so is refused."""
+        settings: dict[str, Any] = call.extras["settings"]
+        if not settings["store"]:
+            return
+        if self._store is None:
+            if settings["asks_to_store"]:
+                raise InvalidRequest(
+                    "store may not be true: this server keeps no responses (--responses-store off).", param="store"
+                )
+            settings["store"] = False
+        elif size_bytes > self._store.max_record_bytes:
+            raise InvalidRequest(
+                f"The body has {size_bytes} bytes, more than the {self._store.max_record_bytes} that are kept of a "
+                "response; give store false.",
+                param="store",
+            )
+
+    def _followed(self, progress: Progress, reply: ASGIApp) -> ASGIApp:
+        """`reply`, after which the response is not under way any more, however it ends."""
+
+        async def run(scope: Scope, receive: Receive, send: Send) -> None:
+            try:
+                await reply(scope, receive, send)
+            finally:
+                progress.cancel()
+
+        return run
+
+    def _keep(self, owner: str, progress: Progress) -> None:
+        if self._running.pop(progress.answer.id, None) is None or self._store is None:
+            return
+        previous = progress.settings["previous_response_id"] or ""
+        given = msgspec.json.encode(progress.input)
+        self._store.put(Record(progress.answer.id, owner, previous, progress.sealed, given))
+
+    def _find_running(self, request: HttpRequest) -> tuple[Progress, Stream] | None:
+        found = self._running.get(request.path_params["response_id"])
+        return None if found is None or found[0] != request.state.owner else found[1:]
+
+    async def _find(self, request: HttpRequest, identifier: str) -> Record:
+        record = None if self._store is None else await self._store.get(request.state.owner, identifier)
+        if record is None:
+            raise _not_found(identifier)
+        return record
+
+
+def _not_found(identifier: str) -> NotFound:
+    return NotFound(
+        f"There is no response {identifier[:100]!r} here; responses are kept for a day.", param="response_id"
+    )
+
+
+def _check_include(request: HttpRequest) -> None:
+    """What may be included is stored with the response, or never occurs."""
+    for name in ("include", "include[]"):
+        for value in request.query_params.getlist(name):
+            if value not in INCLUDES:
+                raise InvalidRequest(f"include must be one of {', '.join(INCLUDES)}.", param="include")

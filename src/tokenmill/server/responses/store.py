@@ -1,0 +1,276 @@
+"""Responses that outlive their call: a SQLite file, read and written by one thread, a day long and no larger than told.
+
+A response is kept with the input of its own call and the id of the one that it continues; the conversation of a chain
+is put together when it is asked for. What is kept belongs to who asked for it: `owner`. Jobs are done in the order in
+which they come, so whoever has a response's last event finds the response.
+
+The file is its user's alone (mode 0600), what is deleted is overwritten, and several servers of that user may share it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import queue
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from ...core.errors import ConfigError, Unavailable
+from ...core.units import MiB
+
+KEPT_S = 24 * 3600
+MAX_BYTES = 256 * MiB
+MAX_CHAIN = 1000
+"""Responses that one may continue, one after the other."""
+
+_ROOM = 0.95  # what is left of the bytes after making room, so that not every write has to
+_IDLE_S = 600.0
+_BUSY_S = 5.0
+_APPLICATION = 0x746D5253
+_VERSION = 1
+_TABLE = """
+CREATE TABLE IF NOT EXISTS response (
+    id TEXT PRIMARY KEY, owner TEXT NOT NULL, created_s REAL NOT NULL, previous TEXT NOT NULL,
+    size_bytes INTEGER NOT NULL, body BLOB NOT NULL, input BLOB NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS response_age ON response (created_s, size_bytes);
+CREATE INDEX IF NOT EXISTS response_owner ON response (owner, created_s, size_bytes);
+"""
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A response as it is kept. body: the object as JSON; input: the items of its own call, a JSON array; previous: the
+    id of the response that it continues, "" for none."""
+
+    id: str
+    owner: str
+    previous: str
+    body: bytes
+    input: bytes
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.body) + len(self.input)
+
+
+class ResponseStore:
+    """`open` it before use, `close` it after; both wait for the thread. path: of the file, whose folder is made.
+    wall_s: seconds since the epoch, also of other processes that use the file."""
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        max_bytes: int = MAX_BYTES,
+        kept_s: float = KEPT_S,
+        wall_s: Callable[[], float] = time.time,
+    ) -> None:
+        self._path = path
+        self._max_bytes = max_bytes
+        self._kept_s = kept_s
+        self._wall_s = wall_s
+        self._jobs: queue.SimpleQueue[Callable[[sqlite3.Connection], None] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._has_failed = False
+
+    @property
+    def max_record_bytes(self) -> int:
+        """A call with more input than this is not kept."""
+        return self._max_bytes // 8
+
+    def open(self) -> None:
+        """Raises ConfigError where the file cannot be used."""
+        opened: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, args=(opened,), name="response-store", daemon=True)
+        self._thread.start()
+        error = opened.get()
+        if error is not None:
+            self._thread = None
+            raise ConfigError(
+                f"--responses-store {self._path} cannot be used: {error}. Name another file, or 'off'.",
+                param="responses_store",
+            ) from error
+
+    def close(self) -> None:
+        """What was put is in the file when this returns."""
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def put(self, record: Record) -> None:
+        """Keep a response; it need not be waited for. If it cannot be kept, the log says so."""
+        now_s = self._wall_s()
+
+        def write(database: sqlite3.Connection) -> None:
+            try:
+                self._write(database, record, now_s)
+            except sqlite3.Error as error:
+                database.rollback()
+                if not self._has_failed:
+                    self._has_failed = True
+                    _log.warning("Responses are not kept: %s cannot be written: %s.", self._path, error)
+
+        self._jobs.put(write)
+
+    async def get(self, owner: str, identifier: str) -> Record | None:
+        return await self._do(lambda database: self._read(database, owner, identifier))
+
+    async def chain(self, owner: str, identifier: str, most_bytes: int) -> list[Record]:
+        """A response and all that it continues, the oldest first; it ends early where one is not there any more or
+        where there are more than MAX_CHAIN or `most_bytes`: the first one's `previous` is then not ""."""
+
+        def collect(database: sqlite3.Connection) -> list[Record]:
+            found: list[Record] = []
+            wanted, size_bytes = identifier, 0
+            while wanted and len(found) < MAX_CHAIN and size_bytes <= most_bytes:
+                record = self._read(database, owner, wanted)
+                if record is None:
+                    break
+                found.append(record)
+                size_bytes += record.size_bytes
+                wanted = record.previous
+            return found[::-1]
+
+        return await self._do(collect)
+
+    async def delete(self, owner: str, identifier: str) -> bool:
+        """Whether there was one to delete."""
+
+        def remove(database: sqlite3.Connection) -> bool:
+            is_there = self._read(database, owner, identifier) is not None
+            database.execute("DELETE FROM response WHERE id = ? AND owner = ?", (identifier, owner))
+            self._commit(database)
+            database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            return is_there
+
+        return await self._do(remove)
+
+    async def _do(self, job: Callable[[sqlite3.Connection], T]) -> T:
+        """The result of a job, in its turn. Raises Unavailable."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[T] = loop.create_future()
+
+        def answer(result: Any, error: Exception | None) -> None:
+            if done.cancelled():
+                return
+            if error is None:
+                done.set_result(result)
+            else:
+                done.set_exception(error)
+
+        def run(database: sqlite3.Connection) -> None:
+            result, failure = None, None
+            try:
+                result = job(database)
+            except sqlite3.Error as error:
+                database.rollback()
+                failure = Unavailable(f"The store of responses cannot be read: {error}.")
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(answer, result, failure)
+
+        if self._thread is None:
+            raise Unavailable("The store of responses is closed.")
+        self._jobs.put(run)
+        return await done
+
+    # ---- in the thread ----
+
+    def _run(self, opened: queue.SimpleQueue[Exception | None]) -> None:
+        try:
+            database = self._connect()
+        except (OSError, sqlite3.Error) as error:
+            opened.put(error)
+            return
+        opened.put(None)
+        with contextlib.closing(database):
+            while True:
+                try:
+                    job = self._jobs.get(timeout=_IDLE_S)
+                except queue.Empty:
+                    job = self._drop_old
+                if job is None:
+                    break
+                job(database)
+
+    def _connect(self) -> sqlite3.Connection:
+        folder = os.path.dirname(os.path.abspath(self._path))
+        if not os.path.isdir(folder):
+            os.makedirs(folder, mode=0o700)
+        os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        database = sqlite3.connect(self._path, timeout=_BUSY_S, isolation_level="IMMEDIATE")
+        try:
+            self._check_own(database)
+            os.chmod(self._path, 0o600)
+            for setting in ("auto_vacuum=INCREMENTAL", "journal_mode=WAL", "secure_delete=ON", "synchronous=NORMAL"):
+                database.execute(f"PRAGMA {setting}")
+            marks = f"PRAGMA application_id={_APPLICATION}; PRAGMA user_version={_VERSION};"
+            database.executescript(f"BEGIN IMMEDIATE; {_TABLE} {marks} COMMIT;")
+            self._drop_old(database)
+        except BaseException:
+            database.close()
+            raise
+        return database
+
+    @staticmethod
+    def _check_own(database: sqlite3.Connection) -> None:
+        (tables,) = database.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
+        (application,) = database.execute("PRAGMA application_id").fetchone()
+        (version,) = database.execute("PRAGMA user_version").fetchone()
+        if tables and (application, version) != (_APPLICATION, _VERSION):
+            raise sqlite3.DatabaseError("it belongs to another program, or to another version of this one")
+
+    def _read(self, database: sqlite3.Connection, owner: str, identifier: str) -> Record | None:
+        oldest_s = self._wall_s() - self._kept_s
+        row = database.execute(
+            "SELECT id, owner, previous, body, input FROM response WHERE id = ? AND owner = ? AND created_s > ?",
+            (identifier, owner, oldest_s),
+        ).fetchone()
+        return None if row is None else Record(*row)
+
+    def _write(self, database: sqlite3.Connection, record: Record, now_s: float) -> None:
+        database.execute(
+            "INSERT OR REPLACE INTO response VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (record.id, record.owner, now_s, record.previous, record.size_bytes, record.body, record.input),
+        )
+        database.execute("DELETE FROM response WHERE created_s <= ?", (now_s - self._kept_s,))
+        self._make_room(database)
+        self._commit(database)
+
+    def _drop_old(self, database: sqlite3.Connection) -> None:
+        try:
+            database.execute("DELETE FROM response WHERE created_s <= ?", (self._wall_s() - self._kept_s,))
+            self._make_room(database)
+            self._commit(database)
+        except sqlite3.Error as error:
+            database.rollback()
+            _log.warning("Old responses could not be deleted from %s: %s.", self._path, error)
+
+    def _make_room(self, database: sqlite3.Connection) -> None:
+        """The oldest go, of the owner that has the most."""
+        (size_bytes,) = database.execute("SELECT COALESCE(SUM(size_bytes), 0) FROM response").fetchone()
+        if size_bytes <= self._max_bytes:
+            return
+        while size_bytes > self._max_bytes * _ROOM:
+            owner, _ = database.execute(
+                "SELECT owner, SUM(size_bytes) AS held FROM response GROUP BY owner ORDER BY held DESC, owner LIMIT 1"
+            ).fetchone()
+            oldest, held_bytes = database.execute(
+                "SELECT id, size_bytes FROM response WHERE owner = ? ORDER BY created_s, id LIMIT 1", (owner,)
+            ).fetchone()
+            database.execute("DELETE FROM response WHERE id = ?", (oldest,))
+            size_bytes -= held_bytes
+
+    def _commit(self, database: sqlite3.Connection) -> None:
+        database.commit()
+        database.execute("PRAGMA incremental_vacuum").fetchall()

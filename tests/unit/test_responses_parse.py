@@ -1,0 +1,145 @@
+"""Bodies of /v1/responses: items become messages, the rest becomes chat's, and what is wrong is named as written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tokenmill.core.errors import InvalidRequest
+from tokenmill.server.openai import Call, Rules
+from tokenmill.server.responses.parse import parse_continued, parse_response
+
+RULES = Rules(vocab_size=100, defaults={"temperature": 0.5})
+USER = {"role": "user", "content": "hi"}
+CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"a": 1}'}
+OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "7"}
+TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+
+
+def parse(**body: Any) -> Call:
+    return parse_response(body, RULES)[0]
+
+
+def messages(items: Any, **body: Any) -> list[dict[str, Any]]:
+    call = parse(input=items, **body)
+    assert call.conversation is not None
+    shown = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id")
+    return [{name: each[name] for name in shown if each.get(name) is not None} for each in call.conversation.messages]
+
+
+def test_a_string_is_one_message_of_the_user_behind_the_instructions() -> None:
+    assert messages("hi", instructions="Be brief.") == [{"role": "system", "content": "Be brief."}, USER]
+
+
+def test_parts_of_text_become_the_content_of_their_message() -> None:
+    """Both kinds of parts, developer as system, and instructions in one message with the system's that follows."""
+    given = [
+        {"role": "developer", "content": [{"type": "input_text", "text": "A"}, {"type": "input_text", "text": "B"}]},
+        {"type": "message", "role": "user", "content": "x"},
+        {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed",
+         "content": [{"type": "output_text", "text": "y", "annotations": []}, {"type": "refusal", "refusal": "z"}]},
+        USER,
+    ]  # fmt: skip
+    expected = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y\nz"}, USER]
+    assert messages(given) == [{"role": "system", "content": "A\nB"}, *expected]
+    assert messages(given, instructions="I") == [{"role": "system", "content": "I\n\nA\nB"}, *expected]
+
+
+def test_items_of_one_turn_of_the_assistant_are_one_message() -> None:
+    """Reasoning, text and calls together; outputs behind; then the next turn."""
+    reasoning = {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "r"}]}
+    text = {"role": "assistant", "content": "t"}
+    other = CALL | {"call_id": "c2"}
+    given = [
+        USER,
+        reasoning,
+        text,
+        CALL,
+        other,
+        OUTPUT,
+        OUTPUT | {"call_id": "c2"},
+        {"role": "assistant", "content": "7"},
+    ]
+    user, assistant, first, second, last = messages(given)
+    assert (user, last) == (USER, {"role": "assistant", "content": "7"})
+    assert (assistant["reasoning_content"], assistant["content"]) == ("r", "t")
+    assert [call["id"] for call in assistant["tool_calls"]] == ["c1", "c2"]
+    assert [each["tool_call_id"] for each in (first, second)] == ["c1", "c2"]
+    assert messages([USER, CALL, OUTPUT, other, OUTPUT | {"call_id": "c2"}])[3]["tool_calls"][0]["id"] == "c2"
+
+
+def test_a_continued_call_sees_what_came_before_and_what_it_names() -> None:
+    outer = {
+        "body": {"input": [OUTPUT, {"type": "item_reference", "id": "msg_9"}]},
+        "before": [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "q"}]}, CALL],
+        "known": {"msg_9": {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "again"}]}},
+    }
+    call, _ = parse_continued(outer, RULES)
+    assert call.conversation is not None
+    assert [each["role"] for each in call.conversation.messages] == ["user", "assistant", "tool", "user"]
+    assert [item["type"] for item in call.extras["input"]] == ["function_call_output", "message"]
+
+
+def test_settings_reach_the_engine_and_the_response() -> None:
+    call = parse(
+        input="x", max_output_tokens=9, top_p=0.5, seed=3, top_k=4, stream=True, metadata={"a": "b"}, user="me",
+        include=["message.output_text.logprobs"], top_logprobs=2, truncation="disabled", reasoning={"summary": "auto"},
+    )  # fmt: skip
+    sampling, settings = call.sampling, call.extras["settings"]
+    assert (sampling.max_tokens, sampling.top_p, sampling.seed, sampling.top_k) == (9, 0.5, 3, 4)
+    assert (sampling.temperature, sampling.logprobs, call.stream, call.limit_field) == (
+        0.5,
+        2,
+        True,
+        "max_output_tokens",
+    )
+    assert (settings["metadata"], settings["user"], settings["max_output_tokens"]) == ({"a": "b"}, "me", 9)
+    assert (settings["store"], settings["top_logprobs"], settings["tool_choice"]) == (True, 2, "auto")
+    assert settings["text"] == {"format": {"type": "text"}, "verbosity": "medium"}
+
+
+def test_nothing_of_the_input_is_kept_where_nothing_is_to_be_stored() -> None:
+    assert parse(input="x", store=False).extras["input"] == []
+
+
+BAD: list[tuple[str, dict[str, Any]]] = [
+    ("input", {}), ("input", {"input": []}), ("input", {"input": 3}), ("input[0]", {"input": [3]}),
+    ("input[0]", {"input": [{"type": "computer_call"}]}), ("input[0]", {"input": [{"text": "x"}]}),
+    ("input[0].role", {"input": [{"role": "tool", "content": "x"}]}),
+    ("input[0].content", {"input": [{"role": "user"}]}),
+    ("input[0].content[1]", {"input": [{"role": "user", "content": [{"type": "input_text", "text": ""},
+                                                                    {"type": "input_image", "image_url": "x"}]}]}),
+    ("input[0].content[0].text", {"input": [{"role": "user", "content": [{"type": "input_text"}]}]}),
+    ("input[0].status", {"input": [USER | {"status": "odd"}]}), ("input[0].id", {"input": [USER | {"id": 3}]}),
+    ("input[1].call_id", {"input": [USER, OUTPUT]}), ("input", {"input": [USER, CALL]}),
+    ("input", {"input": [USER, CALL, USER]}), ("input[1].arguments", {"input": [USER, CALL | {"arguments": {}}]}),
+    ("input[0].id", {"input": [{"type": "item_reference", "id": "msg_none"}]}),
+    ("input[0].encrypted_content", {"input": [{"type": "reasoning", "summary": [], "encrypted_content": "x"}]}),
+    ("background", {"background": True}), ("conversation", {"conversation": "conv_1"}),
+    ("prompt", {"prompt": {"id": "p"}}), ("truncation", {"truncation": "some"}), ("n", {"n": 2}),
+    ("max_tokens", {"max_tokens": 5}), ("messages", {"messages": [USER]}), ("response_format", {"response_format": {}}),
+    ("max_output_tokens", {"max_output_tokens": 0}), ("temperature", {"temperature": -1}),
+    ("include[0]", {"include": ["everything"]}), ("top_logprobs", {"top_logprobs": 3}),
+    ("metadata", {"metadata": {"a": 1}}), ("metadata", {"metadata": {str(i): "" for i in range(17)}}),
+    ("text.format.type", {"text": {"format": {"type": "xml"}}}), ("text.verbosity", {"text": {"verbosity": "low"}}),
+    ("text.formt", {"text": {"formt": {}}}), ("reasoning.summary", {"reasoning": {"summary": "concise"}}),
+    ("reasoning.efort", {"reasoning": {"efort": "low"}}),
+    ("tools[0].type", {"tools": [{"type": "web_search"}]}), ("tools[1].name", {"tools": [TOOL, TOOL | {"name": ""}]}),
+    ("tools[0].function", {"tools": [{"type": "function", "function": {"name": "f"}}]}),
+    ("tools[0].parameters", {"tools": [TOOL | {"parameters": []}]}),
+    ("tool_choice.name", {"tools": [TOOL], "tool_choice": {"type": "function", "name": "g"}}),
+    ("tool_choice.tools", {"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": ["f"]}}),
+    ("tool_choice", {"tools": [TOOL], "tool_choice": {"type": "web_search"}}),
+    ("stream_options", {"stream_options": {"include_obfuscation": False}}),
+    ("stream_options.include_obfuscation", {"stream": True, "stream_options": {"include_obfuscation": True}}),
+    ("stream_options.odd", {"stream": True, "stream_options": {"odd": True}}),
+    ("previous_response_id", {"previous_response_id": 3}), ("store", {"store": "yes"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("field", "body"), BAD)
+def test_what_is_wrong_is_refused_under_its_name(field: str, body: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parse_response(({} if field == "input" and not body else {"input": "x"}) | body, RULES)
+    assert caught.value.param == field, caught.value.message

@@ -1,0 +1,170 @@
+"""The store of responses: bounded in bytes and age, private, each owner's own, shared by processes, and told of."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tokenmill.core.errors import ConfigError, Unavailable
+from tokenmill.server.responses.store import MAX_CHAIN, Record, ResponseStore
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def store(tmp_path: Path, clock: Clock) -> Iterator[ResponseStore]:
+    opened = ResponseStore(str(tmp_path / "private" / "r.db"), max_bytes=1000, kept_s=60, wall_s=clock)
+    opened.open()
+    yield opened
+    opened.close()
+
+
+def record(name: str, owner: str = "me", previous: str = "", size_bytes: int = 100) -> Record:
+    return Record(name, owner, previous, b"x" * (size_bytes - 2), b"[]")
+
+
+def held(store: ResponseStore, names: list[str], owner: str = "me") -> list[str]:
+    async def look() -> list[str]:
+        return [name for name in names if await store.get(owner, name) is not None]
+
+    return asyncio.run(look())
+
+
+def test_what_is_put_can_be_got_at_once(store: ResponseStore) -> None:
+    store.put(record("a"))
+    assert asyncio.run(store.get("me", "a")) == record("a")
+    assert asyncio.run(store.get("you", "a")) is None
+
+
+def test_the_oldest_go_when_there_is_too_much(store: ResponseStore, clock: Clock) -> None:
+    """Never more bytes than told, after each write."""
+    names = [f"r{number}" for number in range(30)]
+    for name in names:
+        clock.now += 0.5
+        store.put(record(name))
+        kept = held(store, names[: names.index(name) + 1])
+        assert len(kept) <= 10 and kept == names[: names.index(name) + 1][-len(kept) :]
+    assert len(held(store, names)) >= 9
+
+
+def test_who_keeps_most_makes_room(store: ResponseStore, clock: Clock) -> None:
+    """One that floods the store loses its own."""
+    store.put(record("mine"))
+    for number in range(50):
+        clock.now += 0.5
+        store.put(record(f"r{number}", "you"))
+    assert held(store, ["mine"]) == ["mine"]
+
+
+def test_a_response_is_gone_when_its_time_is_over(store: ResponseStore, clock: Clock, tmp_path: Path) -> None:
+    """To readers at once, and in the file with the next write."""
+    store.put(Record("a", "me", "", b"old words", b"[]"))
+    clock.now += 61
+    assert held(store, ["a"]) == []
+    store.put(record("b"))
+    store.close()
+    assert not any(b"old words" in path.read_bytes() for path in (tmp_path / "private").iterdir())
+
+
+def test_a_deleted_response_leaves_nothing(store: ResponseStore, tmp_path: Path) -> None:
+    """Not in any of the files, while the store goes on."""
+    store.put(Record("a", "me", "", b"words " * 10, b"[]"))
+    store.put(record("b"))
+    assert not asyncio.run(store.delete("you", "a"))
+    assert asyncio.run(store.delete("me", "a")) and not asyncio.run(store.delete("me", "a"))
+    assert not any(b"words" in path.read_bytes() for path in (tmp_path / "private").iterdir())
+    assert held(store, ["a", "b"]) == ["b"]
+
+
+def test_only_the_user_can_read_the_files(store: ResponseStore, tmp_path: Path) -> None:
+    """Whatever the umask, and those that SQLite makes beside the first too."""
+    store.put(record("a"))
+    held(store, ["a"])
+    files = [*(tmp_path / "private").iterdir()]
+    assert len(files) == 3
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
+    assert stat.S_IMODE((tmp_path / "private").stat().st_mode) == 0o700
+
+
+def test_chains_are_put_together_and_bounded(store: ResponseStore) -> None:
+    store.put(record("a"))
+    store.put(record("b", previous="a"))
+    store.put(record("c", previous="b"))
+    assert [each.id for each in asyncio.run(store.chain("me", "c", 1000))] == ["a", "b", "c"]
+    assert [each.id for each in asyncio.run(store.chain("me", "c", 150))] == ["b", "c"]
+    assert asyncio.run(store.chain("you", "c", 1000)) == []
+    asyncio.run(store.delete("me", "a"))
+    assert [each.id for each in asyncio.run(store.chain("me", "c", 1000))] == ["b", "c"]
+
+
+def test_a_chain_that_never_ends_is_cut(store: ResponseStore) -> None:
+    store.put(record("a", previous="a"))
+    assert len(asyncio.run(store.chain("me", "a", 10**9))) == MAX_CHAIN
+
+
+def test_several_servers_share_a_file(store: ResponseStore, tmp_path: Path, clock: Clock) -> None:
+    """Each finds what the other keeps, and after a restart it is there."""
+    other = ResponseStore(str(tmp_path / "private" / "r.db"), max_bytes=1000, kept_s=60, wall_s=clock)
+    other.open()
+    store.put(record("a"))
+    assert held(store, ["a"]) and held(other, ["a"])
+    other.put(record("b"))
+    other.close()
+    store.close()
+    store.open()
+    assert held(store, ["a", "b"]) == ["a", "b"]
+
+
+def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
+    """Another program's database, what is no database, a folder: refused by the option's name, and not changed."""
+    foreign, text = tmp_path / "foreign.db", tmp_path / "text"
+    database = sqlite3.connect(foreign)
+    database.execute("CREATE TABLE notes (words TEXT)")
+    database.commit()
+    database.close()
+    text.write_text("This is no database, but a text that is long enough to be taken for one." * 10)
+    for path in (foreign, text, tmp_path):
+        before = path.read_bytes() if path.is_file() else None
+        with pytest.raises(ConfigError) as caught:
+            ResponseStore(str(path)).open()
+        assert caught.value.param == "responses_store"
+        assert before is None or path.read_bytes() == before
+
+
+def test_a_disk_that_fails_is_told_of_once(
+    store: ResponseStore, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """Answers are not held up; who asks for what could not be kept does not find it."""
+    held(store, [])
+    database = sqlite3.connect(tmp_path / "private" / "r.db")
+    database.execute("DROP TABLE response")
+    database.commit()
+    database.close()
+    store.put(record("a"))
+    store.put(record("b"))
+    with pytest.raises(Unavailable):
+        asyncio.run(store.get("me", "a"))
+    assert [each.getMessage()[:22] for each in caplog.records] == ["Responses are not kept"]
+
+
+def test_a_closed_store_says_so(store: ResponseStore) -> None:
+    store.close()
+    with pytest.raises(Unavailable):
+        asyncio.run(store.get("me", "a"))
+    assert os.path.exists(store._path)
