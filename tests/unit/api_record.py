@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import AsyncMock, MagicMock, patch
 
+import api_messages
 import msgspec
 
 from tokenmill.core import request
@@ -16,6 +17,7 @@ from tokenmill.server.app import _Service, build_app
 from tokenmill.server.config import ServerConfig
 from tokenmill.server.fields import Fields
 from tokenmill.server.jobs import ENDPOINTS
+from tokenmill.server.messages import parse as messages
 from tokenmill.server.openai import Call, Rules
 
 KINDS = {
@@ -45,6 +47,8 @@ BODIES: dict[str, list[dict[str, Any]]] = {
     "ollama_generate": [{"model": "toy", "prompt": "hi"}],
     "ollama_embed": [{"model": "toy", "input": "hi"}],
     "ollama_embeddings": [{"model": "toy", "prompt": "hi"}],
+    "messages": api_messages.BODIES,
+    "count_tokens": api_messages.BODIES,
 }
 """Bodies that make a parser read all that it knows."""
 
@@ -108,11 +112,25 @@ def routes() -> set[str]:
 def _watched(found: dict[str, str]) -> Iterator[None]:
     """While the block runs, `found` gets the name of each field that is read, and its kind."""
     depth = 0
+    is_made = False
+
+    def translated(original: Callable[..., Any]) -> Callable[..., Any]:
+        """Of a body that was made of another, kinds are noted, but no fields."""
+
+        def parse(*given: Any) -> Any:
+            nonlocal is_made
+            is_made = True
+            try:
+                return original(*given)
+            finally:
+                is_made = False
+
+        return parse
 
     def watched(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def read(fields: Fields, field: str, *bounds: int) -> Any:
             nonlocal depth
-            if not depth and not found.get(fields.name(field)):
+            if not depth and not found.get(fields.name(field)) and (not is_made or fields.name(field) in found):
                 found[fields.name(field)] = KINDS[name] + _range(*bounds)
             depth += 1
             try:
@@ -133,6 +151,7 @@ def _watched(found: dict[str, str]) -> Iterator[None]:
         for name in KINDS:
             stack.enter_context(patch.object(Fields, name, watched(name, getattr(Fields, name))))
         stack.enter_context(patch.object(request, "_check_float", noting))
+        stack.enter_context(patch.object(messages, "parse_chat", translated(messages.parse_chat)))
         yield
     unbounded = [name for name, kind in found.items() if kind == KINDS["number"]]
     assert not unbounded, f"numbers that nothing bounds: {unbounded}"

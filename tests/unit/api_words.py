@@ -3,6 +3,7 @@ them: kinds, ranges, what is refused and what has no effect."""
 
 from __future__ import annotations
 
+import api_messages
 import api_ollama
 import api_responses
 
@@ -25,6 +26,7 @@ ENDPOINTS = {
     "GET /metrics": "Prometheus text, or OpenMetrics where the caller asks for it: [metrics.md](metrics.md).",
     "GET /version": "The version of this server.",
 } | api_ollama.ENDPOINTS
+ENDPOINTS |= api_messages.ENDPOINTS
 ALIASES = {
     "POST /score": "POST /v1/score",
     "POST /v2/rerank": "POST /v1/rerank",
@@ -35,7 +37,7 @@ ALIASES = {
 NOT_HERE = {
     "/v1/files, /v1/batches": "OpenAI's batches: send the requests, as many at once as you like",
     "/v1/audio/, /v1/images/, /v1/moderations, /v1/realtime": "OpenAI's: text and vectors alone are served",
-    "/v1/messages": "Anthropic's: use /v1/chat/completions",
+    "/v1/messages/batches": "Anthropic's batches: send the calls, as many at once as you like",
     "/completion, /infill, /props, /slots, /apply-template": "llama-server's own: use /v1/completions and /metrics",
     "/pooling, /classify, /inference/v1/generate": "vLLM's: use /v1/embeddings and /v1/score; /v1/completions takes "
     "token ids and gives them",
@@ -194,6 +196,8 @@ TOKENIZE = {
     "return_token_strs": "the tokens' texts beside their ids",
     "model": ANSWER["model"],
 }
+_AS_CHAT = {**ANSWER, **SAMPLING, **CHAT}
+MESSAGES = {**api_messages.MESSAGES, **{name: _AS_CHAT[name] for name in api_messages.OWN}}
 DETOKENIZE = {"tokens": "token ids, up to 100,000", "model": ANSWER["model"]}
 LOAD_ADAPTER = {
     "lora_name": "the name it is served under: up to 200 printable characters, not the model's own",
@@ -209,7 +213,7 @@ KINDS = {
     "documents": "string or array", "tool_choice": "string", "repeat_last_n": "integer", "tools": "array of objects",
     "stop_token_ids": "array of integers", "allowed_token_ids": "array of integers", "tokens": "array of integers",
     "dry_sequence_breakers": "array of strings", "include": "array of strings",
-} | api_ollama.KINDS  # fmt: skip
+} | api_messages.KINDS | api_ollama.KINDS  # fmt: skip
 """Of fields that are read whole, and of arrays."""
 
 HIDDEN = {"--disable-log-requests": ("--no-enable-log-requests",)}

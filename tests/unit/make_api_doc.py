@@ -23,6 +23,7 @@ from tokenmill.core import errors
 from tokenmill.core.request import SamplingParams
 from tokenmill.server import other_fields
 from tokenmill.server.errors import describe
+from tokenmill.server.messages.parse import MESSAGES
 from tokenmill.server.ollama import inputs, options, parse
 from tokenmill.server.other_fields import Ignored, Refused
 from tokenmill.server.responses import parse as responses_parse
@@ -54,7 +55,10 @@ These give 404:"""
 ERRORS = """\
 ## Errors
 
-The body is OpenAI's: `{"error": {"message", "type", "param", "code"}}`; `param` is the field at fault or null."""
+The body is that of the API whose path was asked for. OpenAI's is `{"error": {"message", "type", "param", "code"}}`;
+`param` is the field at fault or null. Under `/v1/messages`, and for whoever sends `anthropic-version`, it is
+Anthropic's: `{"type": "error", "error": {"type", "message"}, "request_id"}`, with the types of
+[messages.md](messages.md#errors). Under `/api/` it is Ollama's: `{"error": "message"}`."""
 STREAMS = """\
 If an answer fails before its first token, the response is one of these. A stream that has begun ends with an event that
 contains such an error, and without `[DONE]`. If a client leaves, the access log shows 499. `Retry-After` is 1 to
@@ -82,6 +86,7 @@ dashes, and `--flag.key value` sets one key of a flag that takes JSON."""
 _CHAT = "/v1/chat/completions"
 _COMPLETION = "/v1/completions"
 _RESPONSES = "/v1/responses"
+_MESSAGES = "/v1/messages"
 _EMBEDDING, _SCORE, _RERANK = "/v1/embeddings", "/v1/score", "/v1/rerank"
 READ: dict[str, tuple[Mapping[str, str], ...]] = {
     "chat": (words.ANSWER, words.SAMPLING, words.CHAT),
@@ -97,6 +102,8 @@ READ: dict[str, tuple[Mapping[str, str], ...]] = {
     "ollama_embeddings": (api_ollama.EMBEDDINGS, api_ollama.OPTIONS),
     "response": (words.ANSWER, words.SAMPLING, words.CHAT, api_responses.RESPONSE),
     "continued_response": (words.ANSWER, words.SAMPLING, words.CHAT, api_responses.RESPONSE),
+    "messages": (words.MESSAGES,),
+    "count_tokens": (words.MESSAGES,),
 }
 """An endpoint's parser and the words for what it reads."""
 TABLES = {
@@ -111,6 +118,7 @@ TABLES = {
     "/api/embed": inputs.EMBED,
     "/api/embeddings": inputs.OLDER,
     "options of Ollama's": options.OTHERS,
+    _MESSAGES: MESSAGES,
 }
 
 
@@ -200,6 +208,8 @@ def _fields() -> Iterator[str]:
         yield from _table(found(endpoint), about)
     yield "### `options` of Ollama's"
     yield from _table(found("ollama_chat"), api_ollama.OPTIONS)
+    yield f"### {code(_MESSAGES)} and {code(_MESSAGES + '/count_tokens')}"
+    yield from _table(found("messages"), words.MESSAGES)
     yield "### `/v1/load_lora_adapter`"
     yield from _table(_told(api_record.load_fields(), words.LOAD_ADAPTER), words.LOAD_ADAPTER)
     yield "### `/v1/unload_lora_adapter`"
@@ -259,10 +269,10 @@ def _other_fields() -> Iterator[str]:
         yield from _ignored((name, entry) for name, entry in mine if isinstance(entry, Ignored))
 
 
-def _place(paths: tuple[str, ...]) -> tuple[int, int]:
+def _place(paths: tuple[str, ...]) -> tuple[int, int, list[int]]:
     """Sections in the order of endpoints, what several share before what is one's own."""
     order = list(TABLES)
-    return order.index(paths[0]), -len(paths)
+    return order.index(paths[0]), -len(paths), [order.index(path) for path in paths]
 
 
 def _refused(entries: Iterable[tuple[str, Refused]]) -> Iterator[str]:

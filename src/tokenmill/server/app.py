@@ -31,6 +31,7 @@ from .fields import Fields
 from .generation import Generation
 from .helper import Helper, caller_of
 from .http import Gate, JSONReply, error_reply, on_http, on_unexpected
+from .messages.routes import routes as message_routes
 from .metrics import Metrics
 from .ollama.routes import routes as ollama_routes
 from .reading import parse_small
@@ -117,6 +118,7 @@ def build_app(
             Route("/load", service.load),
             Route("/metrics", service.show_metrics),
             Route("/version", service.version),
+            *message_routes(generation),
             *ollama_routes(generation, vectors),
         ],
         middleware=middleware,

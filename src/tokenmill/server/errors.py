@@ -75,7 +75,9 @@ _ANTHROPIC_TYPES = {
 def anthropic_style(fault: Fault) -> dict[str, Any]:
     """Its shape has no place for a field's name: messages give it."""
     kind = _ANTHROPIC_TYPES.get(fault.status, "api_error" if fault.status >= 500 else "invalid_request_error")
-    body = {"type": "error", "error": {"type": kind, "message": fault.message}}
+    # Agents shorten their history when a message has these words.
+    too_long = "prompt is too long: " if fault.code == "context_length_exceeded" else ""
+    body = {"type": "error", "error": {"type": kind, "message": too_long + fault.message}}
     return body | {"request_id": fault.request_id or None}
 
 

@@ -22,6 +22,7 @@ from ..text.standins import Rendered
 from ..text.tokenizer import Tokenizer
 from .fields import parse_object
 from .logprobs import TokenNames
+from .messages.parse import parse_count, parse_messages
 from .ollama.inputs import parse_embed, parse_embeddings
 from .ollama.parse import parse_ollama_chat, parse_ollama_generate
 from .openai import Call, Conversation, Rules, parse_chat, parse_completion
@@ -51,6 +52,8 @@ ENDPOINTS: dict[str, tuple[Parse, type[AnyCall], str]] = {
     "ollama_embeddings": (parse_embeddings, PoolingCall, "inputs"),
     "response": (parse_response, Call, "prompts"),
     "continued_response": (parse_continued, Call, "prompts"),
+    "messages": (parse_messages, Call, "prompts"),
+    "count_tokens": (parse_count, Call, "prompts"),
     "embedding": (parse_embedding, PoolingCall, "inputs"),
     "score": (parse_score, PoolingCall, "inputs"),
     "rerank": (parse_rerank, PoolingCall, "inputs"),

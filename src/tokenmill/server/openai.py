@@ -64,6 +64,7 @@ class Call:
     infill            a prompt of text and special tokens, instead of `prompts`
     usual_tokens      most tokens where nobody says how many; None: what the context has room for
     named             what the caller calls the prompt, "": `prompt` or `messages`
+    fits_room         max_tokens is a bound: where the context has less room, the answer is cut there and not refused
     extras            what another API's shape needs of the body: JSON data
     """
 
@@ -91,6 +92,7 @@ class Call:
     infill: Rendered | None = None
     usual_tokens: int | None = None
     named: str = ""
+    fits_room: bool = False
     extras: dict[str, Any] = field(default_factory=dict)
 
     @property

@@ -212,6 +212,7 @@ def text_call(call: Call, text: TextModel, adapter: str) -> TextCall:
         adapter=adapter,
         bad_words=bad_word_ids(text.tokenizer, call.sampling.bad_words),
         dry_breakers=breaker_ids(text.tokenizer, call.sampling),
+        fits_room=call.fits_room,
         prompt_field=call.prompt_field,
         limit_field=call.limit_field,
     )

@@ -28,6 +28,7 @@ class TextCall:
     default_max_tokens  what is produced where sampling.max_tokens is None; None: what the context has room for
     adapter             digest, "" for none
     handoff, bad_words, dry_breakers  as Request has them
+    fits_room           an answer that the context has no room for is cut there, not refused
     prompt_field        what the caller calls a prompt, and limit_field what gave max_tokens, for messages
     """
 
@@ -39,6 +40,7 @@ class TextCall:
     handoff: str = ""
     bad_words: tuple[tuple[int, ...], ...] = ()
     dry_breakers: tuple[int, ...] = ()
+    fits_room: bool = False
     prompt_field: str = "prompt"
     limit_field: str = "max_tokens"
 
@@ -108,13 +110,13 @@ def _max_tokens(call: TextCall, num_prompt: int, limit: int) -> int:
     if wanted is None:
         default = room if call.default_max_tokens is None else call.default_max_tokens
         return min(max(default, call.sampling.min_tokens), room)
-    if wanted > room:
+    if wanted > room and not call.fits_room:
         raise ContextTooLong(
             f"This model's context is {limit} tokens; {call.prompt_field} has {num_prompt} and {call.limit_field} is "
             f"{wanted}. Ask for at most {room}.",
             param=call.limit_field,
         )
-    return wanted
+    return min(wanted, room)
 
 
 def require_tokens(ready: Ready) -> None:
