@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tokenmill.core.errors import FetchError
 from tokenmill.formats.hub import resolve_model
+
+
+@pytest.fixture(scope="session", autouse=True)
+def private_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What servers of tests keep for their user is no user's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TOKENMILL_STATE", str(tmp_path_factory.mktemp("state")))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -35,6 +35,7 @@ from .models import resolve_model
 from .options import engine_options, given_options
 from .plan import print_facts
 from .serve_options import HttpOptions, ServeOptions, server_config, set_access_log
+from .state import open_response_store
 from .supervisor import Supervisor
 from .worker_options import LinkOptions, ListenOptions
 
@@ -143,7 +144,8 @@ async def _serve(
     seeds = new_seed if options.seed is None else seeds_from(options.seed)
     allowed = {"trust_templates": config.allow_chat_template, "allow_special": given.text.allow_special_in_content}
     helper = HelperProcess(str(model.path), materials(text, **allowed))
-    app = build_app(config, text, client, helper, clock=MonotonicClock(), new_seed=seeds, new_id=new_id)
+    store = open_response_store(config.responses_store)
+    app = build_app(config, text, client, helper, clock=MonotonicClock(), new_seed=seeds, new_id=new_id, store=store)
     gc.collect()
     gc.freeze()  # what is loaded stays: to walk it again holds all streams up for milliseconds
     listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -218,6 +220,8 @@ async def _serve(
         )
     finally:
         await helper.close()
+        if store is not None:
+            store.close()
 
 
 async def _until_first_ends(*works: Coroutine[Any, Any, None]) -> None:

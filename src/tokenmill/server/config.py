@@ -30,7 +30,8 @@ class ServerConfig:
     stall_after_s        work but no step for this long makes /health 503
 
     `allowed_hosts` is (): the names of this machine, or None: any. `lora_dir` is "" where no adapter may be loaded over
-    HTTP. The helper process bounds what `allow_chat_template` costs. Raises ConfigError.
+    HTTP. The helper process bounds what `allow_chat_template` costs. `responses_store` is for who starts the
+    server. Raises ConfigError.
     """
 
     model_names: tuple[str, ...]
@@ -88,6 +89,13 @@ class ServerConfig:
         False,
         "let requests bring a chat_template of their own (default: it is refused)",
         flag="--trust-request-chat-template",
+    )
+
+    responses_store: str | None = option(
+        None,
+        "file that keeps the responses of /v1/responses for a day, or 'off' to keep none "
+        "(default: responses.db in the user's state folder)",
+        metavar="FILE|off",
     )
 
     def __post_init__(self) -> None:
