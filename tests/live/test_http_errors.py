@@ -54,13 +54,15 @@ def test_the_path_decides_whose_shape_an_error_has() -> None:
 
 
 def test_every_refusal_has_the_shape_of_its_api() -> None:
-    """No key, a wrong one, another site's name, no such path: by path, or by Anthropic's header."""
+    """No or a wrong key, no such path or method, a body too large, ...: by path, or by Anthropic's header."""
     with Served(api_keys=("one", "two"), max_body_bytes=2000) as served:
         key = {"x-api-key": "two"}
         refusals = [
             (401, "POST", {}, None),
             (401, "POST", {"x-api-key": "three"}, None),
             (403, "POST", key | {"host": "evil.com"}, None),
+            (405, "PUT", key, None),
+            (413, "POST", key, b"x" * 3000),
         ]
         for status, method, headers, body in refusals:
             got = ask(served, method, "/v1/messages", body, headers)

@@ -26,11 +26,12 @@ from .adapters import ServedAdapter
 from .client import EngineClient
 from .clients import Clients
 from .config import ServerConfig
-from .errors import ClientGone
+from .errors import ClientGone, anthropic_style
 from .fields import Fields
 from .generation import Generation
 from .helper import Helper, caller_of
-from .http import Gate, JSONReply, error_reply, on_http, on_unexpected
+from .http import Gate, JSONReply, error_reply, on_http, on_unexpected, style_for
+from .messages.models import model_body, page_body
 from .messages.routes import routes as message_routes
 from .metrics import Metrics
 from .ollama.routes import routes as ollama_routes
@@ -156,11 +157,14 @@ class _Service:
     async def models(self, request: HttpRequest) -> Response:
         cards = [self._card(name) for name in self._config.model_names]
         cards += [self._card(adapter.name, adapter) for adapter in self._client.adapters]
+        if style_for(request.scope) is anthropic_style:
+            return JSONReply(page_body(cards))
         return JSONReply({"object": "list", "data": cards})
 
     async def model(self, request: HttpRequest) -> Response:
         name = request.path_params["name"]
-        return JSONReply(self._card(name, self._generation.check_model({"model": name})))
+        card = self._card(name, self._generation.check_model({"model": name}))
+        return JSONReply(model_body(card) if style_for(request.scope) is anthropic_style else card)
 
     async def load_adapter(self, request: HttpRequest) -> Response:
         """vLLM's: {"lora_name", "lora_path", "load_inplace"}. Only from folders under the configured one."""
