@@ -3,6 +3,7 @@
 #   make install   .venv with all that serving needs (the native kernels are built where a compiler is found)
 #   make serve     serve the default model on 127.0.0.1:8000          ARGS="--port 9000 --threads 4" passes more
 #   make test      run the tests                                       ARGS="-k engine" passes more
+#   make clients   .venv-clients with the clients that others made (openai, litellm, ...), which the tests then try
 #   make check     formatting, lint, types, house rules
 #   make stress    200 mixed concurrent requests, three rounds         ARGS="--requests 24 --max-tokens 512"
 #   make wheel     dist/tokenmill-*.whl, tried in a fresh environment without a compiler
@@ -18,7 +19,7 @@ ARGS ?=
 
 # `make` runs these one after another in one environment: parallel jobs would race on it.
 .NOTPARALLEL:
-.PHONY: install serve test check stress wheel oracle clean
+.PHONY: install serve test clients check stress wheel oracle clean
 
 install: $(VENV)/installed
 
@@ -43,8 +44,16 @@ $(VENV)/extra-%: pyproject.toml | $(VENV)/installed
 serve: install
 	$(BIN)/tokenmill serve $(ARGS)
 
-test: install $(VENV)/extra-test
+test: install $(VENV)/extra-test clients
 	$(BIN)/python -m pytest $(ARGS)
+
+# Clients' packages have an environment of their own, so that their pins never meet ours. Without them tests are skipped.
+clients: $(VENV)-clients/installed
+
+$(VENV)-clients/installed: tests/clients/requirements.txt
+	@test -x $(VENV)-clients/bin/python || $(PYTHON) -m venv $(VENV)-clients
+	@if $(VENV)-clients/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --requirement $<; \
+	  then touch $@; else rm -rf $(VENV)-clients; echo "the clients cannot be installed here; their tests are skipped"; fi
 
 check: install $(VENV)/extra-dev
 	$(BIN)/ruff format --check .
@@ -69,5 +78,5 @@ oracle: install
 	  "$$($(BIN)/tokenmill pull smollm2 --quiet)" $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(VENV)-oracle build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-oracle $(VENV)-clients build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,53 @@
+"""Clients that others made, each in scripts as their public documentation shows them: only URL, key and model are ours.
+
+A script is a file of tests that the clients' own environment runs (`make clients`, pinned in requirements.txt), in a
+process without our packages, our settings and any way out of this machine.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from serving import Server
+
+SCRIPTS = Path(__file__).parent / "scripts"
+ON_CHAT = sorted(path.stem for path in SCRIPTS.glob("*.py") if path.stem != "conftest")
+NEWEST = sorted(name for name in ON_CHAT if name.startswith("openai_"))
+"""Run with the openai package of the tests' environment too, which is the newest; other clients hold it back."""
+
+
+def run(script: str, python: str, server: Server, model: str, folder: Path) -> None:
+    """The script's tests pass; its files go to `folder`."""
+    ran = subprocess.run(
+        [python, "-m", "pytest", "--timeout", "60", "-c", str(SCRIPTS / "pytest.ini"), str(SCRIPTS / f"{script}.py")],
+        env={
+            "PATH": "/usr/bin:/bin",
+            "HOME": str(folder),
+            "TMPDIR": str(folder),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "SERVER_URL": server.url,
+            "SERVER_MODEL": model,
+            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+            "LLM_USER_PATH": str(folder),
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=240,
+    )
+    assert ran.returncode == 0, f"{ran.stdout}\n--- the server:\n{server.output[-3000:]}"
+
+
+@pytest.mark.parametrize("script", ON_CHAT)
+def test_a_client(script: str, clients_python: str, chat_server: Server, tmp_path: Path) -> None:
+    """Every call of the script is answered as its client expects."""
+    run(script, clients_python, chat_server, "smollm2", tmp_path)
+
+
+@pytest.mark.parametrize("script", NEWEST)
+def test_the_newest_openai_package(script: str, chat_server: Server, tmp_path: Path) -> None:
+    """The same scripts with the openai package of today."""
+    run(script, sys.executable, chat_server, "smollm2", tmp_path)
