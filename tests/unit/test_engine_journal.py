@@ -15,6 +15,7 @@ from tokenmill.core.effects import (
     FetchBlocks,
     FindBlocks,
     JobEnded,
+    PrepareGrammar,
     SaveBlocks,
     StepFailed,
     StoreOpened,
@@ -29,9 +30,10 @@ from tokenmill.sim import run
 
 CONFIG = EngineConfig(groups=(*full_groups(64), window_group(32, 7)), max_model_len=64, scheduling_policy="fcfs")
 SAMPLING = SamplingParams(max_tokens=3, temperature=0.1, stop=("\n", "ü"), logit_bias={5: -0.1}, bad_words=["x"])
+GRAMMATICAL = SamplingParams(max_tokens=3, grammar="{}")
 REQUEST = Request("a", (1, 2, 3), SAMPLING, 3, 2**64 - 1, 1, (9,), bad_words=((1, 2), (3,)), arrival_s=0.1 + 0.2)
 POOLED = Request("v", (1,), SamplingParams(max_tokens=1), 1, 0, pooling=PoolingParams("mean", 3, "unit"))
-INTRO = Introduction((1, 2, 3), (), SAMPLING, 7, 0, (9,), PoolingParams("last"), "digest", ((1, 2), (3,)))
+INTRO = Introduction((1, 2, 3), (), GRAMMATICAL, 7, 0, (9,), PoolingParams("last"), "digest", ((1, 2), (3,)))
 ENTRIES: list[Entry] = [
     Handled(Submit((REQUEST, POOLED)), 1 / 3),
     Handled(Abort(("a", "b")), 0.0),
@@ -44,6 +46,7 @@ ENTRIES: list[Entry] = [
     Handled(JobEnded(FetchBlocks(0, ((1, b"key", 7),)), error="lost", error_kind="kind"), 1.0),
     Handled(JobEnded(SaveBlocks(1, ((0, b"\x80", 3),), ((1, b"\x80", 4),))), 1.0),
     Handled(JobEnded(FindBlocks(2, ((0, b"\x80"), (1, b"\x80"))), "10"), 1.0),
+    Handled(JobEnded(PrepareGrammar("{}"), error="no", error_kind="kind", error_param="grammar"), 1.0),
     Handled(StepFailed(3, "on fire"), 1.0),
     Planned(None, 2.0),
     Planned(
@@ -52,7 +55,7 @@ ENTRIES: list[Entry] = [
     Committed(
         StepResult(4, (RowResult(0, (1,), (TokenLogprob(1, -1e-30, 2, ((1, -0.5),)),), (), b"\x00\xff"),), 0.1), 3.0
     ),
-    Committed(StepResult(5, (RowResult(0, is_corrupted=True),)), 3.0),
+    Committed(StepResult(5, (RowResult(0, is_corrupted=True), RowResult(1, error="why"))), 3.0),
 ]
 
 

@@ -370,7 +370,7 @@ def test_memory_plan(make_worker):
     plan, (group,) = worker.memory, worker.kv_groups
     assert plan.kv == 32 * group.bytes_per_block and plan.queue == 12345
     assert plan.weights >= sum(t.num_values * 4 for t in tiny_checkpoint().tensors.values())
-    assert plan.total == plan.weights + plan.kv + plan.scratch + plan.logits + plan.queue
+    assert plan.total == plan.weights + plan.kv + plan.scratch + plan.logits + plan.queue + plan.grammars
     assert "32 blocks, 256 tokens" in "\n".join(plan.lines()) and "in all" in plan.lines()[-1]
 
 

@@ -52,7 +52,14 @@ class SaveBlocks:
     stored: tuple[BlockMove, ...] = ()
 
 
-Job = LoadAdapter | DropAdapter | FindBlocks | FetchBlocks | SaveBlocks
+@dataclass(frozen=True, slots=True)
+class PrepareGrammar:
+    """Have a grammar ready for the sequences that follow it, which are introduced after the job's end."""
+
+    grammar: str
+
+
+Job = LoadAdapter | DropAdapter | FindBlocks | FetchBlocks | SaveBlocks | PrepareGrammar
 """LoadAdapter: make the adapter known to steps submitted after the job's end; the result is its digest."""
 
 

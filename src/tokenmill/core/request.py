@@ -29,6 +29,7 @@ MAX_DRY_BREAKER_CHARS = 64
 DRY_BREAKERS = ("\n", ":", '"', "*")
 _LISTS = ("dry_sequence_breakers", "stop", "bad_words", "stop_token_ids", "allowed_token_ids", "logit_bias")
 MAX_STOP_TOKENS = 1024
+MAX_GRAMMAR_CHARS = 1 << 20
 EXPORT = "export"
 IMPORT = "import"
 POOLINGS = ("last", "cls", "mean", "score")
@@ -45,7 +46,8 @@ class SamplingParams:
     the engine knows stop token ids only, and `bad_words` as a Request has them. `stop_token_ids` end generation; the
     token is not part of the text. `max_tokens` None means the rest of the context. A single stop string or bad word,
     lists, and a mapping for `logit_bias` are taken too, and kept as the tuples declared here; token ids in order, each
-    once.
+    once. `grammar`: what the output must follow, in llguidance's form as JSON text; whoever makes a Request has had it
+    checked. Then an end token is possible where the output is whole and nowhere else.
     """
 
     n: int = 1
@@ -78,6 +80,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    grammar: str = ""
 
     def __post_init__(self) -> None:
         for name in _LISTS:
@@ -119,6 +122,8 @@ class SamplingParams:
         _check_float("repetition_penalty", self.repetition_penalty, 0.0, 100.0, low_open=True)
         _check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        if not isinstance(self.grammar, str) or len(self.grammar) > MAX_GRAMMAR_CHARS:
+            raise InvalidRequest(f"grammar must be a text of at most {MAX_GRAMMAR_CHARS} characters.", param="grammar")
         if self.seed is not None:
             _check_int("seed", self.seed, -(2**63), 2**64 - 1)
         if len(self.stop) > MAX_STOPS:
@@ -190,7 +195,7 @@ class Request:
     prompt_tokens   ids of the prompt, at least one
     max_tokens      most tokens to produce, counted from the original prompt
     seed            64-bit; the random word of a token id is Philox(seed; output position, choice, purpose, id)
-    eos_token_ids   the model's end tokens (held back until min_tokens; ignored where sampling.ignore_eos)
+    eos_token_ids   the model's end tokens: held back until min_tokens; `end_token_ids` are those that end it
     output_tokens   already produced elsewhere (a resumed stream): limits, penalties and positions count them
     is_resumed      another engine had it before: it was let in then, and no bound on a queue keeps it out now
     priority        lower runs earlier; ties go by arrival
@@ -228,6 +233,11 @@ class Request:
         assert self.prompt_tokens, f"request {self.id} has no prompt tokens"
         assert self.max_tokens >= 1, f"request {self.id} has max_tokens {self.max_tokens}"
         assert self.pooling is None or self.max_tokens == 1, f"request {self.id} wants {self.max_tokens} vectors"
+
+    @property
+    def end_token_ids(self) -> tuple[int, ...]:
+        """None where they are ignored; but what has a grammar ends where the grammar allows nothing more."""
+        return () if self.sampling.ignore_eos and not self.sampling.grammar else self.eos_token_ids
 
 
 def _check_breakers(breakers: tuple[str, ...]) -> None:

@@ -32,8 +32,9 @@ class Introduction:
 
     The worker forgets whatever it held under the same number and starts from this.
     `prompt_tokens` and `output_tokens` rebuild penalty counts; `eos_token_ids` and `sampling.stop_token_ids` are masked
-    until `sampling.min_tokens` outputs exist. With `pooling` the one output is a vector, and all else is unused.
-    `adapter`: digest of its LoRA adapter, "" for none. `bad_words`, `dry_breakers`: as in Request.
+    until `sampling.min_tokens` outputs exist; `sampling.grammar` was prepared before. With `pooling` the one output is
+    a vector, and all else is unused. `adapter`: digest of its LoRA adapter, "" for none. `bad_words`, `dry_breakers`:
+    as in Request.
     """
 
     prompt_tokens: tuple[int, ...]

@@ -122,8 +122,9 @@ def _commit_row(
     if num_full > seq.tables[-1].num_published:
         last_step = state.in_flight[seq.last_step - step_number - 1] if seq.rows_in_flight else None
         state.publish(seq, num_full, last_step)
-    # A stop token drawn before min_tokens outputs exist is one that the worker had no other token for.
-    if token in seq.stop_ids and num_output > seq.request.sampling.min_tokens:
+    # A stop token drawn before min_tokens outputs exist is one that the worker had no other token for: what has a
+    # grammar is whole then, and ends.
+    if token in seq.stop_ids and (num_output > seq.request.sampling.min_tokens or seq.request.sampling.grammar):
         return _finish(state, exports, seq, ended(seq, FINISH_STOP, now, stop_token=token), now)
     if num_tokens >= seq.max_len:
         return _finish(state, exports, seq, ended(seq, FINISH_LENGTH, now, result), now)

@@ -3,7 +3,7 @@
 What belongs here: which part of the engine hears an event, and the order of a step's life. What never does: clocks,
 I/O, randomness, order of service (`sched`), block ids (`cache`). Handlers here are of what every engine does: requests
 come and go, steps fail, the engine drains. Features are plan rows, policies, or events and jobs with a handler in a
-file of their own (`adapters`, `transfers`); never branches here.
+file of their own (`adapters`, `grammars`, `transfers`); never branches here.
 
     handle   an event of the front end, of a job or of a failed step
     plan     the next step: `sched` composes it through the ledger
@@ -18,7 +18,17 @@ from collections.abc import Callable
 from typing import Any
 
 from ..core.config import EngineConfig
-from ..core.effects import Effects, Event, FetchBlocks, FindBlocks, JobEnded, SaveBlocks, StepFailed, StoreOpened
+from ..core.effects import (
+    Effects,
+    Event,
+    FetchBlocks,
+    FindBlocks,
+    JobEnded,
+    PrepareGrammar,
+    SaveBlocks,
+    StepFailed,
+    StoreOpened,
+)
 from ..core.errors import InvalidRequest, TokenmillError, Unavailable
 from ..core.events import Abort, Drain, EngineStats, LoadAdapter, Submit, UnloadAdapter
 from ..core.request import Request
@@ -29,6 +39,7 @@ from ..sched.scheduler import compose_step
 from .check import check_state
 from .commit import commit_step, fail_step
 from .exports import Exports
+from .grammars import GrammarLedger
 from .journal import Committed, Handled, Planned, Recorder
 from .ledger import StepLedger
 from .outputs import aborted, refused
@@ -48,6 +59,7 @@ class EngineCore:
         self.state = state = EngineState(config)
         self._transfers = transfers = Transfers(state)
         self._exports = exports = Exports(state)
+        self._grammars = grammars = GrammarLedger(state, self._adapter_refusal)
         self._ledger = StepLedger(state, transfers)
         self._record = record
         self._is_draining = False
@@ -67,12 +79,13 @@ class EngineCore:
             FindBlocks: transfers.end_look,
             FetchBlocks: transfers.end_fetch,
             SaveBlocks: exports.end_save,
+            PrepareGrammar: grammars.end,
         }
 
     @property
     def has_work(self) -> bool:
         """Whether a request is unfinished or a step in flight."""
-        return bool(self.state.by_id or self.state.in_flight)
+        return bool(self.state.by_id or self.state.in_flight or self._grammars)
 
     @property
     def is_drained(self) -> bool:
@@ -110,11 +123,12 @@ class EngineCore:
         return self._take_effects(now)
 
     def stats(self) -> EngineStats:
-        return snapshot(self.state)
+        return snapshot(self.state, len(self._grammars))
 
     def check(self) -> None:
         """Assert what must hold between calls; slow, for tests."""
         check_state(self.state, self._transfers, self._exports)
+        self._grammars.check()
 
     def _take_effects(self, now: float) -> Effects:
         if self._is_draining and not (self.has_work or self._transfers.has_work):
@@ -134,7 +148,9 @@ class EngineCore:
     def _submit(self, event: Submit, now: float) -> None:
         for request in event.requests:
             error = self._refusal(request)
-            if error is None:
+            if error is None and request.sampling.grammar:
+                self._grammars.hold(request)
+            elif error is None:
                 self.state.enter(request, now)
             else:
                 self.state.outbox.outputs.append(refused(request, error, now))
@@ -143,14 +159,19 @@ class EngineCore:
         state = self.state
         if self._is_draining:
             return Unavailable("The engine is shutting down. Try again shortly.")
-        if request.id in state.by_id:
+        if request.id in state.by_id or request.id in self._grammars:
             return InvalidRequest(f"A request with the id {request.id!r} is running already.", param="request_id")
-        if request.adapter and not state.adapters.takes(request.adapter):
-            return InvalidRequest("The adapter that this request names is not loaded any more.", param="model")
+        if (error := self._adapter_refusal(request)) is not None:
+            return error
         if request.handoff and not state.stored and not request.is_resumed:
             message = "kv_transfer_params needs a store of KV; start the server with --kv-save FOLDER."
             return InvalidRequest(message, param="kv_transfer_params")
-        return refusal(request, self.config, len(state.waiting))
+        return refusal(request, self.config, len(state.waiting) + len(self._grammars))
+
+    def _adapter_refusal(self, request: Request) -> TokenmillError | None:
+        if request.adapter and not self.state.adapters.takes(request.adapter):
+            return InvalidRequest("The adapter that this request names is not loaded any more.", param="model")
+        return None
 
     def _abort(self, event: Abort, now: float) -> None:
         for request_id in event.request_ids:
@@ -158,6 +179,8 @@ class EngineCore:
             if seq is not None:
                 self.state.leave(seq)
                 self.state.outbox.outputs.append(aborted(seq, now))
+            elif request_id in self._grammars:
+                self._grammars.abort(request_id, now)
 
     def _drain(self, event: Drain, now: float) -> None:
         self._is_draining = True

@@ -131,7 +131,7 @@ def _introduce(seq: Sequence) -> Introduction:
         sampling=request.sampling,
         seed=request.seed,
         choice=request.choice,
-        eos_token_ids=() if request.sampling.ignore_eos else request.eos_token_ids,
+        eos_token_ids=request.end_token_ids,
         pooling=request.pooling,
         adapter=request.adapter,
         bad_words=request.bad_words,

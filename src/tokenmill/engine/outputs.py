@@ -24,6 +24,16 @@ def refused(request: Request, error: TokenmillError, now: float) -> Output:
     )
 
 
+def aborted_before(request: Request, now: float) -> Output:
+    """The end of a request that was let in and cancelled before it entered the queue."""
+    return Output(
+        request.id,
+        finish_reason=FINISH_ABORT,
+        num_output=len(request.output_tokens),
+        timing=Timing(request.arrival_s, -1.0, -1.0, now),
+    )
+
+
 def progressed(seq: Sequence, result: RowResult, num_output: int, now: float) -> Output:
     """A token, the `num_output`th, that is not the last."""
     if seq.first_token_s >= 0:

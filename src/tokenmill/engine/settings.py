@@ -26,7 +26,7 @@ class SettingsLedger:
     def begin(self, request: Request) -> tuple[Request, frozenset[int]]:
         """The request with settings that equal ones share, and the tokens that end it. Give it back to `end`."""
         sampling = request.sampling
-        eos = () if sampling.ignore_eos else request.eos_token_ids
+        eos = request.end_token_ids
         if not _has_lists(sampling):
             return request, frozenset(eos)
         held = self._held.get((sampling, eos))
@@ -37,7 +37,7 @@ class SettingsLedger:
 
     def end(self, request: Request) -> None:
         if _has_lists(request.sampling):
-            key = request.sampling, () if request.sampling.ignore_eos else request.eos_token_ids
+            key = request.sampling, request.end_token_ids
             held = self._held[key]
             held.num_requests -= 1
             if not held.num_requests:
@@ -45,4 +45,4 @@ class SettingsLedger:
 
 
 def _has_lists(sampling: SamplingParams) -> bool:
-    return bool(sampling.stop_token_ids or sampling.allowed_token_ids)
+    return bool(sampling.stop_token_ids or sampling.allowed_token_ids or sampling.grammar)

@@ -9,7 +9,8 @@ from ..core.sequence import Sequence
 from .state import EngineState
 
 
-def snapshot(state: EngineState) -> EngineStats:
+def snapshot(state: EngineState, num_held: int) -> EngineStats:
+    """num_held: requests that are yet to enter the queue."""
     num_free = num_cached = num_blocks = 0
     kv_usage = 0.0
     for pool in state.blocks.pools:
@@ -20,7 +21,7 @@ def snapshot(state: EngineState) -> EngineStats:
     counters = state.counters
     return EngineStats(
         num_running=len(state.running),
-        num_waiting=len(state.waiting) + len(state.loading),
+        num_waiting=len(state.waiting) + len(state.loading) + num_held,
         num_free_blocks=num_free,
         num_cached_blocks=num_cached,
         num_held_blocks=num_blocks - num_free - num_cached,

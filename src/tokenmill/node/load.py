@@ -91,6 +91,8 @@ class Engine:
         parts = {"weights": plan.weights, "KV": plan.kv, "scratch": plan.scratch + plan.logits, "queue": plan.queue}
         if plan.adapters:
             parts["adapters"] = plan.adapters
+        if plan.grammars:
+            parts["grammars"] = plan.grammars
         if self.worker.saved is not None:
             parts["saving"] = SAVE_BYTES
         return tuple(parts.items())

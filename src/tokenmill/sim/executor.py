@@ -24,13 +24,15 @@ from hashlib import blake2b
 
 from ..core.block import KVGroupSpec, num_hidden_blocks
 from ..core.config import EngineConfig
-from ..core.effects import DropAdapter, FetchBlocks, FindBlocks, Job, SaveBlocks
+from ..core.effects import DropAdapter, FetchBlocks, FindBlocks, Job, PrepareGrammar, SaveBlocks
+from ..core.errors import InvalidRequest
 from ..core.events import LoadAdapter
 from ..core.ports import Clock
 from ..core.request import Request, SamplingParams
 from ..core.step import Introduction, PlanRow, RowResult, StepPlan, StepResult, TokenLogprob
 from .store import Stored, ToyStore
 
+BAD_GRAMMAR = "bad"
 _GARBAGE = -7
 
 
@@ -58,13 +60,14 @@ def mark_of(adapter: str) -> int:
 def draw(vocab_size: int, intro: Introduction, prefix: array[int], position: int) -> int:
     """The toy model and its sampler: the token after `prefix`, as output number `position`.
 
-    A greedy draw depends on the prefix alone; others on seed, choice and position too. Stop tokens are masked until
-    min_tokens outputs exist, as a real sampler masks them.
+    A greedy draw depends on the prefix and the grammar alone; others on seed, choice and position too. Stop tokens are
+    masked until min_tokens outputs exist, as a real sampler masks them.
     """
     state = blake2b(prefix.tobytes(), digest_size=8)
     sampling = intro.sampling
     if sampling.temperature > 0:
         state.update(f"{intro.seed}:{intro.choice}:{position}".encode())
+    state.update(sampling.grammar.encode())
     token = int.from_bytes(state.digest(), "little") % vocab_size
     if position < sampling.min_tokens:
         masked = {*intro.eos_token_ids, *sampling.stop_token_ids}
@@ -92,14 +95,13 @@ class SoloAnswer:
 
 def introduction(request: Request) -> Introduction:
     """What a worker must be told of a new request."""
-    eos = () if request.sampling.ignore_eos else request.eos_token_ids
     return Introduction(
         request.prompt_tokens,
         request.output_tokens,
         request.sampling,
         request.seed,
         request.choice,
-        eos,
+        request.end_token_ids,
         adapter=request.adapter,
     )
 
@@ -171,6 +173,7 @@ class ToyExecutor:
         self._pools = tuple(_ToyPool(group, config.block_size) for group in config.groups)
         self._sequences: dict[int, _ToySequence] = {}
         self._adapters: dict[str, None] = {}
+        self._grammars: set[str] = set()
         self._next_step = 0
         self._void_below = 0
         self._turn: asyncio.Future[None] | None = None
@@ -194,6 +197,8 @@ class ToyExecutor:
                 return await self._load_adapter(path)
             case DropAdapter(digest):
                 return await self._drop_adapter(digest)
+            case PrepareGrammar(grammar):
+                return await self._prepare_grammar(grammar)
             case FindBlocks():
                 return await self.store.find(job)
             case FetchBlocks():
@@ -213,6 +218,14 @@ class ToyExecutor:
             await self._turn
         self._adapters.pop(digest, None)
         return digest
+
+    async def _prepare_grammar(self, grammar: str) -> str:
+        """It takes as long as a step; one that says so cannot be used."""
+        await asyncio.sleep(self._costs.fixed_s)
+        if grammar == BAD_GRAMMAR:
+            raise InvalidRequest("The grammar cannot be used.", param="grammar")
+        self._grammars.add(grammar)
+        return ""
 
     async def execute(self, plan: StepPlan) -> StepResult:
         before = self._turn
@@ -256,6 +269,8 @@ class ToyExecutor:
         if row.intro is not None:
             adapter = row.intro.adapter
             self._require(not adapter or adapter in self._adapters, f"step {plan.step} uses an adapter that is gone")
+            grammar = row.intro.sampling.grammar
+            self._require(not grammar or grammar in self._grammars, f"step {plan.step} has a grammar not prepared")
             tables: tuple[list[int], ...] = tuple([] for _ in self._pools)
             self._sequences[row.seq] = _ToySequence(row.intro, tables, list(row.intro.output_tokens))
         self._require(row.seq in self._sequences, f"step {plan.step} runs unknown sequence {row.seq}")

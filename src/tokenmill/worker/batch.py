@@ -61,6 +61,9 @@ class Slots:
     def __len__(self) -> int:
         return len(self.num_held)
 
+    def __contains__(self, seq: int) -> bool:
+        return seq in self._slot_of
+
     def __getitem__(self, seq: int) -> int:
         return self._slot_of[seq]
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..core.block import KVGroup
 from ..core.config import EngineConfig
-from ..formats.checkpoint import Checkpoint, weights_digest
+from ..formats.checkpoint import Checkpoint, open_checkpoint, weights_digest
 from ..formats.hub import default_cache_dir
 from ..models.config import ModelConfig
 from ..models.encoder_config import EncoderConfig
@@ -24,8 +24,11 @@ from ..models.weights import Progress
 from ..ops.api import Ops, StepBatch, StepLimits
 from ..ops.pool import KVPool
 from ..store.folder import KVFolder
+from ..text.grammar.matcher import Vocabulary
+from ..text.load import load_text
 from .adapters import Adapters
 from .executor import ModelExecutor
+from .grammars import Grammars
 from .memory import MemoryPlan, plan_memory, step_limits
 from .pooling import PoolingRunner
 from .runner import Runner
@@ -79,7 +82,7 @@ def build_worker(
     kvs = tuple(pool.kv for pool in pools)
     program = ops.compile(lambda recorder, batch: model.forward(recorder, kvs, batch), limits)
     num_blocks = max(*sizes, step_blocks)
-    adapters = None
+    adapters = grammars = None
     runner: Runner | PoolingRunner
     if isinstance(model, VectorModel):
         head = None if model.head is None else _compile_head(ops, model, limits.max_seqs)
@@ -88,22 +91,25 @@ def build_worker(
         )
     else:
         adapters = _adapters(checkpoint, ops, spec, model)
+        vocab_size = model.config.vocab_size
+        grammars = Grammars(ops, vocab_size, partial(load_vocabulary, checkpoint.path, vocab_size))
         runner = Runner(
             ops,
             program,
             limits,
-            vocab_size=model.config.vocab_size,
+            vocab_size=vocab_size,
             block_size=config.block_size,
             num_blocks=num_blocks,
             num_tables=len(groups),
             adapters=adapters,
+            grammars=grammars,
         )
     queue = ops.open_queue(lambda: any(pool.commit_ahead(runner.num_used_blocks) for pool in pools))
     model_id = numerics_id(_weights_id(checkpoint, cache_dir, spec.quantization), model, groups, ops)
     saved = None if spec.kv_save is None else open_folder(Path(spec.kv_save), model_id, pools)
     transfers = None if saved is None else Transfers(pools, saved)
     return Worker(
-        executor=ModelExecutor(runner, queue, partial(_free, ops, pools), adapters, transfers),
+        executor=ModelExecutor(runner, queue, partial(_free, ops, pools), adapters, transfers, grammars),
         config=replace(config, numerics_id=model_id),
         model_config=model.config,
         kv_groups=groups,
@@ -118,6 +124,7 @@ def build_worker(
             output_width=model.config.width if spec.gives_vectors else None,
             step_pool_bytes=step_blocks * groups[0].bytes_per_block,
             adapters_bytes=0 if adapters is None else adapters.most_bytes,
+            grammars_bytes=0 if grammars is None else grammars.most_bytes(limits.max_seqs),
         ),
         vector_size=model.vector_size,
         saved=saved,
@@ -163,6 +170,16 @@ def _adapters(checkpoint: Checkpoint, ops: Ops, spec: WorkerSpec, model: Model) 
         return None
     kept = replace(checkpoint, tensors=dict(checkpoint.tensors))
     return Adapters(Base(kept, model.config, ops, spec.quantization), model.weights, spec.lora)
+
+
+def load_vocabulary(path: Path, vocab_size: int) -> Vocabulary:
+    """Of the checkpoint, for a model of so many tokens. Raises BadCheckpoint and InvalidRequest."""
+    checkpoint = open_checkpoint(path)
+    try:
+        text = load_text(checkpoint)
+    finally:
+        checkpoint.close()
+    return Vocabulary(text.tokenizer, vocab_size, text.eos_token_ids)
 
 
 def _compile_head(ops: Ops, model: VectorModel, max_seqs: int) -> Callable[[np.ndarray], np.ndarray]:

@@ -16,12 +16,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from ..core.effects import DropAdapter, FetchBlocks, FindBlocks, Job, SaveBlocks
+from ..core.effects import DropAdapter, FetchBlocks, FindBlocks, Job, PrepareGrammar, SaveBlocks
 from ..core.errors import InvalidRequest
 from ..core.events import LoadAdapter
 from ..core.step import StepPlan, StepResult
 from ..ops.work import Ticket, WorkQueue
 from .adapters import Adapters
+from .grammars import Grammars
 from .pooling import PoolingRunner
 from .runner import Runner
 from .transfers import Transfers
@@ -41,11 +42,13 @@ class ModelExecutor:
         on_close: Callable[[], None],
         adapters: Adapters | None = None,
         transfers: Transfers | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         self._runner: Any = runner  # the steps that it prepares are its own
         self._queue = queue
         self._adapters = adapters
         self._transfers = transfers
+        self._grammars = grammars
         self._on_close = on_close
         self._is_closed = False
 
@@ -71,6 +74,8 @@ class ModelExecutor:
                 return await self._load_adapter(path, inside)
             case DropAdapter(digest):
                 return await self._drop_adapter(digest)
+            case PrepareGrammar(grammar):
+                return await self._prepare_grammar(grammar)
             case FindBlocks():
                 return await self._open_transfers().find(job)
             case FetchBlocks():
@@ -94,6 +99,13 @@ class ModelExecutor:
         await self._submit(partial(adapters.remove, digest), Ticket.outcome)
         return digest
 
+    async def _prepare_grammar(self, grammar: str) -> str:
+        """Beside the steps; the first one loads what all need."""
+        if self._grammars is None:
+            raise InvalidRequest("This model gives no tokens, and follows no grammar.", param="grammar")
+        await asyncio.get_running_loop().run_in_executor(None, self._grammars.prepare, grammar)
+        return ""
+
     def _open_transfers(self) -> Transfers:
         assert self._transfers is not None, "there is no store"
         return self._transfers
@@ -106,10 +118,12 @@ class ModelExecutor:
         if self._is_closed:
             return
         self._is_closed = True
+        if self._grammars is not None:
+            self._grammars.close()
         self._queue.close()
         self._on_close()
         # What they hold goes now, and not when somebody lets go of the executor.
-        self._runner = self._adapters = self._transfers = None
+        self._runner = self._adapters = self._transfers = self._grammars = None
         self._on_close = lambda: None
 
     def _prepare(self, plan: StepPlan) -> tuple[Work, Collect]:
@@ -117,6 +131,7 @@ class ModelExecutor:
         try:
             step = self._runner.prepare(plan)
         except Exception as error:
+            self._runner.give_up(plan)
             return partial(_raise, error), Ticket.outcome
         return step.work, partial(_collect, self._runner, step)
 
@@ -132,7 +147,11 @@ class ModelExecutor:
 
 
 def _collect(runner: Any, step: Any, ticket: Ticket) -> StepResult:
-    ticket.outcome()
+    try:
+        ticket.outcome()
+    except BaseException:
+        runner.give_up(step.plan)
+        raise
     result: StepResult = runner.collect(step, ticket.duration_s)
     return result
 

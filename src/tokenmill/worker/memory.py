@@ -21,7 +21,8 @@ MIN_LOGIT_ROWS = 16
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
     """Bytes. `pools`: each KV group with the blocks in its pool, committed page by page as they are first written;
-    `queue` bounds what waiting requests hold, `adapters` what LoRA adapters take."""
+    `queue` bounds what waiting requests hold, `adapters` what LoRA adapters take; `grammars` is about what the first
+    grammar and those after it take."""
 
     weights: int
     pools: tuple[tuple[KVGroup, int], ...]
@@ -29,6 +30,7 @@ class MemoryPlan:
     logits: int
     queue: int
     adapters: int = 0
+    grammars: int = 0
 
     @property
     def kv(self) -> int:
@@ -36,7 +38,7 @@ class MemoryPlan:
 
     @property
     def total(self) -> int:
-        return self.weights + self.kv + self.scratch + self.logits + self.queue + self.adapters
+        return self.weights + self.kv + self.scratch + self.logits + self.queue + self.adapters + self.grammars
 
     def lines(self) -> list[str]:
         """One line each, then the sum."""
@@ -47,6 +49,7 @@ class MemoryPlan:
             f"logits   {format_bytes(self.logits)}",
             f"queue    {format_bytes(self.queue)}",
             f"adapters {format_bytes(self.adapters)}",
+            f"grammars {format_bytes(self.grammars)}",
             f"in all   {format_bytes(self.total)}",
         ]
 
@@ -82,6 +85,7 @@ def plan_memory(
     output_width: int | None = None,
     step_pool_bytes: int = 0,
     adapters_bytes: int = 0,
+    grammars_bytes: int = 0,
 ) -> MemoryPlan:
     """sizes: blocks in the pool of each group. program_bytes: what the compiled forward holds, logits included; None:
     estimated as the values of one layer of a full step, in float32. The rest of scratch is the block tables of plan and
@@ -101,4 +105,5 @@ def plan_memory(
         logits=logits,
         queue=queue_bytes,
         adapters=adapters_bytes,
+        grammars=grammars_bytes,
     )

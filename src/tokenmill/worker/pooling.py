@@ -76,6 +76,9 @@ class PoolingRunner:
         """As runner.Runner's."""
         return self._slots.num_used
 
+    def give_up(self, plan: StepPlan) -> None:
+        """No step waits for another."""
+
     def hand_over(self) -> None:
         """Nothing is drawn."""
 

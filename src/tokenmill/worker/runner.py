@@ -28,6 +28,7 @@ from ..ops.api import Draws, Ops, Program, StepBatch, StepLimits
 from ..ops.draws import MASK_LATE, MASK_WAIT_S, NOT_FINITE
 from .adapters import Adapters
 from .batch import RowPart, Slots, block_tables, build_batch, micro_batches, one_more_on, one_on, part_of_row
+from .grammars import Grammars
 from .sampler import Drawing, Sampler, told
 
 
@@ -89,8 +90,10 @@ class Runner:
         num_blocks: int,
         num_tables: int = 1,
         adapters: Adapters | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         self._program = program
+        self._grammars = grammars
         self._adapters = adapters
         self._adapter_of: dict[int, int] = {}  # by slot, of sequences that have one: where its changes lie
         self._limits = limits
@@ -98,7 +101,7 @@ class Runner:
         self._block_size = block_size
         self._slots = Slots(limits.max_seqs, limits.max_blocks_per_seq, num_blocks, num_tables)
         max_context = limits.max_blocks_per_seq * block_size
-        self._sampler = Sampler(ops, vocab_size, limits.max_seqs, max_context)
+        self._sampler = Sampler(ops, vocab_size, limits.max_seqs, max_context, grammars)
         self._drawn = np.zeros(len(self._slots), np.int32)
         self._scores: dict[int, _PromptScores] = {}  # by slot, of sequences that want prompt logprobs
         self._latest: PreparedStep | None = None
@@ -111,6 +114,12 @@ class Runner:
     def hand_over(self) -> None:
         """What a prepared step may take as late as at its draws."""
         self._sampler.hand_over_masks()
+
+    def give_up(self, plan: StepPlan) -> None:
+        """A step has failed: no token comes from it, for which a later one would wait."""
+        for row in plan.rows:
+            if row.seq in self._slots:
+                self._sampler.give_up(self._slots[row.seq])
 
     # ---- prepare ----
 
@@ -253,17 +262,20 @@ class Runner:
 
     def collect(self, step: PreparedStep, duration_s: float) -> StepResult:
         """Of a step whose work has been done, in that time."""
-        if step.is_call and step.micro_batches[0].draws.scores is None:
+        errors = self._follow_grammars(step)
+        if step.is_call and step.micro_batches[0].draws.scores is None and not errors:
             return StepResult(step.plan.step, self._plain_rows(step), duration_s)
         tokens: dict[int, tuple[int, ...]] = {}
         failed: dict[int, RowResult] = {}
+        for row, error in errors.items():
+            failed[row] = RowResult(step.plan.rows[row].seq, error=error)
         logprobs: dict[int, tuple[TokenLogprob, ...]] = {}
         scores: dict[int, tuple[TokenLogprob, ...]] = {}
         for micro_batch in step.micro_batches:
             for row, token in zip(micro_batch.sampled, self._drawn_tokens(micro_batch), strict=True):
                 tokens[row] = (token,)
                 if token < 0:
-                    failed[row] = _failed(step.plan.rows[row].seq, token)
+                    failed.setdefault(row, _failed(step.plan.rows[row].seq, token))
             for index, entry in told(micro_batch.draws).items():
                 logprobs[micro_batch.sampled[index]] = (entry,)
             entries = iter(micro_batch.scores)
@@ -279,6 +291,19 @@ class Runner:
             for index, row in enumerate(step.plan.rows)
         )
         return StepResult(step.plan.step, rows, duration_s)
+
+    def _follow_grammars(self, step: PreparedStep) -> dict[int, str]:
+        """Have the masks of the tokens to come made. By row: the errors of those that were drawn without a mask."""
+        errors: dict[int, str] = {}
+        for micro_batch in step.micro_batches:
+            constrained = micro_batch.drawing.constrained
+            if constrained is not None:
+                assert self._grammars is not None
+                for row, one in zip(micro_batch.sampled, constrained, strict=True):
+                    if one is not None and one.error:
+                        errors[row] = one.error
+                self._grammars.advance(constrained, micro_batch.draws.tokens_L.tolist())
+        return errors
 
     def _plain_rows(self, step: PreparedStep) -> tuple[RowResult, ...]:
         """Of a step that gives tokens and nothing else."""

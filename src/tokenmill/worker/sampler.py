@@ -20,6 +20,7 @@ from ..core.request import SamplingParams
 from ..core.step import Introduction, TokenLogprob
 from ..ops.api import Ops
 from ..ops.draws import ALWAYS, Adjustment, Adjustments, Draws, Mask, SampleBatch, Scores
+from .grammars import Constrained, Grammars
 
 SLICE = 16
 """Rows scored at once: what bounds the scratch of prompt logprobs."""
@@ -39,17 +40,22 @@ _COLUMNS: dict[str, type[np.generic]] = {
     "num_logprobs": np.int32,
     "num_prompt": np.int32,
     "is_adjusted": np.bool_,
+    "has_grammar": np.bool_,
     "has_filters": np.bool_,
 }
 
 
 @dataclass(slots=True)
 class Drawing:
-    """How the rows of a step draw, and what they report: None where no row does."""
+    """How the rows of a step draw, and what they report; None where no row has any.
+
+    constrained   of each row, the sequence that follows a grammar
+    """
 
     how: SampleBatch
     adjustments: Adjustments | None
     num_top_L: np.ndarray | None
+    constrained: Sequence[Constrained | None] | None = None
 
     def advanced(self) -> Drawing:
         """The same for the tokens that follow."""
@@ -67,7 +73,7 @@ class Drawing:
             old.xtc_probability_L,
             old.xtc_threshold_L,
         )
-        return Drawing(how, self.adjustments, self.num_top_L)
+        return Drawing(how, self.adjustments, self.num_top_L, self.constrained)
 
     def draws(self, slots_L: np.ndarray, drawn: np.ndarray) -> Draws:
         scores = None if self.num_top_L is None else Scores.of(self.num_top_L)
@@ -95,15 +101,19 @@ def told(draws: Draws) -> dict[int, TokenLogprob]:
 
 
 class Sampler:
-    """Sampling state by slot. `max_context`: most tokens of a sequence, prompt and output."""
+    """Sampling state by slot. `max_context`: most tokens of a sequence, prompt and output. grammars: None where no
+    sequence has any."""
 
-    def __init__(self, ops: Ops, vocab_size: int, num_slots: int, max_context: int) -> None:
+    def __init__(
+        self, ops: Ops, vocab_size: int, num_slots: int, max_context: int, grammars: Grammars | None = None
+    ) -> None:
         self._ops = ops
         self._vocab_size = vocab_size
         self._max_context = max_context
+        self._grammars = grammars
         self._num_slots = 0
         self._columns = {name: np.zeros(0, dtype) for name, dtype in _COLUMNS.items()}
-        self._adjustments: dict[int, Adjustment] = {}
+        self._adjustments: dict[int, _Kept] = {}
         self._lists: WeakValueDictionary[tuple[int, tuple[int, ...]], _Lists] = WeakValueDictionary()
         self._pending: list[_Lists] = []  # whose masks are still to be handed over
         self._grow(num_slots)
@@ -122,6 +132,7 @@ class Sampler:
         columns["num_logprobs"][slot] = num_top
         columns["num_prompt"][slot] = len(intro.prompt_tokens)
         columns["is_adjusted"][slot] = is_adjusted = needs_adjustment(params) or bool(intro.bad_words)
+        columns["has_grammar"][slot] = bool(params.grammar)
         self._adjustments.pop(slot, None)
         if is_adjusted:
             self._adjustments[slot] = self._adjustment(intro)
@@ -129,6 +140,17 @@ class Sampler:
     def release(self, slot: int) -> None:
         """Forget what a slot's sequence was adjusted by. Steps under way keep it for themselves."""
         self._adjustments.pop(slot, None)
+
+    def give_up(self, slot: int) -> None:
+        """No token of the slot's sequence will come from the step that was to draw one."""
+        kept = self._adjustments.get(slot)
+        if kept is not None and kept.constrained is not None:
+            self._of_grammars.give_up(kept.constrained)
+
+    @property
+    def _of_grammars(self) -> Grammars:
+        assert self._grammars is not None, "a request has a grammar where none can be followed"
+        return self._grammars
 
     def hand_over_masks(self) -> None:
         """Complete the masks of sequences introduced since the last time; steps that draw by them may run already."""
@@ -154,11 +176,14 @@ class Sampler:
             xtc_probability_L=columns["xtc_probability"][slots_L] if has_filters else None,
             xtc_threshold_L=columns["xtc_threshold"][slots_L] if has_filters else None,
         )
-        adjustments = None
+        adjustments = constrained = None
         if columns["is_adjusted"][slots_L].any():
-            adjustments = Adjustments([self._adjustments.get(slot) for slot in slots_L.tolist()])
+            kept = [self._adjustments.get(slot) for slot in slots_L.tolist()]
+            adjustments = Adjustments(kept)
+            if columns["has_grammar"][slots_L].any():
+                constrained = [None if one is None else one.constrained for one in kept]
         num_top_L = columns["num_logprobs"][slots_L]
-        return Drawing(how, adjustments, num_top_L if (num_top_L != _NO_LOGPROBS).any() else None)
+        return Drawing(how, adjustments, num_top_L if (num_top_L != _NO_LOGPROBS).any() else None, constrained)
 
     def score(
         self, logits_LV: np.ndarray, rows: np.ndarray, tokens: np.ndarray, num_top: Sequence[int]
@@ -174,7 +199,7 @@ class Sampler:
                 scored.append(TokenLogprob(token, logprob, place, best))
         return scored
 
-    def _adjustment(self, intro: Introduction) -> Adjustment:
+    def _adjustment(self, intro: Introduction) -> _Kept:
         params = intro.sampling
         key = id(params), intro.eos_token_ids
         lists = self._lists.get(key)
@@ -185,6 +210,7 @@ class Sampler:
         tokens = (*intro.prompt_tokens, *intro.output_tokens)
         history = np.empty(max(self._max_context, len(tokens)) + 1, np.int32)
         history[: len(tokens)] = tokens
+        constrained = None if not params.grammar else self._of_grammars.introduce(intro, lists.allowed)
         words = [word for word in intro.bad_words if word[-1] < self._vocab_size]
         return _Kept(
             history=history,
@@ -203,8 +229,9 @@ class Sampler:
             held_back=lists.held_back,
             bad_tokens=np.array([token for word in words for token in word], np.int32),
             bad_starts=np.cumsum([0, *map(len, words)]).astype(np.int32),
-            mask=lists.mask,
+            mask=lists.mask if constrained is None else constrained.mask,
             lists=lists,
+            constrained=constrained,
         )
 
     def _grow(self, num_slots: int) -> None:
@@ -229,6 +256,7 @@ def needs_adjustment(params: SamplingParams) -> bool:
         or params.logit_bias
         or params.allowed_token_ids
         or params.min_tokens
+        or params.grammar
     )
 
 
@@ -241,21 +269,22 @@ class _Lists:
         bias = {token: value for token, value in params.logit_bias if token < vocab_size}
         self.bias_ids = np.fromiter(bias, np.int32, len(bias))
         self.bias = np.fromiter(bias.values(), np.float32, len(bias))
-        self._allowed = _ids(params.allowed_token_ids, vocab_size)
-        self.mask = Mask(vocab_size) if len(self._allowed) else None
+        self.allowed = _ids(params.allowed_token_ids, vocab_size)
+        self.mask = Mask(vocab_size) if len(self.allowed) else None
         self.held_back = _ids(eos_token_ids + params.stop_token_ids, vocab_size)
 
     def hand_over(self, ops: Ops) -> None:
         assert self.mask is not None
-        self.mask.allow(self._allowed)
+        self.mask.allow(self.allowed)
         ops.publish(self.mask, ALWAYS)
 
 
 @dataclass(slots=True, eq=False)
 class _Kept(Adjustment):
-    """With what keeps the lists that it shares with other choices."""
+    """With what keeps the lists that it shares with other choices, and the grammar that it follows."""
 
     lists: _Lists | None = None
+    constrained: Constrained | None = None
 
 
 def _ids(tokens: Sequence[int], vocab_size: int) -> np.ndarray:

@@ -1,0 +1,237 @@
+"""Which tokens the grammars of running sequences allow: masks that are made beside the steps.
+
+    event loop   prepare: a sequence is introduced     collect: its token of step k is known
+                              |                                  |
+    own thread                start: copy the grammar's          advance: take the token,
+                              matcher, take what was             make the mask of step k + 1
+                              drawn before, first mask                |
+    step                                                         k + 1 computes, and draws by it
+
+One thread makes all masks, in the order in which they are asked for; a step waits for one only at the draw of its row.
+A mask is a function of the grammar and of the tokens drawn, so a sequence that is introduced again goes on as if it had
+never left. Grammars are prepared before a sequence that has one is introduced (`core.effects.PrepareGrammar`), so that
+nothing slow is left to do beside the steps; which ones are kept is this file's business.
+
+What cannot go on (an error of the library, a mask that takes too long, no token left) lets its row draw anything: its
+error is read when that row's step is collected, and the token is dropped.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from queue import SimpleQueue
+from weakref import WeakSet
+
+import numpy as np
+
+from ..core.errors import InvalidRequest
+from ..core.step import Introduction
+from ..ops.api import Ops
+from ..ops.draws import ALWAYS, Mask
+from ..text.grammar.matcher import BYTES_PER_TOKEN, COPY_BYTES, MATCHER_BYTES, GrammarFailed, Matcher, Vocabulary
+
+MAX_KEPT = 64
+"""Grammars whose matchers are kept for further sequences."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class Constrained:
+    """A sequence that follows a grammar. The thread of `Grammars` writes it, but for `error`, which others read once a
+    draw by the mask has ended.
+
+    allowed   bits of the tokens that its settings allow; None: all
+    ends      bits of its end tokens
+    hides_end its end tokens are allowed only where nothing else is
+    tokens    what was drawn
+    is_over   no mask is wanted any more
+    """
+
+    grammar: str
+    mask: Mask
+    tokens: list[int]
+    allowed: np.ndarray | None
+    end_ids: frozenset[int]
+    ends: np.ndarray
+    hides_end: bool
+    matcher: Matcher | None = None
+    is_over: bool = False
+    error: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class Grammars:
+    """load: makes the vocabulary, when a grammar first comes. Any thread may prepare; one calls the rest."""
+
+    ops: Ops
+    vocab_size: int
+    load: Callable[[], Vocabulary]
+    _vocabulary: Vocabulary | None = None
+    _prepared: OrderedDict[str, Matcher] = field(default_factory=OrderedDict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _loading: threading.Lock = field(default_factory=threading.Lock)
+    _work: SimpleQueue[Callable[[], None] | None] = field(default_factory=SimpleQueue)
+    _thread: threading.Thread | None = None
+    _live: WeakSet[Constrained] = field(default_factory=WeakSet)
+
+    def prepare(self, grammar: str) -> None:
+        """Have its matcher and first mask ready for sequences to come. Raises InvalidRequest."""
+        if self._kept(grammar) is None:
+            try:
+                self._keep(grammar, self._build(grammar))
+            except GrammarFailed as error:
+                raise InvalidRequest(str(error), param="grammar") from None
+
+    def most_bytes(self, num_seqs: int) -> int:
+        """About: of the vocabulary, and of matchers and masks of so many sequences and of those that are kept."""
+        of_sequences = num_seqs * (COPY_BYTES + self.vocab_size // 8)
+        return self.vocab_size * BYTES_PER_TOKEN + MAX_KEPT * MATCHER_BYTES + of_sequences
+
+    def introduce(self, intro: Introduction, allowed_ids: np.ndarray) -> Constrained:
+        """A sequence to come. `allowed_ids`: of its settings, none for all."""
+        params = intro.sampling
+        ends = np.array([token for token in intro.eos_token_ids if token < self.vocab_size], np.int32)
+        one = Constrained(
+            params.grammar,
+            Mask(self.vocab_size),
+            list(intro.output_tokens),
+            self._bits(allowed_ids) if len(allowed_ids) else None,
+            frozenset(ends.tolist()),
+            self._bits(ends),
+            params.ignore_eos,
+        )
+        self._live.add(one)
+        self._do(one, partial(self._start, one))
+        return one
+
+    def advance(self, constrained: Sequence[Constrained | None], tokens: Sequence[int]) -> None:
+        """Tokens that these have drawn, each its own; below 0 where none was."""
+        for one, token in zip(constrained, tokens, strict=True):
+            if one is not None and not one.is_over:
+                self._do(one, partial(self._advance, one, token))
+
+    def give_up(self, one: Constrained) -> None:
+        """No token of it will come: what waits for its mask goes on."""
+        self._do(one, partial(self._let_go, one))
+
+    def close(self) -> None:
+        """Nothing waits for a mask after this."""
+        for one in list(self._live):
+            self.give_up(one)
+        self._work.put(None)
+        if self._thread is not None:
+            self._thread.join()
+
+    # ---- on any thread that prepares, and on that of masks ----
+
+    def _kept(self, grammar: str) -> Matcher | None:
+        with self._lock:
+            if grammar in self._prepared:
+                self._prepared.move_to_end(grammar)
+                return self._prepared[grammar].copy()
+        return None
+
+    def _keep(self, grammar: str, matcher: Matcher) -> None:
+        with self._lock:
+            self._prepared[grammar] = matcher
+            while len(self._prepared) > MAX_KEPT:
+                self._prepared.popitem(last=False)
+
+    def _build(self, grammar: str) -> Matcher:
+        with self._loading:
+            if self._vocabulary is None:
+                self._vocabulary = self.load()
+                assert self._vocabulary.vocab_size == self.vocab_size, self._vocabulary.vocab_size
+        matcher = self._vocabulary.matcher(grammar)
+        words = np.empty(-(-self.vocab_size // 32), np.uint32)
+        matcher.fill(words.ctypes.data, words.nbytes)
+        return matcher
+
+    def _bits(self, ids: np.ndarray) -> np.ndarray:
+        mask = Mask(self.vocab_size)
+        mask.allow(ids)
+        return mask.words
+
+    # ---- on the thread of masks ----
+
+    def _do(self, one: Constrained, work: Callable[[], None]) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="tokenmill-masks", daemon=True)
+            self._thread.start()
+        self._work.put(partial(self._guard, one, work))
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            work()
+
+    def _guard(self, one: Constrained, work: Callable[[], None]) -> None:
+        """An error ends the sequence and nothing else."""
+        try:
+            work()
+        except GrammarFailed as error:
+            one.error = str(error)
+            self._let_go(one)
+        except Exception as error:
+            log.exception("A mask could not be made.")
+            one.error = f"The tokens that may come next could not be found: {type(error).__name__}."
+            self._let_go(one)
+
+    def _start(self, one: Constrained) -> None:
+        one.matcher = self._kept(one.grammar)
+        if one.matcher is None:
+            self._keep(one.grammar, matcher := self._build(one.grammar))
+            one.matcher = matcher.copy()
+        assert self._vocabulary is not None
+        if frozenset(self._vocabulary.eos_token_ids) != one.end_ids:
+            raise GrammarFailed("The end tokens of the request are not those of the model.")
+        one.matcher.follow(one.tokens)
+        one.matcher.fill(one.mask.words.ctypes.data, one.mask.words.nbytes)
+        self._publish(one)
+
+    def _advance(self, one: Constrained, token: int) -> None:
+        if one.is_over:
+            return
+        if token < 0 or token in one.end_ids:
+            self._let_go(one)
+            return
+        one.tokens.append(token)
+        assert one.matcher is not None
+        try:
+            one.matcher.step(token, one.mask.words.ctypes.data, one.mask.words.nbytes)
+        except GrammarFailed as error:
+            self._start_afresh(one, error)
+        self._publish(one)
+
+    def _start_afresh(self, one: Constrained, error: GrammarFailed) -> None:
+        """Copies of a matcher share what the library found out about the grammar, and that is bounded. One that starts
+        from nothing has all room to itself, so that no sequence fails for what others did before."""
+        if not error.is_out_of_room:
+            raise error
+        one.matcher = self._build(one.grammar)
+        self._keep(one.grammar, one.matcher.copy())
+        one.matcher.follow(one.tokens)
+        one.matcher.fill(one.mask.words.ctypes.data, one.mask.words.nbytes)
+
+    def _publish(self, one: Constrained) -> None:
+        words = one.mask.words
+        if one.hides_end:
+            others = words & ~one.ends
+            if others.any():
+                words[:] = others
+        if one.allowed is not None:
+            words &= one.allowed
+            if not words.any():
+                raise GrammarFailed("The grammar allows none of the tokens of allowed_token_ids here.")
+        self.ops.publish(one.mask, len(one.tokens) + 1)
+
+    def _let_go(self, one: Constrained) -> None:
+        one.is_over = True
+        one.matcher = None
+        one.mask.words[:] = 2**32 - 1
+        self.ops.publish(one.mask, ALWAYS)

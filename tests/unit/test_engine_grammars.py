@@ -1,0 +1,83 @@
+"""Requests with a grammar in the engine: they enter when it is ready, and nothing runs before."""
+
+from __future__ import annotations
+
+from tokenmill.core.block import full_groups
+from tokenmill.core.config import EngineConfig
+from tokenmill.core.effects import JobEnded, PrepareGrammar
+from tokenmill.core.events import Abort, Drain, LoadAdapter, Submit, UnloadAdapter
+from tokenmill.core.request import Request, SamplingParams
+from tokenmill.core.step import RowResult, StepResult
+from tokenmill.engine.core import EngineCore
+
+CONFIG = EngineConfig(groups=full_groups(64), max_model_len=64, block_size=4, max_num_batched_tokens=16)
+JOB = PrepareGrammar("g")
+END = 9
+
+
+def request(name: str, grammar: str = "g", **settings) -> Request:
+    sampling = SamplingParams(max_tokens=8, grammar=grammar, **settings)
+    return Request(name, (1, 2, 3), sampling, 8, 0, eos_token_ids=(END,))
+
+
+def test_requests_enter_when_their_grammar_is_ready():
+    """One job for all that wait for the same; others run meanwhile."""
+    core = EngineCore(CONFIG)
+    effects = core.handle(Submit((request("a"), request("b"), request("c", "other"), request("d", ""))), 0.0)
+    assert effects.jobs == (JOB, PrepareGrammar("other")) and core.stats().num_waiting == 4
+    plan = core.plan(0.0)
+    assert plan is not None and len(plan.rows) == 1
+    core.handle(JobEnded(JOB), 0.0)
+    plan = core.plan(0.0)
+    assert plan is not None and [row.intro.sampling.grammar for row in plan.rows if row.intro] == ["g", "g"]
+    core.check()
+
+
+def test_a_grammar_that_cannot_be_prepared_refuses_its_requests():
+    core = EngineCore(CONFIG)
+    core.handle(Submit((request("a"),)), 0.0)
+    ended = JobEnded(JOB, error="no good", error_kind="invalid_request_error", error_param="grammar")
+    (output,) = core.handle(ended, 1.0).outputs
+    assert (output.request_id, output.finish_reason, output.error) == ("a", "error", "no good")
+    assert (output.error_kind, output.error_param) == ("invalid_request_error", "grammar")
+    assert not core.has_work
+
+
+def test_a_request_may_leave_before_its_grammar_is_ready():
+    """Its id is taken until then; the end of the job finds nobody; a drained engine waits for neither."""
+    core = EngineCore(CONFIG)
+    core.handle(Submit((request("a"),)), 0.0)
+    (twice,) = core.handle(Submit((request("a", ""),)), 0.0).outputs
+    assert twice.error_param == "request_id"
+    core.handle(Drain(), 0.0)
+    assert not core.is_drained
+    (output,) = core.handle(Abort(("a",)), 0.0).outputs
+    assert (output.request_id, output.finish_reason) == ("a", "abort") and core.is_drained
+    assert core.handle(JobEnded(JOB), 0.0).outputs == () and core.plan(0.0) is None
+    core.check()
+
+
+def test_an_adapter_may_go_while_a_request_waits_for_its_grammar():
+    core = EngineCore(CONFIG)
+    load = LoadAdapter(0, "")
+    core.handle(load, 0.0), core.handle(JobEnded(load, "digest"), 0.0)
+    waiting = Request("a", (1,), SamplingParams(grammar="g"), 8, 0, adapter="digest")
+    assert core.handle(Submit((waiting,)), 0.0).jobs == (JOB,)
+    core.handle(UnloadAdapter("digest"), 0.0)
+    (output,) = core.handle(JobEnded(JOB), 0.0).outputs
+    assert output.error_param == "model" and not core.has_work
+
+
+def test_the_end_of_a_grammar_is_the_end():
+    """An end token that comes before min_tokens or under ignore_eos ends what has a grammar: it allowed nothing else.
+    Without a grammar the answer goes on."""
+    for settings in ({"min_tokens": 5}, {"ignore_eos": True}):
+        for grammar, is_over in (("g", True), ("", False)):
+            core = EngineCore(CONFIG)
+            core.handle(Submit((request("a", grammar, **settings),)), 0.0)
+            if grammar:
+                core.handle(JobEnded(JOB), 0.0)
+            plan = core.plan(0.0)
+            assert plan is not None
+            (output,) = core.commit(StepResult(plan.step, (RowResult(plan.rows[0].seq, (END,)),)), 0.0).outputs
+            assert (output.finish_reason == "stop") == is_over
