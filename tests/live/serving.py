@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -28,6 +29,7 @@ class Server:
         self.lines: list[str] = []
 
     def __enter__(self) -> Server:
+        self._state = tempfile.TemporaryDirectory(prefix="tokenmill-state-")
         command = [sys.executable, "-m", "tokenmill.cli.main", "serve", self.model, "--port", "0", *self.args]
         self.process = subprocess.Popen(
             command,
@@ -35,7 +37,7 @@ class Server:
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
-            env={**os.environ, **self.env},
+            env={**os.environ, "XDG_STATE_HOME": self._state.name, **self.env},
         )
         self._answer = threading.Event()
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -56,6 +58,7 @@ class Server:
         self._reader.join(10)
         assert self.process.stdout is not None
         self.process.stdout.close()
+        self._state.cleanup()
 
     def _read(self) -> None:
         assert self.process.stdout is not None

@@ -3,6 +3,7 @@ them: kinds, ranges, what is refused and what has no effect."""
 
 from __future__ import annotations
 
+import api_files
 import api_messages
 import api_ollama
 import api_responses
@@ -26,7 +27,7 @@ ENDPOINTS = {
     "GET /metrics": "Prometheus text, or OpenMetrics where the caller asks for it: [metrics.md](metrics.md).",
     "GET /version": "The version of this server.",
 } | api_ollama.ENDPOINTS
-ENDPOINTS |= api_messages.ENDPOINTS
+ENDPOINTS |= api_messages.ENDPOINTS | api_files.ENDPOINTS
 ALIASES = {
     "POST /score": "POST /v1/score",
     "POST /v2/rerank": "POST /v1/rerank",
@@ -35,7 +36,6 @@ ALIASES = {
     "POST /ping": "GET /health",
 } | api_ollama.ALIASES
 NOT_HERE = {
-    "/v1/files, /v1/batches": "OpenAI's batches: send the requests, as many at once as you like",
     "/v1/audio/, /v1/images/, /v1/moderations, /v1/realtime": "OpenAI's: text and vectors alone are served",
     "/v1/messages/batches": "Anthropic's batches: send the calls, as many at once as you like",
     "/completion, /infill, /props, /slots, /apply-template": "llama-server's own: use /v1/completions and /metrics",
@@ -50,7 +50,7 @@ ERRORS = {
     "AuthenticationFailed": "No key of `--api-key`; with `WWW-Authenticate: Bearer`.",
     "Forbidden": "A web page that may not call, or a Host that is not this server's: [http.md](http.md#web-pages).",
     "ModelNotFound": "No model or adapter has this name.",
-    "NotFound": "Nothing is kept under this id, or not any more.",
+    "NotFound": "Nothing is kept under this id, or not any more, or it is another key's.",
     "PreviousResponseNotFound": "The same of `previous_response_id`, or of a response that it goes on from.",
     "BodyTooLarge": "Of more than `--max-body-bytes`.",
     "UnsupportedEncoding": "A `Content-Encoding` other than gzip and deflate.",

@@ -16,6 +16,7 @@ from ..core.options import check, option, seconds
 from ..server.config import ServerConfig
 from .options import given_options, read_seed
 from .parser import DEFAULT_MODEL
+from .state import OFF, default_state_dir
 
 if TYPE_CHECKING:
     import ssl
@@ -155,6 +156,7 @@ def server_config(args: argparse.Namespace, options: ServeOptions, http: HttpOpt
         api_keys=_api_keys(http),
         allowed_hosts=_allowed_hosts(args.allowed_hosts, http),
         lora_dir=os.path.abspath(lora_dir) if lora_dir else "",
+        files_dir=_files_dir(args.files_dir),
     )
 
 
@@ -204,6 +206,12 @@ def _allowed_hosts(given: list[str], options: HttpOptions) -> tuple[str, ...] | 
     if given:
         return tuple(given)
     return () if not (options.uds or options.ssl_certfile) and is_loopback(options.host) else None
+
+
+def _files_dir(given: str) -> str:
+    if given == OFF:
+        return ""
+    return os.path.abspath(os.path.expanduser(given)) if given else str(default_state_dir() / "files")
 
 
 def set_access_log(options: HttpOptions) -> None:

@@ -32,6 +32,9 @@ MAX_STOP_TOKENS = 1024
 MAX_GRAMMAR_CHARS = 1 << 20
 EXPORT = "export"
 IMPORT = "import"
+IDLE_PRIORITY = 2**31 - 1
+"""The lowest there is. The engine computes such a request only in steps that it would not make otherwise."""
+
 POOLINGS = ("last", "cls", "mean", "score")
 
 

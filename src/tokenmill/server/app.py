@@ -28,6 +28,9 @@ from .clients import Clients
 from .config import ServerConfig
 from .errors import ClientGone, anthropic_style
 from .fields import Fields
+from .files.routes import routes as file_routes
+from .files.runner import Batches
+from .files.store import FileStore
 from .generation import Generation
 from .helper import Helper, caller_of
 from .http import Gate, JSONReply, error_reply, on_http, on_unexpected, style_for
@@ -100,36 +103,42 @@ def build_app(
             expose_headers=["x-request-id", "request-id", "retry-after"],
         )
         middleware.insert(0, cors)
+    routes = [
+        Route("/v1/chat/completions", service.chat, methods=["POST"]),
+        Route("/v1/completions", service.completion, methods=["POST"]),
+        *responses_routes(generation, store),
+        Route("/v1/embeddings", vectors.embeddings, methods=["POST"]),
+        *(Route(path, vectors.score, methods=["POST"]) for path in ("/v1/score", "/score")),
+        *(Route(path, vectors.rerank, methods=["POST"]) for path in ("/v1/rerank", "/v2/rerank", "/rerank")),
+        Route("/v1/models", service.models),
+        Route("/v1/models/{name:path}", service.model),
+        Route("/v1/load_lora_adapter", service.load_adapter, methods=["POST"]),
+        Route("/v1/unload_lora_adapter", service.unload_adapter, methods=["POST"]),
+        Route("/tokenize", service.tokenize, methods=["POST"]),
+        Route("/detokenize", service.detokenize, methods=["POST"]),
+        Route("/health", service.health),
+        Route("/ping", service.health, methods=["GET", "POST"]),
+        Route("/load", service.load),
+        Route("/metrics", service.show_metrics),
+        Route("/version", service.version),
+        *message_routes(generation),
+        *ollama_routes(generation, vectors),
+    ]
+    handlers: dict[Any, Any] = {
+        TokenmillError: service.refuse,
+        ClientGone: service.note_gone,
+        HTTPException: on_http,
+        Exception: on_unexpected,
+    }
+    batches = None
+    if config.files_dir:
+        inside = Starlette(routes=routes, exception_handlers=handlers)  # no gate: a batch's owner has passed it
+        files = FileStore(config.files_dir, new_id)
+        batches = Batches(files, inside, client, generation.serves, config.max_body_bytes)
     app = Starlette(
-        routes=[
-            Route("/v1/chat/completions", service.chat, methods=["POST"]),
-            Route("/v1/completions", service.completion, methods=["POST"]),
-            *responses_routes(generation, store),
-            Route("/v1/embeddings", vectors.embeddings, methods=["POST"]),
-            *(Route(path, vectors.score, methods=["POST"]) for path in ("/v1/score", "/score")),
-            *(Route(path, vectors.rerank, methods=["POST"]) for path in ("/v1/rerank", "/v2/rerank", "/rerank")),
-            Route("/v1/models", service.models),
-            Route("/v1/models/{name:path}", service.model),
-            Route("/v1/load_lora_adapter", service.load_adapter, methods=["POST"]),
-            Route("/v1/unload_lora_adapter", service.unload_adapter, methods=["POST"]),
-            Route("/tokenize", service.tokenize, methods=["POST"]),
-            Route("/detokenize", service.detokenize, methods=["POST"]),
-            Route("/health", service.health),
-            Route("/ping", service.health, methods=["GET", "POST"]),
-            Route("/load", service.load),
-            Route("/metrics", service.show_metrics),
-            Route("/version", service.version),
-            *message_routes(generation),
-            *ollama_routes(generation, vectors),
-        ],
-        middleware=middleware,
-        exception_handlers={
-            TokenmillError: service.refuse,
-            ClientGone: service.note_gone,
-            HTTPException: on_http,
-            Exception: on_unexpected,
-        },
+        routes=[*routes, *file_routes(generation, batches)], middleware=middleware, exception_handlers=handlers
     )
+    app.state.batches = batches
     app.state.limits = generation.limits
     app.state.client = client
     app.state.config = config

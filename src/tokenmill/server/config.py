@@ -30,8 +30,8 @@ class ServerConfig:
     stall_after_s        work but no step for this long makes /health 503
 
     `allowed_hosts` is (): the names of this machine, or None: any. `lora_dir` is "" where no adapter may be loaded over
-    HTTP. The helper process bounds what `allow_chat_template` costs. `responses_store` is for who starts the
-    server. Raises ConfigError.
+    HTTP, `files_dir` where no files are kept. The helper process bounds what `allow_chat_template` costs.
+    `responses_store` is for who starts the server. Raises ConfigError.
     """
 
     model_names: tuple[str, ...]
@@ -84,6 +84,11 @@ class ServerConfig:
     stall_after_s: float = 30.0
     lora_dir: str = option(
         "", "folder that /v1/load_lora_adapter may load from (default: it is refused)", metavar="DIR"
+    )
+    files_dir: str = option(
+        "",
+        "folder of /v1/files and /v1/batches, or 'off' (default: tokenmill/files in the user's folder for state)",
+        metavar="DIR",
     )
     allow_chat_template: bool = option(
         False,

@@ -163,6 +163,14 @@ class Generation:
             )
         return adapter
 
+    def serves(self, name: str) -> bool:
+        """Whether a body may name this model."""
+        try:
+            self.check_model({"model": name})
+        except ModelNotFound:
+            return False
+        return True
+
     def log_unknown(self, names: list[str]) -> None:
         """Each name once, and not more names than a log should hold."""
         for name in names:

@@ -73,8 +73,11 @@ async def serve(
         backlog=2048,
     )
     server = uvicorn.Server(settings)
+    batches = app.state.batches
     with listening(host, port, uds) as listener:
         door.open()
+        if batches is not None:
+            batches.open()
         serving = asyncio.create_task(server.serve([listener]), name="http")
         try:
             while not server.started and not serving.done():
@@ -91,6 +94,8 @@ async def serve(
             for each in getattr(server, "servers", ()):
                 each.close()
             door.close()
+            if batches is not None:
+                await batches.close()
 
 
 class _Stop:
@@ -114,6 +119,8 @@ class _Stop:
         loop = asyncio.get_running_loop()
         if not self._server.should_exit:
             self._app.state.limits.draining = True
+            if self._app.state.batches is not None:
+                self._app.state.batches.stop()
             self._on_draining(self._app.state.client.num_open)
             self._server.should_exit = True
             loop.call_later(self._drain_s, self._end_open)

@@ -1,0 +1,220 @@
+"""OpenAI's /v1/files and /v1/batches."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect
+from starlette.requests import Request as HttpRequest
+from starlette.responses import FileResponse, Response
+from starlette.routing import Route
+
+from ...core.errors import InvalidRequest
+from ..errors import ClientGone
+from ..generation import Generation
+from ..http import JSONReply
+from ..reading import parse_small
+from .batch import Batch, parse_batch, parse_lifetime, shown
+from .runner import Batches
+from .store import KEPT_S, FileRecord
+from .upload import Upload, read_upload
+
+_MOST_FILES, _MOST_BATCHES, _BATCHES_DEFAULT = 10_000, 100, 20
+_UPLOAD_FIELDS = ("purpose", "expires_after[anchor]", "expires_after[seconds]")
+
+T = TypeVar("T", FileRecord, Batch)
+
+
+def routes(generation: Generation, batches: Batches | None) -> list[Route]:
+    """batches: None where the server keeps no files."""
+    service = _Files(generation, batches)
+    return [
+        Route("/v1/files", service.upload, methods=["POST"]),
+        Route("/v1/files", service.files, methods=["GET"]),
+        Route("/v1/files/{file_id}", service.file, methods=["GET"]),
+        Route("/v1/files/{file_id}", service.delete, methods=["DELETE"]),
+        Route("/v1/files/{file_id}/content", service.content, methods=["GET"]),
+        Route("/v1/batches", service.create, methods=["POST"]),
+        Route("/v1/batches", service.batches, methods=["GET"]),
+        Route("/v1/batches/{batch_id}", service.batch, methods=["GET"]),
+        Route("/v1/batches/{batch_id}/cancel", service.cancel, methods=["POST"]),
+    ]
+
+
+class _Files:
+    def __init__(self, generation: Generation, batches: Batches | None) -> None:
+        self._limits = generation.limits
+        self._given = batches
+
+    # ---- files ----
+
+    async def upload(self, request: HttpRequest) -> Response:
+        self._limits.refuse_when_draining()
+        store = self._batches.store
+        store.require_open()
+        if request.headers.get("content-encoding", "identity") != "identity":
+            raise InvalidRequest("An upload must not be compressed.")
+        identifier = store.new_id("file")
+        part = store.part(identifier)
+        try:
+            with store.uploading() as grow:
+                content_type = request.headers.get("content-type", "")
+                upload = await read_upload(content_type, _stream(request), part, grow)
+                kept_s = _lifetime(upload)
+                now = int(store.wall_s())
+                record = FileRecord(
+                    id=identifier,
+                    owner=request.state.owner,
+                    filename=upload.filename,
+                    purpose="batch",
+                    size_bytes=upload.size_bytes,
+                    created_at=now,
+                    expires_at=now + kept_s,
+                )
+                await store.add(record, part)
+        finally:
+            part.unlink(missing_ok=True)
+        return JSONReply(_shown_file(record))
+
+    async def files(self, request: HttpRequest) -> Response:
+        store = self._batches.store
+        store.require_open()
+        query = _query(request, ("purpose", "limit", "order", "after"))
+        found = store.files(request.state.owner, query.get("purpose"))
+        if _order(query) == "desc":
+            found.reverse()
+        return JSONReply(_page(found, query, _MOST_FILES, _MOST_FILES, _shown_file))
+
+    async def file(self, request: HttpRequest) -> Response:
+        return JSONReply(_shown_file(self._file(request)))
+
+    async def content(self, request: HttpRequest) -> Response:
+        record = self._file(request)
+        path = self._batches.store.content(record.id)
+        return FileResponse(path, media_type="application/octet-stream", filename=record.filename)
+
+    async def delete(self, request: HttpRequest) -> Response:
+        record = self._file(request)
+        user = self._batches.uses(record.id)
+        if user is not None:
+            raise InvalidRequest(f"The file is the input of {user.id}, which has not ended.", param="file_id")
+        await self._batches.store.delete(record)
+        return JSONReply({"id": record.id, "object": "file", "deleted": True})
+
+    # ---- batches ----
+
+    async def create(self, request: HttpRequest) -> Response:
+        self._limits.refuse_when_draining()
+        async with self._limits.body(request) as data:
+            wanted = parse_batch(parse_small(data))
+        batch = await self._batches.create(request.state.owner, wanted)
+        return JSONReply(self._shown_batch(batch))
+
+    async def batches(self, request: HttpRequest) -> Response:
+        query = _query(request, ("limit", "after"))
+        found = self._batches.of(request.state.owner)[::-1]
+        return JSONReply(_page(found, query, _BATCHES_DEFAULT, _MOST_BATCHES, self._shown_batch))
+
+    async def batch(self, request: HttpRequest) -> Response:
+        batch = self._batches.get(request.state.owner, request.path_params["batch_id"])
+        return JSONReply(self._shown_batch(batch))
+
+    async def cancel(self, request: HttpRequest) -> Response:
+        batch = await self._batches.cancel(request.state.owner, request.path_params["batch_id"])
+        return JSONReply(self._shown_batch(batch))
+
+    # ---- what they share ----
+
+    @property
+    def _batches(self) -> Batches:
+        if self._given is None:
+            raise InvalidRequest("This server keeps no files: it was started with --files-dir off.")
+        return self._given
+
+    def _file(self, request: HttpRequest) -> FileRecord:
+        store = self._batches.store
+        store.require_open()
+        return store.file(request.state.owner, request.path_params["file_id"])
+
+    def _shown_batch(self, batch: Batch) -> dict[str, Any]:
+        return shown(batch, *self._batches.counts(batch))
+
+
+async def _stream(request: HttpRequest) -> AsyncIterator[bytes]:
+    try:
+        async for data in request.stream():
+            yield data
+    except ClientDisconnect:
+        raise ClientGone from None
+
+
+def _lifetime(upload: Upload) -> int:
+    """How long an uploaded file is kept, after checking its fields. Raises InvalidRequest."""
+    fields = upload.fields
+    unknown = [name for name in fields if name not in _UPLOAD_FIELDS]
+    if unknown:
+        raise InvalidRequest(f"An upload has no field {unknown[0][:100]!r}.", param=unknown[0][:100])
+    if fields.get("purpose") != "batch":
+        raise InvalidRequest("purpose must be 'batch': files are taken for batches alone.", param="purpose")
+    given: dict[str, Any] = {
+        name: fields[f"expires_after[{name}]"] for name in ("anchor", "seconds") if f"expires_after[{name}]" in fields
+    }
+    if not given:
+        return KEPT_S
+    seconds = given.get("seconds", "")
+    if seconds.isascii() and seconds.isdigit():
+        given["seconds"] = int(seconds[:20])
+    return parse_lifetime(given, "expires_after")
+
+
+def _shown_file(record: FileRecord) -> dict[str, Any]:
+    return {
+        "id": record.id,
+        "object": "file",
+        "bytes": record.size_bytes,
+        "created_at": record.created_at,
+        "expires_at": record.expires_at,
+        "filename": record.filename,
+        "purpose": record.purpose,
+        "status": "processed",
+        "status_details": None,
+    }
+
+
+def _query(request: HttpRequest, known: tuple[str, ...]) -> dict[str, str]:
+    unknown = [name for name in request.query_params if name not in known]
+    if unknown:
+        raise InvalidRequest(f"This list has no parameter {unknown[0][:100]!r}.", param=unknown[0][:100])
+    return dict(request.query_params)
+
+
+def _order(query: dict[str, str]) -> str:
+    order = query.get("order", "desc")
+    if order not in ("asc", "desc"):
+        raise InvalidRequest("order must be 'asc' or 'desc'.", param="order")
+    return order
+
+
+def _page(
+    found: list[T], query: dict[str, str], default: int, most: int, show: Callable[[T], dict[str, Any]]
+) -> dict[str, Any]:
+    """A part of a list: at most `limit`, behind the one called `after`."""
+    text = query.get("limit", str(default))
+    limit = int(text) if text.isascii() and text.isdigit() and len(text) < 9 else 0
+    if not 1 <= limit <= most:
+        raise InvalidRequest(f"limit must be an integer from 1 to {most}.", param="limit")
+    start = 0
+    if "after" in query:
+        places = [number for number, each in enumerate(found) if each.id == query["after"]]
+        if not places:
+            raise InvalidRequest(f"after: there is no {query['after'][:100]!r} in this list.", param="after")
+        start = places[0] + 1
+    part = found[start : start + limit]
+    return {
+        "object": "list",
+        "data": [show(each) for each in part],
+        "first_id": part[0].id if part else None,
+        "last_id": part[-1].id if part else None,
+        "has_more": len(found) > start + limit,
+    }

@@ -1,0 +1,361 @@
+"""Runs batches: their lines become calls of the same application that clients call, in the time that nobody else wants.
+
+A line begins only while nothing of others is open, and not more lines than the engine has rows are under way. Their
+requests have the lowest priority there is, at which the engine computes them only in steps that it would not make
+otherwise (`core.request.IDLE_PRIORITY`). Batches take turns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+from collections.abc import Callable, Iterator
+
+import msgspec
+from starlette.types import ASGIApp
+
+from ...core.errors import InvalidRequest, NotFound
+from ...core.request import IDLE_PRIORITY
+from ..client import EngineClient
+from .answers import Answers
+from .batch import WINDOWS, Batch, Wanted
+from .inside import call
+from .lines import Fault, Line, answered, read_lines, survey, unanswered
+from .store import KEPT_S, MAX_BATCHES, FileRecord, FileStore
+
+CLIENT = "batches"
+"""In whose name lines are called."""
+
+_MOST_OPEN = 64
+_ROWS = 8  # where the engine does not say how many it has
+_READ_AT_ONCE = 64
+_POLL_S = 0.02
+_RETRIED = (429, 503)
+_RETRY_S, _MOST_RETRY_S = 0.5, 30.0
+_PRIORITY = msgspec.Raw(str(IDLE_PRIORITY).encode())
+_log = logging.getLogger(__name__)
+
+
+class Batches:
+    """All batches of a folder. `open` it inside the loop, `close` it when the server ends.
+
+    app     what lines are called on
+    serves  whether a model's name is one that is served
+    """
+
+    def __init__(
+        self,
+        store: FileStore,
+        app: ASGIApp,
+        client: EngineClient,
+        serves: Callable[[str], bool],
+        max_line_bytes: int,
+    ) -> None:
+        self.store = store
+        self._app = app
+        self._client = client
+        self._serves = serves
+        self._max_line_bytes = max_line_bytes
+        self._batches: dict[str, Batch] = {}
+        self._answers: dict[str, Answers] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._cancelled: dict[str, asyncio.Event] = {}
+        self._turns = asyncio.Lock()
+        self._freed = asyncio.Event()
+        self._num_running = 0
+
+    def open(self) -> None:
+        """Take the folder, and go on with what has not ended."""
+        if not self.store.open():
+            return
+        batches = sorted(self.store.batches(Batch), key=lambda each: (each.created_at, each.id))
+        self._batches = {batch.id: batch for batch in batches}
+        open_ = [batch for batch in batches if not batch.has_ended]
+        self.store.clean({name for batch in open_ for name in (batch.output_id, batch.error_id)})
+        for batch in open_:
+            self._start(batch)
+
+    def stop(self) -> None:
+        """Begin nothing more, and leave what is under way; the next server goes on."""
+        for task in self._tasks.values():
+            task.cancel()
+
+    async def close(self) -> None:
+        self.stop()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        self.store.close()
+
+    # ---- for clients ----
+
+    async def create(self, owner: str, wanted: Wanted) -> Batch:
+        """Raises InvalidRequest, NotFound and Unavailable."""
+        store, now = self.store, int(self.store.wall_s())
+        store.require_open()
+        record = store.file(owner, wanted.input_id)
+        if record.purpose != "batch":
+            raise InvalidRequest("input_file_id must be a file of the purpose 'batch'.", param="input_file_id")
+        if sum(not batch.has_ended for batch in self._batches.values()) >= _MOST_OPEN:
+            raise InvalidRequest(f"{_MOST_OPEN} batches have not ended yet, as many as may be; wait for one.")
+        self._drop_old(now)
+        batch = Batch(
+            id=store.new_id("batch").replace("-", "_", 1),
+            owner=owner,
+            endpoint=wanted.endpoint,
+            input_id=wanted.input_id,
+            window=wanted.window,
+            created_at=now,
+            expires_at=now + WINDOWS[wanted.window],
+            output_id=store.new_id("file"),
+            error_id=store.new_id("file"),
+            kept_s=wanted.kept_s,
+            metadata=wanted.metadata,
+        )
+        await self._save(batch)
+        self._start(batch)
+        return batch
+
+    def of(self, owner: str) -> list[Batch]:
+        """The owner's, the oldest first."""
+        self.store.require_open()
+        return [batch for batch in self._batches.values() if batch.owner == owner]
+
+    def get(self, owner: str, identifier: str) -> Batch:
+        """Raises NotFound, for batches of others too."""
+        self.store.require_open()
+        batch = self._batches.get(identifier)
+        if batch is None or batch.owner != owner:
+            raise NotFound(f"There is no batch {identifier[:100]!r}.", param="batch_id")
+        return batch
+
+    def counts(self, batch: Batch) -> tuple[int, int]:
+        """(lines completed, lines failed) so far."""
+        answers = self._answers.get(batch.id)
+        if answers is None:
+            return batch.num_completed, batch.num_failed
+        return answers.num_completed, answers.num_failed
+
+    async def cancel(self, owner: str, identifier: str) -> Batch:
+        batch = self.get(owner, identifier)
+        if batch.has_ended or batch.status == "finalizing":
+            raise InvalidRequest(f"The batch is {batch.status}; it cannot be cancelled any more.", param="batch_id")
+        if batch.status != "cancelling":
+            batch = await self._save(batch.moved("cancelling", self.store.wall_s()))
+            self._cancelled[identifier].set()
+        return batch
+
+    def uses(self, file_id: str) -> Batch | None:
+        """A batch that has not ended and reads this file."""
+        return next((each for each in self._batches.values() if each.input_id == file_id and not each.has_ended), None)
+
+    # ---- a batch's life ----
+
+    def _start(self, batch: Batch) -> None:
+        self._cancelled[batch.id] = asyncio.Event()
+        if batch.status == "cancelling":
+            self._cancelled[batch.id].set()
+        task = asyncio.create_task(self._live(batch.id), name="batch")
+        self._tasks[batch.id] = task
+
+        def forget(_: asyncio.Task[None]) -> None:
+            del self._tasks[batch.id], self._cancelled[batch.id]
+
+        task.add_done_callback(forget)
+
+    async def _live(self, identifier: str) -> None:
+        """From the state that the batch is in to its end. Each step may be taken again after a crash."""
+        try:
+            if self._batches[identifier].status == "validating":
+                await self._validate(self._batches[identifier])
+            if not self._batches[identifier].has_ended:
+                await self._work(identifier)
+        except (InvalidRequest, OSError) as error:
+            message = error.message if isinstance(error, InvalidRequest) else str(error)
+            await self._fail(identifier, (Fault("storage_failed", f"The batch cannot go on: {message}"),))
+        except Exception:
+            _log.exception("A batch failed.")
+            await self._fail(identifier, (Fault("internal_error", "Internal error; see the server's log."),))
+
+    async def _validate(self, batch: Batch) -> None:
+        path = self.store.content(batch.input_id)
+        found = await asyncio.to_thread(survey, path, batch.endpoint, self._max_line_bytes)
+        faults = list(found.faults)
+        faults += [
+            Fault("model_not_found", f"The model {name[:200]!r} does not exist here.", param="body.model")
+            for name in found.models
+            if not self._serves(name)
+        ]
+        batch = self._batches[batch.id]
+        if batch.status != "validating":  # cancelled meanwhile
+            return
+        if faults:
+            await self._fail(batch.id, tuple(faults))
+            return
+        await self._save(
+            batch.moved("in_progress", self.store.wall_s(), num_lines=found.num_lines, models=found.models)
+        )
+
+    async def _work(self, identifier: str) -> None:
+        batch = self._batches[identifier]
+        answers = self._answers[identifier] = Answers(self.store, batch.output_id, batch.error_id)
+        try:
+            await answers.open()
+            try:
+                end = await self._until_end(batch, answers)
+                if end == "expired":
+                    await self._expire(batch, answers)
+            finally:
+                await answers.close()
+            await self._finish(identifier, end, answers)
+        finally:
+            del self._answers[identifier]
+
+    async def _until_end(self, batch: Batch, answers: Answers) -> str:
+        """Answer lines until all are answered, the batch is cancelled or its time is over; how it ended."""
+        if batch.status == "finalizing":
+            return "completed"
+        cancelled = asyncio.ensure_future(self._cancelled[batch.id].wait())
+        lines = asyncio.ensure_future(self._answer_all(batch, answers))
+        left_s = max(0.0, batch.expires_at - self.store.wall_s())
+        try:
+            done, _ = await asyncio.wait((cancelled, lines), timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            if cancelled in done:
+                return "cancelled"
+            if lines in done:
+                lines.result()
+                return "completed"
+            return "expired"
+        finally:
+            cancelled.cancel()
+            lines.cancel()
+            await asyncio.gather(cancelled, lines, return_exceptions=True)
+
+    async def _answer_all(self, batch: Batch, answers: Answers) -> None:
+        while not all(map(self._serves, batch.models)):  # another model is served since
+            await asyncio.sleep(1.0)
+        async with _group() as group:
+            lines = read_lines(self.store.content(batch.input_id), self._max_line_bytes)
+            while some := await asyncio.to_thread(_some, lines):
+                for line in some:
+                    if line.custom_id not in answers.done:
+                        await self._turn()
+                        group.create_task(self._answer(batch, line, answers))
+
+    async def _turn(self) -> None:
+        """Wait until a line may begin."""
+        async with self._turns:
+            while self._num_running >= self._most_running or self._is_busy:
+                self._freed.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_POLL_S):
+                        await self._freed.wait()
+            self._num_running += 1
+
+    @property
+    def _most_running(self) -> int:
+        ready = self._client.ready
+        return 0 if ready is None else ready.max_num_seqs or _ROWS
+
+    @property
+    def _is_busy(self) -> bool:
+        """Whether anything of others is open."""
+        return self._client.num_open > self._client.desk.num_open_of(CLIENT)
+
+    async def _answer(self, batch: Batch, line: Line, answers: Answers) -> None:
+        try:
+            fields = msgspec.json.decode(line.body, type=dict[str, msgspec.Raw])
+            body = msgspec.json.encode(fields | {"priority": _PRIORITY})
+            wait_s = _RETRY_S
+            while True:
+                status, told = await call(self._app, batch.endpoint, body, CLIENT, batch.owner)
+                if status not in _RETRIED:
+                    break
+                await asyncio.sleep(wait_s)
+                wait_s = min(_MOST_RETRY_S, 2 * wait_s)
+        finally:
+            self._num_running -= 1
+            self._freed.set()
+        name = self.store.new_id("batch_req").replace("-", "_", 1)
+        written = answered(name, line.custom_id, status, name, told)
+        await answers.put(line.custom_id, written, is_error=status != 200)
+
+    async def _expire(self, batch: Batch, answers: Answers) -> None:
+        """Say of each line that is left that it was not called."""
+        message = "This call could not be made before the completion window expired."
+        lines = read_lines(self.store.content(batch.input_id), self._max_line_bytes)
+        while some := await asyncio.to_thread(_some, lines):
+            for line in some:
+                if line.custom_id not in answers.done:
+                    name = self.store.new_id("batch_req").replace("-", "_", 1)
+                    told = unanswered(name, line.custom_id, "batch_expired", message)
+                    await answers.put(line.custom_id, told, is_error=True)
+
+    async def _finish(self, identifier: str, end: str, answers: Answers | None, **changes: object) -> None:
+        """Make files of what was answered, and end the batch."""
+        now = self.store.wall_s()
+        batch = self._batches[identifier]
+        if end == "completed" and batch.status != "finalizing":
+            batch = await self._save(batch.moved("finalizing", now))
+        sizes = [0, 0] if answers is None else answers.sizes
+        names = ("output", "errors")
+        for file_id, size, name in zip((batch.output_id, batch.error_id), sizes, names, strict=True):
+            if size:
+                record = FileRecord(
+                    id=file_id,
+                    owner=batch.owner,
+                    filename=f"{batch.id}_{name}.jsonl",
+                    purpose="batch_output",
+                    size_bytes=size,
+                    created_at=int(now),
+                    expires_at=int(now) + min(batch.kept_s, KEPT_S),
+                )
+                await self.store.add(record)
+        await self._save(
+            batch.moved(
+                end,
+                self.store.wall_s(),
+                num_completed=0 if answers is None else answers.num_completed,
+                num_failed=0 if answers is None else answers.num_failed,
+                has_output=bool(sizes[0]),
+                has_errors=bool(sizes[1]),
+                **changes,
+            )
+        )
+
+    async def _fail(self, identifier: str, faults: tuple[Fault, ...]) -> None:
+        _log.warning("Batch %s failed: %s", identifier, faults[0].message)
+        with contextlib.suppress(OSError):
+            batch = self._batches[identifier]
+            answers = Answers(self.store, batch.output_id, batch.error_id)
+            await answers.open()
+            await answers.close()
+            await self._finish(identifier, "failed", answers, faults=faults)
+
+    async def _save(self, batch: Batch) -> Batch:
+        await self.store.write_batch(batch.id, batch)
+        self._batches[batch.id] = batch
+        return batch
+
+    def _drop_old(self, now: int) -> None:
+        """Forget batches that have ended long ago, and the oldest where there are too many."""
+        ended = [batch for batch in self._batches.values() if batch.has_ended]
+        num_excess = len(self._batches) - MAX_BATCHES + 1
+        for number, batch in enumerate(ended):
+            if number < num_excess or batch.created_at + 2 * KEPT_S < now:
+                del self._batches[batch.id]
+                self.store.remove_batch(batch.id)
+
+
+def _some(lines: Iterator[Line]) -> list[Line]:
+    return list(itertools.islice(lines, _READ_AT_ONCE))
+
+
+@contextlib.asynccontextmanager
+async def _group():  # type: ignore[no-untyped-def]
+    """A TaskGroup that raises the first failure itself."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            yield group
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None

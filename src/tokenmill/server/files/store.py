@@ -1,0 +1,263 @@
+"""The folder of files and batches: what is in it is complete, and is there again after a crash.
+
+    lock                held by the one server that uses the folder
+    parts/ID            what is being uploaded
+    contents/ID         the bytes of a file, or of one that a batch is still writing
+    files/ID.json       a file's record; the file exists while this does
+    batches/ID.json     a batch's record
+
+A record is replaced as a whole: written beside, flushed to the disk, renamed. Contents come before the record that
+names them and go after it. What no record names is removed when the folder is opened. Folders have mode 0700, files
+0600.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, TypeVar
+
+import msgspec
+
+from ...core.errors import InvalidRequest, NotFound, Unavailable
+from ...core.units import GiB, MiB, format_bytes
+
+MAX_FILE_BYTES = 200 * MiB
+MAX_BYTES = 4 * GiB
+MAX_FILES = 10_000
+MAX_BATCHES = 10_000
+KEPT_S = 30 * 24 * 3600
+"""A file is deleted so long after it was made, unless it was to go earlier."""
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class FileRecord(msgspec.Struct, frozen=True):
+    """A file. owner: whose it is; times in seconds since the epoch."""
+
+    id: str
+    owner: str
+    filename: str
+    purpose: str
+    size_bytes: int
+    created_at: int
+    expires_at: int
+
+
+class FileStore:
+    """`open` it before use. Only the event loop calls; what touches the disk for long runs in threads.
+
+    new_id  as entropy.new_id
+    wall_s  seconds since the epoch
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        new_id: Callable[[str], str],
+        *,
+        max_bytes: int = MAX_BYTES,
+        max_files: int = MAX_FILES,
+        max_file_bytes: int = MAX_FILE_BYTES,
+        wall_s: Callable[[], float] = time.time,
+    ) -> None:
+        self._folder = Path(folder)
+        self.new_id = new_id
+        self.max_file_bytes = max_file_bytes
+        self._max_bytes = max_bytes
+        self._max_files = max_files
+        self.wall_s = wall_s
+        self._files: dict[str, FileRecord] = {}
+        self._lock: IO[bytes] | None = None
+        self._why_not = "The folder of files is not open."
+        self._num_reserved_bytes = 0
+        self._num_reserved = 0
+
+    # ---- the folder ----
+
+    @property
+    def is_open(self) -> bool:
+        return self._lock is not None
+
+    def open(self) -> bool:
+        """Take the folder; tells whether that went well. Otherwise `require_open` says why not."""
+        try:
+            for part in ("", "parts", "contents", "files", "batches"):
+                (self._folder / part).mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = os.fdopen(os.open(self._folder / "lock", os.O_CREAT | os.O_RDWR, 0o600), "rb")
+        except OSError as error:
+            self._why_not = f"The folder for files, {self._folder}, cannot be used: {error.strerror}."
+            return False
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.close()
+            self._why_not = (
+                f"Another server uses the folder for files, {self._folder}; give this one another with --files-dir."
+            )
+            return False
+        self._lock = lock
+        records = list(self._records("files", FileRecord))
+        self._files = {record.id: record for record in sorted(records, key=lambda each: (each.created_at, each.id))}
+        return True
+
+    def clean(self, written: set[str]) -> None:
+        """Remove contents that no record names. written: those that batches are still writing."""
+        for part in (self._folder / "parts").iterdir():
+            part.unlink()
+        for content in (self._folder / "contents").iterdir():
+            if content.name not in self._files and content.name not in written:
+                content.unlink()
+        for kind in ("files", "batches"):
+            for rest in (self._folder / kind).glob("*.new"):
+                rest.unlink()
+
+    def close(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def require_open(self) -> None:
+        """Raises Unavailable."""
+        if self._lock is None:
+            raise Unavailable(self._why_not)
+
+    # ---- files ----
+
+    def files(self, owner: str, purpose: str | None = None) -> list[FileRecord]:
+        """The owner's, the oldest first."""
+        self._drop_expired()
+        return [
+            each
+            for each in self._files.values()
+            if each.owner == owner and (purpose is None or each.purpose == purpose)
+        ]
+
+    def file(self, owner: str, identifier: str) -> FileRecord:
+        """Raises NotFound, for files of others too."""
+        self._drop_expired()
+        found = self._files.get(identifier)
+        if found is None or found.owner != owner:
+            raise NotFound(f"There is no file {identifier[:100]!r}.", param="file_id")
+        return found
+
+    def content(self, identifier: str) -> Path:
+        """Where the bytes of a file are."""
+        return self._folder / "contents" / identifier
+
+    def part(self, identifier: str) -> Path:
+        return self._folder / "parts" / identifier
+
+    @contextlib.contextmanager
+    def uploading(self) -> Iterator[Callable[[int], None]]:
+        """One file more, as long as the block lasts; what it gives is told how many bytes more it has. Raises
+        InvalidRequest."""
+        if len(self._files) + self._num_reserved >= self._max_files:
+            raise InvalidRequest(f"There are {len(self._files)} files here, as many as may be; delete some.")
+        size = 0
+
+        def grow(num_bytes: int) -> None:
+            nonlocal size
+            if size + num_bytes > self.max_file_bytes:
+                raise InvalidRequest(f"A file may have at most {format_bytes(self.max_file_bytes)}.", param="file")
+            self.require_room(num_bytes)
+            size += num_bytes
+            self._num_reserved_bytes += num_bytes
+
+        self._num_reserved += 1
+        try:
+            yield grow
+        finally:
+            self._num_reserved -= 1
+            self._num_reserved_bytes -= size
+
+    def require_room(self, num_bytes: int) -> None:
+        """Raises InvalidRequest."""
+        if self.num_bytes + num_bytes > self._max_bytes:
+            raise InvalidRequest(
+                f"The files here take all of the {format_bytes(self._max_bytes)} that they may; delete some."
+            )
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(each.size_bytes for each in self._files.values()) + self._num_reserved_bytes
+
+    def reserve(self, num_bytes: int) -> None:
+        """So many bytes more are, or less a negative number, in contents that batches write."""
+        self._num_reserved_bytes += num_bytes
+
+    async def add(self, record: FileRecord, part: Path | None = None) -> None:
+        """Make a file of what lies in `part`, or where its content is already. May be done again after a crash."""
+        content = self.content(record.id)
+
+        def keep() -> None:
+            if part is not None:
+                _flush(part)
+                os.replace(part, content)
+            else:
+                _flush(content)
+            _flush_folder(content.parent)
+            self._write("files", record.id, record)
+
+        await asyncio.to_thread(keep)
+        self._files[record.id] = record
+
+    async def delete(self, record: FileRecord) -> None:
+        self._files.pop(record.id, None)
+        await asyncio.to_thread(self._remove, record.id)
+
+    def _remove(self, identifier: str) -> None:
+        (self._folder / "files" / f"{identifier}.json").unlink(missing_ok=True)
+        self.content(identifier).unlink(missing_ok=True)
+
+    def _drop_expired(self) -> None:
+        now = self.wall_s()
+        for record in [each for each in self._files.values() if each.expires_at <= now]:
+            del self._files[record.id]
+            self._remove(record.id)
+
+    # ---- records ----
+
+    def batches(self, kind: type[T]) -> list[T]:
+        return list(self._records("batches", kind))
+
+    async def write_batch(self, identifier: str, record: msgspec.Struct) -> None:
+        await asyncio.to_thread(self._write, "batches", identifier, record)
+
+    def remove_batch(self, identifier: str) -> None:
+        (self._folder / "batches" / f"{identifier}.json").unlink(missing_ok=True)
+
+    def _records(self, folder: str, kind: type[T]) -> Iterator[T]:
+        for path in sorted((self._folder / folder).glob("*.json")):
+            try:
+                yield msgspec.json.decode(path.read_bytes(), type=kind)
+            except (msgspec.MsgspecError, OSError) as error:
+                raise InvalidRequest(
+                    f"{path} cannot be read: {error}. Remove it, or give another --files-dir."
+                ) from error
+
+    def _write(self, folder: str, identifier: str, record: msgspec.Struct) -> None:
+        path = self._folder / folder / f"{identifier}.json"
+        beside = path.with_suffix(".new")
+        with open(os.open(beside, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "wb") as file:
+            file.write(msgspec.json.encode(record))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+        _flush_folder(path.parent)
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+_flush_folder = _flush
