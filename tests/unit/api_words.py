@@ -131,7 +131,13 @@ CHAT = {
     "`content`, a string or text parts",
     "chat_template": "another Jinja template; only with `--trust-request-chat-template`",
     "chat_template_kwargs": "further variables of the template",
-    "reasoning_effort": "a variable of the template",
+    "reasoning_effort": "a variable of the template; `none` also sets `enable_thinking` to false there",
+    "include_reasoning": "false: reasoning is left out of the answer",
+    "separate_reasoning": "false: reasoning stays in the content, with its marks",
+    "reasoning_format": "`none`, the same; `auto`, `deepseek`",
+    "thinking_token_budget": "most tokens of reasoning; -1: any number",
+    "thinking_budget_tokens": "another name of it",
+    "reasoning_budget": "another name of it",
     "add_generation_prompt": "the prompt ends where the assistant begins to speak (default: unless "
     "`continue_final_message` is true)",
     "continue_final_message": "the last message is left open and continued",
@@ -139,8 +145,12 @@ CHAT = {
     "max_tokens": "its older name",
     "logprobs": "log probabilities of the answer's tokens",
     "top_logprobs": "with so many alternatives; needs `logprobs`",
-    "tools": "taken where `tool_choice` is `none`, and else refused: there are no tool calls",
-    "tool_choice": "`none`; `auto` where no tools are given",
+    "tools": "functions that the model may call, each with `name`, `description`, `parameters` (a JSON schema) and "
+    "`strict` ([how](tools.md))",
+    "tool_choice": "`auto`, `none`, `required`, or the function that must be called (default: `auto`)",
+    "parallel_tool_calls": "false: at most one call in an answer",
+    "functions": "the older form of `tools`",
+    "function_call": "the older form of `tool_choice`; the answer has a `function_call`",
 }
 COMPLETION = {
     "prompt": "a string, token ids, or an array of up to 1,024 of either",
@@ -185,6 +195,9 @@ TOKENIZE = {
             "messages",
             "tools",
             "tool_choice",
+            "parallel_tool_calls",
+            "functions",
+            "function_call",
             "chat_template",
             "chat_template_kwargs",
             "reasoning_effort",
@@ -211,6 +224,8 @@ KINDS = {
     "messages": "array of objects", "prompt": "string or array", "input": "string or array",
     "text_1": "string or array", "text_2": "string or array", "queries": "string or array",
     "documents": "string or array", "tool_choice": "string", "repeat_last_n": "integer", "tools": "array of objects",
+    "functions": "array of objects",
+    "function_call": "string or object",
     "stop_token_ids": "array of integers", "allowed_token_ids": "array of integers", "tokens": "array of integers",
     "dry_sequence_breakers": "array of strings", "include": "array of strings",
 } | api_messages.KINDS | api_ollama.KINDS  # fmt: skip

@@ -41,7 +41,14 @@ VLLM: list[tuple[str, dict[str, Any] | str]] = [
         "vllm serve NousResearch/Hermes-2-Pro-Llama-3-8B --enable-auto-tool-choice --tool-call-parser hermes",
         {"model": "NousResearch/Hermes-2-Pro-Llama-3-8B"},
     ),
-    ("vllm serve deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B --reasoning-parser deepseek_r1", "--reasoning-parser"),
+    (
+        "vllm serve deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B --reasoning-parser deepseek_r1",
+        {"reasoning_parser": "deepseek_r1"},
+    ),
+    (
+        "vllm serve Qwen/Qwen3-0.6B --enable-auto-tool-choice --tool-call-parser hermes",
+        {"tool_call_parser": "hermes"},
+    ),
     (
         "vllm serve meta-llama/Llama-3.2-3B-Instruct --enable-lora --lora-modules sql-lora=/adapters/sql --max-loras 2",
         {"enable_lora": True, "lora_modules": [("sql-lora", "/adapters/sql")], "max_loras": 2},

@@ -11,6 +11,7 @@ from tokenmill.core.request import EXPORT, IMPORT
 from tokenmill.server.fields import parse_object
 from tokenmill.server.openai import Rules, parse_chat, parse_completion
 from tokenmill.server.tokenizing import parse_detokenize, parse_tokenize
+from tokenmill.text.speech import Speech
 
 RULES = Rules(vocab_size=100, defaults={"temperature": 0.5, "top_k": 7})
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
@@ -46,8 +47,11 @@ BAD_CHAT: list[tuple[str, Any]] = [
     ("messages", [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]),
     ("messages", [{"role": "user", "content": [{"type": "text", "text": 5}]}]),
     ("max_completion_tokens", 0), ("max_completion_tokens", "x"), ("logprobs", 3), ("top_logprobs", 21),
-    ("top_logprobs", 3), ("tools", [{"type": "function", "function": {"name": "f"}}]), ("tool_choice", "required"),
-    ("tool_choice", {"type": "function", "function": {"name": "f"}}), ("functions", [{"name": "f"}]), ("echo", True),
+    ("top_logprobs", 3), ("tools", [{"type": "function", "function": {"name": ""}}]), ("tool_choice", "required"),
+    ("tool_choice", {"type": "function", "function": {"name": "f"}}), ("functions", [{"name": "f g"}]),
+    ("function_call", {"name": "f"}),
+    ("reasoning_budget", 5), ("reasoning_format", "x"), ("parallel_tool_calls", 1), ("include_reasoning", "no"),
+    ("echo", True),
     ("audio", {"voice": "x"}), ("modalities", ["text", "audio"]), ("documents", [{"text": "x"}]),
     ("web_search_options", {}), ("verbosity", "low"), ("chat_template", "x"), ("chat_template_kwargs", []),
     ("chat_template_kwargs", {"messages": []}), ("reasoning_effort", 3), ("add_generation_prompt", "x"),
@@ -196,10 +200,12 @@ def test_what_is_no_json_object_is_refused(body: bytes) -> None:
 def test_history_of_an_assistant_may_lack_content() -> None:
     """As OpenAI's clients send it back: with calls of tools, or with nothing."""
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-    history = [{"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "assistant"}]
-    found, _ = parse_chat({"messages": [*history, {"role": "user", "content": "x"}]}, Rules(100))
+    result = {"role": "tool", "tool_call_id": "1", "content": "ok"}
+    history = [{"role": "assistant", "content": None, "tool_calls": [call]}, result, {"role": "assistant"}]
+    rules = Rules(100, speech=Speech("hermes", True))
+    found, _ = parse_chat({"messages": [*history, {"role": "user", "content": "x"}]}, rules)
     assert found.conversation is not None
-    assert [message["content"] for message in found.conversation.messages] == [None, None, "x"]
+    assert [message["content"] for message in found.conversation.messages] == [None, "ok", None, "x"]
     with pytest.raises(InvalidRequest, match=r"messages\[0\].content"):
         parse_chat({"messages": [{"role": "user", "content": None}]}, Rules(100))
 
@@ -210,7 +216,9 @@ def test_tokenize_reads_what_chat_reads() -> None:
     with pytest.raises(InvalidRequest) as caught:
         parse_tokenize(conversation | {"tools": [{"type": "function"}]}, RULES)
     assert caught.value.param == "tools"
-    assert parse_tokenize(conversation | {"tools": [{}], "tool_choice": "none"}, RULES)[1] == []
+    tools = {"tools": [{"type": "function", "function": {"name": "f"}}]}
+    call, unknown = parse_tokenize(conversation | tools, RULES)
+    assert call.conversation == parse_chat(conversation | tools, RULES)[0].conversation and unknown == []
 
 
 def test_unknown_fields_of_tokenize_and_detokenize_are_told() -> None:

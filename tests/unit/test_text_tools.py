@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tokenmill.core.errors import ConfigError
 from tokenmill.text.parts import CallArguments, CallStart, Content, Parser
-from tokenmill.text.reasoning import REASONING, is_open
+from tokenmill.text.reasoning import REASONING, ReasoningUse, is_open
 from tokenmill.text.speech import Speech, make_speech
 from tokenmill.text.tools.families import FAMILIES, family_of
 from tokenmill.text.tools.use import ToolUse
@@ -134,7 +134,7 @@ def test_ids_differ_by_call_and_request_and_are_the_same_again() -> None:
 def test_no_parser_where_there_is_nothing_to_take_apart() -> None:
     assert speech().parser(None, "r") is None
     assert speech().parser(ToolUse(TOOLS, "none"), "r") is None
-    assert speech("hermes", "think").parser(None, "r", reasons=False) is None
+    assert speech("hermes", "think").parser(None, "r", reasoning=ReasoningUse(is_separate=False)) is None
 
 
 def test_long_arguments_take_time_in_proportion() -> None:

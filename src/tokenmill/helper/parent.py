@@ -64,7 +64,9 @@ def materials(text: TextModel, *, trust_templates: bool = False, allow_special: 
     """What a helper needs of a model. allow_special: special tokens that messages spell count as such."""
     specials = () if allow_special else tuple(text.tokenizer.special_texts())
     return Materials(
-        text.chat, specials, Rules(text.tokenizer.vocab_size, text.sampling_defaults, trust_templates, text.fim)
+        text.chat,
+        specials,
+        Rules(text.tokenizer.vocab_size, text.sampling_defaults, trust_templates, text.fim, text.speech),
     )
 
 

@@ -33,8 +33,9 @@ _GPU = "all of a model is computed on the CPU"
 _MEMORY = "--kv-cache-memory-bytes sizes the KV pool, and there is no other memory to share out"
 _GRAPHS = "there is nothing to compile or to capture"
 _IMAGES = "images, audio and video are not read"
-_TOOLS = "tool calls are not supported: requests that bring tools are refused"
-_THOUGHTS = "thoughts stay in the answer's text; leave it out"
+_TOOLS = "it is always so"
+_PLUGINS = "name one of the parsers that are here, by --tool-call-parser and --reasoning-parser"
+_THOUGHTS = "give --reasoning-parser none to leave thoughts in the text"
 _CONSTRAINED = "constrained output is not supported"
 _DRAFTS = "nothing is drafted, and answers would be the same"
 _FILES = "a model is computed as its own files say; leave it out, or change the files"
@@ -178,10 +179,8 @@ GROUPS: tuple[Group, ...] = (
     ),
     Group(0, "--spec-default", _DRAFTS),
     # vLLM: the API
-    Group(0, "--enable-auto-tool-choice --exclude-tools-when-tool-choice-none", _TOOLS),
-    Group(1, "--tool-call-parser --tool-parser-plugin --tool-server", _TOOLS),
-    Group(1, "--reasoning-parser --reasoning-parser-plugin", _THOUGHTS, refused=True),
-    Group(0, "--enable-reasoning", _THOUGHTS, refused=True),
+    Group(0, "--enable-auto-tool-choice --exclude-tools-when-tool-choice-none --enable-reasoning", _TOOLS),
+    Group(1, "--tool-parser-plugin --reasoning-parser-plugin --tool-server", _PLUGINS, refused=True),
     Group(1, "--structured-outputs-config --guided-decoding-backend", _CONSTRAINED + ": requests for it are refused"),
     Group(
         1,

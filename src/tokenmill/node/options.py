@@ -186,6 +186,18 @@ class TextOptions:
     chat_template: str | None = option(
         None, "Jinja2 template to use instead of the model's own, or the template itself", metavar="FILE"
     )
+    tool_call_parser: str = option(
+        "auto",
+        "family of models in whose form calls of tools are read: auto, what the chat template shows, or one of"
+        " hermes, llama3_json, mistral, granite, deepseek_v3, ... (default: auto)",
+        metavar="NAME",
+    )
+    reasoning_parser: str = option(
+        "auto",
+        "how reasoning is told from answers: auto, what the chat template shows, none, or one of think, mistral,"
+        " granite, seed_oss (default: auto)",
+        metavar="NAME",
+    )
     allow_special_in_content: bool = option(
         False, "special tokens that messages spell count as such (default: they are plain text)"
     )

@@ -16,7 +16,12 @@ from .sampling import SamplingChoice, choose_sampling
 def load_text_model(checkpoint: Checkpoint, options: TextOptions) -> tuple[TextModel, SamplingChoice]:
     """And why it samples as it does. Raises ConfigError and BadCheckpoint."""
     sampling = choose_sampling(checkpoint, options)
-    text = load_text(checkpoint, _read_template(options.chat_template))
+    text = load_text(
+        checkpoint,
+        _read_template(options.chat_template),
+        tool_parser=options.tool_call_parser,
+        reasoning_parser=options.reasoning_parser,
+    )
     return replace(text, sampling_defaults=sampling.defaults), sampling
 
 

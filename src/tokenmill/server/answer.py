@@ -59,12 +59,16 @@ class Answer:
         num_prompt = sum(len(prompt.tokens) for prompt in self.prompts)
         num_output = 0 if self.call.score_only else sum(choice.num_tokens for choice in self.choices)
         num_cached = sum(choice.num_cached for choice in self.choices[:: self.call.sampling.n])
-        return {
+        usage: dict[str, Any] = {
             "prompt_tokens": num_prompt,
             "completion_tokens": num_output,
             "total_tokens": num_prompt + num_output,
             "prompt_tokens_details": {"cached_tokens": num_cached},
         }
+        if any(choice.reasons for choice in self.choices):
+            num_thought = sum(choice.num_reasoning_tokens for choice in self.choices)
+            usage["completion_tokens_details"] = {"reasoning_tokens": num_thought}
+        return usage
 
     def logprobs(self, choice: Choice, entries: Sequence[TokenLogprob | int]) -> Work[msgspec.Raw | None]:
         """choices[].logprobs for the next tokens of a choice; null where the call wants none."""

@@ -31,6 +31,7 @@ from .logprobs import TokenNames
 from .openai import Call, Rules
 from .reading import read_call
 from .shape import Shape
+from .speaking import parser_of
 from .stream import EventStream, WholeReply
 from .tokens import Encoder, prompt_text, text_call
 
@@ -64,7 +65,9 @@ class Generation:
         self.encoder = Encoder(text, helper)
         self.limits = Limits(config, client, clock)
         self._new_seed = new_seed
-        self._rules = Rules(text.tokenizer.vocab_size, text.sampling_defaults, config.allow_chat_template, text.fim)
+        self._rules = Rules(
+            text.tokenizer.vocab_size, text.sampling_defaults, config.allow_chat_template, text.fim, text.speech
+        )
         self._logged_fields: set[str] = set()
 
     @property
@@ -124,7 +127,7 @@ class Generation:
             new_seed=self._new_seed,
         )
         self.limits.admit(newcomer(caller.name, requests))
-        tokenizer = self.text.tokenizer
+        tokenizer, speech = self.text.tokenizer, self.text.speech
         skip_special = call.sampling.skip_special_tokens
         answer = Answer(
             id=f"{prefix}-{given_id}" if given_id else root_id,
@@ -133,7 +136,10 @@ class Generation:
             fingerprint=fingerprint(ready, digest),
             call=call,
             prompts=prompts,
-            choices=[Choice(index, each, tokenizer) for index, each in enumerate(requests)],
+            choices=[
+                Choice(index, each, tokenizer, parser_of(call, speech, prompts[0].text, each.id), speech.shown)
+                for index, each in enumerate(requests)
+            ],
             names=TokenNames(tokenizer, as_ids=call.tokens_as_ids),
             echoes=[prompt_text(self.text, prompt, skip_special) for prompt in prompts] if call.echo else (),
         )

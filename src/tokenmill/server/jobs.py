@@ -76,6 +76,7 @@ class Render(msgspec.Struct, tag=True, frozen=True):
     messages: tuple[dict[str, Any], ...]
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    tools: tuple[dict[str, Any], ...] = ()
     extra: dict[str, Any] = {}
     template: str | None = None
     param: str | None = "messages"
@@ -220,6 +221,7 @@ class Jobs:
                 job.messages,
                 add_generation_prompt=job.add_generation_prompt,
                 continue_final_message=job.continue_final_message,
+                tools=job.tools,
                 extra=job.extra,
             )
 
@@ -231,7 +233,7 @@ class Jobs:
         if conversation is not None:
             check_template(self._materials.chat, conversation)
             rendered = self._render(render_job(conversation))
-            call = replace(call, conversation=Conversation(messages=()))
+            call = replace(call, conversation=_last_of(conversation))
         prompts = [
             prompt if isinstance(prompt, str) else _fit(self._known_ids(prompt, call), call, job.room).tobytes()
             for prompt in getattr(call, field)
@@ -323,11 +325,18 @@ def unpack_ids(ids: bytes) -> tuple[int, ...]:
     return tuple(array("i", ids))
 
 
+def _last_of(conversation: Conversation) -> Conversation:
+    """What is needed of a conversation once it is rendered: the message that the answer goes on with, if it does."""
+    proceeds = conversation.continue_final_message
+    return Conversation(messages=conversation.messages[-1:] if proceeds else (), continue_final_message=proceeds)
+
+
 def render_job(conversation: Conversation) -> Render:
     return Render(
         conversation.messages,
         conversation.add_generation_prompt,
         conversation.continue_final_message,
+        conversation.tools,
         conversation.extra,
         conversation.template,
     )

@@ -7,45 +7,27 @@ handed back, so that the caller can log each once).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..core.errors import InvalidRequest
 from ..core.request import DRY_BREAKERS, EXPORT, IMPORT, MAX_CHOICES, MAX_LOGPROBS, MAX_STOP_TOKENS, SamplingParams
-from ..text.fim import FimTokens
+from ..text.reasoning import ReasoningUse
 from ..text.standins import Rendered
-from .fields import Fields, kind_name
+from ..text.tools.use import ToolUse
+from .conversations import Conversation as Conversation
+from .conversations import parse_conversation as parse_conversation
+from .fields import Fields
 from .other_fields import CHAT, COMPLETION, check, rename
 from .prompts import Mixed, Prompt, parse_prompts, token_ids
+from .rules import Rules as Rules
+from .thinking import read_reasoning
+from .tooling import FUNCTION_CALL, read_tools
 
 MAX_TOKENS_DEFAULT = 16
 """Of /v1/completions; a chat answer may use the rest of the context."""
 
 _INT64 = 2**63
-_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """What the model and the settings add to validation. `defaults`: the model's own sampling parameters. `fim`: its
-    marks around a gap."""
-
-    vocab_size: int
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    allow_chat_template: bool = False
-    fim: FimTokens | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Conversation:
-    """A chat to be rendered by the model's template, or by `template` where one is given."""
-
-    messages: tuple[dict[str, Any], ...]
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    template: str | None = None
-    extra: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +45,8 @@ class Call:
     prefix            tokens before those of the conversation: an earlier one's
     infill            a prompt of text and special tokens, instead of `prompts`
     usual_tokens      most tokens where nobody says how many; None: what the context has room for
+    tool_use          the tools that the answer may call; None: no tools
+    reasoning         what becomes of what the model thinks before it answers
     named             what the caller calls the prompt, "": `prompt` or `messages`
     fits_room         max_tokens is a bound: where the context has less room, the answer is cut there and not refused
     extras            what another API's shape needs of the body: JSON data
@@ -91,6 +75,8 @@ class Call:
     prefix: tuple[int, ...] = ()
     infill: Rendered | None = None
     usual_tokens: int | None = None
+    tool_use: ToolUse | None = None
+    reasoning: ReasoningUse = field(default_factory=ReasoningUse)
     named: str = ""
     fits_room: bool = False
     extras: dict[str, Any] = field(default_factory=dict)
@@ -134,7 +120,8 @@ def parse_chat(body: dict[str, Any], rules: Rules) -> tuple[Call, list[str]]:
     """(the call, the names of unknown fields). Raises InvalidRequest naming the field."""
     fields = Fields(rename(body))
     check(fields, CHAT)
-    conversation = parse_conversation(fields, rules)
+    tools = read_tools(fields)
+    conversation = parse_conversation(fields, rules, tools.shown)
     top = fields.integer("top_logprobs", 0, MAX_LOGPROBS)
     wanted = bool(fields.flag("logprobs"))
     if top and not wanted:
@@ -147,75 +134,15 @@ def parse_chat(body: dict[str, Any], rules: Rules) -> tuple[Call, list[str]]:
     call = Call(
         sampling=_sampling(fields, rules, max_tokens, (top or 0) if wanted else None, prompt_logprobs),
         conversation=conversation,
+        tool_use=tools.use,
+        reasoning=read_reasoning(fields, rules.speech),
+        extras={FUNCTION_CALL: True} if tools.is_old else {},
         limit_field=limit_field,
         prompt_logprobs=prompt_logprobs,
         add_special_tokens=_or(fields.flag("add_special_tokens"), False),
         **_common(fields, prompt_logprobs),
     )
     return call, fields.unread()
-
-
-def parse_conversation(fields: Fields, rules: Rules) -> Conversation:
-    """`messages` and what steers the template."""
-    _refuse_tools(fields)
-    messages = fields.any("messages")
-    if not isinstance(messages, list) or not messages:
-        got = "an empty array" if messages == [] else kind_name(messages)
-        raise InvalidRequest(f"messages must be an array of at least one message, got {got}.", param="messages")
-    template = fields.text("chat_template")
-    if template is not None and not rules.allow_chat_template:
-        raise InvalidRequest(
-            "chat_template is not allowed here; the server takes it with --trust-request-chat-template.",
-            param="chat_template",
-        )
-    extra = dict(fields.object("chat_template_kwargs") or {})
-    for name in ("messages", "tools", "add_generation_prompt", "continue_final_message", "bos_token", "eos_token"):
-        if name in extra:
-            raise InvalidRequest(f"chat_template_kwargs must not hold {name!r}.", param="chat_template_kwargs")
-    effort = fields.text("reasoning_effort")
-    if effort is not None:
-        extra.setdefault("reasoning_effort", effort)
-    generate = fields.flag("add_generation_prompt")
-    proceed = bool(fields.flag("continue_final_message"))
-    if proceed and generate:
-        raise InvalidRequest(
-            "continue_final_message and add_generation_prompt cannot both be true.", param="continue_final_message"
-        )
-    return Conversation(
-        messages=tuple(_message(number, message) for number, message in enumerate(messages)),
-        add_generation_prompt=_or(generate, not proceed),
-        continue_final_message=proceed,
-        template=template,
-        extra=extra,
-    )
-
-
-def _message(number: int, message: Any) -> dict[str, Any]:
-    where = f"messages[{number}]"
-    if not isinstance(message, dict):
-        raise InvalidRequest(f"{where} must be an object, got {kind_name(message)}.", param="messages")
-    role = message.get("role")
-    if role not in _ROLES:
-        raise InvalidRequest(f"{where}.role must be one of {', '.join(_ROLES)}.", param="messages")
-    content = message.get("content")
-    if isinstance(content, list):
-        content = [_part(f"{where}.content[{index}]", part) for index, part in enumerate(content)]
-    elif content is None and role == "assistant":
-        pass
-    elif not isinstance(content, str):
-        raise InvalidRequest(
-            f"{where}.content must be a string or an array of text parts, got {kind_name(content)}.", param="messages"
-        )
-    return message | {"role": "system" if role == "developer" else role, "content": content}
-
-
-def _part(where: str, part: Any) -> dict[str, str]:
-    kind = part.get("type") if isinstance(part, dict) else None
-    if kind != "text":
-        raise InvalidRequest(f"{where} must be a text part; this model takes no other input.", param="messages")
-    if not isinstance(part.get("text"), str):
-        raise InvalidRequest(f"{where}.text must be a string, got {kind_name(part.get('text'))}.", param="messages")
-    return {"type": "text", "text": part["text"]}
 
 
 def _sampling(
@@ -316,17 +243,6 @@ def _handoff(fields: Fields, stream: bool) -> str:
         message = "kv_transfer_params.do_remote_decode is not available while streaming: the body says what was saved."
         raise InvalidRequest(message, param="kv_transfer_params")
     return EXPORT if does_export else IMPORT if does_import else ""
-
-
-def _refuse_tools(fields: Fields) -> None:
-    """Tools may be listed where the caller forbids their use; anything else would need tool calls in the answer."""
-    tools, choice = fields.array("tools"), fields.any("tool_choice")
-    if choice not in (None, "none", "auto"):
-        raise InvalidRequest(
-            "tool_choice may only be 'none' or 'auto': tool calls are not supported.", param="tool_choice"
-        )
-    if tools and choice != "none":
-        raise InvalidRequest("tools are not supported by this server; leave them out.", param="tools")
 
 
 def _stops(fields: Fields) -> tuple[str, ...]:

@@ -60,7 +60,6 @@ _GENERATION: Table = {
     "safety_identifier": _ACCOUNT,
     "prompt_cache_key": _CACHE,
     "prompt_cache_retention": _CACHE,
-    "parallel_tool_calls": Ignored("there are no tool calls"),
     "prediction": Ignored("it is a hint for speed"),
     "response_format": Refused(({"type": "text"},)),
     # vLLM
@@ -75,7 +74,6 @@ _GENERATION: Table = {
     "guided_decoding_backend": Ignored("constraints themselves are refused"),
     "guided_whitespace_pattern": Ignored("constraints themselves are refused"),
     "structural_tag": Refused(),
-    "thinking_token_budget": Refused(),
     "repetition_detection": Refused(),
     "return_prompt_text": Refused((False,)),
     "ec_transfer_params": Refused(),
@@ -83,7 +81,6 @@ _GENERATION: Table = {
     "extra_args": Refused(({},)),
     "detokenize": Refused((True,), "return_token_ids gives ids beside the text"),
     "stream_interval": Ignored("what is ready is sent"),
-    "include_reasoning": _SHAPE,
     "length_penalty": Ignored("it belongs to beam search, which is refused"),
     "early_stopping": Ignored("it belongs to beam search, which is refused"),
     "spaces_between_special_tokens": Ignored("text is decoded as one string"),
@@ -156,7 +153,6 @@ _GENERATION: Table = {
     "bootstrap_room": Refused(),
     "data_parallel_rank": Ignored("there is one engine"),
     "rid": Ignored("request_id is the name of a call"),
-    "separate_reasoning": _SHAPE,
     "stream_reasoning": _SHAPE,
     # text-generation-inference, text-generation-webui and others
     "parameters": Refused(({},), "give its settings beside the prompt"),
@@ -191,7 +187,13 @@ _GENERATION: Table = {
     "grammar_string": Refused(("",)),
 }
 
+_NO_TOOLS = Ignored("a completion calls no tools")
+
 COMPLETION: Table = _GENERATION | {
+    "parallel_tool_calls": _NO_TOOLS,
+    "include_reasoning": _SHAPE,
+    "separate_reasoning": _SHAPE,
+    "thinking_token_budget": Refused((), "use /v1/chat/completions"),
     "inputs": Refused((), "give prompt"),
     "raw": Ignored("a prompt is taken as it is"),
     "return_full_text": Refused((False,), "give echo"),
@@ -207,8 +209,6 @@ CHAT: Table = _GENERATION | {
     "inputs": Refused((), "give messages"),
     "raw": Refused((False,), "give /v1/completions the whole prompt"),
     "return_full_text": Refused((False,)),
-    "functions": Refused(([],)),
-    "function_call": Refused(("none", "auto")),
     "audio": Refused(),
     "modalities": Refused((["text"],)),
     "documents": Refused(([],)),
@@ -219,11 +219,8 @@ CHAT: Table = _GENERATION | {
     "think": Refused((), _KWARGS),
     "thinking": Refused((), _KWARGS),
     "enable_thinking": Refused((), _KWARGS),
-    "reasoning_format": Refused(("none", "auto")),
-    "reasoning_budget": Refused((-1,)),
-    "thinking_budget_tokens": Refused((-1,)),
     "thinking_forced_open": Refused((False,)),
-    "parse_tool_calls": Ignored("there are no tool calls"),
+    "parse_tool_calls": Refused((True,), "give tool_choice 'none'"),
     "system": Refused(("",), "give a message with the role system"),
     "template": Refused(("",), "give chat_template"),
     "prefill_assistant": Refused((False,), "give continue_final_message"),

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from ..core.errors import TokenmillError
+from ..core.events import FINISH_STOP
 from ..core.request import EXPORT
 from ..core.step import TokenLogprob
 from ..text.choice import Choice, Piece
@@ -19,6 +20,8 @@ from .answer import Answer
 from .errors import describe
 from .logprobs import prompt_logprobs
 from .pieces import Work
+from .spoken import delta_of, message_of
+from .tooling import FUNCTION_CALL
 
 _encode = msgspec.json.Encoder().encode
 _PREFIX, _END = b"data: ", b"\n\n"
@@ -69,17 +72,23 @@ def _whole_choice(answer: Answer, choice: Choice, pieces: Sequence[Piece]) -> Wo
         entries = [*answer.echo_entries(choice), *entries]
     body: dict[str, Any] = {"index": choice.index}
     if answer.is_chat:
-        body["message"] = {"role": "assistant", "content": text, "refusal": None}
+        body["message"] = message_of(choice, shown, is_old=FUNCTION_CALL in call.extras)
     else:
         body["text"] = text
     body["logprobs"] = yield from answer.logprobs(choice, entries)
-    body["finish_reason"] = shown[-1].finish_reason
+    body["finish_reason"] = _finish_reason(answer, choice, shown[-1])
     body["stop_reason"] = shown[-1].stop_reason
     if call.return_token_ids:
         body["token_ids"] = [token for piece in shown for token in piece.tokens]
     if not answer.is_chat:
         body |= yield from _prompt_extras(answer, choice)
     return body
+
+
+def _finish_reason(answer: Answer, choice: Choice, piece: Piece) -> str | None:
+    if piece.finish_reason != FINISH_STOP or not choice.has_calls:
+        return piece.finish_reason
+    return "function_call" if FUNCTION_CALL in answer.call.extras else "tool_calls"
 
 
 def _prompt_extras(answer: Answer, choice: Choice) -> Work[dict[str, Any]]:
@@ -106,6 +115,7 @@ class Chunks:
             and not (call.continuous_usage or call.return_token_ids or call.score_only or call.echo)
             and all(choice.parser is None for choice in answer.choices)
         )
+        self._shows_tokens = call.sampling.logprobs is not None or call.return_token_ids or call.continuous_usage
         head = _PREFIX + _encode(answer.head(self._kind))[:-1] + b',"choices":[{"index":'
         text = b',"delta":{"content":' if answer.is_chat else b',"text":'
         self._unechoed = set(range(len(answer.choices))) if call.echo else set()
@@ -148,15 +158,16 @@ class Chunks:
 
     def _piece(self, choice: Choice, piece: Piece) -> Work[bytes]:
         answer = self._answer
-        if not (piece.text or piece.tokens or piece.finish_reason):
+        says_more = bool(piece.tokens) and (piece.parsed is None or self._shows_tokens)
+        if not (piece.parts or says_more or piece.finish_reason):
             return b""
         body: dict[str, Any] = {"index": choice.index}
         if answer.is_chat:
-            body["delta"] = {"content": piece.text} if piece.text else {}
+            body["delta"] = delta_of(piece.parts, is_old=FUNCTION_CALL in answer.call.extras)
         else:
             body["text"] = piece.text
         body["logprobs"] = (yield from answer.logprobs(choice, piece.logprobs)) if piece.tokens else None
-        body["finish_reason"] = piece.finish_reason
+        body["finish_reason"] = _finish_reason(answer, choice, piece)
         if piece.finish_reason is not None:
             body["stop_reason"] = piece.stop_reason
         if answer.call.return_token_ids:

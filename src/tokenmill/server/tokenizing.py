@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.errors import InvalidRequest
+from .conversations import Conversation, parse_conversation
 from .fields import Fields
-from .openai import Conversation, Rules, parse_conversation
 from .prompts import Prompt, token_ids
+from .rules import Rules
+from .tooling import read_tools
 
 MAX_TOKENIZE_CHARS = 1 << 22
 MAX_DETOKENIZE_TOKENS = 100_000
@@ -37,7 +39,9 @@ def parse_tokenize(body: dict[str, Any], rules: Rules) -> tuple[TokenizeCall, li
     """vLLM's: {"prompt"} or {"messages"}, "add_special_tokens", "return_token_strs". What to do and the names of
     unknown fields. Raises InvalidRequest naming the field."""
     fields = Fields(body)
-    conversation = None if fields.any("messages") is None else parse_conversation(fields, rules)
+    conversation = (
+        None if fields.any("messages") is None else parse_conversation(fields, rules, read_tools(fields).shown)
+    )
     prompt = None if conversation else fields.text("prompt")
     if conversation is None and prompt is None:
         raise fields.wrong("prompt", "a string")

@@ -72,6 +72,7 @@ class Renderer:
         self._takes_strings: bool | None = None
         self._takes_parts: bool | None = None
         self._takes_null: bool | None = None
+        self._takes_objects: bool | None = None
 
     def render(
         self,
@@ -129,6 +130,8 @@ class Renderer:
         """A copy of the message with its content in the form the template reads: a string, or a list of parts."""
         if not isinstance(message, Mapping):
             raise InvalidRequest(f"messages[{index}] must be an object.", param="messages")
+        if message.get("tool_calls") and not self._reads_objects():
+            message = {**message, "tool_calls": [_with_text(call) for call in message["tool_calls"]]}
         content = message.get("content")
         if isinstance(content, list):
             texts = [_part_text(index, part) for part in content]
@@ -157,19 +160,37 @@ class Renderer:
     def _reads_null(self) -> bool:
         """Whether the template knows calls of tools without content, rather than failing or printing None."""
         if self._takes_null is None:
-            function = {"name": "f", "arguments": {}}
-            call = {"id": "call00000", "type": "function", "function": function}
-            history: list[dict[str, Any]] = [
-                {"role": "user", "content": _PROBE},
-                {"role": "assistant", "content": None, "tool_calls": [call]},
-            ]
-            try:
-                prompt = self._try(history)
-            except InvalidRequest:
-                self._takes_null = False
-            else:
-                self._takes_null = "None" not in prompt
+            prompt = self._try_call(None, {} if self._reads_objects() else "{}")
+            self._takes_null = prompt is not None and "None" not in prompt
         return self._takes_null
+
+    def _reads_objects(self) -> bool:
+        """Whether the template writes the arguments of calls as JSON itself. Some are made for arguments that are text
+        already: they fail, or print an object as Python would."""
+        if self._takes_objects is None:
+            self._takes_objects = True
+            for content in (None, ""):
+                prompt = self._try_call(content, {_PROBE: 1})
+                if prompt is not None and _PROBE in prompt:
+                    self._takes_objects = f"'{_PROBE}'" not in prompt
+                    break
+                prompt = self._try_call(content, json.dumps({_PROBE: 1}, ensure_ascii=False))
+                if prompt is not None and _PROBE in prompt:
+                    self._takes_objects = False
+                    break
+        return self._takes_objects
+
+    def _try_call(self, content: str | None, arguments: Any) -> str | None:
+        """A conversation with a call of a tool; None where that cannot be rendered."""
+        call = {"id": "call00000", "type": "function", "function": {"name": "f", "arguments": arguments}}
+        history: list[dict[str, Any]] = [
+            {"role": "user", "content": "x"},
+            {"role": "assistant", "content": content, "tool_calls": [call]},
+        ]
+        try:
+            return self._try(history)
+        except InvalidRequest:
+            return None
 
     def _shows(self, content: Any) -> bool:
         try:
@@ -177,6 +198,14 @@ class Renderer:
         except InvalidRequest:
             return False
         return _PROBE in prompt and f"'{_PROBE}'" not in prompt and f'"{_PROBE}"' not in prompt
+
+
+def _with_text(call: Any) -> Any:
+    """The call with its arguments as JSON text."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or isinstance(function.get("arguments"), str):
+        return call
+    return {**call, "function": {**function, "arguments": json.dumps(function.get("arguments"), ensure_ascii=False)}}
 
 
 def _part_text(index: int, part: Any) -> str:

@@ -12,6 +12,7 @@ from ..core.request import Request
 from ..core.step import TokenLogprob
 from .detokenize import Detokenizer
 from .parts import CallStart, Content, Parser, Part
+from .reasoning import ReasoningParser
 from .stops import StopMatcher
 from .tokenizer import Tokenizer
 
@@ -61,13 +62,15 @@ class Piece:
 class Choice:
     """The state of one choice. `parser` takes its text apart; without one all of it is content. `has_calls`: a call of
     a tool has begun. `num_tokens` counts up to and including the token that completed a stop string, and the stop
-    token; what the engine drew beyond a stop string is dropped here and never shows. `timing`: when the engine began
+    token; what the engine drew beyond a stop string is dropped here and never shows. `shown`: special tokens that the
+    parser must see. `timing`: when the engine began
     with it and with its output, as far as is known."""
 
     index: int
     request: Request
     tokenizer: Tokenizer
     parser: Parser | None = None
+    shown: frozenset[int] = frozenset()
     has_calls: bool = False
     num_tokens: int = 0
     num_cached: int = 0
@@ -77,10 +80,16 @@ class Choice:
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     _detokenizer: Detokenizer = field(init=False)
     _stops: StopMatcher | None = field(init=False)
+    _thinker: ReasoningParser | None = field(init=False)
+    _num_thought: int = 0
+    _parts: list[Part] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         sampling = self.request.sampling
-        self._detokenizer = Detokenizer(self.tokenizer, skip_special=sampling.skip_special_tokens)
+        self._detokenizer = Detokenizer(
+            self.tokenizer, skip_special=sampling.skip_special_tokens, shown=self.shown if self.parser else frozenset()
+        )
+        self._thinker = self.parser if isinstance(self.parser, ReasoningParser) else None
         self._stops = StopMatcher(sampling.stop, include=sampling.include_stop_str_in_output) if sampling.stop else None
 
     def push(self, delta: Produced) -> Piece:
@@ -95,19 +104,40 @@ class Choice:
             self._end(piece, delta)
         self.is_finished = piece.finish_reason is not None
         if self.parser is not None:
-            piece.parsed = self._parse(self.parser, piece.text)
+            if self.is_finished:
+                self._parts += self.parser.end()
+            piece.parsed, self._parts = self._parts, []
+            self.has_calls = self.has_calls or any(isinstance(part, CallStart) for part in piece.parsed)
         return piece
 
-    def _parse(self, parser: Parser, text: str) -> list[Part]:
-        parts = parser.push(text) if text else []
-        if self.is_finished:
-            parts = [*parts, *parser.end()]
-        self.has_calls = self.has_calls or any(isinstance(part, CallStart) for part in parts)
-        return parts
+    @property
+    def reasons(self) -> bool:
+        """Whether reasoning is told from the answer."""
+        return self._thinker is not None
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """Tokens up to and including the one that ended reasoning."""
+        return self._num_thought if self._thinker is not None and self._thinker.has_reasoned else 0
+
+    def _hear(self, text: str, num_tokens: int) -> str:
+        """Text that is certain, for the parser too."""
+        if self._thinker is not None and self._thinker.is_thinking:
+            self._num_thought += num_tokens
+        if self.parser is not None and text:
+            self._parts += self.parser.push(text)
+        return text
 
     def _decode(self, delta: Produced) -> Piece:
         self.num_tokens += len(delta.tokens)
-        return Piece(self._detokenizer.push(delta.tokens), delta.tokens, delta.logprobs)
+        push = self._detokenizer.push
+        if self.parser is None:
+            text = push(delta.tokens)
+        elif self._thinker is not None and self._thinker.is_thinking:
+            text = "".join([self._hear(push([token]), 1) for token in delta.tokens])
+        else:
+            text = self._hear(push(delta.tokens), 0)
+        return Piece(text, delta.tokens, delta.logprobs)
 
     def _match(self, delta: Produced) -> Piece:
         """Token by token, so that the one that completes a stop string is known. Text of the first min_tokens tokens
@@ -118,10 +148,10 @@ class Choice:
             self.num_tokens += 1
             added = self._detokenizer.push([token])
             if self.num_tokens <= self.request.sampling.min_tokens:
-                text.append(added)
+                text.append(self._hear(added, 1))
                 continue
             safe, stop = self._stops.push(added)
-            text.append(safe)
+            text.append(self._hear(safe, 1))
             if stop is not None:
                 return Piece("".join(text), delta.tokens[:number], delta.logprobs[:number], FINISH_STOP, stop)
         return Piece("".join(text), delta.tokens, delta.logprobs)
@@ -144,4 +174,4 @@ class Choice:
             rest = safe if stop is not None else safe + self._stops.flush()
             if stop is not None:
                 piece.finish_reason, piece.stop_reason = FINISH_STOP, stop
-        piece.text += rest
+        piece.text += self._hear(rest, 0)

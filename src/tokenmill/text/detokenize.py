@@ -20,8 +20,9 @@ class Detokenizer:
 
     __slots__ = ("_decode", "_table")
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True) -> None:
-        self._table = tokenizer.bytes_table(skip_special=skip_special)
+    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True, shown: frozenset[int] = frozenset()) -> None:
+        """`shown`: special tokens that are not skipped."""
+        self._table = tokenizer.bytes_table(skip_special=skip_special, shown=shown)
         self._decode = _new_decoder("replace").decode
 
     def push(self, token_ids: Iterable[int]) -> str:

@@ -16,6 +16,7 @@ from .chat import MAX_TEMPLATE_CHARS, ChatTemplate
 from .fim import FimTokens, find_fim
 from .folder_tokenizer import read_tokenizer_config, token_content, tokenizer_from_folder
 from .gguf_tokenizer import CONTROL, gguf_token_id, tokenizer_from_gguf
+from .speech import AUTO, Speech, make_speech
 from .tokenizer import Tokenizer
 
 END_MARKS = frozenset(
@@ -37,6 +38,7 @@ class TextModel:
     default_prompt     the name of the one used where none is asked for, or ""
     fim                how it marks the text around a gap, or None for a model that does not
     about              what its checkpoint is, for clients that list models
+    speech             how it calls tools and marks reasoning
     """
 
     tokenizer: Tokenizer
@@ -49,17 +51,30 @@ class TextModel:
     default_prompt: str = ""
     fim: FimTokens | None = None
     about: About = field(default_factory=About)
+    speech: Speech = field(default_factory=Speech)
 
 
-def load_text(checkpoint: Checkpoint, chat_template: str | None = None) -> TextModel:
-    """Build the text side of an open checkpoint. `chat_template`: the source to use instead of the model's own. Raises
-    BadCheckpoint."""
+def load_text(
+    checkpoint: Checkpoint,
+    chat_template: str | None = None,
+    *,
+    tool_parser: str = AUTO,
+    reasoning_parser: str = AUTO,
+) -> TextModel:
+    """Build the text side of an open checkpoint. `chat_template`: the source to use instead of the model's own;
+    `tool_parser`, `reasoning_parser`: as in make_speech. Raises BadCheckpoint, and ConfigError for such a name."""
     if checkpoint.kind == "gguf":
         text = _load_gguf(checkpoint.metadata, chat_template)
     else:
         text = _load_folder(checkpoint, chat_template)
     named = checkpoint.metadata if checkpoint.kind == "gguf" else {}
-    return replace(text, fim=find_fim(text.tokenizer, named), about=about(checkpoint))
+    source = None if text.chat is None else text.chat.source
+    return replace(
+        text,
+        fim=find_fim(text.tokenizer, named),
+        about=about(checkpoint),
+        speech=make_speech(source, text.tokenizer, tool_parser=tool_parser, reasoning_parser=reasoning_parser),
+    )
 
 
 def _load_gguf(metadata: dict[str, Any], chat_template: str | None) -> TextModel:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from .parts import Content, Parser, Part, Reasoning
 from .tools.reading import unfinished
 
@@ -16,6 +18,17 @@ class ReasoningFamily:
     name: str
     begin: str
     end: str
+
+
+class ReasoningUse(msgspec.Struct, frozen=True):
+    """is_separate  reasoning is told from the answer; else it is content, marks and all
+    is_shown        it is in the answer at all
+    budget          most tokens of it; None: any number
+    """
+
+    is_separate: bool = True
+    is_shown: bool = True
+    budget: int | None = None
 
 
 REASONING: dict[str, ReasoningFamily] = {
@@ -54,12 +67,16 @@ class ReasoningParser:
     """`text.parts.Parser`: reasoning, if the answer begins with it, and what `inner` makes of the rest. White space
     next to the marks belongs to them.
 
-    num_open  how many times it was asked for `is_thinking` and said yes; see Choice
+    is_open   the text begins within reasoning
+    is_shown  reasoning is given; else it is dropped
     """
 
-    def __init__(self, family: ReasoningFamily, inner: Parser | None = None, *, is_open: bool = False) -> None:
+    def __init__(
+        self, family: ReasoningFamily, inner: Parser | None = None, *, is_open: bool = False, is_shown: bool = True
+    ) -> None:
         self._family = family
         self._inner = inner
+        self._is_shown = is_shown
         self._text = ""
         self._space = ""
         self._place = "within" if is_open else "before"
@@ -89,7 +106,7 @@ class ReasoningParser:
     def end(self) -> list[Part]:
         parts: list[Part] = []
         if self._place == "within":
-            parts = [Reasoning(self._space + self._text)] if self._text else []
+            parts = [Reasoning(self._space + self._text)] if self._text and self._is_shown else []
         elif self._place in ("before", "over"):
             parts = [*self._answer()]
         self._text = self._space = ""
@@ -123,7 +140,7 @@ class ReasoningParser:
         said = text.rstrip()
         self._space = text[len(said) :]
         self._has_said = self._has_said or bool(said)
-        return [Reasoning(said)] if said else []
+        return [Reasoning(said)] if said and self._is_shown else []
 
     def _answer(self) -> Sequence[Part]:
         text, self._text = self._text, ""

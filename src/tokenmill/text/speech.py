@@ -9,7 +9,7 @@ import msgspec
 
 from ..core.errors import ConfigError
 from .parts import Parser
-from .reasoning import ALIASES, REASONING, ReasoningFamily, ReasoningParser, reasoning_of
+from .reasoning import ALIASES, REASONING, ReasoningFamily, ReasoningParser, ReasoningUse, reasoning_of
 from .tokenizer import Tokenizer
 from .tools.families import FAMILIES, family_of
 from .tools.family import Family
@@ -17,6 +17,7 @@ from .tools.reading import CallParser, Calls
 from .tools.use import ToolUse
 
 AUTO, NONE = "auto", "none"
+_SEPARATE = ReasoningUse()
 
 
 class Speech(msgspec.Struct, frozen=True):
@@ -40,17 +41,23 @@ class Speech(msgspec.Struct, frozen=True):
         return REASONING[self.reasoning] if self.reasoning else None
 
     def parser(
-        self, use: ToolUse | None, request_id: str, *, is_open: bool = False, reasons: bool = True
+        self,
+        use: ToolUse | None,
+        request_id: str,
+        *,
+        is_open: bool = False,
+        reasoning: ReasoningUse = _SEPARATE,
     ) -> Parser | None:
-        """Of one choice's text; None where all of it is content. `is_open`: the prompt ends within reasoning.
-        `reasons`: reasoning is told from the answer."""
+        """Of one choice's text; None where all of it is content. `is_open`: the prompt ends within reasoning."""
         inner: CallParser | None = None
         if use is not None and use.offered:
             tools = {tool.name: tool for tool in use.offered}
             most = None if use.is_parallel and use.choice != "named" else 1
             inner = CallParser(self.family, Calls(tools, call_ids(request_id, self.family.id_size), most))
-        reasoning = self.reasoning_family if reasons else None
-        return inner if reasoning is None else ReasoningParser(reasoning, inner, is_open=is_open)
+        family = self.reasoning_family
+        if family is None or not reasoning.is_separate:
+            return inner
+        return ReasoningParser(family, inner, is_open=is_open, is_shown=reasoning.is_shown)
 
     @property
     def shown(self) -> frozenset[int]:

@@ -21,6 +21,8 @@ from ..core.errors import InvalidRequest
 from .segments import PIECE_CHARS, SegmentCache, can_cut, cut_text
 from .spellings import find_byte_decoder
 
+_NOTHING: frozenset[int] = frozenset()
+
 
 class Tokenizer:
     """Encodes and decodes. Immutable but for caches, of token bytes and of texts' tokens; threads may share it.
@@ -39,8 +41,8 @@ class Tokenizer:
         self._within: tokenizers.Tokenizer | None = None
         self._around = _around(backend) if can_cut(backend) else None
         self._segments = None if self._around is None else SegmentCache(self._encode_piece)
-        self._all_bytes = _BytesTable(self, skip_special=False)
-        self._visible_bytes = _BytesTable(self, skip_special=True)
+        self._all_bytes = _BytesTable(self, skipped=frozenset())
+        self._visible_bytes = {_NOTHING: _BytesTable(self, skipped=self._special_ids)}
 
     def encode(
         self, text: str, *, add_special: bool = True, parse_special: bool = True, shared: bool = True
@@ -168,9 +170,14 @@ class Tokenizer:
         """What the token stands for; special tokens stand for their name. Empty for an id that is no token."""
         return self._all_bytes[token_id]
 
-    def bytes_table(self, *, skip_special: bool) -> dict[int, bytes]:
-        """id -> bytes, filled as it is asked; special tokens are empty where skipped."""
-        return self._visible_bytes if skip_special else self._all_bytes
+    def bytes_table(self, *, skip_special: bool, shown: frozenset[int] = _NOTHING) -> dict[int, bytes]:
+        """id -> bytes, filled as it is asked; special tokens but those `shown` are empty where skipped."""
+        if not skip_special:
+            return self._all_bytes
+        table = self._visible_bytes.get(shown)
+        if table is None:
+            table = self._visible_bytes[shown] = _BytesTable(self, skipped=self._special_ids - shown)
+        return table
 
     def is_special(self, token_id: int) -> bool:
         return token_id in self._special_ids
@@ -225,14 +232,13 @@ def _fit(first: int, second: int, room: int) -> tuple[int, int]:
 class _BytesTable(dict[int, bytes]):
     """Computes an entry on its first use: a vocabulary is large and a server may start before most of it is needed."""
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, skipped: frozenset[int]) -> None:
         super().__init__()
         self._tokenizer = tokenizer
-        self._skip_special = skip_special
+        self._skipped = skipped
 
     def __missing__(self, token_id: int) -> bytes:
-        skipped = self._skip_special and self._tokenizer.is_special(token_id)
-        value = b"" if skipped else self._tokenizer._compute_bytes(token_id)
+        value = b"" if token_id in self._skipped else self._tokenizer._compute_bytes(token_id)
         self[token_id] = value
         return value
 

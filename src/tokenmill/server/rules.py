@@ -1,0 +1,24 @@
+"""What the model and the settings add to validation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..text.fim import FimTokens
+from ..text.speech import Speech
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """defaults  the model's own sampling parameters
+    fim          its marks around a gap
+    speech       how it calls tools and marks reasoning
+    """
+
+    vocab_size: int
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    allow_chat_template: bool = False
+    fim: FimTokens | None = None
+    speech: Speech = field(default_factory=Speech)

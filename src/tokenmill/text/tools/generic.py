@@ -1,0 +1,57 @@
+"""Tools for chat templates that know none: they are described in a system message, and calls and their results become
+text, in the form that `hermes.GENERIC` reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .hermes import BEGIN, END
+
+_INTRODUCTION = """\
+You can call functions. These are the functions, each as JSON with its name, what it does, and the JSON schema of its \
+parameters:
+"""
+_INSTRUCTION = f"""
+To call a function, answer with nothing but its name and arguments, in this form:
+{BEGIN}
+{{"name": "NAME", "arguments": {{...}}}}
+{END}
+Write one such block for each call. Call a function only where it helps; otherwise answer in plain words."""
+
+
+def describe(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The messages with `tools` told of in the first, a system message, and with calls and results as text. Without
+    any, the messages as they are."""
+    told = [_as_text(message) for message in messages]
+    if not tools:
+        return told
+    listed = "\n".join(json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools)
+    text = _INTRODUCTION + listed + _INSTRUCTION
+    if told and told[0]["role"] == "system":
+        return [{**told[0], "content": f"{_text_of(told[0]['content'])}\n\n{text}"}, *told[1:]]
+    return [{"role": "system", "content": text}, *told]
+
+
+def _as_text(message: Mapping[str, Any]) -> dict[str, Any]:
+    calls = message.get("tool_calls")
+    if calls:
+        blocks = [f"{BEGIN}\n{_call(call['function'])}\n{END}" for call in calls]
+        said = _text_of(message.get("content"))
+        rest = {name: value for name, value in message.items() if name != "tool_calls"}
+        return {**rest, "content": "\n".join([said, *blocks] if said else blocks)}
+    if message["role"] == "tool":
+        name, text = message.get("name", ""), _text_of(message.get("content"))
+        return {"role": "user", "content": f'<tool_response name="{name}">\n{text}\n</tool_response>'}
+    return dict(message)
+
+
+def _call(function: Mapping[str, Any]) -> str:
+    return json.dumps({"name": function["name"], "arguments": function["arguments"]}, ensure_ascii=False)
+
+
+def _text_of(content: Any) -> str:
+    if isinstance(content, list):
+        return "\n".join(part["text"] for part in content)
+    return content or ""
