@@ -296,7 +296,7 @@ CHUNKED = (
 
 def test_answers_are_the_same_however_they_are_cut() -> None:
     """Head, chunk borders and events may fall anywhere in what one read brings; the connection is then free again."""
-    client = SimpleNamespace(opened=lambda c: None, release=lambda c: freed.append(c))
+    client = SimpleNamespace(opened=lambda c: None, release=lambda c: freed.append(c), read=Exchange.on_data)
     transport = SimpleNamespace(write=lambda data: None, is_closing=lambda: False, abort=lambda: None)
     freed: list[Any] = []
     done: list[Exchange] = []

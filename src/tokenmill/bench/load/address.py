@@ -73,7 +73,7 @@ def parse_url(
         if not (name + value).isascii() or any(ord(c) < 32 for c in name + value):
             raise ConfigError(f"--header {name} has characters that a header cannot have.", param="header")
     path = parts.path.rstrip("/")
-    for ending in ("/chat/completions", "/completions"):
+    for ending in ("/chat/completions", "/completions", "/responses", "/messages"):
         path = path.removesuffix(ending)
     is_secure = parts.scheme == "https"
     return Address(parts.hostname, port, path or "/v1", extra, (tls or make_tls()) if is_secure else None)

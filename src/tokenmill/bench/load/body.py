@@ -1,4 +1,5 @@
-"""Request bodies: a call as JSON bytes for /v1/completions, /v1/chat/completions, /v1/embeddings or /v1/rerank.
+"""Request bodies: a call as JSON bytes for /v1/completions, /v1/chat/completions, /v1/responses, /v1/messages,
+/v1/embeddings or /v1/rerank.
 
 Pieces are joined, not serialised: drawn parts are already JSON (ids with commas, or words without quotes), so a
 prompt of a hundred thousand tokens costs one copy. The dataset's digest is taken here, over what is really sent.
@@ -19,10 +20,20 @@ from .plan import Call, Drawn, Literal, Part, Plan, Reply
 PATHS = {
     "completions": "/completions",
     "chat": "/chat/completions",
+    "responses": "/responses",
+    "messages": "/messages",
     "embeddings": "/embeddings",
     "rerank": "/rerank",
 }
 APIS = tuple(PATHS)
+_OWN_FIELDS: dict[str, dict[str, Any]] = {
+    "completions": {"stream_options": {"include_usage": True}},
+    "chat": {"stream_options": {"include_usage": True}},
+    "responses": {"store": False},
+}
+CHAT_APIS = ("chat", "responses", "messages")
+"""Their prompts are conversations, put into words by the model's template."""
+
 POOLING_APIS = ("embeddings", "rerank")
 """Their answers are not text: they have no tokens, and come as a whole."""
 
@@ -45,7 +56,7 @@ class BodyFormat:
     def __post_init__(self) -> None:
         assert self.api in APIS, self.api
         assert self.prompt_format in ("tokens", "text"), self.prompt_format
-        if self.api in ("chat", "rerank") and self.prompt_format == "tokens":
+        if self.api in (*CHAT_APIS, "rerank") and self.prompt_format == "tokens":
             raise ConfigError(f"--prompt-format tokens is not for --endpoint {self.api}, which takes text only.")
 
     @property
@@ -63,7 +74,7 @@ class BodyWriter:
         self._material = material
         fields: dict[str, Any] = {"model": body.model}
         if not body.is_pooling:
-            fields |= {"stream": True, "stream_options": {"include_usage": True}, "temperature": 0.0}
+            fields |= {"stream": True, **_OWN_FIELDS.get(body.api, {}), "temperature": 0.0}
             fields |= {"ignore_eos": True} if body.ignore_eos else {}
         self._head = json.dumps(fields | body.extra)[:-1].encode()
 
@@ -88,17 +99,24 @@ class BodyWriter:
         """The JSON body of a call."""
         if self.format.is_pooling:
             return self._write_pooling(call, replies)
+        api = self.format.api
         name = "max_completion_tokens" if "max_completion_tokens" in self.format.extra else "max_tokens"
+        name = "max_output_tokens" if api == "responses" else name
         head = b'%b,"%b":%d,' % (self._head, name.encode(), call.output_tokens)
         if call.tenant:
-            head += b'"user":%b,' % json.dumps(call.tenant).encode()
-        if self.format.api == "chat":
-            messages = (
-                b'{"role":"%b","content":"%b"}' % (message.role.encode(), self._text(message.parts, replies))
-                for message in call.messages
-            )
-            return b'%b"messages":[%b]}' % (head, b",".join(messages))
-        return b'%b"prompt":%b}' % (head, self._prompt(call.parts, replies))
+            user = json.dumps(call.tenant).encode()
+            head += b'"metadata":{"user_id":%b},' % user if api == "messages" else b'"user":%b,' % user
+        if api == "completions":
+            return b'%b"prompt":%b}' % (head, self._prompt(call.parts, replies))
+        if api == "messages":
+            system = b"\\n\\n".join(self._text(each.parts, replies) for each in call.messages if each.role == "system")
+            head += b'"system":"%b",' % system if system else b""
+        messages = (
+            b'{"role":"%b","content":"%b"}' % (message.role.encode(), self._text(message.parts, replies))
+            for message in call.messages
+            if api != "messages" or message.role != "system"
+        )
+        return b'%b"%b":[%b]}' % (head, b"input" if api == "responses" else b"messages", b",".join(messages))
 
     def _write_pooling(self, call: Call, replies: Replies) -> bytes:
         """Every message is a text of its own; a rerank's first is the query."""

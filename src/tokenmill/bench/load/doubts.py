@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..result import ClientCost, RequestRow
-from .body import POOLING_APIS
+from .body import CHAT_APIS, POOLING_APIS
 from .histogram import describe
 from .player import Played
 
@@ -64,7 +64,7 @@ def warnings_of(context: Context, played: Played, rows: Sequence[RequestRow], co
     # A chat template adds what it adds; elsewhere a server may add a beginning-of-text token, and no more.
     off = [row for row in good if row.input_tokens is not None and row.wanted_input_tokens is not None]
     wanted, got = sum(row.wanted_input_tokens or 0 for row in off), sum(row.input_tokens or 0 for row in off)
-    if context.endpoint.get("api") != "chat" and abs(got - wanted) > len(off):
+    if context.endpoint.get("api") not in CHAT_APIS and abs(got - wanted) > len(off):
         warnings.append(
             f"The server counted {got} input tokens where {wanted} were meant; --tokenizer makes text of exact length."
         )

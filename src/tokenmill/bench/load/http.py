@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import cast
 
 from .address import Address
+from .answers import read_of
 from .stream import EventParser, Exchange
 
 CONNECT_TIMEOUT_S = 10.0
@@ -31,7 +32,7 @@ class Client:
 
     def __init__(self, address: Address, path: str, *, timeout_s: float = 600.0, name: str = "bench") -> None:
         self.num_bytes = 0
-        self.is_pooling = path.endswith(("/embeddings", "/rerank"))
+        self.read = read_of(path)
         self._address = address
         self._timeout_s = timeout_s
         headers = {"Host": f"{address.host}:{address.port}", "Accept": "text/event-stream", **address.headers}
@@ -257,7 +258,7 @@ class _Connection(asyncio.Protocol):
         self._keep_alive = headers.get(b"connection") != b"close" and not status_line.startswith(b"HTTP/1.0")
         if self._status == 200 and headers.get(b"content-type", b"").startswith(b"text/event-stream"):
             assert self.exchange is not None
-            self._events = EventParser(self.exchange)
+            self._events = EventParser(self.exchange, self._client.read)
         if headers.get(b"transfer-encoding", b"").endswith(b"chunked"):
             self._state = "chunked"
         elif b"content-length" in headers:
@@ -306,8 +307,7 @@ class _Connection(asyncio.Protocol):
                 exchange.fail("incomplete", "the stream ended without a finish reason or [DONE]")
         elif self._status == 200:
             exchange.is_streamed = False
-            on_answer = exchange.on_pooled if self._client.is_pooling else exchange.on_data
-            on_answer(at_s, b"".join(self._plain))
+            self._client.read(exchange, at_s, b"".join(self._plain))
         elif self._status:
             exchange.fail(f"http_{self._status}", b"".join(self._plain).decode(errors="replace"))
         if not exchange.event_times:

@@ -8,6 +8,7 @@ characters are still held back. What a server does not say (usage) stays None.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 
 import msgspec
 
@@ -156,6 +157,26 @@ class Exchange:
             self.event_times.append(at_s)
             self.event_tokens.append(num_tokens)
 
+    def note(self, at_s: float, text: str, *, is_content: bool) -> None:
+        """A token event, unless it brings nothing. is_content: some of the answer itself, not reasoning."""
+        if not text:
+            return
+        if is_content and self.first_content_s is None:
+            self.first_content_s = at_s
+        if self.keep_text:
+            self.texts.append(text)
+        self.event_times.append(at_s)
+        self.event_tokens.append(1)
+
+    def count(self, input_tokens: int | None, output_tokens: int | None, cached_tokens: int | None) -> None:
+        """What the server says of the whole answer; None: it says nothing of it."""
+        self.input_tokens = self.input_tokens if input_tokens is None else input_tokens
+        self.output_tokens = self.output_tokens if output_tokens is None else output_tokens
+        self.cached_tokens = self.cached_tokens if cached_tokens is None else cached_tokens
+
+    def end(self, reason: str) -> None:
+        self.finish_reason, self.is_complete = reason, True
+
     def on_pooled(self, at_s: float, payload: bytes) -> None:
         """A whole answer of vectors or scores, which has no tokens: the one event is that it came."""
         try:
@@ -208,12 +229,14 @@ def _has_content(choice: _Choice) -> bool:
 
 
 class EventParser:
-    """Cuts a text/event-stream into events and hands their data to an exchange. Any of \\n, \\r\\n ends a line."""
+    """Cuts a text/event-stream into events and hands their data to an exchange, by `read`. Any of \\n, \\r\\n ends a
+    line."""
 
-    __slots__ = ("_exchange", "_rest")
+    __slots__ = ("_exchange", "_read", "_rest")
 
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, exchange: Exchange, read: Callable[[Exchange, float, bytes], None] = Exchange.on_data) -> None:
         self._exchange = exchange
+        self._read = read
         self._rest = b""
 
     def feed(self, at_s: float, data: bytes) -> None:
@@ -225,14 +248,14 @@ class EventParser:
         *events, self._rest = data.split(b"\n\n")
         for event in events:
             if event.startswith(b"data: ") and b"\n" not in event:
-                self._exchange.on_data(at_s, event[6:])
+                self._read(self._exchange, at_s, event[6:])
             else:
                 self._feed_lines(at_s, event)
 
     def _feed_lines(self, at_s: float, event: bytes) -> None:
         lines = [line[5:].removeprefix(b" ") for line in event.split(b"\n") if line.startswith(b"data:")]
         if lines:
-            self._exchange.on_data(at_s, b"\n".join(lines))
+            self._read(self._exchange, at_s, b"\n".join(lines))
 
     def close(self, at_s: float) -> None:
         """The stream has ended; an event without its empty line still counts."""
