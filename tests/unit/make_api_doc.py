@@ -39,7 +39,8 @@ the parsers, and a test compares it with the code.
 Each field or flag is one of three things. **Supported**: the table gives its kind, range and meaning. **Ignored**: it
 cannot change the answer here; the table says why. **Refused**: it would change the answer, so the request gets a 400
 that names it (for a flag, the server exits with code 2); the table says what to do instead. Fields not on this page are
-ignored, with a line in the log for each name. null always means not given. `tokenmill serve --help` lists the flags
+ignored, with a line in the log for each name, unless the name is nearly that of a field of the endpoint: that is a
+mistake, and gets a 400 that names both. null always means not given. `tokenmill serve --help` lists the flags
 too.
 
 ## Endpoints

@@ -1,15 +1,21 @@
 """Reading one JSON object, field by field, so that every complaint names the field and what it may hold.
 
-null always means "not given". What was never read is unknown, and reported as such.
+null always means "not given". What was never read is unknown, and reported as such; what is nearly the name of a field
+that could have been read is a mistake.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
 from ..core.errors import InvalidRequest
+from .spelling import nearest
+
+_MAX_NAME = 100
+_MAX_SPELLED = 50
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
@@ -47,6 +53,7 @@ class Fields:
         self._body = body
         self._where = where
         self._read: set[str] = set()
+        self._known: set[str] = set()
 
     def name(self, field: str) -> str:
         return f"{self._where}.{field}" if self._where else field
@@ -58,8 +65,22 @@ class Fields:
     def names(self) -> list[str]:
         return list(self._body)
 
+    def know(self, fields: Iterable[str]) -> None:
+        """These could be there too, as far as spelling goes."""
+        self._known.update(fields)
+
     def unread(self) -> list[str]:
-        return [field for field in self._body if field not in self._read]
+        """What nobody has asked for. Raises InvalidRequest for the misspelled name of what somebody has, if it is among
+        the first so many."""
+        unread = [field for field in self._body if field not in self._read]
+        for field in unread[:_MAX_SPELLED]:
+            if len(field) > _MAX_NAME:
+                continue
+            meant = nearest(field, self._read) or nearest(field, self._known)
+            if meant is not None:
+                name = self.name(field)
+                raise InvalidRequest(f"{name} is not known here; {self.name(meant)} is.", param=name)
+        return unread
 
     def text(self, field: str) -> str | None:
         value = self.any(field)

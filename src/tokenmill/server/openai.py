@@ -204,6 +204,11 @@ def _common(fields: Fields, prompt_logprobs: int | None) -> dict[str, Any]:
     if stream and prompt_logprobs is not None:
         raise InvalidRequest("prompt_logprobs is not available while streaming.", param="prompt_logprobs")
     usage = Fields(options or {}, "stream_options")
+    counts = {
+        "include_usage": bool(usage.flag("include_usage")),
+        "continuous_usage": bool(usage.flag("continuous_usage_stats")),
+    }
+    usage.unread()
     salt, request_id = fields.text("cache_salt"), fields.text("request_id")
     if salt == "":
         raise InvalidRequest("cache_salt must not be empty; leave it out instead.", param="cache_salt")
@@ -218,8 +223,7 @@ def _common(fields: Fields, prompt_logprobs: int | None) -> dict[str, Any]:
     return {
         "model": fields.text("model"),
         "stream": stream,
-        "include_usage": bool(usage.flag("include_usage")),
-        "continuous_usage": bool(usage.flag("continuous_usage_stats")),
+        **counts,
         "truncate_to": truncate,
         "truncate_right": side == "right",
         "priority": _or(fields.integer("priority", -(2**31), 2**31 - 1), 0),
@@ -236,6 +240,7 @@ def _handoff(fields: Fields, stream: bool) -> str:
     said: it is in the folder that the servers share."""
     params = Fields(fields.object("kv_transfer_params") or {}, "kv_transfer_params")
     does_export, does_import = bool(params.flag("do_remote_decode")), bool(params.flag("do_remote_prefill"))
+    params.unread()
     if does_export and does_import:
         message = "kv_transfer_params may have one of do_remote_decode and do_remote_prefill true, not both."
         raise InvalidRequest(message, param="kv_transfer_params")

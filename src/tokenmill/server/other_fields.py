@@ -2,7 +2,7 @@
 
 Data, and the one loop that walks it. A field that would change the answer is refused by name, unless its value asks for
 nothing; a field that cannot change it is accepted. Fields that are read stand in `openai` and `pooling`; what stands
-nowhere is unknown, and ignored with a line in the log.
+nowhere is unknown: ignored with a line in the log, unless it seems misspelled (`spelling`).
 """
 
 from __future__ import annotations
@@ -297,6 +297,7 @@ def rename(body: dict[str, Any]) -> dict[str, Any]:
 
 def check(fields: Fields, table: Table) -> None:
     """Raises InvalidRequest for a field that would change the answer; those of the table count as read."""
+    fields.know(name for name, entry in table.items() if isinstance(entry, Refused))
     for name in fields.names():
         entry = table.get(name)
         if entry is None:
