@@ -182,6 +182,9 @@ class Tokenizer:
     def is_special(self, token_id: int) -> bool:
         return token_id in self._special_ids
 
+    def special_ids(self) -> frozenset[int]:
+        return self._special_ids
+
     def token_text(self, token_id: int) -> str | None:
         """The token as the vocabulary spells it, or None if there is no such id."""
         return self._backend.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None

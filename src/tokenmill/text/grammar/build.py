@@ -1,0 +1,134 @@
+"""A constraint made into a grammar of llguidance: JSON text that says what an answer may be, token by token.
+
+What the grammar would not enforce is refused here by name, so that an answer that ends by itself always fits what its
+caller asked for. Whether the grammar compiles within its limits is found out by who compiles it.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from ...core.errors import InvalidRequest
+from ..tokenizer import Tokenizer
+from .constraint import Constraint, Thinking
+from .gbnf import is_gbnf, to_lark
+from .lark import quote, quote_regex
+from .schema import prepare
+from .tags import tags_to_lark
+
+MAX_CHARS = 1 << 18
+"""Of a grammar or pattern."""
+
+MAX_CHOICES = 10_000
+
+WHITESPACE = r"[ \t]{1,2}|\r?\n[ \t]{0,40}"
+"""What may stand between the tokens of JSON: written on one line, or indented. Bounded, because small models can go on
+with spaces for as long as they are let."""
+
+ESCAPES = 'nrbtf\\"'
+"""What may follow a backslash. Without "u" a property cannot come again under another spelling of its name."""
+
+
+def to_grammar(constraint: Constraint, tokenizer: Tokenizer | None = None) -> str:
+    """The grammar of `constraint`, as JSON text.
+
+    tokenizer  of the model, for markers that are tokens; None: all markers are text
+
+    Raises InvalidRequest naming the field, and the keyword or place at fault.
+    """
+    grammars = _answer(constraint)
+    thinking = constraint.thinking
+    if thinking is not None:
+        grammars = [{"lark_grammar": _think(thinking, tokenizer, constraint.param)}, *_named(grammars)]
+    return json.dumps({"grammars": grammars}, ensure_ascii=False)
+
+
+def _answer(constraint: Constraint) -> list[dict[str, Any]]:
+    kind, value, param = constraint.kind, constraint.value, constraint.param
+    if kind == "json_object":
+        return [{"json_schema": _spaced({"type": "object"}, constraint)}]
+    if kind == "json_schema":
+        return [{"json_schema": _spaced(prepare(value, param), constraint)}]
+    if kind == "structural_tag":
+        return [{"lark_grammar": tags_to_lark(value, param, lambda schema: _spaced(schema, constraint))}]
+    if kind == "choice":
+        return [{"lark_grammar": _choice(value, param)}]
+    text = _text(value, param)
+    if kind == "regex":
+        return [{"lark_grammar": f"start: ANSWER\nANSWER: {quote_regex(text)}\n"}]
+    if kind == "gbnf" and is_gbnf(text):
+        text = to_lark(text, param)
+    return [{"lark_grammar": text}]
+
+
+def _text(value: Any, param: str) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise InvalidRequest(f"{param} must be a string that is not empty.", param=param)
+    if len(value) > MAX_CHARS:
+        message = f"{param} has {len(value)} characters; at most {MAX_CHARS} are taken."
+        raise InvalidRequest(message, param=param)
+    return value
+
+
+def _choice(value: Any, param: str) -> str:
+    if not isinstance(value, list) or not value or not all(isinstance(item, str) for item in value):
+        raise InvalidRequest(f"{param} must be an array of at least one string.", param=param)
+    if len(value) > MAX_CHOICES or sum(map(len, value)) > MAX_CHARS:
+        raise InvalidRequest(
+            f"{param} may hold at most {MAX_CHOICES} texts of {MAX_CHARS} characters together.", param=param
+        )
+    return "start: ANSWER\nANSWER: " + " | ".join(map(quote, dict.fromkeys(value))) + "\n"
+
+
+def _spaced(schema: Any, constraint: Constraint) -> dict[str, Any]:
+    """The schema with what the library is to know of spaces. An empty pattern: none are allowed."""
+    pattern = WHITESPACE if constraint.whitespace is None else constraint.whitespace
+    options: dict[str, Any] = {"whitespace_pattern": pattern} if pattern else {"whitespace_flexible": False}
+    options["json_allowed_escapes"] = ESCAPES
+    if isinstance(schema, bool):
+        schema = {} if schema else {"enum": []}
+    return {"x-guidance": options, **schema}
+
+
+def _named(grammars: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{"name": "answer", **grammars[0]}, *grammars[1:]]
+
+
+def _think(thinking: Thinking, tokenizer: Tokenizer | None, param: str) -> str:
+    """Lark of reasoning and the answer after it. With a budget, tokens are counted one by one, and the marker that ends
+    reasoning must then be a token itself."""
+    begin = [] if thinking.is_open or not thinking.begin else [_marker(thinking.begin, tokenizer), "SPACE"]
+    end = None if tokenizer is None else tokenizer.token_id(thinking.end)
+    space = "SPACE: /\\s{0,8}/\n"
+    if thinking.budget is not None:
+        if end is None:
+            message = "A budget for reasoning needs a model that ends reasoning with a token of its own."
+            raise InvalidRequest(message, param=param)
+        assert tokenizer is not None
+        kept_out = ",".join(_ranges({*tokenizer.special_ids(), end}))
+        rule = f"think: <[^{kept_out}]>{{0,{thinking.budget}}}\n"
+        parts = [*begin, "think", f"<[{end}]>", "SPACE", "@answer"]
+    elif end is not None and tokenizer is not None and tokenizer.is_special(end):
+        rule = "think: /(?s:.*)/\n"
+        parts = [*begin, "think", f"<[{end}]>", "SPACE", "@answer"]
+    else:
+        rule = f"think[suffix={quote(thinking.end)}]: /(?s:.*)/\n"
+        parts = [*begin, "think", "SPACE", "@answer"]
+    return f"start: {' '.join(parts)}\n{rule}{space}"
+
+
+def _marker(text: str, tokenizer: Tokenizer | None) -> str:
+    token = None if tokenizer is None else tokenizer.token_id(text)
+    return quote(text) if token is None or tokenizer is None or not tokenizer.is_special(token) else f"<[{token}]>"
+
+
+def _ranges(ids: set[int]) -> list[str]:
+    """Runs of consecutive ids as `first-last`."""
+    runs: list[list[int]] = []
+    for token in sorted(ids):
+        if runs and runs[-1][1] == token - 1:
+            runs[-1][1] = token
+        else:
+            runs.append([token, token])
+    return [str(first) if first == last else f"{first}-{last}" for first, last in runs]

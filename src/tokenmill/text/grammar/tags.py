@@ -1,0 +1,49 @@
+"""Structural tags as Lark: free text in which what a trigger begins must go on as one of the structures does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from ...core.errors import InvalidRequest
+from .lark import quote
+from .schema import prepare
+
+MAX_STRUCTURES = 256
+
+
+def tags_to_lark(value: Any, param: str, finish: Callable[[Any], dict[str, Any]]) -> str:
+    """`value`: {"structures": [{"begin", "schema", "end"}], "triggers": [text, ...]}. `finish`: what the library is to
+    be told beside a schema. Raises InvalidRequest."""
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"{param} must be an object with structures and triggers.", param=param)
+    structures, triggers = value.get("structures"), value.get("triggers")
+    if not isinstance(structures, list) or not 1 <= len(structures) <= MAX_STRUCTURES:
+        raise InvalidRequest(f"{param}.structures must be an array of 1 to {MAX_STRUCTURES} structures.", param=param)
+    if not isinstance(triggers, list) or not all(isinstance(text, str) and text for text in triggers) or not triggers:
+        raise InvalidRequest(f"{param}.triggers must be an array of strings that are not empty.", param=param)
+    rules = []
+    for number, structure in enumerate(structures):
+        where = f"{param}.structures[{number}]"
+        begin, end, schema = _read(structure, where, param)
+        trigger = next((text for text in triggers if begin.startswith(text)), None)
+        if trigger is None:
+            raise InvalidRequest(f"{where}.begin must begin with one of the triggers.", param=param)
+        grammar = json.dumps(finish(prepare(schema, f"{where}.schema")), ensure_ascii=False)
+        rest = " ".join([*([quote(begin[len(trigger) :])] if begin != trigger else []), "%json " + grammar])
+        rules.append(f"tag{number}_head[lazy]: TEXT {quote(trigger)}")
+        rules.append(f"tag{number}: tag{number}_head {rest} {quote(end) if end else ''}")
+    tags = " | ".join(f"tag{number}" for number in range(len(structures)))
+    return "\n".join([f"start: ({tags})* rest", "rest: TEXT", "TEXT: /(?s:.*)/", *rules, ""])
+
+
+def _read(structure: Any, where: str, param: str) -> tuple[str, str, Any]:
+    if not isinstance(structure, dict):
+        raise InvalidRequest(f"{where} must be an object.", param=param)
+    begin, end = structure.get("begin"), structure.get("end", "")
+    if not isinstance(begin, str) or not begin:
+        raise InvalidRequest(f"{where}.begin must be a string that is not empty.", param=param)
+    if not isinstance(end, str):
+        raise InvalidRequest(f"{where}.end must be a string.", param=param)
+    return begin, end, structure.get("schema", True)

@@ -1,0 +1,99 @@
+"""Constraints of every kind as grammars."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.grammars import takes
+from tests.unit.tiny_tokenizer import byte_tokenizer
+
+from tokenmill.core.errors import InvalidRequest
+from tokenmill.text.grammar.build import to_grammar
+from tokenmill.text.grammar.constraint import Constraint, Thinking
+
+TAGS = {
+    "structures": [
+        {
+            "begin": "<f=a>",
+            "schema": {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]},
+            "end": "</f>",
+        },
+        {"begin": "<f=b>", "schema": {"type": "null"}, "end": "</f>"},
+    ],
+    "triggers": ["<f="],
+}
+
+KINDS: list[tuple[Constraint, list[str], list[str]]] = [
+    (Constraint("json_object"), ['{"a":[1]}', "{}", '{\n  "a": 1\n}'], ["[]", "1", '{"a":}', "{" + " " * 9 + "}"]),
+    (Constraint("json_schema", {"type": "integer"}), ["1", "-20"], ["a", "1.5", " 1"]),
+    (Constraint("json_object", whitespace=""), ['{"a":1}'], ['{"a": 1}']),
+    (Constraint("json_object", whitespace=" "), ['{"a": 1}'], ['{"a":  1}', '{"a":\n1}']),
+    (Constraint("regex", r"\d{3}/[a-z]+\n?"), ["123/ab", "123/a\n"], ["12/ab", "123", "x123/a"]),
+    (Constraint("regex", "^abc$"), ["abc"], ["abcd", "^abc$"]),
+    (
+        Constraint("choice", ["a", "ab", 'q"\\', "n\n\0\x7f", "é😀", "a"]),
+        ["a", "ab", 'q"\\', "n\n\0\x7f", "é😀"],
+        ["b", ""],
+    ),
+    (Constraint("gbnf", 'root ::= "a" item+\nitem ::= [0-9] | "-"'), ["a1", "a-2"], ["a", "1"]),
+    (Constraint("gbnf", 'start: "a" NUM\nNUM: /[0-9]+/'), ["a12"], ["a"]),
+    (Constraint("lark", 'start: "x" | "y"'), ["x"], ["z"]),
+    (
+        Constraint("structural_tag", TAGS),
+        ["hello", 'ok <f=a>{"x": 1}</f> and <f=b>null</f> so', ""],
+        ["<f=c>", '<f=a>{"x": "s"}</f>', "<f=b>null"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("constraint", "good", "bad"), KINDS, ids=[f"{c[0].kind}-{i}" for i, c in enumerate(KINDS)])
+def test_a_kind_takes_what_it_says(constraint: Constraint, good: list[str], bad: list[str]) -> None:
+    """Each kind of constraint, with texts that fit and texts that do not."""
+    grammar = to_grammar(constraint)
+    for text in good:
+        assert takes(grammar, text), text
+    for text in bad:
+        assert not takes(grammar, text), text
+
+
+BAD: list[tuple[str, Any, str]] = [
+    ("regex", "", "not empty"),
+    ("regex", 3, "must be a string"),
+    ("regex", "a" * 300_000, "characters"),
+    ("choice", [], "at least one"),
+    ("choice", ["a", 1], "at least one string"),
+    ("gbnf", 'root ::= "a', "Unexpected end of input"),
+    ("gbnf", "root ::= nope", "'nope' not found"),
+    ("structural_tag", {"structures": []}, "structures"),
+    ("structural_tag", {**TAGS, "triggers": ["<g"]}, "structures[0].begin must begin"),
+    ("structural_tag", {**TAGS, "structures": [{"begin": "<f=", "schema": {"contains": 1}}]}, "'contains' at #"),
+]
+
+
+@pytest.mark.parametrize(("kind", "value", "words"), BAD)
+def test_a_bad_constraint_says_what_is_wrong(kind: Any, value: Any, words: str) -> None:
+    """The message names the field that gave it and what it wants."""
+    with pytest.raises(InvalidRequest) as caught:
+        to_grammar(Constraint(kind, value, "structured_outputs.x"))
+    assert words in caught.value.message
+    assert (caught.value.param or "").startswith("structured_outputs.x")
+
+
+def test_reasoning_comes_before_the_answer() -> None:
+    """Text up to the marker is free, then the answer follows; before the marker none is taken."""
+    grammar = to_grammar(Constraint("choice", ["yes"], thinking=Thinking("<think>", "</think>", is_open=True)))
+    assert takes(grammar, "hm {</thi yes</think>\n\nyes")
+    assert takes(grammar, "</think>yes")
+    assert not takes(grammar, "yes")
+    assert not takes(grammar, "hm</think>no")
+    closed = to_grammar(Constraint("choice", ["yes"], thinking=Thinking("<think>", "</think>")))
+    assert takes(closed, "<think>hm</think>yes")
+    assert not takes(closed, "hm</think>yes")
+
+
+def test_a_budget_needs_a_marker_that_is_a_token() -> None:
+    """Tokens are counted by the grammar, which must then be able to name the one that ends reasoning."""
+    thinking = Thinking("<think>", "</think>", is_open=True, budget=3)
+    with pytest.raises(InvalidRequest, match="token of its own"):
+        to_grammar(Constraint("choice", ["yes"], thinking=thinking), byte_tokenizer())
