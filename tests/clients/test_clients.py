@@ -31,7 +31,7 @@ def run(script: str, python: str, server: Server, model: str, folder: Path) -> N
             "SERVER_URL": server.url,
             "SERVER_MODEL": model,
             "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-            "LLM_USER_PATH": str(folder),
+            "LLM_USER_PATH": str(folder / "llm"),
         },
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -1,0 +1,52 @@
+"""litellm: whole, streamed, async and with its own errors, by the prefix that chooses OpenAI's protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from typing import Any
+
+import pytest
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import litellm
+
+CAPITAL = [{"role": "user", "content": "Name the capital of France."}]
+
+
+@pytest.fixture(scope="module")
+def server(url: str, model: str) -> dict[str, Any]:
+    return {"model": f"openai/{model}", "api_base": url, "api_key": "unused", "temperature": 0}
+
+
+def test_a_chat(server: dict[str, Any]) -> None:
+    answer = litellm.completion(messages=CAPITAL, max_tokens=30, **server)
+    assert "Paris" in answer.choices[0].message.content
+    assert answer.usage.prompt_tokens > 0 and answer.usage.completion_tokens > 0
+
+
+def test_a_stream(server: dict[str, Any]) -> None:
+    whole = litellm.completion(messages=CAPITAL, max_tokens=30, **server).choices[0].message.content
+    chunks = list(litellm.completion(messages=CAPITAL, max_tokens=30, stream=True, **server))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == whole
+    rebuilt = litellm.stream_chunk_builder(chunks, messages=CAPITAL)
+    assert rebuilt is not None and rebuilt.choices[0].message.content == whole
+
+
+def test_async(server: dict[str, Any]) -> None:
+    answer = asyncio.run(litellm.acompletion(messages=CAPITAL, max_tokens=30, **server))
+    assert "Paris" in answer.choices[0].message.content
+
+
+def test_text_completion(server: dict[str, Any], url: str, model: str) -> None:
+    given = server | {"model": f"text-completion-openai/{model}"}
+    answer = litellm.text_completion(prompt="The capital of France is", max_tokens=4, **given)
+    assert answer.choices[0].text
+
+
+def test_errors_are_those_of_litellm(server: dict[str, Any]) -> None:
+    with pytest.raises(litellm.BadRequestError):
+        litellm.completion(messages=CAPITAL, max_tokens=4, **(server | {"temperature": -1}))
+    with pytest.raises(litellm.NotFoundError):
+        litellm.completion(messages=CAPITAL, max_tokens=4, **(server | {"model": "openai/other"}))
