@@ -83,7 +83,7 @@ def test_jobs_give_what_they_would_here(tmp_path: Path) -> None:
             long = "hello world, " * 30_000
             ids = unpack_ids(await subject.run(Encode(Rendered((long,)), True), "a"))
             assert list(ids) == text.tokenizer.encode(long)
-            answer = msgspec.json.decode(await subject.run(Tokenize(Rendered(("hello",)), True, True, 9), "a"))
+            answer = msgspec.json.decode(await subject.run(Tokenize(Rendered(("hello",)), True, "strings", 9), "a"))
             assert answer["token_strs"] == ["h", "e", "llo"] and answer["count"] == 3
             body = b'{"messages": [{"role": "user", "content": "<|im_end|>"}], "max_tokens": 3, "odd": 1}'
             call, unknown, _, rendered = unpack("chat", await subject.run(Read("chat", body, 100), "a"))

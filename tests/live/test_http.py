@@ -294,7 +294,7 @@ def test_tokenize_and_detokenize(served: Served) -> None:
     ids = served.text.tokenizer.encode("hello €")
     assert (body["tokens"], body["count"], body["max_model_len"]) == (ids, len(ids), 512)
     assert body["token_strs"][:3] == ["h", "e", "llo"]
-    assert post(served, "/detokenize", {"tokens": ids})[1] == {"prompt": "hello €"}
+    assert post(served, "/detokenize", {"tokens": ids})[1] == {"prompt": "hello €", "content": "hello €"}
     chat = post(served, "/tokenize", {"messages": user("hi"), "add_generation_prompt": False})[1]
     assert post(served, "/detokenize", {"tokens": chat["tokens"]})[1]["prompt"] == "<|im_start|>user\nhi<|im_end|>\n"
     for path, bad in (("/tokenize", {}), ("/tokenize", {"prompt": 3}), ("/detokenize", {"tokens": [9999]})):

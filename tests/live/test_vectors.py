@@ -267,3 +267,16 @@ def test_vectors_as_ollama_gives_them(server: Server) -> None:
         assert status == 400 and named in answer["error"], answer
     show = post(server, "/api/show", model="minilm")[1]
     assert show["capabilities"] == ["embedding"] and show["model_info"]["bert.embedding_length"] == 384
+
+
+def test_vectors_as_llama_server_gives_them(server: Server) -> None:
+    """A list, with a row of vectors for each text; of length 1 unless the caller wants the model's own."""
+    _, known = post(server, "/v1/embeddings", input=TEXTS[:2])
+    status, answer = post(server, "/embedding", content=TEXTS[:2])
+    assert status == 200
+    assert answer == [{"index": each["index"], "embedding": [each["embedding"]]} for each in known["data"]]
+    (raw,) = post(server, "/embeddings", input=TEXTS[0], embd_normalize=-1)[1]
+    assert np.linalg.norm(raw["embedding"][0]) > 1.5
+    for body, named in (({"content": 5}, "content must be"), ({"content": "x", "embd_normalize": 1}, "embd_normalize")):
+        status, error = post(server, "/embedding", **body)
+        assert status == 400 and named in error["error"]["message"] and error["error"]["code"] == 400

@@ -15,6 +15,15 @@ ENDPOINTS = {
     "POST /api/pull": "Ollama's: success for a model that is served, else a 400.",
     "POST /api/push": "Ollama's: refused; models are not managed over HTTP. Also `/api/create`, `/api/copy`, "
     "`/api/delete`, `/api/blobs/{digest}`.",
+    "POST /completion": "llama-server's: prompts as text, token ids or both mixed. Also `/completions`.",
+    "POST /infill": "llama-server's: what belongs between two texts, where the model has tokens for that.",
+    "POST /apply-template": "llama-server's: a conversation as the prompt that the model's template makes of it.",
+    "POST /embedding": "llama-server's: vectors in its shape. Also `/embeddings`.",
+    "GET /props": "llama-server's: default settings, context, slots, template.",
+    "POST /props": "llama-server's: refused; the server's properties are settled when it starts.",
+    "GET /slots": "llama-server's: how many rows a step may have, and how many are in use.",
+    "GET /lora-adapters": "llama-server's: the adapters that are loaded; each is asked for by its name as the model.",
+    "POST /lora-adapters": "llama-server's: refused; adapters act where their name is the model.",
 }
 ALIASES = {
     f"{method} {path}": "POST /api/push"
@@ -26,6 +35,10 @@ ALIASES = {
         ("POST", "/api/blobs/{digest}"),
         ("GET", "/api/blobs/{digest}"),
     )
+} | {
+    "POST /completions": "POST /completion",
+    "POST /embeddings": "POST /embedding",
+    "GET /v1/health": "GET /health",
 }
 
 _BOTH = {
@@ -74,7 +87,39 @@ OPTIONS = {
     "options.presence_penalty": "as `presence_penalty`",
     "options.frequency_penalty": "as `frequency_penalty`",
 }
+LLAMA_SHARED = {
+    "n_predict": "most tokens of the answer; 0: none, the prompt is but read; -1, -2 or none: what the context has "
+    "room for",
+    "n_cmpl": "answers to each prompt",
+    "n_probs": "log probabilities of the answer's tokens, with so many alternatives to each",
+    "logit_bias": "pairs of token id and bias, false for never; or an object as in `/v1/completions`",
+    "seed": "as there; -1 and 4294967295: none",
+    "samplers": "which act; what is left out is off. Their order is fixed: another is refused where it would matter",
+    "return_tokens": "the answer carries its token ids",
+    "response_fields": "the last event, or the body, has only these; `a/b` is `b` of `a`",
+    "timings_per_token": "every event tells times",
+}
+LLAMA_COMPLETION = {
+    "prompt": "a text, token ids, both mixed in one array, an object with `prompt_string`; or an array of these"
+} | LLAMA_SHARED
+LLAMA_INFILL = {
+    "input_prefix": "what comes before the gap",
+    "input_suffix": "what comes after it",
+    "input_extra": "other files: objects with `filename` and `text`",
+    "prompt": "how the gap's text begins",
+} | LLAMA_SHARED
+LLAMA_EMBEDDING = {
+    "content": "a text, token ids, or an array of these",
+    "input": "the same under OpenAI's name",
+    "embd_normalize": "2: vectors of length 1 (default); -1: as the model gives them",
+}
 KINDS = {
+    "logit_bias": "array of pairs, or object",
+    "seed": "integer",
+    "samplers": "array of strings",
+    "response_fields": "array of strings",
+    "input_extra": "array of objects",
+    "content": "string or array",
     "format": "string or object",
     "think": "true or false or string",
     "context": "array of integers",

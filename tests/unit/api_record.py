@@ -19,6 +19,7 @@ from tokenmill.server.fields import Fields
 from tokenmill.server.jobs import ENDPOINTS
 from tokenmill.server.messages import parse as messages
 from tokenmill.server.openai import Call, Rules
+from tokenmill.text.fim import FimTokens
 
 KINDS = {
     "text": "string",
@@ -39,12 +40,15 @@ BODIES: dict[str, list[dict[str, Any]]] = {
     "embedding": [{"input": "hi"}],
     "score": [{"text_1": "a", "text_2": "b"}, {"queries": "a", "documents": "b"}],
     "rerank": [{"query": "a", "documents": ["b"]}],
-    "tokenize": [{"prompt": "hi"}, {"messages": _MESSAGES}],
+    "tokenize": [{"prompt": "hi"}, {"messages": _MESSAGES}, {"content": "hi"}],
     "response": [{"input": "hi"}],
     "continued_response": [{"body": {"input": "hi"}, "before": [], "known": {}}],
     "detokenize": [{"tokens": [1]}],
     "ollama_chat": [{"model": "toy", "messages": _MESSAGES}],
     "ollama_generate": [{"model": "toy", "prompt": "hi"}],
+    "llama_completion": [{"prompt": "hi"}],
+    "llama_infill": [{"input_prefix": "a", "input_suffix": "b"}],
+    "llama_embedding": [{"content": "hi"}],
     "ollama_embed": [{"model": "toy", "input": "hi"}],
     "ollama_embeddings": [{"model": "toy", "prompt": "hi"}],
     "messages": api_messages.BODIES,
@@ -53,9 +57,15 @@ BODIES: dict[str, list[dict[str, Any]]] = {
 """Bodies that make a parser read all that it knows."""
 
 
-REWRITING = ("ollama.parse.parse_chat", "ollama.parse.parse_completion")
+REWRITING = (
+    "ollama.parse.parse_chat",
+    "ollama.parse.parse_completion",
+    "llama.parse.parse_completion",
+    "llama.inputs.parse_embedding",
+)
 """What other APIs' parsers give rewritten bodies to. It reads nothing here: the fields would be those of OpenAI."""
 
+_FIM = FimTokens("a", "b", "c")
 _CALL = Call(model=None, sampling=request.SamplingParams())
 
 
@@ -66,7 +76,7 @@ def fields_of(endpoint: str) -> dict[str, str]:
         for name in REWRITING:
             stack.enter_context(patch(f"tokenmill.server.{name}", return_value=(_CALL, [])))
         for body in BODIES[endpoint]:
-            ENDPOINTS[endpoint][0](body, Rules(vocab_size=10))
+            ENDPOINTS[endpoint][0](body, Rules(vocab_size=10, fim=_FIM))
     return found
 
 

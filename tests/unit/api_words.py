@@ -22,7 +22,8 @@ ENDPOINTS = {
     "POST /v1/unload_lora_adapter": "vLLM's: forget one. Requests that use it run to their end.",
     "POST /tokenize": "vLLM's: the tokens of a text, or of a conversation.",
     "POST /detokenize": "vLLM's: the text of tokens.",
-    "GET /health": "200 while an engine is ready and makes steps, else 503. Also `/ping`, by GET and POST.",
+    "GET /health": "200 while an engine is ready and makes steps, else 503. Also `/v1/health`, and `/ping` by GET and "
+    "POST.",
     "GET /load": "vLLM's: how many requests are open.",
     "GET /metrics": "Prometheus text, or OpenMetrics where the caller asks for it: [metrics.md](metrics.md).",
     "GET /version": "The version of this server.",
@@ -38,7 +39,6 @@ ALIASES = {
 NOT_HERE = {
     "/v1/audio/, /v1/images/, /v1/moderations, /v1/realtime": "OpenAI's: text and vectors alone are served",
     "/v1/messages/batches": "Anthropic's batches: send the calls, as many at once as you like",
-    "/completion, /infill, /props, /slots, /apply-template": "llama-server's own: use /v1/completions and /metrics",
     "/pooling, /classify, /inference/v1/generate": "vLLM's: use /v1/embeddings and /v1/score; /v1/completions takes "
     "token ids and gives them",
 }
@@ -188,6 +188,10 @@ RERANK = {
     "return_documents": "results carry the documents (default: true)",
 }
 TOKENIZE = {
+    "content": "the text as llama-server calls it, whose answer is that server's then",
+    "add_special": "with `content`: with the tokens that the model puts around a text (default: false)",
+    "parse_special": "with `content`: special tokens that it spells count as such (default: true)",
+    "with_pieces": "with `content`: each token with what it stands for, as text or bytes",
     "prompt": "a text of up to 4,194,304 characters; or give `messages` and what goes with them, as for chat",
     **{
         name: CHAT[name]
@@ -211,7 +215,10 @@ TOKENIZE = {
 }
 _AS_CHAT = {**ANSWER, **SAMPLING, **CHAT}
 MESSAGES = {**api_messages.MESSAGES, **{name: _AS_CHAT[name] for name in api_messages.OWN}}
-DETOKENIZE = {"tokens": "token ids, up to 100,000", "model": ANSWER["model"]}
+DETOKENIZE = {
+    "tokens": "token ids, up to 100,000",
+    "model": ANSWER["model"],
+}
 LOAD_ADAPTER = {
     "lora_name": "the name it is served under: up to 200 printable characters, not the model's own",
     "lora_path": "its folder, relative to `--lora-dir`, without which nothing is loaded",

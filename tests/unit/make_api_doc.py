@@ -23,6 +23,8 @@ from tokenmill.core import errors
 from tokenmill.core.request import SamplingParams
 from tokenmill.server import other_fields
 from tokenmill.server.errors import describe
+from tokenmill.server.llama import inputs as llama_inputs
+from tokenmill.server.llama import parse as llama_parse
 from tokenmill.server.messages.parse import MESSAGES
 from tokenmill.server.ollama import inputs, options, parse
 from tokenmill.server.other_fields import Ignored, Refused
@@ -77,6 +79,7 @@ OTHERS = """\
 Fields that vLLM, llama-server, Ollama, SGLang, text-generation-inference and others read. A refused field is accepted
 if it is null or has one of the listed values, which change nothing."""
 RENAMED = "Some are other names of fields that chat and completions read; giving both with different values is a 400:"
+LLAMA = "Beside these, the fields of `/v1/completions` that say how tokens are drawn and where an answer ends:"
 FLAGS = "## Flags of `tokenmill serve`"
 FOREIGN = """\
 ## Flags of other servers
@@ -99,6 +102,9 @@ READ: dict[str, tuple[Mapping[str, str], ...]] = {
     "detokenize": (words.DETOKENIZE,),
     "ollama_chat": (api_ollama.CHAT, api_ollama.OPTIONS),
     "ollama_generate": (api_ollama.GENERATE, api_ollama.OPTIONS),
+    "llama_completion": (api_ollama.LLAMA_COMPLETION,),
+    "llama_infill": (api_ollama.LLAMA_INFILL,),
+    "llama_embedding": (api_ollama.LLAMA_EMBEDDING,),
     "ollama_embed": (api_ollama.EMBED, api_ollama.OPTIONS),
     "ollama_embeddings": (api_ollama.EMBEDDINGS, api_ollama.OPTIONS),
     "response": (words.ANSWER, words.SAMPLING, words.CHAT, api_responses.RESPONSE),
@@ -119,6 +125,8 @@ TABLES = {
     "/api/embed": inputs.EMBED,
     "/api/embeddings": inputs.OLDER,
     "options of Ollama's": options.OTHERS,
+    "/completion and /infill": llama_parse.OTHERS,
+    "/embedding": llama_inputs.OTHERS,
     _MESSAGES: MESSAGES,
 }
 
@@ -209,6 +217,14 @@ def _fields() -> Iterator[str]:
         yield from _table(found(endpoint), about)
     yield "### `options` of Ollama's"
     yield from _table(found("ollama_chat"), api_ollama.OPTIONS)
+    yield "### `/completion` and `/infill`"
+    yield LLAMA
+    yield from _table(found("llama_completion"), api_ollama.LLAMA_COMPLETION)
+    yield "### `/infill` alone"
+    mine = {name: text for name, text in api_ollama.LLAMA_INFILL.items() if name not in api_ollama.LLAMA_SHARED}
+    yield from _table(found("llama_infill"), mine)
+    yield "### `/embedding`"
+    yield from _table(found("llama_embedding"), api_ollama.LLAMA_EMBEDDING)
     yield f"### {code(_MESSAGES)} and {code(_MESSAGES + '/count_tokens')}"
     yield from _table(found("messages"), words.MESSAGES)
     yield "### `/v1/load_lora_adapter`"

@@ -22,6 +22,7 @@ from .. import __version__
 from ..core.errors import InvalidRequest, TokenmillError, Unavailable
 from ..core.ports import Clock
 from ..text.load import TextModel
+from ..text.standins import Rendered
 from .adapters import ServedAdapter
 from .client import EngineClient
 from .clients import Clients
@@ -34,6 +35,7 @@ from .files.store import FileStore
 from .generation import Generation
 from .helper import Helper, caller_of
 from .http import Gate, JSONReply, error_reply, on_http, on_unexpected, style_for
+from .llama.routes import routes as llama_routes
 from .messages.models import model_body, page_body
 from .messages.routes import routes as message_routes
 from .metrics import Metrics
@@ -116,13 +118,14 @@ def build_app(
         Route("/v1/unload_lora_adapter", service.unload_adapter, methods=["POST"]),
         Route("/tokenize", service.tokenize, methods=["POST"]),
         Route("/detokenize", service.detokenize, methods=["POST"]),
-        Route("/health", service.health),
+        *(Route(path, service.health) for path in ("/health", "/v1/health")),
         Route("/ping", service.health, methods=["GET", "POST"]),
         Route("/load", service.load),
         Route("/metrics", service.show_metrics),
         Route("/version", service.version),
         *message_routes(generation),
         *ollama_routes(generation, vectors),
+        *llama_routes(generation, vectors),
     ]
     handlers: dict[Any, Any] = {
         TokenmillError: service.refuse,
@@ -217,14 +220,16 @@ class _Service:
         async with self._limits.body(request) as data:
             call, rendered = await self._generation.read("tokenize", data, caller)
             if call.conversation is None:
-                (prompt,), param = call.prompts, "prompt"
+                (prompt,), param = call.prompts, "content" if call.form in ("ids", "pieces") else "prompt"
+                if not call.parse_special:
+                    prompt = Rendered((prompt,), is_split=True)
             else:
                 prompt = rendered or await self._generation.encoder.render(call.conversation, caller)
                 param = "messages"
             body = await self._generation.encoder.tokenize(
                 prompt,
                 add_special=call.add_special,
-                with_strings=call.with_strings,
+                form=call.form,
                 max_model_len=self._generation.max_model_len,
                 param=param,
                 caller=caller,
@@ -240,7 +245,8 @@ class _Service:
     async def detokenize(self, request: HttpRequest) -> Response:
         async with self._limits.body(request) as data:
             call, _ = await self._generation.read("detokenize", data, caller_of(request))
-        return JSONReply({"prompt": self._text.tokenizer.decode(call.prompts[0], skip_special=False)})
+        text = self._text.tokenizer.decode(call.prompts[0], skip_special=False)
+        return JSONReply({"prompt": text, "content": text})
 
     async def health(self, request: HttpRequest) -> Response:
         """200 only while an engine is ready and, if it has work, makes steps."""

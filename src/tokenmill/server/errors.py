@@ -66,6 +66,13 @@ def ollama_style(fault: Fault) -> dict[str, Any]:
     return {"error": fault.message}
 
 
+def llama_style(fault: Fault) -> dict[str, Any]:
+    """OpenAI's, but that the code is the status."""
+    kind = "exceed_context_size_error" if fault.code == "context_length_exceeded" else fault.kind
+    return {"error": {"code": fault.status, "message": fault.message, "type": kind, "param": fault.param}}
+
+
+_LLAMA_PATHS = ("/completion", "/infill", "/props", "/apply-template", "/slots", "/embedding", "/lora-adapters")
 _ANTHROPIC_TYPES = {
     401: "authentication_error", 403: "permission_error", 404: "not_found_error", 408: "timeout_error",
     413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error",
@@ -81,7 +88,9 @@ def anthropic_style(fault: Fault) -> dict[str, Any]:
     return body | {"request_id": fault.request_id or None}
 
 
-STYLES: Mapping[str, Style] = {"/api/": ollama_style, "/v1/messages": anthropic_style}
+STYLES: Mapping[str, Style] = {"/api/": ollama_style, "/v1/messages": anthropic_style} | dict.fromkeys(
+    _LLAMA_PATHS, llama_style
+)
 """By what a path begins with."""
 
 

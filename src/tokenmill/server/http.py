@@ -19,7 +19,7 @@ from .clients import Clients
 from .errors import Fault, Style, anthropic_style, describe, headers, style_of
 from .visitors import Visitors
 
-OPEN_PATHS = frozenset({"/", "/health", "/ping", "/version", "/metrics"})
+OPEN_PATHS = frozenset({"/", "/health", "/v1/health", "/ping", "/version", "/metrics"})
 _MAX_ID = 256
 
 

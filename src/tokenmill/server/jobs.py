@@ -8,7 +8,7 @@ clients by `describe_limit`.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,7 +21,8 @@ from ..text.chat import ChatTemplate, Renderer
 from ..text.standins import Rendered
 from ..text.tokenizer import Tokenizer
 from .fields import parse_object
-from .logprobs import TokenNames
+from .llama.inputs import parse_llama_embedding
+from .llama.parse import parse_llama_completion, parse_llama_infill
 from .messages.parse import parse_count, parse_messages
 from .ollama.inputs import parse_embed, parse_embeddings
 from .ollama.parse import parse_ollama_chat, parse_ollama_generate
@@ -29,7 +30,7 @@ from .openai import Call, Conversation, Rules, parse_chat, parse_completion
 from .pooling import PoolingCall, parse_embedding, parse_rerank, parse_score
 from .prompts import Mixed
 from .responses.parse import parse_continued, parse_response
-from .tokenizing import DetokenizeCall, TokenizeCall, parse_detokenize, parse_tokenize
+from .tokenizing import DetokenizeCall, TokenizeCall, parse_detokenize, parse_tokenize, tokenize_body
 
 JOB_S = 2.0
 RENDER_S = 0.2
@@ -54,6 +55,9 @@ ENDPOINTS: dict[str, tuple[Parse, type[AnyCall], str]] = {
     "continued_response": (parse_continued, Call, "prompts"),
     "messages": (parse_messages, Call, "prompts"),
     "count_tokens": (parse_count, Call, "prompts"),
+    "llama_completion": (parse_llama_completion, Call, "prompts"),
+    "llama_infill": (parse_llama_infill, Call, "prompts"),
+    "llama_embedding": (parse_llama_embedding, PoolingCall, "inputs"),
     "embedding": (parse_embedding, PoolingCall, "inputs"),
     "score": (parse_score, PoolingCall, "inputs"),
     "rerank": (parse_rerank, PoolingCall, "inputs"),
@@ -119,11 +123,11 @@ class EncodeInputs(msgspec.Struct, tag=True, frozen=True):
 
 
 class Tokenize(msgspec.Struct, tag=True, frozen=True):
-    """Result: the body of an answer of /tokenize."""
+    """Result: the body of an answer of /tokenize. `form`: of tokenizing.FORMS."""
 
     rendered: Rendered
     add_special: bool
-    with_strings: bool
+    form: str
     max_model_len: int
     param: str | None = "prompt"
     does: str = "Encoding the text"
@@ -291,9 +295,7 @@ class Jobs:
 
     def _tokenize(self, job: Tokenize) -> bytes:
         assert self._tokenizer is not None
-        return tokenize_body(
-            self._tokenizer, self._ids(job.rendered, job.add_special), job.with_strings, job.max_model_len
-        )
+        return tokenize_body(self._tokenizer, self._ids(job.rendered, job.add_special), job.form, job.max_model_len)
 
 
 def _fit(ids: Sequence[int], call: AnyCall, room: int) -> array[int]:
@@ -369,17 +371,4 @@ def encode_inputs(tokenizer: Tokenizer, job: EncodeInputs, chars_per_token: int)
         texts, seconds = (tuple(text[kept] for text in given) for given in (texts, seconds))
     return tokenizer.encode_inputs(
         texts, seconds, max_tokens=None if truncate_to is None else room, keep_end=job.keep_end
-    )
-
-
-def tokenize_body(tokenizer: Tokenizer, ids: Iterable[int], with_strings: bool, max_model_len: int) -> bytes:
-    tokens = list(ids)
-    names = TokenNames(tokenizer)
-    return msgspec.json.encode(
-        {
-            "count": len(tokens),
-            "max_model_len": max_model_len,
-            "tokens": tokens,
-            "token_strs": [names.text(token) for token in tokens] if with_strings else None,
-        }
     )

@@ -27,14 +27,13 @@ from .jobs import (
     check_template,
     encode_inputs,
     render_job,
-    tokenize_body,
     unpack_ids,
     unpack_inputs,
     unpack_rendered,
 )
 from .openai import Call, Conversation
 from .prompts import Mixed, Prompt
-from .tokenizing import MAX_TOKENIZE_CHARS
+from .tokenizing import MAX_TOKENIZE_CHARS, tokenize_body
 
 THREAD_CHARS = 5_000
 """Texts of more characters than this are encoded in a thread."""
@@ -148,7 +147,7 @@ class Encoder:
         prompt: str | Rendered,
         *,
         add_special: bool,
-        with_strings: bool,
+        form: str,
         max_model_len: int,
         param: str,
         caller: Caller = _NOBODY,
@@ -161,11 +160,11 @@ class Encoder:
             raise InvalidRequest(
                 f"{param} gives {num_chars} characters; at most {MAX_TOKENIZE_CHARS} are encoded at once.", param=param
             )
-        if num_chars > (THREAD_CHARS if with_strings else KNOWN_CHARS):
-            job = Tokenize(rendered, add_special, with_strings, max_model_len, param)
+        if num_chars > (THREAD_CHARS if form in ("strings", "pieces") else KNOWN_CHARS):
+            job = Tokenize(rendered, add_special, form, max_model_len, param)
             return await caller.stay(self._helper.run(job, caller.name))
         encoded = await self.encode(rendered, add_special=add_special, shared=False, param=param)
-        return tokenize_body(self._text.tokenizer, encoded.tokens, with_strings, max_model_len)
+        return tokenize_body(self._text.tokenizer, encoded.tokens, form, max_model_len)
 
     async def encode_call(
         self, call: Call, limit: int, *, rendered: Rendered | None = None, caller: Caller = _NOBODY

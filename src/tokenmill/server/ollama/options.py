@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Any
 
@@ -67,16 +66,7 @@ def read_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]
         del found["max_tokens"]
     if found.get("seed") == -1:
         del found["seed"]
-    unknown = fields.unread()
-    for name in unknown:
-        refuse_misspelt(name)
-    return found, [f"options.{name}" for name in unknown]
-
-
-def refuse_misspelt(name: str) -> None:
-    near = difflib.get_close_matches(name, _NAMES, n=1, cutoff=0.8)
-    if near:
-        raise InvalidRequest(f"options.{name} is not known; options.{near[0]} is.", param=f"options.{name}")
+    return found, [f"options.{name}" for name in fields.unread()]
 
 
 def refuse_misplaced(names: list[str]) -> None:

@@ -1,0 +1,35 @@
+"""Which path of llama-server's own API leads where."""
+
+from __future__ import annotations
+
+from starlette.requests import Request as HttpRequest
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from ..generation import Generation
+from ..vectors import VectorService
+from .server import About, Vectors
+from .shape import LlamaShape
+
+
+def routes(generation: Generation, service: VectorService) -> list[Route]:
+    about, vectors = About(generation), Vectors(service)
+    shape = LlamaShape(generation.clock.now)
+
+    async def completion(request: HttpRequest) -> ASGIApp:
+        return await generation.reply(request, "llama_completion", shape)
+
+    async def infill(request: HttpRequest) -> ASGIApp:
+        return await generation.reply(request, "llama_infill", shape)
+
+    return [
+        *(Route(path, completion, methods=["POST"]) for path in ("/completion", "/completions")),
+        Route("/infill", infill, methods=["POST"]),
+        Route("/apply-template", about.apply_template, methods=["POST"]),
+        *(Route(path, vectors.embedding, methods=["POST"]) for path in ("/embedding", "/embeddings")),
+        Route("/props", about.props),
+        Route("/props", about.change_props, methods=["POST"]),
+        Route("/slots", about.slots),
+        Route("/lora-adapters", about.adapters),
+        Route("/lora-adapters", about.change_adapters, methods=["POST"]),
+    ]

@@ -1,0 +1,66 @@
+"""`samplers`: llama-server's list of what acts on a draw, in order. Here the order is fixed (docs/sampling.md).
+
+A list is taken if what acts, acts in the order of here; what it leaves out is off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ...core.errors import InvalidRequest
+from ...core.request import SamplingParams
+
+NAMES = ("penalties", "dry", "temperature", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc")
+"""In the order in which they act here."""
+
+_SAME = {"typical_p": "typ_p", "temp": "temperature", "top-k": "top_k", "top-p": "top_p", "min-p": "min_p"}
+_FREE = ("top_n_sigma", "top_k")
+"""The same before temperature as after it."""
+
+_OFF: Mapping[str, dict[str, Any]] = {
+    "penalties": {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
+    "dry": {"dry_multiplier": 0.0},
+    "temperature": {"temperature": 1.0},
+    "top_n_sigma": {"top_n_sigma": 0.0},
+    "top_k": {"top_k": 0},
+    "typ_p": {"typical_p": 1.0},
+    "top_p": {"top_p": 1.0},
+    "min_p": {"min_p": 0.0},
+    "xtc": {"xtc_probability": 0.0},
+}
+
+
+def with_samplers(sampling: SamplingParams, wanted: Any) -> SamplingParams:
+    """`sampling` with nothing on but what the list names. Raises InvalidRequest for a name that is not known, and for
+    an order that would draw otherwise."""
+    if wanted in (None, [], ""):
+        return sampling
+    if not isinstance(wanted, list) or not all(isinstance(name, str) for name in wanted):
+        raise InvalidRequest("samplers must be an array of names.", param="samplers")
+    named: list[str] = [_SAME.get(name, str(name)) for name in wanted]
+    odd = next((name for name in named if name not in NAMES), None)
+    if odd is not None:
+        known = ", ".join(NAMES)
+        raise InvalidRequest(f"samplers: there is no {odd[:40]!r} here; there are {known}.", param="samplers")
+    for name in NAMES:
+        if name not in named:
+            sampling = replace(sampling, **_OFF[name])
+    acting = [name for name in named if _acts(sampling, name)]
+    if sampling.temperature in (0, 1):
+        acting = [name for name in acting if name != "temperature"]
+    if sampling.temperature == 0:
+        acting = [name for name in acting if name in ("penalties", "dry")]
+    order = [name for name in NAMES if name in acting]
+    if [each for each in acting if each not in _FREE] != [each for each in order if each not in _FREE] or [
+        each for each in acting if each != "temperature"
+    ] != [each for each in order if each != "temperature"]:
+        raise InvalidRequest(
+            f"samplers: here the order is {', '.join(order)}; give it so, or leave it out.", param="samplers"
+        )
+    return sampling
+
+
+def _acts(sampling: SamplingParams, name: str) -> bool:
+    return any(getattr(sampling, setting) != value for setting, value in _OFF[name].items())
