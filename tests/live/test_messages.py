@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from scripted import Served
+from scripted import Served, make_text_model
+from tokenmill.text.chat import ChatTemplate
+from tokenmill.text.speech import make_speech
 
 VERSION = {"anthropic-version": "2023-06-01"}
 BODY: dict[str, Any] = {"model": "toy", "max_tokens": 20, "messages": [{"role": "user", "content": "hi"}]}
@@ -133,3 +135,102 @@ def test_a_stream_whose_engine_fails_ends_with_an_error(served: Served) -> None:
     stream = events(data)
     assert stream[-1]["type"] == "error" and stream[-1]["error"]["type"] == "api_error"
     assert not any(event["type"] in ("message_delta", "message_stop") for event in stream)
+
+
+TOOL = {"name": "add", "input_schema": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}}
+TALKING = (
+    "{% if tools %}Tools: {{ tools | tojson }} Call by <tool_call>\n{% endif %}"
+    "{% for m in messages %}{{ m.role }}{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
+    ": {{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}\n"
+    "{% endfor %}{% if enable_thinking %}think{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def talking() -> Iterator[Served]:
+    """A model that thinks if it is told to, calls a tool until it has a result, and then reads that out."""
+    call = '<tool_call>\n{"name": "add", "arguments": {"a": 4}}\n</tool_call>'
+
+    def reply(prompt: str) -> str:
+        said = prompt.rpartition("tool: ")[2].split("\n")[0] if "tool: " in prompt else f"Well.\n{call}\n{call}"
+        return f"<think>\nHm.\n</think>\n\n{said}" if prompt.endswith("think") else said
+
+    text = make_text_model()
+    speech = make_speech(TALKING, text.tokenizer)
+    with Served(reply, text=make_text_model(chat=ChatTemplate(TALKING), speech=speech)) as server:
+        yield server
+
+
+def joined(stream: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The blocks that a client makes of events."""
+    blocks: list[dict[str, Any]] = []
+    inputs: dict[int, str] = {}
+    for event in stream:
+        if event["type"] == "content_block_start":
+            blocks.append(event["content_block"])
+        elif event["type"] == "content_block_delta":
+            delta = {name: value for name, value in event["delta"].items() if name != "type"}
+            if "partial_json" in delta:
+                inputs[event["index"]] = inputs.get(event["index"], "") + delta.pop("partial_json")
+            for name, value in delta.items():
+                blocks[event["index"]][name] += value
+    for index, written in inputs.items():
+        blocks[index]["input"] = json.loads(written)
+    return blocks
+
+
+def test_tools_there_and_back(talking: Served) -> None:
+    """Calls come as blocks, whole and streamed; with their results the conversation goes on; one call where one is
+    wanted, none where tools are forbidden."""
+    body = BODY | {"tools": [TOOL], "max_tokens": 200}
+    _, data = ask(talking, "/v1/messages", body)
+    answer = json.loads(data)
+    assert [block["type"] for block in answer["content"]] == ["text", "tool_use", "tool_use"]
+    first, second = answer["content"][1:]
+    assert (first["name"], first["input"], answer["stop_reason"]) == ("add", {"a": 4}, "tool_use")
+    assert first["id"] != second["id"] and first["id"].startswith("toolu_")
+    _, data = ask(talking, "/v1/messages", body | {"stream": True})
+    stream = events(data)
+    assert [block | {"id": ""} for block in joined(stream)] == [block | {"id": ""} for block in answer["content"]]
+    assert stream[-2]["delta"]["stop_reason"] == "tool_use"
+    results = [{"type": "tool_result", "tool_use_id": call["id"], "content": "It is 4."} for call in (first, second)]
+    history = [
+        *body["messages"],
+        {"role": "assistant", "content": answer["content"]},
+        {"role": "user", "content": results},
+    ]
+    _, data = ask(talking, "/v1/messages", body | {"messages": history})
+    answer = json.loads(data)
+    assert answer["content"] == [{"type": "text", "text": "It is 4."}] and answer["stop_reason"] == "end_turn"
+    one = {"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}
+    _, data = ask(talking, "/v1/messages", body | one)
+    assert [block["type"] for block in json.loads(data)["content"]].count("tool_use") == 1
+    _, data = ask(talking, "/v1/messages", body | {"tool_choice": {"type": "none"}})
+    answer = json.loads(data)
+    assert [block["type"] for block in answer["content"]] == ["text"] and answer["stop_reason"] == "end_turn"
+    _, with_tools = ask(talking, "/v1/messages/count_tokens", body)
+    _, without = ask(talking, "/v1/messages/count_tokens", BODY)
+    assert json.loads(with_tools)["input_tokens"] > json.loads(without)["input_tokens"] + 50, "tools are counted too"
+
+
+def test_thinking_is_a_block_of_its_own(talking: Served) -> None:
+    """Where it is wanted; it comes back signed in the history, and is part of the prompt then."""
+    body = BODY | {"tools": [TOOL], "max_tokens": 200}
+    thinks = body | {"thinking": {"type": "adaptive"}}
+    _, data = ask(talking, "/v1/messages", thinks)
+    answer = json.loads(data)
+    assert [block["type"] for block in answer["content"]] == ["thinking", "text", "tool_use", "tool_use"]
+    thought = answer["content"][0]
+    assert thought["thinking"] == "Hm." and thought["signature"]
+    assert 0 < answer["usage"]["output_tokens_details"]["thinking_tokens"] < answer["usage"]["output_tokens"]
+    _, data = ask(talking, "/v1/messages", thinks | {"stream": True})
+    assert joined(events(data))[0] == thought
+    said = [
+        *body["messages"],
+        {"role": "assistant", "content": [thought, {"type": "text", "text": "x"}]},
+        *body["messages"],
+    ]
+    _, with_thought = ask(talking, "/v1/messages/count_tokens", {"messages": said})
+    said[1] = {"role": "assistant", "content": "x"}
+    _, without = ask(talking, "/v1/messages/count_tokens", {"messages": said})
+    assert json.loads(with_thought)["input_tokens"] > json.loads(without)["input_tokens"]

@@ -73,16 +73,20 @@ def stop_of(answer: Answer, choice: Choice, last: Piece) -> tuple[str, str | Non
     return "tool_use" if choice.has_calls else "end_turn", None
 
 
-def usage_of(answer: Answer) -> dict[str, int]:
+def usage_of(answer: Answer) -> dict[str, Any]:
     """Tokens found in the cache are counted apart from the others of the prompt. Nothing is charged for writing it."""
     usage = answer.usage()
     num_cached = usage["prompt_tokens_details"]["cached_tokens"]
-    return {
+    counts = {
         "input_tokens": usage["prompt_tokens"] - num_cached,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": num_cached,
         "output_tokens": usage["completion_tokens"],
     }
+    thought = usage.get("completion_tokens_details")
+    return counts | (
+        {} if thought is None else {"output_tokens_details": {"thinking_tokens": thought["reasoning_tokens"]}}
+    )
 
 
 def signature_of(thinking: str) -> str:
@@ -100,7 +104,7 @@ class _Blocks:
     def add(self, part: Part) -> None:
         kind = _kind(part)
         if isinstance(part, CallStart):
-            self._blocks.append(({"type": kind, "id": part.id, "name": part.name}, []))
+            self._blocks.append(({"type": kind, "id": _call_id(part), "name": part.name}, []))
             return
         if not self._blocks or self._blocks[-1][0]["type"] != kind:
             assert not isinstance(part, CallArguments), "arguments come behind the start of their call"
@@ -116,6 +120,11 @@ class _Blocks:
         if block["type"] == "thinking":
             return block | {"thinking": "" if self._hides_thinking else text, "signature": signature_of(text)}
         return block | {"text": text}
+
+
+def _call_id(part: CallStart) -> str:
+    """As Anthropic's ids begin, where a model's family has no form of its own."""
+    return f"toolu_{part.id.removeprefix('call_')}" if part.id.startswith("call_") else part.id
 
 
 def _kind(part: Part) -> str:
@@ -179,7 +188,7 @@ class MessageChunks:
     def _add(self, part: Part) -> Iterable[bytes]:
         kind = _kind(part)
         if isinstance(part, CallStart):
-            yield from self._open(kind, {"id": part.id, "name": part.name, "input": {}})
+            yield from self._open(kind, {"id": _call_id(part), "name": part.name, "input": {}})
             return
         if kind != self._kind:
             assert not isinstance(part, CallArguments), "arguments come behind the start of their call"
