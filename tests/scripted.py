@@ -58,14 +58,16 @@ def byte_alphabet() -> list[str]:
     return [chr(byte) if byte in printable else chr(0x100 + others.index(byte)) for byte in range(256)]
 
 
-def make_text_model(**changes: Any) -> TextModel:
+def make_text_model(*, specials: Sequence[str] = (), **changes: Any) -> TextModel:
+    """`specials`: further special tokens."""
     merges = ["l l", "ll o", "Ġ w"]
-    tokens = [*SPECIAL, *byte_alphabet(), *(merge.replace(" ", "") for merge in merges)]
+    tokens = [*SPECIAL, *specials, *byte_alphabet(), *(merge.replace(" ", "") for merge in merges)]
+    num_special = len(SPECIAL) + len(specials)
     metadata = {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "default",
         "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": [3] * len(SPECIAL) + [1] * (len(tokens) - len(SPECIAL)),
+        "tokenizer.ggml.token_type": [3] * num_special + [1] * (len(tokens) - num_special),
         "tokenizer.ggml.merges": merges,
         "tokenizer.ggml.eos_token_id": EOS,
     }

@@ -130,6 +130,7 @@ ANSWERS: list[tuple[str, str, Said]] = [
         f'{{"name": "get_weather", "arguments": {OSLO}, "id": "123456789"}}]',
         Said(calls=tuple(ARGS)),
     ),
+    ("mistral_list", f'[TOOL_CALLS][{{"name": "get_weather", "arguments": {PARIS}}}]', Said(calls=(ARGS[0],))),
     ("mistral", f"[TOOL_CALLS]get_weather[ARGS]{PARIS}[TOOL_CALLS]get_weather[ARGS]{OSLO}", Said(calls=tuple(ARGS))),
     ("mistral", f"Hm. [TOOL_CALLS]get_weather[CALL_ID]abc123XYZ[ARGS]{PARIS}", Said("Hm.", calls=(ARGS[0],))),
     ("mistral", f"[TOOL_CALLS]get_weather{PARIS}", Said(calls=(ARGS[0],))),

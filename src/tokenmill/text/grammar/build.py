@@ -7,10 +7,13 @@ caller asked for. Whether the grammar compiles within its limits is found out by
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Sequence
 from typing import Any
 
 from ...core.errors import InvalidRequest
 from ..tokenizer import Tokenizer
+from ..tools.demand import calls_to_lark
 from .constraint import Constraint, Thinking
 from .gbnf import is_gbnf, to_lark
 from .lark import quote, quote_regex
@@ -37,14 +40,14 @@ def to_grammar(constraint: Constraint, tokenizer: Tokenizer | None = None) -> st
 
     Raises InvalidRequest naming the field, and the keyword or place at fault.
     """
-    grammars = _answer(constraint)
+    grammars = _answer(constraint, tokenizer)
     thinking = constraint.thinking
     if thinking is not None:
         grammars = [{"lark_grammar": _think(thinking, tokenizer, constraint.param)}, *_named(grammars)]
     return json.dumps({"grammars": grammars}, ensure_ascii=False)
 
 
-def _answer(constraint: Constraint) -> list[dict[str, Any]]:
+def _answer(constraint: Constraint, tokenizer: Tokenizer | None) -> list[dict[str, Any]]:
     kind, value, param = constraint.kind, constraint.value, constraint.param
     if kind == "json_object":
         return [{"json_schema": _spaced({"type": "object"}, constraint)}]
@@ -52,6 +55,8 @@ def _answer(constraint: Constraint) -> list[dict[str, Any]]:
         return [{"json_schema": _spaced(prepare(value, param), constraint)}]
     if kind == "structural_tag":
         return [{"lark_grammar": tags_to_lark(value, param, lambda schema: _spaced(schema, constraint))}]
+    if kind == "tools":
+        return [{"lark_grammar": _calls(constraint, tokenizer)}]
     if kind == "choice":
         return [{"lark_grammar": _choice(value, param)}]
     text = _text(value, param)
@@ -60,6 +65,25 @@ def _answer(constraint: Constraint) -> list[dict[str, Any]]:
     if kind == "gbnf" and is_gbnf(text):
         text = to_lark(text, param)
     return [{"lark_grammar": text}]
+
+
+def _calls(constraint: Constraint, tokenizer: Tokenizer | None) -> str:
+    marks = [] if tokenizer is None else [text for text in tokenizer.special_texts() if text]
+
+    def finish(schema: Any, place: str) -> str:
+        return "%json " + json.dumps(_spaced(prepare(schema, place), constraint), ensure_ascii=False)
+
+    return calls_to_lark(constraint.value, lambda text: _spelled(text, marks, tokenizer), finish)
+
+
+def _spelled(text: str, marks: Sequence[str], tokenizer: Tokenizer | None) -> str:
+    """Text as Lark, special tokens within it by their ids."""
+    found = [mark for mark in marks if mark in text]
+    if not found:
+        return quote(text) if text else ""
+    longest_first = "|".join(re.escape(mark) for mark in sorted(found, key=len, reverse=True))
+    pieces = re.split(f"({longest_first})", text)
+    return " ".join(_marker(piece, tokenizer) if piece in found else quote(piece) for piece in pieces if piece)
 
 
 def _text(value: Any, param: str) -> str:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-Kind = Literal["json_object", "json_schema", "regex", "choice", "gbnf", "lark", "structural_tag"]
+Kind = Literal["json_object", "json_schema", "regex", "choice", "gbnf", "lark", "structural_tag", "tools"]
 
 
 class Thinking(msgspec.Struct, frozen=True):
@@ -32,6 +32,7 @@ class Constraint(msgspec.Struct, frozen=True):
         choice          the texts, one of which is the answer
         gbnf, lark      the grammar
         structural_tag  {"structures": [{"begin", "schema", "end"}], "triggers": [...]}
+        tools           calls of tools, as text.tools.demand says it
 
     param       the field that gave it, for messages
     whitespace  a pattern of what may stand between the tokens of JSON; None: what is usual

@@ -56,8 +56,10 @@ def _either(read: str) -> Reading:
     return read
 
 
-def _form(opening: str, closing: str) -> Form:
-    return Form(opening=ONE + opening, closing=closing + ONE_END, before=ALL, after=ALL_END, between="\n", trigger=ALL)
+def _form(opening: str, closing: str, between: str) -> Form:
+    return Form(
+        opening=ONE + opening, closing=closing + ONE_END, before=ALL, after=ALL_END, between=between, trigger=ALL
+    )
 
 
 _MARKERS, _ENDS = (ALL, ONE), (ONE_END, ALL_END)
@@ -65,7 +67,7 @@ DEEPSEEK_V3 = Family(
     "deepseek_v3",
     _MARKERS,
     _read,
-    _form(f"function{SEPARATOR}{{name}}\n{_FENCE}\n", f"\n{_FENCE_END}"),
+    _form(f"function{SEPARATOR}{{name}}\n{_FENCE}\n", f"\n{_FENCE_END}", "\n"),
     ends=_ENDS,
 )
-DEEPSEEK_V31 = Family("deepseek_v31", _MARKERS, _read, _form("{name}" + SEPARATOR, ""), ends=_ENDS)
+DEEPSEEK_V31 = Family("deepseek_v31", _MARKERS, _read, _form("{name}" + SEPARATOR, "", ""), ends=_ENDS)

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from .reading import Calls, Reading
-from .use import Tool
+
+Spell = Callable[[str], str]
+"""Text as Lark, marks that are tokens of their own among it; nothing for no text."""
+
+TEXT_VALUE, VALUE_END = "text_value", "\n</parameter>\n"
+"""A rule for text that ends so, where a form has values that are no JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +21,8 @@ class Form:
     call is `opening`, in which {name} stands for the tool's name, the arguments as JSON, and `closing`.
 
     trigger    the part that `before` and `opening` begin with, by which one knows that a call begins; "": none
-    arguments  the grammar of a tool's arguments where they are not JSON, as Lark
+    arguments  where they are not JSON: Lark of a schema, given how text is spelled and the Lark of a value's schema;
+               None where the form cannot say what the schema does, so that they must be JSON
     """
 
     opening: str
@@ -25,7 +32,7 @@ class Form:
     after: str = ""
     trigger: str = ""
     is_parallel: bool = True
-    arguments: Callable[[Tool], str] | None = None
+    arguments: Callable[[dict[str, Any], Spell, Callable[[dict[str, Any]], str]], str | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import ast
 import json
+from collections.abc import Callable
 from typing import Any
 
-from .family import Family, Form
+from .family import TEXT_VALUE, VALUE_END, Family, Form, Spell
 from .json_calls import read_calls
 from .reading import MAX_NAME, Calls, Reading, ending, literal, space, until
 from .use import Tool
@@ -87,25 +88,30 @@ def _value_of(text: str) -> Any:
     return text
 
 
-def _lark(tool: Tool) -> str:
+def _lark(schema: dict[str, Any], spell: Spell, value_of: Callable[[dict[str, Any]], str]) -> str | None:
     """Arguments in the order of the schema's properties, those that are not required left out at will."""
-    properties = tool.parameters.get("properties") or {}
-    required = tool.parameters.get("required") or []
+    properties = schema.get("properties")
+    if not isinstance(properties, dict) or not schema.keys() <= _SIMPLE:
+        return None
+    required = schema.get("required") or []
     found = []
-    for key, schema in properties.items():
-        begin, end = json.dumps(f"{PARAMETER}{key}>\n"), json.dumps("\n" + PARAMETER_END + "\n")
-        if isinstance(schema, dict) and is_text(schema):
-            choices = schema.get("enum", [schema["const"]] if "const" in schema else None)
-            if choices is None:
-                value = f"TEXT {end}"
-            else:
-                value = f"({' | '.join(json.dumps(each, ensure_ascii=False) for each in choices)}) {end}"
+    for key, part in properties.items():
+        if not isinstance(part, dict) or '"$ref"' in json.dumps(part) or ">" in key:
+            return None
+        if not is_text(part):
+            value = f"{value_of(part)} {spell(VALUE_END)}"
+        elif "enum" in part:
+            value = f"({' | '.join(spell(each) for each in part['enum'])}) {spell(VALUE_END)}"
+        elif part.keys() <= _FREE_TEXT:
+            value = TEXT_VALUE
         else:
-            value = f"%json {json.dumps(schema)} {end}"
-        found.append(f"({begin} {value})" + ("" if key in required else "?"))
-    return " ".join(found) or '""'
+            return None
+        found.append(f"({spell(f'{PARAMETER}{key}>' + chr(10))} {value})" + ("" if key in required else "?"))
+    return " ".join(found)
 
 
+_SIMPLE = {"type", "properties", "required", "additionalProperties", "description", "title", "$schema", "$id"}
+_FREE_TEXT = {"type", "description", "title", "default", "examples"}
 _FORM = Form(
     opening=BEGIN + "\n" + FUNCTION + "{name}>\n",
     closing=FUNCTION_END + "\n" + END,

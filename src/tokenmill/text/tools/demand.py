@@ -1,0 +1,127 @@
+"""The grammar of calls: of answers that must call, and of those that may but must then fit.
+
+What it says is Lark, in llguidance's dialect. The family's own form is demanded, so that its parser reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from .families import FAMILIES
+from .family import TEXT_VALUE, VALUE_END, Form, Spell
+from .hermes import HERMES
+from .use import ToolUse
+
+Finish = Callable[[Any, str], str]
+"""A schema, and where it comes from, as the Lark that takes what fits."""
+
+_ANY = {"type": "object"}
+_CLOSABLE = {"type", "properties", "required", "description", "title", "$defs", "definitions", "$schema", "$id"}
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """family  in whose form calls are
+    use        the tools, and how many calls
+    place      what the caller calls the n-th tool's schema
+    answer     schema of an answer that calls nothing; None: such an answer is free
+    """
+
+    family: str
+    use: ToolUse
+    place: str
+    answer: Any = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Of a `Constraint` whose kind is "tools"."""
+        offered = [tool.name for tool in self.use.offered]
+        return {
+            "family": self.family,
+            "tools": [
+                {
+                    "name": tool.name,
+                    "place": self.place.format(number),
+                    "parameters": tool.parameters if self.use.is_forced or tool.is_strict else _ANY,
+                }
+                for number, tool in enumerate(self.use.tools)
+                if tool.name in offered
+            ],
+            "is_forced": self.use.is_forced,
+            "is_parallel": self.use.is_parallel and self.use.choice != "named",
+            "answer": self.answer,
+        }
+
+
+def calls_to_lark(value: dict[str, Any], spell: Spell, finish: Finish) -> str:
+    """`value`: of Demand.as_json. Raises what `finish` does."""
+    writer = _Writer(FAMILIES[value["family"]].form, value, spell, finish)
+    if value["is_forced"]:
+        start = writer.calls()
+    elif value["answer"] is not None:
+        start = f"{writer.calls()} | {finish(value['answer'], 'response_format')}"
+    else:
+        start = writer.free()
+    lines = [f"start: {start}", *writer.rules]
+    text = "\n".join(lines)
+    if TEXT_VALUE in text:
+        text += f"\n{TEXT_VALUE}[lazy]: TEXT {spell(VALUE_END)}"
+    return text + ("\nTEXT: /(?s:.*)/\n" if "TEXT" in text else "\n")
+
+
+class _Writer:
+    def __init__(self, form: Form, value: dict[str, Any], spell: Spell, finish: Finish) -> None:
+        self.rules: list[str] = []
+        self._form = form
+        self._tools = value["tools"]
+        self._several = value["is_parallel"] and form.is_parallel
+        self._spell = spell
+        self._finish = finish
+
+    def calls(self, skip: str = "") -> str:
+        """One call, or several. `skip`: what was said of the first already."""
+        form = self._form
+        before = self._spell(form.before.removeprefix(skip))
+        first = self._call("" if form.before else skip)
+        again = ""
+        if self._several:
+            rest = first if form.before or not skip else self._call("")
+            again = f"({self._spell(form.between)} {rest})*"
+        return f"{before} {first} {again} {self._spell(form.after)}".strip()
+
+    def free(self) -> str:
+        """Text in which calls may stand: what the family's mark begins goes on as a call."""
+        form, trigger = self._form, self._form.trigger
+        if not trigger:
+            self.rules.append("OTHER: /(\\s*[^\\s{\\[](?s:.*))?/")
+            return f"{self.calls()} | OTHER"
+        mark = self._spell(trigger)
+        self.rules.append(f"{'head' if mark.startswith('<[') else 'head[lazy]'}: TEXT {mark}")
+        group = self.calls(trigger) if form.before else self._call(trigger)
+        return f"(head {group}){'*' if self._several else '?'} TEXT"
+
+    def _call(self, skip: str) -> str:
+        """A rule for one call of any of the tools."""
+        name = f"call{len(self.rules)}"
+        options = [self._option(tool, skip) for tool in self._tools]
+        self.rules.append(f"{name}: " + "\n    | ".join(options))
+        return name
+
+    def _option(self, tool: dict[str, Any], skip: str) -> str:
+        form, schema = self._form, _closed(tool["parameters"])
+        arguments = None
+        if form.arguments is not None:
+            arguments = form.arguments(schema, self._spell, lambda part: self._finish(part, tool["place"]))
+        if arguments is None:
+            form = form if form.arguments is None else HERMES.form
+            arguments = self._finish(schema, tool["place"])
+        opening = form.opening.replace("{name}", tool["name"]).removeprefix(skip)
+        return f"{self._spell(opening)} {arguments} {self._spell(form.closing)}".strip()
+
+
+def _closed(schema: dict[str, Any]) -> dict[str, Any]:
+    """Arguments that the schema does not describe would help nobody, though it allows them where it is silent."""
+    if schema.get("properties") is None or not schema.keys() <= _CLOSABLE:
+        return schema
+    return {**schema, "additionalProperties": False}
