@@ -115,7 +115,8 @@ ANSWER = {
     "truncate_prompt_tokens": "keep so many tokens of the prompt; -1: as many as fit; not 0 (default: a "
     "prompt that is too long is refused)",
     "truncation_side": "`left` or `right`: the end that is cut (default: `left`)",
-    "priority": "lower runs earlier; at least what `--max-priority` says (default: 0)",
+    "priority": "lower runs earlier; at least what `--max-priority` says; with 2147483647 it runs only while nothing "
+    "else does (default: 0)",
     "cache_salt": "cached prefixes are shared only with calls of the same salt; not empty",
     "kv_transfer_params": "hand KV over from one server to another ([how](kv.md)); needs `--kv-save`",
     "kv_transfer_params.do_remote_decode": "answer when the KV is saved; the answer's `kv_transfer_params` are for the "

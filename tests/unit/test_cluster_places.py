@@ -7,7 +7,7 @@ import random
 import pytest
 
 from tokenmill.cluster.places import Places, Room, Ticket
-from tokenmill.core.request import Request, SamplingParams
+from tokenmill.core.request import IDLE_PRIORITY, Request, SamplingParams
 
 SAMPLING = SamplingParams()
 ROOM = Room(num_rows=16, step_tokens=100)
@@ -177,3 +177,21 @@ def test_what_left_while_it_waited_is_not_kept() -> None:
             assert places.end(f"x{number}{choice}")
     lines = [line for ring in places._rings.values() for line in ring.lines.values()]
     assert len(places._heap) < 100 and all(len(line.calls) < 50 for line in lines)
+
+
+def test_the_lowest_priority_keeps_no_place_from_others() -> None:
+    """It has places while there are rows for it; others have all of theirs beside it."""
+    places = Places()
+    places.room = Room(8, 100)
+    places.join(tickets("idle", 40, client="batches", priority=IDLE_PRIORITY))
+    idle = chosen(places)
+    assert len(idle) == 7
+    places.join(tickets("p", 40, client="b"))
+    places.join(tickets("q", 40, client="c"))
+    assert len(chosen(places)) == places.room.num_places == 9
+    for request_id in idle:
+        places.end(request_id)
+    assert chosen(places) == []
+    for number in range(5):
+        places.end(f"p{number}")
+    assert all(not name.startswith("idle") for name in chosen(places))

@@ -10,9 +10,10 @@ from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.effects import StepFailed
 from tokenmill.core.events import Abort, Drain, Output, Submit
-from tokenmill.core.request import Request, SamplingParams
+from tokenmill.core.request import IDLE_PRIORITY, Request, SamplingParams
 from tokenmill.core.step import PlanRow, RowResult, StepPlan, StepResult, TokenLogprob
 from tokenmill.engine.core import EngineCore
+from tokenmill.sched.scheduler import IDLE_CHUNK
 
 CONFIG = EngineConfig(
     groups=full_groups(64), max_model_len=256, block_size=4, max_num_batched_tokens=64, steps_in_flight=2
@@ -428,3 +429,27 @@ def test_who_shares_blocks_with_a_corrupted_sequence_runs_on() -> None:
     ends = {output.request_id: output.finish_reason for output in outputs if output.finish_reason is not None}
     assert ends == {"a": "error", "c": "error"}
     assert engine.core.stats().num_corrupted == 2
+
+
+def test_idle_work_pauses_while_others_run_and_gives_way_to_them() -> None:
+    """Requests of the lowest priority keep their blocks and have no rows, until the other is done; one that needs their
+    row takes it; their prompts come in small chunks."""
+    config = replace(CONFIG, max_num_seqs=2, max_num_batched_tokens=1024, groups=full_groups(300), max_model_len=1024)
+    engine = Engine(config)
+    engine.add(
+        make_request("x", 600, 4, priority=IDLE_PRIORITY), make_request("y", 4, 4, first=700, priority=IDLE_PRIORITY)
+    )
+    plan, _ = engine.step()
+    assert sum(row.num_tokens for row in plan.rows) <= IDLE_CHUNK
+    engine.plan()  # a step of idle work is in flight when another comes
+    engine.add(make_request("a", 300, 3, first=800))
+    engine.commit()
+    plan, _ = engine.step()
+    assert [row.num_tokens for row in plan.rows] == [300] and engine.core.stats().num_preemptions == 1
+    ended: list[str] = []
+    while "a" not in ended:
+        plan, outputs = engine.step()
+        assert len(plan.rows) == 1
+        ended += [output.request_id for output in outputs if output.finish_reason]
+    assert ended == ["a"]
+    assert {output.request_id for output in engine.finish() if output.finish_reason} == {"x", "y"}

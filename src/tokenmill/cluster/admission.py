@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..core.policy import Newcomer, OpenCalls, Refusal
+from ..core.request import IDLE_PRIORITY
 
 _PARTS = 8
 """A client may have all of so many parts but one, of open choices and of their tokens."""
@@ -20,7 +21,7 @@ class Everybody:
 @dataclass(frozen=True, slots=True)
 class BoundedWait:
     """A call is turned away when what is open, of all clients or of its own, would exceed a bound, or when its first
-    choice would wait too long. A call larger than a bound runs alone.
+    choice would wait too long, unless it has the lowest priority. A call larger than a bound runs alone.
 
     max_open    choices
     max_tokens  their prompt tokens together
@@ -42,6 +43,8 @@ class BoundedWait:
         if calls.num_tokens and (num_all > self.max_tokens or num_own > _but_one_part(self.max_tokens)):
             message = f"{calls.num_tokens} prompt tokens are held for open choices"
             return Refusal("tokens", message, calls.num_open * calls.choice_s / 2)
+        if newcomer.priority >= IDLE_PRIORITY:
+            return None
         wait_s = calls.wait_s(newcomer, now)
         if wait_s > self.max_wait_s:
             message = f"The wait would be {wait_s:.0f} s"

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from ..core.events import EngineStats
 from ..core.policy import Newcomer
-from ..core.request import Request
+from ..core.request import IDLE_PRIORITY, Request
 from ..core.work import PATIENCE, due, step_work
 from .places import Places, Room, Ticket
 from .service import Load, Rates, Returns, Rows, moved, predicted_wait
@@ -103,7 +103,8 @@ class FrontDesk:
         """Its first token came; so many of its prompt's tokens were cached."""
         self._places.start(request.id)
         self._rates.note_start(len(request.prompt_tokens), num_cached)
-        self._drawing[request.id] = (now, request, self._calls[request.id].client)
+        if request.priority < IDLE_PRIORITY:  # the others give way
+            self._drawing[request.id] = (now, request, self._calls[request.id].client)
 
     def end(self, request: Request, num_output: int, reason: str) -> None:
         """The choice is over, wherever it was."""

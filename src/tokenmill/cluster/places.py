@@ -13,6 +13,8 @@ joins the present round, and a client that was served moves to the next.
 Priorities come before rounds; within a round the choice that is due first goes first (`core.work.due`). An eighth of
 the rows is closed to a client that holds all others. The choices of a client that have no first token yet may hold only
 as many prompt tokens as the engine computes in a few steps, because others cannot overtake what is in the engine.
+Choices of the lowest priority have places as long as there are rows for them, and keep none from others, to whom the
+engine gives their rows.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
-from ..core.request import Request
+from ..core.request import IDLE_PRIORITY, Request
 
 STEPS_AHEAD = 4
 """What a client may have under way, in full steps: two are in flight, and messages take their time."""
@@ -123,6 +125,7 @@ class Places:
     def __init__(self) -> None:
         self.room: Room | None = None
         self.num_placed = 0
+        self._num_idle = 0
         self._clients: dict[str, _Client] = {}
         self._tickets: dict[str, Ticket] = {}
         self._waiting: dict[str, _WaitingCall] = {}
@@ -172,7 +175,7 @@ class Places:
 
     def choose(self) -> Request | None:
         """Give the next place away; None where there is none, or nobody who may have it."""
-        if not self._waiting or (self.room is not None and self.num_placed >= self.room.num_places):
+        if not self._waiting or (self.room is not None and self.num_placed - self._num_idle >= self.room.num_places):
             return None
         passed: list[_Line] = []
         chosen = None
@@ -208,6 +211,7 @@ class Places:
             self._stop_waiting(ticket, call)
         else:
             self.num_placed -= 1
+            self._num_idle -= _is_idle(ticket)
             client.num_placed -= 1
             self._arrive(client, request_id)
         if not client.num_placed and not client.num_waiting:
@@ -262,7 +266,7 @@ class Places:
         room, client = self.room, self._clients[ticket.client]
         if room is None:
             return True
-        if client.num_placed >= room.most_of_one:
+        if client.num_placed >= room.most_of_one or (_is_idle(ticket) and self.num_placed >= room.num_rows):
             return False
         if client.cost_arriving < room.num_ahead:
             return True
@@ -291,6 +295,7 @@ class Places:
         if call.num_waiting:
             self._queue_call(line, line.call_round + 1, call)
         self.num_placed += 1
+        self._num_idle += _is_idle(ticket)
         client.num_placed += 1
         client.arriving[ticket.request.id] = ticket
         client.cost_arriving += ticket.cost
@@ -335,3 +340,7 @@ class Places:
         if len(self._heap) > 2 * self._num_lines + 64:  # most of them are void
             self._heap = [(entry, line) for entry, line in self._heap if entry is line.entry and line.num_waiting]
             heapify(self._heap)
+
+
+def _is_idle(ticket: Ticket) -> bool:
+    return ticket.request.priority >= IDLE_PRIORITY

@@ -13,6 +13,9 @@ make three choices: the order of service, how much of the budget chunks of promp
 Budget and rows are given by rank, blocks by seniority: a sequence that gives way is junior to the one that needs its
 blocks. Sequences are visited by seniority, so that a junior does not get the blocks that a senior needs. Only prefills
 are reordered by rank, and a prefill that goes early takes only blocks that no sequence held.
+
+Sequences of the lowest priority (`IDLE_PRIORITY`) are idle work: while anyone else runs or waits they pause, with their
+blocks, and give way to who is let in. Their steps are small, because whoever comes waits for those in flight.
 """
 
 from __future__ import annotations
@@ -23,11 +26,15 @@ from typing import Protocol
 
 from ..cache.groups import Match
 from ..core.config import EngineConfig
+from ..core.request import IDLE_PRIORITY
 from ..core.sequence import Sequence, Status
 from .admission import blocks_for, most_blocks
 from .policies import Policies
 from .queue import WaitingQueue
 from .rank import Rank, rank
+
+IDLE_CHUNK = 256
+"""Prompt tokens in a step of idle work."""
 
 
 class Ledger(Protocol):
@@ -114,6 +121,7 @@ class _Composition:
     aim         tokens left for those that do not end in this step
     is_first    no prefill has a row yet
     is_squeezed blocks ran out: nobody is let in
+    is_busy     there is other than idle work: that pauses
     prefilling  running sequences whose known tokens are not all planned
     held_back   numbers of sequences that get no row, so that they can be preempted once theirs are committed
     """
@@ -127,17 +135,23 @@ class _Composition:
     aim: int = 0
     is_first: bool = True
     is_squeezed: bool = False
+    is_busy: bool = False
     prefilling: list[Sequence] = field(default_factory=list)
     held_back: set[int] = field(default_factory=set)
 
     def compose(self) -> None:
         size = self.config.block_size
-        running = list(self.running)  # without those that are let in below
+        first = self.waiting.peek()
+        self.is_busy = any(not _is_idle(seq) for seq in (*self.running[:1], *((first,) if first else ())))
+        # Without those that are let in below.
+        running = [seq for seq in self.running if not (self.is_busy and _is_idle(seq))]
         wanted = [num_wanted(seq) for seq in running]
         self.budget -= wanted.count(1)
         self.prefilling += [seq for seq, num_tokens in zip(running, wanted, strict=True) if num_tokens > 1]
         num_decodes = self.config.max_num_batched_tokens - self.budget
         self.aim = self.policies.chunks.most_tokens(self.config, num_decodes)
+        if not self.is_busy and self.config.keeps_kv and (running or first):
+            self.budget = min(self.budget, IDLE_CHUNK)
         num_refreshed = self.policies.order.num_refreshed
         if num_refreshed and len(self.running) < max_running(self.config):
             self.waiting.refresh(num_refreshed, self.ledger.reconsider)
@@ -222,9 +236,13 @@ class _Composition:
         fits the step."""
         size = self.config.block_size
         most = max_running(self.config)
-        while self.budget > 0 and not self.is_squeezed and len(self.running) + self.ledger.num_loading < most:
+        while self.budget > 0 and not self.is_squeezed:
             seq = self.waiting.peek()
-            if seq is None or (before is not None and rank(seq) > before):
+            if seq is None or (before is not None and rank(seq) > before) or (self.is_busy and _is_idle(seq)):
+                return
+            if len(self.running) + self.ledger.num_loading >= most:
+                if self._clear():
+                    continue
                 return
             matched = self.ledger.find_match(seq)
             start = matched.num_blocks * size
@@ -234,7 +252,11 @@ class _Composition:
                     return
             else:
                 available = self.ledger.num_available_blocks(matched)
-                if not num_tokens or not self._has_room(seq, matched, available):
+                if not num_tokens:
+                    return
+                if not self._has_room(seq, matched, available):
+                    if self._clear():
+                        continue
                     return
                 num_tokens = min(num_tokens, min(available) * size)
                 if self.ledger.fetch(seq, matched):
@@ -242,6 +264,14 @@ class _Composition:
             self.ledger.admit(seq)
             self._add_prefill(seq, matched, num_tokens)
             self.prefilling.append(seq)
+
+    def _clear(self) -> bool:
+        """Preempt idle work for other that waits; whether there was a sequence of it without a row in flight."""
+        last = self.running[-1] if self.running else None
+        if not self.is_busy or last is None or not _is_idle(last) or last.rows_in_flight:
+            return False
+        self.ledger.preempt(last)
+        return True
 
     def _has_room(self, seq: Sequence, matched: Match, available: List[int]) -> bool:
         for index, group in enumerate(self.config.groups):
@@ -258,6 +288,10 @@ class _Composition:
         """Blocks of one group that the known tokens of a sequence take beyond those it holds."""
         num_blocks = blocks_for(len(seq.tokens), self.config.block_size)
         return max(0, min(num_blocks - num_released, most) - num_held)
+
+
+def _is_idle(seq: Sequence) -> bool:
+    return seq.request.priority >= IDLE_PRIORITY
 
 
 def max_running(config: EngineConfig) -> int:

@@ -6,9 +6,8 @@ progress, so that no second record can contradict them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import msgspec
 
@@ -24,6 +23,7 @@ ENDPOINTS = (
 )  # fmt: skip
 MAX_LINES = 50_000
 MAX_ID = 256
+_READ_AT_ONCE = 64
 MAX_FAULTS = 100
 """More than so many are not told."""
 
@@ -75,16 +75,20 @@ def survey(path: Path, endpoint: str, max_line_bytes: int) -> Survey:
     models: set[str] = set()
     seen: set[str] = set()
     num_lines = 0
-    for number, line in _numbered(path, max_line_bytes):
-        num_lines += 1
-        found = _fault(line, endpoint, seen, models, max_line_bytes)
-        if found is not None:
-            code, message, param = found
-            faults.append(Fault(code, message, number, param))
-        if num_lines > MAX_LINES:
-            faults.append(Fault("too_many_requests", f"A batch may have at most {MAX_LINES} lines.", number))
-        if len(faults) >= MAX_FAULTS or num_lines > MAX_LINES:
-            break
+    number = 0
+    with open(path, "rb") as file:
+        while (line := _read_line(file, max_line_bytes, number == 0)) is not None and len(faults) < MAX_FAULTS:
+            number += 1
+            if not line:
+                continue
+            num_lines += 1
+            if num_lines > MAX_LINES:
+                faults.append(Fault("too_many_requests", f"A batch may have at most {MAX_LINES} lines.", number))
+                break
+            found = _fault(line, endpoint, seen, models, max_line_bytes)
+            if found is not None:
+                code, message, param = found
+                faults.append(Fault(code, message, number, param))
     if not num_lines:
         faults.append(Fault("empty_file", "The input file has no lines."))
     return Survey(num_lines, tuple(sorted(models)), tuple(faults))
@@ -121,28 +125,37 @@ def _fault(
     return None
 
 
-def read_lines(path: Path, max_line_bytes: int) -> Iterator[Line]:
-    """The lines of a file that `survey` has found to be in order."""
-    for number, line in _numbered(path, max_line_bytes):
-        given = _GIVEN.decode(line)
-        yield Line(number, given.custom_id, bytes(given.body))
+class Place(NamedTuple):
+    """In a file of lines: where the next one begins, and the number of the one before."""
+
+    offset: int = 0
+    number: int = 0
 
 
-def _numbered(path: Path, max_line_bytes: int) -> Iterator[tuple[int, bytes]]:
-    """Lines that are not blank, with their numbers; one that is too long comes cut, one byte longer than it may be."""
+def read_lines(path: Path, place: Place, max_line_bytes: int) -> tuple[list[Line], Place]:
+    """The next lines of a file that `survey` has found to be in order, none at its end; and where to go on."""
+    lines: list[Line] = []
     with open(path, "rb") as file:
-        number = 0
-        while line := file.readline(max_line_bytes + 2):
+        file.seek(place.offset)
+        number = place.number
+        while len(lines) < _READ_AT_ONCE and (text := _read_line(file, max_line_bytes, number == 0)) is not None:
             number += 1
-            text = line.strip()
-            if number == 1:
-                text = text.removeprefix(b"\xef\xbb\xbf")
-            if not line.endswith(b"\n") and len(line) > max_line_bytes:
-                while rest := file.readline(1 << 20):
-                    if rest.endswith(b"\n"):
-                        break
             if text:
-                yield number, text
+                given = _GIVEN.decode(text)
+                lines.append(Line(number, given.custom_id, bytes(given.body)))
+        return lines, Place(file.tell(), number)
+
+
+def _read_line(file: IO[bytes], max_line_bytes: int, is_first: bool) -> bytes | None:
+    """The next line without its end, None behind the last. One that is too long comes cut, longer than it may be."""
+    line = file.readline(max_line_bytes + 2)
+    if not line:
+        return None
+    rest = line
+    while not rest.endswith(b"\n") and len(line) > max_line_bytes and (rest := file.readline(1 << 20)):
+        pass
+    text = line.strip()
+    return text.removeprefix(b"\xef\xbb\xbf") if is_first else text
 
 
 # ---- what becomes of them ----

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 
 import msgspec
 from starlette.types import ASGIApp
@@ -22,7 +21,7 @@ from ..client import EngineClient
 from .answers import Answers
 from .batch import WINDOWS, Batch, Wanted
 from .inside import call
-from .lines import Fault, Line, answered, read_lines, survey, unanswered
+from .lines import Fault, Line, Place, answered, read_lines, survey, unanswered
 from .store import KEPT_S, MAX_BATCHES, FileRecord, FileStore
 
 CLIENT = "batches"
@@ -30,7 +29,6 @@ CLIENT = "batches"
 
 _MOST_OPEN = 64
 _ROWS = 8  # where the engine does not say how many it has
-_READ_AT_ONCE = 64
 _POLL_S = 0.02
 _RETRIED = (429, 503)
 _RETRY_S, _MOST_RETRY_S = 0.5, 30.0
@@ -235,12 +233,20 @@ class Batches:
         while not all(map(self._serves, batch.models)):  # another model is served since
             await asyncio.sleep(1.0)
         async with _group() as group:
-            lines = read_lines(self.store.content(batch.input_id), self._max_line_bytes)
-            while some := await asyncio.to_thread(_some, lines):
-                for line in some:
-                    if line.custom_id not in answers.done:
-                        await self._turn()
-                        group.create_task(self._answer(batch, line, answers))
+            async for line in self._undone(batch, answers):
+                await self._turn()
+                group.create_task(self._answer(batch, line, answers))
+
+    async def _undone(self, batch: Batch, answers: Answers) -> AsyncIterator[Line]:
+        """The lines that have no answer yet."""
+        path, place = self.store.content(batch.input_id), Place()
+        while True:
+            lines, place = await asyncio.to_thread(read_lines, path, place, self._max_line_bytes)
+            for line in lines:
+                if line.custom_id not in answers.done:
+                    yield line
+            if not lines:
+                return
 
     async def _turn(self) -> None:
         """Wait until a line may begin."""
@@ -283,13 +289,10 @@ class Batches:
     async def _expire(self, batch: Batch, answers: Answers) -> None:
         """Say of each line that is left that it was not called."""
         message = "This call could not be made before the completion window expired."
-        lines = read_lines(self.store.content(batch.input_id), self._max_line_bytes)
-        while some := await asyncio.to_thread(_some, lines):
-            for line in some:
-                if line.custom_id not in answers.done:
-                    name = self.store.new_id("batch_req").replace("-", "_", 1)
-                    told = unanswered(name, line.custom_id, "batch_expired", message)
-                    await answers.put(line.custom_id, told, is_error=True)
+        async for line in self._undone(batch, answers):
+            name = self.store.new_id("batch_req").replace("-", "_", 1)
+            told = unanswered(name, line.custom_id, "batch_expired", message)
+            await answers.put(line.custom_id, told, is_error=True)
 
     async def _finish(self, identifier: str, end: str, answers: Answers | None, **changes: object) -> None:
         """Make files of what was answered, and end the batch."""
@@ -345,10 +348,6 @@ class Batches:
             if number < num_excess or batch.created_at + 2 * KEPT_S < now:
                 del self._batches[batch.id]
                 self.store.remove_batch(batch.id)
-
-
-def _some(lines: Iterator[Line]) -> list[Line]:
-    return list(itertools.islice(lines, _READ_AT_ONCE))
 
 
 @contextlib.asynccontextmanager
