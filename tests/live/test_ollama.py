@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
-from scripted import Served
+from scripted import Served, make_text_model
 from tokenmill.server.ollama.parse import _messages
+from tokenmill.text.chat import ChatTemplate
+from tokenmill.text.speech import Speech
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +73,7 @@ def test_the_model_is_loaded_for_good(served: Served) -> None:
 @pytest.mark.parametrize("name", ["toy", "toy:latest"])
 def test_what_a_model_is(served: Served, field: str, name: str) -> None:
     status, body = ask(served, "/api/show", {field: name})
-    assert status == 200 and body["capabilities"] == ["completion"]
+    assert status == 200 and body["capabilities"] == ["completion", "tools"]
     assert "<|im_start|>" in body["template"]
     (length,) = [value for key, value in body["model_info"].items() if key.endswith(".context_length")]
     assert length == served.engine.max_model_len
@@ -282,3 +284,102 @@ def test_results_of_tools_name_the_call_that_they_answer() -> None:
     found = _messages(messages)
     assert [message.get("tool_call_id") for message in found] == [None, None, "call_1_1", "call_1_0", "call_1_2"]
     assert found[1]["tool_calls"][0]["function"] == {"name": "a", "arguments": '{"x": 1}'}
+
+
+# ---- tools and thinking ----
+
+THINKING = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% for c in m.tool_calls or [] %}"
+    "[{{ c.function.name }} {{ c.function.arguments.city }}]{% endfor %}<|im_end|>\n{% endfor %}"
+    "<|im_start|>assistant\n{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"
+)
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "description": "of a city",
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+        },
+    }
+]
+CALLS = (
+    '<think>where?</think>two:<tool_call>{"name": "weather", "arguments": {"city": "Bonn"}}</tool_call>'
+    '<tool_call>{"name": "weather", "arguments": {"city": "Ulm"}}</tool_call>'
+)
+
+
+@pytest.fixture(scope="module")
+def thinker() -> Iterator[Served]:
+    """Thinks, then calls a tool twice; with thinking off it just answers."""
+
+    def reply(prompt: str) -> str:
+        return "no thought" if prompt.endswith("</think>") else "<think>hm</think>yes" if "SAY" in prompt else CALLS
+
+    text = make_text_model(
+        chat=ChatTemplate(THINKING, "<|endoftext|>", "<|im_end|>"), speech=Speech("hermes", True, "think")
+    )
+    with Served(reply, text=text) as running:
+        yield running
+
+
+def test_calls_of_tools_are_told_whole_with_their_arguments_as_objects(thinker: Served) -> None:
+    body = {"model": "toy", "messages": user("hi"), "tools": TOOLS}
+    whole = ask(thinker, "/api/chat", body | {"stream": False})[1]
+    message = whole["message"]
+    assert (message["content"].strip(), message["thinking"], whole["done_reason"]) == ("two:", "where?", "stop")
+    calls = [call["function"] for call in message["tool_calls"]]
+    assert calls == [
+        {"index": 0, "name": "weather", "arguments": {"city": "Bonn"}},
+        {"index": 1, "name": "weather", "arguments": {"city": "Ulm"}},
+    ]
+    lines = ask(thinker, "/api/chat", body)[1]
+    said = [line["message"] for line in lines]
+    assert "".join(each.get("thinking", "") for each in said) == "where?"
+    assert "".join(each["content"] for each in said) == message["content"]
+    assert [call["function"] for each in said for call in each.get("tool_calls", [])] == calls
+    assert "tool_calls" not in said[-1] and lines[-1]["done"]
+
+
+def test_results_of_tools_go_back_in(thinker: Served) -> None:
+    calls = [{"function": {"name": "weather", "arguments": {"city": "Bonn"}}}]
+    messages = [
+        *user("SAY"),
+        {"role": "assistant", "content": "", "tool_calls": calls, "thinking": "where?"},
+        {"role": "tool", "tool_name": "weather", "content": "sun"},
+    ]
+    thinker.script.introductions.clear()
+    answer = ask(thinker, "/api/chat", {"model": "toy", "messages": messages, "tools": TOOLS, "stream": False})[1]
+    assert (answer["message"]["content"], answer["message"]["thinking"]) == ("yes", "hm")
+    (intro,) = thinker.script.introductions
+    prompt = thinker.text.tokenizer.decode(intro.prompt_tokens, skip_special=False)
+    assert "[weather Bonn]" in prompt and "tool\nsun" in prompt
+    status, error = ask(thinker, "/api/chat", {"model": "toy", "messages": [*user("hi"), messages[2]]})
+    assert status == 400 and "messages[1]" in error["error"]
+
+
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
+def test_thinking_can_be_turned_off(thinker: Served, path: str) -> None:
+    body = {"model": "toy", "stream": False} | ({"messages": user("SAY")} if "chat" in path else {"prompt": "SAY"})
+
+    def said(think: Any) -> tuple[str, str | None]:
+        answer = ask(thinker, path, body | ({} if think is None else {"think": think}))[1]
+        told = answer.get("message", answer)
+        return told.get("content", told.get("response")), told.get("thinking")
+
+    assert said(None) == said(True) == said("high") == ("yes", "hm")
+    assert said(False) == ("no thought", None)
+
+
+def test_a_model_that_does_not_think_says_so(served: Served) -> None:
+    status, error = ask(served, "/api/chat", CHAT | {"think": True})
+    assert status == 400 and "think needs a model" in error["error"]
+    assert ask(served, "/api/chat", CHAT | {"think": False, "stream": False})[0] == 200
+
+
+def test_a_call_that_is_cut_is_not_told(thinker: Served) -> None:
+    """Arguments are objects, and half of one is none."""
+    options = {"num_predict": 70}
+    body = {"model": "toy", "messages": user("hi"), "tools": TOOLS, "stream": False, "options": options}
+    answer = ask(thinker, "/api/chat", body)[1]
+    assert answer["done_reason"] == "length" and "tool_calls" not in answer["message"]

@@ -220,7 +220,7 @@ def text_call(call: Call, text: TextModel, adapter: str) -> TextCall:
 def _behind(prefix: tuple[int, ...], prompt: Encoded, bos: int | None) -> Encoded:
     """A text begins only once."""
     tokens = prompt.tokens[1:] if bos is not None and prompt.tokens[:1] == (bos,) else prompt.tokens
-    return Encoded(prefix + tokens)
+    return Encoded(prefix + tokens, prompt.text)
 
 
 def _truncate(prompt: Encoded, most: int, keep_head: bool) -> Encoded:

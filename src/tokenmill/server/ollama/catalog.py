@@ -123,9 +123,8 @@ class Catalog:
         ready, chat = self.generation.client.ready, self.generation.text.chat
         if ready is not None and ready.pooling is not None:
             return ["embedding"]
-        source = "" if chat is None else chat.source
         found = ["completion"]
-        found += ["tools"] * ("tools" in source)
-        found += ["thinking"] * ("enable_thinking" in source or "<think>" in source)
+        found += ["tools"] * (chat is not None)
+        found += ["thinking"] * bool(self.generation.text.speech.reasoning)
         found += ["insert"] * (self.generation.text.fim is not None)
         return found

@@ -49,7 +49,7 @@ def parse_ollama_chat(body: dict[str, Any], rules: Rules) -> tuple[Call, list[st
     """(the call, the names of unknown fields). Raises InvalidRequest naming the field."""
     fields = Fields(body)
     check(fields, CHAT)
-    rewritten, unknown = _common(fields)
+    rewritten, unknown = _common(fields, rules)
     messages = fields.array("messages") or []
     tools = fields.array("tools")
     unknown += _unknown(fields)
@@ -70,7 +70,7 @@ def parse_ollama_generate(body: dict[str, Any], rules: Rules) -> tuple[Call, lis
     """(the call, the names of unknown fields). Raises InvalidRequest naming the field."""
     fields = Fields(body)
     check(fields, GENERATE)
-    rewritten, unknown = _common(fields)
+    rewritten, unknown = _common(fields, rules)
     prompt, suffix, system = (fields.text(name) or "" for name in ("prompt", "suffix", "system"))
     context = fields.array("context") or []
     prefix = token_ids("context", context, rules.vocab_size) if context else ()
@@ -96,13 +96,13 @@ def parse_ollama_generate(body: dict[str, Any], rules: Rules) -> tuple[Call, lis
     return replace(call, prefix=prefix, extras={"gives_context": True}, **changes), unknown
 
 
-def _common(fields: Fields) -> tuple[dict[str, Any], list[str]]:
+def _common(fields: Fields, rules: Rules) -> tuple[dict[str, Any], list[str]]:
     """(what of a body both endpoints read alike, rewritten; unknown options)."""
     settings, unknown = read_options(fields.object("options") or {})
     stream = fields.flag("stream")
     rewritten: dict[str, Any] = {"model": fields.required_text("model"), "stream": stream is None or stream}
     rewritten |= settings
-    rewritten |= _format(fields.any("format")) | _think(fields.any("think"))
+    rewritten |= _format(fields.any("format")) | _think(fields.any("think"), rules)
     rewritten["logprobs"] = fields.flag("logprobs")
     rewritten["top_logprobs"] = fields.integer("top_logprobs", 0, MAX_LOGPROBS)
     return rewritten, unknown
@@ -130,14 +130,16 @@ def _format(value: Any) -> dict[str, Any]:
     raise InvalidRequest(f"format must be 'json' or a JSON schema, got {got}.", param="format")
 
 
-def _think(value: Any) -> dict[str, Any]:
+def _think(value: Any, rules: Rules) -> dict[str, Any]:
     if value is None:
         return {}
+    if not isinstance(value, bool) and value not in _THINK_LEVELS:
+        raise InvalidRequest(f"think must be true, false or one of {', '.join(_THINK_LEVELS)}.", param="think")
+    if value and not rules.speech.reasoning:
+        raise InvalidRequest("think needs a model that marks its reasoning, and this one does not.", param="think")
     if isinstance(value, bool):
         return {"chat_template_kwargs": {"enable_thinking": value}}
-    if value in _THINK_LEVELS:
-        return {"chat_template_kwargs": {"enable_thinking": True}, "reasoning_effort": value}
-    raise InvalidRequest(f"think must be true, false or one of {', '.join(_THINK_LEVELS)}.", param="think")
+    return {"chat_template_kwargs": {"enable_thinking": True}, "reasoning_effort": value}
 
 
 def _as_completion(rewritten: Mapping[str, Any]) -> dict[str, Any]:

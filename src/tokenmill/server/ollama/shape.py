@@ -54,7 +54,6 @@ class Lines:
         self._is_chat = is_chat
         self._created = timestamp(time.time())
         self._calls: list[_GrowingCall] = []
-        self._num_calls = 0
         self._tokens: list[int] = []
         (choice,) = answer.choices
         self._gives_context = bool(answer.call.extras.get("gives_context"))
@@ -107,8 +106,7 @@ class Lines:
         told: dict[str, Any] = {"role": "assistant", "content": content} if self._is_chat else {"response": content}
         if thinking:
             told["thinking"] = thinking
-        if calls := [shaped for call in whole if (shaped := call.shaped(self._num_calls))]:
-            self._num_calls += len(calls)
+        if calls := [shaped for call in whole if (shaped := call.shaped())]:
             told["tool_calls"] = calls
         return {"message": told} if self._is_chat else told
 
@@ -149,11 +147,11 @@ class _GrowingCall:
         self.start = start
         self.text = ""
 
-    def shaped(self, index: int) -> dict[str, Any] | None:
+    def shaped(self) -> dict[str, Any] | None:
         """None while the arguments are no whole object."""
         try:
             arguments = json.loads(self.text or "{}")
         except ValueError:
             return None
-        function = {"index": index, "name": self.start.name, "arguments": arguments}
+        function = {"index": self.start.index, "name": self.start.name, "arguments": arguments}
         return {"id": self.start.id, "function": function}
