@@ -9,8 +9,9 @@ import pytest
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.server.openai import Call, Rules
 from tokenmill.server.responses.parse import parse_continued, parse_response
+from tokenmill.text.speech import Speech
 
-RULES = Rules(vocab_size=100, defaults={"temperature": 0.5})
+RULES = Rules(vocab_size=100, defaults={"temperature": 0.5}, speech=Speech("hermes", knows_tools=True))
 USER = {"role": "user", "content": "hi"}
 CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"a": 1}'}
 OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "7"}
@@ -99,6 +100,26 @@ def test_settings_reach_the_engine_and_the_response() -> None:
     assert settings["text"] == {"format": {"type": "text"}, "verbosity": "medium"}
 
 
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        (None, ("auto", "", ["f", "g"])),
+        ("required", ("required", "", ["f", "g"])),
+        ({"type": "function", "name": "g"}, ("named", "g", ["f", "g"])),
+        ({"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "f"}]},
+         ("required", "", ["f"])),
+    ],
+)  # fmt: skip
+def test_tools_are_those_of_chat(choice: Any, expected: tuple[str, str, list[str]]) -> None:
+    """And the template sees all of them; the response repeats what was said."""
+    call = parse(input="x", tools=[TOOL, TOOL | {"name": "g"}], tool_choice=choice, parallel_tool_calls=False)
+    assert call.tool_use is not None and call.conversation is not None and not call.tool_use.is_parallel
+    assert (call.tool_use.choice, call.tool_use.name, [tool.name for tool in call.tool_use.tools]) == expected
+    assert [tool["function"]["name"] for tool in call.conversation.tools] == ["f", "g"]
+    assert call.extras["settings"]["tool_choice"] == (choice or "auto")
+    assert parse(input="x", tools=[TOOL], tool_choice="none").tool_use is None
+
+
 def test_nothing_of_the_input_is_kept_where_nothing_is_to_be_stored() -> None:
     assert parse(input="x", store=False).extras["input"] == []
 
@@ -134,6 +155,9 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("stream_options", {"stream_options": {"include_obfuscation": False}}),
     ("stream_options.include_obfuscation", {"stream": True, "stream_options": {"include_obfuscation": True}}),
     ("stream_options.odd", {"stream": True, "stream_options": {"odd": True}}),
+    ("max_output_token", {"max_output_token": 3}), ("temprature", {"temprature": 1}), ("stores", {"stores": True}),
+    ("instruction", {"instruction": "x"}), ("input", {"input": [USER, CALL | {"arguments": "{"}, OUTPUT]}),
+    ("tools", {"tools": [TOOL, TOOL]}), ("tool_choice", {"tool_choice": "required"}),
     ("previous_response_id", {"previous_response_id": 3}), ("store", {"store": "yes"}),
 ]  # fmt: skip
 

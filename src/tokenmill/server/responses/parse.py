@@ -7,7 +7,7 @@ with their items, which the route has fetched.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,9 +15,12 @@ from ...core.errors import InvalidRequest
 from ..fields import Fields, kind_name
 from ..openai import Call, Rules, parse_chat
 from ..other_fields import Ignored, Refused, Table, check
+from ..spelling import nearest
 from .items import Item, read_items, to_messages
 
 MAX_METADATA, _MAX_KEY, _MAX_VALUE = 16, 64, 512
+MAX_NAME = 100
+"""A longer field is no misspelling, and is cut in messages."""
 LOGPROBS = "message.output_text.logprobs"
 
 INCLUDES = (
@@ -45,6 +48,8 @@ OTHER: Table = {
     # What chat calls otherwise
     "messages": Refused((), "give input"),
     "n": Refused((1,)),
+    "instruction": Refused((), "give instructions"),
+    "previous_response": Refused((), "give previous_response_id"),
     "max_tokens": Refused((), "give max_output_tokens"),
     "max_completion_tokens": Refused((), "give max_output_tokens"),
     "n_predict": Refused((), "give max_output_tokens"),
@@ -116,12 +121,18 @@ def _parse(body: dict[str, Any], rules: Rules, before: list[Item], known: Mappin
     instructions = fields.text("instructions")
     settings, chat = _settings(fields)
     store = fields.flag("store") is not False
-    chat |= {name: value for name, value in body.items() if name not in _TAKEN and name not in OTHER}
+    passed = {name: value for name, value in body.items() if name not in _TAKEN and name not in OTHER}
+    chat |= passed
     chat["messages"] = to_messages([*before, *items], instructions, len(before))
     try:
         call, unknown = parse_chat(chat, rules)
     except InvalidRequest as error:
+        if error.param in passed and (meant := nearest(error.param, _TAKEN)) is not None:
+            raise _misspelled(error.param, meant) from None
         raise in_own_words(error) from None
+    for name in unknown:
+        if len(name) <= MAX_NAME and (meant := nearest(name, _TAKEN)) is not None:
+            raise _misspelled(name, meant)
     settings |= {"instructions": instructions, "store": store, "asks_to_store": fields.flag("store") is True}
     extras = {"settings": settings, "input": items if store else []}
     return replace(call, limit_field="max_output_tokens", extras=call.extras | extras), unknown
@@ -159,7 +170,7 @@ def _settings(fields: Fields) -> tuple[dict[str, Any], dict[str, Any]]:
     options.flag("include_usage")  # the last event has it in any case
     if options.unread():
         name = options.name(options.unread()[0])
-        raise InvalidRequest(f"{name[:100]} is not known here; leave it out.", param=name[:100])
+        raise InvalidRequest(f"{name[:MAX_NAME]} is not known here; leave it out.", param=name[:MAX_NAME])
     return settings, chat
 
 
@@ -202,7 +213,7 @@ def _text_format(fields: Fields, chat: dict[str, Any]) -> dict[str, Any]:
         raise InvalidRequest("text.format.type must be text, json_object or json_schema.", param="text.format.type")
     for part in (text, form):
         if part.unread():
-            name = part.name(part.unread()[0])[:100]
+            name = part.name(part.unread()[0])[:MAX_NAME]
             raise InvalidRequest(f"{name} is not known here; leave it out.", param=name)
     return {"format": shown, "verbosity": "medium"}
 
@@ -222,7 +233,7 @@ def _reasoning(fields: Fields, chat: dict[str, Any]) -> dict[str, Any]:
         if given.text(name) not in (None, neutral):
             raise InvalidRequest(f"reasoning.{name} may only be {neutral!r} here.", param=f"reasoning.{name}")
     if given.unread():
-        name = given.name(given.unread()[0])[:100]
+        name = given.name(given.unread()[0])[:MAX_NAME]
         raise InvalidRequest(f"{name} is not known here; leave it out.", param=name)
     return {"effort": effort, "summary": given.text("summary")}
 
@@ -251,7 +262,7 @@ def _tools(fields: Fields, settings: dict[str, Any], chat: dict[str, Any]) -> No
     if parallel is not None:
         chat["parallel_tool_calls"] = parallel
     if isinstance(choice, dict):
-        choice, functions = _named_choice(choice, functions)
+        choice = _named_choice(choice, [function["name"] for function in functions])
     if choice is not None:
         chat["tool_choice"] = choice
     if functions:
@@ -267,7 +278,7 @@ def _tool(where: str, tool: Any) -> dict[str, Any]:
     fields = Fields(tool, where)
     kind = fields.text("type")
     if kind != "function":
-        named = "has no type" if kind is None else f"is of type {kind[:100]!r}"
+        named = "has no type" if kind is None else f"is of type {kind[:MAX_NAME]!r}"
         raise InvalidRequest(f"{where} {named}; this server takes tools of type function only.", param=f"{where}.type")
     if "function" in tool:
         raise InvalidRequest(
@@ -285,35 +296,40 @@ def _tool(where: str, tool: Any) -> dict[str, Any]:
             raise InvalidRequest(f"{where}.{name} is not supported by this server.", param=f"{where}.{name}")
     fields.any("output_schema"), fields.any("allowed_callers")
     if fields.unread():
-        name = fields.name(fields.unread()[0])[:100]
+        name = fields.name(fields.unread()[0])[:MAX_NAME]
         raise InvalidRequest(f"{name} is not known here; leave it out.", param=name)
     return function
 
 
-def _named_choice(choice: dict[str, Any], functions: list[dict[str, Any]]) -> tuple[Any, list[dict[str, Any]]]:
-    """(chat's tool_choice, the functions that may be called)."""
-    names = [function["name"] for function in functions]
+def _named_choice(choice: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """tool_choice as chat has it. `names`: of the tools."""
     if choice.get("type") == "function":
         name = choice.get("name")
         if name not in names:
             raise InvalidRequest("tool_choice.name must be the name of one of tools.", param="tool_choice.name")
-        return {"type": "function", "function": {"name": name}}, functions
+        return {"type": "function", "function": {"name": name}}
     if choice.get("type") == "allowed_tools":
         allowed, mode = choice.get("tools"), choice.get("mode")
         if mode not in ("auto", "required"):
             raise InvalidRequest("tool_choice.mode must be auto or required.", param="tool_choice.mode")
-        if not isinstance(allowed, list) or not all(
-            isinstance(tool, dict) and tool.get("type") == "function" and tool.get("name") in names for tool in allowed
-        ):
+        if not isinstance(allowed, list) or not allowed or not all(_is_allowed(tool, names) for tool in allowed):
             raise InvalidRequest(
                 "tool_choice.tools must be an array of {type: function, name: one of tools}.", param="tool_choice.tools"
             )
-        wanted = {tool["name"] for tool in allowed}
-        return mode, [function for function in functions if function["name"] in wanted]
+        functions = [{"type": "function", "function": {"name": tool["name"]}} for tool in allowed]
+        return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": functions}}
     raise InvalidRequest(
         "tool_choice must be none, auto, required, or an object of type function or allowed_tools.",
         param="tool_choice",
     )
+
+
+def _is_allowed(tool: Any, names: Sequence[str]) -> bool:
+    return isinstance(tool, dict) and tool.get("type") == "function" and tool.get("name") in names
+
+
+def _misspelled(name: str, meant: str) -> InvalidRequest:
+    return InvalidRequest(f"{name} is not known here; {meant} is.", param=name)
 
 
 def in_own_words(error: InvalidRequest) -> InvalidRequest:
