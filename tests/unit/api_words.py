@@ -3,6 +3,7 @@ them: kinds, ranges, what is refused and what has no effect."""
 
 from __future__ import annotations
 
+import api_constraints
 import api_files
 import api_messages
 import api_ollama
@@ -126,6 +127,7 @@ ANSWER = {
     "return_token_ids": "tokens beside text",
     "return_tokens_as_token_ids": "log probabilities name tokens `token_id:N`",
     "add_special_tokens": "whether the tokenizer adds its special tokens (default: to text, not to rendered messages)",
+    **api_constraints.CONSTRAINTS,
 }
 CHAT = {
     "messages": "the conversation: `role` (system, developer, user, assistant, tool, function) and "
@@ -236,7 +238,7 @@ KINDS = {
     "function_call": "string or object",
     "stop_token_ids": "array of integers", "allowed_token_ids": "array of integers", "tokens": "array of integers",
     "dry_sequence_breakers": "array of strings", "include": "array of strings",
-} | api_messages.KINDS | api_ollama.KINDS  # fmt: skip
+} | api_messages.KINDS | api_ollama.KINDS | api_constraints.KINDS  # fmt: skip
 """Of fields that are read whole, and of arrays."""
 
 HIDDEN = {"--disable-log-requests": ("--no-enable-log-requests",)}

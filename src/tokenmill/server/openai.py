@@ -12,9 +12,11 @@ from typing import Any
 
 from ..core.errors import InvalidRequest
 from ..core.request import DRY_BREAKERS, EXPORT, IMPORT, MAX_CHOICES, MAX_LOGPROBS, MAX_STOP_TOKENS, SamplingParams
+from ..text.grammar.constraint import Constraint
 from ..text.reasoning import ReasoningUse
 from ..text.standins import Rendered
 from ..text.tools.use import ToolUse
+from .constraints import read_constraint
 from .conversations import Conversation as Conversation
 from .conversations import parse_conversation as parse_conversation
 from .fields import Fields
@@ -46,6 +48,7 @@ class Call:
     infill            a prompt of text and special tokens, instead of `prompts`
     usual_tokens      most tokens where nobody says how many; None: what the context has room for
     tool_use          the tools that the answer may call; None: no tools
+    constraint        what the answer must be; None: it is free
     reasoning         what becomes of what the model thinks before it answers
     named             what the caller calls the prompt, "": `prompt` or `messages`
     fits_room         max_tokens is a bound: where the context has less room, the answer is cut there and not refused
@@ -76,6 +79,7 @@ class Call:
     infill: Rendered | None = None
     usual_tokens: int | None = None
     tool_use: ToolUse | None = None
+    constraint: Constraint | None = None
     reasoning: ReasoningUse = field(default_factory=ReasoningUse)
     named: str = ""
     fits_room: bool = False
@@ -232,6 +236,7 @@ def _common(fields: Fields, prompt_logprobs: int | None) -> dict[str, Any]:
         "return_token_ids": bool(fields.flag("return_token_ids")),
         "tokens_as_ids": bool(fields.flag("return_tokens_as_token_ids")),
         "handoff": _handoff(fields, stream),
+        "constraint": read_constraint(fields),
     }
 
 

@@ -61,19 +61,10 @@ _GENERATION: Table = {
     "prompt_cache_key": _CACHE,
     "prompt_cache_retention": _CACHE,
     "prediction": Ignored("it is a hint for speed"),
-    "response_format": Refused(({"type": "text"},)),
     # vLLM
     "use_beam_search": Refused((False,)),
     "logits_processors": Refused(([],)),
     "logprob_token_ids": Refused(([],)),
-    "structured_outputs": Refused(),
-    "guided_json": Refused(),
-    "guided_regex": Refused(),
-    "guided_choice": Refused(),
-    "guided_grammar": Refused(),
-    "guided_decoding_backend": Ignored("constraints themselves are refused"),
-    "guided_whitespace_pattern": Ignored("constraints themselves are refused"),
-    "structural_tag": Refused(),
     "repetition_detection": Refused(),
     "return_prompt_text": Refused((False,)),
     "ec_transfer_params": Refused(),
@@ -101,12 +92,7 @@ _GENERATION: Table = {
     "adaptive_decay": _NOT_HERE,
     "min_keep": Refused((0, 1)),
     "penalize_nl": Ignored("llama-server has dropped it too"),
-    # llama-server: constraints, and the rest
-    "grammar": Refused(("",)),
-    "grammar_lazy": Ignored("it belongs to grammars, which are refused"),
-    "grammar_triggers": Ignored("it belongs to grammars, which are refused"),
-    "preserved_tokens": Ignored("it belongs to grammars, which are refused"),
-    "json_schema": Refused(),
+    # llama-server: the rest
     "n_probs": Refused((0,), _LOGPROBS),
     "post_sampling_probs": Refused((False,), _LOGPROBS),
     "n_keep": Ignored("a prompt is never cut unless truncate_prompt_tokens says so"),
@@ -134,8 +120,6 @@ _GENERATION: Table = {
     "context": Refused(([],)),
     "images": Refused(([],)),
     # SGLang
-    "regex": Refused(("",)),
-    "ebnf": Refused(("",)),
     "sampling_params": Refused(({},), "give its settings beside the prompt"),
     "stop_regex": Refused(("", [])),
     "no_stop_trim": Refused((False,), "give include_stop_str_in_output"),
@@ -184,7 +168,6 @@ _GENERATION: Table = {
     "ban_eos_token": Refused((False,), "give ignore_eos"),
     "custom_token_bans": Refused(("",), "give logit_bias"),
     "banned_tokens": Refused(([],), "give logit_bias"),
-    "grammar_string": Refused(("",)),
 }
 
 _NO_TOOLS = Ignored("a completion calls no tools")
