@@ -113,6 +113,8 @@ class Script:
         if isinstance(job, effects.DropAdapter):
             self.unloaded.append(job.digest)
             return job.digest
+        if isinstance(job, effects.PrepareGrammar):
+            return ""
         if not job.path.startswith(job.inside) or "missing" in job.path:
             raise BadCheckpoint(f"{job.path} is no adapter")
         return job.path

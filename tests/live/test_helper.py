@@ -19,8 +19,19 @@ from serving import alive, wait_until
 from scripted import make_text_model
 from tokenmill.core.errors import InvalidRequest, Unavailable
 from tokenmill.helper.parent import HelperProcess, materials
-from tokenmill.server.jobs import Encode, Read, Render, Tokenize, unpack, unpack_ids, unpack_rendered
+from tokenmill.server.jobs import (
+    CompileGrammar,
+    Encode,
+    Read,
+    Render,
+    Tokenize,
+    unpack,
+    unpack_ids,
+    unpack_rendered,
+)
 from tokenmill.text.chat import ChatTemplate
+from tokenmill.text.grammar.build import to_grammar
+from tokenmill.text.grammar.constraint import Constraint
 from tokenmill.text.standins import Rendered
 
 HELLO = ({"role": "user", "content": "hello"},)
@@ -139,6 +150,43 @@ def test_killing_one_job_leaves_the_others(tmp_path: Path) -> None:
             assert subject._forks is not None
             zygote = subject._forks._process.pid
             await asyncio.to_thread(wait_until, lambda: len(children(zygote)) <= 1, "only the renderer lives", 20)
+
+    run(work())
+
+
+def test_grammars_are_compiled_by_a_child_that_stays(tmp_path: Path) -> None:
+    """It gives what would be given here, and a wrong one does not end it."""
+
+    async def work() -> None:
+        async with helper(tmp_path) as subject:
+            await render(subject)
+            assert subject._forks is not None
+            zygote = subject._forks._process.pid
+            for number in range(3):
+                constraint = Constraint("choice", ["hello", str(number)], "guided_choice")
+                given = await subject.run(CompileGrammar(constraint), "a")
+                assert given.decode() == to_grammar(constraint, make_text_model().tokenizer)
+                found = children(zygote)
+                assert len(found) == 2
+                with pytest.raises(InvalidRequest, match="unclosed") as refused:
+                    await subject.run(CompileGrammar(Constraint("regex", "(a", "guided_regex")), "a")
+                assert refused.value.param == "guided_regex" and children(zygote) == found
+
+    run(work())
+
+
+def test_a_grammar_that_takes_too_long_is_refused(tmp_path: Path) -> None:
+    """By its field, and the next one is compiled."""
+    patterns = {f"p{i}": {"type": "string", "pattern": f"^(a|b)*c{{1,{50 + i}}}$"} for i in range(3000)}
+    slow = Constraint("json_schema", {"type": "object", "properties": patterns}, "guided_json")
+
+    async def work() -> None:
+        async with helper(tmp_path) as subject:
+            for _ in range(2):
+                with pytest.raises(InvalidRequest, match=r"Compiling the grammar.*0\.2 s of processor time") as refused:
+                    await subject.run(CompileGrammar(slow), "a")
+                assert refused.value.param == "guided_json"
+                assert await subject.run(CompileGrammar(Constraint("choice", ["x"])), "b")
 
     run(work())
 

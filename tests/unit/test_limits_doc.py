@@ -12,6 +12,7 @@ from tokenmill.net import handshake
 from tokenmill.net.tcp import LinkBounds
 from tokenmill.server import budget, helper, jobs, tokenizing, tokens
 from tokenmill.text import chat
+from tokenmill.text.grammar import matcher
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "limits.md").read_text(encoding="utf8")
 
@@ -23,6 +24,9 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "limits.md").read_text(en
         f"a text of more than {tokens.KNOWN_CHARS:,} characters",
         f"| processor time of a job | {jobs.JOB_S:g} s |",
         f"| processor time of a rendering | {jobs.RENDER_S:g} s |",
+        f"| processor time of making and checking a grammar | {jobs.GRAMMAR_S:g} s |",
+        f"| memory of the child that compiles grammars | {jobs.RENDER_BYTES // MiB} MiB |",
+        f"| processor time of a mask (which tokens may come next) | {1e3 * matcher.MASK_S:g} ms |",
         f"| memory of a heavy job | {jobs.JOB_BYTES // MiB} MiB |",
         f"| memory of the child that renders | {jobs.RENDER_BYTES // MiB} MiB |",
         f"| a template | {chat.MAX_TEMPLATE_CHARS:,} characters |",

@@ -90,6 +90,8 @@ class EngineStats(NamedTuple):
     running_adapters: tuple[str, ...] = ()
     waiting_adapters: tuple[str, ...] = ()
     num_corrupted: int = 0
+    num_constrained: int = 0
+    num_grammar_failures: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,6 +104,7 @@ def _commit_row(
         state.forget(seq)
         return _fail(state, seq, EngineFailed(CORRUPTED), now)
     if result.error:
+        state.counters.num_grammar_failures += 1
         return _fail(state, seq, EngineFailed(result.error), now)
     if row.score:
         seq.prompt_logprobs += result.prompt_logprobs

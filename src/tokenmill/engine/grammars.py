@@ -47,6 +47,7 @@ class GrammarLedger:
             del self._grammar_of[request.id]
             error = _error_of(event) or self._refusal(request)
             if error is None:
+                self._state.counters.num_constrained += 1
                 self._state.enter(request, now)
             else:
                 self._state.outbox.outputs.append(refused(request, error, now))

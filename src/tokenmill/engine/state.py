@@ -66,6 +66,8 @@ class Counters:
     num_steps: int = 0
     num_preemptions: int = 0
     num_corrupted: int = 0
+    num_constrained: int = 0
+    num_grammar_failures: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
     prompt_tokens: int = 0

@@ -39,6 +39,8 @@ def snapshot(state: EngineState, num_held: int) -> EngineStats:
         running_adapters=_adapters_of(state.running) if state.adapters else (),
         waiting_adapters=_adapters_of((*state.waiting, *state.loading.values())) if state.adapters else (),
         num_corrupted=counters.num_corrupted,
+        num_constrained=counters.num_constrained,
+        num_grammar_failures=counters.num_grammar_failures,
     )
 
 

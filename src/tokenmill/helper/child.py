@@ -2,16 +2,16 @@
 
     front end                                           this process
     HelperLaunch on standard input          ------->    read once
-    "q", "h" or "t", number and a socket    ------->    a child is forked that does the jobs of that socket
+    "q", "g", "h" or "t", number, socket    ------->    a child is forked that does the jobs of that socket
     "k" + number                            ------->    the child is killed
     number and exit status                  <-------    a child has ended
 
 It has no threads and does no job itself, so that a fork is a copy of something simple, and a child's memory goes back
-with the child. A "q" child renders templates one after the other; an "h" child does one job, at a low priority, and a
-"t" child has the tokenizer for it. Each job's processor time is limited by a timer of the kernel's, whose signal ends
-the child whatever it is doing, its memory by RLIMIT_AS, and no child can open a file or a connection: it may have no
-further descriptors. When the front end ends, however it ends, its end of the control socket closes, and this process
-takes its children with it.
+with the child. A "q" child renders templates one after the other, and a "g" child compiles grammars; an "h" child does
+one job, at a low priority, and a "t" child has the tokenizer for it. Each job's processor time is limited by a timer of
+the kernel's, whose signal ends the child whatever it is doing, its memory by RLIMIT_AS, and no child can open a file or
+a connection: it may have no further descriptors. When the front end ends, however it ends, its end of the control
+socket closes, and this process takes its children with it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pathlib import Path
 import msgspec
 
 from ..core.errors import InvalidRequest, TokenmillError, Unavailable
-from ..server.jobs import JOB_BYTES, JOB_S, MAX_RESULT_BYTES, RENDER_BYTES, RENDER_S, Jobs, Materials
+from ..server.jobs import GRAMMAR_S, JOB_BYTES, JOB_S, MAX_RESULT_BYTES, RENDER_BYTES, RENDER_S, Jobs, Materials
 from ..text.chat import ChatTemplate, Renderer
 from ..text.tokenizer import Tokenizer
 
@@ -114,17 +114,19 @@ class _Forks:
                 os.kill(self._pids[number], signal.SIGKILL)
             return True
         with socket.socket(fileno=fds[0]) as end:
-            if kind == b"t":
-                self._load()
+            if kind in b"tg":
+                self._load(kind)
             pid = os.fork()
             if pid == 0:
                 self._become_child(kind, end)
             self._pids[number] = pid
         return True
 
-    def _load(self) -> None:
-        """The tokenizer, once for all children. A child that then lacks it tells why."""
+    def _load(self, kind: bytes) -> None:
+        """The tokenizer, and what grammars need, once for all children. A child that then lacks it tells why."""
         with contextlib.suppress(TokenmillError, OSError):
+            if kind == b"g":
+                self._jobs.load_vocabulary()
             self._jobs.load_tokenizer()
             gc.freeze()
 
@@ -145,11 +147,11 @@ class _Forks:
             for number in (signal.SIGCHLD, signal.SIGPROF, signal.SIGVTALRM):
                 signal.signal(number, signal.SIG_DFL)
             self._control.close()
-            is_quick = kind == b"q"
-            _limit(RENDER_BYTES if is_quick else JOB_BYTES)
-            if not is_quick:
+            stays = kind in b"qg"
+            _limit(RENDER_BYTES if stays else JOB_BYTES)
+            if not stays:
                 os.nice(_NICE)
-            _work(end, self._jobs, once=not is_quick)
+            _work(end, self._jobs, GRAMMAR_S if kind == b"g" else JOB_S, once=not stays)
             code = 0
         except BrokenPipeError:
             code = 0  # nobody waits for it any more
@@ -161,12 +163,13 @@ class _Forks:
             os._exit(code)
 
 
-def _work(end: socket.socket, jobs: Jobs, *, once: bool) -> None:
+def _work(end: socket.socket, jobs: Jobs, limit_s: float, *, once: bool) -> None:
+    """limit_s: processor time of a job."""
     while (message := receive(end)) is not None:
         cut = LENGTH + int.from_bytes(message[:LENGTH], "little")
         data, body = message[LENGTH:cut], message[cut:]
         del message
-        signal.setitimer(signal.ITIMER_PROF, JOB_S)
+        signal.setitimer(signal.ITIMER_PROF, limit_s)
         try:
             result = RESULT + jobs.run(data, body)
             if len(result) > MAX_RESULT_BYTES:

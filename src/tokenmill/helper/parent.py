@@ -1,7 +1,8 @@
 """The front end's side of the helper process: it is started when first needed, and again when it was lost.
 
-One child of it stays and renders chat templates, one after the other; up to two more are forked for one heavy job each.
-A job ends with its caller: a child whose caller has gone is killed, and another takes up what waits.
+One child of it stays and renders chat templates, one after the other, and another compiles grammars; up to two more are
+forked for one heavy job each. A job ends with its caller: a child whose caller has gone is killed, and another takes up
+what waits.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -27,12 +29,14 @@ from ..core.units import MiB
 from ..net.framing import Pipe
 from ..node.heap import trim_heap
 from ..server.jobs import (
+    GRAMMAR_S,
     JOB_BYTES,
     JOB_S,
     NEED_TOKENIZER,
     RENDER_BYTES,
     RENDER_S,
     Compile,
+    CompileGrammar,
     Job,
     Materials,
     Render,
@@ -57,7 +61,7 @@ _log = logging.getLogger(__name__)
 def helper_bytes(base_bytes: int) -> int:
     """What the helper process and its children take at most, for the printed plan. `base_bytes`: of an interpreter with
     the model's tokenizer."""
-    return base_bytes + RENDER_BYTES + NUM_HEAVY * JOB_BYTES
+    return base_bytes + 2 * RENDER_BYTES + NUM_HEAVY * JOB_BYTES
 
 
 def materials(text: TextModel, *, trust_templates: bool = False, allow_special: bool = False) -> Materials:
@@ -67,6 +71,7 @@ def materials(text: TextModel, *, trust_templates: bool = False, allow_special: 
         text.chat,
         specials,
         Rules(text.tokenizer.vocab_size, text.sampling_defaults, trust_templates, text.fim, text.speech),
+        text.eos_token_ids,
     )
 
 
@@ -76,6 +81,8 @@ class HelperProcess:
     def __init__(self, path: str, materials: Materials) -> None:
         self._launch = HelperLaunch(path, file_stamp(path), materials)
         self._quick = Turns(1, 1)
+        self._compiling = Turns(1, 1)
+        self._compiler: _Child | None = None
         self._heavy = Turns(NUM_HEAVY, NUM_HEAVY - 1)
         self._forks: _Forks | None = None
         self._renderer: _Child | None = None
@@ -103,11 +110,15 @@ class HelperProcess:
     async def run(self, job: Job, client: str) -> bytes:
         """As Helper.run."""
         data, body = pack(job)
-        is_quick = isinstance(job, Render) and job.template is None
-        turns = self._quick if is_quick else self._heavy
+        if isinstance(job, Render) and job.template is None:
+            turns, work = self._quick, self._render
+        elif isinstance(job, CompileGrammar):
+            turns, work = self._compiling, self._compile
+        else:
+            turns, work = self._heavy, partial(self._do, job, body)
         async with turns.turn(client, len(data) + len(body)):
             try:
-                result = await (self._render(data) if is_quick else self._do(job, data, body))
+                result = await work(data)
             except _Killed as killed:
                 turns.note_end(client, was_killed=True)
                 raise killed.reason(job) from None
@@ -123,7 +134,7 @@ class HelperProcess:
         self._trimming = None
         trim_heap()
 
-    async def _do(self, job: Job, data: bytes, body: bytes) -> bytes:
+    async def _do(self, job: Job, body: bytes, data: bytes) -> bytes:
         """In a child of its own."""
         child = self._started().fork(b"t" if isinstance(job, NEED_TOKENIZER) else b"h")
         try:
@@ -141,6 +152,21 @@ class HelperProcess:
             if not self._is_closed:
                 self._begin(self._prepare())  # while nobody waits for it
             raise
+
+    async def _compile(self, data: bytes) -> bytes:
+        """In the child that stays."""
+        if self._compiler is None:
+            self._compiler = self._started().fork(b"g")
+        try:
+            return await self._compiler.ask(data)
+        except BaseException:
+            self._close_compiler()
+            raise
+
+    def _close_compiler(self) -> None:
+        if self._compiler is not None:
+            self._compiler.close()
+            self._compiler = None
 
     async def _ready_renderer(self) -> _Child:
         """With the model's template compiled. Raises InvalidRequest where it cannot be."""
@@ -194,6 +220,7 @@ class HelperProcess:
 
     def _lose(self) -> None:
         self._close_renderer()
+        self._close_compiler()
         if self._forks is not None:
             self._forks.close()
             self._forks = None
@@ -309,13 +336,15 @@ class _Killed(Exception):
             return EngineFailed("Internal error; see the server's log.")
         param = job.param
         if self._status == -signal.SIGPROF:
-            why = f"{job.does} took more than {JOB_S:g} s of processor time."
+            limit_s = GRAMMAR_S if isinstance(job, CompileGrammar) else JOB_S
+            why = f"{job.does} took more than {limit_s:g} s of processor time."
         elif self._status == -signal.SIGVTALRM:
             why, param = f"Rendering the messages took more than {RENDER_S:g} s of processor time.", "messages"
         else:
-            most = RENDER_BYTES if isinstance(job, (Render, Compile)) else JOB_BYTES
+            most = RENDER_BYTES if isinstance(job, (Render, Compile, CompileGrammar)) else JOB_BYTES
             why = f"{job.does} took more memory than the {most // MiB} MiB it may."
-        return InvalidRequest(f"{why} Send less at once.", param=param)
+        advice = "Make it simpler." if isinstance(job, CompileGrammar) else "Send less at once."
+        return InvalidRequest(f"{why} {advice}", param=param)
 
 
 def _open(result: bytes) -> bytes:

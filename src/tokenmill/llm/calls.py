@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 from ..core.errors import InvalidRequest, ModelNotFound
@@ -13,6 +14,7 @@ from ..core.events import FINISH_ERROR
 from ..core.request import PoolingParams, SamplingParams
 from ..server.beam_search import search
 from ..server.errors import from_engine
+from ..server.grammars import GrammarCompiler
 from ..server.jobs import Render, unpack_rendered
 from ..server.vectors import take_vectors
 from ..text.bad_words import bad_word_ids
@@ -20,6 +22,7 @@ from ..text.beams import Beams
 from ..text.breakers import breaker_ids
 from ..text.calls import Input, TextCall, make_pooling_requests, make_requests
 from ..text.choice import Choice, Piece
+from ..text.grammar.constraint import Constraint
 from .arguments import GivenPrompt, Message, read_conversations, read_prompts, read_sampling
 from .outputs import BeamSearchOutput, PromptCall, RequestOutput, Said, beams_found
 from .runtime import Runtime
@@ -33,11 +36,16 @@ class Calls:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
+        self._grammars = GrammarCompiler(runtime.helper)
         self._numbers = itertools.count()
 
     def default_sampling(self, **overrides: Any) -> SamplingParams:
         """The model's own recommendations, with `overrides`."""
         return SamplingParams(**{**self._runtime.text.sampling_defaults, **overrides})
+
+    def constrain(self, sampling: SamplingParams, constraint: Constraint) -> SamplingParams:
+        """The same for answers that fit a constraint. Raises InvalidRequest where no grammar can be made of it."""
+        return replace(sampling, grammar=self._runtime.wait(self._grammars.compile(constraint)))
 
     def chat_sampling(self) -> SamplingParams:
         """Of a conversation: an answer may take the rest of the context."""

@@ -6,6 +6,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -25,6 +26,7 @@ from .client import EngineClient
 from .config import ServerConfig
 from .deltas import Stream
 from .fields import Fields
+from .grammars import GrammarCompiler
 from .helper import Caller, Helper, caller_of
 from .limits import Limits, newcomer, wait_ready
 from .logprobs import TokenNames
@@ -63,6 +65,7 @@ class Generation:
         self.new_id = new_id
         self.helper = helper
         self.encoder = Encoder(text, helper)
+        self.grammars = GrammarCompiler(helper, client.metrics)
         self.limits = Limits(config, client, clock)
         self._new_seed = new_seed
         self._rules = Rules(
@@ -76,7 +79,7 @@ class Generation:
         return self.text.max_context if ready is None else context_limit(ready)
 
     async def reply(self, request: HttpRequest, endpoint: str, shape: Shape) -> ASGIApp:
-        """What answers a call whose body is of `endpoint`, a key of jobs.ENDPOINTS."""
+        """What answers a call whose body is of `endpoint`, a key of ENDPOINTS."""
         arrival_s = self.clock.now()
         self.limits.refuse_when_draining()
         caller = caller_of(request)
@@ -115,6 +118,9 @@ class Generation:
         self.limits.check_possible(max(1, len(call.prompts)) * call.sampling.n)
         self.limits.admit(Newcomer(caller.name, call.priority))
         prompts = await self.encoder.encode_call(call, context_limit(ready), rendered=rendered, caller=caller)
+        if call.constraint is not None:
+            grammar = await self.grammars.compile(call.constraint, caller)
+            call = replace(call, sampling=replace(call.sampling, grammar=grammar))
         root_id = self.new_id(prefix)
         given_id = call.request_id or request_id
         digest = "" if adapter is None else adapter.digest

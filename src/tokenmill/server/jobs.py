@@ -18,53 +18,27 @@ import msgspec
 from ..core.errors import BadCheckpoint, ContextTooLong, InvalidRequest
 from ..core.units import MiB
 from ..text.chat import ChatTemplate, Renderer
+from ..text.grammar.build import to_grammar
+from ..text.grammar.constraint import Constraint
+from ..text.grammar.matcher import Vocabulary
 from ..text.standins import Rendered
 from ..text.tokenizer import Tokenizer
+from .endpoints import ENDPOINTS as ENDPOINTS
+from .endpoints import AnyCall
 from .fields import parse_object
-from .llama.inputs import parse_llama_embedding
-from .llama.parse import parse_llama_completion, parse_llama_infill
-from .messages.parse import parse_count, parse_messages
-from .ollama.inputs import parse_embed, parse_embeddings
-from .ollama.parse import parse_ollama_chat, parse_ollama_generate
-from .openai import Call, Conversation, Rules, parse_chat, parse_completion
-from .pooling import PoolingCall, parse_embedding, parse_rerank, parse_score
+from .openai import Call, Conversation, Rules
 from .prompts import Mixed
-from .responses.parse import parse_continued, parse_response
-from .tokenizing import DetokenizeCall, TokenizeCall, parse_detokenize, parse_tokenize, tokenize_body
+from .tokenizing import DetokenizeCall, TokenizeCall, tokenize_body
 
 JOB_S = 2.0
 RENDER_S = 0.2
+GRAMMAR_S = 0.2
 JOB_BYTES = 256 * MiB
 RENDER_BYTES = 128 * MiB
 MAX_RESULT_BYTES = 32 * MiB
 
 SHRINK = 4
 """What a normaliser might swallow, as a factor."""
-
-AnyCall = Call | PoolingCall | TokenizeCall | DetokenizeCall
-Parse = Callable[[dict[str, Any], Rules], tuple[Any, list[str]]]
-
-ENDPOINTS: dict[str, tuple[Parse, type[AnyCall], str]] = {
-    "chat": (parse_chat, Call, "prompts"),
-    "completion": (parse_completion, Call, "prompts"),
-    "ollama_chat": (parse_ollama_chat, Call, "prompts"),
-    "ollama_generate": (parse_ollama_generate, Call, "prompts"),
-    "ollama_embed": (parse_embed, PoolingCall, "inputs"),
-    "ollama_embeddings": (parse_embeddings, PoolingCall, "inputs"),
-    "response": (parse_response, Call, "prompts"),
-    "continued_response": (parse_continued, Call, "prompts"),
-    "messages": (parse_messages, Call, "prompts"),
-    "count_tokens": (parse_count, Call, "prompts"),
-    "llama_completion": (parse_llama_completion, Call, "prompts"),
-    "llama_infill": (parse_llama_infill, Call, "prompts"),
-    "llama_embedding": (parse_llama_embedding, PoolingCall, "inputs"),
-    "embedding": (parse_embedding, PoolingCall, "inputs"),
-    "score": (parse_score, PoolingCall, "inputs"),
-    "rerank": (parse_rerank, PoolingCall, "inputs"),
-    "tokenize": (parse_tokenize, TokenizeCall, "prompts"),
-    "detokenize": (parse_detokenize, DetokenizeCall, "prompts"),
-}
-"""How a body is read, what it becomes, and which field of that holds texts and token ids."""
 
 
 class Compile(msgspec.Struct, tag=True, frozen=True):
@@ -133,7 +107,19 @@ class Tokenize(msgspec.Struct, tag=True, frozen=True):
     does: str = "Encoding the text"
 
 
-Job = Compile | Render | Read | Encode | EncodeInputs | Tokenize
+class CompileGrammar(msgspec.Struct, tag=True, frozen=True):
+    """Result: the grammar of a constraint, checked, as UTF-8. `constraint` None: only what all of them need is made
+    ready, and the result is nothing."""
+
+    constraint: Constraint | None
+    does: str = "Compiling the grammar"
+
+    @property
+    def param(self) -> str | None:
+        return None if self.constraint is None else self.constraint.param
+
+
+Job = Compile | Render | Read | Encode | EncodeInputs | Tokenize | CompileGrammar
 _MAX_UNKNOWN = 1000
 NEED_TOKENIZER = (Encode, EncodeInputs, Tokenize)
 
@@ -157,6 +143,7 @@ class Materials:
     chat: ChatTemplate | None
     specials: tuple[str, ...]
     rules: Rules
+    eos_token_ids: tuple[int, ...] = ()
 
 
 class Jobs:
@@ -175,12 +162,22 @@ class Jobs:
         self._renderer: Renderer | None = None
         self._tokenizer: Tokenizer | None = None
         self._longest = 0
+        self._vocabulary: Vocabulary | None = None
 
     def load_tokenizer(self) -> None:
         """Once, before the first job that needs it."""
         if self._tokenizer is None:
             self._tokenizer = self._load()
             self._longest = self._tokenizer.longest_token()
+
+    def load_vocabulary(self) -> Vocabulary:
+        """Once, before the first grammar. Raises InvalidRequest where the model can follow none."""
+        self.load_tokenizer()
+        if self._vocabulary is None:
+            assert self._tokenizer is not None
+            tokenizer = self._tokenizer
+            self._vocabulary = Vocabulary(tokenizer, tokenizer.vocab_size, self._materials.eos_token_ids)
+        return self._vocabulary
 
     def run(self, data: bytes, body: bytes = b"") -> bytes:
         """`data`, `body`: of `pack`. Raises TokenmillError."""
@@ -192,12 +189,22 @@ class Jobs:
             return _encode(self._render(job))
         if isinstance(job, Read):
             return self._read(job, body)
+        if isinstance(job, CompileGrammar):
+            return self._compile_grammar(job)
         self.load_tokenizer()
         if isinstance(job, Encode):
             return self._encode(job).tobytes()
         if isinstance(job, EncodeInputs):
             return self._encode_inputs(job)
         return self._tokenize(job)
+
+    def _compile_grammar(self, job: CompileGrammar) -> bytes:
+        vocabulary = self.load_vocabulary()
+        if job.constraint is None:
+            return b""
+        grammar = to_grammar(job.constraint, self._tokenizer)
+        vocabulary.check(grammar, job.constraint.param)
+        return grammar.encode()
 
     def _own_renderer(self) -> Renderer:
         if self._renderer is None:

@@ -35,6 +35,7 @@ _REQUEST_S = (
     0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920,
     7680,
 )  # fmt: skip
+_GRAMMAR_S = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2.5)
 _STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _CHOICES = (1, 2, 5, 10, 20)
 
@@ -63,6 +64,12 @@ _TOTALS = (
     ("vllm:prefix_cache_queries", "Tokens looked up in the prefix cache", "prefix_queries"),
     ("vllm:prefix_cache_hits", "Tokens found in the prefix cache", "prefix_hits"),
     ("vllm:corrupted_requests", "Requests that ended because their logits were not finite", "num_corrupted"),
+    ("tokenmill:constrained_requests", "Requests that were to follow a grammar", "num_constrained"),
+    (
+        "tokenmill:grammar_failures",
+        "Requests that ended because their grammar could not be followed",
+        "num_grammar_failures",
+    ),
     ("tokenmill:steps", "Engine steps", "num_steps"),
     ("tokenmill:prompt_tokens_computed", "Prompt tokens whose KV was computed", "prompt_tokens_computed"),
 )
@@ -115,6 +122,10 @@ class Metrics:
         self._resumed = self._counter("tokenmill:requests_resumed", "Requests that outlived their engine")
         self._poisoned = self._counter("tokenmill:requests_poisoned", "Requests given up because engines died of them")
         self._disconnects = self._counter("tokenmill:client_disconnects", "Clients that left before their answer")
+        self._grammars = self._histogram(
+            "tokenmill:grammar_compile_seconds", "Time until a constraint had become a grammar", _GRAMMAR_S
+        )
+        self._grammars_refused = self._counter("tokenmill:grammars_refused", "Constraints that were no usable grammar")
         self.registry.register(_Snapshot(self))
 
     def render(self, accept: str) -> tuple[bytes, str]:
@@ -142,6 +153,14 @@ class Metrics:
     def requests_poisoned(self, number: int) -> None:
         """Requests that were ended because engines died of them."""
         self._poisoned.inc(number)
+
+    def grammar_compiled(self, seconds: float) -> None:
+        """For a call whose constraint was not among the last ones."""
+        self._grammars.observe(seconds)
+
+    def grammar_refused(self) -> None:
+        """A constraint that cannot be followed, or not within the limits."""
+        self._grammars_refused.inc()
 
     def step(self, stats: EngineStats) -> None:
         if stats.num_steps != self._stats.num_steps:

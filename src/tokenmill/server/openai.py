@@ -52,6 +52,7 @@ class Call:
     reasoning         what becomes of what the model thinks before it answers
     named             what the caller calls the prompt, "": `prompt` or `messages`
     fits_room         max_tokens is a bound: where the context has less room, the answer is cut there and not refused
+    constraint        what the answer must look like; None: it is free
     extras            what another API's shape needs of the body: JSON data
     """
 

@@ -17,7 +17,7 @@ from ..tokenizer import Tokenizer
 MASK_S = 0.005
 """Processor time that one token may take: to follow it, and to find what may come after it."""
 
-BYTES_PER_TOKEN = 640
+BYTES_PER_TOKEN = 1100
 """Of a vocabulary, about, with the tokenizer it is made from."""
 
 MATCHER_BYTES = 1 << 20

@@ -1,0 +1,70 @@
+"""Constraints become grammars once, and the last ones are remembered within bounds."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from scripted import InlineHelper, make_text_model
+from tokenmill.core.errors import InvalidRequest
+from tokenmill.server import grammars
+from tokenmill.server.grammars import GrammarCompiler
+from tokenmill.server.jobs import Job
+from tokenmill.server.metrics import Metrics
+from tokenmill.text.grammar.constraint import Constraint
+
+
+class Counting:
+    """A helper that counts its jobs."""
+
+    def __init__(self) -> None:
+        self._helper = InlineHelper(make_text_model())
+        self.num_jobs = 0
+
+    async def run(self, job: Job, client: str) -> bytes:
+        self.num_jobs += 1
+        return await self._helper.run(job, client)
+
+
+def choice(text: str) -> Constraint:
+    return Constraint("choice", [text], "guided_choice")
+
+
+def test_what_was_compiled_lately_is_not_compiled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal constraints are one; what was used longest ago goes first, by number and by bytes."""
+    monkeypatch.setattr(grammars, "MAX_KEPT", 2)
+    helper = Counting()
+    compiler = GrammarCompiler(helper)
+
+    def num_jobs(*constraints: Constraint) -> int:
+        before = helper.num_jobs
+        for constraint in constraints:
+            assert (
+                constraint.value[0] in json.loads(asyncio.run(compiler.compile(constraint)))["grammars"][0].popitem()[1]
+            )
+        return helper.num_jobs - before
+
+    assert num_jobs(choice("hello"), choice("hello"), choice("world")) == 2
+    assert num_jobs(choice("hello"), choice("12"), choice("hello"), choice("world")) == 2
+    monkeypatch.setattr(grammars, "MAX_KEPT_BYTES", 1)
+    assert num_jobs(choice("1"), choice("1")) == 2 and compiler._num_bytes == 0
+
+
+def test_a_refusal_names_the_field_and_is_counted() -> None:
+    metrics = Metrics("m", 100)
+    compiler = GrammarCompiler(InlineHelper(make_text_model()), metrics)
+    wrong: dict[str, Any] = {
+        "guided_regex": Constraint("regex", "(a", "guided_regex"),
+        "grammar": Constraint("lark", "start: foo", "grammar"),
+    }
+    for field, constraint in wrong.items():
+        with pytest.raises(InvalidRequest) as refused:
+            asyncio.run(compiler.compile(constraint))
+        assert refused.value.param == field
+    asyncio.run(compiler.compile(choice("x")))
+    text = metrics.render("")[0].decode()
+    assert 'tokenmill:grammars_refused_total{engine="0",model_name="m"} 2.0' in text
+    assert 'tokenmill:grammar_compile_seconds_count{engine="0",model_name="m"} 1.0' in text
