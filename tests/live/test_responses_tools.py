@@ -1,0 +1,150 @@
+"""Functions and reasoning over /v1/responses with the official client: out, and back by id and by items."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import BadRequestError, OpenAI
+
+from scripted import Served, make_text_model
+from tokenmill.core.block import full_groups
+from tokenmill.core.config import EngineConfig
+from tokenmill.server.responses.store import ResponseStore
+from tokenmill.text.chat import ChatTemplate
+from tokenmill.text.speech import make_speech
+
+TEMPLATE = (
+    "{% if tools %}Tools: {{ tools | tojson }} Call by <tool_call>{{ '\n' }}{% endif %}"
+    "{% for m in messages %}{{ m.role }}{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
+    ": {{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}"
+    "{{ '\n' }}{% endfor %}"
+)
+TOOL: Any = {"type": "function", "name": "add", "description": "Adds.", "strict": None,
+             "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}}  # fmt: skip
+CALLS = "".join(f'<tool_call>\n{{"name": "add", "arguments": {{"a": {n}}}}}\n</tool_call>\n' for n in (4, 5))
+
+
+class Model:
+    """Thinks, and calls a function twice until it has results, which it reads out. It keeps its prompts."""
+
+    def __init__(self) -> None:
+        self.prompts: list[str] = []
+
+    def __call__(self, prompt: str) -> str:
+        self.prompts.append(prompt)
+        results = [line.removeprefix("tool: ") for line in prompt.splitlines() if line.startswith("tool: ")]
+        return "<think>\nHm, well.\n</think>\n\n" + (" and ".join(results) if results else f"Let me see.\n{CALLS}")
+
+
+@pytest.fixture
+def model() -> Model:
+    return Model()
+
+
+@pytest.fixture
+def client(model: Model, tmp_path: Path) -> Iterator[OpenAI]:
+    store = ResponseStore(str(tmp_path / "r.db"))
+    store.open()
+    text = make_text_model()
+    text = make_text_model(chat=ChatTemplate(TEMPLATE), speech=make_speech(TEMPLATE, text.tokenizer))
+    engine = EngineConfig(groups=full_groups(512), max_model_len=4096)
+    with (
+        Served(model, text=text, engine=engine, store=store) as served,
+        OpenAI(base_url=f"{served.url}/v1", api_key="x", max_retries=0) as client,
+    ):
+        yield client
+    store.close()
+
+
+def create(client: OpenAI, **body: Any) -> Any:
+    return client.responses.create(**{"model": "toy", "input": "4 and 5?", "tools": [TOOL]} | body)
+
+
+def outputs(response: Any) -> list[Any]:
+    calls = [item for item in response.output if item.type == "function_call"]
+    return [
+        {"type": "function_call_output", "call_id": call.call_id, "output": f"it is {json.loads(call.arguments)['a']}"}
+        for call in calls
+    ]
+
+
+def plain(item: Any) -> dict[str, Any]:
+    """An item but for what differs from call to call, and for what the helper adds."""
+    found: dict[str, Any] = json.loads(item.model_dump_json())
+    for part in found.get("content") or []:
+        part.pop("parsed", None)
+    return {name: value for name, value in found.items() if name not in ("id", "call_id", "parsed_arguments")}
+
+
+def test_reasoning_text_and_calls_are_items_of_their_own(client: OpenAI) -> None:
+    """Whole and streamed, put together by the client's own helper."""
+    response = create(client)
+    reasoning, message, first, second = response.output
+    assert (reasoning.type, reasoning.content[0].text, reasoning.summary) == ("reasoning", "Hm, well.", [])
+    assert (message.type, message.content[0].text.strip()) == ("message", "Let me see.")
+    assert [call.name for call in (first, second)] == ["add", "add"]
+    assert [json.loads(call.arguments) for call in (first, second)] == [{"a": 4}, {"a": 5}]
+    assert first.call_id != second.call_id and first.id != second.id and response.status == "completed"
+    assert 0 < response.usage.output_tokens_details.reasoning_tokens < response.usage.output_tokens
+    assert response.tools[0].name == "add" and response.parallel_tool_calls
+    with client.responses.stream(model="toy", input="4 and 5?", tools=[TOOL]) as stream:
+        arguments = "".join(event.delta for event in stream if event.type == "response.function_call_arguments.delta")
+        final = stream.get_final_response()
+    assert [plain(item) for item in final.output] == [plain(item) for item in response.output]
+    assert arguments == first.arguments + second.arguments
+    assert final.usage.output_tokens_details == response.usage.output_tokens_details
+
+
+def test_results_come_back_by_id_and_by_items(client: OpenAI, model: Model) -> None:
+    """Both ways the model sees the same: its reasoning, its text, its calls, and the results behind them."""
+    response = create(client)
+    by_id = create(client, input=outputs(response), previous_response_id=response.id)
+    assert by_id.output_text == "it is 4 and it is 5"
+    items = [{"role": "user", "content": "4 and 5?"}, *response.output, *outputs(response)]
+    by_items = create(client, input=items)
+    assert by_items.output_text == by_id.output_text and model.prompts[-1] == model.prompts[-2]
+    assert "<think>Hm, well.</think>: Let me see." in model.prompts[-1]
+    assert model.prompts[-1].count('<tool_call>{"name": "add", "arguments": {"a": ') == 2
+
+
+def test_a_call_without_its_result_is_refused(client: OpenAI) -> None:
+    response = create(client)
+    with pytest.raises(BadRequestError) as caught:
+        create(client, input="well?", previous_response_id=response.id)
+    assert caught.value.param == "input" and response.output[2].call_id in str(caught.value)
+
+
+def test_a_call_that_was_cut_off_is_no_part_of_the_conversation(client: OpenAI, model: Model) -> None:
+    """It is shown as incomplete, and the conversation goes on without it."""
+    whole = create(client)
+    most = whole.usage.output_tokens - 15
+    response = create(client, max_output_tokens=most)
+    assert (response.status, response.output[-1].type, response.output[-1].status) == (
+        "incomplete", "function_call", "incomplete",
+    )  # fmt: skip
+    create(client, input=[*outputs_of_whole(response), {"role": "user", "content": "go on"}],
+           previous_response_id=response.id)  # fmt: skip
+    assert model.prompts[-1].count('<tool_call>{"name"') == 1
+
+
+def outputs_of_whole(response: Any) -> list[Any]:
+    calls = [item for item in response.output if item.type == "function_call" and item.status == "completed"]
+    return [{"type": "function_call_output", "call_id": call.call_id, "output": "x"} for call in calls]
+
+
+def test_a_choice_bounds_the_calls(client: OpenAI) -> None:
+    """One at most where calls are not to be parallel; none where they are forbidden."""
+    response = create(client, parallel_tool_calls=False)
+    assert [item.type for item in response.output].count("function_call") == 1 and not response.parallel_tool_calls
+    response = create(client, tool_choice="none")
+    assert "function_call" not in [item.type for item in response.output]
+
+
+def test_reasoning_may_be_left_out(client: OpenAI) -> None:
+    """As chat's include_reasoning says it."""
+    response = create(client, extra_body={"include_reasoning": False})
+    assert "reasoning" not in [item.type for item in response.output]
