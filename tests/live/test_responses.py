@@ -253,6 +253,32 @@ def test_without_a_store_calls_are_answered_and_nothing_is_kept(client_of: Clien
             client.responses.retrieve(response.id)
 
 
+def test_an_input_that_is_too_long_may_lose_its_earliest_turns(served: Served, client_of: Clients) -> None:
+    """As few as must go; instructions and the last turn stay. What still does not fit is refused."""
+    client, prompts = client_of(served), []
+    served.script._reply = lambda prompt: prompts.append(prompt) or "ok"
+    turns: list[Any] = []
+    for number in range(12):
+        turns += [
+            {"role": "user", "content": f"q{number:02} " + "x" * 40},
+            {"role": "assistant", "content": f"a{number:02}"},
+        ]
+    turns.append({"role": "user", "content": "last"})
+    body: dict[str, Any] = {"model": "toy", "input": turns, "instructions": "Be brief.", "max_output_tokens": 20}
+    with pytest.raises(BadRequestError) as caught:
+        client.responses.create(**body)
+    assert (caught.value.param, caught.value.code) == ("input", "context_length_exceeded")
+    response = client.responses.create(**body, truncation="auto")
+    kept = [number for number in range(12) if f"q{number:02}" in prompts[-1]]
+    assert kept == list(range(kept[0], 12)) and 0 < kept[0] < 12
+    assert all(f"a{number:02}" in prompts[-1] for number in kept) and f"a{kept[0] - 1:02}" not in prompts[-1]
+    assert "Be brief." in prompts[-1] and "last" in prompts[-1] and response.truncation == "auto"
+    more = client.responses.create(**body | {"input": turns[2 * (kept[0] - 1) :]}, truncation="auto")
+    assert more.usage.input_tokens == response.usage.input_tokens
+    with pytest.raises(BadRequestError):
+        client.responses.create(**body | {"input": "x" * 600}, truncation="auto")
+
+
 def test_a_large_call_goes_on_from_a_large_one(served: Served, tmp_path: Path, client_of: Clients) -> None:
     """What is read in the helper process continues earlier calls too."""
     client = client_of(served)

@@ -31,7 +31,7 @@ RESPONSE = {
     "reasoning.mode": "`standard`",
     "include": "`message.output_text.logprobs`; the others name what never occurs here, or reasoning, which is given",
     "top_logprobs": "log probabilities with so many alternatives; needs `include`",
-    "truncation": "`disabled`: an input that is too long is refused",
+    "truncation": "`disabled` refuses too long an input, `auto` leaves its earliest turns out (default: `disabled`)",
     "metadata": "up to 16 pairs of texts, given back",
     "user": "given back",
     "safety_identifier": "given back",

@@ -43,6 +43,7 @@ OTHER: Table = {
     "context_management": Refused(([],), "shorten the input"),
     "moderation": Refused(),
     "access_programs": Refused(),
+    "request_id": Ignored("a response has an id of its own"),
     "image": Refused(),
     "prompt_cache_options": Ignored("what is cached never changes an answer"),
     # What chat calls otherwise
@@ -135,7 +136,7 @@ def _parse(body: dict[str, Any], rules: Rules, before: list[Item], known: Mappin
             raise _misspelled(name, meant)
     settings |= {"instructions": instructions, "store": store, "asks_to_store": fields.flag("store") is True}
     extras = {"settings": settings, "input": items if store else []}
-    return replace(call, limit_field="max_output_tokens", extras=call.extras | extras), unknown
+    return replace(call, limit_field="max_output_tokens", named="input", extras=call.extras | extras), unknown
 
 
 def _settings(fields: Fields) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -149,10 +150,6 @@ def _settings(fields: Fields) -> tuple[dict[str, Any], dict[str, Any]]:
     truncation = fields.text("truncation") or "disabled"
     if truncation not in ("auto", "disabled"):
         raise InvalidRequest("truncation must be 'auto' or 'disabled'.", param="truncation")
-    if truncation == "auto":
-        raise InvalidRequest(
-            "truncation 'auto' is not supported by this server; leave earlier items out instead.", param="truncation"
-        )
     settings["truncation"] = truncation
     settings["max_output_tokens"] = chat["max_tokens"] = fields.integer("max_output_tokens", 1, 2**31 - 1)
     settings["text"] = _text_format(fields, chat)

@@ -11,18 +11,20 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ...core.errors import InvalidRequest, NotFound, TokenmillError
+from ...core.errors import ContextTooLong, InvalidRequest, NotFound, TokenmillError
 from ..deltas import Stream
 from ..generation import Generation
 from ..helper import caller_of
 from ..http import JSONReply
 from ..openai import Call
+from ..renamed import said_as
 from .history import earlier_items, with_history
 from .items import Item
-from .parse import INCLUDES, in_own_words
+from .parse import INCLUDES
 from .progress import Progress
 from .shape import PREFIX, ResponseShape
 from .store import Record, ResponseStore
+from .truncation import fitted
 
 _PATH = "/v1/responses"
 _MAX_LIMIT, _LIMIT = 100, 20
@@ -65,12 +67,14 @@ class _Responses:
             with generation.limits.held(0 if continued is None else len(continued)):
                 call, rendered = await generation.read(endpoint, continued or data, caller)
                 self._check_store(call, len(data))
-                try:
-                    answer, stream = await generation.begin(
-                        call, PREFIX, caller, rendered=rendered, arrival_s=arrival_s
-                    )
-                except InvalidRequest as error:
-                    raise in_own_words(error) from None
+                with said_as({"messages": "input"}):
+                    begin = partial(generation.begin, prefix=PREFIX, caller=caller, arrival_s=arrival_s)
+                    try:
+                        answer, stream = await begin(call, rendered=rendered)
+                    except ContextTooLong:
+                        if not (call.extras["settings"]["truncation"] == "auto" and rendered is None):
+                            raise
+                        answer, stream = await begin(await fitted(call, generation, caller))
         answer.id = f"{PREFIX}_{answer.id.removeprefix(PREFIX + '-')}"
         progress = Progress(answer, partial(self._keep, owner))
         if progress.is_stored:
