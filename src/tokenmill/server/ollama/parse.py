@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from msgspec import structs
+
 from ...core.errors import InvalidRequest
 from ...core.request import MAX_LOGPROBS, SamplingParams
 from ...text.fim import infill
@@ -63,7 +65,7 @@ def parse_ollama_chat(body: dict[str, Any], rules: Rules) -> tuple[Call, list[st
         rewritten["continue_final_message"] = True
     with said_as(_SAID):
         call, _ = parse_chat(rewritten, rules)
-    return replace(call, limit_field="options.num_predict"), unknown
+    return _named(call), unknown
 
 
 def parse_ollama_generate(body: dict[str, Any], rules: Rules) -> tuple[Call, list[str]]:
@@ -83,17 +85,23 @@ def parse_ollama_generate(body: dict[str, Any], rules: Rules) -> tuple[Call, lis
         raise InvalidRequest("suffix goes with neither system nor context.", param="suffix")
     if not prompt and not suffix:
         return _loading(rewritten), unknown
-    changes: dict[str, Any] = {"limit_field": "options.num_predict", "usual_tokens": None, "named": "prompt"}
+    changes: dict[str, Any] = {"usual_tokens": None, "named": "prompt"}
     if is_raw or suffix:
         changes |= {"infill": _gap(rules, prompt, suffix), "prompts": ()} if suffix else {}
         with said_as(_SAID):
             call, _ = parse_completion(_as_completion(rewritten) | {"prompt": prompt or " "}, rules)
-        return replace(call, **changes), unknown
+        return replace(_named(call), **changes), unknown
     rewritten["messages"] = [{"role": "system", "content": system}] if system else []
     rewritten["messages"].append({"role": "user", "content": prompt})
     with said_as({**_SAID, "messages": "prompt"}):
         call, _ = parse_chat(rewritten, rules)
-    return replace(call, prefix=prefix, extras={"gives_context": True}, **changes), unknown
+    return replace(_named(call), prefix=prefix, extras={"gives_context": True}, **changes), unknown
+
+
+def _named(call: Call) -> Call:
+    """With the caller's names for what is found wrong later."""
+    constraint = None if call.constraint is None else structs.replace(call.constraint, param="format")
+    return replace(call, limit_field="options.num_predict", constraint=constraint)
 
 
 def _common(fields: Fields, rules: Rules) -> tuple[dict[str, Any], list[str]]:
