@@ -134,7 +134,7 @@ def test_a_strict_tool_must_fit_where_the_model_calls_of_its_own_accord(vocabula
 
 
 def test_an_answer_that_calls_nothing_may_have_a_schema(vocabulary: Vocabulary) -> None:
-    text = grammar("hermes", ToolUse(TOOLS), {"type": "object", "properties": {"a": {"type": "integer"}}})
+    text = grammar("hermes", ToolUse(TOOLS), ({"type": "object", "properties": {"a": {"type": "integer"}}}, "x"))
     assert is_taken(vocabulary, text, '{"a": 3}') and not is_taken(vocabulary, text, '{"a": "x"}')
     assert is_taken(vocabulary, text, '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>')
     assert not is_taken(vocabulary, text, "Plain words.")

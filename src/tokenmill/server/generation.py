@@ -33,7 +33,7 @@ from .logprobs import TokenNames
 from .openai import Call, Rules
 from .reading import read_call
 from .shape import Shape
-from .speaking import parser_of
+from .speaking import constraint_of, parser_of
 from .stream import EventStream, WholeReply
 from .tokens import Encoder, prompt_text, text_call
 
@@ -118,8 +118,9 @@ class Generation:
         self.limits.check_possible(max(1, len(call.prompts)) * call.sampling.n)
         self.limits.admit(Newcomer(caller.name, call.priority))
         prompts = await self.encoder.encode_call(call, context_limit(ready), rendered=rendered, caller=caller)
-        if call.constraint is not None:
-            grammar = await self.grammars.compile(call.constraint, caller)
+        constraint = constraint_of(call, self.text.speech, prompts[0].text)
+        if constraint is not None:
+            grammar = await self.grammars.compile(constraint, caller)
             call = replace(call, sampling=replace(call.sampling, grammar=grammar))
         root_id = self.new_id(prefix)
         given_id = call.request_id or request_id

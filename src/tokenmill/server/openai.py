@@ -7,7 +7,7 @@ handed back, so that the caller can log each once).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..core.errors import InvalidRequest
@@ -24,7 +24,7 @@ from .other_fields import CHAT, COMPLETION, check, rename
 from .prompts import Mixed, Prompt, parse_prompts, token_ids
 from .rules import Rules as Rules
 from .thinking import read_reasoning
-from .tooling import FUNCTION_CALL, read_tools
+from .tooling import FUNCTION_CALL, demand, read_tools
 
 MAX_TOKENS_DEFAULT = 16
 """Of /v1/completions; a chat answer may use the rest of the context."""
@@ -147,6 +147,7 @@ def parse_chat(body: dict[str, Any], rules: Rules) -> tuple[Call, list[str]]:
         add_special_tokens=_or(fields.flag("add_special_tokens"), False),
         **_common(fields, prompt_logprobs),
     )
+    call = replace(call, constraint=demand(tools, call.constraint, rules.speech))
     return call, fields.unread()
 
 

@@ -1,11 +1,17 @@
-"""How the answer to a call is taken apart, which depends on its prompt too: the template may open reasoning itself."""
+"""How the answer to a call is taken apart and constrained, as far as its prompt decides: a template may open reasoning
+itself, or close it."""
 
 from __future__ import annotations
 
+import msgspec
+
+from ..text.grammar.constraint import Constraint, Thinking
 from ..text.parts import Parser
 from ..text.reasoning import is_open
 from ..text.speech import Speech
+from ..text.tools.demand import Demand
 from .openai import Call
+from .thinking import BUDGET
 
 
 def begins_thinking(call: Call, speech: Speech, prompt: str | None) -> bool:
@@ -26,3 +32,27 @@ def parser_of(call: Call, speech: Speech, prompt: str | None, request_id: str) -
         return None
     opened = begins_thinking(call, speech, prompt)
     return speech.parser(call.tool_use, request_id, is_open=opened, reasoning=call.reasoning)
+
+
+def constraint_of(call: Call, speech: Speech, prompt: str | None) -> Constraint | None:
+    """The call's constraint, with the reasoning that may come before what it constrains."""
+    family, budget = speech.reasoning_family, call.reasoning.budget
+    if family is None or call.conversation is None or prompt is None:
+        return call.constraint
+    opened = begins_thinking(call, speech, prompt)
+    if not opened and (call.conversation.continue_final_message or prompt.rstrip().endswith(family.end)):
+        return call.constraint  # it is over
+    constraint = call.constraint
+    if constraint is None:
+        if budget is None:
+            return None
+        constraint = _free(call, speech)
+    thinking = Thinking(family.begin, family.end, opened, budget, may_skip=call.constraint is not None)
+    return msgspec.structs.replace(constraint, thinking=thinking)
+
+
+def _free(call: Call, speech: Speech) -> Constraint:
+    """What constrains nothing but what comes before."""
+    if call.tool_use is not None:
+        return Constraint("tools", Demand(speech.tools, call.tool_use, "tools[{}]").as_json(), BUDGET)
+    return Constraint("regex", "(?s:.*)", BUDGET)

@@ -8,7 +8,8 @@ from ..text.speech import Speech
 from .fields import Fields
 
 _FORMATS = ("none", "auto", "deepseek", "deepseek-legacy")
-_BUDGETS = ("thinking_token_budget", "thinking_budget_tokens", "reasoning_budget")
+BUDGET = "thinking_token_budget"
+_BUDGETS = (BUDGET, "thinking_budget_tokens", "reasoning_budget")
 
 
 def read_reasoning(fields: Fields, speech: Speech) -> ReasoningUse:

@@ -10,6 +10,9 @@ from typing import Any
 import msgspec
 
 from ..core.errors import InvalidRequest
+from ..text.grammar.constraint import Constraint
+from ..text.speech import Speech
+from ..text.tools.demand import Demand
 from ..text.tools.use import Tool, ToolUse
 from .fields import Fields, kind_name
 
@@ -32,6 +35,30 @@ class GivenTools:
     shown: tuple[dict[str, Any], ...] = ()
     use: ToolUse | None = None
     is_old: bool = False
+
+
+def demand(tools: GivenTools, given: Constraint | None, speech: Speech) -> Constraint | None:
+    """The constraint of an answer that may or must call: `given` is what the caller wants of an answer in words. Raises
+    InvalidRequest naming the field of a constraint that cannot go with calls."""
+    use = tools.use
+    if use is None:
+        return given
+    place = "functions[{}].parameters" if tools.is_old else "tools[{}].function.parameters"
+    param = "function_call" if tools.is_old else "tool_choice"
+    is_format = given is not None and given.kind in ("json_object", "json_schema")
+    if given is not None and not is_format:
+        raise InvalidRequest(
+            f"{given.param} cannot go with tools; give {param} 'none', or leave it out.", param=given.param
+        )
+    if use.is_forced:
+        return Constraint("tools", Demand(speech.tools, use, place).as_json(), param)
+    if given is not None:
+        answer = ({"type": "object"} if given.kind == "json_object" else given.value, given.param)
+        value = Demand(speech.tools, use, place, answer).as_json()
+        return Constraint("tools", value, given.param, given.whitespace)
+    if any(tool.is_strict for tool in use.offered):
+        return Constraint("tools", Demand(speech.tools, use, place).as_json(), "functions" if tools.is_old else "tools")
+    return None
 
 
 def read_tools(fields: Fields) -> GivenTools:

@@ -132,14 +132,16 @@ def _think(thinking: Thinking, tokenizer: Tokenizer | None, param: str) -> str:
         assert tokenizer is not None
         kept_out = ",".join(_ranges({*tokenizer.special_ids(), end}))
         rule = f"think: <[^{kept_out}]>{{0,{thinking.budget}}}\n"
-        parts = [*begin, "think", f"<[{end}]>", "SPACE", "@answer"]
+        parts = [*begin, "think", f"<[{end}]>", "SPACE"]
     elif end is not None and tokenizer is not None and tokenizer.is_special(end):
         rule = "think: /(?s:.*)/\n"
-        parts = [*begin, "think", f"<[{end}]>", "SPACE", "@answer"]
+        parts = [*begin, "think", f"<[{end}]>", "SPACE"]
     else:
         rule = f"think[suffix={quote(thinking.end)}]: /(?s:.*)/\n"
-        parts = [*begin, "think", "SPACE", "@answer"]
-    return f"start: {' '.join(parts)}\n{rule}{space}"
+        parts = [*begin, "think", "SPACE"]
+    thought = " ".join(parts)
+    thought = f"({thought})?" if thinking.may_skip and begin else thought
+    return f"start: {thought} @answer\n{rule}{space}"
 
 
 def _marker(text: str, tokenizer: Tokenizer | None) -> str:

@@ -15,12 +15,14 @@ class Thinking(msgspec.Struct, frozen=True):
     begin, end  the markers around it
     is_open     the prompt has given `begin` already
     budget      most tokens of it; None: as many as it takes
+    may_skip    the answer may also begin with what is constrained
     """
 
     begin: str
     end: str
     is_open: bool = False
     budget: int | None = None
+    may_skip: bool = False
 
 
 class Constraint(msgspec.Struct, frozen=True):

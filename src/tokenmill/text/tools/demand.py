@@ -26,13 +26,13 @@ class Demand:
     """family  in whose form calls are
     use        the tools, and how many calls
     place      what the caller calls the n-th tool's schema
-    answer     schema of an answer that calls nothing; None: such an answer is free
+    answer     schema of an answer that calls nothing, and what the caller calls it; None: such an answer is free
     """
 
     family: str
     use: ToolUse
     place: str
-    answer: Any = None
+    answer: tuple[Any, str] | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Of a `Constraint` whose kind is "tools"."""
@@ -50,7 +50,7 @@ class Demand:
             ],
             "is_forced": self.use.is_forced,
             "is_parallel": self.use.is_parallel and self.use.choice != "named",
-            "answer": self.answer,
+            "answer": None if self.answer is None else list(self.answer),
         }
 
 
@@ -60,7 +60,7 @@ def calls_to_lark(value: dict[str, Any], spell: Spell, finish: Finish) -> str:
     if value["is_forced"]:
         start = writer.calls()
     elif value["answer"] is not None:
-        start = f"{writer.calls()} | {finish(value['answer'], 'response_format')}"
+        start = f"{writer.calls()} | {finish(*value['answer'])}"
     else:
         start = writer.free()
     lines = [f"start: {start}", *writer.rules]
