@@ -182,6 +182,8 @@ def test_a_gap_is_filled_by_the_models_marks() -> None:
         assert answer["prompt"] == "one\n<|im_start|>def f(<|im_end|><|im_end|><|endoftext|>x"
         (prompt,) = prompts(running)
         assert [prompt.count(mark) for mark in (0, 1, 2)] == [1, 1, 1]
+        heavy = ask(running, "/infill", body | {"unknown": list(range(21_000))})[1]
+        assert (heavy["content"], prompts(running)) == (answer["content"], [prompt])
 
 
 # ---- samplers ----

@@ -386,3 +386,38 @@ def test_a_call_that_is_cut_is_not_told(thinker: Served) -> None:
     body = {"model": "toy", "messages": user("hi"), "tools": TOOLS, "stream": False, "options": options}
     answer = ask(thinker, "/api/chat", body)[1]
     assert answer["done_reason"] == "length" and "tool_calls" not in answer["message"]
+
+
+def test_a_model_without_a_template_takes_prompts_as_they_are() -> None:
+    with Served(text=make_text_model(chat=None)) as running:
+        answer = ask(running, "/api/generate", {"model": "toy", "prompt": "hi", "stream": False})[1]
+        assert (answer["response"], answer["context"][:2]) == ("hello world", running.text.tokenizer.encode("hi"))
+        again = {"model": "toy", "prompt": "more", "context": answer["context"], "stream": False}
+        running.script.introductions.clear()
+        assert ask(running, "/api/generate", again)[0] == 200
+        (intro,) = running.script.introductions
+        assert running.text.tokenizer.decode(intro.prompt_tokens) == "hihello worldmore"
+        status, error = ask(running, "/api/generate", {"model": "toy", "prompt": "hi", "system": "x"})
+        assert status == 400 and "system needs a model with a chat template" in error["error"]
+
+
+HEAVY = {"unknown": list(range(21_000))}
+"""Bodies of so many values are read by the helper."""
+
+
+def test_heavy_bodies_are_read_alike(served: Served, thinker: Served) -> None:
+    chat = {"model": "toy", "messages": user("hi"), "tools": TOOLS, "stream": False}
+    for body in (chat, chat | HEAVY):
+        message = ask(thinker, "/api/chat", body)[1]["message"]
+        assert (message["thinking"], len(message["tool_calls"])) == ("where?", 2)
+    generate = {"model": "toy", "prompt": "hi", "context": [5, 6], "stream": False}
+    for body in (generate, generate | HEAVY):
+        served.script.introductions.clear()
+        answer = ask(served, "/api/generate", body)[1]
+        (intro,) = served.script.introductions
+        assert intro.prompt_tokens[:2] == (5, 6) and answer["context"][: len(intro.prompt_tokens)] == list(
+            intro.prompt_tokens
+        )
+    assert ask(served, "/api/chat", {"model": "toy", "messages": []} | HEAVY)[1]["done_reason"] == "load"
+    status, error = ask(served, "/api/chat", {"model": "other", "messages": user("hi")} | HEAVY)
+    assert status == 404 and "'other'" in error["error"]

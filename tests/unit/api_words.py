@@ -10,14 +10,15 @@ import api_ollama
 import api_responses
 
 ENDPOINTS = {
-    "POST /v1/chat/completions": "OpenAI's chat: messages in, one or more answers out, whole or as server-sent events.",
+    "POST /v1/chat/completions": "OpenAI's chat: messages in, one or more answers out, whole or as server-sent events. "
+    "Also `/chat/completions`.",
     "POST /v1/completions": "OpenAI's text completion: prompts as text or token ids, also scored (`echo`).",
     **api_responses.ENDPOINTS,
     "POST /v1/embeddings": "OpenAI's: a vector for each input. Where a model gives vectors.",
     "POST /v1/score": "vLLM's: how well pairs of texts go together. Also `/score`.",
     "POST /v1/rerank": "Jina's and Cohere's: documents in the order of their fit to a query. Also "
-    "`/v2/rerank`, `/rerank`.",
-    "GET /v1/models": "The model's names, and the adapters that are loaded.",
+    "`/v2/rerank`, `/rerank`, `/v1/reranking`, `/reranking`.",
+    "GET /v1/models": "The model's names, and the adapters that are loaded. Also `/models`.",
     "GET /v1/models/{name}": "One of them; 404 where there is none.",
     "POST /v1/load_lora_adapter": "vLLM's: load an adapter from a folder under `--lora-dir`.",
     "POST /v1/unload_lora_adapter": "vLLM's: forget one. Requests that use it run to their end.",
@@ -34,6 +35,10 @@ ALIASES = {
     "POST /score": "POST /v1/score",
     "POST /v2/rerank": "POST /v1/rerank",
     "POST /rerank": "POST /v1/rerank",
+    "POST /v1/reranking": "POST /v1/rerank",
+    "POST /reranking": "POST /v1/rerank",
+    "POST /chat/completions": "POST /v1/chat/completions",
+    "GET /models": "GET /v1/models",
     "GET /ping": "GET /health",
     "POST /ping": "GET /health",
 } | api_ollama.ALIASES

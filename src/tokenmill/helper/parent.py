@@ -42,7 +42,7 @@ from ..server.jobs import (
     Render,
     pack,
 )
-from ..server.openai import Rules
+from ..server.rules import rules_of
 from ..server.turns import Turns
 from ..text.load import TextModel
 from .child import LENGTH, RESULT, Failure, HelperLaunch, file_stamp
@@ -70,7 +70,7 @@ def materials(text: TextModel, *, trust_templates: bool = False, allow_special: 
     return Materials(
         text.chat,
         specials,
-        Rules(text.tokenizer.vocab_size, text.sampling_defaults, trust_templates, text.fim, text.speech),
+        rules_of(text, trust_templates),
         text.eos_token_ids,
     )
 

@@ -50,6 +50,7 @@ from .visitors import Visitors
 
 _log = logging.getLogger(__name__)
 _MAX_NAME = 200
+_RERANK_PATHS = ("/v1/rerank", "/v2/rerank", "/rerank", "/v1/reranking", "/reranking")
 _CHAT, _COMPLETION = OpenAIShape("chatcmpl"), OpenAIShape("cmpl")
 
 
@@ -106,13 +107,13 @@ def build_app(
         )
         middleware.insert(0, cors)
     routes = [
-        Route("/v1/chat/completions", service.chat, methods=["POST"]),
+        *(Route(path, service.chat, methods=["POST"]) for path in ("/v1/chat/completions", "/chat/completions")),
         Route("/v1/completions", service.completion, methods=["POST"]),
         *responses_routes(generation, store),
         Route("/v1/embeddings", vectors.embeddings, methods=["POST"]),
         *(Route(path, vectors.score, methods=["POST"]) for path in ("/v1/score", "/score")),
-        *(Route(path, vectors.rerank, methods=["POST"]) for path in ("/v1/rerank", "/v2/rerank", "/rerank")),
-        Route("/v1/models", service.models),
+        *(Route(path, vectors.rerank, methods=["POST"]) for path in _RERANK_PATHS),
+        *(Route(path, service.models) for path in ("/v1/models", "/models")),
         Route("/v1/models/{name:path}", service.model),
         Route("/v1/load_lora_adapter", service.load_adapter, methods=["POST"]),
         Route("/v1/unload_lora_adapter", service.unload_adapter, methods=["POST"]),

@@ -30,8 +30,9 @@ from .grammars import GrammarCompiler
 from .helper import Caller, Helper, caller_of
 from .limits import Limits, newcomer, wait_ready
 from .logprobs import TokenNames
-from .openai import Call, Rules
+from .openai import Call
 from .reading import read_call
+from .rules import rules_of
 from .shape import Shape
 from .speaking import constraint_of, parser_of
 from .stream import EventStream, WholeReply
@@ -68,9 +69,7 @@ class Generation:
         self.grammars = GrammarCompiler(helper, client.metrics)
         self.limits = Limits(config, client, clock)
         self._new_seed = new_seed
-        self._rules = Rules(
-            text.tokenizer.vocab_size, text.sampling_defaults, config.allow_chat_template, text.fim, text.speech
-        )
+        self._rules = rules_of(text, config.allow_chat_template)
         self._logged_fields: set[str] = set()
 
     @property

@@ -7,14 +7,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..text.fim import FimTokens
+from ..text.load import TextModel
 from ..text.speech import Speech
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """defaults  the model's own sampling parameters
-    fim          its marks around a gap
-    speech       how it calls tools and marks reasoning
+    """defaults      the model's own sampling parameters
+    fim           its marks around a gap
+    speech        how it calls tools and marks reasoning
+    has_template  conversations can be rendered by its own
     """
 
     vocab_size: int
@@ -22,3 +24,15 @@ class Rules:
     allow_chat_template: bool = False
     fim: FimTokens | None = None
     speech: Speech = field(default_factory=Speech)
+    has_template: bool = True
+
+
+def rules_of(text: TextModel, allow_chat_template: bool) -> Rules:
+    return Rules(
+        text.tokenizer.vocab_size,
+        text.sampling_defaults,
+        allow_chat_template,
+        text.fim,
+        text.speech,
+        text.chat is not None,
+    )

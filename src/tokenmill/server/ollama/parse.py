@@ -85,8 +85,12 @@ def parse_ollama_generate(body: dict[str, Any], rules: Rules) -> tuple[Call, lis
         raise InvalidRequest("suffix goes with neither system nor context.", param="suffix")
     if not prompt and not suffix:
         return _loading(rewritten), unknown
-    changes: dict[str, Any] = {"usual_tokens": None, "named": "prompt"}
-    if is_raw or suffix:
+    changes: dict[str, Any] = {"usual_tokens": None, "named": "prompt", "prefix": prefix}
+    if system and not rules.has_template:
+        raise InvalidRequest("system needs a model with a chat template, and this one has none.", param="system")
+    if not is_raw:
+        changes["extras"] = {"gives_context": True}
+    if is_raw or suffix or not rules.has_template:
         changes |= {"infill": _gap(rules, prompt, suffix), "prompts": ()} if suffix else {}
         with said_as(_SAID):
             call, _ = parse_completion(_as_completion(rewritten) | {"prompt": prompt or " "}, rules)
@@ -95,7 +99,7 @@ def parse_ollama_generate(body: dict[str, Any], rules: Rules) -> tuple[Call, lis
     rewritten["messages"].append({"role": "user", "content": prompt})
     with said_as({**_SAID, "messages": "prompt"}):
         call, _ = parse_chat(rewritten, rules)
-    return replace(_named(call), prefix=prefix, extras={"gives_context": True}, **changes), unknown
+    return replace(_named(call), **changes), unknown
 
 
 def _named(call: Call) -> Call:
