@@ -120,6 +120,18 @@ def test_tools_are_those_of_chat(choice: Any, expected: tuple[str, str, list[str
     assert parse(input="x", tools=[TOOL], tool_choice="none").tool_use is None
 
 
+def test_formats_are_those_of_chat_under_their_own_names() -> None:
+    """What compiles the schema can name the field; the response repeats it."""
+    given = {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True}
+    call = parse(input="x", text={"format": given})
+    assert call.constraint is not None
+    assert (call.constraint.kind, call.constraint.value) == ("json_schema", {"type": "object"})
+    assert call.constraint.param == "text.format.schema"
+    assert call.extras["settings"]["text"]["format"] == given | {"description": None}
+    call = parse(input="x", text={"format": {"type": "json_object"}})
+    assert call.constraint is not None and call.constraint.kind == "json_object"
+
+
 def test_nothing_of_the_input_is_kept_where_nothing_is_to_be_stored() -> None:
     assert parse(input="x", store=False).extras["input"] == []
 
@@ -144,6 +156,8 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("include[0]", {"include": ["everything"]}), ("top_logprobs", {"top_logprobs": 3}),
     ("metadata", {"metadata": {"a": 1}}), ("metadata", {"metadata": {str(i): "" for i in range(17)}}),
     ("text.format.type", {"text": {"format": {"type": "xml"}}}), ("text.verbosity", {"text": {"verbosity": "low"}}),
+    ("text.format.schema", {"text": {"format": {"type": "json_schema", "name": "n"}}}),
+    ("structured_outputs.regex", {"text": {"format": {"type": "json_object"}}, "structured_outputs": {"regex": "a"}}),
     ("text.formt", {"text": {"formt": {}}}), ("reasoning.summary", {"reasoning": {"summary": "concise"}}),
     ("reasoning.efort", {"reasoning": {"efort": "low"}}),
     ("tools[0].type", {"tools": [{"type": "web_search"}]}), ("tools[1].name", {"tools": [TOOL, TOOL | {"name": ""}]}),

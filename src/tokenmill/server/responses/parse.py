@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+
 from ...core.errors import InvalidRequest
 from ..fields import Fields, kind_name
 from ..openai import Call, Rules, parse_chat
@@ -136,7 +138,12 @@ def _parse(body: dict[str, Any], rules: Rules, before: list[Item], known: Mappin
             raise _misspelled(name, meant)
     settings |= {"instructions": instructions, "store": store, "asks_to_store": fields.flag("store") is True}
     extras = {"settings": settings, "input": items if store else []}
-    return replace(call, limit_field="max_output_tokens", named="input", extras=call.extras | extras), unknown
+    constraint = call.constraint
+    if constraint is not None:
+        constraint = msgspec.structs.replace(constraint, param=_own_name(constraint.param))
+    return replace(
+        call, limit_field="max_output_tokens", named="input", constraint=constraint, extras=call.extras | extras
+    ), unknown
 
 
 def _settings(fields: Fields) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -331,8 +338,10 @@ def _misspelled(name: str, meant: str) -> InvalidRequest:
 
 def in_own_words(error: InvalidRequest) -> InvalidRequest:
     """The same error, under the names that this API's callers know."""
-    message, param = error.message, error.param
+    return type(error)(_own_name(error.message), param=None if error.param is None else _own_name(error.param))
+
+
+def _own_name(text: str) -> str:
     for theirs, own in _RENAMED:
-        message = message.replace(theirs, own)
-        param = None if param is None else param.replace(theirs, own)
-    return type(error)(message, param=param)
+        text = text.replace(theirs, own)
+    return text

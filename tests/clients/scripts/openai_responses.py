@@ -1,0 +1,188 @@
+"""Responses by the openai package: text, streams, conversations, functions, structured output, what is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from openai import AsyncOpenAI, OpenAI
+from pydantic import BaseModel
+
+QUESTION = "Name the capital of France."
+
+
+@pytest.fixture(scope="module")
+def client(url: str) -> Iterator[OpenAI]:
+    with OpenAI(base_url=url, api_key="unused") as made:
+        yield made
+
+
+def test_text_from_a_text(client: OpenAI, model: str) -> None:
+    response = client.responses.create(model=model, input=QUESTION, temperature=0, max_output_tokens=40)
+    assert response.object == "response" and response.status == "completed" and response.model == model
+    assert "Paris" in response.output_text
+    assert response.output[0].type == "message" and response.output[0].content[0].type == "output_text"
+    assert response.usage is not None
+    assert response.usage.total_tokens == response.usage.input_tokens + response.usage.output_tokens
+
+
+def test_instructions_and_roles(client: OpenAI, model: str) -> None:
+    given: Any = [
+        {"role": "developer", "content": "You are a helpful assistant."},
+        {"role": "user", "content": [{"type": "input_text", "text": QUESTION}]},
+    ]
+    by_role = client.responses.create(model=model, input=given, temperature=0, max_output_tokens=40)
+    by_field = client.responses.create(
+        model=model, instructions="You are a helpful assistant.", input=QUESTION, temperature=0, max_output_tokens=40
+    )
+    assert by_role.output_text == by_field.output_text and "Paris" in by_field.output_text
+
+
+def test_events_of_a_stream(client: OpenAI, model: str) -> None:
+    whole = client.responses.create(model=model, input=QUESTION, temperature=0, max_output_tokens=40)
+    stream = client.responses.create(model=model, input=QUESTION, temperature=0, max_output_tokens=40, stream=True)
+    kinds, text = [], ""
+    for event in stream:
+        kinds.append(event.type)
+        if event.type == "response.output_text.delta":
+            text += event.delta
+        elif event.type == "response.completed":
+            assert event.response.output_text == whole.output_text
+    assert text == whole.output_text
+    assert kinds[:4] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+    ]
+    assert kinds[-4:] == [
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+
+
+def test_a_conversation_that_the_client_keeps_or_the_server(client: OpenAI, model: str) -> None:
+    """The model sees the same."""
+    history: Any = [{"role": "user", "content": "My name is Ada."}]
+    first = client.responses.create(model=model, input=history, max_output_tokens=40)
+    history += [{"role": item.role, "content": item.content} for item in first.output if item.type == "message"]
+    question: Any = {"role": "user", "content": "What is my name?"}
+    by_items = client.responses.create(
+        model=model, input=[*history, question], temperature=0, max_output_tokens=40, store=False
+    )
+    by_id = client.responses.create(
+        model=model, input=[question], previous_response_id=first.id, temperature=0, max_output_tokens=40
+    )
+    assert by_id.output_text == by_items.output_text and by_id.previous_response_id == first.id
+    assert by_id.usage is not None and by_items.usage is not None and first.usage is not None
+    assert by_id.usage.input_tokens == by_items.usage.input_tokens > first.usage.input_tokens
+
+
+def test_what_the_server_keeps(client: OpenAI, model: str) -> None:
+    first = client.responses.create(
+        model=model, input="My name is Ada.", max_output_tokens=8, metadata={"topic": "names"}
+    )
+    second = client.responses.create(
+        model=model, input="What is my name?", previous_response_id=first.id, max_output_tokens=8
+    )
+    again = client.responses.retrieve(first.id)
+    assert again.output_text == first.output_text and again.metadata == {"topic": "names"}
+    items = client.responses.input_items.list(second.id, order="asc")
+    assert [item.role for item in items if item.type == "message"] == ["user", "assistant", "user"]
+    client.responses.delete(first.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(first.id)
+
+
+class Event(BaseModel):
+    name: str
+    participants: list[str]
+
+
+MEETING: Any = [
+    {"role": "system", "content": "Extract the event information."},
+    {"role": "user", "content": "Alice and Bob are going to a science fair on Friday."},
+]
+
+
+def test_an_answer_parsed_into_a_class(client: OpenAI, model: str) -> None:
+    response = client.responses.parse(
+        model=model, input=MEETING, text_format=Event, temperature=0, max_output_tokens=120
+    )
+    event = response.output_parsed
+    assert isinstance(event, Event) and event.name and event.participants
+
+
+def test_a_stream_parsed_into_a_class(client: OpenAI, model: str) -> None:
+    with client.responses.stream(
+        model=model, input=MEETING, text_format=Event, temperature=0, max_output_tokens=120
+    ) as stream:
+        text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
+        final = stream.get_final_response()
+    assert isinstance(final.output_parsed, Event) and Event.model_validate_json(text) == final.output_parsed
+
+
+def test_json_mode(client: OpenAI, model: str) -> None:
+    response = client.responses.create(
+        model=model,
+        input="Give me a JSON object with the keys name and color of an apple.",
+        text={"format": {"type": "json_object"}},
+        temperature=0,
+        max_output_tokens=120,
+    )
+    assert isinstance(json.loads(response.output_text), dict)
+
+
+def test_an_answer_that_is_cut_says_so(client: OpenAI, model: str) -> None:
+    response = client.responses.create(model=model, input="Tell me a long story.", max_output_tokens=16)
+    assert response.status == "incomplete" and response.incomplete_details is not None
+    assert response.incomplete_details.reason == "max_output_tokens"
+
+
+def test_logprobs(client: OpenAI, model: str) -> None:
+    response = client.responses.create(
+        model=model, input=QUESTION, include=["message.output_text.logprobs"], top_logprobs=2, max_output_tokens=16
+    )
+    logprobs = response.output[0].content[0].logprobs
+    assert len(logprobs) == response.usage.output_tokens - (response.status == "completed")
+    assert all(token.logprob <= 0 and len(token.top_logprobs) == 2 for token in logprobs)
+
+
+def test_an_async_client_asks_many(url: str, model: str) -> None:
+    async def main() -> list[str]:
+        async with AsyncOpenAI(base_url=url, api_key="unused") as client:
+
+            async def one(number: int) -> str:
+                text = ""
+                stream = await client.responses.create(
+                    model=model, input=f"Say {number}.", max_output_tokens=16, stream=True
+                )
+                async for event in stream:
+                    if event.type == "response.output_text.delta":
+                        text += event.delta
+                return text
+
+            return await asyncio.gather(*map(one, range(8)))
+
+    assert all(asyncio.run(main()))
+
+
+def test_what_is_not_there_is_refused_by_name(client: OpenAI, model: str) -> None:
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({"background": True}, "background"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"conversation": "conv_1"}, "conversation"),
+    ]
+    for body, param in refused:
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.responses.create(model=model, input="x", **body)
+        assert caught.value.param == param
+    with pytest.raises(openai.NotFoundError) as unknown:
+        client.responses.create(model=model, input="x", previous_response_id="resp_unknown")
+    assert unknown.value.code == "previous_response_not_found"
