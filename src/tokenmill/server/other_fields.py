@@ -286,5 +286,10 @@ def check(fields: Fields, table: Table) -> None:
         if entry is None:
             continue
         value = fields.any(name)
-        if isinstance(entry, Refused) and value is not None and value not in entry.neutral:
+        if isinstance(entry, Refused) and value is not None and not _is_neutral(value, entry):
             raise InvalidRequest(f"{name} is not supported by this server; {entry.instead}.", param=name)
+
+
+def _is_neutral(value: Any, entry: Refused) -> bool:
+    """Python takes true for 1; a caller does not."""
+    return any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in entry.neutral)
