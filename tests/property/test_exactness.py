@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from adapters import random_pairs, write_adapter
+from grammar_cases import END, Characters, follows, random_grammar, vocabulary
 from tiny import tiny_checkpoint
 from tokenmill.core.block import KVGroupSpec, full_groups, window_group
 from tokenmill.core.config import EngineConfig
@@ -82,6 +83,8 @@ def run(worker: Worker, mix: Mix) -> tuple[dict[str, Stream], EngineCore]:
     def take(effects: Effects) -> None:
         for output in effects.outputs:
             streams[output.request_id].take(output)
+        for job in effects.jobs:
+            take(core.handle(JobEnded(job, asyncio.run(worker.executor.run(job))), now))
 
     for round_number in range(100_000):
         while arrivals and arrivals[0][0] <= round_number:
@@ -154,6 +157,21 @@ def random_filters(rng: random.Random) -> dict:
         if rng.random() < 0.25:
             options[name] = rng.choice(values)
     return options
+
+
+def with_grammar(request: Request, number: int) -> Request:
+    """Two of three requests follow a grammar; some ignore the end, or are narrowed in other ways too."""
+    rng = random.Random(f"grammar {number}")
+    if rng.random() < 0.3:
+        return request
+    sampling = replace(
+        request.sampling,
+        grammar=random_grammar(rng),
+        allowed_token_ids=(),
+        ignore_eos=rng.random() < 0.3,
+        logit_bias=((END, rng.choice([-3.0, 0.0])),),
+    )
+    return replace(request, sampling=sampling, eos_token_ids=(END,))
 
 
 def random_words(number: int, vocab_size: int) -> tuple[tuple[int, ...], ...]:
@@ -299,6 +317,40 @@ def test_mixes_on_numpy(tiny_worker):
 def test_mixes_bit_for_bit(tiny_worker):
     """Tokens and logprobs equal to the last bit, over many small mixes."""
     run_mixes(tiny_worker, [(seed, TINY_SHAPE) for seed in range(100, 130)], exact=True)
+
+
+def check_grammars(worker: Worker, seeds: range, *, exact: bool) -> None:
+    """Mixes of requests with grammars and without. What ends by itself is an answer to its grammar."""
+    worker.executor._grammars.load = vocabulary
+    num_whole = preemptions = 0
+    for seed in seeds:
+        rng = random.Random(seed)
+        mix = random_mix(rng, vocab_size=worker.model_config.vocab_size, **TINY_SHAPE)
+        mix = replace(mix, arrivals=[(at, with_grammar(each, seed * 100 + at)) for at, each in mix.arrivals])
+        core = check_mix(worker, mix, rng, exact=exact, where=f"seed {seed}")
+        preemptions += core.stats().num_preemptions
+        for _, request in mix.arrivals:
+            if request.sampling.grammar:
+                found = alone(worker, request, mix.config.max_model_len)
+                if found.finish == ("stop", END):
+                    num_whole += 1
+                    assert follows(request.sampling.grammar, Characters().decode(found.tokens)), seed
+                else:
+                    assert found.finish is not None and END not in found.tokens
+    assert preemptions and num_whole > len(seeds)
+
+
+@pytest.mark.parametrize("tiny_worker", [(ReferenceOps, "f32")], indirect=True, ids=["numpy"])
+def test_grammars_on_numpy(tiny_worker):
+    check_grammars(tiny_worker, range(6), exact=False)
+
+
+@pytest.mark.exact
+@needs_native
+@pytest.mark.parametrize("tiny_worker", [(NativeOps, "f16")], indirect=True, ids=["native"])
+def test_grammars_bit_for_bit(tiny_worker):
+    """Chunked, batched, preempted and resumed: each answer is what it is alone, and follows its grammar."""
+    check_grammars(tiny_worker, range(500, 530), exact=True)
 
 
 @pytest.mark.exact
