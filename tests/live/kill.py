@@ -1,9 +1,9 @@
-"""kill -9 of the engine under sixteen calls of every kind, against what each gives undisturbed.
+"""kill -9 of the engine under eighteen calls of every kind, against what each gives undisturbed.
 
 The model is random and tiny, with a window on half of its layers and an int8 KV cache, so that an engine is back within
 seconds; what is asked mixes streams and whole answers, log probabilities, those of the prompt, penalties, min_tokens,
-bias, bad words, stop strings that end between two tokens, several choices and LoRA. Embeddings are asked of the same
-model as one of vectors.
+bias, bad words, grammars, stop strings that end between two tokens, several choices and LoRA. Embeddings are asked of
+the same model as one of vectors.
 
 Nothing lost:       every call ends with its answer, whatever is killed meanwhile.
 Nothing different:  texts, log probabilities, finish reasons and usage equal the undisturbed run's.
@@ -68,7 +68,7 @@ def write_model(folder: Path, seed: int = 0) -> Path:
 
 
 def calls(rng: random.Random, max_tokens: int) -> list[dict[str, Any]]:
-    """Sixteen bodies of completions; a half are streamed."""
+    """Eighteen bodies of completions; a half are streamed."""
     kinds: list[dict[str, Any]] = [
         {"temperature": 0},
         {"logprobs": 3},
@@ -84,6 +84,11 @@ def calls(rng: random.Random, max_tokens: int) -> list[dict[str, Any]]:
         {"stop": ["never said"]},
     ]
     kinds += [{"stop_of": number} for number in (0, 1, 3, 9)]
+    items = {"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "integer"}}, "required": ["a"]}
+    kinds += [
+        {"structured_outputs": {"regex": "([a-f]{8},)+"}, "logprobs": 1},
+        {"structured_outputs": {"json": {"type": "array", "items": items}}, "n": 2, "ignore_eos": False},
+    ]
     bodies = []
     for number, kind in enumerate(kinds):
         prompt = [rng.randrange(3, 250) for _ in range(rng.choice([5, 60, 300]))]

@@ -18,7 +18,7 @@ from tokenmill.cli.poison import VARIABLE
 POISON = 666
 
 
-def test_sixteen_calls_of_every_kind_outlive_kills_bit_for_bit() -> None:
+def test_calls_of_every_kind_outlive_kills_bit_for_bit() -> None:
     assert not kill.run(num_kills=2, seed=1, max_tokens=400)
 
 
