@@ -32,6 +32,11 @@ KINDS: list[tuple[Constraint, list[str], list[str]]] = [
     (Constraint("regex", r"\d{3}/[a-z]+\n?"), ["123/ab", "123/a\n"], ["12/ab", "123", "x123/a"]),
     (Constraint("regex", "^abc$"), ["abc"], ["abcd", "^abc$"]),
     (
+        Constraint("regex", r"\d[\w-]\D[^]/]\/[^\d]"),
+        ["1--x/a"],
+        ["٣--x/a", "1é-x/a", "1-1x/a", "1--]/a", "1--//a", "1--x/1"],
+    ),
+    (
         Constraint("choice", ["a", "ab", 'q"\\', "n\n\0\x7f", "é😀", "a"]),
         ["a", "ab", 'q"\\', "n\n\0\x7f", "é😀"],
         ["b", ""],

@@ -68,3 +68,12 @@ def test_a_refusal_names_the_field_and_is_counted() -> None:
     text = metrics.render("")[0].decode()
     assert 'tokenmill:grammars_refused_total{engine="0",model_name="m"} 2.0' in text
     assert 'tokenmill:grammar_compile_seconds_count{engine="0",model_name="m"} 1.0' in text
+
+
+def test_the_order_of_a_schemas_keys_tells_constraints_apart() -> None:
+    """It is the order of the answer's keys."""
+    compiler = GrammarCompiler(InlineHelper(make_text_model()))
+    orders = [["a", "b"], ["b", "a"]]
+    schemas = [{"type": "object", "properties": {name: {"type": "null"} for name in names}} for names in orders]
+    grammars = [asyncio.run(compiler.compile(Constraint("json_schema", schema, "x"))) for schema in schemas]
+    assert [list(json.loads(text)["grammars"][0]["json_schema"]["properties"]) for text in grammars] == orders

@@ -20,9 +20,13 @@ from ..core.request import SamplingParams
 from ..core.units import parse_bytes
 from ..node import foreign
 from ..node.options import EngineOptions, TextOptions
+from ..server.constraints import structured_outputs
+from ..text.grammar.constraint import Constraint
 
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int] | Mapping[str, Any]
+StructuredOutputs = Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None
+"""vLLM's structured_outputs, as a dict: for all prompts, or one or None for each."""
 """A text, token ids, or {"prompt": text} or {"prompt_token_ids": ids}, each with a "cache_salt" if wanted."""
 
 
@@ -156,6 +160,19 @@ def read_sampling(sampling: Any, number: int, default: Callable[[], SamplingPara
             f"{number} prompts came with {len(sampling)} sampling parameters.", param="sampling_params"
         )
     return list(sampling)
+
+
+def read_structured(wanted: Any, number: int) -> list[Constraint | None]:
+    """One for each of `number` prompts; None: any answer will do. Raises InvalidRequest."""
+    if wanted is None or isinstance(wanted, Mapping):
+        return [None if wanted is None else structured_outputs(dict(wanted))] * number
+    if isinstance(wanted, str) or not isinstance(wanted, Sequence):
+        message = f"structured_outputs must be a dict or a list of them, got {type(wanted).__name__}."
+        raise InvalidRequest(message, param="structured_outputs")
+    if len(wanted) != number:
+        message = f"{number} prompts came with {len(wanted)} structured outputs."
+        raise InvalidRequest(message, param="structured_outputs")
+    return [constraint for each in wanted for constraint in read_structured(each, 1)]
 
 
 @contextmanager

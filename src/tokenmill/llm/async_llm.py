@@ -26,7 +26,7 @@ import numpy as np
 from ..core.errors import InvalidRequest
 from ..core.events import FINISH_ABORT, Ready
 from ..core.request import SamplingParams
-from .arguments import Message, Prompt
+from .arguments import Message, Prompt, StructuredOutputs
 from .calls import PieceReader
 from .llm import LLM
 from .outputs import RequestOutput, Said
@@ -71,6 +71,7 @@ class AsyncLLM:
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
         *,
+        structured_outputs: StructuredOutputs = None,
         cache_salt: str = "",
         lora: str = "",
     ) -> AsyncGenerator[RequestOutput, None]:
@@ -83,7 +84,9 @@ class AsyncLLM:
         state = self._open[name] = _Open()
         try:
             # Encoding a long prompt takes a while, which the caller's loop need not wait for.
-            call = await asyncio.to_thread(self._calls.of_any, prompt, sampling_params, cache_salt, lora)
+            call = await asyncio.to_thread(
+                self._calls.of_any, prompt, sampling_params, cache_salt, lora, structured_outputs
+            )
             said: dict[int, Said] = {}
             pieces = PieceReader(self._calls.pieces(call))
             try:

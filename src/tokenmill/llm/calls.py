@@ -23,7 +23,15 @@ from ..text.breakers import breaker_ids
 from ..text.calls import Input, TextCall, make_pooling_requests, make_requests
 from ..text.choice import Choice, Piece
 from ..text.grammar.constraint import Constraint
-from .arguments import GivenPrompt, Message, read_conversations, read_prompts, read_sampling
+from .arguments import (
+    GivenPrompt,
+    Message,
+    StructuredOutputs,
+    read_conversations,
+    read_prompts,
+    read_sampling,
+    read_structured,
+)
 from .outputs import BeamSearchOutput, PromptCall, RequestOutput, Said, beams_found
 from .runtime import Runtime
 
@@ -43,23 +51,37 @@ class Calls:
         """The model's own recommendations, with `overrides`."""
         return SamplingParams(**{**self._runtime.text.sampling_defaults, **overrides})
 
-    def constrain(self, sampling: SamplingParams, constraint: Constraint) -> SamplingParams:
-        """The same for answers that fit a constraint. Raises InvalidRequest where no grammar can be made of it."""
-        return replace(sampling, grammar=self._runtime.wait(self._grammars.compile(constraint)))
+    def constrain(self, sampling: Sequence[SamplingParams], wanted: StructuredOutputs) -> list[SamplingParams]:
+        """The same for answers that are what is `wanted`. Raises InvalidRequest where no grammar can be made of it."""
+        constraints = read_structured(wanted, len(sampling))
+        return [
+            each if constraint is None else replace(each, grammar=self._compile(constraint))
+            for each, constraint in zip(sampling, constraints, strict=True)
+        ]
+
+    def _compile(self, constraint: Constraint) -> str:
+        return self._runtime.wait(self._grammars.compile(constraint))
 
     def chat_sampling(self) -> SamplingParams:
         """Of a conversation: an answer may take the rest of the context."""
         return self.default_sampling(max_tokens=None)
 
-    def of_any(self, prompt: Any, sampling: SamplingParams | None, cache_salt: str, lora: str) -> PromptCall:
+    def of_any(
+        self,
+        prompt: Any,
+        sampling: SamplingParams | None,
+        cache_salt: str,
+        lora: str,
+        structured_outputs: StructuredOutputs = None,
+    ) -> PromptCall:
         """Of one prompt or one conversation. Raises InvalidRequest."""
         if isinstance(prompt, Sequence) and not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping):
-            (sampling,) = read_sampling(sampling, 1, self.chat_sampling)
+            (sampling,) = self.constrain(read_sampling(sampling, 1, self.chat_sampling), structured_outputs)
             return self.of_messages(cast(Sequence[Message], prompt), sampling, cache_salt, lora)
         prompts = read_prompts(prompt)
         if len(prompts) != 1:
             raise InvalidRequest(f"Give one prompt, got {len(prompts)}.", param="prompt")
-        (sampling,) = read_sampling(sampling, 1, self.default_sampling)
+        (sampling,) = self.constrain(read_sampling(sampling, 1, self.default_sampling), structured_outputs)
         return self.of_prompt(prompts[0], sampling, cache_salt, lora)
 
     def of_messages(

@@ -29,7 +29,16 @@ from ..text.beams import Beams, BeamSearchParams
 from ..text.calls import require_vectors, with_prompt
 from ..text.choice import Piece
 from ..text.load import TextModel
-from .arguments import Message, Prompt, progress_of, read_conversations, read_options, read_prompts, read_sampling
+from .arguments import (
+    Message,
+    Prompt,
+    StructuredOutputs,
+    progress_of,
+    read_conversations,
+    read_options,
+    read_prompts,
+    read_sampling,
+)
 from .calls import Calls, PieceReader
 from .outputs import BeamSearchOutput, PromptCall, RequestOutput
 from .runtime import Runtime
@@ -86,6 +95,7 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        structured_outputs: StructuredOutputs = None,
         use_tqdm: bool = False,
         cache_salt: str = "",
         lora: str = "",
@@ -93,11 +103,13 @@ class LLM:
         """Continues each prompt (text, token ids, or a dict of either); one result for each, in order.
 
         `sampling_params`: for all prompts, or one for each; default: the model's own settings with 16 tokens.
+        `structured_outputs`: what answers must be, in vLLM's words, as {"json": schema}; for all, or one for each.
         `use_tqdm`: show progress on a terminal. `lora`: name of a loaded adapter. Raises InvalidRequest
         (ContextTooLong among them) before anything has run.
         """
         several = read_prompts(prompts)
         sampling = read_sampling(sampling_params, len(several), self.default_sampling)
+        sampling = self._calls.constrain(sampling, structured_outputs)
         calls = [
             self._calls.of_prompt(prompt, params, cache_salt, lora)
             for prompt, params in zip(several, sampling, strict=True)
@@ -110,6 +122,7 @@ class LLM:
         messages: Sequence[Message],
         sampling_params: SamplingParams | None = None,
         *,
+        structured_outputs: StructuredOutputs = None,
         use_tqdm: bool = False,
         cache_salt: str = "",
         lora: str = "",
@@ -121,6 +134,7 @@ class LLM:
         messages: Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        structured_outputs: StructuredOutputs = None,
         use_tqdm: bool = False,
         cache_salt: str = "",
         lora: str = "",
@@ -131,14 +145,17 @@ class LLM:
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        structured_outputs: StructuredOutputs = None,
         use_tqdm: bool = False,
         cache_salt: str = "",
         lora: str = "",
     ) -> RequestOutput | list[RequestOutput]:
         """Answers a conversation through the model's chat template, or each of a list of conversations, which run
-        together; default length: the rest of the context. Raises InvalidRequest before anything has run."""
+        together; default length: the rest of the context. `structured_outputs`: as of `generate`. Raises
+        InvalidRequest before anything has run."""
         conversations, several = read_conversations(messages)
         sampling = read_sampling(sampling_params, len(conversations), self._calls.chat_sampling)
+        sampling = self._calls.constrain(sampling, structured_outputs)
         pairs = zip(conversations, sampling, strict=True)
         calls = [self._calls.of_messages(conversation, params, cache_salt, lora) for conversation, params in pairs]
         outputs = self._run_all(calls, use_tqdm)
@@ -162,12 +179,13 @@ class LLM:
         prompt: Prompt | Sequence[Message],
         sampling_params: SamplingParams | None = None,
         *,
+        structured_outputs: StructuredOutputs = None,
         cache_salt: str = "",
         lora: str = "",
     ) -> Iterator[Piece]:
         """Continues a prompt, or answers a conversation, piece by piece (`piece.text`, `piece.tokens`; the last has a
         `finish_reason`). One choice only. Leaving the loop early cancels the request."""
-        call = self._calls.of_any(prompt, sampling_params, cache_salt, lora)
+        call = self._calls.of_any(prompt, sampling_params, cache_salt, lora, structured_outputs)
         if len(call.requests) != 1:
             raise InvalidRequest("stream gives one choice; leave n at 1.", param="n")
         pieces = PieceReader(self._calls.pieces(call))

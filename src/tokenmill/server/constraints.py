@@ -50,12 +50,21 @@ _UNSUPPORTED = ("grammar_lazy", "grammar_triggers", "preserved_tokens")
 
 def read_constraint(fields: Fields) -> Constraint | None:
     """Raises InvalidRequest naming the field, or both of two."""
-    found = [*_response_format(fields), *_structured_outputs(fields), *_guided(fields), *_others(fields)]
+    found = [
+        *_response_format(fields),
+        *_structured_outputs(fields.object("structured_outputs")),
+        *_guided(fields),
+        *_others(fields),
+    ]
+    _refuse_two(found)
+    return found[0] if found else None
+
+
+def _refuse_two(found: list[Constraint]) -> None:
     if len(found) > 1:
         one, other = found[:2]
         message = f"{one.param} and {other.param} both say what the answer must be; give one of them."
         raise InvalidRequest(message, param=other.param)
-    return found[0] if found else None
 
 
 def _response_format(fields: Fields) -> Iterator[Constraint]:
@@ -107,9 +116,14 @@ def _json_schema(form: Fields) -> Constraint:
     return Constraint("json_schema", schema, inner.name("schema"))
 
 
-def _structured_outputs(fields: Fields) -> Iterator[Constraint]:
-    """vLLM's object."""
-    given = fields.object("structured_outputs")
+def structured_outputs(given: dict[str, Any]) -> Constraint:
+    """Of vLLM's object. Raises InvalidRequest."""
+    found = list(_structured_outputs(given))
+    _refuse_two(found)
+    return found[0]
+
+
+def _structured_outputs(given: dict[str, Any] | None) -> Iterator[Constraint]:
     if given is None:
         return
     options = Fields(given, "structured_outputs")

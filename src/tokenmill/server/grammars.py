@@ -18,7 +18,7 @@ MAX_KEPT_BYTES = 8 << 20
 """Of constraints and grammars together."""
 
 _NOBODY = Caller()
-_encode = msgspec.msgpack.Encoder(order="deterministic").encode
+_encode = msgspec.msgpack.Encoder().encode
 
 
 class GrammarCompiler:
