@@ -78,6 +78,7 @@ ANSWERS: list[tuple[str, str, Said]] = [
     ("hermes", '<tool_call>[{"name": "now", "arguments": {}}]</tool_call> ', Said(calls=(("now", "{}"),))),
     ("hermes", f'<tool_call>{{"name": "get_weather", "arguments": {PARIS}}}', Said(calls=(ARGS[0],))),
     ("hermes", '<tool_call>{"name": "get_weather", "arguments": {"ci', Said(calls=(("get_weather", '{"ci'),))),
+    ("hermes", '<tool_call>{"name": "now"}</tool_call>\n<tool_call>\n{"name": "no', Said(calls=(("now", "{}"),))),
     # what only looks like a call
     ("hermes", "a < b <tool_cal", Said("a < b <tool_cal")),
     ("hermes", "<tool_call>", Said("<tool_call>")),

@@ -64,32 +64,32 @@ class ApiSubject:
             body: dict[str, Any] = {"model": self.model, "max_tokens": max_tokens, "temperature": 0, "seed": 0}
             body |= {"stop": list(stop)} if stop else {}
             body |= {"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}
-            answer = self._post("/v1/chat/completions" if chat else "/v1/completions", body | self._extra)
+            answer = self.post("/v1/chat/completions" if chat else "/v1/completions", body | self._extra)
             choice = answer["choices"][0]
             text = choice["message"]["content"] or "" if chat else choice["text"]
             return Completion(text, choice.get("finish_reason") or "unknown")
 
-        return self._each(ask, prompts)
+        return self.each(ask, prompts)
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         def ask(tokens: Sequence[int]) -> list[float]:
             # One token is generated and left unused: not every server allows 0.
             body = {"model": self.model, "prompt": list(tokens), "max_tokens": 1, "temperature": 0, "echo": True}
-            answer = self._post("/v1/completions", body | {"logprobs": 1} | self._extra)
+            answer = self.post("/v1/completions", body | {"logprobs": 1} | self._extra)
             found = (answer["choices"][0].get("logprobs") or {}).get("token_logprobs") or []
             values = found[1 : len(tokens)]
             if len(values) != len(tokens) - 1 or any(value is None for value in values):
                 raise InvalidRequest("This server gives no log probabilities of prompt tokens (echo with logprobs).")
             return [float(value) for value in values]
 
-        return self._each(ask, sequences)
+        return self.each(ask, sequences)
 
     def tokenize(self, text: str, *, add_special: bool) -> list[int]:
         body = {"model": self.model, "prompt": text, "add_special_tokens": add_special}
-        return self._post("/tokenize", body)["tokens"]
+        return self.post("/tokenize", body)["tokens"]
 
     def detokenize(self, tokens: Sequence[int]) -> str:
-        return self._post("/detokenize", {"model": self.model, "tokens": list(tokens)})["prompt"]
+        return self.post("/detokenize", {"model": self.model, "tokens": list(tokens)})["prompt"]
 
     def close(self) -> None:
         while self._idle:
@@ -101,7 +101,7 @@ class ApiSubject:
             raise ConfigError("The server lists no model; name one with --served-model-name.", param="url")
         return models[0]["id"]
 
-    def _each(self, ask: Callable[[T], R], items: Sequence[T]) -> list[R]:
+    def each(self, ask: Callable[[T], R], items: Sequence[T]) -> list[R]:
         """ask(item) for each, in order; the first failure cancels what has not begun."""
         with ThreadPoolExecutor(self._concurrency) as pool:
             try:
@@ -110,7 +110,8 @@ class ApiSubject:
                 pool.shutdown(cancel_futures=True)
                 raise
 
-    def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """The answer's body. Raises InvalidRequest where the server refuses, EngineFailed where it fails."""
         answer = self._call("POST", path, json.dumps(body).encode())
         if fingerprint := answer.get("system_fingerprint"):
             self.facts["system_fingerprint"] = fingerprint

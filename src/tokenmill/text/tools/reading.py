@@ -136,8 +136,8 @@ class CallParser:
         calls = self.calls
         if self._is_raw:
             calls.give(self._text)
-        elif self._reading is None or not calls.has_settled:
-            # Else the answer was cut off within a call or its marks.
+        elif self._reading is None or not calls.has_any:
+            # Else the answer was cut off within a call or its marks, or within a further one.
             rest = "".join(calls.read) + self._text if self._reading is not None else self._text
             if rest.strip():
                 self._say(rest)
