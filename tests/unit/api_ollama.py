@@ -45,7 +45,8 @@ _BOTH = {
     "model": "the model or an adapter by its name, with or without the tag `latest`",
     "stream": "answer line by line (default: true)",
     "options": "settings, below",
-    "format": "`json`, or a JSON schema that the answer is to fit",
+    "format": "`json`, or a JSON schema that the answer is to fit; objects have the properties that they list, and no "
+    "others unless `additionalProperties` allows them",
     "think": "whether the model thinks before it answers, or how hard: `low`, `medium`, `high`, `max`",
     "logprobs": "log probabilities of the answer's tokens",
     "top_logprobs": "and so many alternatives to each",

@@ -13,6 +13,7 @@ from typing import Any
 from ...core.errors import InvalidRequest
 from ...core.request import MAX_LOGPROBS
 from ...text.fim import infill
+from ..closed import closed
 from ..fields import Fields, check_integer, kind_name
 from ..openai import Call, Rules, parse_completion
 from ..other_fields import Ignored, Refused, Table, check
@@ -87,6 +88,8 @@ def _parse(fields: Fields, body: Mapping[str, Any], rules: Rules) -> tuple[Call,
     samplers = fields.any("samplers")
     num_choices = fields.integer("n_cmpl", 1, 2**31 - 1)
     rewritten = {name: value for name, value in body.items() if name not in _MINE and name not in OTHERS}
+    if "json_schema" in rewritten:
+        rewritten["json_schema"] = closed(rewritten["json_schema"])
     names: dict[str, str] = {}
     if num_predict is not None:
         names["max_tokens"] = "n_predict"

@@ -16,6 +16,7 @@ from msgspec import structs
 from ...core.errors import InvalidRequest
 from ...core.request import MAX_LOGPROBS, SamplingParams
 from ...text.fim import infill
+from ..closed import closed
 from ..fields import Fields, kind_name
 from ..openai import Call, Rules, parse_chat, parse_completion
 from ..other_fields import Ignored, Refused, Table, check
@@ -137,7 +138,8 @@ def _format(value: Any) -> dict[str, Any]:
     if value == "json":
         return {"response_format": {"type": "json_object"}}
     if isinstance(value, dict):
-        return {"response_format": {"type": "json_schema", "json_schema": {"name": "format", "schema": value}}}
+        schema = {"name": "format", "schema": closed(value)}
+        return {"response_format": {"type": "json_schema", "json_schema": schema}}
     got = repr(value[:40]) if isinstance(value, str) else kind_name(value)
     raise InvalidRequest(f"format must be 'json' or a JSON schema, got {got}.", param="format")
 
