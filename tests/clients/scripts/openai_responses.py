@@ -100,6 +100,64 @@ def test_what_the_server_keeps(client: OpenAI, model: str) -> None:
         client.responses.retrieve(first.id)
 
 
+WEATHER: Any = {
+    "type": "function",
+    "name": "get_weather",
+    "description": "Get the current weather of a city.",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"type": "string"}},
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+    "strict": True,
+}
+
+
+def test_a_function_is_called_and_answered(client: OpenAI, model: str) -> None:
+    items: Any = [{"role": "user", "content": "What is the weather like in Paris today?"}]
+    response = client.responses.create(
+        model=model,
+        input=items,
+        tools=[WEATHER],
+        tool_choice="required",
+        parallel_tool_calls=False,
+        temperature=0,
+        max_output_tokens=100,
+    )
+    calls = [item for item in response.output if item.type == "function_call"]
+    assert calls and calls[0].name == "get_weather" and isinstance(json.loads(calls[0].arguments)["city"], str)
+    items += response.output
+    for call in calls:
+        items.append({"type": "function_call_output", "call_id": call.call_id, "output": json.dumps({"celsius": 14})})
+    final = client.responses.create(
+        model=model, input=items, tools=[WEATHER], tool_choice="none", temperature=0, max_output_tokens=60
+    )
+    assert final.output_text
+
+
+def test_arguments_come_as_they_are_written(client: OpenAI, model: str) -> None:
+    stream = client.responses.create(
+        model=model,
+        input="What is the weather like in Paris today?",
+        tools=[WEATHER],
+        tool_choice={"type": "function", "name": "get_weather"},
+        temperature=0,
+        max_output_tokens=60,
+        stream=True,
+    )
+    calls: dict[int, Any] = {}
+    for event in stream:
+        if event.type == "response.output_item.added" and event.item.type == "function_call":
+            calls[event.output_index] = event.item
+        elif event.type == "response.function_call_arguments.delta":
+            calls[event.output_index].arguments += event.delta
+        elif event.type == "response.function_call_arguments.done":
+            assert calls[event.output_index].arguments == event.arguments
+    assert [call.name for call in calls.values()] == ["get_weather"]
+    assert list(json.loads(calls[min(calls)].arguments)) == ["city"]
+
+
 class Event(BaseModel):
     name: str
     participants: list[str]

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from ...core.errors import InvalidRequest
 from ..fields import kind_name
 
@@ -147,6 +149,12 @@ def _read_call(where: str, item: Item) -> Item:
         if not isinstance(value, str) or (not value and name != "arguments"):
             raise _wrong(f"{where}.{name}", f"must be a string, got {kind_name(value)}")
         found[name] = value
+    try:
+        arguments = msgspec.json.decode(found["arguments"] or "{}")
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise _wrong(f"{where}.arguments", f"is not valid JSON: {error}") from None
+    if not isinstance(arguments, dict):
+        raise _wrong(f"{where}.arguments", f"must be an object as JSON text, got {kind_name(arguments)}")
     return found
 
 
