@@ -218,6 +218,21 @@ def test_a_failed_step_ends_the_stream_with_failed(served: Served, client_of: Cl
     assert client.responses.retrieve(first.response.id).status == "failed"
 
 
+def test_what_nobody_has_heard_of_is_not_kept(
+    served: Served, store: ResponseStore, tmp_path: Path, client_of: Clients
+) -> None:
+    """A call that fails before it has an id leaves nothing."""
+    client = client_of(served)
+    served.call(lambda: setattr(served.script, "failure", RuntimeError("broken")))
+    for streams in (False, True):
+        with pytest.raises(APIStatusError) as caught:
+            client.responses.create(model="toy", input="nobody hears this", stream=streams)
+        assert caught.value.status_code == 500
+    store.close()
+    assert not any(b"nobody" in path.read_bytes() for path in tmp_path.iterdir())
+    store.open()
+
+
 @pytest.mark.parametrize(
     ("body", "status", "param"),
     [

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
 
 from ...core.errors import InvalidRequest, PreviousResponseNotFound
 from ..fields import parse_object
-from .items import Item
 from .output import INCOMPLETE, response_of
 from .store import MAX_CHAIN, Record, ResponseStore
 
@@ -31,7 +31,15 @@ class _Reference(msgspec.Struct):
 
 
 class _Stored(msgspec.Struct):
-    output: list[Item]
+    output: list[msgspec.Raw]
+
+
+class _Named(msgspec.Struct):
+    """Of an item that is stored."""
+
+    type: str = ""
+    id: str = ""
+    status: str = ""
 
 
 async def with_history(body: bytes, store: ResponseStore | None, owner: str, most_bytes: int) -> bytes | None:
@@ -52,23 +60,23 @@ async def with_history(body: bytes, store: ResponseStore | None, owner: str, mos
             "items as input.",
             param=field,
         )
-    before: list[Item] = []
+    before: list[msgspec.Raw] = []
     if previous is not None:
         if not isinstance(previous, str) or not previous:
             raise InvalidRequest("previous_response_id must be the id of a response.", param="previous_response_id")
         before = await earlier_items(store, owner, previous, most_bytes)
-    known: dict[str, Item] = {}
+    known: dict[str, msgspec.Raw] = {}
     for name in references:
         record = await store.get(owner, response_of(name))
         if record is not None:
-            known |= {item["id"]: item for item in items_of(record) if item.get("id") == name}
+            known.update((id_of(item), item) for item in items_of(record) if id_of(item) == name)
     tail = msgspec.json.encode({"before": before, "known": known})
     return b'{"body":' + body.strip() + b"," + tail[1:]
 
 
-async def earlier_items(store: ResponseStore, owner: str, identifier: str, most_bytes: int) -> list[Item]:
-    """Input and output of a response and of all that it continues, in order. Raises PreviousResponseNotFound, and
-    InvalidRequest where it is too much."""
+async def earlier_items(store: ResponseStore, owner: str, identifier: str, most_bytes: int) -> list[msgspec.Raw]:
+    """Input and output of a response and of all that it continues, in order, as JSON. Raises PreviousResponseNotFound,
+    and InvalidRequest where it is too much."""
     chain = await store.chain(owner, identifier, most_bytes)
     if not chain:
         raise PreviousResponseNotFound(
@@ -92,14 +100,25 @@ async def earlier_items(store: ResponseStore, owner: str, identifier: str, most_
             f"The response {chain[0].previous[:100]!r}, which {identifier[:100]!r} continues, is not here any more.",
             param="previous_response_id",
         )
-    return [item for record in chain for item in items_of(record)]
+    found = []
+    for record in chain:
+        found += items_of(record)
+        await asyncio.sleep(0)  # Between many responses the streams of others have their turn.
+    return found
 
 
-def items_of(record: Record) -> list[Item]:
-    """What a response adds to its conversation: a call that was cut off is no call."""
-    output = _decode(record.body, type=_Stored).output
-    kept = [item for item in output if item["type"] != "function_call" or item.get("status") != INCOMPLETE]
-    return [*_decode(record.input), *kept]
+def items_of(record: Record) -> list[msgspec.Raw]:
+    """What a response adds to its conversation, as JSON: a call that was cut off is no call."""
+    given = _decode(record.input, type=list[msgspec.Raw])
+    for item in _decode(record.body, type=_Stored).output:
+        named = _decode(item, type=_Named)
+        if named.type != "function_call" or named.status != INCOMPLETE:
+            given.append(item)
+    return given
+
+
+def id_of(item: msgspec.Raw) -> str:
+    return str(_decode(item, type=_Named).id)
 
 
 def _references(given: msgspec.Raw) -> list[str]:

@@ -23,7 +23,7 @@ _encode = msgspec.json.Encoder().encode
 
 class Progress:
     """The state of one response. `on_end` is told once, when its state is the last: `sealed` is then the object as
-    JSON. wall_s: seconds since the epoch."""
+    JSON. is_known: its id is about to be sent. wall_s: seconds since the epoch."""
 
     def __init__(
         self,
@@ -38,6 +38,7 @@ class Progress:
         self.output = Output(base, len(self.input))
         self.status = IN_PROGRESS
         self.sealed = b""
+        self.is_known = False
         self._on_end = on_end
         self._wall_s = wall_s
         self._error: dict[str, Any] | None = None

@@ -18,8 +18,7 @@ from ..helper import caller_of
 from ..http import JSONReply
 from ..openai import Call
 from ..renamed import said_as
-from .history import earlier_items, with_history
-from .items import Item
+from .history import earlier_items, id_of, with_history
 from .parse import INCLUDES
 from .progress import Progress
 from .shape import PREFIX, ResponseShape
@@ -124,7 +123,7 @@ class _Responses:
         if order == "desc":
             items.reverse()
         if after is not None:
-            place = next((place for place, item in enumerate(items) if item["id"] == after), None)
+            place = next((place for place, item in enumerate(items) if id_of(item) == after), None)
             if place is None:
                 raise InvalidRequest(f"after names no item of this response: {after[:100]!r}.", param="after")
             items = items[place + 1 :]
@@ -133,22 +132,23 @@ class _Responses:
             {
                 "object": "list",
                 "data": page,
-                "first_id": page[0]["id"] if page else None,
-                "last_id": page[-1]["id"] if page else None,
+                "first_id": id_of(page[0]) if page else None,
+                "last_id": id_of(page[-1]) if page else None,
                 "has_more": len(items) > len(page),
             }
         )
 
-    async def _input_of(self, request: HttpRequest) -> list[Item]:
+    async def _input_of(self, request: HttpRequest) -> list[msgspec.Raw]:
         identifier, owner = request.path_params["response_id"], request.state.owner
         running = self._find_running(request)
         if running is not None:
-            previous, own = running[0].settings["previous_response_id"], running[0].input
+            previous, given = running[0].settings["previous_response_id"], msgspec.json.encode(running[0].input)
         else:
             record = await self._find(request, identifier)
-            previous, own = record.previous, msgspec.json.decode(record.input)
+            previous, given = record.previous, record.input
+        own = msgspec.json.decode(given, type=list[msgspec.Raw])
         if not previous:
-            return list(own)
+            return own
         assert self._store is not None
         return [*await earlier_items(self._store, owner, previous, self._generation.config.max_body_bytes), *own]
 
@@ -171,12 +171,15 @@ class _Responses:
             )
 
     def _followed(self, progress: Progress, reply: ASGIApp) -> ASGIApp:
-        """`reply`, after which the response is not under way any more, however it ends."""
+        """`reply`, after which the response is not under way any more, however it ends. One that nobody has heard of
+        is not kept."""
 
         async def run(scope: Scope, receive: Receive, send: Send) -> None:
             try:
                 await reply(scope, receive, send)
             finally:
+                if not progress.is_known:
+                    self._running.pop(progress.answer.id, None)
                 progress.cancel()
 
         return run

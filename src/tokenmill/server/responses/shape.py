@@ -38,6 +38,7 @@ class ResponseShape:
         for piece in of_choice:
             yield from self._progress.take(piece)
         assert piece.finish_reason is not None
+        self._progress.is_known = True
         self._progress.finish(piece.finish_reason)
         return self._progress.sealed
 
@@ -61,6 +62,7 @@ class ResponseChunks:
         return self._events(("response." + name, {"response": body}) for name in ("created", "in_progress"))
 
     def text(self, choice: Choice, piece: Piece) -> bytes:
+        self._progress.is_known = True
         parts = piece.parts
         if not parts:
             return b""
@@ -77,6 +79,7 @@ class ResponseChunks:
         return b'%s%d,"delta":%s}\n\n' % (self._head, number, _encode(text))
 
     def piece(self, choice: Choice, piece: Piece) -> Work[bytes]:
+        self._progress.is_known = True
         events = yield from self._progress.take(piece)
         if piece.finish_reason is not None:
             self._last = self._progress.finish(piece.finish_reason)
