@@ -296,7 +296,7 @@ GROUPS: tuple[Group, ...] = (
         "--cont-batching -nocb --no-cont-batching --no-context-shift --spm-infill",
         "KV is kept in blocks that all requests share, and requests always run together",
     ),
-    Group(0, "--slots --no-slots", "there are no slots to show; /metrics tells what runs"),
+    Group(0, "--slots --no-slots", "they are always shown"),
     Group(0, "--context-shift", "an answer ends where the context does; leave it out", refused=True),
     # llama-server: models
     Group(1, "-mu --model-url -dr --docker-repo", "fetch the file and give its path", refused=True),

@@ -122,7 +122,7 @@ class Events:
             "generation_settings": shown | {"stream": call.stream},
             "prompt": choice.tokenizer.decode(prompt, skip_special=False),
             "has_new_line": self._has_new_line[choice.index] or "\n" in text,
-            "truncated": is_limit and given is None,
+            "truncated": is_limit and not call.score_only and (given is None or num_tokens < given),
             "stop_type": "limit" if is_limit else "word" if is_word else "eos",
             "stopping_word": piece.stop_reason if is_word else "",
             "tokens_cached": choice.num_cached,

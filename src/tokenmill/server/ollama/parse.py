@@ -104,9 +104,9 @@ def parse_ollama_generate(body: dict[str, Any], rules: Rules) -> tuple[Call, lis
 
 
 def _named(call: Call) -> Call:
-    """With the caller's names for what is found wrong later."""
+    """With the caller's names for what is found wrong later. A context that is full ends an answer."""
     constraint = None if call.constraint is None else structs.replace(call.constraint, param="format")
-    return replace(call, limit_field="options.num_predict", constraint=constraint)
+    return replace(call, limit_field="options.num_predict", fits_room=True, constraint=constraint)
 
 
 def _common(fields: Fields, rules: Rules) -> tuple[dict[str, Any], list[str]]:
