@@ -13,6 +13,7 @@ from scripted import make_text_model
 from tokenmill.core.errors import InvalidRequest, Unavailable
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.server.answer import Answer
+from tokenmill.server.errors import anthropic_style, describe
 from tokenmill.server.fields import Fields
 from tokenmill.server.logprobs import TokenNames
 from tokenmill.server.messages.history import read_messages, read_system
@@ -400,6 +401,15 @@ def test_a_prompt_that_is_only_computed_has_no_answer() -> None:
     body = whole(given, made)
     assert body["content"] == [] and body["stop_reason"] == "max_tokens" and body["usage"]["output_tokens"] == 0
     assert joined(events(given, made)) == body
+
+
+def test_who_wants_a_conversation_to_be_kept_here_is_told_to_send_it() -> None:
+    """By the code that makes Anthropic's package do so."""
+    with pytest.raises(InvalidRequest) as caught:
+        parse(thread={"type": "create"})
+    told = describe(caught.value, anthropic_style)["error"]
+    assert told["details"]["error_code"] == "thread_unsupported_request" and "thread" in told["message"]
+    assert "details" not in describe(InvalidRequest("x", param="y"), anthropic_style)["error"]
 
 
 def test_a_stream_that_fails_says_so() -> None:

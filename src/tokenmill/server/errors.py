@@ -84,7 +84,10 @@ def anthropic_style(fault: Fault) -> dict[str, Any]:
     kind = _ANTHROPIC_TYPES.get(fault.status, "api_error" if fault.status >= 500 else "invalid_request_error")
     # Agents shorten their history when a message has these words.
     too_long = "prompt is too long: " if fault.code == "context_length_exceeded" else ""
-    body = {"type": "error", "error": {"type": kind, "message": too_long + fault.message}}
+    error: dict[str, Any] = {"type": kind, "message": too_long + fault.message}
+    if fault.param == "thread":  # by this the package knows to send the whole conversation instead
+        error["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    body = {"type": "error", "error": error}
     return body | {"request_id": fault.request_id or None}
 
 

@@ -1,5 +1,5 @@
-"""What agents ask by the anthropic package: tools there and back, caching, large settings, and what is
-refused to them."""
+"""What agents ask by the anthropic package: tools there and back, forced calls, answers by a schema, caching, large
+settings; and what is refused to them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 
 import anthropic
 import pytest
-from anthropic import Anthropic
+from anthropic import Anthropic, beta_tool
+from pydantic import BaseModel
 
 CAPITAL: Any = [{"role": "user", "content": "Name the capital of France."}]
 GREEDY: Any = {"temperature": 0}
@@ -66,6 +67,69 @@ def test_a_tool_and_its_result(client: Anthropic, model: str) -> None:
         client.messages.create(model=model, max_tokens=60, tools=[WEATHER], messages=history[:2])
 
 
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "get_weather"}])
+def test_a_call_that_is_forced(client: Anthropic, model: str, choice: Any) -> None:
+    """Whole and gathered from a stream: one call at least, whose input fits the schema, with a result sent back."""
+    question: Any = [{"role": "user", "content": "What is the weather like in San Francisco?"}]
+    asked: Any = {"model": model, "max_tokens": 200, "tools": [WEATHER], "extra_body": GREEDY}
+    message = client.messages.create(messages=question, tool_choice=choice, **asked)
+    calls = [block for block in message.content if block.type == "tool_use"]
+    assert message.stop_reason == "tool_use" and calls
+    assert calls[0].name == "get_weather" and isinstance(calls[0].input["location"], str)
+    with client.messages.stream(messages=question, tool_choice=choice, **asked) as stream:
+        kinds = {event.type for event in stream}
+        gathered = stream.get_final_message()
+    assert "input_json" in kinds and gathered.stop_reason == "tool_use"
+    assert [block.input for block in gathered.content if block.type == "tool_use"] == [call.input for call in calls]
+    results: Any = [{"type": "tool_result", "tool_use_id": call.id, "content": "Foggy"} for call in calls]
+    turns = [*question, message.to_param(), {"role": "user", "content": results}]
+    assert client.messages.create(messages=turns, tool_choice={"type": "none"}, **asked).content[0].type == "text"
+
+
+class Contact(BaseModel):
+    name: str
+    email: str
+    wants_demo: bool
+
+
+def test_an_answer_that_fits_a_schema(client: Anthropic, model: str) -> None:
+    """Read by the package's own model of it, whole and from a stream."""
+    text: Any = [{"role": "user", "content": "Ada (ada@example.org) asks for a demo. Extract her data."}]
+    asked: Any = {"model": model, "max_tokens": 300, "messages": text, "output_format": Contact, "extra_body": GREEDY}
+    message = client.messages.parse(**asked)
+    assert message.stop_reason == "end_turn" and isinstance(message.parsed_output, Contact)
+    with client.messages.stream(**asked) as stream:
+        assert stream.get_final_message().parsed_output == message.parsed_output
+
+
+def test_the_helper_that_runs_tools(client: Anthropic, model: str) -> None:
+    """It calls the function with arguments that fit, and sends back what it gives."""
+    given: list[tuple[int, int]] = []
+
+    @beta_tool
+    def add(a: int, b: int) -> str:
+        """Add two integers.
+
+        Args:
+            a: the first
+            b: the second
+        """
+        given.append((a, b))
+        return str(a + b)
+
+    runner = client.beta.messages.tool_runner(
+        model=model,
+        max_tokens=200,
+        messages=[{"role": "user", "content": "What is 5 + 7?"}],
+        tools=[add],
+        tool_choice={"type": "tool", "name": "add"},
+        max_iterations=2,
+        extra_body=GREEDY,
+    )
+    messages = list(runner)
+    assert len(messages) == 2 and given and all(isinstance(value, int) for pair in given for value in pair)
+
+
 def test_what_agents_send(client: Anthropic, model: str) -> None:
     """Large marked system blocks, many tools, a user's id, betas, adaptive thinking, edits that keep everything."""
     tools = [WEATHER | {"name": f"tool_{number}", "eager_input_streaming": True} for number in range(20)]
@@ -103,6 +167,10 @@ def test_what_agents_send(client: Anthropic, model: str) -> None:
         ({"max_tokens": -1}, anthropic.BadRequestError, "max_tokens"),
         ({"temprature": 1}, anthropic.BadRequestError, "temprature"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, anthropic.BadRequestError, r"tools\[0\]"),
+        ({"tools": [WEATHER | {"input_schema": {"type": "object", "minProperties": 2}, "strict": True}]},
+         anthropic.BadRequestError, r"tools\[0\].input_schema"),
+        ({"output_config": {"format": {"type": "json_schema", "schema": {"type": "array", "uniqueItems": True}}}},
+         anthropic.BadRequestError, "output_config.format.schema"),
         ({"container": "c"}, anthropic.BadRequestError, "container"),
         ({"messages": [{"role": "user", "content": "word " * 20_000}]}, anthropic.BadRequestError, "prompt is too"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "url"}}]}]},

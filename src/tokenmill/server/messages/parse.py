@@ -33,6 +33,7 @@ _SPEED = Ignored("every call is answered as soon as it can be")
 MESSAGES: Table = {
     "metadata": _ACCOUNT,
     "user_profile_id": _ACCOUNT,
+    "billing_policy": _ACCOUNT,
     "inference_geo": _ACCOUNT,
     "service_tier": _SPEED,
     "speed": _SPEED,
@@ -42,6 +43,9 @@ MESSAGES: Table = {
     "container": Refused(),
     "mcp_servers": Refused(([],), "call the servers from where your tools run"),
     "fallbacks": Refused(([],)),
+    "fallback_credit_token": Refused(),
+    "thread": Refused((), "send the whole conversation"),
+    "compaction": Refused((), "send what is to be kept"),
     "n": Refused((1,), "send the call again"),
     "stop": Refused((), "give stop_sequences"),
     "max_completion_tokens": Refused((), "give max_tokens"),
@@ -61,6 +65,7 @@ EFFORTS = ("low", "medium", "high", "xhigh", "max")
 _NEUTRAL_EDIT = "clear_thinking_20251015"
 _NAMES = {
     "stop": "stop_sequences",
+    "response_format.json_schema": "output_config.format",
     "response_format": "output_config.format",
     "thinking_token_budget": "thinking.budget_tokens",
     "reasoning_effort": "output_config.effort",
@@ -103,7 +108,7 @@ def _parse(fields: Fields, rules: Rules, max_tokens: int | None) -> tuple[Call, 
     try:
         call, _ = parse_chat(chat, rules)
     except InvalidRequest as error:
-        raise _renamed(error) from None
+        raise renamed(error) from None
     hides = (fields.object("thinking") or {}).get("display") == "omitted"
     extras = {"max_tokens": max_tokens, "hides_thinking": hides}
     return replace(
@@ -177,15 +182,14 @@ def _refuse_others(fields: Fields) -> None:
         raise _wrong(fields.name(name), "is not known here; leave it out")
 
 
-def _renamed(error: InvalidRequest) -> InvalidRequest:
+def renamed(error: InvalidRequest) -> InvalidRequest:
     """A complaint about the chat, in the caller's words."""
     message, param = error.message, error.param or ""
     for other, name in _NAMES.items():
         if param == other or param.startswith(f"{other}."):
             message, param = message.replace(other, name), name + param[len(other) :]
-    param = _TOOLS.sub(r"\1", param).replace(".parameters", ".input_schema")
-    message = _TOOLS.sub(r"\1", message).replace("].parameters", "].input_schema")
-    return InvalidRequest(message, param=param or None)
+    message, param = (_TOOLS.sub(r"\1", text).replace("].parameters", "].input_schema") for text in (message, param))
+    return type(error)(message, param=param or None)
 
 
 def _wrong(where: str, what: str) -> InvalidRequest:

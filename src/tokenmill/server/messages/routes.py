@@ -7,11 +7,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from ...core.errors import InvalidRequest
 from ...text.calls import require_tokens
 from ..generation import Generation
 from ..helper import caller_of
 from ..http import JSONReply
 from ..limits import wait_ready
+from .parse import renamed
 from .shape import MessageShape
 
 _SHAPE = MessageShape()
@@ -19,7 +21,10 @@ _SHAPE = MessageShape()
 
 def routes(generation: Generation) -> list[Route]:
     async def messages(request: HttpRequest) -> ASGIApp:
-        return await generation.reply(request, "messages", _SHAPE)
+        try:
+            return await generation.reply(request, "messages", _SHAPE)
+        except InvalidRequest as error:
+            raise renamed(error) from error
 
     async def count(request: HttpRequest) -> Response:
         """How many tokens a prompt has, as it would be for `messages`."""
