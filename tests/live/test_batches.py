@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import stat
 import time
@@ -23,8 +24,14 @@ def served(tmp_path: Path) -> Iterator[Served]:
         yield one
 
 
-def client_of(served: Served, key: str = "none") -> openai.OpenAI:
+def client_of(served: Any, key: str = "none") -> openai.OpenAI:
     return openai.OpenAI(base_url=served.url + "/v1", api_key=key, max_retries=0, timeout=20)
+
+
+@pytest.fixture
+def client(served: Served) -> Iterator[openai.OpenAI]:
+    with client_of(served) as made:
+        yield made
 
 
 def line(number: int, **changes: Any) -> dict[str, Any]:
@@ -55,9 +62,8 @@ def read(client: openai.OpenAI, file_id: str | None) -> list[Any]:
     return [json.loads(each) for each in client.files.content(file_id).text.splitlines()]
 
 
-def test_files_are_kept_listed_and_deleted(served: Served, tmp_path: Path) -> None:
+def test_files_are_kept_listed_and_deleted(client: openai.OpenAI, tmp_path: Path) -> None:
     """What was uploaded comes back byte for byte; lists have pages; nobody but the user can read the folder."""
-    client = client_of(served)
     contents = [b"", b"{}\n", b"x" * 3_000_000 + b"\r\n--\r\n\x00\xff"]
     files = [client.files.create(file=(f"name {n}.jsonl", data), purpose="batch") for n, data in enumerate(contents)]
     for file, data in zip(files, contents, strict=True):
@@ -76,9 +82,8 @@ def test_files_are_kept_listed_and_deleted(served: Served, tmp_path: Path) -> No
     assert len(list((tmp_path / "f" / "contents").iterdir())) == 2
 
 
-def test_a_batch_runs_to_its_end(served: Served) -> None:
+def test_a_batch_runs_to_its_end(client: openai.OpenAI) -> None:
     """Each line is answered once as its endpoint answers it, a refused one in the file of errors."""
-    client = client_of(served)
     lines = [line(number) for number in range(40)]
     lines[7]["body"] |= {"temperature": -3}
     lines[8]["body"] |= {"n": 2, "priority": -5}
@@ -109,9 +114,8 @@ def test_a_batch_runs_to_its_end(served: Served) -> None:
         ("/v1/responses", {"input": "hi", "store": False}, lambda body: body["output"][0]["content"][0]["text"]),
     ],
 )
-def test_each_endpoint_has_batches(served: Served, path: str, body: Any, said: Callable[[Any], str]) -> None:
+def test_each_endpoint_has_batches(client: openai.OpenAI, path: str, body: Any, said: Callable[[Any], str]) -> None:
     """The answer is that of the endpoint, and the lowest priority is taken by it."""
-    client = client_of(served)
     batch = wait(client, start(client, [line(0, url=path, body=body)], endpoint=path).id)
     assert batch.error_file_id is None, read(client, batch.error_file_id)
     (answer,) = read(client, batch.output_file_id)
@@ -132,17 +136,17 @@ def test_each_endpoint_has_batches(served: Served, path: str, body: Any, said: C
         ([], "empty_file", None),
     ],
 )
-def test_a_batch_that_is_not_in_order_fails_whole(served: Served, lines: list[Any], code: str, number: Any) -> None:
+def test_a_batch_that_is_not_in_order_fails_whole(
+    served: Served, client: openai.OpenAI, lines: list[Any], code: str, number: Any
+) -> None:
     """The fault is named with its line, and no line is called."""
-    client = client_of(served)
     batch = wait(client, start(client, lines).id, "failed")
     assert [(each.code, each.line) for each in batch.errors.data] == [(code, number)]
     assert batch.output_file_id is None and batch.error_file_id is None and not served.script.introductions
 
 
-def test_a_batch_can_be_cancelled(served: Served) -> None:
+def test_a_batch_can_be_cancelled(served: Served, client: openai.OpenAI) -> None:
     """What was answered by then is kept, and the rest is not called."""
-    client = client_of(served)
     served.script.step_s = 0.02
     batch = start(client, [line(number) for number in range(500)])
     with pytest.raises(openai.BadRequestError, match="has not ended"):
@@ -159,9 +163,8 @@ def test_a_batch_can_be_cancelled(served: Served) -> None:
     assert client.files.delete(batch.input_file_id).deleted
 
 
-def test_a_batch_expires(served: Served) -> None:
+def test_a_batch_expires(served: Served, client: openai.OpenAI) -> None:
     """After the window what is left is told as an error of its own, and what was answered is kept."""
-    client = client_of(served)
     served.call(served.script.go.clear)
     batch = start(client, [line(number) for number in range(5)])
     wait(client, batch.id, "in_progress")
@@ -185,8 +188,8 @@ def test_a_batch_expires(served: Served) -> None:
 def test_keys_have_files_of_their_own(tmp_path: Path) -> None:
     """What belongs to one key is not there for another, whatever the order of keys at the next start."""
     folder = str(tmp_path / "files")
-    with Served(files_dir=folder, api_keys=("one", "two")) as served:
-        mine, theirs = client_of(served, "one"), client_of(served, "two")
+    with contextlib.ExitStack() as stack, Served(files_dir=folder, api_keys=("one", "two")) as served:
+        mine, theirs = (stack.enter_context(client_of(served, key)) for key in ("one", "two"))
         batch = wait(mine, start(mine, [line(0)]).id)
         assert theirs.files.list().data == theirs.batches.list().data == []
         for call in (
@@ -199,9 +202,10 @@ def test_keys_have_files_of_their_own(tmp_path: Path) -> None:
         ):
             with pytest.raises(openai.NotFoundError):
                 call()
-    with Served(files_dir=folder, api_keys=("two", "one")) as served:
-        assert client_of(served, "one").batches.retrieve(batch.id) == batch
-        assert client_of(served, "two").files.list().data == []
+    with contextlib.ExitStack() as stack, Served(files_dir=folder, api_keys=("two", "one")) as served:
+        mine, theirs = (stack.enter_context(client_of(served, key)) for key in ("one", "two"))
+        assert mine.batches.retrieve(batch.id) == batch
+        assert theirs.files.list().data == []
 
 
 def refusals(client: openai.OpenAI) -> Iterator[tuple[Callable[[], Any], str]]:
@@ -222,9 +226,8 @@ def refusals(client: openai.OpenAI) -> Iterator[tuple[Callable[[], Any], str]]:
     yield lambda: create(**good, output_expires_after=wrong), "output_expires_after.seconds"
 
 
-def test_what_is_wrong_is_named(served: Served) -> None:
+def test_what_is_wrong_is_named(client: openai.OpenAI) -> None:
     """A 400 in OpenAI's shape with the field at fault."""
-    client = client_of(served)
     for call, param in refusals(client):
         with pytest.raises(openai.BadRequestError) as caught:
             call()
@@ -233,9 +236,10 @@ def test_what_is_wrong_is_named(served: Served) -> None:
 
 def test_without_a_folder_there_are_no_files(tmp_path: Path) -> None:
     """The server says so; and a second server on a folder says whose it is."""
-    with Served() as served, pytest.raises(openai.BadRequestError, match="--files-dir"):
-        client_of(served).files.list()
-    with Served(files_dir=str(tmp_path)), Served(files_dir=str(tmp_path)) as second:
+    refused = pytest.raises(openai.BadRequestError, match="--files-dir")
+    with Served() as served, client_of(served) as client, refused:
+        client.files.list()
+    with Served(files_dir=str(tmp_path)), Served(files_dir=str(tmp_path)) as second, client_of(second) as client:
         with pytest.raises(openai.InternalServerError, match="Another server"):
-            client_of(second).files.list()
-        assert client_of(second).models.list().data
+            client.files.list()
+        assert client.models.list().data

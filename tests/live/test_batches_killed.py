@@ -11,13 +11,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 from kill import write_model
 from serving import Server
-from test_batches import wait
+from test_batches import client_of, wait
 
 NUM_LINES = 120
 PATH = "/v1/completions"
@@ -52,8 +51,7 @@ def test_a_batch_outlives_its_servers(tmp_path: Path) -> None:
     identifier = ""
     counts = []
     for life in range(6):
-        with Server(*args, "--served-model-name", "tiny", model=model) as server:
-            client = openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
+        with Server(*args, "--served-model-name", "tiny", model=model) as server, client_of(server) as client:
             if not identifier:
                 file = client.files.create(file=("in.jsonl", given), purpose="batch")
                 identifier = client.batches.create(input_file_id=file.id, endpoint=PATH, completion_window="24h").id

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
-from starlette.responses import FileResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ...core.errors import InvalidRequest
 from ..errors import ClientGone
@@ -21,6 +25,7 @@ from .store import KEPT_S, FileRecord
 from .upload import Upload, read_upload
 
 _MOST_FILES, _MOST_BATCHES, _BATCHES_DEFAULT = 10_000, 100, 20
+_PART_BYTES = 1 << 18
 _UPLOAD_FIELDS = ("purpose", "expires_after[anchor]", "expires_after[seconds]")
 
 T = TypeVar("T", FileRecord, Batch)
@@ -89,10 +94,25 @@ class _Files:
     async def file(self, request: HttpRequest) -> Response:
         return JSONReply(_shown_file(self._file(request)))
 
-    async def content(self, request: HttpRequest) -> Response:
+    async def content(self, request: HttpRequest) -> ASGIApp:
         record = self._file(request)
         path = self._batches.store.content(record.id)
-        return FileResponse(path, media_type="application/octet-stream", filename=record.filename)
+        head = {"type": "http.response.start", "status": 200, "headers": _content_headers(record)}
+
+        async def send_content(scope: Scope, receive: Receive, send: Send) -> None:
+            # Opened once: what is deleted meanwhile is sent to its end.
+            file = os.open(path, os.O_RDONLY)
+            try:
+                await send(head)
+                sent = 0
+                while part := await asyncio.to_thread(os.pread, file, _PART_BYTES, sent):
+                    await send({"type": "http.response.body", "body": part, "more_body": True})
+                    sent += len(part)
+                await send({"type": "http.response.body", "body": b""})
+            finally:
+                os.close(file)
+
+        return send_content
 
     async def delete(self, request: HttpRequest) -> Response:
         record = self._file(request)
@@ -139,6 +159,15 @@ class _Files:
 
     def _shown_batch(self, batch: Batch) -> dict[str, Any]:
         return shown(batch, *self._batches.counts(batch))
+
+
+def _content_headers(record: FileRecord) -> list[tuple[bytes, bytes]]:
+    name = quote(record.filename, safe="")
+    return [
+        (b"content-type", b"application/octet-stream"),
+        (b"content-length", str(record.size_bytes).encode()),
+        (b"content-disposition", f"attachment; filename*=utf-8''{name}".encode()),
+    ]
 
 
 async def _stream(request: HttpRequest) -> AsyncIterator[bytes]:
