@@ -94,6 +94,18 @@ def test_a_conversation_goes_on_by_id_and_by_items(served: Served, client_of: Cl
     assert named.usage.input_tokens > client.responses.create(model="toy", input="x").usage.input_tokens
 
 
+def test_tokens_of_an_input_are_counted(served: Served, client_of: Clients) -> None:
+    """As many as a call of the same body has, earlier turns included; also more than fit the context."""
+    client = client_of(served)
+    first = client.responses.create(model="toy", input="one", instructions="I")
+    body: Any = {"model": "toy", "input": "two", "previous_response_id": first.id}
+    counted = client.responses.input_tokens.count(**body)
+    assert counted.input_tokens == client.responses.create(**body).usage.input_tokens
+    assert client.responses.input_tokens.count(model="toy", input="x" * 5000).input_tokens > 5000
+    with pytest.raises(NotFoundError):
+        client.responses.input_tokens.count(**body | {"previous_response_id": "resp_none"})
+
+
 def test_what_is_kept_can_be_read_listed_and_forgotten(served: Served, client_of: Clients) -> None:
     client = client_of(served)
     first = client.responses.create(model="toy", input="one", metadata={"a": "b"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 ENDPOINTS = {
     "POST /v1/responses": "OpenAI's responses: items in, items out, whole or as events: [responses.md](responses.md).",
+    "POST /v1/responses/input_tokens": "How many tokens the model would be given for such a body.",
     "GET /v1/responses/{response_id}": "One that is kept, or under way.",
     "DELETE /v1/responses/{response_id}": "Forget it.",
     "POST /v1/responses/{response_id}/cancel": "End one that is under way.",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
 
@@ -12,10 +14,13 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ...core.errors import ContextTooLong, InvalidRequest, NotFound, TokenmillError
+from ...text.calls import require_tokens
+from ...text.standins import Rendered
 from ..deltas import Stream
 from ..generation import Generation
 from ..helper import caller_of
 from ..http import JSONReply
+from ..limits import wait_ready
 from ..openai import Call
 from ..renamed import said_as
 from .history import earlier_items, id_of, with_history
@@ -35,6 +40,7 @@ def routes(generation: Generation, store: ResponseStore | None) -> list[Route]:
     named = _PATH + "/{response_id}"
     return [
         Route(_PATH, service.create, methods=["POST"]),
+        Route(_PATH + "/input_tokens", service.count, methods=["POST"]),
         Route(named, service.retrieve, methods=["GET"]),
         Route(named, service.delete, methods=["DELETE"]),
         Route(named + "/cancel", service.cancel, methods=["POST"]),
@@ -57,28 +63,48 @@ class _Responses:
 
     async def create(self, request: HttpRequest) -> ASGIApp:
         generation, owner = self._generation, request.state.owner
-        arrival_s = generation.clock.now()
         generation.limits.refuse_when_draining()
         caller = caller_of(request)
-        async with generation.limits.body(request) as data:
-            continued = await with_history(data, self._store, owner, generation.config.max_body_bytes)
-            endpoint = "response" if continued is None else "continued_response"
-            with generation.limits.held(0 if continued is None else len(continued)):
-                call, rendered = await generation.read(endpoint, continued or data, caller)
-                self._check_store(call, len(data))
-                with said_as({"messages": "input"}):
-                    begin = partial(generation.begin, prefix=PREFIX, caller=caller, arrival_s=arrival_s)
-                    try:
-                        answer, stream = await begin(call, rendered=rendered)
-                    except ContextTooLong:
-                        if not (call.extras["settings"]["truncation"] == "auto" and rendered is None):
-                            raise
-                        answer, stream = await begin(await fitted(call, generation, caller))
+        begin = partial(generation.begin, prefix=PREFIX, caller=caller, arrival_s=generation.clock.now())
+        async with self._read(request) as (call, rendered, size_bytes):
+            self._check_store(call, size_bytes)
+            try:
+                answer, stream = await begin(call, rendered=rendered)
+            except ContextTooLong:
+                if not (call.extras["settings"]["truncation"] == "auto" and rendered is None):
+                    raise
+                answer, stream = await begin(await fitted(call, generation, caller))
         answer.id = f"{PREFIX}_{answer.id.removeprefix(PREFIX + '-')}"
         progress = Progress(answer, partial(self._keep, owner))
         if progress.is_stored:
             self._running[answer.id] = (owner, progress, stream)
         return self._followed(progress, generation.answer_with(ResponseShape(progress), answer, stream))
+
+    async def count(self, request: HttpRequest) -> Response:
+        """How many tokens the model would be given."""
+        generation, caller = self._generation, caller_of(request)
+        async with self._read(request) as (call, rendered, _):
+            require_tokens(await wait_ready(generation.client, generation.config, caller))
+            if rendered is None:
+                rendered = await generation.encoder.render(call.conversation, caller)
+            # Nothing is taken from other texts or left to them, else its time would tell what others have sent.
+            prompt = await generation.encoder.encode(
+                rendered, add_special=call.add_special_tokens, shared=False, param="input", caller=caller
+            )
+        return JSONReply({"object": "response.input_tokens", "input_tokens": len(prompt.tokens)})
+
+    @contextlib.asynccontextmanager
+    async def _read(self, request: HttpRequest) -> AsyncIterator[tuple[Any, Rendered | None, int]]:
+        """(the call with what it continues, its conversation where that is rendered already, bytes of the body), which
+        count as held until the block ends. Errors of the block are told in this API's words."""
+        generation = self._generation
+        async with generation.limits.body(request) as data:
+            most_bytes = generation.config.max_body_bytes
+            continued = await with_history(data, self._store, request.state.owner, most_bytes)
+            endpoint = "response" if continued is None else "continued_response"
+            with generation.limits.held(0 if continued is None else len(continued)), said_as({"messages": "input"}):
+                call, rendered = await generation.read(endpoint, continued or data, caller_of(request))
+                yield call, rendered, len(data)
 
     async def retrieve(self, request: HttpRequest) -> Response:
         for name in ("stream", "starting_after"):
