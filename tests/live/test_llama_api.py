@@ -16,7 +16,7 @@ from tokenmill.core.request import SamplingParams
 from tokenmill.server.llama.samplers import with_samplers
 from tokenmill.text.fim import FimTokens
 
-FIM = FimTokens("<|im_start|>", "<|im_end|>", "<|endoftext|>")
+FIM = FimTokens("<|im_start|>", "<|im_end|>", "<|endoftext|>", ends=(0,))
 
 
 @pytest.fixture(scope="module")
@@ -183,8 +183,16 @@ def test_a_gap_is_filled_by_the_models_marks() -> None:
         assert answer["prompt"] == "one\n<|im_start|>def f(<|im_end|><|im_end|><|endoftext|>x"
         (prompt,) = prompts(running)
         assert [prompt.count(mark) for mark in (0, 1, 2)] == [1, 1, 1]
+        assert answer["generation_settings"]["n_predict"] == 4
         heavy = ask(running, "/infill", body | {"unknown": list(range(21_000))})[1]
         assert (heavy["content"], prompts(running)) == (answer["content"], [prompt])
+
+
+def test_what_would_begin_another_file_ends_the_gap() -> None:
+    text = replace(make_text_model(), fim=FIM)
+    with Served(lambda prompt: [*text.tokenizer.encode("ab"), 0, 5], text=text) as running:
+        answer = ask(running, "/infill", {"input_prefix": "a", "input_suffix": "b"})[1]
+        assert (answer["content"], answer["stop_type"]) == ("ab", "eos")
 
 
 # ---- samplers ----
@@ -284,7 +292,7 @@ def test_health_by_either_name_while_there_is_no_engine() -> None:
         ("/completion", {"prompt": "a", "grammar": 'root ::= "x"', "json_schema": {}}, "grammar and json_schema"),
         ("/completion", {"prompt": "a", "echo": True}, "echo is not supported"),
         ("/completion", {"prompt": "a", "lora": [{"id": 0, "scale": 1}]}, "lora is not supported"),
-        ("/infill", {"input_prefix": "a", "input_suffix": "b"}, "/infill needs a model that fills gaps"),
+        ("/infill", {"input_prefix": "a", "input_suffix": "b"}, "input_prefix needs a model that fills gaps"),
         ("/infill", {"input_prefix": "a"}, "input_suffix must be a string"),
         ("/infill", {"input_prefix": "a", "input_suffix": "b", "input_extra": [5]}, "input_extra[0]"),
         ("/apply-template", {"messages": []}, "messages must be"),

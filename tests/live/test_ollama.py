@@ -14,6 +14,7 @@ import pytest
 from scripted import Served, make_text_model
 from tokenmill.server.ollama.parse import _messages
 from tokenmill.text.chat import ChatTemplate
+from tokenmill.text.fim import FimTokens
 from tokenmill.text.speech import Speech
 
 
@@ -398,6 +399,17 @@ def test_a_model_without_a_template_takes_prompts_as_they_are() -> None:
         assert running.text.tokenizer.decode(intro.prompt_tokens) == "hihello worldmore"
         status, error = ask(running, "/api/generate", {"model": "toy", "prompt": "hi", "system": "x"})
         assert status == 400 and "system needs a model with a chat template" in error["error"]
+
+
+def test_a_suffix_makes_a_gap_to_fill() -> None:
+    fim = FimTokens("<|im_start|>", "<|im_end|>", "<|endoftext|>")
+    with Served(text=make_text_model(fim=fim)) as running:
+        body = {"model": "toy", "prompt": "def f(", "suffix": "return x", "stream": False}
+        assert ask(running, "/api/generate", body)[1]["response"] == "hello world"
+        (intro,) = running.script.introductions
+        said = running.text.tokenizer.decode(intro.prompt_tokens, skip_special=False)
+        assert said == "<|im_start|>def f(<|im_end|>return x<|endoftext|>"
+        assert "insert" in ask(running, "/api/show", {"model": "toy"})[1]["capabilities"]
 
 
 HEAVY = {"unknown": list(range(21_000))}

@@ -25,7 +25,7 @@ def tokenizer_of(*specials: str) -> Tokenizer:
 
 
 def test_marks_are_found_by_their_spelling() -> None:
-    assert find_fim(tokenizer_of(*MARKS), {}) == FimTokens(*MARKS)
+    assert find_fim(tokenizer_of(*MARKS, "<|fim_pad|>"), {}) == FimTokens(*MARKS, ends=(3, 4, 5))
 
 
 def test_a_file_may_name_its_marks() -> None:

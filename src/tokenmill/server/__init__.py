@@ -1,4 +1,4 @@
-"""The OpenAI-compatible HTTP front end: validates, encodes, streams, measures. It speaks to the engine only through
+"""The HTTP front end, of several APIs: validates, encodes, streams, measures. It speaks to the engine only through
 `EngineClient`, as messages on a link, and so knows no model. `cluster.desk` decides whose choice goes to the engine
 next and how long a call would wait; `cluster.gateway` decides what happens to requests when an engine dies.
 
@@ -19,6 +19,13 @@ next and how long a call would wait; `cluster.gateway` decides what happens to r
     adapters   names and digests of LoRA adapters         config   settings
     budget     the memory that all of it takes at most
     visitors   which web pages may call                   access_log, request_log  a line for each answer, request
+
+OpenAI's chat and completions are here; the other APIs have folders: responses, messages (Anthropic's), ollama, llama
+(llama-server's own), files. What these share beside `generation` and `shape`:
+
+    prompts    texts, token ids, and both in one          gaps     calls for what belongs between two texts
+    renamed    complaints in a caller's own words         closed   schemas whose objects have no other properties
+    durations  how long the parts of an answer took       spelling   names that are nearly known ones
 
 uvicorn speaks HTTP; what is added to it knows nothing of models:
 

@@ -37,6 +37,7 @@ _SPELLINGS: Mapping[str, tuple[str, ...]] = {
     "repo": ("<|fim_repo|>", "<|repo_name|>", "<repo_name>", "<reponame>"),
     "file": ("<|file_sep|>", "<|file_separator|>", "<file_sep>", "<filename>"),
 }
+_PADS = ("<|fim_pad|>", "<fim_pad>", "<fim-pad>")
 _GGUF = {
     "prefix": ("fim_pre", "prefix"),
     "suffix": ("fim_suf", "suffix"),
@@ -50,28 +51,32 @@ _FILE = "current file"
 
 @dataclass(frozen=True, slots=True)
 class FimTokens:
-    """How the model spells its marks. `repo` and `file` are "" where it has none for other files."""
+    """How the model spells its marks. `repo` and `file` are "" where it has none for other files. `ends`: ids of tokens
+    that end what fills a gap: there another file would begin."""
 
     prefix: str
     suffix: str
     middle: str
     repo: str = ""
     file: str = ""
+    ends: tuple[int, ...] = ()
 
 
 def find_fim(tokenizer: Tokenizer, metadata: Mapping[str, Any]) -> FimTokens | None:
     """The model's own marks; None for a model without the three that are needed. `metadata`: GGUF keys, or none."""
     known = set(tokenizer.added_texts())
-    found = {}
+    found: dict[str, str] = {}
     for role, spellings in _SPELLINGS.items():
         ids = (metadata.get(f"tokenizer.ggml.{name}_token_id") for name in _GGUF[role])
         named = [tokenizer.token_text(token) for token in ids if type(token) is int]
         found[role] = next((text for text in (*named, *spellings) if text is not None and text in known), "")
     if not (found["prefix"] and found["suffix"] and found["middle"]):
         return None
+    over = [tokenizer.token_id(text) for text in (found["repo"], found["file"], *_PADS) if text in known]
+    ends = tuple(sorted(token for token in over if token is not None))
     if not (found["repo"] and found["file"]):
         found |= {"repo": "", "file": ""}
-    return FimTokens(**found)
+    return FimTokens(**found, ends=ends)
 
 
 def infill(

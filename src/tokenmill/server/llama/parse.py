@@ -12,9 +12,9 @@ from typing import Any
 
 from ...core.errors import InvalidRequest
 from ...core.request import MAX_LOGPROBS
-from ...text.fim import infill
 from ..closed import closed
 from ..fields import Fields, check_integer, kind_name
+from ..gaps import fill_gap, require_marks
 from ..openai import Call, Rules, parse_completion
 from ..other_fields import Ignored, Refused, Table, check
 from ..prompts import MAX_PROMPTS, Mixed, Prompt, token_ids
@@ -63,13 +63,11 @@ def parse_llama_infill(body: dict[str, Any], rules: Rules) -> tuple[Call, list[s
         if texts[name] is None:
             raise InvalidRequest(f"{name} must be a string.", param=name)
     extra = _extra(fields.array("input_extra") or [])
-    if rules.fim is None:
-        message = "/infill needs a model that fills gaps, and this one has no tokens for that."
-        raise InvalidRequest(message, param="input_prefix")
+    fim = require_marks(rules, "input_prefix")
     call, unknown = _parse(fields, body, rules)
     prefix, suffix, prompt = (text or "" for text in texts.values())
-    gap = infill(rules.fim, prefix, suffix, extra=extra, prompt=prompt)
-    return replace(call, prompts=(), infill=gap, named="input_prefix"), unknown
+    call = fill_gap(call, fim, prefix, suffix, extra=extra, prompt=prompt)
+    return replace(call, named="input_prefix"), unknown
 
 
 def _parse(fields: Fields, body: Mapping[str, Any], rules: Rules) -> tuple[Call, list[str]]:

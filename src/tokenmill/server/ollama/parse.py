@@ -15,9 +15,9 @@ from msgspec import structs
 
 from ...core.errors import InvalidRequest
 from ...core.request import MAX_LOGPROBS, SamplingParams
-from ...text.fim import infill
 from ..closed import closed
 from ..fields import Fields, kind_name
+from ..gaps import fill_gap, require_marks
 from ..openai import Call, Rules, parse_chat, parse_completion
 from ..other_fields import Ignored, Refused, Table, check
 from ..prompts import token_ids
@@ -92,9 +92,11 @@ def parse_ollama_generate(body: dict[str, Any], rules: Rules) -> tuple[Call, lis
     if not is_raw:
         changes["extras"] = {"gives_context": True}
     if is_raw or suffix or not rules.has_template:
-        changes |= {"infill": _gap(rules, prompt, suffix), "prompts": ()} if suffix else {}
+        fim = require_marks(rules, "suffix") if suffix else None
         with said_as(_SAID):
             call, _ = parse_completion(_as_completion(rewritten) | {"prompt": prompt or " "}, rules)
+        if fim is not None:
+            call = fill_gap(call, fim, prompt, suffix)
         return replace(_named(call), **changes), unknown
     rewritten["messages"] = [{"role": "system", "content": system}] if system else []
     rewritten["messages"].append({"role": "user", "content": prompt})
@@ -162,14 +164,6 @@ def _as_completion(rewritten: Mapping[str, Any]) -> dict[str, Any]:
     body.pop("reasoning_effort", None)
     body["logprobs"] = (rewritten["top_logprobs"] or 0) if rewritten["logprobs"] else None
     return body
-
-
-def _gap(rules: Rules, prompt: str, suffix: str) -> Any:
-    if rules.fim is None:
-        raise InvalidRequest(
-            "suffix needs a model that fills gaps, and this one has no tokens for that.", param="suffix"
-        )
-    return infill(rules.fim, prompt, suffix)
 
 
 def _messages(messages: list[Any]) -> list[dict[str, Any]]:
