@@ -13,6 +13,22 @@ with warnings.catch_warnings():
     import litellm
 
 CAPITAL = [{"role": "user", "content": "Name the capital of France."}]
+WEATHER: Any = {
+    "type": "function",
+    "function": {
+        "name": "get_current_weather",
+        "description": "Get the current weather in a given location",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "location": {"type": "string", "maxLength": 20},
+                "unit": {"type": "string", "enum": ["celsius", "fahrenheit"]},
+            },
+            "required": ["location", "unit"],
+            "additionalProperties": False,
+        },
+    },
+}
 
 
 @pytest.fixture(scope="module")
@@ -50,3 +66,30 @@ def test_errors_are_those_of_litellm(server: dict[str, Any]) -> None:
         litellm.completion(messages=CAPITAL, max_tokens=4, **(server | {"temperature": -1}))
     with pytest.raises(litellm.NotFoundError):
         litellm.completion(messages=CAPITAL, max_tokens=4, **(server | {"model": "openai/other"}))
+
+
+def test_a_tool_is_called(server: dict[str, Any]) -> None:
+    import json
+
+    answer = litellm.completion(
+        messages=[{"role": "user", "content": "What is the weather in Paris?"}],
+        tools=[WEATHER],
+        tool_choice="required",
+        max_tokens=120,
+        **server,
+    )
+    calls = answer.choices[0].message.tool_calls
+    assert answer.choices[0].finish_reason == "tool_calls" and calls
+    assert calls[0].function.name == "get_current_weather"
+    assert set(json.loads(calls[0].function.arguments)) == {"location", "unit"}
+
+
+def test_a_schema(server: dict[str, Any]) -> None:
+    from pydantic import BaseModel, Field
+
+    class City(BaseModel):
+        name: str = Field(max_length=20)
+        capital: bool
+
+    answer = litellm.completion(messages=CAPITAL, response_format=City, max_tokens=100, **server)
+    assert City.model_validate_json(answer.choices[0].message.content)

@@ -1,11 +1,13 @@
-"""The llm command with a server of OpenAI's protocol named in its extra-openai-models.yaml."""
+"""The llm command, with a server named in extra-openai-models.yaml, and its Python interface."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import llm
 import pytest
 from click.testing import CliRunner
 from llm.cli import cli
@@ -43,3 +45,25 @@ def test_a_conversation_goes_on_from_its_log() -> None:
 
 def test_a_base_model() -> None:
     assert command("-m", "text", "-o", "max_tokens", "8", "The capital of France is").strip()
+
+
+def test_a_schema() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 20}, "age": {"type": "integer", "maximum": 99}},
+        "required": ["name", "age"],
+        "additionalProperties": False,
+    }
+    answer = command("-m", "ours", "--schema", json.dumps(schema), "-o", "max_tokens", "80", "Invent a dog.")
+    assert set(json.loads(answer)) == {"name", "age"}
+
+
+def test_a_tool_from_python() -> None:
+    def upper(text: str) -> str:
+        """Convert text to upper case."""
+        return text.upper()
+
+    response = llm.get_model("ours").prompt("Convert panda to upper case.", tools=[upper], max_tokens=60)
+    assert response.text() or response.tool_calls()
+    for result in response.execute_tool_calls() if response.tool_calls() else []:
+        assert result.name == "upper"

@@ -1,13 +1,16 @@
-"""The ollama package: chat, generate, streams, async, tools, and what it lists and shows."""
+"""The ollama package: chat, generate, streams, async, tools, formats, embeddings, and what it lists and shows."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
+from typing import Literal
 
 import ollama
 import pytest
 from ollama import AsyncClient, Client
+from pydantic import BaseModel, Field
 
 CAPITAL = [{"role": "user", "content": "Name the capital of France."}]
 GREEDY = {"temperature": 0, "num_predict": 40}
@@ -69,6 +72,18 @@ def test_another_model_is_not_found(client: Client) -> None:
     assert refused.value.status_code == 404
 
 
+def test_json_and_a_schema(client: Client, model: str) -> None:
+    class Country(BaseModel):
+        name: str = Field(max_length=20)
+        capital: str = Field(max_length=20)
+
+    options = GREEDY | {"num_predict": 120}
+    answer = client.chat(model=model, messages=CAPITAL, format=Country.model_json_schema(), options=options)
+    assert Country.model_validate_json(answer.message.content or "").name
+    loose = client.chat(model=model, messages=CAPITAL, format="json", options=options)
+    assert loose.done_reason == "length" or isinstance(json.loads(loose.message.content or ""), dict)
+
+
 def test_tools_as_functions(client: Client, model: str) -> None:
     def add_two_numbers(a: int, b: int) -> int:
         """Add two numbers
@@ -92,3 +107,10 @@ def test_tools_as_functions(client: Client, model: str) -> None:
         {"role": "tool", "content": "4", "tool_name": "add_two_numbers"},
     ]
     assert client.chat(model=model, messages=turns, tools=[add_two_numbers], options=GREEDY).message.content
+
+
+def test_thinking_is_refused_where_a_model_cannot(client: Client, model: str) -> None:
+    think: Literal[False] = False
+    assert client.chat(model=model, messages=CAPITAL, think=think, options=GREEDY).message.content
+    with pytest.raises(ollama.ResponseError, match="think"):
+        client.chat(model=model, messages=CAPITAL, think=True, options=GREEDY)
