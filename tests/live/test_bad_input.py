@@ -21,6 +21,7 @@ TOOL = {"type": "function", "function": FUNCTION}
 IMAGE = [{"type": "image_url", "image_url": {"url": "data:,"}}]
 CALL = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
 RESULT = {"role": "tool", "tool_call_id": "call_1", "content": "2"}
+ANSWER = {"type": "tool_result", "tool_use_id": "t", "content": "2"}
 ITEM = {"type": "function_call", "call_id": "call_1", "name": "add", "arguments": "{}"}
 OUTPUT = {"type": "function_call_output", "call_id": "call_1", "output": "2"}
 
@@ -258,3 +259,18 @@ def test_no_path_that_reads_a_body_is_left_out(served: Served) -> None:
     known = [endpoints[path] for path in PATHS]
     left_out = [path for path, endpoint in endpoints.items() if endpoint not in known]
     assert not [path for path in left_out if not path.startswith(ELSEWHERE)]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
+def test_what_is_nested_as_deeply_as_it_may_be_is_no_fault_of_the_server(served: Served, path: str) -> None:
+    """Arguments of a call that are just shallow enough to be read, and are then to be written."""
+    for depth in range(900, 1000, 3):
+        arguments = '{"a":' * depth + "1" + "}" * depth
+        if path == "/v1/messages":
+            said = f'{{"type":"tool_use","id":"t","name":"n","input":{arguments}}}'
+            turns = f'{{"role":"assistant","content":[{said}]}},{{"role":"user","content":[{json.dumps(ANSWER)}]}}'
+        else:
+            call = f'{{"id":"call_1","type":"function","function":{{"name":"add","arguments":{arguments}}}}}'
+            turns = f'{{"role":"assistant","tool_calls":[{call}]}},{json.dumps(RESULT)}'
+        status, body = ask(served, path, f'{{"max_tokens":1,"messages":[{turns}]}}'.encode())
+        assert status == 400 and message_of(path, body), (depth, body)

@@ -41,6 +41,14 @@ SHRINK = 4
 """What a normaliser might swallow, as a factor."""
 
 
+def parse_body(endpoint: str, body: dict[str, Any], rules: Rules) -> tuple[Any, list[str]]:
+    """(the call, the names of unknown fields). Raises InvalidRequest naming the field."""
+    try:
+        return ENDPOINTS[endpoint][0](body, rules)
+    except RecursionError:
+        raise InvalidRequest("The body is nested too deeply.") from None
+
+
 class Compile(msgspec.Struct, tag=True, frozen=True):
     """Make the model's own template ready. Result: nothing."""
 
@@ -237,8 +245,8 @@ class Jobs:
             )
 
     def _read(self, job: Read, body: bytes) -> bytes:
-        parse, _, field = ENDPOINTS[job.endpoint]
-        call, unknown = parse(parse_object(body), self._materials.rules)
+        field = ENDPOINTS[job.endpoint][2]
+        call, unknown = parse_body(job.endpoint, parse_object(body), self._materials.rules)
         conversation = getattr(call, "conversation", None)
         rendered = None
         if conversation is not None:

@@ -11,7 +11,7 @@ from ..core.errors import BodyTooLarge
 from ..text.standins import Rendered
 from .fields import parse_object
 from .helper import Caller, Helper, is_heavy
-from .jobs import ENDPOINTS, Read, unpack, unpack_ids
+from .jobs import ENDPOINTS, Read, parse_body, unpack, unpack_ids
 from .openai import Rules
 
 Check = Callable[[dict[str, Any]], Any]
@@ -25,7 +25,7 @@ async def read_call(
     if not is_heavy(body):
         fields = parse_object(body)
         check_model(fields)
-        call, unknown = ENDPOINTS[endpoint][0](fields, rules)
+        call, unknown = parse_body(endpoint, fields, rules)
         return call, unknown, None
     result = await caller.stay(helper.run(Read(endpoint, body, room), caller.name))
     call, unknown, prompts, rendered = unpack(endpoint, result)
