@@ -106,6 +106,10 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     quality = _command(benches, "quality", "what a model gets right, with stated errors", "bench.quality", "quality")
     add_model(quality)
     tools = _command(benches, "tools", "whether calls of tools parse, fit and are right", "bench.tools", "tools")
+    structured = _command(
+        benches, "structured", "JSON schemas: taken, enforced, answered", "bench.structured", "structured"
+    )
+    add_model(structured)
     serve_load = _command(benches, "serve", "what clients of a server see under a load", "bench.load", "serve")
     goodput = _command(benches, "goodput", "the highest load that meets objectives", "bench.load", "goodput")
     compare = _command(benches, "compare", "several servers under equal loads, in turns", "bench.load", "compare")
@@ -117,6 +121,7 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
         importlib.import_module("tokenmill.bench.profile.report").add_arguments(profile)
         importlib.import_module("tokenmill.bench.quality.command").add_arguments(quality)
         importlib.import_module("tokenmill.bench.tools.command").add_arguments(tools)
+        importlib.import_module("tokenmill.bench.structured.command").add_arguments(structured)
         importlib.import_module("tokenmill.cli.bench.report").add_arguments(report)
         load = importlib.import_module("tokenmill.bench.load.options")
         load.add_serve_arguments(serve_load)
