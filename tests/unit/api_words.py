@@ -115,6 +115,7 @@ SAMPLING = {
 ANSWER = {
     "model": "the model or an adapter by its name; none: the model",
     "stream": "answer by server-sent events",
+    "stream_interval": "tokens of each chunk behind the first; larger chunks cost less (default: `--stream-interval`)",
     "stream_options": "only where `stream` is true",
     "stream_options.include_usage": "the last event carries the counts of tokens",
     "stream_options.continuous_usage_stats": "every event does",

@@ -154,7 +154,7 @@ GROUPS: tuple[Group, ...] = (
     Group(
         1,
         "--long-prefill-token-threshold --max-num-partial-prefills --max-long-partial-prefills "
-        "--num-scheduler-steps --scheduler-delay-factor --num-lookahead-slots --preemption-mode --stream-interval "
+        "--num-scheduler-steps --scheduler-delay-factor --num-lookahead-slots --preemption-mode "
         "--prefix-caching-hash-algo",
         _STEPS,
     ),

@@ -182,12 +182,12 @@ class EngineClient:
 
     # ---- calls ----
 
-    def open(self, requests: Sequence[Request], client: str = "") -> Stream:
+    def open(self, requests: Sequence[Request], client: str = "", interval: int = 1) -> Stream:
         """Submit the requests of one call, or let them wait for places, or for an engine that is being restarted.
-        Raises Unavailable where none will come."""
+        `interval`: as Stream has it. Raises Unavailable where none will come."""
         if self._is_closed:
             raise Unavailable(self._why_down)
-        stream = Stream(self._end, [request.id for request in requests])
+        stream = Stream(self._end, [request.id for request in requests], interval)
         for request in requests:
             self._streams[request.id] = stream
         self._handle(Opened(requests, client))

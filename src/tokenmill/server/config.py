@@ -85,6 +85,12 @@ class ServerConfig:
     lora_dir: str = option(
         "", "folder that /v1/load_lora_adapter may load from (default: it is refused)", metavar="DIR"
     )
+    stream_interval: int = option(
+        1,
+        "tokens of each chunk of a stream behind the first, unless a request says otherwise (default: 1)",
+        metavar="N",
+        least=1,
+    )
     files_dir: str = option(
         "",
         "folder of /v1/files and /v1/batches, or 'off' (default: tokenmill/files in the user's folder for state)",

@@ -48,12 +48,15 @@ class Delta:
 
 class Stream:
     """The deltas of the requests of one call, read by one reader. Always `close` it. `end` is told, once for each
-    request, that its reader wants no more of it, and how it ended."""
+    request, that its reader wants no more of it, and how it ended. `interval`: after the first delta of a request the
+    next is due when it has so many tokens, or is the last."""
 
-    __slots__ = ("_end", "_failure", "_open", "_pending", "_taker", "_waiter")
+    __slots__ = ("_begun", "_end", "_failure", "_interval", "_open", "_pending", "_taker", "_waiter")
 
-    def __init__(self, end: Callable[[str, str], None], request_ids: Iterable[str]) -> None:
+    def __init__(self, end: Callable[[str, str], None], request_ids: Iterable[str], interval: int = 1) -> None:
         self._end = end
+        self._interval = interval
+        self._begun: set[str] = set()
         self._open = set(request_ids)
         self._pending: dict[str, Delta] = {}
         self._waiter: asyncio.Future[None] | None = None
@@ -62,19 +65,35 @@ class Stream:
 
     async def take(self) -> list[Delta]:
         """Everything new, at most one delta per request; waits until there is something. Raises what `fail` gave."""
-        while not self._pending:
+        while not (deltas := self._due()):
             if self._failure is not None:
                 raise self._failure
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
-        deltas = list(self._pending.values())
-        self._pending.clear()
         return deltas
+
+    def _due(self) -> list[Delta]:
+        """What is due, taken out."""
+        pending = self._pending
+        if self._interval == 1:
+            self._pending = {}
+            return list(pending.values())
+        deltas = [delta for delta in pending.values() if self._is_due(delta)]
+        for delta in deltas:
+            self._begun.add(delta.request_id)
+            del pending[delta.request_id]
+        return deltas
+
+    def _is_due(self, delta: Delta) -> bool:
+        is_first = delta.request_id not in self._begun
+        return is_first or delta.finish_reason is not None or len(delta.tokens) >= self._interval
 
     def divert(self, taker: Callable[[Output], bool]) -> None:
         """While the reader waits in `take`, outputs that do not end their request go to `taker` instead, as they come.
-        What it refuses (False) is the reader's; what it raises, the reader gets as from `fail`."""
-        self._taker = taker
+        What it refuses (False) is the reader's; what it raises, the reader gets as from `fail`. With an interval all is
+        the reader's."""
+        if self._interval == 1:
+            self._taker = taker
 
     def finish(self, request_id: str, reason: str) -> None:
         """The reader has decided that this request is done (a stop string): the engine may forget it."""
@@ -112,7 +131,8 @@ class Stream:
         delta.add(output)
         if output.finish_reason is not None:
             self._open.discard(output.request_id)
-        self._wake()
+        if self._interval == 1 or self._is_due(delta):
+            self._wake()
 
     def _is_awaited(self) -> bool:
         """Whether the reader has taken all there was and waits for more."""

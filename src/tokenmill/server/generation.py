@@ -149,7 +149,8 @@ class Generation:
             names=TokenNames(tokenizer, as_ids=call.tokens_as_ids),
             echoes=[prompt_text(self.text, prompt, skip_special) for prompt in prompts] if call.echo else (),
         )
-        stream = self.client.open(requests, caller.name)
+        interval = (call.stream_interval or self.config.stream_interval) if call.stream else 1
+        stream = self.client.open(requests, caller.name, interval)
         if self.client.request_log is not None:
             self.client.request_log.came(requests, answer.id)
         self.metrics.call_admitted(call.sampling.n)

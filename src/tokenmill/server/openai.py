@@ -53,6 +53,7 @@ class Call:
     named             what the caller calls the prompt, "": `prompt` or `messages`
     fits_room         max_tokens is a bound: where the context has less room, the answer is cut there and not refused
     constraint        what the answer must look like; None: it is free
+    stream_interval   tokens of a chunk behind the first; None: as the server is set
     extras            what another API's shape needs of the body: JSON data
     """
 
@@ -84,6 +85,7 @@ class Call:
     reasoning: ReasoningUse = field(default_factory=ReasoningUse)
     named: str = ""
     fits_room: bool = False
+    stream_interval: int | None = None
     extras: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -229,6 +231,7 @@ def _common(fields: Fields, prompt_logprobs: int | None) -> dict[str, Any]:
     return {
         "model": fields.text("model"),
         "stream": stream,
+        "stream_interval": fields.integer("stream_interval", 1, 2**31 - 1),
         **counts,
         "truncate_to": truncate,
         "truncate_right": side == "right",

@@ -71,7 +71,6 @@ _GENERATION: Table = {
     "vllm_xargs": Refused(({},)),
     "extra_args": Refused(({},)),
     "detokenize": Refused((True,), "return_token_ids gives ids beside the text"),
-    "stream_interval": Ignored("what is ready is sent"),
     "length_penalty": Ignored("it belongs to beam search, which is refused"),
     "early_stopping": Ignored("it belongs to beam search, which is refused"),
     "spaces_between_special_tokens": Ignored("text is decoded as one string"),
