@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from scripted import Served
-from tokenmill.server.errors import Fault, anthropic_style, openai_style, style_of
+from tokenmill.server.errors import Fault, anthropic_style, ollama_style, openai_style, style_of
 
 VERSION = {"anthropic-version": "2023-06-01"}
 
@@ -42,10 +42,18 @@ def is_anthropic(body: dict[str, Any]) -> bool:
     ],
 )  # fmt: skip
 def test_anthropics_words_for_a_status(status: int, kind: str) -> None:
-    told = anthropic_style(Fault(status, "What is wrong.", "x", "field", request_id="req-1"))
+    told = anthropic_style(Fault(status, "A field is wrong.", "x", "field", request_id="req-1"))
     assert told == {
-        "type": "error", "error": {"type": kind, "message": "What is wrong."}, "request_id": "req-1"
+        "type": "error", "error": {"type": kind, "message": "A field is wrong."}, "request_id": "req-1"
     }  # fmt: skip
+
+
+def test_a_shape_without_a_place_for_it_names_the_field_in_its_message() -> None:
+    """Once: most messages begin with it."""
+    bare, named = Fault(400, "It is too long.", "x", "stop[1]"), Fault(400, "stop is too long.", "x", "stop[1]")
+    assert anthropic_style(bare)["error"]["message"] == ollama_style(bare)["error"] == "stop[1]: It is too long."
+    assert anthropic_style(named)["error"]["message"] == ollama_style(named)["error"] == "stop is too long."
+    assert ollama_style(Fault(500, "Sorry.", "x")) == {"error": "Sorry."}
 
 
 def test_the_path_decides_whose_shape_an_error_has() -> None:

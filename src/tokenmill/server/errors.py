@@ -62,8 +62,14 @@ def openai_style(fault: Fault) -> dict[str, Any]:
     return error_body(fault.message, fault.kind, fault.param, fault.code)
 
 
+def _naming(fault: Fault) -> str:
+    """The message with the name of the field at fault, for a shape that has no other place for it."""
+    is_named = fault.param is None or fault.param.partition("[")[0].partition(".")[0] in fault.message
+    return fault.message if is_named else f"{fault.param}: {fault.message}"
+
+
 def ollama_style(fault: Fault) -> dict[str, Any]:
-    return {"error": fault.message}
+    return {"error": _naming(fault)}
 
 
 def llama_style(fault: Fault) -> dict[str, Any]:
@@ -80,11 +86,10 @@ _ANTHROPIC_TYPES = {
 
 
 def anthropic_style(fault: Fault) -> dict[str, Any]:
-    """Its shape has no place for a field's name: messages give it."""
     kind = _ANTHROPIC_TYPES.get(fault.status, "api_error" if fault.status >= 500 else "invalid_request_error")
     # Agents shorten their history when a message has these words.
     too_long = "prompt is too long: " if fault.code == "context_length_exceeded" else ""
-    error: dict[str, Any] = {"type": kind, "message": too_long + fault.message}
+    error: dict[str, Any] = {"type": kind, "message": too_long + _naming(fault)}
     if fault.param == "thread":  # by this the package knows to send the whole conversation instead
         error["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
     body = {"type": "error", "error": error}
