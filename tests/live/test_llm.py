@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import threading
@@ -229,3 +230,25 @@ def test_a_closed_model_gives_its_memory_back_at_once(smollm2):
     (loaded, closed), (_, closed_again) = (map(float, line.split()) for line in done.stdout.splitlines())
     assert loaded - closed > 85
     assert closed_again - closed < 40
+
+
+def test_tools_are_offered_demanded_and_taken_from_the_answer(llm):
+    """As over HTTP; a conversation that goes on with the result is rendered."""
+    parameters = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 20}}, "required": ["city"]}
+    tools = [{"type": "function", "function": {"name": "get_weather", "parameters": parameters}}]
+    messages = [{"role": "user", "content": "What is the weather in Oslo?"}]
+    choice = {"type": "function", "function": {"name": "get_weather"}}
+    params = SamplingParams(max_tokens=100, temperature=0)
+    answer = llm.chat(messages, params, tools=tools, tool_choice=choice)
+    (call,) = answer.tool_calls
+    assert call.name == "get_weather" and json.loads(call.arguments).keys() == {"city"}
+    assert answer.content == answer.reasoning == "" and "<tool_call>" in answer.text
+    made = {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+    result = {"role": "tool", "tool_call_id": call.id, "content": "rain"}
+    answer = llm.chat([*messages, {"role": "assistant", "tool_calls": [made]}, result], params, tools=tools)
+    assert answer.content == answer.text and "rain" in answer.prompt
+    assert json.dumps(json.loads(call.arguments)) in answer.prompt
+    with pytest.raises(InvalidRequest, match="tool_choice needs tools"):
+        llm.chat(messages, tool_choice="required")
+    with pytest.raises(InvalidRequest, match=r"messages\[0\].role"):
+        llm.chat([{"role": "robot", "content": "x"}])

@@ -7,15 +7,18 @@ import asyncio
 import itertools
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar, cast
 
 from ..core.errors import InvalidRequest, ModelNotFound
 from ..core.events import FINISH_ERROR
 from ..core.request import PoolingParams, SamplingParams
 from ..server.beam_search import search
+from ..server.conversations import Conversation
 from ..server.errors import from_engine
 from ..server.grammars import GrammarCompiler
-from ..server.jobs import Render, unpack_rendered
+from ..server.jobs import render_job, unpack_rendered
+from ..server.speaking import constraint_of, parser_of
 from ..server.vectors import take_vectors
 from ..text.bad_words import bad_word_ids
 from ..text.beams import Beams
@@ -32,6 +35,7 @@ from .arguments import (
     read_sampling,
     read_structured,
 )
+from .conversations import ChatOptions, read_chat
 from .outputs import BeamSearchOutput, PromptCall, RequestOutput, Said, beams_found
 from .runtime import Runtime
 
@@ -76,8 +80,10 @@ class Calls:
     ) -> PromptCall:
         """Of one prompt or one conversation. Raises InvalidRequest."""
         if isinstance(prompt, Sequence) and not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping):
-            (sampling,) = self.constrain(read_sampling(sampling, 1, self.chat_sampling), structured_outputs)
-            return self.of_messages(cast(Sequence[Message], prompt), sampling, cache_salt, lora)
+            (sampling,) = read_sampling(sampling, 1, self.chat_sampling)
+            (constraint,) = read_structured(structured_outputs, 1)
+            options = ChatOptions(constraint=constraint)
+            return self.of_messages(cast(Sequence[Message], prompt), sampling, cache_salt, lora, options)
         prompts = read_prompts(prompt)
         if len(prompts) != 1:
             raise InvalidRequest(f"Give one prompt, got {len(prompts)}.", param="prompt")
@@ -85,10 +91,23 @@ class Calls:
         return self.of_prompt(prompts[0], sampling, cache_salt, lora)
 
     def of_messages(
-        self, messages: Sequence[Message], sampling: SamplingParams, cache_salt: str, lora: str
+        self,
+        messages: Sequence[Message],
+        sampling: SamplingParams,
+        cache_salt: str,
+        lora: str,
+        options: ChatOptions | None = None,
     ) -> PromptCall:
-        tokens, text = self.render(messages)
-        return self.of_prompt(GivenPrompt(None, tuple(tokens)), sampling, cache_salt, lora, text)
+        """Of a conversation, whose answers are taken apart. Raises InvalidRequest."""
+        speech = self._runtime.text.speech
+        chat = read_chat(messages, self._runtime.text, options)
+        assert chat.conversation is not None
+        tokens, text = self._render(chat.conversation)
+        constraint = constraint_of(chat, speech, text)
+        if constraint is not None:
+            sampling = replace(sampling, grammar=self._compile(constraint))
+        call = self.of_prompt(GivenPrompt(None, tuple(tokens)), sampling, cache_salt, lora, text)
+        return replace(call, parser=partial(parser_of, chat, speech, text))
 
     def of_prompt(
         self, prompt: GivenPrompt, sampling: SamplingParams, cache_salt: str, lora: str, text: str | None = None
@@ -123,11 +142,15 @@ class Calls:
     def render(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> tuple[list[int], str]:
         """Token ids and text of a conversation's prompt."""
         ((messages,), _) = read_conversations(messages)
+        chat = read_chat(messages, self._runtime.text, add_generation_prompt=add_generation_prompt)
+        assert chat.conversation is not None
+        return self._render(chat.conversation)
+
+    def _render(self, conversation: Conversation) -> tuple[list[int], str]:
         text = self._runtime.text
         if text.chat is None:
             raise InvalidRequest("This model has no chat template; use generate.", param="messages")
-        job = Render(tuple(dict(message) for message in messages), add_generation_prompt=add_generation_prompt)
-        rendered = unpack_rendered(self._runtime.wait(self._runtime.helper.run(job, "")))
+        rendered = unpack_rendered(self._runtime.wait(self._runtime.helper.run(render_job(conversation), "")))
         # The template writes the special tokens itself.
         if rendered.is_split:
             return text.tokenizer.encode_split(rendered.pieces, add_special=False), rendered.text
@@ -175,8 +198,11 @@ class Calls:
 
     async def pieces(self, call: PromptCall) -> AsyncGenerator[tuple[Choice, Piece], None]:
         """What the choices of a call say, as it is said, until all have ended."""
-        tokenizer = self._runtime.text.tokenizer
-        choices = {request.id: Choice(request.choice, request, tokenizer) for request in call.requests}
+        tokenizer, shown = self._runtime.text.tokenizer, self._runtime.text.speech.shown
+        choices = {
+            request.id: Choice(request.choice, request, tokenizer, call.parser(request.id), shown)
+            for request in call.requests
+        }
         stream = self._runtime.client.open(call.requests)
         try:
             while not all(choice.is_finished for choice in choices.values()):

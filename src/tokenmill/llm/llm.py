@@ -12,7 +12,7 @@ together run together. Methods may be called from several threads.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, overload
 
@@ -38,8 +38,10 @@ from .arguments import (
     read_options,
     read_prompts,
     read_sampling,
+    read_structured,
 )
 from .calls import Calls, PieceReader
+from .conversations import ChatOptions
 from .outputs import BeamSearchOutput, PromptCall, RequestOutput
 from .runtime import Runtime
 from .tokenizer import LLMTokenizer
@@ -122,6 +124,9 @@ class LLM:
         messages: Sequence[Message],
         sampling_params: SamplingParams | None = None,
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: Any = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         structured_outputs: StructuredOutputs = None,
         use_tqdm: bool = False,
         cache_salt: str = "",
@@ -134,6 +139,9 @@ class LLM:
         messages: Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: Any = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         structured_outputs: StructuredOutputs = None,
         use_tqdm: bool = False,
         cache_salt: str = "",
@@ -145,19 +153,31 @@ class LLM:
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: Any = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         structured_outputs: StructuredOutputs = None,
         use_tqdm: bool = False,
         cache_salt: str = "",
         lora: str = "",
     ) -> RequestOutput | list[RequestOutput]:
         """Answers a conversation through the model's chat template, or each of a list of conversations, which run
-        together; default length: the rest of the context. `structured_outputs`: as of `generate`. Raises
-        InvalidRequest before anything has run."""
+        together; default length: the rest of the context. `structured_outputs`: as of `generate`. `tools` and
+        `tool_choice`: as OpenAI writes them; the answer's `tool_calls`, `reasoning` and `content` are taken from its
+        text. Raises InvalidRequest before anything has run."""
         conversations, several = read_conversations(messages)
         sampling = read_sampling(sampling_params, len(conversations), self._calls.chat_sampling)
-        sampling = self._calls.constrain(sampling, structured_outputs)
-        pairs = zip(conversations, sampling, strict=True)
-        calls = [self._calls.of_messages(conversation, params, cache_salt, lora) for conversation, params in pairs]
+        constraints = read_structured(structured_outputs, len(conversations))
+        calls = [
+            self._calls.of_messages(
+                conversation,
+                params,
+                cache_salt,
+                lora,
+                ChatOptions(tools, tool_choice, chat_template_kwargs, constraint),
+            )
+            for conversation, params, constraint in zip(conversations, sampling, constraints, strict=True)
+        ]
         outputs = self._run_all(calls, use_tqdm)
         return outputs if several else outputs[0]
 

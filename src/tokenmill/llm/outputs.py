@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..core.events import FINISH_LENGTH, FINISH_STOP
 from ..core.request import Request
 from ..core.step import TokenLogprob
+from ..server.spoken import delta_of
 from ..text.beams import Beams
 from ..text.choice import Choice, Piece
+from ..text.parts import Parser, Part
 from ..text.tokenizer import Tokenizer
 
 
@@ -23,9 +26,19 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a tool. `arguments`: JSON text. `id` names it in the message that answers it."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
 class CompletionOutput:
     """One choice. `token_ids` holds what was drawn, a stop token included. `stop_reason`: the stop string or stop token
-    id that ended it, else None. `finish_reason`: None while more is to come."""
+    id that ended it, else None. `finish_reason`: None while more is to come. `text` is all that was said; of the answer
+    to a conversation `content`, `reasoning` and `tool_calls` are what it is made of."""
 
     index: int
     text: str
@@ -33,6 +46,9 @@ class CompletionOutput:
     logprobs: tuple[TokenLogprob, ...] | None
     finish_reason: str | None
     stop_reason: str | int | None
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
 
     @property
     def finished(self) -> bool:
@@ -52,6 +68,18 @@ class RequestOutput:
     @property
     def text(self) -> str:
         return self.outputs[0].text
+
+    @property
+    def content(self) -> str:
+        return self.outputs[0].content
+
+    @property
+    def reasoning(self) -> str:
+        return self.outputs[0].reasoning
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        return self.outputs[0].tool_calls
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -97,12 +125,17 @@ class BeamSearchOutput:
     sequences: tuple[BeamSearchSequence, ...]
 
 
+def _no_parser(request_id: str) -> Parser | None:
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class PromptCall:
-    """One prompt's requests, and the text it came from."""
+    """One prompt's requests, and the text it came from. `parser`: of the answer to a request, by its id."""
 
     prompt: str | None
     requests: tuple[Request, ...]
+    parser: Callable[[str], Parser | None] = _no_parser
 
     def output(self, said: Mapping[int, Said], unfinished: str | None = None) -> RequestOutput:
         """All that the choices have said, by index. unfinished: the finish_reason of those that have not ended."""
@@ -131,12 +164,29 @@ class Said:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    parts: list[Part] = field(default_factory=list)
 
     def add(self, piece: Piece) -> None:
         self.text += piece.text
+        self.parts.extend(piece.parsed or ())
         self.tokens.extend(piece.tokens)
         self.logprobs.extend(piece.logprobs)
         self.finish_reason, self.stop_reason = piece.finish_reason, piece.stop_reason
+
+
+def _spoken(said: Said | None) -> dict[str, Any]:
+    """What the text is made of."""
+    if said is None:
+        return {}
+    if said.choice.parser is None:
+        return {"content": said.text}
+    delta = delta_of(said.parts)
+    calls = [(call["id"], call["function"]) for call in delta.get("tool_calls", ())]
+    return {
+        "content": delta.get("content", ""),
+        "reasoning": delta.get("reasoning", ""),
+        "tool_calls": tuple(ToolCall(call_id, each["name"], each["arguments"]) for call_id, each in calls),
+    }
 
 
 def _completion(request: Request, said: Said | None, unfinished: str | None) -> CompletionOutput:
@@ -148,6 +198,7 @@ def _completion(request: Request, said: Said | None, unfinished: str | None) -> 
         logprobs=tuple(said.logprobs if said else ()) if wants_logprobs else None,
         finish_reason=(said.finish_reason if said else None) or unfinished,
         stop_reason=said.stop_reason if said else None,
+        **_spoken(said),
     )
 
 
