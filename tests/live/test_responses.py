@@ -7,11 +7,12 @@ import json
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from openai import APIStatusError, BadRequestError, NotFoundError, OpenAI
+from openai import APIStatusError, BadRequestError, NotFoundError, OpenAI, RateLimitError
 
 from scripted import Served
 from tokenmill.server.responses.store import ResponseStore
@@ -190,6 +191,26 @@ def test_a_response_under_way_can_be_read_and_cancelled(served: Served, client_o
         client.responses.cancel(first.response.id)
     with pytest.raises(NotFoundError):
         client.responses.cancel("resp_none")
+
+
+def test_what_responses_repeat_counts_as_held(store: ResponseStore, client_of: Clients) -> None:
+    """Until their end: a tool that is not shown to the model is no token that would bound it."""
+    unseen: Any = [{"type": "function", "name": "f", "description": "x" * 3000}]
+    with Served(reply, store=store, max_buffered_bytes=8000) as served:
+        client = client_of(served)
+
+        def ask() -> Any:
+            return client.responses.create(model="toy", input="x", tools=unseen, tool_choice="none", stream=True)
+
+        served.call(served.script.go.clear)
+        with ThreadPoolExecutor(3) as pool:
+            waiting = [pool.submit(lambda: list(ask())) for _ in range(2)]
+            served.wait_until(lambda: served.client.num_open == 2)
+            with pytest.raises(RateLimitError):
+                ask()
+            served.call(served.script.go.set)
+            assert all(each.result(20)[-1].type == "response.completed" for each in waiting)
+        assert list(ask())[-1].response.tools[0].description == "x" * 3000
 
 
 def test_who_leaves_has_a_cancelled_response(served: Served, client_of: Clients) -> None:

@@ -78,7 +78,8 @@ class _Responses:
         progress = Progress(answer, partial(self._keep, owner))
         if progress.is_stored:
             self._running[answer.id] = (owner, progress, stream)
-        return self._followed(progress, generation.answer_with(ResponseShape(progress), answer, stream))
+        reply = generation.answer_with(ResponseShape(progress), answer, stream)
+        return self._followed(progress, stream, reply, size_bytes)
 
     async def count(self, request: HttpRequest) -> Response:
         """How many tokens the model would be given."""
@@ -196,14 +197,16 @@ class _Responses:
                 param="store",
             )
 
-    def _followed(self, progress: Progress, reply: ASGIApp) -> ASGIApp:
-        """`reply`, after which the response is not under way any more, however it ends. One that nobody has heard of
-        is not kept."""
+    def _followed(self, progress: Progress, stream: Stream, reply: ASGIApp, size_bytes: int) -> ASGIApp:
+        """`reply`, until whose end what the body said counts as held: the response repeats it. Then the response is not
+        under way any more, however it ended; one that nobody has heard of is not kept."""
 
         async def run(scope: Scope, receive: Receive, send: Send) -> None:
             try:
-                await reply(scope, receive, send)
+                with self._generation.limits.held(size_bytes):
+                    await reply(scope, receive, send)
             finally:
+                stream.close()
                 if not progress.is_known:
                     self._running.pop(progress.answer.id, None)
                 progress.cancel()
