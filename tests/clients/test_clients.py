@@ -1,7 +1,7 @@
 """Clients that others made, each in scripts as their public documentation shows them: only URL, key and model are ours.
 
 A script is a file of tests that the clients' own environment runs (`make clients`, pinned in requirements.txt), in a
-process without our packages, our settings and any way out of this machine.
+process of its own, without our settings and any way out of this machine.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import pytest
 from serving import Server
 
 SCRIPTS = Path(__file__).parent / "scripts"
-ON_CHAT = sorted(path.stem for path in SCRIPTS.glob("*.py") if path.stem != "conftest")
-NEWEST = sorted(name for name in ON_CHAT if name.startswith("openai_"))
-"""Run with the openai package of the tests' environment too, which is the newest; other clients hold it back."""
+ALL = sorted(path.stem for path in SCRIPTS.glob("*.py") if path.stem != "conftest")
+NEWEST = [name for name in ALL if name.startswith(("openai_", "vllm_"))]
+"""Run with the openai package of the tests' own environment: in that of the clients, others hold it back."""
 
 
 def run(script: str, python: str, server: Server, model: str, folder: Path) -> None:
@@ -41,13 +41,13 @@ def run(script: str, python: str, server: Server, model: str, folder: Path) -> N
     assert ran.returncode == 0, f"{ran.stdout}\n--- the server:\n{server.output[-3000:]}"
 
 
-@pytest.mark.parametrize("script", ON_CHAT)
-def test_a_client(script: str, clients_python: str, chat_server: Server, tmp_path: Path) -> None:
-    """Every call of the script is answered as its client expects."""
-    run(script, clients_python, chat_server, "smollm2", tmp_path)
-
-
 @pytest.mark.parametrize("script", NEWEST)
-def test_the_newest_openai_package(script: str, chat_server: Server, tmp_path: Path) -> None:
-    """The same scripts with the openai package of today."""
+def test_the_openai_package(script: str, chat_server: Server, tmp_path: Path) -> None:
+    """Every call of the script is answered as the newest openai package expects."""
     run(script, sys.executable, chat_server, "smollm2", tmp_path)
+
+
+@pytest.mark.parametrize("script", [name for name in ALL if name not in NEWEST])
+def test_a_client(script: str, clients_python: str, chat_server: Server, tmp_path: Path) -> None:
+    """The same of the clients that have an environment of their own."""
+    run(script, clients_python, chat_server, "smollm2", tmp_path)

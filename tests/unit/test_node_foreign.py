@@ -84,7 +84,7 @@ LLAMA: list[tuple[str, dict[str, Any] | str]] = [
     ("llama-server -m model.gguf --reranking", {"runner": "pooling"}),
     ("llama-server -m model.gguf --grp-attn-n 1 --grp-attn-w 512", {}),
     ("llama-server -m model.gguf --grp-attn-n 4 --grp-attn-w 2048", "--grp-attn-n 4: a model is computed as its own"),
-    ("llama-server -m model.gguf --grammar-file grammar.gbnf", "--grammar-file grammar.gbnf: constrained output"),
+    ("llama-server -m model.gguf --grammar-file grammar.gbnf", "--grammar-file grammar.gbnf: each request says it"),
     (
         "llama-server -m models/7B/ggml-model.gguf -c 512 --host 0.0.0.0 --port 8080 --n-gpu-layers 99",
         {"host": "0.0.0.0", "port": 8080},

@@ -36,7 +36,7 @@ _IMAGES = "images, audio and video are not read"
 _TOOLS = "it is always so"
 _PLUGINS = "name one of the parsers that are here, by --tool-call-parser and --reasoning-parser"
 _THOUGHTS = "give --reasoning-parser none to leave thoughts in the text"
-_CONSTRAINED = "constrained output is not supported"
+_GRAMMARS = "one library follows every grammar, and requests say the rest in structured_outputs"
 _DRAFTS = "nothing is drafted, and answers would be the same"
 _FILES = "a model is computed as its own files say; leave it out, or change the files"
 _PLACES = "the system places the threads; pin them with taskset"
@@ -181,7 +181,7 @@ GROUPS: tuple[Group, ...] = (
     # vLLM: the API
     Group(0, "--enable-auto-tool-choice --exclude-tools-when-tool-choice-none --enable-reasoning", _TOOLS),
     Group(1, "--tool-parser-plugin --reasoning-parser-plugin --tool-server", _PLUGINS, refused=True),
-    Group(1, "--structured-outputs-config --guided-decoding-backend", _CONSTRAINED + ": requests for it are refused"),
+    Group(1, "--structured-outputs-config --guided-decoding-backend", _GRAMMARS),
     Group(
         1,
         "--limit-mm-per-prompt --mm-processor-kwargs --media-io-kwargs --allowed-local-media-path "
@@ -327,12 +327,8 @@ GROUPS: tuple[Group, ...] = (
         "it belongs to a sampler that is not here",
     ),
     Group(1, "--repeat-last-n", "penalties cover the whole sequence", neutral=("-1",)),
-    Group(
-        1,
-        "--grammar --grammar-file -j --json-schema -jf --json-schema-file",
-        _CONSTRAINED + "; leave it out",
-        refused=True,
-    ),
+    Group(1, "--grammar --grammar-file", f"{_PER_REQUEST} grammar", refused=True),
+    Group(1, "-j --json-schema -jf --json-schema-file", f"{_PER_REQUEST} json_schema", refused=True),
     Group(1, "-l --logit-bias", f"{_PER_REQUEST} logit_bias", refused=True),
     Group(1, "-r --reverse-prompt", f"{_PER_REQUEST} stop", refused=True),
     Group(0, "--ignore-eos", f"{_PER_REQUEST} ignore_eos", refused=True),
@@ -343,8 +339,8 @@ GROUPS: tuple[Group, ...] = (
     Group(1, "--reasoning-format", _THOUGHTS, refused=True, neutral=("none", "auto")),
     Group(1, "--reasoning -rea", f"{_PER_REQUEST} chat_template_kwargs", refused=True, neutral=("auto",)),
     Group(1, "--reasoning-effort", f"{_PER_REQUEST} reasoning_effort", refused=True, neutral=("default",)),
-    Group(1, "--reasoning-budget", "thoughts are not counted; leave it out", refused=True, neutral=("-1",)),
-    Group(1, "--reasoning-budget-message", "thoughts are not counted"),
+    Group(1, "--reasoning-budget", f"{_PER_REQUEST} thinking_token_budget", refused=True, neutral=("-1",)),
+    Group(1, "--reasoning-budget-message", "thoughts that are too long are ended by the model's own mark"),
     Group(0, "--reasoning-preserve --no-reasoning-preserve --jinja --no-jinja", "the model's template decides"),
     Group(
         0,
