@@ -232,6 +232,14 @@ def test_properties(served: Served) -> None:
     assert ask(served, "/props", {})[0] == 400
 
 
+def test_models_tell_what_they_are(served: Served) -> None:
+    """By either path; other clients find OpenAI's fields beside it."""
+    assert ask(served, "/models") == ask(served, "/v1/models")
+    (model,) = ask(served, "/models")[1]["data"]
+    assert model["id"] == "toy" and model["meta"]["n_ctx_train"] == 512
+    assert model["meta"]["n_vocab"] == served.text.tokenizer.vocab_size
+
+
 def test_slots_and_adapters(served: Served) -> None:
     slots = ask(served, "/slots")[1]
     assert [slot["id"] for slot in slots] == list(range(ask(served, "/props")[1]["total_slots"]))

@@ -280,6 +280,8 @@ class _Service:
         return Response(status_code=499)
 
     def _card(self, name: str, adapter: ServedAdapter | None = None) -> dict[str, Any]:
+        """OpenAI's fields, vLLM's, and llama-server's `meta`."""
+        about = self._text.about
         return {
             "id": name,
             "object": "model",
@@ -288,4 +290,11 @@ class _Service:
             "root": self._config.model_names[0] if adapter is None else adapter.path,
             "parent": None if adapter is None else self._config.model_names[0],
             "max_model_len": self._generation.max_model_len,
+            "meta": {
+                "n_vocab": self._text.tokenizer.vocab_size,
+                "n_ctx_train": self._text.max_context,
+                "n_embd": about.width,
+                "n_params": about.num_parameters,
+                "size": about.size_bytes,
+            },
         }
