@@ -88,19 +88,16 @@ bool wait_for_mask(const tm_adjustment& how, int num_output) {
   return true;
 }
 
-// Whole words of the mask at a time: most are all zeros or all ones.
-void apply_mask(const uint32_t* mask, float* logits, int num_cols) {
-  for (int word = 0; word * 32 < num_cols; word++) {
-    const uint32_t bits = mask[word];
-    if (bits == ~0u) continue;
-    float* first = logits + word * 32;
-    const int count = std::min(32, num_cols - word * 32);
+// Copies what the mask allows. Whole words of it at a time: most are all zeros or all ones.
+void apply_mask(const uint32_t* mask, const float* from, float* to, int num_cols) {
+  for (int first = 0; first < num_cols; first += 32) {
+    const uint32_t bits = mask[first / 32];
+    const int end = std::min(first + 32, num_cols);
     if (bits == 0) {
-      std::fill(first, first + count, kNever);
-      continue;
+      std::fill(to + first, to + end, kNever);
+    } else {
+      for (int i = first; i < end; i++) to[i] = bits >> (i - first) & 1 ? from[i] : kNever;
     }
-    for (int i = 0; i < count; i++)
-      if ((bits >> i & 1) == 0) first[i] = kNever;
   }
 }
 
@@ -134,17 +131,21 @@ void forbid_words(const tm_adjustment& how, int num_output, float* logits, int n
 
 }  // namespace
 
-bool adjust_row(const tm_adjustment& how, int num_output, float* logits, int num_cols, uint32_t* counts) {
-  if (how.repetition != 1.0f || how.frequency != 0.0f || how.presence != 0.0f)
-    penalise(how, num_output, logits, num_cols, counts);
-  if (how.dry_multiplier > 0.0f && how.dry_last_n != 0) penalise_repeats(how, num_output, logits, num_cols, counts);
-  for (int i = 0; i < how.num_bias; i++) logits[how.bias_ids[i]] += how.bias[i];
+bool adjust_row(const tm_adjustment& how, int num_output, const float* logits, float* adjusted, int num_cols,
+                uint32_t* counts) {
+  const bool penalises = how.repetition != 1.0f || how.frequency != 0.0f || how.presence != 0.0f;
+  const bool penalises_repeats = how.dry_multiplier > 0.0f && how.dry_last_n != 0;
+  const bool is_only_masked = how.mask != nullptr && !penalises && !penalises_repeats && how.num_bias == 0;
+  if (!is_only_masked) std::copy(logits, logits + num_cols, adjusted);
+  if (penalises) penalise(how, num_output, adjusted, num_cols, counts);
+  if (penalises_repeats) penalise_repeats(how, num_output, adjusted, num_cols, counts);
+  for (int i = 0; i < how.num_bias; i++) adjusted[how.bias_ids[i]] += how.bias[i];
   if (how.mask != nullptr) {
     if (!wait_for_mask(how, num_output)) return false;
-    apply_mask(how.mask, logits, num_cols);
+    apply_mask(how.mask, is_only_masked ? logits : adjusted, adjusted, num_cols);
   }
-  if (num_output < how.min_tokens) hold_back(how, logits, num_cols);
-  if (how.num_bad_words > 0) forbid_words(how, num_output, logits, num_cols);
+  if (num_output < how.min_tokens) hold_back(how, adjusted, num_cols);
+  if (how.num_bad_words > 0) forbid_words(how, num_output, adjusted, num_cols);
   return true;
 }
 

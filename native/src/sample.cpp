@@ -331,8 +331,7 @@ int32_t sample_adjusted_row(const Kernels* kernels, const float* logits, int num
   const Scratch scratch = split(memory, num_cols);
   int32_t token = TM_NOT_FINITE;
   if (!std::isnan(kernels->max_of(logits, num_cols))) {
-    memcpy(scratch.adjusted, logits, static_cast<size_t>(num_cols) * 4);
-    token = adjust_row(adjustment, how.position, scratch.adjusted, num_cols, scratch.counts)
+    token = adjust_row(adjustment, how.position, logits, scratch.adjusted, num_cols, scratch.counts)
                 ? sample_row(kernels, scratch.adjusted, num_cols, how, memory)
                 : TM_MASK_LATE;
   }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import jsonschema
 import pytest
@@ -13,7 +14,6 @@ from tokenmill import AsyncLLM, SamplingParams
 from tokenmill.core.errors import EngineFailed, InvalidRequest
 from tokenmill.llm.async_llm import RequestOutput
 from tokenmill.text.grammar import matcher
-from tokenmill.text.grammar.constraint import Constraint
 
 SCHEMA = {
     "type": "object",
@@ -35,9 +35,9 @@ def llm(smollm2) -> Iterator[AsyncLLM]:
     llm.close()
 
 
-def constrained(llm: AsyncLLM, kind: str, value: object, **settings) -> SamplingParams:
+def constrained(llm: AsyncLLM, wanted: dict[str, Any], **settings) -> SamplingParams:
     sampling = SamplingParams(**{"temperature": 0.9, "max_tokens": 90, "seed": 7} | settings)
-    return llm._llm._calls.constrain(sampling, Constraint(kind, value, "structured_outputs"))
+    return llm._llm._calls.constrain([sampling], wanted)[0]
 
 
 async def last(llm: AsyncLLM, prompt: str, sampling: SamplingParams) -> RequestOutput:
@@ -52,11 +52,11 @@ def test_together_is_as_alone(llm):
     """Constrained and free requests that come and go, more than there are rows, with steps planned ahead: each answer
     is the one it gives alone, and what ends by itself fits."""
     kinds = [
-        constrained(llm, "json_schema", SCHEMA),
+        constrained(llm, {"json": SCHEMA}),
         PLAIN,
-        constrained(llm, "regex", "[A-Z][a-z]{2,9}( [A-Z][a-z]{2,9})*", n=2, logprobs=2),
-        constrained(llm, "choice", ["yes", "no", "perhaps not"], temperature=0),
-        constrained(llm, "json_object", None, min_tokens=20, repetition_penalty=1.1),
+        constrained(llm, {"regex": "[A-Z][a-z]{2,9}( [A-Z][a-z]{2,9})*"}, n=2, logprobs=2),
+        constrained(llm, {"choice": ["yes", "no", "perhaps not"]}, temperature=0),
+        constrained(llm, {"json_object": True}, min_tokens=20, repetition_penalty=1.1),
     ]
     asked = [(prompt(number), kinds[number % len(kinds)]) for number in range(20)]
 
@@ -75,7 +75,7 @@ def test_together_is_as_alone(llm):
 
 def test_leaving_early_disturbs_nobody(llm):
     """Streams that end at every stage; the others are what they would have been."""
-    sampling = constrained(llm, "json_schema", SCHEMA)
+    sampling = constrained(llm, {"json": SCHEMA})
 
     async def leave(number: int) -> None:
         num_seen = 0
@@ -106,12 +106,12 @@ def test_a_bad_grammar_is_refused_by_the_engine_too(llm):
     assert refused.param == "grammar"
     assert found.outputs == llm._llm.generate("Once", PLAIN)[0].outputs
     with pytest.raises(InvalidRequest) as wrong:
-        constrained(llm, "regex", "(a")
-    assert wrong.value.param == "structured_outputs"
+        constrained(llm, {"regex": "(a"})
+    assert (wrong.value.param or "").startswith("structured_outputs")
 
 
 def test_a_mask_that_takes_too_long_ends_its_request_alone(llm, monkeypatch):
-    sampling = constrained(llm, "json_schema", SCHEMA)
+    sampling = constrained(llm, {"json": SCHEMA})
     before = llm._llm.generate("Once", PLAIN)[0].outputs
     monkeypatch.setattr(matcher, "MASK_S", 0.0)
 

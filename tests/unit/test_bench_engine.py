@@ -16,7 +16,8 @@ from tokenmill.bench import machine
 from tokenmill.bench.engine import Demand, Load
 from tokenmill.bench.peer import llama_engine, llama_tools
 from tokenmill.bench.peer import processes as peers
-from tokenmill.core.errors import ConfigError, TokenmillError
+from tokenmill.cli.bench.engine import with_grammar
+from tokenmill.core.errors import ConfigError, InvalidRequest, TokenmillError
 from tokenmill.core.request import SamplingParams
 
 LOAD = Load("2 streams", ((2, 8, 11),))
@@ -337,3 +338,13 @@ def test_a_bias_in_the_settings_of_streams_may_name_tokens_as_json_does() -> Non
     bench.add_arguments(parser)
     given = parser.parse_args(["--sampling", '{"temperature": 1, "logit_bias": {"5": 2.0}}'])
     assert SamplingParams(**given.sampling).logit_bias == ((5, 2.0),)
+
+
+def test_streams_may_follow_a_grammar() -> None:
+    """Asked for as clients ask for it; what else is set stays."""
+    given = with_grammar({"temperature": 1, "structured_outputs": {"regex": "([a-z]+ )*"}})
+    sampling = SamplingParams(**given)
+    assert sampling.temperature == 1 and "[a-z]" in sampling.grammar
+    assert with_grammar({"temperature": 1}) == {"temperature": 1}
+    with pytest.raises(InvalidRequest, match="structured_outputs"):
+        with_grammar({"structured_outputs": {"regexp": "a"}})

@@ -153,7 +153,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_settings,
         default={},
         metavar="JSON",
-        help='settings of every stream, such as {"temperature": 1, "logprobs": 5} (default: greedy)',
+        help='settings of every stream, such as {"temperature": 1, "logprobs": 5} or {"structured_outputs": {"regex": '
+        '"([a-z]+ )*"}} (default: greedy)',
     )
     group.add_argument(
         "--quick",

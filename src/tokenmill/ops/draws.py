@@ -57,14 +57,17 @@ class SampleBatch:
 class Mask:
     """The tokens that may be drawn, a bit each: uint32 words, of a vocabulary. They are those of output positions below
     `until`, which `Ops.publish` writes. Whoever computes them may do so while a step runs that draws by them: only that
-    row waits, for `wait_s` at most, and then has MASK_LATE for a token."""
+    row waits, for `wait_s` at most, and then has MASK_LATE for a token. `place`: address and bytes of the words;
+    `until_at`: address of `until`. To ask an array for its address costs more than to write a word there."""
 
-    __slots__ = ("until", "wait_s", "words")
+    __slots__ = ("place", "until", "until_at", "wait_s", "words")
 
     def __init__(self, vocab_size: int, wait_s: float = MASK_WAIT_S) -> None:
         self.words = np.zeros(-(-vocab_size // 32), np.uint32)
         self.until = np.zeros(1, np.int32)
         self.wait_s = wait_s
+        self.place: tuple[int, int] = (self.words.ctypes.data, self.words.nbytes)
+        self.until_at: int = self.until.ctypes.data
 
     def allow(self, ids: np.ndarray) -> None:
         """These and no others; they lie in the vocabulary."""

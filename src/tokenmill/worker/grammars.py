@@ -65,6 +65,10 @@ class Constrained:
     error: str = ""
 
 
+Work = tuple[Constrained, Callable[[], None]]
+"""What is to be done for a sequence."""
+
+
 @dataclass(slots=True, eq=False)
 class Grammars:
     """load: makes the vocabulary, when a grammar first comes. Any thread may prepare; one calls the rest."""
@@ -76,7 +80,7 @@ class Grammars:
     _prepared: OrderedDict[str, Matcher] = field(default_factory=OrderedDict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _loading: threading.Lock = field(default_factory=threading.Lock)
-    _work: SimpleQueue[Callable[[], None] | None] = field(default_factory=SimpleQueue)
+    _work: SimpleQueue[list[Work] | None] = field(default_factory=SimpleQueue)
     _thread: threading.Thread | None = None
     _live: WeakSet[Constrained] = field(default_factory=WeakSet)
 
@@ -107,18 +111,17 @@ class Grammars:
             params.ignore_eos,
         )
         self._live.add(one)
-        self._do(one, partial(self._start, one))
+        self._do([(one, partial(self._start, one))])
         return one
 
     def advance(self, constrained: Sequence[Constrained | None], tokens: Sequence[int]) -> None:
         """Tokens that these have drawn, each its own; below 0 where none was."""
-        for one, token in zip(constrained, tokens, strict=True):
-            if one is not None and not one.is_over:
-                self._do(one, partial(self._advance, one, token))
+        pairs = zip(constrained, tokens, strict=True)
+        self._do([(one, partial(self._advance, one, token)) for one, token in pairs if one is not None])
 
     def give_up(self, one: Constrained) -> None:
         """No token of it will come: what waits for its mask goes on."""
-        self._do(one, partial(self._let_go, one))
+        self._do([(one, partial(self._let_go, one))])
 
     def close(self) -> None:
         """Nothing waits for a mask after this."""
@@ -160,15 +163,16 @@ class Grammars:
 
     # ---- on the thread of masks ----
 
-    def _do(self, one: Constrained, work: Callable[[], None]) -> None:
+    def _do(self, works: list[Work]) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="tokenmill-masks", daemon=True)
             self._thread.start()
-        self._work.put(partial(self._guard, one, work))
+        self._work.put(works)
 
     def _run(self) -> None:
-        while (work := self._work.get()) is not None:
-            work()
+        while (works := self._work.get()) is not None:
+            for one, work in works:
+                self._guard(one, work)
 
     def _guard(self, one: Constrained, work: Callable[[], None]) -> None:
         """An error ends the sequence and nothing else."""
@@ -191,7 +195,7 @@ class Grammars:
         if frozenset(self._vocabulary.eos_token_ids) != one.end_ids:
             raise GrammarFailed("The end tokens of the request are not those of the model.")
         one.matcher.follow(one.tokens)
-        one.matcher.fill(one.mask.words.ctypes.data, one.mask.words.nbytes)
+        one.matcher.fill(*one.mask.place)
         self._publish(one)
 
     def _advance(self, one: Constrained, token: int) -> None:
@@ -203,7 +207,7 @@ class Grammars:
         one.tokens.append(token)
         assert one.matcher is not None
         try:
-            one.matcher.step(token, one.mask.words.ctypes.data, one.mask.words.nbytes)
+            one.matcher.step(token, *one.mask.place)
         except GrammarFailed as error:
             self._start_afresh(one, error)
         self._publish(one)
@@ -216,11 +220,11 @@ class Grammars:
         one.matcher = self._build(one.grammar)
         self._keep(one.grammar, one.matcher.copy())
         one.matcher.follow(one.tokens)
-        one.matcher.fill(one.mask.words.ctypes.data, one.mask.words.nbytes)
+        one.matcher.fill(*one.mask.place)
 
     def _publish(self, one: Constrained) -> None:
         words = one.mask.words
-        if one.hides_end:
+        if one.hides_end and any(int(words[end >> 5]) >> (end & 31) & 1 for end in one.end_ids):
             others = words & ~one.ends
             if others.any():
                 words[:] = others

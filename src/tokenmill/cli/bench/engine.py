@@ -11,9 +11,13 @@ from typing import Any
 
 from ...bench.engine import Demand, run
 from ...bench.machine import peak_memory
+from ...core.errors import ConfigError
 from ...core.request import SamplingParams
 from ...formats.hub import resolve_model
 from ...llm.llm import LLM
+from ...server.constraints import read_constraint
+from ...server.fields import Fields
+from ...text.grammar.build import to_grammar
 from ..models import progress_bar
 from ..options import engine_options
 
@@ -31,19 +35,34 @@ class LocalEngine:
         self.model_path = model_path
         self.threads = threads
         self._llm = llm
-        self._settings = {"temperature": 0.0, **settings}
+        self._settings = {"temperature": 0.0, **with_grammar(settings)}
 
     def run(self, prompts: list[list[int]], max_tokens: Sequence[int]) -> float:
         sampling = [SamplingParams(max_tokens=count, ignore_eos=True, **self._settings) for count in max_tokens]
         start_s = time.perf_counter()
-        self._llm.generate(prompts, sampling)
-        return time.perf_counter() - start_s
+        outputs = self._llm.generate(prompts, sampling)
+        seconds = time.perf_counter() - start_s
+        given = [len(output.outputs[0].token_ids) for output in outputs]
+        if given != list(max_tokens):
+            raise ConfigError(
+                f"A stream ended after {min(given)} tokens, but what is measured must go on. Ask for an answer that is "
+                'long enough, such as {"json": {"type": "array", "items": {"type": "string"}, "minItems": 1000}}.',
+                param="sampling",
+            )
+        return seconds
 
     def peak_bytes(self) -> int | None:
         return peak_memory()
 
     def close(self) -> None:
         self._llm.close()
+
+
+def with_grammar(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings in which vLLM's structured_outputs have become a grammar. Raises InvalidRequest."""
+    constraint = read_constraint(Fields({"structured_outputs": settings.get("structured_outputs")}))
+    plain = {name: value for name, value in settings.items() if name != "structured_outputs"}
+    return plain if constraint is None else {**plain, "grammar": to_grammar(constraint)}
 
 
 def engine(args: argparse.Namespace) -> int:

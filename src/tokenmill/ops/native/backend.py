@@ -208,7 +208,7 @@ class NativeOps:
         return logprobs_L, ranks_L, top_Ln, top_logprobs_Ln
 
     def publish(self, mask: Mask, until: int) -> None:
-        self._publish(mask.until.ctypes.data, until)
+        self._publish(mask.until_at, until)
 
     def _scratch_for(self, num_cols: int) -> int:
         needed = self._library.tm_sample_scratch(num_cols) * self.num_threads
