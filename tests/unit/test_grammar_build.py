@@ -62,6 +62,24 @@ def test_a_kind_takes_what_it_says(constraint: Constraint, good: list[str], bad:
         assert not takes(grammar, text), text
 
 
+GBNF = [
+    ('root ::= "\\x41" "\\u00e9" [\\u00e9-\\u00ff] "\\U0001F600"', ["Aéé😀"], ["Aee😀"]),
+    ('root ::= a-x A_x a-X\na-x ::= "1"\nA_x ::= "2"\na-X ::= "3"', ["123"], ["111"]),
+    ('root ::= start\nstart ::= "a"', ["a"], ["b"]),
+    ('# one "\nroot ::= "#" # two\n  | "b"\n  | [#"] "c"?', ["#", "b", '"c'], ["c"]),
+    ("root ::= [0-9&&3]+ [+--]", ["&3-", "3,"], ["a-", "3."]),
+    ("root ::= .{2}", ["a\n", 'é"'], ["a"]),
+    ('root ::= ("x" | y)+\ny ::= "y" root?', ["xyx"], ["", "z"]),
+]
+
+
+@pytest.mark.parametrize(("text", "good", "bad"), GBNF)
+def test_gbnf_means_what_llama_cpp_means(text: str, good: list[str], bad: list[str]) -> None:
+    """Code points, names, line breaks, sets and comments, where the converter would misread them."""
+    grammar = to_grammar(Constraint("gbnf", text, "grammar"))
+    assert all(takes(grammar, answer) for answer in good) and not any(takes(grammar, answer) for answer in bad)
+
+
 BAD: list[tuple[str, Any, str]] = [
     ("regex", "", "not empty"),
     ("regex", 3, "must be a string"),
@@ -70,6 +88,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("choice", ["a", 1], "at least one string"),
     ("gbnf", 'root ::= "a', "Unexpected end of input"),
     ("gbnf", "root ::= nope", "'nope' not found"),
+    ("gbnf", 'root ::= "\\ud800"', "no character"),
     ("structural_tag", {"structures": []}, "structures"),
     ("structural_tag", {**TAGS, "triggers": ["<g"]}, "structures[0].begin must begin"),
     ("structural_tag", {**TAGS, "structures": [{"begin": "<f=", "schema": {"contains": 1}}]}, "'contains' at #"),

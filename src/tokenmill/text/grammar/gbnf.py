@@ -1,8 +1,24 @@
-"""GBNF, llama.cpp's grammars (vLLM's EBNF is the same), as Lark."""
+"""GBNF, llama.cpp's grammars (vLLM's EBNF is the same), as Lark.
+
+The library's own converter does the work. Before it, what it would misread is spelled otherwise: escapes by code point,
+names that differ in case or dashes alone, alternatives that go on in the next line, "." (which is any character), and
+what would be set operators of Rust's patterns.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+
 from ...core.errors import InvalidRequest
+
+_TOKEN = re.compile(
+    r"""(?P<text>"(?:[^"\\\n]|\\.)*")|(?P<set>\[(?:[^\]\\]|\\.)*\])|(?P<comment>\#[^\n]*)"""
+    r"""|(?P<name>[A-Za-z_][A-Za-z0-9_-]*)|(?P<bar>\s*\n\s*\|)|(?P<any>\.)|(?P<other>.)""",
+    re.DOTALL | re.VERBOSE,
+)
+_CODE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8}))|\\.", re.DOTALL)
+_OPERATOR = re.compile(r"&&|--|~~")
 
 
 def is_gbnf(text: str) -> bool:
@@ -14,6 +30,51 @@ def to_lark(text: str, param: str) -> str:
     from llguidance.gbnf_to_lark import gbnf_to_lark
 
     try:
-        return str(gbnf_to_lark(text))
+        return str(gbnf_to_lark("".join(_spell(text))))
     except Exception as error:  # the library raises bare ones
         raise InvalidRequest(f"{param} is no grammar: {error}.", param=param) from None
+
+
+def _spell(text: str) -> Iterator[str]:
+    """The pieces of `text` as the converter reads them rightly, without comments."""
+    names: dict[str, str] = {"root": "root"}
+    taken = {"root", "start"}
+    for token in _TOKEN.finditer(text):
+        kind, piece = token.lastgroup, token[0]
+        if kind == "text":
+            yield _CODE.sub(_char, piece)
+        elif kind == "set":
+            yield _OPERATOR.sub(lambda found: found[0][0] + "\\x" + f"{ord(found[0][1]):02x}", _CODE.sub(_char, piece))
+        elif kind == "name":
+            if piece not in names:
+                names[piece] = _new_name(piece, taken)
+            yield names[piece]
+        elif kind == "bar":
+            yield " |"
+        elif kind == "any":
+            yield "[^\\x00]"
+        elif kind == "other":
+            yield piece
+
+
+def _new_name(name: str, taken: set[str]) -> str:
+    """`name` as long as no other is the same once dashes, case and humps are gone."""
+    plain = re.sub(r"[^a-z0-9]", "", name.lower()) or "rule"
+    number = 0
+    while (found := plain if not number else f"{plain}x{number}") in taken:
+        number += 1
+    taken.add(found)
+    return found
+
+
+def _char(escape: re.Match[str]) -> str:
+    """The character of an escape by code point; other escapes stay."""
+    digits = escape[1] or escape[2]
+    if not digits:
+        return escape[0]
+    code = int(digits, 16)
+    if code > 0x10FFFF or 0xD800 <= code < 0xE000:
+        raise ValueError(f"{escape[0]} is no character")
+    if code < 128:
+        return f"\\x{code:02x}"
+    return chr(code)
