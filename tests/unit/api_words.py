@@ -82,7 +82,12 @@ HTTP_ERRORS = {
 
 SAMPLING = {
     "n": "answers to each prompt",
-    "best_of": "null or `n`: nothing else is offered",
+    "best_of": "`n`; with `use_beam_search` the beams that are kept, of which the best `n` are told",
+    "beam_width": "the same, only with `use_beam_search`",
+    "use_beam_search": "look for the likeliest answers instead of drawing ([sampling.md](sampling.md#beam-search)); "
+    "not while streaming, nor with penalties, biases, `stop`, `prompt_logprobs`, `echo` or constraints",
+    "length_penalty": "of a beam search: above 0 favours long answers (default: 1)",
+    "early_stopping": "of a beam search: true, false or `never`",
     "temperature": "0 is greedy",
     "top_p": "nucleus; 1 is off",
     "top_k": "draw from so many most likely tokens; 0 and -1: all",
@@ -236,7 +241,8 @@ LOAD_ADAPTER = {
 UNLOAD_ADAPTER = {"lora_name": "the name it is served under"}
 
 KINDS = {
-    "best_of": "integer", "bad_words": "array of strings", "stop": "string or array of strings",
+    "length_penalty": "number, -10 to 10", "early_stopping": "true, false or string",
+    "bad_words": "array of strings", "stop": "string or array of strings",
     "messages": "array of objects", "prompt": "string or array", "input": "string or array",
     "text_1": "string or array", "text_2": "string or array", "queries": "string or array",
     "documents": "string or array", "tool_choice": "string", "repeat_last_n": "integer", "tools": "array of objects",

@@ -33,7 +33,7 @@ BAD_BOTH: list[tuple[str, Any]] = [
     ("truncate_prompt_tokens", 0), ("truncate_prompt_tokens", -2), ("truncation_side", "middle"), ("priority", 0.5),
     ("cache_salt", ""), ("cache_salt", 1), ("request_id", "a\nb"), ("request_id", ""), ("return_token_ids", "no"),
     ("skip_special_tokens", 0), ("include_stop_str_in_output", "x"), ("add_special_tokens", 3), ("model", 3),
-    ("best_of", 2), ("use_beam_search", True), ("bad_words", [1]),
+    ("best_of", 2), ("use_beam_search", 1), ("length_penalty", 2.0), ("early_stopping", True), ("bad_words", [1]),
     ("bad_words", "x"), ("bad_words", ["a"] * 513), ("structured_outputs", "regex"),
     ("guided_json", 3), ("response_format", "json"), ("kv_transfer_params", 1),
     ("kv_transfer_params", {"do_remote_decode": True, "do_remote_prefill": True}),

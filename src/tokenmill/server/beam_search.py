@@ -6,16 +6,19 @@ block and a token of each.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ..core.errors import Unavailable
-from ..core.events import FINISH_ABORT, FINISH_ERROR
+from ..core.errors import InvalidRequest, Unavailable
+from ..core.events import FINISH_ABORT, FINISH_ERROR, FINISH_LENGTH, FINISH_STOP
 from ..core.request import Request, SamplingParams
 from ..core.step import TokenLogprob
 from ..text.beams import Beams
+from ..text.choice import Piece
+from .answer import Answer
 from .client import EngineClient
-from .deltas import Stream
+from .deltas import Delta, Stream
 from .errors import from_engine
 
 
@@ -67,3 +70,37 @@ async def _one_token(stream: Stream, requests: Sequence[Request]) -> tuple[list[
             if delta.request_id == requests[0].id:
                 num_cached = delta.num_cached
     return [found[request.id] for request in requests], num_cached
+
+
+async def search_call(client: EngineClient, answer: Answer, now: Callable[[], float], name: str) -> list[list[Piece]]:
+    """What the choices of a call that wants a search say, a piece each; raises what ends it early."""
+    call = answer.call
+    assert call.beams is not None
+    num_top, n = call.sampling.logprobs or 0, call.sampling.n
+    firsts = [choice.request for choice in answer.choices[::n]]
+    searches = [Beams(replace(call.beams, max_tokens=request.max_tokens), request.eos_token_ids) for request in firsts]
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(search(client, request, beams, now, name, num_top))
+                for request, beams in zip(firsts, searches, strict=True)
+            ]
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    pieces = []
+    for choice in answer.choices:
+        number, place = divmod(choice.index, n)
+        if place >= len(searches[number].ended):
+            raise InvalidRequest(f"There are only {place} sequences here; give a smaller n.", param="n")
+        ended = searches[number].ended[place]
+        tokens = ended.beam.tokens
+        said = Delta(
+            choice.request.id,
+            list(tokens if ended.stop_token is None else tokens[:-1]),
+            list(ended.beam.entries) if call.sampling.logprobs is not None else [],
+            finish_reason=FINISH_LENGTH if ended.stop_token is None else FINISH_STOP,
+            stop_token=ended.stop_token,
+            num_cached=tasks[number].result(),
+        )
+        pieces.append([choice.push(said)])
+    return pieces

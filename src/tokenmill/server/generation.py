@@ -10,9 +10,10 @@ from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from ..core.errors import ModelNotFound
+from ..core.errors import InvalidRequest, ModelNotFound
 from ..core.events import Ready
 from ..core.policy import Newcomer
 from ..core.ports import Clock
@@ -22,6 +23,7 @@ from ..text.load import TextModel
 from ..text.standins import Rendered
 from .adapters import ServedAdapter
 from .answer import Answer
+from .beam_search import search_call
 from .client import EngineClient
 from .config import ServerConfig
 from .deltas import Stream
@@ -31,6 +33,7 @@ from .helper import Caller, Helper, caller_of
 from .limits import Limits, newcomer, wait_ready
 from .logprobs import TokenNames
 from .openai import Call
+from .pieces import in_turns
 from .reading import read_call
 from .rules import rules_of
 from .shape import Shape
@@ -84,10 +87,16 @@ class Generation:
         caller = caller_of(request)
         async with self.limits.body(request) as data:
             call, rendered = await self.read(endpoint, data, caller)
-            answer, stream = await self.begin(
-                call, shape.prefix, caller, rendered=rendered, arrival_s=arrival_s, request_id=request.state.request_id
-            )
-            return self.answer_with(shape, answer, stream)
+            given_id = request.state.request_id
+            if call.beams is None:
+                answer, stream = await self.begin(
+                    call, shape.prefix, caller, rendered=rendered, arrival_s=arrival_s, request_id=given_id
+                )
+                return self.answer_with(shape, answer, stream)
+            answer = await self._prepare(call, shape.prefix, caller, rendered, arrival_s, given_id)
+        pieces = await caller.stay(search_call(self.client, answer, self.clock.now, caller.name))
+        self.metrics.call_done(max(choice.num_tokens for choice in answer.choices))
+        return Response(await in_turns(shape.whole(answer, pieces)), media_type="application/json")
 
     async def read(self, endpoint: str, data: bytes, caller: Caller) -> tuple[Any, Rendered | None]:
         """(the validated call, its conversation where that is rendered already). Raises InvalidRequest naming the
@@ -110,11 +119,26 @@ class Generation:
     ) -> tuple[Answer, Stream]:
         """Encode a call and submit it to the engine. The stream is the caller's to close. `prefix`: of the answer's id;
         `request_id`: the client's own name of the call."""
+        if call.beams is not None:
+            raise InvalidRequest("use_beam_search is not available here.", param="use_beam_search")
         arrival_s = self.clock.now() if arrival_s is None else arrival_s
+        answer = await self._prepare(call, prefix, caller, rendered, arrival_s, request_id)
+        interval = (call.stream_interval or self.config.stream_interval) if call.stream else 1
+        requests = [choice.request for choice in answer.choices]
+        stream = self.client.open(requests, caller.name, interval)
+        if self.client.request_log is not None:
+            self.client.request_log.came(requests, answer.id)
+        return answer, stream
+
+    async def _prepare(
+        self, call: Call, prefix: str, caller: Caller, rendered: Rendered | None, arrival_s: float, request_id: str
+    ) -> Answer:
+        """All but submitting it; it has been admitted."""
         adapter = self.check_model({"model": call.model})
         ready = await wait_ready(self.client, self.config, caller)
         require_tokens(ready)
-        self.limits.check_possible(max(1, len(call.prompts)) * call.sampling.n)
+        width = call.sampling.n if call.beams is None else call.beams.beam_width
+        self.limits.check_possible(max(1, len(call.prompts)) * width)
         self.limits.admit(Newcomer(caller.name, call.priority))
         prompts = await self.encoder.encode_call(call, context_limit(ready), rendered=rendered, caller=caller)
         constraint = constraint_of(call, self.text.speech, prompts[0].text)
@@ -149,12 +173,8 @@ class Generation:
             names=TokenNames(tokenizer, as_ids=call.tokens_as_ids),
             echoes=[prompt_text(self.text, prompt, skip_special) for prompt in prompts] if call.echo else (),
         )
-        interval = (call.stream_interval or self.config.stream_interval) if call.stream else 1
-        stream = self.client.open(requests, caller.name, interval)
-        if self.client.request_log is not None:
-            self.client.request_log.came(requests, answer.id)
         self.metrics.call_admitted(call.sampling.n)
-        return answer, stream
+        return answer
 
     def answer_with(self, shape: Shape, answer: Answer, stream: Stream) -> ASGIApp:
         """The application that sends the answer, as a stream where the call wants one."""

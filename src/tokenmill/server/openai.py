@@ -12,10 +12,12 @@ from typing import Any
 
 from ..core.errors import InvalidRequest
 from ..core.request import DRY_BREAKERS, EXPORT, IMPORT, MAX_CHOICES, MAX_LOGPROBS, MAX_STOP_TOKENS, SamplingParams
+from ..text.beams import BeamSearchParams
 from ..text.grammar.constraint import Constraint
 from ..text.reasoning import ReasoningUse
 from ..text.standins import Rendered
 from ..text.tools.use import ToolUse
+from .beam_fields import read_beams
 from .constraints import read_constraint
 from .conversations import Conversation as Conversation
 from .conversations import parse_conversation as parse_conversation
@@ -54,6 +56,7 @@ class Call:
     fits_room         max_tokens is a bound: where the context has less room, the answer is cut there and not refused
     constraint        what the answer must look like; None: it is free
     stream_interval   tokens of a chunk behind the first; None: as the server is set
+    beams             how to search for the likeliest answers; None: they are drawn
     extras            what another API's shape needs of the body: JSON data
     """
 
@@ -86,6 +89,7 @@ class Call:
     named: str = ""
     fits_room: bool = False
     stream_interval: int | None = None
+    beams: BeamSearchParams | None = None
     extras: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -120,7 +124,7 @@ def parse_completion(body: dict[str, Any], rules: Rules) -> tuple[Call, list[str
         add_special_tokens=_or(fields.flag("add_special_tokens"), True),
         **_common(fields, prompt_logprobs),
     )
-    return call, fields.unread()
+    return _searching(call, fields), fields.unread()
 
 
 def parse_chat(body: dict[str, Any], rules: Rules) -> tuple[Call, list[str]]:
@@ -150,7 +154,20 @@ def parse_chat(body: dict[str, Any], rules: Rules) -> tuple[Call, list[str]]:
         **_common(fields, prompt_logprobs),
     )
     call = replace(call, constraint=demand(tools, call.constraint, rules.speech))
-    return call, fields.unread()
+    return _searching(call, fields), fields.unread()
+
+
+def _searching(call: Call, fields: Fields) -> Call:
+    """With the beam search that is wanted, if one is."""
+    beams = read_beams(fields, call.sampling)
+    if beams is None:
+        return call
+    if call.constraint is not None or call.echo or call.handoff:
+        name = "echo" if call.echo else "kv_transfer_params" if call.handoff else "use_beam_search"
+        raise InvalidRequest(
+            "use_beam_search is not available with constraints, demanded tools, echo or kv_transfer_params.", param=name
+        )
+    return replace(call, beams=beams)
 
 
 def _sampling(
@@ -167,8 +184,6 @@ def _sampling(
     }
     if fields.any("repeat_last_n") not in (None, -1) and tuple(penalties.values()) != (1, 0, 0):
         raise InvalidRequest("repeat_last_n may only be -1: penalties cover the whole sequence.", param="repeat_last_n")
-    if fields.any("best_of") not in (None, n):
-        raise InvalidRequest("best_of is not supported unless it equals n.", param="best_of")
     return SamplingParams(
         n=n,
         max_tokens=max_tokens,
