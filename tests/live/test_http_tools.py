@@ -134,6 +134,19 @@ def test_each_family_is_served_whole_and_streamed(family: str, model: Model) -> 
             assert whole.choices[0].finish_reason == reason == ("tool_calls" if expected.calls else "stop")
 
 
+def test_marks_that_are_special_tokens_are_read_though_special_tokens_are_not_shown(model: Model) -> None:
+    template = "{# [TOOL_CALLS][ARGS] #}" + CHATML
+    text = make_text_model(specials=("[TOOL_CALLS]", "[ARGS]", "[OTHER]"), chat=ChatTemplate(template))
+    text = replace(text, speech=make_speech(template, text.tokenizer))
+    engine = EngineConfig(groups=full_groups(512), max_model_len=4096)
+    model.answer = "I look. [OTHER][TOOL_CALLS]now[ARGS]{}"
+    with Served(model, text=text, engine=engine) as served, client_of(served) as client:
+        message = ask(client).choices[0].message
+        assert said_by(message) == Said("I look.", "", (("now", "{}"),))
+        assert len(message.tool_calls[0].id) == 9
+        assert ask(client, tools=[]).choices[0].message.content == "I look. now{}"
+
+
 def test_a_call_and_its_result(client: openai.OpenAI, model: Model) -> None:
     """The round trip of an agent, with what the server has answered put back as it came."""
     model.answer = CALL

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tokenmill.cli.chat import ServerPartner, _ask, _converse
+from tokenmill.cli.chat import Said, ServerPartner, _ask, _converse
 from tokenmill.core.errors import ConfigError, ContextTooLong, Unavailable
 
 
@@ -116,3 +116,22 @@ def test_a_backslash_continues_the_message(monkeypatch):
     assert _ask() == "one \ntwo\nthree"
     assert _ask() == "four"
     assert _ask() is None
+
+
+def test_reasoning_is_shown_and_no_part_of_what_is_kept(monkeypatch, capsys):
+    heard = []
+
+    class Thinker:
+        name = "m"
+
+        def answer(self, messages):
+            heard.append([message["content"] for message in messages])
+            yield Said("", 1, "Hm. ")
+            yield Said("", 1, "So.")
+            yield Said("Yes", 1)
+            yield Said(".", 1)
+
+    typed(monkeypatch, "one", "two")
+    assert _converse(Thinker(), None) == 0
+    assert "Hm. So.\n\nYes.\n" in capsys.readouterr().out
+    assert heard == [["one"], ["one", "Yes.", "two"]]

@@ -13,7 +13,7 @@ import pytest
 from scripted import EOS, make_text_model
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.text.grammar.build import to_grammar
-from tokenmill.text.grammar.constraint import Constraint
+from tokenmill.text.grammar.constraint import Constraint, Thinking
 from tokenmill.text.grammar.matcher import GrammarFailed, Vocabulary
 from tokenmill.text.speech import Speech, make_speech
 from tokenmill.text.tools.demand import Demand
@@ -177,5 +177,21 @@ def test_marks_that_are_special_tokens_are_demanded_as_such() -> None:
     matcher.follow([token for token in tokens if token is not None])
     assert matcher.is_whole
     parser = make_speech("[TOOL_CALLS][ARGS]", text)
-    assert parser.shown == frozenset(ids)
+    assert parser.shown(ToolUse((NOW,))) == frozenset(ids) and not parser.shown(None)
     assert calls_of("mistral", ToolUse((NOW,)), text.decode(tokens, skip_special=False)).calls == (("now", "{}"),)
+
+
+def test_reasoning_may_come_before_calls_and_words(vocabulary: Vocabulary) -> None:
+    """Where the model has to begin it, it may also leave it out; where the prompt has begun it, it must end."""
+    value = Demand("hermes", ToolUse((NOW,), "required"), "tools[{}]").as_json()
+    call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+
+    def takes(answer: str, thinking: Thinking) -> bool:
+        return is_taken(vocabulary, to_grammar(Constraint("tools", value, thinking=thinking), TOKENIZER), answer)
+
+    may = Thinking("<think>", "</think>", may_skip=True)
+    assert takes(call, may) and takes(f"<think>\nHm.\n</think>\n\n{call}", may) and not takes("<think>Hm.", may)
+    begun = Thinking("<think>", "</think>", is_open=True, may_skip=True)
+    assert takes(f"Hm.</think>{call}", begun) and not takes(call, begun)
+    said = Speech("hermes", True, "think").parser(ToolUse((NOW,)), "r", is_open=True)
+    assert said is not None and read(said, f"Hm.</think>{call}") == Said("", "Hm.", (("now", "{}"),))

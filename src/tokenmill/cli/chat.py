@@ -14,13 +14,14 @@ import sys
 import time
 import urllib.parse
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from rich.console import Console
 from rich.markup import escape
 
 from ..core.errors import ConfigError, ContextTooLong, TokenmillError, Unavailable
 from ..llm.llm import LLM
+from ..server.spoken import delta_of
 from ..text.calls import require_tokens
 from .generate import speed
 from .models import progress_bar
@@ -37,13 +38,21 @@ Ctrl-C          stop the answer that is being written
 \\               at the end of a line: the message goes on in the next"""
 
 
+class Said(NamedTuple):
+    """A piece of an answer. `thought`: reasoning that came before it."""
+
+    text: str
+    num_tokens: int
+    thought: str = ""
+
+
 class Partner(Protocol):
     """Whoever answers: a loaded model, or a server."""
 
     name: str
 
-    def answer(self, messages: list[Message]) -> Iterator[tuple[str, int]]:
-        """Pieces of the answer's text, each with its number of tokens."""
+    def answer(self, messages: list[Message]) -> Iterator[Said]:
+        """The answer piece by piece."""
         ...
 
 
@@ -53,10 +62,11 @@ class LocalPartner:
         self._llm = llm
         self._sampling = llm.default_sampling(**overrides)
 
-    def answer(self, messages: list[Message]) -> Iterator[tuple[str, int]]:
+    def answer(self, messages: list[Message]) -> Iterator[Said]:
         with contextlib.closing(self._llm.stream(messages, self._sampling)) as pieces:  # type: ignore[type-var]
             for piece in pieces:
-                yield piece.text, len(piece.tokens)
+                delta = delta_of(piece.parts)
+                yield Said(delta.get("content", ""), len(piece.tokens), delta.get("reasoning", ""))
 
 
 class ServerPartner:
@@ -83,7 +93,7 @@ class ServerPartner:
             except (ValueError, LookupError, TypeError, http.client.HTTPException):
                 raise ConfigError(f"{url} does not list its models as OpenAI's API does.", param="url") from None
 
-    def answer(self, messages: list[Message]) -> Iterator[tuple[str, int]]:
+    def answer(self, messages: list[Message]) -> Iterator[Said]:
         body = {"model": self.name, "messages": messages, "stream": True, **self._fields}
         with self._send("POST", "/chat/completions", body) as response:
             try:
@@ -97,8 +107,10 @@ class ServerPartner:
                     if "error" in event:
                         raise Unavailable(event["error"]["message"])
                     for choice in event["choices"]:
-                        text = choice["delta"].get("content") or ""
-                        yield text, 1 if text else 0
+                        delta = choice["delta"]
+                        text = delta.get("content") or ""
+                        thought = delta.get("reasoning") or delta.get("reasoning_content") or ""
+                        yield Said(text, 1 if text or thought else 0, thought)
             except (OSError, http.client.HTTPException) as error:
                 raise Unavailable(f"The connection broke off ({type(error).__name__}).") from None
             # http.client takes a connection that ends between chunks for the end of the body.
@@ -193,17 +205,23 @@ def _ask() -> str | None:
 
 
 def _show(partner: Partner, messages: list[Message], console: Console) -> str:
-    """Writes the answer as it comes; what has come when Ctrl-C is pressed is the answer."""
+    """Writes the answer as it comes, reasoning dimmed before it; what has come when Ctrl-C is pressed is the answer."""
     start_s = time.monotonic()
-    first_s, num_tokens, parts = start_s, 0, []
+    first_s, num_tokens, has_thought = start_s, 0, False
+    parts: list[str] = []
     try:
         with contextlib.closing(partner.answer(messages)) as pieces:  # type: ignore[type-var]
-            for text, count in pieces:
-                if num_tokens == 0 and count:
+            for said in pieces:
+                if num_tokens == 0 and said.num_tokens:
                     first_s = time.monotonic()
-                num_tokens += count
-                parts.append(text)
-                console.out(text, end="")
+                num_tokens += said.num_tokens
+                console.out(said.thought, style="dim", end="")
+                has_thought = has_thought or bool(said.thought)
+                if has_thought and said.text and not parts:
+                    console.out("\n")
+                if said.text:
+                    parts.append(said.text)
+                console.out(said.text, end="")
                 console.file.flush()
     except KeyboardInterrupt:
         console.out(" [stopped]", end="")

@@ -107,7 +107,7 @@ class Calls:
         if constraint is not None:
             sampling = replace(sampling, grammar=self._compile(constraint))
         call = self.of_prompt(GivenPrompt(None, tuple(tokens)), sampling, cache_salt, lora, text)
-        return replace(call, parser=partial(parser_of, chat, speech, text))
+        return replace(call, parser=partial(parser_of, chat, speech, text), shown=speech.shown(chat.tool_use))
 
     def of_prompt(
         self, prompt: GivenPrompt, sampling: SamplingParams, cache_salt: str, lora: str, text: str | None = None
@@ -198,9 +198,9 @@ class Calls:
 
     async def pieces(self, call: PromptCall) -> AsyncGenerator[tuple[Choice, Piece], None]:
         """What the choices of a call say, as it is said, until all have ended."""
-        tokenizer, shown = self._runtime.text.tokenizer, self._runtime.text.speech.shown
+        tokenizer = self._runtime.text.tokenizer
         choices = {
-            request.id: Choice(request.choice, request, tokenizer, call.parser(request.id), shown)
+            request.id: Choice(request.choice, request, tokenizer, call.parser(request.id), call.shown)
             for request in call.requests
         }
         stream = self._runtime.client.open(call.requests)

@@ -131,11 +131,13 @@ def _no_parser(request_id: str) -> Parser | None:
 
 @dataclass(frozen=True, slots=True)
 class PromptCall:
-    """One prompt's requests, and the text it came from. `parser`: of the answer to a request, by its id."""
+    """One prompt's requests, and the text it came from. `parser`: of the answer to a request, by its id;
+    `shown`: special tokens that it must see."""
 
     prompt: str | None
     requests: tuple[Request, ...]
     parser: Callable[[str], Parser | None] = _no_parser
+    shown: frozenset[int] = frozenset()
 
     def output(self, said: Mapping[int, Said], unfinished: str | None = None) -> RequestOutput:
         """All that the choices have said, by index. unfinished: the finish_reason of those that have not ended."""

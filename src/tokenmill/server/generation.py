@@ -158,6 +158,7 @@ class Generation:
         )
         self.limits.admit(newcomer(caller.name, requests))
         tokenizer, speech = self.text.tokenizer, self.text.speech
+        shown = speech.shown(call.tool_use, call.reasoning)
         skip_special = call.sampling.skip_special_tokens
         answer = Answer(
             id=f"{prefix}-{given_id}" if given_id else root_id,
@@ -167,7 +168,7 @@ class Generation:
             call=call,
             prompts=prompts,
             choices=[
-                Choice(index, each, tokenizer, parser_of(call, speech, prompts[0].text, each.id), speech.shown)
+                Choice(index, each, tokenizer, parser_of(call, speech, prompts[0].text, each.id), shown)
                 for index, each in enumerate(requests)
             ],
             names=TokenNames(tokenizer, as_ids=call.tokens_as_ids),

@@ -59,10 +59,15 @@ class Speech(msgspec.Struct, frozen=True):
             return inner
         return ReasoningParser(family, inner, is_open=is_open, is_shown=reasoning.is_shown)
 
-    @property
-    def shown(self) -> frozenset[int]:
-        """Special tokens that a parser must see in the text."""
-        return frozenset(self.specials.values())
+    def shown(self, use: ToolUse | None, reasoning: ReasoningUse = _SEPARATE) -> frozenset[int]:
+        """Special tokens that the parser must see in the text."""
+        marks: list[str] = []
+        if use is not None and use.offered:
+            marks += self.family.marks
+        family = self.reasoning_family
+        if family is not None and reasoning.is_separate:
+            marks += (family.begin, family.end)
+        return frozenset(token for text, token in self.specials.items() if any(text in mark for mark in marks))
 
 
 def call_ids(request_id: str, size: int = 0) -> Callable[[int], str]:
