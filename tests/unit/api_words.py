@@ -145,7 +145,7 @@ CHAT = {
     "`content`, a string or text parts",
     "chat_template": "another Jinja template; only with `--trust-request-chat-template`",
     "chat_template_kwargs": "further variables of the template",
-    "reasoning_effort": "a variable of the template; `none` also sets `enable_thinking` to false there",
+    "reasoning_effort": "a variable of the template; `none` also sets `enable_thinking` and `thinking` to false there",
     "include_reasoning": "false: reasoning is left out of the answer",
     "separate_reasoning": "false: reasoning stays in the content, with its marks",
     "reasoning_format": "`none`, the same; `auto`, `deepseek`",

@@ -54,13 +54,13 @@ def test_a_body_becomes_a_call() -> None:
     sampling = call.sampling
     assert (sampling.max_tokens, sampling.stop, sampling.temperature, sampling.seed) == (9, ("x",), 0.5, 7)
     assert (sampling.top_p, sampling.top_k, call.stream, call.fits_room) == (0.9, 4, True, True)
-    assert call.conversation.extra == {"enable_thinking": False} and not call.score_only
+    assert call.conversation.extra == {"enable_thinking": False, "thinking": False} and not call.score_only
     assert parse(max_tokens=0).score_only and parse_count({"messages": [USER]}, RULES)[0].conversation is not None
 
 
 def test_who_may_think_is_told_so() -> None:
     extra = parse(thinking={"type": "adaptive"}).conversation
-    assert extra is not None and extra.extra == {"enable_thinking": True}
+    assert extra is not None and extra.extra == {"enable_thinking": True, "thinking": True}
     told = parse(chat_template_kwargs={"enable_thinking": True}).conversation
     assert told is not None and told.extra == {"enable_thinking": True}, "what is said itself counts"
     hidden = parse(thinking={"type": "adaptive", "display": "omitted"})

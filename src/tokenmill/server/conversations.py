@@ -17,6 +17,7 @@ from ..text.speech import Speech, call_ids
 from ..text.tools.generic import describe
 from .fields import Fields, kind_name
 from .rules import Rules
+from .thinking import template_switch
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _RESERVED = ("messages", "tools", "add_generation_prompt", "continue_final_message", "bos_token", "eos_token")
@@ -86,9 +87,7 @@ def _extra(fields: Fields) -> dict[str, Any]:
     effort = fields.text("reasoning_effort")
     if effort is not None:
         extra.setdefault("reasoning_effort", effort)
-    if effort == "none":
-        extra.setdefault("enable_thinking", False)
-    return extra
+    return {**template_switch(False), **extra} if effort == "none" else extra
 
 
 def _proceeds(fields: Fields, messages: Sequence[Any]) -> bool:

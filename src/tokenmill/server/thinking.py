@@ -12,6 +12,12 @@ BUDGET = "thinking_token_budget"
 _BUDGETS = (BUDGET, "thinking_budget_tokens", "reasoning_budget")
 
 
+def template_switch(thinks: bool) -> dict[str, bool]:
+    """What tells a chat template whether the model is to think: most read the first name, Granite's and DeepSeek's the
+    second."""
+    return {"enable_thinking": thinks, "thinking": thinks}
+
+
 def read_reasoning(fields: Fields, speech: Speech) -> ReasoningUse:
     """Raises InvalidRequest naming the field."""
     shown, separate = fields.flag("include_reasoning"), fields.flag("separate_reasoning")

@@ -14,6 +14,7 @@ from ...core.errors import InvalidRequest
 from ..fields import Fields
 from ..openai import Call, Rules, parse_chat
 from ..other_fields import Ignored, Refused, Table, check
+from ..thinking import template_switch
 from .history import check_cache_control, read_messages, read_system
 from .tools import read_choice, read_tools
 
@@ -102,7 +103,8 @@ def _parse(fields: Fields, rules: Rules, max_tokens: int | None) -> tuple[Call, 
     chat["stop"] = fields.array("stop_sequences")
     _read_output(fields, chat)
     kwargs = fields.object("chat_template_kwargs") or {}
-    chat["chat_template_kwargs"] = _read_thinking(fields, chat, max_tokens) | kwargs
+    switch = _read_thinking(fields, chat, max_tokens)
+    chat["chat_template_kwargs"] = kwargs if switch.keys() & kwargs.keys() else switch | kwargs
     _check_context(fields)
     chat["max_tokens"] = max_tokens or 1
     try:
@@ -145,7 +147,7 @@ def _read_thinking(fields: Fields, chat: dict[str, Any], max_tokens: int | None)
     """What the template is told: a model that may think or not does so only where the call wants it."""
     given = fields.object("thinking")
     if given is None:
-        return {"enable_thinking": False}
+        return template_switch(False)
     thinking = Fields(given, "thinking")
     kind, budget = thinking.text("type"), thinking.integer("budget_tokens", 1, 2**31 - 1)
     display = thinking.text("display")
@@ -162,7 +164,7 @@ def _read_thinking(fields: Fields, chat: dict[str, Any], max_tokens: int | None)
         chat["thinking_token_budget"] = budget
     elif budget is not None:
         raise _wrong("thinking.budget_tokens", f"goes with thinking that is enabled, not {kind}")
-    return {"enable_thinking": kind != "disabled"}
+    return template_switch(kind != "disabled")
 
 
 def _check_context(fields: Fields) -> None:

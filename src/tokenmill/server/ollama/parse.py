@@ -22,6 +22,7 @@ from ..openai import Call, Rules, parse_chat, parse_completion
 from ..other_fields import Ignored, Refused, Table, check
 from ..prompts import token_ids
 from ..renamed import said_as
+from ..thinking import template_switch
 from .options import READ, read_options, refuse_misplaced
 
 _ANSWER: Table = {
@@ -154,8 +155,8 @@ def _think(value: Any, rules: Rules) -> dict[str, Any]:
     if value and not rules.speech.reasoning:
         raise InvalidRequest("think needs a model that marks its reasoning, and this one does not.", param="think")
     if isinstance(value, bool):
-        return {"chat_template_kwargs": {"enable_thinking": value}}
-    return {"chat_template_kwargs": {"enable_thinking": True}, "reasoning_effort": value}
+        return {"chat_template_kwargs": template_switch(value)}
+    return {"chat_template_kwargs": template_switch(True), "reasoning_effort": value}
 
 
 def _as_completion(rewritten: Mapping[str, Any]) -> dict[str, Any]:
