@@ -11,6 +11,7 @@ from tests.unit.tiny_tokenizer import byte_tokenizer
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.text.grammar.build import to_grammar
 from tokenmill.text.grammar.constraint import Constraint, Thinking
+from tokenmill.text.grammar.gbnf import to_lark
 
 TAGS = {
     "structures": [
@@ -70,6 +71,8 @@ GBNF = [
     ("root ::= [0-9&&3]+ [+--]", ["&3-", "3,"], ["a-", "3."]),
     ("root ::= .{2}", ["a\n", 'é"'], ["a"]),
     ('root ::= ("x" | y)+\ny ::= "y" root?', ["xyx"], ["", "z"]),
+    ('root ::= (num "=" num "\\n")+\nnum ::= [0-9]+ ws\nws ::= [ \\n]*', ["1=2\n", "1 =2 \n\n3=4\n"], ["1=2", "=1\n"]),
+    ('root ::= a "ab"\na ::= "a"*', ["ab", "aaab"], ["aa", "b"]),
 ]
 
 
@@ -78,6 +81,20 @@ def test_gbnf_means_what_llama_cpp_means(text: str, good: list[str], bad: list[s
     """Code points, names, line breaks, sets and comments, where the converter would misread them."""
     grammar = to_grammar(Constraint("gbnf", text, "grammar"))
     assert all(takes(grammar, answer) for answer in good) and not any(takes(grammar, answer) for answer in bad)
+
+
+def test_what_can_be_a_lexeme_is_one() -> None:
+    """Strings and numbers of JSON, as llama.cpp's grammars write them, are matched quickly."""
+    text = (
+        'root ::= "{" ws string ":" ws num ("," ws string ":" ws num)* "}" ws\n'
+        'string ::= "\\"" ([^"\\\\] | "\\\\" ["\\\\nt])* "\\"" ws\n'
+        'num ::= "-"? [0-9]+ ("." [0-9]+)? ws\n'
+        'ws ::= | " " | "\\n" [ \\t]{0,20}\n'
+    )
+    lark = to_lark(text, "grammar")
+    assert "STRING:" in lark and "NUM:" in lark and "WS:" in lark
+    grammar = to_grammar(Constraint("gbnf", text, "grammar"))
+    assert takes(grammar, '{"a": -1.5,"\\"b" :2\n}') and not takes(grammar, '{"a": 1.}')
 
 
 BAD: list[tuple[str, Any, str]] = [

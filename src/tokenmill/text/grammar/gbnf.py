@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 
 from ...core.errors import InvalidRequest
+from .lexemes import part_lexemes
 
 _TOKEN = re.compile(
     r"""(?P<text>"(?:[^"\\\n]|\\.)*")|(?P<set>\[(?:[^\]\\]|\\.)*\])|(?P<comment>\#[^\n]*)"""
@@ -27,10 +28,13 @@ def is_gbnf(text: str) -> bool:
 
 def to_lark(text: str, param: str) -> str:
     """Raises InvalidRequest that says where `text` is wrong."""
-    from llguidance.gbnf_to_lark import gbnf_to_lark
+    from llguidance.gbnf_to_lark import GrammarParser, resolve
 
     try:
-        return str(gbnf_to_lark("".join(_spell(text))))
+        rules = GrammarParser().parse("".join(_spell(text)))
+        resolve(rules)
+        part_lexemes(rules)
+        return "\n".join(["%llguidance {}", *map(str, rules.values()), ""])
     except Exception as error:  # the library raises bare ones
         raise InvalidRequest(f"{param} is no grammar: {error}.", param=param) from None
 
