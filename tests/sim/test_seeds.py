@@ -22,7 +22,7 @@ from tokenmill.engine import state
 from tokenmill.sched.policies import ORDERS, pick
 from tokenmill.sim.executor import ToyCosts
 from tokenmill.sim.run import Report, run_scenario, run_seed
-from tokenmill.sim.workload import Arrival, Scenario, make_scenario
+from tokenmill.sim.workload import Arrival, Scenario, known_blocks, make_scenario
 
 SEEDS_PER_TEST = 25
 NUM_SEEDS = 300
@@ -39,6 +39,37 @@ def run_seed_or_tell(seed: int) -> Report:
         flags = "".join(f" --{name.replace('_', '-')} {value}" for name, value in policies.items())
         error.add_note(f"Replay: PYTHONPATH=src python -m tokenmill.sim.run --seed {seed}{flags}")
         raise
+
+
+def with_grammars(seed: int) -> Scenario:
+    """Half of the calls follow one of a few grammars, so that some wait for the same."""
+    rng, scenario = random.Random(f"grammars of {seed}"), make_scenario(seed)
+    arrivals = []
+    for arrival in scenario.arrivals:
+        grammar = rng.choice(["", "", "a", "b", "c"])
+        samplings = [replace(request.sampling, grammar=grammar) for request in arrival.requests]
+        pairs = zip(arrival.requests, samplings, strict=True)
+        arrivals.append(Arrival(arrival.at_s, tuple(replace(one, sampling=sampling) for one, sampling in pairs)))
+    changed = replace(scenario, arrivals=tuple(arrivals))
+    if changed.stored is None:
+        return changed
+    known = known_blocks(changed)
+    return replace(changed, stored={place: slots for place, slots in changed.stored.items() if place[1] in known})
+
+
+@pytest.mark.parametrize("first", range(0, 75, SEEDS_PER_TEST))
+def test_requests_with_grammars_hold(first: int) -> None:
+    """They wait for their grammar, are cancelled meanwhile, preempted, resumed and lose steps, and each ends as alone.
+    The executor checks that no row runs before its grammar is ready."""
+    totals: Counter[str] = Counter()
+    for seed in range(first, first + SEEDS_PER_TEST):
+        report = run_scenario(with_grammars(seed), failure_seed=seed)
+        totals.update(dict(report.ends))
+        totals["preemptions"] += report.stats.num_preemptions
+        totals["failures"] += report.num_failures
+        totals["constrained"] += report.stats.num_constrained
+        assert report.stats.num_held_blocks == 0
+    assert all(totals[name] for name in ("stop", "length", "abort", "preemptions", "failures", "constrained")), totals
 
 
 @pytest.mark.parametrize("first", range(0, NUM_SEEDS, SEEDS_PER_TEST))

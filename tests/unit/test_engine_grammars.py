@@ -30,6 +30,7 @@ def test_requests_enter_when_their_grammar_is_ready():
     core.handle(JobEnded(JOB), 0.0)
     plan = core.plan(0.0)
     assert plan is not None and [row.intro.sampling.grammar for row in plan.rows if row.intro] == ["g", "g"]
+    assert core.handle(JobEnded(JOB), 0.0).outputs == ()
     core.check()
 
 

@@ -42,8 +42,9 @@ class GrammarLedger:
         self._grammar_of[request.id] = grammar
 
     def end(self, event: JobEnded, now: float) -> None:
+        """The end of a job that was heard of before finds nobody."""
         assert isinstance(event.job, PrepareGrammar), event
-        for request in self._waiting.pop(event.job.grammar).values():
+        for request in self._waiting.pop(event.job.grammar, {}).values():
             del self._grammar_of[request.id]
             error = _error_of(event) or self._refusal(request)
             if error is None:
