@@ -76,6 +76,10 @@ PATHS: dict[str, tuple[dict[str, Any], list[Bad]]] = {
             ({"messages": [USER, RESULT]}, "messages[1].tool_call_id"),
             ({"messages": [USER, {"role": "assistant", "tool_calls": [CALL]}, USER]}, "messages[1]"),
             ({"messages": [USER, {"role": "assistant", "tool_calls": [CALL]}, RESULT, RESULT]}, "messages[3]"),
+            (
+                {"tools": [{"type": "function", "function": FUNCTION | {"descripton": "x"}}]},
+                "tools[0].function.descripton",
+            ),
             ({"tool_choice": "required"}, "tool_choice"),
             ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "sub"}}}, "tool_choice"),
             ({"tools": [TOOL], "functions": [FUNCTION]}, "functions"),

@@ -206,6 +206,13 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"output_format": {"type": "json_schema"}}, "output_format.schema"),
     ({"output_format": {}, "output_config": {"format": {}}}, "output_format"),
     ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management.edits[0]"),
+    ({"tools": [TOOL | {"descripton": "x"}]}, "tools[0].descripton"),
+    (
+        {"tools": [TOOL], "tool_choice": {"type": "auto", "disable_paralel_tool_use": True}},
+        "tool_choice.disable_paralel_tool_use",
+    ),
+    ({"messages": user({"type": "text", "text": "x", "cache_contol": {}})}, "messages[0].content[0].cache_contol"),
+    ({"messages": [USER, said(CALL), *user(RESULT | {"is_eror": True})]}, "messages[2].content[0].is_eror"),
     ({"stop_sequences": "x"}, "stop_sequences"),
     ({"stop_sequences": [1]}, "stop_sequences"),
     ({"stop_sequences": [""]}, "stop_sequences"),

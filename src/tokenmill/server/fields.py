@@ -69,6 +69,11 @@ class Fields:
         """These could be there too, as far as spelling goes."""
         self._known.update(fields)
 
+    def expect(self, fields: Iterable[str]) -> None:
+        """Raises InvalidRequest for the misspelled name of one of these, which are all that is read."""
+        self._read.update(fields)
+        self.unread()
+
     def unread(self) -> list[str]:
         """What nobody has asked for. Raises InvalidRequest for the misspelled name of what somebody has, if it is among
         the first so many."""

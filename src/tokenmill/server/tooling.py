@@ -113,6 +113,7 @@ def _tool(tool: Any, place: str, param: str) -> Tool:
             f"{place}.name must be 1 to 256 letters, digits and characters of '_-.:/', got {str(name)[:80]!r}.",
             param=param,
         )
+    Fields(function, place).expect(("name", "description", "parameters", "strict"))
     description, strict = function.get("description"), function.get("strict")
     if description is not None and not isinstance(description, str):
         raise InvalidRequest(f"{place}.description must be a string.", param=param)

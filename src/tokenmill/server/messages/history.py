@@ -31,6 +31,12 @@ _REFUSED = {
     "tool_reference": "give the tools themselves",
     "browser_state": _ONLY_TEXT,
 }
+_KNOWN = {
+    "text": ("type", "text", "cache_control", "citations"),
+    "thinking": ("type", "thinking", "signature"),
+    "tool_use": ("type", "id", "name", "input", "cache_control", "caller"),
+    "tool_result": ("type", "tool_use_id", "content", "is_error", "cache_control"),
+}
 _OF_ROLE = {"user": ("text", "tool_result"), "assistant": ("text", "thinking", "tool_use"), "system": ("text",)}
 
 
@@ -180,6 +186,7 @@ def _block(where: str, block: Any, kinds: Iterable[str]) -> Message:
     if not isinstance(kind, str):
         raise _wrong(f"{where}.type", f"must be a string, got {kind_name(kind)}")
     if kind in kinds:
+        Fields(block, where).expect(_KNOWN[kind])
         check_cache_control(where, block)
         return block
     refusal = _REFUSED.get(kind)

@@ -30,6 +30,7 @@ def _tool(where: str, given: Any) -> dict[str, Any]:
             f"{where}.type",
             f"is {kind[:100]!r}; only tools of the caller's own are supported: give name and input_schema",
         )
+    tool.expect(_KNOWN)
     check_cache_control(where, given)
     name, schema = tool.required_text("name"), tool.object("input_schema")
     if schema is None:
@@ -58,6 +59,7 @@ def read_choice(fields: Fields, has_tools: bool) -> dict[str, Any]:
     choice = Fields(given, "tool_choice")
     kind = choice.text("type")
     one_at_most = choice.flag("disable_parallel_tool_use")
+    choice.expect(("name",))
     if kind == "tool":
         chosen: Any = {"type": "function", "function": {"name": choice.required_text("name")}}
     elif kind in _CHOICES:
