@@ -312,3 +312,15 @@ def test_what_is_wrong_is_named(served: Served, path: str, body: Any, named: str
     assert answer["error"]["code"] == 400 and answer["error"]["type"] in (
         "invalid_request_error", "exceed_context_size_error",
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("more", [{}, {"unknown": list(range(21_000))}])
+def test_integers_that_no_machine_has_are_refused_by_field(served: Served, more: Any) -> None:
+    """In schemas, which are passed on as they are, also where the helper reads the body."""
+    schema = {"type": "integer", "maximum": 2**70}
+    for path, body in (
+        ("/completion", {"prompt": "a", "json_schema": schema}),
+        ("/v1/completions", {"prompt": "a", "structured_outputs": {"json": schema}}),
+    ):
+        status, answer = ask(served, path, body | more)
+        assert status == 400 and "of more than 64 bits" in answer["error"]["message"], answer

@@ -5,12 +5,10 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 
-import msgspec
-
 from ..core.errors import InvalidRequest
 from ..text.grammar.constraint import Constraint
 from .helper import Caller, Helper
-from .jobs import CompileGrammar
+from .jobs import CompileGrammar, packed
 from .metrics import Metrics
 
 MAX_KEPT = 256
@@ -18,7 +16,6 @@ MAX_KEPT_BYTES = 8 << 20
 """Of constraints and grammars together."""
 
 _NOBODY = Caller()
-_encode = msgspec.msgpack.Encoder().encode
 
 
 class GrammarCompiler:
@@ -33,7 +30,7 @@ class GrammarCompiler:
     async def compile(self, constraint: Constraint, caller: Caller = _NOBODY) -> str:
         """The constraint as a grammar that the engine takes. Raises InvalidRequest naming the field and, where it can
         be told, the place at fault, or that it takes too long or too much memory."""
-        key = _encode(constraint)
+        key = packed(constraint, constraint.param)
         if key in self._kept:
             self._kept.move_to_end(key)
             return self._kept[key]

@@ -141,7 +141,16 @@ def pack(job: Job) -> tuple[bytes, bytes]:
     """A job as bytes: what it is, and the body it is about, which is passed on as it is."""
     if isinstance(job, Read):
         return _encode(msgspec.structs.replace(job, body=b"")), job.body
-    return _encode(job), b""
+    return packed(job, job.param), b""
+
+
+def packed(value: Any, param: str | None) -> bytes:
+    """What a body held, as msgpack. Raises InvalidRequest for an integer that has no place there."""
+    try:
+        return _encode(value)
+    except OverflowError:
+        of = f"{param} holds" if param else "The body holds"
+        raise InvalidRequest(f"{of} an integer of more than 64 bits.", param=param) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +266,7 @@ class Jobs:
             prompt if isinstance(prompt, str) else _fit(self._known_ids(prompt, call), call, job.room).tobytes()
             for prompt in getattr(call, field)
         ]
-        return _encode((replace(call, **{field: ()}), unknown[:_MAX_UNKNOWN], prompts, rendered))
+        return packed((replace(call, **{field: ()}), unknown[:_MAX_UNKNOWN], prompts, rendered), None)
 
     def _encode(self, job: Encode) -> array[int]:
         rendered = job.rendered
