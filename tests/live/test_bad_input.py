@@ -178,6 +178,25 @@ PATHS: dict[str, tuple[dict[str, Any], list[Bad]]] = {
     "/infill": ({"input_prefix": "a", "input_suffix": "b"}, [({"input_prefix": 7}, "input_prefix")]),
     "/apply-template": ({"messages": [USER]}, [({"messages": 7}, "messages")]),
     "/embedding": ({"content": "hi"}, [({"content": {}}, "content")]),
+    "/inference/v1/generate": (
+        {"model": "toy", "token_ids": [70]},
+        [
+            *(({"sampling_params": changes}, f"sampling_params.{field}") for changes, field in SAMPLING),
+            ({"token_ids": "a"}, "token_ids"),
+            ({"tokenids": [70]}, "tokenids"),
+            ({"sampling_params": 7}, "sampling_params"),
+            ({"features": {"a": 1}}, "features"),
+        ],
+    ),
+    "/generate": (
+        {"text": "hi"},
+        [
+            *(({"sampling_params": changes}, f"sampling_params.{field}") for changes, field in SAMPLING),
+            ({"input_ids": [70]}, "input_ids"),
+            ({"top_logprobs_num": 2}, "top_logprobs_num"),
+            ({"sampling_parms": {}}, "sampling_parms"),
+        ],
+    ),
     "/v1/embeddings": (
         {"model": "toy", "input": "hi"},
         [({"input": 7}, "input"), ({"encoding_format": "hex"}, "encoding_format"), ({"dimension": 7}, "dimension")],

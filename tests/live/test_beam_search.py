@@ -51,7 +51,8 @@ def test_the_sequences_of_the_library(server: Server, model: Path) -> None:
         expected = found[prompt].sequences[place]
         assert choice["token_ids"] == list(expected.token_ids)
         assert choice["finish_reason"] == expected.finish_reason
-        assert choice["logprobs"]["token_logprobs"] == pytest.approx([entry.logprob for entry in expected.logprobs])
+        told = expected.logprobs[: len(expected.logprobs) - (expected.finish_reason == "stop")]
+        assert choice["logprobs"]["token_logprobs"] == pytest.approx([entry.logprob for entry in told])
         assert all(1 <= len(top) <= 3 for top in choice["logprobs"]["top_logprobs"])  # tokens may share a name
     assert body["usage"]["completion_tokens"] == sum(len(choice["token_ids"]) for choice in body["choices"])
 

@@ -51,6 +51,8 @@ BODIES: dict[str, list[dict[str, Any]]] = {
     "llama_embedding": [{"content": "hi"}],
     "ollama_embed": [{"model": "toy", "input": "hi"}],
     "ollama_embeddings": [{"model": "toy", "prompt": "hi"}],
+    "ids": [{"token_ids": [1]}],
+    "sglang": [{"text": "hi"}],
     "messages": api_messages.BODIES,
     "count_tokens": api_messages.BODIES,
 }
@@ -62,6 +64,7 @@ REWRITING = (
     "ollama.parse.parse_completion",
     "llama.parse.parse_completion",
     "llama.inputs.parse_embedding",
+    "ids.parse.parse_completion",
 )
 """What other APIs' parsers give rewritten bodies to. It reads nothing here: the fields would be those of OpenAI."""
 

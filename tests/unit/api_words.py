@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import api_constraints
 import api_files
+import api_ids
 import api_messages
 import api_ollama
 import api_responses
@@ -30,7 +31,7 @@ ENDPOINTS = {
     "GET /metrics": "Prometheus text, or OpenMetrics where the caller asks for it: [metrics.md](metrics.md).",
     "GET /version": "The version of this server.",
 } | api_ollama.ENDPOINTS
-ENDPOINTS |= api_messages.ENDPOINTS | api_files.ENDPOINTS
+ENDPOINTS |= api_messages.ENDPOINTS | api_files.ENDPOINTS | api_ids.ENDPOINTS
 ALIASES = {
     "POST /score": "POST /v1/score",
     "POST /v2/rerank": "POST /v1/rerank",
@@ -45,8 +46,7 @@ ALIASES = {
 NOT_HERE = {
     "/v1/audio/, /v1/images/, /v1/moderations, /v1/realtime": "OpenAI's: text and vectors alone are served",
     "/v1/messages/batches": "Anthropic's batches: send the calls, as many at once as you like",
-    "/pooling, /classify, /inference/v1/generate": "vLLM's: use /v1/embeddings and /v1/score; /v1/completions takes "
-    "token ids and gives them",
+    "/pooling, /classify": "vLLM's: use /v1/embeddings and /v1/score",
 }
 
 ERRORS = {
@@ -250,7 +250,7 @@ KINDS = {
     "function_call": "string or object",
     "stop_token_ids": "array of integers", "allowed_token_ids": "array of integers", "tokens": "array of integers",
     "dry_sequence_breakers": "array of strings", "include": "array of strings",
-} | api_messages.KINDS | api_ollama.KINDS | api_constraints.KINDS  # fmt: skip
+} | api_messages.KINDS | api_ollama.KINDS | api_constraints.KINDS | api_ids.KINDS  # fmt: skip
 """Of fields that are read whole, and of arrays."""
 
 HIDDEN = {"--disable-log-requests": ("--no-enable-log-requests",)}

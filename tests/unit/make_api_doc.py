@@ -13,6 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 import api_flags
+import api_ids
 import api_ollama
 import api_record
 import api_responses
@@ -23,6 +24,7 @@ from tokenmill.core import errors
 from tokenmill.core.request import SamplingParams
 from tokenmill.server import other_fields
 from tokenmill.server.errors import describe
+from tokenmill.server.ids import parse as ids_parse
 from tokenmill.server.llama import inputs as llama_inputs
 from tokenmill.server.llama import parse as llama_parse
 from tokenmill.server.messages.parse import MESSAGES
@@ -109,6 +111,8 @@ READ: dict[str, tuple[Mapping[str, str], ...]] = {
     "ollama_embeddings": (api_ollama.EMBEDDINGS, api_ollama.OPTIONS),
     "response": (words.ANSWER, words.SAMPLING, words.CHAT, api_responses.RESPONSE),
     "continued_response": (words.ANSWER, words.SAMPLING, words.CHAT, api_responses.RESPONSE),
+    "ids": (api_ids.VLLM,),
+    "sglang": (api_ids.SGLANG,),
     "messages": (words.MESSAGES,),
     "count_tokens": (words.MESSAGES,),
 }
@@ -128,6 +132,7 @@ TABLES = {
     "/completion and /infill": llama_parse.OTHERS,
     "/embedding": llama_inputs.OTHERS,
     _MESSAGES: MESSAGES,
+    "/inference/v1/generate and /generate": ids_parse.OTHERS,
 }
 
 
@@ -227,6 +232,10 @@ def _fields() -> Iterator[str]:
     yield from _table(found("llama_embedding"), api_ollama.LLAMA_EMBEDDING)
     yield f"### {code(_MESSAGES)} and {code(_MESSAGES + '/count_tokens')}"
     yield from _table(found("messages"), words.MESSAGES)
+    yield "### `/inference/v1/generate`"
+    yield from _table(found("ids"), api_ids.VLLM)
+    yield "### `/generate`"
+    yield from _table(found("sglang"), api_ids.SGLANG)
     yield "### `/v1/load_lora_adapter`"
     yield from _table(_told(api_record.load_fields(), words.LOAD_ADAPTER), words.LOAD_ADAPTER)
     yield "### `/v1/unload_lora_adapter`"

@@ -35,6 +35,7 @@ from .files.store import FileStore
 from .generation import Generation
 from .helper import Helper, caller_of
 from .http import Gate, JSONReply, error_reply, on_http, on_unexpected, style_for
+from .ids.routes import routes as ids_routes
 from .llama.routes import routes as llama_routes
 from .messages.models import model_body, page_body
 from .messages.routes import routes as message_routes
@@ -127,6 +128,7 @@ def build_app(
         *message_routes(generation),
         *ollama_routes(generation, vectors),
         *llama_routes(generation, vectors),
+        *ids_routes(generation),
     ]
     handlers: dict[Any, Any] = {
         TokenmillError: service.refuse,

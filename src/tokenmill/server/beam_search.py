@@ -93,11 +93,11 @@ async def search_call(client: EngineClient, answer: Answer, now: Callable[[], fl
         if place >= len(searches[number].ended):
             raise InvalidRequest(f"There are only {place} sequences here; give a smaller n.", param="n")
         ended = searches[number].ended[place]
-        tokens = ended.beam.tokens
+        told = slice(None) if ended.stop_token is None else slice(-1)  # as an engine tells an end token: apart
         said = Delta(
             choice.request.id,
-            list(tokens if ended.stop_token is None else tokens[:-1]),
-            list(ended.beam.entries) if call.sampling.logprobs is not None else [],
+            list(ended.beam.tokens[told]),
+            list(ended.beam.entries[told]) if call.sampling.logprobs is not None else [],
             finish_reason=FINISH_LENGTH if ended.stop_token is None else FINISH_STOP,
             stop_token=ended.stop_token,
             num_cached=tasks[number].result(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from .ids.parse import parse_sglang, parse_vllm
 from .llama.inputs import parse_llama_embedding
 from .llama.parse import parse_llama_completion, parse_llama_infill
 from .messages.parse import parse_count, parse_messages
@@ -32,6 +33,8 @@ ENDPOINTS: dict[str, tuple[Parse, type[AnyCall], str]] = {
     "llama_completion": (parse_llama_completion, Call, "prompts"),
     "llama_infill": (parse_llama_infill, Call, "prompts"),
     "llama_embedding": (parse_llama_embedding, PoolingCall, "inputs"),
+    "ids": (parse_vllm, Call, "prompts"),
+    "sglang": (parse_sglang, Call, "prompts"),
     "embedding": (parse_embedding, PoolingCall, "inputs"),
     "score": (parse_score, PoolingCall, "inputs"),
     "rerank": (parse_rerank, PoolingCall, "inputs"),
