@@ -238,6 +238,24 @@ def test_a_template_without_tools_is_told_of_them(model: Model) -> None:
         assert '{"name": "now", "arguments": {}}' in model.prompt and "noon" in model.prompt
 
 
+def test_a_template_that_writes_calls_and_lists_no_tools(model: Model) -> None:
+    """As DeepSeek V3.1's: the tools are told of in its own form, and arguments stay text, which it puts together."""
+    template = (
+        "{% for m in messages %}{{ m.role }}:{% if m.tool_calls is defined %}{% for c in m['tool_calls'] %}"
+        "{{ '<｜tool▁calls▁begin｜>' + c.function.name + '|' + c.function.arguments }}{% endfor %}"
+        "{% else %}{{ m.content }}{% endif %}\n{% endfor %}"
+    )
+    with served_with(template, model) as served, client_of(served) as client:
+        model.answer = (
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+        )
+        call = ask(client).choices[0].message.tool_calls[0]
+        assert "get_weather" in model.prompt and "<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{...}" in model.prompt
+        result = {"role": "tool", "tool_call_id": call.id, "content": "noon"}
+        ask(client, messages=[{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]}, result])
+        assert "<｜tool▁calls▁begin｜>now|{}" in model.prompt and "tool:noon" in model.prompt
+
+
 @pytest.mark.parametrize(
     ("messages", "place"),
     [

@@ -320,7 +320,8 @@ def thinker() -> Iterator[Served]:
         return "no thought" if prompt.endswith("</think>") else "<think>hm</think>yes" if "SAY" in prompt else CALLS
 
     text = make_text_model(
-        chat=ChatTemplate(THINKING, "<|endoftext|>", "<|im_end|>"), speech=Speech("hermes", True, "think")
+        chat=ChatTemplate(THINKING, "<|endoftext|>", "<|im_end|>"),
+        speech=Speech("hermes", True, "think", knows_calls=True),
     )
     with Served(reply, text=text) as running:
         yield running

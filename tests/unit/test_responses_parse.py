@@ -11,7 +11,9 @@ from tokenmill.server.openai import Call, Rules
 from tokenmill.server.responses.parse import parse_continued, parse_response
 from tokenmill.text.speech import Speech
 
-RULES = Rules(vocab_size=100, defaults={"temperature": 0.5}, speech=Speech("hermes", knows_tools=True))
+RULES = Rules(
+    vocab_size=100, defaults={"temperature": 0.5}, speech=Speech("hermes", knows_tools=True, knows_calls=True)
+)
 USER = {"role": "user", "content": "hi"}
 CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"a": 1}'}
 OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "7"}

@@ -201,7 +201,7 @@ def test_history_of_an_assistant_may_lack_content() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     result = {"role": "tool", "tool_call_id": "1", "content": "ok"}
     history = [{"role": "assistant", "content": None, "tool_calls": [call]}, result, {"role": "assistant"}]
-    rules = Rules(100, speech=Speech("hermes", True))
+    rules = Rules(100, speech=Speech("hermes", True, knows_calls=True))
     found, _ = parse_chat({"messages": [*history, {"role": "user", "content": "x"}]}, rules)
     assert found.conversation is not None
     assert [message["content"] for message in found.conversation.messages] == [None, "ok", None, "x"]

@@ -13,7 +13,7 @@ from tokenmill.server.speaking import constraint_of
 from tokenmill.text.grammar.constraint import Thinking
 from tokenmill.text.speech import Speech
 
-RULES = Rules(100, speech=Speech("hermes", True, "think"))
+RULES = Rules(100, speech=Speech("hermes", True, "think", knows_calls=True))
 MESSAGES = [{"role": "user", "content": "hi"}]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 F = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}

@@ -164,7 +164,21 @@ def test_long_arguments_take_time_in_proportion() -> None:
 def test_families_are_known_by_the_template(template: str | None, family: str, reasoning: str) -> None:
     assert family_of(template).name == family
     found = make_speech(template, byte_tokenizer())
-    assert (found.tools, found.reasoning, found.knows_tools) == (family, reasoning, family != "json")
+    assert (found.tools, found.reasoning) == (family, reasoning)
+
+
+@pytest.mark.parametrize(
+    ("template", "tools", "calls"),
+    [
+        ("{{ tools }}{{ m.tool_calls }}<tool_call>", True, True),
+        ("{{ m['tool_calls'] }}<｜tool▁calls▁begin｜>", False, True),  # as DeepSeek V3.1
+        ("{{ tools }}<tool_call>", True, False),
+        ("{{ tools }}{{ m.tool_calls }}", False, False),  # in a form that is not known
+    ],
+)
+def test_what_a_template_knows_of_tools_is_found_in_it(template: str, tools: bool, calls: bool) -> None:
+    found = make_speech(template, byte_tokenizer())
+    assert (found.knows_tools, found.knows_calls) == (tools, calls)
 
 
 def test_families_may_be_named() -> None:

@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 
 from ..core.errors import InvalidRequest
-from ..text.speech import Speech, call_ids
-from ..text.tools.generic import describe
+from ..text.speech import Speech, call_ids, known_of
+from ..text.tools.generic import as_text, describe
 from .fields import Fields, kind_name
 from .rules import Rules
 from .thinking import template_switch
@@ -65,9 +65,12 @@ def parse_conversation(fields: Fields, rules: Rules, tools: tuple[dict[str, Any]
         raise InvalidRequest(
             "continue_final_message and add_generation_prompt cannot both be true.", param="continue_final_message"
         )
-    knows_tools = rules.speech.knows_tools if template is None else "tools" in template
+    speech = rules.speech
+    knows_tools, knows_calls = (speech.knows_tools, speech.knows_calls) if template is None else known_of(template)
+    if not knows_calls:
+        messages = as_text(messages)
     if not knows_tools:
-        messages, tools = describe(messages, tools), ()
+        messages, tools = describe(messages, tools, speech.family.form), ()
     return Conversation(
         messages=tuple(messages),
         add_generation_prompt=not proceed if generate is None else generate,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable
 
 import msgspec
@@ -17,6 +18,7 @@ from .tools.reading import CallParser, Calls
 from .tools.use import ToolUse
 
 AUTO, NONE = "auto", "none"
+_TOOLS = re.compile(r"\btools\b")
 _SEPARATE = ReasoningUse()
 
 
@@ -25,12 +27,14 @@ class Speech(msgspec.Struct, frozen=True):
     knows_tools   the chat template lists tools itself
     reasoning     name of the family of reasoning, "" for none
     specials      ids of those marks that are special tokens of the vocabulary
+    knows_calls   the chat template writes calls of earlier messages itself
     """
 
     tools: str = "json"
     knows_tools: bool = False
     reasoning: str = ""
     specials: dict[str, int] = {}
+    knows_calls: bool = False
 
     @property
     def family(self) -> Family:
@@ -86,7 +90,6 @@ def make_speech(
     """That of a model with this chat template. The parsers' names choose families whatever the template shows; "none"
     for no reasoning. Raises ConfigError."""
     family = family_of(template)
-    knows_tools = family.name != "json"
     if tool_parser != AUTO:
         if tool_parser not in FAMILIES:
             raise ConfigError(
@@ -94,7 +97,6 @@ def make_speech(
                 param="tool_call_parser",
             )
         family = FAMILIES[tool_parser]
-        knows_tools = template is not None and "tools" in template
     reasoning = reasoning_of(template)
     if reasoning_parser != AUTO:
         name = ALIASES.get(reasoning_parser, reasoning_parser)
@@ -110,4 +112,12 @@ def make_speech(
         token = tokenizer.token_id(special)
         if token is not None and any(special in text for text in texts):
             specials[special] = token
-    return Speech(family.name, knows_tools, "" if reasoning is None else reasoning.name, specials)
+    knows_tools, knows_calls = known_of(template) if family.name != "json" else (False, False)
+    return Speech(family.name, knows_tools, "" if reasoning is None else reasoning.name, specials, knows_calls)
+
+
+def known_of(template: str | None) -> tuple[bool, bool]:
+    """Whether a template lists tools, and whether it writes calls."""
+    if template is None:
+        return False, False
+    return _TOOLS.search(template) is not None, "tool_calls" in template

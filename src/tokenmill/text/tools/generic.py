@@ -1,5 +1,5 @@
-"""Tools for chat templates that know none: they are described in a system message, and calls and their results become
-text, in the form that `hermes.GENERIC` reads."""
+"""Tools for chat templates that list none: they are described in a system message, in the form that the family's parser
+reads. For templates that know no calls either, calls and their results become text."""
 
 from __future__ import annotations
 
@@ -7,31 +7,40 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .family import Form
 from .hermes import BEGIN, END
 
 _INTRODUCTION = """\
 You can call functions. These are the functions, each as JSON with its name, what it does, and the JSON schema of its \
 parameters:
 """
-_INSTRUCTION = f"""
+_INSTRUCTION = """
 To call a function, answer with nothing but its name and arguments, in this form:
-{BEGIN}
-{{"name": "NAME", "arguments": {{...}}}}
-{END}
-Write one such block for each call. Call a function only where it helps; otherwise answer in plain words."""
+{form}
+{several}Call a function only where it helps; otherwise answer in plain words."""
+_SEVERAL = "Write one such block for each call. "
 
 
-def describe(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with `tools` told of in the first, a system message, and with calls and results as text. Without
-    any, the messages as they are."""
-    told = [_as_text(message) for message in messages]
+def describe(
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], form: Form
+) -> list[dict[str, Any]]:
+    """The messages with `tools` told of in the first, a system message; without any, as they are."""
+    told = [dict(message) for message in messages]
     if not tools:
         return told
     listed = "\n".join(json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools)
-    text = _INTRODUCTION + listed + _INSTRUCTION
+    arguments = "{...}" if form.arguments is None else "<parameter=KEY>\nVALUE\n</parameter>\n"
+    shown = form.before + form.opening.replace("{name}", "NAME") + arguments + form.closing + form.after
+    several = _SEVERAL if form.is_parallel else ""
+    text = _INTRODUCTION + listed + _INSTRUCTION.format(form=shown, several=several)
     if told and told[0]["role"] == "system":
         return [{**told[0], "content": f"{_text_of(told[0]['content'])}\n\n{text}"}, *told[1:]]
     return [{"role": "system", "content": text}, *told]
+
+
+def as_text(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The messages with calls and results as text."""
+    return [_as_text(message) for message in messages]
 
 
 def _as_text(message: Mapping[str, Any]) -> dict[str, Any]:
