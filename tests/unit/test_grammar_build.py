@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 from tests.grammars import takes
-from tests.unit.tiny_tokenizer import byte_tokenizer
+from tests.unit.tiny_tokenizer import SPECIAL, byte_tokenizer
 
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.text.grammar.build import to_grammar
 from tokenmill.text.grammar.constraint import Constraint, Thinking
 from tokenmill.text.grammar.gbnf import to_lark
+from tokenmill.text.grammar.matcher import GrammarFailed, Vocabulary
 
 TAGS = {
     "structures": [
@@ -109,6 +110,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("structural_tag", {"structures": []}, "structures"),
     ("structural_tag", {**TAGS, "triggers": ["<g"]}, "structures[0].begin must begin"),
     ("structural_tag", {**TAGS, "structures": [{"begin": "<f=", "schema": {"contains": 1}}]}, "'contains' at #"),
+    ("structural_tag", {**TAGS, "structures": [{"begin": "<f=", "shema": {}}]}, "structures[0].shema is not known"),
 ]
 
 
@@ -138,3 +140,27 @@ def test_a_budget_needs_a_marker_that_is_a_token() -> None:
     thinking = Thinking("<think>", "</think>", is_open=True, budget=3)
     with pytest.raises(InvalidRequest, match="token of its own"):
         to_grammar(Constraint("choice", ["yes"], thinking=thinking), byte_tokenizer())
+
+
+def test_a_trigger_that_is_a_special_token_is_that_token() -> None:
+    """Its name written out as text triggers nothing; the token does, and what follows must then fit."""
+    tokenizer = byte_tokenizer()
+    mark = tokenizer.token_id(SPECIAL)
+    assert mark is not None
+    vocabulary = Vocabulary(tokenizer, tokenizer.vocab_size, (tokenizer.encode_byte(0),))
+    tags = {"structures": [{"begin": f"{SPECIAL}a", "schema": {"type": "integer"}, "end": "!"}], "triggers": [SPECIAL]}
+    grammar = to_grammar(Constraint("structural_tag", tags, "p"), tokenizer)
+
+    def is_taken(*parts: str | int) -> bool:
+        ids = [i for part in parts for i in ([part] if isinstance(part, int) else encode(part))]
+        try:
+            vocabulary.matcher(grammar).follow(ids)
+        except GrammarFailed:
+            return False
+        return True
+
+    def encode(text: str) -> list[int]:
+        return tokenizer.encode(text, add_special=False, parse_special=False)
+
+    assert is_taken("x ", mark, "a12! y") and is_taken(f"x {SPECIAL}b")
+    assert not is_taken("x ", mark, "b") and not is_taken("x ", mark, "a!")

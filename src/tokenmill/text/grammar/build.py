@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...core.errors import InvalidRequest
@@ -54,7 +54,8 @@ def _answer(constraint: Constraint, tokenizer: Tokenizer | None) -> list[dict[st
     if kind == "json_schema":
         return [{"json_schema": _spaced(prepare(value, param), constraint)}]
     if kind == "structural_tag":
-        return [{"lark_grammar": tags_to_lark(value, param, lambda schema: _spaced(schema, constraint))}]
+        spell = _speller(tokenizer)
+        return [{"lark_grammar": tags_to_lark(value, param, spell, lambda schema: _spaced(schema, constraint))}]
     if kind == "tools":
         return [{"lark_grammar": _calls(constraint, tokenizer)}]
     if kind == "choice":
@@ -68,12 +69,15 @@ def _answer(constraint: Constraint, tokenizer: Tokenizer | None) -> list[dict[st
 
 
 def _calls(constraint: Constraint, tokenizer: Tokenizer | None) -> str:
-    marks = [] if tokenizer is None else [text for text in tokenizer.special_texts() if text]
-
     def finish(schema: Any, place: str) -> str:
         return "%json " + json.dumps(_spaced(prepare(schema, place), constraint), ensure_ascii=False)
 
-    return calls_to_lark(constraint.value, lambda text: _spelled(text, marks, tokenizer), finish)
+    return calls_to_lark(constraint.value, _speller(tokenizer), finish)
+
+
+def _speller(tokenizer: Tokenizer | None) -> Callable[[str], str]:
+    marks = [] if tokenizer is None else [text for text in tokenizer.special_texts() if text]
+    return lambda text: _spelled(text, marks, tokenizer)
 
 
 def _spelled(text: str, marks: Sequence[str], tokenizer: Tokenizer | None) -> str:

@@ -7,15 +7,19 @@ from collections.abc import Callable
 from typing import Any
 
 from ...core.errors import InvalidRequest
-from .lark import quote
 from .schema import prepare
 
 MAX_STRUCTURES = 256
 
 
-def tags_to_lark(value: Any, param: str, finish: Callable[[Any], dict[str, Any]]) -> str:
-    """`value`: {"structures": [{"begin", "schema", "end"}], "triggers": [text, ...]}. `finish`: what the library is to
-    be told beside a schema. Raises InvalidRequest."""
+def tags_to_lark(value: Any, param: str, spell: Callable[[str], str], finish: Callable[[Any], dict[str, Any]]) -> str:
+    """`value`: {"structures": [{"begin", "schema", "end"}], "triggers": [text, ...]}.
+
+    spell   text as Lark, with special tokens in it by their ids
+    finish  a schema with what the library is to be told beside it
+
+    Raises InvalidRequest.
+    """
     if not isinstance(value, dict):
         raise InvalidRequest(f"{param} must be an object with structures and triggers.", param=param)
     structures, triggers = value.get("structures"), value.get("triggers")
@@ -31,9 +35,10 @@ def tags_to_lark(value: Any, param: str, finish: Callable[[Any], dict[str, Any]]
         if trigger is None:
             raise InvalidRequest(f"{where}.begin must begin with one of the triggers.", param=param)
         grammar = json.dumps(finish(prepare(schema, f"{where}.schema")), ensure_ascii=False)
-        rest = " ".join([*([quote(begin[len(trigger) :])] if begin != trigger else []), "%json " + grammar])
-        rules.append(f"tag{number}_head[lazy]: TEXT {quote(trigger)}")
-        rules.append(f"tag{number}: tag{number}_head {rest} {quote(end) if end else ''}")
+        mark = spell(trigger)
+        lazy = "" if "<[" in mark else "[lazy]"  # text never runs over a special token
+        rules.append(f"tag{number}_head{lazy}: TEXT {mark}")
+        rules.append(f"tag{number}: tag{number}_head {spell(begin[len(trigger) :])} %json {grammar} {spell(end)}")
     tags = " | ".join(f"tag{number}" for number in range(len(structures)))
     return "\n".join([f"start: ({tags})* rest", "rest: TEXT", "TEXT: /(?s:.*)/", *rules, ""])
 
@@ -41,6 +46,8 @@ def tags_to_lark(value: Any, param: str, finish: Callable[[Any], dict[str, Any]]
 def _read(structure: Any, where: str, param: str) -> tuple[str, str, Any]:
     if not isinstance(structure, dict):
         raise InvalidRequest(f"{where} must be an object.", param=param)
+    if unknown := sorted(structure.keys() - {"begin", "schema", "end"}):
+        raise InvalidRequest(f"{where}.{unknown[0][:100]} is not known here; leave it out.", param=param)
     begin, end = structure.get("begin"), structure.get("end", "")
     if not isinstance(begin, str) or not begin:
         raise InvalidRequest(f"{where}.begin must be a string that is not empty.", param=param)
