@@ -160,6 +160,15 @@ def test_a_key_sees_only_its_own(store: ResponseStore, client_of: Clients) -> No
         with pytest.raises(BadRequestError):
             other.responses.create(model="toy", input=[{"type": "item_reference", "id": item}])
         assert mine.responses.retrieve(response.id).id == response.id
+        served.script.step_s = 0.02
+        served.script._reply = lambda prompt: "a" * 400
+        stream = mine.responses.create(model="toy", input="hi", stream=True)
+        under_way = next(iter(stream)).response.id
+        for act in (other.responses.retrieve, other.responses.cancel, other.responses.delete):
+            with pytest.raises(NotFoundError):
+                act(under_way)
+        assert mine.responses.cancel(under_way).status == "cancelled"
+        stream.close()
 
 
 def test_a_restart_forgets_nothing(store: ResponseStore, client_of: Clients) -> None:
