@@ -54,7 +54,6 @@ class Call:
     reasoning         what becomes of what the model thinks before it answers
     named             what the caller calls the prompt, "": `prompt` or `messages`
     fits_room         max_tokens is a bound: where the context has less room, the answer is cut there and not refused
-    constraint        what the answer must look like; None: it is free
     stream_interval   tokens of a chunk behind the first; None: as the server is set
     beams             how to search for the likeliest answers; None: they are drawn
     extras            what another API's shape needs of the body: JSON data
