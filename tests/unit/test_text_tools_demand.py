@@ -195,3 +195,27 @@ def test_reasoning_may_come_before_calls_and_words(vocabulary: Vocabulary) -> No
     assert takes(f"Hm.</think>{call}", begun) and not takes(call, begun)
     said = Speech("hermes", True, "think").parser(ToolUse((NOW,)), "r", is_open=True)
     assert said is not None and read(said, f"Hm.</think>{call}") == Said("", "Hm.", (("now", "{}"),))
+
+
+def test_a_budget_ends_reasoning_and_leaves_the_answer_free() -> None:
+    """After so many tokens nothing but the closing mark may come; the answer behind it may still call."""
+    text = make_text_model(specials=("<think>", "</think>")).tokenizer
+    begin, end = text.token_id("<think>"), text.token_id("</think>")
+    assert begin is not None and end is not None
+    value = Demand("hermes", ToolUse((NOW,)), "tools[{}]").as_json()
+    thinking = Thinking("<think>", "</think>", budget=3)
+    vocabulary = Vocabulary(text, text.vocab_size, (EOS,))
+
+    def takes(*tokens: int) -> bool:
+        matcher = vocabulary.matcher(to_grammar(Constraint("tools", value, thinking=thinking), text))
+        try:
+            matcher.follow(list(tokens))
+        except GrammarFailed:
+            return False
+        return matcher.is_whole
+
+    words = text.encode("Paris.", add_special=False)
+    thought = text.encode("abcd", add_special=False)
+    call = text.encode('<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>', add_special=False)
+    assert takes(begin, end, *words) and takes(begin, *thought[:3], end, *words, *call)
+    assert not takes(begin, *thought, end, *words) and not takes(*words) and not takes(begin, *thought[:3])
