@@ -142,6 +142,18 @@ def test_settings_of_the_template(client: OpenAI, model: str) -> None:
     assert ask(client, model, "Hello!", chat_template_kwargs={"enable_thinking": False}) == plain
 
 
+def test_beams(client: OpenAI, model: str) -> None:
+    completion = client.completions.create(
+        model=model,
+        prompt="The capital of France is",
+        n=2,
+        temperature=0,
+        max_tokens=6,
+        extra_body={"use_beam_search": True, "length_penalty": 1.0},
+    )
+    assert len({choice.text for choice in completion.choices}) == 2
+
+
 def test_bad_constraints_are_refused_by_name(client: OpenAI, model: str) -> None:
     for extra in (
         {"structured_outputs": {"regex": "(unclosed"}},
