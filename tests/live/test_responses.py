@@ -31,7 +31,7 @@ def client_of() -> Iterator[Clients]:
     with contextlib.ExitStack() as stack:
 
         def make(served: Served, key: str = "x") -> OpenAI:
-            return stack.enter_context(OpenAI(base_url=f"{served.url}/v1", api_key=key, max_retries=0))
+            return stack.enter_context(OpenAI(base_url=f"{served.url}/v1", api_key=key, max_retries=0, timeout=20))
 
         yield make
 
