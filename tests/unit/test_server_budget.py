@@ -7,6 +7,7 @@ from tokenmill.helper.parent import NUM_HEAVY, helper_bytes
 from tokenmill.server.budget import REPLY_BYTES, front_end_bytes
 from tokenmill.server.config import ServerConfig
 from tokenmill.server.jobs import JOB_BYTES, RENDER_BYTES
+from tokenmill.text.grammar.matcher import BYTES_PER_TOKEN
 
 
 def test_each_limit_counts() -> None:
@@ -19,7 +20,7 @@ def test_each_limit_counts() -> None:
 
 
 def test_the_helper_counts_all_its_children() -> None:
-    assert helper_bytes(7) == 7 + RENDER_BYTES + NUM_HEAVY * JOB_BYTES
+    assert helper_bytes(7, 3) == 7 + 3 * BYTES_PER_TOKEN + 2 * RENDER_BYTES + NUM_HEAVY * JOB_BYTES
 
 
 def test_parts_are_added_up() -> None:

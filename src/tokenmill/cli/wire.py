@@ -191,7 +191,7 @@ async def _serve(
         base_bytes = private_bytes()
         beside = (
             ("front end", front_end_bytes(config, base_bytes, tls=given.tls is not None)),
-            ("helper", helper_bytes(base_bytes)),
+            ("helper", helper_bytes(base_bytes, text.tokenizer.vocab_size)),
         )
         ready = await first_ready
         if own is None:  # its memory is another machine's

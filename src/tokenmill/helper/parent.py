@@ -44,6 +44,7 @@ from ..server.jobs import (
 )
 from ..server.rules import rules_of
 from ..server.turns import Turns
+from ..text.grammar.matcher import BYTES_PER_TOKEN
 from ..text.load import TextModel
 from .child import LENGTH, RESULT, Failure, HelperLaunch, file_stamp
 
@@ -58,10 +59,10 @@ _TRIM_AFTER_S = 1.0
 _log = logging.getLogger(__name__)
 
 
-def helper_bytes(base_bytes: int) -> int:
+def helper_bytes(base_bytes: int, vocab_size: int) -> int:
     """What the helper process and its children take at most, for the printed plan. `base_bytes`: of an interpreter with
-    the model's tokenizer."""
-    return base_bytes + 2 * RENDER_BYTES + NUM_HEAVY * JOB_BYTES
+    the model's tokenizer, to which grammars add what they need of the vocabulary."""
+    return base_bytes + vocab_size * BYTES_PER_TOKEN + 2 * RENDER_BYTES + NUM_HEAVY * JOB_BYTES
 
 
 def materials(text: TextModel, *, trust_templates: bool = False, allow_special: bool = False) -> Materials:
