@@ -1,8 +1,9 @@
-"""litellm: whole, streamed, async and with its own errors, by the prefix that chooses OpenAI's protocol."""
+"""litellm: whole, streamed, async and with its own errors, by prefix: OpenAI's protocol, Anthropic's, Ollama's."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import warnings
 from typing import Any
 
@@ -69,8 +70,6 @@ def test_errors_are_those_of_litellm(server: dict[str, Any]) -> None:
 
 
 def test_a_tool_is_called(server: dict[str, Any]) -> None:
-    import json
-
     answer = litellm.completion(
         messages=[{"role": "user", "content": "What is the weather in Paris?"}],
         tools=[WEATHER],
@@ -93,3 +92,27 @@ def test_a_schema(server: dict[str, Any]) -> None:
 
     answer = litellm.completion(messages=CAPITAL, response_format=City, max_tokens=100, **server)
     assert City.model_validate_json(answer.choices[0].message.content)
+
+
+@pytest.mark.parametrize("provider", ["anthropic", "ollama_chat", "ollama"])
+def test_litellm_asks_and_streams(root: str, model: str, provider: str) -> None:
+    given: Any = {"model": f"{provider}/{model}", "api_base": root, "api_key": "unused", "max_tokens": 40}
+    whole = litellm.completion(messages=CAPITAL, temperature=0, **given)
+    assert "Paris" in whole.choices[0].message.content and whole.usage.completion_tokens > 0
+    chunks = litellm.completion(messages=CAPITAL, temperature=0, stream=True, **given)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    assert text.strip() == whole.choices[0].message.content.strip()
+
+
+def test_litellm_calls_tools_of_messages(root: str, model: str) -> None:
+    answer = litellm.completion(
+        model=f"anthropic/{model}",
+        api_base=root,
+        api_key="unused",
+        messages=[{"role": "user", "content": "What is the weather in Paris?"}],
+        tools=[WEATHER],
+        tool_choice="required",
+        max_tokens=100,
+    )
+    (call, *_) = answer.choices[0].message.tool_calls
+    assert set(json.loads(call.function.arguments)) == {"location", "unit"}
