@@ -10,13 +10,14 @@ import pytest
 from make_api_doc import TABLES
 
 from tokenmill.core.errors import InvalidRequest
+from tokenmill.server.endpoints import ENDPOINTS
 from tokenmill.server.fields import Fields
-from tokenmill.server.jobs import ENDPOINTS
 from tokenmill.server.openai import Rules
 from tokenmill.server.other_fields import RENAMED
 from tokenmill.server.spelling import nearest
+from tokenmill.text.fim import FimTokens
 
-RULES = Rules(vocab_size=10)
+RULES = Rules(vocab_size=10, fim=FimTokens("<p>", "<s>", "<m>"))
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 
 OTHERS = frozenset(
     {
-        "content", "ec_transfer_params", "inputs", "instruction", "mode", "models", "speed", "texts", "top_a", "top_k",
-        "top_n", "top_p", "typ_p",
+        "content", "context", "ec_transfer_params", "inputs", "instruction", "mode", "models", "speed", "texts",
+        "top_a", "top_k", "top_n", "top_p", "typ_p",
     }
 )  # fmt: skip
 """Fields of other endpoints and servers whose names are nearly those of fields here."""
@@ -25,12 +25,14 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     letter too many, too few, wrong or in its neighbour's place, by two of these in a long name."""
     if name in OTHERS or len(name) < _MIN_CHARS:
         return None
-    plain = _plain(name)
+    plain, letters = _plain(name), set(name.lower())
     near: list[tuple[int, str]] = []
     for other in known:
         if len(other) < _MIN_CHARS or abs(len(other) - len(name)) > 2:
             continue
         most = 2 if len(other) >= _MIN_CHARS_OF_TWO else 1
+        if len(letters ^ set(other.lower())) > 2 * most:  # the quick way: one change makes two letters differ at most
+            continue
         changes = (
             0 if _plain(other) == plain else next((n for n in range(1, most + 1) if _within(name, other, n)), None)
         )
