@@ -52,6 +52,13 @@ ABUSE: dict[str, tuple[str, Any, set[int]]] = {
         },
         {400},
     ),
+    "turns of one speaker": ("/v1/messages", {"messages": [ROW] * 2200, "max_tokens": 1}, {200}),
+    "unknown fields of a response": (
+        "/v1/responses",
+        {"input": "a", "max_output_tokens": 1} | {f"max_output_to{i}": 1 for i in range(3000)},
+        {200},
+    ),
+    "items that may refer to others": ("/v1/responses", b'{"input": [' + b"{}," * 4_000_000 + b"{}]}", {400}),
     "a large message": ("/v1/chat/completions", {"messages": [{**ROW, "content": TEXT}]}, {400}),
 }
 

@@ -295,6 +295,15 @@ def test_refusals_have_openais_shape(
     assert (caught.value.status_code, caught.value.param) == (status, param)
 
 
+def test_a_limit_of_very_many_digits_is_refused(served: Served, client_of: Clients) -> None:
+    client = client_of(served)
+    first = client.responses.create(model="toy", input="hi")
+    for limit in ("0", "101", "1" * 20, "000000001" + "0" * 5000):
+        with pytest.raises(BadRequestError) as caught:
+            client.responses.input_items.list(first.id, extra_query={"limit": limit})
+        assert caught.value.param == "limit"
+
+
 def test_without_a_store_calls_are_answered_and_nothing_is_kept(client_of: Clients) -> None:
     """Who says that it is to be kept, or names something kept, is refused."""
     with Served(reply) as served:
@@ -344,3 +353,8 @@ def test_a_large_call_goes_on_from_a_large_one(served: Served, tmp_path: Path, c
     padded = [item | {"phase": "x" * 200_000} for item in items]
     second = client.responses.create(model="toy", input=padded, previous_response_id=first.id)
     assert second.output_text == "turn 11"
+    named: Any = {"type": "item_reference", "id": client.responses.input_items.list(first.id).data[0].id}
+    assert client.responses.create(model="toy", input=[named, *padded]).output_text == "turn 11"
+    with pytest.raises(BadRequestError) as caught:
+        client.responses.create(model="toy", input=[named] * 101 + padded)
+    assert caught.value.param == "input"

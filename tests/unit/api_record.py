@@ -15,8 +15,8 @@ import msgspec
 from tokenmill.core import request
 from tokenmill.server.app import _Service, build_app
 from tokenmill.server.config import ServerConfig
+from tokenmill.server.endpoints import ENDPOINTS
 from tokenmill.server.fields import Fields
-from tokenmill.server.jobs import ENDPOINTS
 from tokenmill.server.messages import parse as messages
 from tokenmill.server.openai import Call, Rules
 from tokenmill.text.fim import FimTokens

@@ -24,8 +24,8 @@ from tokenmill.node import options
 from tokenmill.server import app, connection, openai, other_fields, pooling, prompts, tokenizing
 from tokenmill.server.bounds import HttpBounds
 from tokenmill.server.config import ServerConfig
+from tokenmill.server.endpoints import ENDPOINTS
 from tokenmill.server.fields import Fields
-from tokenmill.server.jobs import ENDPOINTS
 
 
 def test_the_page_is_up_to_date() -> None:

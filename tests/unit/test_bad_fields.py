@@ -10,7 +10,7 @@ import api_record
 import pytest
 
 from tokenmill.core.errors import InvalidRequest
-from tokenmill.server.jobs import ENDPOINTS
+from tokenmill.server.endpoints import ENDPOINTS
 from tokenmill.server.openai import Rules
 
 RULES = Rules(vocab_size=10, fim=api_record._FIM)

@@ -10,7 +10,7 @@ import pytest
 
 from scripted import make_text_model
 from tokenmill.core.errors import InvalidRequest
-from tokenmill.server.jobs import ENDPOINTS
+from tokenmill.server.endpoints import ENDPOINTS
 from tokenmill.server.rules import Rules
 from tokenmill.text.fim import FimTokens
 from tokenmill.text.speech import Speech

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ..core.errors import InvalidRequest
 from .ids.parse import parse_sglang, parse_vllm
 from .llama.inputs import parse_llama_embedding
 from .llama.parse import parse_llama_completion, parse_llama_infill
@@ -42,3 +43,11 @@ ENDPOINTS: dict[str, tuple[Parse, type[AnyCall], str]] = {
     "detokenize": (parse_detokenize, DetokenizeCall, "prompts"),
 }
 """How a body is read, what it becomes, and which field of that holds texts and token ids."""
+
+
+def parse_body(endpoint: str, body: dict[str, Any], rules: Rules) -> tuple[Any, list[str]]:
+    """(the call, the names of unknown fields). Raises InvalidRequest naming the field."""
+    try:
+        return ENDPOINTS[endpoint][0](body, rules)
+    except RecursionError:
+        raise InvalidRequest("The body is nested too deeply.") from None

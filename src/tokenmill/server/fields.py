@@ -15,7 +15,8 @@ from ..core.errors import InvalidRequest
 from .spelling import nearest
 
 _MAX_NAME = 100
-_MAX_SPELLED = 50
+MAX_SPELLED = 50
+"""Unknown fields of one object that are looked at for misspellings."""
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
@@ -78,7 +79,7 @@ class Fields:
         """What nobody has asked for. Raises InvalidRequest for the misspelled name of what somebody has, if it is among
         the first so many."""
         unread = [field for field in self._body if field not in self._read]
-        for field in unread[:_MAX_SPELLED]:
+        for field in unread[:MAX_SPELLED]:
             if len(field) > _MAX_NAME:
                 continue
             meant = nearest(field, self._read) or nearest(field, self._known)

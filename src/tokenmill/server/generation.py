@@ -43,6 +43,7 @@ from .tokens import Encoder, prompt_text, text_call
 
 _log = logging.getLogger(__name__)
 _MAX_LOGGED = 1000
+_MAX_LOGGED_OF_BODY = 50
 _NOBODY = Caller()
 
 
@@ -207,7 +208,7 @@ class Generation:
 
     def log_unknown(self, names: list[str]) -> None:
         """Each name once, and not more names than a log should hold."""
-        for name in names:
+        for name in names[:_MAX_LOGGED_OF_BODY]:
             if name not in self._logged_fields and len(self._logged_fields) < _MAX_LOGGED:
                 self._logged_fields.add(name)
                 _log.warning("Ignoring the unknown request field %r.", name[:100])

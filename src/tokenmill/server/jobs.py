@@ -23,11 +23,11 @@ from ..text.grammar.constraint import Constraint
 from ..text.grammar.matcher import Vocabulary
 from ..text.standins import Rendered
 from ..text.tokenizer import Tokenizer
-from .endpoints import ENDPOINTS as ENDPOINTS
-from .endpoints import AnyCall
+from .endpoints import ENDPOINTS, AnyCall, parse_body
 from .fields import parse_object
 from .openai import Call, Conversation, Rules
 from .prompts import Mixed
+from .responses.outline import outline_of
 from .tokenizing import DetokenizeCall, TokenizeCall, tokenize_body
 
 JOB_S = 2.0
@@ -39,14 +39,6 @@ MAX_RESULT_BYTES = 32 * MiB
 
 SHRINK = 4
 """What a normaliser might swallow, as a factor."""
-
-
-def parse_body(endpoint: str, body: dict[str, Any], rules: Rules) -> tuple[Any, list[str]]:
-    """(the call, the names of unknown fields). Raises InvalidRequest naming the field."""
-    try:
-        return ENDPOINTS[endpoint][0](body, rules)
-    except RecursionError:
-        raise InvalidRequest("The body is nested too deeply.") from None
 
 
 class Compile(msgspec.Struct, tag=True, frozen=True):
@@ -76,6 +68,14 @@ class Read(msgspec.Struct, tag=True, frozen=True):
     endpoint: str
     body: bytes
     room: int
+    param: str | None = None
+    does: str = "Reading the body"
+
+
+class Skim(msgspec.Struct, tag=True, frozen=True):
+    """Result: the `responses.outline` of a body."""
+
+    body: bytes
     param: str | None = None
     does: str = "Reading the body"
 
@@ -127,7 +127,7 @@ class CompileGrammar(msgspec.Struct, tag=True, frozen=True):
         return None if self.constraint is None else self.constraint.param
 
 
-Job = Compile | Render | Read | Encode | EncodeInputs | Tokenize | CompileGrammar
+Job = Compile | Render | Read | Skim | Encode | EncodeInputs | Tokenize | CompileGrammar
 _MAX_UNKNOWN = 1000
 NEED_TOKENIZER = (Encode, EncodeInputs, Tokenize)
 
@@ -138,8 +138,8 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def pack(job: Job) -> tuple[bytes, bytes]:
-    """A job as bytes: what it is, and the body it is about, which is passed on as it is."""
-    if isinstance(job, Read):
+    """A job as bytes: what it is, and the body that it is about, as it is."""
+    if isinstance(job, Read | Skim):
         return _encode(msgspec.structs.replace(job, body=b"")), job.body
     return packed(job, job.param), b""
 
@@ -206,6 +206,8 @@ class Jobs:
             return _encode(self._render(job))
         if isinstance(job, Read):
             return self._read(job, body)
+        if isinstance(job, Skim):
+            return packed(outline_of(body), None)
         if isinstance(job, CompileGrammar):
             return self._compile_grammar(job)
         self.load_tokenizer()

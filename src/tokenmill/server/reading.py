@@ -9,9 +9,10 @@ from typing import Any
 
 from ..core.errors import BodyTooLarge
 from ..text.standins import Rendered
+from .endpoints import ENDPOINTS, parse_body
 from .fields import parse_object
 from .helper import Caller, Helper, is_heavy
-from .jobs import ENDPOINTS, Read, parse_body, unpack, unpack_ids
+from .jobs import Read, unpack, unpack_ids
 from .openai import Rules
 
 Check = Callable[[dict[str, Any]], Any]

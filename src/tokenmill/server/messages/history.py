@@ -142,11 +142,14 @@ class _History:
         if not texts:
             return
         self._check_answered()
-        if self._messages and self._messages[-1]["role"] == "user":
-            before = self._messages.pop()["content"]
-            texts = [*([before] if isinstance(before, str) else (part["text"] for part in before)), *texts]
         parts = [{"type": "text", "text": text} for text in texts]
-        self._messages.append({"role": "user", "content": texts[0] if len(texts) == 1 else parts})
+        last = self._messages[-1] if self._messages else None
+        if last is None or last["role"] != "user":
+            self._messages.append({"role": "user", "content": texts[0] if len(texts) == 1 else parts})
+            return
+        if isinstance(last["content"], str):
+            last["content"] = [{"type": "text", "text": last["content"]}]
+        last["content"] += parts
 
     def _add_result(self, where: str, block: Message) -> None:
         call = _string(where, block, "tool_use_id")

@@ -3,31 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import msgspec
 
 from ...core.errors import InvalidRequest, PreviousResponseNotFound
-from ..fields import parse_object
+from ..helper import Caller, Helper, is_heavy
+from ..jobs import Skim
+from .outline import outline_of, unpack_outline
 from .output import INCOMPLETE, response_of
 from .store import MAX_CHAIN, Record, ResponseStore
 
-MAX_REFERENCES = 100
-
 _decode = msgspec.json.decode
-
-
-class _Outline(msgspec.Struct):
-    """Of a body: what may name something stored. All else is passed over without being made."""
-
-    previous_response_id: Any = None
-    input: msgspec.Raw = msgspec.Raw(b"null")
-
-
-class _Reference(msgspec.Struct):
-    type: Any = None
-    id: Any = None
-    role: Any = None
 
 
 class _Stored(msgspec.Struct):
@@ -42,15 +28,16 @@ class _Named(msgspec.Struct):
     status: str = ""
 
 
-async def with_history(body: bytes, store: ResponseStore | None, owner: str, most_bytes: int) -> bytes | None:
+async def with_history(
+    body: bytes, store: ResponseStore | None, owner: str, most_bytes: int, helper: Helper, caller: Caller
+) -> bytes | None:
     """`body` and what it needs of the store, for parse.parse_continued; None if it needs nothing. `most_bytes`: of all
     that it continues. Raises InvalidRequest, and PreviousResponseNotFound."""
-    try:
-        outline = _decode(body, type=_Outline)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        parse_object(body)  # says what is wrong
-        raise
-    previous, references = outline.previous_response_id, _references(outline.input)
+    if is_heavy(body):
+        outline = unpack_outline(await caller.stay(helper.run(Skim(body), caller.name)))
+    else:
+        outline = outline_of(body)
+    previous, references = outline.previous, outline.references
     if previous is None and not references:
         return None
     if store is None:
@@ -119,19 +106,3 @@ def items_of(record: Record) -> list[msgspec.Raw]:
 
 def id_of(item: msgspec.Raw) -> str:
     return str(_decode(item, type=_Named).id)
-
-
-def _references(given: msgspec.Raw) -> list[str]:
-    """The ids that item references of an input name. What is no input is for its reader to refuse."""
-    try:
-        items = _decode(given, type=list[_Reference])
-    except msgspec.ValidationError:
-        return []
-    found = [
-        item.id
-        for item in items
-        if isinstance(item.id, str) and (item.type == "item_reference" or item.type is item.role is None)
-    ]
-    if len(found) > MAX_REFERENCES:
-        raise InvalidRequest(f"input may name at most {MAX_REFERENCES} stored items.", param="input")
-    return found

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from ...core.errors import InvalidRequest
-from ..fields import Fields, kind_name
+from ..fields import MAX_SPELLED, Fields, kind_name
 from ..openai import Call, Rules, parse_chat
 from ..other_fields import Ignored, Refused, Table, check
 from ..spelling import nearest
@@ -133,7 +133,7 @@ def _parse(body: dict[str, Any], rules: Rules, before: list[Item], known: Mappin
         if error.param in passed and (meant := nearest(error.param, _TAKEN)) is not None:
             raise _misspelled(error.param, meant) from None
         raise in_own_words(error) from None
-    for name in unknown:
+    for name in unknown[:MAX_SPELLED]:
         if len(name) <= MAX_NAME and (meant := nearest(name, _TAKEN)) is not None:
             raise _misspelled(name, meant)
     settings |= {"instructions": instructions, "store": store, "asks_to_store": fields.flag("store") is True}

@@ -99,12 +99,14 @@ class _Responses:
         """(the call with what it continues, its conversation where that is rendered already, bytes of the body), which
         count as held until the block ends. Errors of the block are told in this API's words."""
         generation = self._generation
+        caller, most_bytes = caller_of(request), generation.config.max_body_bytes
         async with generation.limits.body(request) as data:
-            most_bytes = generation.config.max_body_bytes
-            continued = await with_history(data, self._store, request.state.owner, most_bytes)
+            continued = await with_history(
+                data, self._store, request.state.owner, most_bytes, generation.helper, caller
+            )
             endpoint = "response" if continued is None else "continued_response"
             with generation.limits.held(0 if continued is None else len(continued)), said_as({"messages": "input"}):
-                call, rendered = await generation.read(endpoint, continued or data, caller_of(request))
+                call, rendered = await generation.read(endpoint, continued or data, caller)
                 yield call, rendered, len(data)
 
     async def retrieve(self, request: HttpRequest) -> Response:
@@ -142,7 +144,7 @@ class _Responses:
         query = request.query_params
         _check_include(request)
         limit, order, after = query.get("limit", str(_LIMIT)), query.get("order", "desc"), query.get("after")
-        if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= _MAX_LIMIT):
+        if not (limit.isascii() and limit.isdigit() and len(limit) < 9 and 1 <= int(limit) <= _MAX_LIMIT):
             raise InvalidRequest(f"limit must be an integer from 1 to {_MAX_LIMIT}.", param="limit")
         if order not in ("asc", "desc"):
             raise InvalidRequest("order must be asc or desc.", param="order")
