@@ -13,6 +13,7 @@ until the front end has drained it. It ends when the link does.
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import logging
@@ -28,10 +29,12 @@ from ..core.errors import TokenmillError
 from ..net.lifeline import exit_when_parent_ends
 from ..net.loop import run_event_loop
 from .launch import Launch
+from .quiet import until_quiet
 
 if TYPE_CHECKING:
     from ..core.config import EngineConfig
     from ..core.events import Ready
+    from ..engine.core import EngineCore
     from ..engine.journal import Recorder
     from ..node.load import Engine
 
@@ -72,7 +75,12 @@ async def _serve(launch: Launch) -> None:
         await link.send(ready)
         with beating(launch.pulse_fd, engine.ops.progress), recording(launch.journal, engine.config) as record:
             executor = maybe_poisoned(engine.worker.executor)
-            await build_engine(engine.config, executor, link, clock, record, engine.first_events()).run()
+            shell = build_engine(engine.config, executor, link, clock, record, engine.first_events())
+            warming = asyncio.create_task(warm_up(engine, shell.core), name="engine-warming")
+            try:
+                await shell.run()
+            finally:
+                warming.cancel()
         if engine.worker.saved is not None:
             print(f"tokenmill: {engine.worker.saved.summary()}", file=sys.stderr, flush=True)
     except EOFError:
@@ -80,6 +88,12 @@ async def _serve(launch: Launch) -> None:
     finally:
         link.close()
         engine.close()
+
+
+async def warm_up(engine: Engine, core: EngineCore) -> None:
+    """Load, while nobody is served, what requests of some kinds would wait for."""
+    await until_quiet(lambda: core.has_work, lambda: core.state.counters.num_steps)
+    await engine.worker.executor.warm_up_grammars()
 
 
 def load(launch: Launch) -> tuple[Engine, Ready]:

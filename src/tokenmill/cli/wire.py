@@ -34,6 +34,7 @@ from .launch import Launch
 from .models import resolve_model
 from .options import engine_options, given_options
 from .plan import print_facts
+from .quiet import until_quiet
 from .serve_options import HttpOptions, ServeOptions, server_config, set_access_log
 from .state import open_response_store
 from .supervisor import Supervisor
@@ -201,6 +202,9 @@ async def _serve(
         url = await listening
         print(f"tokenmill: ready at {url} after {time.monotonic() - started_s:.2f} s", flush=True)
         helper.warm_up()
+        if ready.pooling is None:
+            await until_quiet(lambda: client.num_open > 0, lambda: client.stats.num_steps)
+            helper.warm_up_grammars()
         await asyncio.get_running_loop().create_future()  # Never: the others decide when to end.
 
     async def take_workers(workers: Workers) -> None:

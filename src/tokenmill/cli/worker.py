@@ -34,7 +34,7 @@ from ..net.entropy import new_id
 from ..net.handshake import Identity
 from ..net.loop import run_event_loop
 from ..net.tcp import Credentials, join
-from .engine_process import SWITCH_S, load, recording
+from .engine_process import SWITCH_S, load, recording, warm_up
 from .launch import Launch
 from .models import resolve_model
 from .options import engine_options, given_options
@@ -105,6 +105,7 @@ class _Worker:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._leave, me)
         watch = asyncio.create_task(self._end_when_stuck(), name="engine-watch")
+        warming = asyncio.create_task(warm_up(self._engine, self._core), name="engine-warming")
         delay_s = FIRST_DELAY_S
         try:
             while not self._is_leaving:
@@ -120,6 +121,7 @@ class _Worker:
                 raise
         finally:
             watch.cancel()
+            warming.cancel()
 
     async def _work_once(self) -> None:
         """From joining a front end to its end."""

@@ -12,12 +12,13 @@ place) takes its turn in the same queue. See runner.py for the three parts of a 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from ..core.effects import DropAdapter, FetchBlocks, FindBlocks, Job, PrepareGrammar, SaveBlocks
-from ..core.errors import InvalidRequest
+from ..core.errors import InvalidRequest, TokenmillError
 from ..core.events import LoadAdapter
 from ..core.step import StepPlan, StepResult
 from ..ops.work import Ticket, WorkQueue
@@ -112,6 +113,12 @@ class ModelExecutor:
 
     def _between_steps(self, work: Work) -> asyncio.Future[Any]:
         return self._submit(work, Ticket.outcome)
+
+    async def warm_up_grammars(self) -> None:
+        """Have loaded what the first grammar would wait for. Steps meanwhile may wait for tenths of a second."""
+        if self._grammars is not None:
+            with contextlib.suppress(TokenmillError, OSError):  # the first grammar finds the same, and is told
+                await asyncio.get_running_loop().run_in_executor(None, self._grammars.vocabulary)
 
     def close(self) -> None:
         """Wait for the step that is running, drop what has not begun, free memory. May be called again."""

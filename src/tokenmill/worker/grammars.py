@@ -71,7 +71,7 @@ Work = tuple[Constrained, Callable[[], None]]
 
 @dataclass(slots=True, eq=False)
 class Grammars:
-    """load: makes the vocabulary, when a grammar first comes. Any thread may prepare; one calls the rest."""
+    """load: makes the vocabulary, once. Any thread may ask for it and prepare; one calls the rest."""
 
     ops: Ops
     vocab_size: int
@@ -91,6 +91,14 @@ class Grammars:
                 self._keep(grammar, self._build(grammar))
             except GrammarFailed as error:
                 raise InvalidRequest(str(error), param="grammar") from None
+
+    def vocabulary(self) -> Vocabulary:
+        """Loaded when it is first asked for. Raises BadCheckpoint, and InvalidRequest where the model has no end."""
+        with self._loading:
+            if self._vocabulary is None:
+                self._vocabulary = self.load()
+                assert self._vocabulary.vocab_size == self.vocab_size, self._vocabulary.vocab_size
+        return self._vocabulary
 
     def most_bytes(self, num_seqs: int) -> int:
         """About: of the vocabulary, and of matchers and masks of so many sequences and of those that are kept."""
@@ -147,11 +155,7 @@ class Grammars:
                 self._prepared.popitem(last=False)
 
     def _build(self, grammar: str) -> Matcher:
-        with self._loading:
-            if self._vocabulary is None:
-                self._vocabulary = self.load()
-                assert self._vocabulary.vocab_size == self.vocab_size, self._vocabulary.vocab_size
-        matcher = self._vocabulary.matcher(grammar)
+        matcher = self.vocabulary().matcher(grammar)
         words = np.empty(-(-self.vocab_size // 32), np.uint32)
         matcher.fill(words.ctypes.data, words.nbytes)
         return matcher
@@ -191,8 +195,7 @@ class Grammars:
         if one.matcher is None:
             self._keep(one.grammar, matcher := self._build(one.grammar))
             one.matcher = matcher.copy()
-        assert self._vocabulary is not None
-        if frozenset(self._vocabulary.eos_token_ids) != one.end_ids:
+        if frozenset(self.vocabulary().eos_token_ids) != one.end_ids:
             raise GrammarFailed("The end tokens of the request are not those of the model.")
         one.matcher.follow(one.tokens)
         one.matcher.fill(*one.mask.place)

@@ -1,0 +1,34 @@
+"""What nobody waits for is done when nothing else is, and not before."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from tokenmill.cli import quiet
+from tokenmill.cli.quiet import NUM_LOOKS, until_quiet
+
+
+@pytest.mark.parametrize(
+    ("is_busy", "num_done", "looks"),
+    [
+        (lambda look: False, lambda look: 7, NUM_LOOKS),
+        (lambda look: look in (1, 4), lambda look: 0, 4 + NUM_LOOKS),
+        (lambda look: False, lambda look: min(look, 5), 5 + NUM_LOOKS),  # what came and went between two looks
+        (lambda look: look % NUM_LOOKS == 0 and look < 99, lambda look: 0, 90 + NUM_LOOKS),
+    ],
+)
+def test_quiet_is_a_while_without_work(
+    is_busy: Callable[[int], bool], num_done: Callable[[int], int], looks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = 0
+
+    async def sleep(seconds: float) -> None:
+        nonlocal look
+        look += 1
+
+    monkeypatch.setattr(quiet.asyncio, "sleep", sleep)
+    asyncio.run(until_quiet(lambda: is_busy(look), lambda: num_done(look)))
+    assert look == looks
