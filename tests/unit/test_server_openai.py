@@ -209,6 +209,18 @@ def test_history_of_an_assistant_may_lack_content() -> None:
         parse_chat({"messages": [{"role": "user", "content": None}]}, Rules(100))
 
 
+def test_fields_of_a_history_that_are_null_count_as_absent() -> None:
+    """As clients write out messages that they hold as objects with all fields."""
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    said = {"role": "assistant", "tool_calls": [call], "reasoning": "Hm.", "reasoning_content": None}
+    result = {"role": "tool", "tool_call_id": "1", "content": "ok", "name": None}
+    rules = Rules(100, speech=Speech("hermes", True, knows_calls=True))
+    found, _ = parse_chat({"messages": [said, result]}, rules)
+    assert found.conversation is not None
+    first, second = found.conversation.messages
+    assert first["reasoning_content"] == "Hm." and second["name"] == "f"
+
+
 def test_tokenize_reads_what_chat_reads() -> None:
     conversation = {"messages": [{"role": "user", "content": "hi"}]}
     assert parse_tokenize({"prompt": "hi", "messages": None}, RULES) == parse_tokenize({"prompt": "hi"}, RULES)

@@ -69,6 +69,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [G], "tool_choice": NAMED}, "tool_choice", "none of the tools"),
     ({"tools": [G], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [NAMED]}}, "tool_choice",
      "none of"),
+    ({"tools": [F], "tool_choice": {"type": "allowed_tools", "allowed_tools": [NAMED]}}, "tool_choice", "must have"),
     ({"tool_choice": "required"}, "tool_choice", "needs tools"),
     ({"tools": [F], "functions": [G["function"]]}, "functions", "one of them"),
     ({"functions": [{"name": ""}]}, "functions", r"functions\[0\].name"),

@@ -3,6 +3,7 @@ only looks like one."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -57,6 +58,7 @@ def test_reasoning_is_told_from_the_answer_however_it_is_cut(
         assert read(fresh(), text[:at], text[at:]) == wanted, text[:at]
 
 
+CODER = "<tool_call>\n<function=now>\n<parameter=a>\n{}\n</parameter>\n</function>\n</tool_call>"
 _MARKS = sorted({mark for family in FAMILIES.values() for mark in (*family.marks, *family.ends)})
 _PIECES = st.lists(
     st.sampled_from(
@@ -135,6 +137,33 @@ def test_no_parser_where_there_is_nothing_to_take_apart() -> None:
     assert speech().parser(None, "r") is None
     assert speech().parser(ToolUse(TOOLS, "none"), "r") is None
     assert speech("hermes", "think").parser(None, "r", reasoning=ReasoningUse(is_separate=False)) is None
+
+
+@pytest.mark.parametrize(
+    ("family", "text", "wanted"),
+    [
+        ("llama3_json", '[now(a="\\ud800é")]', {"a": "\ud800é"}),
+        ("llama3_json", "[now(a=1e999)]", None),
+        ("llama3_json", f"[now(a=0x{'f' * 4000})]", None),
+        ("llama3_json", f"[now(a={'-' * 2000}1)]", None),
+        ("llama3_json", f"[now(a={'-' * 985}1)]", None),
+        ("llama3_json", f"[now(a=[{'1,' * 40_000}])]", None),
+        ("hermes", '<tool_call>{"name": "now", "arguments": "{\\"a\\": \\"\\ud800\\"}"}</tool_call>', {"a": "\ud800"}),
+        ("hermes", '<tool_call>{"name": "now", "arguments": "{\\"a\\": NaN}"}</tool_call>', None),
+        ("hermes", "<tool_call>" + '{"function": ' * 2000, None),
+        ("qwen3_coder", CODER.format('["\\ud800"]'), {"a": ["\ud800"]}),
+        ("qwen3_coder", CODER.format("1e999"), {"a": "1e999"}),
+        ("qwen3_coder", CODER.format("[" + "1, " * 40_000 + "1]"), {"a": [1] * 40_001}),
+    ],
+)
+def test_values_that_cannot_be_sent_or_are_too_costly_end_no_answer(family: str, text: str, wanted: Any) -> None:
+    """Halves of characters stay escaped; what no JSON number can say, or takes long to read, is no call."""
+    found = read(parser(family), *text)
+    if wanted is None:
+        assert found == Said(text)
+    else:
+        ((_, arguments),) = found.calls
+        assert arguments.encode() and json.loads(arguments) == wanted
 
 
 def test_long_arguments_take_time_in_proportion() -> None:

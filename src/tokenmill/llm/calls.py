@@ -7,7 +7,6 @@ import asyncio
 import itertools
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, TypeVar, cast
 
 from ..core.errors import InvalidRequest, ModelNotFound
@@ -18,7 +17,7 @@ from ..server.conversations import Conversation
 from ..server.errors import from_engine
 from ..server.grammars import GrammarCompiler
 from ..server.jobs import render_job, unpack_rendered
-from ..server.speaking import constraint_of, parser_of
+from ..server.speaking import constraint_of, parsers_of
 from ..server.vectors import take_vectors
 from ..text.bad_words import bad_word_ids
 from ..text.beams import Beams
@@ -107,7 +106,7 @@ class Calls:
         if constraint is not None:
             sampling = replace(sampling, grammar=self._compile(constraint))
         call = self.of_prompt(GivenPrompt(None, tuple(tokens)), sampling, cache_salt, lora, text)
-        return replace(call, parser=partial(parser_of, chat, speech, text), shown=speech.shown(chat.tool_use))
+        return replace(call, parser=parsers_of(chat, speech, text), shown=speech.shown(chat.tool_use))
 
     def of_prompt(
         self, prompt: GivenPrompt, sampling: SamplingParams, cache_salt: str, lora: str, text: str | None = None

@@ -146,14 +146,19 @@ class _History:
         self._require_answers(where)
         if role == "assistant":
             self._calls(where, message, read)
-            reasoning = message.get("reasoning_content", message.get("reasoning"))
-            if reasoning is not None and not isinstance(reasoning, str):
-                raise InvalidRequest(f"{where}.reasoning_content must be a string.", param="messages")
-            if reasoning:
-                read["reasoning_content"] = reasoning
+            self._reasoning(where, message, read)
         elif message.get("tool_calls"):
             raise InvalidRequest(f"{where}.tool_calls may stand only in an assistant's message.", param="messages")
         return read
+
+    def _reasoning(self, where: str, message: dict[str, Any], read: dict[str, Any]) -> None:
+        for name in ("reasoning", "reasoning_content"):
+            reasoning = message.get(name)
+            if reasoning is not None and not isinstance(reasoning, str):
+                raise InvalidRequest(f"{where}.{name} must be a string.", param="messages")
+        read.pop("reasoning_content", None)
+        if given := message.get("reasoning_content") or message.get("reasoning"):
+            read["reasoning_content"] = given
 
     def _calls(self, where: str, message: dict[str, Any], read: dict[str, Any]) -> None:
         calls, older = message.get("tool_calls"), message.get("function_call")
@@ -217,7 +222,7 @@ class _History:
                 raise InvalidRequest(f"{where}.tool_call_id is {call_id[:80]!r}, but {what}.", param="messages")
         del self._open[call_id]
         read["tool_call_id"] = self._known_id(call_id)
-        read.setdefault("name", self._names[call_id])
+        read["name"] = read.get("name") or self._names[call_id]
         return read
 
     def _require_answers(self, where: str) -> None:

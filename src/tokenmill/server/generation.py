@@ -37,7 +37,7 @@ from .pieces import in_turns
 from .reading import read_call
 from .rules import rules_of
 from .shape import Shape
-from .speaking import constraint_of, parser_of
+from .speaking import constraint_of, parsers_of
 from .stream import EventStream, WholeReply
 from .tokens import Encoder, prompt_text, text_call
 
@@ -160,6 +160,7 @@ class Generation:
         self.limits.admit(newcomer(caller.name, requests))
         tokenizer, speech = self.text.tokenizer, self.text.speech
         shown = speech.shown(call.tool_use, call.reasoning)
+        new_parser = parsers_of(call, speech, prompts[0].text)
         skip_special = call.sampling.skip_special_tokens
         answer = Answer(
             id=f"{prefix}-{given_id}" if given_id else root_id,
@@ -168,10 +169,7 @@ class Generation:
             fingerprint=fingerprint(ready, digest),
             call=call,
             prompts=prompts,
-            choices=[
-                Choice(index, each, tokenizer, parser_of(call, speech, prompts[0].text, each.id), shown)
-                for index, each in enumerate(requests)
-            ],
+            choices=[Choice(index, each, tokenizer, new_parser(each.id), shown) for index, each in enumerate(requests)],
             names=TokenNames(tokenizer, as_ids=call.tokens_as_ids),
             echoes=[prompt_text(self.text, prompt, skip_special) for prompt in prompts] if call.echo else (),
         )

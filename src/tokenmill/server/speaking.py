@@ -3,6 +3,9 @@ itself, or close it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import msgspec
 
 from ..text.grammar.constraint import Constraint, Thinking
@@ -26,12 +29,13 @@ def begins_thinking(call: Call, speech: Speech, prompt: str | None) -> bool:
     return is_open(family, prompt, continued)
 
 
-def parser_of(call: Call, speech: Speech, prompt: str | None, request_id: str) -> Parser | None:
-    """Of one choice; None for a prompt that is no conversation, and where all of an answer is content."""
+def parsers_of(call: Call, speech: Speech, prompt: str | None) -> Callable[[str], Parser | None]:
+    """Gives the parser of one choice, by its request's id; None for a prompt that is no conversation, and where all of
+    an answer is content."""
     if call.conversation is None:
-        return None
+        return lambda request_id: None
     opened = begins_thinking(call, speech, prompt)
-    return speech.parser(call.tool_use, request_id, is_open=opened, reasoning=call.reasoning)
+    return partial(speech.parser, call.tool_use, is_open=opened, reasoning=call.reasoning)
 
 
 def constraint_of(call: Call, speech: Speech, prompt: str | None) -> Constraint | None:

@@ -90,10 +90,11 @@ def _read(tools: Sequence[Any], places: Sequence[str], param: str) -> ToolUse:
     if len(tools) > MAX_TOOLS:
         raise InvalidRequest(f"{param} may hold at most {MAX_TOOLS} tools, got {len(tools)}.", param=param)
     found = [_tool(tool, place, param) for tool, place in zip(tools, places, strict=True)]
-    names = [tool.name for tool in found]
-    for number, name in enumerate(names):
-        if name in names[:number]:
-            raise InvalidRequest(f"{places[number]} has the name {name!r}, as one before it does.", param=param)
+    names: set[str] = set()
+    for tool, place in zip(found, places, strict=True):
+        if tool.name in names:
+            raise InvalidRequest(f"{place} has the name {tool.name!r}, as one before it does.", param=param)
+        names.add(tool.name)
     return ToolUse(tuple(found))
 
 
@@ -154,27 +155,28 @@ def choose(use: ToolUse, choice: Any, param: str, *, is_parallel: bool) -> ToolU
         form = '{"name": NAME}' if param == "function_call" else '{"type": "function", "function": {"name": NAME}}'
         words = "'auto' or 'none'" if param == "function_call" else "'auto', 'none', 'required'"
         raise InvalidRequest(f"{param} must be {words} or {form}.", param=param)
-    _require(use, name, param)
+    _require({tool.name for tool in use.tools}, name, param)
     return msgspec.structs.replace(use, choice="named", name=name, is_parallel=False)
 
 
 def _allowed(use: ToolUse, choice: dict[str, Any], param: str) -> ToolUse:
     """OpenAI's {"type": "allowed_tools", "allowed_tools": {"mode", "tools"}}."""
     allowed = choice.get("allowed_tools", choice)
-    mode, tools = allowed.get("mode"), allowed.get("tools")
+    mode, tools = (allowed.get("mode"), allowed.get("tools")) if isinstance(allowed, dict) else (None, None)
     if mode not in ("auto", "required") or not isinstance(tools, list) or not tools:
         raise InvalidRequest(f"{param}.allowed_tools must have a mode, 'auto' or 'required', and tools.", param=param)
-    names = []
+    known = {tool.name for tool in use.tools}
+    names = set()
     for tool in tools:
         function = tool.get("function", tool) if isinstance(tool, dict) else None
         name = function.get("name") if isinstance(function, dict) else None
         if not isinstance(name, str):
             raise InvalidRequest(f"{param}.allowed_tools.tools must be objects with a name.", param=param)
-        _require(use, name, param)
-        names.append(name)
+        _require(known, name, param)
+        names.add(name)
     return msgspec.structs.replace(use, tools=tuple(tool for tool in use.tools if tool.name in names), choice=mode)
 
 
-def _require(use: ToolUse, name: str, param: str) -> None:
-    if all(tool.name != name for tool in use.tools):
+def _require(known: set[str], name: str, param: str) -> None:
+    if name not in known:
         raise InvalidRequest(f"{param} names {name[:80]!r}, which is none of the tools.", param=param)

@@ -56,11 +56,9 @@ def reasoning_of(template: str | None) -> ReasoningFamily | None:
 def is_open(family: ReasoningFamily, prompt: str, continued: str | None = None) -> bool:
     """Whether an answer to `prompt` begins within reasoning: its last mark is one that the template has put there.
     `continued`: the answer's own beginning, where the caller gave one."""
-    text = prompt.rstrip() if continued is None else continued
-    begin, end = text.rfind(family.begin), text.rfind(family.end)
     if continued is not None:
-        return begin > end
-    return begin >= 0 and begin == len(text) - len(family.begin)
+        return continued.rfind(family.begin) > continued.rfind(family.end)
+    return prompt.rstrip().endswith(family.begin)
 
 
 class ReasoningParser:

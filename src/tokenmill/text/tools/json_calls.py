@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any
 
-from .reading import MAX_NAME, Calls, Malformed, Reading, ending, space
+from .reading import MAX_NAME, Calls, Malformed, Reading, as_json, ending, is_whole, space
 
 MAX_DEPTH = 64
 _ARGUMENTS = ("arguments", "parameters")
@@ -46,6 +46,7 @@ class _Call:
     name: str | None = None
     arguments: list[str] = field(default_factory=list)
     has_arguments: bool = False
+    is_nested: bool = False
 
 
 def read_call(calls: Calls, char: str) -> Generator[None, str, None]:
@@ -84,7 +85,8 @@ def _members(calls: Calls, call: _Call) -> Generator[None, str, None]:
             calls.finish()
         elif key in _ARGUMENTS and not call.has_arguments:
             rest = yield from read_value(char, call.arguments.append)
-        elif key == "function" and char == "{":
+        elif key == "function" and char == "{" and not call.is_nested:
+            call.is_nested = True
             yield from _members(calls, call)
         else:
             rest = yield from read_value(char, _ignore)
@@ -107,6 +109,8 @@ def _tell_at_once(calls: Calls, name: str, arguments: list[str]) -> None:
             value = json.loads(value)
         except (ValueError, RecursionError):
             raise Malformed from None
+        fit = as_json(value)
+        text = text if is_whole(text) else fit
     if value is None:
         text, value = "{}", {}
     if not isinstance(value, dict):

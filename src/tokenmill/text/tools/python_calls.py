@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ast
-import json
 from typing import Any
 
 from .json_calls import MAX_DEPTH
-from .reading import MAX_NAME, Calls, Malformed, Reading, space
+from .reading import MAX_NAME, Calls, Malformed, Reading, as_json, space
 
-_MAX_CHARS = 100_000
+_MAX_CHARS, _MAX_UNQUOTED = 100_000, 4096
 _OPENING, _CLOSING = "([{", ")]}"
 _CONSTANTS = {"true": True, "false": False, "null": None}
 
@@ -38,7 +37,7 @@ def read_python_call(calls: Calls, char: str) -> Reading:
     if name not in calls.tools:
         raise Malformed
     text = yield from _arguments()
-    arguments = json.dumps(_evaluate(text), ensure_ascii=False)
+    arguments = _evaluate(text)
     calls.start(name)
     calls.give(arguments)
     calls.finish()
@@ -48,9 +47,10 @@ def read_python_call(calls: Calls, char: str) -> Reading:
 def _arguments() -> Reading:
     """The text up to the closing bracket."""
     text: list[str] = []
-    depth, quote = 0, ""
+    depth, quote, unquoted = 0, "", 0
     while True:
         char = yield
+        unquoted += not quote
         if quote:
             if char == "\\":
                 text.append(char)
@@ -65,16 +65,20 @@ def _arguments() -> Reading:
             depth -= 1
         if depth < 0:
             return "".join(text)
-        if depth > MAX_DEPTH or len(text) > _MAX_CHARS:
+        if depth > MAX_DEPTH or len(text) > _MAX_CHARS or unquoted > _MAX_UNQUOTED:
             raise Malformed
         text.append(char)
 
 
-def _evaluate(text: str) -> dict[str, Any]:
+def _evaluate(text: str) -> str:
+    """The arguments as JSON."""
     try:
-        call = ast.parse(f"f({text})", mode="eval").body
+        return as_json(_read_keywords(ast.parse(f"f({text})", mode="eval").body))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise Malformed from None
+
+
+def _read_keywords(call: ast.expr) -> dict[str, Any]:
     if not isinstance(call, ast.Call) or call.args:
         raise Malformed
     found: dict[str, Any] = {}

@@ -13,7 +13,7 @@ from typing import Any
 
 from .family import TEXT_VALUE, VALUE_END, Family, Form, Spell
 from .json_calls import read_calls
-from .reading import MAX_NAME, Calls, Reading, ending, literal, space, until
+from .reading import MAX_NAME, Calls, Malformed, Reading, as_json, ending, literal, space, until
 from .use import Tool
 
 BEGIN, END = "<tool_call>", "</tool_call>"
@@ -58,7 +58,7 @@ def _read_value(calls: Calls, schema: dict[str, Any]) -> Reading:
         calls.give('"')
     else:
         text = yield from until(_VALUE_ENDS, None, char, most=_MAX_VALUE)
-        calls.give(json.dumps(_value_of(text), ensure_ascii=False))
+        calls.give(_value_of(text))
     return ""
 
 
@@ -76,16 +76,14 @@ def is_text(schema: dict[str, Any]) -> bool:
     return isinstance(choices, list) and "type" not in schema and all(isinstance(each, str) for each in choices)
 
 
-def _value_of(text: str) -> Any:
-    """JSON, or one of Python's literals, or else text."""
+def _value_of(text: str) -> str:
+    """As JSON: what JSON or one of Python's literals says, or else the text."""
     for read in (json.loads, ast.literal_eval):
         try:
-            value = read(text.strip())
-            json.dumps(value, allow_nan=False)
-        except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+            return as_json(read(text.strip()))
+        except (Malformed, ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
             continue
-        return value
-    return text
+    return as_json(text)
 
 
 def _lark(schema: dict[str, Any], spell: Spell, value_of: Callable[[dict[str, Any]], str]) -> str | None:

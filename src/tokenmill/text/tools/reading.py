@@ -8,14 +8,17 @@ that, what follows up to the family's end marker is arguments as the model wrote
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from ..parts import CallArguments, CallStart, Content, Part
 from .use import Tool
 
 MAX_NAME = 256
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 Reading = Generator[None, str, str]
 
@@ -274,7 +277,7 @@ def literal(text: str, char: str = "") -> Generator[None, str, None]:
 def until(stops: Sequence[str], give: Callable[[str], None] | None = None, char: str = "", most: int = 0) -> Reading:
     """The text up to one of `stops`; where `give` is there, it gets that text as it comes. `most`: characters, 0: any
     number. Raises Malformed."""
-    kept, text, held = [], "", ""
+    kept, size, text, held = [], 0, "", ""
     while True:
         held += char or (yield)
         char = ""
@@ -285,10 +288,25 @@ def until(stops: Sequence[str], give: Callable[[str], None] | None = None, char:
             give(text)
         else:
             kept.append(text)
-            if most and sum(map(len, kept)) > most:
+            size += len(text)
+            if most and size > most:
                 raise Malformed
         if stop is not None:
             return "".join(kept)
+
+
+def as_json(value: Any) -> str:
+    """A value of JSON as text that can be sent. Raises Malformed for numbers that have no place there."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (ValueError, RecursionError):
+        raise Malformed from None
+    return text if is_whole(text) else json.dumps(value)
+
+
+def is_whole(text: str) -> bool:
+    """Whether it holds no half of a character, which no message can carry."""
+    return text.isascii() or _SURROGATE.search(text) is None
 
 
 def ending(end: str, char: str) -> Reading:
