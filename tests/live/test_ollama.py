@@ -80,9 +80,18 @@ def test_what_a_model_is(served: Served, field: str, name: str) -> None:
     assert length == served.engine.max_model_len
 
 
-def test_another_model_is_not_found(served: Served) -> None:
-    status, body = ask(served, "/api/show", {"model": "other"})
-    assert status == 404 and "'other'" in body["error"]
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/api/show", {"model": "other"}),
+        ("/api/chat", {"model": "other", "messages": [{"role": "user", "content": "hi"}]}),
+        ("/api/generate", {"model": "other", "prompt": "hi"}),
+    ],
+)
+def test_another_model_is_not_found_in_the_words_that_clients_look_for(
+    served: Served, path: str, body: dict[str, Any]
+) -> None:
+    assert ask(served, path, body) == (404, {"error": "model 'other' not found; this server has: toy."})
 
 
 def test_a_version_that_clients_can_compare(served: Served) -> None:

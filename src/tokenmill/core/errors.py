@@ -58,8 +58,15 @@ class Forbidden(TokenmillError):
 
 
 class ModelNotFound(TokenmillError):
+    """`hint`: what there is instead, if that is known; `name`: what was asked for, if it was a model."""
+
     status = 404
     kind = "not_found_error"
+
+    def __init__(self, message: str, *, param: str | None = None, name: str = "", hint: str = "") -> None:
+        super().__init__(message, param=param)
+        self.name = name
+        self.hint = hint
 
 
 class NotFound(TokenmillError):

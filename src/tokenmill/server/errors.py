@@ -40,7 +40,8 @@ class ClientGone(Exception):
 
 class Fault(NamedTuple):
     """A failure, whatever API tells it. `kind`: OpenAI's word for its type; `param`: the field at fault; `request_id`:
-    what the response calls the request, where it does."""
+    what the response calls the request, where it does; `model`: the name of a model that is not there; `hint`: which are.
+    """
 
     status: int
     message: str
@@ -48,6 +49,8 @@ class Fault(NamedTuple):
     param: str | None = None
     code: str | int | None = None
     request_id: str = ""
+    model: str = ""
+    hint: str = ""
 
 
 Style = Callable[[Fault], dict[str, Any]]
@@ -69,7 +72,8 @@ def _naming(fault: Fault) -> str:
 
 
 def ollama_style(fault: Fault) -> dict[str, Any]:
-    return {"error": _naming(fault)}
+    """Clients look for Ollama's own words where a model is missing."""
+    return {"error": f"model '{fault.model}' not found; {fault.hint}" if fault.model else _naming(fault)}
 
 
 def llama_style(fault: Fault) -> dict[str, Any]:
@@ -111,7 +115,8 @@ def fault_of(error: TokenmillError) -> Fault:
     """503 carries its number as code, as llama.cpp's clients expect."""
     code: str | int | None = next((code for class_, code in _CODES if isinstance(error, class_)), None)
     code = 503 if isinstance(error, Unavailable) else code
-    return Fault(error.status, error.message, error.kind, error.param, code)
+    fault = Fault(error.status, error.message, error.kind, error.param, code)
+    return fault._replace(model=error.name, hint=error.hint) if isinstance(error, ModelNotFound) else fault
 
 
 def describe(error: TokenmillError, style: Style = openai_style, request_id: str = "") -> dict[str, Any]:

@@ -191,9 +191,9 @@ class Generation:
         adapter = self.client.adapters.get(name) or self.client.adapters.get(plain or "")
         if adapter is None:
             known = ", ".join([*self.config.model_names, *(each.name for each in self.client.adapters)])
-            raise ModelNotFound(
-                f"The model {name[:200]!r} does not exist here; this server has: {known}.", param="model"
-            )
+            hint = f"this server has: {known}."
+            message = f"The model {name[:200]!r} does not exist here; {hint}"
+            raise ModelNotFound(message, param="model", name=name[:200], hint=hint)
         return adapter
 
     def serves(self, name: str) -> bool:

@@ -69,7 +69,7 @@ def test_what_is_there(client: Client, model: str) -> None:
 def test_another_model_is_not_found(client: Client) -> None:
     with pytest.raises(ollama.ResponseError) as refused:
         client.chat(model="other", messages=CAPITAL)
-    assert refused.value.status_code == 404
+    assert refused.value.status_code == 404 and "model 'other' not found" in refused.value.error
 
 
 def test_json_and_a_schema(client: Client, model: str) -> None:
