@@ -30,6 +30,7 @@ $(BIN)/python:
 
 # An editable install: changes under src/ are live; the native library is rebuilt when its sources change.
 $(VENV)/installed: pyproject.toml src/tokenmill/__init__.py $(NATIVE) | $(BIN)/python
+	@echo "installing tokenmill; with a C++ compiler the kernels are built, which takes minutes on a small machine"
 	$(PIP) install --editable .
 	@$(BIN)/tokenmill doctor --brief
 	@touch $@
