@@ -40,7 +40,7 @@ class ClientGone(Exception):
 
 class Fault(NamedTuple):
     """A failure, whatever API tells it. `kind`: OpenAI's word for its type; `param`: the field at fault; `request_id`:
-    what the response calls the request, where it does; `model`: the name of a model that is not there; `hint`: which are.
+    what the response calls the request, where it does; `model`: a model that is not there; `hint`: which are.
     """
 
     status: int

@@ -131,7 +131,7 @@ def _jsonschema() -> Any:
     try:
         import jsonschema
     except ImportError:
-        message = "Judging answers needs the jsonschema package: pip install 'tokenmill[bench]'."
+        message = "Judging answers needs the jsonschema package: pip install 'jsonschema[format-nongpl]'."
         raise ConfigError(message, param="url") from None
     return jsonschema
 

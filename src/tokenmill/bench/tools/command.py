@@ -54,7 +54,9 @@ def run(args: argparse.Namespace) -> int:
     try:
         validator = importlib.import_module("jsonschema").Draft202012Validator
     except ImportError:
-        raise ConfigError("bench tools needs the jsonschema package: pip install jsonschema.", param="bench") from None
+        raise ConfigError(
+            "bench tools needs the jsonschema package: pip install 'jsonschema[format-nongpl]'.", param="bench"
+        ) from None
     cases = read_cases(args.data, args.limit, args.seed)
     subject = ApiSubject(args.url, model=args.served_model_name, api_key=args.api_key, concurrency=args.concurrency)
     try:
