@@ -33,6 +33,20 @@ def test_lines_are_read_in_parts_whatever_ends_them(tmp_path: Path) -> None:
     assert [each.number for each in found] == list(range(1, 300, 2))
 
 
+def test_large_lines_are_read_few_at_once(tmp_path: Path) -> None:
+    """Very many blank lines between them are no end."""
+    path = tmp_path / "in"
+    path.write_bytes(b"".join(line(f"n{number}", x="y" * 400_000) + b"\n" * 1_200_000 for number in range(8)))
+    place, names = Place(), []
+    while True:
+        some, place = read_lines(path, place, 1_000_000)
+        if not some:
+            break
+        assert len(some) <= 3
+        names += [each.custom_id for each in some]
+    assert names == [f"n{number}" for number in range(8)]
+
+
 def test_a_line_that_is_too_long_is_told_and_passed_over(tmp_path: Path) -> None:
     """It is one line with one fault, however long it is, and the next one is read."""
     path = tmp_path / "in"
@@ -50,6 +64,8 @@ def test_a_torn_line_is_no_answer(tmp_path: Path) -> None:
         path.write_bytes(whole + torn[:cut])
         assert mend(path) == ({"a", "b"}, len(whole))
         assert path.read_bytes() == whole
+    path.write_bytes(whole + b"\0" * 4096 + torn + torn)  # a disk that had lost its power
+    assert mend(path) == ({"a", "b"}, len(whole))
     assert mend(tmp_path / "nothing") == (set(), 0) and not (tmp_path / "nothing").exists()
     told = [json.loads(each) for each in whole.splitlines()]
     assert told[0]["response"] == {"status_code": 200, "request_id": "r1", "body": {"x": 1}}

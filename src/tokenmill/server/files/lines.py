@@ -23,7 +23,7 @@ ENDPOINTS = (
 )  # fmt: skip
 MAX_LINES = 50_000
 MAX_ID = 256
-_READ_AT_ONCE = 64
+_READ_AT_ONCE, _BYTES_AT_ONCE = 64, 1 << 20
 MAX_FAULTS = 100
 """More than so many are not told."""
 
@@ -57,6 +57,7 @@ class _Body(msgspec.Struct, frozen=True):
     stream: Any = None
 
 
+_RAW = msgspec.json.Decoder(msgspec.Raw)
 _GIVEN = msgspec.json.Decoder(_Given)
 _BODY = msgspec.json.Decoder(_Body)
 
@@ -137,8 +138,11 @@ def read_lines(path: Path, place: Place, max_line_bytes: int) -> tuple[list[Line
     lines: list[Line] = []
     with open(path, "rb") as file:
         file.seek(place.offset)
-        number = place.number
-        while len(lines) < _READ_AT_ONCE and (text := _read_line(file, max_line_bytes, number == 0)) is not None:
+        number, end = place.number, place.offset + _BYTES_AT_ONCE
+        while len(lines) < _READ_AT_ONCE and not (lines and file.tell() >= end):
+            text = _read_line(file, max_line_bytes, number == 0)
+            if text is None:
+                break
             number += 1
             if text:
                 given = _GIVEN.decode(text)
@@ -164,7 +168,7 @@ def _read_line(file: IO[bytes], max_line_bytes: int, is_first: bool) -> bytes | 
 def answered(line_id: str, custom_id: str, status: int, request_id: str, body: bytes) -> bytes:
     """The line for a call that was answered, well or not."""
     try:
-        told: Any = msgspec.Raw(body) if body and msgspec.json.decode(body) is not None else None
+        told: Any = _RAW.decode(body) if body else None
     except msgspec.MsgspecError:
         told = body.decode("utf8", "replace")
     response = {"status_code": status, "request_id": request_id, "body": told}
@@ -185,8 +189,8 @@ _DONE = msgspec.json.Decoder(_Done)
 
 
 def mend(path: Path) -> tuple[set[str], int]:
-    """(custom_ids of the whole lines of an output, its bytes), after cutting a torn last line off. What is not there is
-    empty."""
+    """(custom_ids of the whole lines of an output, its bytes), after cutting off what follows the last of them. What is
+    not there is empty."""
     done: set[str] = set()
     size = 0
     try:
@@ -194,7 +198,10 @@ def mend(path: Path) -> tuple[set[str], int]:
             for line in file:
                 if not line.endswith(b"\n"):
                     break
-                done.add(_DONE.decode(line).custom_id)
+                try:
+                    done.add(_DONE.decode(line).custom_id)
+                except (msgspec.MsgspecError, UnicodeDecodeError):  # as a disk without power may leave it
+                    break
                 size += len(line)
             file.truncate(size)
     except FileNotFoundError:

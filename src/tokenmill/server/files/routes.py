@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ...core.errors import InvalidRequest
+from ...core.errors import InvalidRequest, Unavailable
 from ..errors import ClientGone
 from ..generation import Generation
 from ..http import JSONReply
@@ -78,6 +78,8 @@ class _Files:
                     expires_at=now + kept_s,
                 )
                 await store.add(record, part)
+        except OSError as error:
+            raise Unavailable(f"The file cannot be kept: {error.strerror}.") from error
         finally:
             part.unlink(missing_ok=True)
         return JSONReply(_shown_file(record))

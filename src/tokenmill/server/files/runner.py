@@ -12,10 +12,9 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
 
-import msgspec
 from starlette.types import ASGIApp
 
-from ...core.errors import InvalidRequest, NotFound
+from ...core.errors import InvalidRequest, NotFound, Unavailable
 from ...core.request import IDLE_PRIORITY
 from ..client import EngineClient
 from .answers import Answers
@@ -30,9 +29,9 @@ CLIENT = "batches"
 _MOST_OPEN = 64
 _ROWS = 8  # where the engine does not say how many it has
 _POLL_S = 0.02
+_SWEEP_S = 60.0
 _RETRIED = (429, 503)
 _RETRY_S, _MOST_RETRY_S = 0.5, 30.0
-_PRIORITY = msgspec.Raw(str(IDLE_PRIORITY).encode())
 _log = logging.getLogger(__name__)
 
 
@@ -63,17 +62,25 @@ class Batches:
         self._turns = asyncio.Lock()
         self._freed = asyncio.Event()
         self._num_running = 0
+        self._writing = asyncio.Lock()
+        self._sweeper: asyncio.Task[None] | None = None
 
     def open(self) -> None:
         """Take the folder, and go on with what has not ended."""
-        if not self.store.open():
+        try:
+            if not self.store.open():
+                return
+            batches = sorted(self.store.batches(Batch), key=lambda each: (each.created_at, each.id))
+            open_ = [batch for batch in batches if not batch.has_ended]
+            self.store.clean({name for batch in open_ for name in (batch.output_id, batch.error_id)})
+        except (InvalidRequest, OSError) as error:
+            _log.error("Files are not kept: %s", error)
+            self.store.close(error.message if isinstance(error, InvalidRequest) else f"{error.strerror}.")
             return
-        batches = sorted(self.store.batches(Batch), key=lambda each: (each.created_at, each.id))
         self._batches = {batch.id: batch for batch in batches}
-        open_ = [batch for batch in batches if not batch.has_ended]
-        self.store.clean({name for batch in open_ for name in (batch.output_id, batch.error_id)})
         for batch in open_:
             self._start(batch)
+        self._sweeper = asyncio.create_task(self._sweep(), name="expired-files")
 
     def stop(self) -> None:
         """Begin nothing more, and leave what is under way; the next server goes on."""
@@ -82,7 +89,11 @@ class Batches:
 
     async def close(self) -> None:
         self.stop()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        tasks = [*self._tasks.values()]
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            tasks.append(self._sweeper)
+        await asyncio.gather(*tasks, return_exceptions=True)
         self.store.close()
 
     # ---- for clients ----
@@ -110,7 +121,11 @@ class Batches:
             kept_s=wanted.kept_s,
             metadata=wanted.metadata,
         )
-        await self._save(batch)
+        try:
+            await self._save(batch)
+        except OSError as error:
+            del self._batches[batch.id]
+            raise Unavailable(f"The batch cannot be kept: {error.strerror}.") from error
         self._start(batch)
         return batch
 
@@ -139,8 +154,8 @@ class Batches:
         if batch.has_ended or batch.status == "finalizing":
             raise InvalidRequest(f"The batch is {batch.status}; it cannot be cancelled any more.", param="batch_id")
         if batch.status != "cancelling":
-            batch = await self._save(batch.moved("cancelling", self.store.wall_s()))
             self._cancelled[identifier].set()
+            batch = await self._save(batch.moved("cancelling", self.store.wall_s()))
         return batch
 
     def uses(self, file_id: str) -> Batch | None:
@@ -169,7 +184,7 @@ class Batches:
             if not self._batches[identifier].has_ended:
                 await self._work(identifier)
         except (InvalidRequest, OSError) as error:
-            message = error.message if isinstance(error, InvalidRequest) else str(error)
+            message = error.message if isinstance(error, InvalidRequest) else f"{error.strerror}."
             await self._fail(identifier, (Fault("storage_failed", f"The batch cannot go on: {message}"),))
         except Exception:
             _log.exception("A batch failed.")
@@ -235,7 +250,7 @@ class Batches:
         async with _group() as group:
             async for line in self._undone(batch, answers):
                 await self._turn()
-                group.create_task(self._answer(batch, line, answers))
+                group.create_task(self._answer(batch, line, answers)).add_done_callback(self._free)
 
     async def _undone(self, batch: Batch, answers: Answers) -> AsyncIterator[Line]:
         """The lines that have no answer yet."""
@@ -269,22 +284,22 @@ class Batches:
         return self._client.num_open > self._client.desk.num_open_of(CLIENT)
 
     async def _answer(self, batch: Batch, line: Line, answers: Answers) -> None:
-        try:
-            fields = msgspec.json.decode(line.body, type=dict[str, msgspec.Raw])
-            body = msgspec.json.encode(fields | {"priority": _PRIORITY})
-            wait_s = _RETRY_S
-            while True:
-                status, told = await call(self._app, batch.endpoint, body, CLIENT, batch.owner)
-                if status not in _RETRIED:
-                    break
-                await asyncio.sleep(wait_s)
-                wait_s = min(_MOST_RETRY_S, 2 * wait_s)
-        finally:
-            self._num_running -= 1
-            self._freed.set()
+        wait_s = _RETRY_S
+        body = idle(line.body)
+        while True:
+            status, told = await call(self._app, batch.endpoint, body, CLIENT, batch.owner)
+            if status not in _RETRIED:
+                break
+            await asyncio.sleep(wait_s)
+            wait_s = min(_MOST_RETRY_S, 2 * wait_s)
         name = self.store.new_id("batch_req").replace("-", "_", 1)
         written = answered(name, line.custom_id, status, name, told)
         await answers.put(line.custom_id, written, is_error=status != 200)
+
+    def _free(self, _: asyncio.Task[None]) -> None:
+        """A line's task is over, even if it was cancelled before its first step."""
+        self._num_running -= 1
+        self._freed.set()
 
     async def _expire(self, batch: Batch, answers: Answers) -> None:
         """Say of each line that is left that it was not called."""
@@ -327,18 +342,35 @@ class Batches:
         )
 
     async def _fail(self, identifier: str, faults: tuple[Fault, ...]) -> None:
+        """What was answered is kept. A batch whose end cannot be written has failed as long as this server runs, and
+        is gone on with by the next."""
         _log.warning("Batch %s failed: %s", identifier, faults[0].message)
-        with contextlib.suppress(OSError):
-            batch = self._batches[identifier]
+        batch = self._batches[identifier]
+        try:
             answers = Answers(self.store, batch.output_id, batch.error_id)
             await answers.open()
             await answers.close()
             await self._finish(identifier, "failed", answers, faults=faults)
+        except OSError as error:
+            _log.error("The end of batch %s cannot be written: %s", identifier, error)
+            self._batches[identifier] = batch.moved("failed", self.store.wall_s(), faults=faults)
 
     async def _save(self, batch: Batch) -> Batch:
-        await self.store.write_batch(batch.id, batch)
+        """Make it the batch's state, at once, and write the newest there is."""
         self._batches[batch.id] = batch
+        async with self._writing:
+            await self.store.write_batch(batch.id, self._batches[batch.id])
         return batch
+
+    async def _sweep(self) -> None:
+        """Delete what has expired, but for the inputs of batches that have not ended."""
+        while True:
+            used = {batch.input_id for batch in self._batches.values() if not batch.has_ended}
+            try:
+                await self.store.drop_expired(used)
+            except OSError as error:
+                _log.warning("Expired files cannot be deleted: %s", error)
+            await asyncio.sleep(_SWEEP_S)
 
     def _drop_old(self, now: int) -> None:
         """Forget batches that have ended long ago, and the oldest where there are too many."""
@@ -348,6 +380,12 @@ class Batches:
             if number < num_excess or batch.created_at + 2 * KEPT_S < now:
                 del self._batches[batch.id]
                 self.store.remove_batch(batch.id)
+
+
+def idle(body: bytes) -> bytes:
+    """The body of a call, an object as JSON, at the priority of batches: of two fields of one name the last counts."""
+    inside = body[1:-1].strip()
+    return b'{%b%b"priority":%d}' % (inside, b"," if inside else b"", IDLE_PRIORITY)
 
 
 @contextlib.asynccontextmanager

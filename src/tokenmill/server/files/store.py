@@ -117,10 +117,12 @@ class FileStore:
             for rest in (self._folder / kind).glob("*.new"):
                 rest.unlink()
 
-    def close(self) -> None:
+    def close(self, why: str = "The folder of files is not open.") -> None:
+        """why: what `require_open` says from now on."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+        self._why_not = why
 
     def require_open(self) -> None:
         """Raises Unavailable."""
@@ -131,18 +133,17 @@ class FileStore:
 
     def files(self, owner: str, purpose: str | None = None) -> list[FileRecord]:
         """The owner's, the oldest first."""
-        self._drop_expired()
+        now = self.wall_s()
         return [
             each
             for each in self._files.values()
-            if each.owner == owner and (purpose is None or each.purpose == purpose)
+            if each.owner == owner and each.expires_at > now and (purpose is None or each.purpose == purpose)
         ]
 
     def file(self, owner: str, identifier: str) -> FileRecord:
         """Raises NotFound, for files of others too."""
-        self._drop_expired()
         found = self._files.get(identifier)
-        if found is None or found.owner != owner:
+        if found is None or found.owner != owner or found.expires_at <= self.wall_s():
             raise NotFound(f"There is no file {identifier[:100]!r}.", param="file_id")
         return found
 
@@ -215,11 +216,11 @@ class FileStore:
         (self._folder / "files" / f"{identifier}.json").unlink(missing_ok=True)
         self.content(identifier).unlink(missing_ok=True)
 
-    def _drop_expired(self) -> None:
+    async def drop_expired(self, used: set[str]) -> None:
+        """Delete files whose time is over. used: ids of those that are read yet; they go later."""
         now = self.wall_s()
-        for record in [each for each in self._files.values() if each.expires_at <= now]:
-            del self._files[record.id]
-            self._remove(record.id)
+        for record in [each for each in self._files.values() if each.expires_at <= now and each.id not in used]:
+            await self.delete(record)
 
     # ---- records ----
 
