@@ -38,12 +38,15 @@ KINDS: list[tuple[Constraint, list[str], list[str]]] = [
         ["1--x/a"],
         ["٣--x/a", "1é-x/a", "1-1x/a", "1--]/a", "1--//a", "1--x/1"],
     ),
+    (Constraint("regex", r"[\W_][^\D][[:alpha:]]"), ["é1a", "_1Z"], ["a1a", "_٣a", "_1["]),
+    (Constraint("regex", " "), [" "], ["", "  "]),
     (
         Constraint("choice", ["a", "ab", 'q"\\', "n\n\0\x7f", "é😀", "a"]),
         ["a", "ab", 'q"\\', "n\n\0\x7f", "é😀"],
         ["b", ""],
     ),
     (Constraint("gbnf", 'root ::= "a" item+\nitem ::= [0-9] | "-"'), ["a1", "a-2"], ["a", "1"]),
+    (Constraint("gbnf", 'root ::= ([0-9]+)? ("a"{2}){1,2} "."'), ["aa.", "12aaaa."], ["a.", "aaa.", "1aaaaaa."]),
     (Constraint("gbnf", 'start: "a" NUM\nNUM: /[0-9]+/'), ["a12"], ["a"]),
     (Constraint("lark", 'start: "x" | "y"'), ["x"], ["z"]),
     (

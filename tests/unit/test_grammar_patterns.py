@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 
 import pytest
 from tests.grammars import schema_takes, takes
 
+from tokenmill.text.grammar.build import to_grammar
 from tokenmill.text.grammar.complement import other_strings
+from tokenmill.text.grammar.constraint import Constraint
 from tokenmill.text.grammar.patterns import CannotMend, mend
 
 CHARS = [*(chr(code) for code in range(32, 127)), *"\b\t\n\f\r", "é", "😀"]
@@ -49,7 +52,29 @@ def test_sets_take_what_they_say(pattern: str) -> None:
         )
 
 
-@pytest.mark.parametrize("pattern", [r"a\x01", "a\x7f", r"\u0000", r"[\x02]", r"\v", r"[\x00-\x20]"])
+@pytest.mark.parametrize(
+    "members", ["a&&b", "~~a", "!--", "--/", "a-c--", "[a", "^[a", "]a", "^]&&", r"\[0-\]", "^+--9", "&&[~~"]
+)
+def test_sets_have_no_operators_and_no_sets_within(members: str) -> None:
+    """What would be an operator or an inner set to the library is a character, in patterns of JSON and in others."""
+    pattern = f"[{members}]"
+    grammars = [
+        to_grammar(Constraint("regex", pattern)),
+        to_grammar(Constraint("json_schema", {"pattern": f"^{pattern}$"})),
+    ]
+    if not members.startswith(("[", "^[", "]", "^]")):
+        grammars.append(to_grammar(Constraint("gbnf", f"root ::= {pattern}")))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # Python has no such operators yet
+        compiled = re.compile(pattern, re.ASCII)
+    for char in CHARS:
+        wanted = compiled.fullmatch(char) is not None
+        for number, grammar in enumerate(grammars):
+            text = json.dumps(char, ensure_ascii=False) if number == 1 else char
+            assert takes(grammar, text) == wanted, (char, number)
+
+
+@pytest.mark.parametrize("pattern", ["[[:alpha:]]", r"a\x01", "a\x7f", r"\u0000", r"[\x02]", r"\v", r"[\x00-\x20]"])
 def test_characters_that_json_cannot_hold_are_refused(pattern: str) -> None:
     """The library would take nothing in their place."""
     with pytest.raises(CannotMend):

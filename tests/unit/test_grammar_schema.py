@@ -6,9 +6,12 @@ import json
 from typing import Any
 
 import pytest
-from tests.grammars import schema_takes
+from llguidance import LLMatcher
+from tests.grammars import byte_tokenizer, schema_takes
 
 from tokenmill.core.errors import InvalidRequest
+from tokenmill.text.grammar.build import to_grammar
+from tokenmill.text.grammar.constraint import Constraint
 from tokenmill.text.grammar.schema import prepare
 
 PERSON = {
@@ -119,6 +122,52 @@ TAKEN: list[tuple[str, Any, list[Any], list[Any]]] = [
         [{"x": 1, "z": 2}],
         [{"y": 1}, {"a": 1}],
     ),
+    (
+        "propertyNames beside further properties",
+        {
+            "properties": {"x": {"type": "null"}},
+            "additionalProperties": {"const": 1},
+            "propertyNames": {"pattern": "x"},
+        },
+        [{"x": None, "xy": 1}],
+        [{"x": 1}, {"xy": None}, {"y": 1}],
+    ),
+    (
+        "propertyNames that are all required",
+        {
+            "required": ["a b"],
+            "propertyNames": {"enum": ["a b", 'q"\\', 1]},
+            "additionalProperties": {"type": "integer"},
+        },
+        [{"a b": 1}, {"a b": 1, 'q"\\': 2}],
+        [{}, {"a b": "x"}, {"a b": 1, "c": 1}, {'q"\\': 2}],
+    ),
+    (
+        "propertyNames of many",
+        {"propertyNames": {"enum": [f"n {number}" for number in range(1000)]}},
+        [{"n 7": 1, "n 6": 2}],
+        [{"n7": 1}, {"n 1000": 1}],
+    ),
+    (
+        "a reference to what nothing fits",
+        {"anyOf": [{"$ref": "#/$defs/n", "enum": [1]}, {"const": 2}], "$defs": {"n": False}},
+        [2],
+        [1],
+    ),
+    (
+        "bounds of 64 bits",
+        {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1},
+        [0, 2**53 + 1, -(2**62)],
+        [2**63, -(2**63) - 1],
+    ),
+    ("bounds that floats cannot be", {"type": "integer", "minimum": 2**53 + 1}, [2**53 + 2], [2**53, 2**53 + 1 - 2]),
+    (
+        "an exclusive bound that floats cannot leave",
+        {"type": "integer", "exclusiveMaximum": 2**53 + 4},
+        [2**53 + 2],
+        [2**53 + 4, 2**53 + 5],
+    ),
+    ("bounds of floats", {"minimum": -1.7e308, "maximum": 1.7e308}, [-1.5, 2e9], []),
     ("unevaluatedProperties alone", {"properties": {"a": {}}, "unevaluatedProperties": False}, [{"a": 1}], [{"b": 1}]),
     ("idle keywords", {"uniqueItems": False, "then": False, "minContains": 2, "minLength": 1.0}, ["a", [1, 1]], [""]),
     ("draft 4 bounds", {"type": "integer", "minimum": 1, "exclusiveMinimum": True}, [2], [1]),
@@ -213,6 +262,14 @@ def test_keys_come_in_the_order_of_the_schema() -> None:
     }
     assert schema_takes(schema, '{"b":null,"a":null,"c":1}')
     assert not schema_takes(schema, '{"a":null,"b":null,"c":1}')
+
+
+def test_no_comma_leads_nowhere() -> None:
+    """Once all names that propertyNames lists are there, an object can only end."""
+    schema = {"type": "object", "propertyNames": {"enum": ["a", "b"]}, "required": ["a", "b"]}
+    matcher = LLMatcher(byte_tokenizer(), to_grammar(Constraint("json_schema", schema)), log_level=0)
+    whole = list(b'{"a":1,"b":2,')
+    assert matcher.try_consume_tokens(whole) == len(whole) - 1
 
 
 def test_a_key_cannot_come_again_under_another_spelling() -> None:

@@ -91,7 +91,7 @@ def _spelled(text: str, marks: Sequence[str], tokenizer: Tokenizer | None) -> st
 
 
 def _text(value: Any, param: str) -> str:
-    if not isinstance(value, str) or not value.strip():
+    if not isinstance(value, str) or not value:
         raise InvalidRequest(f"{param} must be a string that is not empty.", param=param)
     if len(value) > MAX_CHARS:
         message = f"{param} has {len(value)} characters; at most {MAX_CHARS} are taken."

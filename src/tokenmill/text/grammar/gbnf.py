@@ -1,17 +1,19 @@
 """GBNF, llama.cpp's grammars (vLLM's EBNF is the same), as Lark.
 
 The library's own converter does the work. Before it, what it would misread is spelled otherwise: escapes by code point,
-names that differ in case or dashes alone, alternatives that go on in the next line, "." (which is any character), and
-what would be set operators of Rust's patterns.
+names that differ in case or dashes alone, alternatives that go on in the next line, "." (which is any character), what
+would be set operators of Rust's patterns, and repetitions of repetitions.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 from ...core.errors import InvalidRequest
 from .lexemes import part_lexemes
+from .patterns import plain_sets
 
 _TOKEN = re.compile(
     r"""(?P<text>"(?:[^"\\\n]|\\.)*")|(?P<set>\[(?:[^\]\\]|\\.)*\])|(?P<comment>\#[^\n]*)"""
@@ -19,7 +21,6 @@ _TOKEN = re.compile(
     re.DOTALL | re.VERBOSE,
 )
 _CODE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8}))|\\.", re.DOTALL)
-_OPERATOR = re.compile(r"&&|--|~~")
 
 
 def is_gbnf(text: str) -> bool:
@@ -33,10 +34,22 @@ def to_lark(text: str, param: str) -> str:
     try:
         rules = GrammarParser().parse("".join(_spell(text)))
         resolve(rules)
+        for rule in rules.values():
+            _part_repetitions(rule)
         part_lexemes(rules)
         return "\n".join(["%llguidance {}", *map(str, rules.values()), ""])
     except Exception as error:  # the library raises bare ones
         raise InvalidRequest(f"{param} is no grammar: {error}.", param=param) from None
+
+
+def _part_repetitions(node: Any) -> None:
+    """Of a repetition that is repeated, the converter writes both signs behind each other, which Lark does not take."""
+    from llguidance.gbnf_to_lark import RepetitionNode, SequenceNode
+
+    for part in node.children():
+        _part_repetitions(part)
+    if isinstance(node, RepetitionNode) and isinstance(node.node, RepetitionNode):
+        node.node = SequenceNode([node.node])
 
 
 def _spell(text: str) -> Iterator[str]:
@@ -48,7 +61,7 @@ def _spell(text: str) -> Iterator[str]:
         if kind == "text":
             yield _CODE.sub(_char, piece)
         elif kind == "set":
-            yield _OPERATOR.sub(lambda found: found[0][0] + "\\x" + f"{ord(found[0][1]):02x}", _CODE.sub(_char, piece))
+            yield plain_sets(_CODE.sub(_char, piece))
         elif kind == "name":
             if piece not in names:
                 names[piece] = _new_name(piece, taken)
@@ -72,8 +85,8 @@ def _new_name(name: str, taken: set[str]) -> str:
 
 
 def _char(escape: re.Match[str]) -> str:
-    """The character of an escape by code point; other escapes stay."""
-    digits = escape[1] or escape[2]
+    """The character of an escape by code point, or of a bracket; other escapes stay."""
+    digits = escape[1] or escape[2] or {r"\[": "5b"}.get(escape[0])
     if not digits:
         return escape[0]
     code = int(digits, 16)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
+from .patterns import plain_sets
+
 
 def quote(text: str) -> str:
     """A string of Lark that matches `text` alone."""
@@ -11,33 +15,17 @@ def quote(text: str) -> str:
 def quote_regex(pattern: str) -> str:
     """A regular expression of Lark that matches as `pattern` does. Digits and letters of \\d and \\w are ASCII ones:
     nobody who asks for a number wants it in another script."""
-    out, place, is_in_set = [], 0, False
-    while place < len(pattern):
-        char, follower = pattern[place], pattern[place + 1 : place + 2]
-        if char == "\\" and follower:
-            plain = _ASCII.get(follower)
-            if plain is None or (is_in_set and follower.isupper()):
-                out.append("\\" + {"\n": "n"}.get(follower, follower))
-            else:
-                negation = "^" if follower.isupper() else ""
-                out.append(plain if is_in_set else f"[{negation}{plain}]")
-            place += 2
-            continue
-        if char == "[" and not is_in_set:
-            is_in_set = True
-            if follower in ("^", "]"):  # a bracket that comes first is a member
-                start = pattern[place : place + 3] if pattern[place + 1 : place + 3] == "^]" else char + follower
-                out.append(start)
-                place += len(start)
-                continue
-        elif char == "]":
-            is_in_set = False
-        out.append({"/": "\\/", "\n": "\\n"}.get(char, char))
-        place += 1
-    return "/" + "".join(out) + "/"
+    return "/" + _OUTSIDE.sub(_respell, plain_sets(pattern)) + "/"
 
 
-_ASCII = {"d": "0-9", "D": "0-9", "w": "a-zA-Z0-9_", "W": "a-zA-Z0-9_"}
+def _respell(found: re.Match[str]) -> str:
+    text = found[0]
+    return _ASCII.get(text) or {"/": "\\/", "\n": "\\n", "\\\n": "\\n"}.get(text, text)
+
+
+_OUTSIDE = re.compile(r"\\.|/|\n", re.DOTALL)
+_ASCII = {r"\d": "[0-9]", r"\D": "[^0-9]", r"\w": "[a-zA-Z0-9_]", r"\W": "[^a-zA-Z0-9_]"}
+"""Sets, which may stand within other sets."""
 
 
 def _spell(char: str) -> str:

@@ -78,6 +78,8 @@ class Negation:
             return _other_values(value if keyword == "enum" else [value])
         if keyword in _OPPOSITES:
             kind, other, difference = _OPPOSITES[keyword]
+            if abs(value) > 2**53:  # it has been drawn in
+                raise CannotNegate(f"the opposite of {keyword!r} beyond {2**53} cannot be enforced")
             return [{"type": kind, other: value + difference}] if value + difference >= 0 or kind == "number" else []
         if keyword == "required":
             return [{"type": "object", "properties": {name: False}} for name in value]

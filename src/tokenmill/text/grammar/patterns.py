@@ -18,6 +18,8 @@ import warnings
 _ESCAPED = ('"', "\\")
 _NAMED = frozenset("\b\t\n\f\r")
 _CODE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|x\{([0-9a-fA-F]+)\}|u([0-9a-fA-F]{4})|u\{([0-9a-fA-F]+)\}|([0ave]))")
+_ESCAPE = re.compile(r"\\(?:[pP]\{[^}]*\}|.)", re.DOTALL)
+_CLASS = re.compile(r"\[:\^?[a-z]+:\]")
 _LETTERS = {"0": "\0", "a": "\a", "v": "\v", "e": "\x1b"}
 
 
@@ -43,8 +45,8 @@ def mend(pattern: str) -> str:
                 check_text(_meaning(code))
             out.append(pattern[place:end])
         elif pattern[place] == "[":
-            end = _end_of_set(pattern, place)
-            out.append(_mend_set(pattern[place:end]))
+            end, members = _plain_set(pattern, place)
+            out.append(_mend_set(members))
         else:
             end = place + 1
             check_text(pattern[place])
@@ -66,27 +68,47 @@ def _meaning(code: re.Match[str]) -> str:
     return chr(value) if value < 0xD800 else "?"
 
 
-def _end_of_set(pattern: str, start: int) -> int:
-    place = start + 1
-    if pattern[place : place + 1] == "^":
-        place += 1
-    if pattern[place : place + 1] == "]":
-        place += 1
-    depth = 1
+def plain_sets(pattern: str) -> str:
+    """`pattern` with its sets spelled so that the library reads them as others do: for it "&&", "--" and "~~" are
+    operators, and "[" begins a set within the set."""
+    out, place = [], 0
     while place < len(pattern):
-        if pattern[place] == "\\":
-            place += 1
-        elif pattern[place] == "[":
-            depth += 1
-        elif pattern[place] == "]":
-            depth -= 1
-            if depth == 0:
-                return place + 1
-        place += 1
-    return len(pattern)
+        if pattern[place] == "[":
+            end, piece = _plain_set(pattern, place)
+        else:
+            end = place + (2 if pattern[place] == "\\" else 1)
+            piece = pattern[place:end]
+        out.append(piece)
+        place = end
+    return "".join(out)
+
+
+def _plain_set(pattern: str, start: int) -> tuple[int, str]:
+    """(where the set that begins at `start` ends, its spelling). One that does not end stays as it is."""
+    opening = "[^" if pattern.startswith("[^", start) else "["
+    out, place = [opening], start + len(opening)
+    while place < len(pattern):
+        if pattern[place] == "]" and len(out) > 1:
+            return place + 1, "".join([*out, "]"])
+        place, member = _member(pattern, place)
+        if pattern[place : place + 1] == "-" and pattern[place + 1 : place + 2] not in ("", "]"):
+            place, last = _member(pattern, place + 1)
+            member = f"{member}-{last}"
+        out.append(member)
+    return len(pattern), pattern[start:]
+
+
+def _member(pattern: str, place: int) -> tuple[int, str]:
+    """(where the character or class of a set that begins at `place` ends, its spelling)."""
+    if found := _CODE.match(pattern, place) or _ESCAPE.match(pattern, place) or _CLASS.match(pattern, place):
+        return found.end(), found[0]
+    char = pattern[place]
+    return place + 1, f"\\x{ord(char):02x}" if char in "[]&~-" else char
 
 
 def _mend_set(text: str) -> str:
+    if found := _CLASS.search(text, 1):
+        raise CannotMend(f"the class {found[0]}")
     is_negated = text.startswith("[^")
     try:
         with warnings.catch_warnings():

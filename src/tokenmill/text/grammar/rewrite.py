@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -9,6 +10,7 @@ from typing import Any, Protocol
 from ...core.errors import InvalidRequest
 from .formats import BUILT_IN, FREE, NUMERIC, PATTERNS
 from .keywords import COUNTS, KNOWN, NUMBERS, REFUSED, TYPES, meant
+from .names import MAX_LISTED, has_strings, listed_names, name_pattern, one_of
 from .negate import Negation
 from .patterns import CannotMend, check_text, mend
 
@@ -16,6 +18,9 @@ MAX_PATTERN_CHARS = 4096
 MAX_ENUM = 10_000
 MAX_EXACT = 2**53
 """Integers beyond it are not told apart by who reads JSON numbers as floats, the library among them."""
+
+MAX_BOUND = 2**63 - 1024
+"""The largest integer that the library computes with, among those that a float can be."""
 
 _APPLICATORS = ("$ref", "allOf", "anyOf", "oneOf", "not", "if", "dependentSchemas", "dependencies")
 
@@ -28,7 +33,7 @@ class Surroundings(Protocol):
     negation: Negation
 
     def visit(self, node: Any, pointer: str) -> Schema: ...
-    def reference(self, node: dict[str, Any], pointer: str) -> dict[str, Any]: ...
+    def reference(self, node: dict[str, Any], pointer: str) -> Schema: ...
     def error(self, pointer: str, keyword: str, reason: str) -> InvalidRequest: ...
 
 
@@ -91,7 +96,7 @@ class _Rewriting:
             bound = "minimum" if keyword == "exclusiveMinimum" else "maximum"  # as draft 4 has it
             if value and bound in self._node:
                 self._out.pop(bound, None)
-                self._out[keyword] = self._node[bound]
+                self._bound(keyword, self._node[bound])
             return
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise self._error(keyword, "it must be a number")
@@ -99,7 +104,22 @@ class _Rewriting:
             raise self._error(keyword, "it must be above 0")
         exclusive = {"minimum": "exclusiveMinimum", "maximum": "exclusiveMaximum"}.get(keyword)
         if exclusive is None or self._node.get(exclusive) is not True:
+            self._bound(keyword, value)
+
+    def _bound(self, keyword: str, value: Any) -> None:
+        """A bound so large that the library would round it is drawn in: a little less is taken, never more."""
+        if keyword == "multipleOf" or not isinstance(value, (int, float)) or abs(value) <= MAX_EXACT:
             self._out[keyword] = value
+            return
+        is_least = keyword in ("minimum", "exclusiveMinimum")
+        number = float(value)
+        is_out = number < value if is_least else number > value
+        if is_out or keyword.startswith("exclusive"):
+            number = math.nextafter(number, math.inf if is_least else -math.inf)
+        if is_least:
+            self._more.append({"minimum": int(max(number, -MAX_BOUND))})
+        else:
+            self._more.append({"maximum": int(min(number, MAX_BOUND))})
 
     def _type(self, value: Any) -> None:
         named = value if isinstance(value, list) else [value]
@@ -219,7 +239,11 @@ class _Rewriting:
         self._out["oneOf"] = self._schemas("oneOf", value)
 
     def _ref(self, _: Any) -> None:
-        self._out |= self._walk.reference(self._node, self._pointer)
+        stand_in = self._walk.reference(self._node, self._pointer)
+        if isinstance(stand_in, bool):
+            self._more.append(stand_in)
+        else:
+            self._out |= stand_in
 
     # What is said by other keywords.
 
@@ -262,28 +286,27 @@ class _Rewriting:
     def _property_names(self, value: Any) -> None:
         """Names by a pattern: further properties must match it, and named ones that do not are not allowed."""
         names = self._visit(value, "propertyNames")
-        if names is True or (isinstance(names, dict) and set(names) <= {"type"} and _has_strings(names)):
+        if names is True or (isinstance(names, dict) and set(names) <= {"type"} and has_strings(names)):
             return
         if "patternProperties" in self._node:
             raise self._error("propertyNames", "it cannot be enforced beside patternProperties")
-        pattern = _name_pattern(names)
+        given = self._node.get("properties")
+        own = list(given) if isinstance(given, dict) else []
+        listed = listed_names(names)
+        if listed is not None and len(listed) <= MAX_LISTED:
+            named = {name: name in listed for name in dict.fromkeys([*own, *listed])}
+            self._more.append({"properties": named, "additionalProperties": False})
+            return
+        pattern = name_pattern(names) if listed is None else one_of(listed)
         if pattern is None:
             raise self._error(
                 "propertyNames", "only pattern, enum, const, minLength and maxLength of names are enforced"
             )
-        own = self._node.get("properties")
         try:
-            bad = {name: False for name in own if not re.search(pattern, name)} if isinstance(own, dict) else {}
+            named = {name: re.search(pattern, name) is not None for name in own}
         except re.error:
             raise self._error("propertyNames", "its pattern cannot be read") from None
-        further = self._node.get("additionalProperties", True)
-        further = True if isinstance(further, dict) and not further else self._visit(further, "additionalProperties")
-        self._more.append(
-            {"properties": bad, "patternProperties": {pattern: further}, "additionalProperties": False}
-            if not isinstance(own, dict) or not own
-            else {"properties": {**dict.fromkeys(own, True), **bad}, "patternProperties": {pattern: further}}
-            | {"additionalProperties": False}
-        )
+        self._more.append({"properties": named, "patternProperties": {pattern: True}, "additionalProperties": False})
 
     def _unique_items(self, value: Any) -> None:
         if value is True and self._may_be("array") and self._node.get("maxItems") not in (0, 1):
@@ -321,32 +344,6 @@ def _both(one: Schema, other: Schema) -> Schema:
         return False
     kept = [schema for schema in (one, other) if schema is not True]
     return {"allOf": kept} if len(kept) > 1 else kept[0] if kept else True
-
-
-def _has_strings(schema: dict[str, Any]) -> bool:
-    named = schema.get("type", "string")
-    return named == "string" or (isinstance(named, list) and "string" in named)
-
-
-def _name_pattern(schema: Schema) -> str | None:
-    """A pattern of the strings that `schema` allows; None: none can be told."""
-    if not isinstance(schema, dict) or not _has_strings(schema):
-        return None
-    rest = {keyword: value for keyword, value in schema.items() if keyword != "type"}
-    if len(rest) == 1:
-        [(keyword, value)] = rest.items()
-        if keyword == "pattern":
-            return str(value)
-        if keyword in ("enum", "const"):
-            names = [name for name in (value if keyword == "enum" else [value]) if isinstance(name, str)]
-            return f"^(?:{'|'.join(map(re.escape, names))})$" if names else None
-        if keyword == "anyOf":
-            found = [_name_pattern(option) for option in value if isinstance(option, dict) and _has_strings(option)]
-            if all(pattern is not None for pattern in found) and len(found) == 1:
-                return found[0]
-    if rest and set(rest) <= {"minLength", "maxLength"}:
-        return rf"^[\s\S]{{{rest.get('minLength', 0)},{rest.get('maxLength', '')}}}$"
-    return None
 
 
 _METHODS = {

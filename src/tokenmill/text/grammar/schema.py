@@ -92,7 +92,7 @@ class Walk:
             self._origins[id(result)] = pointer
         return result
 
-    def reference(self, node: dict[str, Any], pointer: str) -> dict[str, Any]:
+    def reference(self, node: dict[str, Any], pointer: str) -> Schema:
         """What stands for the `$ref` of `node`."""
         text = node["$ref"]
         if not isinstance(text, str):
@@ -101,7 +101,7 @@ class Walk:
         if target is None:
             raise self.error(pointer, "$ref", f"there is no {text[:200]!r} in this schema, and nothing is fetched")
         if isinstance(target, bool):
-            return _as_object(target)
+            return target
         name = self._names.get(id(target))
         if name is None:
             if len(self._names) >= MAX_REFS:
