@@ -51,8 +51,8 @@ def test_a_request_may_leave_before_its_grammar_is_ready():
     (twice,) = core.handle(Submit((request("a", ""),)), 0.0).outputs
     assert twice.error_param == "request_id"
     core.handle(Drain(), 0.0)
-    assert not core.is_drained
-    (output,) = core.handle(Abort(("a",)), 0.0).outputs
+    assert not core.is_drained and core.open_ids == ("a",)
+    (output,) = core.handle(Abort(core.open_ids), 0.0).outputs
     assert (output.request_id, output.finish_reason) == ("a", "abort") and core.is_drained
     assert core.handle(JobEnded(JOB), 0.0).outputs == () and core.plan(0.0) is None
     core.check()

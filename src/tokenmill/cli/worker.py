@@ -155,8 +155,7 @@ class _Worker:
 
     def _farewells(self) -> tuple[Event, ...]:
         """What takes back all that a front end that has gone had asked for."""
-        state = self._core.state
-        return (Abort(tuple(state.by_id)), *map(UnloadAdapter, state.adapters.loads()))
+        return (Abort(self._core.open_ids), *map(UnloadAdapter, self._core.state.adapters.loads()))
 
     def _leave(self, me: asyncio.Task[None]) -> None:
         """What a signal does."""

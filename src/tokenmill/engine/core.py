@@ -88,6 +88,11 @@ class EngineCore:
         return bool(self.state.by_id or self.state.in_flight or self._grammars)
 
     @property
+    def open_ids(self) -> tuple[str, ...]:
+        """Of the requests that are unfinished."""
+        return (*self.state.by_id, *self._grammars)
+
+    @property
     def is_drained(self) -> bool:
         """Whether a Drain came and nothing is left to do."""
         return self._is_draining and not (self.has_work or self._transfers.has_work or self._exports.has_work)

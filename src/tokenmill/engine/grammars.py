@@ -8,7 +8,7 @@ Submit -> job PrepareGrammar -> its end -> the requests that wait for it enter, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from ..core.effects import JobEnded, PrepareGrammar
 from ..core.errors import EngineFailed, InvalidRequest, TokenmillError
@@ -28,6 +28,10 @@ class GrammarLedger:
 
     def __len__(self) -> int:
         return len(self._grammar_of)
+
+    def __iter__(self) -> Iterator[str]:
+        """Ids of requests, in the order in which they came."""
+        return iter(self._grammar_of)
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._grammar_of

@@ -111,7 +111,7 @@ class Runtime:
         await self._closing.wait()
         self.client.close("The model has been closed.")
         if first:  # There is a folder to save KV in.
-            shell.hear(Abort(tuple(shell.core.state.by_id)))
+            shell.hear(Abort(shell.core.open_ids))
             shell.hear(Drain())
             await asyncio.wait((running,))
         front_end.close()
