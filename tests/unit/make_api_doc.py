@@ -63,7 +63,8 @@ ERRORS = """\
 The body is that of the API whose path was asked for. OpenAI's is `{"error": {"message", "type", "param", "code"}}`;
 `param` is the field at fault or null. Under `/v1/messages`, and for whoever sends `anthropic-version`, it is
 Anthropic's: `{"type": "error", "error": {"type", "message"}, "request_id"}`, with the types of
-[messages.md](messages.md#errors). Under `/api/` it is Ollama's: `{"error": "message"}`."""
+[messages.md](messages.md#errors). Under `/api/` it is Ollama's: `{"error": "message"}`.
+On llama-server's own paths (`/completion`, `/infill`, `/props` and others) it is OpenAI's, but `code` is the status."""
 STREAMS = """\
 If an answer fails before its first token, the response is one of these. A stream that has begun ends with an event that
 contains such an error, and without `[DONE]`. If a client leaves, the access log shows 499. `Retry-After` is 1 to
