@@ -234,12 +234,13 @@ def test_what_is_wrong_is_named(client: openai.OpenAI) -> None:
         assert caught.value.param == param, caught.value
 
 
-def test_without_a_folder_there_are_no_files(tmp_path: Path) -> None:
-    """The server says so; and a second server on a folder says whose it is."""
+def test_without_a_folder_there_are_no_files(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The server says so; and a second server on a folder says whose it is, in its log too when it starts."""
     refused = pytest.raises(openai.BadRequestError, match="--files-dir")
     with Served() as served, client_of(served) as client, refused:
         client.files.list()
     with Served(files_dir=str(tmp_path)), Served(files_dir=str(tmp_path)) as second, client_of(second) as client:
+        assert "/v1/files and /v1/batches refuse: Another server uses" in caplog.text
         with pytest.raises(openai.InternalServerError, match="Another server"):
             client.files.list()
         assert client.models.list().data

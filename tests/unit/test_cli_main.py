@@ -41,6 +41,7 @@ def test_an_unknown_command_and_a_bad_value_are_refused(capsys):
     ("argv", "says"),
     [
         (["srve"], "did you mean serve?"),
+        (["serve", "--prot", "9000"], "did you mean --port?"),
         (["bench", "engin"], "did you mean engine?"),
         (["serve", "--backend", "nativ"], "did you mean native?"),
         (["zzz"], "choose from"),

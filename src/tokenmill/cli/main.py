@@ -46,7 +46,7 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"tokenmill {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
-    serve = _command(commands, "serve", "serve a model over an OpenAI-compatible HTTP API", "wire", "serve")
+    serve = _command(commands, "serve", "serve a model over HTTP, by the APIs of OpenAI and others", "wire", "serve")
     add_model(serve)
     _groups(
         serve,

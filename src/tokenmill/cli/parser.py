@@ -47,7 +47,8 @@ class Parser(argparse.ArgumentParser):
         if extras:
             flag = extras[0].split("=")[0]
             known = [option for option in self._option_string_actions if option.startswith("--")]
-            near = difflib.get_close_matches(flag, known, n=1)
+            near = difflib.get_close_matches(flag, known, n=3)
+            near.sort(key=lambda each: sorted(each) != sorted(flag))  # swapped letters are the likeliest slip
             hint = f"; did you mean {near[0]}?" if near else ""
             self.error(f"unknown {'flag' if flag.startswith('-') else 'argument'} {flag}{hint}")
         return namespace, extras

@@ -69,6 +69,7 @@ class Batches:
         """Take the folder, and go on with what has not ended."""
         try:
             if not self.store.open():
+                _log.warning("/v1/files and /v1/batches refuse: %s", self.store.why_not)
                 return
             batches = sorted(self.store.batches(Batch), key=lambda each: (each.created_at, each.id))
             open_ = [batch for batch in batches if not batch.has_ended]

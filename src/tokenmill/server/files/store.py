@@ -74,7 +74,7 @@ class FileStore:
         self.wall_s = wall_s
         self._files: dict[str, FileRecord] = {}
         self._lock: IO[bytes] | None = None
-        self._why_not = "The folder of files is not open."
+        self.why_not = "The folder of files is not open."
         self._num_reserved_bytes = 0
         self._num_reserved = 0
 
@@ -85,19 +85,19 @@ class FileStore:
         return self._lock is not None
 
     def open(self) -> bool:
-        """Take the folder; tells whether that went well. Otherwise `require_open` says why not."""
+        """Take the folder; tells whether that went well. Otherwise `why_not` says why."""
         try:
             for part in ("", "parts", "contents", "files", "batches"):
                 (self._folder / part).mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = os.fdopen(os.open(self._folder / "lock", os.O_CREAT | os.O_RDWR, 0o600), "rb")
         except OSError as error:
-            self._why_not = f"The folder for files, {self._folder}, cannot be used: {error.strerror}."
+            self.why_not = f"The folder for files, {self._folder}, cannot be used: {error.strerror}."
             return False
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             lock.close()
-            self._why_not = (
+            self.why_not = (
                 f"Another server uses the folder for files, {self._folder}; give this one another with --files-dir."
             )
             return False
@@ -122,12 +122,12 @@ class FileStore:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
-        self._why_not = why
+        self.why_not = why
 
     def require_open(self) -> None:
         """Raises Unavailable."""
         if self._lock is None:
-            raise Unavailable(self._why_not)
+            raise Unavailable(self.why_not)
 
     # ---- files ----
 
