@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from scripted import Served, make_text_model
+from tokenmill.core.errors import InvalidRequest
 from tokenmill.server.ollama.parse import _messages
 from tokenmill.text.chat import ChatTemplate
 from tokenmill.text.fim import FimTokens
@@ -296,6 +297,9 @@ def test_results_of_tools_name_the_call_that_they_answer() -> None:
     found = _messages(messages)
     assert [message.get("tool_call_id") for message in found] == [None, None, "call_1_1", "call_1_0", "call_1_2"]
     assert found[1]["tool_calls"][0]["function"] == {"name": "a", "arguments": '{"x": 1}'}
+    messages[2]["tool_name"] = "c"
+    with pytest.raises(InvalidRequest, match=r"messages\[2\] answers no call"):
+        _messages(messages)
 
 
 # ---- tools and thinking ----

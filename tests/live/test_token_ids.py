@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import urllib.error
 import urllib.request
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from scripted import EOS, Served
+from tokenmill.server.ids import shape
 
 PROMPT = [70, 71, 72]
 SAID = "abc def ghi"
@@ -82,6 +84,29 @@ def test_sglang_gives_text_and_ids(served: Served) -> None:
     assert [SAID.startswith(event["text"]) for event in events] == [True] * len(events)
     assert (events[-1]["text"], events[-1]["output_ids"]) == (SAID, plain["token_ids"])
     assert events[-1]["meta_info"]["finish_reason"]["type"] == "stop"
+
+
+def test_the_last_event_of_a_stream_tells_all_that_a_whole_answer_does(served: Served) -> None:
+    """Every event repeats what came before it, log probabilities too."""
+    body = {"input_ids": PROMPT, "sampling_params": {"max_new_tokens": 100, "temperature": 0}}
+    asked = body | {"return_logprob": True, "top_logprobs_num": 2}
+    _, whole = post(served, "/generate", asked)
+    _, events = post(served, "/generate", asked | {"stream": True})
+    told = [each["meta_info"]["output_top_logprobs"] for each in events]
+    assert len(events) > 3 and all(len(one) <= len(other) for one, other in itertools.pairwise(told))
+    for each in (whole, *events):
+        each["meta_info"].pop("id"), each["meta_info"].pop("cached_tokens")
+    assert events[-1] == whole
+
+
+def test_telling_all_again_costs_no_second_look_at_it(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an event adds is made JSON, not what it repeats: the loop has other work."""
+    made: list[int] = []
+    real = shape._GrowingList.add
+    monkeypatch.setattr(shape._GrowingList, "add", lambda self, items: (made.append(len(items)), real(self, items))[1])
+    body = {"input_ids": PROMPT, "sampling_params": {"max_new_tokens": 100}, "return_logprob": True}
+    _, events = post(served, "/generate", body | {"top_logprobs_num": 1, "stream": True})
+    assert len(events) > 3 and sum(made) <= 3 * len(events[-1]["output_ids"])
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,10 @@ TAKEN: list[tuple[dict[str, Any], Constraint | None]] = [
         {"guided_json": SCHEMA, "guided_whitespace_pattern": "", "guided_decoding_backend": "xgrammar"},
         Constraint("json_schema", SCHEMA, "guided_json", ""),
     ),
+    (
+        {"structured_outputs": {"json": SCHEMA, "whitespace_pattern": r"(?:\s| [\s ]{1,2}|[ \t]\n)*"}},
+        Constraint("json_schema", SCHEMA, "structured_outputs.json", r"(?:[ \t\n\r]| [ \t\n\r]{1,2}|[ \t]\n)*"),
+    ),
     ({"guided_regex": "a"}, Constraint("regex", "a", "guided_regex")),
     ({"guided_choice": ["a", "b"]}, Constraint("choice", ["a", "b"], "guided_choice")),
     ({"guided_grammar": "root ::= x"}, Constraint("gbnf", "root ::= x", "guided_grammar")),
@@ -117,8 +121,17 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "structured_outputs.whitespace_pattern",
         "a string",
     ),
+    *(
+        (
+            {"structured_outputs": {"json": {}, "whitespace_pattern": odd}},
+            "structured_outputs.whitespace_pattern",
+            "alone",
+        )
+        for odd in ["x*", "[ -~]", "[^a]", "[ +]", r"\x20", ".", r"[\S]", "[]", "(?i: )"]
+    ),
+    ({"guided_json": {}, "guided_whitespace_pattern": "a"}, "guided_whitespace_pattern", "alone"),
     (
-        {"structured_outputs": {"regex": "a", "disable_any_whitespace": True, "whitespace_pattern": "x"}},
+        {"structured_outputs": {"regex": "a", "disable_any_whitespace": True, "whitespace_pattern": " "}},
         "structured_outputs.disable_any_whitespace",
         "contradict",
     ),

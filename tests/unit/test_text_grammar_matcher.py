@@ -113,6 +113,14 @@ def test_a_bad_grammar_is_refused_with_the_reason(grammar):
     made.check(regex("ab?"), "response_format")
 
 
+def test_a_grammar_that_nothing_fits_says_so():
+    """In words, not by the library's own name for it."""
+    mask = np.zeros(3, np.uint32)
+    matcher = vocabulary().matcher(schema({"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}))
+    with pytest.raises(GrammarFailed, match="nothing that fits it can come next"):
+        matcher.fill(mask.ctypes.data, mask.nbytes)
+
+
 def test_a_token_out_of_the_grammar_is_an_error_and_stays_one():
     """Never free text: the mask after it is refused, too."""
     words = Words()

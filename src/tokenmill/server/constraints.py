@@ -6,6 +6,7 @@ where it is compiled (`text.grammar`).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,6 +17,11 @@ from ..text.grammar.constraint import Constraint, Kind
 from .fields import Fields
 
 _WHITESPACE_CHARS = 1000
+
+_SPACES = re.compile(r"(?:[ \t\n\r]|\\[ntrs]|\[(?:[ \t\n\r]|\\[ntrs])+\]|\(\?:|[()|*+?]|\{\d*,?\d*\})*")
+"""Patterns that can match nothing but white space."""
+
+_ANY_SPACE = re.compile(r"\[[^\]]*\]|\\s")
 
 _NOTHING: tuple[Any, ...] = (None, "", False)
 """Values of fields that ask for no constraint."""
@@ -214,7 +220,12 @@ def _whitespace(fields: Fields, name: str) -> str | None:
     if pattern is not None and len(pattern) > _WHITESPACE_CHARS:
         message = f"{fields.name(name)} may have at most {_WHITESPACE_CHARS} characters."
         raise InvalidRequest(message, param=fields.name(name))
-    return pattern
+    if pattern is not None and not _SPACES.fullmatch(pattern):
+        message = f"{fields.name(name)} may match spaces, tabs and line breaks alone: others are no JSON."
+        raise InvalidRequest(message, param=fields.name(name))
+    if pattern is None:
+        return None
+    return _ANY_SPACE.sub(lambda found: r"[ \t\n\r]" if r"\s" in found[0] else found[0], pattern)
 
 
 def _refuse_rest(fields: Fields) -> None:

@@ -12,7 +12,7 @@ from ...core.step import TokenLogprob
 from ...text.choice import Choice, Piece
 from ..answer import Answer
 from ..errors import describe
-from ..logprobs import chat_logprobs, prompt_logprobs
+from ..logprobs import ENTRIES_AT_ONCE, chat_logprobs, prompt_logprobs
 from ..pieces import Work
 from ..replies import DONE
 
@@ -68,56 +68,88 @@ class SGLangShape:
     media_type = "text/event-stream; charset=utf-8"
 
     def whole(self, answer: Answer, pieces: Sequence[Sequence[Piece]]) -> Work[bytes]:
-        told = []
+        bodies = []
         for choice in answer.choices:
-            told.append(_sglang_answer(answer, choice, pieces[choice.index]))
+            told = _Told(answer, choice)
+            for piece in pieces[choice.index]:
+                yield from told.add(piece)
+            bodies.append(told.body())
             yield
-        is_list = answer.call.extras["is_list"] or len(told) > 1
-        return _encode(told if is_list else told[0])
+        is_list = answer.call.extras["is_list"] or len(bodies) > 1
+        return _encode(bodies if is_list else bodies[0])
 
     def chunks(self, answer: Answer) -> _Chunks:
-        said: list[Piece] = []
+        told = _Told(answer, answer.choices[0])
 
         def event(choice: Choice, piece: Piece) -> Work[Any]:
-            said.append(piece)
-            yield
-            return _sglang_answer(answer, choice, said)
+            yield from told.add(piece)
+            return told.body()
 
         return _Chunks(event, None)
 
 
-def _sglang_answer(answer: Answer, choice: Choice, pieces: Sequence[Piece]) -> dict[str, Any]:
-    call, last = answer.call, pieces[-1]
-    reason: dict[str, Any] | None = None
-    if last.finish_reason == "length":
-        reason = {"type": "length", "length": choice.num_tokens}
-    elif last.finish_reason is not None:
-        tokens = last.tokens
-        matched = tokens[-1] if last.stop_reason is None and tokens else last.stop_reason
-        reason = {"type": last.finish_reason, "matched": matched}
-    prompt = answer.prompt_of(choice)
-    meta: dict[str, Any] = {
-        "id": answer.id,
-        "finish_reason": reason,
-        "prompt_tokens": len(answer.prompts[prompt].tokens),
-        "completion_tokens": choice.num_tokens,
-        "cached_tokens": max(0, choice.num_cached),
-    }
-    if call.sampling.logprobs is not None:
+class _Told:
+    """What one choice has said so far. Its lists are kept as the JSON that they are, so that telling all again costs a
+    copy of it and no more."""
 
-        def entry(token: int, logprob: float) -> list[Any]:
-            return [logprob, token, answer.names.text(token) if call.extras["with_text"] else None]
+    def __init__(self, answer: Answer, choice: Choice) -> None:
+        self._answer = answer
+        self._choice = choice
+        self._text = ""
+        self._ids, self._entries, self._tops = _GrowingList(), _GrowingList(), _GrowingList()
+        self._last: Piece | None = None
 
-        entries = [each for piece in pieces for each in piece.logprobs]
-        meta["output_token_logprobs"] = [entry(each.token, each.logprob) for each in entries]
-        if call.sampling.logprobs:
-            tops = [each.top[: call.sampling.logprobs] for each in entries]
-            meta["output_top_logprobs"] = [[entry(*pair) for pair in top] for top in tops]
-    return {
-        "text": "".join(piece.text for piece in pieces),
-        "output_ids": [token for piece in pieces for token in piece.tokens],
-        "meta_info": meta,
-    }
+    def add(self, piece: Piece) -> Work[None]:
+        num_top = self._answer.call.sampling.logprobs
+        self._text += piece.text
+        self._ids.add(piece.tokens)
+        for number, each in enumerate(piece.logprobs if num_top is not None else (), 1):
+            self._entries.add([self._entry(each.token, each.logprob)])
+            if num_top:
+                self._tops.add([[self._entry(*pair) for pair in each.top[:num_top]]])
+            if number * (1 + (num_top or 0)) % ENTRIES_AT_ONCE < 1 + (num_top or 0):
+                yield
+        self._last = piece
+
+    def body(self) -> dict[str, Any]:
+        answer, choice, last = self._answer, self._choice, self._last
+        assert last is not None
+        reason: dict[str, Any] | None = None
+        if last.finish_reason == "length":
+            reason = {"type": "length", "length": choice.num_tokens}
+        elif last.finish_reason is not None:
+            tokens = last.tokens
+            matched = tokens[-1] if last.stop_reason is None and tokens else last.stop_reason
+            reason = {"type": last.finish_reason, "matched": matched}
+        meta: dict[str, Any] = {
+            "id": answer.id,
+            "finish_reason": reason,
+            "prompt_tokens": len(answer.prompts[answer.prompt_of(choice)].tokens),
+            "completion_tokens": choice.num_tokens,
+            "cached_tokens": max(0, choice.num_cached),
+        }
+        if answer.call.sampling.logprobs is not None:
+            meta["output_token_logprobs"] = self._entries.whole()
+        if answer.call.sampling.logprobs:
+            meta["output_top_logprobs"] = self._tops.whole()
+        return {"text": self._text, "output_ids": self._ids.whole(), "meta_info": meta}
+
+    def _entry(self, token: int, logprob: float) -> list[Any]:
+        return [logprob, token, self._answer.names.text(token) if self._answer.call.extras["with_text"] else None]
+
+
+class _GrowingList:
+    """A list as JSON."""
+
+    def __init__(self) -> None:
+        self._json = bytearray(b"[")
+
+    def add(self, items: Sequence[Any]) -> None:
+        if items:
+            self._json += (b"," if len(self._json) > 1 else b"") + _encode(items)[1:-1]
+
+    def whole(self) -> msgspec.Raw:
+        return msgspec.Raw(bytes(self._json) + b"]")
 
 
 class _Chunks:

@@ -191,8 +191,10 @@ def _messages(messages: list[Any]) -> list[dict[str, Any]]:
             if answered is not None:
                 open_calls.remove(answered)
             call_id = message.get("tool_call_id") or (answered and answered[0])
+            if not call_id:
+                raise InvalidRequest(f"{where} answers no call of a tool before it; see tool_name.", param="messages")
             rewritten |= {"name": name} if name else {}
-            rewritten |= {"tool_call_id": call_id} if call_id else {}
+            rewritten["tool_call_id"] = call_id
         found.append(rewritten)
     return found
 

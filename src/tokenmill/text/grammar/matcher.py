@@ -29,6 +29,11 @@ COPY_BYTES = 1 << 15
 _MAX_LEXER_STATES = 32_000
 """What is found out about a grammar, in pieces of one or two kilobytes."""
 
+_NO_TOKEN = "NoExtensionBias"
+"""What the library says where no token can come next."""
+
+_NOTHING_FITS = "nothing that fits it can come next"
+
 _OUT_OF_ROOM = "too many states"
 """What the library says when it has found out that much."""
 
@@ -119,6 +124,7 @@ class Matcher:
 
     def _failure(self, what: str) -> GrammarFailed:
         reason = self._inner.get_error().strip().partition("\n")[0]
+        reason = _NOTHING_FITS if reason == _NO_TOKEN else reason
         return GrammarFailed(f"{what}: {reason}", is_out_of_room=_OUT_OF_ROOM in reason)
 
 
