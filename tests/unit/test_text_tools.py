@@ -202,6 +202,7 @@ def test_families_are_known_by_the_template(template: str | None, family: str, r
         ("{{ tools }}{{ m.tool_calls }}<tool_call>", True, True),
         ("{{ m['tool_calls'] }}<｜tool▁calls▁begin｜>", False, True),  # as DeepSeek V3.1
         ("{{ tools }}<tool_call>", True, False),
+        ("{{ m['tools'] }}{{ m.tools }}{% if 'tools' in m %}<|tool|>", False, False),  # as Phi-4-mini
         ("{{ tools }}{{ m.tool_calls }}", False, False),  # in a form that is not known
     ],
 )

@@ -68,7 +68,7 @@ def parse_conversation(fields: Fields, rules: Rules, tools: tuple[dict[str, Any]
     speech = rules.speech
     knows_tools, knows_calls = (speech.knows_tools, speech.knows_calls) if template is None else known_of(template)
     if not knows_calls:
-        messages = as_text(messages)
+        messages = as_text(messages, speech.family.form)
     if not knows_tools:
         messages, tools = describe(messages, tools, speech.family.form), ()
     return Conversation(

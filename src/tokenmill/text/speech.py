@@ -18,7 +18,8 @@ from .tools.reading import CallParser, Calls
 from .tools.use import ToolUse
 
 AUTO, NONE = "auto", "none"
-_TOOLS = re.compile(r"\btools\b")
+_TOOLS = re.compile(r"""(?<![.'"\w])tools\b(?!['"])""")
+"""The variable; no key of a message, as in Phi-4-mini's template, where nobody would put them."""
 _SEPARATE = ReasoningUse()
 
 

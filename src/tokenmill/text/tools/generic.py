@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .family import Form
-from .hermes import BEGIN, END
+from .hermes import HERMES
 
 _INTRODUCTION = """\
 You can call functions. These are the functions, each as JSON with its name, what it does, and the JSON schema of its \
@@ -38,26 +38,27 @@ def describe(
     return [{"role": "system", "content": text}, *told]
 
 
-def as_text(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with calls and results as text."""
-    return [_as_text(message) for message in messages]
+def as_text(messages: Sequence[Mapping[str, Any]], form: Form) -> list[dict[str, Any]]:
+    """The messages with results as text, and calls in the form."""
+    return [_as_text(message, form if form.arguments is None else HERMES.form) for message in messages]
 
 
-def _as_text(message: Mapping[str, Any]) -> dict[str, Any]:
+def _as_text(message: Mapping[str, Any], form: Form) -> dict[str, Any]:
     calls = message.get("tool_calls")
     if calls:
-        blocks = [f"{BEGIN}\n{_call(call['function'])}\n{END}" for call in calls]
+        blocks = form.between.join(_call(call["function"], form) for call in calls)
         said = _text_of(message.get("content"))
         rest = {name: value for name, value in message.items() if name != "tool_calls"}
-        return {**rest, "content": "\n".join([said, *blocks] if said else blocks)}
+        return {**rest, "content": f"{said}\n" * bool(said) + form.before + blocks + form.after}
     if message["role"] == "tool":
         name, text = message.get("name", ""), _text_of(message.get("content"))
         return {"role": "user", "content": f'<tool_response name="{name}">\n{text}\n</tool_response>'}
     return dict(message)
 
 
-def _call(function: Mapping[str, Any]) -> str:
-    return json.dumps({"name": function["name"], "arguments": function["arguments"]}, ensure_ascii=False)
+def _call(function: Mapping[str, Any], form: Form) -> str:
+    arguments = json.dumps(function["arguments"], ensure_ascii=False)
+    return form.opening.replace("{name}", function["name"]) + arguments + form.closing
 
 
 def _text_of(content: Any) -> str:
