@@ -78,12 +78,8 @@ GROUPS: tuple[Group, ...] = (
         "--disable-frontend-multiprocessing --disable-nccl-for-dp-synchronization --reuse-port",
         "one process computes a model",
     ),
-    Group(
-        1,
-        "--kv-transfer-config --ec-transfer-config",
-        "one engine does a request from its first token to its last; leave it out",
-        refused=True,
-    ),
+    Group(1, "--kv-transfer-config", "give --kv-save FOLDER, which servers share (docs/kv.md)", refused=True),
+    Group(1, "--ec-transfer-config", "images are not read; leave it out", refused=True),
     Group(1, "--kv-events-config", "events of the KV cache are not published"),
     Group(
         1,
