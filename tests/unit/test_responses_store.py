@@ -6,12 +6,14 @@ import asyncio
 import os
 import sqlite3
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tokenmill.core.errors import ConfigError, Unavailable
+from tokenmill.server.responses import store as responses_store
 from tokenmill.server.responses.store import MAX_CHAIN, Record, ResponseStore
 
 
@@ -161,6 +163,34 @@ def test_a_disk_that_fails_is_told_of_once(
     with pytest.raises(Unavailable):
         asyncio.run(store.get("me", "a"))
     assert [each.getMessage()[:22] for each in caplog.records] == ["Responses are not kept"]
+
+
+def test_a_job_that_fails_ends_no_other(store: ResponseStore) -> None:
+    """Whatever fails, its caller is told, and the next one is served."""
+
+    def fail(database: sqlite3.Connection) -> None:
+        raise MemoryError
+
+    with pytest.raises(Unavailable):
+        asyncio.run(asyncio.wait_for(store._do(fail), 10))
+    store.put(record("a"))
+    assert held(store, ["a"]) == ["a"]
+
+
+def test_what_is_old_goes_where_others_only_read(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading puts no deletion off."""
+    monkeypatch.setattr(responses_store, "_SWEEP_S", 0.2)
+    store = ResponseStore(str(tmp_path / "r.db"), kept_s=60, wall_s=clock)
+    store.open()
+    store.put(record("a"))
+    assert held(store, ["a"])
+    clock.now += 61
+    until = time.monotonic() + 20
+    count = "SELECT COUNT(*) FROM response"
+    while asyncio.run(store._do(lambda database: database.execute(count).fetchone())) != (0,):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    store.close()
 
 
 def test_a_closed_store_says_so(store: ResponseStore) -> None:

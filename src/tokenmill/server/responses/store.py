@@ -30,8 +30,9 @@ MAX_CHAIN = 1000
 """Responses that one may continue, one after the other."""
 
 _ROOM = 0.95  # what is left of the bytes after making room, so that not every write has to
-_IDLE_S = 600.0
+_SWEEP_S = 600.0
 _BUSY_S = 5.0
+_FAILURES = (sqlite3.Error, MemoryError)
 _APPLICATION = 0x746D5253
 _VERSION = 1
 _TABLE = """
@@ -115,8 +116,8 @@ class ResponseStore:
         def write(database: sqlite3.Connection) -> None:
             try:
                 self._write(database, record, now_s)
-            except sqlite3.Error as error:
-                database.rollback()
+            except _FAILURES as error:
+                _undo(database)
                 if not self._has_failed:
                     self._has_failed = True
                     _log.warning("Responses are not kept: %s cannot be written: %s.", self._path, error)
@@ -173,8 +174,8 @@ class ResponseStore:
             result, failure = None, None
             try:
                 result = job(database)
-            except sqlite3.Error as error:
-                database.rollback()
+            except _FAILURES as error:
+                _undo(database)
                 failure = Unavailable(f"The store of responses cannot be read: {error}.")
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(answer, result, failure)
@@ -193,12 +194,13 @@ class ResponseStore:
             opened.put(error)
             return
         opened.put(None)
+        due_s = time.monotonic() + _SWEEP_S
         with contextlib.closing(database):
             while True:
                 try:
-                    job = self._jobs.get(timeout=_IDLE_S)
+                    job = self._jobs.get(timeout=max(0.0, due_s - time.monotonic()))
                 except queue.Empty:
-                    job = self._drop_old
+                    job, due_s = self._drop_old, time.monotonic() + _SWEEP_S
                 if job is None:
                     break
                 job(database)
@@ -252,8 +254,8 @@ class ResponseStore:
             database.execute("DELETE FROM response WHERE created_s <= ?", (self._wall_s() - self._kept_s,))
             self._make_room(database)
             self._commit(database)
-        except sqlite3.Error as error:
-            database.rollback()
+        except _FAILURES as error:
+            _undo(database)
             _log.warning("Old responses could not be deleted from %s: %s.", self._path, error)
 
     def _make_room(self, database: sqlite3.Connection) -> None:
@@ -274,3 +276,8 @@ class ResponseStore:
     def _commit(self, database: sqlite3.Connection) -> None:
         database.commit()
         database.execute("PRAGMA incremental_vacuum").fetchall()
+
+
+def _undo(database: sqlite3.Connection) -> None:
+    with contextlib.suppress(sqlite3.Error):  # where there is nothing to undo, or the disk fails there too
+        database.rollback()
