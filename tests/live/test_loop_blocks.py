@@ -25,6 +25,11 @@ MOST_S = 0.020
 
 TEXT = "the quick brown fox jumps over the lazy dog, " * 90_000
 ROW = {"role": "user", "content": "a"}
+TOOL = {
+    "type": "function",
+    "name": "f",
+    "parameters": {"type": "object", "properties": {f"p{i}": {} for i in range(300_000)}},
+}
 
 ABUSE: dict[str, tuple[str, Any, set[int]]] = {
     "a text beyond what is taken": ("/tokenize", {"prompt": TEXT * 3}, {400}),
@@ -59,6 +64,16 @@ ABUSE: dict[str, tuple[str, Any, set[int]]] = {
         {200},
     ),
     "items that may refer to others": ("/v1/responses", b'{"input": [' + b"{}," * 4_000_000 + b"{}]}", {400}),
+    "items that say nothing": (
+        "/v1/responses",
+        {"input": [{"type": "reasoning"}] * 400_000 + [ROW], "max_output_tokens": 1},
+        {400},
+    ),
+    "tools that are not shown": (
+        "/v1/responses",
+        {"input": "a", "max_output_tokens": 1, "tool_choice": "none", "tools": [TOOL]},
+        {200},
+    ),
     "a large message": ("/v1/chat/completions", {"messages": [{**ROW, "content": TEXT}]}, {400}),
 }
 

@@ -11,7 +11,7 @@ from tokenmill.core.units import KiB, MiB
 from tokenmill.net import handshake
 from tokenmill.net.tcp import LinkBounds
 from tokenmill.server import budget, helper, jobs, tokenizing, tokens
-from tokenmill.server.responses import outline, store
+from tokenmill.server.responses import items, outline, store
 from tokenmill.text import chat
 from tokenmill.text.grammar import matcher
 
@@ -40,6 +40,7 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "limits.md").read_text(en
         f"| bytes of all responses with their inputs | {store.MAX_BYTES // MiB} MiB |",
         f"| body of a call that is to be kept | {store.ResponseStore('').max_record_bytes // MiB} MiB |",
         f"| responses that one continues | {store.MAX_CHAIN:,}, together",
+        f"| items of an input, and parts of an item | {items.MAX_ITEMS:,} |",
         f"| stored items that an input names | {outline.MAX_REFERENCES} |",
         f"| a message | {handshake.GREETING_BYTES:,} bytes |",
         f"| time for TLS and the handshake | {LinkBounds().greeting_s:g} s |",

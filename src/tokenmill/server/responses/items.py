@@ -20,6 +20,8 @@ Item = dict[str, Any]
 _ROLES = ("user", "system", "developer", "assistant")
 _TEXT_PARTS = ("input_text", "output_text", "text")
 _MAX_ID = 128
+MAX_ITEMS = 10_000
+"""Items of an input, and parts of one: the response repeats them, and some are no tokens that would bound them."""
 _STATES = ("in_progress", "completed", "incomplete")
 
 
@@ -31,6 +33,7 @@ def read_items(value: Any, known: Mapping[str, Item]) -> list[Item]:
     if not isinstance(value, list) or not value:
         got = "an empty array" if value == [] else kind_name(value)
         raise _wrong("input", f"must be a string or an array of at least one item, got {got}")
+    _check_number("input", value)
     return [_item(f"input[{index}]", item, known) for index, item in enumerate(value)]
 
 
@@ -116,6 +119,7 @@ def _read_message(where: str, item: Item) -> Item:
     if isinstance(content, str):
         parts = [{"type": own, "text": content}]
     elif isinstance(content, list):
+        _check_number(f"{where}.content", content)
         parts = [_part(f"{where}.content[{index}]", part, own) for index, part in enumerate(content)]
     else:
         raise _wrong(f"{where}.content", f"must be a string or an array of parts, got {kind_name(content)}")
@@ -163,6 +167,7 @@ def _read_output(where: str, item: Item) -> Item:
     if not isinstance(call_id, str) or not call_id:
         raise _wrong(f"{where}.call_id", f"must be a string, got {kind_name(call_id)}")
     if isinstance(output, list):
+        _check_number(f"{where}.output", output)
         output = [_part(f"{where}.output[{index}]", part, "input_text") for index, part in enumerate(output)]
     elif not isinstance(output, str):
         raise _wrong(f"{where}.output", f"must be a string or an array of parts, got {kind_name(output)}")
@@ -175,6 +180,7 @@ def _read_reasoning(where: str, item: Item) -> Item:
         parts = item.get(name) or []
         if not isinstance(parts, list):
             raise _wrong(f"{where}.{name}", f"must be an array, got {kind_name(parts)}")
+        _check_number(f"{where}.{name}", parts)
         for index, part in enumerate(parts):
             if not isinstance(part, dict) or part.get("type") != part_kind or not isinstance(part.get("text"), str):
                 raise _wrong(f"{where}.{name}[{index}]", f"must be a part of type {part_kind} with a text")
@@ -226,6 +232,11 @@ def _text(content: str | Sequence[Mapping[str, Any]]) -> str:
     if isinstance(content, str):
         return content
     return "\n".join(part["refusal"] if part["type"] == "refusal" else part["text"] for part in content)
+
+
+def _check_number(where: str, given: Sequence[Any]) -> None:
+    if len(given) > MAX_ITEMS:
+        raise _wrong(where, f"may hold at most {MAX_ITEMS}, got {len(given)}")
 
 
 def _refuse_unanswered(unanswered: Mapping[str, str]) -> None:

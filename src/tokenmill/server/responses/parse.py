@@ -260,7 +260,7 @@ def _tools(fields: Fields, settings: dict[str, Any], chat: dict[str, Any]) -> No
     functions = [_tool(f"tools[{index}]", tool) for index, tool in enumerate(tools)]
     choice = fields.any("tool_choice")
     parallel = fields.flag("parallel_tool_calls")
-    settings["tools"] = [{"type": "function"} | function for function in functions]
+    settings["tools"] = _as_json([{"type": "function"} | function for function in functions], "tools")
     settings["tool_choice"] = "auto" if choice is None else choice
     settings["parallel_tool_calls"] = parallel is not False
     if parallel is not None:
@@ -303,6 +303,14 @@ def _tool(where: str, tool: Any) -> dict[str, Any]:
         name = fields.name(fields.unread()[0])[:MAX_NAME]
         raise InvalidRequest(f"{name} is not known here; leave it out.", param=name)
     return function
+
+
+def _as_json(value: Any, param: str) -> bytes:
+    """What a response repeats and nobody here reads again: as JSON it costs little, however large it is."""
+    try:
+        return msgspec.json.encode(value)
+    except OverflowError:
+        raise InvalidRequest(f"{param} holds an integer of more than 64 bits.", param=param) from None
 
 
 def _named_choice(choice: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:

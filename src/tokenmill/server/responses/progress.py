@@ -107,7 +107,7 @@ class Progress:
             "temperature": sampling.temperature,
             "text": settings["text"],
             "tool_choice": settings["tool_choice"],
-            "tools": settings["tools"],
+            "tools": msgspec.Raw(settings["tools"]),
             "top_logprobs": settings["top_logprobs"],
             "top_p": sampling.top_p,
             "truncation": settings["truncation"],
