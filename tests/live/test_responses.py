@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sqlite3
 import threading
+import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -258,6 +260,35 @@ def test_a_failed_step_ends_the_stream_with_failed(served: Served, client_of: Cl
     *_, last = events
     assert (last.type, last.response.status, last.response.error.code) == ("response.failed", "failed", "server_error")
     assert client.responses.retrieve(first.response.id).status == "failed"
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_who_has_the_end_has_it_kept(tmp_path: Path, client_of: Clients, streams: bool) -> None:
+    """The end of an answer waits for the disk, but not for ever."""
+    store = ResponseStore(str(tmp_path / "r.db"))
+    store.open()
+    go = threading.Event()
+    with Served(reply, store=store) as served, ThreadPoolExecutor(1) as pool:
+        client = client_of(served)
+
+        def hold(database: sqlite3.Connection) -> None:
+            go.wait(10)
+
+        def ask() -> Any:
+            answer = client.responses.create(model="toy", input="hi", stream=streams)
+            return list(answer)[-1].response if streams else answer
+
+        store._jobs.put(hold)
+        asked = pool.submit(ask)
+        time.sleep(0.3)
+        assert not asked.done()
+        go.set()
+        assert asked.result(20).status == "completed"
+        go.clear()
+        store._jobs.put(hold)
+        assert ask().status == "completed"
+        go.set()
+    store.close()
 
 
 def test_what_nobody_has_heard_of_is_not_kept(

@@ -38,7 +38,8 @@ def test_a_conversation_goes_on_after_kill_9(tmp_path: Path) -> None:
 
 
 def test_a_server_may_keep_nothing(tmp_path: Path) -> None:
-    with Server("--responses-store", "off", env={"TOKENMILL_STATE": str(tmp_path / "state")}) as server:
+    args, env = ("--responses-store", "off", "--files-dir", "off"), {"TOKENMILL_STATE": str(tmp_path / "state")}
+    with Server(*args, env=env) as server:
         first = create(server, input="Name a color.")
         status, text = server.request("POST", "/v1/responses", {"input": "x", "previous_response_id": first["id"]})
         assert (status, json.loads(text)["error"]["param"]) == (400, "previous_response_id")

@@ -11,7 +11,7 @@ import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...core.errors import ContextTooLong, InvalidRequest, NotFound, TokenmillError
 from ...text.calls import require_tokens
@@ -32,6 +32,8 @@ from .truncation import fitted
 
 _PATH = "/v1/responses"
 _MAX_LIMIT, _LIMIT = 100, 20
+_SETTLE_S = 1.0
+"""An answer waits no longer for the disk."""
 
 
 def routes(generation: Generation, store: ResponseStore | None) -> list[Route]:
@@ -201,9 +203,22 @@ class _Responses:
 
     def _followed(self, progress: Progress, stream: Stream, reply: ASGIApp, size_bytes: int) -> ASGIApp:
         """`reply`, until whose end what the body said counts as held: the response repeats it. Then the response is not
-        under way any more, however it ended; one that nobody has heard of is not kept."""
+        under way any more, however it ended; one that nobody has heard of is not kept. The last of the answer waits for
+        the store: what a client has read to its end is there after a crash."""
+
+        def after_store(send: Send) -> Send:
+            async def send_on(message: Message) -> None:
+                if self._store is not None and message["type"] == "http.response.body" and not message.get("more_body"):
+                    await self._store.settle(_SETTLE_S)
+                await send(message)
+
+            return send_on
 
         async def run(scope: Scope, receive: Receive, send: Send) -> None:
+            if progress.is_stored:
+                state = scope["state"]
+                scope = {**scope, "state": state | {"send": after_store(state.get("send", send))}}
+                send = after_store(send)
             try:
                 with self._generation.limits.held(size_bytes):
                     await reply(scope, receive, send)

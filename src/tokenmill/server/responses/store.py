@@ -124,6 +124,12 @@ class ResponseStore:
 
         self._jobs.put(write)
 
+    async def settle(self, longest_s: float) -> None:
+        """Wait until what was put before is in the file, at most so long."""
+        with contextlib.suppress(Unavailable, TimeoutError):
+            async with asyncio.timeout(longest_s):
+                await self._do(lambda database: None)
+
     async def get(self, owner: str, identifier: str) -> Record | None:
         return await self._do(lambda database: self._read(database, owner, identifier))
 
