@@ -12,6 +12,7 @@ import openai
 import pytest
 
 from live.serving import Server
+from tokenmill.cli.main import main
 
 pytestmark = pytest.mark.slow
 
@@ -38,6 +39,9 @@ TOOLS: list[Any] = [
     for name, schema in SCHEMAS.items()
 ]
 ASKED = ["Plan a trip to Oslo for three days by train.", "Note that the meeting is on May 6th 2027.", "Hello!"]
+BFCL = next(
+    (file for folder in Path(__file__).parents if (file := folder / "shared/data/prompts/bfcl.jsonl.gz").exists()), None
+)
 FAMILIES = ["json", "hermes", "llama3_json", "mistral", "granite", "deepseek_v3", "qwen3_coder"]
 
 
@@ -80,6 +84,19 @@ def test_required_and_named_calls_fit(client: openai.OpenAI) -> None:
         assert check(named) == 1 and named.message.tool_calls[0].function.name == "take_note"
         num_calls += 1
     assert num_calls >= 12
+
+
+@pytest.mark.skipif(BFCL is None, reason="no questions of BFCL beside this checkout")
+@pytest.mark.parametrize(("choice", "num_fits"), [("required", 3), ("named", 8)])
+def test_calls_demanded_of_published_questions_fit(
+    client: openai.OpenAI, choice: str, num_fits: int, tmp_path: Path
+) -> None:
+    """None is refused, every answer that ends by itself fits its schema, and enough of them end."""
+    out = tmp_path / "result.json"
+    command = ["bench", "tools", "--url", str(client.base_url.copy_with(path="")), "--data", str(BFCL), "--limit", "12"]
+    assert main([*command, "--choice", choice, "--max-tokens", "200", "--json", str(out)]) == 0
+    counts = json.loads(out.read_text())["counts"]
+    assert counts["refused"] == 0 and counts["fits"] >= num_fits and counts["fits"] + counts["length"] == 12
 
 
 def test_a_stream_says_what_the_whole_answer_says(client: openai.OpenAI) -> None:

@@ -69,6 +69,20 @@ def test_completion_logprobs_keep_names_values_and_offsets() -> None:
     assert json.loads(bytes(raw))["tokens"] == ["token_id:76"]
 
 
+def test_a_stream_that_shows_prompts_again_is_plain_behind_them() -> None:
+    """Each choice's prompt comes first, once; then text goes the quick way."""
+    subject = answer(2, chat=False, echo=True, stream=True)
+    chunks = Chunks(subject)
+    told = [b""] * 2
+    for choice in subject.choices:
+        assert not chunks.is_plain
+        told[choice.index] += finish(chunks.piece(choice, Piece("x", (3,))))
+    assert chunks.is_plain
+    told = [data + chunks.text(choice, Piece("y", (3,))) for data, choice in zip(told, subject.choices, strict=True)]
+    events = [[json.loads(line[6:]) for line in data.decode().split("\n\n") if line] for data in told]
+    assert [[event["choices"][0]["text"] for event in each] for each in events] == [["ab", "x", "y"]] * 2
+
+
 @pytest.mark.parametrize("chat", [True, False])
 def test_the_body_says_whether_all_kv_was_saved(chat: bool) -> None:
     """One choice that was not is one too many; who did not ask is not told."""

@@ -110,11 +110,12 @@ class Chunks:
         call = answer.call
         self._answer = answer
         self._kind = "chat.completion.chunk" if answer.is_chat else "text_completion"
-        self.is_plain = (
+        self._says_text_alone = (
             call.sampling.logprobs is None
-            and not (call.continuous_usage or call.return_token_ids or call.score_only or call.echo)
+            and not (call.continuous_usage or call.return_token_ids or call.score_only)
             and all(choice.parser is None for choice in answer.choices)
         )
+        self.is_plain = self._says_text_alone and not call.echo
         self._shows_tokens = call.sampling.logprobs is not None or call.return_token_ids or call.continuous_usage
         head = _PREFIX + _encode(answer.head(self._kind))[:-1] + b',"choices":[{"index":'
         text = b',"delta":{"content":' if answer.is_chat else b',"text":'
@@ -147,6 +148,7 @@ class Chunks:
         echo = b""
         if choice.index in self._unechoed:
             self._unechoed.discard(choice.index)
+            self.is_plain = self._says_text_alone and not self._unechoed
             echo = yield from self._echo(choice)
         return echo + (yield from self._piece(choice, self._answer.shown(piece)))
 
