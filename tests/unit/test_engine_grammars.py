@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.effects import JobEnded, PrepareGrammar
+from tokenmill.core.errors import Overloaded
 from tokenmill.core.events import Abort, Drain, LoadAdapter, Submit, UnloadAdapter
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.step import RowResult, StepResult
@@ -56,6 +59,14 @@ def test_a_request_may_leave_before_its_grammar_is_ready():
     assert (output.request_id, output.finish_reason) == ("a", "abort") and core.is_drained
     assert core.handle(JobEnded(JOB), 0.0).outputs == () and core.plan(0.0) is None
     core.check()
+
+
+def test_requests_that_wait_for_their_grammar_count_as_waiting():
+    """For the bound on the queue."""
+    core = EngineCore(replace(CONFIG, max_num_waiting=2))
+    effects = core.handle(Submit(tuple(request(name, name) for name in "abc")), 0.0)
+    (refused,) = effects.outputs
+    assert refused.request_id == "c" and refused.error_kind == Overloaded.kind
 
 
 def test_an_adapter_may_go_while_a_request_waits_for_its_grammar():

@@ -63,13 +63,15 @@ def test_a_step_is_computed_while_its_mask_is_made(worker):
         assert first in "abc" and text[0] == "x" and text[1].isdigit() and text[2] == "y" and tokens[4] == END
 
 
-def test_no_row_waits_for_a_token_of_a_step_that_failed(worker, monkeypatch):
+@pytest.mark.parametrize("when", ["prepared", "computed"])
+def test_no_row_waits_for_a_token_of_a_step_that_failed(when, worker, monkeypatch):
     """The step behind it is void, but ends at once, and other sequences are not touched."""
     prepare = worker.executor._runner.prepare
 
     def failing(given: StepPlan):
         step = prepare(given)
         if given.step == 1:
+            assert when == "computed" or 1 // 0
             step.is_call, step.work = False, lambda: 1 // 0
         return step
 
