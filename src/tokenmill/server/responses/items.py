@@ -55,6 +55,8 @@ def to_messages(items: Sequence[Item], instructions: str | None, num_before: int
                 messages.append(assistant)
             _join(assistant, item)
             if kind == "function_call":
+                if item["call_id"] in unanswered:
+                    raise _wrong(f"{where}.call_id", f"is {item['call_id'][:100]!r}, as of a call before it")
                 unanswered[item["call_id"]] = item["name"]
             continue
         assistant = None
