@@ -166,6 +166,8 @@ def _searching(call: Call, fields: Fields) -> Call:
         raise InvalidRequest(
             "use_beam_search is not available with constraints, demanded tools, echo or kv_transfer_params.", param=name
         )
+    if call.reasoning.budget is not None:
+        raise InvalidRequest("use_beam_search is not available with a budget of reasoning.", param="use_beam_search")
     return replace(call, beams=beams)
 
 

@@ -58,6 +58,7 @@ class Events:
         self._has_timings = bool(answer.call.extras["timings_per_token"])
         self._pending: list[list[int]] = [[] for _ in answer.choices]
         self._has_new_line = [False] * len(answer.choices)
+        self._prompt_texts: dict[int, str] = {}
         self.is_plain = not (answer.call.sampling.logprobs is not None or self._has_timings or answer.call.score_only)
 
     def start(self) -> bytes:
@@ -120,7 +121,7 @@ class Events:
             "tokens_predicted": num_tokens,
             "tokens_evaluated": len(prompt),
             "generation_settings": shown | {"stream": call.stream},
-            "prompt": choice.tokenizer.decode(prompt, skip_special=False),
+            "prompt": self._prompt_text(choice),
             "has_new_line": self._has_new_line[choice.index] or "\n" in text,
             "truncated": is_limit and not call.score_only and (given is None or num_tokens < given),
             "stop_type": "limit" if is_limit else "word" if is_word else "eos",
@@ -158,6 +159,13 @@ class Events:
 
     def _prompt(self, choice: Choice) -> Sequence[int]:
         return self._answer.prompts[self._answer.prompt_of(choice)].tokens
+
+    def _prompt_text(self, choice: Choice) -> str:
+        """Decoded once for all choices of a prompt, which may be long."""
+        number = self._answer.prompt_of(choice)
+        if number not in self._prompt_texts:
+            self._prompt_texts[number] = choice.tokenizer.decode(self._prompt(choice), skip_special=False)
+        return self._prompt_texts[number]
 
     def _timings(self, choice: Choice) -> dict[str, float]:
         took = durations(choice, self._now())
