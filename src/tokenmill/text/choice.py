@@ -63,8 +63,7 @@ class Choice:
     """The state of one choice. `parser` takes its text apart; without one all of it is content. `has_calls`: a call of
     a tool has begun. `num_tokens` counts up to and including the token that completed a stop string, and the stop
     token; what the engine drew beyond a stop string is dropped here and never shows. `shown`: special tokens that the
-    parser must see. `timing`: when the engine began
-    with it and with its output, as far as is known."""
+    parser must see. `timing`: when the engine began with it and with its output, as far as is known."""
 
     index: int
     request: Request

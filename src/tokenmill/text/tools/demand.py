@@ -36,7 +36,7 @@ class Demand:
 
     def as_json(self) -> dict[str, Any]:
         """Of a `Constraint` whose kind is "tools"."""
-        offered = [tool.name for tool in self.use.offered]
+        offered = {tool.name for tool in self.use.offered}
         return {
             "family": self.family,
             "tools": [
