@@ -26,6 +26,12 @@ TAGS = {
     "triggers": ["<f="],
 }
 
+NESTED = {
+    "structures": [{"begin": "<ab>", "schema": {"type": "null"}}, {"begin": "<a>", "schema": {"type": "integer"}}],
+    "triggers": ["<ab", "<a"],
+}
+"""A trigger that begins with another."""
+
 KINDS: list[tuple[Constraint, list[str], list[str]]] = [
     (Constraint("json_object"), ['{"a":[1]}', "{}", '{\n  "a": 1\n}'], ["[]", "1", '{"a":}', "{" + " " * 9 + "}"]),
     (Constraint("json_schema", {"type": "integer"}), ["1", "-20"], ["a", "1.5", " 1"]),
@@ -53,6 +59,11 @@ KINDS: list[tuple[Constraint, list[str], list[str]]] = [
         Constraint("structural_tag", TAGS),
         ["hello", 'ok <f=a>{"x": 1}</f> and <f=b>null</f> so', ""],
         ["<f=c>", '<f=a>{"x": "s"}</f>', "<f=b>null"],
+    ),
+    (
+        Constraint("structural_tag", NESTED),
+        ["a <b", "x<a>1 y<ab>null z"],
+        ["<a", "<ab", "<ac", "<ab>1", "<a>null", "x<a>1<a"],
     ),
 ]
 
@@ -113,6 +124,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("structural_tag", {"structures": []}, "structures"),
     ("structural_tag", {**TAGS, "triggers": ["<g"]}, "structures[0].begin must begin"),
     ("structural_tag", {**TAGS, "structures": [{"begin": "<f=", "schema": {"contains": 1}}]}, "'contains' at #"),
+    ("structural_tag", {**TAGS, "triggers": ["<f=", "<g"]}, "no structure begins with '<g'"),
     ("structural_tag", {**TAGS, "structures": [{"begin": "<f=", "shema": {}}]}, "structures[0].shema is not known"),
 ]
 

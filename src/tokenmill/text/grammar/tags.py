@@ -27,18 +27,24 @@ def tags_to_lark(value: Any, param: str, spell: Callable[[str], str], finish: Ca
         raise InvalidRequest(f"{param}.structures must be an array of 1 to {MAX_STRUCTURES} structures.", param=param)
     if not isinstance(triggers, list) or not all(isinstance(text, str) and text for text in triggers) or not triggers:
         raise InvalidRequest(f"{param}.triggers must be an array of strings that are not empty.", param=param)
+    idle = set(triggers)
     rules = []
     for number, structure in enumerate(structures):
         where = f"{param}.structures[{number}]"
         begin, end, schema = _read(structure, where, param)
-        trigger = next((text for text in triggers if begin.startswith(text)), None)
-        if trigger is None:
+        found = [text for text in triggers if begin.startswith(text)]
+        if not found:
             raise InvalidRequest(f"{where}.begin must begin with one of the triggers.", param=param)
+        idle.difference_update(found)
+        trigger = min(found, key=len)  # of several, this one comes up first in a text
         grammar = json.dumps(finish(prepare(schema, f"{where}.schema")), ensure_ascii=False)
         mark = spell(trigger)
         lazy = "" if "<[" in mark else "[lazy]"  # text never runs over a special token
         rules.append(f"tag{number}_head{lazy}: TEXT {mark}")
         rules.append(f"tag{number}: tag{number}_head {spell(begin[len(trigger) :])} %json {grammar} {spell(end)}")
+    if idle:
+        message = f"{param}.triggers: no structure begins with {min(idle)[:100]!r}, so nothing could come after it."
+        raise InvalidRequest(message, param=param)
     tags = " | ".join(f"tag{number}" for number in range(len(structures)))
     return "\n".join([f"start: ({tags})* rest", "rest: TEXT", "TEXT: /(?s:.*)/", *rules, ""])
 
