@@ -94,8 +94,11 @@ def test_cases_are_read_from_lines_and_spread(tmp_path: Path) -> None:
     path.write_bytes(gzip.compress("\n".join(map(json.dumps, rows)).encode()))
     assert [case.name for case in read_cases(path, 5)] == ["0", "2", "4", "6", "8"]
     (tmp_path / "bad.jsonl").write_text('{"name": 1}')
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="a line has no 'schema'"):
         read_cases(tmp_path / "bad.jsonl")
+    (tmp_path / "empty.jsonl").write_text("")
+    with pytest.raises(ConfigError, match="has no schemas"):
+        read_cases(tmp_path / "empty.jsonl")
 
 
 @pytest.mark.skipif(DATA is None, reason="the schemas of JSONSchemaBench are not here")

@@ -55,7 +55,10 @@ def test_questions_are_read_with_schemas_that_are_json_schemas(data: Path) -> No
     assert case.answers == [("add", {"a": [1], "b": [2, "2"], "how": ["", "now here"]})]
     assert [case.id for case in read_cases(data, 2, 1)] == [case.id for case in read_cases(data, 2, 1)]
     data.write_text("{}")
-    with pytest.raises(ConfigError, match="questions with functions"):
+    with pytest.raises(ConfigError, match="questions with functions: a line has no 'function'"):
+        read_cases(data, None, 0)
+    data.write_text("\n")
+    with pytest.raises(ConfigError, match="has no questions"):
         read_cases(data, None, 0)
 
 

@@ -35,8 +35,10 @@ def read_cases(path: Path, limit: int | None = None) -> list[Case]:
             for number, row in enumerate(rows)
         ]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        message = f"{path} cannot be read as JSON lines with a schema each: {error!r}."
-        raise ConfigError(message, param="data") from None
+        what = f"a line has no {error}" if isinstance(error, KeyError) else str(error)
+        raise ConfigError(f"{path} cannot be read as JSON lines with a schema each: {what}.", param="data") from None
+    if not cases:
+        raise ConfigError(f"{path} has no schemas.", param="data")
     if limit is None or limit >= len(cases):
         return cases
     return [cases[number * len(cases) // limit] for number in range(limit)]

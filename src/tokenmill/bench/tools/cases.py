@@ -39,8 +39,10 @@ def read_cases(path: Path, limit: int | None, seed: int) -> list[Case]:
         text = gzip.decompress(data) if path.suffix == ".gz" else data
         cases = [_case(json.loads(line)) for line in text.decode().splitlines() if line.strip()]
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
-        message = f"{path} cannot be read as questions with functions: {error!r}."
-        raise ConfigError(message, param="data") from None
+        what = f"a line has no {error}" if isinstance(error, KeyError) else str(error)
+        raise ConfigError(f"{path} cannot be read as questions with functions: {what}.", param="data") from None
+    if not cases:
+        raise ConfigError(f"{path} has no questions.", param="data")
     if limit is not None and limit < len(cases):
         kept = random.Random(seed).sample(range(len(cases)), limit)
         cases = [cases[number] for number in sorted(kept)]
