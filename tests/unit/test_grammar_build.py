@@ -157,25 +157,42 @@ def test_a_budget_needs_a_marker_that_is_a_token() -> None:
         to_grammar(Constraint("choice", ["yes"], thinking=thinking), byte_tokenizer())
 
 
+def is_drawn(grammar: str, *parts: str | int) -> bool:
+    """Whether an answer may begin with these texts and tokens, one by one."""
+    tokenizer = byte_tokenizer()
+    vocabulary = Vocabulary(tokenizer, tokenizer.vocab_size, (tokenizer.encode_byte(0),))
+    ids: list[int] = []
+    for part in parts:
+        ids += [part] if isinstance(part, int) else tokenizer.encode(part, add_special=False, parse_special=False)
+    try:
+        vocabulary.matcher(grammar).follow(ids)
+    except GrammarFailed:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+@pytest.mark.parametrize("budget", [0, 1, 3, 2**31 - 1])
+def test_a_budget_is_the_most_tokens_before_the_marker(budget: int, is_open: bool) -> None:
+    """None at all where it is 0; and behind the marker comes what is constrained."""
+    tokenizer = byte_tokenizer()
+    mark = tokenizer.token_id(SPECIAL)
+    assert mark is not None
+    thinking = Thinking("<t>", SPECIAL, is_open, budget)
+    grammar = to_grammar(Constraint("choice", ["yes"], "p", thinking=thinking), tokenizer)
+    begin = "" if is_open else "<t>"
+    for length in (0, 1, 2, 3, 4, 500):
+        assert is_drawn(grammar, begin, "x" * length, mark, "yes") == (length <= budget), length
+    assert not is_drawn(grammar, begin, mark, "no") and not is_drawn(grammar, begin, mark, mark)
+
+
 def test_a_trigger_that_is_a_special_token_is_that_token() -> None:
     """Its name written out as text triggers nothing; the token does, and what follows must then fit."""
     tokenizer = byte_tokenizer()
     mark = tokenizer.token_id(SPECIAL)
     assert mark is not None
-    vocabulary = Vocabulary(tokenizer, tokenizer.vocab_size, (tokenizer.encode_byte(0),))
     tags = {"structures": [{"begin": f"{SPECIAL}a", "schema": {"type": "integer"}, "end": "!"}], "triggers": [SPECIAL]}
     grammar = to_grammar(Constraint("structural_tag", tags, "p"), tokenizer)
 
-    def is_taken(*parts: str | int) -> bool:
-        ids = [i for part in parts for i in ([part] if isinstance(part, int) else encode(part))]
-        try:
-            vocabulary.matcher(grammar).follow(ids)
-        except GrammarFailed:
-            return False
-        return True
-
-    def encode(text: str) -> list[int]:
-        return tokenizer.encode(text, add_special=False, parse_special=False)
-
-    assert is_taken("x ", mark, "a12! y") and is_taken(f"x {SPECIAL}b")
-    assert not is_taken("x ", mark, "b") and not is_taken("x ", mark, "a!")
+    assert is_drawn(grammar, "x ", mark, "a12! y") and is_drawn(grammar, f"x {SPECIAL}b")
+    assert not is_drawn(grammar, "x ", mark, "b") and not is_drawn(grammar, "x ", mark, "a!")

@@ -135,7 +135,7 @@ def _think(thinking: Thinking, tokenizer: Tokenizer | None, param: str) -> str:
             raise InvalidRequest(message, param=param)
         assert tokenizer is not None
         kept_out = ",".join(_ranges({*tokenizer.special_ids(), end}))
-        rule = f"think: <[^{kept_out}]>{{0,{thinking.budget}}}\n"
+        rule = f"think: <[^{kept_out}]>{{0,{thinking.budget}}}\n" if thinking.budget else 'think: ""\n'
         parts = [*begin, "think", f"<[{end}]>", "SPACE"]
     elif end is not None and tokenizer is not None and tokenizer.is_special(end):
         rule = "think: /(?s:.*)/\n"
