@@ -248,6 +248,8 @@ def test_tools_are_offered_demanded_and_taken_from_the_answer(llm):
     answer = llm.chat([*messages, {"role": "assistant", "tool_calls": [made]}, result], params, tools=tools)
     assert answer.content == answer.text and "rain" in answer.prompt
     assert json.dumps(json.loads(call.arguments)) in answer.prompt
+    one = llm.chat(messages, params, tools=tools, tool_choice="required", parallel_tool_calls=False)
+    assert len(one.tool_calls) == 1 and one.outputs[0].finish_reason == "stop"
     with pytest.raises(InvalidRequest, match="tool_choice needs tools"):
         llm.chat(messages, tool_choice="required")
     with pytest.raises(InvalidRequest, match=r"messages\[0\].role"):

@@ -23,6 +23,7 @@ class ChatOptions:
 
     tools: Sequence[Mapping[str, Any]] | None = None
     tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
     chat_template_kwargs: Mapping[str, Any] | None = None
     constraint: Constraint | None = None
 
@@ -41,6 +42,7 @@ def read_chat(
             "messages": [dict(message) for message in messages],
             "tools": None if options.tools is None else [dict(tool) for tool in options.tools],
             "tool_choice": options.tool_choice,
+            "parallel_tool_calls": options.parallel_tool_calls,
             "chat_template_kwargs": None
             if options.chat_template_kwargs is None
             else dict(options.chat_template_kwargs),

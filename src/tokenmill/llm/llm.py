@@ -126,6 +126,7 @@ class LLM:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         tool_choice: Any = None,
+        parallel_tool_calls: bool | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         structured_outputs: StructuredOutputs = None,
         use_tqdm: bool = False,
@@ -141,6 +142,7 @@ class LLM:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         tool_choice: Any = None,
+        parallel_tool_calls: bool | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         structured_outputs: StructuredOutputs = None,
         use_tqdm: bool = False,
@@ -155,6 +157,7 @@ class LLM:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         tool_choice: Any = None,
+        parallel_tool_calls: bool | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         structured_outputs: StructuredOutputs = None,
         use_tqdm: bool = False,
@@ -162,9 +165,9 @@ class LLM:
         lora: str = "",
     ) -> RequestOutput | list[RequestOutput]:
         """Answers a conversation through the model's chat template, or each of a list of conversations, which run
-        together; default length: the rest of the context. `structured_outputs`: as of `generate`. `tools` and
-        `tool_choice`: as OpenAI writes them; the answer's `tool_calls`, `reasoning` and `content` are taken from its
-        text. Raises InvalidRequest before anything has run."""
+        together; default length: the rest of the context. `structured_outputs`: as of `generate`. `tools`,
+        `tool_choice` and `parallel_tool_calls`: as OpenAI writes them; the answer's `tool_calls`, `reasoning` and
+        `content` are taken from its text. Raises InvalidRequest before anything has run."""
         conversations, several = read_conversations(messages)
         sampling = read_sampling(sampling_params, len(conversations), self._calls.chat_sampling)
         constraints = read_structured(structured_outputs, len(conversations))
@@ -174,7 +177,7 @@ class LLM:
                 params,
                 cache_salt,
                 lora,
-                ChatOptions(tools, tool_choice, chat_template_kwargs, constraint),
+                ChatOptions(tools, tool_choice, parallel_tool_calls, chat_template_kwargs, constraint),
             )
             for conversation, params, constraint in zip(conversations, sampling, constraints, strict=True)
         ]
