@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 from hypothesis import given, settings
@@ -36,6 +36,7 @@ TOKENS = st.lists(st.integers(0, 2**31 - 1), max_size=8).map(tuple)
 TEXT = st.text(max_size=12)
 FLOATS = st.floats(-50, 50)
 COUNT = st.integers(0, 2**40)
+KINDS = {int: COUNT, float: FLOATS, tuple[str, ...]: st.lists(TEXT, max_size=3).map(tuple)}
 LOGPROBS = st.lists(
     st.builds(
         TokenLogprob,
@@ -95,10 +96,7 @@ MESSAGE = st.one_of(
     st.builds(
         StepOutputs,
         st.lists(OUTPUT, max_size=3).map(tuple),
-        st.builds(
-            EngineStats,
-            *[COUNT] * 6, FLOATS, *[COUNT] * 8, FLOATS, *[st.lists(TEXT, max_size=3).map(tuple)] * 2, COUNT,
-        ),
+        st.builds(EngineStats, **{name: KINDS[kind] for name, kind in get_type_hints(EngineStats).items()}),
         FLOATS,
     ),
 )  # fmt: skip
