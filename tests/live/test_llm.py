@@ -254,3 +254,29 @@ def test_tools_are_offered_demanded_and_taken_from_the_answer(llm):
         llm.chat(messages, tool_choice="required")
     with pytest.raises(InvalidRequest, match=r"messages\[0\].role"):
         llm.chat([{"role": "robot", "content": "x"}])
+
+
+def test_what_is_submitted_while_a_model_closes_ends(smollm2):
+    """Nothing is left in a loop that runs no more: each piece of work is done, or refused."""
+    llm = LLM(str(smollm2), kv_cache_memory_bytes="50MiB")
+    runtime = llm._runtime
+    ends = []
+
+    async def nothing() -> int:
+        return 1
+
+    def keep_submitting() -> None:
+        while True:
+            try:
+                future = runtime.submit(nothing())
+            except InvalidRequest:
+                return
+            ends.append(future)
+
+    threads = [threading.Thread(target=keep_submitting) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    llm.close()
+    for thread in threads:
+        thread.join()
+    assert ends and {future.result(timeout=5) for future in ends} == {1}

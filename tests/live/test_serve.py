@@ -314,9 +314,13 @@ def test_the_start_print_explains_each_choice(server):
         (("serve", "--max-num-seqs", "8", "--max-num-batched-tokens", "4"), "--max-num-batched-tokens"),
     ],
 )
-def test_what_cannot_be_served_is_one_line_and_exit_code_2(smollm2, args, said):
+def test_what_cannot_be_served_is_one_line_and_exit_code_2(smollm2, args, said, tmp_path):
     done = subprocess.run(
-        [sys.executable, "-m", "tokenmill.cli.main", *args, "--port", "0"], capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "tokenmill.cli.main", *args, "--port", "0"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "TOKENMILL_STATE": str(tmp_path)},  # another server has the folder of this process
     )
     assert done.returncode == 2
     assert said in done.stderr

@@ -58,6 +58,8 @@ class Runtime:
         self.new_seed: Callable[[], int] = new_seed if seed is None else seeds_from(seed)
         self._loop = new_event_loop()
         self._closing = asyncio.Event()
+        self._door = threading.Lock()
+        self._is_open = True
         started = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(started,), name="tokenmill-engine", daemon=True)
         self._thread.start()
@@ -66,11 +68,12 @@ class Runtime:
     def submit(self, work: Awaitable[T]) -> Future[T]:
         """Runs `work` on the engine's thread; to cancel what it gives cancels it there. Raises InvalidRequest once the
         model has been closed."""
-        if not self._thread.is_alive():
-            if asyncio.iscoroutine(work):
-                work.close()
-            raise InvalidRequest("This model has been closed.")
-        return asyncio.run_coroutine_threadsafe(_await(work), self._loop)
+        with self._door:
+            if self._is_open:
+                return asyncio.run_coroutine_threadsafe(_await(work), self._loop)
+        if asyncio.iscoroutine(work):
+            work.close()
+        raise InvalidRequest("This model has been closed.")
 
     def wait(self, work: Awaitable[T]) -> T:
         """Awaits `work` on the engine's thread; Ctrl-C here cancels it there."""
@@ -91,6 +94,7 @@ class Runtime:
         try:
             self._loop.run_until_complete(self._serve(started))
         finally:
+            self._shut()
             self._loop.close()
             self.engine.close()
             started.set()
@@ -116,10 +120,17 @@ class Runtime:
             await asyncio.wait((running,))
         front_end.close()
         await self.helper.close()
+        self._shut()
+        await asyncio.sleep(0)  # what was submitted before becomes tasks
         # Callers in other threads wait for tasks of this loop, which have just been told of the end.
         callers = asyncio.all_tasks() - {asyncio.current_task(), running}
         await asyncio.gather(running, *callers, return_exceptions=True)
         running.result()
+
+    def _shut(self) -> None:
+        """Nothing is submitted after this: the loop would not come to it."""
+        with self._door:
+            self._is_open = False
 
 
 async def _await(work: Awaitable[T]) -> T:
