@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import socket
 import threading
+import urllib.error
+import urllib.request
 import weakref
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
@@ -183,6 +186,17 @@ class Served:
         self._listen = listen or {}
         self.store = store
         self._started = threading.Event()
+
+    def ask(self, path: str, body: Any = None, method: str | None = None) -> tuple[int, str, str]:
+        """(status, text, content type), whatever the status."""
+        data = None if body is None else json.dumps(body).encode()
+        call = urllib.request.Request(self.url + path, data, {"content-type": "application/json"}, method=method)
+        try:
+            answer = urllib.request.urlopen(call, timeout=20)
+        except urllib.error.HTTPError as error:
+            answer = error
+        with answer:
+            return answer.status, answer.read().decode(), answer.headers["content-type"]
 
     def __enter__(self) -> Served:
         self._thread = threading.Thread(target=self._run, name="served")

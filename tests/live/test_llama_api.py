@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -27,14 +25,7 @@ def served() -> Iterator[Served]:
 
 def ask(served: Served, path: str, body: Any = None, method: str | None = None) -> tuple[int, Any]:
     """(status, body); of events, all of them."""
-    data = None if body is None else json.dumps(body).encode()
-    call = urllib.request.Request(served.url + path, data, {"content-type": "application/json"}, method=method)
-    try:
-        with urllib.request.urlopen(call, timeout=20) as answer:
-            status, text, kind = answer.status, answer.read().decode(), answer.headers["content-type"]
-    except urllib.error.HTTPError as error:
-        with error:
-            status, text, kind = error.code, error.read().decode(), error.headers["content-type"]
+    status, text, kind = served.ask(path, body, method)
     if kind.startswith("text/event-stream"):
         return status, [json.loads(event.removeprefix("data: ")) for event in text.strip().split("\n\n")]
     return status, json.loads(text)

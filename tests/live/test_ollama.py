@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from datetime import datetime
@@ -27,14 +26,7 @@ def served() -> Iterator[Served]:
 
 def ask(served: Served, path: str, body: Any = None, method: str | None = None) -> tuple[int, Any]:
     """(status, body); of several lines, all of them."""
-    data = None if body is None else json.dumps(body).encode()
-    call = urllib.request.Request(served.url + path, data, {"content-type": "application/json"}, method=method)
-    try:
-        with urllib.request.urlopen(call, timeout=20) as answer:
-            status, text, kind = answer.status, answer.read().decode(), answer.headers["content-type"]
-    except urllib.error.HTTPError as error:
-        with error:
-            status, text, kind = error.code, error.read().decode(), error.headers["content-type"]
+    status, text, kind = served.ask(path, body, method)
     if kind == "application/x-ndjson":
         return status, [json.loads(line) for line in text.splitlines()]
     return status, json.loads(text) if kind == "application/json" else text
