@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .errors import InvalidRequest
+from .terms import USUAL, Terms
 
 DRAW_VERSION = 2
 """What a seed means: processes whose versions differ draw different tokens. 2: an exponential race over token ids."""
@@ -201,7 +202,8 @@ class Request:
     eos_token_ids   the model's end tokens: held back until min_tokens; `end_token_ids` are those that end it
     output_tokens   already produced elsewhere (a resumed stream): limits, penalties and positions count them
     is_resumed      another engine had it before: it was let in then, and no bound on a queue keeps it out now
-    priority        lower runs earlier; ties go by arrival
+    priority        lower runs earlier, within one class; ties go by arrival
+    terms           on whose account it is served, in which class, by when
     cache_salt      requests share cached KV only within one salt
     adapter         digest of the LoRA adapter ("" = base model), never its name
     bad_words       token sequences that must not be produced: the last token of one is never drawn after the others
@@ -222,7 +224,7 @@ class Request:
     output_tokens: tuple[int, ...] = ()
     is_resumed: bool = False
     priority: int = 0
-    tenant: str = ""
+    terms: Terms = USUAL
     cache_salt: str = ""
     adapter: str = ""
     arrival_s: float = 0.0

@@ -36,6 +36,7 @@ from ..core.events import (
     UnloadAdapter,
 )
 from ..core.request import PoolingParams, Request, SamplingParams
+from ..core.terms import Terms
 
 
 class _PackedRequest(NamedTuple):
@@ -54,7 +55,7 @@ class _PackedRequest(NamedTuple):
     output_tokens: tuple[int, ...]
     is_resumed: bool
     priority: int
-    tenant: str
+    terms: Terms
     cache_salt: str
     adapter: str
     pooling: PoolingParams | None

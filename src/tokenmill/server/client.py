@@ -41,6 +41,7 @@ from .deltas import Stream
 if TYPE_CHECKING:  # the library runs without it, and it takes a while to load
     from .metrics import Metrics
     from .request_log import RequestLog
+    from .watcher import Watcher
 
 _log = logging.getLogger(__name__)
 
@@ -51,6 +52,7 @@ class EngineClient:
     ready        the engines' facts, or None while none is ready
     stats        their state after the last step
     desk         what is open: requests whose end no engine has yet confirmed, and those that no engine has yet
+    watchers     who hears of requests and their outputs
     is_shared    many clients use the engines, and have places in turn
     admission    which call may enter
     adapters     the LoRA adapters that requests may name
@@ -72,6 +74,7 @@ class EngineClient:
         self._on_prepared = on_prepared
         self.metrics: Metrics | None = None
         self.request_log: RequestLog | None = None
+        self.watchers: list[Watcher] = []
         self._why_down = why_down
         self._back_s: float | None = None
         self._links: dict[int, AttachedEngine] = {}
@@ -190,6 +193,8 @@ class EngineClient:
         stream = Stream(self._end, [request.id for request in requests], interval)
         for request in requests:
             self._streams[request.id] = stream
+        for watcher in self.watchers:
+            watcher.opened(requests, client)
         self._handle(Opened(requests, client))
         return stream
 
@@ -240,6 +245,10 @@ class EngineClient:
             self._links[number].submit(request)
         for number, request_id in effects.aborts:
             self._links[number].abort(request_id)
+        step = event.step if isinstance(event, Stepped) else None
+        if effects.outputs or step is not None:
+            for watcher in self.watchers:
+                watcher.sending(effects.outputs, step)
         for output in effects.outputs:
             self._push(output)
         for ended in effects.ended:
@@ -255,6 +264,8 @@ class EngineClient:
 
     def _note_end(self, ended: Ended) -> None:
         request, output, reason, last_token_s, now = ended
+        for watcher in self.watchers:
+            watcher.ended(ended)
         for link in self._links.values():
             link.look_again()
         if output is None:

@@ -39,6 +39,7 @@ from .rules import rules_of
 from .shape import Shape
 from .speaking import constraint_of, parsers_of
 from .stream import EventStream, WholeReply
+from .terms import terms_of
 from .tokens import Encoder, prompt_text, text_call
 
 _log = logging.getLogger(__name__)
@@ -150,7 +151,7 @@ class Generation:
         given_id = call.request_id or request_id
         digest = "" if adapter is None else adapter.digest
         requests = make_requests(
-            text_call(call, self.text, digest),
+            text_call(call, self.text, digest, terms_of(caller)),
             [prompt.tokens for prompt in prompts],
             ready,
             root_id=root_id,

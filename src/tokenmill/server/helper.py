@@ -15,6 +15,7 @@ from starlette.requests import Request as HttpRequest
 
 from .errors import ClientGone
 from .jobs import Job
+from .tenants.tenant import ANYONE, Tenant
 
 HEAVY_BYTES = 1 << 20
 HEAVY_VALUES = 20_000
@@ -36,6 +37,7 @@ class Caller:
 
     name: str = ""
     request: HttpRequest | None = None
+    tenant: Tenant = ANYONE
 
     async def stay(self, work: Coroutine[Any, Any, T]) -> T:
         """What `work` gives. It is cancelled, and ClientGone raised, when the client leaves."""
@@ -60,7 +62,7 @@ class Caller:
 
 
 def caller_of(request: HttpRequest) -> Caller:
-    return Caller(request.state.client, request)
+    return Caller(request.state.client, request, request.state.tenant)
 
 
 def is_heavy(body: bytes) -> bool:

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..core.errors import AuthenticationFailed, EngineFailed, Forbidden, TokenmillError
 from .clients import Clients
 from .errors import Fault, Style, anthropic_style, describe, headers, style_of
+from .tenants.tenant import ANYONE, OPERATOR
 from .visitors import Visitors
 
 OPEN_PATHS = frozenset({"/", "/health", "/v1/health", "/ping", "/version", "/metrics"})
@@ -34,9 +35,10 @@ class Gate:
     """ASGI middleware: checks where a call comes from and its API key, and echoes the caller's X-Request-Id.
 
     That identifier, or "", is in `scope["state"]["request_id"]`, and who calls in `scope["state"]["client"]`; what is
-    kept for a caller is `scope["state"]["owner"]`'s, a digest of the key, or "" without keys. Paths that monitoring
-    needs stay open. Who speaks Anthropic's API gets a `request-id` too, made here by `new_id` where the caller gave
-    none: `scope["state"]["told_id"]`, "" for others.
+    kept for a caller is `scope["state"]["owner"]`'s, a digest of the key, or "" without keys; `tenant` and `scopes` say
+    on what terms it is served and what it may do. Paths that monitoring needs stay open. Who speaks Anthropic's API
+    gets a `request-id` too, made here by `new_id` where the caller gave none: `scope["state"]["told_id"]`, "" for
+    others.
     """
 
     def __init__(
@@ -86,6 +88,8 @@ class Gate:
         name = self._clients.name(peer[0], given.get("x-forwarded-for", ""))
         scope["state"]["client"] = name if key is None else f"key {key}"
         scope["state"]["owner"] = "" if key is None else self._digests[key].hex()
+        scope["state"]["tenant"] = ANYONE
+        scope["state"]["scopes"] = frozenset() if self._digests else frozenset((OPERATOR,))
         await self._app(scope, receive, send_named if request_id or told_id else send)
 
     def _find_key(self, given: Headers) -> int | None:

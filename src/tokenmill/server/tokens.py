@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from ..core.errors import InvalidRequest
+from ..core.terms import Terms
 from ..text.bad_words import bad_word_ids
 from ..text.breakers import breaker_ids
 from ..text.calls import TextCall
@@ -200,12 +201,13 @@ class Encoder:
         return encoded
 
 
-def text_call(call: Call, text: TextModel, adapter: str) -> TextCall:
+def text_call(call: Call, text: TextModel, adapter: str, terms: Terms) -> TextCall:
     """What the requests of `call` have in common. adapter: digest, "" for none. Raises InvalidRequest."""
     return TextCall(
         sampling=call.sampling,
         default_max_tokens=text.sampling_defaults.get("max_tokens", call.usual_tokens),
         priority=call.priority,
+        terms=terms,
         cache_salt=call.cache_salt,
         handoff=call.handoff,
         adapter=adapter,

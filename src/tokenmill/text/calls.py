@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from ..core.errors import ContextTooLong, InvalidRequest
 from ..core.events import Ready
 from ..core.request import PoolingParams, Request, SamplingParams
+from ..core.terms import USUAL, Terms
 from .load import TextModel
 
 Input = tuple[Sequence[int], int]
@@ -27,7 +28,7 @@ class TextCall:
 
     default_max_tokens  what is produced where sampling.max_tokens is None; None: what the context has room for
     adapter             digest, "" for none
-    handoff, bad_words, dry_breakers  as Request has them
+    terms, handoff, bad_words, dry_breakers  as Request has them
     fits_room           an answer that the context has no room for is cut there, not refused
     prompt_field        what the caller calls a prompt, and limit_field what gave max_tokens, for messages
     """
@@ -35,6 +36,7 @@ class TextCall:
     sampling: SamplingParams
     default_max_tokens: int | None = None
     priority: int = 0
+    terms: Terms = USUAL
     cache_salt: str = ""
     adapter: str = ""
     handoff: str = ""
@@ -84,6 +86,7 @@ def make_requests(
                     choice=choice,
                     eos_token_ids=ready.eos_token_ids,
                     priority=call.priority,
+                    terms=call.terms,
                     cache_salt=call.cache_salt,
                     adapter=call.adapter,
                     handoff=call.handoff,
@@ -149,6 +152,7 @@ def make_pooling_requests(
     root_id: str,
     arrival_s: float,
     priority: int = 0,
+    terms: Terms = USUAL,
     cache_salt: str = "",
     name_of: Callable[[int], str] = "input[{}]".format,
 ) -> list[Request]:
@@ -174,6 +178,7 @@ def make_pooling_requests(
                 max_tokens=1,
                 seed=0,
                 priority=priority,
+                terms=terms,
                 cache_salt=cache_salt,
                 arrival_s=arrival_s,
                 pooling=replace(params, second_from=second_from),

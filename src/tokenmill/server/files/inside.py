@@ -8,10 +8,14 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message
 
+from ..tenants.tenant import ANYONE, Tenant
+
 _log = logging.getLogger(__name__)
 
 
-async def call(app: ASGIApp, path: str, body: bytes, client: str, owner: str) -> tuple[int, bytes]:
+async def call(
+    app: ASGIApp, path: str, body: bytes, client: str, owner: str, tenant: Tenant = ANYONE
+) -> tuple[int, bytes]:
     """(status, body) of a POST of JSON. `client`: who takes turns; `owner`: for whom things are kept (`http.Gate`).
     Cancelling it ends the call."""
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
@@ -28,7 +32,14 @@ async def call(app: ASGIApp, path: str, body: bytes, client: str, owner: str) ->
         "headers": headers,
         "client": None,
         "server": None,
-        "state": {"request_id": "", "told_id": "", "client": client, "owner": owner},
+        "state": {
+            "request_id": "",
+            "told_id": "",
+            "client": client,
+            "owner": owner,
+            "tenant": tenant,
+            "scopes": frozenset(),
+        },
     }
     unread = [body]
     status = 500

@@ -1,0 +1,37 @@
+"""On whose account a request is served, and on what terms: what fairness, admission and SLOs know of it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+NUM_PRIORITY_CLASSES = 3
+STANDARD_CLASS = 1
+"""Of requests of which nothing else is said: P1."""
+
+
+class Terms(NamedTuple):
+    """What a request may expect.
+
+    tenant          whose it is; "": nobody's in particular
+    priority_class  P0 to P2: a lower class goes first, whatever the priorities within it
+    weight          the tenant's share of service, against that of other tenants in its class
+    kv_share        of the KV blocks, how much the tenant's running requests may hold together
+    profile         the SLO profile (chat, code, rag, ...); "": none
+    ttft_s, tpot_s  its targets; 0: none
+    queue_s         seconds after its arrival by which its first step must have been planned; 0: it waits as long as it
+                    takes
+    timeout_s       seconds after its arrival by which it ends; 0: it may run as long as it takes
+    """
+
+    tenant: str = ""
+    priority_class: int = STANDARD_CLASS
+    weight: float = 1.0
+    kv_share: float = 1.0
+    profile: str = ""
+    ttft_s: float = 0.0
+    tpot_s: float = 0.0
+    queue_s: float = 0.0
+    timeout_s: float = 0.0
+
+
+USUAL = Terms()

@@ -1,0 +1,20 @@
+"""What a caller may do beside generating. The gate has put the scopes of its key in `scope["state"]["scopes"]`."""
+
+from __future__ import annotations
+
+from starlette.requests import Request as HttpRequest
+
+from ..core.errors import Forbidden
+from .tenants.tenant import ADMIN, OPERATOR
+
+
+def require_admin(request: HttpRequest) -> None:
+    """For what changes tenants, keys or the server. Raises Forbidden."""
+    if ADMIN not in request.state.scopes:
+        raise Forbidden("This needs an API key of scope admin. Make one with: tokenmill keys create NAME --admin")
+
+
+def require_operator(request: HttpRequest) -> None:
+    """For what shows the server's work and changes nothing. Raises Forbidden."""
+    if OPERATOR not in request.state.scopes:
+        raise Forbidden("This needs an API key of scope admin.")
