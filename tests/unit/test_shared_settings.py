@@ -14,6 +14,7 @@ from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.events import Abort, Submit
 from tokenmill.core.request import MAX_STOP_TOKENS, Request, SamplingParams
 from tokenmill.core.step import Introduction
+from tokenmill.core.terms import USUAL
 from tokenmill.engine.core import EngineCore
 from tokenmill.net.codec import decode, encode
 from tokenmill.ops.reference import ReferenceOps
@@ -28,7 +29,7 @@ BODY = {"prompt": ["a", "b"], "n": 32, "max_tokens": 4, "stop_token_ids": [7, 3,
 
 def requests_of(body: dict[str, object]) -> list[Request]:
     call, _ = parse_completion(body, RULES)
-    given = text_call(call, make_text_model(), "")
+    given = text_call(call, make_text_model(), "", USUAL)
     return make_requests(given, [(1, 2, 3), (4, 5)], READY, root_id="r", arrival_s=0.0, new_seed=lambda: 1)
 
 
