@@ -40,12 +40,13 @@ from ..core.terms import Terms
 
 
 class _PackedRequest(NamedTuple):
-    """A request; `prompt`, `sampling` and `bad_words` are places in the lists of its message, `age_s` is since its
-    arrival."""
+    """A request; `prompt`, `sampling`, `bad_words` and `terms` are places in the lists of its message, `age_s` is since
+    its arrival."""
 
     prompt: int
     sampling: int
     bad_words: int
+    terms: int
     age_s: float
     id: str
     max_tokens: int
@@ -55,7 +56,6 @@ class _PackedRequest(NamedTuple):
     output_tokens: tuple[int, ...]
     is_resumed: bool
     priority: int
-    terms: Terms
     cache_salt: str
     adapter: str
     pooling: PoolingParams | None
@@ -63,13 +63,14 @@ class _PackedRequest(NamedTuple):
     handoff: str
 
 
-_OWN = _PackedRequest._fields[4:]
+_OWN = _PackedRequest._fields[5:]
 
 
 class _Submitted(NamedTuple):
     prompts: tuple[tuple[int, ...], ...]
     samplings: tuple[SamplingParams, ...]
     bad_words: tuple[tuple[tuple[int, ...], ...], ...]
+    terms: tuple[Terms, ...]
     choices: tuple[_PackedRequest, ...]
 
 
@@ -123,19 +124,22 @@ def _turn(step: StepOutputs, now: float, never: float, other_never: float) -> St
 
 
 def _take_apart(message: Submit, now: float) -> _Submitted:
-    prompts, samplings, bad_words = _Shared(), _Shared(), _Shared()
+    prompts, samplings, bad_words, terms = _Shared(), _Shared(), _Shared(), _Shared()
     own = attrgetter(*_OWN)
     choices = tuple(
         _PackedRequest(
             prompts.place(request.prompt_tokens),
             samplings.place(request.sampling),
             bad_words.place(request.bad_words),
+            terms.place(request.terms),
             now - request.arrival_s,
             *own(request),
         )
         for request in message.requests
     )
-    return _Submitted(tuple(prompts.objects), tuple(samplings.objects), tuple(bad_words.objects), choices)
+    return _Submitted(
+        tuple(prompts.objects), tuple(samplings.objects), tuple(bad_words.objects), tuple(terms.objects), choices
+    )
 
 
 class _Shared:
@@ -159,8 +163,9 @@ def _put_together(message: _Submitted, now: float) -> Submit:
                 prompt_tokens=message.prompts[choice.prompt],
                 sampling=message.samplings[choice.sampling],
                 bad_words=message.bad_words[choice.bad_words],
+                terms=message.terms[choice.terms],
                 arrival_s=now - choice.age_s,
-                **cast(dict[str, Any], dict(zip(_OWN, choice[4:], strict=True))),
+                **cast(dict[str, Any], dict(zip(_OWN, choice[5:], strict=True))),
             )
             for choice in message.choices
         )
