@@ -17,6 +17,7 @@ VLLM = {
     "cache_salt": "as for completions",
     "request_id": "becomes part of the answer's `request_id`",
     "kv_transfer_params": "as for completions",
+    "slo": "as for completions",
 }
 SGLANG = {
     "text": "the prompt, or several; else `input_ids`",
@@ -27,6 +28,7 @@ SGLANG = {
     "model": "an adapter by its name; none: the model",
     "rid": "becomes part of the answer's id",
     "priority": "as for completions: lower runs earlier",
+    "slo": "as for completions: latency objectives",
     "return_logprob": "log probabilities of the answer's tokens: `[logprob, id, text]`",
     "top_logprobs_num": "and so many alternatives to each",
     "return_text_in_logprobs": "with their texts",

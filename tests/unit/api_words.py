@@ -130,6 +130,11 @@ ANSWER = {
     "priority": "lower runs earlier; at least what `--max-priority` says; with 2147483647 it runs only while nothing "
     "else does (default: 0)",
     "cache_salt": "cached prefixes are shared only with calls of the same salt; not empty",
+    "slo": "latency objectives ([profiles](slo.md)): the name of a profile, or an object with targets of its own. "
+    "Headers of gateways are read too: `x-slo-ttft-ms`, `x-slo-tpot-ms` (default: the tenant's, or `--slo`)",
+    "slo.profile": "`chat`, `code`, `rag`, `agent`, `batch`, `content` or `edge`",
+    "slo.ttft_ms": "milliseconds to the first token (default: the profile's)",
+    "slo.tpot_ms": "milliseconds for each further token on average (default: the profile's)",
     "kv_transfer_params": "hand KV over from one server to another ([how](kv.md)); needs `--kv-save`",
     "kv_transfer_params.do_remote_decode": "answer when the KV is saved; the answer's `kv_transfer_params` are for the "
     "next call, null where saving failed; not while streaming",
@@ -248,6 +253,7 @@ KINDS = {
     "documents": "string or array", "tool_choice": "string", "repeat_last_n": "integer", "tools": "array of objects",
     "functions": "array of objects",
     "function_call": "string or object",
+    "slo": "string or object",
     "stop_token_ids": "array of integers", "allowed_token_ids": "array of integers", "tokens": "array of integers",
     "dry_sequence_breakers": "array of strings", "include": "array of strings",
 } | api_messages.KINDS | api_ollama.KINDS | api_constraints.KINDS | api_ids.KINDS  # fmt: skip

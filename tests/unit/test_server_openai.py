@@ -37,7 +37,7 @@ BAD_BOTH: list[tuple[str, Any]] = [
     ("bad_words", "x"), ("bad_words", ["a"] * 513), ("structured_outputs", "regex"),
     ("guided_json", 3), ("response_format", "json"), ("kv_transfer_params", 1),
     ("kv_transfer_params", {"do_remote_decode": True, "do_remote_prefill": True}),
-    ("logits_processors", ["x"]), ("thinking_token_budget", 5),
+    ("slo", "chatty"), ("slo", 3), ("slo", []),     ("logits_processors", ["x"]), ("thinking_token_budget", 5),
 ]  # fmt: skip
 BAD_CHAT: list[tuple[str, Any]] = [
     ("messages", None), ("messages", []), ("messages", "hi"), ("messages", ["hi"]), ("messages", [{"role": "user"}]),

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from ..core.errors import ConfigError
 from ..core.options import check, option, seconds, size
+from ..core.slo import AUTO, OFF, PROFILES
 from ..core.units import MiB
 from .bounds import HttpBounds
 from .clients import Clients
@@ -100,6 +101,15 @@ class ServerConfig:
         False,
         "let requests bring a chat_template of their own (default: it is refused)",
         flag="--trust-request-chat-template",
+    )
+
+    slo: str = option(
+        OFF,
+        "latency objectives of requests for which neither they nor their tenant name any: a profile"
+        f" ({', '.join(PROFILES)}); auto, the one that the traffic of the tenant or client resembles; off, none"
+        " (default: off)",
+        choices=(OFF, AUTO, *PROFILES),
+        metavar="PROFILE|auto|off",
     )
 
     responses_store: str | None = option(

@@ -37,6 +37,7 @@ from .pieces import in_turns
 from .reading import read_call
 from .rules import rules_of
 from .shape import Shape
+from .slo.objectives import Objectives
 from .speaking import constraint_of, parsers_of
 from .stream import EventStream, WholeReply
 from .terms import terms_of
@@ -73,6 +74,7 @@ class Generation:
         self.encoder = Encoder(text, helper)
         self.grammars = GrammarCompiler(helper, client.metrics)
         self.limits = Limits(config, client, clock)
+        self.objectives = Objectives(config.slo)
         self._new_seed = new_seed
         self._rules = rules_of(text, config.allow_chat_template)
         self._logged_fields: set[str] = set()
@@ -150,8 +152,9 @@ class Generation:
         root_id = self.new_id(prefix)
         given_id = call.request_id or request_id
         digest = "" if adapter is None else adapter.digest
+        longest = max((len(prompt.tokens) for prompt in prompts), default=0)
         requests = make_requests(
-            text_call(call, self.text, digest, terms_of(caller)),
+            text_call(call, self.text, digest, terms_of(caller, self.objectives, call.slo, longest)),
             [prompt.tokens for prompt in prompts],
             ready,
             root_id=root_id,

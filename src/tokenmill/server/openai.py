@@ -12,6 +12,7 @@ from typing import Any
 
 from ..core.errors import InvalidRequest
 from ..core.request import DRY_BREAKERS, EXPORT, IMPORT, MAX_CHOICES, MAX_LOGPROBS, MAX_STOP_TOKENS, SamplingParams
+from ..core.slo import NO_WISH, Wish
 from ..text.beams import BeamSearchParams
 from ..text.grammar.constraint import Constraint
 from ..text.reasoning import ReasoningUse
@@ -25,6 +26,7 @@ from .fields import Fields
 from .other_fields import CHAT, COMPLETION, check, rename
 from .prompts import Mixed, Prompt, parse_prompts, token_ids
 from .rules import Rules as Rules
+from .slo.wishes import read_wish
 from .thinking import read_reasoning
 from .tooling import FUNCTION_CALL, demand, read_tools
 
@@ -56,6 +58,7 @@ class Call:
     fits_room         max_tokens is a bound: where the context has less room, the answer is cut there and not refused
     stream_interval   tokens of a chunk behind the first; None: as the server is set
     beams             how to search for the likeliest answers; None: they are drawn
+    slo               what it says of its objectives
     extras            what another API's shape needs of the body: JSON data
     """
 
@@ -89,6 +92,7 @@ class Call:
     fits_room: bool = False
     stream_interval: int | None = None
     beams: BeamSearchParams | None = None
+    slo: Wish = NO_WISH
     extras: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -258,6 +262,7 @@ def _common(fields: Fields, prompt_logprobs: int | None) -> dict[str, Any]:
         "tokens_as_ids": bool(fields.flag("return_tokens_as_token_ids")),
         "handoff": _handoff(fields, stream),
         "constraint": read_constraint(fields),
+        "slo": read_wish(fields),
     }
 
 

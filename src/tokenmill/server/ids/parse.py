@@ -18,7 +18,9 @@ from ..rules import Rules
 SGLANG_TOKENS = 128
 """SGLang's max_new_tokens where nobody says how many."""
 
-_OUTSIDE = ("prompt", "stream", "stream_options", "model", "echo", "priority", "cache_salt", "request_id", "suffix")
+_OUTSIDE = (
+    "prompt", "stream", "stream_options", "model", "echo", "priority", "cache_salt", "request_id", "suffix", "slo",
+)  # fmt: skip
 _NO_EFFECT = ("detokenize", "output_kind", "spaces_between_special_tokens")
 OTHERS: Table = {
     "features": Refused((), "send token_ids"),
@@ -45,7 +47,16 @@ def parse_vllm(body: dict[str, Any], rules: Rules) -> tuple[Call, list[str]]:
     check(fields, OTHERS)
     completion = _settings(fields, {})
     completion["prompt"] = _ids(fields, "token_ids")
-    for name in ("stream", "stream_options", "model", "priority", "cache_salt", "request_id", "kv_transfer_params"):
+    for name in (
+        "stream",
+        "stream_options",
+        "model",
+        "priority",
+        "cache_salt",
+        "request_id",
+        "kv_transfer_params",
+        "slo",
+    ):
         completion[name] = fields.any(name)
     call = _parse(completion, rules, {"prompt": "token_ids"}, {})
     return replace(call, named="token_ids", return_token_ids=True), fields.unread()
@@ -61,7 +72,13 @@ def parse_sglang(body: dict[str, Any], rules: Rules) -> tuple[Call, list[str]]:
     name = "text" if ids is None else "input_ids"
     completion = _settings(fields, _IN_SGLANG)
     completion["prompt"] = text if ids is None else ids
-    for outer, inner in (("stream", "stream"), ("model", "model"), ("rid", "request_id"), ("priority", "priority")):
+    for outer, inner in (
+        ("stream", "stream"),
+        ("model", "model"),
+        ("rid", "request_id"),
+        ("priority", "priority"),
+        ("slo", "slo"),
+    ):
         completion[inner] = fields.any(outer)
     num_top = fields.integer("top_logprobs_num", 0, 20) or 0
     if fields.flag("return_logprob"):
@@ -109,7 +126,9 @@ def _parse(body: dict[str, Any], rules: Rules, outer: Mapping[str, str], inner: 
         call, unknown = parse_completion(body, rules)
     except InvalidRequest as error:
         name = error.param or ""
-        told = outer.get(name) or (name if name in _OUTSIDE else f"sampling_params.{inner.get(name, name)}")
+        told = outer.get(name) or (
+            name if name.partition(".")[0] in _OUTSIDE else f"sampling_params.{inner.get(name, name)}"
+        )
         message = error.message.replace(name, told, 1) if name else error.message
         raise type(error)(message, param=told if name else None) from None
     if unknown:
