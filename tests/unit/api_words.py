@@ -29,6 +29,9 @@ ENDPOINTS = {
     "POST.",
     "GET /load": "vLLM's: how many requests are open.",
     "GET /metrics": "Prometheus text, or OpenMetrics where the caller asks for it: [metrics.md](metrics.md).",
+    "GET /admin/load": "What the server does and how it did in the last minute: [operations.md](operations.md).",
+    "GET /admin/requests": "Requests that are open and the last that ended: [operations.md](operations.md).",
+    "GET /admin/requests/{id}": "One request and its timeline, by its id or its call's.",
     "GET /version": "The version of this server.",
 } | api_ollama.ENDPOINTS
 ENDPOINTS |= api_messages.ENDPOINTS | api_files.ENDPOINTS | api_ids.ENDPOINTS

@@ -71,7 +71,7 @@ class Entry:
         if first is None:
             return output
         if timing is not None:
-            timing = replace(first, finished_s=timing.finished_s)
+            timing = replace(first, finished_s=timing.finished_s, num_preemptions=timing.num_preemptions)
         return output._replace(num_cached=self.num_cached, timing=timing)
 
     def last_word(self, reason: str, now: float, *, error: str = "", error_kind: str = "") -> Output:

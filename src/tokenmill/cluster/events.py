@@ -87,7 +87,7 @@ class Effects:
     """submits    (link, request): to be sent before anything that follows
     aborts     (link, request id)
     outputs    for those who wait for them
-    firsts     seconds from arrival to first token, of requests that have got it now
+    firsts     requests that have got their first token now, and the seconds since they arrived
     gaps       when requests last got tokens -> how many of them got some now
     ended      requests that are over
     resumed    requests that a dead engine had and that go on elsewhere or later
@@ -98,7 +98,7 @@ class Effects:
     submits: list[tuple[int, Request]] = field(default_factory=list)
     aborts: list[tuple[int, str]] = field(default_factory=list)
     outputs: list[Output] = field(default_factory=list)
-    firsts: list[float] = field(default_factory=list)
+    firsts: list[tuple[Request, float]] = field(default_factory=list)
     gaps: dict[float, int] = field(default_factory=dict)
     ended: list[Ended] = field(default_factory=list)
     resumed: int = 0

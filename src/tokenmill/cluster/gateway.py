@@ -105,6 +105,11 @@ class Gateway:
         """Whether an open request names the adapter."""
         return any(entry.request.adapter == adapter for entry in self._entries.values())
 
+    def num_output(self, request_id: str) -> int:
+        """Tokens that have come for an open request."""
+        entry = self._entries.get(request_id)
+        return 0 if entry is None else len(entry.request.output_tokens) + len(entry.tokens)
+
     def stalled_s(self, now: float) -> float:
         """Seconds since the last step while there is work; 0 when idle."""
         return max(0.0, now - self._progress_s) if self._entries else 0.0
@@ -244,7 +249,7 @@ class Gateway:
                 else:
                     entry.note_first(output)
                     self.desk.start(entry.request, output.num_cached, now)
-                    effects.firsts.append(now - entry.request.arrival_s)
+                    effects.firsts.append((entry.request, now - entry.request.arrival_s))
                 entry.tokens.extend(tokens)
             if entry.num_lives > 1:
                 output = entry.as_first_life(output)

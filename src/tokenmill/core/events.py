@@ -130,12 +130,13 @@ class Leaving:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """When a request passed each gate (seconds, monotonic; -1 = never)."""
+    """When a request passed each gate (seconds, monotonic; -1 = never), and how often its engine preempted it."""
 
     arrival_s: float
     scheduled_s: float
     first_token_s: float
     finished_s: float
+    num_preemptions: int = 0
 
 
 class Output(NamedTuple):

@@ -117,4 +117,4 @@ def _num_cached(seq: Sequence) -> int:
 
 
 def _timing(seq: Sequence, finished_s: float) -> Timing:
-    return Timing(seq.request.arrival_s, seq.first_scheduled_s, seq.first_token_s, finished_s)
+    return Timing(seq.request.arrival_s, seq.first_scheduled_s, seq.first_token_s, finished_s, seq.num_preemptions)

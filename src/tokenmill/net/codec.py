@@ -117,7 +117,7 @@ def _turn(step: StepOutputs, now: float, never: float, other_never: float) -> St
 
     def turned(output: Output, timing: Timing) -> Output:
         gates = gate(timing.scheduled_s), gate(timing.first_token_s), gate(timing.finished_s)
-        return output._replace(timing=Timing(now - timing.arrival_s, *gates))
+        return output._replace(timing=Timing(now - timing.arrival_s, *gates, timing.num_preemptions))
 
     outputs = [output if output.timing is None else turned(output, output.timing) for output in step.outputs]
     return StepOutputs(tuple(outputs), step.stats, now - step.now_s)

@@ -40,6 +40,8 @@ from .llama.routes import routes as llama_routes
 from .messages.models import model_body, page_body
 from .messages.routes import routes as message_routes
 from .metrics import Metrics
+from .observe.observer import Observer
+from .observe.routes import routes as observe_routes
 from .ollama.routes import routes as ollama_routes
 from .reading import parse_small
 from .replies import OpenAIShape
@@ -76,6 +78,7 @@ def build_app(
     client.metrics.count_waiting = lambda: client.num_waiting
     client.metrics.predict_wait = lambda: client.desk.usual_wait_s(clock.now())
     client.is_shared = True
+    client.observer = Observer()
     if config.log_requests:
         decode = partial(text.tokenizer.decode, skip_special=False)
         client.request_log = RequestLog(config.model_names[0], decode, config.max_log_len)
@@ -129,6 +132,7 @@ def build_app(
         *ollama_routes(generation, vectors),
         *llama_routes(generation, vectors),
         *ids_routes(generation),
+        *observe_routes(client, client.observer, clock),
     ]
     handlers: dict[Any, Any] = {
         TokenmillError: service.refuse,

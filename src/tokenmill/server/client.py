@@ -40,6 +40,7 @@ from .deltas import Stream
 
 if TYPE_CHECKING:  # the library runs without it, and it takes a while to load
     from .metrics import Metrics
+    from .observe.observer import Observer
     from .request_log import RequestLog
     from .watcher import Watcher
 
@@ -75,6 +76,7 @@ class EngineClient:
         self.metrics: Metrics | None = None
         self.request_log: RequestLog | None = None
         self.watchers: list[Watcher] = []
+        self.observer: Observer | None = None
         self._why_down = why_down
         self._back_s: float | None = None
         self._links: dict[int, AttachedEngine] = {}
@@ -168,6 +170,8 @@ class EngineClient:
         if self._links.pop(link.number, None) is None:
             return
         link.close()
+        if self.observer is not None:
+            self.observer.engine_left(link.number, asyncio.get_running_loop().time())
         was_serving, num_held = self._gateway.serves(link.number), link.num_open
         effects = self._handle(Left(link.number))
         self.adapters.lose(link.number, Unavailable(reason))
@@ -195,8 +199,14 @@ class EngineClient:
             self._streams[request.id] = stream
         for watcher in self.watchers:
             watcher.opened(requests, client)
+        if self.observer is not None:
+            self.observer.opened(requests, client, asyncio.get_running_loop().time())
         self._handle(Opened(requests, client))
         return stream
+
+    def num_output(self, request_id: str) -> int:
+        """Tokens that have come for an open request."""
+        return self._gateway.num_output(request_id)
 
     def require_ready(self) -> Ready:
         """Raises Unavailable while no engine is ready."""
@@ -240,9 +250,12 @@ class EngineClient:
     # ---- what the gateway decides, carried out ----
 
     def _handle(self, event: GatewayEvent) -> Effects:
-        effects = self._gateway.handle(event, asyncio.get_running_loop().time())
+        now = asyncio.get_running_loop().time()
+        effects = self._gateway.handle(event, now)
         for number, request in effects.submits:
             self._links[number].submit(request)
+            if self.observer is not None:
+                self.observer.given(number, request, now)
         for number, request_id in effects.aborts:
             self._links[number].abort(request_id)
         step = event.step if isinstance(event, Stepped) else None
@@ -266,6 +279,8 @@ class EngineClient:
         request, output, reason, last_token_s, now = ended
         for watcher in self.watchers:
             watcher.ended(ended)
+        if self.observer is not None:
+            self.observer.ended(ended)
         for link in self._links.values():
             link.look_again()
         if output is None:
@@ -281,9 +296,14 @@ class EngineClient:
 
     def _take_step(self, link: AttachedEngine, step: StepOutputs) -> None:
         link.num_steps = step.stats.num_steps
-        effects, metrics = self._handle(Stepped(link.number, step)), self.metrics
+        effects, metrics, observer = self._handle(Stepped(link.number, step)), self.metrics, self.observer
+        if observer is not None:
+            for request, since_arrival_s in effects.firsts:
+                observer.first(request, since_arrival_s, step.now_s)
+            if step.now_s >= observer.next_sample_s:
+                observer.sample(step.now_s, self.stats)
         if metrics is not None:
-            for since_arrival_s in effects.firsts:
+            for _, since_arrival_s in effects.firsts:
                 metrics.first_token(since_arrival_s)
             for last_s, count in effects.gaps.items():
                 metrics.further_tokens(step.now_s - last_s, count)

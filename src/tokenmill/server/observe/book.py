@@ -1,0 +1,151 @@
+"""The book of requests: those that are open, and the last that ended. It knows what the front end knows: when each
+came, which engine got it when, when its first token came, how it ended. What happened inside an engine is in that
+engine's flight recorder.
+
+An entry is written when its request comes, is given to an engine, gets its first token, loses its engine and ends;
+never with a token.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from ...cluster.events import Ended
+from ...core.request import Request
+from ...core.terms import Terms
+
+NUM_ENDED = 500
+"""So many ended requests are kept."""
+
+
+@dataclass(slots=True, eq=False)
+class Life:
+    """A request's time in one engine. num_output: tokens that it brought along; lost_s: when the engine went; -1: it
+    did not."""
+
+    link: int
+    given_s: float
+    num_output: int
+    lost_s: float = -1.0
+
+
+@dataclass(slots=True, eq=False)
+class Record:
+    """One request. Times are seconds of the front end's monotonic clock; -1: not yet, or never. `reason`: how it ended
+    for its client; "": it is open. `root`: of the call, whose choices share all but the end of their ids."""
+
+    id: str
+    client: str
+    terms: Terms
+    adapter: str
+    num_prompt: int
+    max_tokens: int
+    arrival_s: float
+    opened_s: float
+    lives: list[Life] = field(default_factory=list)
+    scheduled_s: float = -1.0
+    first_s: float = -1.0
+    last_s: float = -1.0
+    ended_s: float = -1.0
+    num_cached: int = 0
+    num_output: int = 0
+    num_preemptions: int = 0
+    reason: str = ""
+    error: str = ""
+
+    @property
+    def root(self) -> str:
+        return self.id.rpartition("-")[0]
+
+    @property
+    def ttft_s(self) -> float | None:
+        return None if self.first_s < 0 else self.first_s - self.arrival_s
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Of a request that has ended."""
+        if self.num_output < 2 or self.first_s < 0 or self.last_s < self.first_s:
+            return None
+        return (self.last_s - self.first_s) / (self.num_output - 1)
+
+    @property
+    def is_attained(self) -> bool | None:
+        """Whether a request that ended well met its targets; None: it had none, or gave no token."""
+        ttft_s, tpot_s = self.ttft_s, self.tpot_s
+        if not (self.terms.ttft_s or self.terms.tpot_s) or ttft_s is None:
+            return None
+        if self.terms.ttft_s and ttft_s > self.terms.ttft_s:
+            return False
+        return not (self.terms.tpot_s and tpot_s is not None and tpot_s > self.terms.tpot_s)
+
+
+class RequestBook:
+    """listeners: called with each record as it ends."""
+
+    def __init__(self, num_ended: int = NUM_ENDED) -> None:
+        self.listeners: list[Callable[[Record], None]] = []
+        self._open: dict[str, Record] = {}
+        self._ended: deque[Record] = deque(maxlen=num_ended)
+
+    def __iter__(self) -> Iterator[Record]:
+        """Those that are open, oldest first."""
+        return iter(self._open.values())
+
+    @property
+    def ended(self) -> Sequence[Record]:
+        """Oldest first."""
+        return self._ended
+
+    def find(self, request_id: str) -> Record | None:
+        """By its id, open or ended."""
+        found = self._open.get(request_id)
+        return found or next((each for each in reversed(self._ended) if each.id == request_id), None)
+
+    def of_call(self, root: str) -> list[Record]:
+        """All choices of a call that are known, in order."""
+        found = [each for each in (*self._ended, *self._open.values()) if each.root == root]
+        return sorted(found, key=lambda each: (len(each.id), each.id))
+
+    # ---- what the engine client tells ----
+
+    def opened(self, requests: Sequence[Request], client: str, now: float) -> None:
+        for request in requests:
+            self._open[request.id] = Record(
+                request.id, client, request.terms, request.adapter, len(request.prompt_tokens), request.max_tokens,
+                request.arrival_s, now,
+            )  # fmt: skip
+
+    def given(self, link: int, request: Request, now: float) -> None:
+        """An engine gets it."""
+        record = self._open.get(request.id)
+        if record is not None:
+            record.lives.append(Life(link, now, len(request.output_tokens)))
+
+    def first(self, request: Request, since_arrival_s: float) -> None:
+        """Its first token has come."""
+        record = self._open.get(request.id)
+        if record is not None:
+            record.first_s = request.arrival_s + since_arrival_s
+
+    def engine_left(self, link: int, now: float) -> None:
+        for record in self._open.values():
+            if record.lives and record.lives[-1].link == link and record.lives[-1].lost_s < 0:
+                record.lives[-1].lost_s = now
+
+    def close(self, ended: Ended) -> None:
+        record = self._open.pop(ended.request.id, None)
+        if record is None:
+            return
+        record.reason, record.ended_s, record.last_s = ended.reason, ended.now_s, ended.last_token_s
+        output = ended.output
+        if output is not None:
+            record.num_output, record.error = output.num_output, output.error
+            record.num_cached = min(output.num_cached, record.num_prompt)
+            if output.timing is not None:
+                record.scheduled_s, record.first_s = output.timing.scheduled_s, output.timing.first_token_s
+                record.num_preemptions = output.timing.num_preemptions
+        self._ended.append(record)
+        for listener in self.listeners:
+            listener(record)

@@ -1,0 +1,43 @@
+"""Who an EngineClient tells what becomes of requests, so that it can be shown: the book of requests, and the window of
+the last minute. It is told when a request comes, is given to an engine, gets its first token, loses its engine and
+ends, and of one step a second: never of a token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...cluster.events import Ended
+from ...core.events import EngineStats
+from ...core.request import Request
+from .book import RequestBook
+from .window import Window
+
+
+class Observer:
+    """next_sample_s: from when on it wants to hear of a step."""
+
+    def __init__(self) -> None:
+        self.book = RequestBook()
+        self.window = Window()
+        self.book.listeners.append(self.window.end)
+        self.next_sample_s = 0.0
+
+    def opened(self, requests: Sequence[Request], client: str, now: float) -> None:
+        self.book.opened(requests, client, now)
+
+    def given(self, link: int, request: Request, now: float) -> None:
+        self.book.given(link, request, now)
+
+    def first(self, request: Request, since_arrival_s: float, now: float) -> None:
+        self.book.first(request, since_arrival_s)
+        self.window.first(now, since_arrival_s, request.terms)
+
+    def ended(self, ended: Ended) -> None:
+        self.book.close(ended)
+
+    def engine_left(self, link: int, now: float) -> None:
+        self.book.engine_left(link, now)
+
+    def sample(self, now: float, stats: EngineStats) -> None:
+        self.window.sample(now, stats)
+        self.next_sample_s = self.window.next_sample_s

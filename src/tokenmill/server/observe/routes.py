@@ -1,0 +1,87 @@
+"""The operator's views: /admin/load, /admin/requests and one request's timeline."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ...core.errors import InvalidRequest
+from ...core.ports import Clock
+from ..client import EngineClient
+from ..http import JSONReply
+from ..scopes import require_operator
+from ..tenants.tenant import ADMIN
+from .book import NUM_ENDED, Record
+from .load import load_body
+from .observer import Observer
+from .shown import summary
+from .timeline import timeline
+
+_STATES = ("open", "ended", "all")
+
+
+def routes(client: EngineClient, observer: Observer, clock: Clock) -> list[Route]:
+    views = _Views(client, observer, clock)
+    return [
+        Route("/admin/load", views.load),
+        Route("/admin/requests", views.requests),
+        Route("/admin/requests/{id}", views.request),
+    ]
+
+
+class _Views:
+    def __init__(self, client: EngineClient, observer: Observer, clock: Clock) -> None:
+        self._client = client
+        self._observer = observer
+        self._clock = clock
+
+    async def load(self, request: HttpRequest) -> Response:
+        require_operator(request)
+        by_tenant = ADMIN in request.state.scopes
+        now = self._clock.now()
+        return JSONReply(load_body(self._client, self._observer, now, time.time(), by_tenant=by_tenant))
+
+    async def requests(self, request: HttpRequest) -> Response:
+        """Newest first. ?state=open|ended|all, ?tenant=, ?limit=."""
+        require_operator(request)
+        asked = request.query_params
+        state = asked.get("state", "all")
+        if state not in _STATES:
+            raise InvalidRequest(f"state must be one of {', '.join(_STATES)}, got {state[:100]!r}.", param="state")
+        limit = _count(asked.get("limit", "200"), "limit", 10_000)
+        book = self._observer.book
+        found = [*(book.ended if state != "open" else ()), *(book if state != "ended" else ())]
+        if (tenant := asked.get("tenant")) is not None:
+            found = [each for each in found if each.terms.tenant == tenant]
+        found.sort(key=lambda each: each.arrival_s, reverse=True)
+        shown = [self._summary(each) for each in found[:limit]]
+        return JSONReply({"object": "list", "data": shown, "has_more": len(found) > limit})
+
+    async def request(self, request: HttpRequest) -> Response:
+        """One request by its id, or all choices of a call by the call's: the first, with the ids of all."""
+        require_operator(request)
+        name = request.path_params["id"]
+        record = self._observer.book.find(name)
+        choices = self._observer.book.of_call(record.root if record is not None else name)
+        record = record or next(iter(choices), None)
+        if record is None:
+            raise HTTPException(404, f"No such request is open or among the last {NUM_ENDED} that ended")
+        now = self._clock.now()
+        body = self._summary(record)
+        body["choices"] = [each.id for each in choices]
+        body["timeline"] = timeline(record, now)
+        return JSONReply(body)
+
+    def _summary(self, record: Record) -> dict[str, Any]:
+        return summary(record, self._clock.now(), time.time(), self._client.num_output)
+
+
+def _count(text: str, name: str, most: int) -> int:
+    if text.isascii() and text.isdigit() and len(text) < 9 and 1 <= int(text) <= most:
+        return int(text)
+    raise InvalidRequest(f"{name} must be between 1 and {most}, got {text[:100]!r}.", param=name)

@@ -1,0 +1,125 @@
+"""What happened in the last minute: how fast tokens came, and what requests waited for them.
+
+Rates come from the engines' counters, of which one sample a second is kept; waits from requests as they get their first
+token and as they end. Nothing is noted with a token.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from ...core.events import EngineStats
+from ...core.terms import Terms
+from .book import Record
+
+WINDOW_S = 60.0
+SAMPLE_S = 1.0
+_MOST = 20_000
+"""First tokens and ends that are kept: of a busier minute, the later part counts."""
+
+
+class First(NamedTuple):
+    at_s: float
+    ttft_s: float
+    terms: Terms
+
+
+class End(NamedTuple):
+    """tpot_s: None for a request of fewer than two tokens. is_attained: as Record has it."""
+
+    at_s: float
+    tpot_s: float | None
+    queue_s: float | None
+    is_attained: bool | None
+    reason: str
+    terms: Terms
+    num_prompt: int
+    num_cached: int
+    num_output: int
+
+
+class Sample(NamedTuple):
+    at_s: float
+    stats: EngineStats
+
+
+class Window:
+    """next_sample_s: from when on a sample is wanted."""
+
+    def __init__(self) -> None:
+        self.next_sample_s = 0.0
+        self._firsts: deque[First] = deque(maxlen=_MOST)
+        self._ends: deque[End] = deque(maxlen=_MOST)
+        self._samples: deque[Sample] = deque(maxlen=int(WINDOW_S / SAMPLE_S) + 2)
+
+    def sample(self, now: float, stats: EngineStats) -> None:
+        self.next_sample_s = now + SAMPLE_S
+        self._samples.append(Sample(now, stats))
+
+    def first(self, now: float, ttft_s: float, terms: Terms) -> None:
+        self._firsts.append(First(now, ttft_s, terms))
+
+    def end(self, record: Record) -> None:
+        queue_s = None if record.scheduled_s < 0 else record.scheduled_s - record.arrival_s
+        self._ends.append(
+            End(
+                record.ended_s,
+                record.tpot_s,
+                queue_s,
+                record.is_attained,
+                record.reason,
+                record.terms,
+                record.num_prompt,
+                record.num_cached,
+                record.num_output,
+            )
+        )
+
+    def firsts(self, now: float) -> list[First]:
+        return _since(self._firsts, now - WINDOW_S)
+
+    def ends(self, now: float) -> list[End]:
+        return _since(self._ends, now - WINDOW_S)
+
+    def rate(self, field: str, stats: EngineStats, now: float, over_s: float) -> float:
+        """How fast a counter of the stats grew, a second."""
+        samples = self._samples
+        if not samples:
+            return 0.0
+        before = bisect_right(samples, now - over_s, key=lambda each: each.at_s) - 1
+        first = samples[max(0, before)]
+        grown: float = getattr(stats, field) - getattr(first.stats, field)
+        return grown / max(over_s if before >= 0 else now - first.at_s, SAMPLE_S)
+
+    def history(self) -> list[Sample]:
+        """One a second of those in which steps ended, oldest first."""
+        return list(self._samples)
+
+
+def spread(values: Iterable[float]) -> dict[str, Any]:
+    """How many there are, their mean, and quantiles (null where there are none)."""
+    ordered = sorted(values)
+    if not ordered:
+        return {"count": 0, "mean": None, "p50": None, "p90": None, "p99": None}
+    return {
+        "count": len(ordered),
+        "mean": sum(ordered) / len(ordered),
+        **{name: quantile(ordered, share) for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))},
+    }
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """Of values in order, at least one: linear between the two nearest."""
+    place = share * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def _since(events: deque[Any], start_s: float) -> list[Any]:
+    while events and events[0].at_s < start_s:
+        events.popleft()
+    return list(events)
