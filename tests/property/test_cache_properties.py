@@ -16,7 +16,7 @@ from tokenmill.cache.eviction import pick
 from tokenmill.cache.hashing import extend_keys, root_key
 from tokenmill.cache.manager import BlockManager
 from tokenmill.cache.unreferenced import LeastRecentFirst, LeastValueFirst, Unreferenced
-from tokenmill.engine.costs import StepCosts
+from tokenmill.core.cost import CostModel
 
 NUM_BLOCKS = 12
 
@@ -150,7 +150,7 @@ class ManagerAgainstModel(RuleBasedStateMachine):
 class ManagerByValueAgainstModel(ManagerAgainstModel):
     """The same with a policy that values blocks by their use."""
 
-    new_unreferenced = staticmethod(lambda: LeastValueFirst(pick("lfu"), StepCosts(1)))
+    new_unreferenced = staticmethod(lambda: LeastValueFirst(pick("lfu"), CostModel()))
 
 
 TestManagerAgainstModel = ManagerAgainstModel.TestCase

@@ -13,8 +13,6 @@ from tokenmill.cache.manager import BlockManager
 from tokenmill.cache.unreferenced import LeastValueFirst, for_policy
 from tokenmill.core.errors import ConfigError
 from tokenmill.core.policy import CachedBlock
-from tokenmill.core.step import PlanRow
-from tokenmill.engine.costs import StepCosts
 
 
 @dataclass
@@ -154,7 +152,6 @@ class OldestFirst:
     """First in, first out."""
 
     summary = ""
-    needs_costs = False
 
     def value(self, block: CachedBlock, age: float, attention: float) -> float:
         return block.number
@@ -175,26 +172,6 @@ def test_a_policy_may_value_blocks_by_their_publication() -> None:
         return was_cached
 
     assert [name for name in "abcdaaeafbgcb" if not serve(name)] == list("abcdeafbgc")
-
-
-@pytest.mark.parametrize("token_s", [1e-3, 1e-5])
-def test_costs_are_measured_from_steps(token_s: float) -> None:
-    """Steps of chunks at all depths tell what a position costs, as a share of what a token costs."""
-    costs = StepCosts(block_size=16)
-    rng = random.Random(2)
-    for _ in range(200):
-        rows = [PlanRow(0, rng.randrange(0, 4000, 16), (7,) * rng.choice([64, 128]))]
-        num_positions = sum(range(rows[0].start, rows[0].start + rows[0].num_tokens))
-        costs.note(rows, token_s * (rows[0].num_tokens + 0.001 * num_positions) * rng.uniform(0.95, 1.05))
-    assert costs.attention == pytest.approx(16 * 0.001, rel=0.1)
-
-
-def test_steps_that_are_all_alike_measure_nothing() -> None:
-    """Equal steps cannot tell a token's cost from a position's: what is known stays."""
-    costs = StepCosts(block_size=16)
-    for _ in range(50):
-        costs.note([PlanRow(0, 512, (7,) * 64)], 0.1)
-    assert costs.attention == 0.0
 
 
 def test_unknown_names_are_errors_that_name_the_nearest() -> None:

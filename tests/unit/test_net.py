@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tokenmill.core.cost import Costs
 from tokenmill.core.events import (
     Abort,
     AdapterLoaded,
@@ -36,7 +37,12 @@ TOKENS = st.lists(st.integers(0, 2**31 - 1), max_size=8).map(tuple)
 TEXT = st.text(max_size=12)
 FLOATS = st.floats(-50, 50)
 COUNT = st.integers(0, 2**40)
-KINDS = {int: COUNT, float: FLOATS, tuple[str, ...]: st.lists(TEXT, max_size=3).map(tuple)}
+KINDS: dict[Any, Any] = {
+    Costs: st.builds(Costs, *[st.floats(0, 1)] * len(Costs._fields)),
+    int: COUNT,
+    float: FLOATS,
+    tuple[str, ...]: st.lists(TEXT, max_size=3).map(tuple),
+}
 LOGPROBS = st.lists(
     st.builds(
         TokenLogprob,

@@ -10,12 +10,13 @@ _COUNTERS = (
 )  # fmt: skip
 _GAUGES = (
     "num_running", "num_waiting", "num_free_blocks", "num_cached_blocks", "num_held_blocks", "num_blocks",
+    "num_prompt_left",
 )  # fmt: skip
 
 
 class Totals:
     """`stats`: counters and gauges summed, kv_usage of the fullest engine, and of the step that was last what is told
-    of it. Counters go on where engines leave."""
+    of it, and of its engine's costs. Counters go on where engines leave."""
 
     def __init__(self) -> None:
         self.stats = EngineStats()

@@ -2,50 +2,83 @@
 steps by it, the front end predicts waits from it, and a simulation can charge by it.
 
     duration = step + row * rows + token * tokens + position * (positions that the tokens attend to)
+             + context * (positions that the rows read)
 
-in seconds, by least squares over recent steps, older ones counting less and less. Pure: a result contains its
-duration, so a replay measures the same.
+in seconds: weights are read once a step, the KV before a row once for the row, and all else is computed. No coefficient
+is negative, so more work is never predicted to take less time.
+
+Steps are kept by their kind, which is the sizes of what they have to do; of each kind the last dozen or so count, less
+when others have come since, but never nothing. So a thousand steps of decodes do not make the model forget what a
+prompt takes. Least squares of relative errors, of steps that took more than twice what was predicted only twice that: a
+machine that stalls once changes little. While only small steps are known, or only large ones, the others are assumed to
+lie on a power of their tokens.
+
+Pure: a result contains its duration, so a replay measures the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from .step import PlanRow
 
-_KEPT = 0.98
-"""Of what a step says, after each later one: about fifty count."""
-_SURE = 1e-6
-"""What holds a coefficient at 0 until steps differ in its quantity, in units of the squared quantity."""
-_NUM = 4
+_KEPT = 0.92
+"""Of what a step says, after each later one of its kind."""
+_KNOWN = 4.0
+"""A kind is known that so many steps are kept of."""
+_AGED, _LEAST = 0.998, 0.03
+"""Of what a kind has said, after each step of another one, and what is left of it at least."""
+_MOST = 2.0
+"""A step of a known kind counts as at most so many times what was predicted, and at least as the inverse."""
+_REFIT = 16
+"""Steps between two fits; the first ones are fitted more often."""
+_SURE = (1e-5, 1e-5, 1e-5, 1e-3, 1e-3)
+"""What holds each coefficient at 0 until steps differ in its quantity, as a share of what they say of it."""
+_PRIOR = 0.02
+"""What an assumed step counts, against a real one."""
+_POWER = 0.7
+"""Assumed: steps take this power of their tokens, between what memory bounds and what computing does."""
+_ENDS = (1, 512)
+_FAR = 8
+_LATELY = 1 / 32
+_NUM = 5
 
 
 class Work(NamedTuple):
-    """What a step has to do. num_positions: summed over its tokens, how many positions come before each."""
+    """What a step has to do. num_positions: summed over its tokens, how many positions come before each; num_context:
+    the same summed over its rows, for the first token of each."""
 
     num_rows: int
     num_tokens: int
     num_positions: int
+    num_context: int = 0
 
 
 def work_of(rows: Iterable[PlanRow]) -> Work:
-    num_rows = num_tokens = num_positions = 0
+    num_rows = num_tokens = num_positions = num_context = 0
     for row in rows:
         num_new = row.num_tokens
         num_rows += 1
         num_tokens += num_new
         num_positions += num_new * row.start + num_new * (num_new - 1) // 2
-    return Work(num_rows, num_tokens, num_positions)
+        num_context += row.start
+    return Work(num_rows, num_tokens, num_positions, num_context)
 
 
 class Costs(NamedTuple):
-    """Seconds for a step, and for each row, token and position of it. All 0: nothing is known yet."""
+    """Seconds for a step, and for each row, token and position of it, and each that its rows read. All 0: nothing is
+    known yet."""
 
     step_s: float = 0.0
     row_s: float = 0.0
     token_s: float = 0.0
     position_s: float = 0.0
+    context_s: float = 0.0
+
+    @property
+    def is_known(self) -> bool:
+        return self.step_s > 0 or self.row_s > 0 or self.token_s > 0
 
     def predict(self, work: Work) -> float:
         """Seconds that a step takes."""
@@ -54,7 +87,11 @@ class Costs(NamedTuple):
             + self.row_s * work.num_rows
             + self.token_s * work.num_tokens
             + self.position_s * work.num_positions
+            + self.context_s * work.num_context
         )
+
+
+UNKNOWN = Costs()
 
 
 class CostModel:
@@ -62,37 +99,127 @@ class CostModel:
     error   share by which predictions were off lately, on average; 0 before the first
     """
 
-    def __init__(self) -> None:
-        self.costs = Costs()
+    def __init__(self, block_size: int = 1) -> None:
+        self._block_size = block_size
+        self.costs = UNKNOWN
         self.error = 0.0
-        self._products = [[0.0] * _NUM for _ in range(_NUM)]
-        self._targets = [0.0] * _NUM
+        self._kinds: dict[tuple[int, int], _Kind] = {}
+        self._num_noted = 0
 
     def note(self, work: Work, duration_s: float) -> None:
         """A step has ended."""
-        if duration_s <= 0:
+        num_rows, num_tokens, num_positions, num_context = work
+        if duration_s <= 0 or not num_tokens:
             return
-        if self.costs.step_s or self.costs.token_s:
-            off = abs(self.costs.predict(work) - duration_s) / duration_s
-            self.error += (1 - _KEPT) * (off - self.error)
-        facts = (1.0, float(work.num_rows), float(work.num_tokens), float(work.num_positions))
-        weight = 1 / (duration_s * duration_s)  # relative errors count, not absolute ones
-        for i, fact in enumerate(facts):
-            row = self._products[i]
-            for j, other in enumerate(facts):
-                row[j] = _KEPT * row[j] + weight * fact * other
-            self._targets[i] = _KEPT * self._targets[i] + weight * fact * duration_s
-        self.costs = Costs(*_solve(self._products, self._targets))
+        key = (num_tokens.bit_length(), num_rows.bit_length())
+        kind = self._kinds.get(key)
+        if kind is None:
+            kind = self._kinds[key] = _Kind()
+        scale, seen = duration_s, 1.0
+        if self.costs.is_known:
+            predicted_s = self.costs.predict(work)
+            self.error += _LATELY * (abs(predicted_s - duration_s) / duration_s - self.error)
+            if kind.weight >= _KNOWN:
+                scale, seen = predicted_s, min(_MOST, max(1 / _MOST, duration_s / predicted_s))
+        kind.note((1 / scale, num_rows / scale, num_tokens / scale, num_positions / scale, num_context / scale), seen)
+        self._num_noted += 1
+        kind.num_tokens, kind.duration_s, kind.noted = num_tokens, scale * seen, self._num_noted
+        if self._num_noted < _REFIT or not self._num_noted % _REFIT:
+            self._fit()
+
+    @property
+    def attention(self) -> float:
+        """core.policy.Measured: of a block of positions."""
+        costs = self.costs
+        return self._block_size * costs.position_s / costs.token_s if costs.token_s else 0.0
+
+    def _fit(self) -> None:
+        parts = [kind.sums for kind in self._assumed()]
+        for kind in self._kinds.values():
+            share = max(_LEAST, _AGED ** (self._num_noted - kind.noted))
+            parts.append([share * each for each in kind.sums])
+        self.costs = Costs(*_solve([sum(column) for column in zip(*parts, strict=True)]))
+
+    def _assumed(self) -> list[_Kind]:
+        """Steps of one row that nobody has made, of sizes far from all that are known."""
+        assumed = []
+        for num_tokens in _ENDS:
+            near = min(self._kinds.values(), key=lambda kind: abs(_size(kind.num_tokens) - _size(num_tokens)))
+            if not num_tokens / _FAR <= near.num_tokens <= num_tokens * _FAR:
+                scale = near.duration_s * (num_tokens / near.num_tokens) ** _POWER / _PRIOR**0.5
+                kind = _Kind()
+                kind.note((1 / scale, 1 / scale, num_tokens / scale, 0.0, 0.0), _PRIOR**0.5)
+                assumed.append(kind)
+        return assumed
 
 
-def _solve(products: list[list[float]], targets: list[float]) -> list[float]:
-    """Non-negative coefficients of least squared error, by coordinate descent: a few rounds are enough, because each
-    fit starts near the last one's."""
-    found = [0.0] * _NUM
-    for _ in range(32):
-        for i in range(_NUM):
-            scale = products[i][i] * (1 + _SURE)
-            if scale > 0:
-                rest = targets[i] - sum(products[i][j] * found[j] for j in range(_NUM) if j != i)
-                found[i] = max(0.0, rest / scale)
+def _size(num_tokens: int) -> int:
+    return num_tokens.bit_length()
+
+
+class _Kind:
+    """What steps of one kind have said: sums of products of their quantities, in the order of the upper triangle, then
+    of quantities and durations, all in units of the duration. `num_tokens`, `duration_s`: of the last, which was step
+    number `noted` of all."""
+
+    __slots__ = ("duration_s", "noted", "num_tokens", "sums", "weight")
+
+    def __init__(self) -> None:
+        self.sums: Sequence[float] = (0.0,) * 20
+        self.weight = 0.0
+        self.num_tokens = 1
+        self.duration_s = 0.0
+        self.noted = 0
+
+    def note(self, facts: tuple[float, float, float, float, float], seen: float) -> None:
+        a, b, c, d, e = facts
+        more = (
+            a * a, a * b, a * c, a * d, a * e, b * b, b * c, b * d, b * e, c * c, c * d, c * e, d * d, d * e, e * e,
+            a * seen, b * seen, c * seen, d * seen, e * seen,
+        )  # fmt: skip
+        self.sums = [_KEPT * before + new for before, new in zip(self.sums, more, strict=True)]
+        self.weight = _KEPT * self.weight + 1
+
+
+def _solve(sums: Sequence[float]) -> list[float]:
+    """Coefficients of least squared error. The one that is most below 0, by what it adds, is taken out until none is:
+    nearly the best of those that are not negative, and always found in the same few steps."""
+    products = [[0.0] * _NUM for _ in range(_NUM)]
+    place = 0
+    for i in range(_NUM):
+        for j in range(i, _NUM):
+            products[i][j] = products[j][i] = sums[place]
+            place += 1
+    units = [products[i][i] ** 0.5 for i in range(_NUM)]
+    targets = sums[place:]
+    used = [i for i in range(_NUM) if units[i] > 0]
+    while used:
+        rows = [
+            [
+                *(products[i][j] / (units[i] * units[j]) + (_SURE[i] if i == j else 0.0) for j in used),
+                targets[i] / units[i],
+            ]
+            for i in used
+        ]
+        found = _eliminate(rows)
+        worst = min(range(len(used)), key=found.__getitem__)
+        if found[worst] >= 0:
+            by_place = dict(zip(used, found, strict=True))
+            return [by_place.get(i, 0.0) / units[i] if units[i] else 0.0 for i in range(_NUM)]
+        del used[worst]
+    return [0.0] * _NUM
+
+
+def _eliminate(rows: list[list[float]]) -> list[float]:
+    """Solve equations whose matrix, all but the last column, is positive definite with ones on the diagonal."""
+    num = len(rows)
+    for i, row in enumerate(rows):
+        for below in rows[i + 1 :]:
+            share = below[i] / row[i]
+            for j in range(i, num + 1):
+                below[j] -= share * row[j]
+    found = [0.0] * num
+    for i in range(num - 1, -1, -1):
+        row = rows[i]
+        found[i] = (row[num] - sum(row[j] * found[j] for j in range(i + 1, num))) / row[i]
     return found

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
+from .cost import UNKNOWN, Costs
 from .request import DRAW_VERSION, PoolingParams, Request
 from .step import TokenLogprob
 
@@ -69,7 +70,8 @@ class AdapterLoaded:
 class EngineStats(NamedTuple):
     """Snapshot after a step. Counters are totals since the engine started; blocks are those of all pools. `kv_usage`:
     the share of blocks that sequences hold (cached, evictable ones do not count), of the pool where it is largest.
-    Adapters are digests, each once."""
+    Adapters are digests, each once. `num_prompt_left`: tokens to be computed before all that it has can draw. `costs`,
+    `cost_error`: what its steps take, and by which share that was off lately."""
 
     num_running: int = 0
     num_waiting: int = 0
@@ -92,6 +94,9 @@ class EngineStats(NamedTuple):
     num_corrupted: int = 0
     num_constrained: int = 0
     num_grammar_failures: int = 0
+    num_prompt_left: int = 0
+    costs: Costs = UNKNOWN
+    cost_error: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,15 +138,11 @@ class Eviction(Protocol):
     asked for as nobody holds the block any more, and stays until it is held again. Of equal ones, the least recently
     used is given up.
 
-    summary      which block that is, for the help of the flag
-    needs_costs  whether `attention` is used: it is measured only then, and 0 otherwise
+    summary  which block that is, for the help of the flag
     """
 
     @property
     def summary(self) -> str: ...
-
-    @property
-    def needs_costs(self) -> bool: ...
 
     def value(self, block: CachedBlock, age: float, attention: float) -> float:
         """`age`: the value of the block that was given up last, 0 before the first. Where it is added to what the block

@@ -81,10 +81,9 @@ def _take_oldest(state: EngineState, step_number: int) -> Step:
 def _count(state: EngineState, step: Step, duration_s: float) -> None:
     counters = state.counters
     counters.num_steps += 1
-    counters.last_step_tokens = num_tokens = step.num_tokens
+    counters.last_step_tokens = step.num_tokens
     counters.last_step_s = duration_s
-    if state.eviction.needs_costs and 2 * num_tokens >= state.config.max_num_batched_tokens:
-        state.costs.note(step.rows, duration_s)
+    state.costs.note(step.work, duration_s)
 
 
 def _commit_row(

@@ -97,8 +97,10 @@ class StepLedger:
         step.rows.append(row)
         step.sequences.append(seq)
         step.ends.append(end)
+        step.num_context += start
         if num_tokens > 1:
             step.num_more_tokens += num_tokens - 1
+            step.num_more_positions += (num_tokens - 1) * start + num_tokens * (num_tokens - 1) // 2
         num_full = (end if end < num_known else num_known) // size
         if num_full > tables[-1].num_published:
             self._state.publish(seq, num_full, step)

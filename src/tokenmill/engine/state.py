@@ -26,6 +26,7 @@ from ..cache.hashing import extend_keys, root_key
 from ..cache.manager import BlockManager
 from ..core.block import BlockKey, BlockTable
 from ..core.config import EngineConfig
+from ..core.cost import CostModel, Work
 from ..core.events import Output
 from ..core.policy import Waiting
 from ..core.request import Request
@@ -35,7 +36,6 @@ from ..sched.policies import pick
 from ..sched.queue import WaitingQueue
 from ..sched.rank import seniority
 from .adapters import AdapterLedger
-from .costs import StepCosts
 from .outbox import Outbox
 from .settings import SettingsLedger
 
@@ -43,7 +43,8 @@ from .settings import SettingsLedger
 @dataclass(slots=True, eq=False)
 class Step:
     """A step in the making or in flight. `ends[i]`: num_computed of `sequences[i]` once the step is committed.
-    `num_more_tokens`: those of its rows beyond one of each."""
+    `num_more_tokens`: those of its rows beyond one of each; `num_context`, `num_more_positions`: what comes before the
+    first token of each row, and before the others (core.cost)."""
 
     number: int
     rows: list[PlanRow] = field(default_factory=list)
@@ -52,11 +53,18 @@ class Step:
     published: list[tuple[BlockManager, int]] = field(default_factory=list)
     released: tuple[int, ...] = ()
     num_more_tokens: int = 0
+    num_context: int = 0
+    num_more_positions: int = 0
     is_void: bool = False
 
     @property
     def num_tokens(self) -> int:
         return len(self.rows) + self.num_more_tokens
+
+    @property
+    def work(self) -> Work:
+        num_positions = self.num_context + self.num_more_positions
+        return Work(len(self.rows), self.num_tokens, num_positions, self.num_context)
 
 
 @dataclass(slots=True, eq=False)
@@ -78,7 +86,7 @@ class Counters:
 
 
 class EngineState:
-    """costs      what steps have cost, if the policy of eviction needs it
+    """costs      what steps take
     blocks        the block ids of all KV groups
     stored        of each KV group, keys of the blocks that may be fetched; empty where there is no store
     by_id         unfinished sequences by the id of their request
@@ -91,9 +99,8 @@ class EngineState:
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
         self.policies = pick(config)
-        self.eviction = eviction.pick(config.eviction_policy)
-        self.costs = StepCosts(config.block_size)
-        new_unreferenced = partial(unreferenced.for_policy, self.eviction, self.costs)
+        self.costs = CostModel(config.block_size)
+        new_unreferenced = partial(unreferenced.for_policy, eviction.pick(config.eviction_policy), self.costs)
         self.blocks = KVBlocks(config.groups, config.block_size, new_unreferenced)
         self.stored: tuple[set[BlockKey], ...] = ()
         self.outbox = Outbox()

@@ -41,7 +41,17 @@ def snapshot(state: EngineState, num_held: int) -> EngineStats:
         num_corrupted=counters.num_corrupted,
         num_constrained=counters.num_constrained,
         num_grammar_failures=counters.num_grammar_failures,
+        num_prompt_left=_num_prompt_left(state),
+        costs=state.costs.costs,
+        cost_error=state.costs.error,
     )
+
+
+def _num_prompt_left(state: EngineState) -> int:
+    """Of those that run: what is planned counts as computed."""
+    running = sum([left for seq in state.running if (left := len(seq.tokens) - seq.num_planned) > 1])
+    waiting = sum([len(seq.tokens) for seq in state.waiting]) if len(state.waiting) else 0
+    return running + waiting + sum([len(seq.tokens) - seq.num_planned for seq in state.loading.values()])
 
 
 def _adapters_of(sequences: Iterable[Sequence]) -> tuple[str, ...]:

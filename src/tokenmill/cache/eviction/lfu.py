@@ -15,7 +15,6 @@ from ...core.policy import CachedBlock
 @dataclass(frozen=True, slots=True)
 class LeastFrequentlyUsed:
     summary: str = "used least often, with aging"
-    needs_costs: bool = False
 
     def value(self, block: CachedBlock, age: float, attention: float) -> float:
         return age + block.num_uses

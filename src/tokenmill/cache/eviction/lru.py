@@ -12,7 +12,6 @@ from ...core.policy import CachedBlock
 @dataclass(frozen=True, slots=True)
 class LeastRecentlyUsed:
     summary: str = "used longest ago"
-    needs_costs: bool = False
 
     def value(self, block: CachedBlock, age: float, attention: float) -> float:
         return 0.0

@@ -19,7 +19,6 @@ from ...core.policy import CachedBlock
 @dataclass(frozen=True, slots=True)
 class RecomputeSeconds:
     summary: str = "saves the least time, with aging"
-    needs_costs: bool = True
 
     def value(self, block: CachedBlock, age: float, attention: float) -> float:
         return age + block.num_uses * (1.0 + attention * block.depth)
