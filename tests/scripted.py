@@ -41,6 +41,7 @@ from tokenmill.server.jobs import Job, Jobs, pack
 from tokenmill.server.metrics import Metrics
 from tokenmill.server.responses.store import ResponseStore
 from tokenmill.server.run import serve
+from tokenmill.server.tenants.access import Access
 from tokenmill.text.chat import ChatTemplate
 from tokenmill.text.gguf_tokenizer import tokenizer_from_gguf
 from tokenmill.text.load import TextModel
@@ -173,6 +174,7 @@ class Served:
         folder: Path | None = None,
         listen: dict[str, Any] | None = None,
         store: ResponseStore | None = None,
+        access: Access | None = None,
         **settings: Any,
     ) -> None:
         self.text = text or make_text_model()
@@ -185,6 +187,7 @@ class Served:
         self._folder = folder
         self._listen = listen or {}
         self.store = store
+        self.access = access
         self._started = threading.Event()
 
     def ask(self, path: str, body: Any = None, method: str | None = None) -> tuple[int, str, str]:
@@ -224,7 +227,15 @@ class Served:
             helper = HelperProcess(str(self._folder), materials(self.text, trust_templates=trusts))
         self.helper = helper
         self.app = build_app(
-            self.config, self.text, self.client, helper, clock=clock, new_seed=new_seed, new_id=new_id, store=self.store
+            self.config,
+            self.text,
+            self.client,
+            helper,
+            clock=clock,
+            new_seed=new_seed,
+            new_id=new_id,
+            store=self.store,
+            access=self.access,
         )
         self.script = Script(self.text, self._reply)
         self.script.step_s = self._step_s

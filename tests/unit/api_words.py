@@ -3,6 +3,7 @@ them: kinds, ranges, what is refused and what has no effect."""
 
 from __future__ import annotations
 
+import api_admin
 import api_constraints
 import api_files
 import api_ids
@@ -34,7 +35,7 @@ ENDPOINTS = {
     "GET /admin/requests/{id}": "One request and its timeline, by its id or its call's.",
     "GET /version": "The version of this server.",
 } | api_ollama.ENDPOINTS
-ENDPOINTS |= api_messages.ENDPOINTS | api_files.ENDPOINTS | api_ids.ENDPOINTS
+ENDPOINTS |= api_admin.ENDPOINTS | api_messages.ENDPOINTS | api_files.ENDPOINTS | api_ids.ENDPOINTS
 ALIASES = {
     "POST /score": "POST /v1/score",
     "POST /v2/rerank": "POST /v1/rerank",
@@ -56,7 +57,7 @@ ERRORS = {
     "InvalidRequest": "A field is missing, of the wrong kind, out of range or not supported (`param` names it), or the "
     "body is not a JSON object.",
     "ContextTooLong": "The prompt, or the prompt and `max_tokens`, are more than the context.",
-    "AuthenticationFailed": "No key of `--api-key`; with `WWW-Authenticate: Bearer`.",
+    "AuthenticationFailed": "No valid key; with `WWW-Authenticate: Bearer`.",
     "Forbidden": "A web page that may not call, or a Host that is not this server's: [http.md](http.md#web-pages).",
     "ModelNotFound": "No model or adapter has this name.",
     "NotFound": "Nothing is kept under this id, or not any more, or it is another key's.",

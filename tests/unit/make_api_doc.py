@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
+import api_admin
 import api_flags
 import api_ids
 import api_ollama
@@ -50,9 +51,9 @@ too.
 ## Endpoints
 """
 KEYS = """\
-With `--api-key` all but `/`, `/health`, `/ping`, `/version` and `/metrics` need `Authorization: Bearer KEY`
-or `x-api-key: KEY`. Access from web pages, sockets and TLS: [http.md](http.md). Limits on bodies and texts:
-[limits.md](limits.md).
+Where there are keys ([tenants.md](tenants.md)) all but `/`, `/health`, `/ping`, `/version` and `/metrics` need
+`Authorization: Bearer KEY` or `x-api-key: KEY`. Access from web pages, sockets and TLS: [http.md](http.md). Limits on
+bodies and texts: [limits.md](limits.md).
 
 ### Unsupported endpoints
 
@@ -241,6 +242,7 @@ def _fields() -> Iterator[str]:
     yield from _table(_told(api_record.load_fields(), words.LOAD_ADAPTER), words.LOAD_ADAPTER)
     yield "### `/v1/unload_lora_adapter`"
     yield from _table(_told(api_record.unload_fields(), words.UNLOAD_ADAPTER), words.UNLOAD_ADAPTER)
+    yield from api_admin.settings()
 
 
 def found(endpoint: str) -> dict[str, str]:

@@ -16,6 +16,7 @@ from ..core.errors import TokenmillError
 from ..node.options import EngineOptions, TextOptions
 from ..server.config import ServerConfig
 from .foreign_words import COMMANDS
+from .keys_parser import add_commands as add_key_commands
 from .options import SHAPE, SamplingOptions, add_options, argument_type
 from .parser import Parser, add_foreign_flags, add_model
 from .serve_options import HttpOptions, ServeOptions, port_number
@@ -93,6 +94,8 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     )
     add_model(inspect)
     add_options(inspect, EngineOptions, SHAPE)
+
+    add_key_commands(commands, _command)
 
     bench = commands.add_parser("bench", help="measure", description="Measure.")
     benches = bench.add_subparsers(title="benchmarks", metavar="WHAT", required=True)

@@ -97,6 +97,7 @@ class HttpOptions:
     api_key_file: str | None = option(
         None, "keys, one a line: unlike --api-key no other user's ps shows them", metavar="FILE"
     )
+    insecure: bool = option(False, "let other machines connect though no API key is asked for")
     served_model_name: tuple[str, ...] = option(
         (),
         "names in the API; answers carry the first (default: the model's own)",

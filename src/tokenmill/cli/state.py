@@ -11,6 +11,7 @@ from ..core.errors import ConfigError
 
 if TYPE_CHECKING:
     from ..server.responses.store import ResponseStore
+    from ..server.tenants.access import Access
 
 OFF = "off"
 _log = logging.getLogger(__name__)
@@ -40,3 +41,34 @@ def open_response_store(chosen: str | None) -> ResponseStore | None:
         _log.warning("Responses of /v1/responses are not kept. %s", error)
         return None
     return store
+
+
+def open_access(chosen: str | None, api_keys: tuple[str, ...]) -> Access:
+    """Who may call by `api_keys` and by the store at the path `chosen`, or where it is by default. Raises ConfigError
+    for a store that cannot be used; without a chosen one, where there is none yet and none can be made, the log tells
+    so."""
+    from ..server.tenants.access import Access
+
+    path = "" if chosen == OFF else str(Path(chosen).expanduser() if chosen else default_state_dir() / "tenants.db")
+    access = Access(api_keys, os.path.abspath(path) if path else "")
+    try:
+        access.open()
+    except ConfigError as error:
+        if chosen or os.path.lexists(path):  # there may be keys in it
+            raise
+        _log.warning("No tenants are kept, and no keys given out. %s", error.message)
+        return Access(api_keys)
+    return access
+
+
+def require_keys(host: str, access: Access, *, is_guarded: bool) -> None:
+    """Raises ConfigError where other machines could connect and nobody would ask who they are. is_guarded: something
+    else does, or nobody need to."""
+    from ..server.listen import is_loopback
+
+    if not (is_guarded or access.asks or is_loopback(host)):
+        raise ConfigError(
+            f"--host {host or repr(host)} can be reached from other machines, and no API key is asked for: make one "
+            "with `tokenmill keys create NAME`, give --api-key or --api-key-file, or say --insecure.",
+            param="host",
+        )

@@ -36,7 +36,7 @@ from .options import engine_options, given_options
 from .plan import print_facts
 from .quiet import until_quiet
 from .serve_options import HttpOptions, ServeOptions, server_config, set_access_log
-from .state import open_response_store
+from .state import open_access, open_response_store, require_keys
 from .supervisor import Supervisor
 from .worker_options import LinkOptions, ListenOptions
 
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     import ssl
 
     from ..node.sampling import SamplingChoice
+    from ..server.tenants.access import Access
     from .workers import Workers
 
 QUEUED_TOKEN_BYTES = 80
@@ -61,6 +62,7 @@ class _Given:
     tls: ssl.SSLContext | None
     order: Order
     saves_kv: bool
+    access: Access
 
 
 def serve(args: argparse.Namespace) -> int:
@@ -79,7 +81,10 @@ def serve(args: argparse.Namespace) -> int:
     engine = engine_options(args)
     order = ORDERS[SCHEDULING_POLICIES[engine.scheduling_policy]]
     saves_kv = engine.kv_save is not None
-    given = _Given(options, http, given_options(TextOptions, args), config, tls, order, saves_kv)
+    access = open_access(config.tenants, config.api_keys)
+    # Their own machine, a socket of this user's, or a certificate that every client must have.
+    require_keys(http.host, access, is_guarded=bool(http.uds or http.insecure or http.ssl_cert_reqs == 2))
+    given = _Given(options, http, given_options(TextOptions, args), config, tls, order, saves_kv, access)
     queue_bytes = config.max_buffered_bytes + config.max_open_tokens * QUEUED_TOKEN_BYTES
     launch = Launch(
         str(model.path), config.model_names[0], str(default_cache_dir()), engine, queue_bytes,
@@ -92,7 +97,7 @@ def serve(args: argparse.Namespace) -> int:
             raise ConfigError(
                 f"{flag} is about an engine, and with --no-engine there is none here: give it to workers."
             )
-    with own or contextlib.nullcontext():
+    with contextlib.closing(access), own or contextlib.nullcontext():
         from ..net.loop import run_event_loop
 
         run_event_loop(_serve(given, model, own, workers, started_s))
@@ -146,7 +151,17 @@ async def _serve(
     allowed = {"trust_templates": config.allow_chat_template, "allow_special": given.text.allow_special_in_content}
     helper = HelperProcess(str(model.path), materials(text, **allowed))
     store = open_response_store(config.responses_store)
-    app = build_app(config, text, client, helper, clock=MonotonicClock(), new_seed=seeds, new_id=new_id, store=store)
+    app = build_app(
+        config,
+        text,
+        client,
+        helper,
+        clock=MonotonicClock(),
+        new_seed=seeds,
+        new_id=new_id,
+        store=store,
+        access=given.access,
+    )
     gc.collect()
     gc.freeze()  # what is loaded stays: to walk it again holds all streams up for milliseconds
     listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()

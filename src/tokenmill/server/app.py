@@ -48,6 +48,8 @@ from .replies import OpenAIShape
 from .request_log import RequestLog
 from .responses.routes import routes as responses_routes
 from .responses.store import ResponseStore
+from .tenants.access import Access
+from .tenants.routes import routes as tenant_routes
 from .vectors import VectorService
 from .visitors import Visitors
 
@@ -67,12 +69,14 @@ def build_app(
     new_seed: Callable[[], int],
     new_id: Callable[[str], str],
     store: ResponseStore | None = None,
+    access: Access | None = None,
 ) -> Starlette:
     """The ASGI application in front of `client`, whose engine may come and go. `store`: open as long as it serves;
-    None: responses are not kept.
+    None: responses are not kept. `access`: as well, and open longer; None: the keys of `config` alone.
 
     `app.state.limits.draining = True` makes it refuse new calls; `app.state.client` is `client`.
     """
+    access = access or Access(config.api_keys)
     client.metrics = Metrics(config.model_names[0], text.max_context)
     client.metrics.name_adapter = client.adapters.name_of
     client.metrics.count_waiting = lambda: client.num_waiting
@@ -99,7 +103,7 @@ def build_app(
     )
     visitors = Visitors(config.allowed_hosts, config.cors_origins)
     clients = Clients(config.trusted_proxies)
-    gate = Middleware(Gate, api_keys=config.api_keys, visitors=visitors, clients=clients, new_id=new_id)
+    gate = Middleware(Gate, access=access, visitors=visitors, clients=clients, new_id=new_id)
     middleware = [gate]
     if config.cors_origins:
         cors = Middleware(
@@ -133,6 +137,7 @@ def build_app(
         *llama_routes(generation, vectors),
         *ids_routes(generation),
         *observe_routes(client, client.observer, clock),
+        *tenant_routes(access, generation.limits),
     ]
     handlers: dict[Any, Any] = {
         TokenmillError: service.refuse,
@@ -152,6 +157,7 @@ def build_app(
     app.state.limits = generation.limits
     app.state.client = client
     app.state.config = config
+    app.state.access = access
     return app
 
 

@@ -32,7 +32,7 @@ class ServerConfig:
 
     `allowed_hosts` is (): the names of this machine, or None: any. `lora_dir` is "" where no adapter may be loaded over
     HTTP, `files_dir` where no files are kept. The helper process bounds what `allow_chat_template` costs.
-    `responses_store` is for who starts the server. Raises ConfigError.
+    `responses_store` and `tenants` are for who starts the server. Raises ConfigError.
     """
 
     model_names: tuple[str, ...]
@@ -116,6 +116,13 @@ class ServerConfig:
         None,
         "file that keeps the responses of /v1/responses for a day, or 'off' to keep none "
         "(default: responses.db in the user's state folder)",
+        metavar="FILE|off",
+    )
+
+    tenants: str | None = option(
+        None,
+        "file of tenants and the API keys given out to them (see `tokenmill keys`), or 'off' for none "
+        "(default: tenants.db in the user's state folder)",
         metavar="FILE|off",
     )
 

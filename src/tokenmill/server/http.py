@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -17,11 +15,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..core.errors import AuthenticationFailed, EngineFailed, Forbidden, TokenmillError
 from .clients import Clients
 from .errors import Fault, Style, anthropic_style, describe, headers, style_of
+from .tenants.access import Access, Credential
+from .tenants.keys import digest_of
 from .tenants.tenant import ANYONE, OPERATOR
 from .visitors import Visitors
 
 OPEN_PATHS = frozenset({"/", "/health", "/v1/health", "/ping", "/version", "/metrics"})
 _MAX_ID = 256
+_OPEN_SCOPES = frozenset((OPERATOR,))
 
 
 class JSONReply(Response):
@@ -35,17 +36,16 @@ class Gate:
     """ASGI middleware: checks where a call comes from and its API key, and echoes the caller's X-Request-Id.
 
     That identifier, or "", is in `scope["state"]["request_id"]`, and who calls in `scope["state"]["client"]`; what is
-    kept for a caller is `scope["state"]["owner"]`'s, a digest of the key, or "" without keys; `tenant` and `scopes` say
-    on what terms it is served and what it may do. Paths that monitoring needs stay open. Who speaks Anthropic's API
-    gets a `request-id` too, made here by `new_id` where the caller gave none: `scope["state"]["told_id"]`, "" for
-    others.
+    kept for a caller is `scope["state"]["owner"]`'s, "" without keys; `tenant` and `scopes` say on what terms it is
+    served and what it may do. Paths that monitoring needs stay open. Who speaks Anthropic's API gets a `request-id`
+    too, made here by `new_id` where the caller gave none: `scope["state"]["told_id"]`, "" for others.
     """
 
     def __init__(
         self,
         app: ASGIApp,
         *,
-        api_keys: tuple[str, ...],
+        access: Access,
         visitors: Visitors,
         clients: Clients,
         new_id: Callable[[str], str],
@@ -54,7 +54,7 @@ class Gate:
         self._new_id = new_id
         self._visitors = visitors
         self._clients = clients
-        self._digests = [_digest(key.encode()) for key in api_keys]
+        self._access = access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -76,34 +76,48 @@ class Gate:
                     named["request-id"] = told_id
             await send(message)
 
-        key = self._find_key(given) if self._digests else None
+        asks, found = self._access.asks, None
         try:
             self._visitors.check(scope["method"], given)
-            if self._digests and key is None and route_of(scope) not in OPEN_PATHS:
-                raise AuthenticationFailed("Give a valid API key: Authorization: Bearer KEY, or x-api-key: KEY.")
+            if asks:
+                found = await self._find(given, is_open=route_of(scope) in OPEN_PATHS)
         except (Forbidden, AuthenticationFailed) as error:
             await error_reply(error, scope)(scope, receive, send_named)
             return
-        peer = scope.get("client") or ("", 0)
-        name = self._clients.name(peer[0], given.get("x-forwarded-for", ""))
-        scope["state"]["client"] = name if key is None else f"key {key}"
-        scope["state"]["owner"] = "" if key is None else self._digests[key].hex()
-        scope["state"]["tenant"] = ANYONE
-        scope["state"]["scopes"] = frozenset() if self._digests else frozenset((OPERATOR,))
+        state = scope["state"]
+        if found is None:
+            peer = scope.get("client") or ("", 0)
+            state["client"] = self._clients.name(peer[0], given.get("x-forwarded-for", ""))
+            state["owner"] = ""
+            state["tenant"] = ANYONE
+            state["scopes"] = frozenset() if asks else _OPEN_SCOPES
+        else:
+            state["client"] = found.client
+            state["owner"] = found.owner
+            state["tenant"] = found.tenant
+            state["scopes"] = found.scopes
         await self._app(scope, receive, send_named if request_id or told_id else send)
 
-    def _find_key(self, given: Headers) -> int | None:
-        """Which key it is, in constant time, whatever the keys and however many there are; None: none of them. One
-        header with a good key is enough: clients fill in the other with whatever they have."""
+    async def _find(self, given: Headers, *, is_open: bool) -> Credential | None:
+        """Of one of the keys that were sent: clients fill in the other header with whatever they have. None on an open
+        path without a good one. Raises AuthenticationFailed."""
         kind, _, token = given.get("authorization", "").partition(" ")
-        bearer = self._which(token if kind.lower() == "bearer" else "")
-        plain = self._which(given.get("x-api-key", ""))
-        return plain if bearer is None else bearer
+        sent = [
+            digest_of(key) for key in (token if kind.lower() == "bearer" else "", given.get("x-api-key", "")) if key
+        ]
+        found = self._first(sent)
+        if found is not None or is_open:
+            return found
+        if sent:
+            await self._access.look_again()
+            found = self._first(sent)
+        if found is None:
+            raise AuthenticationFailed("Give a valid API key: Authorization: Bearer KEY, or x-api-key: KEY.")
+        return found
 
-    def _which(self, key: str) -> int | None:
-        digest = _digest(key.strip().encode("latin-1", "replace"))
-        known = [hmac.compare_digest(digest, mine) for mine in self._digests]
-        return known.index(True) if any(known) else None
+    def _first(self, digests: Iterable[bytes]) -> Credential | None:
+        found = (self._access.find(digest) for digest in digests)
+        return next((credential for credential in found if credential is not None), None)
 
 
 def route_of(scope: Mapping[str, Any]) -> str:
@@ -111,10 +125,6 @@ def route_of(scope: Mapping[str, Any]) -> str:
     path: str = scope["path"]
     root: str = scope.get("root_path", "")
     return path[len(root) :] if root and path.startswith(root + "/") else path
-
-
-def _digest(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()
 
 
 def style_for(scope: Mapping[str, Any]) -> Style:

@@ -11,6 +11,11 @@ from .tenants.tenant import ADMIN, OPERATOR
 def require_admin(request: HttpRequest) -> None:
     """For what changes tenants, keys or the server. Raises Forbidden."""
     if ADMIN not in request.state.scopes:
+        if OPERATOR in request.state.scopes:  # no keys are asked for
+            raise Forbidden(
+                "Where no API keys are asked for, the command line alone manages tenants and keys: "
+                "tokenmill keys create NAME --admin"
+            )
         raise Forbidden("This needs an API key of scope admin. Make one with: tokenmill keys create NAME --admin")
 
 

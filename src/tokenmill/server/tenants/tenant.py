@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ...core.terms import USUAL, Terms
 
@@ -10,6 +12,17 @@ ADMIN = "admin"
 """The scope of a key that manages tenants, keys and the server."""
 OPERATOR = "operator"
 """The scope that shows what the server does: an admin key has it, and where no keys are given out, everyone."""
+
+
+class RateLimits(NamedTuple):
+    """0: there is no limit. max_concurrent: calls open at once."""
+
+    requests_per_minute: int = 0
+    tokens_per_minute: int = 0
+    max_concurrent: int = 0
+
+
+NO_LIMITS = RateLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +34,14 @@ class Tenant:
     name: str = ""
     terms: Terms = USUAL
     salt: str = ""
+    limits: RateLimits = NO_LIMITS
+
+    def salt_with(self, cache_salt: str) -> str:
+        """One salt for the tenant's and the client's own: which of two pairs it comes from can be told."""
+        if not self.salt:
+            return cache_salt
+        joined = f"{len(self.salt)}:{self.salt}{cache_salt}"
+        return hashlib.sha256(joined.encode("utf8", "surrogatepass")).hexdigest()
 
 
 ANYONE = Tenant()

@@ -1,0 +1,108 @@
+"""A thread that does an event loop's errands in the order in which they come: what waits for a disk, waits there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from ..core.errors import Unavailable
+
+T = TypeVar("T")
+
+
+class Errands:
+    """`begin` runs first, `each_period` whenever `period_s` have passed, `end` last, all in the thread. What
+    `each_period` raises ends the thread: it is a bug."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        begin: Callable[[], None] = lambda: None,
+        each_period: Callable[[], None] = lambda: None,
+        period_s: float = 3600.0,
+        end: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._name = name
+        self._begin = begin
+        self._each_period = each_period
+        self._period_s = period_s
+        self._end = end
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def open(self) -> None:
+        """Raises what `begin` raises."""
+        begun: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, args=(begun,), name=self._name, daemon=True)
+        self._thread.start()
+        error = begun.get()
+        if error is not None:
+            self._thread.join()
+            self._thread = None
+            raise error
+
+    def close(self) -> None:
+        """What was given is done when this returns."""
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def put(self, job: Callable[[], None]) -> None:
+        """Done in its turn; nobody waits for it, and it raises nothing."""
+        self._jobs.put(job)
+
+    async def do(self, job: Callable[[], T]) -> T:
+        """The result of a job, in its turn, or what it raises. Raises Unavailable when the thread is not open."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[T] = loop.create_future()
+
+        def answer(result: Any, error: Exception | None) -> None:
+            if done.cancelled():
+                return
+            if error is None:
+                done.set_result(result)
+            else:
+                done.set_exception(error)
+
+        def run() -> None:
+            result, failure = None, None
+            try:
+                result = job()
+            except Exception as error:  # whoever waits hears of it
+                failure = error
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(answer, result, failure)
+
+        if self._thread is None:
+            raise Unavailable("The server is shutting down.")
+        self._jobs.put(run)
+        return await done
+
+    def _run(self, begun: queue.SimpleQueue[Exception | None]) -> None:
+        try:
+            self._begin()
+        except Exception as error:  # told to who opens
+            begun.put(error)
+            return
+        begun.put(None)
+        due_s = time.monotonic() + self._period_s
+        try:
+            while True:
+                try:
+                    job = self._jobs.get(timeout=max(0.0, due_s - time.monotonic()))
+                except queue.Empty:
+                    self._each_period()
+                    due_s = time.monotonic() + self._period_s
+                    continue
+                if job is None:
+                    return
+                job()
+        finally:
+            self._end()
