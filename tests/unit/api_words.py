@@ -4,6 +4,7 @@ them: kinds, ranges, what is refused and what has no effect."""
 from __future__ import annotations
 
 import api_admin
+import api_console
 import api_constraints
 import api_files
 import api_ids
@@ -35,7 +36,8 @@ ENDPOINTS = {
     "GET /admin/requests/{id}": "One request and its timeline, by its id or its call's.",
     "GET /version": "The version of this server.",
 } | api_ollama.ENDPOINTS
-ENDPOINTS |= api_admin.ENDPOINTS | api_messages.ENDPOINTS | api_files.ENDPOINTS | api_ids.ENDPOINTS
+ENDPOINTS |= api_admin.ENDPOINTS | api_console.ENDPOINTS | api_messages.ENDPOINTS | api_files.ENDPOINTS
+ENDPOINTS |= api_ids.ENDPOINTS
 ALIASES = {
     "POST /score": "POST /v1/score",
     "POST /v2/rerank": "POST /v1/rerank",

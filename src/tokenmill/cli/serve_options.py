@@ -150,6 +150,9 @@ def server_config(args: argparse.Namespace, options: ServeOptions, http: HttpOpt
     lora_dir = args.lora_dir
     if lora_dir and not os.path.isdir(lora_dir):
         raise ConfigError(f"--lora-dir {lora_dir} is not a folder.", param="lora_dir")
+    reports_dir = os.path.expanduser(args.reports_dir)
+    if reports_dir and not os.path.isdir(reports_dir):
+        raise ConfigError(f"--reports-dir {reports_dir} is not a folder.", param="reports_dir")
     return given_options(
         ServerConfig,
         args,
@@ -158,6 +161,7 @@ def server_config(args: argparse.Namespace, options: ServeOptions, http: HttpOpt
         allowed_hosts=_allowed_hosts(args.allowed_hosts, http),
         lora_dir=os.path.abspath(lora_dir) if lora_dir else "",
         files_dir=_files_dir(args.files_dir),
+        reports_dir=os.path.abspath(reports_dir) if reports_dir else "",
     )
 
 

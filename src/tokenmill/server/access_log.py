@@ -13,7 +13,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .http import OPEN_PATHS, route_of
+from .http import is_open, route_of
 
 ACCESS_LOGGER = "tokenmill.access"
 _log = logging.getLogger(ACCESS_LOGGER)
@@ -50,7 +50,7 @@ def log_access(scope: Mapping[str, Any], taken_s: float, *, has_left: bool = Fal
     client = scope["client"]
     status = scope["state"].get("status", _LEFT)
     _log.log(
-        logging.DEBUG if status < 400 and route_of(scope) in OPEN_PATHS else logging.INFO,
+        logging.DEBUG if status < 400 and is_open(route_of(scope)) else logging.INFO,
         '%s "%s %s HTTP/%s" %d %.3f s%s',
         "local" if client is None else f"{client[0]}:{client[1]}",
         scope["method"],

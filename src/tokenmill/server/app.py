@@ -27,6 +27,7 @@ from .adapters import ServedAdapter
 from .client import EngineClient
 from .clients import Clients
 from .config import ServerConfig
+from .console.routes import routes as console_routes
 from .errors import ClientGone, anthropic_style
 from .fields import Fields
 from .files.routes import routes as file_routes
@@ -138,6 +139,7 @@ def build_app(
         *ids_routes(generation),
         *observe_routes(client, client.observer, clock),
         *tenant_routes(access, generation.limits),
+        *console_routes(generation),
     ]
     handlers: dict[Any, Any] = {
         TokenmillError: service.refuse,

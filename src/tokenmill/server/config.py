@@ -31,8 +31,9 @@ class ServerConfig:
     stall_after_s        work but no step for this long makes /health 503
 
     `allowed_hosts` is (): the names of this machine, or None: any. `lora_dir` is "" where no adapter may be loaded over
-    HTTP, `files_dir` where no files are kept. The helper process bounds what `allow_chat_template` costs.
-    `responses_store` and `tenants` are for who starts the server. Raises ConfigError.
+    HTTP, `files_dir` where no files are kept, `reports_dir` where no reports are shown. The helper process bounds what
+    `allow_chat_template` costs. `responses_store` and `tenants` are for who starts the server.
+    Raises ConfigError.
     """
 
     model_names: tuple[str, ...]
@@ -96,6 +97,9 @@ class ServerConfig:
         "",
         "folder of /v1/files and /v1/batches, or 'off' (default: tokenmill/files in the user's folder for state)",
         metavar="DIR",
+    )
+    reports_dir: str = option(
+        "", "folder whose results of benchmarks (--json) the console shows (default: none)", metavar="DIR"
     )
     allow_chat_template: bool = option(
         False,

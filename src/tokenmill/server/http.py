@@ -21,6 +21,8 @@ from .tenants.tenant import ANYONE, OPERATOR
 from .visitors import Visitors
 
 OPEN_PATHS = frozenset({"/", "/health", "/v1/health", "/ping", "/version", "/metrics"})
+_OPEN_BELOW = "/console/"
+"""Static files, without any data in them."""
 _MAX_ID = 256
 _OPEN_SCOPES = frozenset((OPERATOR,))
 
@@ -80,7 +82,7 @@ class Gate:
         try:
             self._visitors.check(scope["method"], given)
             if asks:
-                found = await self._find(given, is_open=route_of(scope) in OPEN_PATHS)
+                found = await self._find(given, is_open=is_open(route_of(scope)))
         except (Forbidden, AuthenticationFailed) as error:
             await error_reply(error, scope)(scope, receive, send_named)
             return
@@ -118,6 +120,11 @@ class Gate:
     def _first(self, digests: Iterable[bytes]) -> Credential | None:
         found = (self._access.find(digest) for digest in digests)
         return next((credential for credential in found if credential is not None), None)
+
+
+def is_open(route: str) -> bool:
+    """Whether a path needs no key."""
+    return route in OPEN_PATHS or f"{route}/".startswith(_OPEN_BELOW)
 
 
 def route_of(scope: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
 from ...core.errors import InvalidRequest
 from ...text.calls import context_limit
@@ -40,7 +40,9 @@ class Catalog:
     generation: Generation
 
     async def live(self, request: HttpRequest) -> Response:
-        """What clients ask for to know that somebody is there. Some look for these words."""
+        """What clients ask for to know that somebody is there; some look for these words. Browsers get the console."""
+        if "text/html" in request.headers.get("accept", ""):
+            return RedirectResponse("console/", 307, {"vary": "accept"})
         return PlainTextResponse("Ollama is running: its API is spoken here by tokenmill.\n")
 
     async def version(self, request: HttpRequest) -> Response:

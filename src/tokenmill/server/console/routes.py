@@ -1,0 +1,19 @@
+"""Which path of the console leads where."""
+
+from __future__ import annotations
+
+from starlette.routing import Route
+
+from ..generation import Generation
+from .pages import Pages
+from .reports import Reports
+
+
+def routes(generation: Generation) -> list[Route]:
+    pages, reports = Pages(), Reports(generation.config.reports_dir)
+    return [
+        Route("/console", pages.enter),
+        Route("/console/{path:path}", pages.file),
+        Route("/admin/reports", reports.reports),
+        Route("/admin/reports/{name}", reports.report),
+    ]

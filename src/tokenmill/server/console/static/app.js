@@ -1,0 +1,104 @@
+// The frame around the pages: which page is shown, the theme, the key, and whether the server answers.
+
+import { hasKey, onKey, open, setKey } from "./lib/api.js";
+import { h, show } from "./lib/dom.js";
+import { dialog, failure, field, poll } from "./lib/ui.js";
+import batches from "./pages/batches.js";
+import models from "./pages/models.js";
+import playground from "./pages/playground.js";
+import reports from "./pages/reports.js";
+
+const PAGES = { playground, models, batches, reports };
+const FIRST = "playground";
+
+const main = document.getElementById("main");
+const nav = document.getElementById("nav");
+const menu = document.getElementById("menu");
+const keyButton = document.getElementById("key");
+const theme = document.getElementById("theme");
+let leaving = new AbortController();
+
+function route() {
+  const [name, ...rest] = location.hash.replace(/^#\/?/, "").split("/");
+  return [name in PAGES ? name : FIRST, rest.map(decodeURIComponent).join("/")];
+}
+
+function enter() {
+  leaving.abort();
+  leaving = new AbortController();
+  const [name, argument] = route();
+  const page = PAGES[name];
+  document.title = `${page.title} – tokenmill`;
+  for (const link of nav.children) {
+    if (link.dataset.page === name) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  openMenu(false);
+  const root = h("div");
+  show(main, root);
+  try {
+    page.mount(root, { signal: leaving.signal, argument, again: enter });
+  } catch (error) {
+    show(root, failure(error));
+  }
+}
+
+function openMenu(isOpen) {
+  nav.classList.toggle("open", isOpen);
+  menu.setAttribute("aria-expanded", String(isOpen));
+}
+
+async function askKey() {
+  const input = h("input", { type: "password", autocomplete: "off", spellcheck: "false" });
+  const given = field("API key", input, "Kept in this page's memory until it is closed or reloaded. Leave empty to forget it.");
+  await dialog("API key", given.element, { label: "Use this key", submit: () => setKey(input.value) });
+}
+
+function setTheme(name) {
+  if (name) document.documentElement.dataset.theme = name;
+  else delete document.documentElement.dataset.theme;
+  document.dispatchEvent(new Event("themechange"));
+}
+
+const health = document.getElementById("health");
+
+async function check() {
+  try {
+    await open("/health");
+    tell("Ready");
+  } catch (error) {
+    tell(error.status === 0 ? "No connection" : "Not ready");
+  }
+}
+
+function tell(state) {
+  if (health.textContent !== state) health.textContent = state;
+  health.dataset.state = state === "Ready" ? "ok" : "bad";
+}
+
+for (const [name, page] of Object.entries(PAGES)) nav.append(h("a", { href: `#/${name}`, "data-page": name }, page.title));
+document.getElementById("skip").addEventListener("click", (event) => {
+  event.preventDefault();
+  main.focus();
+});
+menu.addEventListener("click", () => openMenu(!nav.classList.contains("open")));
+keyButton.addEventListener("click", askKey);
+onKey(() => {
+  keyButton.textContent = hasKey() ? "API key set" : "API key";
+  enter();
+});
+theme.value = localStorage.getItem("theme") ?? "";
+theme.addEventListener("change", () => {
+  if (theme.value) localStorage.setItem("theme", theme.value);
+  else localStorage.removeItem("theme");
+  setTheme(theme.value);
+});
+setTheme(theme.value);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => document.dispatchEvent(new Event("themechange")));
+addEventListener("hashchange", () => {
+  enter();
+  main.focus({ preventScroll: true });
+  scrollTo(0, 0);
+});
+enter();
+poll(check, 5000, new AbortController().signal);

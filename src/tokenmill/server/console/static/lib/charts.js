@@ -1,0 +1,80 @@
+// Charts over time or over a swept quantity: uPlot in the colours of the theme, with a legend that tells values.
+
+import uPlot from "../vendor/uplot/uPlot.esm.js";
+import { h, show } from "./dom.js";
+
+const COLOURS = ["--series-1", "--series-2", "--series-3"];
+
+function colour(name) {
+  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+}
+
+// series: [{label, dash, steps}]; format: of values. `set(xs, [ys, ...])` draws. Ends with `signal`.
+export function chart(title, series, { format, signal, isTime = true, xLabel = "", xFormat = String, least = 1e-9, height = 168 }) {
+  const values = series.map(() => h("span", { class: "num" }, "–"));
+  const legend = h("div", { class: "legend" }, series.map((each, index) => h("span", null,
+    h("span", { class: `key k${index}${each.dash ? " dashed" : ""}`, "aria-hidden": "true" }), `${each.label} `, values[index])));
+  const place = h("div", { class: "plot", role: "img", "aria-label": `Chart: ${title}` });
+  const element = h("figure", { class: "chart" }, h("figcaption", null, h("h3", null, title), legend), place);
+  const axis = { stroke: () => colour("--muted"), grid: { stroke: () => colour("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" };
+  let data = [[], ...series.map(() => [])];
+
+  function tell(index) {
+    const at = index ?? data[0].length - 1;
+    series.forEach((_, number) => show(values[number], format(data[number + 1][at] ?? NaN)));
+  }
+
+  const plot = new uPlot({
+    width: 320,
+    height,
+    legend: { show: false },
+    cursor: { y: false, drag: { x: false, y: false } },
+    scales: { x: { time: isTime }, y: { range: (_, low, high) => [0, Math.max(least, (high ?? 0) * 1.1)] } },
+    axes: [
+      { ...axis, space: 72, size: 28, label: xLabel || undefined, labelSize: 18, labelFont: "11px system-ui, sans-serif", ...(isTime ? {} : { values: (_, splits) => splits.map(xFormat) }) },
+      { ...axis, size: 56, space: 32, values: (_, splits) => splits.map(format) },
+    ],
+    series: [{}, ...series.map((each, index) => ({
+      label: each.label, width: 1.5, stroke: () => colour(COLOURS[index]), dash: each.dash ? [4, 4] : undefined, points: { show: !isTime, size: 6 }, spanGaps: false,
+      paths: each.steps ? uPlot.paths.stepped({ align: 1 }) : undefined,
+    }))],
+    hooks: { setCursor: [(self) => tell(self.cursor.idx)] },
+  }, data, place);
+
+  const observer = new ResizeObserver(([entry]) => plot.setSize({ width: Math.max(120, Math.floor(entry.contentRect.width)), height }));
+  observer.observe(place);
+  const recolour = () => plot.redraw(false);
+  document.addEventListener("themechange", recolour);
+  signal.addEventListener("abort", () => {
+    observer.disconnect();
+    document.removeEventListener("themechange", recolour);
+    plot.destroy();
+  });
+
+  return {
+    element,
+    set(xs, ys) {
+      data = [xs, ...ys];
+      plot.setData(data);
+      tell(plot.cursor.idx);
+    },
+  };
+}
+
+// Points of the last `seconds`, for charts that are fed while they are looked at. null is a gap.
+export class History {
+  constructor(num, seconds) {
+    this.seconds = seconds;
+    this.xs = [];
+    this.ys = Array.from({ length: num }, () => []);
+  }
+
+  add(x, ...values) {
+    this.xs.push(x);
+    this.ys.forEach((column, index) => column.push(Number.isFinite(values[index]) ? values[index] : null));
+    while (this.xs[0] < x - this.seconds) {
+      this.xs.shift();
+      for (const column of this.ys) column.shift();
+    }
+  }
+}

@@ -1,0 +1,69 @@
+// The model, its names, and the LoRA adapters that can be loaded and unloaded while the server runs.
+
+import { get, send } from "../lib/api.js";
+import { h, show } from "../lib/dom.js";
+import { bytes, whole } from "../lib/format.js";
+import { button, card, confirmation, dialog, empty, facts, failure, field, head, loading, table, toast } from "../lib/ui.js";
+
+function mount(root, { signal }) {
+  const body = h("div", null, loading());
+  show(root, head("Models and adapters", null, button("Load adapter", () => load(refresh), { kind: "primary" })), body);
+
+  async function refresh() {
+    try {
+      const [{ data }, version] = await Promise.all([get("/v1/models", signal), get("/version", signal)]);
+      show(body, draw(data, version.version, refresh));
+    } catch (error) {
+      if (error.name !== "AbortError") show(body, failure(error));
+    }
+  }
+
+  refresh();
+}
+
+function draw(cards, version, refresh) {
+  const names = cards.filter((each) => each.parent === null);
+  const adapters = cards.filter((each) => each.parent !== null);
+  const meta = names[0]?.meta ?? {};
+  return [
+    card(null, h("h2", null, names.map((each) => each.id).join(", ")), facts([
+      ["Parameters", whole(meta.n_params)],
+      ["Size of the weights", bytes(meta.size)],
+      ["Context", `${whole(names[0]?.max_model_len)} tokens, trained with ${whole(meta.n_ctx_train)}`],
+      ["Vocabulary", `${whole(meta.n_vocab)} tokens`],
+      ["Width", whole(meta.n_embd)],
+      ["tokenmill", version],
+    ])),
+    card("Adapters", adapters.length
+      ? table("LoRA adapters", [
+        ["Name", (each) => each.id, "name"],
+        ["Folder", (each) => each.root, "name mono"],
+        ["", (each) => button("Unload", () => unload(each.id, refresh), { kind: "small", "aria-label": `Unload ${each.id}` }), "right"],
+      ], adapters)
+      : empty("No adapter is loaded", "Requests name an adapter as their model. Adapters can be loaded here when the server is started with a folder for them.", "tokenmill serve MODEL --lora-dir FOLDER")),
+  ];
+}
+
+async function load(refresh) {
+  const name = field("Name", h("input", { required: true, autocomplete: "off" }), "What requests will call it.");
+  const path = field("Folder", h("input", { required: true, autocomplete: "off", class: "mono" }), "Inside the server's --lora-dir.");
+  const done = await dialog("Load adapter", [name.element, path.element], {
+    label: "Load",
+    submit: () => send("POST", "/v1/load_lora_adapter", { lora_name: name.control.value, lora_path: path.control.value }),
+  });
+  if (done) {
+    toast(`${name.control.value} is loaded.`);
+    refresh();
+  }
+}
+
+async function unload(name, refresh) {
+  const done = await confirmation("Unload adapter", `Requests that use ${name} run to their end; new ones are refused.`, "Unload",
+    () => send("POST", "/v1/unload_lora_adapter", { lora_name: name }));
+  if (done) {
+    toast(`${name} is unloaded.`);
+    refresh();
+  }
+}
+
+export default { title: "Models and adapters", mount };

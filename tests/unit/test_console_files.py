@@ -1,0 +1,135 @@
+"""The console's files as the server gives them: headers, no key needed, nothing but themselves; and reports."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from scripted import Served
+from tokenmill.server.console.pages import FOLDER
+
+OWN = [path for path in sorted(FOLDER.rglob("*")) if path.is_file() and "vendor" not in path.parts]
+
+POLICY = (
+    "default-src 'none'",
+    "script-src 'self'",
+    "style-src 'self'",
+    "connect-src 'self'",
+    "img-src 'self' data:",
+    "base-uri 'none'",
+    "form-action 'none'",
+    "frame-ancestors 'none'",
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Reports: two that are, and what is none."""
+    root = tmp_path_factory.mktemp("reports")
+    inside = root / "inside"
+    inside.mkdir()
+    (root / "secret.json").write_text('{"kind": "run", "schema": 2}')
+    (inside / "old.json").write_text('{"schema": 1, "kind": "engine", "more": [1]}')
+    (inside / "new.json").write_text('{"schema": 2, "kind": "run", "name": "a", "started_at": "now"}')
+    (inside / "list.json").write_text("[]")
+    (inside / "half.json").write_text('{"kind": ')
+    (inside / "text.txt").write_text('{"kind": "run"}')
+    (inside / "out.json").symlink_to(root / "secret.json")
+    os.utime(inside / "old.json", (1, 1))
+    return inside
+
+
+@pytest.fixture(scope="module")
+def served(folder: Path) -> Iterator[Served]:
+    with Served(api_keys=("sesame",), reports_dir=str(folder)) as running:
+        yield running
+
+
+def ask(served: Served, path: str, method: str = "GET", **headers: str) -> http.client.HTTPResponse:
+    """The answer, its body read."""
+    connection = http.client.HTTPConnection(*served.address, timeout=20)
+    try:
+        connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
+        answer = connection.getresponse()
+        answer.body = answer.read()  # type: ignore[attr-defined]
+        return answer
+    finally:
+        connection.close()
+
+
+def test_every_file_is_served_open_and_locked_down(served: Served) -> None:
+    """No key, the right type, and a policy that lets the page load and call this server alone."""
+    for path in [FOLDER, *OWN]:
+        name = "" if path == FOLDER else path.relative_to(FOLDER).as_posix()
+        answer = ask(served, f"/console/{name}")
+        assert answer.status == 200, name
+        policy = answer.getheader("content-security-policy") or ""
+        for part in POLICY:
+            assert part in policy.split("; ")
+        assert "unsafe" not in policy and answer.getheader("x-content-type-options") == "nosniff"
+    assert ask(served, "/console/app.js").getheader("content-type") == "text/javascript; charset=utf-8"
+
+
+def test_a_browser_is_led_to_the_console_and_others_are_not(served: Served) -> None:
+    """By its Accept header at /, and from /console to the folder that the files are named by."""
+    seen = ask(served, "/", accept="text/html,application/xhtml+xml")
+    assert (seen.status, seen.getheader("location")) == (307, "console/")
+    assert ask(served, "/", accept="*/*").body.startswith(b"Ollama is running")  # type: ignore[attr-defined]
+    assert ask(served, "/console").getheader("location") == "console/"
+
+
+def test_a_file_that_has_not_changed_is_not_sent_again(served: Served) -> None:
+    etag = ask(served, "/console/app.js").getheader("etag")
+    assert etag and ask(served, "/console/app.js", if_none_match=etag).status == 304
+
+
+@pytest.mark.parametrize(
+    "path", ["nothing.js", "../app.py", "..%2f__init__.py", "%2e%2e/pages.py", "pages/", "/etc/passwd", "app.js%00"]
+)
+def test_nothing_outside_the_folder_is_served(served: Served, path: str) -> None:
+    assert ask(served, f"/console/{path}").status in (400, 404)
+
+
+@pytest.mark.parametrize("path", [path.relative_to(FOLDER).as_posix() for path in OWN])
+def test_files_parse_no_html_and_name_no_other_place(path: str) -> None:
+    """What a model or a user said becomes text nodes; no script or style is inline; nothing comes from elsewhere."""
+    text = (FOLDER / path).read_text(encoding="utf8")
+    sinks = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|createContextualFragment|DOMParser|srcdoc|eval\("
+    assert not re.search(sinks + r"|new Function|javascript:|setHTML", text)
+    assert not re.search(r"document\.cookie|sessionStorage|indexedDB", text)
+    addresses = set(re.findall(r"(?:https?:)?//[\w.-]+\.\w+[^\s\"'`)]*", text)) - {"http://www.w3.org/2000/svg"}
+    assert not addresses
+    if path.endswith(".html"):
+        assert "<style" not in text and not re.search(r"\s(on\w+|style)=", text)
+        assert all("src=" in tag for tag in re.findall(r"<script[^>]*>", text))
+
+
+def test_the_chart_library_keeps_its_licence() -> None:
+    vendored = FOLDER / "vendor" / "uplot"
+    assert "MIT License" in (vendored / "LICENSE").read_text()
+    assert "innerHTML" not in (vendored / "uPlot.esm.js").read_text()
+
+
+def test_reports_are_not_for_everyone(served: Served) -> None:
+    assert ask(served, "/admin/reports").status == 401
+
+
+def test_a_report_is_sent_as_it_is_and_nothing_else_is(folder: Path) -> None:
+    """The latest first; what is no report, or lies outside the folder, is not there."""
+    with Served(reports_dir=str(folder)) as open_to_all:
+        listed = json.loads(open_to_all.ask("/admin/reports")[1])["data"]
+        shown = [(each["id"], each["kind"], each["name"]) for each in listed]
+        assert shown == [("new.json", "run", "a"), ("old.json", "engine", "")]
+        status, text, kind = open_to_all.ask("/admin/reports/old.json")
+        assert (status, text, kind) == (200, (folder / "old.json").read_text(), "application/json")
+        for name in ("none.json", "out.json", "text.txt", "..%2fsecret.json", "%2e%2e", "old.json%00"):
+            assert open_to_all.ask(f"/admin/reports/{name}")[0] == 404, name
+    with Served() as without:
+        assert json.loads(without.ask("/admin/reports")[1])["data"] == []
+        assert "--reports-dir" in without.ask("/admin/reports/old.json")[1]
