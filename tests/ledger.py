@@ -13,12 +13,34 @@ from tokenmill.core.config import EngineConfig
 from tokenmill.core.policy import Waiting
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.sequence import Sequence, Status
+from tokenmill.core.terms import USUAL, Terms
 from tokenmill.core.work import step_work
 from tokenmill.sched.admission import blocks_for
 from tokenmill.sched.policies import Policies
 from tokenmill.sched.queue import WaitingQueue
 from tokenmill.sched.rank import seniority
 from tokenmill.sched.scheduler import compose_step
+from tokenmill.sched.service import Service
+
+
+def queue_with(*sequences: Sequence) -> WaitingQueue:
+    """They have arrived in this order."""
+    queue = WaitingQueue(Service())
+    for seq in sequences:
+        arrive(queue, seq)
+    return queue
+
+
+def arrive(queue: WaitingQueue, seq: Sequence) -> None:
+    queue.service.open(seq)
+    queue.push(seq)
+
+
+def take_next(queue: WaitingQueue) -> Sequence:
+    seq = queue.peek()
+    assert seq is not None, "nothing waits"
+    queue.take(seq)
+    return seq
 
 
 class FakeLedger:
@@ -33,7 +55,8 @@ class FakeLedger:
     def __init__(self, config: EngineConfig, policies: Policies) -> None:
         self.config = config
         self.policies = policies
-        self.waiting = WaitingQueue()
+        self.service = Service(config.max_num_batched_tokens)
+        self.waiting = WaitingQueue(self.service)
         self.running: list[Sequence] = []
         self.num_free = config.groups[0].num_blocks
         self.work = 0
@@ -44,16 +67,35 @@ class FakeLedger:
 
     # ---- for tests ----
 
-    def add(self, num_prompt: int, max_tokens: int = 4, *, num_cached: int = 0, priority: int = 0) -> Sequence:
+    def add(
+        self,
+        num_prompt: int,
+        max_tokens: int = 4,
+        *,
+        num_cached: int = 0,
+        priority: int = 0,
+        terms: Terms = USUAL,
+        adapter: str = "",
+    ) -> Sequence:
         """A request arrives."""
         number = self._num_sequences
         self._num_sequences += 1
         request = Request(
-            f"r{number}", (7,) * num_prompt, SamplingParams(), max_tokens, 0, priority=priority, arrival_s=self.now
+            f"r{number}",
+            (7,) * num_prompt,
+            SamplingParams(),
+            max_tokens,
+            0,
+            priority=priority,
+            terms=terms,
+            adapter=adapter,
+            arrival_s=self.now,
         )
         seq = Sequence(number, request, list(request.prompt_tokens), arrived=self.work)
         self.cached[number] = num_cached
         self.reconsider(seq)
+        self.service.open(seq)
+        self.service.settle(self.running)
         self.waiting.push(seq)
         return seq
 
@@ -79,6 +121,7 @@ class FakeLedger:
                 if len(seq.tokens) == seq.max_len:
                     self._leave(seq)
                     seq.status = Status.FINISHED
+                    self.service.close(seq)
         self._rows.clear()
 
     def serve(self) -> list[int]:
@@ -114,7 +157,7 @@ class FakeLedger:
         return False
 
     def admit(self, seq: Sequence) -> None:
-        assert self.waiting.pop() is seq
+        self.waiting.take(seq)
         seq.status = Status.RUNNING
         insort(self.running, seq, key=seniority)
 
@@ -131,6 +174,7 @@ class FakeLedger:
         self.waiting.push(seq)
 
     def add_row(self, seq: Sequence, num_tokens: int) -> None:
+        self.service.note_prompt(seq, seq.num_planned, seq.num_planned + num_tokens)
         seq.num_planned += num_tokens
         seq.rows_in_flight += 1
         seq.num_pending += seq.num_planned == len(seq.tokens) + seq.num_pending

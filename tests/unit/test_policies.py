@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ledger import FakeLedger
+from ledger import FakeLedger, arrive, queue_with, take_next
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import ConfigError
@@ -17,7 +17,6 @@ from tokenmill.core.work import PATIENCE
 from tokenmill.sched.policies import ORDERS, pick
 from tokenmill.sched.policies.lpm import LongestPrefixFirst
 from tokenmill.sched.policies.spare_ends import SpareEnds
-from tokenmill.sched.queue import WaitingQueue
 
 REQUEST = Request("r", (7,) * 500, SamplingParams(), 4, 0)
 
@@ -47,10 +46,7 @@ def test_lpm_prefers_hits_for_a_while() -> None:
 @pytest.mark.parametrize("most", [1, 3, 100])
 def test_places_are_asked_for_again_in_turn(most: int) -> None:
     """At most so many at a time, all within a few times; the queue then serves by the new places."""
-    queue = WaitingQueue()
-    sequences = [Sequence(number, REQUEST, [7]) for number in range(10)]
-    for seq in sequences:
-        queue.push(seq)
+    queue = queue_with(*(Sequence(number, REQUEST, [7]) for number in range(10)))
     asked: list[int] = []
 
     def reconsider(seq: Sequence) -> None:
@@ -63,20 +59,20 @@ def test_places_are_asked_for_again_in_turn(most: int) -> None:
         assert len(asked) - num_before <= most
         num_before = len(asked)
     assert set(asked) == set(range(10))
-    assert [queue.pop().number for _ in range(10)] == list(range(9, -1, -1))
+    assert [take_next(queue).number for _ in range(10)] == list(range(9, -1, -1))
 
 
 def test_what_ended_while_waiting_is_not_kept() -> None:
     """Behind one that waits long, however many come and go: each holds its prompt."""
-    queue = WaitingQueue()
-    queue.push(Sequence(0, REQUEST, [7]))
+    queue = queue_with(Sequence(0, REQUEST, [7]))
     for number in range(1, 2000):
         seq = Sequence(number, REQUEST, [7])
-        queue.push(seq)
+        arrive(queue, seq)
         queue.discard(seq)
         seq.status = Status.FINISHED
-    assert len(queue) == 1 and len(queue._heap) < 100
-    assert queue.pop().number == 0 and queue.peek() is None
+        queue.service.close(seq)
+    assert len(queue) == 1 and sum(len(line.heap) for line in queue._lines.values()) < 100
+    assert take_next(queue).number == 0 and queue.peek() is None
 
 
 def test_unknown_names_are_errors_that_name_the_nearest() -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from ledger import queue_with, take_next
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import ContextTooLong, InvalidRequest, Overloaded
@@ -13,7 +14,6 @@ from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.sequence import Sequence, Status
 from tokenmill.core.work import PATIENCE, due
 from tokenmill.sched.admission import blocks_for, refusal
-from tokenmill.sched.queue import WaitingQueue
 from tokenmill.sched.rank import seniority
 from tokenmill.sched.scheduler import chunk_size, max_running, num_wanted
 
@@ -25,42 +25,36 @@ def make_sequence(number: int, priority: int = 0, num_prompt: int = 4, max_token
 
 def test_queue_serves_by_priority_then_arrival() -> None:
     """Lower priority numbers first; equal ones in order of arrival, also after returning to the queue."""
-    queue = WaitingQueue()
     sequences = [make_sequence(0, 1), make_sequence(1, 0), make_sequence(2, -1), make_sequence(3, 0)]
-    for seq in sequences:
-        queue.push(seq)
-    first = queue.pop()
+    queue = queue_with(*sequences)
+    first = take_next(queue)
     assert first is sequences[2]
-    assert queue.pop() is sequences[1]
+    assert take_next(queue) is sequences[1]
     queue.push(sequences[1])
-    assert [queue.pop().number for _ in range(3)] == [1, 3, 0]
+    assert [take_next(queue).number for _ in range(3)] == [1, 3, 0]
     assert queue.peek() is None
 
 
 def test_short_prompts_pass_long_ones_for_a_while() -> None:
     """Within a priority the shorter prompt goes first, unless the longer has waited for many times its own work."""
-    queue = WaitingQueue()
     long, soon, late, urgent = make_sequence(0), make_sequence(1), make_sequence(2), make_sequence(3, -1)
     long.due = due(1000, 500)
     soon.due = due(1000 + 490 * PATIENCE - 1, 10)
     late.due = due(1000 + 490 * PATIENCE, 10)
     urgent.due = due(10**9, 10**6)
-    for seq in (late, long, soon, urgent):
-        queue.push(seq)
-    assert [queue.pop() for _ in range(4)] == [urgent, soon, long, late]
+    queue = queue_with(late, long, soon, urgent)
+    assert [take_next(queue) for _ in range(4)] == [urgent, soon, long, late]
     assert seniority(urgent) < seniority(long) < seniority(soon) < seniority(late)
 
 
 def test_queue_drops_what_was_discarded() -> None:
     """A sequence that ended while waiting is neither counted nor served."""
-    queue = WaitingQueue()
     first, second = make_sequence(0), make_sequence(1)
-    queue.push(first)
-    queue.push(second)
+    queue = queue_with(first, second)
     queue.discard(first)
     first.status = Status.FINISHED
     assert len(queue) == 1
-    assert queue.pop() is second
+    assert take_next(queue) is second
 
 
 @pytest.mark.parametrize(

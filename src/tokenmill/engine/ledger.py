@@ -109,6 +109,7 @@ class StepLedger:
 
     def _row_of_known(self, seq: Sequence, start: int, end: int, blocks: tuple[int, ...], is_drawing: bool) -> PlanRow:
         self._state.counters.prompt_tokens_computed += max(0, min(end, seq.num_prompt) - start)
+        self._state.service.note_prompt(seq, start, end)
         return PlanRow(
             seq=seq.number,
             start=start,

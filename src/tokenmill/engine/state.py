@@ -35,6 +35,7 @@ from ..core.step import PlanRow
 from ..sched.policies import pick
 from ..sched.queue import WaitingQueue
 from ..sched.rank import seniority
+from ..sched.service import Service
 from .adapters import AdapterLedger
 from .outbox import Outbox
 from .settings import SettingsLedger
@@ -94,6 +95,7 @@ class EngineState:
     in_flight     steps that were planned and not committed, oldest first
     released      numbers of sequences that the worker is to forget with the next plan
     work_done     the clock of work (core.work)
+    service       what tenants and adapters have received
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -108,7 +110,8 @@ class EngineState:
         self.settings = SettingsLedger()
         self.counters = Counters()
         self.by_id: dict[str, Sequence] = {}
-        self.waiting = WaitingQueue()
+        self.service = Service(config.max_num_batched_tokens)
+        self.waiting = WaitingQueue(self.service)
         self.running: list[Sequence] = []
         self.loading: dict[int, Sequence] = {}
         self.in_flight: deque[Step] = deque()
@@ -126,17 +129,18 @@ class EngineState:
         self.by_id[request.id] = seq
         if request.adapter:
             self.adapters.begin(request.adapter)
+        self.service.open(seq)
+        if self.service.is_shared:
+            self.service.settle(self.running)
         self.waiting.push(seq)
 
     def admit(self, seq: Sequence) -> None:
-        popped = self.waiting.pop()
-        assert popped is seq, (popped.number, seq.number)
+        self.waiting.take(seq)
         seq.status = Status.RUNNING
         insort(self.running, seq, key=seniority)
 
     def load(self, seq: Sequence) -> None:
-        popped = self.waiting.pop()
-        assert popped is seq, (popped.number, seq.number)
+        self.waiting.take(seq)
         seq.status = Status.LOADING
         self.loading[seq.number] = seq
 
@@ -188,6 +192,7 @@ class EngineState:
         elif seq.status is Status.RUNNING:
             self._release(seq)
         seq.status = Status.FINISHED
+        self.service.close(seq)
         del self.by_id[seq.request.id]
         self.settings.end(seq.request)
         if seq.request.adapter:

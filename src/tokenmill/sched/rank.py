@@ -1,19 +1,28 @@
-"""The two orders of sequences. Numbers are unique, so that no two are equal in either.
+"""The orders of sequences. Numbers are unique, so that no two are equal in either.
 
-rank       who is served next: by priority, then as the order of service says (`due`), then by arrival
-seniority  who keeps its blocks: by priority, then by arrival
+rank       who is served next: by class, then the tenant that has received least, then by priority, then the adapter
+           that has received least, then as the order of service says (`due`), then by arrival
+seniority  who keeps its blocks: by class, then by priority, then by arrival
+
+Of ranks this is what does not depend on others; what tenants and adapters have received is known to `service`. Idle
+work, whoever's it is, is a class of its own behind all.
 """
 
 from __future__ import annotations
 
+from ..core.request import IDLE_PRIORITY, Request
 from ..core.sequence import Sequence
+from ..core.terms import NUM_PRIORITY_CLASSES
 
-Rank = tuple[int, float, int]
+Rank = tuple[int, float, int, float, float, int]
+
+IDLE_CLASS = NUM_PRIORITY_CLASSES
 
 
-def rank(seq: Sequence) -> Rank:
-    return (seq.request.priority, seq.due, seq.number)
+def class_of(request: Request) -> int:
+    return IDLE_CLASS if request.priority >= IDLE_PRIORITY else request.terms.priority_class
 
 
-def seniority(seq: Sequence) -> tuple[int, int]:
-    return (seq.request.priority, seq.number)
+def seniority(seq: Sequence) -> tuple[int, int, int]:
+    request = seq.request
+    return (class_of(request), request.priority, seq.number)

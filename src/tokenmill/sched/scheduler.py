@@ -31,7 +31,7 @@ from ..core.sequence import Sequence, Status
 from .admission import blocks_for, most_blocks
 from .policies import Policies
 from .queue import WaitingQueue
-from .rank import Rank, rank
+from .rank import Rank
 
 IDLE_CHUNK = 256
 """Prompt tokens in a step of idle work."""
@@ -156,6 +156,8 @@ class _Composition:
         if num_refreshed and len(self.running) < max_running(self.config):
             self.waiting.refresh(num_refreshed, self.ledger.reconsider)
         add_row = self.ledger.add_row
+        self.waiting.service.begin_step(self.running, self.prefilling)
+        rank = self.waiting.rank
         turns = iter(sorted(self.prefilling, key=rank))
         for seq, num_tokens in zip(running, wanted, strict=True):
             if num_tokens > 1:
@@ -238,7 +240,11 @@ class _Composition:
         most = max_running(self.config)
         while self.budget > 0 and not self.is_squeezed:
             seq = self.waiting.peek()
-            if seq is None or (before is not None and rank(seq) > before) or (self.is_busy and _is_idle(seq)):
+            if (
+                seq is None
+                or (before is not None and self.waiting.rank(seq) > before)
+                or (self.is_busy and _is_idle(seq))
+            ):
                 return
             if len(self.running) + self.ledger.num_loading >= most:
                 if self._clear():

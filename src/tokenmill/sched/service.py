@@ -1,0 +1,150 @@
+"""What sequences have received, by class, tenant and adapter: token service, as `core.fairness` counts it.
+
+Prompts are charged as they are planned, output when somebody has to be compared: a step that nobody waits for pays
+nothing. Each token is charged once, whatever becomes of the sequence, so that recomputation is free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..core.fairness import OUTPUT_SERVICE, PROMPT_SERVICE, TOLERANCE_STEPS, Shares
+from ..core.sequence import Sequence, Status
+from .rank import Rank, class_of
+
+
+class Service:
+    """The accounts of one engine. `step_tokens`: most tokens of a step."""
+
+    def __init__(self, step_tokens: int = 0) -> None:
+        self._tolerance = TOLERANCE_STEPS * step_tokens
+        self._tenants: dict[int, Shares] = {}
+        self._adapters: dict[tuple[int, str], Shares] = {}
+        self._charged: dict[int, int] = {}
+        self._least: dict[int, float] = {}
+        self._least_adapters: dict[tuple[int, str], float] = {}
+        self.num_accounts = 0
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether there is anybody to share with."""
+        return self.num_accounts > 1
+
+    def open(self, seq: Sequence) -> None:
+        """A sequence has come. Of one that goes on from another engine, that engine's work is not charged again."""
+        request = seq.request
+        class_, tenant = class_of(request), request.terms.tenant
+        self._charged[seq.number] = len(seq.tokens) if request.output_tokens else 0
+        tenants = self._tenants.get(class_)
+        if tenants is None:
+            tenants = self._tenants[class_] = Shares(self._tolerance)
+        tenants.open(tenant, request.terms.weight)
+        adapters = self._adapters.get((class_, tenant))
+        if adapters is None:
+            adapters = self._adapters[class_, tenant] = Shares(self._tolerance)
+        num_open = adapters.num_open
+        adapters.open(request.adapter)
+        self.num_accounts += adapters.num_open - num_open
+
+    def close(self, seq: Sequence) -> None:
+        """It is over, and has left the queue."""
+        self.settle((seq,))
+        del self._charged[seq.number]
+        request = seq.request
+        class_, tenant = class_of(request), request.terms.tenant
+        adapters = self._adapters[class_, tenant]
+        num_open = adapters.num_open
+        adapters.close(request.adapter)
+        self.num_accounts += adapters.num_open - num_open
+        if not adapters.num_open:
+            del self._adapters[class_, tenant]
+        tenants = self._tenants[class_]
+        tenants.close(tenant)
+        if not tenants.num_open:
+            del self._tenants[class_]
+
+    def wait(self, seq: Sequence) -> None:
+        """It waits; all that was served before has been settled."""
+        request = seq.request
+        class_, tenant = class_of(request), request.terms.tenant
+        self._tenants[class_].wait(tenant)
+        self._adapters[class_, tenant].wait(request.adapter)
+
+    def stop_waiting(self, seq: Sequence) -> None:
+        request = seq.request
+        class_, tenant = class_of(request), request.terms.tenant
+        self._tenants[class_].stop_waiting(tenant)
+        self._adapters[class_, tenant].stop_waiting(request.adapter)
+
+    def note_prompt(self, seq: Sequence, start: int, end: int) -> None:
+        """Known tokens are about to be computed, from position `start` to `end`."""
+        charged, end = self._charged[seq.number], min(end, seq.num_prompt)
+        if end > charged:
+            self._charged[seq.number] = end
+            self._charge(seq, PROMPT_SERVICE * (end - max(start, charged)))
+
+    def settle(self, sequences: Iterable[Sequence]) -> None:
+        """Charge the output that they have drawn since."""
+        charged = self._charged
+        for seq in sequences:
+            num_tokens = len(seq.tokens)
+            if num_tokens > seq.num_prompt and num_tokens > charged[seq.number]:
+                num_new = num_tokens - max(charged[seq.number], seq.num_prompt)
+                charged[seq.number] = num_tokens
+                self._charge(seq, OUTPUT_SERVICE * num_new)
+
+    def served(self, seq: Sequence) -> float:
+        """What its tenant has received in its class, as far as it is settled."""
+        return self._tenants[class_of(seq.request)][seq.request.terms.tenant].served
+
+    def begin_step(self, running: Iterable[Sequence], prefilling: Iterable[Sequence]) -> None:
+        """Let ranks hold what was served up to now. Those in `prefilling` want service as those do that wait."""
+        if not self.is_shared:
+            return
+        self.settle(running)
+        tenants: dict[int, set[str]] = {}
+        adapters: dict[tuple[int, str], set[str]] = {}
+        for seq in prefilling:
+            class_, tenant = class_of(seq.request), seq.request.terms.tenant
+            tenants.setdefault(class_, set()).add(tenant)
+            adapters.setdefault((class_, tenant), set()).add(seq.request.adapter)
+        self._least = {name: each.least(tenants.get(name, ())) for name, each in self._tenants.items()}
+        self._least_adapters = {name: each.least(adapters.get(name, ())) for name, each in self._adapters.items()}
+
+    def rank(self, seq: Sequence) -> Rank:
+        """Its place in the order of service, as the step began."""
+        request = seq.request
+        class_ = class_of(request)
+        if not self.is_shared:
+            return (class_, 0.0, request.priority, 0.0, seq.due, seq.number)
+        tenant = request.terms.tenant
+        tenants, adapters = self._tenants[class_], self._adapters[class_, tenant]
+        return (
+            class_,
+            tenants.debt(tenant, self._least.get(class_, 0.0)),
+            request.priority,
+            adapters.debt(request.adapter, self._least_adapters.get((class_, tenant), 0.0)),
+            seq.due,
+            seq.number,
+        )
+
+    def check(self, sequences: Iterable[Sequence]) -> None:
+        """Assert that these, all that have not ended, are who has accounts."""
+        open_in: dict[tuple[int, str], list[Sequence]] = {}
+        for seq in sequences:
+            assert seq.number in self._charged, seq
+            open_in.setdefault((class_of(seq.request), seq.request.terms.tenant), []).append(seq)
+        assert len(self._charged) == sum(map(len, open_in.values()))
+        assert set(self._adapters) == set(open_in)
+        for (class_, tenant), theirs in open_in.items():
+            account = self._tenants[class_][tenant]
+            num_waiting = sum(seq.status is Status.WAITING for seq in theirs)
+            assert (account.num_open, account.num_waiting) == (len(theirs), num_waiting), account
+        num_accounts = sum(len({seq.request.adapter for seq in theirs}) for theirs in open_in.values())
+        assert self.num_accounts == num_accounts, (self.num_accounts, num_accounts)
+
+    def _charge(self, seq: Sequence, service: int) -> None:
+        request = seq.request
+        class_, tenant = class_of(request), request.terms.tenant
+        self._tenants[class_].charge(tenant, service)
+        self._adapters[class_, tenant].charge(request.adapter, service)
