@@ -10,13 +10,14 @@ from bisect import insort
 
 from tokenmill.cache.groups import Match
 from tokenmill.core.config import EngineConfig
+from tokenmill.core.cost import UNKNOWN, Costs
 from tokenmill.core.policy import Waiting
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.sequence import Sequence, Status
 from tokenmill.core.terms import USUAL, Terms
 from tokenmill.core.work import step_work
 from tokenmill.sched.admission import blocks_for
-from tokenmill.sched.policies import Policies
+from tokenmill.sched.policies import Policies, slack
 from tokenmill.sched.queue import WaitingQueue
 from tokenmill.sched.rank import seniority
 from tokenmill.sched.scheduler import compose_step
@@ -49,6 +50,7 @@ class FakeLedger:
     num_free  blocks that nobody holds
     work      the clock of work (core.work)
     now       seconds; for the test to move
+    costs     of steps; for the test to set
     cached    tokens that the prefix cache would serve, in whole blocks, by a sequence's number; for the test to change
     """
 
@@ -61,6 +63,9 @@ class FakeLedger:
         self.num_free = config.groups[0].num_blocks
         self.work = 0
         self.now = 0.0
+        self.costs: Costs = UNKNOWN
+        self.step_number = 0
+        self.num_targeted = 0
         self.cached: dict[int, int] = {}
         self._num_sequences = 0
         self._rows: list[tuple[Sequence, int]] = []
@@ -91,6 +96,7 @@ class FakeLedger:
             adapter=adapter,
             arrival_s=self.now,
         )
+        self.num_targeted += terms.ttft_s > 0 or terms.tpot_s > 0
         seq = Sequence(number, request, list(request.prompt_tokens), arrived=self.work)
         self.cached[number] = num_cached
         self.reconsider(seq)
@@ -114,15 +120,19 @@ class FakeLedger:
         self.work += step_work(sum(num_tokens for _, num_tokens in self._rows), self.config.max_num_batched_tokens)
         for seq, _ in self._rows:
             seq.rows_in_flight = 0
+            seq.last_step = self.step_number
             seq.num_computed = seq.num_planned
             if seq.num_pending:
                 seq.num_pending = 0
                 seq.tokens.append(7)
+                if seq.first_token_s < 0:
+                    seq.first_token_s = self.now
                 if len(seq.tokens) == seq.max_len:
                     self._leave(seq)
                     seq.status = Status.FINISHED
                     self.service.close(seq)
         self._rows.clear()
+        self.step_number += 1
 
     def serve(self) -> list[int]:
         """Step until nobody is left; returns the numbers in the order of their first rows."""
@@ -147,8 +157,12 @@ class FakeLedger:
         return [self.num_free - matched.num_blocks]
 
     def reconsider(self, seq: Sequence) -> None:
-        waiting = Waiting(seq.request, len(seq.tokens), self.cached[seq.number], seq.arrived, self.now)
-        seq.due = self.policies.order.due(waiting)
+        cached = self.cached[seq.number]
+        waiting = Waiting(seq.request, len(seq.tokens), cached, seq.arrived, self.now, self.work, self.costs)
+        seq.due = slack.due(self.policies.order, waiting, self.config.max_num_batched_tokens)
+
+    def begins_s(self) -> float:
+        return self.now
 
     num_loading = 0
 

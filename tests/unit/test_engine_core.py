@@ -13,7 +13,7 @@ from tokenmill.core.events import Abort, Drain, Output, Submit
 from tokenmill.core.request import IDLE_PRIORITY, Request, SamplingParams
 from tokenmill.core.step import PlanRow, RowResult, StepPlan, StepResult, TokenLogprob
 from tokenmill.engine.core import EngineCore
-from tokenmill.sched.scheduler import IDLE_CHUNK
+from tokenmill.sched.spare import UNMEASURED_CHUNK
 
 CONFIG = EngineConfig(
     groups=full_groups(64), max_model_len=256, block_size=4, max_num_batched_tokens=64, steps_in_flight=2
@@ -440,7 +440,7 @@ def test_idle_work_pauses_while_others_run_and_gives_way_to_them() -> None:
         make_request("x", 600, 4, priority=IDLE_PRIORITY), make_request("y", 4, 4, first=700, priority=IDLE_PRIORITY)
     )
     plan, _ = engine.step()
-    assert sum(row.num_tokens for row in plan.rows) <= IDLE_CHUNK
+    assert sum(row.num_tokens for row in plan.rows) <= UNMEASURED_CHUNK
     engine.plan()  # a step of idle work is in flight when another comes
     engine.add(make_request("a", 300, 3, first=800))
     engine.commit()

@@ -27,7 +27,7 @@ def due(name: str, *, num_tokens: int = 500, num_cached: int = 0, arrived: int =
 
 def test_fcfs_knows_no_difference() -> None:
     """Whatever is asked and cached: the order of arrival alone is left."""
-    assert due("fcfs") == due("fcfs", num_tokens=1, num_cached=400, arrived=10**6)
+    assert due("fcfs", arrived=7) == due("fcfs", num_tokens=1, num_cached=400, arrived=7) < due("fcfs", arrived=8)
 
 
 def test_short_prompts_first_counts_what_is_to_be_computed() -> None:

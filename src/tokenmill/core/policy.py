@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from .config import EngineConfig
+from .cost import Costs
 from .request import Request
 
 
@@ -31,6 +32,8 @@ class Waiting(NamedTuple):
     num_cached  of these, what the prefix cache would serve now
     arrived     the clock of work (core.work) as it arrived
     now         seconds, on the clock that `request.arrival_s` was read from
+    work_done   the clock of work now
+    costs       of steps, as measured so far
     """
 
     request: Request
@@ -38,10 +41,13 @@ class Waiting(NamedTuple):
     num_cached: int
     arrived: int
     now: float
+    work_done: int = 0
+    costs: Costs = Costs()
 
 
 class Order(Protocol):
-    """Order of service, within one priority. The waiting sequences are a heap by (priority, due, arrival).
+    """Order of service, within one priority, of requests that have no target for their first token. The waiting
+    sequences are a heap by (priority, due, arrival).
 
     summary        which sequence is next, for the help of the flag
     num_refreshed  sequences whose place is asked for again at each step that has room for one. 0: a place is fixed on
@@ -60,8 +66,9 @@ class Order(Protocol):
     def patience(self) -> int: ...
 
     def due(self, waiting: Waiting) -> float:
-        """When it should be served, on a scale of the policy's own; the lowest is next. To keep anyone from waiting for
-        ever, let it grow with `arrived` and bound what else it depends on."""
+        """When it should be served, on the clock of work, where requests with a target stand too
+        (`sched.policies.slack`); the lowest is next. To keep anyone from waiting for ever, let it grow with `arrived`
+        and bound what else it depends on."""
         ...
 
 

@@ -37,6 +37,7 @@ CORRUPTED = (
 def commit_step(state: EngineState, exports: Exports, result: StepResult, now: float) -> None:
     """Apply the result of the oldest step in flight."""
     step = _take_oldest(state, result.step)
+    state.last_commit_s = now
     if not step.is_void:
         assert len(result.rows) == len(step.rows), f"step {step.number}: {len(result.rows)} results"
         _count(state, step, result.duration_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..cache.groups import Match
+from ..core.cost import Costs
 from ..core.sequence import Sequence
 from ..core.step import Introduction, PlanRow, plan_row
 from ..sched.admission import blocks_for
@@ -28,6 +29,23 @@ class StepLedger:
         return step
 
     @property
+    def step_number(self) -> int:
+        return self.step.number
+
+    @property
+    def costs(self) -> Costs:
+        return self._state.costs.costs
+
+    @property
+    def num_targeted(self) -> int:
+        return self._state.num_targeted
+
+    def begins_s(self) -> float:
+        state, costs = self._state, self._state.costs.costs
+        expected_s = sum(costs.predict(step.work) for step in state.in_flight)
+        return max(self.now, state.last_commit_s + expected_s)
+
+    @property
     def no_match(self) -> Match:
         return self._state.blocks.no_match
 
@@ -38,7 +56,8 @@ class StepLedger:
         return self._state.find_match(seq)
 
     def reconsider(self, seq: Sequence) -> None:
-        self._state.reconsider(seq, self.now)
+        if seq.request.terms.ttft_s or self._state.policies.order.num_refreshed:
+            self._state.reconsider(seq, self.now)
 
     @property
     def num_loading(self) -> int:

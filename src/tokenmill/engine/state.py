@@ -32,7 +32,7 @@ from ..core.policy import Waiting
 from ..core.request import Request
 from ..core.sequence import Sequence, Status
 from ..core.step import PlanRow
-from ..sched.policies import pick
+from ..sched.policies import pick, slack
 from ..sched.queue import WaitingQueue
 from ..sched.rank import seniority
 from ..sched.service import Service
@@ -96,6 +96,8 @@ class EngineState:
     released      numbers of sequences that the worker is to forget with the next plan
     work_done     the clock of work (core.work)
     service       what tenants and adapters have received
+    last_commit_s   when a step was last committed
+    num_targeted  unfinished sequences that have a target for a time
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -117,6 +119,8 @@ class EngineState:
         self.in_flight: deque[Step] = deque()
         self.released: list[int] = []
         self.work_done = 0
+        self.last_commit_s = 0.0
+        self.num_targeted = 0
         self._next_number = 0
 
     def enter(self, request: Request, now: float) -> None:
@@ -127,6 +131,7 @@ class EngineState:
         seq.arrived = self.work_done
         self.reconsider(seq, now)
         self.by_id[request.id] = seq
+        self.num_targeted += _is_targeted(request)
         if request.adapter:
             self.adapters.begin(request.adapter)
         self.service.open(seq)
@@ -194,6 +199,7 @@ class EngineState:
         seq.status = Status.FINISHED
         self.service.close(seq)
         del self.by_id[seq.request.id]
+        self.num_targeted -= _is_targeted(seq.request)
         self.settings.end(seq.request)
         if seq.request.adapter:
             self.adapters.end(seq.request.adapter)
@@ -223,7 +229,12 @@ class EngineState:
     def reconsider(self, seq: Sequence, now: float) -> None:
         """Ask the order of service when a waiting sequence is due."""
         num_cached = self.find_match(seq).num_blocks * self.config.block_size
-        seq.due = self.policies.order.due(Waiting(seq.request, len(seq.tokens), num_cached, seq.arrived, now))
+        order, costs = self.policies.order, self.costs.costs
+        waiting = Waiting(seq.request, len(seq.tokens), num_cached, seq.arrived, now, self.work_done, costs)
+        if seq.request.terms.ttft_s:
+            seq.due = slack.due(order, waiting, self.config.max_num_batched_tokens)
+        else:
+            seq.due = order.due(waiting)
 
     def publish(self, seq: Sequence, num_full: int, step: Step | None) -> None:
         """Make the first `num_full` blocks matchable; they are withdrawn if `step`, the last one in flight that carries
@@ -248,6 +259,10 @@ class EngineState:
             # The keys that are there stand for the root: they hang below it.
             root = b"" if seq.keys else root_key(self.config.numerics_id, request.adapter, request.cache_salt)
             extend_keys(seq.keys, root, seq.tokens, size)
+
+
+def _is_targeted(request: Request) -> bool:
+    return request.terms.ttft_s > 0 or request.terms.tpot_s > 0
 
 
 def wants_scores(seq: Sequence) -> bool:

@@ -14,8 +14,11 @@ Budget and rows are given by rank, blocks by seniority: a sequence that gives wa
 blocks. Sequences are visited by seniority, so that a junior does not get the blocks that a senior needs. Only prefills
 are reordered by rank, and a prefill that goes early takes only blocks that no sequence held.
 
-Sequences of the lowest priority (`IDLE_PRIORITY`) are idle work: while anyone else runs or waits they pause, with their
-blocks, and give way to who is let in. Their steps are small, because whoever comes waits for those in flight.
+Sequences of the lowest priority (`IDLE_PRIORITY`) are idle work. Alone, their steps are short, because whoever comes
+waits for those in flight. While others run, they get what these leave in steps without a prompt (`spare`); else they
+pause, with their blocks, and give way to who is let in.
+
+Where sequences have a target for their time per output token, steps are no longer than they allow (`policies.pace`).
 """
 
 from __future__ import annotations
@@ -26,15 +29,15 @@ from typing import Protocol
 
 from ..cache.groups import Match
 from ..core.config import EngineConfig
+from ..core.cost import Costs
 from ..core.request import IDLE_PRIORITY
 from ..core.sequence import Sequence, Status
+from . import spare
 from .admission import blocks_for, most_blocks
-from .policies import Policies
+from .fitting import decode_work, tokens_within
+from .policies import Policies, pace, slack
 from .queue import WaitingQueue
 from .rank import Rank
-
-IDLE_CHUNK = 256
-"""Prompt tokens in a step of idle work."""
 
 
 class Ledger(Protocol):
@@ -53,6 +56,25 @@ class Ledger(Protocol):
 
     def reconsider(self, seq: Sequence) -> None:
         """Ask the order of service anew when a waiting sequence is due."""
+        ...
+
+    @property
+    def step_number(self) -> int:
+        """Of the step in the making."""
+        ...
+
+    @property
+    def costs(self) -> Costs:
+        """Of steps, as measured so far."""
+        ...
+
+    @property
+    def num_targeted(self) -> int:
+        """Unfinished sequences that have a target for a time."""
+        ...
+
+    def begins_s(self) -> float:
+        """When the step in the making is expected to begin: after those in flight."""
         ...
 
     @property
@@ -121,7 +143,8 @@ class _Composition:
     aim         tokens left for those that do not end in this step
     is_first    no prefill has a row yet
     is_squeezed blocks ran out: nobody is let in
-    is_busy     there is other than idle work: that pauses
+    is_busy     there is other than idle work
+    is_filling  what others leave goes to idle work
     prefilling  running sequences whose known tokens are not all planned
     held_back   numbers of sequences that get no row, so that they can be preempted once theirs are committed
     """
@@ -136,6 +159,7 @@ class _Composition:
     is_first: bool = True
     is_squeezed: bool = False
     is_busy: bool = False
+    is_filling: bool = False
     prefilling: list[Sequence] = field(default_factory=list)
     held_back: set[int] = field(default_factory=set)
 
@@ -144,15 +168,20 @@ class _Composition:
         first = self.waiting.peek()
         self.is_busy = any(not _is_idle(seq) for seq in (*self.running[:1], *((first,) if first else ())))
         # Without those that are let in below.
-        running = [seq for seq in self.running if not (self.is_busy and _is_idle(seq))]
+        running = list(self.running)
+        if self.is_busy:
+            if running and _is_idle(running[-1]):
+                running = [seq for seq in running if not _is_idle(seq)]
+        elif self.config.keeps_kv and (running or first):
+            running, self.budget = spare.alone(running, self.budget, self.ledger.costs)
         wanted = [num_wanted(seq) for seq in running]
         self.budget -= wanted.count(1)
         self.prefilling += [seq for seq, num_tokens in zip(running, wanted, strict=True) if num_tokens > 1]
-        num_decodes = self.config.max_num_batched_tokens - self.budget
-        self.aim = self.policies.chunks.most_tokens(self.config, num_decodes)
-        if not self.is_busy and self.config.keeps_kv and (running or first):
-            self.budget = min(self.budget, IDLE_CHUNK)
-        num_refreshed = self.policies.order.num_refreshed
+        self.aim = self.policies.chunks.most_tokens(self.config, wanted.count(1))
+        has_targets = self.ledger.num_targeted > 0
+        if has_targets and (self.prefilling or first):
+            self._keep_pace([seq for seq, num_tokens in zip(running, wanted, strict=True) if num_tokens == 1])
+        num_refreshed = self.policies.order.num_refreshed or (slack.NUM_REFRESHED if has_targets else 0)
         if num_refreshed and len(self.running) < max_running(self.config):
             self.waiting.refresh(num_refreshed, self.ledger.reconsider)
         add_row = self.ledger.add_row
@@ -170,6 +199,36 @@ class _Composition:
             elif seq.num_planned % size or self._fit(seq, self.ledger.no_match, 1):  # a block begun has room
                 add_row(seq, 1)
         self._admit(None)
+        if self.is_busy and not self.prefilling and not self.is_squeezed:
+            self._fill(running)
+
+    def _keep_pace(self, drawing: List[Sequence]) -> None:
+        """Bound what prompts get by the targets of those that draw."""
+        costs = self.ledger.costs
+        limit_s = pace.allowed_s(drawing, self.ledger.begins_s()) if costs.is_known else None
+        if limit_s is not None:
+            start = max((seq.num_planned for seq in self.prefilling), default=0)
+            most = tokens_within(limit_s, costs, decode_work(drawing), start, self.budget)
+            self.budget = min(self.budget, max(most, pace.least_tokens(self.config)))
+
+    def _fill(self, others: List[Sequence]) -> None:
+        """Give idle work the time that others leave in a step without prompts."""
+        first = self.waiting.peek()
+        idle = [seq for seq in reversed(self.running) if _is_idle(seq)]
+        if not (idle or first) or (first is not None and not _is_idle(first)):
+            return
+        filling = spare.beside(others, idle, self.ledger)
+        self.is_filling = True
+        size = self.config.block_size
+        for seq in filling.drawing:
+            if seq.num_planned % size or self._fit(seq, self.ledger.no_match, 1):
+                self.ledger.add_row(seq, 1)
+        self.budget = self.aim = min(self.budget - len(filling.drawing), filling.num_tokens)
+        for seq in filling.prefilling:
+            if self.budget > 0 and not self.is_squeezed:
+                self._continue_prefill(seq)
+        if filling.may_admit:
+            self._admit(None)
 
     def _has_given_way(self, seq: Sequence) -> bool:
         return seq.status is not Status.RUNNING or seq.number in self.held_back
@@ -243,7 +302,7 @@ class _Composition:
             if (
                 seq is None
                 or (before is not None and self.waiting.rank(seq) > before)
-                or (self.is_busy and _is_idle(seq))
+                or (self.is_busy and not self.is_filling and _is_idle(seq))
             ):
                 return
             if len(self.running) + self.ledger.num_loading >= most:
@@ -274,7 +333,7 @@ class _Composition:
     def _clear(self) -> bool:
         """Preempt idle work for other that waits; whether there was a sequence of it without a row in flight."""
         last = self.running[-1] if self.running else None
-        if not self.is_busy or last is None or not _is_idle(last) or last.rows_in_flight:
+        if not self.is_busy or self.is_filling or last is None or not _is_idle(last) or last.rows_in_flight:
             return False
         self.ledger.preempt(last)
         return True

@@ -16,5 +16,5 @@ class FirstComeFirstServed:
     patience: int = 0
 
     def due(self, waiting: Waiting) -> int:
-        """Alike for all: sequences that are due together are served by arrival."""
-        return 0
+        """As it arrived: those that came while no step was planned are served by number."""
+        return waiting.arrived

@@ -1,0 +1,56 @@
+"""How much work fits a given time, by the cost model. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..core.cost import Costs, Work
+from ..core.sequence import Sequence
+
+
+def decode_work(sequences: Iterable[Sequence]) -> Work:
+    """Of one token of each."""
+    num_rows = num_positions = 0
+    for seq in sequences:
+        num_rows += 1
+        num_positions += seq.num_planned
+    return Work(num_rows, num_rows, num_positions, num_positions)
+
+
+def with_prefill(work: Work, num_tokens: int, start: int) -> Work:
+    """And of so many tokens of a prompt from `start`."""
+    num_positions = num_tokens * start + num_tokens * (num_tokens - 1) // 2
+    return Work(
+        work.num_rows + 1,
+        work.num_tokens + num_tokens,
+        work.num_positions + num_positions,
+        work.num_context + start,
+    )
+
+
+def tokens_within(limit_s: float, costs: Costs, work: Work, start: int, most: int) -> int:
+    """Tokens of a prompt, from position `start`, that a step has time for beside `work`: at most `most`, 0 where it is
+    too long without them."""
+    if costs.predict(with_prefill(work, most, start)) <= limit_s:
+        return most
+    low, high = 0, most
+    while high - low > 1:
+        middle = (low + high) // 2
+        if costs.predict(with_prefill(work, middle, start)) <= limit_s:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def rows_within(limit_s: float, costs: Costs, work: Work, sequences: Iterable[Sequence]) -> list[Sequence]:
+    """The first sequences of which one token each keeps the step, beside `work`, within `limit_s`."""
+    chosen: list[Sequence] = []
+    left_s = limit_s - costs.predict(work)
+    nothing_s = costs.predict(Work(0, 0, 0))
+    for seq in sequences:
+        left_s -= costs.predict(Work(1, 1, seq.num_planned, seq.num_planned)) - nothing_s
+        if left_s < 0:
+            break
+        chosen.append(seq)
+    return chosen
