@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tokenmill.cluster.service import Load, Rates, Returns, Rows, predicted_wait
+from tokenmill.core.cost import Costs
 from tokenmill.core.events import EngineStats
 
 
@@ -14,18 +15,25 @@ def stats(num_steps: int, tokens: int, step_s: float, drawn: int = 0, **more: in
     )
 
 
-def test_full_steps_tell_what_a_prompt_token_takes_and_others_do_not() -> None:
+def test_what_a_prompt_token_takes_follows_from_the_costs_of_steps() -> None:
+    """Nothing is known without them; a full step of prompts is shared by its tokens."""
     rates = Rates(64, 500)
     rates.note_step(stats(1, 20, 0.05))
     assert rates.token_s == 0 and rates.step_s == 0.05
-    rates.note_step(stats(2, 500, 0.1))
-    assert rates.token_s == pytest.approx(0.0002)
-    rates.note_step(stats(3, 500, 0.1, drawn=100))
-    assert 0.0002 < rates.token_s < 0.00025
-    before = rates.token_s
-    rates.note_step(stats(3, 500, 9.0))
-    rates.note_step(stats(5, 500, 9.0))
-    assert rates.token_s == before, "two steps in one message cannot be told apart"
+    rates.note_step(stats(2, 500, 0.1)._replace(costs=Costs(step_s=0.05, token_s=0.0002)))
+    assert rates.token_s == pytest.approx(0.0003)
+
+
+def test_steps_that_leave_prompts_behind_tell_how_much_of_them_a_step_takes() -> None:
+    """Tokens that were drawn are none of prompts; a step with room for more says nothing; nor do two in one message."""
+    rates = Rates(64, 500)
+    rates.note_step(stats(1, 300, 0.1))
+    assert rates.room == 500
+    for number in range(2, 200):
+        rates.note_step(stats(number, 300, 0.1, drawn=number * 50, num_prompt_left=900))
+    assert rates.room == pytest.approx(250, rel=0.01)
+    rates.note_step(stats(205, 20, 0.1, num_prompt_left=900))
+    assert rates.room == pytest.approx(250, rel=0.01)
 
 
 def test_rows_are_fewer_where_prompts_wait_beside_steps_with_room_for_them() -> None:
@@ -56,17 +64,17 @@ def test_how_long_a_row_is_held_follows_from_how_answers_end() -> None:
 def test_waits() -> None:
     """For prompt tokens ahead, for the row that comes free in time, for whole turns of all rows, for what passes."""
     free = Rows(4, 3)
-    assert predicted_wait(Load(1000, 0.001, (free,))) == 1.0
-    assert predicted_wait(Load(0, 0.001, (Rows(4, 4, (), 0.0, 2.0),))) == 2.0
+    assert predicted_wait(Load(1.0, (free,))) == 1.0
+    assert predicted_wait(Load(0.0, (Rows(4, 4, (), 0.0, 2.0),))) == 2.0
     ends = (3.0, 1.0, 2.0)
     assert [round(Rows(3, ahead, ends, 0.0, 10.0).wait_s, 3) for ahead in range(5)] == [1.0, 2.0, 3.0, 11.0, 12.0]
-    assert predicted_wait(Load(1500, 0.001, (free, Rows(3, 0, ends)))) == 1.5
+    assert predicted_wait(Load(1.5, (free, Rows(3, 0, ends)))) == 1.5
     early = Rows(10, 0, (1000.0,) * 10, hazard=0.1)
     assert early.wait_s == pytest.approx(0.5, rel=0.05), (
         "of ten that end at random after 10 s, the first does after 1 s"
     )
     passing = [(2.0, 0.25), (100.0, 0.25)]
-    assert predicted_wait(Load(4000, 0.001, (free,), passing)) == pytest.approx(6.0, rel=0.01)
+    assert predicted_wait(Load(4.0, (free,), passing)) == pytest.approx(6.0, rel=0.01)
 
 
 def test_those_who_are_refused_come_back_one_after_another_and_are_forgotten_in_time() -> None:

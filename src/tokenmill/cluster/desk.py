@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from ..core.events import EngineStats
 from ..core.policy import Newcomer
 from ..core.request import IDLE_PRIORITY, Request
-from ..core.work import PATIENCE, due, step_work
+from ..core.work import PATIENCE, due, lead_s, step_work
+from .forecast import Forecast, Scene, forecast
 from .places import Places, Room, Ticket
 from .service import Load, Rates, Returns, Rows, moved, predicted_wait
 
@@ -51,6 +52,8 @@ class FrontDesk:
         self._stats = EngineStats()
         self._calls: dict[str, _OpenCall] = {}
         self._tokens_of: dict[str, int] = {}
+        self._stepped_s = 0.0
+        self._num_sent = 0  # tokens of the prompts that engines were given since
         self._drawing: dict[str, tuple[float, Request, str]] = {}
         self._lately: deque[tuple[float, int, float]] = deque(maxlen=_LATELY)
 
@@ -97,7 +100,10 @@ class FrontDesk:
 
     def choose(self) -> Request | None:
         """The next choice to submit; None: no more for now."""
-        return self._places.choose()
+        request = self._places.choose()
+        if request is not None and self._places.room is not None:
+            self._num_sent += self._cost(len(request.prompt_tokens))
+        return request
 
     def start(self, request: Request, num_cached: int, now: float) -> None:
         """Its first token came; so many of its prompt's tokens were cached."""
@@ -120,15 +126,17 @@ class FrontDesk:
             if not self._tokens_of[call.client]:
                 del self._tokens_of[call.client]
 
-    def step(self, stats: EngineStats) -> None:
+    def step(self, stats: EngineStats, now: float) -> None:
         self._stats = stats
+        self._stepped_s = now
+        self._num_sent = 0
         self._rates.note_step(stats)
 
-    def wait_s(self, newcomer: Newcomer, now: float) -> float:
-        """Predicted seconds until the first choice of a call is computed."""
+    def forecast(self, newcomer: Newcomer, now: float) -> Forecast:
+        """What the first choice of a call may expect."""
         room, rates = self._places.room, self._rates
         if room is None:
-            return 0.0
+            return Forecast()
         at = due(self._work, newcomer.num_tokens, self._patience)
         num_ahead, num_tokens = self._places.ahead(newcomer.client, newcomer.priority, at)
         num_own = self._places.ahead_of_own(newcomer.client, newcomer.priority, at)
@@ -144,7 +152,47 @@ class FrontDesk:
                 Rows(rates.num_rows, num_ahead, [left_s for left_s, _ in limits], rates.hazard, hold_s),
                 Rows(own_most, num_own, own, rates.hazard, hold_s),
             )
-        return predicted_wait(Load(num_tokens, rates.token_s, rows, self._passing(newcomer, now)))
+        seen = forecast(self._scene(newcomer, num_tokens, room, now))
+        wait_s = predicted_wait(Load(seen.wait_s, rows, self._passing(newcomer, now)))
+        return seen._replace(wait_s=wait_s, ttft_s=seen.ttft_s + wait_s - seen.wait_s)
+
+    def _scene(self, newcomer: Newcomer, num_before: int, room: Room, now: float) -> Scene:
+        """num_before: tokens of the prompts before its own; of these the engines have computed some already."""
+        rates, stats, num_engines = self._rates, self._stats, room.num_engines
+        num_done = self._places.cost_arriving - self._num_sent - stats.num_prompt_left
+        ends_s = sorted(left_s for left_s, _ in self._limits(now))[::num_engines]
+        contexts = [
+            len(request.prompt_tokens) + (now - start_s) / rates.step_s if rates.step_s else 0.0
+            for start_s, request, _ in self._drawing.values()
+        ]
+        lately = [num_prompt for _, num_prompt, _ in self._lately]
+        span_s = now - self._lately[0][0] if lately else 0.0
+        return Scene(
+            costs=rates.costs,
+            residual_s=self._residual_s(now),
+            num_ahead=max(0, num_before - max(0, num_done)) / num_engines,
+            num_own=self._cost(max(1, newcomer.num_tokens)),
+            ends_s=ends_s,
+            hazard=rates.hazard,
+            context=sum(contexts) / max(1, len(contexts)),
+            usual=max(1.0, sum(lately) / max(1, len(lately)) * rates.share_computed),
+            room=max(1, round(rates.room)),
+            num_rows=max(1, room.num_rows // num_engines),
+            inflow=sum(lately) * rates.share_computed / span_s / num_engines if span_s > 0 else 0.0,
+        )
+
+    def _residual_s(self, now: float) -> float:
+        """Until the step that a newcomer cannot join any more has ended: the one under way, or where that is nearly
+        over and the next is planned already, that one too."""
+        in_flight_s = self._stats.in_flight_s
+        left_s = self._stepped_s + in_flight_s - now
+        if in_flight_s <= 0 or left_s <= -in_flight_s:
+            return 0.0
+        return max(0.0, left_s) + (in_flight_s if left_s < lead_s(in_flight_s) else 0.0)
+
+    def wait_s(self, newcomer: Newcomer, now: float) -> float:
+        """Predicted seconds until the first choice of a call is computed."""
+        return self.forecast(newcomer, now).wait_s
 
     def _passing(self, newcomer: Newcomer, now: float) -> list[tuple[float, float]]:
         """What will pass it, if calls go on as they came lately."""

@@ -261,7 +261,7 @@ class Gateway:
             link.num_steps = step.stats.num_steps
             self._progress_s = now
         self.totals.step(number, step.stats)
-        self.desk.step(self.totals.stats)
+        self.desk.step(self.totals.stats, now)
         trial = self._suspects.on_trial
         if trial is not None and trial.has_progressed:
             self._suspects.clear(trial)

@@ -139,6 +139,11 @@ class Places:
         """Choices without a place."""
         return len(self._waiting)
 
+    @property
+    def cost_arriving(self) -> int:
+        """Of all choices with a place and without a first token."""
+        return sum([client.cost_arriving for client in self._clients.values()])
+
     def is_waiting(self, request_id: str) -> bool:
         return request_id in self._waiting
 

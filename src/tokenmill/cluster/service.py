@@ -1,7 +1,7 @@
 """Predicts how long a new call will wait, from measured rates of service. Pure.
 
     Rates           the cost of steps and how answers ended, from the engine's own messages
-    Load            what a new call finds
+    Load            what a new call finds, beside the walk of `forecast`
     predicted_wait  seconds until it is computed
     Returns         when refused calls are told to come back
 
@@ -17,6 +17,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..core.cost import UNKNOWN, Work
 from ..core.events import FINISH_LENGTH, EngineStats
 from ..core.work import step_work
 
@@ -32,7 +33,8 @@ _FIRST_ENDS, _FIRST_TOKENS = 1.0, 512.0
 class Rates:
     """Measured service of all engines together.
 
-    token_s   seconds that a prompt token takes in a step that is mostly prompts; 0 until there was one
+    costs     of steps
+    room      tokens of prompts that a step takes where more of them wait
     step_s    seconds of a step of one engine, lately
     work_s    seconds of a unit of work (core.work.step_work), lately
     share_computed  of prompt tokens, those that were not cached
@@ -45,7 +47,8 @@ class Rates:
         self._ends = _FIRST_ENDS
         self._tokens = _FIRST_TOKENS
         self._num_held_up = 0
-        self._token_s = 0.0
+        self.costs = UNKNOWN
+        self.room = float(step_tokens)
         self.step_s = 0.0
         self._work_s = 0.0
         self.share_computed = 1.0
@@ -55,10 +58,13 @@ class Rates:
         self._most_rows = self.num_rows = num_rows
         self._step_tokens = step_tokens
         self._num_engines = num_engines
+        self.room = float(step_tokens)
 
     @property
     def token_s(self) -> float:
-        return self._token_s / self._num_engines
+        """Seconds that a prompt token takes in a step that is full of them; 0: not known yet."""
+        num = max(1, self._step_tokens)
+        return self.costs.predict(Work(1, num, num * (num - 1) // 2)) / num / self._num_engines
 
     @property
     def work_s(self) -> float:
@@ -69,13 +75,15 @@ class Rates:
         before, self._stats = self._stats, stats
         if stats.num_steps == before.num_steps:
             return
+        self.costs = stats.costs
         self.step_s = moved(self.step_s, stats.last_step_s)
         work = step_work(stats.last_step_tokens, self._step_tokens)
         self._work_s = moved(self._work_s, stats.last_step_s / max(1, work))
         is_full = 2 * stats.last_step_tokens >= self._step_tokens
-        if is_full and stats.num_steps == before.num_steps + 1:
-            num_drawn = stats.generation_tokens - before.generation_tokens
-            self._token_s = moved(self._token_s, stats.last_step_s / max(1, stats.last_step_tokens - num_drawn))
+        if stats.num_prompt_left and stats.num_steps == before.num_steps + 1:
+            num_new = stats.last_step_tokens - (stats.generation_tokens - before.generation_tokens)
+            if num_new > 0:
+                self.room = moved(self.room, num_new)
         self._num_held_up = self._num_held_up + 1 if stats.num_waiting and not is_full else 0
         if not stats.num_waiting:
             self.num_rows = self._most_rows
@@ -156,21 +164,20 @@ class Rows:
 class Load:
     """What a newcomer finds.
 
-    num_tokens  of prompts, to be computed before its own
+    prompts_s   until the prompts before its own are computed
     rows        each must have one for it: those of all, and those that its client may have
     passing     calls like those that came lately, which would pass it: (for how many seconds from now such calls will,
                 the share of the engine's time that they take)
     """
 
-    num_tokens: int
-    token_s: float
+    prompts_s: float
     rows: tuple[Rows, ...]
     passing: Sequence[tuple[float, float]] = ()
 
 
 def predicted_wait(load: Load) -> float:
     """Seconds until the first step that has a row of the newcomer."""
-    present_s = wait_s = max(load.num_tokens * load.token_s, *(rows.wait_s for rows in load.rows), 0.0)
+    present_s = wait_s = max(load.prompts_s, *(rows.wait_s for rows in load.rows), 0.0)
     if present_s:
         for _ in range(_ROUNDS):
             wait_s = present_s + sum(min(wait_s, until_s) * share for until_s, share in load.passing)

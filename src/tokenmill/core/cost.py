@@ -47,12 +47,12 @@ _NUM = 5
 
 class Work(NamedTuple):
     """What a step has to do. num_positions: summed over its tokens, how many positions come before each; num_context:
-    the same summed over its rows, for the first token of each."""
+    the same summed over its rows, for the first token of each. What is expected need not be whole numbers."""
 
-    num_rows: int
-    num_tokens: int
-    num_positions: int
-    num_context: int = 0
+    num_rows: float
+    num_tokens: float
+    num_positions: float
+    num_context: float = 0
 
 
 def work_of(rows: Iterable[PlanRow]) -> Work:
@@ -111,7 +111,7 @@ class CostModel:
         num_rows, num_tokens, num_positions, num_context = work
         if duration_s <= 0 or not num_tokens:
             return
-        key = (num_tokens.bit_length(), num_rows.bit_length())
+        key = (_size(num_tokens), _size(num_rows))
         kind = self._kinds.get(key)
         if kind is None:
             kind = self._kinds[key] = _Kind()
@@ -153,8 +153,8 @@ class CostModel:
         return assumed
 
 
-def _size(num_tokens: int) -> int:
-    return num_tokens.bit_length()
+def _size(number: float) -> int:
+    return int(number).bit_length()
 
 
 class _Kind:
@@ -167,7 +167,7 @@ class _Kind:
     def __init__(self) -> None:
         self.sums: Sequence[float] = (0.0,) * 20
         self.weight = 0.0
-        self.num_tokens = 1
+        self.num_tokens = 1.0
         self.duration_s = 0.0
         self.noted = 0
 

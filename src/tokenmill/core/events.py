@@ -70,8 +70,9 @@ class AdapterLoaded:
 class EngineStats(NamedTuple):
     """Snapshot after a step. Counters are totals since the engine started; blocks are those of all pools. `kv_usage`:
     the share of blocks that sequences hold (cached, evictable ones do not count), of the pool where it is largest.
-    Adapters are digests, each once. `num_prompt_left`: tokens to be computed before all that it has can draw. `costs`,
-    `cost_error`: what its steps take, and by which share that was off lately."""
+    Adapters are digests, each once. `num_prompt_left`: tokens to be computed before all that it has can draw.
+    `in_flight_s`: what the steps under way take, as predicted; `costs`, `cost_error`: what steps take, and by which
+    share that was off lately."""
 
     num_running: int = 0
     num_waiting: int = 0
@@ -95,6 +96,7 @@ class EngineStats(NamedTuple):
     num_constrained: int = 0
     num_grammar_failures: int = 0
     num_prompt_left: int = 0
+    in_flight_s: float = 0.0
     costs: Costs = UNKNOWN
     cost_error: float = 0.0
 

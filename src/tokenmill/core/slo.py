@@ -107,9 +107,9 @@ def unloaded(costs: Costs, num_prompt: int, step_tokens: int) -> Targets:
     ttft_s, start = 0.0, 0
     while start < num_prompt:
         num_new = min(step_tokens, num_prompt - start) if step_tokens else num_prompt
-        ttft_s += costs.predict(Work(1, num_new, num_new * start + num_new * (num_new - 1) // 2))
+        ttft_s += costs.predict(Work(1, num_new, num_new * start + num_new * (num_new - 1) // 2, start))
         start += num_new
-    return Targets(ttft_s, costs.predict(Work(1, 1, num_prompt)))
+    return Targets(ttft_s, costs.predict(Work(1, 1, num_prompt, num_prompt)))
 
 
 def raised(targets: Targets, alone: Targets) -> Targets:

@@ -7,11 +7,11 @@ once and a longer one slowly, so that one delayed step does little harm.
 
 from __future__ import annotations
 
+from ..core.work import lead_s
+
 SHORT_S = 0.006
 """Steps below this are planned ahead at once: there is nothing to wait for."""
 
-_LEAD_S = 0.006
-_LEAD_SHARE = 0.25
 _GROWTH = 1.25
 
 
@@ -47,4 +47,4 @@ class Pace:
         predicted_s = self.predict(num_tokens)
         if predicted_s < SHORT_S:
             return 0.0
-        return predicted_s - max(_LEAD_SHARE * predicted_s, min(_LEAD_S, predicted_s / 2))
+        return predicted_s - lead_s(predicted_s)

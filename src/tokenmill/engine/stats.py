@@ -42,6 +42,7 @@ def snapshot(state: EngineState, num_held: int) -> EngineStats:
         num_constrained=counters.num_constrained,
         num_grammar_failures=counters.num_grammar_failures,
         num_prompt_left=_num_prompt_left(state),
+        in_flight_s=sum([state.costs.costs.predict(step.work) for step in state.in_flight]),
         costs=state.costs.costs,
         cost_error=state.costs.error,
     )

@@ -1,0 +1,114 @@
+"""When a newcomer's first token would come, and how long each further one would take, from the cost model. Pure.
+
+What counts is the load at the time it would run, not the present one (Mooncake, Qin et al., FAST'25): prompts before
+its own are computed first, in chunks beside the rows that draw; meanwhile some of these end, and the prompts become
+rows that draw. So its time is a walk over the steps to come, several alike at once.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ..core.cost import Costs, Work
+
+_LEAPS = 24
+"""Steps are taken together so that a walk has about so many."""
+_BUSIEST = 0.9
+"""Prompts are expected to take at most so much of the time while an answer is drawn."""
+
+
+class Forecast(NamedTuple):
+    """Of a call that would enter now. Seconds from now; 0: nothing is known.
+
+    wait_s  until its first step
+    ttft_s  until its first token
+    tpot_s  for each further token
+    """
+
+    wait_s: float = 0.0
+    ttft_s: float = 0.0
+    tpot_s: float = 0.0
+
+
+class Scene(NamedTuple):
+    """What a newcomer finds in one engine.
+
+    costs        of its steps
+    residual_s   until the step under way ends
+    num_ahead    prompt tokens that are computed before its own
+    num_own      its own, those not cached
+    ends_s       when each row that draws ends at the latest, in order
+    hazard       how likely a row ends before, in a second
+    context      positions before a row that draws, on average
+    usual        tokens of a usual prompt
+    room         most tokens of prompts in a step
+    num_rows     most rows
+    inflow       prompt tokens that come in a second
+    """
+
+    costs: Costs
+    residual_s: float = 0.0
+    num_ahead: float = 0.0
+    num_own: int = 1
+    ends_s: Sequence[float] = ()
+    hazard: float = 0.0
+    context: float = 0.0
+    usual: float = 1.0
+    room: int = 1
+    num_rows: int = 1
+    inflow: float = 0.0
+
+    def rows_left(self, at_s: float) -> float:
+        """Of the rows that draw now, how many will at that time."""
+        return (len(self.ends_s) - bisect_right(self.ends_s, at_s)) * math.exp(-self.hazard * at_s)
+
+    def step_s(self, num_draws: float, num_new: float, length: float) -> float:
+        """A step of rows that draw, and of so many tokens of prompts of that length."""
+        num_prompts = max(1.0, num_new / max(1.0, length)) if num_new else 0.0
+        behind = max(0.0, length - num_new) / 2
+        context = num_draws * self.context
+        return self.costs.predict(
+            Work(
+                num_draws + num_prompts,
+                num_draws + num_new,
+                context + num_new * (behind + min(num_new, length) / 2),
+                context + num_prompts * behind,
+            )
+        )
+
+
+def forecast(scene: Scene) -> Forecast:
+    if not scene.costs.is_known:
+        return Forecast()
+    at_s, joined = scene.residual_s, 0.0
+    num_left, room = scene.num_ahead, max(1, scene.room)
+    leap = max(1, math.ceil(num_left / room / _LEAPS))
+    while num_left >= room:
+        num_draws = min(scene.num_rows, scene.rows_left(at_s) + joined)
+        times = min(leap, int(num_left // room))
+        took_s = times * scene.step_s(num_draws, room, scene.usual)
+        at_s += took_s
+        num_left -= times * room
+        joined = joined * math.exp(-scene.hazard * took_s) + times * room / scene.usual
+    wait_s = at_s
+    # What is left of the others shares the first step of its own prompt.
+    own = float(scene.num_own)
+    num_draws = min(scene.num_rows, scene.rows_left(at_s) + joined)
+    while own > 0:
+        num_new = min(own, max(1.0, room - num_left))
+        at_s += scene.step_s(num_draws, num_new + num_left, scene.num_own)
+        own -= num_new
+        num_left = 0.0
+    num_draws = min(scene.num_rows, num_draws + scene.num_ahead % room / scene.usual + 1)
+    return Forecast(wait_s, at_s, _tpot_s(scene, num_draws))
+
+
+def _tpot_s(scene: Scene, num_draws: float) -> float:
+    """Draws wait for the prompts that come meanwhile, in steps that have room for so many."""
+    alone_s = scene.step_s(num_draws, 0, 0)
+    full_s = scene.step_s(num_draws, scene.room, scene.usual)
+    share = min(_BUSIEST, scene.inflow * (full_s - alone_s) / max(1, scene.room))
+    return min(full_s, alone_s / (1 - share))
