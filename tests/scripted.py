@@ -42,6 +42,7 @@ from tokenmill.server.metrics import Metrics
 from tokenmill.server.responses.store import ResponseStore
 from tokenmill.server.run import serve
 from tokenmill.server.tenants.access import Access
+from tokenmill.server.usage.books import Books
 from tokenmill.text.chat import ChatTemplate
 from tokenmill.text.gguf_tokenizer import tokenizer_from_gguf
 from tokenmill.text.load import TextModel
@@ -175,6 +176,7 @@ class Served:
         listen: dict[str, Any] | None = None,
         store: ResponseStore | None = None,
         access: Access | None = None,
+        books: Books | None = None,
         **settings: Any,
     ) -> None:
         self.text = text or make_text_model()
@@ -188,6 +190,7 @@ class Served:
         self._listen = listen or {}
         self.store = store
         self.access = access
+        self.books = books
         self._started = threading.Event()
 
     def ask(self, path: str, body: Any = None, method: str | None = None) -> tuple[int, str, str]:
@@ -236,6 +239,7 @@ class Served:
             new_id=new_id,
             store=self.store,
             access=self.access,
+            books=self.books,
         )
         self.script = Script(self.text, self._reply)
         self.script.step_s = self._step_s

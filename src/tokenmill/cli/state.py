@@ -12,6 +12,7 @@ from ..core.errors import ConfigError
 if TYPE_CHECKING:
     from ..server.responses.store import ResponseStore
     from ..server.tenants.access import Access
+    from ..server.usage.books import Books
 
 OFF = "off"
 _log = logging.getLogger(__name__)
@@ -72,3 +73,24 @@ def require_keys(host: str, access: Access, *, is_guarded: bool) -> None:
             "with `tokenmill keys create NAME`, give --api-key or --api-key-file, or say --insecure.",
             param="host",
         )
+
+
+def usage_dir(chosen: str | None) -> Path:
+    return Path(chosen).expanduser() if chosen else default_state_dir() / "usage"
+
+
+def open_books(chosen: str | None, kept_days: int) -> Books | None:
+    """The account of usage in the folder `chosen`, or where it is by default; None and errors as for responses."""
+    from ..server.usage.books import Books
+
+    if chosen == OFF:
+        return None
+    try:
+        books = Books(usage_dir(chosen), kept_days=kept_days)
+        books.open()
+    except (ConfigError, RuntimeError) as error:
+        if chosen:
+            raise
+        _log.warning("Usage is not counted. %s", error)
+        return None
+    return books

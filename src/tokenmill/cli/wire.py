@@ -36,7 +36,7 @@ from .options import engine_options, given_options
 from .plan import print_facts
 from .quiet import until_quiet
 from .serve_options import HttpOptions, ServeOptions, server_config, set_access_log
-from .state import open_access, open_response_store, require_keys
+from .state import open_access, open_books, open_response_store, require_keys
 from .supervisor import Supervisor
 from .worker_options import LinkOptions, ListenOptions
 
@@ -151,6 +151,7 @@ async def _serve(
     allowed = {"trust_templates": config.allow_chat_template, "allow_special": given.text.allow_special_in_content}
     helper = HelperProcess(str(model.path), materials(text, **allowed))
     store = open_response_store(config.responses_store)
+    books = open_books(config.usage_dir, config.usage_kept_days)
     app = build_app(
         config,
         text,
@@ -161,6 +162,7 @@ async def _serve(
         new_id=new_id,
         store=store,
         access=given.access,
+        books=books,
     )
     gc.collect()
     gc.freeze()  # what is loaded stays: to walk it again holds all streams up for milliseconds
@@ -241,6 +243,8 @@ async def _serve(
         await helper.close()
         if store is not None:
             store.close()
+        if books is not None:
+            books.close()
 
 
 async def _until_first_ends(*works: Coroutine[Any, Any, None]) -> None:

@@ -14,6 +14,7 @@ from .logprobs import TokenNames, chat_logprobs, completion_logprobs
 from .openai import Call
 from .pieces import Work
 from .tokens import Encoded
+from .usage.meter import Tab
 
 
 @dataclass(slots=True, eq=False)
@@ -22,6 +23,7 @@ class Answer:
 
     echoes        the text each prompt shows again, where the call wants that
     text_offsets  per choice, where in its text the next token's logprobs start
+    tab           on which the call is counted; None: it is not
     """
 
     id: str
@@ -34,6 +36,7 @@ class Answer:
     names: TokenNames
     echoes: Sequence[str] = ()
     text_offsets: list[int] = field(default_factory=list)
+    tab: Tab | None = None
 
     def __post_init__(self) -> None:
         self.text_offsets = [0] * len(self.choices)

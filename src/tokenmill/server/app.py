@@ -51,6 +51,8 @@ from .responses.routes import routes as responses_routes
 from .responses.store import ResponseStore
 from .tenants.access import Access
 from .tenants.routes import routes as tenant_routes
+from .usage.books import Books
+from .usage.routes import routes as usage_routes
 from .vectors import VectorService
 from .visitors import Visitors
 
@@ -71,9 +73,11 @@ def build_app(
     new_id: Callable[[str], str],
     store: ResponseStore | None = None,
     access: Access | None = None,
+    books: Books | None = None,
 ) -> Starlette:
-    """The ASGI application in front of `client`, whose engine may come and go. `store`: open as long as it serves;
-    None: responses are not kept. `access`: as well, and open longer; None: the keys of `config` alone.
+    """The ASGI application in front of `client`, whose engine may come and go. `store` and `books`: open as long as it
+    serves; None: responses are not kept, and usage is not counted. `access`: as well, and open longer; None: the keys
+    of `config` alone.
 
     `app.state.limits.draining = True` makes it refuse new calls; `app.state.client` is `client`.
     """
@@ -88,7 +92,10 @@ def build_app(
         decode = partial(text.tokenizer.decode, skip_special=False)
         client.request_log = RequestLog(config.model_names[0], decode, config.max_log_len)
         client.request_log.name_adapter = client.adapters.name_of
-    generation = Generation(config, text, client, helper, clock, new_seed, new_id)
+    meter = None if books is None else books.meter
+    if meter is not None:
+        client.watchers.append(meter)
+    generation = Generation(config, text, client, helper, clock, new_seed, new_id, meter)
     service = _Service(generation)
     vectors = VectorService(
         config,
@@ -101,6 +108,7 @@ def build_app(
         generation.encoder,
         generation.check_model,
         generation.log_unknown,
+        meter,
     )
     visitors = Visitors(config.allowed_hosts, config.cors_origins)
     clients = Clients(config.trusted_proxies)
@@ -140,6 +148,7 @@ def build_app(
         *observe_routes(client, client.observer, clock),
         *tenant_routes(access, generation.limits),
         *console_routes(generation),
+        *usage_routes(books, time.time),
     ]
     handlers: dict[Any, Any] = {
         TokenmillError: service.refuse,

@@ -32,7 +32,7 @@ class ServerConfig:
 
     `allowed_hosts` is (): the names of this machine, or None: any. `lora_dir` is "" where no adapter may be loaded over
     HTTP, `files_dir` where no files are kept, `reports_dir` where no reports are shown. The helper process bounds what
-    `allow_chat_template` costs. `responses_store` and `tenants` are for who starts the server.
+    `allow_chat_template` costs. `responses_store`, `tenants` and `usage_*` are for who starts the server.
     Raises ConfigError.
     """
 
@@ -121,6 +121,15 @@ class ServerConfig:
         "file that keeps the responses of /v1/responses for a day, or 'off' to keep none "
         "(default: responses.db in the user's state folder)",
         metavar="FILE|off",
+    )
+    usage_dir: str | None = option(
+        None,
+        "folder that keeps the account of tokens by tenant, key and model, or 'off' to keep none "
+        "(default: usage in the user's state folder)",
+        metavar="DIR|off",
+    )
+    usage_kept_days: int = option(
+        0, "days after which sums of usage are deleted; 0: never (default: 0)", metavar="N", least=0
     )
 
     tenants: str | None = option(

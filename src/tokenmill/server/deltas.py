@@ -118,7 +118,7 @@ class Stream:
 
     def push(self, output: Output) -> None:
         """The client's side: what a request of the stream has produced."""
-        if self._taker is not None and output.finish_reason is None and self._is_awaited():
+        if self._taker is not None and output.finish_reason is None and self.is_awaited:
             try:
                 if self._taker(output):
                     return
@@ -134,7 +134,8 @@ class Stream:
         if self._interval == 1 or self._is_due(delta):
             self._wake()
 
-    def _is_awaited(self) -> bool:
+    @property
+    def is_awaited(self) -> bool:
         """Whether the reader has taken all there was and waits for more."""
         return self._waiter is not None and not self._waiter.done()
 

@@ -42,6 +42,8 @@ from .speaking import constraint_of, parsers_of
 from .stream import EventStream, WholeReply
 from .terms import terms_of
 from .tokens import Encoder, prompt_text, text_call
+from .usage.meter import Meter
+from .usage.record import Account
 
 _log = logging.getLogger(__name__)
 _MAX_LOGGED = 1000
@@ -51,7 +53,7 @@ _NOBODY = Caller()
 
 class Generation:
     """What the endpoints of one application share. `limits`, `encoder`, `text`, `config`, `client` and `clock` are for
-    them to use."""
+    them to use. `meter`: None where nothing is counted."""
 
     def __init__(
         self,
@@ -62,6 +64,7 @@ class Generation:
         clock: Clock,
         new_seed: Callable[[], int],
         new_id: Callable[[str], str],
+        meter: Meter | None = None,
     ) -> None:
         assert client.metrics is not None
         self.config = config
@@ -76,6 +79,7 @@ class Generation:
         self.limits = Limits(config, client, clock)
         self.objectives = Objectives(config.slo)
         self._new_seed = new_seed
+        self._meter = meter
         self._rules = rules_of(text, config.allow_chat_template)
         self._logged_fields: set[str] = set()
 
@@ -100,7 +104,10 @@ class Generation:
             answer = await self._prepare(call, shape.prefix, caller, rendered, arrival_s, given_id)
         pieces = await caller.stay(search_call(self.client, answer, self.clock.now, caller.name))
         self.metrics.call_done(max(choice.num_tokens for choice in answer.choices))
-        return Response(await in_turns(shape.whole(answer, pieces)), media_type="application/json")
+        body = await in_turns(shape.whole(answer, pieces))
+        if answer.tab is not None:
+            answer.tab.note()
+        return Response(body, media_type="application/json")
 
     async def read(self, endpoint: str, data: bytes, caller: Caller) -> tuple[Any, Rendered | None]:
         """(the validated call, its conversation where that is rendered already). Raises InvalidRequest naming the
@@ -177,6 +184,12 @@ class Generation:
             names=TokenNames(tokenizer, as_ids=call.tokens_as_ids),
             echoes=[prompt_text(self.text, prompt, skip_special) for prompt in prompts] if call.echo else (),
         )
+        if self._meter is not None:
+            account = Account(caller.tenant.id, caller.key, answer.model)
+            counts_output = not call.score_only
+            answer.tab = self._meter.tab(
+                account, answer.choices, call.sampling.n, counts_output=counts_output, once=caller.once
+            )
         self.metrics.call_admitted(call.sampling.n)
         return answer
 

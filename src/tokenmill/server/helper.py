@@ -33,11 +33,15 @@ class Helper(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """For whom a job is done. `name`: clients take turns by it. `request`: None where nobody can leave."""
+    """For whom a job is done. `name`: clients take turns by it. `request`: None where nobody can leave. `key`: the id
+    of the API key, "" where none is known. `once`: a name under which the call counts once in what is billed, however
+    often it is answered; "": each answer counts."""
 
     name: str = ""
     request: HttpRequest | None = None
     tenant: Tenant = ANYONE
+    key: str = ""
+    once: str = ""
 
     async def stay(self, work: Coroutine[Any, Any, T]) -> T:
         """What `work` gives. It is cancelled, and ClientGone raised, when the client leaves."""
@@ -62,7 +66,8 @@ class Caller:
 
 
 def caller_of(request: HttpRequest) -> Caller:
-    return Caller(request.state.client, request, request.state.tenant)
+    state = request.scope["state"]
+    return Caller(state["client"], request, state["tenant"], state.get("key", ""), state.get("once", ""))
 
 
 def is_heavy(body: bytes) -> bool:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from functools import partial
 
 from starlette.responses import Response
@@ -52,6 +52,8 @@ class WholeReply:
                 for choice, piece in batch:
                     pieces[choice.index].append(piece)
         body = await in_turns(self._shape.whole(answer, pieces))
+        if answer.tab is not None:
+            answer.tab.note()
         await Response(body, media_type="application/json")(scope, receive, send)
 
 
@@ -67,7 +69,7 @@ class EventStream:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         has_started = False
-        with contextlib.closing(_Body(scope.get("state", {}).get("send", send))) as body:
+        with contextlib.closing(_Body(scope.get("state", {}).get("send", send))) as body, self._counted():
             async with watched(self._stream, receive):
                 try:
                     async for data in self._events(body):
@@ -92,6 +94,15 @@ class EventStream:
                     last = self._chunks.failure(EngineFailed("Internal error."))
                 await body.send(last, more=False)
 
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        """However the block ends, what was written counts and nothing else."""
+        try:
+            yield
+        finally:
+            if self._answer.tab is not None:
+                self._answer.tab.close()
+
     async def _events(self, body: _Body) -> AsyncIterator[bytes]:
         """The bytes of one write each: everything that came with one step, unless it was passed on to `body`."""
         answer = self._answer
@@ -110,10 +121,14 @@ class EventStream:
                     await asyncio.sleep(0)
             data = b"".join(ready)
             ready.clear()
+            if answer.tab is not None:
+                answer.tab.note()
             if data:
                 yield data
                 if chunks.is_plain and len(answer.choices) == 1 and not answer.call.sampling.stop:
                     self._stream.divert(partial(self._pass_on, chunks, answer.choices[0], body))
+                    if answer.tab is not None:
+                        answer.tab.pass_on(self._stream)
 
     def _pass_on(self, chunks: Chunks, choice: Choice, body: _Body, output: Output) -> bool:
         """Write an output that does not end the choice, unless one before is not written yet."""

@@ -11,6 +11,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import mul
 from typing import Any
 
@@ -28,7 +29,7 @@ from .client import EngineClient
 from .config import ServerConfig
 from .deltas import Stream
 from .errors import from_engine
-from .helper import Helper, caller_of
+from .helper import Caller, Helper, caller_of
 from .http import JSONReply
 from .limits import Limits, newcomer, wait_ready
 from .openai import Rules
@@ -36,6 +37,8 @@ from .pooling import PoolingCall
 from .reading import read_call
 from .stream import watched
 from .tokens import Encoder
+from .usage.meter import Meter
+from .usage.record import Account
 
 
 async def take_vectors(stream: Stream, requests: Sequence[Request]) -> list[bytes]:
@@ -61,17 +64,27 @@ def cosine(first: bytes, second: bytes) -> float:
 
 
 class VectorReply:
-    """The ASGI application that answers one call when all of its vectors have come."""
+    """The ASGI application that answers one call when all of its vectors have come. count: told the tokens of all
+    inputs before the answer goes out."""
 
-    def __init__(self, stream: Stream, requests: Sequence[Request], build: Callable[[list[bytes]], Any]) -> None:
+    def __init__(
+        self,
+        stream: Stream,
+        requests: Sequence[Request],
+        build: Callable[[list[bytes]], Any],
+        count: Callable[[int], None] = lambda num_tokens: None,
+    ) -> None:
         self._stream = stream
         self._requests = requests
         self._build = build
+        self._count = count
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with watched(self._stream, receive):
             vectors = await take_vectors(self._stream, self._requests)
-        await JSONReply(self._build(vectors))(scope, receive, send)
+        reply = JSONReply(self._build(vectors))
+        self._count(sum(len(request.prompt_tokens) for request in self._requests))
+        await reply(scope, receive, send)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +102,7 @@ class VectorService:
     encoder: Encoder
     check_model: Callable[[dict[str, Any]], object]
     note_unknown: Callable[[list[str]], None]
+    meter: Meter | None = None
 
     async def embeddings(self, request: HttpRequest) -> ASGIApp:
         return await self.embed(request, "embedding", _embedding_body)
@@ -116,7 +130,7 @@ class VectorService:
             ready,
             head,
             arrival_s,
-            request.state.client,
+            caller_of(request),
             lambda vectors: body(head, call, inputs, vectors),
         )
 
@@ -140,7 +154,7 @@ class VectorService:
                 return body(head, call, [floats(vector)[0] for vector in vectors], _usage(pairs))
 
             name_of = f"{call.names[1]}[{{}}]".format
-            return self._reply(call, pairs, params, ready, head, arrival_s, request.state.client, from_scores, name_of)
+            return self._reply(call, pairs, params, ready, head, arrival_s, caller_of(request), from_scores, name_of)
         texts = list(dict.fromkeys((*call.inputs, *call.seconds)))
         places = {text: place for place, text in enumerate(texts)}
         inputs = await self._encode(replace(call, seconds=()), with_prompt(self.text, None, texts), ready, request)
@@ -158,7 +172,7 @@ class VectorService:
             ready,
             head,
             arrival_s,
-            request.state.client,
+            caller_of(request),
             from_vectors,
             lambda number: names.get(str(texts[number]), call.names[0]),
         )
@@ -204,7 +218,7 @@ class VectorService:
         ready: Ready,
         head: dict[str, Any],
         arrival_s: float,
-        client: str,
+        caller: Caller,
         build: Callable[[list[bytes]], Any],
         name_of: Callable[[int], str] = "input[{}]".format,
     ) -> ASGIApp:
@@ -219,11 +233,14 @@ class VectorService:
             cache_salt=call.cache_salt,
             name_of=name_of,
         )
-        self.limits.admit(newcomer(client, requests))
-        stream = self.client.open(requests, client)
+        self.limits.admit(newcomer(caller.name, requests))
+        stream = self.client.open(requests, caller.name)
         if self.client.request_log is not None:
             self.client.request_log.came(requests, head["id"])
-        return VectorReply(stream, requests, build)
+        if self.meter is None:
+            return VectorReply(stream, requests, build)
+        account = Account(caller.tenant.id, caller.key, self.config.model_names[0])
+        return VectorReply(stream, requests, build, partial(self.meter.charge, account, once=caller.once))
 
     def _head(self, call: PoolingCall, request: HttpRequest, prefix: str) -> dict[str, Any]:
         given_id = call.request_id or request.state.request_id

@@ -288,7 +288,8 @@ class Batches:
         wait_s = _RETRY_S
         body = idle(line.body)
         while True:
-            status, told = await call(self._app, batch.endpoint, body, CLIENT, batch.owner)
+            once = f"{batch.id} {line.custom_id}"  # it may be answered again if this process ends before it is kept
+            status, told = await call(self._app, batch.endpoint, body, CLIENT, batch.owner, once=once)
             if status not in _RETRIED:
                 break
             await asyncio.sleep(wait_s)

@@ -138,6 +138,8 @@ class _Responses:
             raise InvalidRequest("The response is not in progress any more: nothing is left to cancel.")
         progress, stream = running
         progress.cancel()
+        if progress.answer.tab is not None:
+            progress.answer.tab.note()
         stream.fail(_Cancelled("The response was cancelled."))
         return Response(progress.sealed, media_type="application/json")
 

@@ -1,0 +1,119 @@
+"""The books of one front end: its journal, and the thread that folds journals into the ledger and reads that."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ...core.errors import ConfigError, Unavailable
+from ..errands import Errands
+from .journal import Journal
+from .ledger import DAY_S, Ledger
+from .meter import Meter
+from .question import Question, Sum
+
+FOLD_S = 1.0
+_COARSEN_S = 600.0
+_FAILURES = (sqlite3.Error, OSError)
+_log = logging.getLogger(__name__)
+
+
+class Books:
+    """`open` it before use, `close` it after. folder: made for this user alone. kept_days: 0: sums are kept for ever.
+
+    meter          what counts
+    journal        where it writes
+    num_folded     bytes of journals, other front ends' too, that this one has folded
+    folded_wall_s  when it last folded all there was
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        kept_days: int = 0,
+        wall_s: Callable[[], float] = time.time,
+        fold_s: float = FOLD_S,
+    ) -> None:
+        self._folder = folder
+        self._kept_s = kept_days * DAY_S
+        self._wall_s = wall_s
+        self.journal = Journal(folder, wall_s)
+        self.meter = Meter(self.journal)
+        self.num_folded = 0
+        self.folded_wall_s = wall_s()
+        self._ledger: Ledger | None = None
+        self._coarsened_s = 0.0
+        self._has_failed = False
+        self._errands = Errands(
+            "usage", begin=self._begin, each_period=self._each_period, period_s=fold_s, end=self._end
+        )
+
+    def open(self) -> None:
+        """Raises ConfigError where the folder cannot be used."""
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._errands.open()
+            self.journal.open()
+        except _FAILURES as error:
+            self._errands.close()
+            raise ConfigError(
+                f"--usage-dir {self._folder} cannot be used: {error}. Name another folder, or 'off'.", param="usage_dir"
+            ) from error
+
+    def close(self) -> None:
+        """What was counted is in the ledger when this returns, if that can be written."""
+        self.journal.close()
+        self._errands.close()
+
+    @property
+    def lag_s(self) -> float:
+        """How old the last complete fold is."""
+        return max(0.0, self._wall_s() - self.folded_wall_s)
+
+    async def ask(self, question: Question) -> Sequence[Sum]:
+        """All that was counted before it is in the answer. Raises Unavailable."""
+
+        def job() -> Sequence[Sum]:
+            assert self._ledger is not None
+            self._fold()
+            return self._ledger.ask(question)
+
+        try:
+            return await self._errands.do(job)
+        except _FAILURES as error:
+            raise Unavailable(f"The usage ledger cannot be read: {error}.") from error
+
+    # ---- in the thread ----
+
+    def _begin(self) -> None:
+        self._ledger = Ledger(self._folder, self._kept_s)
+        self._each_period()
+
+    def _fold(self) -> None:
+        assert self._ledger is not None
+        now_s = self._wall_s()
+        self.num_folded += self._ledger.fold()
+        self.folded_wall_s = now_s
+
+    def _each_period(self) -> None:
+        assert self._ledger is not None
+        try:
+            self._fold()
+            now_s = self._wall_s()
+            if not self._coarsened_s <= now_s < self._coarsened_s + _COARSEN_S:
+                self._ledger.coarsen(now_s)
+                self._coarsened_s = now_s
+            self._has_failed = False
+        except _FAILURES as error:
+            if not self._has_failed:
+                self._has_failed = True
+                _log.error("Usage is in the journal, but cannot be added up in %s: %s.", self._folder, error)
+
+    def _end(self) -> None:
+        assert self._ledger is not None
+        self._each_period()
+        self._ledger.close()

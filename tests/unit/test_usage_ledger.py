@@ -1,0 +1,288 @@
+"""The usage journal and its ledger: each record counts once, whatever is killed, cut off or folded by whom."""
+
+from __future__ import annotations
+
+import os
+import random
+import sqlite3
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tokenmill.core.errors import InvalidRequest
+from tokenmill.server.usage import ledger as ledger_module
+from tokenmill.server.usage.journal import Journal
+from tokenmill.server.usage.ledger import DAY_S, HOURS_FOR_S, MINUTES_FOR_S, Ledger
+from tokenmill.server.usage.question import Question, Sum, page, read_question
+from tokenmill.server.usage.record import MARK, Account
+
+NOW_S = 1_800_000_000.0
+ALL = Question(0, 2_000_000_000 // DAY_S * DAY_S, DAY_S, ("model", "key", "tenant"), (), 0)
+
+
+class Clock:
+    now_s = NOW_S
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def opened(folder: Path, clock: Clock, max_bytes: int = 1 << 20) -> Journal:
+    journal = Journal(folder, clock, max_bytes)
+    journal.open()
+    return journal
+
+
+def put(journal: Journal, account: Account, *counts: int, once: str = "") -> None:
+    journal.append([(journal.number_of(account), *counts, once)])
+
+
+def sums(folder: Path, question: Question = ALL) -> dict[tuple[str, str, str], tuple[int, ...]]:
+    """By tenant, key and model, over all time, folded by a ledger of its own."""
+    ledger = Ledger(folder)
+    ledger.fold()
+    found: dict[tuple[str, str, str], tuple[int, ...]] = {}
+    for each in ledger.ask(question):
+        account = each[1:4]
+        found[account] = tuple(map(sum, zip(found.get(account, (0, 0, 0, 0)), each[4:], strict=True)))
+    ledger.close()
+    return found
+
+
+def test_random_records_of_several_journals_count_once(tmp_path: Path) -> None:
+    """Sums equal what was appended, while journals rotate, two ledgers fold in turn and front ends come and go."""
+    rng, clock = random.Random(5), Clock()
+    accounts = [Account(f"t{number % 3}", f"k{number % 2}", f"m{number % 4}") for number in range(9)]
+    expected: dict[Account, Counter[str]] = {account: Counter() for account in accounts}
+    journals = [opened(tmp_path, clock, 400) for _ in range(2)]
+    ledgers = [Ledger(tmp_path), Ledger(tmp_path)]
+    for _ in range(600):
+        clock.now_s += rng.random() * 30
+        number = rng.randrange(2)
+        chosen = rng.sample(accounts, rng.randint(1, 3))
+        counts = [(rng.randrange(2), rng.randrange(99), rng.randrange(9), rng.randrange(99)) for _ in chosen]
+        journal = journals[number]
+        journal.append(
+            [(journal.number_of(account), *count, "") for account, count in zip(chosen, counts, strict=True)]
+        )
+        for account, count in zip(chosen, counts, strict=True):
+            expected[account].update(dict(zip(("calls", "prompt", "cached", "output"), count, strict=True)))
+        if rng.random() < 0.05:
+            rng.choice(ledgers).fold()
+        if rng.random() < 0.02:
+            journal.close()
+            journals[number] = opened(tmp_path, clock, 400)
+    for journal in journals:
+        journal.close()
+    for ledger in ledgers:
+        ledger.close()
+    found = sums(tmp_path)
+    assert found == {
+        tuple(account): (each["calls"], each["prompt"], each["cached"], each["output"])
+        for account, each in expected.items()
+    }
+    assert not list(tmp_path.glob("*.journal")), "journals that are over and folded are deleted"
+
+
+def test_a_record_is_counted_from_a_journal_that_is_still_written(tmp_path: Path) -> None:
+    journal, account = opened(tmp_path, Clock()), Account("a", "", "m")
+    put(journal, account, 1, 10, 0, 1)
+    assert sums(tmp_path)[tuple(account)] == (1, 10, 0, 1)
+    put(journal, account, 0, 0, 0, 5)
+    assert sums(tmp_path)[tuple(account)] == (1, 10, 0, 6)
+    assert list(tmp_path.glob("*.journal")), "it is still written"
+    journal.close()
+
+
+def test_a_record_that_was_cut_off_is_no_record(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever of the last record a dead process has written, what is before it counts."""
+    account = Account("a", "", "m")
+    journal = opened(tmp_path, Clock())
+    put(journal, account, 1, 10, 0, 1)
+    put(journal, account, 0, 0, 0, 1)
+    (path,) = tmp_path.glob("*.journal")
+    journal.close()
+    data = path.read_bytes()
+    last = len(data) - (len(data) - len(MARK)) // 3
+    for cut in range(last, len(data)):
+        folder = tmp_path / str(cut)
+        folder.mkdir()
+        (folder / path.name).write_bytes(data[:cut])
+        assert sums(folder)[tuple(account)] in ((1, 10, 0, 1), (1, 10, 0, 2))[: 1 + (cut == len(data))]
+        assert not list(folder.glob("*.journal"))
+    assert "cut off" in caplog.text
+
+
+def test_a_damaged_journal_is_kept_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    account = Account("a", "", "m")
+    journal = opened(tmp_path, Clock())
+    for _ in range(3):
+        put(journal, account, 1, 10, 0, 1)
+    journal.close()
+    (path,) = tmp_path.glob("*.journal")
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 1
+    path.write_bytes(data)
+    assert sums(tmp_path)[tuple(account)] == (2, 20, 0, 2)
+    assert sums(tmp_path)[tuple(account)] == (2, 20, 0, 2)
+    assert list(tmp_path.glob("*.damaged")) and "damaged from byte" in caplog.text
+
+
+def test_what_ends_between_the_sums_and_the_deletion_counts_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fold that is followed by no deletion, as after a crash, is not made again."""
+    account = Account("a", "", "m")
+    journal = opened(tmp_path, Clock())
+    put(journal, account, 1, 10, 0, 1)
+    journal.close()
+
+    def die(path: Path) -> bool:
+        return False
+
+    monkeypatch.setattr(ledger_module, "is_over", die)
+    assert sums(tmp_path)[tuple(account)] == (1, 10, 0, 1)
+    monkeypatch.undo()
+    assert sums(tmp_path)[tuple(account)] == (1, 10, 0, 1)
+    assert not list(tmp_path.glob("*.journal"))
+
+
+def test_a_fold_that_fails_leaves_nothing_half_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    account = Account("a", "", "m")
+    journal = opened(tmp_path, Clock())
+    put(journal, account, 1, 10, 0, 1, once="line")
+    put(journal, account, 1, 10, 0, 1)
+    ledger = Ledger(tmp_path)
+
+    def fail(*_: object) -> None:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    monkeypatch.setattr(ledger, "_add_once", fail)
+    with pytest.raises(sqlite3.OperationalError):
+        ledger.fold()
+    monkeypatch.undo()
+    assert ledger.ask(ALL) == []
+    ledger.fold()
+    assert ledger.ask(ALL)[0][4:] == (2, 20, 0, 2)
+    ledger.close()
+    journal.close()
+
+
+def test_work_that_is_told_again_counts_as_told_last(tmp_path: Path) -> None:
+    """A batch's line that a killed server has counted but not kept is answered, and counted, by the next."""
+    clock, account = Clock(), Account("a", "", "m")
+    first = opened(tmp_path, clock)
+    put(first, account, 1, 10, 0, 7, once="batch line")
+    clock.now_s += 100
+    second = opened(tmp_path, clock)
+    put(second, account, 1, 10, 10, 4, once="batch line")
+    first.close()
+    second.close()
+    assert sums(tmp_path)[tuple(account)] == (1, 10, 10, 4)
+
+
+def test_a_full_disk_loses_no_record_as_long_as_memory_holds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal, account = opened(tmp_path, Clock()), Account("a", "", "m")
+    write = os.write
+
+    def full(file: int, data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    def half(file: int, data: bytes) -> int:
+        return write(file, data[: len(data) // 2])
+
+    for faulty in (full, half, full):
+        monkeypatch.setattr(os, "write", faulty)
+        put(journal, account, 1, 10, 0, 1)
+    assert journal.num_failures == 2
+    monkeypatch.undo()
+    put(journal, account, 1, 10, 0, 1)
+    assert sums(tmp_path)[tuple(account)] == (4, 40, 0, 4)
+    journal.close()
+
+
+def test_old_sums_grow_coarse_and_keep_their_total(tmp_path: Path) -> None:
+    """Minutes become hours and hours days at the ages that are stated; what is older than is kept goes."""
+    clock, account = Clock(), Account("a", "", "m")
+    start_s = clock.now_s = NOW_S // DAY_S * DAY_S
+    journal = opened(tmp_path, clock)
+    for _ in range(26):
+        put(journal, account, 1, 10, 5, 1)
+        clock.now_s += 3600
+    journal.close()
+    ledger = Ledger(tmp_path, kept_s=100 * DAY_S)
+    ledger.fold()
+
+    def rows(width_s: int) -> list[Sum]:
+        return ledger.ask(ALL._replace(width_s=width_s))
+
+    minute = rows(60)
+    assert len(minute) == 26 and minute[1].bucket_s == start_s + 3600
+    ledger.coarsen(start_s + 26 * 3600)
+    assert rows(60) == minute
+    ledger.coarsen(start_s + MINUTES_FOR_S + 26 * 3600)
+    assert len(rows(60)) == 26
+    ledger.coarsen(start_s + HOURS_FOR_S + DAY_S)
+    assert [each.calls for each in rows(60)] == [24, 1, 1]
+    ledger.coarsen(start_s + HOURS_FOR_S + 2 * DAY_S)
+    assert [(each.calls, each.prompt, each.cached, each.output) for each in rows(60)] == [
+        (24, 240, 120, 24),
+        (2, 20, 10, 2),
+    ]
+    ledger.coarsen(start_s + 101 * DAY_S)
+    assert [each.calls for each in rows(60)] == [2]
+    ledger.close()
+
+
+def test_a_file_of_another_program_is_refused(tmp_path: Path) -> None:
+    database = sqlite3.connect(tmp_path / "usage.db")
+    database.execute("CREATE TABLE other (x)")
+    database.close()
+    with pytest.raises(sqlite3.DatabaseError, match="another program"):
+        Ledger(tmp_path)
+
+
+def ask(all_tenants: bool = False, **given: object) -> Question:
+    def values_of(name: str) -> list[str]:
+        value = given.get(name, [])
+        return [str(each) for each in (value if isinstance(value, list) else [value])]
+
+    return read_question(values_of, NOW_S, all_tenants=all_tenants)
+
+
+def test_questions_name_what_is_wrong_with_them() -> None:
+    bad: list[tuple[str, dict[str, object]]] = [
+        ("bucket_width", {"bucket_width": "1w"}),
+        ("start_time", {"start_time": "yesterday"}),
+        ("end_time", {"start_time": 100, "end_time": 100}),
+        ("limit", {"limit": 0}),
+        ("limit", {"limit": 1441, "bucket_width": "1m"}),
+        ("page", {"page": "page_x"}),
+        ("group_by", {"group_by": ["user_id"]}),
+        ("group_by", {"group_by": ["tenant_id"]}),
+        ("models", {"models": ["m"] * 101}),
+        ("start_time", {"start_time": ["1", "2"]}),
+    ]
+    for param, given in bad:
+        with pytest.raises(InvalidRequest, match=param) as caught:
+            ask(**given)
+        assert caught.value.param == param
+    assert ask(all_tenants=True, group_by=["tenant_id"]).group_by == ("tenant",)
+
+
+def test_pages_lie_side_by_side_and_cover_the_time() -> None:
+    start_s = int(NOW_S) // 3600 * 3600 - 50 * 3600
+    given: dict[str, object] = {"start_time": start_s, "bucket_width": "1h", "limit": 24}
+    seen: list[int] = []
+    for _ in range(10):
+        question = ask(**given)
+        told = page(question, [])
+        assert isinstance(told["data"], list)
+        seen += [bucket["start_time"] for bucket in told["data"]]
+        if not told["has_more"]:
+            break
+        given["page"] = told["next_page"]
+    assert seen == list(range(start_s, int(NOW_S) + 1, 3600)) and not told["has_more"]
