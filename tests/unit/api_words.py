@@ -34,6 +34,8 @@ ENDPOINTS = {
     "GET /admin/load": "What the server does and how it did in the last minute: [operations.md](operations.md).",
     "GET /admin/requests": "Requests that are open and the last that ended: [operations.md](operations.md).",
     "GET /admin/requests/{id}": "One request and its timeline, by its id or its call's.",
+    "GET /v1/usage": "What the caller's tenant has used, in OpenAI's form: [usage.md](usage.md).",
+    "GET /admin/usage": "What all tenants have used.",
     "GET /version": "The version of this server.",
 } | api_ollama.ENDPOINTS
 ENDPOINTS |= api_admin.ENDPOINTS | api_console.ENDPOINTS | api_messages.ENDPOINTS | api_files.ENDPOINTS

@@ -11,6 +11,8 @@ from tokenmill.cluster.totals import Totals
 from tokenmill.core.events import EngineStats, Output, Ready, Timing
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.server.metrics import Metrics, token_buckets
+from tokenmill.server.usage.books import Books
+from tokenmill.server.usage.metrics import UsageMetrics
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 READY = Ready("m", 512, 100, (2,), "id", 16, 64, num_pool_blocks=80)
@@ -20,6 +22,7 @@ LABELS = {"model_name": "m", "engine": "0"}
 def test_the_page_lists_every_metric_with_its_type_and_no_other() -> None:
     metrics = Metrics("m", 512)
     metrics.engine_ready(READY, EngineStats())
+    metrics.registry.register(UsageMetrics("m", Books(Path("never opened"))))
     rows = re.findall(r"^\| `([\w:]+)` \| (\w+) \| ([^|]+) \| ([^|]+) \|$", PAGE.read_text(), re.MULTILINE)
     families = {family.name: family.type for family in metrics.registry.collect()}
     assert {name: kind for name, kind, _, _ in rows} == families

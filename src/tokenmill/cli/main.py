@@ -133,6 +133,10 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     for command in (engine, kernels, profile, quality):
         add_options(command.add_argument_group("engine"), EngineOptions)
 
+    usage = _command(commands, "usage", "what was handed to whom, in tokens", "usage", "show")
+    if argv[:1] == ["usage"]:
+        importlib.import_module("tokenmill.cli.usage").add_arguments(usage)
+
     doctor = _command(commands, "doctor", "what this machine offers and what will be used", "doctor", "doctor")
     doctor.add_argument("--port", type=argument_type(port_number), default=8000, help="port to try (default: 8000)")
     doctor.add_argument("--brief", action="store_true", help="one line: which kernels will be used")

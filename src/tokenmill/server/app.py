@@ -52,6 +52,7 @@ from .responses.store import ResponseStore
 from .tenants.access import Access
 from .tenants.routes import routes as tenant_routes
 from .usage.books import Books
+from .usage.metrics import UsageMetrics
 from .usage.routes import routes as usage_routes
 from .vectors import VectorService
 from .visitors import Visitors
@@ -93,8 +94,9 @@ def build_app(
         client.request_log = RequestLog(config.model_names[0], decode, config.max_log_len)
         client.request_log.name_adapter = client.adapters.name_of
     meter = None if books is None else books.meter
-    if meter is not None:
-        client.watchers.append(meter)
+    if books is not None:
+        client.watchers.append(books.meter)
+        client.metrics.registry.register(UsageMetrics(config.model_names[0], books))
     generation = Generation(config, text, client, helper, clock, new_seed, new_id, meter)
     service = _Service(generation)
     vectors = VectorService(

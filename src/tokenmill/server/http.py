@@ -39,8 +39,9 @@ class Gate:
 
     That identifier, or "", is in `scope["state"]["request_id"]`, and who calls in `scope["state"]["client"]`; what is
     kept for a caller is `scope["state"]["owner"]`'s, "" without keys; `tenant` and `scopes` say on what terms it is
-    served and what it may do. Paths that monitoring needs stay open. Who speaks Anthropic's API gets a `request-id`
-    too, made here by `new_id` where the caller gave none: `scope["state"]["told_id"]`, "" for others.
+    served and what it may do, `key` which of the keys given out it has, if any. Paths that monitoring needs stay open.
+    Who speaks Anthropic's API gets a `request-id` too, made here by `new_id` where the caller gave none:
+    `scope["state"]["told_id"]`, "" for others.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class Gate:
             state["owner"] = found.owner
             state["tenant"] = found.tenant
             state["scopes"] = found.scopes
+            state["key"] = found.key
         await self._app(scope, receive, send_named if request_id or told_id else send)
 
     async def _find(self, given: Headers, *, is_open: bool) -> Credential | None:
