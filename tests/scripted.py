@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from tokenmill.cli.engine_process import flight_recorder
 from tokenmill.core import effects
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
@@ -27,10 +28,12 @@ from tokenmill.core.errors import BadCheckpoint
 from tokenmill.core.events import Ready
 from tokenmill.core.step import Introduction, RowResult, StepPlan, StepResult, TokenLogprob
 from tokenmill.engine.build import build_engine
+from tokenmill.engine.flight import FlightRecorder
 from tokenmill.engine.link import LocalEngineEnd, local_link
 from tokenmill.helper.parent import HelperProcess, materials
 from tokenmill.net.clock import MonotonicClock
 from tokenmill.net.entropy import new_id, new_seed
+from tokenmill.net.flight_file import new_path
 from tokenmill.net.loop import new_event_loop
 from tokenmill.sched.scheduler import max_running
 from tokenmill.server.app import build_app
@@ -159,7 +162,7 @@ class Script:
 class Served:
     """A context manager: the app on a free loopback port, with an engine that can be killed and brought back. `folder`:
     an empty one for the tokenizer of a helper process; without it jobs are done inline. `new_loop` makes the event
-    loop, by default the one of a server."""
+    loop, by default the one of a server. `flight_dir`: where the engine's steps are recorded."""
 
     new_loop = staticmethod(new_event_loop)
 
@@ -177,6 +180,7 @@ class Served:
         store: ResponseStore | None = None,
         access: Access | None = None,
         books: Books | None = None,
+        flight_dir: Path | None = None,
         **settings: Any,
     ) -> None:
         self.text = text or make_text_model()
@@ -191,6 +195,8 @@ class Served:
         self.store = store
         self.access = access
         self.books = books
+        self._flight_dir = flight_dir
+        self._num_engines = 0
         self._started = threading.Event()
 
     def ask(self, path: str, body: Any = None, method: str | None = None) -> tuple[int, str, str]:
@@ -269,12 +275,18 @@ class Served:
 
     def _start_engine(self) -> None:
         engine_end, front_end = local_link()
-        self.link = self.client.attach(front_end)
-        self._engine = asyncio.create_task(self._run_engine(engine_end))
+        flight = "" if self._flight_dir is None else new_path(str(self._flight_dir), self._num_engines)
+        self._num_engines += 1
+        self.link = self.client.attach(front_end, flight=flight)
+        self._engine = asyncio.create_task(self._run_engine(engine_end, flight))
 
-    async def _run_engine(self, link: LocalEngineEnd) -> None:
+    async def _run_engine(self, link: LocalEngineEnd, flight: str) -> None:
+        with flight_recorder(flight, "toy") as recorder:
+            await self._run_recorded(link, recorder)
+
+    async def _run_recorded(self, link: LocalEngineEnd, recorder: FlightRecorder | None) -> None:
         config = self.engine
-        shell = build_engine(config, self.script, link, MonotonicClock())
+        shell = build_engine(config, self.script, link, MonotonicClock(), flight=recorder)
         ready = Ready(
             "toy", config.max_model_len, self.text.tokenizer.vocab_size, (EOS,), "toy-numerics", config.block_size,
             config.groups[0].num_blocks, max_num_seqs=max_running(config),

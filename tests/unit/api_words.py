@@ -36,6 +36,7 @@ ENDPOINTS = {
     "GET /admin/requests/{id}": "One request and its timeline, by its id or its call's.",
     "GET /v1/usage": "What the caller's tenant has used, in OpenAI's form: [usage.md](usage.md).",
     "GET /admin/usage": "What all tenants have used.",
+    "GET /admin/flight": "An engine's last steps as a trace for ui.perfetto.dev: [operations.md](operations.md).",
     "GET /version": "The version of this server.",
 } | api_ollama.ENDPOINTS
 ENDPOINTS |= api_admin.ENDPOINTS | api_console.ENDPOINTS | api_messages.ENDPOINTS | api_files.ENDPOINTS

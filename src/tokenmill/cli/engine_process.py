@@ -20,7 +20,8 @@ import logging
 import os
 import signal
 import sys
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from ..core.config import EngineConfig
     from ..core.events import Ready
     from ..engine.core import EngineCore
+    from ..engine.flight import FlightRecorder
     from ..engine.journal import Recorder
     from ..node.load import Engine
 
@@ -45,6 +47,7 @@ SWITCH_S = 0.0002
 def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # the front end copies the flight recorder's file
     launch = Launch.from_json(sys.stdin.buffer.read())
     logging.basicConfig(level=launch.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     exit_when_parent_ends(launch.lifeline_fd, grace_s=1.0)
@@ -72,10 +75,14 @@ async def _serve(launch: Launch) -> None:
     clock = MonotonicClock()
     link = UnixEngineEnd(launch.address, clock)
     try:
-        await link.send(ready)
-        with beating(launch.pulse_fd, engine.ops.progress), recording(launch.journal, engine.config) as record:
+        with (
+            flight_recorder(launch.flight, launch.model) as flight,
+            beating(launch.pulse_fd, engine.ops.progress),
+            recording(launch.journal, engine.config) as record,
+        ):
+            await link.send(ready)
             executor = maybe_poisoned(engine.worker.executor)
-            shell = build_engine(engine.config, executor, link, clock, record, engine.first_events())
+            shell = build_engine(engine.config, executor, link, clock, record, engine.first_events(), flight)
             warming = asyncio.create_task(warm_up(engine, shell.core), name="engine-warming")
             try:
                 await shell.run()
@@ -114,6 +121,19 @@ def load(launch: Launch) -> tuple[Engine, Ready]:
     gc.freeze()  # what is loaded stays: the collector need not walk it again and again
     ready = engine.ready(launch.model)
     return engine, replace(ready, memory=(*ready.memory, ("engine", base_bytes)))
+
+
+@contextmanager
+def flight_recorder(path: str, model: str) -> Iterator[FlightRecorder | None]:
+    """What records an engine's last steps in the file at `path`; "": nothing does."""
+    from ..engine.flight import FlightRecorder
+    from ..net.flight_file import flight_file
+
+    if not path:
+        yield None
+        return
+    with flight_file(path, model) as file:
+        yield None if file is None else FlightRecorder(file.writer, file.keep_failed)
 
 
 def recording(path: str, config: EngineConfig) -> AbstractContextManager[Recorder | None]:

@@ -19,6 +19,7 @@ class Launch:
     pulse_fd       inherited write end of a pipe that takes signs of progress
     log_level      of the engine process's own messages
     journal        file that takes the engine's story; "": none does
+    flight         file of its flight recorder; "": there is none
     """
 
     path: str
@@ -31,6 +32,7 @@ class Launch:
     pulse_fd: int = -1
     log_level: str = "warning"
     journal: str = ""
+    flight: str = ""
 
     def to_json(self) -> bytes:
         return json.dumps(asdict(self)).encode()

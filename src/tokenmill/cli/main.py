@@ -62,7 +62,7 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     worker = _command(commands, "worker", "compute for a front end on another machine", "worker", "worker")
     add_model(worker)
     _groups(worker, link=(WorkerOptions, LinkOptions), engine=(EngineOptions,))
-    add_options(worker, ServeOptions, ("engine_timeout_s", "journal", "log_level"))
+    add_options(worker, ServeOptions, ("engine_timeout_s", "journal", "flight_recorder", "log_level"))
 
     chat = _command(commands, "chat", "talk with a model in the terminal", "chat", "chat")
     add_model(chat)
@@ -96,6 +96,9 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     add_options(inspect, EngineOptions, SHAPE)
 
     add_key_commands(commands, _command)
+    flight = _command(commands, "flight", "show what an engine did last, from its flight recorder", "flight", "flight")
+    flight.add_argument("file", metavar="FILE", help="a .flight file")
+    flight.add_argument("--output", "-o", metavar="FILE", help="write a trace for ui.perfetto.dev there (JSON)")
 
     bench = commands.add_parser("bench", help="measure", description="Measure.")
     benches = bench.add_subparsers(title="benchmarks", metavar="WHAT", required=True)

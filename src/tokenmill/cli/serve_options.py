@@ -75,10 +75,24 @@ class ServeOptions:
         "(mode 0600; up to 1 GiB; those of three earlier starts are kept beside it)",
         metavar="FILE",
     )
+    flight_recorder: str | None = option(
+        None,
+        "folder for the last steps of each engine, which stay when it dies (see tokenmill flight), or 'off' "
+        "(default: tokenmill/flight in the user's folder for state)",
+        metavar="DIR|off",
+    )
     log_level: str = option("info", "(default: info)", choices=LOG_LEVELS)
 
     def __post_init__(self) -> None:
         check(self)
+
+    @property
+    def flight_dir(self) -> str:
+        """Absolute; "": nothing is recorded."""
+        if self.flight_recorder == OFF:
+            return ""
+        given = self.flight_recorder
+        return os.path.abspath(os.path.expanduser(given)) if given else str(default_state_dir() / "flight")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

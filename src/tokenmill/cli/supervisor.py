@@ -20,11 +20,13 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 from ..core.errors import ConfigError, TokenmillError
 from ..core.events import Drain, FromEngine, Ready, ToEngine
 from ..core.ports import FrontEnd
 from ..net.clock import MonotonicClock
+from ..net.flight_file import keep_copy, keep_lost, new_path, prune
 from ..net.lifeline import open_lifeline
 from ..net.pulse import open_pulse, take_pulses
 from ..net.unix import UnixFrontEnd, private_address
@@ -52,9 +54,15 @@ class EngineProcess:
     closed."""
 
     def __init__(
-        self, process: subprocess.Popen[bytes], address: str, pulse_fd: int, held: contextlib.ExitStack
+        self,
+        process: subprocess.Popen[bytes],
+        address: str,
+        flight: str,
+        pulse_fd: int,
+        held: contextlib.ExitStack,
     ) -> None:
         self.address = address
+        self.flight = flight
         self._process = process
         self._pulse_fd = pulse_fd
         self._held = held
@@ -83,7 +91,7 @@ class EngineProcess:
             assert process.stdin is not None
             with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
                 pipe.write(replace(launch, address=address, lifeline_fd=read_fd, pulse_fd=beat_fd).to_json())
-            return cls(process, address, pulse_fd, held.pop_all())
+            return cls(process, address, launch.flight, pulse_fd, held.pop_all())
 
     async def ended(self) -> TokenmillError:
         """Waits for the process to end, and tells why it did."""
@@ -129,10 +137,12 @@ class EngineProcess:
 class Supervisor:
     """A context manager: entering starts the first process, so that the engine loads while the front end does, and
     leaving ends the one that runs then. `engine_timeout_s`: an engine that has work and makes no progress for so long
-    is ended; 0: never."""
+    is ended; 0: never. `flight_dir`: folder of the flight recorders' files; "": there are none."""
 
-    def __init__(self, launch: Launch, engine_timeout_s: float = 0.0) -> None:
+    def __init__(self, launch: Launch, engine_timeout_s: float = 0.0, flight_dir: str = "") -> None:
         self._launch = launch
+        self._flight_dir = flight_dir
+        self._num_started = 0
         self._engine_timeout_s = engine_timeout_s
         self._process: EngineProcess | None = None
         self._link: FrontEnd | None = None
@@ -140,13 +150,29 @@ class Supervisor:
         self._has_drained = asyncio.Event()
 
     def __enter__(self) -> Supervisor:
-        self._process = EngineProcess.start(self._launch)
+        if self._flight_dir:
+            prune(self._flight_dir)
+        self._process = self._start()
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._process is not None:
             self._process.close()
+            if self._process.flight:
+                Path(self._process.flight).unlink(missing_ok=True)
             self._process = None
+
+    def _start(self) -> EngineProcess:
+        flight = new_path(self._flight_dir, self._num_started) if self._flight_dir else ""
+        self._num_started += 1
+        return EngineProcess.start(replace(self._launch, flight=flight))
+
+    def keep_flight(self) -> None:
+        """Copy what the engine has done lately to a file that stays, and tell of it in the log."""
+        flight = "" if self._process is None else self._process.flight
+        kept = keep_copy(flight, "asked") if flight else None
+        if kept is not None:
+            log.warning("What the engine did lately is in %s.", kept)
 
     async def drain(self, within_s: float) -> None:
         """Have the engine save what it keeps and end, which it may take `within_s` for. To be called when no request is
@@ -176,12 +202,12 @@ class Supervisor:
 
         while True:
             if self._process is None:
-                self._process = EngineProcess.start(self._launch)
+                self._process = self._start()
             started_s = time.monotonic()
             link = UnixFrontEnd(self._process.address, MonotonicClock())
             link.open()
             self._link = link
-            attached = client.attach(Watched(link, note), on_broken=self._process.kill)
+            attached = client.attach(Watched(link, note), on_broken=self._process.kill, flight=self._process.flight)
             watch = asyncio.create_task(self._end_when_stuck(self._process, attached), name="engine-watch")
             try:
                 reason = await self._process.ended()
@@ -195,6 +221,7 @@ class Supervisor:
                 client.detach(attached, "The engine is down and will be restarted.", delay_s + load_s)
                 link.close()
             self._process.close()
+            lost = keep_lost(self._process.flight) if self._process.flight else None
             self._process = None
             if self._is_draining:
                 self._has_drained.set()
@@ -202,6 +229,8 @@ class Supervisor:
             if not was_ready:
                 raise reason
             log.error("%s It is restarted %s.", reason.message, f"in {delay_s:g} s" if delay_s else "at once")
+            if lost is not None:
+                log.error("What it did last is in %s; see: tokenmill flight %s", lost, lost)
             await asyncio.sleep(delay_s)
             delay_s = min(max(2 * delay_s, FIRST_DELAY_S), LONGEST_DELAY_S)
 

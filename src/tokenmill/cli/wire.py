@@ -91,7 +91,7 @@ def serve(args: argparse.Namespace) -> int:
         log_level=options.log_level, journal=os.path.abspath(options.journal) if options.journal else "",
     )  # fmt: skip
     workers = _workers(given_options(ListenOptions, args), given_options(LinkOptions, args), launch, config)
-    own = Supervisor(launch, options.engine_timeout_s) if args.engine else None
+    own = Supervisor(launch, options.engine_timeout_s, options.flight_dir) if args.engine else None
     for flag, is_given in (("--kv-save", saves_kv), ("--journal", bool(options.journal))):
         if own is None and is_given:
             raise ConfigError(
@@ -230,6 +230,8 @@ async def _serve(
         await asyncio.wait([prepared])  # workers are measured by this engine, and it by none of them
         await workers.run(client, complete, note_workers, first_ready.result())
 
+    if own is not None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, own.keep_flight)
     engines = [] if own is None else [own.run(client, complete)]
     if workers is not None:
         engines.append(take_workers(workers))

@@ -31,10 +31,11 @@ from ..formats.checkpoint import weights_digest
 from ..formats.hub import default_cache_dir
 from ..net.clock import MonotonicClock
 from ..net.entropy import new_id
+from ..net.flight_file import keep_copy, new_path, prune
 from ..net.handshake import Identity
 from ..net.loop import run_event_loop
 from ..net.tcp import Credentials, join
-from .engine_process import SWITCH_S, load, recording, warm_up
+from .engine_process import SWITCH_S, flight_recorder, load, recording, warm_up
 from .launch import Launch
 from .models import resolve_model
 from .options import engine_options, given_options
@@ -45,6 +46,7 @@ from .watchdog import LOOK_S, Watchdog
 from .worker_options import LinkOptions, WorkerOptions, shown_address
 
 if TYPE_CHECKING:
+    from ..engine.flight import FlightRecorder
     from ..net.link import EngineLink
     from ..node.load import Engine
 
@@ -64,11 +66,20 @@ def worker(args: argparse.Namespace) -> int:
 
     sys.setswitchinterval(SWITCH_S)
     engine, ready = load(launch)
-    with contextlib.closing(engine), recording(serving.journal or "", engine.config) as record:
+    path = new_path(serving.flight_dir, 0) if serving.flight_dir else ""
+    if path:
+        prune(serving.flight_dir)
+    with (
+        contextlib.closing(engine),
+        flight_recorder(path, ready.model) as flight,
+        recording(serving.journal or "", engine.config) as record,
+    ):
         print_facts(f"tokenmill {__version__} computes {ready.model} from {model.path}", ready.facts)
         identity = Identity(new_id("engine"), weights_digest(model.path, Path(launch.cache_dir)), ready)
         core = EngineCore(engine.config, record)
-        run_event_loop(_Worker(engine, core, identity, address, credentials, serving.engine_timeout_s).run())
+        if flight is not None:
+            signal.signal(signal.SIGUSR2, lambda *_: _keep_flight(path))
+        run_event_loop(_Worker(engine, core, flight, identity, address, credentials, serving.engine_timeout_s).run())
         if engine.worker.saved is not None:
             print(f"tokenmill: {engine.worker.saved.summary()}", file=sys.stderr, flush=True)
     return 0
@@ -81,6 +92,7 @@ class _Worker:
         self,
         engine: Engine,
         core: EngineCore,
+        flight: FlightRecorder | None,
         identity: Identity,
         address: tuple[str, int],
         credentials: Credentials,
@@ -88,6 +100,7 @@ class _Worker:
     ) -> None:
         self._engine = engine
         self._core = core
+        self._flight = flight
         self._identity = identity
         self._address = address
         self._credentials = credentials
@@ -135,7 +148,7 @@ class _Worker:
         _log.info("Joined the front end at %s.", where)
         try:
             await link.send(replace(self._identity.ready, stats=self._core.stats()))
-            shell = EngineShell(self._core, self._engine.worker.executor, link, self._clock)
+            shell = EngineShell(self._core, self._engine.worker.executor, link, self._clock, self._flight)
             await self._serve(shell, self._first)
             self._first = ()
             if not self._core.is_drained:  # the next front end may give requests the same ids: nothing may be left
@@ -182,6 +195,12 @@ class _Worker:
                 _log.error("The engine has made no progress for %g s; this worker ends.", self._timeout_s)
                 os._exit(STUCK_STATUS)
             before = now
+
+
+def _keep_flight(path: str) -> None:
+    kept = keep_copy(path, "asked")
+    if kept is not None:
+        _log.warning("What the engine did lately is in %s.", kept)
 
 
 async def _say_farewell(link: EngineLink) -> None:

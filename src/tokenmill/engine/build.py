@@ -8,6 +8,7 @@ from ..core.config import EngineConfig
 from ..core.effects import Event
 from ..core.ports import Clock, EngineEnd, Executor
 from .core import EngineCore
+from .flight import FlightRecorder
 from .journal import Recorder
 from .shell import EngineShell
 
@@ -19,10 +20,11 @@ def build_engine(
     clock: Clock,
     record: Recorder | None = None,
     first: Iterable[Event] = (),
+    flight: FlightRecorder | None = None,
 ) -> EngineShell:
     """An engine whose `run()` serves `link`; nothing starts before that. `record` hears the story of its core, which is
-    told of `first` before anything else."""
-    shell = EngineShell(EngineCore(config, record), executor, link, clock)
+    told of `first` before anything else. `flight` records its steps."""
+    shell = EngineShell(EngineCore(config, record), executor, link, clock, flight)
     for event in first:
         shell.hear(event)
     return shell

@@ -91,6 +91,7 @@ class StepLedger:
     def preempt(self, seq: Sequence) -> None:
         assert seq.rows_in_flight == 0, f"sequence {seq.number} has a row in flight"
         self._state.counters.num_preemptions += 1
+        self.step.preempted.append((seq.number, seq.num_computed))
         self._state.send_back(seq)
 
     def add_row(self, seq: Sequence, num_tokens: int) -> None:

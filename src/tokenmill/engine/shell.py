@@ -26,6 +26,7 @@ from ..core.events import FromEngine, Output, StepOutputs, Submit
 from ..core.ports import Clock, EngineEnd, Executor
 from ..core.step import StepPlan, StepResult
 from .core import EngineCore
+from .flight import FlightRecorder
 from .pace import Pace
 
 log = logging.getLogger(__name__)
@@ -41,11 +42,19 @@ RECENT_S = 0.25
 class EngineShell:
     """Runs one engine until it is drained or its front end is gone. `core` is for whoever looks into it."""
 
-    def __init__(self, core: EngineCore, executor: Executor, link: EngineEnd, clock: Clock) -> None:
+    def __init__(
+        self,
+        core: EngineCore,
+        executor: Executor,
+        link: EngineEnd,
+        clock: Clock,
+        flight: FlightRecorder | None = None,
+    ) -> None:
         self.core = core
         self._executor = executor
         self._link = link
         self._clock = clock
+        self._flight = flight
         self._inbox: deque[Event] = deque()
         self._in_flight: deque[tuple[StepPlan, asyncio.Future[StepResult]]] = deque()
         self._jobs: set[asyncio.Task[None]] = set()
@@ -111,6 +120,8 @@ class EngineShell:
         """Start the jobs; what goes to the front end is sent at the end of this turn of the loop."""
         if any(output.finish_reason is not None for output in effects.outputs):
             self._changed_s = self._clock.now()
+            if self._flight is not None:
+                self._flight.told(effects.outputs, self._changed_s)
         self._outputs += effects.outputs
         self._answers += effects.answers
         for job in effects.jobs:
@@ -150,6 +161,7 @@ class EngineShell:
         has_stepped = False
         while self._in_flight and self._in_flight[0][1].done():
             plan, ended = self._in_flight.popleft()
+            step, duration_s, has_failed = self.core.state.in_flight[0], 0.0, False
             has_stepped = True
             self._began_s = self._clock.now()
             self._forget_alarm()
@@ -159,10 +171,14 @@ class EngineShell:
                 log.exception("Step %d of %d rows failed.", plan.step, len(plan.rows))
                 failure = StepFailed(plan.step, f"{type(error).__name__}: {error}")
                 self._carry_out(self.core.handle(failure, self._clock.now()))
+                has_failed = True
             else:
                 self._tell_long(plan, result.duration_s)
                 self._pace.note(plan.num_tokens, result.duration_s)
                 self._carry_out(self.core.commit(result, self._clock.now()))
+                duration_s = result.duration_s
+            if self._flight is not None:
+                self._flight.ended(step, self._began_s, duration_s, self._clock.now(), has_failed=has_failed)
         return has_stepped
 
     def _tell_long(self, plan: StepPlan, duration_s: float) -> None:
@@ -178,12 +194,16 @@ class EngineShell:
             )  # fmt: skip
 
     def _start_steps(self) -> None:
-        while self._is_time() and (plan := self.core.plan(self._clock.now())) is not None:
+        while self._is_time() and (plan := self.core.plan(now := self._clock.now())) is not None:
             if not self._in_flight:
                 self._began_s = self._clock.now()
+            if self._flight is not None:
+                self._flight.planned(self.core.state, now)
             result = asyncio.ensure_future(self._executor.execute(plan))
             result.add_done_callback(lambda _: self._wake.set())
             self._in_flight.append((plan, result))
+            if self._flight is not None:
+                self._flight.submitted(plan.step, self._clock.now())
         self._carry_out(self.core.take_effects())
 
     def _is_time(self) -> bool:

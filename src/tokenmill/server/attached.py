@@ -22,6 +22,7 @@ class AttachedEngine:
     """number     which no other life has
     num_steps  committed, as far as told
     num_open   requests that it has
+    flight     file of its flight recorder, where it has one on this machine; else ""
 
     take is given what comes. must_wait tells of a notice whether it must wait, with all after it. lost is called when
     the link has ended or what came cannot be used, with what to say of it; in that case on_broken is called, too: the
@@ -38,9 +39,11 @@ class AttachedEngine:
         count_open: Callable[[int], int],
         lost: Callable[[AttachedEngine, str], None],
         on_broken: Callable[[], None],
+        flight: str = "",
     ) -> None:
         self.number = number
         self.num_steps = 0
+        self.flight = flight
         self.on_broken = on_broken
         self._link = link
         self._take = take

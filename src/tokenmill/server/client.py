@@ -128,10 +128,11 @@ class EngineClient:
 
     # ---- engines ----
 
-    def attach(self, link: FrontEnd, on_broken: Callable[[], None] = lambda: None) -> AttachedEngine:
+    def attach(self, link: FrontEnd, on_broken: Callable[[], None] = lambda: None, flight: str = "") -> AttachedEngine:
         """Take up a new engine; it gets requests once its Ready has come. Needs a running loop. The link stays its
         maker's to close. `on_broken` is called when what comes over the link cannot be used: the engine has been let
-        go, but may live on and hear of it from nobody else."""
+        go, but may live on and hear of it from nobody else. `flight`: file of its flight recorder, where it has one
+        here."""
         attached = AttachedEngine(
             self._num_links,
             link,
@@ -140,6 +141,7 @@ class EngineClient:
             count_open=self._gateway.num_open_at,
             lost=self.detach,
             on_broken=on_broken,
+            flight=flight,
         )
         self._num_links += 1
         self._links[attached.number] = attached
@@ -336,6 +338,8 @@ class EngineClient:
         if refused:
             return self._refuse(link, refused)
         self.adapters.join(link.number)
+        if self.observer is not None:
+            self.observer.engine_came(link.number, link.flight)
         if self.metrics is not None:
             self.metrics.engine_ready(ready, self.stats)
         self._on_prepared(None)

@@ -1,6 +1,6 @@
-"""Who an EngineClient tells what becomes of requests, so that it can be shown: the book of requests, and the window of
-the last minute. It is told when a request comes, is given to an engine, gets its first token, loses its engine and
-ends, and of one step a second: never of a token."""
+"""Who an EngineClient tells what becomes of requests, so that it can be shown: the book of requests, the window of the
+last minute, the flight recorders of engines. It is told when a request comes, is given to an engine, gets its first
+token, loses its engine and ends, and of one step a second: never of a token."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from ...cluster.events import Ended
 from ...core.events import EngineStats
 from ...core.request import Request
 from .book import RequestBook
+from .rings import Rings
 from .window import Window
 
 
@@ -20,6 +21,7 @@ class Observer:
         self.book = RequestBook()
         self.window = Window()
         self.book.listeners.append(self.window.end)
+        self.rings = Rings()
         self.next_sample_s = 0.0
 
     def opened(self, requests: Sequence[Request], client: str, now: float) -> None:
@@ -34,6 +36,10 @@ class Observer:
 
     def ended(self, ended: Ended) -> None:
         self.book.close(ended)
+
+    def engine_came(self, link: int, flight: str) -> None:
+        """`flight`: file of its flight recorder; "": it has none here."""
+        self.rings.open(link, flight)
 
     def engine_left(self, link: int, now: float) -> None:
         self.book.engine_left(link, now)

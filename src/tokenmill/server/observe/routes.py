@@ -11,14 +11,17 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ...core.errors import InvalidRequest
+from ...core.flight import NUM_STEPS, read_flight
 from ...core.ports import Clock
 from ..client import EngineClient
 from ..http import JSONReply
+from ..pieces import in_turns
 from ..scopes import require_operator
 from ..tenants.tenant import ADMIN
 from .book import NUM_ENDED, Record
 from .load import load_body
 from .observer import Observer
+from .perfetto import trace_of
 from .shown import summary
 from .timeline import timeline
 
@@ -31,6 +34,7 @@ def routes(client: EngineClient, observer: Observer, clock: Clock) -> list[Route
         Route("/admin/load", views.load),
         Route("/admin/requests", views.requests),
         Route("/admin/requests/{id}", views.request),
+        Route("/admin/flight", views.flight),
     ]
 
 
@@ -71,11 +75,29 @@ class _Views:
         record = record or next(iter(choices), None)
         if record is None:
             raise HTTPException(404, f"No such request is open or among the last {NUM_ENDED} that ended")
-        now = self._clock.now()
         body = self._summary(record)
         body["choices"] = [each.id for each in choices]
-        body["timeline"] = timeline(record, now)
+        body["timeline"] = timeline(record, self._observer.rings)
         return JSONReply(body)
+
+    async def flight(self, request: HttpRequest) -> Response:
+        """An engine's last steps as a trace for ui.perfetto.dev: ?steps=, ?engine= (a number of a life; default: the
+        last that came)."""
+        require_operator(request)
+        asked, rings = request.query_params, self._observer.rings
+        num_steps = _count(asked.get("steps", "1000"), "steps", NUM_STEPS)
+        links = rings.links
+        if not links:
+            raise HTTPException(404, "No engine on this machine is recorded (see --flight-recorder)")
+        number = asked.get("engine", str(links[-1]))
+        ring = rings.get(int(number)) if number.isascii() and number.isdigit() and len(number) < 9 else None
+        if ring is None:
+            raise InvalidRequest(
+                f"engine must be one of {', '.join(map(str, links))}, got {number[:100]!r}.", param="engine"
+            )
+        trace = await in_turns(trace_of(read_flight(bytes(ring.data), num_steps), f"engine {number}"))
+        name = f'attachment; filename="tokenmill-flight-{number}.json"'
+        return JSONReply(trace, headers={"content-disposition": name})
 
     def _summary(self, record: Record) -> dict[str, Any]:
         return summary(record, self._clock.now(), time.time(), self._client.num_output)

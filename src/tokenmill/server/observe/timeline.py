@@ -1,47 +1,90 @@
 """The story of one request: spans, one after the other, and what happened in them. Times are seconds since it arrived.
 
-    queue | (engine: prefill | decode)  one engine
-    queue | prefill | decode | held | prefill | decode  where the first engine went
+    queue | prefill | decode                               in one engine
+    queue | prefill | decode | held | prefill | decode     where the first engine went
 
-A span: {"name", "start_s", "end_s" (null: it goes on), "engine", "events"}; an event: {"name", "at_s", ...}.
+A span is {"name", "start_s", "end_s" (null: it goes on), "engine", "events"}, an event {"name", "at_s", ...}: `chunk`s
+of the prompt (or of all tokens, where they are computed again) and preemptions. Events, and when a resumed request got
+tokens again, are known of engines on this machine whose steps are recorded.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from ...core.flight import CHUNK, EventRecord
 from .book import Life, Record
+from .rings import Ring, Rings
 
 
-def timeline(record: Record, now: float) -> list[dict[str, Any]]:
-    """`now`: ends nothing, but cuts what goes on."""
+def timeline(record: Record, rings: Rings) -> list[dict[str, Any]]:
     spans: list[dict[str, Any]] = []
     since = record.arrival_s
 
-    def span(name: str, start_s: float, end_s: float, engine: int | None = None) -> None:
+    def add(name: str, start_s: float, end_s: float, engine: int | None = None) -> None:
         ended = None if end_s < 0 else max(start_s, end_s) - since
         spans.append({"name": name, "start_s": start_s - since, "end_s": ended, "engine": engine, "events": []})
 
-    scheduled_s = record.scheduled_s if record.scheduled_s >= 0 else -1.0
-    begun_s = record.lives[0].given_s if record.lives else -1.0
-    queued_till_s = scheduled_s if scheduled_s >= 0 else begun_s
-    span("queue", since, queued_till_s if queued_till_s >= 0 else record.ended_s)
+    given_s = record.lives[0].given_s if record.lives else -1.0
+    queued_till_s = _scheduled(record, rings)
+    queued_till_s = given_s if queued_till_s < 0 else queued_till_s
+    add("queue", since, queued_till_s if queued_till_s >= 0 else record.ended_s)
     for i, life in enumerate(record.lives):
-        is_last = i == len(record.lives) - 1
         end_s = life.lost_s if life.lost_s >= 0 else record.ended_s
-        start_s = max(life.given_s, queued_till_s) if i == 0 else life.given_s
-        _life(record, life, start_s, end_s, is_first=i == 0, add=span)
+        begun_s = max(life.given_s, queued_till_s) if i == 0 else life.given_s
+        first_s = _first_token(record, life, rings)
+        if first_s >= 0 and (end_s < 0 or first_s <= end_s):
+            add("prefill", begun_s, first_s, life.link)
+            add("decode", first_s, end_s, life.link)
+        else:
+            add("prefill", begun_s, end_s, life.link)
         if life.lost_s >= 0:
-            next_s = record.ended_s if is_last else record.lives[i + 1].given_s
-            span("held", life.lost_s, next_s)
+            is_last = i == len(record.lives) - 1
+            add("held", life.lost_s, record.ended_s if is_last else record.lives[i + 1].given_s)
+        _add_events(spans, record, life, rings.get(life.link))
     return spans
 
 
-def _life(record: Record, life: Life, start_s: float, end_s: float, *, is_first: bool, add: Any) -> None:
-    """The spans of one engine: up to its first token of the request, and from there on."""
-    first_s = record.first_s if life.num_output == 0 or is_first else -1.0
-    if first_s >= 0 and (end_s < 0 or first_s <= end_s) and first_s >= life.given_s:
-        add("prefill", start_s, first_s, life.link)
-        add("decode", first_s, end_s, life.link)
-    else:
-        add("prefill" if life.num_output == 0 else "decode", start_s, end_s, life.link)
+def _scheduled(record: Record, rings: Rings) -> float:
+    """When the first step with a row of it was planned; -1: not yet, or not known."""
+    if record.scheduled_s >= 0 or not record.lives:
+        return record.scheduled_s
+    ring = rings.get(record.lives[0].link)
+    found = None if ring is None else ring.find(record.id)
+    return -1.0 if found is None else found.scheduled_s
+
+
+def _first_token(record: Record, life: Life, rings: Rings) -> float:
+    """When this life gave its first token; -1: not yet, or not known."""
+    if life is record.lives[0] or record.first_s >= life.given_s:
+        return record.first_s
+    ring = rings.get(life.link)
+    found = None if ring is None else ring.find(record.id)
+    if ring is None or found is None:
+        return -1.0
+    num_known = record.num_prompt + life.num_output
+    lasts = (
+        each for each in ring.events(found.seq) if each.kind == CHUNK and each.start + each.num_tokens >= num_known
+    )
+    last = next(lasts, None)
+    return -1.0 if last is None else ring.end_of(last) or -1.0
+
+
+def _add_events(spans: list[dict[str, Any]], record: Record, life: Life, ring: Ring | None) -> None:
+    found = None if ring is None else ring.find(record.id)
+    if ring is None or found is None:
+        return
+    own = [span for span in spans if span["engine"] == life.link]
+    for event in ring.events(found.seq):
+        at_s = event.at_s - record.arrival_s
+        span = next((each for each in reversed(own) if each["start_s"] <= at_s), own[0])
+        span["events"].append(_shown(event, ring, record.arrival_s))
+
+
+def _shown(event: EventRecord, ring: Ring, since: float) -> dict[str, Any]:
+    at = {"at_s": event.at_s - since, "step": event.step}
+    if event.kind != CHUNK:
+        return {"name": "preempted", **at, "lost_tokens": event.num_tokens}
+    ended_s = ring.end_of(event)
+    shown = {"name": "chunk", **at, "end_s": ended_s - since if ended_s else None}
+    return {**shown, "start": event.start, "tokens": event.num_tokens}
