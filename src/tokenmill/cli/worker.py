@@ -79,7 +79,7 @@ def worker(args: argparse.Namespace) -> int:
         core = EngineCore(engine.config, record)
         if flight is not None:
             signal.signal(signal.SIGUSR2, lambda *_: _keep_flight(path))
-        run_event_loop(_Worker(engine, core, flight, identity, address, credentials, serving.engine_timeout_s).run())
+        run_event_loop(_Worker(engine, core, identity, address, credentials, serving.engine_timeout_s, flight).run())
         if engine.worker.saved is not None:
             print(f"tokenmill: {engine.worker.saved.summary()}", file=sys.stderr, flush=True)
     return 0
@@ -92,11 +92,11 @@ class _Worker:
         self,
         engine: Engine,
         core: EngineCore,
-        flight: FlightRecorder | None,
         identity: Identity,
         address: tuple[str, int],
         credentials: Credentials,
         timeout_s: float,
+        flight: FlightRecorder | None = None,
     ) -> None:
         self._engine = engine
         self._core = core
