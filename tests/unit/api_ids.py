@@ -18,6 +18,8 @@ VLLM = {
     "request_id": "becomes part of the answer's `request_id`",
     "kv_transfer_params": "as for completions",
     "slo": "as for completions",
+    "priority_class": "as for completions",
+    "service_tier": "as for completions",
 }
 SGLANG = {
     "text": "the prompt, or several; else `input_ids`",
@@ -29,6 +31,8 @@ SGLANG = {
     "rid": "becomes part of the answer's id",
     "priority": "as for completions: lower runs earlier",
     "slo": "as for completions: latency objectives",
+    "priority_class": "as for completions",
+    "service_tier": "as for completions",
     "return_logprob": "log probabilities of the answer's tokens: `[logprob, id, text]`",
     "top_logprobs_num": "and so many alternatives to each",
     "return_text_in_logprobs": "with their texts",
@@ -38,6 +42,7 @@ KINDS = {
     "token_ids": "array of integers", "text": "string or array of strings",
     "input_ids": "array of integers, or of such",
     "stream": "true or false", "stream_options": "object", "model": "string", "priority": "integer",
-    "cache_salt": "string", "request_id": "string", "kv_transfer_params": "object", "rid": "string",
+    "cache_salt": "string", "priority_class": "0 to 2",
+    "service_tier": "string", "request_id": "string", "kv_transfer_params": "object", "rid": "string",
     "logprob_start_len": "integer",
 }  # fmt: skip

@@ -36,7 +36,7 @@ OWN = (
     "xtc_threshold", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers",
     "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "min_tokens", "ignore_eos",
     "stop_token_ids", "bad_words", "allowed_token_ids", "logit_bias", "skip_special_tokens", "chat_template",
-    "chat_template_kwargs", "priority", "cache_salt", "request_id", "slo",
+    "chat_template_kwargs", "priority", "cache_salt", "request_id", "slo", "priority_class",
 )  # fmt: skip
 """Read as for chat."""
 KINDS = {

@@ -37,6 +37,5 @@ RESPONSE = {
     "user": "given back",
     "safety_identifier": "given back",
     "prompt_cache_key": "given back",
-    "service_tier": "the answer says `default`",
     "stream_options.include_obfuscation": "false: nothing is added to events",
 }

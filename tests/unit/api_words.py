@@ -139,6 +139,10 @@ ANSWER = {
     "priority": "lower runs earlier; at least what `--max-priority` says; with 2147483647 it runs only while nothing "
     "else does (default: 0)",
     "cache_salt": "cached prefixes are shared only with calls of the same salt; not empty",
+    "priority_class": "0, 1 or 2: lower classes run first, whatever the priorities in them; not below the caller's own "
+    "([tenants](tenants.md)) (default: the caller's own)",
+    "service_tier": "OpenAI's: `flex` is `priority_class` 2; `auto`, `default`, `priority` and `scale` are the "
+    "caller's own",
     "slo": "latency objectives ([profiles](slo.md)): the name of a profile, or an object with targets of its own. "
     "Headers of gateways are read too: `x-slo-ttft-ms`, `x-slo-tpot-ms` (default: the tenant's, or `--slo`)",
     "slo.profile": "`chat`, `code`, `rag`, `agent`, `batch`, `content` or `edge`",
@@ -195,6 +199,8 @@ POOLING = {
     "truncation_side": "`left` or `right`: the end that is cut (default: `right`)",
     "priority": ANSWER["priority"],
     "cache_salt": ANSWER["cache_salt"],
+    "priority_class": ANSWER["priority_class"],
+    "service_tier": ANSWER["service_tier"],
     "request_id": ANSWER["request_id"],
 }
 EMBEDDING = {

@@ -17,8 +17,11 @@ from tokenmill.core.request import IDLE_PRIORITY
 from tokenmill.net.entropy import new_id
 from tokenmill.server.files.answers import Answers
 from tokenmill.server.files.batch import Batch, Wanted
-from tokenmill.server.files.runner import Batches, idle
+from tokenmill.server.files.lines import idle
+from tokenmill.server.files.runner import Batches
 from tokenmill.server.files.store import FileRecord, FileStore
+from tokenmill.server.tenants.tenant import ANYONE
+from tokenmill.server.tiers import FLEX
 
 WANTED = Wanted("file-in", "/v1/completions", "24h", None, 3600)
 LINE = b'{"custom_id":"%d","method":"POST","url":"/v1/completions","body":{}}\n'
@@ -44,7 +47,7 @@ def run(folder: Path, test: Callable[[Batches], Awaitable[None]]) -> None:
     client: Any = SimpleNamespace(ready=SimpleNamespace(max_num_seqs=2), num_open=0, desk=desk)
 
     async def main() -> None:
-        batches = Batches(FileStore(str(folder), new_id), never, client, lambda name: True, 1000)
+        batches = Batches(FileStore(str(folder), new_id), never, client, lambda name: True, 1000, lambda owner: ANYONE)
         batches.open()
         batches.store.content("file-in").write_bytes(LINE % 1 + LINE % 2)
         await batches.store.add(record())
@@ -187,7 +190,9 @@ def test_a_record_that_cannot_be_read_closes_the_folder_alone(tmp_path: Path, ki
     (tmp_path / kind / "x.json").write_bytes(b"{")
 
     async def main() -> None:
-        batches = Batches(FileStore(str(tmp_path), new_id), never, SimpleNamespace(), lambda name: True, 1000)  # type: ignore[arg-type]
+        batches = Batches(
+            FileStore(str(tmp_path), new_id), never, SimpleNamespace(), lambda name: True, 1000, lambda owner: ANYONE
+        )  # type: ignore[arg-type]
         batches.open()
         with pytest.raises(Unavailable, match="cannot be read"):
             batches.of("")
@@ -199,4 +204,4 @@ def test_a_record_that_cannot_be_read_closes_the_folder_alone(tmp_path: Path, ki
 @pytest.mark.parametrize("body", [b"{}", b"{ }", b'{"priority":-5,"a":1}', b'{"a":{"priority":1}}', b'{"a":1 }'])
 def test_a_call_of_a_batch_is_idle_whatever_it_says(body: bytes) -> None:
     said = msgspec.json.decode(body)
-    assert msgspec.json.decode(idle(body)) == said | {"priority": IDLE_PRIORITY}
+    assert msgspec.json.decode(idle(body)) == said | {"priority": IDLE_PRIORITY, "priority_class": FLEX}

@@ -12,8 +12,10 @@ from scripted import InlineHelper, make_text_model
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.server import grammars
 from tokenmill.server.grammars import GrammarCompiler
+from tokenmill.server.helper import Caller
 from tokenmill.server.jobs import Job
 from tokenmill.server.metrics import Metrics
+from tokenmill.server.tenants.tenant import Tenant
 from tokenmill.text.grammar.constraint import Constraint
 
 
@@ -51,6 +53,15 @@ def test_what_was_compiled_lately_is_not_compiled_again(monkeypatch: pytest.Monk
     assert num_jobs(choice("hello"), choice("12"), choice("hello"), choice("world")) == 2
     monkeypatch.setattr(grammars, "MAX_KEPT_BYTES", 1)
     assert num_jobs(choice("1"), choice("1")) == 2 and compiler._num_bytes == 0
+
+
+def test_what_one_tenant_asked_for_is_not_known_to_another() -> None:
+    """Else the time would tell; tenants of one salt share."""
+    helper = Counting()
+    compiler = GrammarCompiler(helper)
+    for salt, num_jobs in (("", 1), ("a", 2), ("b", 3), ("a", 3), ("", 3)):
+        asyncio.run(compiler.compile(choice("hello"), Caller(tenant=Tenant("t", salt=salt))))
+        assert helper.num_jobs == num_jobs
 
 
 def test_a_refusal_names_the_field_and_is_counted() -> None:

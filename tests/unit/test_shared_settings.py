@@ -29,7 +29,7 @@ BODY = {"prompt": ["a", "b"], "n": 32, "max_tokens": 4, "stop_token_ids": [7, 3,
 
 def requests_of(body: dict[str, object]) -> list[Request]:
     call, _ = parse_completion(body, RULES)
-    given = text_call(call, make_text_model(), "", USUAL)
+    given = text_call(call, make_text_model(), "", USUAL, "")
     return make_requests(given, [(1, 2, 3), (4, 5)], READY, root_id="r", arrival_s=0.0, new_seed=lambda: 1)
 
 

@@ -23,7 +23,7 @@ from tokenmill.server.tokens import KNOWN_CHARS, Encoder
 from tokenmill.text import segments, tokenizer
 from tokenmill.text.gguf_tokenizer import tokenizer_from_gguf
 from tokenmill.text.pretokenizers import SCHEMES
-from tokenmill.text.segments import SegmentCache, can_cut, cut_text
+from tokenmill.text.segments import KEPT_BYTES, SegmentCache, can_cut, cut_text
 from tokenmill.text.spellings import ALPHABET
 from tokenmill.text.tokenizer import Tokenizer
 
@@ -124,6 +124,26 @@ def test_what_is_known_is_not_encoded_again() -> None:
     assert asked == cut_text(text)[-1:]
 
 
+def test_what_is_known_of_one_salt_is_not_known_of_another() -> None:
+    """Nor of none; what is kept of all together stays within the bound."""
+    asked: list[str] = []
+
+    def encode(text: str) -> list[int]:
+        asked.append(text)
+        return [len(text)]
+
+    subject = SegmentCache(encode)
+    text = "one two three " * 200
+    for salt in ("", "a", "b"):
+        assert subject.num_unknown_chars(text, salt) == len(text)
+        subject.encode(text, salt)
+        assert subject.num_unknown_chars(text, salt) == len(cut_text(text)[-1])
+    assert asked == cut_text(text) * 3
+    for number in range(20_000):
+        subject.encode(text, f"salt {number}")
+    assert subject._num_bytes == sum(segments._num_bytes(*each) for each in subject._kept.items()) <= KEPT_BYTES
+
+
 def test_the_longest_unused_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """Texts and tokens up to so many bytes, of one text no more than a quarter of them."""
     texts = [f"{name} word" * 200 for name in "abcde"]
@@ -172,7 +192,7 @@ def test_other_tokenizers_are_not_cut() -> None:
 def test_a_long_prompt_needs_a_thread_only_where_it_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
     text = make_text_model()
     known = set[str]()
-    monkeypatch.setattr(text.tokenizer, "num_unknown_chars", lambda text: 0 if text in known else len(text))
+    monkeypatch.setattr(text.tokenizer, "num_unknown_chars", lambda text, salt: 0 if text in known else len(text))
     threads: list[int] = []
     encode = text.tokenizer.encode
 

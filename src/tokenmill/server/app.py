@@ -162,7 +162,7 @@ def build_app(
     if config.files_dir:
         inside = Starlette(routes=routes, exception_handlers=handlers)  # no gate: a batch's owner has passed it
         files = FileStore(config.files_dir, new_id)
-        batches = Batches(files, inside, client, generation.serves, config.max_body_bytes)
+        batches = Batches(files, inside, client, generation.serves, config.max_body_bytes, access.tenant_of)
     app = Starlette(
         routes=[*routes, *file_routes(generation, batches)], middleware=middleware, exception_handlers=handlers
     )

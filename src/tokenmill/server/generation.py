@@ -160,8 +160,9 @@ class Generation:
         given_id = call.request_id or request_id
         digest = "" if adapter is None else adapter.digest
         longest = max((len(prompt.tokens) for prompt in prompts), default=0)
+        terms = terms_of(caller, self.objectives, call.slo, longest, call.priority_class)
         requests = make_requests(
-            text_call(call, self.text, digest, terms_of(caller, self.objectives, call.slo, longest)),
+            text_call(call, self.text, digest, terms, caller.tenant.salt_with(call.cache_salt)),
             [prompt.tokens for prompt in prompts],
             ready,
             root_id=root_id,

@@ -30,7 +30,8 @@ class GrammarCompiler:
     async def compile(self, constraint: Constraint, caller: Caller = _NOBODY) -> str:
         """The constraint as a grammar that the engine takes. Raises InvalidRequest naming the field and, where it can
         be told, the place at fault, or that it takes too long or too much memory."""
-        key = packed(constraint, constraint.param)
+        salt = caller.tenant.salt  # whether another has asked for the same would show in the time
+        key = packed((salt, constraint) if salt else constraint, constraint.param)
         if key in self._kept:
             self._kept.move_to_end(key)
             return self._kept[key]

@@ -28,6 +28,7 @@ from .prompts import Mixed, Prompt, parse_prompts, token_ids
 from .rules import Rules as Rules
 from .slo.wishes import read_wish
 from .thinking import read_reasoning
+from .tiers import read_class
 from .tooling import FUNCTION_CALL, demand, read_tools
 
 MAX_TOKENS_DEFAULT = 16
@@ -59,6 +60,7 @@ class Call:
     stream_interval   tokens of a chunk behind the first; None: as the server is set
     beams             how to search for the likeliest answers; None: they are drawn
     slo               what it says of its objectives
+    priority_class    that it asks for; None: its tenant's
     extras            what another API's shape needs of the body: JSON data
     """
 
@@ -93,6 +95,7 @@ class Call:
     stream_interval: int | None = None
     beams: BeamSearchParams | None = None
     slo: Wish = NO_WISH
+    priority_class: int | None = None
     extras: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -263,6 +266,7 @@ def _common(fields: Fields, prompt_logprobs: int | None) -> dict[str, Any]:
         "handoff": _handoff(fields, stream),
         "constraint": read_constraint(fields),
         "slo": read_wish(fields),
+        "priority_class": read_class(fields),
     }
 
 

@@ -56,7 +56,6 @@ _GENERATION: Table = {
     "user": _ACCOUNT,
     "store": _ACCOUNT,
     "metadata": _ACCOUNT,
-    "service_tier": _ACCOUNT,
     "safety_identifier": _ACCOUNT,
     "prompt_cache_key": _CACHE,
     "prompt_cache_retention": _CACHE,

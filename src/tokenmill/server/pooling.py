@@ -13,6 +13,7 @@ from .fields import Fields, kind_name
 from .openai import Rules
 from .other_fields import EMBEDDING, RERANK, SCORE, check
 from .prompts import Prompt, token_ids
+from .tiers import read_class
 
 MAX_INPUTS = 2048
 
@@ -26,6 +27,7 @@ class PoolingCall:
     dimensions    values of a vector to keep; 0: all
     as_base64     vectors are base64 of little-endian float32
     prompt_name   of the model's prompts, the one to put before the inputs; None: its default
+    priority_class  as Call's
     top_n         most results of a ranking; None: all
     with_texts    a ranking's results carry the documents
     truncate_to   as Call.truncate_to; keep_end: what is kept then is the end
@@ -45,6 +47,7 @@ class PoolingCall:
     keep_end: bool = False
     priority: int = 0
     cache_salt: str = ""
+    priority_class: int | None = None
     request_id: str | None = None
 
 
@@ -169,5 +172,6 @@ def _common(fields: Fields) -> dict[str, Any]:
         "keep_end": side == "left",
         "priority": fields.integer("priority", -(2**31), 2**31 - 1) or 0,
         "cache_salt": salt or "",
+        "priority_class": read_class(fields),
         "request_id": request_id,
     }

@@ -73,8 +73,9 @@ class Encoder:
         param: str = "prompt",
         caller: Caller = _NOBODY,
     ) -> Encoded:
-        """Token ids are taken as they are. `shared`: as in Tokenizer.encode. `room`: most tokens wanted; a large text
-        that exceeds it is refused (ContextTooLong), or cut, far beyond it, where `keep` is "head" or "tail"."""
+        """Token ids are taken as they are. `shared`: as in Tokenizer.encode, with the texts of the caller's tenant.
+        `room`: most tokens wanted; a large text that exceeds it is refused (ContextTooLong), or cut, far beyond it,
+        where `keep` is "head" or "tail"."""
         if isinstance(prompt, Mixed):
             return await self._encode_mixed(prompt, add_special, shared, room, keep, param, caller)
         if not isinstance(prompt, (str, Rendered)):
@@ -89,8 +90,10 @@ class Encoder:
             encode = partial(tokenizer.encode_split, rendered.pieces, add_special=add_special)
             shared = False
         else:
-            encode = partial(tokenizer.encode, text, add_special=add_special, shared=shared)
-        if len(text) <= THREAD_CHARS or (shared and tokenizer.num_unknown_chars(text) <= THREAD_CHARS):
+            encode = partial(tokenizer.encode, text, add_special=add_special, shared=shared, salt=caller.tenant.salt)
+        if len(text) <= THREAD_CHARS or (
+            shared and tokenizer.num_unknown_chars(text, caller.tenant.salt) <= THREAD_CHARS
+        ):
             return Encoded(tuple(encode()), text)
         async with self._threads:
             return Encoded(tuple(await asyncio.to_thread(encode)), text)
@@ -201,14 +204,15 @@ class Encoder:
         return encoded
 
 
-def text_call(call: Call, text: TextModel, adapter: str, terms: Terms) -> TextCall:
-    """What the requests of `call` have in common. adapter: digest, "" for none. Raises InvalidRequest."""
+def text_call(call: Call, text: TextModel, adapter: str, terms: Terms, cache_salt: str) -> TextCall:
+    """What the requests of `call` have in common. adapter: digest, "" for none; cache_salt: the tenant's with the
+    call's own. Raises InvalidRequest."""
     return TextCall(
         sampling=call.sampling,
         default_max_tokens=text.sampling_defaults.get("max_tokens", call.usual_tokens),
         priority=call.priority,
         terms=terms,
-        cache_salt=call.cache_salt,
+        cache_salt=cache_salt,
         handoff=call.handoff,
         adapter=adapter,
         bad_words=bad_word_ids(text.tokenizer, call.sampling.bad_words),

@@ -36,6 +36,7 @@ from .openai import Rules
 from .pooling import PoolingCall
 from .reading import read_call
 from .stream import watched
+from .tiers import with_class
 from .tokens import Encoder
 from .usage.meter import Meter
 from .usage.record import Account
@@ -230,7 +231,8 @@ class VectorService:
             root_id=self.new_id("pool"),
             arrival_s=arrival_s,
             priority=call.priority,
-            cache_salt=call.cache_salt,
+            terms=with_class(caller.tenant.terms, call.priority_class),
+            cache_salt=caller.tenant.salt_with(call.cache_salt),
             name_of=name_of,
         )
         self.limits.admit(newcomer(caller.name, requests))

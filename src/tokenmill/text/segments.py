@@ -32,6 +32,9 @@ MAX_PIECE_CHARS = 4 * PIECE_CHARS
 KEPT_BYTES = 1 << 23
 """Of texts and tokens that are kept; of a text not more than a quarter, so that none drives all others out."""
 
+_Key = str | tuple[str, str]
+"""A piece, or its salt and it."""
+
 _BORDER = re.compile("[A-Za-z](?= [A-Za-z])")
 _OVER_BORDER = re.compile("[A-Za-z] ")
 
@@ -61,51 +64,52 @@ def cut_text(text: str) -> list[str]:
 
 
 class SegmentCache:
-    """`encode` gives the tokens of a text, or of a piece, without anything around. Threads may share it."""
+    """`encode` gives the tokens of a text, or of a piece, without anything around. What is known of one salt is not
+    known of another. Threads may share it."""
 
     def __init__(self, encode: Callable[[str], list[int]]) -> None:
         self._encode = encode
-        self._kept: dict[str, array[int]] = {}  # the longest unused one first
+        self._kept: dict[_Key, array[int]] = {}  # the longest unused one first
         self._num_bytes = 0
         self._lock = threading.Lock()
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, salt: str = "") -> list[int]:
         *pieces, rest = cut_text(text)
         tokens: list[int] = []
         added = 0
         for piece in pieces:
+            key = (salt, piece) if salt else piece
             with self._lock:
-                known = self._kept.pop(piece, None)
+                known = self._kept.pop(key, None)
                 if known is not None:
-                    self._kept[piece] = known
+                    self._kept[key] = known
             if known is None:
                 known = array("i", self._encode(piece))
-                added += _num_bytes(piece, known)
-                if added <= KEPT_BYTES // 4:
-                    self._keep(piece, known)
+                added += _num_bytes(key, known)
+                if added <= KEPT_BYTES // 4 and len(piece) <= MAX_PIECE_CHARS:
+                    self._keep(key, known)
             tokens.extend(known)
         tokens.extend(self._encode(rest))
         return tokens
 
-    def num_unknown_chars(self, text: str) -> int:
+    def num_unknown_chars(self, text: str, salt: str = "") -> int:
         """How much of `text` is still to be encoded."""
         *pieces, rest = cut_text(text)
-        return len(rest) + sum(len(piece) for piece in pieces if piece not in self._kept)
+        return len(rest) + sum(len(piece) for piece in pieces if ((salt, piece) if salt else piece) not in self._kept)
 
-    def _keep(self, piece: str, tokens: array[int]) -> None:
-        if len(piece) > MAX_PIECE_CHARS:
-            return
+    def _keep(self, key: _Key, tokens: array[int]) -> None:
         with self._lock:
-            if piece not in self._kept:
-                self._kept[piece] = tokens
-                self._num_bytes += _num_bytes(piece, tokens)
+            if key not in self._kept:
+                self._kept[key] = tokens
+                self._num_bytes += _num_bytes(key, tokens)
             while self._num_bytes > KEPT_BYTES:
                 oldest = next(iter(self._kept))
                 self._num_bytes -= _num_bytes(oldest, self._kept.pop(oldest))
 
 
-def _num_bytes(piece: str, tokens: array[int]) -> int:
-    return getsizeof(piece) + getsizeof(tokens)
+def _num_bytes(key: _Key, tokens: array[int]) -> int:
+    size = getsizeof(key) if isinstance(key, str) else getsizeof(key) + getsizeof(key[1])
+    return size + getsizeof(tokens)
 
 
 def _words(pre_tokenizer: Any) -> str:

@@ -45,16 +45,16 @@ class Tokenizer:
         self._visible_bytes = {_NOTHING: _BytesTable(self, skipped=self._special_ids)}
 
     def encode(
-        self, text: str, *, add_special: bool = True, parse_special: bool = True, shared: bool = True
+        self, text: str, *, add_special: bool = True, parse_special: bool = True, shared: bool = True, salt: str = ""
     ) -> list[int]:
         """Ids of `text`. `add_special`: with the BOS / EOS the model wants around a text. `parse_special`: special
-        tokens written out in the text become those tokens. `shared`: take what is known of other texts, and let others
-        take of this one; that shows in the time it takes. Lone surrogates are read as U+FFFD. Other threads may run
-        meanwhile."""
+        tokens written out in the text become those tokens. `shared`: take what is known of other texts of this `salt`,
+        and let others take of this one; that shows in the time it takes. Lone surrogates are read as U+FFFD. Other
+        threads may run meanwhile."""
         if shared and parse_special and self._segments is not None and len(text) > PIECE_CHARS:
             assert self._around is not None
             before, after = self._around if add_special else ([], [])
-            return [*before, *self._segments.encode(text), *after]
+            return [*before, *self._segments.encode(text, salt), *after]
         return self._encode_whole(text, self._backend if parse_special else self._plain, add_special)
 
     def encode_parts(self, text: str, *, add_special: bool = True) -> Iterator[list[int]]:
@@ -115,9 +115,9 @@ class Tokenizer:
                 self._within.pre_tokenizer = inner
         return self._within
 
-    def num_unknown_chars(self, text: str) -> int:
-        """How much of `text` was not in texts encoded before, about: what is left for a shared `encode`."""
-        return len(text) if self._segments is None else self._segments.num_unknown_chars(text)
+    def num_unknown_chars(self, text: str, salt: str = "") -> int:
+        """How much of `text` was not in texts of `salt` encoded before, about: what is left for a shared `encode`."""
+        return len(text) if self._segments is None else self._segments.num_unknown_chars(text, salt)
 
     def _encode_piece(self, text: str) -> list[int]:
         return self._encode_whole(text, self._backend, False)

@@ -15,12 +15,13 @@ from collections.abc import AsyncIterator, Callable
 from starlette.types import ASGIApp
 
 from ...core.errors import InvalidRequest, NotFound, Unavailable
-from ...core.request import IDLE_PRIORITY
 from ..client import EngineClient
+from ..tenants.tenant import Tenant
 from .answers import Answers
 from .batch import WINDOWS, Batch, Wanted
+from .group import first_failure
 from .inside import call
-from .lines import Fault, Line, Place, answered, read_lines, survey, unanswered
+from .lines import Fault, Line, Place, answered, idle, read_lines, survey, unanswered
 from .store import KEPT_S, MAX_BATCHES, FileRecord, FileStore
 
 CLIENT = "batches"
@@ -35,11 +36,16 @@ _RETRY_S, _MOST_RETRY_S = 0.5, 30.0
 _log = logging.getLogger(__name__)
 
 
+class _OwnerGone(Exception):
+    """The tenant of a batch has been deleted, or the key of --api-key is no more."""
+
+
 class Batches:
     """All batches of a folder. `open` it inside the loop, `close` it when the server ends.
 
-    app     what lines are called on
-    serves  whether a model's name is one that is served
+    app        what lines are called on
+    serves     whether a model's name is one that is served
+    tenant_of  who the owner of a batch is; None: nobody any more
     """
 
     def __init__(
@@ -49,12 +55,14 @@ class Batches:
         client: EngineClient,
         serves: Callable[[str], bool],
         max_line_bytes: int,
+        tenant_of: Callable[[str], Tenant | None],
     ) -> None:
         self.store = store
         self._app = app
         self._client = client
         self._serves = serves
         self._max_line_bytes = max_line_bytes
+        self._tenant_of = tenant_of
         self._batches: dict[str, Batch] = {}
         self._answers: dict[str, Answers] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -184,6 +192,9 @@ class Batches:
                 await self._validate(self._batches[identifier])
             if not self._batches[identifier].has_ended:
                 await self._work(identifier)
+        except _OwnerGone:
+            told = "Whoever made the batch may not call this server any more."
+            await self._fail(identifier, (Fault("owner_gone", told),))
         except (InvalidRequest, OSError) as error:
             message = error.message if isinstance(error, InvalidRequest) else f"{error.strerror}."
             await self._fail(identifier, (Fault("storage_failed", f"The batch cannot go on: {message}"),))
@@ -248,7 +259,7 @@ class Batches:
     async def _answer_all(self, batch: Batch, answers: Answers) -> None:
         while not all(map(self._serves, batch.models)):  # another model is served since
             await asyncio.sleep(1.0)
-        async with _group() as group:
+        async with first_failure() as group:
             async for line in self._undone(batch, answers):
                 await self._turn()
                 group.create_task(self._answer(batch, line, answers)).add_done_callback(self._free)
@@ -288,8 +299,13 @@ class Batches:
         wait_s = _RETRY_S
         body = idle(line.body)
         while True:
+            tenant = self._tenant_of(batch.owner)
+            if tenant is None:
+                raise _OwnerGone
             once = f"{batch.id} {line.custom_id}"  # it may be answered again if this process ends before it is kept
-            status, told = await call(self._app, batch.endpoint, body, CLIENT, batch.owner, once=once)
+            status, told = await call(
+                self._app, batch.endpoint, body, CLIENT, batch.owner, tenant.in_batches(), once=once
+            )
             if status not in _RETRIED:
                 break
             await asyncio.sleep(wait_s)
@@ -382,19 +398,3 @@ class Batches:
             if number < num_excess or batch.created_at + 2 * KEPT_S < now:
                 del self._batches[batch.id]
                 self.store.remove_batch(batch.id)
-
-
-def idle(body: bytes) -> bytes:
-    """The body of a call, an object as JSON, at the priority of batches: of two fields of one name the last counts."""
-    inside = body[1:-1].strip()
-    return b'{%b%b"priority":%d}' % (inside, b"," if inside else b"", IDLE_PRIORITY)
-
-
-@contextlib.asynccontextmanager
-async def _group():  # type: ignore[no-untyped-def]
-    """A TaskGroup that raises the first failure itself."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            yield group
-    except ExceptionGroup as failures:
-        raise failures.exceptions[0] from None

@@ -20,6 +20,7 @@ SGLANG_TOKENS = 128
 
 _OUTSIDE = (
     "prompt", "stream", "stream_options", "model", "echo", "priority", "cache_salt", "request_id", "suffix", "slo",
+    "priority_class", "service_tier",
 )  # fmt: skip
 _NO_EFFECT = ("detokenize", "output_kind", "spaces_between_special_tokens")
 OTHERS: Table = {
@@ -56,6 +57,8 @@ def parse_vllm(body: dict[str, Any], rules: Rules) -> tuple[Call, list[str]]:
         "request_id",
         "kv_transfer_params",
         "slo",
+        "priority_class",
+        "service_tier",
     ):
         completion[name] = fields.any(name)
     call = _parse(completion, rules, {"prompt": "token_ids"}, {})
@@ -78,6 +81,8 @@ def parse_sglang(body: dict[str, Any], rules: Rules) -> tuple[Call, list[str]]:
         ("rid", "request_id"),
         ("priority", "priority"),
         ("slo", "slo"),
+        ("priority_class", "priority_class"),
+        ("service_tier", "service_tier"),
     ):
         completion[inner] = fields.any(outer)
     num_top = fields.integer("top_logprobs_num", 0, 20) or 0

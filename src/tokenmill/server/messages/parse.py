@@ -24,7 +24,7 @@ PASSED = (
     "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers", "repetition_penalty", "presence_penalty",
     "frequency_penalty", "seed", "min_tokens", "ignore_eos", "stop_token_ids", "bad_words", "allowed_token_ids",
     "logit_bias", "skip_special_tokens", "chat_template", "chat_template_kwargs", "priority", "cache_salt",
-    "request_id", "slo",
+    "request_id", "slo", "priority_class",
 )  # fmt: skip
 """Fields that mean the same in a chat: Anthropic's, then this server's own."""
 

@@ -92,7 +92,6 @@ _TAKEN = (
     "user",
     "safety_identifier",
     "prompt_cache_key",
-    "service_tier",
 )
 """What is read here; the rest of a body is read as chat's."""
 
@@ -150,7 +149,6 @@ def _settings(fields: Fields) -> tuple[dict[str, Any], dict[str, Any]]:
     """(what a response repeats of its call, the same and more as a body of chat has it)."""
     chat: dict[str, Any] = {}
     settings: dict[str, Any] = {name: fields.text(name) for name in _ECHOED}
-    fields.text("service_tier")
     settings["max_tool_calls"] = fields.integer("max_tool_calls", 1, 2**31 - 1)
     settings["metadata"] = _metadata(fields)
     settings["previous_response_id"] = fields.text("previous_response_id")

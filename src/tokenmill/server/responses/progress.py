@@ -13,6 +13,7 @@ from ...text.choice import Piece
 from ..answer import Answer
 from ..logprobs import chat_logprobs
 from ..pieces import Work
+from ..tiers import FLEX
 from .items import Item
 from .output import COMPLETED, IN_PROGRESS, INCOMPLETE, Event, Output, item_id
 
@@ -102,7 +103,7 @@ class Progress:
             "prompt_cache_key": settings["prompt_cache_key"],
             "reasoning": settings["reasoning"],
             "safety_identifier": settings["safety_identifier"],
-            "service_tier": "default",
+            "service_tier": "flex" if answer.call.priority_class == FLEX else "default",
             "store": settings["store"],
             "temperature": sampling.temperature,
             "text": settings["text"],

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from ...core.terms import USUAL, Terms
+from ...core.terms import NUM_PRIORITY_CLASSES, USUAL, Terms
 
 ADMIN = "admin"
 """The scope of a key that manages tenants, keys and the server."""
@@ -42,6 +42,14 @@ class Tenant:
             return cache_salt
         joined = f"{len(self.salt)}:{self.salt}{cache_salt}"
         return hashlib.sha256(joined.encode("utf8", "surrogatepass")).hexdigest()
+
+    def in_batches(self) -> Tenant:
+        """As the lines of its batches are served: nobody waits for them, so that they come last, without targets or
+        times by which they must be over, and count towards no limit."""
+        terms = self.terms._replace(
+            priority_class=NUM_PRIORITY_CLASSES - 1, profile="batch", ttft_s=0.0, tpot_s=0.0, queue_s=0.0, timeout_s=0.0
+        )
+        return replace(self, terms=terms, limits=NO_LIMITS)
 
 
 ANYONE = Tenant()

@@ -1,0 +1,41 @@
+"""Requests for vectors are their tenant's, as those for texts are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+
+from tokenmill.core.errors import InvalidRequest
+from tokenmill.core.events import Ready
+from tokenmill.core.request import PoolingParams, Request
+from tokenmill.core.terms import Terms
+from tokenmill.server.helper import Caller
+from tokenmill.server.pooling import PoolingCall
+from tokenmill.server.tenants.tenant import Tenant
+from tokenmill.server.vectors import VectorService
+
+READY = Ready("toy", 512, 100, (), "n", 16, 8, pooling=PoolingParams("last"), vector_size=4)
+
+
+def requests(tenant: Tenant, **asked: Any) -> Sequence[Request]:
+    """Of a call of the tenant's."""
+    client = MagicMock()
+    service = VectorService(*[MagicMock()] * 2, client, *[MagicMock()] * 7)  # type: ignore[arg-type]
+    call = PoolingCall(model=None, inputs=((1, 2),), **asked)
+    service._reply(call, [((1, 2), 0)], PoolingParams("last"), READY, {"id": "x"}, 0.0, Caller("n", None, tenant), dict)
+    found: Sequence[Request] = client.open.call_args[0][0]
+    return found
+
+
+def test_vectors_are_computed_on_their_tenants_terms_and_salt() -> None:
+    tenant = Tenant("a", "a", Terms("a", 1, 2.0), "salt")
+    (request,) = requests(tenant)
+    assert (request.terms, request.cache_salt) == (tenant.terms, tenant.salt_with(""))
+    (request,) = requests(tenant, cache_salt="mine", priority_class=2)
+    assert request.cache_salt == tenant.salt_with("mine") and request.terms == Terms("a", 2, 2.0)
+    assert requests(Tenant(), cache_salt="mine")[0].cache_salt == "mine"
+    with pytest.raises(InvalidRequest, match="priority_class must be from 1"):
+        requests(tenant, priority_class=0)
