@@ -37,6 +37,7 @@ from tokenmill.net.flight_file import new_path
 from tokenmill.net.loop import new_event_loop
 from tokenmill.sched.scheduler import max_running
 from tokenmill.server.app import build_app
+from tokenmill.server.audit.log import AuditLog
 from tokenmill.server.client import EngineClient
 from tokenmill.server.config import ServerConfig
 from tokenmill.server.connection import Connection
@@ -181,6 +182,7 @@ class Served:
         access: Access | None = None,
         books: Books | None = None,
         flight_dir: Path | None = None,
+        audit: AuditLog | None = None,
         **settings: Any,
     ) -> None:
         self.text = text or make_text_model()
@@ -197,6 +199,7 @@ class Served:
         self.books = books
         self._flight_dir = flight_dir
         self._num_engines = 0
+        self.audit = audit
         self._started = threading.Event()
 
     def ask(self, path: str, body: Any = None, method: str | None = None) -> tuple[int, str, str]:
@@ -246,6 +249,7 @@ class Served:
             store=self.store,
             access=self.access,
             books=self.books,
+            audit=self.audit,
         )
         self.script = Script(self.text, self._reply)
         self.script.step_s = self._step_s

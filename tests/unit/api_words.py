@@ -37,6 +37,7 @@ ENDPOINTS = {
     "GET /v1/usage": "What the caller's tenant has used, in OpenAI's form: [usage.md](usage.md).",
     "GET /admin/usage": "What all tenants have used.",
     "GET /admin/flight": "An engine's last steps as a trace for ui.perfetto.dev: [operations.md](operations.md).",
+    "GET /admin/audit": "Where the head of the audit log is: [security.md](security.md#audit-log).",
     "GET /version": "The version of this server.",
 } | api_ollama.ENDPOINTS
 ENDPOINTS |= api_admin.ENDPOINTS | api_console.ENDPOINTS | api_messages.ENDPOINTS | api_files.ENDPOINTS

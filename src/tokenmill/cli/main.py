@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from .. import __version__
 from ..core.errors import TokenmillError
 from ..node.options import EngineOptions, TextOptions
+from ..server.audit.options import AuditOptions
 from ..server.config import ServerConfig
 from .foreign_words import COMMANDS
 from .keys_parser import add_commands as add_key_commands
@@ -54,6 +55,7 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
         server=(TextOptions, ServeOptions),
         workers=(ListenOptions, LinkOptions),
         HTTP=(HttpOptions, ServerConfig),
+        audit=(AuditOptions,),
         engine=(EngineOptions,),
     )
     serve.add_argument("--disable-log-requests", action="store_false", dest="log_requests", help=argparse.SUPPRESS)
@@ -139,6 +141,12 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     usage = _command(commands, "usage", "what was handed to whom, in tokens", "usage", "show")
     if argv[:1] == ["usage"]:
         importlib.import_module("tokenmill.cli.usage").add_arguments(usage)
+    audit = commands.add_parser("audit", help="keys and checks of audit logs", description="Keys and checks.")
+    audits = audit.add_subparsers(title="commands", metavar="WHAT", required=True)
+    keygen = _command(audits, "keygen", "make the key that signs a log's head, or responses", "audit", "keygen")
+    verify = _command(audits, "verify", "whether a log is what was written", "audit", "verify")
+    if argv[:1] == ["audit"]:
+        importlib.import_module("tokenmill.cli.audit").add_arguments(keygen, verify)
 
     doctor = _command(commands, "doctor", "what this machine offers and what will be used", "doctor", "doctor")
     doctor.add_argument("--port", type=argument_type(port_number), default=8000, help="port to try (default: 8000)")

@@ -28,6 +28,7 @@ from ..formats.hub import ResolvedModel, default_cache_dir
 from ..node.notes import NOTE
 from ..node.options import SCHEDULING_POLICIES, TextOptions
 from ..sched.policies import ORDERS
+from ..server.audit.options import AuditOptions
 from ..server.config import ServerConfig
 from .foreign_words import environment_notes
 from .launch import Launch
@@ -63,6 +64,7 @@ class _Given:
     order: Order
     saves_kv: bool
     access: Access
+    audit: AuditOptions
 
 
 def serve(args: argparse.Namespace) -> int:
@@ -84,7 +86,8 @@ def serve(args: argparse.Namespace) -> int:
     access = open_access(config.tenants, config.api_keys)
     # Their own machine, a socket of this user's, or a certificate that every client must have.
     require_keys(http.host, access, is_guarded=bool(http.uds or http.insecure or http.ssl_cert_reqs == 2))
-    given = _Given(options, http, given_options(TextOptions, args), config, tls, order, saves_kv, access)
+    audit = given_options(AuditOptions, args)
+    given = _Given(options, http, given_options(TextOptions, args), config, tls, order, saves_kv, access, audit)
     queue_bytes = config.max_buffered_bytes + config.max_open_tokens * QUEUED_TOKEN_BYTES
     launch = Launch(
         str(model.path), config.model_names[0], str(default_cache_dir()), engine, queue_bytes,
@@ -125,6 +128,7 @@ async def _serve(
     from ..node.text import load_text_model
     from ..server.adapters import ServedAdapter
     from ..server.app import build_app
+    from ..server.audit.log import STOPPED, started
     from ..server.budget import front_end_bytes
     from ..server.client import EngineClient
     from ..server.run import serve as serve_http
@@ -152,6 +156,11 @@ async def _serve(
     helper = HelperProcess(str(model.path), materials(text, **allowed))
     store = open_response_store(config.responses_store)
     books = open_books(config.usage_dir, config.usage_kept_days)
+    audit = given.audit.open()
+    if audit is not None:
+        audit.note(started(__version__, models=list(config.model_names), keys=len(config.api_keys)))
+        if (watch := given.audit.watch(audit, client, text, config.model_names[0])) is not None:
+            client.watchers.append(watch)
     app = build_app(
         config,
         text,
@@ -163,6 +172,7 @@ async def _serve(
         store=store,
         access=given.access,
         books=books,
+        audit=audit,
     )
     gc.collect()
     gc.freeze()  # what is loaded stays: to walk it again holds all streams up for milliseconds
@@ -247,6 +257,9 @@ async def _serve(
             store.close()
         if books is not None:
             books.close()
+        if audit is not None:
+            audit.note(STOPPED)
+            audit.close()
 
 
 async def _until_first_ends(*works: Coroutine[Any, Any, None]) -> None:

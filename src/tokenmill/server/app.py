@@ -24,6 +24,9 @@ from ..core.ports import Clock
 from ..text.load import TextModel
 from ..text.standins import Rendered
 from .adapters import ServedAdapter
+from .audit.door import Audited
+from .audit.log import AuditLog
+from .audit.routes import routes as audit_routes
 from .client import EngineClient
 from .clients import Clients
 from .config import ServerConfig
@@ -75,10 +78,11 @@ def build_app(
     store: ResponseStore | None = None,
     access: Access | None = None,
     books: Books | None = None,
+    audit: AuditLog | None = None,
 ) -> Starlette:
-    """The ASGI application in front of `client`, whose engine may come and go. `store` and `books`: open as long as it
-    serves; None: responses are not kept, and usage is not counted. `access`: as well, and open longer; None: the keys
-    of `config` alone.
+    """The ASGI application in front of `client`, whose engine may come and go. `store`, `books` and `audit`: open as
+    long as it serves; None: responses are not kept, usage is not counted, nothing is noted. `access`: as well, and open
+    longer; None: the keys of `config` alone.
 
     `app.state.limits.draining = True` makes it refuse new calls; `app.state.client` is `client`.
     """
@@ -125,6 +129,8 @@ def build_app(
             expose_headers=["x-request-id", "request-id", "retry-after"],
         )
         middleware.insert(0, cors)
+    if audit is not None:
+        middleware.insert(0, Middleware(Audited, log=audit))
     routes = [
         *(Route(path, service.chat, methods=["POST"]) for path in ("/v1/chat/completions", "/chat/completions")),
         Route("/v1/completions", service.completion, methods=["POST"]),
@@ -151,6 +157,7 @@ def build_app(
         *tenant_routes(access, generation.limits),
         *console_routes(generation),
         *usage_routes(books, time.time),
+        *audit_routes(audit),
     ]
     handlers: dict[Any, Any] = {
         TokenmillError: service.refuse,

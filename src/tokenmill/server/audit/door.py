@@ -1,0 +1,117 @@
+"""Entries of the audit log for what comes over HTTP: calls that change something, and keys that are refused.
+
+What changes something is every call of `DELETE`, `PUT` or `PATCH`, and every `POST` under `ACTIONS`. A handler may say
+more of what it did in `scope["state"]["audited"]`, a dict that becomes part of the entry. Refused keys get an entry
+each up to `BURST` at once and `RATE` a second; what goes beyond is counted in the next entry.
+
+While the log cannot be written every call but those that monitoring needs is refused with 503.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ...core.errors import Unavailable
+from ..http import error_reply, is_open, route_of
+from .log import AuditLog
+
+ACTIONS = (
+    "/admin/",
+    "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter",
+    "/v1/files",
+    "/v1/batches",
+    "/lora-adapters",
+    "/props",
+    "/slots",
+    "/api/pull",
+    "/api/push",
+    "/api/create",
+    "/api/copy",
+    "/api/delete",
+    "/api/blobs",
+)
+RATE = 5.0
+BURST = 50
+_TELL_COUNT_S = 10.0
+_MAX_PATH = 300
+
+
+class Audited:
+    """ASGI middleware outside of the gate."""
+
+    def __init__(self, app: ASGIApp, *, log: AuditLog) -> None:
+        self._app = app
+        self._log = log
+        self._tokens = float(BURST)
+        self._filled_s = 0.0
+        self._num_untold = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        route = route_of(scope)
+        if (why_not := self._log.why_not) and not is_open(route):
+            error = Unavailable(f"The audit log cannot be written: {why_not}.", retry_after_s=5.0)
+            await error_reply(error, scope)(scope, receive, send)
+            return
+        is_action = _is_action(scope["method"], route)
+
+        async def noting(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                if status == 401:
+                    self._note_refused(scope, route)
+                elif is_action and status not in (404, 405):
+                    self._log.note(_entry(scope, f"http.{scope['method'].lower()}", route, status))
+            await send(message)
+
+        await self._app(scope, receive, noting)
+
+    def _note_refused(self, scope: Scope, route: str) -> None:
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        self._tokens = min(float(BURST), self._tokens + (now - self._filled_s) * RATE)
+        self._filled_s = now
+        if self._tokens < 1:
+            self._num_untold += 1
+            if self._timer is None:
+                self._timer = loop.call_later(_TELL_COUNT_S, self.tell_count)
+            return
+        self._tokens -= 1
+        self._log.note(_entry(scope, "key.refused", route, 401))
+
+    def tell_count(self) -> None:
+        """Note how many refused keys have no entry of their own."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._num_untold:
+            self._log.note({"action": "key.refused", "outcome": "401", "count": self._num_untold})
+            self._num_untold = 0
+
+
+def _is_action(method: str, route: str) -> bool:
+    return method in ("DELETE", "PUT", "PATCH") or (method == "POST" and route.startswith(ACTIONS))
+
+
+def _entry(scope: Scope, action: str, route: str, status: int) -> dict[str, Any]:
+    state = scope.get("state", {})
+    peer = scope.get("client")
+    tenant = state.get("tenant")
+    actor = {
+        "tenant": "" if tenant is None else tenant.id,
+        "client": state.get("client", ""),
+        "address": "" if peer is None else peer[0],
+    }
+    if key := state.get("key"):
+        actor["key"] = key
+    entry = {"actor": actor, "action": action, "object": route[:_MAX_PATH], "outcome": str(status)}
+    if request_id := state.get("request_id"):
+        entry["request"] = request_id
+    return entry | state.get("audited", {})

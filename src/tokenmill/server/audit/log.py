@@ -1,0 +1,221 @@
+"""The audit log as the server writes it: entries in the order in which they were noted, by a thread of its own.
+
+The event loop only queues (a microsecond an entry). The thread writes what is queued, forces it to the disk once a
+second and before each head, and signs a head every 100 entries or 10 seconds. Nothing is dropped: while the log cannot
+be written, or too much is queued, `why_not` says why, and who asks refuses further calls.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ...core.errors import ConfigError
+from ...core.units import MiB
+from ..signing import Signer
+from .chain import head_of, line_after, tip_of
+from .segments import Damaged, Segments
+from .syslog import Syslog
+
+HEAD_ENTRIES = 100
+HEAD_S = 10.0
+SYNC_S = 1.0
+MAX_PENDING = 65_536
+_RETRY_S = 1.0
+_log = logging.getLogger(__name__)
+
+Event = Mapping[str, Any]
+STOPPED: Event = {"action": "server.stop", "outcome": "done"}
+
+
+class AuditLog:
+    """Between `open` and `close`, `note` may be called by any thread. `syslog`: heads go there too."""
+
+    def __init__(self, path: str, signer: Signer, *, syslog: Syslog | None = None, max_bytes: int = 64 * MiB) -> None:
+        self._path = Path(path)
+        self._signer = signer
+        self._syslog = syslog
+        self._max_bytes = max_bytes
+        self._pending: deque[tuple[float, Event | Callable[[], Event]]] = deque()
+        self._woken = threading.Condition()
+        self._segments: Segments | None = None
+        self._thread: threading.Thread | None = None
+        self._is_idle = self._is_closing = False
+        self._failure = ""
+        self._head: dict[str, Any] = {}
+        self._head_seq = 0
+        self._head_due_s = self._sync_due_s = float("inf")
+
+    def open(self) -> None:
+        """Find the log's end and start to write. Raises ConfigError for a log that cannot be gone on with."""
+        try:
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            segments = Segments(self._path, self._max_bytes)
+            with segments.held():
+                segments.find_end()
+                segments.check_heads()
+        except OSError as error:
+            raise ConfigError(f"The audit log {self._path} cannot be written: {error.strerror}.") from error
+        except Damaged as error:
+            raise ConfigError(
+                f"The audit log cannot be gone on with. {error} Look at it with tokenmill audit verify, then move it "
+                "and its heads away."
+            ) from error
+        self._segments = segments
+        self._head_seq = segments.tip.seq
+        self._thread = threading.Thread(target=self._run, name="audit", daemon=True)
+        self._thread.start()
+
+    def note(self, event: Event | Callable[[], Event]) -> None:
+        """What happened, or what gives that when it is written. Its time is now."""
+        self._pending.append((time.time(), event))
+        if self._is_idle:
+            with self._woken:
+                self._woken.notify()
+
+    @property
+    def why_not(self) -> str:
+        """Why no further call may be let in; "": it may."""
+        if self._failure:
+            return self._failure
+        return "it cannot keep up" if len(self._pending) > MAX_PENDING else ""
+
+    def status(self) -> dict[str, Any]:
+        assert self._segments is not None
+        return {
+            "object": "audit.status",
+            "file": str(self._path),
+            "seq": self._segments.tip.seq,
+            "hash": self._segments.tip.hash,
+            "pending": len(self._pending),
+            "failure": self.why_not or None,
+            "head": self._head or None,
+            "key": self._signer.key_id,
+            "syslog": None if self._syslog is None else self._syslog.status(),
+        }
+
+    def close(self) -> None:
+        """Write all that is noted, and sign the head."""
+        with self._woken:
+            self._is_closing = True
+            self._woken.notify()
+        if self._thread is not None:
+            self._thread.join()
+        if self._segments is not None:
+            self._segments.close()
+        if self._syslog is not None:
+            self._syslog.close()
+
+    # ---- the thread ----
+
+    def _run(self) -> None:
+        while True:
+            with self._woken:
+                self._is_idle = True  # before the look at what is pending: `note` looks in the other order
+                while not (self._pending or self._is_closing) and time.monotonic() < self._due_s():
+                    left_s = self._due_s() - time.monotonic()
+                    self._woken.wait(left_s if left_s < float("inf") else None)
+                self._is_idle = False
+                is_last = self._is_closing
+            try:
+                while self._write_some():
+                    pass
+                if is_last or time.monotonic() >= self._due_s():
+                    self._settle(must_sign=is_last)
+                self._recovered()
+            except (OSError, Damaged) as error:
+                self._fail(error)
+                if is_last:
+                    return
+                time.sleep(_RETRY_S)
+                continue
+            if is_last and not self._pending:
+                return
+
+    def _due_s(self) -> float:
+        return min(self._head_due_s, self._sync_due_s)
+
+    def _write_some(self) -> bool:
+        """Write entries up to where the next head is due. Whether there were any."""
+        segments = self._segments
+        assert segments is not None
+        if not self._pending:
+            return False
+        with segments.held():
+            segments.find_end()
+            if segments.mended is not None:
+                self._pending.appendleft((time.time(), {"action": "log.mend", "outcome": "done", **segments.mended}))
+                segments.mended = None
+            if segments.is_full():
+                name = segments.rotate()
+                self._pending.appendleft((time.time(), {"action": "log.rotate", "object": name, "outcome": "done"}))
+            self._head_seq = min(self._head_seq, segments.tip.seq)
+            num = max(1, min(len(self._pending), HEAD_ENTRIES - (segments.tip.seq - self._head_seq)))
+            tip, lines = segments.tip, []
+            for index in range(num):
+                time_s, event = self._pending[index]
+                line = line_after(tip, time_s, _made(event))
+                tip = tip_of(tip.seq + 1, line)
+                lines.append(line)
+            segments.append(lines, tip)
+            for _ in range(num):
+                self._pending.popleft()
+            now = time.monotonic()
+            self._sync_due_s = min(self._sync_due_s, now + SYNC_S)
+            self._head_due_s = min(self._head_due_s, now + HEAD_S)
+            if tip.seq - self._head_seq >= HEAD_ENTRIES:
+                self._sign()
+        return True
+
+    def _settle(self, *, must_sign: bool) -> None:
+        assert self._segments is not None
+        with self._segments.held():
+            self._segments.find_end()
+            if (must_sign or time.monotonic() >= self._head_due_s) and self._segments.tip.seq > self._head_seq:
+                self._sign()
+            self._segments.sync()
+            self._sync_due_s = float("inf")
+
+    def _sign(self) -> None:
+        segments = self._segments
+        assert segments is not None
+        segments.sync()
+        head = head_of(segments.tip, time.time(), self._signer)
+        segments.append_head(head)
+        self._head, self._head_seq = head, segments.tip.seq
+        self._head_due_s = self._sync_due_s = float("inf")
+        if self._syslog is not None:
+            self._syslog.send(head)
+
+    def _fail(self, error: Exception) -> None:
+        reason = (error.strerror if isinstance(error, OSError) else "") or str(error)
+        if not self._failure:
+            _log.error("The audit log %s cannot be written: %s. Calls are refused until it can.", self._path, reason)
+        self._failure = reason
+
+    def _recovered(self) -> None:
+        if self._failure:
+            _log.warning("The audit log %s is written again.", self._path)
+            self._failure = ""
+
+
+def _made(event: Event | Callable[[], Event]) -> Event:
+    """A bug in what makes an entry must not end the log."""
+    if not callable(event):
+        return event
+    try:
+        return event()
+    except Exception as error:
+        _log.exception("An entry of the audit log could not be made.")
+        return {"action": "log.bug", "outcome": type(error).__name__}
+
+
+def started(version: str, **facts: Any) -> Event:
+    """The entry of a server that begins to serve."""
+    return {"action": "server.start", "object": f"pid {os.getpid()}", "outcome": "done", "version": version, **facts}
