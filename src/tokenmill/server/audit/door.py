@@ -50,6 +50,7 @@ class Audited:
         self._filled_s = 0.0
         self._num_untold = 0
         self._timer: asyncio.TimerHandle | None = None
+        log.before_close.append(self.tell_count)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

@@ -38,6 +38,8 @@ class AuditLog:
     """Between `open` and `close`, `note` may be called by any thread. `syslog`: heads go there too."""
 
     def __init__(self, path: str, signer: Signer, *, syslog: Syslog | None = None, max_bytes: int = 64 * MiB) -> None:
+        self.before_close: list[Callable[[], None]] = []
+        """Called before the last entry: by whom something is still to be noted."""
         self._path = Path(path)
         self._signer = signer
         self._syslog = syslog
@@ -102,6 +104,8 @@ class AuditLog:
 
     def close(self) -> None:
         """Write all that is noted, and sign the head."""
+        for finish in self.before_close:
+            finish()
         with self._woken:
             self._is_closing = True
             self._woken.notify()
