@@ -20,7 +20,7 @@ from tokenmill.core.effects import (
     StepFailed,
     StoreOpened,
 )
-from tokenmill.core.events import Abort, Drain, LoadAdapter, Submit, UnloadAdapter
+from tokenmill.core.events import Abort, Drain, LoadAdapter, ShowCache, Submit, UnloadAdapter
 from tokenmill.core.request import PoolingParams, Request, SamplingParams
 from tokenmill.core.step import Introduction, PlanRow, RowResult, StepPlan, StepResult, TokenLogprob
 from tokenmill.engine.core import EngineCore
@@ -40,6 +40,7 @@ ENTRIES: list[Entry] = [
     Handled(Drain(), 0.5),
     Handled(LoadAdapter(1, "/somewhere", "/"), 1.0),
     Handled(UnloadAdapter("digest"), 1.0),
+    Handled(ShowCache(1, 200), 1.0),
     Handled(JobEnded(DropAdapter("digest"), "digest"), 1.0),
     Handled(JobEnded(LoadAdapter(1, "/somewhere"), error="no", error_kind="kind", error_param="path"), 1.0),
     Handled(StoreOpened(((b"\x00" * 16, b"\xff" * 16), ())), 1.0),

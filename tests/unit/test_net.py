@@ -16,16 +16,19 @@ from tokenmill.core.cost import Costs
 from tokenmill.core.events import (
     Abort,
     AdapterLoaded,
+    CacheShown,
     Drain,
     EngineStats,
     LoadAdapter,
     Output,
     Ready,
+    ShowCache,
     StepOutputs,
     Submit,
     Timing,
     UnloadAdapter,
 )
+from tokenmill.core.prefixes import PoolCounts, PrefixRun, PrefixSummary
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.step import TokenLogprob
 from tokenmill.net import codec
@@ -94,6 +97,17 @@ MESSAGE = st.one_of(
     st.just(Drain()),
     st.builds(LoadAdapter, st.integers(0, 9), TEXT, TEXT),
     st.builds(UnloadAdapter, TEXT),
+    st.builds(ShowCache, st.integers(0, 9), st.integers(0, 9)),
+    st.builds(
+        CacheShown, st.integers(0, 9), st.just(16),
+        st.lists(st.builds(PoolCounts, *[st.integers(0, 9)] * 5), max_size=2).map(tuple),
+        st.builds(
+            PrefixSummary,
+            st.lists(st.builds(PrefixRun, *[st.integers(-1, 9)] * 8), max_size=3).map(tuple),
+            st.integers(0, 9),
+            st.integers(0, 9),
+        ),
+    ),
     st.builds(AdapterLoaded, st.integers(0, 9), TEXT, TEXT),
     st.builds(
         Ready, TEXT, st.integers(1, 9), st.integers(1, 9), TOKENS, TEXT, st.just(16), st.integers(1, 99),

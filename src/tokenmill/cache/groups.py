@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ..core.block import BlockKey, BlockTable, KVGroupSpec, num_hidden_blocks
+from ..core.prefixes import PrefixSummary
 from .manager import BlockManager
 from .unreferenced import LeastRecentFirst, Unreferenced
 
@@ -150,6 +151,10 @@ class KVBlocks:
         """Give everything back; the tables are not to be used again."""
         for pool, table in zip(self.pools, tables, strict=True):
             pool.release(table.held, last_step)
+
+    def summary(self, most_runs: int) -> PrefixSummary:
+        """What the first group that sees everything has published."""
+        return self.pools[self._full[0]].summary(most_runs) if self._full else PrefixSummary()
 
     def end_step(self, step: int) -> None:
         """See BlockManager.end_step."""

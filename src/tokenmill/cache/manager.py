@@ -15,8 +15,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ..core.block import BlockKey, num_hidden_blocks
+from ..core.prefixes import PrefixSummary
 from .allocator import BlockAllocator
 from .radix import RadixTree
+from .summary import summarise
 from .unreferenced import Unreferenced
 
 
@@ -83,6 +85,13 @@ class BlockManager:
     def published(self) -> list[tuple[BlockKey, int]]:
         """Every published block with its key, what hangs below another one after it."""
         return self._tree.items()
+
+    def summary(self, most_runs: int) -> PrefixSummary:
+        """What is published, in few words. Empty with a window: blocks stand alone."""
+        if self.window:
+            return PrefixSummary()
+        tree = self._tree
+        return summarise(tree.nodes(), len(tree), tree.is_unreferenced, most_runs)
 
     def num_cached_among(self, blocks: Iterable[int]) -> int:
         """How many of `blocks` are unreferenced: adopting them makes that many fewer available."""

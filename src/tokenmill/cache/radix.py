@@ -64,6 +64,10 @@ class RadixTree:
         """Every key with its block, parents before children: in the order in which they were inserted."""
         return [(node.key, block) for block, node in self._by_block.items()]
 
+    def nodes(self) -> Iterable[Node]:
+        """All, parents before children."""
+        return self._by_block.values()
+
     def match(self, keys: Sequence[BlockKey], start: int, stop: int) -> list[int]:
         """Blocks of the longest run keys[start:...] that is published, at most up to `stop`; changes nothing."""
         blocks: list[int] = []

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from .cost import UNKNOWN, Costs
+from .prefixes import PoolCounts, PrefixSummary
 from .request import DRAW_VERSION, PoolingParams, Request
 from .step import TokenLogprob
 
@@ -54,6 +55,25 @@ class UnloadAdapter:
     freed when those that do are done."""
 
     digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShowCache:
+    """Tell what the prefix cache holds, the `most_runs` largest runs of its tree. The answer is a `CacheShown` with the
+    same `number`."""
+
+    number: int
+    most_runs: int
+
+
+@dataclass(frozen=True, slots=True)
+class CacheShown:
+    """pools: one for each KV group. summary: of the first that sees everything; empty where all have a window."""
+
+    number: int
+    block_size: int
+    pools: tuple[PoolCounts, ...] = ()
+    summary: PrefixSummary = field(default_factory=PrefixSummary)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,5 +209,5 @@ class StepOutputs:
     now_s: float
 
 
-ToEngine = Submit | Abort | Drain | LoadAdapter | UnloadAdapter
-FromEngine = Ready | StepOutputs | AdapterLoaded | Leaving
+ToEngine = Submit | Abort | Drain | LoadAdapter | UnloadAdapter | ShowCache
+FromEngine = Ready | StepOutputs | AdapterLoaded | Leaving | CacheShown

@@ -30,7 +30,7 @@ from ..core.effects import (
     StoreOpened,
 )
 from ..core.errors import InvalidRequest, TokenmillError, Unavailable
-from ..core.events import Abort, Drain, EngineStats, LoadAdapter, Submit, UnloadAdapter
+from ..core.events import Abort, Drain, EngineStats, LoadAdapter, ShowCache, Submit, UnloadAdapter
 from ..core.request import Request
 from ..core.step import StepPlan, StepResult
 from ..core.work import step_work
@@ -43,6 +43,7 @@ from .grammars import GrammarLedger
 from .journal import Committed, Handled, Planned, Recorder
 from .ledger import StepLedger
 from .outputs import aborted, refused
+from .prefixes import shown_cache
 from .state import EngineState
 from .stats import snapshot
 from .transfers import Transfers
@@ -69,6 +70,7 @@ class EngineCore:
             Drain: self._drain,
             LoadAdapter: state.adapters.load,
             UnloadAdapter: state.adapters.unload,
+            ShowCache: self._show_cache,
             StepFailed: self._fail_step,
             JobEnded: self._end_job,
             StoreOpened: transfers.open_store,
@@ -189,6 +191,9 @@ class EngineCore:
 
     def _drain(self, event: Drain, now: float) -> None:
         self._is_draining = True
+
+    def _show_cache(self, event: ShowCache, now: float) -> None:
+        self.state.outbox.answers.append(shown_cache(self.state, event))
 
     def _fail_step(self, event: StepFailed, now: float) -> None:
         fail_step(self.state, event, now)

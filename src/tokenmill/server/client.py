@@ -20,6 +20,7 @@ from ..cluster.gateway import Gateway
 from ..core.errors import TokenmillError, Unavailable
 from ..core.events import (
     AdapterLoaded,
+    CacheShown,
     Drain,
     EngineStats,
     FromEngine,
@@ -36,6 +37,7 @@ from ..core.request import Request
 from ..core.work import PATIENCE
 from .adapters import AdapterBook, ServedAdapter
 from .attached import AttachedEngine
+from .cache_views import CacheViews
 from .deltas import Stream
 
 if TYPE_CHECKING:  # the library runs without it, and it takes a while to load
@@ -57,6 +59,7 @@ class EngineClient:
     is_shared    many clients use the engines, and have places in turn
     admission    which call may enter
     adapters     the LoRA adapters that requests may name
+    cache_views  what the engines' prefix caches hold
 
     wanted: adapters to load into the first engine. An engine is ready once it has all its adapters; on_prepared is
     called then, or with what kept a wanted one from being loaded. patience: see core.policy.Order.
@@ -72,6 +75,7 @@ class EngineClient:
     ) -> None:
         self._gateway = Gateway(patience)
         self.adapters = AdapterBook(self._tell, self._gateway.uses, wanted)
+        self.cache_views = CacheViews(self._tell)
         self._on_prepared = on_prepared
         self.metrics: Metrics | None = None
         self.request_log: RequestLog | None = None
@@ -177,6 +181,7 @@ class EngineClient:
         was_serving, num_held = self._gateway.serves(link.number), link.num_open
         effects = self._handle(Left(link.number))
         self.adapters.lose(link.number, Unavailable(reason))
+        self.cache_views.lose(link.number)
         if self.ready is None:
             self._why_down = reason
         if num_held:
@@ -318,6 +323,8 @@ class EngineClient:
             self._take_step(link, message)
         elif isinstance(message, AdapterLoaded):
             self.adapters.answer(message)
+        elif isinstance(message, CacheShown):
+            self.cache_views.answer(link.number, message)
         elif isinstance(message, Leaving):
             self._handle(Leaves(link.number))
             link.tell(Drain())  # behind all that it has been given
@@ -340,6 +347,7 @@ class EngineClient:
         self.adapters.join(link.number)
         if self.observer is not None:
             self.observer.engine_came(link.number, link.flight)
+        self.cache_views.join(link.number)
         if self.metrics is not None:
             self.metrics.engine_ready(ready, self.stats)
         self._on_prepared(None)

@@ -4,11 +4,13 @@ import { hasKey, onKey, open, setKey } from "./lib/api.js";
 import { h, show } from "./lib/dom.js";
 import { dialog, failure, field, poll } from "./lib/ui.js";
 import batches from "./pages/batches.js";
+import load from "./pages/load.js";
 import models from "./pages/models.js";
 import playground from "./pages/playground.js";
 import reports from "./pages/reports.js";
+import requests from "./pages/requests.js";
 
-const PAGES = { playground, models, batches, reports };
+const PAGES = { playground, load, requests, models, batches, reports };
 const FIRST = "playground";
 
 const main = document.getElementById("main");
