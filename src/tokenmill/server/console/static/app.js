@@ -9,8 +9,9 @@ import models from "./pages/models.js";
 import playground from "./pages/playground.js";
 import reports from "./pages/reports.js";
 import requests from "./pages/requests.js";
+import tenants from "./pages/tenants.js";
 
-const PAGES = { playground, load, requests, models, batches, reports };
+const PAGES = { playground, load, requests, tenants, models, batches, reports };
 const FIRST = "playground";
 
 const main = document.getElementById("main");

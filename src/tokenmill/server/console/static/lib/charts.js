@@ -31,8 +31,8 @@ export function chart(title, series, { format, signal, isTime = true, xLabel = "
     cursor: { y: false, drag: { x: false, y: false } },
     scales: { x: { time: isTime }, y: { range: (_, low, high) => [0, Math.max(least, (high ?? 0) * 1.1)] } },
     axes: [
-      { ...axis, space: 72, size: 28, label: xLabel || undefined, labelSize: 18, labelFont: "11px system-ui, sans-serif", ...(isTime ? {} : { values: (_, splits) => splits.map(xFormat) }) },
-      { ...axis, size: 56, space: 32, values: (_, splits) => splits.map(format) },
+      { ...axis, space: 80, size: 28, label: xLabel || undefined, labelSize: 18, labelFont: "11px system-ui, sans-serif", values: (_, splits) => ticks(splits, isTime ? null : xFormat) },
+      { ...axis, size: 56, space: 32, values: (_, splits) => splits.map((value) => format(value)) },
     ],
     series: [{}, ...series.map((each, index) => ({
       label: each.label, width: 1.5, stroke: () => colour(COLOURS[index]), dash: each.dash ? [4, 4] : undefined, points: { show: !isTime, size: 6 }, spanGaps: false,
@@ -59,6 +59,14 @@ export function chart(title, series, { format, signal, isTime = true, xLabel = "
       tell(plot.cursor.idx);
     },
   };
+}
+
+// Times of day, to the second where they are less than a minute apart, or dates; or what `format` says.
+function ticks(splits, format) {
+  if (format) return splits.map((value) => format(value));
+  const step = splits.length > 1 ? splits[1] - splits[0] : 60;
+  const how = step >= 86_400 ? { month: "short", day: "numeric" } : { hour: "2-digit", minute: "2-digit", second: step < 60 ? "2-digit" : undefined, hour12: false };
+  return splits.map((value) => new Date(1000 * value).toLocaleString([], how));
 }
 
 // Points of the last `seconds`, for charts that are fed while they are looked at. null is a gap.

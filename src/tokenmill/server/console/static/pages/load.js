@@ -15,16 +15,17 @@ const SECONDS = (value) => `${decimal(value)} s`;
 function mount(root, { signal }) {
   const problem = h("div", { role: "alert" });
   const tiles = Object.fromEntries(Object.entries({
-    running: "Running", waiting: "Waiting", kv: "KV held", output: "Output tokens/s", prompt: "Prompt tokens/s", ttft: "TTFT p50, p90", tpot: "TPOT p50, p90", slo: "Met their targets", wait: "Wait for a newcomer",
+    running: "Running", waiting: "Waiting", kv: "KV held", output: "Output tokens/s", prompt: "Prompt tokens/s", ttft: "TTFT p50", tpot: "TPOT p50", slo: "Met their targets", wait: "Predicted wait",
   }).map(([name, label]) => [name, tile(label)]));
   const charts = {
     requests: chart("Requests", [{ label: "running" }, { label: "waiting" }], { format: decimal, signal, least: 4 }),
     kv: chart("KV blocks", [{ label: "held" }, { label: "held or cached" }], { format: (value) => percent(value), signal, least: 0.1 }),
     tokens: chart("Tokens a second", [{ label: "output" }, { label: "prompt, computed" }, { label: "prompt, cached", dash: true }], { format: decimal, signal, least: 10 }),
     ttft: chart("Time to first token", [{ label: "p50" }, { label: "p90" }, { label: "tightest target", dash: true }], { format: duration, signal, least: 0.01 }),
+    steps: chart("Last step", [{ label: "duration" }], { format: duration, signal, least: 0.001 }),
     tpot: chart("Time per output token", [{ label: "p50" }, { label: "p90" }, { label: "tightest target", dash: true }], { format: duration, signal, least: 0.001 }),
   };
-  const history = Object.fromEntries(Object.entries({ requests: 2, kv: 2, tokens: 3, ttft: 3, tpot: 3 }).map(([name, num]) => [name, new History(num, SHOWN_S)]));
+  const history = Object.fromEntries(Object.entries({ requests: 2, kv: 2, tokens: 3, ttft: 3, steps: 1, tpot: 3 }).map(([name, num]) => [name, new History(num, SHOWN_S)]));
   const classes = h("div");
   const tree = h("div");
   let isPaused = false, numTurns = 0;
@@ -40,11 +41,11 @@ function mount(root, { signal }) {
   function draw(load) {
     tiles.running.set(whole(load.running), h("small", null, ` of ${whole(load.max_num_seqs)}`));
     tiles.waiting.set(whole(load.waiting));
-    tiles.kv.set(percent(load.kv.usage), h("small", null, ` of ${whole(load.kv.blocks)} blocks`));
+    tiles.kv.set(percent(load.kv.usage), h("small", null, ` of ${whole(load.kv.blocks)}`));
     tiles.output.set(decimal(load.tokens_per_s.output));
     tiles.prompt.set(decimal(load.tokens_per_s.prompt_computed + load.tokens_per_s.prompt_cached));
-    tiles.ttft.set(pair(load.ttft_s));
-    tiles.tpot.set(pair(load.tpot_s));
+    tiles.ttft.set(...pair(load.ttft_s));
+    tiles.tpot.set(...pair(load.tpot_s));
     const judged = load.slo.attained + load.slo.missed;
     tiles.slo.set(judged ? percent(load.slo.attained / judged, 1) : "–");
     tiles.wait.set(duration(load.predicted_wait_s));
@@ -52,6 +53,7 @@ function mount(root, { signal }) {
     put("requests", load, load.running, load.waiting);
     put("kv", load, load.kv.held / blocks, (load.kv.held + load.kv.cached) / blocks);
     put("tokens", load, load.tokens_per_s.output, load.tokens_per_s.prompt_computed, load.tokens_per_s.prompt_cached);
+    put("steps", load, load.running ? load.last_step.duration_s : NaN);
     put("ttft", load, load.ttft_s.p50 ?? NaN, load.ttft_s.p90 ?? NaN, tightest(load, "ttft_target_s"));
     put("tpot", load, load.tpot_s.p50 ?? NaN, load.tpot_s.p90 ?? NaN, tightest(load, "tpot_target_s"));
     show(classes, groups(load));
@@ -92,7 +94,7 @@ function before(load, history) {
 }
 
 function pair(spread) {
-  return spread.count ? `${duration(spread.p50)}, ${duration(spread.p90)}` : "–";
+  return spread.count ? [duration(spread.p50), h("small", null, ` p90 ${duration(spread.p90)}`)] : "–";
 }
 
 function tightest(load, name) {
@@ -113,7 +115,7 @@ function groups(load) {
   const about = `Of the last ${SECONDS(load.window_s)}.`;
   return [
     card("Classes", load.classes.length
-      ? [h("p", { class: "muted small" }, about), table("Classes", [["Class", (each) => `P${each.priority_class} ${each.profile}`], ["Target", (each) => aims(each) || "none"], ...columns], load.classes)]
+      ? [h("p", { class: "muted small" }, about), table("Classes", [["Class", (each) => `P${each.priority_class} ${each.profile}`], ["Target", (each) => aims(each) || "none", "nowrap"], ...columns], load.classes)]
       : empty("No requests in the last minute", "Classes and their waits show up here as requests are answered.")),
     load.tenants?.length > 0 && card("Tenants", h("p", { class: "muted small" }, about), table("Tenants", [
       ["Tenant", (each) => each.tenant || "without a tenant", "name"],

@@ -47,7 +47,7 @@ function isBusy(body) {
 function list(requests) {
   if (!requests.length) return card(null, empty("No requests", "What is asked of this server shows up here."));
   return card(null, table("Requests", [
-    ["Request", (each) => h("a", { href: `#/requests/${encodeURIComponent(each.id)}`, class: "mono" }, each.id), "name"],
+    ["Request", (each) => h("a", { href: `#/requests/${encodeURIComponent(each.id)}`, class: "mono nowrap", title: each.id }, short(each.id))],
     ["State", state],
     ["Tenant", (each) => each.tenant || orNone(each.client), "name"],
     ["Class", (each) => `P${each.priority_class}${each.profile ? ` ${each.profile}` : ""}`],
@@ -57,6 +57,11 @@ function list(requests) {
     ["TPOT", (each) => duration(each.tpot_s ?? NaN), "right"],
     ["Total", (each) => duration(each.age_s), "right"],
   ], requests));
+}
+
+// The beginning and the end of an id, which tell it from others.
+function short(id) {
+  return id.length <= 24 ? id : `${id.slice(0, 16)}…${id.slice(-6)}`;
 }
 
 function state(request) {
