@@ -15,14 +15,14 @@ const SECONDS = (value) => `${decimal(value)} s`;
 function mount(root, { signal }) {
   const problem = h("div", { role: "alert" });
   const tiles = Object.fromEntries(Object.entries({
-    running: "Running", waiting: "Waiting", kv: "KV held", output: "Output tokens/s", prompt: "Prompt tokens/s", ttft: "TTFT p50", tpot: "TPOT p50", slo: "Met their targets", wait: "Predicted wait",
+    running: "Running", waiting: "Waiting", kv: "KV held", output: "Output", prompt: "Prompt", ttft: "TTFT p50", tpot: "TPOT p50", slo: "Met targets",
   }).map(([name, label]) => [name, tile(label)]));
   const charts = {
     requests: chart("Requests", [{ label: "running" }, { label: "waiting" }], { format: decimal, signal, least: 4 }),
     kv: chart("KV blocks", [{ label: "held" }, { label: "held or cached" }], { format: (value) => percent(value), signal, least: 0.1 }),
     tokens: chart("Tokens a second", [{ label: "output" }, { label: "prompt, computed" }, { label: "prompt, cached", dash: true }], { format: decimal, signal, least: 10 }),
-    ttft: chart("Time to first token", [{ label: "p50" }, { label: "p90" }, { label: "tightest target", dash: true }], { format: duration, signal, least: 0.01 }),
     steps: chart("Last step", [{ label: "duration" }], { format: duration, signal, least: 0.001 }),
+    ttft: chart("Time to first token", [{ label: "p50" }, { label: "p90" }, { label: "tightest target", dash: true }], { format: duration, signal, least: 0.01 }),
     tpot: chart("Time per output token", [{ label: "p50" }, { label: "p90" }, { label: "tightest target", dash: true }], { format: duration, signal, least: 0.001 }),
   };
   const history = Object.fromEntries(Object.entries({ requests: 2, kv: 2, tokens: 3, ttft: 3, steps: 1, tpot: 3 }).map(([name, num]) => [name, new History(num, SHOWN_S)]));
@@ -39,16 +39,15 @@ function mount(root, { signal }) {
     classes, tree);
 
   function draw(load) {
-    tiles.running.set(whole(load.running), h("small", null, ` of ${whole(load.max_num_seqs)}`));
-    tiles.waiting.set(whole(load.waiting));
-    tiles.kv.set(percent(load.kv.usage), h("small", null, ` of ${whole(load.kv.blocks)}`));
-    tiles.output.set(decimal(load.tokens_per_s.output));
-    tiles.prompt.set(decimal(load.tokens_per_s.prompt_computed + load.tokens_per_s.prompt_cached));
+    tiles.running.set(whole(load.running), h("small", null, `of at most ${whole(load.max_num_seqs)}`));
+    tiles.waiting.set(whole(load.waiting), h("small", null, `predicted ${duration(load.predicted_wait_s)}`));
+    tiles.kv.set(percent(load.kv.usage), h("small", null, `of ${whole(load.kv.blocks)} blocks`));
+    tiles.output.set(decimal(load.tokens_per_s.output), h("small", null, "tokens/s"));
+    tiles.prompt.set(decimal(load.tokens_per_s.prompt_computed + load.tokens_per_s.prompt_cached), h("small", null, "tokens/s, cached too"));
     tiles.ttft.set(...pair(load.ttft_s));
     tiles.tpot.set(...pair(load.tpot_s));
     const judged = load.slo.attained + load.slo.missed;
-    tiles.slo.set(judged ? percent(load.slo.attained / judged, 1) : "–");
-    tiles.wait.set(duration(load.predicted_wait_s));
+    tiles.slo.set(judged ? percent(load.slo.attained / judged, 1) : "–", judged ? h("small", null, `of ${whole(judged)}`) : null);
     const blocks = Math.max(1, load.kv.blocks);
     put("requests", load, load.running, load.waiting);
     put("kv", load, load.kv.held / blocks, (load.kv.held + load.kv.cached) / blocks);
@@ -94,7 +93,7 @@ function before(load, history) {
 }
 
 function pair(spread) {
-  return spread.count ? [duration(spread.p50), h("small", null, ` p90 ${duration(spread.p90)}`)] : "–";
+  return spread.count ? [duration(spread.p50), h("small", null, `p90 ${duration(spread.p90)}`)] : ["–"];
 }
 
 function tightest(load, name) {

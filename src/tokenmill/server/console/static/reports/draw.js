@@ -118,8 +118,7 @@ function drawOther(report) {
 
 function asWritten(report) {
   const place = h("pre", { tabindex: "0" });
-  const whole = h("details", { class: "card", ontoggle: () => { place.textContent ||= JSON.stringify({ ...report, requests: undefined }, null, 2).slice(0, 200_000); } }, h("summary", null, "As JSON"), place);
-  return whole;
+  return h("details", { class: "card", ontoggle: () => { place.textContent ||= JSON.stringify({ ...report, requests: undefined }, null, 2).slice(0, 200_000); } }, h("summary", null, "As JSON"), place);
 }
 
 function tiles(pairs) {
