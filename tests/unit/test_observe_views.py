@@ -7,6 +7,7 @@ import threading
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from scripted import Served
 from tokenmill.cluster.events import Ended
@@ -113,7 +114,7 @@ def test_targets_that_were_met_or_missed_are_counted_by_class_and_tenant() -> No
     """A request misses its SLO by its TTFT or its TPOT alone; one without targets counts for neither."""
     from tokenmill.server.observe.load import _group, _tenants
 
-    observer = Observer()
+    observer = Observer("m", CollectorRegistry())
     strict = Terms(tenant="a", profile="chat", ttft_s=1.0, tpot_s=0.5)
     finish(observer, request_of("good", strict), first_s=10.8, end_s=12.0)
     finish(observer, request_of("late", strict), first_s=11.2, end_s=12.0)

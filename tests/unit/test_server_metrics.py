@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from scripted import Served
+from tokenmill.cluster.events import Ended
 from tokenmill.cluster.totals import Totals
 from tokenmill.core.events import EngineStats, Output, Ready, Timing
 from tokenmill.core.request import Request, SamplingParams
+from tokenmill.core.terms import Terms
 from tokenmill.server.metrics import Metrics, token_buckets
+from tokenmill.server.observe.book import Record, RequestBook
+from tokenmill.server.observe.observer import Observer
+from tokenmill.server.observe.tenant_metrics import OTHER, TenantMetrics
 from tokenmill.server.usage.books import Books
 from tokenmill.server.usage.metrics import UsageMetrics
 
@@ -19,12 +26,27 @@ READY = Ready("m", 512, 100, (2,), "id", 16, 64, num_pool_blocks=80)
 LABELS = {"model_name": "m", "engine": "0"}
 
 
+def observed(metrics: Metrics) -> Observer:
+    """An observer that has seen a request with targets from its first token to its end, one refused and one open."""
+    observer = Observer("m", metrics.registry)
+    terms = Terms(tenant="t", profile="chat", ttft_s=1.0)
+    request = Request("r", (1, 2, 3), SamplingParams(), 9, seed=1, arrival_s=10.0, terms=terms)
+    observer.opened([request, replace(request, id="open")], "me", 10.0)
+    observer.first(request, 0.5, 10.5)
+    output = Output("r", finish_reason="stop", num_output=5, num_cached=1, timing=Timing(10.0, 10.2, 10.5, 12.5, 2))
+    observer.ended(Ended(request, output, "stop", 12.5, 12.5))
+    observer.refused("t", "wait")
+    return observer
+
+
 def test_the_page_lists_every_metric_with_its_type_and_no_other() -> None:
     metrics = Metrics("m", 512)
     metrics.engine_ready(READY, EngineStats())
     metrics.registry.register(UsageMetrics("m", Books(Path("never opened"))))
+    observer = observed(metrics)
     rows = re.findall(r"^\| `([\w:]+)` \| (\w+) \| ([^|]+) \| ([^|]+) \|$", PAGE.read_text(), re.MULTILINE)
-    families = {family.name: family.type for family in metrics.registry.collect()}
+    told = (*metrics.registry.collect(), *observer.tenants.registry.collect())
+    families = {family.name: family.type for family in told}
     assert {name: kind for name, kind, _, _ in rows} == families
     assert len(rows) == len(families), "a metric is listed twice"
 
@@ -34,7 +56,8 @@ def test_the_page_names_every_label() -> None:
     metrics.engine_ready(READY, EngineStats())
     metrics.call_refused(400)
     lines = {line.split("`")[1]: line for line in PAGE.read_text().splitlines() if line.startswith("| `")}
-    for family in metrics.registry.collect():
+    observer = observed(metrics)
+    for family in (*metrics.registry.collect(), *observer.tenants.registry.collect()):
         labels = {label for sample in family.samples for label in sample.labels} - {*LABELS, "le"}
         for label in labels:
             assert f"`{label}`" in lines[family.name], (family.name, label)
@@ -131,3 +154,85 @@ def test_equal_gaps_between_tokens_are_counted_together() -> None:
     assert value(metrics, f"{name}_count") == 19
     assert value(metrics, f"{name}_sum") == pytest.approx(100.074)
     assert value(metrics, f"{name}_created") > 0, "as all others have it"
+
+
+def test_classes_and_tenants_are_told_apart() -> None:
+    """Waits, tokens, preemptions and SLO results of a request are found under its class, profile and tenant."""
+    metrics = Metrics("m", 512)
+    observer = observed(metrics)
+    group = {"priority_class": "1", "profile": "chat"}
+    for name, more, expected in (
+        ("class_requests_total", {"finished_reason": "stop"}, 1),
+        ("class_time_to_first_token_seconds_sum", {}, 0.5),
+        ("class_time_per_output_token_seconds_sum", {}, 0.5),
+        ("class_queue_time_seconds_sum", {}, pytest.approx(0.2)),
+        ("class_tokens_total", {"kind": "output"}, 5),
+        ("class_preemptions_total", {}, 2),
+        ("slo_requests_total", {"result": "attained"}, 1),
+    ):
+        assert value(metrics, f"tokenmill:{name}", **group, **more) == expected, name
+    assert value(metrics, "tokenmill:class_requests_open", priority_class="1", state="waiting") == 1
+    told = observer.tenants.registry
+    for name, more, expected in (
+        ("requests_total", {"priority_class": "1", "finished_reason": "stop"}, 1),
+        ("calls_refused_total", {"reason": "wait"}, 1),
+        ("tokens_total", {"kind": "prompt"}, 3),
+        ("time_to_first_token_seconds_count", {}, 1),
+        ("preemptions_total", {}, 2),
+        ("requests_open", {"state": "waiting"}, 1),
+    ):
+        labels = LABELS | {"tenant": "t"} | more
+        assert told.get_sample_value(f"tokenmill:tenant_{name}", labels) == expected, name
+
+
+def test_only_the_greatest_tenants_have_series_and_no_sum_falls() -> None:
+    """Beyond the bound tenants are "other"; who overtakes gets a series from 0 on; all together stay what they were."""
+    metrics = TenantMetrics("m", RequestBook(), max_tenants=2)
+
+    def use(tenant: str, num_output: int) -> None:
+        terms = Terms(tenant=tenant)
+        record = Record("r", "me", terms, "", 1, 9, 1.0, 1.0, scheduled_s=1.0, ended_s=2.0, num_output=num_output)
+        record.reason = "stop"
+        metrics.end(record)
+
+    def tokens() -> dict[str, float]:
+        family = next(each for each in metrics.collect() if each.name == "tokenmill:tenant_tokens")
+        return {each.labels["tenant"]: each.value for each in family.samples if each.labels["kind"] == "output"}
+
+    for tenant, number in (("a", 100), ("b", 50), ("c", 60)):
+        use(tenant, number)
+    assert tokens() == {"a": 100, "b": 50, OTHER: 60}
+    use("c", 40)
+    assert tokens() == {"a": 100, "c": 40, OTHER: 110}, "b has fewer than two thirds of c's"
+    use("b", 30)
+    assert tokens() == {"a": 100, "c": 40, OTHER: 140}
+
+
+def test_prompt_tokens_by_source_add_up() -> None:
+    """Computed, cached and brought in from the store: together they are the prompt tokens."""
+    metrics = Metrics("m", 512)
+    metrics.num_parameters = 10
+    metrics.step(
+        EngineStats(
+            num_steps=1,
+            prompt_tokens=100,
+            prefix_hits=60,
+            external_hits=20,
+            prompt_tokens_computed=40,
+            generation_tokens=5,
+        )
+    )
+    name = "vllm:prompt_tokens_by_source_total"
+    sources = ("local_compute", "local_cache_hit", "external_kv_transfer")
+    assert [value(metrics, name, source=source) for source in sources] == [40, 40, 20]
+    assert value(metrics, "vllm:estimated_flops_per_gpu_total") == 2 * 10 * 45
+
+
+def test_series_by_tenant_need_an_admin_key() -> None:
+    """A scrape without one, or with a key of a tenant, tells of no tenant."""
+    with Served() as served:
+        assert served.ask("/v1/completions", {"prompt": "a", "max_tokens": 2})[0] == 200
+        text = served.ask("/metrics")[1]
+        assert "tokenmill:class_requests_total{" in text and "tokenmill:tenant" not in text
+    text, _ = Metrics("m", 512).render("application/openmetrics-text", [TenantMetrics("m", RequestBook()).registry])
+    assert b"tokenmill:tenant_tokens" in text and text.count(b"# EOF") == 1

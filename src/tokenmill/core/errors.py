@@ -89,13 +89,16 @@ class UnsupportedEncoding(TokenmillError):
 
 
 class Overloaded(TokenmillError):
+    """`reason`: which bound it was, in a word, for metrics."""
+
     status = 429
     kind = "overloaded_error"
     retryable = True
 
-    def __init__(self, message: str, *, retry_after_s: float = 1.0, param: str | None = None) -> None:
+    def __init__(self, message: str, *, retry_after_s: float = 1.0, param: str | None = None, reason: str = "") -> None:
         super().__init__(message, param=param)
         self.retry_after_s = retry_after_s
+        self.reason = reason
 
 
 class Unavailable(TokenmillError):

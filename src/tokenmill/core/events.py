@@ -119,6 +119,8 @@ class EngineStats(NamedTuple):
     in_flight_s: float = 0.0
     costs: Costs = UNKNOWN
     cost_error: float = 0.0
+    external_queries: int = 0
+    external_hits: int = 0
 
 
 @dataclass(frozen=True, slots=True)

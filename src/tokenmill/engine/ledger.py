@@ -81,6 +81,8 @@ class StepLedger:
             counters = self._state.counters
             counters.prompt_tokens += seq.num_prompt
             counters.prefix_queries += len(seq.tokens)
+            if self._state.stored:
+                counters.external_queries += len(seq.tokens)
 
     def adopt(self, seq: Sequence, matched: Match) -> None:
         if not matched.num_blocks:

@@ -84,6 +84,8 @@ class Counters:
     prompt_tokens: int = 0
     prompt_tokens_computed: int = 0
     generation_tokens: int = 0
+    external_queries: int = 0
+    external_hits: int = 0
     last_step_tokens: int = 0
     last_step_s: float = 0.0
 

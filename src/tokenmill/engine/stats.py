@@ -45,6 +45,8 @@ def snapshot(state: EngineState, num_held: int) -> EngineStats:
         in_flight_s=sum([state.costs.costs.predict(step.work) for step in state.in_flight]),
         costs=state.costs.costs,
         cost_error=state.costs.error,
+        external_queries=counters.external_queries,
+        external_hits=counters.external_hits,
     )
 
 

@@ -92,6 +92,9 @@ class Transfers:
             state.blocks.publish(made.keys, made.tables, len(made.keys))
         first = fetch.sequences[0]
         if is_in and first.status is Status.LOADING:
+            if first.num_preemptions == 0:
+                num_blocks = len({key for _, key, _ in made.missing})
+                state.counters.external_hits += num_blocks * state.config.block_size
             state.run_loaded(first, made.tables)
         else:
             state.blocks.release(made.tables, -1)

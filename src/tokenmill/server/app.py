@@ -19,7 +19,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .. import __version__
-from ..core.errors import InvalidRequest, TokenmillError, Unavailable
+from ..core.errors import InvalidRequest, Overloaded, TokenmillError, Unavailable
 from ..core.ports import Clock
 from ..text.load import TextModel
 from ..text.standins import Rendered
@@ -54,6 +54,7 @@ from .responses.routes import routes as responses_routes
 from .responses.store import ResponseStore
 from .tenants.access import Access
 from .tenants.routes import routes as tenant_routes
+from .tenants.tenant import ADMIN
 from .usage.books import Books
 from .usage.metrics import UsageMetrics
 from .usage.routes import routes as usage_routes
@@ -88,11 +89,12 @@ def build_app(
     """
     access = access or Access(config.api_keys)
     client.metrics = Metrics(config.model_names[0], text.max_context)
+    client.metrics.num_parameters = text.about.num_parameters
     client.metrics.name_adapter = client.adapters.name_of
     client.metrics.count_waiting = lambda: client.num_waiting
     client.metrics.predict_wait = lambda: client.desk.usual_wait_s(clock.now())
     client.is_shared = True
-    client.observer = Observer()
+    client.observer = Observer(config.model_names[0], client.metrics.registry)
     if config.log_requests:
         decode = partial(text.tokenizer.decode, skip_special=False)
         client.request_log = RequestLog(config.model_names[0], decode, config.max_log_len)
@@ -190,6 +192,8 @@ class _Service:
         self._text = generation.text
         self._client = generation.client
         self._metrics = generation.metrics
+        assert generation.client.observer is not None
+        self._observer = generation.client.observer
         self._limits = generation.limits
         self._created = int(time.time())
 
@@ -294,7 +298,9 @@ class _Service:
         return JSONReply({"server_load": self._client.num_open})
 
     async def show_metrics(self, request: HttpRequest) -> Response:
-        body, content_type = self._metrics.render(request.headers.get("accept", ""))
+        """Series by tenant only with an admin key."""
+        more = (self._observer.tenants.registry,) if ADMIN in request.state.scopes else ()
+        body, content_type = self._metrics.render(request.headers.get("accept", ""), more)
         return Response(body, headers={"content-type": content_type})
 
     async def version(self, request: HttpRequest) -> Response:
@@ -304,6 +310,8 @@ class _Service:
         """An expected failure, before the answer had begun."""
         assert isinstance(error, TokenmillError)
         self._metrics.call_refused(error.status)
+        reason = error.reason if isinstance(error, Overloaded) else ""
+        self._observer.refused(request.state.tenant.id, reason or str(error.status))
         return error_reply(error, request.scope)
 
     async def note_gone(self, request: HttpRequest, error: Exception) -> Response:

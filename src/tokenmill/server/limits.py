@@ -64,7 +64,7 @@ class Limits:
         if self._client.metrics is not None:
             self._client.metrics.call_turned_away(refusal.reason)
         message = f"{refusal.message}; retry in {told_s(refusal.retry_s)} s."
-        raise Overloaded(message, retry_after_s=refusal.retry_s)
+        raise Overloaded(message, retry_after_s=refusal.retry_s, reason=refusal.reason)
 
     @contextlib.contextmanager
     def held(self, num_bytes: int) -> Iterator[None]:

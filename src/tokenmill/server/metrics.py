@@ -63,6 +63,8 @@ _TOTALS = (
     ("vllm:num_preemptions", "Times a running request gave its blocks back", "num_preemptions"),
     ("vllm:prefix_cache_queries", "Tokens looked up in the prefix cache", "prefix_queries"),
     ("vllm:prefix_cache_hits", "Tokens found in the prefix cache", "prefix_hits"),
+    ("vllm:external_prefix_cache_queries", "Tokens looked up in the store of KV", "external_queries"),
+    ("vllm:external_prefix_cache_hits", "Tokens brought in from the store of KV", "external_hits"),
     ("vllm:corrupted_requests", "Requests that ended because their logits were not finite", "num_corrupted"),
     ("tokenmill:constrained_requests", "Requests that were to follow a grammar", "num_constrained"),
     (
@@ -85,13 +87,15 @@ def token_buckets(most: int) -> tuple[int, ...]:
 
 
 class Metrics:
-    """All series of one front end and its engines together. `max_context` bounds the buckets of token counts."""
+    """All series of one front end and its engines together. `max_context` bounds the buckets of token counts.
+    `num_parameters`: of the model, where it is known."""
 
     def __init__(self, model_name: str, max_context: int) -> None:
         self.registry = CollectorRegistry()
         self._labels = (model_name, "0")
         self._stats = EngineStats()
         self._ready: Ready | None = None
+        self.num_parameters = 0
         self.name_adapter: Callable[[str], str] = lambda digest: digest
         self.count_waiting: Callable[[], int] = lambda: 0
         self.predict_wait: Callable[[], float] = lambda: 0.0
@@ -128,14 +132,14 @@ class Metrics:
         self._grammars_refused = self._counter("tokenmill:grammars_refused", "Constraints that were no usable grammar")
         self.registry.register(_Snapshot(self))
 
-    def render(self, accept: str) -> tuple[bytes, str]:
+    def render(self, accept: str, more: Sequence[CollectorRegistry] = ()) -> tuple[bytes, str]:
         """The exposition in the format that `accept` prefers, and its content type; in the plain format where `accept`
-        asks for a version that is none."""
+        asks for a version that is none. `more`: registries to tell of as well."""
         try:
             encode, content_type = choose_encoder(accept)
         except (TypeError, ValueError):
             encode, content_type = choose_encoder("")
-        return encode(self.registry), content_type
+        return encode(_Together((self.registry, *more))), content_type
 
     def engine_ready(self, ready: Ready, stats: EngineStats) -> None:
         """An engine has come; `stats`: of all that serve now."""
@@ -234,6 +238,17 @@ class Metrics:
         return Counter(name, text, _LABELS, registry=self.registry).labels(*self._labels)
 
 
+class _Together:
+    """Several registries as one, to be written out."""
+
+    def __init__(self, registries: Sequence[CollectorRegistry]) -> None:
+        self._registries = registries
+
+    def collect(self) -> Iterator[Metric]:
+        for registry in self._registries:
+            yield from registry.collect()
+
+
 class _Gaps:
     """A histogram for what happens with every token: many equal values are one observation, made by one thread."""
 
@@ -287,6 +302,16 @@ class _Snapshot:
             family = CounterMetricFamily(name, text, labels=_LABELS)
             family.add_metric(metrics._labels, getattr(stats, field))
             yield family
+        yield self._sources(stats)
+        computed = stats.prompt_tokens_computed + stats.generation_tokens
+        flops = CounterMetricFamily(
+            "vllm:estimated_flops_per_gpu", "Two for each parameter and computed token", labels=_LABELS
+        )
+        flops.add_metric(metrics._labels, 2.0 * metrics.num_parameters * computed)
+        yield flops
+        yield self._gauge(
+            "tokenmill:cost_model_error", "How far predicted step times were off lately", stats.cost_error
+        )
         yield metrics._itl.family(metrics._labels)
         yield self._cache_config()
         yield self._adapters()
@@ -294,6 +319,20 @@ class _Snapshot:
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(name, text, labels=_LABELS)
         family.add_metric(self._metrics._labels, float(value))
+        return family
+
+    def _sources(self, stats: EngineStats) -> Metric:
+        family = CounterMetricFamily(
+            "vllm:prompt_tokens_by_source", "Prompt tokens of scheduled requests by source", labels=(*_LABELS, "source")
+        )
+        hits = min(stats.prefix_hits, stats.prompt_tokens)
+        external = min(stats.external_hits, hits)
+        for source, number in (
+            ("local_compute", stats.prompt_tokens - hits),
+            ("local_cache_hit", hits - external),
+            ("external_kv_transfer", external),
+        ):
+            family.add_metric((*self._metrics._labels, source), float(number))
         return family
 
     def _adapters(self) -> Metric:

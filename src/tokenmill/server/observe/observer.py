@@ -6,21 +6,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from prometheus_client import CollectorRegistry
+
 from ...cluster.events import Ended
 from ...core.events import EngineStats
 from ...core.request import Request
 from .book import RequestBook
+from .class_metrics import ClassMetrics
 from .rings import Rings
+from .tenant_metrics import TenantMetrics
 from .window import Window
 
 
 class Observer:
-    """next_sample_s: from when on it wants to hear of a step."""
+    """next_sample_s: from when on it wants to hear of a step. registry: of the metrics that everyone may see."""
 
-    def __init__(self) -> None:
+    def __init__(self, model_name: str, registry: CollectorRegistry) -> None:
         self.book = RequestBook()
+        self.classes = ClassMetrics(registry, model_name, self.book)
+        self.tenants = TenantMetrics(model_name, self.book)
         self.window = Window()
-        self.book.listeners.append(self.window.end)
+        self.book.listeners += [self.window.end, self.classes.end, self.tenants.end]
         self.rings = Rings()
         self.next_sample_s = 0.0
 
@@ -33,9 +39,15 @@ class Observer:
     def first(self, request: Request, since_arrival_s: float, now: float) -> None:
         self.book.first(request, since_arrival_s)
         self.window.first(now, since_arrival_s, request.terms)
+        self.classes.first(request.terms, since_arrival_s)
+        self.tenants.first(request.terms, since_arrival_s)
 
     def ended(self, ended: Ended) -> None:
         self.book.close(ended)
+
+    def refused(self, tenant: str, reason: str) -> None:
+        """A call got an error instead of an answer."""
+        self.tenants.refused(tenant, reason)
 
     def engine_came(self, link: int, flight: str) -> None:
         """`flight`: file of its flight recorder; "": it has none here."""
