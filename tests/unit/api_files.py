@@ -13,3 +13,11 @@ ENDPOINTS = {
     "GET /v1/batches/{batch_id}": "OpenAI's: one of them, and how far it is.",
     "POST /v1/batches/{batch_id}/cancel": "OpenAI's: answer no more of its calls.",
 }
+BATCH = {
+    "input_file_id": ("string, not empty", "a file that was uploaded for the purpose `batch`"),
+    "endpoint": ("string, not empty", "the path that all its calls go to"),
+    "completion_window": ("string, not empty", "`24h`"),
+    "metadata": ("object", "up to 16 pairs of texts, given back"),
+    "output_expires_after": ("object", "how long its answers are kept: `anchor` (`created_at`) and `seconds`"),
+}
+"""Fields of a batch: kind and meaning."""

@@ -38,6 +38,8 @@ ENDPOINTS = {
     "GET /admin/usage": "What all tenants have used.",
     "GET /admin/flight": "An engine's last steps as a trace for ui.perfetto.dev: [operations.md](operations.md).",
     "GET /admin/audit": "Where the head of the audit log is: [security.md](security.md#audit-log).",
+    "GET /openapi.json": "This API as an OpenAPI 3.1 document. Needs no key.",
+    "GET /docs": "The same as a page for people.",
     "GET /version": "The version of this server.",
 } | api_ollama.ENDPOINTS
 ENDPOINTS |= api_admin.ENDPOINTS | api_console.ENDPOINTS | api_messages.ENDPOINTS | api_files.ENDPOINTS

@@ -1,4 +1,5 @@
 """Writes docs/api.md: every endpoint, field and flag, from what the parsers read and the tables that they hold.
+From the same it writes the OpenAPI document that servers show (make_openapi).
 
 python tests/unit/make_api_doc.py
 """
@@ -51,9 +52,9 @@ too.
 ## Endpoints
 """
 KEYS = """\
-Where there are keys ([tenants.md](tenants.md)) all but `/`, `/health`, `/ping`, `/version` and `/metrics` need
-`Authorization: Bearer KEY` or `x-api-key: KEY`. Access from web pages, sockets and TLS: [http.md](http.md). Limits on
-bodies and texts: [limits.md](limits.md).
+Where there are keys ([tenants.md](tenants.md)) all but `/`, `/health`, `/ping`, `/version`, `/metrics`,
+`/openapi.json`, `/docs` and the files of `/console` need `Authorization: Bearer KEY` or `x-api-key: KEY`. Access
+from web pages, sockets and TLS: [http.md](http.md). Limits on bodies and texts: [limits.md](limits.md).
 
 ### Unsupported endpoints
 
@@ -322,4 +323,7 @@ def _ignored(entries: Iterable[tuple[str, Ignored]]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
+    import make_openapi
+
     PAGE.write_text(page(), encoding="utf8")
+    make_openapi.write()

@@ -47,6 +47,7 @@ from .metrics import Metrics
 from .observe.observer import Observer
 from .observe.routes import routes as observe_routes
 from .ollama.routes import routes as ollama_routes
+from .openapi.routes import routes as openapi_routes
 from .reading import parse_small
 from .replies import OpenAIShape
 from .request_log import RequestLog
@@ -160,6 +161,7 @@ def build_app(
         *console_routes(generation),
         *usage_routes(books, time.time),
         *audit_routes(audit),
+        *openapi_routes(config.root_path),
     ]
     handlers: dict[Any, Any] = {
         TokenmillError: service.refuse,

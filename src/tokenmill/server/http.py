@@ -20,7 +20,7 @@ from .tenants.keys import digest_of
 from .tenants.tenant import ANYONE, OPERATOR
 from .visitors import Visitors
 
-OPEN_PATHS = frozenset({"/", "/health", "/v1/health", "/ping", "/version", "/metrics"})
+OPEN_PATHS = frozenset({"/", "/health", "/v1/health", "/ping", "/version", "/metrics", "/openapi.json", "/docs"})
 _OPEN_BELOW = "/console/"
 """Static files, without any data in them."""
 _MAX_ID = 256

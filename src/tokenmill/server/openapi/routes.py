@@ -1,0 +1,57 @@
+"""`/openapi.json`, and `/docs`, the same for people: one page without a script, that loads nothing."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ... import __version__
+from .page import STYLE, render
+
+DOCUMENT = Path(__file__).parent / "document.json"
+_STYLE_HASH = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
+HEADERS = {
+    "content-security-policy": (
+        f"default-src 'none'; style-src 'sha256-{_STYLE_HASH}'; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+}
+
+
+def routes(root_path: str) -> list[Route]:
+    """`root_path`: under which a proxy shows this server."""
+
+    @cache
+    def document() -> dict[str, Any]:
+        found: dict[str, Any] = msgspec.json.decode(DOCUMENT.read_bytes())
+        found["info"]["version"] = __version__
+        found["servers"] = [{"url": root_path or "/"}]
+        return found
+
+    @cache
+    def as_json() -> bytes:
+        return msgspec.json.encode(document())
+
+    @cache
+    def as_page() -> str:
+        return render(document())
+
+    async def show(request: HttpRequest) -> Response:
+        return Response(as_json(), media_type="application/json", headers={"x-content-type-options": "nosniff"})
+
+    async def page(request: HttpRequest) -> Response:
+        return Response(as_page(), media_type="text/html", headers=HEADERS)
+
+    return [Route("/openapi.json", show), Route("/docs", page)]
