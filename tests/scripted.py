@@ -14,7 +14,7 @@ import threading
 import urllib.error
 import urllib.request
 import weakref
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -202,10 +202,14 @@ class Served:
         self.audit = audit
         self._started = threading.Event()
 
-    def ask(self, path: str, body: Any = None, method: str | None = None) -> tuple[int, str, str]:
+    def ask(
+        self, path: str, body: Any = None, method: str | None = None, headers: Mapping[str, str] | None = None
+    ) -> tuple[int, str, str]:
         """(status, text, content type), whatever the status."""
         data = None if body is None else json.dumps(body).encode()
-        call = urllib.request.Request(self.url + path, data, {"content-type": "application/json"}, method=method)
+        call = urllib.request.Request(
+            self.url + path, data, {"content-type": "application/json", **(headers or {})}, method=method
+        )
         try:
             answer = urllib.request.urlopen(call, timeout=20)
         except urllib.error.HTTPError as error:

@@ -31,6 +31,7 @@ ENDPOINTS = {
     "POST.",
     "GET /load": "vLLM's: how many requests are open.",
     "GET /metrics": "Prometheus text, or OpenMetrics where the caller asks for it: [metrics.md](metrics.md).",
+    "GET /admin/slo": "Profiles as this machine can hold them, and whose traffic resembles which: [slo.md](slo.md).",
     "GET /admin/load": "What the server does and how it did in the last minute: [operations.md](operations.md).",
     "GET /admin/requests": "Requests that are open and the last that ended: [operations.md](operations.md).",
     "GET /admin/requests/{id}": "One request and its timeline, by its id or its call's.",

@@ -53,6 +53,8 @@ from .replies import OpenAIShape
 from .request_log import RequestLog
 from .responses.routes import routes as responses_routes
 from .responses.store import ResponseStore
+from .slo.routes import routes as slo_routes
+from .slo.start import Measuring
 from .tenants.access import Access
 from .tenants.routes import routes as tenant_routes
 from .tenants.tenant import ADMIN
@@ -162,6 +164,7 @@ def build_app(
         *usage_routes(books, time.time),
         *audit_routes(audit),
         *openapi_routes(config.root_path),
+        *slo_routes(generation.objectives, generation.scorer),
     ]
     handlers: dict[Any, Any] = {
         TokenmillError: service.refuse,
@@ -178,6 +181,7 @@ def build_app(
         routes=[*routes, *file_routes(generation, batches)], middleware=middleware, exception_handlers=handlers
     )
     app.state.batches = batches
+    app.state.measuring = Measuring(client, generation.objectives, clock, new_id)
     app.state.limits = generation.limits
     app.state.client = client
     app.state.config = config

@@ -17,6 +17,7 @@ from ..core.errors import InvalidRequest, ModelNotFound
 from ..core.events import Ready
 from ..core.policy import Newcomer
 from ..core.ports import Clock
+from ..core.request import IDLE_PRIORITY
 from ..text.calls import context_limit, make_requests, require_tokens
 from ..text.choice import Choice
 from ..text.load import TextModel
@@ -38,6 +39,7 @@ from .reading import read_call
 from .rules import rules_of
 from .shape import Shape
 from .slo.objectives import Objectives
+from .slo.scorer import Scorer
 from .speaking import constraint_of, parsers_of
 from .stream import EventStream, WholeReply
 from .terms import terms_of
@@ -77,7 +79,10 @@ class Generation:
         self.encoder = Encoder(text, helper)
         self.grammars = GrammarCompiler(helper, client.metrics)
         self.limits = Limits(config, client, clock)
-        self.objectives = Objectives(config.slo)
+        self.objectives = Objectives(config.slo, lambda: client.stats.costs, self._step_tokens)
+        self.scorer = Scorer(config.model_names[0], lambda: self.objectives.effective)
+        client.watchers.append(self.scorer)
+        self.metrics.registry.register(self.scorer)
         self._new_seed = new_seed
         self._meter = meter
         self._rules = rules_of(text, config.allow_chat_template)
@@ -87,6 +92,10 @@ class Generation:
     def max_model_len(self) -> int:
         ready = self.client.ready
         return self.text.max_context if ready is None else context_limit(ready)
+
+    def _step_tokens(self) -> int:
+        ready = self.client.ready
+        return 0 if ready is None else ready.max_num_batched_tokens
 
     async def reply(self, request: HttpRequest, endpoint: str, shape: Shape) -> ASGIApp:
         """What answers a call whose body is of `endpoint`, a key of ENDPOINTS."""
@@ -160,7 +169,10 @@ class Generation:
         given_id = call.request_id or request_id
         digest = "" if adapter is None else adapter.digest
         longest = max((len(prompt.tokens) for prompt in prompts), default=0)
-        terms = terms_of(caller, self.objectives, call.slo, longest, call.priority_class)
+        recognised = ""
+        if call.priority < IDLE_PRIORITY:
+            recognised = self.scorer.came(caller.tenant, caller.name, arrival_s, call.stream)
+        terms = terms_of(caller, self.objectives, call.slo, longest, call.priority_class, recognised)
         requests = make_requests(
             text_call(call, self.text, digest, terms, caller.tenant.salt_with(call.cache_salt)),
             [prompt.tokens for prompt in prompts],

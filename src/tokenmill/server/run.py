@@ -78,6 +78,7 @@ async def serve(
         door.open()
         if batches is not None:
             batches.open()
+        app.state.measuring.open()
         serving = asyncio.create_task(server.serve([listener]), name="http")
         try:
             while not server.started and not serving.done():
@@ -94,6 +95,7 @@ async def serve(
             for each in getattr(server, "servers", ()):
                 each.close()
             door.close()
+            await app.state.measuring.close()
             if batches is not None:
                 await batches.close()
 

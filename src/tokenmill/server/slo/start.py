@@ -1,0 +1,84 @@
+"""What is done about objectives as a server starts: the machine is measured, where profiles will be asked for, and the
+targets that it cannot hold are told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+
+from ...core.errors import TokenmillError
+from ...core.ports import Clock
+from ...core.request import IDLE_PRIORITY, Request, SamplingParams
+from ...core.slo import OFF, PROFILES
+from ..client import EngineClient
+from .objectives import Objectives
+
+_WAIT_S = 3600.0
+_PROMPT, _OUTPUT = 512, 8
+_TOKEN = 1
+_log = logging.getLogger(__name__)
+
+
+class Measuring:
+    """Run `open` in the loop, and `close` when the server ends."""
+
+    def __init__(
+        self, client: EngineClient, objectives: Objectives, clock: Clock, new_id: Callable[[str], str]
+    ) -> None:
+        self._client = client
+        self._objectives = objectives
+        self._clock = clock
+        self._new_id = new_id
+        self._task: asyncio.Task[None] | None = None
+
+    def open(self) -> None:
+        if self._objectives.mode != OFF:
+            self._task = asyncio.create_task(self._run(), name="measure for objectives")
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        with contextlib.suppress(TokenmillError):
+            ready = await self._client.wait_ready(_WAIT_S)
+            if ready.pooling is None and not self._objectives.costs().is_known:
+                await self._compute(min(_PROMPT, ready.max_model_len - _OUTPUT))
+            tell(self._objectives)
+
+    async def _compute(self, num_prompt: int) -> None:
+        """A request of the lowest priority, which gives way to all others."""
+        if num_prompt < 1:
+            return
+        request = Request(
+            id=self._new_id("measure"),
+            prompt_tokens=(_TOKEN,) * num_prompt,
+            sampling=SamplingParams(max_tokens=_OUTPUT, ignore_eos=True),
+            max_tokens=_OUTPUT,
+            seed=0,
+            priority=IDLE_PRIORITY,
+            cache_salt=self._new_id("measure"),
+            arrival_s=self._clock.now(),
+        )
+        stream = self._client.open([request], "measure")
+        try:
+            while not any(delta.finish_reason for delta in await stream.take()):
+                pass
+        finally:
+            stream.close()
+
+
+def tell(objectives: Objectives) -> None:
+    """Log the targets that are raised here."""
+    for name, effective in objectives.effective.items():
+        wanted = PROFILES[name].targets
+        raised = [
+            f"{time} {1000 * before:.0f} -> {1000 * now:.0f} ms"
+            for time, before, now in zip(("TTFT", "TPOT"), wanted, effective, strict=True)
+            if now > before
+        ]
+        if raised:
+            _log.info("Profile %s, raised to what this machine can hold: %s.", name, ", ".join(raised))
