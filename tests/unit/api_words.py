@@ -71,10 +71,11 @@ ERRORS = {
     "ModelNotFound": "No model or adapter has this name.",
     "NotFound": "Nothing is kept under this id, or not any more, or it is another key's.",
     "PreviousResponseNotFound": "The same of `previous_response_id`, or of a response that it goes on from.",
+    "RequestTimeout": "The request took longer than it may, and has no token yet: [overload.md](overload.md).",
     "BodyTooLarge": "Of more than `--max-body-bytes`.",
     "UnsupportedEncoding": "A `Content-Encoding` other than gzip and deflate.",
-    "Overloaded": "The wait would be longer than `--max-queue-s`, or too much is open or held. `Retry-After` says when "
-    "there will be room.",
+    "Overloaded": "The wait would be longer than `--max-queue-s`, a target would be missed, or too much is "
+    "open or held: [overload.md](overload.md). `Retry-After` says when there will be room.",
     "EngineFailed": "A step failed, or a bug, with its traceback in the log; or engines died of the request again and "
     "again.",
     "Unavailable": "The engine starts, has died or stalls, or the server drains. While the engine is restarted "

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 from tokenmill.cluster.admission import BoundedWait, Everybody
-from tokenmill.core.policy import Newcomer
+from tokenmill.core.policy import Forecast, Newcomer
+from tokenmill.core.request import IDLE_PRIORITY
+from tokenmill.core.terms import Terms
 
 POLICY = BoundedWait(max_open=80, max_tokens=800, max_wait_s=10.0)
 
@@ -20,6 +22,10 @@ class Calls:
     num_tokens: int = 0
     choice_s: float = 2.0
     waits_s: float = 0.0
+    tpot_s: float = 0.02
+    tightest_s: float = 0.0
+    shed_from: int = 3
+    refuses: bool = False
     own: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def num_open_of(self, client: str) -> int:
@@ -28,8 +34,17 @@ class Calls:
     def num_tokens_of(self, client: str) -> int:
         return self.own.get(client, (0, 0))[1]
 
-    def wait_s(self, newcomer: Newcomer, now: float) -> float:
-        return self.waits_s
+    def forecast(self, newcomer: Newcomer, now: float) -> Forecast:
+        return Forecast(self.waits_s, self.waits_s + 0.1, self.tpot_s)
+
+    def tightest_tpot_s(self, priority_class: int) -> float:
+        return self.tightest_s
+
+    def shed_s(self, priority_class: int, now: float) -> float:
+        return 3.0 if priority_class >= self.shed_from else 0.0
+
+    def is_refusing(self, priority_class: int) -> bool:
+        return self.refuses
 
 
 @pytest.mark.parametrize(
@@ -49,6 +64,38 @@ class Calls:
     ],
 )
 def test_a_call_enters_or_hears_why_not(calls: Calls, newcomer: Newcomer, reason: str, retry_s: float) -> None:
-    refusal = POLICY.refusal(newcomer, calls, 0.0)
+    refusal = POLICY.judge(newcomer, calls, 0.0).refusal
     assert (refusal.reason, refusal.retry_s) == (reason, retry_s) if refusal else not reason
-    assert Everybody().refusal(newcomer, calls, 0.0) is None
+    assert Everybody().judge(newcomer, calls, 0.0).refusal is None
+
+
+SOON = Newcomer("a", terms=Terms(ttft_s=1.0, tpot_s=0.05))
+
+
+@pytest.mark.parametrize(
+    ("calls", "newcomer", "reason", "retry_s", "need"),
+    [
+        (Calls(waits_s=0.8), SOON, "", 0, 0.9),
+        (Calls(waits_s=1.4), SOON, "ttft", 0.5, 1.5),
+        (Calls(waits_s=0.8), SOON._replace(since_s=0.3), "ttft", 0.2, 1.2),
+        (Calls(waits_s=0.85, refuses=True), SOON, "ttft", 0.05, 0.95),
+        (Calls(waits_s=0.7, refuses=True), SOON, "", 0, 0.8),
+        (Calls(5, tpot_s=0.1), SOON, "tpot", 5.0, 2.0),
+        (Calls(5, tpot_s=0.04, tightest_s=0.02), SOON, "tpot", 5.0, 2.0),
+        (Calls(5, tpot_s=0.04, tightest_s=0.02), Newcomer("a"), "", 0, 0.0),
+        (Calls(waits_s=9.0), Newcomer("a"), "", 0, 0.9),
+        (Calls(shed_from=1), Newcomer("a"), "shed", 3.0, 0.0),
+        (Calls(shed_from=2), Newcomer("a"), "", 0, 0.0),
+        (Calls(waits_s=50.0), Newcomer("a", IDLE_PRIORITY, terms=Terms(ttft_s=1.0)), "", 0, 0.0),
+    ],
+)
+def test_a_call_that_would_miss_its_targets_hears_which_and_when_it_would_not(
+    calls: Calls, newcomer: Newcomer, reason: str, retry_s: float, need: float
+) -> None:
+    """Also one that would slow others below theirs; calls without targets are judged by their wait alone."""
+    verdict = POLICY.judge(newcomer, calls, 0.0)
+    told = verdict.refusal
+    assert (told.reason, pytest.approx(told.retry_s)) == (reason, retry_s) if told else not reason
+    assert verdict.need == pytest.approx(need)
+    plain = replace(POLICY, keeps_targets=False).judge(newcomer, calls, 0.0).refusal
+    assert plain is None or plain.reason == "wait"

@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from tokenmill.cluster.events import Closed, Effects, GivenUp, Joined, Leaves, Left, Opened, Stepped
+from tokenmill.cluster.events import Closed, Effects, GivenUp, Joined, Leaves, Left, Opened, Stepped, Ticked
 from tokenmill.cluster.gateway import MAX_FAILED_STARTS, Gateway
 from tokenmill.core.errors import Unavailable
 from tokenmill.core.events import EngineStats, Output, Ready, StepOutputs, Timing
+from tokenmill.core.policy import Forecast, Verdict
 from tokenmill.core.request import Request, SamplingParams
+from tokenmill.core.terms import Terms
 
 READY = Ready("m", 512, 100, (2,), "id", 16, 64, max_num_seqs=8, max_num_batched_tokens=64)
 
@@ -285,3 +287,52 @@ def test_an_engine_that_leaves_gets_nothing_more_and_finishes_what_it_has() -> N
     assert scene.gateway.ready is None and names_of(scene.open("d")) == []
     assert names_of(scene.join(2)) == [(2, "d")]
     assert scene.handle(Left(1)).resumed == 2, "it died before it was done"
+
+
+def test_a_request_whose_time_is_over_ends_with_what_it_has() -> None:
+    """With tokens it ends as at its limit, and says why; without it fails; its engine is told."""
+    scene = Scene()
+    scene.join(0)
+    terms = Terms(timeout_s=5.0)
+    scene.handle(Opened([replace(request(name), terms=terms, arrival_s=1.0) for name in "ab"]), 1.0)
+    assert scene.gateway.next_due_s == 6.0
+    scene.token(0, "a")
+    assert not scene.handle(Ticked(), 5.9).outputs
+    effects = scene.handle(Ticked(), 6.0)
+    one, other = effects.outputs
+    assert (one.request_id, one.finish_reason, one.error, one.num_output) == ("a", "length", "timeout", 1)
+    assert (other.request_id, other.finish_reason, other.error_kind) == ("b", "error", "timeout_error")
+    assert "longer than the 5 s" in other.error
+    assert effects.aborts == [(0, "a"), (0, "b")] and effects.expired == 2 and scene.gateway.num_open == 2
+    late = scene.step(0, end("a", num_output=1), end("b"))
+    assert not late.outputs and [each.reason for each in late.ended] == ["length", "error"]
+    assert scene.gateway.num_open == 0 and scene.gateway.next_due_s is None
+
+
+def test_who_waits_for_a_place_longer_than_it_wants_to_is_refused_then() -> None:
+    """One that an engine has goes on: the engine ends it itself, if it has not begun."""
+    scene = Scene()
+    scene.join(0, max_num_seqs=1)
+    names = "abcdefgh"
+    scene.handle(Opened([replace(request(name), terms=Terms(queue_s=2.0)) for name in names]))
+    num_waiting = scene.gateway.desk.num_waiting
+    assert 0 < num_waiting < len(names)
+    assert not scene.handle(Ticked(), 1.9).outputs
+    effects = scene.handle(Ticked(), 2.0)
+    assert {(each.finish_reason, each.error_kind) for each in effects.outputs} == {("error", "overloaded_error")}
+    assert len(effects.outputs) == effects.expired == num_waiting and scene.gateway.desk.num_waiting == 0
+    assert scene.gateway.num_open == len(names) - num_waiting
+
+
+def test_a_forecast_is_compared_with_what_came() -> None:
+    """And the next are corrected by how far off it was, little at a time."""
+    scene = Scene()
+    scene.join(0)
+    for number in range(60):
+        name = f"r{number}"
+        verdict = Verdict(None, Forecast(0.0, 1.0, 0.0), 0.5)
+        scene.handle(Opened([replace(request(name), arrival_s=0.0)], "", verdict), 0.0)
+        effects = scene.step(0, Output(name, (7,), num_output=1), now=1.3)
+        assert effects.forecasts == [(1.0, 1.3)]
+        scene.step(0, end(name))
+    assert scene.gateway.desk.calibration.factor == pytest.approx(1.5, abs=0.25)

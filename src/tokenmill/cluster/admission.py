@@ -1,27 +1,36 @@
-"""Who may come in: bounds on what is open, shared by clients, and on the wait. Pure policies (core.policy)."""
+"""Who may come in: bounds on what is open, shared by clients, on the wait, and what calls say they need. Pure policies
+(core.policy)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..core.policy import Newcomer, OpenCalls, Refusal
+from ..core.policy import ENTERS, Newcomer, OpenCalls, Refusal, Verdict
 from ..core.request import IDLE_PRIORITY
 
 _PARTS = 8
 """A client may have all of so many parts but one, of open choices and of their tokens."""
+_AGAIN = 0.9
+"""Where a call of a class was turned away, the next must be expected to take less than this of its target."""
+PREDICTED = ("wait", "ttft", "tpot", "shed")
+"""Reasons that follow from predictions."""
 
 
 class Everybody:
     """Nobody is turned away: the one program that uses the engine knows what it asks for."""
 
-    def refusal(self, newcomer: Newcomer, calls: OpenCalls, now: float) -> Refusal | None:
-        return None
+    def judge(self, newcomer: Newcomer, calls: OpenCalls, now: float) -> Verdict:
+        return ENTERS
 
 
 @dataclass(frozen=True, slots=True)
 class BoundedWait:
     """A call is turned away when what is open, of all clients or of its own, would exceed a bound, or when its first
     choice would wait too long, unless it has the lowest priority. A call larger than a bound runs alone.
+
+    Where `keeps_targets`, also one with a target for its first token that it is expected to miss; with one for its
+    further tokens that it is expected to miss, or to make those miss that draw already; and one of a class below
+    another that is not served in time.
 
     max_open    choices
     max_tokens  their prompt tokens together
@@ -31,8 +40,49 @@ class BoundedWait:
     max_open: int
     max_tokens: int
     max_wait_s: float
+    keeps_targets: bool = True
 
-    def refusal(self, newcomer: Newcomer, calls: OpenCalls, now: float) -> Refusal | None:
+    def judge(self, newcomer: Newcomer, calls: OpenCalls, now: float) -> Verdict:
+        refusal = self._too_much(newcomer, calls)
+        if refusal is not None:
+            return Verdict(refusal)
+        if newcomer.priority >= IDLE_PRIORITY:
+            return ENTERS
+        seen = calls.forecast(newcomer, now)
+        need = seen.wait_s / self.max_wait_s
+        if seen.wait_s > self.max_wait_s:
+            message = f"The wait would be {seen.wait_s:.0f} s"
+            refusal = Refusal("wait", message, seen.wait_s - self.max_wait_s, kept_s=2 * self.max_wait_s)
+            return Verdict(refusal, seen, need)
+        if not self.keeps_targets:
+            return Verdict(None, seen, need)
+        terms = newcomer.terms
+        shed_s = calls.shed_s(terms.priority_class, now)
+        if shed_s:
+            message = f"Requests of class P{terms.priority_class} give way to better ones"
+            return Verdict(Refusal("shed", message, shed_s), seen, need)
+        limit = _AGAIN if calls.is_refusing(terms.priority_class) else 1.0
+        if terms.ttft_s:
+            told_s = newcomer.since_s + seen.ttft_s
+            need = max(need, told_s / terms.ttft_s)
+            if told_s > limit * terms.ttft_s:
+                message = f"The first token would come after {told_s:.2f} s, and is wanted within {terms.ttft_s:.2f} s"
+                refusal = Refusal("ttft", message, told_s - limit * terms.ttft_s, kept_s=2 * terms.ttft_s)
+        tpot_s = terms.tpot_s
+        if terms.ttft_s or tpot_s:
+            others_s = calls.tightest_tpot_s(terms.priority_class)
+            tpot_s = min(tpot_s, others_s) if tpot_s and others_s else tpot_s or others_s
+        if tpot_s:
+            need = max(need, seen.tpot_s / tpot_s)
+            if refusal is None and seen.tpot_s > limit * tpot_s:
+                message = (
+                    f"Tokens would come every {1e3 * seen.tpot_s:.0f} ms, and are wanted within {1e3 * tpot_s:.0f} ms"
+                )
+                share = 1 - limit * tpot_s / seen.tpot_s
+                refusal = Refusal("tpot", message, share * calls.num_open * calls.choice_s)
+        return Verdict(refusal, seen, need)
+
+    def _too_much(self, newcomer: Newcomer, calls: OpenCalls) -> Refusal | None:
         client, num_choices, num_held = newcomer.client, newcomer.num_choices, newcomer.num_held
         own_choices, own_tokens = calls.num_open_of(client), calls.num_tokens_of(client)
         num_all, num_own = calls.num_open + num_choices, own_choices + num_choices
@@ -43,12 +93,6 @@ class BoundedWait:
         if calls.num_tokens and (num_all > self.max_tokens or num_own > _but_one_part(self.max_tokens)):
             message = f"{calls.num_tokens} prompt tokens are held for open choices"
             return Refusal("tokens", message, calls.num_open * calls.choice_s / 2)
-        if newcomer.priority >= IDLE_PRIORITY:
-            return None
-        wait_s = calls.wait_s(newcomer, now)
-        if wait_s > self.max_wait_s:
-            message = f"The wait would be {wait_s:.0f} s"
-            return Refusal("wait", message, wait_s - self.max_wait_s, kept_s=2 * self.max_wait_s)
         return None
 
 

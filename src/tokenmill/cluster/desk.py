@@ -17,11 +17,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ..core.events import EngineStats
-from ..core.policy import Newcomer
+from ..core.policy import Forecast, Newcomer
 from ..core.request import IDLE_PRIORITY, Request
 from ..core.work import PATIENCE, due, lead_s, step_work
-from .forecast import Forecast, Scene, forecast
+from .forecast import Calibration, Scene, forecast
 from .places import Places, Room, Ticket
+from .pressure import Pressure
 from .service import Load, Rates, Returns, Rows, moved, predicted_wait
 
 _LATELY = 64
@@ -38,6 +39,8 @@ class FrontDesk:
     """num_open   choices open, waiting or not
     num_tokens  prompt tokens held for them; choices of one prompt share it
     choice_s    seconds for which a choice, on average, takes all of what it needs most: the engine's time, or its rows
+    pressure    how far the load is from what can be served in time
+    calibration by how much forecasts of first tokens are off
     returns     when those who are refused are told to come back
     """
 
@@ -46,6 +49,8 @@ class FrontDesk:
         self.num_open = 0
         self.num_tokens = 0
         self.choice_s = 0.0
+        self.pressure = Pressure()
+        self.calibration = Calibration()
         self.returns = Returns()
         self._places = Places()
         self._rates = Rates(0, 0)
@@ -154,7 +159,8 @@ class FrontDesk:
             )
         seen = forecast(self._scene(newcomer, num_tokens, room, now))
         wait_s = predicted_wait(Load(seen.wait_s, rows, self._passing(newcomer, now)))
-        return seen._replace(wait_s=wait_s, ttft_s=seen.ttft_s + wait_s - seen.wait_s)
+        factor = self.calibration.factor
+        return Forecast(factor * wait_s, factor * (seen.ttft_s + wait_s - seen.wait_s), seen.tpot_s)
 
     def _scene(self, newcomer: Newcomer, num_before: int, room: Room, now: float) -> Scene:
         """num_before: tokens of the prompts before its own; of these the engines have computed some already."""
@@ -190,9 +196,20 @@ class FrontDesk:
             return 0.0
         return max(0.0, left_s) + (in_flight_s if left_s < lead_s(in_flight_s) else 0.0)
 
-    def wait_s(self, newcomer: Newcomer, now: float) -> float:
-        """Predicted seconds until the first choice of a call is computed."""
-        return self.forecast(newcomer, now).wait_s
+    def tightest_tpot_s(self, priority_class: int) -> float:
+        """Of the choices that draw, of this class or a better one."""
+        targets = [
+            terms.tpot_s
+            for _, request, _ in self._drawing.values()
+            if (terms := request.terms).tpot_s and terms.priority_class <= priority_class
+        ]
+        return min(targets, default=0.0)
+
+    def shed_s(self, priority_class: int, now: float) -> float:
+        return self.pressure.shed_s(priority_class, now)
+
+    def is_refusing(self, priority_class: int) -> bool:
+        return self.pressure.is_refusing(priority_class)
 
     def _passing(self, newcomer: Newcomer, now: float) -> list[tuple[float, float]]:
         """What will pass it, if calls go on as they came lately."""
@@ -213,7 +230,7 @@ class FrontDesk:
     def usual_wait_s(self, now: float) -> float:
         """The same for a call of a new client, with a prompt as long as prompts have been lately."""
         num_prompt = sum(num_tokens for _, num_tokens, _ in self._lately) // max(1, len(self._lately))
-        return self.wait_s(Newcomer("", num_tokens=num_prompt), now)
+        return self.forecast(Newcomer("", num_tokens=num_prompt), now).wait_s
 
     def _limits(self, now: float) -> Iterator[tuple[float, str]]:
         """(seconds that it goes on at most, client) of each choice that draws."""

@@ -10,7 +10,8 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field, replace
 
-from ..core.events import Output, Timing
+from ..core.errors import RequestTimeout
+from ..core.events import FINISH_ERROR, FINISH_LENGTH, TIMEOUT, Output, Timing
 from ..core.request import Request
 
 
@@ -26,6 +27,7 @@ class Entry:
     num_alone     of those, how many had nothing else
     num_given     tokens that it was last resumed with
     last_token_s  when tokens came last
+    opened_s, told_s     when it was let in, and after how many seconds its first token was expected; 0: nobody said
     num_cached, timing   of the first life that gave a token
     """
 
@@ -39,6 +41,8 @@ class Entry:
     num_alone: int = 0
     num_given: int = 0
     last_token_s: float = -1.0
+    opened_s: float = 0.0
+    told_s: float = 0.0
     num_cached: int = 0
     timing: Timing | None = None
 
@@ -73,6 +77,13 @@ class Entry:
         if timing is not None:
             timing = replace(first, finished_s=timing.finished_s, num_preemptions=timing.num_preemptions)
         return output._replace(num_cached=self.num_cached, timing=timing)
+
+    def timed_out(self, now: float) -> Output:
+        """The last word on one whose time is over: what it has is its answer; without any it has failed."""
+        if self.tokens:
+            return self.last_word(FINISH_LENGTH, now, error=TIMEOUT)
+        message = f"The request took longer than the {self.request.terms.timeout_s:g} s that it may."
+        return self.last_word(FINISH_ERROR, now, error=message, error_kind=RequestTimeout.kind)
 
     def last_word(self, reason: str, now: float, *, error: str = "", error_kind: str = "") -> Output:
         """What an engine would say, had it not gone."""

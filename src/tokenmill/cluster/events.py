@@ -3,6 +3,7 @@
     Joined    an engine is ready and has its adapters     Left     an engine is gone, with all that it had
     Leaves    an engine finishes what it has, then goes
     Opened    the choices of a call                       GivenUp  a client wants no more of a choice
+    Ticked    time has passed: deadlines may be due
     Stepped   what an engine reports after a step         Closed   no engine will come any more
 
 The gateway's shell carries `Effects` out, in the order of the fields.
@@ -16,6 +17,7 @@ from typing import NamedTuple
 
 from ..core.errors import TokenmillError
 from ..core.events import Output, Ready, StepOutputs
+from ..core.policy import ENTERS, Verdict
 from ..core.request import Request
 
 
@@ -43,10 +45,11 @@ class Leaves:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """`client`: whose call it is; clients take turns."""
+    """`client`: whose call it is; clients take turns. `verdict`: what the admission said of it."""
 
     requests: Sequence[Request]
     client: str = ""
+    verdict: Verdict = ENTERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,11 @@ class GivenUp:
 
     request_id: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ticked:
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +76,7 @@ class Closed:
     failure: TokenmillError
 
 
-GatewayEvent = Joined | Left | Leaves | Opened | GivenUp | Stepped | Closed
+GatewayEvent = Joined | Left | Leaves | Opened | GivenUp | Ticked | Stepped | Closed
 
 
 class Ended(NamedTuple):
@@ -88,10 +96,12 @@ class Effects:
     aborts     (link, request id)
     outputs    for those who wait for them
     firsts     requests that have got their first token now, and the seconds since they arrived
+    forecasts  seconds that a first token that came now was expected to take, and that it took
     gaps       when requests last got tokens -> how many of them got some now
     ended      requests that are over
     resumed    requests that a dead engine had and that go on elsewhere or later
     poisoned   requests that were ended because they end engines
+    expired    those that ended because their time was over
     refused    why the engine that wanted to join may not serve; "" where it may
     """
 
@@ -99,8 +109,10 @@ class Effects:
     aborts: list[tuple[int, str]] = field(default_factory=list)
     outputs: list[Output] = field(default_factory=list)
     firsts: list[tuple[Request, float]] = field(default_factory=list)
+    forecasts: list[tuple[float, float]] = field(default_factory=list)
     gaps: dict[float, int] = field(default_factory=dict)
     ended: list[Ended] = field(default_factory=list)
     resumed: int = 0
     poisoned: int = 0
+    expired: int = 0
     refused: str = ""

@@ -13,24 +13,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..core.cost import Costs, Work
+from ..core.policy import Forecast
 
 _LEAPS = 24
 """Steps are taken together so that a walk has about so many."""
 _BUSIEST = 0.9
 """Prompts are expected to take at most so much of the time while an answer is drawn."""
-
-
-class Forecast(NamedTuple):
-    """Of a call that would enter now. Seconds from now; 0: nothing is known.
-
-    wait_s  until its first step
-    ttft_s  until its first token
-    tpot_s  for each further token
-    """
-
-    wait_s: float = 0.0
-    ttft_s: float = 0.0
-    tpot_s: float = 0.0
 
 
 class Scene(NamedTuple):
@@ -112,3 +100,27 @@ def _tpot_s(scene: Scene, num_draws: float) -> float:
     full_s = scene.step_s(num_draws, scene.room, scene.usual)
     share = min(_BUSIEST, scene.inflow * (full_s - alone_s) / max(1, scene.room))
     return min(full_s, alone_s / (1 - share))
+
+
+_GAIN = 1 / 32
+_MOST_OFF = 0.5
+_TOLD_S = 0.05
+
+
+class Calibration:
+    """By how much forecasts are off, from those that came true: what the walk leaves out, such as the time that
+    messages take, and what is unlike lately. `factor` is to be put to the next ones."""
+
+    def __init__(self) -> None:
+        self._log = 0.0
+
+    @property
+    def factor(self) -> float:
+        return math.exp(self._log)
+
+    def note(self, told_s: float, took_s: float) -> None:
+        """A first token was forecast, with the factor of then, and took so long. Times of little more than a step say
+        nothing."""
+        if told_s >= _TOLD_S and took_s >= _TOLD_S:
+            off = max(-1.0, min(1.0, math.log(took_s / told_s)))
+            self._log = max(-_MOST_OFF, min(_MOST_OFF, self._log + _GAIN * off))

@@ -22,14 +22,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from ..core.errors import EngineFailed
+from ..core.errors import EXPIRED, EngineFailed, Overloaded
 from ..core.events import FINISH_ABORT, FINISH_ERROR, Output, Ready
-from ..core.policy import Admission, Newcomer, Refusal
+from ..core.policy import Admission, Newcomer, Verdict
 from ..core.work import PATIENCE
-from .admission import Everybody
+from .admission import PREDICTED, Everybody
+from .deadlines import Deadlines
 from .desk import FrontDesk
 from .entry import Entry
-from .events import Closed, Effects, Ended, GatewayEvent, GivenUp, Joined, Leaves, Left, Opened, Stepped
+from .events import Closed, Effects, Ended, GatewayEvent, GivenUp, Joined, Leaves, Left, Opened, Stepped, Ticked
 from .likeness import unlike
 from .places import Room
 from .suspects import Suspects
@@ -68,6 +69,7 @@ class Gateway:
         self.totals = Totals()
         self.is_shared = False
         self.admission: Admission = Everybody()
+        self._deadlines = Deadlines()
         self._links: dict[int, _Engine] = {}
         self._entries: dict[str, Entry] = {}
         self._held: dict[str, Entry] = {}
@@ -80,6 +82,11 @@ class Gateway:
     def ready(self) -> Ready | None:
         """The facts of the engines; None while none takes requests."""
         return next((link.ready for link in self._links.values() if not link.is_leaving), None)
+
+    @property
+    def next_due_s(self) -> float | None:
+        """When a Ticked is wanted; None: at no time."""
+        return self._deadlines.next_s
 
     @property
     def num_open(self) -> int:
@@ -114,15 +121,21 @@ class Gateway:
         """Seconds since the last step while there is work; 0 when idle."""
         return max(0.0, now - self._progress_s) if self._entries else 0.0
 
-    def refusal(self, newcomer: Newcomer, now: float) -> Refusal | None:
-        """Why a call may not enter now, and when it is to come back: those who are told so by a predicted wait come
-        one after another, as there will be room for them."""
+    def judge(self, newcomer: Newcomer, now: float) -> Verdict:
+        """Whether a call may enter now, and if not, when it is to come back: those who are told so by a predicted wait
+        come one after another, as there will be room for them."""
         desk = self.desk
-        refusal = self.admission.refusal(newcomer, desk, now)
-        if refusal is None or not refusal.kept_s:
-            return refusal
+        verdict = self.admission.judge(newcomer, desk, now)
+        refusal = verdict.refusal
+        if refusal is None:
+            return verdict
+        if refusal.reason in PREDICTED:
+            desk.pressure.note(newcomer.terms.priority_class, verdict.need, refusal.reason != "wait", now)
+        if not refusal.kept_s:
+            return verdict
         service_s = newcomer.num_choices * desk.choice_s
-        return refusal._replace(retry_s=desk.returns.tell(now, refusal.retry_s, service_s, refusal.kept_s))
+        retry_s = desk.returns.tell(now, refusal.retry_s, service_s, refusal.kept_s)
+        return verdict._replace(refusal=refusal._replace(retry_s=retry_s))
 
     def handle(self, event: GatewayEvent, now: float) -> Effects:
         """`now`: seconds on the clock that engines stamp their messages with."""
@@ -215,6 +228,14 @@ class Gateway:
         for request in requests:
             assert request.id not in self._entries, f"request id {request.id} is in use"
             self._entries[request.id] = Entry(request)
+            if request.terms.timeout_s or request.terms.queue_s:
+                self._deadlines.add(request)
+        first, verdict = requests[0], event.verdict
+        if verdict.refusal is None and verdict.need:
+            self.desk.pressure.note(first.terms.priority_class, verdict.need, False, now)
+        if verdict.forecast.ttft_s:
+            entry = self._entries[first.id]
+            entry.opened_s, entry.told_s = now, verdict.forecast.ttft_s
         self.desk.join(requests, event.client)
         self._place(effects)
 
@@ -229,6 +250,29 @@ class Gateway:
             self._end(entry, None, now, effects)
         else:
             self._end(entry, entry.last_word(FINISH_ABORT, now), now, effects)
+
+    def _tick(self, event: Ticked, now: float, effects: Effects) -> None:
+        for due in self._deadlines.take(now):
+            entry = self._entries.get(due.request_id)
+            if entry is None or entry.ending is not None:
+                continue
+            if due.is_end:
+                effects.expired += 1
+                self._time_out(entry, now, effects)
+            elif self.desk.is_waiting(due.request_id):  # one that it has, an engine ends itself
+                effects.expired += 1
+                self._compare(entry, now, effects)
+                self._fail(entry, EXPIRED, now, effects, Overloaded.kind)
+
+    def _time_out(self, entry: Entry, now: float, effects: Effects) -> None:
+        """What it has is its answer; without any it has failed."""
+        word = entry.timed_out(now)
+        effects.outputs.append(word)
+        entry.ending = word.finish_reason
+        if entry.link is not None:
+            effects.aborts.append((entry.link, entry.request.id))
+        else:
+            self._end(entry, word, now, effects)
 
     def _step(self, event: Stepped, now: float, effects: Effects) -> None:
         step, number = event.step, event.link
@@ -249,6 +293,7 @@ class Gateway:
                 else:
                     entry.note_first(output)
                     self.desk.start(entry.request, output.num_cached, now)
+                    self._compare(entry, now, effects)
                     effects.firsts.append((entry.request, now - entry.request.arrival_s))
                 entry.tokens.extend(tokens)
             if entry.num_lives > 1:
@@ -267,6 +312,14 @@ class Gateway:
             self._suspects.clear(trial)
         if self._held or self.desk.num_waiting:
             self._place(effects)
+
+    def _compare(self, entry: Entry, now: float, effects: Effects) -> None:
+        """Its first token has come, as was forecast or not; or it would have come later than now."""
+        if not entry.told_s:
+            return
+        took_s = now - entry.opened_s
+        self.desk.calibration.note(entry.told_s, took_s)
+        effects.forecasts.append((entry.told_s, took_s))
 
     # ---- places ----
 
@@ -341,6 +394,7 @@ class Gateway:
         Left: _leave,
         Opened: _open,
         GivenUp: _give_up,
+        Ticked: _tick,
         Stepped: _step,
         Closed: _close,
     }

@@ -7,7 +7,7 @@ from ..core.events import EngineStats
 _COUNTERS = (
     "num_steps", "num_preemptions", "prefix_queries", "prefix_hits", "prompt_tokens", "prompt_tokens_computed",
     "generation_tokens", "num_corrupted", "num_constrained", "num_grammar_failures", "external_queries",
-    "external_hits",
+    "external_hits", "num_expired",
 )  # fmt: skip
 _GAUGES = (
     "num_running", "num_waiting", "num_free_blocks", "num_cached_blocks", "num_held_blocks", "num_blocks",

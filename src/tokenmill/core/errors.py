@@ -8,6 +8,7 @@
      |- ModelNotFound             404
      |- NotFound                  404  nothing is kept under that id, or not any more
      |   |- PreviousResponseNotFound
+     |- RequestTimeout            408  it took longer than it may
      |- BodyTooLarge              413
      |- UnsupportedEncoding       415  the body is compressed in a way that is not read
      |- Overloaded                429  a retry after `retry_after_s` may succeed
@@ -78,6 +79,12 @@ class PreviousResponseNotFound(NotFound):
     pass
 
 
+class RequestTimeout(TokenmillError):
+    status = 408
+    kind = "timeout_error"
+    retryable = True
+
+
 class BodyTooLarge(TokenmillError):
     status = 413
     kind = "invalid_request_error"
@@ -99,6 +106,10 @@ class Overloaded(TokenmillError):
         super().__init__(message, param=param)
         self.retry_after_s = retry_after_s
         self.reason = reason
+
+
+EXPIRED = "The request could not be started in time."
+"""Of an Overloaded: it was let in, and waited longer than it may."""
 
 
 class Unavailable(TokenmillError):

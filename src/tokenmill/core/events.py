@@ -20,6 +20,8 @@ FINISH_STOP = "stop"
 FINISH_LENGTH = "length"
 FINISH_ABORT = "abort"
 FINISH_ERROR = "error"
+TIMEOUT = "timeout"
+"""Why an answer ended with FINISH_LENGTH that could have gone on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +92,9 @@ class AdapterLoaded:
 class EngineStats(NamedTuple):
     """Snapshot after a step. Counters are totals since the engine started; blocks are those of all pools. `kv_usage`:
     the share of blocks that sequences hold (cached, evictable ones do not count), of the pool where it is largest.
-    Adapters are digests, each once. `num_prompt_left`: tokens to be computed before all that it has can draw.
-    `in_flight_s`: what the steps under way take, as predicted; `costs`, `cost_error`: what steps take, and by which
-    share that was off lately."""
+    Adapters are digests, each once. `num_expired`: ended because they waited too long. `num_prompt_left`: tokens to be
+    computed before all that it has can draw. `in_flight_s`: what the steps under way take, as predicted; `costs`,
+    `cost_error`: what steps take, and by which share that was off lately."""
 
     num_running: int = 0
     num_waiting: int = 0
@@ -115,6 +117,7 @@ class EngineStats(NamedTuple):
     num_corrupted: int = 0
     num_constrained: int = 0
     num_grammar_failures: int = 0
+    num_expired: int = 0
     num_prompt_left: int = 0
     in_flight_s: float = 0.0
     costs: Costs = UNKNOWN
@@ -177,8 +180,8 @@ class Output(NamedTuple):
     `num_cached`: prompt tokens served from the prefix cache. `is_saved`: all KV that its engine had of it lies in the
     store, as its request wanted; it comes with the end. `timing` comes with the first and the last output. Where
     `finish_reason` is "error", `error` is a sentence for the user, `error_kind` the `kind` of the matching class of
-    core.errors (invalid_request_error, overloaded_error, unavailable_error, internal_error) and `error_param` the
-    field at fault ("" = none).
+    core.errors (invalid_request_error, overloaded_error, unavailable_error, internal_error, timeout_error) and
+    `error_param` the field at fault ("" = none). Where it is "length", `error` may be TIMEOUT.
     """
 
     request_id: str

@@ -22,6 +22,7 @@ from typing import NamedTuple, Protocol
 from .config import EngineConfig
 from .cost import Costs
 from .request import Request
+from .terms import USUAL, Terms
 
 
 class Waiting(NamedTuple):
@@ -165,6 +166,8 @@ class Newcomer(NamedTuple):
     num_tokens   of the prompt of its first choice
     num_choices  in all
     num_held     token ids that are held for it, as long as it is open
+    terms        what it may expect
+    since_s      seconds since it arrived
     """
 
     client: str
@@ -172,6 +175,21 @@ class Newcomer(NamedTuple):
     num_tokens: int = 0
     num_choices: int = 1
     num_held: int = 0
+    terms: Terms = USUAL
+    since_s: float = 0.0
+
+
+class Forecast(NamedTuple):
+    """Of a call that would enter now. Seconds from now; 0: nothing is known.
+
+    wait_s  until its first step
+    ttft_s  until its first token
+    tpot_s  for each further token
+    """
+
+    wait_s: float = 0.0
+    ttft_s: float = 0.0
+    tpot_s: float = 0.0
 
 
 class Refusal(NamedTuple):
@@ -185,6 +203,22 @@ class Refusal(NamedTuple):
     message: str
     retry_s: float
     kept_s: float = 0.0
+
+
+class Verdict(NamedTuple):
+    """What an admission says of a call.
+
+    refusal   why it may not enter; None: it may
+    forecast  what it may expect, where that was asked for
+    need      the largest share of one of its bounds that it is expected to take: above 1 it misses one
+    """
+
+    refusal: Refusal | None = None
+    forecast: Forecast = Forecast()
+    need: float = 0.0
+
+
+ENTERS = Verdict()
 
 
 class OpenCalls(Protocol):
@@ -208,14 +242,25 @@ class OpenCalls(Protocol):
 
     def num_tokens_of(self, client: str) -> int: ...
 
-    def wait_s(self, newcomer: Newcomer, now: float) -> float:
-        """Predicted seconds until the first choice of a call is computed."""
+    def forecast(self, newcomer: Newcomer, now: float) -> Forecast:
+        """What the first choice of a call may expect."""
+        ...
+
+    def tightest_tpot_s(self, priority_class: int) -> float:
+        """The shortest target for a token of the choices that draw, of this class or a better one; 0: there is none."""
+        ...
+
+    def shed_s(self, priority_class: int, now: float) -> float:
+        """For how long calls of a class are turned away, because a better one is not served in time; 0: they are
+        not."""
+        ...
+
+    def is_refusing(self, priority_class: int) -> bool:
+        """Whether the last call of the class was turned away for a target."""
         ...
 
 
 class Admission(Protocol):
     """Which call enters now."""
 
-    def refusal(self, newcomer: Newcomer, calls: OpenCalls, now: float) -> Refusal | None:
-        """Why a call is turned away; None: it may come in."""
-        ...
+    def judge(self, newcomer: Newcomer, calls: OpenCalls, now: float) -> Verdict: ...

@@ -21,6 +21,7 @@ class Terms(NamedTuple):
     queue_s         seconds after its arrival by which its first step must have been planned; 0: it waits as long as it
                     takes
     timeout_s       seconds after its arrival by which it ends; 0: it may run as long as it takes
+    shorten_to      tokens to which its answer may be cut under load; 0: it may not
     """
 
     tenant: str = ""
@@ -32,6 +33,7 @@ class Terms(NamedTuple):
     tpot_s: float = 0.0
     queue_s: float = 0.0
     timeout_s: float = 0.0
+    shorten_to: int = 0
 
 
 USUAL = Terms()

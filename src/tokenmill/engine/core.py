@@ -111,6 +111,8 @@ class EngineCore:
         state, ledger = self.state, self._ledger
         if len(state.in_flight) >= self.config.steps_in_flight or not state.by_id:
             return None
+        if state.deadlines:
+            state.expire(now)
         ledger.now = now
         compose_step(state.running, state.waiting, self.config, state.policies, ledger)
         plan = self._submit_step() if ledger.step.rows else None

@@ -41,6 +41,7 @@ def snapshot(state: EngineState, num_held: int) -> EngineStats:
         num_corrupted=counters.num_corrupted,
         num_constrained=counters.num_constrained,
         num_grammar_failures=counters.num_grammar_failures,
+        num_expired=counters.num_expired,
         num_prompt_left=_num_prompt_left(state),
         in_flight_s=sum([state.costs.costs.predict(step.work) for step in state.in_flight]),
         costs=state.costs.costs,

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from ..core.policy import ENTERS, Verdict
 from ..core.step import TokenLogprob
 from ..text.choice import Choice, Piece
 from .logprobs import TokenNames, chat_logprobs, completion_logprobs
@@ -22,6 +23,8 @@ class Answer:
     """One call's answer as it grows. Choice c of prompt p is choices[p * n + c].
 
     echoes        the text each prompt shows again, where the call wants that
+    headers       of its response
+    verdict       what the admission said of it
     text_offsets  per choice, where in its text the next token's logprobs start
     tab           on which the call is counted; None: it is not
     """
@@ -35,6 +38,8 @@ class Answer:
     choices: Sequence[Choice]
     names: TokenNames
     echoes: Sequence[str] = ()
+    headers: Sequence[tuple[bytes, bytes]] = ()
+    verdict: Verdict = ENTERS
     text_offsets: list[int] = field(default_factory=list)
     tab: Tab | None = None
 

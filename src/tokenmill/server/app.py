@@ -95,6 +95,7 @@ def build_app(
     client.metrics.num_parameters = text.about.num_parameters
     client.metrics.name_adapter = client.adapters.name_of
     client.metrics.count_waiting = lambda: client.num_waiting
+    client.metrics.overload.level = lambda: client.desk.pressure.level(clock.now())
     client.metrics.predict_wait = lambda: client.desk.usual_wait_s(clock.now())
     client.is_shared = True
     client.observer = Observer(config.model_names[0], client.metrics.registry)

@@ -15,7 +15,19 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ..cluster.desk import FrontDesk
-from ..cluster.events import Closed, Effects, Ended, GatewayEvent, GivenUp, Joined, Leaves, Left, Opened, Stepped
+from ..cluster.events import (
+    Closed,
+    Effects,
+    Ended,
+    GatewayEvent,
+    GivenUp,
+    Joined,
+    Leaves,
+    Left,
+    Opened,
+    Stepped,
+    Ticked,
+)
 from ..cluster.gateway import Gateway
 from ..core.errors import TokenmillError, Unavailable
 from ..core.events import (
@@ -31,11 +43,12 @@ from ..core.events import (
     ToEngine,
     UnloadAdapter,
 )
-from ..core.policy import Admission, Newcomer, Refusal
+from ..core.policy import ENTERS, Admission, Newcomer, Verdict
 from ..core.ports import FrontEnd
 from ..core.request import Request
 from ..core.work import PATIENCE
 from .adapters import AdapterBook, ServedAdapter
+from .alarm import Alarm
 from .attached import AttachedEngine
 from .cache_views import CacheViews
 from .deltas import Stream
@@ -88,6 +101,7 @@ class EngineClient:
         self._streams: dict[str, Stream] = {}
         self._callers: set[asyncio.Future[None]] = set()
         self._is_closed = False
+        self._alarm = Alarm(self._tick)
 
     @property
     def ready(self) -> Ready | None:
@@ -126,9 +140,8 @@ class EngineClient:
     def num_open(self) -> int:
         return self._gateway.num_open
 
-    def refusal(self, newcomer: Newcomer, now: float) -> Refusal | None:
-        """Why a call may not enter now."""
-        return self._gateway.refusal(newcomer, now)
+    def judge(self, newcomer: Newcomer, now: float) -> Verdict:
+        return self._gateway.judge(newcomer, now)
 
     # ---- engines ----
 
@@ -163,6 +176,7 @@ class EngineClient:
     def close(self, reason: str) -> None:
         """No engine will come any more: everything open ends with Unavailable."""
         self._is_closed = True
+        self._alarm.cancel()
         for link in list(self._links.values()):
             self._let_go(link, reason)
         self._why_down = reason
@@ -196,9 +210,11 @@ class EngineClient:
 
     # ---- calls ----
 
-    def open(self, requests: Sequence[Request], client: str = "", interval: int = 1) -> Stream:
+    def open(
+        self, requests: Sequence[Request], client: str = "", interval: int = 1, verdict: Verdict = ENTERS
+    ) -> Stream:
         """Submit the requests of one call, or let them wait for places, or for an engine that is being restarted.
-        `interval`: as Stream has it. Raises Unavailable where none will come."""
+        `interval`: as Stream has it; `verdict`: what `judge` said. Raises Unavailable where none will come."""
         if self._is_closed:
             raise Unavailable(self._why_down)
         stream = Stream(self._end, [request.id for request in requests], interval)
@@ -208,7 +224,8 @@ class EngineClient:
             watcher.opened(requests, client)
         if self.observer is not None:
             self.observer.opened(requests, client, asyncio.get_running_loop().time())
-        self._handle(Opened(requests, client))
+        self._handle(Opened(requests, client, verdict))
+        self._alarm.set(self._gateway.next_due_s)
         return stream
 
     def num_output(self, request_id: str) -> int:
@@ -241,7 +258,6 @@ class EngineClient:
         return self.require_ready()
 
     def stalled_s(self, now: float) -> float:
-        """Seconds since the last step while there is work; 0 when idle."""
         return self._gateway.stalled_s(now)
 
     def fail_open(self, failure: TokenmillError) -> None:
@@ -253,6 +269,13 @@ class EngineClient:
     def _end(self, request_id: str, reason: str) -> None:
         self._streams.pop(request_id, None)
         self._handle(GivenUp(request_id, reason))
+
+    def _tick(self) -> float | None:
+        """Deadlines are due."""
+        expired = self._handle(Ticked()).expired
+        if self.metrics is not None:
+            self.metrics.overload.expired(expired)
+        return self._gateway.next_due_s
 
     # ---- what the gateway decides, carried out ----
 
@@ -312,6 +335,8 @@ class EngineClient:
         if metrics is not None:
             for _, since_arrival_s in effects.firsts:
                 metrics.first_token(since_arrival_s)
+            for told_s, took_s in effects.forecasts:
+                metrics.overload.compare(told_s, took_s)
             for last_s, count in effects.gaps.items():
                 metrics.further_tokens(step.now_s - last_s, count)
             metrics.step(self.stats)

@@ -11,6 +11,8 @@ from ..core.units import MiB
 from .bounds import HttpBounds
 from .clients import Clients
 
+ENFORCE, SHADOW = "enforce", "shadow"
+
 
 def _num_characters(text: str) -> int:
     if text.isascii() and text.isdigit() and len(text) < 10:
@@ -73,6 +75,20 @@ class ServerConfig:
         "refuse a call that would wait longer than this: 429 with Retry-After, 503 without an engine (default: 10)",
         read=seconds,
         metavar="S",
+    )
+    admission: str = option(
+        ENFORCE,
+        "refuse calls that are expected to miss their targets, let them in and count which did (shadow), or look at "
+        "--max-queue-s alone (off) (default: enforce)",
+        choices=(ENFORCE, SHADOW, OFF),
+    )
+    request_timeout_s: float = option(
+        0.0,
+        "end a request that takes longer: with what it has, or with 408 before its first token; requests may ask for "
+        "less by the header x-request-timeout-s; 0: never (default: 0)",
+        read=seconds,
+        metavar="S",
+        least=0,
     )
     max_priority: int = option(
         0, "most urgent priority that a request may claim; lower is more urgent (default: 0)", metavar="N"

@@ -17,6 +17,7 @@ from ..core.errors import (
     ModelNotFound,
     Overloaded,
     PreviousResponseNotFound,
+    RequestTimeout,
     TokenmillError,
     Unavailable,
 )
@@ -31,7 +32,7 @@ _CODES: tuple[tuple[type[TokenmillError], str], ...] = (
 )
 _MAX_RETRY_S = 120
 """Clients give up when they are told to wait longer."""
-_OF_KIND = {class_.kind: class_ for class_ in (InvalidRequest, Overloaded, Unavailable, EngineFailed)}
+_OF_KIND = {class_.kind: class_ for class_ in (InvalidRequest, Overloaded, Unavailable, EngineFailed, RequestTimeout)}
 
 
 class ClientGone(Exception):

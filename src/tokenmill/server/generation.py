@@ -26,14 +26,15 @@ from .adapters import ServedAdapter
 from .answer import Answer
 from .beam_search import search_call
 from .client import EngineClient
-from .config import ServerConfig
+from .config import SHADOW, ServerConfig
 from .deltas import Stream
 from .fields import Fields
 from .grammars import GrammarCompiler
 from .helper import Caller, Helper, caller_of
-from .limits import Limits, newcomer, wait_ready
+from .limits import Limits, least_tokens, newcomer, wait_ready
 from .logprobs import TokenNames
 from .openai import Call
+from .overload import SHORTENED, Shadow, shortened
 from .pieces import in_turns
 from .reading import read_call
 from .rules import rules_of
@@ -42,7 +43,7 @@ from .slo.objectives import Objectives
 from .slo.scorer import Scorer
 from .speaking import constraint_of, parsers_of
 from .stream import EventStream, WholeReply
-from .terms import terms_of
+from .terms import bounded, terms_of
 from .tokens import Encoder, prompt_text, text_call
 from .usage.meter import Meter
 from .usage.record import Account
@@ -83,6 +84,10 @@ class Generation:
         self.scorer = Scorer(config.model_names[0], lambda: self.objectives.effective)
         client.watchers.append(self.scorer)
         self.metrics.registry.register(self.scorer)
+        self._shadow: Shadow | None = None
+        if config.admission == SHADOW:
+            self._shadow = Shadow(client.metrics.overload)
+            client.watchers.append(self._shadow)
         self._new_seed = new_seed
         self._meter = meter
         self._rules = rules_of(text, config.allow_chat_template)
@@ -145,7 +150,9 @@ class Generation:
         answer = await self._prepare(call, prefix, caller, rendered, arrival_s, request_id)
         interval = (call.stream_interval or self.config.stream_interval) if call.stream else 1
         requests = [choice.request for choice in answer.choices]
-        stream = self.client.open(requests, caller.name, interval)
+        if self._shadow is not None:
+            self._shadow.note(requests, answer.verdict)
+        stream = self.client.open(requests, caller.name, interval, answer.verdict)
         if self.client.request_log is not None:
             self.client.request_log.came(requests, answer.id)
         return answer, stream
@@ -159,7 +166,10 @@ class Generation:
         require_tokens(ready)
         width = call.sampling.n if call.beams is None else call.beams.beam_width
         self.limits.check_possible(max(1, len(call.prompts)) * width)
-        self.limits.admit(Newcomer(caller.name, call.priority))
+        since_s = self.clock.now() - arrival_s
+        least = least_tokens(call)
+        terms = terms_of(caller, self.objectives, call.slo, least, call.priority_class)
+        self.limits.admit(Newcomer(caller.name, call.priority, least, terms=terms, since_s=since_s))
         prompts = await self.encoder.encode_call(call, context_limit(ready), rendered=rendered, caller=caller)
         constraint = constraint_of(call, self.text.speech, prompts[0].text)
         if constraint is not None:
@@ -173,6 +183,7 @@ class Generation:
         if call.priority < IDLE_PRIORITY:
             recognised = self.scorer.came(caller.tenant, caller.name, arrival_s, call.stream)
         terms = terms_of(caller, self.objectives, call.slo, longest, call.priority_class, recognised)
+        terms = bounded(terms, caller, self.config, self.objectives.alone(longest).ttft_s if terms.ttft_s else 0.0)
         requests = make_requests(
             text_call(call, self.text, digest, terms, caller.tenant.salt_with(call.cache_salt)),
             [prompt.tokens for prompt in prompts],
@@ -181,7 +192,13 @@ class Generation:
             arrival_s=arrival_s,
             new_seed=self._new_seed,
         )
-        self.limits.admit(newcomer(caller.name, requests))
+        verdict = self.limits.admit(newcomer(caller.name, requests, self.clock.now()))
+        headers: list[tuple[bytes, bytes]] = []
+        if terms.shorten_to and self.client.desk.pressure.level(self.clock.now()):
+            wanted, requests = requests, shortened(requests)
+            if any(one.max_tokens < other.max_tokens for one, other in zip(requests, wanted, strict=True)):
+                headers.append((SHORTENED, str(max(each.max_tokens for each in requests)).encode()))
+                self.metrics.overload.shortened()
         tokenizer, speech = self.text.tokenizer, self.text.speech
         shown = speech.shown(call.tool_use, call.reasoning)
         new_parser = parsers_of(call, speech, prompts[0].text)
@@ -195,6 +212,8 @@ class Generation:
             prompts=prompts,
             choices=[Choice(index, each, tokenizer, new_parser(each.id), shown) for index, each in enumerate(requests)],
             names=TokenNames(tokenizer, as_ids=call.tokens_as_ids),
+            verdict=verdict,
+            headers=headers,
             echoes=[prompt_text(self.text, prompt, skip_special) for prompt in prompts] if call.echo else (),
         )
         if self._meter is not None:

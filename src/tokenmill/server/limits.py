@@ -8,18 +8,20 @@ from typing import NoReturn
 
 from starlette.requests import Request as HttpRequest
 
-from ..cluster.admission import BoundedWait
+from ..cluster.admission import PREDICTED, BoundedWait
 from ..cluster.desk import held_tokens
 from ..core.errors import BodyTooLarge, InvalidRequest, Overloaded, Unavailable
 from ..core.events import Ready
-from ..core.policy import Newcomer, Refusal
+from ..core.policy import Newcomer, Refusal, Verdict
 from ..core.ports import Clock
 from ..core.request import Request
+from ..core.slo import OFF
 from .client import EngineClient
-from .config import ServerConfig
+from .config import SHADOW, ServerConfig
 from .encodings import decode_body
 from .errors import ClientGone, told_s
 from .helper import Caller
+from .openai import Call
 
 MAX_OF_CALL = 1024
 """Choices of one call."""
@@ -34,7 +36,9 @@ class Limits:
         self._clock = clock
         self._buffered_bytes = 0
         self.draining = False
-        client.admission = BoundedWait(config.max_open_requests, config.max_open_tokens, config.max_queue_s)
+        client.admission = BoundedWait(
+            config.max_open_requests, config.max_open_tokens, config.max_queue_s, config.admission != OFF
+        )
 
     def refuse_when_draining(self) -> None:
         if self.draining:
@@ -48,17 +52,20 @@ class Limits:
                 f"The call asks for {num_requests} choices; this server takes at most {most} at once.", param=param
             )
 
-    def admit(self, newcomer: Newcomer) -> None:
-        """Raises InvalidRequest for a priority that nobody may claim, and Overloaded where the call may not enter."""
+    def admit(self, newcomer: Newcomer) -> Verdict:
+        """What the admission says of a call. Raises InvalidRequest for a priority that nobody may claim, and Overloaded
+        where the call may not enter; of a shadow's refusals the verdict tells."""
         if newcomer.priority < self._config.max_priority:
             raise InvalidRequest(
                 f"priority must be at least {self._config.max_priority} on this server, got {newcomer.priority}; lower "
                 "is more urgent.",
                 param="priority",
             )
-        refusal = self._client.refusal(newcomer, self._clock.now())
-        if refusal is not None:
+        verdict = self._client.judge(newcomer, self._clock.now())
+        refusal = verdict.refusal
+        if refusal is not None and not (self._config.admission == SHADOW and refusal.reason in PREDICTED):
             self._refuse(refusal)
+        return verdict
 
     def _refuse(self, refusal: Refusal) -> NoReturn:
         if self._client.metrics is not None:
@@ -122,10 +129,28 @@ class Limits:
             self._buffered_bytes -= size
 
 
-def newcomer(client: str, requests: Sequence[Request]) -> Newcomer:
+def newcomer(client: str, requests: Sequence[Request], now: float | None = None) -> Newcomer:
     """The call of `requests`, as an admission looks at it."""
     first = requests[0]
-    return Newcomer(client, first.priority, len(first.prompt_tokens), len(requests), held_tokens(requests))
+    since_s = 0.0 if now is None else max(0.0, now - first.arrival_s)
+    num_prompt = len(first.prompt_tokens)
+    return Newcomer(client, first.priority, num_prompt, len(requests), held_tokens(requests), first.terms, since_s)
+
+
+_CHARS = 6
+"""Few texts have fewer tokens than one for so many characters."""
+
+
+def least_tokens(call: Call) -> int:
+    """Tokens of a call's first prompt, before it is encoded: hardly more than it has. Most of its time may be spent on
+    what this refuses already."""
+    if call.conversation is not None:
+        return (
+            sum(len(text) for each in call.conversation.messages if isinstance(text := each.get("content"), str))
+            // _CHARS
+        )
+    first = call.prompts[0] if call.prompts else ()
+    return len(first) // _CHARS if isinstance(first, str) else len(first) if isinstance(first, tuple) else 0
 
 
 async def wait_ready(client: EngineClient, config: ServerConfig, caller: Caller) -> Ready:

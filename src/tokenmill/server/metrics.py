@@ -21,6 +21,7 @@ from prometheus_client.utils import floatToGoString
 
 from ..core.events import FINISH_ERROR, EngineStats, Output, Ready
 from ..core.request import Request
+from .overload import OverloadMetrics
 
 _LABELS = ("model_name", "engine")
 _FINISHES = ("stop", "length", "abort", "error")
@@ -130,6 +131,7 @@ class Metrics:
             "tokenmill:grammar_compile_seconds", "Time until a constraint had become a grammar", _GRAMMAR_S
         )
         self._grammars_refused = self._counter("tokenmill:grammars_refused", "Constraints that were no usable grammar")
+        self.overload = OverloadMetrics(self.registry, self._labels, lambda: self._stats)
         self.registry.register(_Snapshot(self))
 
     def render(self, accept: str, more: Sequence[CollectorRegistry] = ()) -> tuple[bytes, str]:
@@ -189,7 +191,7 @@ class Metrics:
         self._refused.labels(*self._labels, str(status)).inc()
 
     def call_turned_away(self, reason: str) -> None:
-        """A 429; `reason`: which bound it was, "choices", "tokens" or "wait"."""
+        """A 429; `reason`: which bound it was (cluster.admission)."""
         self._turned_away.labels(*self._labels, reason).inc()
 
     def client_gone(self) -> None:

@@ -54,7 +54,9 @@ class WholeReply:
         body = await in_turns(self._shape.whole(answer, pieces))
         if answer.tab is not None:
             answer.tab.note()
-        await Response(body, media_type="application/json")(scope, receive, send)
+        response = Response(body, media_type="application/json")
+        response.raw_headers += answer.headers
+        await response(scope, receive, send)
 
 
 class EventStream:
@@ -63,7 +65,7 @@ class EventStream:
     def __init__(self, answer: Answer, stream: Stream, metrics: Metrics, shape: Shape) -> None:
         self._answer = answer
         self._chunks = shape.chunks(answer)
-        self._headers = [(b"content-type", shape.media_type.encode()), *_HEADERS]
+        self._headers = [(b"content-type", shape.media_type.encode()), *_HEADERS, *answer.headers]
         self._stream = stream
         self._metrics = metrics
 

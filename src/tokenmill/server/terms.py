@@ -2,12 +2,47 @@
 
 from __future__ import annotations
 
+import math
+
+from ..core.errors import InvalidRequest
 from ..core.slo import NO_WISH, OFF, Wish
 from ..core.terms import Terms
+from .config import ENFORCE, ServerConfig
 from .helper import Caller
 from .slo.objectives import Objectives
 from .slo.wishes import with_headers
 from .tiers import with_class
+
+_TIMEOUT = b"x-request-timeout-s"
+_LEAST_SHARE = 0.1
+
+
+def bounded(terms: Terms, caller: Caller, config: ServerConfig, alone_s: float) -> Terms:
+    """The terms with the bounds of time that the server and a header set. Where a first token is wanted soon, its
+    request need not be started any more when even alone, in `alone_s`, it would come too late. Raises InvalidRequest
+    naming the header."""
+    bounds = [each for each in (terms.timeout_s, config.request_timeout_s, _asked_s(caller)) if each]
+    timeout_s, queue_s = min(bounds, default=0.0), terms.queue_s
+    if terms.ttft_s and not queue_s and config.admission == ENFORCE:
+        queue_s = min(config.max_queue_s, max(_LEAST_SHARE * terms.ttft_s, terms.ttft_s - alone_s))
+    if (timeout_s, queue_s) == (terms.timeout_s, terms.queue_s):
+        return terms
+    return terms._replace(timeout_s=timeout_s, queue_s=queue_s)
+
+
+def _asked_s(caller: Caller) -> float:
+    for name, value in () if caller.request is None else caller.request.scope["headers"]:
+        if name == _TIMEOUT:
+            try:
+                seconds = float(value)
+            except ValueError:
+                seconds = 0.0
+            if not 0 < seconds < math.inf:
+                told = value.decode("latin-1")[:40]
+                message = f"x-request-timeout-s must be a number of seconds above 0, got {told!r}."
+                raise InvalidRequest(message, param="x-request-timeout-s")
+            return seconds
+    return 0.0
 
 
 def terms_of(

@@ -29,6 +29,8 @@ class Produced(Protocol):
     @property
     def finish_reason(self) -> str | None: ...
     @property
+    def error(self) -> str: ...
+    @property
     def stop_token(self) -> int | None: ...
     @property
     def num_cached(self) -> int: ...
@@ -40,8 +42,8 @@ class Produced(Protocol):
 
 @dataclass(slots=True)
 class Piece:
-    """What one delta adds to an answer. `stop_reason`: the stop string or stop token id that ended it, else None.
-    `parsed`: what a parser has made of the text, if there is one; text that it holds back is in a later piece's."""
+    """What one delta adds to an answer. `stop_reason`: the stop string or stop token id that ended it, or TIMEOUT, else
+    None. `parsed`: what a parser has made of the text, if there is one; text that it holds back is in a later one."""
 
     text: str = ""
     tokens: Sequence[int] = ()
@@ -159,6 +161,8 @@ class Choice:
         """Add what was held back, and say why it ended."""
         sampling, token = self.request.sampling, delta.stop_token
         piece.finish_reason = delta.finish_reason
+        if delta.error:
+            piece.stop_reason = delta.error
         rest = ""
         if token is not None:
             self.num_tokens += 1

@@ -62,6 +62,9 @@ class TenantSettings:
     timeout_s: float = option(
         0.0, "seconds that a request may take; 0: as the server says (default: 0)", metavar="S", least=0
     )
+    shorten_to: int = option(
+        0, "tokens to which its answers may be cut under load; 0: none is cut (default: 0)", metavar="N", least=0
+    )
     cache_group: str = option(
         "",
         "tenants of one cache group share cached KV; by default nobody shares (default: none)",
@@ -70,7 +73,7 @@ class TenantSettings:
 
     def __post_init__(self) -> None:
         check(self)
-        for name in ("requests_per_minute", "tokens_per_minute", "max_concurrent"):
+        for name in ("requests_per_minute", "tokens_per_minute", "max_concurrent", "shorten_to"):
             _require(getattr(self, name) <= MAX_LIMIT, name, f"must be at most {MAX_LIMIT}")
         for name in ("ttft_ms", "tpot_ms"):
             most_ms = MAX_TARGET_S * 1000
@@ -113,6 +116,7 @@ class TenantSettings:
             tpot_s=self.tpot_ms / 1e3,
             queue_s=float(self.queue_s),
             timeout_s=float(self.timeout_s),
+            shorten_to=self.shorten_to,
         )
 
 

@@ -1,0 +1,42 @@
+"""When open requests must have begun, and when they must be over. Pure: the caller says what time it is."""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from ..core.request import Request
+
+
+class Due(NamedTuple):
+    """is_end: the request must be over; else, an engine must have it."""
+
+    at_s: float
+    request_id: str
+    is_end: bool
+
+
+class Deadlines:
+    """Of requests whose terms have bounds. Requests that are over stay until their time comes: who asks knows them."""
+
+    def __init__(self) -> None:
+        self._heap: list[Due] = []
+
+    @property
+    def next_s(self) -> float | None:
+        """When `take` has something; None: never."""
+        return self._heap[0].at_s if self._heap else None
+
+    def add(self, request: Request) -> None:
+        terms = request.terms
+        if terms.timeout_s:
+            heappush(self._heap, Due(request.arrival_s + terms.timeout_s, request.id, True))
+        if terms.queue_s:
+            heappush(self._heap, Due(request.arrival_s + terms.queue_s, request.id, False))
+
+    def take(self, now: float) -> list[Due]:
+        """Those whose time has come."""
+        due = []
+        while self._heap and self._heap[0].at_s <= now:
+            due.append(heappop(self._heap))
+        return due
