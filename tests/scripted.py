@@ -43,6 +43,7 @@ from tokenmill.server.config import ServerConfig
 from tokenmill.server.connection import Connection
 from tokenmill.server.jobs import Job, Jobs, pack
 from tokenmill.server.metrics import Metrics
+from tokenmill.server.repeats.store import AnswerStore
 from tokenmill.server.responses.store import ResponseStore
 from tokenmill.server.run import serve
 from tokenmill.server.tenants.access import Access
@@ -181,6 +182,7 @@ class Served:
         store: ResponseStore | None = None,
         access: Access | None = None,
         books: Books | None = None,
+        answers: AnswerStore | None = None,
         flight_dir: Path | None = None,
         audit: AuditLog | None = None,
         **settings: Any,
@@ -197,6 +199,7 @@ class Served:
         self.store = store
         self.access = access
         self.books = books
+        self.answers = answers
         self._flight_dir = flight_dir
         self._num_engines = 0
         self.audit = audit
@@ -253,6 +256,7 @@ class Served:
             store=self.store,
             access=self.access,
             books=self.books,
+            answers=self.answers,
             audit=self.audit,
         )
         self.script = Script(self.text, self._reply)

@@ -66,6 +66,7 @@ ERRORS = {
     "InvalidRequest": "A field is missing, of the wrong kind, out of range or not supported (`param` names it), or the "
     "body is not a JSON object.",
     "ContextTooLong": "The prompt, or the prompt and `max_tokens`, are more than the context.",
+    "KeyReused": "The `Idempotency-Key` has been used for another call: [idempotency.md](idempotency.md).",
     "AuthenticationFailed": "No valid key; with `WWW-Authenticate: Bearer`.",
     "Forbidden": "A web page that may not call, or a Host that is not this server's: [http.md](http.md#web-pages).",
     "ModelNotFound": "No model or adapter has this name.",

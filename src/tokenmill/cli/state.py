@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ..core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from ..server.repeats.store import AnswerStore
     from ..server.responses.store import ResponseStore
     from ..server.tenants.access import Access
     from ..server.usage.books import Books
@@ -40,6 +41,23 @@ def open_response_store(chosen: str | None) -> ResponseStore | None:
         if chosen:
             raise
         _log.warning("Responses of /v1/responses are not kept. %s", error)
+        return None
+    return store
+
+
+def open_answer_store(chosen: str | None) -> AnswerStore | None:
+    """The store of calls with an Idempotency-Key; chosen, None and errors as for responses."""
+    from ..server.repeats.store import AnswerStore
+
+    if chosen == OFF:
+        return None
+    try:
+        store = AnswerStore(str(Path(chosen).expanduser() if chosen else default_state_dir() / "answers.db"))
+        store.open()
+    except (ConfigError, RuntimeError) as error:
+        if chosen:
+            raise
+        _log.warning("Calls with an Idempotency-Key are refused. %s", error)
         return None
     return store
 

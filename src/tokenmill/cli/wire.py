@@ -37,7 +37,7 @@ from .options import engine_options, given_options
 from .plan import print_facts
 from .quiet import until_quiet
 from .serve_options import HttpOptions, ServeOptions, server_config, set_access_log
-from .state import open_access, open_books, open_response_store, require_keys
+from .state import open_access, open_answer_store, open_books, open_response_store, require_keys
 from .supervisor import Supervisor
 from .worker_options import LinkOptions, ListenOptions
 
@@ -155,6 +155,7 @@ async def _serve(
     allowed = {"trust_templates": config.allow_chat_template, "allow_special": given.text.allow_special_in_content}
     helper = HelperProcess(str(model.path), materials(text, **allowed))
     store = open_response_store(config.responses_store)
+    answers = open_answer_store(config.idempotency_store)
     books = open_books(config.usage_dir, config.usage_kept_days)
     audit = given.audit.open()
     if audit is not None:
@@ -172,6 +173,7 @@ async def _serve(
         store=store,
         access=given.access,
         books=books,
+        answers=answers,
         audit=audit,
     )
     gc.collect()
@@ -255,6 +257,8 @@ async def _serve(
         await helper.close()
         if store is not None:
             store.close()
+        if answers is not None:
+            answers.close()
         if books is not None:
             books.close()
         if audit is not None:

@@ -3,6 +3,7 @@
     TokenmillError
      |- InvalidRequest            400  the caller can mend it; names the field
      |   |- ContextTooLong        400  prompt (+ max_tokens) exceeds what the engine can hold
+     |   |- KeyReused             422  an Idempotency-Key that came with another call
      |- AuthenticationFailed      401
      |- Forbidden                 403  a web page that may not call, or a name that is not this server's
      |- ModelNotFound             404
@@ -46,6 +47,10 @@ class InvalidRequest(TokenmillError):
 
 class ContextTooLong(InvalidRequest):
     kind = "invalid_request_error"
+
+
+class KeyReused(InvalidRequest):
+    status = 422
 
 
 class AuthenticationFailed(TokenmillError):

@@ -49,6 +49,9 @@ from .observe.routes import routes as observe_routes
 from .ollama.routes import routes as ollama_routes
 from .openapi.routes import routes as openapi_routes
 from .reading import parse_small
+from .repeats.keyed import Keyed
+from .repeats.metrics import RepeatMetrics
+from .repeats.store import AnswerStore
 from .replies import OpenAIShape
 from .request_log import RequestLog
 from .responses.routes import routes as responses_routes
@@ -83,10 +86,11 @@ def build_app(
     access: Access | None = None,
     books: Books | None = None,
     audit: AuditLog | None = None,
+    answers: AnswerStore | None = None,
 ) -> Starlette:
-    """The ASGI application in front of `client`, whose engine may come and go. `store`, `books` and `audit`: open as
-    long as it serves; None: responses are not kept, usage is not counted, nothing is noted. `access`: as well, and open
-    longer; None: the keys of `config` alone.
+    """The ASGI application in front of `client`, whose engine may come and go. `store`, `books`, `audit` and `answers`:
+    open as long as it serves; None: responses are not kept, usage is not counted, nothing is noted, no call has an
+    Idempotency-Key. `access`: as well, and open longer; None: the keys of `config` alone.
 
     `app.state.limits.draining = True` makes it refuse new calls; `app.state.client` is `client`.
     """
@@ -125,14 +129,21 @@ def build_app(
     visitors = Visitors(config.allowed_hosts, config.cors_origins)
     clients = Clients(config.trusted_proxies)
     gate = Middleware(Gate, access=access, visitors=visitors, clients=clients, new_id=new_id)
-    middleware = [gate]
+    keyed = Middleware(
+        Keyed,
+        store=answers,
+        limits=generation.limits,
+        max_body_bytes=config.max_body_bytes,
+        note=RepeatMetrics(config.model_names[0], client.metrics.registry).note,
+    )
+    middleware = [gate, keyed]
     if config.cors_origins:
         cors = Middleware(
             CORSMiddleware,
             allow_origins=list(config.cors_origins),
             allow_methods=["*"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", "request-id", "retry-after"],
+            expose_headers=["x-request-id", "request-id", "retry-after", "idempotent-replayed"],
         )
         middleware.insert(0, cors)
     if audit is not None:

@@ -34,8 +34,8 @@ class ServerConfig:
 
     `allowed_hosts` is (): the names of this machine, or None: any. `lora_dir` is "" where no adapter may be loaded over
     HTTP, `files_dir` where no files are kept, `reports_dir` where no reports are shown. The helper process bounds what
-    `allow_chat_template` costs. `responses_store`, `tenants` and `usage_*` are for who starts the server.
-    Raises ConfigError.
+    `allow_chat_template` costs. `responses_store`, `idempotency_store`, `tenants` and `usage_*` are for who starts the
+    server. Raises ConfigError.
     """
 
     model_names: tuple[str, ...]
@@ -136,6 +136,12 @@ class ServerConfig:
         None,
         "file that keeps the responses of /v1/responses for a day, or 'off' to keep none "
         "(default: responses.db in the user's state folder)",
+        metavar="FILE|off",
+    )
+    idempotency_store: str | None = option(
+        None,
+        "file that keeps the answers of calls with an Idempotency-Key for a day, or 'off': they are refused "
+        "(default: answers.db in the user's state folder)",
         metavar="FILE|off",
     )
     usage_dir: str | None = option(

@@ -83,7 +83,7 @@ class EventStream:
                 except TokenmillError as error:
                     if not has_started:
                         raise
-                    last = self._chunks.failure(error)
+                    last = self._fail(scope, error)
                 except ClientGone:
                     if not has_started:
                         raise
@@ -93,8 +93,15 @@ class EventStream:
                     if not has_started:
                         raise
                     _log.exception("A stream failed.")
-                    last = self._chunks.failure(EngineFailed("Internal error."))
+                    last = self._fail(scope, EngineFailed("Internal error."))
                 await body.send(last, more=False)
+
+    def _fail(self, scope: Scope, error: TokenmillError) -> bytes:
+        """The last words of a stream that is not complete, and so nothing to be repeated."""
+        tape = scope.get("state", {}).get("tape")
+        if tape is not None:
+            tape.spoil()
+        return self._chunks.failure(error)
 
     @contextlib.contextmanager
     def _counted(self) -> Iterator[None]:

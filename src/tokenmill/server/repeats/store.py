@@ -1,0 +1,184 @@
+"""Answers of calls with an Idempotency-Key, in SQLite, for a day and no larger than told.
+
+A key is its owner's, and is kept as a digest. Of the call itself there is a digest only. The file is its user's alone
+(mode 0600), what is deleted is overwritten, and several servers of that user may share it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import sqlite3
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from ...core.errors import ConfigError, Unavailable
+from ...core.units import MiB
+from ..errands import Errands
+from .tape import Taped
+
+KEPT_S = 24 * 3600
+MAX_BYTES = 256 * MiB
+_ROOM = 0.95  # what is left of the bytes after making room, so that not every write has to
+_SWEEP_S = 600.0
+_BUSY_S = 5.0
+_APPLICATION = 0x746D494B
+_VERSION = 1
+_TABLE = """
+CREATE TABLE IF NOT EXISTS answer (
+    key BLOB PRIMARY KEY, owner TEXT NOT NULL, created_s REAL NOT NULL, digest BLOB NOT NULL, status INTEGER NOT NULL,
+    headers BLOB NOT NULL, body BLOB NOT NULL, size INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS answer_age ON answer (created_s, size);
+CREATE INDEX IF NOT EXISTS answer_owner ON answer (owner, created_s, size);
+"""
+_FAILURES = (sqlite3.Error, OSError, msgspec.MsgspecError)
+_log = logging.getLogger(__name__)
+
+
+class AnswerStore:
+    """`open` it before use, `close` it after. path: of the file, whose folder is made."""
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        max_bytes: int = MAX_BYTES,
+        kept_s: float = KEPT_S,
+        wall_s: Callable[[], float] = time.time,
+    ) -> None:
+        self._path = path
+        self._max_bytes = max_bytes
+        self._kept_s = kept_s
+        self._wall_s = wall_s
+        self._database: sqlite3.Connection | None = None
+        self._has_failed = False
+        self._errands = Errands(
+            "answer-store", begin=self._begin, each_period=self._sweep, period_s=_SWEEP_S, end=self._end
+        )
+
+    @property
+    def max_answer_bytes(self) -> int:
+        """A longer answer is not kept."""
+        return self._max_bytes // 8
+
+    def open(self) -> None:
+        """Raises ConfigError where the file cannot be used."""
+        try:
+            self._errands.open()
+        except _FAILURES as error:
+            raise ConfigError(
+                f"--idempotency-store {self._path} cannot be used: {error}. Name another file, or 'off'.",
+                param="idempotency_store",
+            ) from error
+
+    def close(self) -> None:
+        """What was put is in the file when this returns."""
+        self._errands.close()
+
+    def put(self, owner: str, key: str, answer: Taped) -> None:
+        """Whoever asks after this gets it; it need not be waited for."""
+        now_s = self._wall_s()
+        size = len(answer.body) + sum(len(name) + len(value) for name, value in answer.headers)
+        row = (
+            _name(owner, key), owner, now_s, answer.digest, answer.status, msgspec.msgpack.encode(answer.headers),
+            answer.body, size,
+        )  # fmt: skip
+
+        def write() -> None:
+            assert self._database is not None
+            try:
+                self._database.execute("INSERT OR REPLACE INTO answer VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+                self._make_room(now_s)
+            except _FAILURES as error:
+                self._fail(error)
+
+        self._errands.put(write)
+
+    async def get(self, owner: str, key: str) -> Taped | None:
+        """Raises Unavailable."""
+
+        def read() -> Taped | None:
+            assert self._database is not None
+            row = self._database.execute(
+                "SELECT digest, status, headers, body FROM answer WHERE key = ? AND created_s > ?",
+                (_name(owner, key), self._wall_s() - self._kept_s),
+            ).fetchone()
+            if row is None:
+                return None
+            headers = msgspec.msgpack.decode(row[2], type=tuple[tuple[bytes, bytes], ...])
+            return Taped(row[0], row[1], headers, row[3])
+
+        try:
+            return await self._errands.do(read)
+        except _FAILURES as error:
+            raise Unavailable(f"The store of answers cannot be read: {error}.") from error
+
+    # ---- in the thread ----
+
+    def _begin(self) -> None:
+        folder = os.path.dirname(os.path.abspath(self._path))
+        if not os.path.isdir(folder):
+            os.makedirs(folder, mode=0o700)
+        os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        database = sqlite3.connect(self._path, timeout=_BUSY_S, isolation_level="IMMEDIATE")
+        try:
+            (tables,) = database.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
+            (application,) = database.execute("PRAGMA application_id").fetchone()
+            (version,) = database.execute("PRAGMA user_version").fetchone()
+            if tables and (application, version) != (_APPLICATION, _VERSION):
+                raise sqlite3.DatabaseError("it belongs to another program, or to another version of this one")
+            os.chmod(self._path, 0o600)
+            for setting in ("auto_vacuum=INCREMENTAL", "journal_mode=WAL", "secure_delete=ON", "synchronous=NORMAL"):
+                database.execute(f"PRAGMA {setting}")
+            marks = f"PRAGMA application_id={_APPLICATION}; PRAGMA user_version={_VERSION};"
+            database.executescript(f"BEGIN IMMEDIATE; {_TABLE} {marks} COMMIT;")
+        except BaseException:
+            database.close()
+            raise
+        self._database = database
+
+    def _sweep(self) -> None:
+        try:
+            self._make_room(self._wall_s())
+        except _FAILURES as error:
+            self._fail(error)
+
+    def _make_room(self, now_s: float) -> None:
+        """What is too old goes, then the oldest of the owner that has the most."""
+        database = self._database
+        assert database is not None
+        database.execute("DELETE FROM answer WHERE created_s <= ?", (now_s - self._kept_s,))
+        (size,) = database.execute("SELECT COALESCE(SUM(size), 0) FROM answer").fetchone()
+        is_full = size > self._max_bytes
+        while is_full and size > self._max_bytes * _ROOM:
+            (owner,) = database.execute(
+                "SELECT owner FROM answer GROUP BY owner ORDER BY SUM(size) DESC, owner LIMIT 1"
+            ).fetchone()
+            oldest, freed = database.execute(
+                "SELECT key, size FROM answer WHERE owner = ? ORDER BY created_s, key LIMIT 1", (owner,)
+            ).fetchone()
+            database.execute("DELETE FROM answer WHERE key = ?", (oldest,))
+            size -= freed
+        database.commit()
+        database.execute("PRAGMA incremental_vacuum").fetchall()
+
+    def _fail(self, error: Exception) -> None:
+        assert self._database is not None
+        with contextlib.suppress(sqlite3.Error):
+            self._database.rollback()
+        if not self._has_failed:
+            self._has_failed = True
+            _log.error("Answers are not kept: %s cannot be written: %s.", self._path, error)
+
+    def _end(self) -> None:
+        assert self._database is not None
+        self._database.close()
+
+
+def _name(owner: str, key: str) -> bytes:
+    return hashlib.sha256(f"{len(owner)} {owner} {key}".encode()).digest()
