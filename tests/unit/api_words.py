@@ -75,6 +75,8 @@ ERRORS = {
     "RequestTimeout": "The request took longer than it may, and has no token yet: [overload.md](overload.md).",
     "BodyTooLarge": "Of more than `--max-body-bytes`.",
     "UnsupportedEncoding": "A `Content-Encoding` other than gzip and deflate.",
+    "RateLimited": "The caller has used up what its tenant may, with `Retry-After` and `x-ratelimit-*` "
+    "([tenants](tenants.md)).",
     "Overloaded": "The wait would be longer than `--max-queue-s`, a target would be missed, or too much is "
     "open or held: [overload.md](overload.md). `Retry-After` says when there will be room.",
     "EngineFailed": "A step failed, or a bug, with its traceback in the log; or engines died of the request again and "

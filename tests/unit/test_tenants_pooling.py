@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
-from unittest.mock import MagicMock
+from unittest.mock import AsyncMock, MagicMock
 
 import pytest
 
@@ -22,10 +23,11 @@ READY = Ready("toy", 512, 100, (), "n", 16, 8, pooling=PoolingParams("last"), ve
 
 def requests(tenant: Tenant, **asked: Any) -> Sequence[Request]:
     """Of a call of the tenant's."""
-    client = MagicMock()
-    service = VectorService(*[MagicMock()] * 2, client, *[MagicMock()] * 7)  # type: ignore[arg-type]
+    client, limits = MagicMock(), MagicMock(take_quota=AsyncMock())
+    service = VectorService(*[MagicMock()] * 2, client, *[MagicMock()] * 3, limits, *[MagicMock()] * 3)  # type: ignore[arg-type]
     call = PoolingCall(model=None, inputs=((1, 2),), **asked)
-    service._reply(call, [((1, 2), 0)], PoolingParams("last"), READY, {"id": "x"}, 0.0, Caller("n", None, tenant), dict)
+    caller = Caller("n", None, tenant)
+    asyncio.run(service._reply(call, [((1, 2), 0)], PoolingParams("last"), READY, {"id": "x"}, 0.0, caller, dict))
     found: Sequence[Request] = client.open.call_args[0][0]
     return found
 

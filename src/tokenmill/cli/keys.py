@@ -10,6 +10,7 @@ import math
 import re
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import ConfigError
@@ -80,15 +81,31 @@ def revoke(args: argparse.Namespace) -> int:
 
 
 def list_keys(args: argparse.Namespace) -> int:
+    from ..server.tenants.quota_file import quota_path, read_used
+
     now_s = time.time()
     with opened(args) as store:
+        used = read_used(quota_path(store.path))
         found = [key for key in store.all_keys(args.tenant) if args.all or key.is_live(now_s)]
-    rows = [("ID", "NAME", "TENANT", "KEY", "SCOPE", "CREATED", "EXPIRES", "STATE")]
+    found = [replace(key, used_s=used.get(key.id, 0.0)) for key in found]
+    rows = [("ID", "NAME", "TENANT", "KEY", "SCOPE", "CREATED", "EXPIRES", "LAST USED", "STATE")]
     for key in found:
         shown = key.to_json(now_s)
         state = "replaced" if key.replaced_by and shown["state"] == "live" else shown["state"]
         scope = "admin" if key.is_admin else "-"
-        rows.append((key.id, key.name, key.tenant, key.hint, scope, _day(key.created_s), _day(key.expires_s), state))
+        rows.append(
+            (
+                key.id,
+                key.name,
+                key.tenant,
+                key.hint,
+                scope,
+                _day(key.created_s),
+                _day(key.expires_s),
+                _day(key.used_s),
+                state,
+            )
+        )
     _show(args, found, _table(rows))
     return 0
 

@@ -13,6 +13,7 @@
      |- BodyTooLarge              413
      |- UnsupportedEncoding       415  the body is compressed in a way that is not read
      |- Overloaded                429  a retry after `retry_after_s` may succeed
+     |   |- RateLimited            429  the caller has used up what it may
      |- Unavailable               503  the engine is down or draining; a retry may succeed (`retry_after_s`: when)
      |- EngineFailed              500  a step failed; the request was lost
      |- LinkRefused               the other end of a network link is not who it must be, or does not want this one
@@ -111,6 +112,19 @@ class Overloaded(TokenmillError):
         super().__init__(message, param=param)
         self.retry_after_s = retry_after_s
         self.reason = reason
+
+
+class RateLimited(Overloaded):
+    """`limit`: which; `headers`: what an answer says of the limits."""
+
+    kind = "rate_limit_error"
+
+    def __init__(
+        self, message: str, *, retry_after_s: float = 1.0, limit: str = "", headers: dict[str, str] | None = None
+    ) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.limit = limit
+        self.headers = headers or {}
 
 
 EXPIRED = "The request could not be started in time."

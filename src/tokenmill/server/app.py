@@ -112,6 +112,9 @@ def build_app(
         client.watchers.append(books.meter)
         client.metrics.registry.register(UsageMetrics(config.model_names[0], books))
     generation = Generation(config, text, client, helper, clock, new_seed, new_id, meter)
+    generation.limits.quotas = access.quotas
+    if access.quotas is not None:
+        client.watchers.append(access.quotas)
     service = _Service(generation)
     vectors = VectorService(
         config,

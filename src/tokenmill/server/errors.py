@@ -17,6 +17,7 @@ from ..core.errors import (
     ModelNotFound,
     Overloaded,
     PreviousResponseNotFound,
+    RateLimited,
     RequestTimeout,
     TokenmillError,
     Unavailable,
@@ -27,6 +28,7 @@ _CODES: tuple[tuple[type[TokenmillError], str], ...] = (
     (ContextTooLong, "context_length_exceeded"),
     (ModelNotFound, "model_not_found"),
     (AuthenticationFailed, "invalid_api_key"),
+    (RateLimited, "rate_limit_exceeded"),
     (Overloaded, "overloaded"),
     (PreviousResponseNotFound, "previous_response_not_found"),
 )
@@ -126,6 +128,8 @@ def describe(error: TokenmillError, style: Style = openai_style, request_id: str
 
 
 def headers(error: TokenmillError) -> dict[str, str]:
+    if isinstance(error, RateLimited):
+        return {**error.headers, "retry-after": str(max(1, math.ceil(error.retry_after_s)))}
     if isinstance(error, (Overloaded, Unavailable)) and error.retry_after_s is not None:
         return {"retry-after": str(told_s(error.retry_after_s))}
     if isinstance(error, AuthenticationFailed):

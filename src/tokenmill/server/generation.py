@@ -17,7 +17,7 @@ from ..core.errors import InvalidRequest, ModelNotFound
 from ..core.events import Ready
 from ..core.policy import Newcomer
 from ..core.ports import Clock
-from ..core.request import IDLE_PRIORITY
+from ..core.request import IDLE_PRIORITY, Request
 from ..text.calls import context_limit, make_requests, require_tokens
 from ..text.choice import Choice
 from ..text.load import TextModel
@@ -44,7 +44,7 @@ from .slo.scorer import Scorer
 from .speaking import constraint_of, parsers_of
 from .stream import EventStream, WholeReply
 from .terms import bounded, terms_of
-from .tokens import Encoder, prompt_text, text_call
+from .tokens import Encoded, Encoder, prompt_text, text_call
 from .usage.meter import Meter
 from .usage.record import Account
 
@@ -116,7 +116,11 @@ class Generation:
                 )
                 return self.answer_with(shape, answer, stream)
             answer = await self._prepare(call, shape.prefix, caller, rendered, arrival_s, given_id)
-        pieces = await caller.stay(search_call(self.client, answer, self.clock.now, caller.name))
+        requests = [choice.request for choice in answer.choices]
+        try:
+            pieces = await caller.stay(search_call(self.client, answer, self.clock.now, caller.name))
+        finally:
+            self.limits.settle_quota(requests, sum(choice.num_tokens for choice in answer.choices))
         self.metrics.call_done(max(choice.num_tokens for choice in answer.choices))
         body = await in_turns(shape.whole(answer, pieces))
         if answer.tab is not None:
@@ -152,7 +156,8 @@ class Generation:
         requests = [choice.request for choice in answer.choices]
         if self._shadow is not None:
             self._shadow.note(requests, answer.verdict)
-        stream = self.client.open(requests, caller.name, interval, answer.verdict)
+        with self.limits.dropping_quota(requests):
+            stream = self.client.open(requests, caller.name, interval, answer.verdict)
         if self.client.request_log is not None:
             self.client.request_log.came(requests, answer.id)
         return answer, stream
@@ -166,6 +171,7 @@ class Generation:
         require_tokens(ready)
         width = call.sampling.n if call.beams is None else call.beams.beam_width
         self.limits.check_possible(max(1, len(call.prompts)) * width)
+        self.limits.check_quota(caller)
         since_s = self.clock.now() - arrival_s
         least = least_tokens(call)
         terms = terms_of(caller, self.objectives, call.slo, least, call.priority_class)
@@ -192,6 +198,24 @@ class Generation:
             arrival_s=arrival_s,
             new_seed=self._new_seed,
         )
+        await self.limits.take_quota(caller, requests, call.prompt_field)
+        with self.limits.dropping_quota(requests):
+            name = f"{prefix}-{given_id}" if given_id else root_id
+            return self._answer(name, call, caller, prompts, requests, adapter, ready)
+
+    def _answer(
+        self,
+        name: str,
+        call: Call,
+        caller: Caller,
+        prompts: list[Encoded],
+        requests: list[Request],
+        adapter: ServedAdapter | None,
+        ready: Ready,
+    ) -> Answer:
+        """The answer of a call, which is let in or refused at once: nobody else comes between this and its opening."""
+        terms = requests[0].terms
+        digest = "" if adapter is None else adapter.digest
         verdict = self.limits.admit(newcomer(caller.name, requests, self.clock.now()))
         headers: list[tuple[bytes, bytes]] = []
         if terms.shorten_to and self.client.desk.pressure.level(self.clock.now()):
@@ -204,7 +228,7 @@ class Generation:
         new_parser = parsers_of(call, speech, prompts[0].text)
         skip_special = call.sampling.skip_special_tokens
         answer = Answer(
-            id=f"{prefix}-{given_id}" if given_id else root_id,
+            id=name,
             created=int(time.time()),
             model=self.config.model_names[0] if adapter is None else adapter.name,
             fingerprint=fingerprint(ready, digest),

@@ -17,7 +17,7 @@ from .clients import Clients
 from .errors import Fault, Style, anthropic_style, describe, headers, style_of
 from .tenants.access import Access, Credential
 from .tenants.keys import digest_of
-from .tenants.tenant import ANYONE, OPERATOR
+from .tenants.tenant import ANYONE, NO_LIMITS, OPERATOR
 from .visitors import Visitors
 
 OPEN_PATHS = frozenset({"/", "/health", "/v1/health", "/ping", "/version", "/metrics", "/openapi.json", "/docs"})
@@ -77,6 +77,8 @@ class Gate:
                     named["x-request-id"] = request_id
                 if told_id:
                     named["request-id"] = told_id
+                for name, value in scope["state"].get("ratelimit", {}).items():
+                    named[name] = value
             await send(message)
 
         asks, found = self._access.asks, None
@@ -100,7 +102,8 @@ class Gate:
             state["tenant"] = found.tenant
             state["scopes"] = found.scopes
             state["key"] = found.key
-        await self._app(scope, receive, send_named if request_id or told_id else send)
+        is_limited = found is not None and found.tenant.limits != NO_LIMITS
+        await self._app(scope, receive, send_named if request_id or told_id or is_limited else send)
 
     async def _find(self, given: Headers, *, is_open: bool) -> Credential | None:
         """Of one of the keys that were sent: clients fill in the other header with whatever they have. None on an open

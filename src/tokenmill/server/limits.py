@@ -10,7 +10,7 @@ from starlette.requests import Request as HttpRequest
 
 from ..cluster.admission import PREDICTED, BoundedWait
 from ..cluster.desk import held_tokens
-from ..core.errors import BodyTooLarge, InvalidRequest, Overloaded, Unavailable
+from ..core.errors import BodyTooLarge, InvalidRequest, Overloaded, RateLimited, Unavailable
 from ..core.events import Ready
 from ..core.policy import Newcomer, Refusal, Verdict
 from ..core.ports import Clock
@@ -22,13 +22,16 @@ from .encodings import decode_body
 from .errors import ClientGone, told_s
 from .helper import Caller
 from .openai import Call
+from .tenants.quotas import Quotas
+from .tenants.tenant import NO_LIMITS
 
 MAX_OF_CALL = 1024
 """Choices of one call."""
 
 
 class Limits:
-    """Counts what this front end holds. `draining`: no new calls."""
+    """Counts what this front end holds. `draining`: no new calls. `quotas`: what tenants with limits have used of
+    them; None: no tenant has any."""
 
     def __init__(self, config: ServerConfig, client: EngineClient, clock: Clock) -> None:
         self._config = config
@@ -36,6 +39,7 @@ class Limits:
         self._clock = clock
         self._buffered_bytes = 0
         self.draining = False
+        self.quotas: Quotas | None = None
         client.admission = BoundedWait(
             config.max_open_requests, config.max_open_tokens, config.max_queue_s, config.admission != OFF
         )
@@ -66,6 +70,47 @@ class Limits:
         if refusal is not None and not (self._config.admission == SHADOW and refusal.reason in PREDICTED):
             self._refuse(refusal)
         return verdict
+
+    def check_quota(self, caller: Caller) -> None:
+        """Raises RateLimited where it is known that `take_quota` would."""
+        if self.quotas is not None:
+            with self._counted():
+                self.quotas.check(caller.tenant)
+
+    async def take_quota(self, caller: Caller, requests: Sequence[Request], param: str) -> None:
+        """Let a call in as far as its tenant's limits go, and tell its answer's headers of them. It is given back when
+        the requests have ended. Raises RateLimited, and InvalidRequest naming `param` for a prompt that no minute
+        allows."""
+        if self.quotas is None or caller.tenant.limits == NO_LIMITS:
+            return
+        with self._counted():
+            headers = await self.quotas.take(caller.tenant, requests, param)
+        if caller.request is not None:
+            caller.request.state.ratelimit = headers
+
+    @contextlib.contextmanager
+    def dropping_quota(self, requests: Sequence[Request]) -> Iterator[None]:
+        """What was let in counts not at all where the block fails: it does not come to the engine."""
+        try:
+            yield
+        except BaseException:
+            if self.quotas is not None:
+                self.quotas.drop(requests)
+            raise
+
+    def settle_quota(self, requests: Sequence[Request], num_output: int) -> None:
+        """Requests of a call that the engine knows as others are over, and came to so many tokens."""
+        if self.quotas is not None:
+            self.quotas.settle(requests, num_output)
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        try:
+            yield
+        except RateLimited as error:
+            if self._client.metrics is not None:
+                self._client.metrics.call_turned_away(f"tenant_{error.limit}")
+            raise
 
     def _refuse(self, refusal: Refusal) -> NoReturn:
         if self._client.metrics is not None:

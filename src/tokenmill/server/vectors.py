@@ -124,7 +124,7 @@ class VectorService:
         head = self._head(call, request, "embd")
         if not inputs:
             return JSONReply(body(head, call, (), []))
-        return self._reply(
+        return await self._reply(
             call,
             inputs,
             params,
@@ -155,7 +155,9 @@ class VectorService:
                 return body(head, call, [floats(vector)[0] for vector in vectors], _usage(pairs))
 
             name_of = f"{call.names[1]}[{{}}]".format
-            return self._reply(call, pairs, params, ready, head, arrival_s, caller_of(request), from_scores, name_of)
+            return await self._reply(
+                call, pairs, params, ready, head, arrival_s, caller_of(request), from_scores, name_of
+            )
         texts = list(dict.fromkeys((*call.inputs, *call.seconds)))
         places = {text: place for place, text in enumerate(texts)}
         inputs = await self._encode(replace(call, seconds=()), with_prompt(self.text, None, texts), ready, request)
@@ -166,7 +168,7 @@ class VectorService:
             return body(head, call, scores, _usage(inputs))
 
         names = {text: f"{call.names[1]}[{place}]" for place, text in reversed(list(enumerate(call.seconds)))}
-        return self._reply(
+        return await self._reply(
             call,
             inputs,
             replace(params, activation="unit"),
@@ -189,6 +191,7 @@ class VectorService:
             )
             self.note_unknown(unknown)
         self.limits.admit(Newcomer(request.state.client, call.priority))
+        self.limits.check_quota(caller_of(request))
         assert isinstance(call, PoolingCall)
         return call
 
@@ -211,7 +214,7 @@ class VectorService:
         encoded = iter(found)
         return [next(encoded) if isinstance(prompt, str) else (_cut(prompt, call, ready), 0) for prompt in given]
 
-    def _reply(
+    async def _reply(
         self,
         call: PoolingCall,
         inputs: Sequence[Input],
@@ -235,8 +238,10 @@ class VectorService:
             cache_salt=caller.tenant.salt_with(call.cache_salt),
             name_of=name_of,
         )
-        self.limits.admit(newcomer(caller.name, requests))
-        stream = self.client.open(requests, caller.name)
+        await self.limits.take_quota(caller, requests, call.names[0])
+        with self.limits.dropping_quota(requests):
+            self.limits.admit(newcomer(caller.name, requests))
+            stream = self.client.open(requests, caller.name)
         if self.client.request_log is not None:
             self.client.request_log.came(requests, head["id"])
         if self.meter is None:

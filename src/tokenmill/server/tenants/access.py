@@ -21,6 +21,8 @@ from ...core.errors import ConfigError, TokenmillError, Unavailable
 from ...core.terms import Terms
 from ..errands import Errands
 from .keys import digest_of
+from .quota_file import quota_path
+from .quotas import Quotas
 from .records import KEY_OF_FLAGS
 from .store import TenantStore
 from .tenant import ADMIN, ANYONE, OPERATOR, Tenant
@@ -88,6 +90,8 @@ class Access:
 
     api_keys  those of the command line: each a tenant of its own
     path      of the store; "": there is none
+
+    quotas: what tenants have used of their limits; None without a store.
     """
 
     def __init__(self, api_keys: tuple[str, ...] = (), path: str = "", wall_s: Callable[[], float] = time.time) -> None:
@@ -101,14 +105,19 @@ class Access:
         self._errands = Errands("tenants", begin=self._begin, each_period=self._look, period_s=LOOK_S, end=self._end)
         self._next_look: asyncio.Task[None] | None = None
         self._has_failed = False
+        self.quotas = Quotas(quota_path(path), wall_s) if path else None
 
     def open(self) -> None:
         """Raises ConfigError where the store cannot be used."""
         if self._path:
             self._errands.open()
+        if self.quotas is not None:
+            self.quotas.open()
 
     def close(self) -> None:
         self._errands.close()
+        if self.quotas is not None:
+            self.quotas.close()
 
     @property
     def has_store(self) -> bool:
@@ -120,9 +129,17 @@ class Access:
         return bool(self._given) or self._known.is_used
 
     def find(self, digest: bytes) -> Credential | None:
-        found = self._given.get(digest) or self._known.credentials.get(digest)
-        if found is not None and 0 < found.expires_s <= self._wall_s():
+        given = self._given.get(digest)
+        if given is not None:
+            return given
+        found = self._known.credentials.get(digest)
+        if found is None:
             return None
+        now_s = self._wall_s()
+        if 0 < found.expires_s <= now_s:
+            return None
+        if self.quotas is not None:
+            self.quotas.note_used(found.key, now_s)
         return found
 
     def tenant_of(self, owner: str) -> Tenant | None:

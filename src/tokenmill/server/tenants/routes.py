@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from starlette.requests import Request as HttpRequest
@@ -87,7 +89,8 @@ class _Admin:
         require_operator(request)
         tenant = request.query_params.get("tenant")
         found = await self._do(lambda store: store.all_keys(tenant))
-        return JSONReply({"object": "list", "data": [self._shown(key) for key in found]})
+        used = await self._used()
+        return JSONReply({"object": "list", "data": [self._shown(key, used) for key in found]})
 
     async def key(self, request: HttpRequest) -> Response:
         require_operator(request)
@@ -95,7 +98,7 @@ class _Admin:
         found = [key for key in await self._do(lambda store: store.all_keys()) if key.id == name]
         if not found:
             raise NotFound(f"There is no key {name[:100]!r}.", param="key")
-        return JSONReply(self._shown(found[0]))
+        return JSONReply(self._shown(found[0], await self._used()))
 
     async def create_key(self, request: HttpRequest) -> Response:
         fields = await self._fields(request)
@@ -141,8 +144,12 @@ class _Admin:
         except ConfigError as error:
             raise InvalidRequest(error.message.removeprefix("--"), param=error.param) from None
 
-    def _shown(self, key: KeyRecord) -> dict[str, Any]:
-        return key.to_json(time.time())
+    async def _used(self) -> dict[str, float]:
+        return {} if self._access.quotas is None else await self._access.quotas.used()
+
+    def _shown(self, key: KeyRecord, used: Mapping[str, float] = MappingProxyType({})) -> dict[str, Any]:
+        """used: when keys were last used, by id."""
+        return replace(key, used_s=used.get(key.id, 0.0)).to_json(time.time())
 
 
 def _settings(fields: Fields) -> dict[str, Any]:

@@ -1,0 +1,183 @@
+"""What tenants have used of their limits, in a SQLite file that the front ends of a machine share.
+
+    bucket  what is left of a tenant's requests and tokens of a minute
+    lease   how many calls of a tenant each front end holds, until when that counts
+    used    when a key was last used, about
+
+A front end that dies stops renewing its leases, so that its calls count no longer than LEASE_S. The file may be lost:
+buckets are full then. It belongs to one thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import sqlite3
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from .rates import Bucket, Standing, standing
+from .tenant import RateLimits
+
+LEASE_S = 10.0
+_BUSY_S = 2.0
+_FULL = Bucket(float("inf"), 0.0)
+_TABLES = """
+CREATE TABLE IF NOT EXISTS bucket (
+    tenant TEXT NOT NULL, kind TEXT NOT NULL, level REAL NOT NULL, at_s REAL NOT NULL, PRIMARY KEY (tenant, kind)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS lease (
+    tenant TEXT NOT NULL, holder TEXT NOT NULL, num_calls INTEGER NOT NULL, expires_s REAL NOT NULL,
+    PRIMARY KEY (tenant, holder)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS used (key TEXT PRIMARY KEY, at_s REAL NOT NULL) WITHOUT ROWID;
+"""
+
+
+def quota_path(path: str) -> str:
+    """Where the file is that belongs to the tenants at `path`."""
+    stem, ending = os.path.splitext(path)
+    return f"{stem}.use{ending}"
+
+
+def read_used(path: str) -> dict[str, float]:
+    """When each key was last used, by its id, as far as front ends have told; nothing where there is no such file."""
+    if not os.path.exists(path):
+        return {}
+    try:
+        with contextlib.closing(sqlite3.connect(path, timeout=_BUSY_S)) as database:
+            return dict(database.execute("SELECT key, at_s FROM used"))
+    except sqlite3.Error:
+        return {}
+
+
+class Verdict(NamedTuple):
+    """refused_by: "requests", "tokens" or "concurrent", "" for a call that is let in. wait_s: until it may be, as far
+    as the file knows. standings: by kind."""
+
+    refused_by: str
+    wait_s: float
+    standings: Mapping[str, Standing]
+
+
+class QuotaFile:
+    """Raises sqlite3.Error and OSError, here and everywhere."""
+
+    def __init__(self, path: str) -> None:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        self._holder = secrets.token_hex(8)
+        self._held: Counter[str] = Counter()
+        self._database = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None)
+        try:
+            # Losing a minute's counts with the machine's power costs less than a flush for each call.
+            for setting in ("journal_mode=WAL", "synchronous=OFF"):
+                self._database.execute(f"PRAGMA {setting}")
+            self._database.executescript(f"BEGIN IMMEDIATE; {_TABLES} COMMIT;")
+        except BaseException:
+            self._database.close()
+            raise
+
+    def close(self) -> None:
+        with contextlib.suppress(sqlite3.Error):
+            self._database.execute("DELETE FROM lease WHERE holder = ?", (self._holder,))
+        self._database.close()
+
+    def take(self, tenant: str, limits: RateLimits, num_tokens: int, now_s: float) -> Verdict:
+        """Let a call in, or not."""
+        wanted = {"requests": (1, limits.requests_per_minute), "tokens": (num_tokens, limits.tokens_per_minute)}
+        wanted = {kind: each for kind, each in wanted.items() if each[1]}
+        with self._transaction():
+            buckets = {kind: self._bucket(tenant, kind).at(now_s, limit) for kind, (_, limit) in wanted.items()}
+            refused_by, wait_s = "", 0.0
+            for kind, (amount, limit) in wanted.items():
+                if (until_s := buckets[kind].wait_s(amount, limit)) > wait_s:
+                    refused_by, wait_s = kind, until_s
+            is_full = limits.max_concurrent and self._num_calls(tenant, now_s) >= limits.max_concurrent
+            if is_full and not refused_by:
+                refused_by = "concurrent"
+            if not refused_by:
+                buckets = {kind: bucket.less(wanted[kind][0]) for kind, bucket in buckets.items()}
+                self._write(tenant, buckets)
+                self._hold(tenant, 1, now_s)
+        return Verdict(refused_by, wait_s, {kind: standing(each, wanted[kind][1]) for kind, each in buckets.items()})
+
+    def give_back(self, tenant: str, limits: RateLimits, num_tokens: int, now_s: float, num_requests: int = 0) -> None:
+        """A call is over. num_tokens: that it did not use of those taken, negative for more than these; num_requests:
+        1 for one that was never begun."""
+        with self._transaction():
+            for kind, amount, limit in (
+                ("requests", num_requests, limits.requests_per_minute),
+                ("tokens", num_tokens, limits.tokens_per_minute),
+            ):
+                if limit and amount:
+                    bucket = self._bucket(tenant, kind).at(now_s, limit).less(-amount)
+                    self._write(tenant, {kind: bucket.at(now_s, limit)})
+            self._hold(tenant, -1, now_s)
+
+    def renew(self, now_s: float) -> None:
+        """What this front end holds counts on."""
+        if self._held:
+            with self._transaction():
+                for tenant in self._held:
+                    self._lease(tenant, now_s)
+
+    def note_used(self, used: Iterable[tuple[str, float]]) -> None:
+        with self._transaction():
+            self._database.executemany(
+                "INSERT INTO used VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET at_s = MAX(at_s, excluded.at_s)", used
+            )
+
+    def used(self) -> dict[str, float]:
+        """When each key was last used, by its id."""
+        return dict(self._database.execute("SELECT key, at_s FROM used"))
+
+    # ---- inside a transaction ----
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._database.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._database.execute("COMMIT")
+        except BaseException:
+            with contextlib.suppress(sqlite3.Error):
+                self._database.execute("ROLLBACK")
+            raise
+
+    def _bucket(self, tenant: str, kind: str) -> Bucket:
+        row = self._database.execute(
+            "SELECT level, at_s FROM bucket WHERE tenant = ? AND kind = ?", (tenant, kind)
+        ).fetchone()
+        return _FULL if row is None else Bucket(*row)
+
+    def _write(self, tenant: str, buckets: Mapping[str, Bucket]) -> None:
+        self._database.executemany(
+            "INSERT OR REPLACE INTO bucket VALUES (?, ?, ?, ?)",
+            [(tenant, kind, *each) for kind, each in buckets.items()],
+        )
+
+    def _num_calls(self, tenant: str, now_s: float) -> int:
+        """Of this front end as it knows them, of others as they have told."""
+        (others,) = self._database.execute(
+            "SELECT COALESCE(SUM(num_calls), 0) FROM lease WHERE tenant = ? AND holder != ? AND expires_s > ?",
+            (tenant, self._holder, now_s),
+        ).fetchone()
+        return int(others) + self._held[tenant]
+
+    def _hold(self, tenant: str, change: int, now_s: float) -> None:
+        self._held[tenant] += change
+        self._lease(tenant, now_s)
+        if not self._held[tenant]:
+            del self._held[tenant]
+
+    def _lease(self, tenant: str, now_s: float) -> None:
+        num_calls = self._held[tenant]
+        if num_calls:
+            self._database.execute(
+                "INSERT OR REPLACE INTO lease VALUES (?, ?, ?, ?)", (tenant, self._holder, num_calls, now_s + LEASE_S)
+            )
+            self._database.execute("DELETE FROM lease WHERE tenant = ? AND expires_s <= ?", (tenant, now_s))
+        else:
+            self._database.execute("DELETE FROM lease WHERE tenant = ? AND holder = ?", (tenant, self._holder))
