@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import fcntl
 import json
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -28,6 +30,12 @@ FLAGS = (
     "--disable-extensions", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1", "--remote-debugging-pipe",
 )  # fmt: skip
 _TIMEOUT_S = 30.0
+_AS_3_AND_4 = """import os, sys
+for number, end in ((3, sys.argv[1]), (4, sys.argv[2])):
+    os.dup2(int(end), number)
+    os.close(int(end))
+os.execv(sys.argv[3], sys.argv[3:])"""
+"""Chromium reads from descriptor 3 and writes to 4. Those given are above 9."""
 
 
 def chromium() -> str | None:
@@ -50,16 +58,19 @@ class Browser:
         self._folder = tempfile.TemporaryDirectory(prefix="tokenmill-chromium-", ignore_cleanup_errors=True)
         take, self._write = os.pipe()
         self._read, give = os.pipe()
-        command = f'exec "$0" "$@" 3<&{take} 4>&{give}'
+        ends = [fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in (take, give)]
+        os.close(take)
+        os.close(give)
         self._process = subprocess.Popen(
-            ["sh", "-c", command, self._program, *FLAGS, f"--user-data-dir={self._folder.name}"],
-            pass_fds=(take, give),
+            [sys.executable, "-c", _AS_3_AND_4, *map(str, ends), self._program, *FLAGS,
+             f"--user-data-dir={self._folder.name}"],
+            pass_fds=ends,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             env=os.environ | {"HOME": self._folder.name},
-        )
-        os.close(take)
-        os.close(give)
+        )  # fmt: skip
+        for end in ends:
+            os.close(end)
         self._reader = threading.Thread(target=self._hear, daemon=True)
         self._reader.start()
         return self
@@ -108,7 +119,7 @@ class Browser:
             features = [{"name": name.replace("_", "-"), "value": value} for name, value in media.items()]
             page.tell("Emulation.setEmulatedMedia", features=features)
             page.tell("Page.navigate", url=url)
-            page.wait("document.readyState == 'complete'")
+            page.loaded()
             yield page
         finally:
             del self._pages[session]
@@ -131,6 +142,7 @@ class Page:
         self._session = session
         self.complaints: list[str] = []
         self.requests: list[dict[str, Any]] = []
+        self._loads: Queue[None] = Queue()
 
     def tell(self, method: str, **params: Any) -> dict[str, Any]:
         return self._browser.tell(method, self._session, **params)
@@ -138,12 +150,22 @@ class Page:
     def note(self, method: str, params: dict[str, Any]) -> None:
         if method == "Network.requestWillBeSent":
             self.requests.append(params["request"])
+        elif method == "Page.loadEventFired":
+            self._loads.put(None)
         elif method == "Runtime.exceptionThrown":
             self.complaints.append(json.dumps(params["exceptionDetails"])[:2000])
         elif method == "Audits.issueAdded" and params["issue"]["code"] == "ContentSecurityPolicyIssue":
             self.complaints.append(json.dumps(params["issue"]["details"])[:2000])
         elif method == "Log.entryAdded" and params["entry"]["source"] in ("security", "javascript"):
             self.complaints.append(params["entry"]["text"])
+
+    def loaded(self) -> None:
+        """Wait for the end of a load that has been asked for."""
+        self._loads.get(timeout=_TIMEOUT_S)
+
+    def reload(self) -> None:
+        self.tell("Page.reload")
+        self.loaded()
 
     def run(self, script: str) -> Any:
         """The value of an expression, awaited where it is a promise."""
@@ -152,9 +174,9 @@ class Page:
         return said["result"].get("value")
 
     def wait(self, script: str, timeout_s: float = _TIMEOUT_S) -> Any:
-        """The value of an expression as soon as it is true."""
+        """The value of an expression as soon as it is true; an element counts as true."""
         deadline = time.monotonic() + timeout_s
-        while not (value := self.run(script)):
+        while not (value := self.run(f"(value => value instanceof Node || value)({script})")):
             assert time.monotonic() < deadline, (
                 f"waited {timeout_s:.0f} s for {script}; the page says: {self.text()[-2000:]}"
             )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from browser import Browser, chromium
 from tokenmill.core.errors import FetchError
 from tokenmill.formats.hub import resolve_model
 
@@ -26,3 +27,13 @@ def smollm2() -> Path:
         return resolve_model("smollm2").path
     except FetchError as error:
         pytest.skip(f"the default model cannot be fetched: {error.message}")
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """A headless Chromium; skips where none is installed."""
+    program = chromium()
+    if program is None:
+        pytest.skip("no Chromium is installed (Debian: apt-get install chromium): the console's pages are not tried")
+    with Browser(program) as running:
+        yield running

@@ -84,6 +84,7 @@ document.getElementById("skip").addEventListener("click", (event) => {
   event.preventDefault();
   main.focus();
 });
+nav.addEventListener("click", () => openMenu(false));
 menu.addEventListener("click", () => openMenu(!nav.classList.contains("open")));
 keyButton.addEventListener("click", askKey);
 onKey(() => {

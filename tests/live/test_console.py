@@ -1,0 +1,352 @@
+"""The console in a browser: a conversation, keys, hostile texts, the keyboard, small and dark screens."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tenants import serving
+from test_http_tools import Model, serve
+
+from browser import Browser, Page
+from scripted import Served
+from tokenmill.server.tenants.store import TenantStore
+
+PAGES = ("playground", "load", "requests", "tenants", "models", "batches", "reports")
+HOSTILE = "<img src=x onerror=pwned()><script>pwned()</script>\u202e</b>'\"&amp;"
+ANSWER = f"One two {HOSTILE} three."
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with Served(lambda prompt: ANSWER, step_s=0.005, files_dir=str(tmp_path_factory.mktemp("files"))) as running:
+        yield running
+
+
+@pytest.fixture
+def page(browser: Browser, served: Served) -> Iterator[Page]:
+    """The playground, ready; in the end nothing was refused by the policy, raised, or asked for elsewhere."""
+    with opened(browser, served) as page:
+        yield page
+        assert not page.complaints
+        away = [request["url"] for request in page.requests if not request["url"].startswith((served.url, "data:"))]
+        assert not away
+
+
+def opened(browser: Browser, served: Served, name: str = "playground", **how: Any) -> Any:
+    return browser.page(f"{served.url}/console/#/{name}", **how)
+
+
+def ask(page: Page, text: str = "Hello") -> None:
+    page.wait("document.querySelector('option[value=toy]')")
+    page.fill("Message", text)
+    page.click("Send")
+
+
+def done(page: Page) -> None:
+    page.wait("document.querySelectorAll('.turn.assistant').length && !document.querySelector('[aria-busy=true]')")
+
+
+def said(page: Page) -> str:
+    text: str = page.run("[...document.querySelectorAll('.turn.assistant > .said')].at(-1).textContent")
+    return text
+
+
+def test_an_answer_shows_as_it_comes_and_can_be_stopped(page: Page, served: Served) -> None:
+    """With the model held in the middle, what it has said is there; Stop cancels the request in the engine."""
+    script = served.script
+    script.step_s = 0.05
+    try:
+        ask(page)
+        page.wait("document.querySelector('.turn.assistant > .said')?.textContent.startsWith('One')")
+        served.call(script.go.clear)
+        assert said(page) != ANSWER and page.run("!document.querySelector('.turn .foot').childElementCount")
+        served.wait_until(lambda: served.client.num_open == 1)
+        page.click("Stop")
+        page.wait_text("stopped")
+        assert page.run("[...document.querySelectorAll('button')].find(e => e.textContent == 'Stop').disabled")
+    finally:
+        script.step_s = 0.005
+        served.call(script.go.set)
+    served.wait_until(lambda: served.client.num_open == 0)
+    first = said(page)
+    ask(page, "Go on")
+    done(page)
+    assert said(page) == ANSWER
+    sent = [json.loads(each["postData"]) for each in page.requests if each["method"] == "POST"]
+    assert [message["role"] for message in sent[1]["messages"]] == ["user", "assistant", "user"]
+    assert sent[1]["messages"][1]["content"] == first, "what was said before is part of the conversation"
+
+
+def test_parameters_go_out_as_set_and_bad_ones_do_not(page: Page) -> None:
+    """A number out of range names its range, gets the focus, and nothing is sent."""
+    page.fill("System message", "Be brief")
+    page.fill("Max tokens", "5")
+    page.fill("Temperature", "3")
+    ask(page)
+    page.wait_text("from 0 to 2")
+    assert page.focused() == "Temperature" and page.run("document.activeElement.getAttribute('aria-invalid')") == "true"
+    page.fill("Temperature", "0.5")
+    page.fill("Answer", "json_schema")
+    page.fill("Schema", '{"type": "object"')
+    page.click("Send")
+    page.wait_text("Not JSON")
+    page.fill("Answer", "text")
+    page.click("More parameters")
+    page.fill("Stop texts", "###\nEND")
+    page.fill("Further fields", '{"ignore_eos": true}')
+    page.click("Send")
+    done(page)
+    assert said(page) == ANSWER[:5]
+    (sent,) = [json.loads(each["postData"]) for each in page.requests if each["method"] == "POST"]
+    assert sent == {
+        "model": "toy", "stream": True, "stream_options": {"include_usage": True}, "max_tokens": 5, "temperature": 0.5,
+        "stop": ["###", "END"], "ignore_eos": True,
+        "messages": [{"role": "system", "content": "Be brief"}, {"role": "user", "content": "Hello"}],
+    }  # fmt: skip
+    page.click("Request and response")
+    page.wait_text("chat.completion.chunk")
+    assert '"max_tokens": 5' in page.text()
+
+
+def test_each_token_has_its_probability_and_alternatives(page: Page) -> None:
+    """One stop for the keyboard; arrows move; the panel names the token and what else was likely."""
+    page.fill("Probabilities of tokens", "1")
+    ask(page)
+    done(page)
+    page.click("Probabilities")
+    shown = "[...document.querySelectorAll('.token')].map(each => each.textContent).join('')"
+    assert page.run(shown) == ANSWER.replace("\u202e", r"\xe2\x80\xae"), "a part of a character shows as its bytes"
+    assert page.run("document.querySelectorAll('.token[tabindex=\"0\"]').length") == 1
+    page.run("document.querySelector('.token').focus()")
+    for _ in range(9):
+        page.press("ArrowRight")
+    drawn = page.wait("document.querySelector('.alternatives tr.drawn')?.innerText")
+    assert '"i"' in drawn and "36.8" in drawn and ANSWER[9] == "i"
+    assert page.run("document.querySelectorAll('.alternatives tbody tr').length") == 4
+    page.run("document.querySelectorAll('.token')[8].click()")
+    assert '"<"' in page.wait("document.querySelector('.alternatives tr.drawn')?.innerText")
+
+
+def test_what_models_and_users_write_is_text(browser: Browser, served: Served, tmp_path: Path) -> None:
+    """Answers, questions, names of models, files and reports: no element is made of them and no script runs."""
+    (tmp_path / "a.json").write_text(json.dumps({"kind": HOSTILE, "name": HOSTILE, HOSTILE: HOSTILE}))
+    (tmp_path / "b.json").write_text(json.dumps({"kind": "engine", "cases": [{HOSTILE: HOSTILE}]}))
+    settings = {"model_names": (HOSTILE,), "reports_dir": str(tmp_path), "files_dir": str(tmp_path / "files")}
+    with Served(lambda prompt: ANSWER, lora_dir="/", **settings) as hostile, opened(browser, hostile) as page:
+        page.wait(f"document.querySelector('.settings option')?.textContent == {json.dumps(HOSTILE)}")
+        page.fill("Probabilities of tokens", "1")
+        page.fill("Message", HOSTILE)
+        page.click("Send")
+        done(page)
+        page.click("Probabilities")
+        page.click("Request and response")
+        assert said(page) == ANSWER and HOSTILE in page.run("document.querySelector('.turn.user').textContent")
+        hostile.ask("/v1/load_lora_adapter", {"lora_name": HOSTILE, "lora_path": "/" + HOSTILE})
+        upload(hostile, "<img src=x onerror=pwned()>", b'{"custom_id": "1"}\n')
+        for name in (*PAGES, "reports/a.json", "reports/b.json"):
+            page.run(f"location.hash = '#/{name}'")
+            page.wait("!document.querySelector('main').innerText.includes('Loading')")
+            if name not in ("playground", "load", "requests", "tenants"):
+                page.wait_text(HOSTILE[:8] if name != "reports/b.json" else "cases")
+        assert page.run("[...document.querySelectorAll('main img, main script, main b')].length") == 0
+        assert not page.complaints
+
+
+def upload(served: Served, name: str, content: bytes) -> None:
+    edge = "x7y"
+    head = f'--{edge}\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--{edge}\r\n'
+    head += f'Content-Disposition: form-data; name="file"; filename="{name}"\r\n\r\n'
+    connection = http.client.HTTPConnection(*served.address, timeout=20)
+    body = head.encode() + content + f"\r\n--{edge}--\r\n".encode()
+    connection.request("POST", "/v1/files", body, {"content-type": f"multipart/form-data; boundary={edge}"})
+    assert connection.getresponse().status == 200
+    connection.close()
+
+
+def test_the_policy_stops_what_a_page_must_not_do(browser: Browser, served: Served) -> None:
+    """Inline scripts, scripts and calls to other places, markup made of text: a hole in the pages opens nothing."""
+    with opened(browser, served) as page:
+        refused = """(() => { try { document.body.innerHTML = "<b>x</b>"; return false; } catch { return true; } })()"""
+        assert page.run(refused)
+        page.run("""(() => { const style = document.createElement("style"); style.textContent = "body{color:red}";
+            document.body.append(style); })()""")
+        assert page.run("fetch('http://127.0.0.1:9/').then(() => false, () => true)")
+        assert page.run("""new Promise(told => { const image = new Image(); image.onerror = () => told(true);
+            image.onload = () => told(false); image.src = "http://127.0.0.1:9/x.png"; })""")
+        assert page.run("getComputedStyle(document.body).color") != "rgb(255, 0, 0)"
+        deadline = time.monotonic() + 10
+        while len(page.complaints) < 4 and time.monotonic() < deadline:
+            page.run("1")
+        assert len(page.complaints) >= 4
+
+
+def test_a_key_is_in_memory_and_headers_alone(browser: Browser, tmp_path: Path) -> None:
+    """Not in an address, a cookie or the browser's storage; a reload forgets it."""
+    store = TenantStore(str(tmp_path / "tenants.db"))
+    key = store.create_key("ops", "ops", is_admin=True)[1]
+    with serving(store.path, lambda prompt: ANSWER) as closed, opened(browser, closed, "load") as page:
+        page.wait_text("asks for an API key")
+        give_key(page, "wrong")
+        page.wait_text("asks for an API key")
+        give_key(page, key)
+        page.wait_text("Tokens a second")
+        for name in PAGES:
+            page.run(f"location.hash = '#/{name}'")
+            page.wait("!document.querySelector('main').innerText.includes('Loading')")
+        page.run("location.hash = '#/playground'")
+        ask(page)
+        done(page)
+        assert said(page) == ANSWER
+        page.click("Request and response")
+        assert key not in page.run("document.documentElement.outerHTML")
+        kept = "JSON.stringify([{...localStorage}, {...sessionStorage}, document.cookie, location.href, history.state])"
+        assert key not in page.run(kept) and page.run("indexedDB.databases().then(each => each.length)") == 0
+        assert page.tell("Network.getCookies")["cookies"] == []
+        carried = [each for each in page.requests if key in json.dumps(each["headers"])]
+        assert carried and all(key not in each["url"] + each.get("postData", "") for each in page.requests)
+        assert {name for each in carried for name, value in each["headers"].items() if key in value} == {
+            "Authorization"
+        }
+        page.reload()
+        page.wait_text("asks for an API key")
+    store.close()
+
+
+def give_key(page: Page, key: str) -> None:
+    page.run("document.getElementById('key').click()")
+    page.wait("document.querySelector('dialog[open]')")
+    page.fill("API key", key)
+    page.click("Use this key")
+    page.wait("!document.querySelector('dialog')")
+
+
+def test_all_can_be_done_by_keyboard(page: Page) -> None:
+    """A link past the frame comes first; Enter sends; a dialog takes the focus, gives it back on Escape; no traps."""
+    page.press("Tab")
+    assert page.focused() == "Skip to content"
+    page.press("Enter")
+    assert page.run("document.activeElement.id") == "main"
+    page.wait("document.querySelector('option[value=toy]')")
+    for _ in range(40):
+        page.press("Tab")
+        if page.focused() == "Message":
+            break
+    assert page.focused() == "Message"
+    outline = page.run("getComputedStyle(document.activeElement).outlineStyle")
+    assert outline == "solid", "what has the focus can be seen"
+    page.type("Hello")
+    page.press("Enter", shift=True)
+    page.type("again")
+    page.press("Enter")
+    done(page)
+    assert page.run("document.querySelector('.turn.user .said').textContent") == "Hello\nagain"
+    page.run("document.getElementById('key').focus()")
+    page.press("Enter")
+    page.wait("document.querySelector('dialog[open]')")
+    assert page.focused() == "API key"
+    page.press("Escape")
+    page.wait("!document.querySelector('dialog')")
+    assert page.run("document.activeElement.id") == "key"
+    seen = []
+    for _ in range(80):
+        page.press("Tab")
+        seen.append(page.focused())
+        if seen[-1] == "Skip to content":
+            break
+    assert seen[-1] == "Skip to content", "the focus goes all the way round"
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_controls_have_names_and_pages_one_heading(browser: Browser, served: Served, name: str) -> None:
+    """What a screen reader needs: names of controls and pictures, one h1, the current page marked, no id twice."""
+    with opened(browser, served, name) as page:
+        page.wait("document.querySelector('main h1') && !document.querySelector('main').innerText.includes('Loading')")
+        nameless = page.run("""[...document.querySelectorAll("button, a, input, select, textarea, [role=img]")]
+          .filter(each => each.checkVisibility())
+          .filter(each => !(each.getAttribute("aria-label") || each.labels?.length || each.textContent.trim()))
+          .map(each => each.outerHTML)""")
+        assert nameless == []
+        assert page.run("document.querySelectorAll('h1').length") == 1
+        assert page.run("document.querySelectorAll('nav [aria-current=page]').length") == 1
+        assert page.run("""[...document.querySelectorAll("[id]")].length
+          == new Set([...document.querySelectorAll("[id]")].map(each => each.id)).size""")
+        assert page.run("document.title").endswith("tokenmill") and page.run("document.documentElement.lang") == "en"
+        assert not page.complaints
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_phone_shows_all_of_it_without_scrolling_sideways(browser: Browser, served: Served, name: str) -> None:
+    with opened(browser, served, name, width=360, height=740) as page:
+        page.wait("document.querySelector('main h1') && !document.querySelector('main').innerText.includes('Loading')")
+        if name == "playground":
+            ask(page, "A" * 200)
+            done(page)
+            page.click("Request and response")
+        assert page.run("document.documentElement.scrollWidth") <= 360
+        assert page.run("document.getElementById('nav').checkVisibility()") is False
+        page.click("Menu")
+        assert page.run("document.getElementById('nav').checkVisibility()") is True
+        page.run("document.querySelector('nav a[data-page=models]').click()")
+        page.wait_text("Parameters")
+        assert page.run("document.getElementById('nav').checkVisibility()") is False
+        assert page.run("document.documentElement.scrollWidth") <= 360
+
+
+def test_it_is_dark_where_the_system_is_or_the_reader_says_so(browser: Browser, served: Served) -> None:
+    """The choice outlasts a reload; nothing else is kept in the browser."""
+    ground = "getComputedStyle(document.body).backgroundColor"
+    with opened(browser, served, prefers_color_scheme="dark") as page:
+        dark = page.run(ground)
+    with opened(browser, served, prefers_color_scheme="light") as page:
+        light = page.run(ground)
+        assert dark != light
+        page.fill("Theme", "dark")
+        assert page.run(ground) == dark
+        page.reload()
+        page.wait(f"{ground} == {json.dumps(dark)}")
+        assert page.run("JSON.stringify({...localStorage})") == '{"theme":"dark"}'
+        page.fill("Theme", "")
+        assert page.run(ground) == light and page.run("localStorage.length") == 0
+
+
+def test_nothing_moves_for_those_who_want_no_motion(browser: Browser, served: Served) -> None:
+    script = served.script
+    for wanted, moves in (("reduce", False), ("no-preference", True)):
+        with opened(browser, served, prefers_reduced_motion=wanted) as page:
+            served.call(script.go.clear)
+            try:
+                ask(page)
+                page.wait_text("Waiting for the first token")
+                running = "document.getAnimations().filter(each => each.playState == 'running').length > 0"
+                assert page.run(running) is moves
+                page.click("Stop")
+            finally:
+                served.call(script.go.set)
+
+
+def test_calls_of_tools_are_shown_and_answered(browser: Browser) -> None:
+    """The model waits for results; they go back with the call they answer, and the conversation goes on."""
+    model = Model()
+    model.answer = 'I look.<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo<b>"}}\n</tool_call>'
+    with serve("<tool_call><think>", model) as served, opened(browser, served) as page:
+        page.click("Tools")
+        page.click("Fill in an example")
+        ask(page, "Weather?")
+        page.wait_text("Call get_weather")
+        page.wait_text('"city": "Oslo<b>"')
+        page.fill("Result of get_weather", "rain")
+        model.answer = "It rains."
+        page.click("Send results")
+        page.wait_text("It rains.")
+        done(page)
+        sent = [json.loads(each["postData"]) for each in page.requests if each["method"] == "POST"][-1]["messages"]
+        assert [message["role"] for message in sent] == ["user", "assistant", "tool"]
+        assert sent[2]["content"] == "rain" and sent[2]["tool_call_id"] == sent[1]["tool_calls"][0]["id"]
+        assert json.loads(sent[1]["tool_calls"][0]["function"]["arguments"]) == {"city": "Oslo<b>"}
+        assert not page.complaints
