@@ -43,6 +43,7 @@ from tokenmill.server.config import ServerConfig
 from tokenmill.server.connection import Connection
 from tokenmill.server.jobs import Job, Jobs, pack
 from tokenmill.server.metrics import Metrics
+from tokenmill.server.observe.traces import Tracing
 from tokenmill.server.repeats.store import AnswerStore
 from tokenmill.server.responses.store import ResponseStore
 from tokenmill.server.run import serve
@@ -184,6 +185,7 @@ class Served:
         books: Books | None = None,
         answers: AnswerStore | None = None,
         flight_dir: Path | None = None,
+        tracing: Tracing | None = None,
         audit: AuditLog | None = None,
         **settings: Any,
     ) -> None:
@@ -201,6 +203,7 @@ class Served:
         self.books = books
         self.answers = answers
         self._flight_dir = flight_dir
+        self._tracing = tracing
         self._num_engines = 0
         self.audit = audit
         self._started = threading.Event()
@@ -258,6 +261,7 @@ class Served:
             books=self.books,
             answers=self.answers,
             audit=self.audit,
+            tracing=self._tracing,
         )
         self.script = Script(self.text, self._reply)
         self.script.step_s = self._step_s

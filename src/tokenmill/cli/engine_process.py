@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-import logging
 import os
 import signal
 import sys
@@ -30,6 +29,7 @@ from ..core.errors import TokenmillError
 from ..net.lifeline import exit_when_parent_ends
 from ..net.loop import run_event_loop
 from .launch import Launch
+from .logs import set_up_logging
 from .quiet import until_quiet
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # the front end copies the flight recorder's file
     launch = Launch.from_json(sys.stdin.buffer.read())
-    logging.basicConfig(level=launch.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    set_up_logging(launch.log_level, launch.log_format)
     exit_when_parent_ends(launch.lifeline_fd, grace_s=1.0)
     sys.setswitchinterval(SWITCH_S)
     # Standard output is the report pipe; whatever else prints goes where the front end's own messages go.

@@ -18,6 +18,7 @@ class Launch:
     lifeline_fd    inherited read end of a pipe that closes when the front end ends
     pulse_fd       inherited write end of a pipe that takes signs of progress
     log_level      of the engine process's own messages
+    log_format     of them (cli.logs)
     journal        file that takes the engine's story; "": none does
     flight         file of its flight recorder; "": there is none
     """
@@ -31,6 +32,7 @@ class Launch:
     lifeline_fd: int = -1
     pulse_fd: int = -1
     log_level: str = "warning"
+    log_format: str = "text"
     journal: str = ""
     flight: str = ""
 

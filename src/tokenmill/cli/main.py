@@ -64,7 +64,7 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     worker = _command(commands, "worker", "compute for a front end on another machine", "worker", "worker")
     add_model(worker)
     _groups(worker, link=(WorkerOptions, LinkOptions), engine=(EngineOptions,))
-    add_options(worker, ServeOptions, ("engine_timeout_s", "journal", "flight_recorder", "log_level"))
+    add_options(worker, ServeOptions, ("engine_timeout_s", "journal", "flight_recorder", "log_level", "log_format"))
 
     chat = _command(commands, "chat", "talk with a model in the terminal", "chat", "chat")
     add_model(chat)

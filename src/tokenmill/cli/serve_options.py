@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from ..core.errors import ConfigError
 from ..core.options import check, option, seconds
 from ..server.config import ServerConfig
+from .logs import FORMATS
 from .options import given_options, read_seed
 from .parser import DEFAULT_MODEL
 from .state import OFF, default_state_dir
@@ -82,6 +83,13 @@ class ServeOptions:
         metavar="DIR|off",
     )
     log_level: str = option("info", "(default: info)", choices=LOG_LEVELS)
+    log_format: str = option("text", "text lines, or a JSON object a line (default: text)", choices=FORMATS)
+    otlp_traces_endpoint: str | None = option(
+        None,
+        "send traces there by OTLP over HTTP, such as to http://localhost:4318/v1/traces "
+        "(needs tokenmill[otel]; default: where OTEL_* variables say, else nowhere)",
+        metavar="URL",
+    )
 
     def __post_init__(self) -> None:
         check(self)

@@ -30,8 +30,10 @@ from ..node.options import SCHEDULING_POLICIES, TextOptions
 from ..sched.policies import ORDERS
 from ..server.audit.options import AuditOptions
 from ..server.config import ServerConfig
+from ..server.observe.traces import Tracing, open_tracing
 from .foreign_words import environment_notes
 from .launch import Launch
+from .logs import set_up_logging
 from .models import resolve_model
 from .options import engine_options, given_options
 from .plan import print_facts
@@ -65,12 +67,13 @@ class _Given:
     saves_kv: bool
     access: Access
     audit: AuditOptions
+    tracing: Tracing | None
 
 
 def serve(args: argparse.Namespace) -> int:
     started_s = time.monotonic()
     options, http = given_options(ServeOptions, args), given_options(HttpOptions, args)
-    logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    set_up_logging(options.log_level, options.log_format)
     logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.getLogger().level))
     # Until the server listens for it, a SIGTERM ends this process as Ctrl-C would: with its contexts left in order.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -87,11 +90,15 @@ def serve(args: argparse.Namespace) -> int:
     # Their own machine, a socket of this user's, or a certificate that every client must have.
     require_keys(http.host, access, is_guarded=bool(http.uds or http.insecure or http.ssl_cert_reqs == 2))
     audit = given_options(AuditOptions, args)
-    given = _Given(options, http, given_options(TextOptions, args), config, tls, order, saves_kv, access, audit)
+    tracing = open_tracing(options.otlp_traces_endpoint, __version__)
+    given = _Given(
+        options, http, given_options(TextOptions, args), config, tls, order, saves_kv, access, audit, tracing
+    )
     queue_bytes = config.max_buffered_bytes + config.max_open_tokens * QUEUED_TOKEN_BYTES
     launch = Launch(
         str(model.path), config.model_names[0], str(default_cache_dir()), engine, queue_bytes,
-        log_level=options.log_level, journal=os.path.abspath(options.journal) if options.journal else "",
+        log_level=options.log_level, log_format=options.log_format,
+        journal=os.path.abspath(options.journal) if options.journal else "",
     )  # fmt: skip
     workers = _workers(given_options(ListenOptions, args), given_options(LinkOptions, args), launch, config)
     own = Supervisor(launch, options.engine_timeout_s, options.flight_dir) if args.engine else None
@@ -175,6 +182,7 @@ async def _serve(
         books=books,
         answers=answers,
         audit=audit,
+        tracing=given.tracing,
     )
     gc.collect()
     gc.freeze()  # what is loaded stays: to walk it again holds all streams up for milliseconds
@@ -255,6 +263,8 @@ async def _serve(
         )
     finally:
         await helper.close()
+        if given.tracing is not None:
+            await asyncio.to_thread(given.tracing.close)
         if store is not None:
             store.close()
         if answers is not None:

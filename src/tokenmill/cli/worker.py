@@ -37,6 +37,7 @@ from ..net.loop import run_event_loop
 from ..net.tcp import Credentials, join
 from .engine_process import SWITCH_S, flight_recorder, load, recording, warm_up
 from .launch import Launch
+from .logs import set_up_logging
 from .models import resolve_model
 from .options import engine_options, given_options
 from .plan import print_facts
@@ -57,7 +58,7 @@ _log = logging.getLogger(__name__)
 
 def worker(args: argparse.Namespace) -> int:
     serving = given_options(ServeOptions, args)
-    logging.basicConfig(level=serving.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    set_up_logging(serving.log_level, serving.log_format)
     address = given_options(WorkerOptions, args).connect
     assert address is not None
     credentials = given_options(LinkOptions, args).credentials(address[0], is_front_end=False)

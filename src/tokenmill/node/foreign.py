@@ -237,7 +237,7 @@ GROUPS: tuple[Group, ...] = (
     Group(
         1,
         "--max-log-len --uvicorn-log-level --log-config-file --h11-max-incomplete-event-size "
-        "--h11-max-header-count --otlp-traces-endpoint --collect-detailed-traces "
+        "--h11-max-header-count --collect-detailed-traces "
         "--show-hidden-metrics-for-version --log-file -lv --verbosity --log-verbosity --log-prompts-dir",
         "--log-level says what is written to standard error, and /metrics has the figures",
     ),

@@ -49,16 +49,27 @@ def log_access(scope: Mapping[str, Any], taken_s: float, *, has_left: bool = Fal
         return
     client = scope["client"]
     status = scope["state"].get("status", _LEFT)
+    target = _target(scope["raw_path"], scope["query_string"])
     _log.log(
         logging.DEBUG if status < 400 and is_open(route_of(scope)) else logging.INFO,
         '%s "%s %s HTTP/%s" %d %.3f s%s',
         "local" if client is None else f"{client[0]}:{client[1]}",
         scope["method"],
-        _target(scope["raw_path"], scope["query_string"]),
+        target,
         scope["http_version"],
         status,
         taken_s,
         ", client left" if has_left else "",
+        extra={
+            "call": scope["state"],
+            "facts": {
+                "client": "local" if client is None else client[0],
+                "method": scope["method"],
+                "path": target.partition("?")[0],
+                "status": status,
+                "duration_s": round(taken_s, 6),
+            },
+        },
     )
 
 

@@ -46,6 +46,8 @@ from .messages.routes import routes as message_routes
 from .metrics import Metrics
 from .observe.observer import Observer
 from .observe.routes import routes as observe_routes
+from .observe.traced import Traced
+from .observe.traces import Tracing
 from .ollama.routes import routes as ollama_routes
 from .openapi.routes import routes as openapi_routes
 from .reading import parse_small
@@ -87,10 +89,12 @@ def build_app(
     books: Books | None = None,
     audit: AuditLog | None = None,
     answers: AnswerStore | None = None,
+    tracing: Tracing | None = None,
 ) -> Starlette:
     """The ASGI application in front of `client`, whose engine may come and go. `store`, `books`, `audit` and `answers`:
     open as long as it serves; None: responses are not kept, usage is not counted, nothing is noted, no call has an
-    Idempotency-Key. `access`: as well, and open longer; None: the keys of `config` alone.
+    Idempotency-Key. `access`: as well, and open longer; None: the keys of `config` alone. `tracing`: where spans go;
+    None: nowhere.
 
     `app.state.limits.draining = True` makes it refuse new calls; `app.state.client` is `client`.
     """
@@ -103,6 +107,10 @@ def build_app(
     client.metrics.predict_wait = lambda: client.desk.usual_wait_s(clock.now())
     client.is_shared = True
     client.observer = Observer(config.model_names[0], client.metrics.registry)
+    if tracing is not None:
+        tracing.model_of = lambda digest: client.adapters.name_of(digest) if digest else config.model_names[0]
+        tracing.decode = partial(text.tokenizer.decode, skip_special=False)
+        client.observer.trace(tracing)
     if config.log_requests:
         decode = partial(text.tokenizer.decode, skip_special=False)
         client.request_log = RequestLog(config.model_names[0], decode, config.max_log_len)
@@ -151,6 +159,8 @@ def build_app(
         middleware.insert(0, cors)
     if audit is not None:
         middleware.insert(0, Middleware(Audited, log=audit))
+    if tracing is not None:
+        middleware.insert(0, Middleware(Traced, tracing=tracing))
     routes = [
         *(Route(path, service.chat, methods=["POST"]) for path in ("/v1/chat/completions", "/chat/completions")),
         Route("/v1/completions", service.completion, methods=["POST"]),
@@ -189,7 +199,8 @@ def build_app(
     }
     batches = None
     if config.files_dir:
-        inside = Starlette(routes=routes, exception_handlers=handlers)  # no gate: a batch's owner has passed it
+        inside: ASGIApp = Starlette(routes=routes, exception_handlers=handlers)  # no gate: its owner has passed it
+        inside = inside if tracing is None else Traced(inside, tracing=tracing)
         files = FileStore(config.files_dir, new_id)
         batches = Batches(files, inside, client, generation.serves, config.max_body_bytes, access.tenant_of)
     app = Starlette(

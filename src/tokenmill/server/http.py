@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..core.errors import AuthenticationFailed, EngineFailed, Forbidden, TokenmillError
+from .call_context import CALL
 from .clients import Clients
 from .errors import Fault, Style, anthropic_style, describe, headers, style_of
 from .tenants.access import Access, Credential
@@ -103,6 +104,7 @@ class Gate:
             state["scopes"] = found.scopes
             state["key"] = found.key
         is_limited = found is not None and found.tenant.limits != NO_LIMITS
+        CALL.set(state)
         await self._app(scope, receive, send_named if request_id or told_id or is_limited else send)
 
     async def _find(self, given: Headers, *, is_open: bool) -> Credential | None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from ..core.events import FINISH_ERROR, Output
 from ..core.request import Request, SamplingParams
@@ -49,7 +50,7 @@ class RequestLog:
             text = self._decode(first.prompt_tokens[: self._max_chars])[: self._max_chars]
             facts.append(f"prompt={text!a}")
         name = root_id if answer_id == root_id else f"{root_id} as {answer_id!a}"
-        _log.info("came %s: %s", name, " ".join(facts))
+        _log.info("came %s: %s", name, " ".join(facts), extra=_about(first))
 
     def ended(self, request: Request, output: Output, reason: str, now: float) -> None:
         """The engine's last word on a request; `reason` as its client saw it."""
@@ -66,11 +67,18 @@ class RequestLog:
             output.num_output,
             " ".join(f"{name}={time_s - request.arrival_s:.3f}" for name, time_s in times if time_s >= 0),
             f" error={output.error!a}" if reason == FINISH_ERROR else "",
+            extra=_about(request),
         )
 
     def given_up(self, request: Request, reason: str) -> None:
         """It ended for its client while it waited for a place."""
-        _log.info("ended %s: %s, before the engine had it", request.id, reason)
+        _log.info("ended %s: %s, before the engine had it", request.id, reason, extra=_about(request))
+
+
+def _about(request: Request) -> dict[str, Any]:
+    """For logs of structured lines."""
+    facts = {"request": request.id}
+    return {"facts": facts | {"tenant": request.terms.tenant} if request.terms.tenant else facts}
 
 
 def _settings(sampling: SamplingParams) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message
 
+from ..call_context import CALL
 from ..tenants.tenant import ANYONE, Tenant
 
 _log = logging.getLogger(__name__)
@@ -59,6 +60,7 @@ async def call(
         elif message["type"] == "http.response.body":
             parts.append(message.get("body", b""))
 
+    CALL.set(scope["state"])
     try:
         await app(scope, receive, send)
     except Exception:  # the application has answered 500, and tells whoever serves it as well

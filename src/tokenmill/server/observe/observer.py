@@ -15,6 +15,8 @@ from .book import RequestBook
 from .class_metrics import ClassMetrics
 from .rings import Rings
 from .tenant_metrics import TenantMetrics
+from .traced import PATH
+from .traces import Tracing
 from .window import Window
 
 
@@ -29,9 +31,18 @@ class Observer:
         self.book.listeners += [self.window.end, self.classes.end, self.tenants.end]
         self.rings = Rings()
         self.next_sample_s = 0.0
+        self.tracing: Tracing | None = None
+
+    def trace(self, tracing: Tracing) -> None:
+        """Write spans of requests, too."""
+        self.tracing = tracing
+        tracing.rings = self.rings
+        self.book.listeners.append(tracing.ended)
 
     def opened(self, requests: Sequence[Request], client: str, now: float) -> None:
         self.book.opened(requests, client, now)
+        if self.tracing is not None:
+            self.tracing.opened(requests, PATH.get())
 
     def given(self, link: int, request: Request, now: float) -> None:
         self.book.given(link, request, now)

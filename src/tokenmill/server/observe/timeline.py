@@ -46,10 +46,14 @@ def timeline(record: Record, rings: Rings) -> list[dict[str, Any]]:
 
 
 def _scheduled(record: Record, rings: Rings) -> float:
-    """When the first step with a row of it was planned; -1: not yet, or not known."""
-    if record.scheduled_s >= 0 or not record.lives:
+    """When its first engine planned the first step with a row of it; -1: not yet, or not known. What the record says
+    may be of a later one."""
+    if not record.lives:
+        return -1.0
+    first = record.lives[0]
+    if record.scheduled_s >= 0 and (first.lost_s < 0 or record.scheduled_s <= first.lost_s):
         return record.scheduled_s
-    ring = rings.get(record.lives[0].link)
+    ring = rings.get(first.link)
     found = None if ring is None else ring.find(record.id)
     return -1.0 if found is None else found.scheduled_s
 

@@ -1,0 +1,171 @@
+"""Traces by OpenTelemetry: a span for each call, and below it one for each of its requests, with its queue, prefill,
+decode and resumption. The spans of a request are made when it has ended, from the book and its engine's flight
+recorder, so that nothing is done while it runs. Sampling, resource and bounds of the queue are the SDK's, by OTEL_*
+variables; a thread of the SDK's exports. Only this file knows the SDK, and loads it only when traces are wanted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit, urlunsplit
+
+from ...core.errors import ConfigError
+from ...core.request import Request
+from .book import Record
+from .rings import Rings
+from .span_attributes import call_attributes, gen_ai_attributes, operation_of, outcome_of
+from .timeline import timeline
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SpanExporter
+
+CONTENT_VARIABLE = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
+"""OpenTelemetry's own: "true" puts prompts into spans."""
+MAX_CHARS = 10_000
+"""Of a prompt that is put into a span."""
+_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+_FLAG = "--otlp-traces-endpoint"
+_EXPLAIN = "install it with: pip install 'tokenmill[otel]'"
+
+
+class Tracing:
+    """`exporter`: where spans go. `version`: of this server."""
+
+    def __init__(self, exporter: SpanExporter, version: str) -> None:
+        from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, OTELResourceDetector, Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+        own = Resource({SERVICE_NAME: "tokenmill", SERVICE_VERSION: version})
+        self.provider: TracerProvider = TracerProvider(resource=own.merge(OTELResourceDetector().detect()))
+        self.provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._tracer = self.provider.get_tracer("tokenmill", version)
+        self._shows_prompts = os.environ.get(CONTENT_VARIABLE, "").lower() == "true"
+        self._open: dict[str, tuple[Context, Request, str]] = {}
+        self.model_of: Callable[[str], str] = lambda adapter: adapter
+        self.decode: Callable[[Sequence[int]], str] = lambda tokens: ""
+        self.rings = Rings()
+
+    def close(self) -> None:
+        """Send what is left; takes as long as the exporter does."""
+        self.provider.shutdown()
+
+    # ---- calls ----
+
+    @contextmanager
+    def call(self, scope: MutableMapping[str, Any]) -> Iterator[None]:
+        """The span of an HTTP call, below the one that its traceparent names; the current one within the block."""
+        from opentelemetry.context import Context, attach, detach
+        from opentelemetry.propagate import extract
+        from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
+
+        heads = {name.decode("latin1"): value.decode("latin1") for name, value in scope["headers"]}
+        parent: Context = extract(heads, Context())
+        span = self._tracer.start_span(scope["method"], parent, SpanKind.SERVER, call_attributes(scope))
+        token = attach(set_span_in_context(span, parent))
+        state = scope.setdefault("state", {})
+        state["trace_id"] = format(span.get_span_context().trace_id, "032x")
+        try:
+            yield
+        except BaseException as error:
+            span.set_attribute("error.type", type(error).__name__)
+            span.set_status(Status(StatusCode.ERROR))
+            raise
+        finally:
+            detach(token)
+            name, more, has_failed = outcome_of(scope)
+            span.update_name(name)
+            span.set_attributes(more)
+            if has_failed:
+                span.set_status(Status(StatusCode.ERROR))
+            span.end()
+
+    # ---- requests ----
+
+    def opened(self, requests: Sequence[Request], operation: str) -> None:
+        """Called where the call's span is the current one. `operation`: the path of the call; "": there is none."""
+        from opentelemetry.context import get_current
+        from opentelemetry.trace import get_current_span
+
+        context = get_current()
+        parent = get_current_span(context).get_span_context()
+        if parent.is_valid and not parent.trace_flags.sampled:
+            return
+        for request in requests:
+            self._open[request.id] = (context, request, operation)
+
+    def ended(self, record: Record) -> None:
+        found = self._open.pop(record.id, None)
+        if found is not None:
+            self._write(record, *found)
+
+    def _write(self, record: Record, context: Context, request: Request, path: str) -> None:
+        from opentelemetry.trace import Status, StatusCode, set_span_in_context
+
+        since_s = time.time() - time.monotonic() + record.arrival_s
+
+        def ns(after_s: float) -> int:
+            return int(1e9 * (since_s + after_s))
+
+        end = ns(record.ended_s - record.arrival_s)
+        operation = operation_of(path, request)
+        model = self.model_of(request.adapter)
+        attributes = gen_ai_attributes(record, request, operation, model)
+        if self._shows_prompts:
+            part = {"type": "text", "content": self.decode(request.prompt_tokens[:MAX_CHARS])[:MAX_CHARS]}
+            attributes["gen_ai.input.messages"] = json.dumps([{"role": "user", "parts": [part]}])
+        span = self._tracer.start_span(f"{operation} {model}", context, attributes=attributes, start_time=ns(0.0))
+        if record.error or record.reason == "error":
+            span.set_status(Status(StatusCode.ERROR))
+        below = set_span_in_context(span, context)
+        if span.is_recording():
+            for part_of in timeline(record, self.rings):
+                self._write_part(part_of, below, ns, end)
+        span.end(end)
+
+    def _write_part(self, part: dict[str, Any], below: Context, ns: Callable[[float], int], end: int) -> None:
+        engine = {} if part["engine"] is None else {"tokenmill.engine": part["engine"]}
+        span = self._tracer.start_span(part["name"], below, attributes=engine, start_time=ns(part["start_s"]))
+        for event in part["events"]:
+            facts = {
+                f"tokenmill.{name}": value for name, value in event.items() if name not in ("name", "at_s", "end_s")
+            }
+            if event.get("end_s") is not None:
+                facts["tokenmill.duration_s"] = event["end_s"] - event["at_s"]
+            span.add_event(event["name"], facts, ns(event["at_s"]))
+        span.end(end if part["end_s"] is None else ns(part["end_s"]))
+
+
+def open_tracing(endpoint: str | None, version: str) -> Tracing | None:
+    """Traces to `endpoint`, or where OTEL_* variables say; None: nobody wants any. Raises ConfigError where the SDK is
+    not installed, or the endpoint is no HTTP address."""
+    env = os.environ
+    if env.get("OTEL_SDK_DISABLED", "").lower() == "true" or env.get("OTEL_TRACES_EXPORTER", "otlp") == "none":
+        return None
+    if endpoint is None and not any(env.get(name) for name in _ENDPOINTS):
+        return None
+    protocols = (env.get(f"OTEL_EXPORTER_OTLP_{each}PROTOCOL") for each in ("TRACES_", ""))
+    protocol = next((each for each in protocols if each), "http/protobuf")
+    if protocol != "http/protobuf":
+        raise ConfigError(f"Traces go out by http/protobuf, not by {protocol} (OTEL_EXPORTER_OTLP_PROTOCOL).")
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    except ImportError as error:
+        raise ConfigError(f"Traces need the OpenTelemetry SDK; {_EXPLAIN}", param="otlp_traces_endpoint") from error
+    return Tracing(OTLPSpanExporter(None if endpoint is None else _whole(endpoint)), version)
+
+
+def _whole(endpoint: str) -> str:
+    """With the path of OTLP where it has none."""
+    parts = urlsplit(endpoint)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        message = f"{_FLAG} must be an address such as http://localhost:4318/v1/traces, got {endpoint!r}."
+        raise ConfigError(message, param="otlp_traces_endpoint")
+    return endpoint if parts.path.strip("/") else urlunsplit(parts._replace(path="/v1/traces"))
