@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -155,3 +158,12 @@ def test_the_command_line_prints_the_key_as_its_last_word(
         assert len(capsys.readouterr().err.splitlines()) == 1
     with pytest.raises(SystemExit, match="2"):
         main(["keys", "create", "x", "--expires-in", "soon"])
+
+
+def test_a_public_address_without_keys_is_refused_before_a_model_is_loaded(tmp_path: Path, smollm2: Path) -> None:
+    """One line and exit code 2, and the line says what to do."""
+    command = [sys.executable, "-m", "tokenmill.cli.main", "serve", str(smollm2), "--host", "0.0.0.0", "--port", "0"]
+    env = {**os.environ, "TOKENMILL_STATE": str(tmp_path / "state")}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1), done
+    assert "keys create" in done.stderr and "--insecure" in done.stderr

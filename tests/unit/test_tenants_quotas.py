@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -221,3 +224,33 @@ def test_when_keys_were_used_is_noted(tmp_path: Path) -> None:
     file.note_used([("key_a", NOW_S - 9), ("key_b", NOW_S)])
     assert file.used() == {"key_a": NOW_S - 5, "key_b": NOW_S}
     file.close()
+
+
+_FRONT_END = """
+import os, signal, sys, time
+from tokenmill.server.tenants.quota_file import QuotaFile
+from tokenmill.server.tenants.tenant import RateLimits
+file, num = QuotaFile(sys.argv[1]), 0
+sys.stdin.readline()
+for _ in range(60):
+    num += not file.take("t", RateLimits(100, 0, 1000), 0, float(sys.argv[2])).refused_by
+print(num, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_processes_that_are_killed_leave_the_counts_right(tmp_path: Path, opened: Callable[[], QuotaFile]) -> None:
+    """Four at once let in exactly what one could; then the file serves on, and what they held runs out."""
+    path = str(tmp_path / "use.db")
+    command = [sys.executable, "-c", _FRONT_END, path, str(NOW_S)]
+    running = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    for each in running:
+        assert each.stdin is not None
+        each.stdin.write("go\n")
+        each.stdin.flush()
+    counts = [int(each.communicate(timeout=60)[0]) for each in running]
+    assert sum(counts) == 100 and {each.returncode for each in running} == {-signal.SIGKILL}
+    file = opened()
+    assert file.take("t", RateLimits(0, 0, 100), 0, NOW_S).refused_by == "concurrent"
+    assert file.take("t", RateLimits(100, 0, 0), 0, NOW_S).refused_by == "requests"
+    assert not file.take("t", RateLimits(0, 0, 1), 0, NOW_S + LEASE_S + 1).refused_by

@@ -47,7 +47,13 @@ class Tenant:
         """As the lines of its batches are served: nobody waits for them, so that they come last, without targets or
         times by which they must be over, and count towards no limit."""
         terms = self.terms._replace(
-            priority_class=NUM_PRIORITY_CLASSES - 1, profile="batch", ttft_s=0.0, tpot_s=0.0, queue_s=0.0, timeout_s=0.0
+            priority_class=NUM_PRIORITY_CLASSES - 1,
+            profile="batch",
+            ttft_s=0.0,
+            tpot_s=0.0,
+            queue_s=0.0,
+            timeout_s=0.0,
+            shorten_to=0,
         )
         return replace(self, terms=terms, limits=NO_LIMITS)
 
