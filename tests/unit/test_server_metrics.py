@@ -19,6 +19,7 @@ from tokenmill.server.observe.book import Record, RequestBook
 from tokenmill.server.observe.observer import Observer
 from tokenmill.server.observe.tenant_metrics import OTHER, TenantMetrics
 from tokenmill.server.repeats.metrics import RepeatMetrics
+from tokenmill.server.result_cache import ResultCache
 from tokenmill.server.slo.scorer import Scorer
 from tokenmill.server.usage.books import Books
 from tokenmill.server.usage.metrics import UsageMetrics
@@ -46,6 +47,7 @@ def test_the_page_lists_every_metric_with_its_type_and_no_other() -> None:
     metrics.engine_ready(READY, EngineStats())
     metrics.registry.register(UsageMetrics("m", Books(Path("never opened"))))
     RepeatMetrics("m", metrics.registry)
+    ResultCache(0, "m", metrics.registry)
     observer = observed(metrics)
     metrics.registry.register(Scorer("m", dict))
     rows = re.findall(r"^\| `([\w:]+)` \| (\w+) \| ([^|]+) \| ([^|]+) \|$", PAGE.read_text(), re.MULTILINE)

@@ -14,6 +14,7 @@ from ..text.choice import Choice, Piece
 from .logprobs import TokenNames, chat_logprobs, completion_logprobs
 from .openai import Call
 from .pieces import Work
+from .result_cache import Kept
 from .tokens import Encoded
 from .usage.meter import Tab
 
@@ -25,6 +26,7 @@ class Answer:
     echoes        the text each prompt shows again, where the call wants that
     headers       of its response
     verdict       what the admission said of it
+    kept          the results of its choices, where they were looked up
     text_offsets  per choice, where in its text the next token's logprobs start
     tab           on which the call is counted; None: it is not
     """
@@ -40,6 +42,7 @@ class Answer:
     echoes: Sequence[str] = ()
     headers: Sequence[tuple[bytes, bytes]] = ()
     verdict: Verdict = ENTERS
+    kept: Sequence[Kept] | None = None
     text_offsets: list[int] = field(default_factory=list)
     tab: Tab | None = None
 

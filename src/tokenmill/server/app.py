@@ -58,6 +58,7 @@ from .replies import OpenAIShape
 from .request_log import RequestLog
 from .responses.routes import routes as responses_routes
 from .responses.store import ResponseStore
+from .result_cache import ResultCache
 from .slo.routes import routes as slo_routes
 from .slo.start import Measuring
 from .tenants.access import Access
@@ -119,7 +120,11 @@ def build_app(
     if books is not None:
         client.watchers.append(books.meter)
         client.metrics.registry.register(UsageMetrics(config.model_names[0], books))
-    generation = Generation(config, text, client, helper, clock, new_seed, new_id, meter)
+    results = None
+    if config.result_cache:
+        results = ResultCache(config.result_cache, config.model_names[0], client.metrics.registry)
+        client.watchers.append(results)
+    generation = Generation(config, text, client, helper, clock, new_seed, new_id, meter, results)
     generation.limits.quotas = access.quotas
     if access.quotas is not None:
         client.watchers.append(access.quotas)
@@ -136,6 +141,7 @@ def build_app(
         generation.check_model,
         generation.log_unknown,
         meter,
+        results,
     )
     visitors = Visitors(config.allowed_hosts, config.cors_origins)
     clients = Clients(config.trusted_proxies)
@@ -154,7 +160,7 @@ def build_app(
             allow_origins=list(config.cors_origins),
             allow_methods=["*"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", "request-id", "retry-after", "idempotent-replayed"],
+            expose_headers=["x-request-id", "request-id", "retry-after", "idempotent-replayed", "x-tokenmill-cache"],
         )
         middleware.insert(0, cors)
     if audit is not None:

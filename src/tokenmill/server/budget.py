@@ -18,4 +18,5 @@ def front_end_bytes(config: ServerConfig, base_bytes: int, *, tls: bool = False)
     from them; the first of the two, and prompts that wait, are the plan's queue."""
     decoded = config.max_buffered_bytes
     connections = config.http.max_bytes(tls=tls)
-    return base_bytes + connections + decoded + _RESULTS * MAX_RESULT_BYTES + config.max_open_requests * REPLY_BYTES
+    held = connections + decoded + _RESULTS * MAX_RESULT_BYTES + config.result_cache
+    return base_bytes + held + config.max_open_requests * REPLY_BYTES

@@ -144,6 +144,14 @@ class ServerConfig:
         "(default: answers.db in the user's state folder)",
         metavar="FILE|off",
     )
+    result_cache: int = option(
+        0,
+        "memory for results, which equal calls that are greedy or bring a seed get instead of a computation "
+        "(default: 0, none)",
+        read=size,
+        metavar="SIZE",
+        least=0,
+    )
     usage_dir: str | None = option(
         None,
         "folder that keeps the account of tokens by tenant, key and model, or 'off' to keep none "

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 
 from ..core.errors import InvalidRequest, ModelNotFound
 from ..core.events import Ready
-from ..core.policy import Newcomer
+from ..core.policy import ENTERS, Newcomer
 from ..core.ports import Clock
 from ..core.request import IDLE_PRIORITY, Request
 from ..text.calls import context_limit, make_requests, require_tokens
@@ -37,6 +37,8 @@ from .openai import Call
 from .overload import SHORTENED, Shadow, shortened
 from .pieces import in_turns
 from .reading import read_call
+from .result_cache import HEADER as HIT
+from .result_cache import ResultCache
 from .rules import rules_of
 from .shape import Shape
 from .slo.objectives import Objectives
@@ -56,7 +58,7 @@ _NOBODY = Caller()
 
 class Generation:
     """What the endpoints of one application share. `limits`, `encoder`, `text`, `config`, `client` and `clock` are for
-    them to use. `meter`: None where nothing is counted."""
+    them to use. `meter`, `results`: None where nothing is counted, or no results are kept."""
 
     def __init__(
         self,
@@ -68,6 +70,7 @@ class Generation:
         new_seed: Callable[[], int],
         new_id: Callable[[str], str],
         meter: Meter | None = None,
+        results: ResultCache | None = None,
     ) -> None:
         assert client.metrics is not None
         self.config = config
@@ -90,6 +93,7 @@ class Generation:
             client.watchers.append(self._shadow)
         self._new_seed = new_seed
         self._meter = meter
+        self._results = results
         self._rules = rules_of(text, config.allow_chat_template)
         self._logged_fields: set[str] = set()
 
@@ -154,6 +158,11 @@ class Generation:
         answer = await self._prepare(call, prefix, caller, rendered, arrival_s, request_id)
         interval = (call.stream_interval or self.config.stream_interval) if call.stream else 1
         requests = [choice.request for choice in answer.choices]
+        if self._results is not None:
+            if answer.kept is not None:
+                self.limits.settle_quota(requests, sum(one.num_output for one in answer.kept))
+                return answer, self._results.replay(answer.kept, requests, interval)
+            self._results.record(requests, self.client.require_ready())
         if self._shadow is not None:
             self._shadow.note(requests, answer.verdict)
         with self.limits.dropping_quota(requests):
@@ -216,9 +225,16 @@ class Generation:
         """The answer of a call, which is let in or refused at once: nobody else comes between this and its opening."""
         terms = requests[0].terms
         digest = "" if adapter is None else adapter.digest
-        verdict = self.limits.admit(newcomer(caller.name, requests, self.clock.now()))
+        kept = None
+        if self._results is not None and call.beams is None:
+            kept = self._results.find(requests, ready)
         headers: list[tuple[bytes, bytes]] = []
-        if terms.shorten_to and self.client.desk.pressure.level(self.clock.now()):
+        verdict = ENTERS
+        if kept is None:
+            verdict = self.limits.admit(newcomer(caller.name, requests, self.clock.now()))
+        else:
+            headers.append(HIT)
+        if kept is None and terms.shorten_to and self.client.desk.pressure.level(self.clock.now()):
             wanted, requests = requests, shortened(requests)
             if any(one.max_tokens < other.max_tokens for one, other in zip(requests, wanted, strict=True)):
                 headers.append((SHORTENED, str(max(each.max_tokens for each in requests)).encode()))
@@ -237,6 +253,7 @@ class Generation:
             choices=[Choice(index, each, tokenizer, new_parser(each.id), shown) for index, each in enumerate(requests)],
             names=TokenNames(tokenizer, as_ids=call.tokens_as_ids),
             verdict=verdict,
+            kept=kept,
             headers=headers,
             echoes=[prompt_text(self.text, prompt, skip_special) for prompt in prompts] if call.echo else (),
         )

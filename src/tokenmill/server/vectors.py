@@ -35,6 +35,8 @@ from .limits import Limits, newcomer, wait_ready
 from .openai import Rules
 from .pooling import PoolingCall
 from .reading import read_call
+from .result_cache import HEADER as HIT
+from .result_cache import ResultCache
 from .stream import watched
 from .tiers import with_class
 from .tokens import Encoder
@@ -66,7 +68,7 @@ def cosine(first: bytes, second: bytes) -> float:
 
 class VectorReply:
     """The ASGI application that answers one call when all of its vectors have come. count: told the tokens of all
-    inputs before the answer goes out."""
+    inputs before the answer goes out; headers: further ones of the answer."""
 
     def __init__(
         self,
@@ -74,16 +76,19 @@ class VectorReply:
         requests: Sequence[Request],
         build: Callable[[list[bytes]], Any],
         count: Callable[[int], None] = lambda num_tokens: None,
+        headers: Sequence[tuple[bytes, bytes]] = (),
     ) -> None:
         self._stream = stream
         self._requests = requests
         self._build = build
         self._count = count
+        self._headers = headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with watched(self._stream, receive):
             vectors = await take_vectors(self._stream, self._requests)
         reply = JSONReply(self._build(vectors))
+        reply.raw_headers += self._headers
         self._count(sum(len(request.prompt_tokens) for request in self._requests))
         await reply(scope, receive, send)
 
@@ -104,6 +109,7 @@ class VectorService:
     check_model: Callable[[dict[str, Any]], object]
     note_unknown: Callable[[list[str]], None]
     meter: Meter | None = None
+    results: ResultCache | None = None
 
     async def embeddings(self, request: HttpRequest) -> ASGIApp:
         return await self.embed(request, "embedding", _embedding_body)
@@ -239,15 +245,30 @@ class VectorService:
             name_of=name_of,
         )
         await self.limits.take_quota(caller, requests, call.names[0])
+        stream, headers = self._open(requests, ready, caller, head["id"])
+        if self.meter is None:
+            return VectorReply(stream, requests, build, headers=headers)
+        account = Account(caller.tenant.id, caller.key, self.config.model_names[0])
+        count = partial(self.meter.charge, account, once=caller.once)
+        return VectorReply(stream, requests, build, count, headers)
+
+    def _open(
+        self, requests: Sequence[Request], ready: Ready, caller: Caller, name: str
+    ) -> tuple[Stream, list[tuple[bytes, bytes]]]:
+        """The stream of a call, and headers of its answer."""
+        if self.results is not None:
+            kept = self.results.find(requests, ready)
+            if kept is not None:
+                self.limits.settle_quota(requests, 0)
+                return self.results.replay(kept, requests), [HIT]
         with self.limits.dropping_quota(requests):
             self.limits.admit(newcomer(caller.name, requests))
+            if self.results is not None:
+                self.results.record(requests, ready)
             stream = self.client.open(requests, caller.name)
         if self.client.request_log is not None:
-            self.client.request_log.came(requests, head["id"])
-        if self.meter is None:
-            return VectorReply(stream, requests, build)
-        account = Account(caller.tenant.id, caller.key, self.config.model_names[0])
-        return VectorReply(stream, requests, build, partial(self.meter.charge, account, once=caller.once))
+            self.client.request_log.came(requests, name)
+        return stream, []
 
     def _head(self, call: PoolingCall, request: HttpRequest, prefix: str) -> dict[str, Any]:
         given_id = call.request_id or request.state.request_id
