@@ -4,6 +4,7 @@
 #   make serve     serve the default model on 127.0.0.1:8000          ARGS="--port 9000 --threads 4" passes more
 #   make test      run the tests                                       ARGS="-k engine" passes more
 #   make clients   .venv-clients with the clients that others made (openai, litellm, ...), which the tests then try
+#   make fuzz      10,000 calls made by schemathesis from /openapi.json    ARGS="--examples 50" makes more
 #   make check     formatting, lint, types, house rules
 #   make stress    200 mixed concurrent requests, three rounds         ARGS="--requests 24 --max-tokens 512"
 #   make wheel     dist/tokenmill-*.whl, tried in a fresh environment without a compiler
@@ -19,7 +20,7 @@ ARGS ?=
 
 # `make` runs these one after another in one environment: parallel jobs would race on it.
 .NOTPARALLEL:
-.PHONY: install serve test clients check stress wheel oracle clean
+.PHONY: install serve test clients fuzz check stress wheel oracle clean
 
 install: $(VENV)/installed
 
@@ -45,7 +46,7 @@ $(VENV)/extra-%: pyproject.toml | $(VENV)/installed
 serve: install
 	$(BIN)/tokenmill serve $(ARGS)
 
-test: install $(VENV)/extra-test clients
+test: install $(VENV)/extra-test clients $(VENV)-fuzz/installed
 	$(BIN)/python -m pytest $(ARGS)
 
 # Clients' packages have an environment of their own, so that their pins never meet ours. Without them tests are skipped.
@@ -55,6 +56,15 @@ $(VENV)-clients/installed: tests/clients/requirements.txt
 	@test -x $(VENV)-clients/bin/python || $(PYTHON) -m venv $(VENV)-clients
 	@if $(VENV)-clients/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --requirement $<; \
 	  then touch $@; else rm -rf $(VENV)-clients; echo "the clients cannot be installed here; their tests are skipped"; fi
+
+# schemathesis has an environment of its own too. Without it the test that uses it is skipped.
+fuzz: install $(VENV)/extra-test $(VENV)-fuzz/installed
+	$(BIN)/python tests/fuzz/fuzz_api.py $(ARGS)
+
+$(VENV)-fuzz/installed: tests/fuzz/requirements.txt
+	@test -x $(VENV)-fuzz/bin/python || $(PYTHON) -m venv $(VENV)-fuzz
+	@if $(VENV)-fuzz/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --requirement $<; \
+	  then touch $@; else rm -rf $(VENV)-fuzz; echo "schemathesis cannot be installed here; its test is skipped"; fi
 
 check: install $(VENV)/extra-dev
 	$(BIN)/ruff format --check .
@@ -79,5 +89,5 @@ oracle: install
 	  "$$($(BIN)/tokenmill pull smollm2 --quiet)" $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(VENV)-oracle $(VENV)-clients build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-oracle $(VENV)-clients $(VENV)-fuzz build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -65,16 +65,18 @@ def object_of(fields: Mapping[str, tuple[str, str]], required: list[str]) -> Sch
     return root
 
 
-def example_schema(value: Any) -> Schema:
-    """Of what looks like `value`; null: of anything."""
-    if isinstance(value, dict):
+def example_schema(*values: Any) -> Schema:
+    """Of what looks like one of `values`."""
+    if all(isinstance(value, dict) for value in values):
+        names = [name for name in values[0] if all(name in value for value in values)]
         return {
             "type": "object",
-            "properties": {name: example_schema(each) for name, each in value.items()},
-            "required": sorted(value),
+            "properties": {name: example_schema(*(value[name] for value in values)) for name in names},
+            "required": sorted(names),
         }
-    names = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array"}
-    return {"type": names[type(value)]} if value is not None else {}
+    known = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", type(None): "null"}
+    kinds = sorted({known[type(value)] for value in values})
+    return {"type": kinds if len(kinds) > 1 else kinds[0]}
 
 
 def plain(text: str) -> str:

@@ -83,6 +83,8 @@ _TEXTS = {"/metrics", "/console", "/console/{path}", "/", "/v1/files/{file_id}/c
           "POST /v1/load_lora_adapter", "POST /v1/unload_lora_adapter"}  # fmt: skip
 _CREATED = {"POST /admin/tenants", "POST /admin/keys", "POST /admin/keys/{key}/rotate"}
 _OPTION_KINDS = {"str": "string", "int": "integer", "float": "number", "bool": "true or false"}
+_LISTS = ("llama_completion", "llama_embedding", "sglang")
+"""What they answer is a list where several answers are asked for."""
 _LINES = ("ollama_chat", "ollama_generate")
 
 
@@ -95,7 +97,11 @@ def document() -> dict[str, Any]:
         method, path = route.split()
         paths.setdefault(path, {})[method.lower()] = _operation(route)
     styles = {style.__name__.removesuffix("_style"): style for style in (openai_style, *STYLES.values())}
-    fault = Fault(400, "what is wrong", "invalid_request_error", "field", "code", "req-1")
+    faults = [
+        Fault(400, "what is wrong", "invalid_request_error"),
+        Fault(400, "what is wrong", "invalid_request_error", "field", "code", "req-1"),
+        Fault(503, "what is wrong", "unavailable_error", "field", 503, "req-1"),
+    ]
     return {
         "openapi": "3.1.0",
         "info": {
@@ -113,7 +119,7 @@ def document() -> dict[str, Any]:
                 "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
             },
             "schemas": {name: _body(name) for name in sorted({*BODIES.values()})}
-            | {f"{name}_error": example_schema(style(fault)) for name, style in sorted(styles.items())},
+            | {f"{name}_error": example_schema(*map(style, faults)) for name, style in sorted(styles.items())},
             "responses": {
                 f"{name}_error": {
                     "description": "Refused, or failed.",
@@ -153,13 +159,14 @@ def _operation(route: str) -> dict[str, Any]:
 def _responses(route: str, original: str, body: str | None) -> dict[str, Any]:
     path = route.split()[1]
     style = style_of(path).__name__.removesuffix("_style")
-    content: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
+    kind = ["array", "object"] if body in _LISTS else "object"
+    content: dict[str, Any] = {"application/json": {"schema": {"type": kind}}}
     if route in _TEXTS or path in _TEXTS:
         content = {"*/*": {}}
     if body in _LINES:
-        content["application/x-ndjson"] = {"schema": {"type": "string"}}
+        content["application/x-ndjson"] = {}
     elif body in ENDPOINTS and "stream" in make_api_doc.found(body):
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content["text/event-stream"] = {}
     status = "201" if original in _CREATED else "200"
     responses: dict[str, Any] = {status: {"description": "Done.", "content": content}}
     if path == "/console":
