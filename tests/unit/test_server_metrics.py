@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -14,12 +15,15 @@ from tokenmill.cluster.totals import Totals
 from tokenmill.core.events import EngineStats, Output, Ready, Timing
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.terms import Terms
+from tokenmill.net.clock import MonotonicClock
+from tokenmill.server.client import EngineClient
 from tokenmill.server.metrics import Metrics, token_buckets
 from tokenmill.server.observe.book import Record, RequestBook
 from tokenmill.server.observe.observer import Observer
 from tokenmill.server.observe.tenant_metrics import OTHER, TenantMetrics
 from tokenmill.server.repeats.metrics import RepeatMetrics
 from tokenmill.server.result_cache import ResultCache
+from tokenmill.server.slo.idle_job import IdleTime
 from tokenmill.server.slo.scorer import Scorer
 from tokenmill.server.usage.books import Books
 from tokenmill.server.usage.metrics import UsageMetrics
@@ -50,6 +54,7 @@ def test_the_page_lists_every_metric_with_its_type_and_no_other() -> None:
     ResultCache(0, "m", metrics.registry)
     observer = observed(metrics)
     metrics.registry.register(Scorer("m", dict))
+    metrics.registry.register(IdleTime("m", EngineClient(), MonotonicClock(), Mock(outcome="")))
     rows = re.findall(r"^\| `([\w:]+)` \| (\w+) \| ([^|]+) \| ([^|]+) \|$", PAGE.read_text(), re.MULTILINE)
     told = (*metrics.registry.collect(), *observer.tenants.registry.collect())
     families = {family.name: family.type for family in told}

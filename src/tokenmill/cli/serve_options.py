@@ -82,6 +82,12 @@ class ServeOptions:
         "(default: tokenmill/flight in the user's folder for state)",
         metavar="DIR|off",
     )
+    idle_command: str | None = option(
+        None,
+        "run this shell command while nobody has a call open: its process group is stopped as a call comes, goes on"
+        " when all have ended, and ends with the server (default: none)",
+        metavar="CMD",
+    )
     log_level: str = option("info", "(default: info)", choices=LOG_LEVELS)
     log_format: str = option("text", "text lines, or a JSON object a line (default: text)", choices=FORMATS)
     otlp_traces_endpoint: str | None = option(

@@ -139,6 +139,7 @@ async def _serve(
     from ..server.budget import front_end_bytes
     from ..server.client import EngineClient
     from ..server.run import serve as serve_http
+    from .idle_job import IdleCommand
 
     map_large_blocks()
     options, http, config = given.options, given.http, given.config
@@ -169,6 +170,7 @@ async def _serve(
         audit.note(started(__version__, models=list(config.model_names), keys=len(config.api_keys)))
         if (watch := given.audit.watch(audit, client, text, config.model_names[0])) is not None:
             client.watchers.append(watch)
+    idle_job = IdleCommand(options.idle_command) if options.idle_command else None
     app = build_app(
         config,
         text,
@@ -183,6 +185,7 @@ async def _serve(
         answers=answers,
         audit=audit,
         tracing=given.tracing,
+        idle_job=idle_job,
     )
     gc.collect()
     gc.freeze()  # what is loaded stays: to walk it again holds all streams up for milliseconds
@@ -237,6 +240,8 @@ async def _serve(
         _print_plan(ready, model, sampling, beside)
         await prepared
         url = await listening
+        if app.state.idle_time is not None:
+            app.state.idle_time.open()
         print(f"tokenmill: ready at {url} after {time.monotonic() - started_s:.2f} s", flush=True)
         helper.warm_up()
         if ready.pooling is None:
@@ -262,6 +267,9 @@ async def _serve(
             announce(),
         )
     finally:
+        if idle_job is not None:
+            app.state.idle_time.close()
+            await idle_job.close()
         await helper.close()
         if given.tracing is not None:
             await asyncio.to_thread(given.tracing.close)

@@ -59,6 +59,7 @@ from .request_log import RequestLog
 from .responses.routes import routes as responses_routes
 from .responses.store import ResponseStore
 from .result_cache import ResultCache
+from .slo.idle_job import IdleTime, Job
 from .slo.routes import routes as slo_routes
 from .slo.start import Measuring
 from .tenants.access import Access
@@ -91,11 +92,14 @@ def build_app(
     audit: AuditLog | None = None,
     answers: AnswerStore | None = None,
     tracing: Tracing | None = None,
+    idle_job: Job | None = None,
 ) -> Starlette:
     """The ASGI application in front of `client`, whose engine may come and go. `store`, `books`, `audit` and `answers`:
     open as long as it serves; None: responses are not kept, usage is not counted, nothing is noted, no call has an
     Idempotency-Key. `access`: as well, and open longer; None: the keys of `config` alone. `tracing`: where spans go;
     None: nowhere.
+
+    `idle_job`: has the machine while nobody has a call open, from `app.state.idle_time.open()` on; None: there is none.
 
     `app.state.limits.draining = True` makes it refuse new calls; `app.state.client` is `client`.
     """
@@ -167,6 +171,12 @@ def build_app(
         middleware.insert(0, Middleware(Audited, log=audit))
     if tracing is not None:
         middleware.insert(0, Middleware(Traced, tracing=tracing))
+    idle_time = None
+    if idle_job is not None:
+        idle_time = IdleTime(config.model_names[0], client, clock, idle_job)
+        client.watchers.append(idle_time)
+        client.metrics.registry.register(idle_time)
+        generation.limits.on_call, generation.limits.on_read = idle_time.note_call, idle_time.note_read
     routes = [
         *(Route(path, service.chat, methods=["POST"]) for path in ("/v1/chat/completions", "/chat/completions")),
         Route("/v1/completions", service.completion, methods=["POST"]),
@@ -195,7 +205,7 @@ def build_app(
         *usage_routes(books, time.time),
         *audit_routes(audit),
         *openapi_routes(config.root_path),
-        *slo_routes(generation.objectives, generation.scorer),
+        *slo_routes(generation.objectives, generation.scorer, idle_time),
     ]
     handlers: dict[Any, Any] = {
         TokenmillError: service.refuse,
@@ -213,6 +223,7 @@ def build_app(
         routes=[*routes, *file_routes(generation, batches)], middleware=middleware, exception_handlers=handlers
     )
     app.state.batches = batches
+    app.state.idle_time = idle_time
     app.state.measuring = Measuring(client, generation.objectives, clock, new_id)
     app.state.limits = generation.limits
     app.state.client = client

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import NoReturn
 
 from starlette.requests import Request as HttpRequest
@@ -31,7 +31,7 @@ MAX_OF_CALL = 1024
 
 class Limits:
     """Counts what this front end holds. `draining`: no new calls. `quotas`: what tenants with limits have used of
-    them; None: no tenant has any."""
+    them; None: no tenant has any. on_call, on_read: told that a call is here, and that it is submitted or refused."""
 
     def __init__(self, config: ServerConfig, client: EngineClient, clock: Clock) -> None:
         self._config = config
@@ -40,6 +40,8 @@ class Limits:
         self._buffered_bytes = 0
         self.draining = False
         self.quotas: Quotas | None = None
+        self.on_call: Callable[[], None] = lambda: None
+        self.on_read: Callable[[], None] = lambda: None
         client.admission = BoundedWait(
             config.max_open_requests, config.max_open_tokens, config.max_queue_s, config.admission != OFF
         )
@@ -134,6 +136,15 @@ class Limits:
     async def body(self, request: HttpRequest) -> AsyncIterator[bytes]:
         """The whole body, which counts as held until the block ends: what waits to be encoded is bounded too. Raises
         BodyTooLarge as soon as it is known to be, Overloaded when all bodies together are."""
+        self.on_call()
+        try:
+            async with self._body(request) as data:
+                yield data
+        finally:
+            self.on_read()
+
+    @contextlib.asynccontextmanager
+    async def _body(self, request: HttpRequest) -> AsyncIterator[bytes]:
         limit = self._config.max_body_bytes
         too_large = BodyTooLarge(f"The body is larger than {limit} bytes.")
         declared = request.headers.get("content-length", "")

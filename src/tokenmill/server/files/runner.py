@@ -1,8 +1,7 @@
 """Runs batches: their lines become calls of the same application that clients call, in the time that nobody else wants.
 
-A line begins only while nothing of others is open, and not more lines than the engine has rows are under way. Their
-requests have the lowest priority there is, at which the engine computes them only in steps that it would not make
-otherwise (`core.request.IDLE_PRIORITY`). Batches take turns.
+As many lines are under way as the engine has rows, and beside others only a few begin. Their requests have the lowest
+priority, at which the engine computes them in what others leave (`core.request.IDLE_PRIORITY`). Batches take turns.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ CLIENT = "batches"
 """In whose name lines are called."""
 
 _MOST_OPEN = 64
-_ROWS = 8  # where the engine does not say how many it has
+_ROWS = 8  # where the engine does not say how many it has, and while others have something open
 _POLL_S = 0.02
 _SWEEP_S = 60.0
 _RETRIED = (429, 503)
@@ -278,7 +277,7 @@ class Batches:
     async def _turn(self) -> None:
         """Wait until a line may begin."""
         async with self._turns:
-            while self._num_running >= self._most_running or self._is_busy:
+            while self._num_running >= self._most_running:
                 self._freed.clear()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_POLL_S):
@@ -288,7 +287,8 @@ class Batches:
     @property
     def _most_running(self) -> int:
         ready = self._client.ready
-        return 0 if ready is None else ready.max_num_seqs or _ROWS
+        most = 0 if ready is None else ready.max_num_seqs or _ROWS
+        return min(most, _ROWS) if self._is_busy else most
 
     @property
     def _is_busy(self) -> bool:

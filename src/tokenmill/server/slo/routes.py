@@ -12,25 +12,27 @@ from ...core.recognise import FEATURES, Traffic
 from ...core.slo import PROFILES
 from ..http import JSONReply
 from ..scopes import require_operator
+from .idle_job import IdleTime
 from .objectives import Objectives
 from .scorer import Scorer
 
 
-def routes(objectives: Objectives, scorer: Scorer) -> list[Route]:
+def routes(objectives: Objectives, scorer: Scorer, idle_time: IdleTime | None) -> list[Route]:
     async def show(request: HttpRequest) -> Response:
         require_operator(request)
-        return JSONReply(slo_body(objectives, scorer))
+        return JSONReply(slo_body(objectives, scorer, idle_time))
 
     return [Route("/admin/slo", show)]
 
 
-def slo_body(objectives: Objectives, scorer: Scorer) -> dict[str, Any]:
-    """mode, profiles as they are here, and whose traffic resembles which."""
+def slo_body(objectives: Objectives, scorer: Scorer, idle_time: IdleTime | None = None) -> dict[str, Any]:
+    """mode, profiles as they are here, whose traffic resembles which, and what the idle command does."""
     return {
         "object": "slo",
         "mode": objectives.mode,
         "is_measured": objectives.costs().is_known,
         "profiles": [_profile(name, objectives, scorer) for name in PROFILES],
+        "idle_command": None if idle_time is None else idle_time.shown(),
         "callers": [_caller(key, traffic, scorer) for key, traffic in list(scorer.traffic.items())[::-1]],
     }
 
