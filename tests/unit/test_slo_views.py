@@ -41,8 +41,8 @@ def test_objectives_reach_the_engine() -> None:
     """From the body and from a gateway's headers, raised for a profile; a plain request has none."""
     with Served() as served:
         assert _terms(served, {}) == Terms()
-        own = _terms(served, {"slo": {"ttft_ms": 5, "tpot_ms": 7}})
-        assert (own.profile, own.ttft_s, own.tpot_s) == ("", 0.005, 0.007)
+        own = _terms(served, {"slo": {"ttft_ms": 5000, "tpot_ms": 7000}})
+        assert (own.profile, own.ttft_s, own.tpot_s) == ("", 5.0, 7.0)
         chat = _terms(served, {"slo": "chat"}, {"x-llm-d-slo-tpot-ms": "4000"})
         assert chat.profile == "chat" and chat.ttft_s >= 0.2 and chat.tpot_s == 4.0
         status, text, _ = served.ask("/v1/completions", {"prompt": "p"}, headers={"x-slo-ttft-ms": "soon"})
@@ -54,7 +54,7 @@ def test_the_view_shows_profiles_and_callers() -> None:
     with Served() as served:
         for _ in range(20):
             assert served.ask("/v1/completions", {"prompt": "p", "max_tokens": 4, "slo": "content"})[0] == 200
-        served.ask("/v1/completions", {"prompt": "p", "max_tokens": 4, "slo": {"ttft_ms": 1}})
+        served.ask("/v1/completions", {"prompt": "p", "max_tokens": 4, "slo": {"ttft_ms": 3600000}})
         status, text, _ = served.ask("/admin/slo")
         metrics = served.ask("/metrics")[1]
     assert status == 200
