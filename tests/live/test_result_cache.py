@@ -6,6 +6,7 @@ import json
 import random
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -151,7 +152,7 @@ def request(number: int, **changes: Any) -> Request:
 
 
 def finish(cache: ResultCache, one: Request, tokens: tuple[int, ...] = (1, 2), vector: bytes = b"") -> None:
-    cache.record([one], READY)
+    cache.record([one])
     output = Output(one.id, tokens, finish_reason=FINISH_STOP, num_output=len(tokens), vector=vector)
     cache.sending([output], None)
     cache.ended(Ended(one, output, FINISH_STOP, 1.0, 1.0))
@@ -160,7 +161,7 @@ def finish(cache: ResultCache, one: Request, tokens: tuple[int, ...] = (1, 2), v
 def test_it_is_bounded_and_keeps_what_is_used() -> None:
     """Random use: never more bytes than allowed, and the one that is asked for again and again stays."""
     registry, rng = CollectorRegistry(), random.Random(2)
-    cache = ResultCache(20_000, "m", registry)
+    cache = ResultCache(20_000, "m", registry, lambda: READY)
     favourite = request(0)
     finish(cache, favourite)
     for number in range(1, 400):
@@ -174,14 +175,23 @@ def test_it_is_bounded_and_keeps_what_is_used() -> None:
 
 
 def test_engines_tenants_and_vectors_have_keys_of_their_own() -> None:
-    cache = ResultCache(1 << 20, "m", CollectorRegistry())
+    other, ready = replace(READY, numerics_id="other"), [READY]
+    cache = ResultCache(1 << 20, "m", CollectorRegistry(), lambda: ready[0])
     one = request(1)
     finish(cache, one)
     assert cache.find([one], READY) is not None
-    assert cache.find([one], Ready("m", 512, 100, (2,), "other id", 16, 64)) is None
+    assert cache.find([one], other) is None
     assert cache.find([request(1, terms=Terms(tenant="t"))], READY) is None
     assert cache.find([request(1, adapter="a")], READY) is None
     assert cache.find([one, request(2)], READY) is None, "all of a call, or none"
+    swapped = request(5)
+    cache.record([swapped])
+    ready[0] = other
+    output = Output(swapped.id, (1,), finish_reason=FINISH_STOP, num_output=1)
+    cache.sending([output], None)
+    cache.ended(Ended(swapped, output, FINISH_STOP, 1.0, 1.0))
+    ready[0] = READY
+    assert cache.find([swapped], READY) is None, "another engine gave it"
     pooled = request(3, pooling=PoolingParams("mean"), max_tokens=1)
     finish(cache, pooled, (), b"\0\0\0\0")
     kept = cache.find([pooled], READY)

@@ -51,7 +51,7 @@ def test_the_page_lists_every_metric_with_its_type_and_no_other() -> None:
     metrics.engine_ready(READY, EngineStats())
     metrics.registry.register(UsageMetrics("m", Books(Path("never opened"))))
     RepeatMetrics("m", metrics.registry)
-    ResultCache(0, "m", metrics.registry)
+    ResultCache(0, "m", metrics.registry, lambda: None)
     observer = observed(metrics)
     metrics.registry.register(Scorer("m", dict))
     metrics.registry.register(IdleTime("m", EngineClient(), MonotonicClock(), Mock(outcome="")))

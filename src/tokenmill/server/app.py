@@ -126,7 +126,7 @@ def build_app(
         client.metrics.registry.register(UsageMetrics(config.model_names[0], books))
     results = None
     if config.result_cache:
-        results = ResultCache(config.result_cache, config.model_names[0], client.metrics.registry)
+        results = ResultCache(config.result_cache, config.model_names[0], client.metrics.registry, lambda: client.ready)
         client.watchers.append(results)
     generation = Generation(config, text, client, helper, clock, new_seed, new_id, meter, results)
     generation.limits.quotas = access.quotas

@@ -162,7 +162,7 @@ class Generation:
             if answer.kept is not None:
                 self.limits.settle_quota(requests, sum(one.num_output for one in answer.kept))
                 return answer, self._results.replay(answer.kept, requests, interval)
-            self._results.record(requests, self.client.require_ready())
+            self._results.record(requests)
         if self._shadow is not None:
             self._shadow.note(requests, answer.verdict)
         with self.limits.dropping_quota(requests):

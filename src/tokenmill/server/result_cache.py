@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -44,12 +44,13 @@ class Kept(NamedTuple):
 
 
 class _Recording:
-    """A request under way whose result will be kept under `key`."""
+    """A request under way whose result will be kept under `key`, if an engine of the same numerics gives it."""
 
-    __slots__ = ("key", "logprobs", "prompt_logprobs", "stop_token", "tokens", "vector")
+    __slots__ = ("key", "logprobs", "numerics_id", "prompt_logprobs", "stop_token", "tokens", "vector")
 
-    def __init__(self, key: bytes) -> None:
+    def __init__(self, key: bytes, numerics_id: str) -> None:
         self.key = key
+        self.numerics_id = numerics_id
         self.tokens: list[int] = []
         self.logprobs: list[TokenLogprob] = []
         self.prompt_logprobs: tuple[TokenLogprob, ...] = ()
@@ -62,10 +63,13 @@ _decode = msgspec.msgpack.Decoder(Kept).decode
 
 
 class ResultCache:
-    """A watcher of an EngineClient. max_bytes: of all results together."""
+    """A watcher of an EngineClient. max_bytes: of all results together. ready: the facts of the engine there is now."""
 
-    def __init__(self, max_bytes: int, model_name: str, registry: CollectorRegistry) -> None:
+    def __init__(
+        self, max_bytes: int, model_name: str, registry: CollectorRegistry, ready: Callable[[], Ready | None]
+    ) -> None:
         self._max_bytes = max_bytes
+        self._ready = ready
         self._entries: OrderedDict[bytes, bytes] = OrderedDict()
         self._num_bytes = 0
         self._recordings: dict[str, _Recording] = {}
@@ -93,12 +97,14 @@ class ResultCache:
             self._entries.move_to_end(key)
         return [_decode(entry) for entry in found]
 
-    def record(self, requests: Sequence[Request], ready: Ready) -> None:
+    def record(self, requests: Sequence[Request]) -> None:
         """Keep what comes for requests that are about to be opened, where that is determined."""
-        for request in requests:
+        ready = self._ready()
+        for request in requests if ready is not None else ():
+            assert ready is not None
             key = _key(request, ready)
             if key is not None and key not in self._entries:
-                self._recordings[request.id] = _Recording(key)
+                self._recordings[request.id] = _Recording(key, ready.numerics_id)
 
     def replay(self, kept: Sequence[Kept], requests: Sequence[Request], interval: int = 1) -> Stream:
         """A stream that gives what is kept, as if an engine did. Its interval is more than 1, so that its reader gets
@@ -137,6 +143,9 @@ class ResultCache:
     def ended(self, ended: Ended) -> None:
         recording = self._recordings.pop(ended.request.id, None)
         if recording is None or ended.output is None or ended.reason not in (FINISH_STOP, FINISH_LENGTH):
+            return
+        ready = self._ready()
+        if ready is None or ready.numerics_id != recording.numerics_id:
             return
         kept = Kept(
             tuple(recording.tokens), tuple(recording.logprobs), recording.prompt_logprobs, ended.reason,

@@ -264,7 +264,7 @@ class VectorService:
         with self.limits.dropping_quota(requests):
             self.limits.admit(newcomer(caller.name, requests))
             if self.results is not None:
-                self.results.record(requests, ready)
+                self.results.record(requests)
             stream = self.client.open(requests, caller.name)
         if self.client.request_log is not None:
             self.client.request_log.came(requests, name)
