@@ -19,9 +19,11 @@ next and how long a call would wait; `cluster.gateway` decides what happens to r
     adapters   names and digests of LoRA adapters         config   settings
     budget     the memory that all of it takes at most
     visitors   which web pages may call                   access_log, request_log  a line for each answer, request
+    result_cache   equal calls that need no engine
 
 OpenAI's chat and completions are here; the other APIs have folders: responses, messages (Anthropic's), ollama, llama
-(llama-server's own), files. What these share beside `generation` and `shape`:
+(llama-server's own), files. usage counts what is handed to whom; repeats answers calls that are sent again. What these
+share beside `generation` and `shape`:
 
     prompts    texts, token ids, and both in one          gaps     calls for what belongs between two texts
     renamed    complaints in a caller's own words         closed   schemas whose objects have no other properties
