@@ -23,8 +23,13 @@ export function duration(seconds) {
   if (size < 0.0995) return `${Number((1000 * seconds).toPrecision(2))} ms`;
   if (size < 1) return `${Math.round(1000 * seconds)} ms`;
   if (size < 60) return `${Number(seconds.toPrecision(3))} s`;
-  if (size < 3600) return `${Math.floor(seconds / 60)} min ${Math.round(seconds % 60)} s`;
-  return `${Math.floor(seconds / 3600)} h ${Math.round((seconds % 3600) / 60)} min`;
+  if (size < 3600) return parts(Math.round(seconds), 60, "min", "s");
+  return parts(Math.round(seconds / 60), 60, "h", "min");
+}
+
+function parts(count, num, unit, part) {
+  const rest = count % num;
+  return `${Math.floor(count / num)} ${unit}${rest ? ` ${rest} ${part}` : ""}`;
 }
 
 export function bytes(size) {
