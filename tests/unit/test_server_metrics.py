@@ -247,3 +247,21 @@ def test_series_by_tenant_need_an_admin_key() -> None:
         assert "tokenmill:class_requests_total{" in text and "tokenmill:tenant" not in text
     text, _ = Metrics("m", 512).render("application/openmetrics-text", [TenantMetrics("m", RequestBook()).registry])
     assert b"tokenmill:tenant_tokens" in text and text.count(b"# EOF") == 1
+
+
+@pytest.mark.parametrize(
+    "accept",
+    [
+        "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5",
+        "application/openmetrics-text;version=1.0.0;escaping=underscores",
+        "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8",
+        "text/plain;version=1.0.0;escaping=underscores",
+        "text/plain",
+        "",
+    ],
+)
+def test_names_keep_their_colons_in_every_format(accept: str) -> None:
+    """What Prometheus asks for gives vLLM's names, not names with underscores in them."""
+    body, content_type = Metrics("m", 512).render(accept)
+    assert b'\nvllm:num_requests_running{engine="0",model_name="m"} 0.0\n' in body and b"vllm_" not in body
+    assert ("openmetrics" in content_type) == (b"# EOF" in body) == ("openmetrics" in accept)

@@ -122,7 +122,7 @@ class RateLimited(Overloaded):
     def __init__(
         self, message: str, *, retry_after_s: float = 1.0, limit: str = "", headers: dict[str, str] | None = None
     ) -> None:
-        super().__init__(message, retry_after_s=retry_after_s)
+        super().__init__(message, retry_after_s=retry_after_s, reason=f"tenant_{limit}")
         self.limit = limit
         self.headers = headers or {}
 

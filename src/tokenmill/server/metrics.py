@@ -16,7 +16,8 @@ from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.exposition import choose_encoder
+from prometheus_client.exposition import choose_encoder, generate_latest
+from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.utils import floatToGoString
 
 from ..core.events import FINISH_ERROR, EngineStats, Output, Ready
@@ -39,6 +40,11 @@ _REQUEST_S = (
 _GRAMMAR_S = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2.5)
 _STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _CHOICES = (1, 2, 5, 10, 20)
+
+_PLAIN = "text/plain; version=0.0.4; charset=utf-8"
+_OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+_AS_THEY_ARE = {"escaping": openmetrics.ALLOWUTF8} if hasattr(openmetrics, "ALLOWUTF8") else {}
+"""Names with colons are good in every version of the format; left to itself the library makes underscores of them."""
 
 _TIMES = (
     ("vllm:time_to_first_token_seconds", "Arrival to first token", _FIRST_TOKEN_S),
@@ -137,11 +143,14 @@ class Metrics:
     def render(self, accept: str, more: Sequence[CollectorRegistry] = ()) -> tuple[bytes, str]:
         """The exposition in the format that `accept` prefers, and its content type; in the plain format where `accept`
         asks for a version that is none. `more`: registries to tell of as well."""
+        together = _Together((self.registry, *more))
         try:
-            encode, content_type = choose_encoder(accept)
+            _, preferred = choose_encoder(accept)
         except (TypeError, ValueError):
-            encode, content_type = choose_encoder("")
-        return encode(_Together((self.registry, *more))), content_type
+            preferred = ""
+        if "openmetrics" in preferred:
+            return openmetrics.generate_latest(together, **_AS_THEY_ARE), _OPENMETRICS
+        return generate_latest(together), _PLAIN
 
     def engine_ready(self, ready: Ready, stats: EngineStats) -> None:
         """An engine has come; `stats`: of all that serve now."""
@@ -311,9 +320,6 @@ class _Snapshot:
         )
         flops.add_metric(metrics._labels, 2.0 * metrics.num_parameters * computed)
         yield flops
-        yield self._gauge(
-            "tokenmill:cost_model_error", "How far predicted step times were off lately", stats.cost_error
-        )
         yield metrics._itl.family(metrics._labels)
         yield self._cache_config()
         yield self._adapters()
