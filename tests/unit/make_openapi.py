@@ -85,6 +85,7 @@ _CREATED = {"POST /admin/tenants", "POST /admin/keys", "POST /admin/keys/{key}/r
 _OPTION_KINDS = {"str": "string", "int": "integer", "float": "number", "bool": "true or false"}
 _LISTS = ("llama_completion", "llama_embedding", "sglang")
 """What they answer is a list where several answers are asked for."""
+_ARRAYS = ("GET /slots", "GET /lora-adapters")
 _LINES = ("ollama_chat", "ollama_generate")
 
 
@@ -159,7 +160,7 @@ def _operation(route: str) -> dict[str, Any]:
 def _responses(route: str, original: str, body: str | None) -> dict[str, Any]:
     path = route.split()[1]
     style = style_of(path).__name__.removesuffix("_style")
-    kind = ["array", "object"] if body in _LISTS else "object"
+    kind = ["array", "object"] if body in _LISTS else "array" if route in _ARRAYS else "object"
     content: dict[str, Any] = {"application/json": {"schema": {"type": kind}}}
     if route in _TEXTS or path in _TEXTS:
         content = {"*/*": {}}
