@@ -47,6 +47,7 @@ from tokenmill.server.observe.traces import Tracing
 from tokenmill.server.repeats.store import AnswerStore
 from tokenmill.server.responses.store import ResponseStore
 from tokenmill.server.run import serve
+from tokenmill.server.signing import Signer
 from tokenmill.server.tenants.access import Access
 from tokenmill.server.usage.books import Books
 from tokenmill.text.chat import ChatTemplate
@@ -187,6 +188,7 @@ class Served:
         flight_dir: Path | None = None,
         tracing: Tracing | None = None,
         audit: AuditLog | None = None,
+        signer: Signer | None = None,
         **settings: Any,
     ) -> None:
         self.text = text or make_text_model()
@@ -206,6 +208,7 @@ class Served:
         self._tracing = tracing
         self._num_engines = 0
         self.audit = audit
+        self.signer = signer
         self._started = threading.Event()
 
     def ask(
@@ -261,6 +264,7 @@ class Served:
             books=self.books,
             answers=self.answers,
             audit=self.audit,
+            signer=self.signer,
             tracing=self._tracing,
         )
         self.script = Script(self.text, self._reply)

@@ -41,6 +41,7 @@ ENDPOINTS = {
     "GET /admin/audit": "Where the head of the audit log is: [security.md](security.md#audit-log).",
     "GET /openapi.json": "This API as an OpenAPI 3.1 document. Needs no key.",
     "GET /docs": "The same as a page for people.",
+    "GET /.well-known/jwks.json": "The public key of signed answers: [security.md](security.md#signed-answers).",
     "GET /version": "The version of this server.",
 } | api_ollama.ENDPOINTS
 ENDPOINTS |= api_admin.ENDPOINTS | api_console.ENDPOINTS | api_messages.ENDPOINTS | api_files.ENDPOINTS

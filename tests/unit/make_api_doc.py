@@ -53,8 +53,9 @@ too.
 """
 KEYS = """\
 Where there are keys ([tenants.md](tenants.md)) all but `/`, `/health`, `/ping`, `/version`, `/metrics`,
-`/openapi.json`, `/docs` and the files of `/console` need `Authorization: Bearer KEY` or `x-api-key: KEY`. Access
-from web pages, sockets and TLS: [http.md](http.md). Limits on bodies and texts: [limits.md](limits.md).
+`/openapi.json`, `/docs`, `/.well-known/jwks.json` and the files of `/console` need `Authorization: Bearer KEY` or
+`x-api-key: KEY`. Access from web pages, sockets and TLS: [http.md](http.md). Limits on bodies and texts:
+[limits.md](limits.md).
 
 ### Unsupported endpoints
 

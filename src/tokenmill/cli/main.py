@@ -145,6 +145,11 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     audits = audit.add_subparsers(title="commands", metavar="WHAT", required=True)
     keygen = _command(audits, "keygen", "make the key that signs a log's head, or responses", "audit", "keygen")
     verify = _command(audits, "verify", "whether a log is what was written", "audit", "verify")
+    signed = _command(
+        commands, "verify-response", "whether a server signed an answer", "verify_response", "verify_response"
+    )
+    if argv[:1] == ["verify-response"]:
+        importlib.import_module("tokenmill.cli.verify_response").add_arguments(signed)
     if argv[:1] == ["audit"]:
         importlib.import_module("tokenmill.cli.audit").add_arguments(keygen, verify)
 

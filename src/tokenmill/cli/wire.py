@@ -139,6 +139,7 @@ async def _serve(
     from ..server.budget import front_end_bytes
     from ..server.client import EngineClient
     from ..server.run import serve as serve_http
+    from ..server.signing import load_signer
     from .idle_job import IdleCommand
 
     map_large_blocks()
@@ -165,6 +166,7 @@ async def _serve(
     store = open_response_store(config.responses_store)
     answers = open_answer_store(config.idempotency_store)
     books = open_books(config.usage_dir, config.usage_kept_days)
+    signer = load_signer(config.sign_responses, "--sign-responses") if config.sign_responses else None
     audit = given.audit.open()
     if audit is not None:
         audit.note(started(__version__, models=list(config.model_names), keys=len(config.api_keys)))
@@ -184,6 +186,7 @@ async def _serve(
         books=books,
         answers=answers,
         audit=audit,
+        signer=signer,
         tracing=given.tracing,
         idle_job=idle_job,
     )

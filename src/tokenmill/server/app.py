@@ -59,6 +59,10 @@ from .request_log import RequestLog
 from .responses.routes import routes as responses_routes
 from .responses.store import ResponseStore
 from .result_cache import ResultCache
+from .signatures import HEADER as SIGNATURE
+from .signatures import Signing
+from .signatures import routes as signature_routes
+from .signing import Signer
 from .slo.idle_job import IdleTime, Job
 from .slo.routes import routes as slo_routes
 from .slo.start import Measuring
@@ -90,6 +94,7 @@ def build_app(
     access: Access | None = None,
     books: Books | None = None,
     audit: AuditLog | None = None,
+    signer: Signer | None = None,
     answers: AnswerStore | None = None,
     tracing: Tracing | None = None,
     idle_job: Job | None = None,
@@ -97,7 +102,7 @@ def build_app(
     """The ASGI application in front of `client`, whose engine may come and go. `store`, `books`, `audit` and `answers`:
     open as long as it serves; None: responses are not kept, usage is not counted, nothing is noted, no call has an
     Idempotency-Key. `access`: as well, and open longer; None: the keys of `config` alone. `tracing`: where spans go;
-    None: nowhere.
+    None: nowhere. `signer`: of answers; None: they are not signed.
 
     `idle_job`: has the machine while nobody has a call open, from `app.state.idle_time.open()` on; None: there is none.
 
@@ -158,13 +163,22 @@ def build_app(
         note=RepeatMetrics(config.model_names[0], client.metrics.registry).note,
     )
     middleware = [gate, keyed]
+    if signer is not None:
+        middleware.insert(1, Middleware(Signing, signer=signer))
     if config.cors_origins:
         cors = Middleware(
             CORSMiddleware,
             allow_origins=list(config.cors_origins),
             allow_methods=["*"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", "request-id", "retry-after", "idempotent-replayed", "x-tokenmill-cache"],
+            expose_headers=[
+                "x-request-id",
+                "request-id",
+                "retry-after",
+                "idempotent-replayed",
+                "x-tokenmill-cache",
+                SIGNATURE,
+            ],
         )
         middleware.insert(0, cors)
     if audit is not None:
@@ -206,6 +220,7 @@ def build_app(
         *audit_routes(audit),
         *openapi_routes(config.root_path),
         *slo_routes(generation.objectives, generation.scorer, idle_time),
+        *signature_routes(signer),
     ]
     handlers: dict[Any, Any] = {
         TokenmillError: service.refuse,

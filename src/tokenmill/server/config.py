@@ -132,6 +132,11 @@ class ServerConfig:
         metavar="PROFILE|auto|off",
     )
 
+    sign_responses: str | None = option(
+        None,
+        "sign answers with this Ed25519 key, made by tokenmill audit keygen FILE (default: they are not signed)",
+        metavar="FILE",
+    )
     responses_store: str | None = option(
         None,
         "file that keeps the responses of /v1/responses for a day, or 'off' to keep none "

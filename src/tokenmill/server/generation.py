@@ -257,6 +257,8 @@ class Generation:
             headers=headers,
             echoes=[prompt_text(self.text, prompt, skip_special) for prompt in prompts] if call.echo else (),
         )
+        if caller.request is not None:
+            caller.request.state.answered_by = (answer.model, answer.fingerprint)
         if self._meter is not None:
             account = Account(caller.tenant.id, caller.key, answer.model)
             counts_output = not call.score_only

@@ -273,7 +273,9 @@ class VectorService:
     def _head(self, call: PoolingCall, request: HttpRequest, prefix: str) -> dict[str, Any]:
         given_id = call.request_id or request.state.request_id
         name = f"{prefix}-{given_id}" if given_id else self.new_id(prefix)
-        return {"id": name, "created": int(time.time()), "model": self.config.model_names[0]}
+        model = self.config.model_names[0]
+        request.state.answered_by = (model, None)
+        return {"id": name, "created": int(time.time()), "model": model}
 
 
 Embedded = Callable[[dict[str, Any], PoolingCall, Sequence[Input], list[bytes]], Any]
