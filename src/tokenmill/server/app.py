@@ -12,7 +12,6 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request as HttpRequest
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
@@ -24,11 +23,9 @@ from ..core.ports import Clock
 from ..text.load import TextModel
 from ..text.standins import Rendered
 from .adapters import ServedAdapter
-from .audit.door import Audited
 from .audit.log import AuditLog
 from .audit.routes import routes as audit_routes
 from .client import EngineClient
-from .clients import Clients
 from .config import ServerConfig
 from .console.routes import routes as console_routes
 from .errors import ClientGone, anthropic_style
@@ -38,8 +35,9 @@ from .files.runner import Batches
 from .files.store import FileStore
 from .generation import Generation
 from .helper import Helper, caller_of
-from .http import Gate, JSONReply, error_reply, on_http, on_unexpected, style_for
+from .http import JSONReply, error_reply, on_http, on_unexpected, style_for
 from .ids.routes import routes as ids_routes
+from .layers import layers
 from .llama.routes import routes as llama_routes
 from .messages.models import model_body, page_body
 from .messages.routes import routes as message_routes
@@ -59,8 +57,6 @@ from .request_log import RequestLog
 from .responses.routes import routes as responses_routes
 from .responses.store import ResponseStore
 from .result_cache import ResultCache
-from .signatures import HEADER as SIGNATURE
-from .signatures import Signing
 from .signatures import routes as signature_routes
 from .signing import Signer
 from .slo.idle_job import IdleTime, Job
@@ -73,7 +69,6 @@ from .usage.books import Books
 from .usage.metrics import UsageMetrics
 from .usage.routes import routes as usage_routes
 from .vectors import VectorService
-from .visitors import Visitors
 
 _log = logging.getLogger(__name__)
 _MAX_NAME = 200
@@ -152,9 +147,6 @@ def build_app(
         meter,
         results,
     )
-    visitors = Visitors(config.allowed_hosts, config.cors_origins)
-    clients = Clients(config.trusted_proxies)
-    gate = Middleware(Gate, access=access, visitors=visitors, clients=clients, new_id=new_id)
     keyed = Middleware(
         Keyed,
         store=answers,
@@ -162,29 +154,7 @@ def build_app(
         max_body_bytes=config.max_body_bytes,
         note=RepeatMetrics(config.model_names[0], client.metrics.registry).note,
     )
-    middleware = [gate, keyed]
-    if signer is not None:
-        middleware.insert(1, Middleware(Signing, signer=signer))
-    if config.cors_origins:
-        cors = Middleware(
-            CORSMiddleware,
-            allow_origins=list(config.cors_origins),
-            allow_methods=["*"],
-            allow_headers=["*"],
-            expose_headers=[
-                "x-request-id",
-                "request-id",
-                "retry-after",
-                "idempotent-replayed",
-                "x-tokenmill-cache",
-                SIGNATURE,
-            ],
-        )
-        middleware.insert(0, cors)
-    if audit is not None:
-        middleware.insert(0, Middleware(Audited, log=audit))
-    if tracing is not None:
-        middleware.insert(0, Middleware(Traced, tracing=tracing))
+    middleware = layers(config, access, keyed, new_id, audit=audit, signer=signer, tracing=tracing)
     idle_time = None
     if idle_job is not None:
         idle_time = IdleTime(config.model_names[0], client, clock, idle_job)
