@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from scripted import Served
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.server.tenants.store import TenantStore
+from tokenmill.server.usage.books import Books
 
 KEPT = "".join(
     json.dumps({"custom_id": f"c{number}", "method": "POST", "url": "/v1/chat/completions",
@@ -106,6 +108,37 @@ def test_a_request_shows_where_its_time_went(browser: Browser, served: Served) -
         served.call(script.go.set)
 
 
+def test_chunks_and_preemptions_are_on_the_timeline(browser: Browser, tmp_path: Path) -> None:
+    """Of an engine with room for one and a half requests: what was computed when, and what was lost and done again."""
+    engine = EngineConfig(groups=full_groups(12), max_model_len=128, max_num_batched_tokens=32)
+    with Served(lambda prompt: "x" * 60, engine=engine, flight_dir=tmp_path, step_s=0.002) as small:
+        with ThreadPoolExecutor() as pool:
+            calls = [pool.submit(chat, small, f"Prompt {number}", max_tokens=60) for number in range(3)]
+            ids = [call.result() for call in calls]
+        told = [json.loads(small.ask(f"/admin/requests/{identifier}")[1]) for identifier in ids]
+        request = max(told, key=lambda each: each["num_preemptions"])
+        assert request["num_preemptions"] > 0
+        events = [event["name"] for span in request["timeline"] for event in span["events"]]
+        with opened(browser, small, f"requests/{request['id']}") as page:
+            page.wait("document.querySelector('.timeline')")
+            for kind in ("chunk", "preempted"):
+                shown = page.run(f"document.querySelectorAll('.timeline .mark-{kind}').length")
+                assert shown == events.count(kind) > 0
+            page.wait_text("tokens to compute again")
+            page.run("location.hash = '#/load'")
+            page.tell("Page.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
+            page.click("Download steps")
+            trace = tmp_path / "tokenmill-steps.json"
+            for _ in range(1000):
+                if trace.exists():
+                    break
+                page.run("new Promise(told => setTimeout(told, 10))")
+            assert json.loads(trace.read_text())["traceEvents"]
+            page.wait_text("Recognised traffic")
+            assert page.run("[...document.querySelectorAll('td')].some(each => each.textContent.startsWith('chat'))")
+            assert not page.complaints
+
+
 def test_a_request_that_is_not_known_is_told_so(browser: Browser, served: Served) -> None:
     with opened(browser, served, "requests/nobody") as page:
         page.wait_text("No such request")
@@ -115,8 +148,11 @@ def test_tenants_and_keys_are_made_changed_rotated_and_revoked(browser: Browser,
     """Against the real store: the key that is shown once works, the one it replaces and a revoked one do not."""
     store = TenantStore(str(tmp_path / "tenants.db"))
     admin = store.create_key("ops", "ops", is_admin=True)[1]
-    with serving(store.path) as closed, opened(browser, closed, "tenants") as page:
+    books = Books(tmp_path / "usage", fold_s=0.01)
+    books.open()
+    with serving(store.path, books=books) as closed, opened(browser, closed, "tenants") as page:
         give_key(page, admin)
+        page.wait_text("Nothing used in this time")
         page.click("New tenant")
         page.fill("Id", "acme")
         page.fill("Name", "Acme <b>Ltd</b>")
@@ -143,6 +179,12 @@ def test_tenants_and_keys_are_made_changed_rotated_and_revoked(browser: Browser,
         page.click("Create")
         first = told_key(page, "laptop")
         assert models(closed, first) == 200
+        asked = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 7}
+        usage = ask(closed, "POST", "/v1/chat/completions", asked, first)[1]["usage"]
+        page.fill("Time", "week")
+        row = """[...document.querySelectorAll('tr')].map(each => each.innerText.split('\\t'))
+          .find(each => each[0] == 'acme' && each[1] == 'toy')"""
+        assert page.wait(row)[2:] == ["1", str(usage["prompt_tokens"]), "0", "7"]
         page.click("Rotate laptop")
         page.click("Rotate")
         second = told_key(page, "laptop")
@@ -159,6 +201,7 @@ def test_tenants_and_keys_are_made_changed_rotated_and_revoked(browser: Browser,
         assert ask(closed, "GET", "/admin/tenants/acme", key=admin)[0] == 404
         assert all(each not in json.dumps(page.requests) for each in (first, second))
         assert not page.complaints
+    books.close()
     store.close()
 
 

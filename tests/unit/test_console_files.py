@@ -133,3 +133,38 @@ def test_a_report_is_sent_as_it_is_and_nothing_else_is(folder: Path) -> None:
     with Served() as without:
         assert json.loads(without.ask("/admin/reports")[1])["data"] == []
         assert "--reports-dir" in without.ask("/admin/reports/old.json")[1]
+
+
+def colours(theme: str) -> dict[str, str]:
+    """The variables of a theme, those of the light one below."""
+    text = (FOLDER / "style.css").read_text(encoding="utf8")
+    light = dict(re.findall(r"--([\w-]+): (#\w{6});", text.split("@media")[0]))
+    if theme == "light":
+        return light
+    chosen, system = text.split(':root[data-theme="dark"] {')[1], text.split(':root:not([data-theme="light"]) {')[1]
+    found = [dict(re.findall(r"--([\w-]+): (#\w{6});", part.split("}")[0])) for part in (chosen, system)]
+    assert found[0] == found[1], "dark by choice is as dark by the system"
+    return light | found[0]
+
+
+def luminance(colour: str) -> float:
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_texts_stand_out_from_their_grounds(theme: str) -> None:
+    """WCAG 2.2 AA: 4.5 to 1 for texts, 3 to 1 for borders of controls and lines of charts."""
+    known = colours(theme)
+    texts = [(text, ground) for text in ("text", "muted", "accent") for ground in ("bg", "surface")]
+    texts += [("text", "sunken"), ("text", "accent-soft"), ("accent", "accent-soft"), ("accent-text", "accent")]
+    texts += [("ok", "sunken"), ("ok", "surface"), ("warn", "warn-soft"), ("bad", "bad-soft"), ("bad", "surface")]
+    lines = [(line, "surface") for line in ("line-strong", "series-1", "series-2", "series-3")]
+    weak = {}
+    for pairs, least in ((texts, 4.5), (lines, 3.0)):
+        for one, other in pairs:
+            low, high = sorted((luminance(known[one]), luminance(known[other])))
+            if (ratio := (high + 0.05) / (low + 0.05)) < least:
+                weak[one, other] = round(ratio, 2)
+    assert not weak

@@ -3,6 +3,8 @@
 import uPlot from "../vendor/uplot/uPlot.esm.js";
 import { h, show } from "./dom.js";
 
+// Between ticks of time, in seconds.
+const STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1800, 3600, 10_800, 21_600, 43_200, 86_400, 172_800, 432_000, 864_000];
 const COLOURS = ["--series-1", "--series-2", "--series-3"];
 
 function colour(name) {
@@ -31,7 +33,7 @@ export function chart(title, series, { format, signal, isTime = true, xLabel = "
     cursor: { y: false, drag: { x: false, y: false } },
     scales: { x: { time: isTime }, y: { range: (_, low, high) => [0, Math.max(least, (high ?? 0) * 1.1)] } },
     axes: [
-      { ...axis, space: 80, size: 28, label: xLabel || undefined, labelSize: 18, labelFont: "11px system-ui, sans-serif", values: (_, splits) => ticks(splits, isTime ? null : xFormat) },
+      { ...axis, space: 80, size: 28, ...(isTime ? { incrs: STEPS } : {}), label: xLabel || undefined, labelSize: 18, labelFont: "11px system-ui, sans-serif", values: (_, splits) => ticks(splits, isTime ? null : xFormat) },
       { ...axis, size: 56, space: 32, values: (_, splits) => splits.map((value) => format(value)) },
     ],
     series: [{}, ...series.map((each, index) => ({

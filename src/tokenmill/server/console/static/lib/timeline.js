@@ -1,50 +1,54 @@
-// The story of one request as a bar: what it did when, on one scale, with what happened on the way; and as a table.
+// The story of one request as a bar: what it did when, on one scale, with its chunks and preemptions; and as a table.
 
 import { h, svg } from "./dom.js";
-import { duration, orNone } from "./format.js";
+import { duration, orNone, whole } from "./format.js";
 import { table } from "./ui.js";
 
-const NAMES = { queue: "Waiting", prefill: "Prefill", decode: "Decode", held: "Held back" };
-const HEIGHT = 76, TOP = 8, BAR = 32;
+const NAMES = { queue: "Waiting", prefill: "Prefill", decode: "Decode", held: "Held back", chunk: "Chunk", preempted: "Preempted" };
+const HEIGHT = 76, TOP = 8, BAR = 32, CHUNK = 10;
 const NUM_TICKS = 5;
 const MOST_EVENTS = 400;
 
-// spans: of /admin/requests/ID, in seconds since the arrival. A span or event that goes on ends at `now`.
+// spans: of /admin/requests/ID, in seconds since the arrival. What has no end yet goes on until `now`.
 export function timeline(spans, now) {
   const end = Math.max(now, ...spans.map((span) => span.end_s ?? now), 1e-6);
   const at = (seconds) => `${(100 * seconds) / end}%`;
-  const events = spans.flatMap((span) => (span.events ?? []).map((event) => ({ ...event, span: span.name }))).slice(0, MOST_EVENTS);
-  const kinds = [...new Set(spans.map((span) => span.name))];
-  const drawing = svg("svg", { class: "timeline", width: "100%", height: HEIGHT, role: "img", "aria-label": `Timeline of ${duration(end)}: ${spans.map(told).join(", ")}` },
+  const events = spans.flatMap((span) => span.events).sort((a, b) => a.at_s - b.at_s);
+  const shown = new Set(events.slice(0, MOST_EVENTS));
+  const pauses = events.filter((event) => event.name === "preempted").map((event) => pause(event, events, now));
+  const kinds = [...new Set([...spans.map((span) => span.name), ...[...shown].map((event) => event.name)])];
+  const box = (from, to, y, height, kind, title) => svg("rect", { x: at(from), y, width: at(Math.max(0, to - from)), height, class: kind }, svg("title", null, title));
+  const drawing = svg("svg", { class: "timeline", width: "100%", height: HEIGHT, role: "img", "aria-label": `Timeline of ${duration(end)}: ${spans.map((span) => told(span, now)).join(", ")}` },
     svg("rect", { x: 0, y: TOP, width: "100%", height: BAR, class: "ground" }),
-    spans.map((span) => svg("rect", { x: at(span.start_s), y: TOP, width: at(Math.max(0, (span.end_s ?? now) - span.start_s)), height: BAR, class: `span-${span.name}` }, svg("title", null, told(span)))),
-    events.map((event) => mark(event, at, now)),
+    spans.map((span) => box(span.start_s, span.end_s ?? now, TOP, BAR, `span-${span.name}`, told(span, now))),
+    pauses.map((each) => box(each.from, each.to, TOP, BAR, "mark-preempted", `Preempted for ${duration(each.to - each.from)}`)),
+    [...shown].filter((event) => event.name === "chunk").map((event) => box(event.at_s, event.end_s ?? now, TOP + BAR - CHUNK, CHUNK, "mark-chunk", words(event))),
     Array.from({ length: NUM_TICKS }, (_, index) => tick(index / (NUM_TICKS - 1), end)));
   return h("div", { class: "stack" },
-    h("div", { class: "legend" }, kinds.map((kind) => h("span", null, h("span", { class: `swatch span-${kind}`, "aria-hidden": "true" }), NAMES[kind] ?? kind)),
-      events.length > 0 && h("span", null, h("span", { class: "swatch mark", "aria-hidden": "true" }), "Step or event")),
+    h("div", { class: "legend" }, kinds.map((kind) => h("span", null, h("span", { class: `swatch ${kind in { chunk: 1, preempted: 1 } ? "mark" : "span"}-${kind}`, "aria-hidden": "true" }), NAMES[kind] ?? kind))),
     drawing,
     table("Timeline", [
-      ["What", (row) => (row.span ? h("span", { class: "event" }, words(row)) : NAMES[row.name] ?? row.name)],
+      ["What", (row) => (row.events ? NAMES[row.name] ?? row.name : h("span", { class: "event" }, words(row)))],
       ["From", (row) => duration(row.start_s ?? row.at_s), "right"],
-      ["Lasted", (row) => lasted(row), "right"],
-      ["Engine", (row) => orNone(row.engine), "right"],
-    ], spans.flatMap((span) => [span, ...events.filter((event) => span.events?.some((each) => each.name === event.name && each.at_s === event.at_s))])));
-
-  function told(span) {
-    return `${NAMES[span.name] ?? span.name} ${duration((span.end_s ?? now) - span.start_s)}`;
-  }
-  function lasted(row) {
-    if (row.span) return row.duration_s === undefined ? "" : duration(row.duration_s);
-    return row.end_s === null ? `${duration(now - row.start_s)} so far` : duration(row.end_s - row.start_s);
-  }
+      ["Lasted", (row) => lasted(row, now), "right"],
+      ["Engine", (row) => (row.events ? orNone(row.engine) : ""), "right"],
+    ], spans.flatMap((span) => [span, ...span.events.filter((event) => shown.has(event)).map((event) => ({ ...event, start_s: event.at_s }))])),
+    events.length > MOST_EVENTS && h("p", { class: "muted small" }, `The first ${whole(MOST_EVENTS)} of ${whole(events.length)} events are shown.`));
 }
 
-function mark(event, at) {
-  const title = svg("title", null, `${words(event)} at ${duration(event.at_s)}`);
-  const kind = `mark mark-${event.name}`;
-  if (event.duration_s > 0) return svg("rect", { x: at(event.at_s), y: TOP + BAR - 8, width: at(event.duration_s), height: 8, class: kind }, title);
-  return svg("line", { x1: at(event.at_s), x2: at(event.at_s), y1: TOP - 4, y2: TOP + BAR + 4, class: kind }, title);
+function told(span, now) {
+  return `${NAMES[span.name] ?? span.name} ${duration((span.end_s ?? now) - span.start_s)}`;
+}
+
+function lasted(row, now) {
+  if (row.end_s === undefined) return "";
+  return row.end_s === null ? `${duration(now - row.start_s)} so far` : duration(row.end_s - row.start_s);
+}
+
+// From a preemption until its tokens are computed again.
+function pause(event, events, now) {
+  const next = events.find((other) => other.name === "chunk" && other.at_s > event.at_s);
+  return { from: event.at_s, to: next ? next.at_s : now };
 }
 
 function tick(share, end) {
@@ -56,8 +60,8 @@ function tick(share, end) {
   ];
 }
 
-// An event with what it tells beside its time.
 function words(event) {
-  const more = Object.entries(event).filter(([name, value]) => !["name", "at_s", "span", "duration_s", "engine"].includes(name) && value !== null);
-  return [event.name.replaceAll("_", " "), ...more.map(([name, value]) => `${name.replaceAll("_", " ")} ${value}`)].join(", ");
+  if (event.name === "chunk") return `${whole(event.tokens)} tokens from ${whole(event.start)}, step ${whole(event.step)}`;
+  if (event.name === "preempted") return `Preempted, ${whole(event.lost_tokens)} tokens to compute again, step ${whole(event.step)}`;
+  return event.name;
 }

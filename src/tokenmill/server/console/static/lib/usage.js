@@ -12,6 +12,7 @@ const COUNTS = ["num_model_requests", "input_tokens", "input_cached_tokens", "ou
 export function usageCard(signal) {
   const body = h("div", null, loading());
   const span = select(Object.entries(SPANS).map(([name, [, , label]]) => [name, label]), "day", refresh);
+  span.setAttribute("aria-label", "Time");
   let drawing = new AbortController();
   signal.addEventListener("abort", () => drawing.abort());
 
@@ -29,7 +30,7 @@ export function usageCard(signal) {
   }
 
   refresh();
-  return card(null, h("div", { class: "card-head" }, h("h2", null, "Usage"), h("span", { class: "grow" }), h("label", null, h("span", { class: "sr" }, "Time"), span)), body);
+  return card(null, h("div", { class: "card-head" }, h("h2", null, "Usage"), h("span", { class: "grow" }), span), body);
 }
 
 function draw(buckets, signal) {
@@ -43,7 +44,8 @@ function draw(buckets, signal) {
   if (!sums.size) return empty("Nothing used in this time", "What is handed to clients is counted by tenant, key and model.");
   const made = chart("Tokens", [{ label: "output", steps: true }, { label: "input", steps: true }], { format: decimal, signal, least: 10 });
   const of = (name) => buckets.map((bucket) => bucket.results.reduce((sum, result) => sum + (result[name] ?? 0), 0));
-  made.set(buckets.map((bucket) => bucket.start_time), [of("output_tokens"), of("input_tokens")]);
+  // The last bucket's step ends where the bucket does.
+  made.set([...buckets.map((bucket) => bucket.start_time), buckets.at(-1).end_time], [of("output_tokens"), of("input_tokens")].map((sums) => [...sums, sums.at(-1)]));
   const rows = [...sums.values()].sort((a, b) => b.input_tokens + b.output_tokens - a.input_tokens - a.output_tokens);
   return h("div", { class: "stack" }, made.element, table("Usage", [
     ["Tenant", (each) => each.tenant || "without a tenant", "name"],

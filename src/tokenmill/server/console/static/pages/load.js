@@ -1,15 +1,16 @@
 // What the server does now: the batch, the queue, KV blocks, tokens a second, and waits against their targets.
 
-import { get } from "../lib/api.js";
+import { download, get } from "../lib/api.js";
 import { chart, History } from "../lib/charts.js";
 import { h, show } from "../lib/dom.js";
 import { decimal, duration, percent, whole } from "../lib/format.js";
-import { badge, button, card, empty, failure, head, poll, table, tile } from "../lib/ui.js";
+import { badge, button, card, empty, failure, head, poll, table, tile, toast } from "../lib/ui.js";
+import { objectivesView } from "../lib/objectives.js";
 import { cacheView } from "../lib/tree.js";
 
 const EVERY_MS = 1000;
 const SHOWN_S = 300;
-const TREE_EVERY = 3;
+const SLOW_EVERY = 3;
 const SECONDS = (value) => `${decimal(value)} s`;
 
 function mount(root, { signal }) {
@@ -28,22 +29,23 @@ function mount(root, { signal }) {
   const history = Object.fromEntries(Object.entries({ requests: 2, kv: 2, tokens: 3, ttft: 3, steps: 1, tpot: 3 }).map(([name, num]) => [name, new History(num, SHOWN_S)]));
   const classes = h("div");
   const tree = h("div");
+  const objectives = h("div");
   let isPaused = false, numTurns = 0;
   const pause = button("Pause", () => {
     isPaused = !isPaused;
     pause.textContent = isPaused ? "Go on" : "Pause";
   });
-  show(root, head("Load", null, pause), problem,
+  show(root, head("Load", null, button("Download steps", flight, { title: "The engine's last steps, for ui.perfetto.dev" }), pause), problem,
     h("dl", { class: "tiles" }, Object.values(tiles).map((each) => each.element)),
     h("div", { class: "charts" }, Object.values(charts).map((each) => h("div", { class: "card" }, each.element))),
-    classes, tree);
+    classes, tree, objectives);
 
   function draw(load) {
     tiles.running.set(whole(load.running), h("small", null, `of at most ${whole(load.max_num_seqs)}`));
-    tiles.waiting.set(whole(load.waiting), h("small", null, `predicted ${duration(load.predicted_wait_s)}`));
+    tiles.waiting.set(whole(load.waiting), h("small", null, `wait ${duration(load.predicted_wait_s)}`));
     tiles.kv.set(percent(load.kv.usage), h("small", null, `of ${whole(load.kv.blocks)} blocks`));
     tiles.output.set(decimal(load.tokens_per_s.output), h("small", null, "tokens/s"));
-    tiles.prompt.set(decimal(load.tokens_per_s.prompt_computed + load.tokens_per_s.prompt_cached), h("small", null, "tokens/s, cached too"));
+    tiles.prompt.set(decimal(load.tokens_per_s.prompt_computed + load.tokens_per_s.prompt_cached), h("small", null, "tokens/s"));
     tiles.ttft.set(...pair(load.ttft_s));
     tiles.tpot.set(...pair(load.tpot_s));
     const judged = load.slo.attained + load.slo.missed;
@@ -70,12 +72,29 @@ function mount(root, { signal }) {
       if (signal.aborted) return;
       if (!numTurns) before(load, history);
       draw(load);
-      if (numTurns++ % TREE_EVERY === 0) show(tree, cacheView((await get("/admin/kv", signal)).data));
+      if (numTurns++ % SLOW_EVERY === 0) {
+        const [kv, slo] = await Promise.all([get("/admin/kv", signal), get("/admin/slo", signal)]);
+        keep(tree, () => cacheView(kv.data));
+        keep(objectives, () => objectivesView(slo));
+      }
       show(problem);
     } catch (error) {
       if (error.name !== "AbortError") show(problem, failure(error));
     }
   }, EVERY_MS, signal);
+}
+
+// Draws anew, unless the reader is in it or has opened something there.
+function keep(place, draw) {
+  if (!place.contains(document.activeElement) && !place.querySelector("details[open]")) show(place, draw());
+}
+
+async function flight() {
+  try {
+    await download("/admin/flight", "tokenmill-steps.json");
+  } catch (error) {
+    toast(error.message);
+  }
 }
 
 // What the server remembers of the time before this page was opened.

@@ -44,7 +44,8 @@ function mount(root, { signal }) {
       show(body, !hasKey() && howTo(two.data), tenantCard(tenants, two.data, refresh), keyCard(two.data, refresh), usageCard(signal));
     } catch (error) {
       if (error.name === "AbortError") return;
-      show(body, error instanceof ApiError && error.status === 401 ? [failure(error), commands()] : failure(error));
+      if (error instanceof ApiError && error.status === 404) show(body, card(null, empty("This server keeps no tenants", "Tenants and keys are kept in a file that the server is started with.", "tokenmill serve MODEL --tenants FILE")));
+      else show(body, error instanceof ApiError && error.status === 401 ? [failure(error), commands()] : failure(error));
     }
   }
 
@@ -97,7 +98,7 @@ function targets(tenant) {
 function keyCard(keys, refresh) {
   if (!keys.length) return null;
   return card("Keys", table("Keys", [
-    ["Key", (each) => [each.name, h("div", { class: "small muted mono" }, `${each.id} …${each.hint}`)], "name"],
+    ["Key", (each) => [each.name, h("div", { class: "small muted mono" }, `${each.id} ${each.hint}`)], "name"],
     ["Tenant", (each) => each.tenant, "name"],
     ["Scope", (each) => each.scopes.map((scope) => badge(scope, "warn"))],
     ["State", (each) => [badge(each.state, STATES[each.state]), each.replaced_by && h("div", { class: "small muted" }, `replaced by ${each.replaced_by}`)]],
@@ -180,7 +181,7 @@ async function tellOnce(made, refresh) {
 }
 
 async function revoke(key, refresh) {
-  const done = await confirmation("Revoke key", `${key.name} (…${key.hint}, tenant ${orNone(key.tenant)}) stops working at once and for good.`, "Revoke", () => send("DELETE", `/admin/keys/${encodeURIComponent(key.id)}`));
+  const done = await confirmation("Revoke key", `${key.name} (${key.hint}, tenant ${orNone(key.tenant)}) stops working at once and for good.`, "Revoke", () => send("DELETE", `/admin/keys/${encodeURIComponent(key.id)}`));
   if (done) refresh();
 }
 
