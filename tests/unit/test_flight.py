@@ -48,12 +48,7 @@ def request(seq: int, name: str, **changes: Any) -> RequestRecord:
 
 
 def trace(data: bytes) -> dict[str, Any]:
-    work = trace_of(read_flight(bytes(data)))
-    while True:
-        try:
-            next(work)
-        except StopIteration as done:
-            return done.value
+    return trace_of(read_flight(bytes(data)))
 
 
 def test_what_is_written_is_read_back() -> None:

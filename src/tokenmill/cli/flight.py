@@ -6,7 +6,6 @@ import argparse
 import json
 import time
 from pathlib import Path
-from typing import Any
 
 from ..core.errors import ConfigError
 from ..core.flight import FAILED, VOID, Flight, StepRecord, read_flight
@@ -24,24 +23,14 @@ def flight(args: argparse.Namespace) -> int:
     for line in describe(found):
         print(line)
     if args.output:
+        from ..server.observe.perfetto import trace_of
+
         try:
-            Path(args.output).write_text(json.dumps(_trace(found)), encoding="utf8")
+            Path(args.output).write_text(json.dumps(trace_of(found)), encoding="utf8")
         except OSError as error:
             raise ConfigError(f"{args.output} cannot be written: {error.strerror}.", param="output") from error
         print(f"wrote {args.output}: open it at https://ui.perfetto.dev")
     return 0
-
-
-def _trace(found: Flight) -> dict[str, Any]:
-    from ..server.observe.perfetto import trace_of
-
-    work = trace_of(found)
-    while True:
-        try:
-            next(work)
-        except StopIteration as done:
-            body: dict[str, Any] = done.value
-            return body
 
 
 def describe(found: Flight) -> list[str]:

@@ -77,6 +77,7 @@ def serve(args: argparse.Namespace) -> int:
     logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.getLogger().level))
     # Until the server listens for it, a SIGTERM ends this process as Ctrl-C would: with its contexts left in order.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # asks for a copy of the flight recorder, once there is one
     for note in environment_notes(os.environ, sys.argv):
         print(f"tokenmill: {note}", file=sys.stderr)
     set_access_log(http)

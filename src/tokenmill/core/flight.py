@@ -13,7 +13,7 @@ are seconds of the engine's monotonic clock, 0 for what has not happened.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from struct import Struct
 from typing import Any, NamedTuple
 
@@ -47,6 +47,8 @@ _REQUESTS_AT = _HEADER_BYTES + NUM_STEPS * _STEP_BYTES
 _EVENTS_AT = _REQUESTS_AT + NUM_REQUESTS * _REQUEST_BYTES
 SIZE = _EVENTS_AT + NUM_EVENTS * _EVENT.size
 _ROWS = tuple(Struct(f"<{number}I") for number in range(MAX_ROWS + 1))
+
+_AT_ONCE = 200
 
 REASONS = ("", "stop", "length", "abort", "error")
 
@@ -186,14 +188,37 @@ class FlightWriter:
 def read_flight(data: bytes, num_steps: int = NUM_STEPS) -> Flight:
     """What a recorder's `data` holds: the last `num_steps` steps, and all requests and events. Raises ValueError for
     data that is none, or of another version."""
+    work = reading(data, num_steps)
+    while True:
+        try:
+            next(work)
+        except StopIteration as done:
+            found: Flight = done.value
+            return found
+
+
+def reading(data: bytes, num_steps: int = NUM_STEPS) -> Generator[None, None, Flight]:
+    """The same, in pieces of a millisecond or so."""
     header = read_header(data)
-    steps = sorted(_slots(data, _HEADER_BYTES, NUM_STEPS, _STEP_BYTES), reverse=True)[:num_steps]
-    return Flight(
-        header,
-        tuple(_read_step(data, at) for _, at in reversed(steps)),
-        tuple(_read_request(data, at) for _, at in sorted(_slots(data, _REQUESTS_AT, NUM_REQUESTS, _REQUEST_BYTES))),
-        tuple(sorted(_event(fields) for fields in _EVENT.iter_unpack(data[_EVENTS_AT:]) if fields[0])),
-    )
+    marks = sorted(_slots(data, _HEADER_BYTES, NUM_STEPS, _STEP_BYTES), reverse=True)[:num_steps]
+    steps: list[StepRecord] = []
+    for _, at in reversed(marks):
+        steps.append(_read_step(data, at))
+        if len(steps) % _AT_ONCE == 0:
+            yield
+    requests: list[RequestRecord] = []
+    for _, at in sorted(_slots(data, _REQUESTS_AT, NUM_REQUESTS, _REQUEST_BYTES)):
+        requests.append(_read_request(data, at))
+        if len(requests) % _AT_ONCE == 0:
+            yield
+    events: list[EventRecord] = []
+    for i, fields in enumerate(_EVENT.iter_unpack(data[_EVENTS_AT:])):
+        if fields[0]:
+            events.append(_event(fields))
+        if i % _AT_ONCE == 0:
+            yield
+    events.sort()
+    return Flight(header, tuple(steps), tuple(requests), tuple(events))
 
 
 def read_header(data: Any) -> Header:

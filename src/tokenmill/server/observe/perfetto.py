@@ -9,56 +9,67 @@ event format, times in microseconds since the recording began.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from typing import Any
 
 from ...core.flight import CHUNK, FAILED, PREEMPTED, VOID, EventRecord, Flight, RequestRecord, StepRecord
-from ..pieces import Work
 
 _ENGINE, _REQUESTS = 1, 2
 _COMPUTE, _LOOP = 1, 2
-_AT_ONCE = 100
+_AT_ONCE = 20
 
 Event = dict[str, Any]
 
 
-def trace_of(flight: Flight, name: str = "engine") -> Work[dict[str, Any]]:
-    """`name`: of the engine. The whole body, made in pieces."""
+def trace_of(flight: Flight, name: str = "engine") -> dict[str, Any]:
+    """The whole trace. `name`: of the engine."""
+    return {"traceEvents": [event for part in trace_parts(flight, name) for event in part], **facts_of(flight)}
+
+
+def facts_of(flight: Flight) -> dict[str, Any]:
+    """What a trace says beside its events."""
+    header = flight.header
+    told = {"model": header.model, "pid": header.pid, "began_unix_s": header.unix_s + header.began_s}
+    return {"displayTimeUnit": "ms", "otherData": told}
+
+
+def trace_parts(flight: Flight, name: str) -> Iterator[list[Event]]:
+    """The events, a millisecond's work at a time; a part may be empty."""
     header, zero_s = flight.header, flight.header.began_s
     names = {each.seq: each.id for each in flight.requests}
-    events: list[Event] = [
+    yield [
         _named("process_name", _ENGINE, 0, f"{name} ({header.model}, pid {header.pid})"),
         _named("process_name", _REQUESTS, 0, "requests"),
         _named("thread_name", _ENGINE, _COMPUTE, "steps"),
         _named("thread_name", _ENGINE, _LOOP, "plan and commit"),
     ]
-    steps: dict[int, tuple[float, float]] = {}
+    times: dict[int, tuple[float, float]] = {}
+    lasts: dict[int, int] = {}  # of sequences: the last step with a row of it
     free_s = 0.0
+    events: list[Event] = []
     for i, step in enumerate(flight.steps):
-        start_s, end_s = _computed(step, free_s)
-        free_s = end_s
-        steps[step.number] = (start_s, end_s)
-        _add_step(events, step, start_s, end_s, zero_s, names)
+        times[step.number] = start_s, free_s = _computed(step, free_s)
+        _add_step(events, step, start_s, free_s, zero_s, names)
+        lasts.update(dict.fromkeys(step.seqs, step.number))
         if i % _AT_ONCE == 0:
-            yield
+            yield events
+            events = []
+    yield events
     of_seq: dict[int, list[EventRecord]] = defaultdict(list)
-    for event in flight.events:
+    for i, event in enumerate(flight.events):
         of_seq[event.seq].append(event)
-    lasts: dict[int, int] = {}
-    for step in flight.steps:
-        for seq in step.seqs:
-            lasts[seq] = step.number
+        if i % 1000 == 0:
+            yield []
     first_s = flight.steps[0].planned_s if flight.steps else zero_s
     last_s = max([free_s, *(step.planned_s for step in flight.steps[-1:])])
-    shown = [each for each in flight.requests if each.seq in lasts or each.scheduled_s >= first_s]
-    for i, request in enumerate(shown):
-        _add_request(events, request, of_seq[request.seq], lasts.get(request.seq), steps, zero_s, last_s)
+    events = []
+    for i, request in enumerate(flight.requests):
+        if request.seq in lasts or request.scheduled_s >= first_s:
+            _add_request(events, request, of_seq[request.seq], lasts.get(request.seq), times, zero_s, last_s)
         if i % _AT_ONCE == 0:
-            yield
-    return {
-        "traceEvents": events,
-        "displayTimeUnit": "ms",
-        "otherData": {"model": header.model, "pid": header.pid, "began_unix_s": header.unix_s + zero_s},
-    }
+            yield events
+            events = []
+    yield events
 
 
 def _computed(step: StepRecord, free_s: float) -> tuple[float, float]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from ...core.errors import InvalidRequest
-from ...core.flight import NUM_STEPS, read_flight
+from ...core.flight import NUM_STEPS, Flight, reading
 from ...core.ports import Clock
 from ..client import EngineClient
 from ..http import JSONReply
@@ -21,7 +24,7 @@ from ..tenants.tenant import ADMIN
 from .book import NUM_ENDED, Record
 from .load import load_body
 from .observer import Observer
-from .perfetto import trace_of
+from .perfetto import facts_of, trace_parts
 from .shown import summary
 from .timeline import timeline
 
@@ -95,12 +98,24 @@ class _Views:
             raise InvalidRequest(
                 f"engine must be one of {', '.join(map(str, links))}, got {number[:100]!r}.", param="engine"
             )
-        trace = await in_turns(trace_of(read_flight(bytes(ring.data), num_steps), f"engine {number}"))
+        found = await in_turns(reading(bytes(ring.data), num_steps))
         name = f'attachment; filename="tokenmill-flight-{number}.json"'
-        return JSONReply(trace, headers={"content-disposition": name})
+        body = _written(found, f"engine {number}")
+        return StreamingResponse(body, media_type="application/json", headers={"content-disposition": name})
 
     def _summary(self, record: Record) -> dict[str, Any]:
         return summary(record, self._clock.now(), time.time(), self._client.num_output)
+
+
+async def _written(flight: Flight, name: str) -> AsyncIterator[bytes]:
+    """The trace as JSON, piece by piece: it may come to megabytes."""
+    comma = b'{"traceEvents":['
+    for part in trace_parts(flight, name):
+        if part:
+            yield comma + msgspec.json.encode(part)[1:-1]
+            comma = b","
+        await asyncio.sleep(0)
+    yield b"]," + msgspec.json.encode(facts_of(flight))[1:]
 
 
 def _count(text: str, name: str, most: int) -> int:

@@ -17,7 +17,7 @@ from .book import Record
 
 WINDOW_S = 60.0
 SAMPLE_S = 1.0
-_MOST = 20_000
+_MOST = 2048
 """First tokens and ends that are kept: of a busier minute, the later part counts."""
 
 
