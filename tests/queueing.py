@@ -16,6 +16,7 @@ from tokenmill.core.errors import Overloaded
 from tokenmill.core.events import Ready
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.step import PlanRow, RowResult, StepPlan, StepResult
+from tokenmill.core.terms import USUAL, Terms
 from tokenmill.engine.build import build_engine
 from tokenmill.engine.link import local_link
 from tokenmill.sched.policies import ORDERS
@@ -91,6 +92,7 @@ class Ask:
     client: str = ""
     priority: int = 0
     returns: bool = False
+    terms: Terms = USUAL
 
 
 @dataclass(slots=True)
@@ -141,6 +143,7 @@ class Replay:
         requests = [
             Request(
                 f"{name}-{choice}", prompt, sampling, ask.max_tokens, 0, choice=choice, priority=ask.priority,
+                terms=ask.terms,
                 arrival_s=start_s,
             )
             for choice in range(ask.num_choices)

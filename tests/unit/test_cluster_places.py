@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from tokenmill.cluster.places import Places, Room, Ticket
+from tokenmill.cluster.places import Places, Room
+from tokenmill.cluster.turns import Ticket
 from tokenmill.core.request import IDLE_PRIORITY, Request, SamplingParams
 
 SAMPLING = SamplingParams()
@@ -161,7 +162,7 @@ def test_any_order_of_events_keeps_the_book_and_leaves_nothing_behind(seed: int)
             places.start(request.id)
         if not waiting and not placed:
             break
-    assert not waiting and not places._clients and not places._tickets and not places._rings
+    assert not waiting and not places._holders and not places._tickets and not places._turns and not places._shares
 
 
 def test_what_left_while_it_waited_is_not_kept() -> None:
@@ -175,8 +176,9 @@ def test_what_left_while_it_waited_is_not_kept() -> None:
         places.join(tickets(f"x{number}", 2, client="ab"[number % 2], due=number))
         for choice in range(2):
             assert places.end(f"x{number}{choice}")
-    lines = [line for ring in places._rings.values() for line in ring.lines.values()]
-    assert len(places._heap) < 100 and all(len(line.calls) < 50 for line in lines)
+    (turns,) = places._turns.values()
+    lines = [line for ring in turns._rings.values() for line in ring.lines.values()]
+    assert len(turns._heap) < 100 and all(len(line.calls) < 50 for line in lines)
 
 
 def test_the_lowest_priority_keeps_no_place_from_others() -> None:

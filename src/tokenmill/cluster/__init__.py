@@ -6,7 +6,8 @@ tasks and links belong to the shell (server.client).
     entry     one request in its record       suspects  requests that may have killed an engine
     totals    the state of all engines as one
     desk      what is open; combines the next two
-    places    which choice gets the next place
+    places    which choice gets the next place: classes, tenants, then in turn
+    turns     the waiting calls of one tenant, in turn
     service   the cost of service, and how long a new call would wait
     admission which calls may enter now       likeness  what makes engines alike
 """

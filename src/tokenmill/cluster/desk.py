@@ -13,7 +13,7 @@ of `share` every choice goes to the engine at once, as a program with its own en
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ..core.events import EngineStats
@@ -21,9 +21,10 @@ from ..core.policy import Forecast, Newcomer
 from ..core.request import IDLE_PRIORITY, Request
 from ..core.work import PATIENCE, due, lead_s, step_work
 from .forecast import Calibration, Scene, forecast
-from .places import Places, Room, Ticket
+from .places import Places, Room
 from .pressure import Pressure
 from .service import Load, Rates, Returns, Rows, moved, predicted_wait
+from .turns import Ticket
 
 _LATELY = 64
 
@@ -42,9 +43,11 @@ class FrontDesk:
     pressure    how far the load is from what can be served in time
     calibration by how much forecasts of first tokens are off
     returns     when those who are refused are told to come back
+
+    num_drawn: tells how many tokens of a choice have come.
     """
 
-    def __init__(self, patience: int = PATIENCE) -> None:
+    def __init__(self, patience: int = PATIENCE, num_drawn: Callable[[str], int] = lambda request_id: 0) -> None:
         self._patience = patience
         self.num_open = 0
         self.num_tokens = 0
@@ -52,7 +55,7 @@ class FrontDesk:
         self.pressure = Pressure()
         self.calibration = Calibration()
         self.returns = Returns()
-        self._places = Places()
+        self._places = Places(num_drawn)
         self._rates = Rates(0, 0)
         self._stats = EngineStats()
         self._calls: dict[str, _OpenCall] = {}
@@ -85,6 +88,10 @@ class FrontDesk:
     def num_tokens_of(self, client: str) -> int:
         return self._tokens_of.get(client, 0)
 
+    def served(self) -> dict[tuple[int, str], float]:
+        """By class and tenant that has something open: service received for its weight, as places are shared by it."""
+        return self._places.served()
+
     def join(self, requests: Sequence[Request], client: str) -> None:
         """The choices of one call, in their order."""
         call = _OpenCall(client, len(requests), held_tokens(requests))
@@ -112,14 +119,14 @@ class FrontDesk:
 
     def start(self, request: Request, num_cached: int, now: float) -> None:
         """Its first token came; so many of its prompt's tokens were cached."""
-        self._places.start(request.id)
+        self._places.start(request.id, num_cached)
         self._rates.note_start(len(request.prompt_tokens), num_cached)
         if request.priority < IDLE_PRIORITY:  # the others give way
             self._drawing[request.id] = (now, request, self._calls[request.id].client)
 
     def end(self, request: Request, num_output: int, reason: str) -> None:
         """The choice is over, wherever it was."""
-        self._places.end(request.id)
+        self._places.end(request.id, num_output)
         if self._drawing.pop(request.id, None) is not None:
             self._rates.note_end(num_output, reason)
         call = self._calls.pop(request.id)
@@ -136,6 +143,8 @@ class FrontDesk:
         self._stepped_s = now
         self._num_sent = 0
         self._rates.note_step(stats)
+        if self._places.num_waiting and self._places.is_shared:
+            self._places.settle()
 
     def forecast(self, newcomer: Newcomer, now: float) -> Forecast:
         """What the first choice of a call may expect."""
@@ -143,8 +152,8 @@ class FrontDesk:
         if room is None:
             return Forecast()
         at = due(self._work, newcomer.num_tokens, self._patience)
-        num_ahead, num_tokens = self._places.ahead(newcomer.client, newcomer.priority, at)
-        num_own = self._places.ahead_of_own(newcomer.client, newcomer.priority, at)
+        num_ahead, num_tokens = self._places.ahead(newcomer.client, newcomer.priority, at, newcomer.terms)
+        num_own = self._places.ahead_of_own(newcomer.client, newcomer.priority, at, newcomer.terms)
         own_most = min(room.most_of_one, rates.num_rows)
         if num_ahead + len(self._drawing) < own_most:  # so many cannot fill the rows
             rows: tuple[Rows, ...] = ()

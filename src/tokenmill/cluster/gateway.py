@@ -65,7 +65,7 @@ class Gateway:
     """
 
     def __init__(self, patience: int = PATIENCE) -> None:
-        self.desk = FrontDesk(patience)
+        self.desk = FrontDesk(patience, self.num_output)
         self.totals = Totals()
         self.is_shared = False
         self.admission: Admission = Everybody()

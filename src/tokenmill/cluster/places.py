@@ -1,33 +1,38 @@
-"""Whose choice gets the next place in the engine: round robin over clients, then over a client's calls.
+"""Whose choice gets the next place in the engine: classes first, then the tenant that has received least service for
+its weight (`core.fairness`), then that tenant's clients and calls in turn (`turns`).
 
 There are as many places as the engine has rows, and a few more that stand by for the next free row. Further choices
 wait here, so that one call of a thousand choices does not fill the engine's queue. Pure: the caller reports what
-happened and carries the decisions out. Rounds are the start tags of fair queueing (Goyal et al., 1996): a newcomer
-joins the present round, and a client that was served moves to the next.
+happened and carries the decisions out.
 
     join     choices of a call wait
     choose   the next choice to be submitted, or None
+    settle   charge what was drawn since
     start    a choice has its first token (it waits no more)
     end      a choice is over, wherever it was
 
-Priorities come before rounds; within a round the choice that is due first goes first (`core.work.due`). An eighth of
-the rows is closed to a client that holds all others. The choices of a client that have no first token yet may hold only
-as many prompt tokens as the engine computes in a few steps, because others cannot overtake what is in the engine.
-Choices of the lowest priority have places as long as there are rows for them, and keep none from others, to whom the
-engine gives their rows.
+An eighth of the rows is closed to a tenant, or a client without one, that holds all others. What it has under way
+without a first token may be only as many prompt tokens as the engine computes in a few steps. Choices of a lower class
+keep no place from those of a higher one, to whom the engine gives their rows. Those of the lowest priority, whoever's
+they are, are the lowest class, and have places as long as there are rows for them.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
 
-from ..core.request import IDLE_PRIORITY, Request
+from ..core.fairness import IDLE_CLASS, OUTPUT_SERVICE, PROMPT_SERVICE, Shares, class_of, class_of_call
+from ..core.request import Request
+from ..core.terms import USUAL, Terms
+from .turns import Ticket, Turns, WaitingCall
 
 STEPS_AHEAD = 4
-"""What a client may have under way, in full steps: two are in flight, and messages take their time."""
+"""What a tenant may have under way, in full steps: two are in flight, and messages take their time."""
+
+_WEIGHT = 1 / 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +48,7 @@ class Room:
 
     @property
     def num_ahead(self) -> int:
-        """Prompt tokens of one client that may be on their way at once."""
+        """Prompt tokens of one tenant that may be on their way at once."""
         return STEPS_AHEAD * self.step_tokens * self.num_engines
 
     @property
@@ -52,87 +57,48 @@ class Room:
         return self.num_rows + max(1, self.num_rows // 16)
 
     @property
+    def num_kept(self) -> int:
+        """Rows kept for tenants that have fewer than their share, so that they find one at once."""
+        return max(self.num_rows // 8, int(self.num_rows >= 4))
+
+    @property
     def most_of_one(self) -> int:
-        """Places that one client may hold."""
+        """Places that one tenant may hold."""
         num_closed = self.num_rows // 8
         return self.num_rows - num_closed if num_closed else self.num_places
 
 
-@dataclass(frozen=True, slots=True)
-class Ticket:
-    """One choice in the book. `cost`: prompt tokens that must be computed for it, as far as known."""
-
-    request: Request
-    client: str
-    due: int
-    cost: int
-
-
 @dataclass(slots=True, eq=False)
-class _WaitingCall:
-    """Choices of one call that have had no place, in order; those that ended are passed over when their turn comes."""
+class _Holder:
+    """A tenant, or a client of nobody's. placed: its choices with a place, by class. arriving: those without a first
+    token; cost_arriving: what these cost together."""
 
-    tickets: deque[Ticket]
-    num_waiting: int
-
-
-@dataclass(slots=True, eq=False)
-class _Line:
-    """The calls of one client at one priority.
-
-    round       in which it is served next
-    call_round  in which a call of it was served last
-    calls       heap of (round, due, number, call)
-    entry       its place in the heap of lines; an older one is void
-    """
-
-    client: str
-    priority: int
-    round: int
-    call_round: int = 0
-    calls: list[tuple[int, int, int, _WaitingCall]] = field(default_factory=list)
-    num_calls: int = 0
-    num_waiting: int = 0
-    cost_waiting: int = 0
-    entry: tuple[int, ...] = ()
-
-
-@dataclass(slots=True, eq=False)
-class _Ring:
-    """The lines of one priority, as long as anybody waits in one. `round`: the present one."""
-
-    round: int = 0
-    num_waiting: int = 0
-    lines: dict[str, _Line] = field(default_factory=dict)
-
-
-@dataclass(slots=True, eq=False)
-class _Client:
-    """num_waiting, num_placed  its choices
-    arriving                 those with a place and without a first token
-    cost_arriving            what they cost together
-    """
-
-    num_waiting: int = 0
-    num_placed: int = 0
+    placed: list[int] = field(default_factory=lambda: [0] * (IDLE_CLASS + 1))
     arriving: dict[str, Ticket] = field(default_factory=dict)
     cost_arriving: int = 0
 
 
-class Places:
-    """The book of all open choices. Without `room` every choice has a place at once."""
+_HolderKey = tuple[str, str]
 
-    def __init__(self) -> None:
+
+class Places:
+    """The book of all open choices. Without `room` every choice has a place at once. `num_drawn` tells how many tokens
+    of a choice have come."""
+
+    def __init__(self, num_drawn: Callable[[str], int] = lambda request_id: 0) -> None:
         self.room: Room | None = None
         self.num_placed = 0
-        self._num_idle = 0
-        self._clients: dict[str, _Client] = {}
+        self.num_accounts = 0
+        self._num_drawn = num_drawn
+        self._placed = [0] * (IDLE_CLASS + 1)
+        self._holders: dict[_HolderKey, _Holder] = {}
+        self._num_open: dict[str, int] = {}
         self._tickets: dict[str, Ticket] = {}
-        self._waiting: dict[str, _WaitingCall] = {}
-        self._rings: dict[int, _Ring] = {}
-        self._heap: list[tuple[tuple[int, ...], _Line]] = []
-        self._num_lines = 0
-        self._number = 0
+        self._waiting: dict[str, WaitingCall] = {}
+        self._turns: dict[tuple[int, str], Turns] = {}
+        self._shares: dict[int, Shares] = {}
+        self._charged: dict[str, int] = {}
+        self._usual_output = 0.0
 
     @property
     def num_waiting(self) -> int:
@@ -140,9 +106,14 @@ class Places:
         return len(self._waiting)
 
     @property
+    def is_shared(self) -> bool:
+        """Whether several tenants have something open in one class, or in several."""
+        return self.num_accounts > 1
+
+    @property
     def cost_arriving(self) -> int:
         """Of all choices with a place and without a first token."""
-        return sum([client.cost_arriving for client in self._clients.values()])
+        return sum([holder.cost_arriving for holder in self._holders.values()])
 
     def is_waiting(self, request_id: str) -> bool:
         return request_id in self._waiting
@@ -153,199 +124,246 @@ class Places:
 
     def num_open_of(self, client: str) -> int:
         """Choices of the client, waiting or not."""
-        found = self._clients.get(client)
-        return 0 if found is None else found.num_placed + found.num_waiting
+        return self._num_open.get(client, 0)
+
+    def served(self) -> dict[tuple[int, str], float]:
+        """By class and tenant that has something open: service received for its weight, from the same start for all of
+        a class."""
+        names = {(class_of(ticket.request), ticket.request.terms.tenant) for ticket in self._tickets.values()}
+        return {(class_, tenant): self._shares[class_][tenant].served for class_, tenant in names}
 
     def join(self, tickets: Iterable[Ticket]) -> None:
-        """The choices of one call, in their order; one client, priority and due."""
+        """The choices of one call, in their order; one client, due, and terms."""
         waiting = deque(tickets)
-        call, first = _WaitingCall(waiting, len(waiting)), waiting[0]
-        ring = self._rings.setdefault(first.request.priority, _Ring())
-        line = ring.lines.get(first.client)
-        if line is None:
-            line = ring.lines[first.client] = _Line(first.client, first.request.priority, ring.round)
-            self._num_lines += 1
-        elif not line.num_waiting:
-            line.round = max(line.round, ring.round)
+        first = waiting[0]
+        terms, class_ = first.request.terms, class_of(first.request)
+        shares = self._shares.get(class_)
+        if shares is None:
+            shares = self._shares[class_] = Shares()
+        turns = self._turns.get((class_, terms.tenant))
+        if turns is None:
+            turns = self._turns[class_, terms.tenant] = Turns(self._waiting)
         for ticket in waiting:
             self._tickets[ticket.request.id] = ticket
-            self._waiting[ticket.request.id] = call
-            line.cost_waiting += ticket.cost
-        line.num_calls += 1
-        line.num_waiting += len(waiting)
-        ring.num_waiting += len(waiting)
-        self._clients.setdefault(first.client, _Client()).num_waiting += len(waiting)
-        self._queue_call(line, line.call_round, call)
-        self._queue_line(line)
+            num_accounts = shares.num_open
+            shares.open(terms.tenant, terms.weight)
+            self.num_accounts += shares.num_open - num_accounts
+        if self.is_shared:
+            self.settle()
+        for _ in waiting:
+            shares.wait(terms.tenant)
+        self._num_open[first.client] = self.num_open_of(first.client) + len(waiting)
+        turns.join(waiting)
 
     def choose(self) -> Request | None:
         """Give the next place away; None where there is none, or nobody who may have it."""
-        if not self._waiting or (self.room is not None and self.num_placed - self._num_idle >= self.room.num_places):
+        if not self._waiting:
             return None
-        passed: list[_Line] = []
-        chosen = None
-        while self._heap and chosen is None:
-            entry, line = heappop(self._heap)
-            if entry is not line.entry or (ticket := self._head(line)) is None:
-                continue
-            if self._may_take(ticket):
-                self._place(line, ticket)
-                passed.append(line)
-                chosen = ticket.request
-            else:
-                passed.append(line)
-        for line in passed:
-            ring = self._rings.get(line.priority)
-            if ring is not None:  # a line that may not be served saves nothing up
-                line.round = max(line.round, ring.round)
-                self._queue_line(line)
-        return chosen
-
-    def start(self, request_id: str) -> None:
-        """The choice has its first token."""
-        ticket = self._tickets.get(request_id)
-        if ticket is not None:
-            self._arrive(self._clients[ticket.client], request_id)
-
-    def end(self, request_id: str) -> bool:
-        """The choice is over; whether it still waited for a place."""
-        ticket = self._tickets.pop(request_id)
-        client = self._clients[ticket.client]
-        call = self._waiting.get(request_id)
-        if call is not None:
-            self._stop_waiting(ticket, call)
-        else:
-            self.num_placed -= 1
-            self._num_idle -= _is_idle(ticket)
-            client.num_placed -= 1
-            self._arrive(client, request_id)
-        if not client.num_placed and not client.num_waiting:
-            del self._clients[ticket.client]
-            for ring in self._rings.values():
-                self._num_lines -= ring.lines.pop(ticket.client, None) is not None
-        return call is not None
-
-    def ahead(self, client: str, priority: int, due: int) -> tuple[int, int]:
-        """(choices, prompt tokens to compute for them) that come before the first choice of a call that joined now:
-        what is on its way and due before; of its own line what is before it; and of each other one as many."""
-        number = cost = 0
-        for ticket in self._arriving():
-            if (ticket.request.priority, ticket.due) <= (priority, due):
-                number += 1
-                cost += ticket.cost
-        before = self._before(client, priority, due)
-        number += len(before)
-        cost += sum(call.tickets[0].cost for call in before)
-        turn = 1 + len(before)
-        for ring in self._rings.values():
-            for line in ring.lines.values():
-                is_urgent, is_equal = line.priority < priority, line.priority == priority and line.client != client
-                if line.num_waiting and (is_urgent or is_equal):
-                    count = line.num_waiting if is_urgent else min(turn, line.num_waiting)
-                    number += count
-                    cost += line.cost_waiting * count // line.num_waiting
-        return number, cost
-
-    def ahead_of_own(self, client: str, priority: int, due: int) -> int:
-        """Of those, how many are the client's own."""
-        found = self._clients.get(client)
-        if found is None:
-            return 0
-        place = (priority, due)
-        num_arriving = sum((each.request.priority, each.due) <= place for each in found.arriving.values())
-        return num_arriving + len(self._before(client, priority, due))
-
-    def _before(self, client: str, priority: int, due: int) -> list[_WaitingCall]:
-        """Calls of the client that have a choice served before the first of one that joined now."""
-        ring = self._rings.get(priority)
-        line = None if ring is None else ring.lines.get(client)
-        if line is None:
-            return []
-        now = (line.call_round, due)
-        return [call for round_, due_, _, call in line.calls if call.num_waiting and (round_, due_) <= now]
-
-    def _arriving(self) -> Iterator[Ticket]:
-        return (ticket for client in self._clients.values() for ticket in client.arriving.values())
-
-    def _may_take(self, ticket: Ticket) -> bool:
-        room, client = self.room, self._clients[ticket.client]
-        if room is None:
-            return True
-        if client.num_placed >= room.most_of_one or (_is_idle(ticket) and self.num_placed >= room.num_rows):
-            return False
-        if client.cost_arriving < room.num_ahead:
-            return True
-        return sum(other.cost for other in client.arriving.values() if other.due <= ticket.due) < room.num_ahead
-
-    def _head(self, line: _Line) -> Ticket | None:
-        """The choice of the line that is next."""
-        while line.calls:
-            call = line.calls[0][3]
-            while call.num_waiting:
-                if call.tickets[0].request.id in self._waiting:
-                    return call.tickets[0]
-                call.tickets.popleft()
-            heappop(line.calls)
+        if len(self._turns) == 1:
+            ((class_, turns),) = ((key[0], each) for key, each in self._turns.items())
+            return self._choose_of(class_, turns)
+        for class_ in sorted(self._shares):
+            for turns in self._in_order(class_):
+                if (request := self._choose_of(class_, turns)) is not None:
+                    return request
         return None
 
-    def _place(self, line: _Line, ticket: Ticket) -> None:
-        """The head of the line gets a place; the rest of its call has its next turn in the next round."""
-        client = self._clients[ticket.client]
-        ring = self._rings[line.priority]
-        ring.round = max(ring.round, line.round)
-        line.round += 1
-        line.call_round, _, _, call = heappop(line.calls)
-        call.tickets.popleft()
-        self._stop_waiting(ticket, call)
-        if call.num_waiting:
-            self._queue_call(line, line.call_round + 1, call)
+    def settle(self) -> None:
+        """Charge the output of choices that have a place, where there is anybody to compare with."""
+        num_drawn = self._num_drawn
+        for request_id, charged in self._charged.items():
+            num = num_drawn(request_id)
+            if num > charged:
+                self._charge_output(self._tickets[request_id], num)
+
+    def start(self, request_id: str, num_cached: int = 0) -> None:
+        """The choice has its first token; so many of its prompt's tokens were cached."""
+        ticket = self._tickets.get(request_id)
+        if ticket is not None:
+            request = ticket.request
+            num_computed = len(request.prompt_tokens) - num_cached
+            self._shares[class_of(request)].charge(request.terms.tenant, PROMPT_SERVICE * (num_computed - ticket.cost))
+            self._arrive(self._holders[_holder_key(ticket)], request_id)
+
+    def end(self, request_id: str, num_output: int = 0) -> bool:
+        """The choice is over after so many tokens; whether it still waited for a place."""
+        ticket = self._tickets[request_id]
+        request, class_ = ticket.request, class_of(ticket.request)
+        tenant, shares = request.terms.tenant, self._shares[class_of(ticket.request)]
+        was_waiting = request_id in self._waiting
+        if was_waiting:
+            self._turns[class_, tenant].drop(ticket)
+            shares.stop_waiting(tenant)
+        else:
+            self._charge_output(ticket, num_output)
+            self._usual_output += _WEIGHT * (num_output - self._usual_output)
+            del self._charged[request_id]
+            self.num_placed -= 1
+            self._placed[class_] -= 1
+            key = _holder_key(ticket)
+            holder = self._holders[key]
+            holder.placed[class_] -= 1
+            self._arrive(holder, request_id)
+            if not any(holder.placed):
+                del self._holders[key]
+        del self._tickets[request_id]
+        num_accounts = shares.num_open
+        shares.close(tenant)
+        self.num_accounts += shares.num_open - num_accounts
+        if not shares.num_open:
+            del self._shares[class_]
+        self._forget(class_, tenant, ticket.client)
+        return was_waiting
+
+    def ahead(self, client: str, priority: int, due: int, terms: Terms = USUAL) -> tuple[int, int]:
+        """(choices, prompt tokens to compute for them) that come before the first choice of a call that joined now:
+        what is on its way and has the better rank; of its own tenant what is before it; all that waits in higher
+        classes; of each other tenant in its class as much as keeps both level."""
+        class_, tenant = class_of_call(priority, terms), terms.tenant
+        own = self._turns.get((class_, tenant))
+        number, cost = (0, 0) if own is None else own.ahead(client, priority, due)
+        served = self._served_then(class_, tenant, number, cost, terms.weight)
+        for holder in self._holders.values():
+            for ticket in holder.arriving.values():
+                if self._comes_before(ticket, class_, tenant, served, priority, due):
+                    number += 1
+                    cost += ticket.cost
+        for (other_class, other), turns in self._turns.items():
+            if other_class < class_:
+                number += turns.num_waiting
+                cost += turns.cost_waiting
+            elif other_class == class_ and other != tenant and turns.num_waiting:
+                count = self._num_until(class_, other, turns, served)
+                number += count
+                cost += turns.cost_waiting * count // turns.num_waiting
+        return number, cost
+
+    def ahead_of_own(self, client: str, priority: int, due: int, terms: Terms = USUAL) -> int:
+        """Of those, how many are the client's own."""
+        class_ = class_of_call(priority, terms)
+        holder = self._holders.get((terms.tenant, "" if terms.tenant else client))
+        num_arriving = 0
+        if holder is not None:
+            place = (class_, priority, due)
+            for each in holder.arriving.values():
+                num_arriving += (class_of(each.request), each.request.priority, each.due) <= place
+        turns = self._turns.get((class_, terms.tenant))
+        return num_arriving + (0 if turns is None else len(turns.before(client, priority, due)))
+
+    # ---- whose turn it is ----
+
+    def _in_order(self, class_: int) -> list[Turns]:
+        """Those of a class in which somebody waits: who has received least first; of equal ones, as who has just come
+        back is to others, who has fewest places for its weight."""
+        shares = self._shares[class_]
+        least = shares.least()
+        waiting = []
+        for (each, tenant), turns in self._turns.items():
+            if each == class_ and turns.num_waiting:
+                holder = self._holders.get((tenant, ""))
+                num_placed = 0 if holder is None else holder.placed[class_]
+                waiting.append((shares.debt(tenant, least), num_placed / shares[tenant].weight, tenant, turns))
+        return [turns for *_, turns in sorted(waiting, key=lambda entry: entry[:3])]
+
+    def _choose_of(self, class_: int, turns: Turns) -> Request | None:
+        if self.room is not None and not self._has_place(class_, self.room):
+            return None
+        ticket = turns.choose(self._may_take)
+        if ticket is None:
+            return None
+        request, tenant = ticket.request, ticket.request.terms.tenant
+        self._shares[class_].stop_waiting(tenant)
+        self._shares[class_].charge(tenant, PROMPT_SERVICE * ticket.cost)
+        self._charged[request.id] = len(request.output_tokens)
         self.num_placed += 1
-        self._num_idle += _is_idle(ticket)
-        client.num_placed += 1
-        client.arriving[ticket.request.id] = ticket
-        client.cost_arriving += ticket.cost
+        self._placed[class_] += 1
+        holder = self._holders.setdefault(_holder_key(ticket), _Holder())
+        holder.placed[class_] += 1
+        holder.arriving[request.id] = ticket
+        holder.cost_arriving += ticket.cost
+        return request
 
-    def _stop_waiting(self, ticket: Ticket, call: _WaitingCall) -> None:
-        del self._waiting[ticket.request.id]
-        ring = self._rings[ticket.request.priority]
-        line = ring.lines[ticket.client]
-        self._clients[ticket.client].num_waiting -= 1
-        line.num_waiting -= 1
-        line.cost_waiting -= ticket.cost
-        ring.num_waiting -= 1
-        call.num_waiting -= 1
-        if not call.num_waiting:
-            call.tickets.clear()
-            line.num_calls -= 1
-            if len(line.calls) > 2 * line.num_calls + 16:  # most of them are over
-                line.calls = [entry for entry in line.calls if entry[3].num_waiting]
-                heapify(line.calls)
-        if not ring.num_waiting:
-            del self._rings[ticket.request.priority]
-            self._num_lines -= len(ring.lines)
+    def _has_place(self, class_: int, room: Room) -> bool:
+        """Whether a choice of the class finds one: those of lower classes keep none from it."""
+        if class_ == IDLE_CLASS and self.num_placed >= room.num_rows:
+            return False
+        return sum(self._placed[: min(class_ + 1, IDLE_CLASS)]) < room.num_places
 
-    def _arrive(self, client: _Client, request_id: str) -> None:
-        ticket = client.arriving.pop(request_id, None)
+    def _may_take(self, ticket: Ticket) -> bool:
+        room, holder = self.room, self._holders.get(_holder_key(ticket))
+        if room is None or holder is None:
+            return True
+        class_ = class_of(ticket.request)
+        num_placed = sum(holder.placed[: class_ + 1])
+        if num_placed >= room.most_of_one or (self.is_shared and self._is_over(ticket, class_, num_placed, room)):
+            return False
+        if holder.cost_arriving < room.num_ahead:
+            return True
+        place = (class_, ticket.due)
+        before = (other.cost for other in holder.arriving.values() if (class_of(other.request), other.due) <= place)
+        return sum(before) < room.num_ahead
+
+    def _is_over(self, ticket: Ticket, class_: int, num_placed: int, room: Room) -> bool:
+        """Whether a tenant that has its share of the rows would take one of those that are kept for the others, of whom
+        one has received no more."""
+        if not room.num_kept or sum(self._placed[: class_ + 1]) < room.num_rows - room.num_kept:
+            return False
+        shares, tenant = self._shares[class_], ticket.request.terms.tenant
+        account = shares[tenant]
+        is_over = num_placed * shares.weight_open >= room.num_rows * account.weight
+        return is_over and account.served >= shares.least_open_beside(tenant)
+
+    # ---- what was received ----
+
+    def _charge_output(self, ticket: Ticket, num_output: int) -> None:
+        request = ticket.request
+        num_new = num_output - self._charged[request.id]
+        if num_new > 0:
+            self._charged[request.id] = num_output
+            self._shares[class_of(request)].charge(request.terms.tenant, OUTPUT_SERVICE * num_new)
+
+    def _served_then(self, class_: int, tenant: str, number: int, cost: int, weight: float) -> float:
+        """What the tenant will have received when so many choices more of it have been served."""
+        shares = self._shares.get(class_)
+        if shares is None:
+            return 0.0
+        served = shares[tenant].served if tenant in shares else 0.0
+        if (class_, tenant) not in self._turns or not self._turns[class_, tenant].num_waiting:
+            served = max(served, shares.least())
+        return served + (PROMPT_SERVICE * cost + OUTPUT_SERVICE * self._usual_output * number) / weight
+
+    def _num_until(self, class_: int, tenant: str, turns: Turns, served: float) -> int:
+        """Choices of the tenant that come before it has received as much as `served`."""
+        account = self._shares[class_][tenant]
+        of_one = PROMPT_SERVICE * turns.cost_waiting / turns.num_waiting + OUTPUT_SERVICE * self._usual_output
+        missing = (served - account.served) * account.weight
+        return min(turns.num_waiting, math.ceil(missing / of_one)) if missing > 0 and of_one else 0
+
+    def _comes_before(self, ticket: Ticket, class_: int, tenant: str, served: float, priority: int, due: int) -> bool:
+        other = ticket.request
+        if class_of(other) != class_:
+            return class_of(other) < class_
+        if other.terms.tenant != tenant and self._shares[class_][other.terms.tenant].served > served:
+            return False
+        return (other.priority, ticket.due) <= (priority, due)
+
+    def _arrive(self, holder: _Holder, request_id: str) -> None:
+        ticket = holder.arriving.pop(request_id, None)
         if ticket is not None:
-            client.cost_arriving -= ticket.cost
+            holder.cost_arriving -= ticket.cost
 
-    def _queue_call(self, line: _Line, round_: int, call: _WaitingCall) -> None:
-        while call.tickets[0].request.id not in self._waiting:
-            call.tickets.popleft()
-        self._number += 1
-        heappush(line.calls, (round_, call.tickets[0].due, self._number, call))
-
-    def _queue_line(self, line: _Line) -> None:
-        """Let the line stand where its head belongs."""
-        ticket = self._head(line)
-        if ticket is not None:
-            self._number += 1
-            line.entry = (line.priority, line.round, ticket.due, self._number)
-            heappush(self._heap, (line.entry, line))
-        if len(self._heap) > 2 * self._num_lines + 64:  # most of them are void
-            self._heap = [(entry, line) for entry, line in self._heap if entry is line.entry and line.num_waiting]
-            heapify(self._heap)
+    def _forget(self, class_: int, tenant: str, client: str) -> None:
+        """One choice less of the client, and what is empty then."""
+        self._num_open[client] -= 1
+        if not self._num_open[client]:
+            del self._num_open[client]
+            for turns in self._turns.values():
+                turns.forget(client)
+        shares = self._shares.get(class_)
+        if shares is None or tenant not in shares or not shares[tenant].num_open:
+            del self._turns[class_, tenant]
 
 
-def _is_idle(ticket: Ticket) -> bool:
-    return ticket.request.priority >= IDLE_PRIORITY
+def _holder_key(ticket: Ticket) -> _HolderKey:
+    tenant = ticket.request.terms.tenant
+    return (tenant, "" if tenant else ticket.client)

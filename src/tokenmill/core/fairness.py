@@ -9,8 +9,12 @@ that comes back to wait is lifted to the least of those that wait: nobody saves 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+
+from .request import IDLE_PRIORITY, Request
+from .terms import NUM_PRIORITY_CLASSES, Terms
 
 PROMPT_SERVICE = 1
 OUTPUT_SERVICE = 2
@@ -20,6 +24,20 @@ TOLERANCE_STEPS = 2
 
 _FEW = 64
 """So many accounts that have nothing open are remembered in any case; beyond that, no more than have."""
+
+
+IDLE_CLASS = NUM_PRIORITY_CLASSES
+"""Of idle work, whoever's it is: behind all."""
+
+
+def class_of(request: Request) -> int:
+    """The class that a request is served in: shares are kept even within one."""
+    return IDLE_CLASS if request.priority >= IDLE_PRIORITY else request.terms.priority_class
+
+
+def class_of_call(priority: int, terms: Terms) -> int:
+    """The same of a call whose requests are yet to come."""
+    return IDLE_CLASS if priority >= IDLE_PRIORITY else terms.priority_class
 
 
 @dataclass(slots=True, eq=False)
@@ -54,6 +72,16 @@ class Shares:
 
     def __getitem__(self, name: str) -> Account:
         return self._accounts[name]
+
+    @property
+    def weight_open(self) -> float:
+        """Of all that have requests, together."""
+        return sum(each.weight for each in self._accounts.values() if each.num_open)
+
+    def least_open_beside(self, name: str) -> float:
+        """What the least served of all others that have requests has received."""
+        others = (each.served for other, each in self._accounts.items() if each.num_open and other != name)
+        return min(others, default=math.inf)
 
     def open(self, name: str, weight: float = 1.0) -> None:
         """A request of the account has come. The last weight that is told counts from now on."""

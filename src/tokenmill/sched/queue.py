@@ -10,8 +10,9 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
+from ..core.fairness import class_of
 from ..core.sequence import Sequence, Status
-from .rank import Rank, class_of
+from .rank import Rank
 from .service import Service
 
 _FEW = 64

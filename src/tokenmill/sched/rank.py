@@ -10,17 +10,10 @@ work, whoever's it is, is a class of its own behind all.
 
 from __future__ import annotations
 
-from ..core.request import IDLE_PRIORITY, Request
+from ..core.fairness import class_of
 from ..core.sequence import Sequence
-from ..core.terms import NUM_PRIORITY_CLASSES
 
 Rank = tuple[int, float, int, float, float, int]
-
-IDLE_CLASS = NUM_PRIORITY_CLASSES
-
-
-def class_of(request: Request) -> int:
-    return IDLE_CLASS if request.priority >= IDLE_PRIORITY else request.terms.priority_class
 
 
 def seniority(seq: Sequence) -> tuple[int, int, int]:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..core.fairness import OUTPUT_SERVICE, PROMPT_SERVICE, TOLERANCE_STEPS, Shares
+from ..core.fairness import OUTPUT_SERVICE, PROMPT_SERVICE, TOLERANCE_STEPS, Shares, class_of
 from ..core.sequence import Sequence, Status
-from .rank import Rank, class_of
+from .rank import Rank
 
 
 class Service:
