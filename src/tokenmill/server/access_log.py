@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import unquote_to_bytes
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -18,6 +19,8 @@ from .http import is_open, route_of
 ACCESS_LOGGER = "tokenmill.access"
 _log = logging.getLogger(ACCESS_LOGGER)
 _MAX_TARGET = 200
+_SECRET = (b"key", b"token", b"secret", b"passw", b"auth", b"sig")
+"""What the name of a parameter has in it whose value is not to be shown."""
 _LEFT = 499  # as other access logs have it for a client that left before its answer
 
 
@@ -73,8 +76,18 @@ def log_access(scope: Mapping[str, Any], taken_s: float, *, has_left: bool = Fal
     )
 
 
+def _without_secrets(query: bytes) -> bytes:
+    """Some clients send a key in the URL too, where this server does not look for one."""
+    parts = query.split(b"&")
+    for index, part in enumerate(parts):
+        name, equals, _ = part.partition(b"=")
+        if equals and any(word in unquote_to_bytes(name).lower() for word in _SECRET):
+            parts[index] = name + b"=..."
+    return b"&".join(parts)
+
+
 def _target(path: bytes, query: bytes) -> str:
     """As it came, in printable ASCII: nothing a client sends may look like a line of this log."""
-    text = (path + b"?" + query if query else path).decode("ascii", "backslashreplace")
+    text = (path + b"?" + _without_secrets(query) if query else path).decode("ascii", "backslashreplace")
     text = text if text.isprintable() and '"' not in text else ascii(text)
     return text if len(text) <= _MAX_TARGET else text[:_MAX_TARGET] + "..."

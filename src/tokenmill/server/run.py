@@ -67,6 +67,7 @@ async def serve(
         log_config=None,
         access_log=False,
         server_header=False,
+        headers=[("x-content-type-options", "nosniff")],
         proxy_headers=False,
         timeout_keep_alive=cast(int, bounds.idle_s),
         timeout_graceful_shutdown=int(drain_s) + _AFTER_DRAIN_S,
