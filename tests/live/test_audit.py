@@ -18,6 +18,8 @@ from tokenmill.server.audit.calls import CallWatch, digest_of
 from tokenmill.server.audit.log import AuditLog
 from tokenmill.server.audit.verify import verify
 from tokenmill.server.signing import Signer, load_signer, make_key
+from tokenmill.server.tenants.access import Access
+from tokenmill.server.tenants.store import TenantStore
 
 KEY = "sk-the-key-of-a-caller"
 PROMPT = "a secret prompt"
@@ -113,6 +115,32 @@ def test_changes_and_refused_keys_are_noted(
         ("http.delete", "/v1/files/file-0", "400"),
     ]
     assert "wrong-" not in (tmp_path / "log" / "audit.jsonl").read_text()
+
+
+def test_keys_and_tenants_are_noted_whoever_changes_them(tmp_path: Path, signer: Signer, log: AuditLog) -> None:
+    """By the store itself, as the command line does it, and over HTTP by an admin, who is named."""
+    store = TenantStore(str(tmp_path / "tenants.db"))
+    admin = store.create_key("ops", "ops", is_admin=True)[1]
+    access = Access((), str(tmp_path / "tenants.db"))
+    access.open()
+    with Served(audit=log, access=access) as served:
+        record, key = store.create_key("a", "team")
+        assert ask(served, "/v1/models", key=key)[0] == 200
+        assert ask(served, "/admin/tenants/team", {"weight": 2}, key=admin, method="PATCH")[0] == 200
+        assert ask(served, f"/admin/keys/{record.id}", key=admin, method="DELETE")[0] == 200
+    access.close()
+    log.close()
+    store.close()
+    entries = entries_of(tmp_path, signer)
+    told = [(entry["action"], entry["object"]) for entry in entries]
+    assert told == [
+        ("key.begin", record.id), ("tenant.begin", "team"),
+        ("tenant.change", "team"), ("http.patch", "/admin/tenants/team"),
+        ("key.end", record.id), ("http.delete", f"/admin/keys/{record.id}"),
+    ]  # fmt: skip
+    assert entries[2]["terms"]["weight"] == 2
+    assert entries[3]["actor"]["tenant"] == "ops" and entries[3]["actor"]["key"].startswith("key_")
+    assert key not in json.dumps(entries) and admin not in json.dumps(entries)
 
 
 def test_the_head_is_shown(tmp_path: Path, signer: Signer, log: AuditLog) -> None:

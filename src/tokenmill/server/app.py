@@ -23,6 +23,7 @@ from ..core.ports import Clock
 from ..text.load import TextModel
 from ..text.standins import Rendered
 from .adapters import ServedAdapter
+from .audit.keys import note_changes
 from .audit.log import AuditLog
 from .audit.routes import routes as audit_routes
 from .client import EngineClient
@@ -132,6 +133,8 @@ def build_app(
     generation.limits.quotas = access.quotas
     if access.quotas is not None:
         client.watchers.append(access.quotas)
+    if audit is not None:
+        access.on_change = partial(note_changes, audit)
     service = _Service(generation)
     vectors = VectorService(
         config,

@@ -100,6 +100,8 @@ class Access:
         self._path = path
         self._wall_s = wall_s
         self._known = EMPTY
+        self.on_change: Callable[[Known, Known], None] | None = None
+        """Told by the thread what was known, and what is."""
         self._store: TenantStore | None = None
         self._seen: tuple[int, int] = (0, 0)
         self._errands = Errands("tenants", begin=self._begin, each_period=self._look, period_s=LOOK_S, end=self._end)
@@ -219,8 +221,11 @@ class Access:
             self._warn(error)
             return
         # A store that had keys asks for one for ever, also where it has been replaced by an empty one.
+        before = self._known
         self._known = Known(known.credentials, known.tenants, known.is_used or self._known.is_used)
         self._seen, self._has_failed = state, False
+        if self.on_change is not None:
+            self.on_change(before, self._known)
 
     def _warn(self, error: TokenmillError) -> None:
         if not self._has_failed:
