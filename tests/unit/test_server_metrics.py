@@ -18,6 +18,7 @@ from tokenmill.core.terms import Terms
 from tokenmill.net.clock import MonotonicClock
 from tokenmill.server.client import EngineClient
 from tokenmill.server.metrics import Metrics, token_buckets
+from tokenmill.server.observe.audit_metrics import AuditMetrics
 from tokenmill.server.observe.book import Record, RequestBook
 from tokenmill.server.observe.observer import Observer
 from tokenmill.server.observe.tenant_metrics import OTHER, TenantMetrics
@@ -50,6 +51,7 @@ def test_the_page_lists_every_metric_with_its_type_and_no_other() -> None:
     metrics = Metrics("m", 512)
     metrics.engine_ready(READY, EngineStats())
     metrics.registry.register(UsageMetrics("m", Books(Path("never opened"))))
+    metrics.registry.register(AuditMetrics("m", lambda: {"seq": 7, "pending": 2, "failure": None}))
     RepeatMetrics("m", metrics.registry)
     ResultCache(0, "m", metrics.registry, lambda: None)
     observer = observed(metrics)
@@ -265,3 +267,14 @@ def test_names_keep_their_colons_in_every_format(accept: str) -> None:
     body, content_type = Metrics("m", 512).render(accept)
     assert b'\nvllm:num_requests_running{engine="0",model_name="m"} 0.0\n' in body and b"vllm_" not in body
     assert ("openmetrics" in content_type) == (b"# EOF" in body) == ("openmetrics" in accept)
+
+
+def test_the_audit_log_is_told_of() -> None:
+    """Its entries, those that wait, and whether it fails."""
+    metrics = Metrics("m", 512)
+    status = {"seq": 7, "pending": 2, "failure": None}
+    metrics.registry.register(AuditMetrics("m", lambda: status))
+    names = ("audit_entries_total", "audit_pending", "audit_failing")
+    assert [value(metrics, f"tokenmill:{name}") for name in names] == [7, 2, 0]
+    status["failure"] = "the disk is full"
+    assert value(metrics, "tokenmill:audit_failing") == 1

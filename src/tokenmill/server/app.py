@@ -43,6 +43,7 @@ from .llama.routes import routes as llama_routes
 from .messages.models import model_body, page_body
 from .messages.routes import routes as message_routes
 from .metrics import Metrics
+from .observe.audit_metrics import AuditMetrics
 from .observe.observer import Observer
 from .observe.routes import routes as observe_routes
 from .observe.traced import Traced
@@ -157,6 +158,8 @@ def build_app(
         max_body_bytes=config.max_body_bytes,
         note=RepeatMetrics(config.model_names[0], client.metrics.registry).note,
     )
+    if audit is not None:
+        client.metrics.registry.register(AuditMetrics(config.model_names[0], audit.status))
     middleware = layers(config, access, keyed, new_id, audit=audit, signer=signer, tracing=tracing)
     idle_time = None
     if idle_job is not None:
