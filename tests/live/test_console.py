@@ -83,6 +83,23 @@ def test_an_answer_shows_as_it_comes_and_can_be_stopped(page: Page, served: Serv
     assert sent[1]["messages"][1]["content"] == first, "what was said before is part of the conversation"
 
 
+def test_a_question_without_an_answer_is_no_part_of_what_is_said(page: Page, served: Served) -> None:
+    """A failure is told under the question; the next question takes its place, in the page and in the request."""
+    served.script.failure = RuntimeError("planted")
+    try:
+        ask(page, "First")
+        page.wait("document.querySelector('.turn.assistant .notice.bad')")
+        done(page)
+    finally:
+        served.script.failure = None
+    ask(page, "Second")
+    done(page)
+    page.wait("document.querySelector('.turn .foot')")
+    assert said(page) == ANSWER and page.run("document.querySelectorAll('.turn.user').length") == 1
+    sent = [json.loads(each["postData"]) for each in page.requests if each["method"] == "POST"]
+    assert sent[-1]["messages"] == [{"role": "user", "content": "Second"}]
+
+
 def test_parameters_go_out_as_set_and_bad_ones_do_not(page: Page) -> None:
     """A number out of range names its range, gets the focus, and nothing is sent."""
     page.fill("System message", "Be brief")

@@ -10,6 +10,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import RedirectResponse, Response
 
 from ...core.errors import NotFound
+from ..http import error_reply
 
 FOLDER = Path(__file__).parent / "static"
 TYPES = {
@@ -56,7 +57,9 @@ class Pages:
             self._files = _read(self._folder)
         found = self._files.get(request.path_params["path"] or "index.html")
         if found is None:
-            raise NotFound("The console has no such file.")
+            refusal = error_reply(NotFound("The console has no such file."), request.scope)
+            refusal.headers.update(HEADERS)
+            return refusal
         headers = {**HEADERS, "etag": found.etag}
         if request.headers.get("if-none-match") == found.etag:
             return Response(status_code=304, headers=headers)

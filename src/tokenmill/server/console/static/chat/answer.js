@@ -26,6 +26,7 @@ export class Answer {
       for await (const data of events(response, (text) => this.raw.push(text))) {
         if (data !== "[DONE]") changed(this.take(JSON.parse(data)));
       }
+      if (!this.finish) throw new Error("The answer ended before it was complete.");
     } catch (error) {
       if (error.name === "AbortError") this.finish = "stopped";
       else this.error = error;

@@ -94,8 +94,8 @@ export class AnswerView {
   drawCalls(isAnswerable) {
     const boxes = isAnswerable ? this.answer.calls.map((call) => field(`Result of ${call.name}`, h("textarea", { rows: "2", class: "code" }))) : [];
     const send = () => {
-      this.calls.querySelectorAll("textarea, button").forEach((each) => { each.disabled = true; });
-      this.actions.results(this.answer.calls.map((call, index) => ({ role: "tool", tool_call_id: call.id, content: boxes[index].control.value })));
+      const results = this.answer.calls.map((call, index) => ({ role: "tool", tool_call_id: call.id, content: boxes[index].control.value }));
+      if (this.actions.results(results)) this.calls.querySelectorAll("textarea, button").forEach((each) => { each.disabled = true; });
     };
     show(this.calls, this.answer.calls.map((call, index) => h("div", { class: "call" },
       h("h3", null, "Call ", h("code", null, call.name)), h("pre", { tabindex: "0" }, legible(call.arguments)), boxes[index]?.element)),

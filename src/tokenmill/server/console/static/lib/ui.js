@@ -141,6 +141,13 @@ export function poll(work, ms, signal) {
   turn();
 }
 
+// Whether the reader is in it: what has the focus of the keyboard, is selected or was opened is not drawn anew.
+export function isInUse(place) {
+  const selection = getSelection();
+  const isSelected = !selection.isCollapsed && place.contains(selection.anchorNode);
+  return isSelected || place.querySelector(":focus-visible, details[open]") !== null;
+}
+
 export async function copy(text, what) {
   try {
     await navigator.clipboard.writeText(text);

@@ -3,7 +3,7 @@
 import { download, get, open, send } from "../lib/api.js";
 import { h, show } from "../lib/dom.js";
 import { bytes, moment, whole } from "../lib/format.js";
-import { badge, button, card, confirmation, dialog, empty, failure, field, head, loading, poll, table, toast } from "../lib/ui.js";
+import { badge, button, card, confirmation, dialog, empty, failure, field, head, isInUse, loading, poll, table, toast } from "../lib/ui.js";
 
 const KINDS = { completed: "ok", failed: "bad", expired: "bad", cancelled: "warn", cancelling: "warn", in_progress: "live", validating: "live", finalizing: "live" };
 const OPEN = new Set(["validating", "in_progress", "finalizing", "cancelling"]);
@@ -19,7 +19,8 @@ function mount(root, { signal }) {
     try {
       const [batches, files] = await Promise.all([get("/v1/batches?limit=100", signal), get("/v1/files", signal)]);
       const seen = JSON.stringify([batches, files]);
-      if (seen !== last) show(body, draw(batches.data, files.data, refresh));
+      if (seen === last || isInUse(body)) return;
+      show(body, draw(batches.data, files.data, refresh));
       last = seen;
     } catch (error) {
       if (error.name !== "AbortError") show(body, failure(error));

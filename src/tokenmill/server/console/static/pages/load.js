@@ -4,7 +4,7 @@ import { download, get } from "../lib/api.js";
 import { chart, History } from "../lib/charts.js";
 import { h, show } from "../lib/dom.js";
 import { decimal, duration, percent, whole } from "../lib/format.js";
-import { badge, button, card, empty, failure, head, poll, table, tile, toast } from "../lib/ui.js";
+import { badge, button, card, empty, failure, head, isInUse, poll, table, tile, toast } from "../lib/ui.js";
 import { objectivesView } from "../lib/objectives.js";
 import { cacheView } from "../lib/tree.js";
 
@@ -57,7 +57,7 @@ function mount(root, { signal }) {
     put("steps", load, load.running ? load.last_step.duration_s : NaN);
     put("ttft", load, load.ttft_s.p50 ?? NaN, load.ttft_s.p90 ?? NaN, tightest(load, "ttft_target_s"));
     put("tpot", load, load.tpot_s.p50 ?? NaN, load.tpot_s.p90 ?? NaN, tightest(load, "tpot_target_s"));
-    show(classes, groups(load));
+    keep(classes, () => groups(load));
   }
 
   function put(name, load, ...values) {
@@ -77,16 +77,15 @@ function mount(root, { signal }) {
         keep(tree, () => cacheView(kv.data));
         keep(objectives, () => objectivesView(slo));
       }
-      show(problem);
+      show(problem, !load.ready && h("p", { class: "notice warn" }, "No engine is ready. Requests wait until one is."));
     } catch (error) {
       if (error.name !== "AbortError") show(problem, failure(error));
     }
   }, EVERY_MS, signal);
 }
 
-// Draws anew, unless the reader is in it or has opened something there.
 function keep(place, draw) {
-  if (!place.contains(document.activeElement) && !place.querySelector("details[open]")) show(place, draw());
+  if (!isInUse(place)) show(place, draw());
 }
 
 async function flight() {

@@ -15,6 +15,7 @@ class Conversation {
     this.settings = new Settings();
     this.messages = [];
     this.answer = null;
+    this.unanswered = [];
     this.log = h("div", { class: "turns" });
     this.input = h("textarea", { rows: "3", "aria-label": "Message", placeholder: "Write a message. Enter sends, Shift+Enter begins a new line.", onkeydown: (event) => this.key(event) });
     this.sendButton = button("Send", () => this.ask(), { kind: "primary" });
@@ -39,12 +40,13 @@ class Conversation {
   ask() {
     const text = this.input.value;
     if (!text.trim() || this.answer) return;
-    const messages = [...this.messages, { role: "user", content: text }];
-    if (this.begin(messages, [question("user", text)])) this.input.value = "";
+    // A question that got no answer is no part of what is said.
+    const before = this.messages.at(-1)?.role === "user" ? this.messages.slice(0, -1) : this.messages;
+    if (this.begin([...before, { role: "user", content: text }], [question("user", text)], before !== this.messages)) this.input.value = "";
   }
 
   // Sends the conversation as it would be with `messages`; false where a setting is wrong.
-  begin(messages, shown) {
+  begin(messages, shown, isInstead = false) {
     let body;
     show(this.problem);
     try {
@@ -55,9 +57,11 @@ class Conversation {
       return false;
     }
     if (!this.messages.length) show(this.log);
+    if (isInstead) this.unanswered.forEach((element) => element.remove());
     for (const each of this.log.querySelectorAll(".again")) each.remove();
     this.messages = messages;
     this.log.append(...shown);
+    if (shown.length) this.unanswered = shown;
     this.run(body);
     return true;
   }
@@ -67,14 +71,12 @@ class Conversation {
     const before = this.messages;
     const view = new AnswerView(answer, PATH, {
       again: () => {
-        if (this.answer) return;
-        this.messages = before;
-        view.element.remove();
-        this.begin(before, []);
+        if (!this.answer && this.begin(before, [])) view.element.remove();
       },
       results: (results) => this.begin([...this.messages, ...results], results.map((each) => question("tool", each.content))),
     });
     this.answer = answer;
+    this.unanswered = [...this.unanswered, view.element];
     this.log.append(view.element);
     this.setBusy(true);
     view.element.scrollIntoView({ block: "nearest" });
@@ -84,7 +86,10 @@ class Conversation {
       if (isAtEnd) scrollTo(0, document.documentElement.scrollHeight);
     });
     if (this.answer === answer) this.answer = null;
-    if (this.messages === before && (answer.content || answer.calls.length)) this.messages = [...before, answer.message()];
+    if (this.messages === before && (answer.content || answer.calls.length)) {
+      this.messages = [...before, answer.message()];
+      this.unanswered = [];
+    }
     view.end();
     this.setBusy(false);
   }

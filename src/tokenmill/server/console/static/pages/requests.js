@@ -3,7 +3,7 @@
 import { get } from "../lib/api.js";
 import { h, show } from "../lib/dom.js";
 import { duration, moment, orNone, whole } from "../lib/format.js";
-import { badge, card, empty, facts, failure, head, loading, poll, select, table } from "../lib/ui.js";
+import { badge, card, empty, facts, failure, head, isInUse, loading, poll, select, table } from "../lib/ui.js";
 import { timeline } from "../lib/timeline.js";
 
 const STATES = [["all", "All"], ["open", "Open"], ["ended", "Ended"]];
@@ -26,7 +26,7 @@ function mountList(root, signal) {
     try {
       const { data, has_more } = await get(`/admin/requests?state=${state.value}&limit=100`, signal);
       const seen = JSON.stringify(data.map((each) => [each.id, each.state, each.output_tokens]));
-      if (seen !== last && !isBusy(body)) {
+      if (seen !== last && !isInUse(body)) {
         show(body, list(data), has_more && h("p", { class: "muted" }, "The newest 100 are shown."));
         last = seen;
       }
@@ -37,11 +37,6 @@ function mountList(root, signal) {
   }
 
   poll(refresh, 1000, signal);
-}
-
-// What has the focus is not replaced under the reader's hands.
-function isBusy(body) {
-  return body.contains(document.activeElement) && document.activeElement.matches("a, button");
 }
 
 function list(requests) {
@@ -80,7 +75,7 @@ function mountOne(root, signal, id) {
     try {
       const request = await get(`/admin/requests/${encodeURIComponent(id)}`, signal);
       if (signal.aborted) return;
-      show(body, one(request));
+      if (!isInUse(body) || request.state === "ended") show(body, one(request));
       if (request.state === "ended") done.abort();
     } catch (error) {
       if (error.name !== "AbortError") show(body, failure(error));
