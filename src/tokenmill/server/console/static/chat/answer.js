@@ -29,7 +29,10 @@ export class Answer {
       if (!this.finish) throw new Error("The answer ended before it was complete.");
     } catch (error) {
       if (error.name === "AbortError") this.finish = "stopped";
-      else this.error = error;
+      else {
+        this.error = error;
+        if (error.status) this.raw.push(`${error.status} ${error.message}`);
+      }
     }
     this.lastMs = performance.now();
   }
