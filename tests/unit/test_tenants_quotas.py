@@ -137,6 +137,25 @@ def quoted(tmp_path: Path, test: Callable[[Quotas, Callable[[], QuotaFile]], obj
         quotas.close()
 
 
+def test_a_front_end_that_is_full_by_itself_asks_nobody(tmp_path: Path) -> None:
+    """And tells when a call may end, from how long calls took."""
+    tenant = Tenant("t", limits=RateLimits(0, 0, 2))
+
+    async def test(quotas: Quotas) -> None:
+        for name in "ab":
+            quotas.check(tenant)
+            await quotas.take(tenant, [request(name)])
+        with pytest.raises(RateLimited, match="2 open requests") as refused:
+            quotas.check(tenant)
+        assert refused.value.limit == "concurrent" and refused.value.retry_after_s > 0
+        end(quotas, [request("a")], 3)
+        quotas.check(tenant)
+        end(quotas, [request("b")], None)
+        assert not quotas._num_open and not quotas._charges
+
+    quoted(tmp_path, test)  # type: ignore[arg-type]
+
+
 async def left(quotas: Quotas, tenant: Tenant) -> tuple[int, int]:
     """Requests and tokens, by a call that takes one request and gives it back."""
     probe = [request("probe", (1,))]

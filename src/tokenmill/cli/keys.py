@@ -53,11 +53,17 @@ def opened(args: argparse.Namespace) -> Iterator[TenantStore]:
 
 
 def create(args: argparse.Namespace) -> int:
+    from ..server.tenants.records import check_tenant_id
     from ..server.tenants.settings import TenantSettings
 
     given = given_settings(args)
     settings = TenantSettings.from_fields(given) if given else None
     expires_s = time.time() + args.expires_in if args.expires_in else 0.0
+    if args.tenant is None:
+        try:
+            check_tenant_id(args.key_name)
+        except ConfigError as error:
+            raise ConfigError(f"Say with --tenant whose key it is: {error.message}", param="tenant") from None
     with opened(args) as store:
         record, key = store.create_key(
             args.key_name, args.tenant or args.key_name, is_admin=args.admin, expires_s=expires_s, settings=settings

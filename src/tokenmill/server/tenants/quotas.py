@@ -12,6 +12,7 @@ import logging
 import math
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -59,6 +60,7 @@ class Quotas:
         self._file: QuotaFile | None = None
         self._charges: dict[str, _Charge] = {}
         self._closed_until: dict[str, tuple[float, RateLimits, Verdict]] = {}
+        self._num_open: Counter[str] = Counter()
         self._mean_s: dict[str, float] = {}
         self._used: dict[str, float] = {}
         self._noted_s = 0.0
@@ -81,6 +83,8 @@ class Quotas:
         """Refuse at once what can be known to be refused, before it costs anything. Raises RateLimited."""
         if tenant.limits == NO_LIMITS:
             return
+        if 0 < tenant.limits.max_concurrent <= self._num_open[tenant.id]:
+            self._refuse(tenant, Verdict("concurrent", 0.0, {}))
         until_s, limits, verdict = self._closed_until.get(tenant.id, _OPEN)
         wait_s = until_s - self._wall_s()
         if wait_s > 0 and limits == tenant.limits:
@@ -111,6 +115,7 @@ class Quotas:
             raise
         if verdict.refused_by:
             self._refuse(tenant, verdict)
+        self._num_open[tenant.id] += 1
         for request in requests:
             self._charges[request.id] = charge
         return headers_of(verdict)
@@ -140,7 +145,7 @@ class Quotas:
             charge.counted += 0 if ended.request.pooling is not None else ended.output.num_output
         charge.open.discard(ended.request.id)
         if not charge.open:
-            self._give_back(charge)
+            self._end_call(charge)
 
     # ---- inside ----
 
@@ -148,7 +153,7 @@ class Quotas:
         found = [charge for each in requests if (charge := self._charges.pop(each.id, None)) is not None]
         if found:
             found[0].has_run, found[0].counted = num_output is not None, num_output or 0
-            self._give_back(found[0])
+            self._end_call(found[0])
 
     def _refuse(self, tenant: Tenant, verdict: Verdict) -> None:
         limits, by = tenant.limits, verdict.refused_by
@@ -164,6 +169,12 @@ class Quotas:
             limit=by,
             headers=headers_of(verdict),
         )
+
+    def _end_call(self, charge: _Charge) -> None:
+        self._num_open[charge.tenant] -= 1
+        if not self._num_open[charge.tenant]:
+            del self._num_open[charge.tenant]
+        self._give_back(charge)
 
     def _undo(self, charge: _Charge, done: asyncio.Future[Verdict]) -> None:
         """Of a call whose client left while it was being let in."""
