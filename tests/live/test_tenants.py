@@ -120,6 +120,18 @@ def test_every_path_but_those_of_monitoring_needs_a_key(store: TenantStore) -> N
         assert models(served, key) == 200
 
 
+def test_no_key_but_an_admins_opens_what_manages_the_server(store: TenantStore) -> None:
+    """Every path below /admin is walked, with the key of a tenant and with one of --api-key."""
+    key = store.create_key("a", "a")[1]
+    with serving(Path(store.path), api_keys=("plain",)) as served:
+        walked = [(m, route.path) for route in served.app.routes if "/admin" in route.path for m in route.methods]
+        assert len(walked) > 15
+        for method, path in walked:
+            for mine in (key, "plain"):
+                status = ask(served, method, path.replace("{", "").replace("}", ""), {}, mine)[0]
+                assert status == 403, (method, path, status)
+
+
 def test_keys_of_flags_and_of_the_store_are_served_side_by_side(store: TenantStore) -> None:
     """A key of --api-key is no admin."""
     key = store.create_key("a", "t")[1]

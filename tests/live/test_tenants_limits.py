@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -137,6 +138,36 @@ def test_open_calls_are_counted_until_they_end(store: TenantStore) -> None:
             front.wait_until(lambda front=front: front.client.num_open == 0)  # type: ignore[misc]
         for _ in range(4):
             assert all(chat(front, key)[0] == 200 for front in served)
+
+
+def test_a_call_that_never_comes_to_the_engine_counts_not_at_all(store: TenantStore) -> None:
+    """One that the server refuses for what others have open, after the tenant's limits have let it in."""
+    key, other = key_of(store, "a", requests_per_minute=5, max_concurrent=1), key_of(store, "b")
+    prompt = list(range(10, 60))
+    with serving(store.path, lambda prompt: "hello " * 400, step_s=0.01, max_open_tokens=80) as served:
+        body = json.dumps({"prompt": prompt, "max_tokens": 400, "stream": True}).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-api-key: {other}\r\ncontent-length: {len(body)}\r\n\r\n"
+        with served.connect() as raw:
+            raw.sendall(head.encode() + body)
+            assert raw.recv(1000).startswith(b"HTTP/1.1 200")
+            for _ in range(8):
+                status, told, _ = ask(served, "POST", "/v1/completions", {"prompt": prompt, "max_tokens": 2}, key)
+                assert (status, told["error"]["code"]) == (429, "overloaded")
+        served.wait_until(lambda: served.client.num_open == 0)
+        status, _, headers = ask(served, "POST", "/v1/completions", {"prompt": prompt, "max_tokens": 2}, key)
+        assert (status, headers["x-ratelimit-remaining-requests"]) == (200, "4")
+
+
+def test_a_beam_search_is_one_call(store: TenantStore) -> None:
+    """It holds one of the tenant's open calls until it is over, however it ends."""
+    key = key_of(store, "a", max_concurrent=1, tokens_per_minute=1000)
+    with serving(store.path) as served:
+        for _ in range(3):
+            asked = {"prompt": "hello", "max_tokens": 3, "use_beam_search": True, "n": 2}
+            status, told, headers = ask(served, "POST", "/v1/completions", asked, key)
+            assert status == 200, told
+        assert int(headers["x-ratelimit-remaining-tokens"]) > 900
+        assert ask(served, "POST", "/v1/completions", {"prompt": "x", "max_tokens": 1}, key)[0] == 200
 
 
 def test_a_limit_that_is_changed_holds_at_once(store: TenantStore) -> None:

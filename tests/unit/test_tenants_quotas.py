@@ -250,9 +250,10 @@ import os, signal, sys, time
 from tokenmill.server.tenants.quota_file import QuotaFile
 from tokenmill.server.tenants.tenant import RateLimits
 file, num = QuotaFile(sys.argv[1]), 0
+print("ready", flush=True)
 sys.stdin.readline()
-for _ in range(60):
-    num += not file.take("t", RateLimits(100, 0, 1000), 0, float(sys.argv[2])).refused_by
+for _ in range(400):
+    num += not file.take("t", RateLimits(1000, 0, 1000), 0, float(sys.argv[2])).refused_by
 print(num, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -264,12 +265,14 @@ def test_processes_that_are_killed_leave_the_counts_right(tmp_path: Path, opened
     command = [sys.executable, "-c", _FRONT_END, path, str(NOW_S)]
     running = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(4)]
     for each in running:
+        assert each.stdout is not None and each.stdout.readline() == "ready\n"
+    for each in running:
         assert each.stdin is not None
         each.stdin.write("go\n")
         each.stdin.flush()
     counts = [int(each.communicate(timeout=60)[0]) for each in running]
-    assert sum(counts) == 100 and {each.returncode for each in running} == {-signal.SIGKILL}
+    assert sum(counts) == 1000 and {each.returncode for each in running} == {-signal.SIGKILL}
     file = opened()
-    assert file.take("t", RateLimits(0, 0, 100), 0, NOW_S).refused_by == "concurrent"
-    assert file.take("t", RateLimits(100, 0, 0), 0, NOW_S).refused_by == "requests"
+    assert file.take("t", RateLimits(0, 0, 1000), 0, NOW_S).refused_by == "concurrent"
+    assert file.take("t", RateLimits(1000, 0, 0), 0, NOW_S).refused_by == "requests"
     assert not file.take("t", RateLimits(0, 0, 1), 0, NOW_S + LEASE_S + 1).refused_by

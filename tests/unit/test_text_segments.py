@@ -18,7 +18,9 @@ from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
 
 from scripted import InlineHelper, make_text_model
 from tokenmill.core.request import SamplingParams
+from tokenmill.server.helper import Caller
 from tokenmill.server.openai import Call
+from tokenmill.server.tenants.tenant import Tenant
 from tokenmill.server.tokens import KNOWN_CHARS, Encoder
 from tokenmill.text import segments, tokenizer
 from tokenmill.text.gguf_tokenizer import tokenizer_from_gguf
@@ -229,6 +231,10 @@ def test_a_salted_call_neither_uses_nor_leaves_what_is_known() -> None:
     assert subject.num_unknown_chars(prompt) == len(prompt), "it left nothing"
     assert encode(call) == secret
     assert subject.num_unknown_chars(prompt) < 1100
+    ours = Caller(tenant=Tenant("t", salt="s"))
+    assert asyncio.run(encoder.encode_call(call, 100_000, caller=ours))[0].tokens == secret
+    assert subject.num_unknown_chars(prompt, "s") < 1100, "a tenant's own are known to it"
+    assert subject.num_unknown_chars(prompt, "x") == len(prompt)
     assert subject._segments is not None
     subject._segments._kept = dict.fromkeys(subject._segments._kept, array("i", [0]))
     assert encode(call) != secret, "what is known is used"
