@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import queue
 import threading
 import time
@@ -13,11 +14,12 @@ from typing import Any, TypeVar
 from ..core.errors import Unavailable
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
 
 class Errands:
     """`begin` runs first, `each_period` whenever `period_s` have passed, `end` last, all in the thread. What
-    `each_period` raises ends the thread: it is a bug."""
+    `each_period` raises is a bug, of which the log tells; the thread goes on, because others wait for it."""
 
     def __init__(
         self,
@@ -98,11 +100,18 @@ class Errands:
                 try:
                     job = self._jobs.get(timeout=max(0.0, due_s - time.monotonic()))
                 except queue.Empty:
-                    self._each_period()
+                    self._guarded(self._each_period)
                     due_s = time.monotonic() + self._period_s
                     continue
                 if job is None:
                     return
-                job()
+                self._guarded(job)
         finally:
             self._end()
+
+    @staticmethod
+    def _guarded(job: Callable[[], None]) -> None:
+        try:
+            job()
+        except Exception:
+            _log.exception("An errand failed.")

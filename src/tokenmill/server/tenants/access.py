@@ -196,7 +196,11 @@ class Access:
         return inode, self._store.version()
 
     def _look(self) -> None:
-        state = self._state()
+        try:
+            state = self._state()
+        except TokenmillError as error:
+            self._warn(error)
+            return
         if state != self._seen:
             if state[0] != self._seen[0]:
                 self._reopen()
@@ -214,8 +218,8 @@ class Access:
 
     def _read(self) -> None:
         assert self._store is not None
-        state = self._state()
         try:
+            state = self._state()
             known = read_known(self._store, self._wall_s())
         except TokenmillError as error:
             self._warn(error)

@@ -63,7 +63,8 @@ class TenantStore:
 
     def version(self) -> int:
         """Another number after another connection has changed the file."""
-        (version,) = self._database.execute("PRAGMA data_version").fetchone()
+        with self._reading():
+            (version,) = self._database.execute("PRAGMA data_version").fetchone()
         return int(version)
 
     # ---- tenants ----
