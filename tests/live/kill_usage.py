@@ -1,8 +1,9 @@
 """kill -9 of engines and front ends under streams and whole answers: what is billed against what clients received.
 
 The engine:     every call ends with its answer, and what is billed equals what the answers tell, to the token.
-The front end:  never less than clients received; of streams at most a step's tokens more (one of each that was open),
-                of whole answers at most those that were under way.
+The front end:  never less than clients received; of streams at most the tokens of one message of the engine more (a
+                step's, or of the two in flight, since steps of this model end faster than they are told), of whole
+                answers at most those that were under way.
 
 The model is that of kill.py. It says letters alone, a token each, so that what a client received of a stream can be
 counted from its text.
@@ -38,6 +39,8 @@ from tokenmill.server.usage.ledger import Ledger
 from tokenmill.server.usage.question import Question
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
+STEPS = 2
+"""That one message may tell of."""
 STREAMED, WHOLE = "tiny", "lora"
 """Models, so that the two are billed apart."""
 
@@ -173,7 +176,7 @@ def front_end_kills(model: Path, folder: Path, rng: random.Random, num_kills: in
             num_received += owed
             num_cut += sum(not got.is_complete for got in heard)
             is_open = [got for got in mine if not got.is_complete]
-            most = len(is_open) if name == STREAMED else max_tokens * len(is_open)
+            most = STEPS * len(is_open) if name == STREAMED else max_tokens * len(is_open)
             over[name].append(output - owed)
             if not (owed <= output <= owed + most and calls >= len(heard)):
                 problems.append(f"kill {number}, {name}: {owed} received, {output} billed, {len(is_open)} open")

@@ -95,8 +95,13 @@ class AttachedEngine:
         self._tasks.append(asyncio.create_task(self._guard(work), name=f"engine-client-{name}"))
 
     async def _read(self) -> None:
+        """One message at a time, also where several have come: in the first turn between them readers write what they
+        were given, and after the second it is with the system. So no more than a step is counted (`usage.meter`) and
+        not sent if this process is killed."""
         while True:
             self._take(self, await self._link.receive())
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
 
     async def _write(self) -> None:
         while True:

@@ -135,6 +135,11 @@ class Stream:
             self._wake()
 
     @property
+    def is_immediate(self) -> bool:
+        """Whether its reader gets each output as it comes."""
+        return self._interval == 1
+
+    @property
     def is_awaited(self) -> bool:
         """Whether the reader has taken all there was and waits for more."""
         return self._waiter is not None and not self._waiter.done()

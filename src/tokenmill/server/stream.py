@@ -136,8 +136,8 @@ class EventStream:
                 yield data
                 if chunks.is_plain and len(answer.choices) == 1 and not answer.call.sampling.stop:
                     self._stream.divert(partial(self._pass_on, chunks, answer.choices[0], body))
-                    if answer.tab is not None:
-                        answer.tab.pass_on(self._stream)
+                if answer.tab is not None:
+                    answer.tab.follow(self._stream)
 
     def _pass_on(self, chunks: Chunks, choice: Choice, body: _Body, output: Output) -> bool:
         """Write an output that does not end the choice, unless one before is not written yet."""

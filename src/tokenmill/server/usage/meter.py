@@ -5,8 +5,9 @@ a stop string, the stop token included. A whole answer counts when it is sent, a
 leaves pays for what was written to it. What an engine computes again after another has died is not handed over again,
 and so does not count.
 
-A stream of nothing but text is written where the engine's message is dealt out (`stream.EventStream`): the tokens of
-all such streams in a step are one record. Any other has a record of its own for each write.
+The tokens of a step that go to streams whose readers wait for them are one record, made before they are dealt out.
+What that cannot know, a reader notes before it writes: a prompt, an end, tokens that waited, and the difference where a
+stop string cut some off.
 """
 
 from __future__ import annotations
@@ -30,7 +31,18 @@ class Tab:
     num_output  output tokens of all choices that are in the journal
     """
 
-    __slots__ = ("_cached", "_counts_output", "_meter", "_n", "_once", "_prompts", "account", "choices", "num_output")
+    __slots__ = (
+        "_cached",
+        "_counts_output",
+        "_is_followed",
+        "_meter",
+        "_n",
+        "_once",
+        "_prompts",
+        "account",
+        "choices",
+        "num_output",
+    )
 
     def __init__(
         self, meter: Meter, account: Account, choices: Sequence[Choice], n: int, *, counts_output: bool, once: str
@@ -41,6 +53,7 @@ class Tab:
         self._n = n
         self._once = once
         self._counts_output = counts_output
+        self._is_followed = False
         self._prompts: set[int] = set()
         self._cached: set[int] = set()
         self.num_output = 0
@@ -66,22 +79,30 @@ class Tab:
             is_new = int(is_first and bool(self._prompts))
             self._meter.journal.append([(self.account, is_new, num_prompt, num_cached, num_new, self._once)])
 
-    def pass_on(self, stream: Stream) -> None:
-        """From now on the stream of the only choice may go past `note`."""
-        self._meter.passing[self.choices[0].request.id] = (self, stream)
+    def follow(self, stream: Stream) -> None:
+        """Once all prompts are noted, count what the stream of the call is given when it is given, where its reader
+        writes it at once."""
+        if self._is_followed or not self._counts_output or not stream.is_immediate:
+            return
+        if len(self._prompts) * self._n == len(self.choices):
+            self._is_followed = True
+            for choice in self.choices:
+                self._meter.followed[choice.request.id] = (self, stream)
 
     def close(self) -> None:
         """The call is over: count what was handed over, and nothing that was not."""
-        self._meter.passing.pop(self.choices[0].request.id, None)
+        if self._is_followed:
+            for choice in self.choices:
+                self._meter.followed.pop(choice.request.id, None)
         self.note()
 
 
 class Meter:
-    """A watcher of an EngineClient. passing: by request id, streams that are written as a step is dealt out."""
+    """A watcher of an EngineClient. followed: by request id, calls that are counted as a step is dealt out."""
 
     def __init__(self, journal: Journal) -> None:
         self.journal = journal
-        self.passing: dict[str, tuple[Tab, Stream]] = {}
+        self.followed: dict[str, tuple[Tab, Stream]] = {}
 
     def tab(
         self, account: Account, choices: Sequence[Choice], n: int, *, counts_output: bool = True, once: str = ""
@@ -96,12 +117,12 @@ class Meter:
         pass
 
     def sending(self, outputs: Sequence[Output], step: StepOutputs | None) -> None:
-        passing = self.passing
-        if not passing:
+        followed = self.followed
+        if not followed:
             return
         sums: dict[int, int] = {}
         for output in outputs:
-            found = passing.get(output.request_id)
+            found = followed.get(output.request_id)
             if found is None or output.finish_reason is not None:
                 continue
             tab, stream = found
