@@ -98,12 +98,12 @@ class FrontDesk:
         self.num_open += len(requests)
         self.num_tokens += call.num_tokens
         self._tokens_of[client] = self.num_tokens_of(client) + call.num_tokens
-        work, tickets, prompt = self._work, [], None
+        tickets, prompt = [], None
         for request in requests:
             self._calls[request.id] = call
-            num_prompt = len(request.prompt_tokens)
+            num_prompt, ttft_s = len(request.prompt_tokens), request.terms.ttft_s
             cost = 1 if request.prompt_tokens is prompt else self._cost(num_prompt)
-            tickets.append(Ticket(request, client, due(work, num_prompt, self._patience), cost))
+            tickets.append(Ticket(request, client, self._due(num_prompt, ttft_s), cost))
             prompt = request.prompt_tokens
         self._places.join(tickets)
         service_s = self._service_s(tickets[0])
@@ -151,7 +151,7 @@ class FrontDesk:
         room, rates = self._places.room, self._rates
         if room is None:
             return Forecast()
-        at = due(self._work, newcomer.num_tokens, self._patience)
+        at = self._due(newcomer.num_tokens, newcomer.terms.ttft_s)
         num_ahead, num_tokens = self._places.ahead(newcomer.client, newcomer.priority, at, newcomer.terms)
         num_own = self._places.ahead_of_own(newcomer.client, newcomer.priority, at, newcomer.terms)
         own_most = min(room.most_of_one, rates.num_rows)
@@ -245,6 +245,16 @@ class FrontDesk:
         """(seconds that it goes on at most, client) of each choice that draws."""
         for start_s, request, client in self._drawing.values():
             yield max(0.0, start_s + request.max_tokens * self._rates.step_s - now), client
+
+    def _due(self, num_prompt: int, ttft_s: float) -> int:
+        """When a prompt that comes now should be served, on the clock of work, as the engine orders prompts with and
+        without a target (`sched.policies.slack`)."""
+        work, rates = self._work, self._rates
+        if ttft_s and rates.work_s:
+            slack_s = ttft_s - self._cost(num_prompt) * rates.token_s
+            if slack_s >= 0:
+                return work + int(slack_s / rates.work_s)
+        return due(work, num_prompt, self._patience)
 
     def _cost(self, num_prompt: int) -> int:
         return max(1, round(num_prompt * self._rates.share_computed))
