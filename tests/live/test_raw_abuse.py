@@ -15,6 +15,7 @@ from collections.abc import Iterator
 import pytest
 
 from scripted import Served
+from tokenmill.server.fields import MAX_DEPTH
 
 STATUS = re.compile(rb"^HTTP/1\.1 (\d{3}) ", re.MULTILINE)
 DEEP = 100_000
@@ -154,6 +155,18 @@ def test_odd_bodies_are_refused(served: Served, path: str) -> None:
         for data in (sized(body, path=path), post(chunks, b"Transfer-Encoding: chunked", path=path)):
             (status,) = say(served, data)
             assert 400 <= status < 500, (path, body[:40], status)
+
+
+@pytest.mark.parametrize("level", [b'{"a":%b}', b"[%b]", b'{"type":"object","properties":{"a":%b}}'])
+def test_variables_of_templates_may_be_as_deep_as_a_body(served: Served, level: bytes) -> None:
+    """What a template gets is walked through on the way: at the bound it is rendered, beyond it is a 400."""
+    num_levels = level.count(b"{") + level.count(b"[")
+    for depth, statuses in ((MAX_DEPTH - 4, {200}), (MAX_DEPTH, {400}), (900, {400})):
+        value = b"1"
+        for _ in range(depth // num_levels):
+            value = level.replace(b"%b", value)
+        body = b'{"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": {"v": %b}}' % value
+        assert set(say(served, sized(body, path="/v1/chat/completions"))) == statuses, depth
 
 
 def test_odd_uploads_are_refused(served: Served) -> None:

@@ -15,8 +15,11 @@ from ..core.errors import InvalidRequest
 from .spelling import nearest
 
 _MAX_NAME = 100
+MAX_DEPTH = 200
+"""Levels of arrays and objects in a body: what is done with them later takes some of Python's 1,000 frames for each."""
 MAX_SPELLED = 50
 """Unknown fields of one object that are looked at for misspellings."""
+_TOO_DEEP = f"The body is nested too deeply: arrays and objects may be {MAX_DEPTH} deep."
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
@@ -26,10 +29,23 @@ def parse_object(body: bytes) -> dict[str, Any]:
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"The body is not valid JSON: {error}.") from None
     except RecursionError:
-        raise InvalidRequest("The body is nested too deeply.") from None
+        raise InvalidRequest(_TOO_DEEP) from None
+    if body.count(b"[") + body.count(b"{") > MAX_DEPTH and is_deeper(value, MAX_DEPTH):
+        raise InvalidRequest(_TOO_DEEP)
     if not isinstance(value, dict):
         raise InvalidRequest(f"The body must be a JSON object, got {kind_name(value)}.")
     return value
+
+
+def is_deeper(value: Any, most: int) -> bool:
+    """Whether arrays and objects are nested more than `most` deep."""
+    level = [value] if isinstance(value, (dict, list)) else []
+    for _ in range(most):
+        inner = (each.values() if isinstance(each, dict) else each for each in level)
+        level = [child for children in inner for child in children if isinstance(child, (dict, list))]
+        if not level:
+            return False
+    return bool(level)
 
 
 def kind_name(value: Any) -> str:
