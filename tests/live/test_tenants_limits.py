@@ -85,6 +85,7 @@ def test_tokens_count_with_what_they_were(store: TenantStore) -> None:
                 },
             ),
             ("/completion", {"prompt": "hello", "n_predict": 2}),
+            ("/v1/completions", {"prompt": "hello", "max_tokens": 2, "stream": True}),
             ("/v1/completions", {"prompt": "hello", "max_tokens": 2, "use_beam_search": True, "n": 2}),
         ):
             status, told, headers = ask(served, "POST", path, asked, key)

@@ -169,10 +169,12 @@ class Access:
 
         def work() -> T:
             assert self._store is not None
+            store, before = self._store, self._store.num_changes
             try:
-                return job(self._store)
+                return job(store)
             finally:
-                self._read()
+                if store.num_changes != before:
+                    self._read()
 
         return await self._errands.do(work)
 

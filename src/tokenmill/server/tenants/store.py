@@ -67,6 +67,11 @@ class TenantStore:
             (version,) = self._database.execute("PRAGMA data_version").fetchone()
         return int(version)
 
+    @property
+    def num_changes(self) -> int:
+        """Another number after this connection has changed the file."""
+        return self._database.total_changes
+
     # ---- tenants ----
 
     def tenants(self) -> list[TenantRecord]:
