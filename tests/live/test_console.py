@@ -83,6 +83,16 @@ def test_an_answer_shows_as_it_comes_and_can_be_stopped(page: Page, served: Serv
     assert sent[1]["messages"][1]["content"] == first, "what was said before is part of the conversation"
 
 
+def test_it_works_under_the_path_of_a_proxy(browser: Browser) -> None:
+    """Files and calls are found below it, also from the address without the last slash."""
+    with Served(lambda prompt: ANSWER, root_path="/llm") as below, browser.page(f"{below.url}/llm/console") as page:
+        ask(page)
+        done(page)
+        assert said(page) == ANSWER and page.run("location.pathname") == "/llm/console/"
+        assert all("/llm/" in request["url"] for request in page.requests)
+        assert not page.complaints
+
+
 def test_a_question_without_an_answer_is_no_part_of_what_is_said(page: Page, served: Served) -> None:
     """A failure is told under the question; the next question takes its place, in the page and in the request."""
     served.script.failure = RuntimeError("planted")
@@ -222,7 +232,8 @@ def test_a_key_is_in_memory_and_headers_alone(browser: Browser, tmp_path: Path) 
         assert said(page) == ANSWER
         page.click("Request and response")
         assert key not in page.run("document.documentElement.outerHTML")
-        kept = "JSON.stringify([{...localStorage}, {...sessionStorage}, document.cookie, location.href, history.state])"
+        kept = """JSON.stringify([[localStorage, sessionStorage].map(each => Array.from({length: each.length},
+          (_, index) => each.getItem(each.key(index)))), document.cookie, location.href, history.state])"""
         assert key not in page.run(kept) and page.run("indexedDB.databases().then(each => each.length)") == 0
         assert page.tell("Network.getCookies")["cookies"] == []
         carried = [each for each in page.requests if key in json.dumps(each["headers"])]

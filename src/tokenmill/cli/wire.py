@@ -246,7 +246,8 @@ async def _serve(
         url = await listening
         if app.state.idle_time is not None:
             app.state.idle_time.open()
-        print(f"tokenmill: ready at {url} after {time.monotonic() - started_s:.2f} s", flush=True)
+        console = f", console at {url}/console" if url.startswith("http") else ""
+        print(f"tokenmill: ready at {url} after {time.monotonic() - started_s:.2f} s{console}", flush=True)
         helper.warm_up()
         if ready.pooling is None:
             await until_quiet(lambda: client.num_open > 0, lambda: client.stats.num_steps)
