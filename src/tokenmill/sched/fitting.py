@@ -54,3 +54,19 @@ def rows_within(limit_s: float, costs: Costs, work: Work, sequences: Iterable[Se
             break
         chosen.append(seq)
     return chosen
+
+
+def chunk_size(start: int, num_left: int, budget: int, aim: int, block_size: int, first: bool) -> int:
+    """Tokens of a prefill from position `start` with `num_left` tokens to go, under `budget`.
+
+    A chunk that does not reach the end keeps to `aim` too, and stops at a block border, so that the next one, and
+    sequences with the same prefix, go on from a published block. Where no border is in reach, only the first prefill of
+    a step takes the rest of the budget (it must progress); others wait, rather than compute what a leader is about to
+    publish.
+    """
+    if num_left <= budget:
+        return num_left
+    border = (start + min(aim, budget)) // block_size * block_size
+    if border > start:
+        return border - start
+    return budget if first else 0

@@ -73,6 +73,10 @@ class WaitingQueue:
         """Those that wait, in no order worth anything."""
         return (seq for line in self._lines.values() for _, seq in line.heap if seq.status is Status.WAITING)
 
+    def num_up_to(self, class_: int) -> int:
+        """Those that wait in this class or a higher one."""
+        return sum(line.num_waiting for (each, *_), line in self._lines.items() if each <= class_)
+
     def push(self, seq: Sequence) -> None:
         assert seq.status is Status.WAITING, seq
         key = _key(seq)

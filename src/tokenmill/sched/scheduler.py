@@ -30,14 +30,16 @@ from typing import Protocol
 from ..cache.groups import Match
 from ..core.config import EngineConfig
 from ..core.cost import Costs
+from ..core.fairness import class_of
 from ..core.request import IDLE_PRIORITY
 from ..core.sequence import Sequence, Status
-from . import spare
-from .admission import blocks_for, most_blocks
-from .fitting import decode_work, tokens_within
+from . import giving_way, spare
+from .admission import blocks_for
+from .fitting import chunk_size, decode_work, tokens_within
 from .policies import Policies, pace, slack
 from .queue import WaitingQueue
 from .rank import Rank
+from .room import blocks_given, blocks_to_come, has_room
 
 
 class Ledger(Protocol):
@@ -112,22 +114,6 @@ def num_wanted(seq: Sequence) -> int:
     return num_tokens - seq.num_planned
 
 
-def chunk_size(start: int, num_left: int, budget: int, aim: int, block_size: int, first: bool) -> int:
-    """Tokens of a prefill from position `start` with `num_left` tokens to go, under `budget`.
-
-    A chunk that does not reach the end keeps to `aim` too, and stops at a block border, so that the next one, and
-    sequences with the same prefix, go on from a published block. Where no border is in reach, only the first prefill of
-    a step takes the rest of the budget (it must progress); others wait, rather than compute what a leader is about to
-    publish.
-    """
-    if num_left <= budget:
-        return num_left
-    border = (start + min(aim, budget)) // block_size * block_size
-    if border > start:
-        return border - start
-    return budget if first else 0
-
-
 def compose_step(
     running: List[Sequence], waiting: WaitingQueue, config: EngineConfig, policies: Policies, ledger: Ledger
 ) -> None:
@@ -147,6 +133,8 @@ class _Composition:
     is_filling  what others leave goes to idle work
     prefilling  running sequences whose known tokens are not all planned
     held_back   numbers of sequences that get no row, so that they can be preempted once theirs are committed
+    has_victims somebody was preempted or held back since `running` was looked at
+    passed      tenants that hold their share of the blocks
     """
 
     running: List[Sequence]
@@ -162,13 +150,17 @@ class _Composition:
     is_filling: bool = False
     prefilling: list[Sequence] = field(default_factory=list)
     held_back: set[int] = field(default_factory=set)
+    has_victims: bool = False
+    passed: set[str] = field(default_factory=set)
 
     def compose(self) -> None:
         size = self.config.block_size
         first = self.waiting.peek()
         self.is_busy = any(not _is_idle(seq) for seq in (*self.running[:1], *((first,) if first else ())))
+        if below := giving_way.lower(self.running, first):
+            self._make_way(below)
         # Without those that are let in below.
-        running = list(self.running)
+        running = [seq for seq in self.running if seq.number not in self.held_back] if below else list(self.running)
         if self.is_busy:
             if running and _is_idle(running[-1]):
                 running = [seq for seq in running if not _is_idle(seq)]
@@ -192,7 +184,7 @@ class _Composition:
             if num_tokens > 1:
                 seq = next(turns)
                 self._admit(rank(seq))
-            if not num_tokens or (self.is_squeezed and self._has_given_way(seq)):
+            if not num_tokens or (self.has_victims and self._has_given_way(seq)):
                 continue
             if num_tokens > 1:
                 self._continue_prefill(seq)
@@ -271,8 +263,10 @@ class _Composition:
         missing = blocks_for(start + num_tokens, size) - num_blocks
         if missing <= 0:
             return num_tokens
+        if seq.request.terms.kv_share < 1 and not self._keeps_to_share(seq, missing):
+            return 0
         while missing > (available := min(self.ledger.num_available_blocks(matched))):
-            self.is_squeezed = True
+            self.is_squeezed = self.has_victims = True
             victim = self._victim(seq)
             if victim is None or victim.rows_in_flight:
                 if victim is not None:
@@ -286,9 +280,62 @@ class _Composition:
         if seq is self.running[-1]:
             return None
         asking = self.running.index(seq)
-        index = self.policies.preemption.victim(self.running, asking)
-        assert asking < index < len(self.running), f"{index} is not junior to {asking} of {len(self.running)}"
-        return self.running[index]
+        juniors = giving_way.next_of(self.running[asking + 1 :], self.waiting.service)
+        index = self.policies.preemption.victim((seq, *juniors), 0)
+        assert 0 < index <= len(juniors), f"the choice, {index} of {len(juniors)}, is not junior to the one that asks"
+        return juniors[index - 1]
+
+    def _make_way(self, below: List[Sequence]) -> None:
+        """Preempt running sequences of lower classes for those that wait and lack rows or blocks; hold back those that
+        have rows in flight. Nobody gives way where that would not help."""
+        first = self.waiting.peek()
+        assert first is not None
+        num_waiting = self.waiting.num_up_to(class_of(first.request))
+        num_rows = len(self.running) + self.ledger.num_loading + num_waiting - max_running(self.config)
+        matched = self.ledger.find_match(first)
+        if not (self._may_hold(first, matched) and self._would_fit(first, matched, below)):
+            return
+        left, given = list(below), list[Sequence]()
+        while left and (len(given) < num_rows or not self._would_fit(first, matched, given)):
+            victim = giving_way.next_of(left, self.waiting.service)[-1]
+            left.remove(victim)
+            given.append(victim)
+        for victim in given:
+            if victim.rows_in_flight:
+                self.held_back.add(victim.number)
+            else:
+                self.ledger.preempt(victim)
+
+    def _would_fit(self, seq: Sequence, matched: Match, given: List[Sequence]) -> bool:
+        """Whether a waiting one would have room if those in `given` gave their blocks back."""
+        if not self.config.keeps_kv:
+            return True
+        others = [each for each in self.running if each not in given]
+        available = blocks_given(self.ledger.num_available_blocks(matched), given)
+        prefilling = [each for each in others if num_wanted(each) > 1]
+        return has_room(self.config, seq, matched, available, len(others), prefilling)
+
+    def _may_hold(self, seq: Sequence, matched: Match) -> bool:
+        """Whether a waiting one fits what its tenant may hold."""
+        if seq.request.terms.kv_share >= 1 or not self.config.keeps_kv:
+            return True
+        num_more = blocks_to_come(self.config, seq, matched)
+        return giving_way.has_share(seq, self.running, num_more, self.config.groups)
+
+    def _keeps_to_share(self, seq: Sequence, missing: int) -> bool:
+        """Whether its tenant may hold so many blocks more, after a junior of the tenant's own has given way if need
+        be."""
+        num_more = [missing] * len(self.config.groups)
+        while not giving_way.has_share(seq, self.running, num_more, self.config.groups):
+            own = [each for each in self.running if each.request.terms.tenant == seq.request.terms.tenant]
+            if own[-1] is seq:
+                return False
+            self.has_victims = True
+            if own[-1].rows_in_flight:
+                self.held_back.add(own[-1].number)
+                return False
+            self.ledger.preempt(own[-1])
+        return True
 
     def _admit(self, before: Rank | None) -> None:
         """Let waiting sequences of a rank better than `before` in, while their whole present length fits beside what
@@ -298,7 +345,7 @@ class _Composition:
         size = self.config.block_size
         most = max_running(self.config)
         while self.budget > 0 and not self.is_squeezed:
-            seq = self.waiting.peek()
+            seq = self.waiting.peek(self.passed)
             if (
                 seq is None
                 or (before is not None and self.waiting.rank(seq) > before)
@@ -319,7 +366,10 @@ class _Composition:
                 available = self.ledger.num_available_blocks(matched)
                 if not num_tokens:
                     return
-                if not self._has_room(seq, matched, available):
+                if not self._may_hold(seq, matched):
+                    self.passed.add(seq.request.terms.tenant)
+                    continue
+                if not has_room(self.config, seq, matched, available, len(self.running), self.prefilling):
                     if self._clear():
                         continue
                     return
@@ -337,22 +387,6 @@ class _Composition:
             return False
         self.ledger.preempt(last)
         return True
-
-    def _has_room(self, seq: Sequence, matched: Match, available: List[int]) -> bool:
-        for index, group in enumerate(self.config.groups):
-            most, num_matched = most_blocks(self.config, group), len(matched.blocks[index])
-            needed = self._num_to_come(seq, matched.num_blocks - num_matched, num_matched, most) + len(self.running)
-            for other in self.prefilling:
-                table = other.tables[index]
-                needed += self._num_to_come(other, table.num_released, len(table) - table.num_released, most)
-            if needed > available[index]:
-                return False
-        return True
-
-    def _num_to_come(self, seq: Sequence, num_released: int, num_held: int, most: int) -> int:
-        """Blocks of one group that the known tokens of a sequence take beyond those it holds."""
-        num_blocks = blocks_for(len(seq.tokens), self.config.block_size)
-        return max(0, min(num_blocks - num_released, most) - num_held)
 
 
 def _is_idle(seq: Sequence) -> bool:

@@ -93,9 +93,10 @@ class Service:
                 charged[seq.number] = num_tokens
                 self._charge(seq, OUTPUT_SERVICE * num_new)
 
-    def served(self, seq: Sequence) -> float:
-        """What its tenant has received in its class, as far as it is settled."""
-        return self._tenants[class_of(seq.request)][seq.request.terms.tenant].served
+    def steps_served(self, seq: Sequence) -> int:
+        """What its tenant has received in its class, as far as it is settled, in tolerances."""
+        account = self._tenants[class_of(seq.request)][seq.request.terms.tenant]
+        return int(account.served // max(1.0, self._tolerance))
 
     def begin_step(self, running: Iterable[Sequence], prefilling: Iterable[Sequence]) -> None:
         """Let ranks hold what was served up to now. Those in `prefilling` want service as those do that wait."""
