@@ -40,6 +40,7 @@ from tokenmill.server.usage.books import Books
 
 ENVIRONMENT = Path(os.environ.get("TOKENMILL_FUZZ_VENV", Path(__file__).parents[2] / ".venv-fuzz"))
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
+PHASES = "examples,coverage,fuzzing"
 KEY = "fuzz-admin-key"
 MOST_MORE_FILES = 8
 """Descriptors that threads and stores may open once, when they are first needed."""
@@ -68,17 +69,17 @@ class _Count:
         self.num_ended += 1
 
 
-def fuzz(*, examples: int, seed: int = 1, phases: str = "examples,coverage,fuzzing", timeout_s: float = 900) -> Outcome:
+def fuzz(*, examples: int, seed: int = 1, phases: str = PHASES, timeout_s: float = 900) -> Outcome:
     """Raises AssertionError where the server keeps something of the calls when they are over."""
     with tempfile.TemporaryDirectory(prefix="tokenmill-fuzz-") as folder, _served(Path(folder)) as served:
-        document = _document(served, Path(folder))
-        _run(served, document, "--max-examples", "1", "--phases", "examples", timeout_s=timeout_s)
+        document = _document(served.url, Path(folder))
+        _run(served.url, KEY, document, "--max-examples", "1", "--phases", "examples", timeout_s=timeout_s)
         count = _Count()
         served.call(lambda: served.client.watchers.append(count))
         before = _held(served)
         start_s = time.monotonic()
         how = ("--max-examples", str(examples), "--phases", phases, "--seed", str(seed))
-        done = _run(served, document, *how, timeout_s=timeout_s)
+        done = _run(served.url, KEY, document, *how, timeout_s=timeout_s)
         taken_s = time.monotonic() - start_s
         served.wait_until(lambda: served.client.num_open == 0)
         served.wait_until(lambda: not _task_names() - before[1])
@@ -118,21 +119,24 @@ def _served(folder: Path) -> Iterator[Served]:
             each.close()  # type: ignore[attr-defined]
 
 
-def _document(served: Served, folder: Path) -> Path:
+def _document(url: str, folder: Path, key: str = KEY) -> Path:
     """The document that is served, but that model is the one there is: else few calls would come to the engine."""
-    with urllib.request.urlopen(f"{served.url}/openapi.json", timeout=20) as answer:
+    with urllib.request.urlopen(f"{url}/openapi.json", timeout=20) as answer:
         document = json.load(answer)
+    call = urllib.request.Request(f"{url}/v1/models", headers={"x-api-key": key})
+    with urllib.request.urlopen(call, timeout=20) as answer:
+        names = [card["id"] for card in json.load(answer)["data"]]
     for schema in document["components"]["schemas"].values():
         if "model" in schema.get("properties", {}):
-            schema["properties"]["model"] = {"enum": list(served.config.model_names)}
+            schema["properties"]["model"] = {"enum": names}
     path = folder / "document.json"
     path.write_text(json.dumps(document))
     return path
 
 
-def _run(served: Served, document: Path, *how: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
+def _run(url: str, key: str, document: Path, *how: str, timeout_s: float = 3600) -> subprocess.CompletedProcess[str]:
     command = [
-        str(ENVIRONMENT / "bin" / "st"), "run", str(document), "--url", served.url, "--header", f"x-api-key: {KEY}",
+        str(ENVIRONMENT / "bin" / "st"), "run", str(document), "--url", url, "--header", f"x-api-key: {key}",
         "--checks", CHECKS, "--continue-on-failure", "--warnings", "off", "--request-timeout", "20", "--no-shrink",
         "--suppress-health-check", "all", *how,
     ]  # fmt: skip
@@ -150,12 +154,29 @@ def _task_names() -> Counter[str]:
     return Counter(name for name in names if "Served." not in name and name != "wait_for")
 
 
+def fuzz_running(url: str, key: str, examples: int, seed: int) -> int:
+    """The same calls for a server that is there. What it keeps of them it says itself, under /load and /health."""
+    with tempfile.TemporaryDirectory(prefix="tokenmill-fuzz-") as folder:
+        document = _document(url, Path(folder), key)
+        done = _run(url, key, document, "--max-examples", str(examples), "--seed", str(seed), "--phases", PHASES)
+    print(done.stdout, done.stderr)
+    for path in ("/health", "/load"):
+        call = urllib.request.Request(url + path, headers={"x-api-key": key})
+        with urllib.request.urlopen(call, timeout=20) as answer:
+            print(path, answer.status, answer.read().decode())
+    return done.returncode
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--examples", type=int, default=10, metavar="N", help="most drawn calls of an operation")
     parser.add_argument("--seed", type=int, default=1, metavar="N")
+    parser.add_argument("--url", metavar="URL", help="of a running server, instead of one over a scripted engine")
+    parser.add_argument("--key", metavar="KEY", default=KEY, help="for --url")
     args = parser.parse_args()
     logging.disable(logging.WARNING)  # of fields that nobody knows there are thousands
+    if args.url:
+        return fuzz_running(args.url.rstrip("/"), args.key, args.examples, args.seed)
     outcome = fuzz(examples=args.examples, seed=args.seed)
     print(outcome.report)
     print(

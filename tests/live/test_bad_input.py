@@ -11,6 +11,7 @@ import pytest
 from starlette.routing import Route
 
 from scripted import Served, make_text_model
+from tokenmill.server.fields import MAX_DEPTH
 from tokenmill.text.fim import FimTokens
 
 USER = {"role": "user", "content": "hi"}
@@ -287,7 +288,7 @@ def test_no_path_that_reads_a_body_is_left_out(served: Served) -> None:
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
 def test_what_is_nested_as_deeply_as_it_may_be_is_no_fault_of_the_server(served: Served, path: str) -> None:
     """Arguments of a call that are just shallow enough to be read, and are then to be written."""
-    for depth in range(900, 1000, 3):
+    for depth in range(MAX_DEPTH - 12, MAX_DEPTH + 3):
         arguments = '{"a":' * depth + "1" + "}" * depth
         if path == "/v1/messages":
             said = f'{{"type":"tool_use","id":"t","name":"n","input":{arguments}}}'

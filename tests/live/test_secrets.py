@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 from serving import Server, wait_until
 
+from tokenmill.cli.main import main
 from tokenmill.server.tenants.store import TenantStore
 
 KEY, WRONG, PROMPT = "sk-marker-of-the-key", "sk-marker-of-a-wrong-key", "markerofaprompt"
@@ -113,4 +113,8 @@ def test_no_key_and_no_prompt_is_where_it_should_not_be(smollm2: Path, tmp_path:
         held
     )  # which clients ask for with `store`
     assert not {name: oct(mode) for name, mode in modes.items() if mode}
-    assert os.path.exists(tmp_path / "audit") == bool(audit)
+    if audit:
+        log_file, key_file = str(tmp_path / "audit"), str(tmp_path / "secret" / "k.pub")
+        assert main(["audit", "verify", log_file, "--public-key", key_file]) == 0
+        actions = {json.loads(line)["action"] for line in (tmp_path / "audit").read_bytes().splitlines()}
+        assert {"server.start", "server.stop", "call.end", "key.refused", "http.delete"} <= actions
