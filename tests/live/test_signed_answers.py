@@ -16,6 +16,7 @@ from openai import OpenAI
 
 from scripted import Served
 from tokenmill.cli.main import main
+from tokenmill.server.repeats.store import AnswerStore
 from tokenmill.server.signatures import HEADER, KEYS_PATH, BadSignature, check, sign, take_comment
 from tokenmill.server.signing import Signer, load_signer, make_key, verifier_of
 
@@ -128,3 +129,19 @@ def test_a_signature_has_the_form_of_the_standard(signer: Signer) -> None:
     none = base64.urlsafe_b64encode(b'{"alg":"none","kid":"%s"}' % signer.key_id.encode()).decode().rstrip("=")
     with pytest.raises(BadSignature):
         check(f"{none}.{payload}.", signer.public, b"", b"")
+
+
+def test_answers_that_are_sent_again_are_signed_anew(tmp_path: Path, signer: Signer) -> None:
+    """With an Idempotency-Key the kept answer comes again; its signature fits, but does not say which model it was."""
+    answers = AnswerStore(str(tmp_path / "answers.db"))
+    answers.open()
+    with Served(signer=signer, answers=answers) as served:
+        for is_again in (False, True):
+            data = json.dumps({"prompt": "hi"}).encode()
+            headers = {"content-type": "application/json", "idempotency-key": "k"}
+            call = urllib.request.Request(f"{served.url}/v1/completions", data, headers)
+            with urllib.request.urlopen(call, timeout=20) as answer:
+                facts = check(answer.headers[HEADER], signer.public, data, answer.read())
+                assert (answer.headers["idempotent-replayed"] == "true") == is_again
+            assert facts["model"] == (None if is_again else "toy")
+    answers.close()
