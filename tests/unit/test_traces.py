@@ -18,11 +18,13 @@ import openai
 import pytest
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.sdk.trace.export import SpanExportResult
 
 from scripted import Served
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import ConfigError
+from tokenmill.server.observe import traces
 from tokenmill.server.observe.traces import CONTENT_VARIABLE, Tracing, open_tracing
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -214,3 +216,23 @@ def test_traces_are_made_only_where_somebody_wants_them(monkeypatch: pytest.Monk
         open_tracing("http://127.0.0.1:9", "1")
     monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
     assert open_tracing("http://127.0.0.1:9", "1") is None
+
+
+def test_a_server_that_ends_does_not_wait_for_a_collector_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retries of the exporter are cut short: it is shut down before the last batch has failed for good."""
+    monkeypatch.setattr(traces, "LAST_S", 0.05)
+    given_up = threading.Event()
+
+    class Stubborn(OTLPSpanExporter):
+        def export(self, spans: Any) -> Any:
+            assert given_up.wait(20), "nobody gave it up"
+            return SpanExportResult.FAILURE
+
+        def shutdown(self) -> None:
+            given_up.set()
+
+    tracing = Tracing(Stubborn("http://127.0.0.1:9"), "1")
+    with tracing.call({"type": "http", "method": "GET", "path": "/", "headers": []}):
+        pass
+    tracing.close()
+    assert given_up.is_set()

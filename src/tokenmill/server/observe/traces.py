@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 CONTENT_VARIABLE = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 """OpenTelemetry's own: "true" puts prompts into spans."""
+LAST_S = 3.0
 MAX_CHARS = 10_000
 """Of a prompt that is put into a span."""
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
@@ -45,6 +47,7 @@ class Tracing:
 
         own = Resource({SERVICE_NAME: "tokenmill", SERVICE_VERSION: version})
         self.provider: TracerProvider = TracerProvider(resource=own.merge(OTELResourceDetector().detect()))
+        self._exporter = exporter
         self.provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self.provider.get_tracer("tokenmill", version)
         self._shows_prompts = os.environ.get(CONTENT_VARIABLE, "").lower() == "true"
@@ -54,8 +57,12 @@ class Tracing:
         self.rings = Rings()
 
     def close(self) -> None:
-        """Send what is left; takes as long as the exporter does."""
+        """Send what is left, or give it up after `LAST_S`: who ends is not to wait for a collector that is gone."""
+        give_up = threading.Timer(LAST_S, self._exporter.shutdown)
+        give_up.start()
         self.provider.shutdown()
+        give_up.cancel()
+        give_up.join()
 
     # ---- calls ----
 
