@@ -192,6 +192,8 @@ def test_engines_tenants_and_vectors_have_keys_of_their_own() -> None:
     cache.ended(Ended(swapped, output, FINISH_STOP, 1.0, 1.0))
     ready[0] = READY
     assert cache.find([swapped], READY) is None, "another engine gave it"
+    kept = cache.find([one], READY)
+    assert kept is not None and not cache.replay(kept, [one]).is_immediate, "its reader has to count it"
     pooled = request(3, pooling=PoolingParams("mean"), max_tokens=1)
     finish(cache, pooled, (), b"\0\0\0\0")
     kept = cache.find([pooled], READY)

@@ -20,6 +20,8 @@ from test_batches import client_of, jsonl, line, wait
 
 from scripted import Served
 from tokenmill.server.responses.store import ResponseStore
+from tokenmill.server.tenants.access import Access
+from tokenmill.server.tenants.store import TenantStore
 from tokenmill.server.usage.books import Books
 
 WORDS = "one two three four five six seven eight nine ten "
@@ -233,3 +235,46 @@ def test_usage_is_told_by_model_and_to_operators_only_of_all(served: Served, boo
                 urllib.request.urlopen(call, timeout=20)
             with refused.value as answer:
                 assert answer.status == status
+
+
+def test_each_tenant_sees_its_own_usage(tmp_path: Path, books: Books) -> None:
+    """By key and model; an admin sees all tenants, and what a tenant asks of others' is nothing."""
+    store = TenantStore(str(tmp_path / "tenants.db"))
+    keys = {name: store.create_key(name, tenant) for name, tenant in (("a1", "a"), ("a2", "a"), ("b1", "b"))}
+    _, admin = store.create_key("ops", "ops", is_admin=True)
+    store.close()
+    access = Access((), str(tmp_path / "tenants.db"))
+    access.open()
+    try:
+        with Served(lambda prompt: WORDS, books=books, access=access) as served:
+            for number, (_, key) in enumerate(keys.values(), 1):
+                body = {"prompt": "count", "max_tokens": number}
+                assert get(served, "/v1/completions", key, body)[0] == 200
+
+            def told(path: str, key: str, *names: str) -> dict[tuple[Any, ...], int]:
+                status, page = get(served, path, key)
+                assert status == 200, page
+                results = [each for bucket in page["data"] for each in bucket["results"]]
+                return {tuple(each[name] for name in names): each["output_tokens"] for each in results}
+
+            ids = {name: record.id for name, (record, _) in keys.items()}
+            of_a, of_b = keys["a1"][1], keys["b1"][1]
+            assert told("/v1/usage?group_by=api_key_id", of_a, "api_key_id") == {(ids["a1"],): 1, (ids["a2"],): 2}
+            assert told("/v1/usage", of_b) == {(): 3}
+            assert told(f"/v1/usage?api_key_ids={ids['a1']}&tenant_ids=a", of_b) == {}
+            assert get(served, "/admin/usage", of_a)[0] == 403
+            assert told("/admin/usage?group_by=tenant_id", admin, "tenant_id") == {("a",): 3, ("b",): 3}
+            assert told("/admin/usage?tenant_ids=b&group_by=tenant_id", admin, "tenant_id") == {("b",): 3}
+    finally:
+        access.close()
+
+
+def get(served: Served, path: str, key: str, body: Any = None) -> tuple[int, Any]:
+    data = None if body is None else json.dumps(body).encode()
+    call = urllib.request.Request(served.url + path, data, {"x-api-key": key})
+    try:
+        answer = urllib.request.urlopen(call, timeout=20)
+    except urllib.error.HTTPError as error:
+        answer = error
+    with answer:
+        return answer.status, json.loads(answer.read())

@@ -180,6 +180,11 @@ def test_work_that_is_told_again_counts_as_told_last(tmp_path: Path) -> None:
     first.close()
     second.close()
     assert sums(tmp_path)[tuple(account)] == (1, 10, 10, 4)
+    clock.now_s -= 50
+    late = opened(tmp_path, clock)
+    put(late, account, 1, 10, 0, 7, once="batch line")
+    late.close()
+    assert sums(tmp_path)[tuple(account)] == (1, 10, 10, 4), "it was told before the last, and is folded after it"
 
 
 def test_a_full_disk_loses_no_record_as_long_as_memory_holds_it(
