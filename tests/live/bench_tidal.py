@@ -87,7 +87,7 @@ def _good(result: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _start_batch(server: Server) -> str:
     """A batch of more lines than can be done, of long prompts and answers; its identifier."""
-    body = {"model": "smollm2", "prompt": "Say it again. " * 60, "max_tokens": 100, "ignore_eos": True}
+    body = {"prompt": "Say it again. " * 60, "max_tokens": 100, "ignore_eos": True}
     lines = "\n".join(
         json.dumps({"custom_id": str(n), "method": "POST", "url": "/v1/completions", "body": body | {"seed": n}})
         for n in range(5000)

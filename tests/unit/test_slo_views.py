@@ -15,7 +15,8 @@ def _terms(served: Any, body: dict[str, Any], headers: dict[str, str] | None = N
 
     class Watching:
         def opened(self, requests: Any, client: str) -> None:
-            seen.extend(request.terms for request in requests)
+            if client != "measure":  # the server's own requests, as it starts
+                seen.extend(request.terms for request in requests)
 
         def sending(self, outputs: Any, step: Any) -> None:
             pass

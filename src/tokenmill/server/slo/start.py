@@ -16,8 +16,14 @@ from ..client import EngineClient
 from .objectives import Objectives
 
 _WAIT_S = 3600.0
-_PROMPT, _OUTPUT = 512, 8
+_STEPS, _STEP_TOKENS, _OUTPUT = 3, 512, 16
 _TOKEN = 1
+_ROUNDS = 3
+"""The first steps of an engine are slow."""
+
+_LAST = IDLE_PRIORITY - 1
+"""Behind all others, but no idle work, whose steps are small."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -46,11 +52,13 @@ class Measuring:
         with contextlib.suppress(TokenmillError):
             ready = await self._client.wait_ready(_WAIT_S)
             if ready.pooling is None and not self._objectives.costs().is_known:
-                await self._compute(min(_PROMPT, ready.max_model_len - _OUTPUT))
+                step_tokens = ready.max_num_batched_tokens or _STEP_TOKENS
+                for _ in range(_ROUNDS):
+                    await self._compute(min(_STEPS * step_tokens, ready.max_model_len - _OUTPUT))
             tell(self._objectives)
 
     async def _compute(self, num_prompt: int) -> None:
-        """A request of the lowest priority, which gives way to all others."""
+        """A request of some full steps, and of some small ones. Others go first."""
         if num_prompt < 1:
             return
         request = Request(
@@ -59,7 +67,7 @@ class Measuring:
             sampling=SamplingParams(max_tokens=_OUTPUT, ignore_eos=True),
             max_tokens=_OUTPUT,
             seed=0,
-            priority=IDLE_PRIORITY,
+            priority=_LAST,
             cache_salt=self._new_id("measure"),
             arrival_s=self._clock.now(),
         )
