@@ -38,8 +38,10 @@ def test_a_conversation_goes_on_after_kill_9(tmp_path: Path) -> None:
 
 
 def test_a_server_may_keep_nothing(tmp_path: Path) -> None:
-    args, env = ("--responses-store", "off", "--files-dir", "off"), {"TOKENMILL_STATE": str(tmp_path / "state")}
-    with Server(*args, env=env) as server:
+    """Each thing that is kept can be turned off, and what is off leaves no folder behind."""
+    kept = ("responses-store", "files-dir", "tenants", "usage-dir", "idempotency-store", "flight-recorder")
+    args = [word for name in kept for word in (f"--{name}", "off")]
+    with Server(*args, env={"TOKENMILL_STATE": str(tmp_path / "state")}) as server:
         first = create(server, input="Name a color.")
         status, text = server.request("POST", "/v1/responses", {"input": "x", "previous_response_id": first["id"]})
         assert (status, json.loads(text)["error"]["param"]) == (400, "previous_response_id")
