@@ -79,26 +79,28 @@ def test_without_a_token_in_time_it_is_408_and_the_option_bounds_what_a_header_a
 
 
 def test_a_target_that_cannot_be_met_is_refused_with_the_reason_or_watched_in_a_shadow() -> None:
-    """Steps of 50 ms cannot give a first token within 10 ms, nor one every 10 ms; nothing is refused before steps are
-    known. A shadow serves both, and counts that they missed."""
+    """Steps of 50 ms cannot give a first token within 10 ms, nor one every 10 ms. A shadow serves both, and counts that
+    they missed. With nothing else open a call is let in, since nothing else can tell what steps take now."""
     for mode in ("enforce", "shadow", "off"):
-        with Served(step_s=0.05, admission=mode) as served:
-            assert post(served, {})[0] == 200
-            for target, reason in (("ttft", "ttft"), ("tpot", "tpot")):
-                status, body, headers = post(served, {}, **{f"x_slo_{target}_ms": "10"})
-                is_refused = metric(served, "tokenmill:calls_turned_away_total", reason=reason)
+        with Served(lambda prompt: LONG, step_s=0.05, admission=mode) as served, ThreadPoolExecutor(1) as pool:
+            assert post(served, {"max_tokens": 2}, x_slo_ttft_ms="10")[0] == 200
+            assert post(served, {"max_tokens": 2}, x_slo_ttft_ms="10")[0] == 200, "it is known, but nothing is open"
+            other = pool.submit(post, served, {}, x_request_timeout_s="1.5")
+            served.wait_until(lambda: served.client.num_open == 1)
+            for target, told in (("ttft", "wanted within 0.01 s"), ("tpot", "wanted within 10 ms")):
+                status, body, headers = post(served, {"max_tokens": 2}, **{f"x_slo_{target}_ms": "10"})
+                num_refused = metric(served, "tokenmill:calls_turned_away_total", reason=target)
                 if mode == "enforce":
-                    assert (status, body["error"]["code"], is_refused) == (429, "overloaded", 1)
-                    told = "wanted within 0.01 s" if target == "ttft" else "wanted within 10 ms"
+                    assert (status, body["error"]["code"], num_refused) == (429, "overloaded", 1)
                     assert headers["retry-after"] == "1" and told in body["error"]["message"]
                 else:
-                    assert (status, is_refused) == (200, 0)
-            assert post(served, {}, x_slo_ttft_ms="10000", x_slo_tpot_ms="5000")[0] == 200
+                    assert (status, num_refused) == (200, 0)
+            assert post(served, {"max_tokens": 2}, x_slo_ttft_ms="10000", x_slo_tpot_ms="5000")[0] == 200
+            other.result()
             served.wait_until(lambda: served.client.num_open == 0)
             missed = metric(served, "tokenmill:shadow_refusals_total", outcome="missed")
             assert missed == (2 if mode == "shadow" else 0)
-            errors = metric(served, "tokenmill:ttft_prediction_error_ratio_count")
-            assert errors >= (3 if mode != "enforce" else 1)
+            assert metric(served, "tokenmill:ttft_prediction_error_ratio_count") >= 1
 
 
 def test_what_waits_until_its_target_has_passed_is_refused_then_and_never_computed() -> None:

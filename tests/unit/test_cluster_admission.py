@@ -18,7 +18,7 @@ POLICY = BoundedWait(max_open=80, max_tokens=800, max_wait_s=10.0)
 class Calls:
     """A fake of what a gateway has open."""
 
-    num_open: int = 0
+    num_open: int = 5
     num_tokens: int = 0
     choice_s: float = 2.0
     waits_s: float = 0.0
@@ -80,12 +80,13 @@ SOON = Newcomer("a", terms=Terms(ttft_s=1.0, tpot_s=0.05))
         (Calls(waits_s=0.8), SOON._replace(since_s=0.3), "ttft", 0.2, 1.2),
         (Calls(waits_s=0.85, refuses=True), SOON, "ttft", 0.05, 0.95),
         (Calls(waits_s=0.7, refuses=True), SOON, "", 0, 0.8),
-        (Calls(5, tpot_s=0.1), SOON, "tpot", 5.0, 2.0),
-        (Calls(5, tpot_s=0.04, tightest_s=0.02), SOON, "tpot", 5.0, 2.0),
-        (Calls(5, tpot_s=0.04, tightest_s=0.02), Newcomer("a"), "", 0, 0.0),
+        (Calls(tpot_s=0.1), SOON, "tpot", 5.0, 2.0),
+        (Calls(tpot_s=0.04, tightest_s=0.02), SOON, "tpot", 5.0, 2.0),
+        (Calls(tpot_s=0.04, tightest_s=0.02), Newcomer("a"), "", 0, 0.0),
         (Calls(waits_s=9.0), Newcomer("a"), "", 0, 0.9),
         (Calls(shed_from=1), Newcomer("a"), "shed", 3.0, 0.0),
         (Calls(shed_from=2), Newcomer("a"), "", 0, 0.0),
+        (Calls(0, waits_s=5.0, tpot_s=9.0), SOON, "", 0, 0.5),
         (Calls(waits_s=50.0), Newcomer("a", IDLE_PRIORITY, terms=Terms(ttft_s=1.0)), "", 0, 0.0),
     ],
 )

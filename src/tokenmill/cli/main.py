@@ -120,6 +120,7 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     add_model(structured)
     serve_load = _command(benches, "serve", "what clients of a server see under a load", "bench.load", "serve")
     goodput = _command(benches, "goodput", "the highest load that meets objectives", "bench.load", "goodput")
+    overload = _command(benches, "overload", "what servers do with more than they can serve", "bench.load", "overload")
     compare = _command(benches, "compare", "several servers under equal loads, in turns", "bench.load", "compare")
     report = _command(benches, "report", "draw results measured earlier", "bench.report", "report")
     if argv[:1] == ["bench"]:
@@ -134,6 +135,7 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
         load = importlib.import_module("tokenmill.bench.load.options")
         load.add_serve_arguments(serve_load)
         load.add_goodput_arguments(goodput)
+        importlib.import_module("tokenmill.bench.load.overload_command").add_arguments(overload)
         load.add_compare_arguments(compare)
     for command in (engine, kernels, profile, quality):
         add_options(command.add_argument_group("engine"), EngineOptions)

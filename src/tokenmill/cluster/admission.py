@@ -30,7 +30,8 @@ class BoundedWait:
 
     Where `keeps_targets`, also one with a target for its first token that it is expected to miss; with one for its
     further tokens that it is expected to miss, or to make those miss that draw already; and one of a class below
-    another that is not served in time.
+    another that is not served in time. With nothing open a call enters whatever is expected: what steps take is known
+    from steps alone.
 
     max_open    choices
     max_tokens  their prompt tokens together
@@ -54,7 +55,7 @@ class BoundedWait:
             message = f"The wait would be {seen.wait_s:.0f} s"
             refusal = Refusal("wait", message, seen.wait_s - self.max_wait_s, kept_s=2 * self.max_wait_s)
             return Verdict(refusal, seen, need)
-        if not self.keeps_targets:
+        if not self.keeps_targets or not calls.num_open:
             return Verdict(None, seen, need)
         terms = newcomer.terms
         shed_s = calls.shed_s(terms.priority_class, now)

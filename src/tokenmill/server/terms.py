@@ -14,7 +14,8 @@ from .slo.wishes import with_headers
 from .tiers import with_class
 
 _TIMEOUT = b"x-request-timeout-s"
-_LEAST_SHARE = 0.1
+_LEAST_SHARE = 0.2
+"""What is left of a target less than this is no bound on the wait: the target itself is missed anyway."""
 
 
 def bounded(terms: Terms, caller: Caller, config: ServerConfig, alone_s: float) -> Terms:
@@ -24,7 +25,8 @@ def bounded(terms: Terms, caller: Caller, config: ServerConfig, alone_s: float) 
     bounds = [each for each in (terms.timeout_s, config.request_timeout_s, _asked_s(caller)) if each]
     timeout_s, queue_s = min(bounds, default=0.0), terms.queue_s
     if terms.ttft_s and not queue_s and config.admission == ENFORCE:
-        queue_s = min(config.max_queue_s, max(_LEAST_SHARE * terms.ttft_s, terms.ttft_s - alone_s))
+        left_s = terms.ttft_s - alone_s
+        queue_s = min(config.max_queue_s, left_s) if left_s > _LEAST_SHARE * terms.ttft_s else 0.0
     if (timeout_s, queue_s) == (terms.timeout_s, terms.queue_s):
         return terms
     return terms._replace(timeout_s=timeout_s, queue_s=queue_s)

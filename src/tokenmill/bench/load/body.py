@@ -44,7 +44,8 @@ Replies = Callable[[int], str | None]
 @dataclass(frozen=True, slots=True)
 class BodyFormat:
     """api: one of APIS. prompt_format: "tokens" (completions and embeddings only) or "text". `extra`: further fields of
-    every body. scripted_replies: earlier answers in a prompt are drawn text, equal for every server and run."""
+    every body. scripted_replies: earlier answers in a prompt are drawn text, equal for every server and run. slo: the
+    field of that name, of each call."""
 
     api: str
     prompt_format: str
@@ -52,6 +53,7 @@ class BodyFormat:
     ignore_eos: bool = False
     extra: dict[str, Any] = field(default_factory=dict)
     scripted_replies: bool = True
+    slo: Callable[[Call], dict[str, int]] | None = None
 
     def __post_init__(self) -> None:
         assert self.api in APIS, self.api
@@ -106,6 +108,8 @@ class BodyWriter:
         if call.tenant:
             user = json.dumps(call.tenant).encode()
             head += b'"metadata":{"user_id":%b},' % user if api == "messages" else b'"user":%b,' % user
+        if self.format.slo is not None:
+            head += b'"slo":%b,' % json.dumps(self.format.slo(call)).encode()
         if api == "completions":
             return b'%b"prompt":%b}' % (head, self._prompt(call.parts, replies))
         if api == "messages":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from ...bench.load import command
+from ...bench.load import command, overload_command
 from ...formats.checkpoint import open_checkpoint
 from ...formats.hub import resolve_model
 from ...text.load import load_text
@@ -23,6 +23,10 @@ def goodput(args: argparse.Namespace) -> int:
 
 def compare(args: argparse.Namespace) -> int:
     return command.compare_endpoints(args, sys.argv, _tokenizer(args))
+
+
+def overload(args: argparse.Namespace) -> int:
+    return overload_command.run(args, sys.argv, _tokenizer(args))
 
 
 def _tokenizer(args: argparse.Namespace) -> Tokenizer | None:
