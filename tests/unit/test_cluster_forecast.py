@@ -62,6 +62,17 @@ def test_prompts_that_keep_coming_slow_every_token() -> None:
     assert forecast(ALONE._replace(inflow=1e9)).tpot_s == pytest.approx(min(10 * free, 0.511), rel=0.06)
 
 
+def test_steps_are_sized_to_the_pace_of_those_that_draw() -> None:
+    """Beside a row that wants a token every 61 ms, prompts get what fits nine tenths of that; one that is far ahead of
+    its pace lends half of its lead; without such rows steps are full."""
+    paced = ALONE._replace(num_own=350, pace_s=0.0601, ends_s=(9.0,), least=16)
+    step_s = 0.011 + 0.043
+    assert forecast(paced).ttft_s == pytest.approx(8 * step_s + 0.011 + 350 % 43 / 1000, rel=0.04)
+    assert forecast(paced._replace(lead_s=5.0)).ttft_s == pytest.approx(0.361)
+    assert forecast(paced._replace(ends_s=())).ttft_s == pytest.approx(0.36)
+    assert forecast(paced._replace(pace_s=0.001)).ttft_s == pytest.approx(21 * 0.027 + 0.011 + 0.014)
+
+
 def test_attention_to_what_came_before_is_counted() -> None:
     """A prompt of 1,000 attends to half a million positions, however it is cut."""
     costs = Costs(token_s=1e-9, position_s=1e-6)

@@ -10,7 +10,7 @@ from tokenmill.cluster.events import Closed, Effects, GivenUp, Joined, Leaves, L
 from tokenmill.cluster.gateway import MAX_FAILED_STARTS, Gateway
 from tokenmill.core.errors import Unavailable
 from tokenmill.core.events import EngineStats, Output, Ready, StepOutputs, Timing
-from tokenmill.core.policy import Forecast, Verdict
+from tokenmill.core.policy import Forecast, Refusal, Verdict
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.terms import Terms
 
@@ -336,3 +336,13 @@ def test_a_forecast_is_compared_with_what_came() -> None:
         assert effects.forecasts == [(1.0, 1.3)]
         scene.step(0, end(name))
     assert scene.gateway.desk.calibration.factor == pytest.approx(1.5, abs=0.25)
+
+
+def test_what_a_shadow_lets_in_corrects_no_forecast() -> None:
+    """It would not have been served: what becomes of it says nothing of those that are."""
+    scene = Scene()
+    scene.join(0)
+    verdict = Verdict(Refusal("ttft", "", 1.0), Forecast(0.0, 1.0, 0.0), 2.0)
+    scene.handle(Opened([request("a")], "", verdict), 0.0)
+    assert not scene.step(0, Output("a", (7,), num_output=1), now=9.0).forecasts
+    assert scene.gateway.desk.calibration.factor == 1.0

@@ -10,8 +10,9 @@ from ..core.request import IDLE_PRIORITY
 
 _PARTS = 8
 """A client may have all of so many parts but one, of open choices and of their tokens."""
-_AGAIN = 0.9
-"""Where a call of a class was turned away, the next must be expected to take less than this of its target."""
+_LIMIT, _AGAIN = 1.1, 1.0
+"""What a call may be expected to take of its target, as forecasts go: about as many of those above it would keep the
+target after all as of those below would miss it. Where one of its class was turned away, the next must keep it."""
 PREDICTED = ("wait", "ttft", "tpot", "shed")
 """Reasons that follow from predictions."""
 
@@ -62,13 +63,13 @@ class BoundedWait:
         if shed_s:
             message = f"Requests of class P{terms.priority_class} give way to better ones"
             return Verdict(Refusal("shed", message, shed_s), seen, need)
-        limit = _AGAIN if calls.is_refusing(terms.priority_class) else 1.0
+        limit = _AGAIN if calls.is_refusing(terms.priority_class) else _LIMIT
         if terms.ttft_s:
             told_s = newcomer.since_s + seen.ttft_s
             need = max(need, told_s / terms.ttft_s)
             if told_s > limit * terms.ttft_s:
                 message = f"The first token would come after {told_s:.2f} s, and is wanted within {terms.ttft_s:.2f} s"
-                refusal = Refusal("ttft", message, told_s - limit * terms.ttft_s, kept_s=2 * terms.ttft_s)
+                refusal = Refusal("ttft", message, told_s - _AGAIN * terms.ttft_s, kept_s=2 * terms.ttft_s)
         tpot_s = terms.tpot_s
         if terms.ttft_s or tpot_s:
             others_s = calls.tightest_tpot_s(terms.priority_class)
@@ -79,7 +80,7 @@ class BoundedWait:
                 message = (
                     f"Tokens would come every {1e3 * seen.tpot_s:.0f} ms, and are wanted within {1e3 * tpot_s:.0f} ms"
                 )
-                share = 1 - limit * tpot_s / seen.tpot_s
+                share = 1 - _AGAIN * tpot_s / seen.tpot_s
                 refusal = Refusal("tpot", message, share * calls.num_open * calls.choice_s)
         return Verdict(refusal, seen, need)
 

@@ -13,12 +13,14 @@ of `share` every choice goes to the engine at once, as a program with its own en
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 
+from ..core.cost import Work
 from ..core.events import EngineStats
 from ..core.policy import Forecast, Newcomer
 from ..core.request import IDLE_PRIORITY, Request
+from ..core.terms import NUM_PRIORITY_CLASSES
 from ..core.work import PATIENCE, due, lead_s, step_work
 from .forecast import Calibration, Scene, forecast
 from .places import Places, Room
@@ -27,6 +29,8 @@ from .service import Load, Rates, Returns, Rows, moved, predicted_wait
 from .turns import Ticket
 
 _LATELY = 64
+_LEAST_ROOM, _FLOOR = 32, 16
+"""Tokens of prompts in a step in any case, and of a full step one in so many (sched.policies.pace)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -62,7 +66,7 @@ class FrontDesk:
         self._tokens_of: dict[str, int] = {}
         self._stepped_s = 0.0
         self._num_sent = 0  # tokens of the prompts that engines were given since
-        self._drawing: dict[str, tuple[float, Request, str]] = {}
+        self._drawing: dict[str, tuple[float, Request, str, Sized]] = {}
         self._lately: deque[tuple[float, int, float]] = deque(maxlen=_LATELY)
 
     def share(self, room: Room) -> None:
@@ -117,12 +121,12 @@ class FrontDesk:
             self._num_sent += self._cost(len(request.prompt_tokens))
         return request
 
-    def start(self, request: Request, num_cached: int, now: float) -> None:
-        """Its first token came; so many of its prompt's tokens were cached."""
+    def start(self, request: Request, num_cached: int, now: float, tokens: Sized = ()) -> None:
+        """Its first token came; so many of its prompt's tokens were cached. `tokens`: those that it has, and will."""
         self._places.start(request.id, num_cached)
         self._rates.note_start(len(request.prompt_tokens), num_cached)
         if request.priority < IDLE_PRIORITY:  # the others give way
-            self._drawing[request.id] = (now, request, self._calls[request.id].client)
+            self._drawing[request.id] = (now, request, self._calls[request.id].client, tokens)
 
     def end(self, request: Request, num_output: int, reason: str) -> None:
         """The choice is over, wherever it was."""
@@ -152,7 +156,8 @@ class FrontDesk:
         if room is None:
             return Forecast()
         at = self._due(newcomer.num_tokens, newcomer.terms.ttft_s)
-        num_ahead, num_tokens = self._places.ahead(newcomer.client, newcomer.priority, at, newcomer.terms)
+        passes = self._passes(newcomer, now) if newcomer.terms.ttft_s else None
+        num_ahead, num_tokens = self._places.ahead(newcomer.client, newcomer.priority, at, newcomer.terms, passes)
         num_own = self._places.ahead_of_own(newcomer.client, newcomer.priority, at, newcomer.terms)
         own_most = min(room.most_of_one, rates.num_rows)
         if num_ahead + len(self._drawing) < own_most:  # so many cannot fill the rows
@@ -160,7 +165,7 @@ class FrontDesk:
         else:
             limits = list(self._limits(now))
             own = [left_s for left_s, client in limits if client == newcomer.client]
-            most = [request.max_tokens for _, request, _ in self._drawing.values()]
+            most = [request.max_tokens for _, request, _, _ in self._drawing.values()]
             hold_s = rates.hold_s(sum(most) / max(1, len(most)))
             rows = (
                 Rows(rates.num_rows, num_ahead, [left_s for left_s, _ in limits], rates.hazard, hold_s),
@@ -171,17 +176,34 @@ class FrontDesk:
         factor = self.calibration.factor
         return Forecast(factor * wait_s, factor * (seen.ttft_s + wait_s - seen.wait_s), seen.tpot_s)
 
+    def _passes(self, newcomer: Newcomer, now: float) -> Callable[[Ticket], bool]:
+        """Whether an engine takes a choice first, by slack (sched.policies.slack); what has none left comes later."""
+        token_s = self._rates.token_s
+        slack_s = newcomer.terms.ttft_s - newcomer.since_s - self._cost(newcomer.num_tokens) * token_s
+
+        def passes(ticket: Ticket) -> bool:
+            terms, arrival_s = ticket.request.terms, ticket.request.arrival_s
+            if not terms.ttft_s:
+                return ticket.due <= due(self._work, newcomer.num_tokens, self._patience)
+            return 0 <= arrival_s + terms.ttft_s - now - ticket.cost * token_s <= max(0.0, slack_s)
+
+        return passes
+
     def _scene(self, newcomer: Newcomer, num_before: int, room: Room, now: float) -> Scene:
         """num_before: tokens of the prompts before its own; of these the engines have computed some already."""
         rates, stats, num_engines = self._rates, self._stats, room.num_engines
         num_done = self._places.cost_arriving - self._num_sent - stats.num_prompt_left
         ends_s = sorted(left_s for left_s, _ in self._limits(now))[::num_engines]
-        contexts = [
-            len(request.prompt_tokens) + (now - start_s) / rates.step_s if rates.step_s else 0.0
-            for start_s, request, _ in self._drawing.values()
+        contexts = [len(request.prompt_tokens) + len(tokens) for _, request, _, tokens in self._drawing.values()]
+        leads_s = [
+            start_s + len(tokens) * request.terms.tpot_s - now
+            for start_s, request, _, tokens in self._drawing.values()
+            if request.terms.tpot_s
         ]
         lately = [num_prompt for _, num_prompt, _ in self._lately]
         span_s = now - self._lately[0][0] if lately else 0.0
+        paces_s = [each for each in (self.tightest_tpot_s(NUM_PRIORITY_CLASSES), newcomer.terms.tpot_s) if each]
+        pace_s = min(paces_s, default=0.0)
         return Scene(
             costs=rates.costs,
             residual_s=self._residual_s(now),
@@ -191,25 +213,34 @@ class FrontDesk:
             hazard=rates.hazard,
             context=sum(contexts) / max(1, len(contexts)),
             usual=max(1.0, sum(lately) / max(1, len(lately)) * rates.share_computed),
-            room=max(1, round(rates.room)),
+            room=room.step_tokens if pace_s else max(1, round(rates.room)),
+            least=max(_LEAST_ROOM, room.step_tokens // _FLOOR),
+            pace_s=pace_s,
+            lead_s=min(leads_s, default=0.0),
             num_rows=max(1, room.num_rows // num_engines),
             inflow=sum(lately) * rates.share_computed / span_s / num_engines if span_s > 0 else 0.0,
         )
 
     def _residual_s(self, now: float) -> float:
         """Until the step that a newcomer cannot join any more has ended: the one under way, or where that is nearly
-        over and the next is planned already, that one too."""
-        in_flight_s = self._stats.in_flight_s
+        over and the next is planned already, that one too. It is as long, if it has prompts; else short."""
+        stats, room = self._stats, self._places.room
+        in_flight_s = stats.in_flight_s
         left_s = self._stepped_s + in_flight_s - now
         if in_flight_s <= 0 or left_s <= -in_flight_s:
             return 0.0
-        return max(0.0, left_s) + (in_flight_s if left_s < lead_s(in_flight_s) else 0.0)
+        if left_s >= lead_s(in_flight_s):
+            return left_s
+        num = len(self._drawing) / (1 if room is None else room.num_engines)
+        return max(0.0, left_s) + (
+            in_flight_s if stats.num_prompt_left else self._rates.costs.predict(Work(num, num, 0))
+        )
 
     def tightest_tpot_s(self, priority_class: int) -> float:
         """Of the choices that draw, of this class or a better one."""
         targets = [
             terms.tpot_s
-            for _, request, _ in self._drawing.values()
+            for _, request, _, _ in self._drawing.values()
             if (terms := request.terms).tpot_s and terms.priority_class <= priority_class
         ]
         return min(targets, default=0.0)
@@ -225,6 +256,13 @@ class FrontDesk:
         if len(self._lately) < _LATELY:
             return []
         span_s = now - self._lately[0][0]
+        if newcomer.terms.ttft_s and span_s > 0:  # by slack: for as long as their prompts take less
+            token_s = self._rates.token_s
+            return [
+                (token_s * (newcomer.num_tokens - num_prompt), service_s / span_s)
+                for _, num_prompt, service_s in self._lately
+                if num_prompt < newcomer.num_tokens
+            ]
         return [
             (due(0, newcomer.num_tokens - num_prompt, self._patience) * self._rates.work_s, service_s / span_s)
             for _, num_prompt, service_s in self._lately
@@ -243,7 +281,7 @@ class FrontDesk:
 
     def _limits(self, now: float) -> Iterator[tuple[float, str]]:
         """(seconds that it goes on at most, client) of each choice that draws."""
-        for start_s, request, client in self._drawing.values():
+        for start_s, request, client, _ in self._drawing.values():
             yield max(0.0, start_s + request.max_tokens * self._rates.step_s - now), client
 
     def _due(self, num_prompt: int, ttft_s: float) -> int:

@@ -17,6 +17,10 @@ from ..core.policy import Forecast
 
 _LEAPS = 24
 """Steps are taken together so that a walk has about so many."""
+_ANY = 0.5
+"""With fewer rows that draw than this, on average, a step is not sized to their pace."""
+_MARGIN = 0.9
+"""Of a target for each token, what steps are let take that are sized to it."""
 _BUSIEST = 0.9
 """Prompts are expected to take at most so much of the time while an answer is drawn."""
 
@@ -33,6 +37,9 @@ class Scene(NamedTuple):
     context      positions before a row that draws, on average
     usual        tokens of a usual prompt
     room         most tokens of prompts in a step
+    least        so many they get in any case
+    pace_s       the tightest target for a token of those that draw or will: steps with rows of them are sized to it
+    lead_s       by how much the tightest of these is ahead of its pace
     num_rows     most rows
     inflow       prompt tokens that come in a second
     """
@@ -46,6 +53,9 @@ class Scene(NamedTuple):
     context: float = 0.0
     usual: float = 1.0
     room: int = 1
+    least: int = 1
+    pace_s: float = 0.0
+    lead_s: float = 0.0
     num_rows: int = 1
     inflow: float = 0.0
 
@@ -67,38 +77,61 @@ class Scene(NamedTuple):
             )
         )
 
+    def room_beside(self, num_draws: float, lead_s: float) -> float:
+        """Tokens of prompts in a step with rows that draw, and are so much ahead of their pace: they lend half of it,
+        and who is behind wants shorter steps (sched.policies.pace)."""
+        if not self.pace_s or num_draws < _ANY:
+            return self.room
+        within_s = self.pace_s + (lead_s / 2 if lead_s > 0 else max(lead_s, -self.pace_s / 2))
+        alone_s = self.step_s(num_draws, 0, 0)
+        token_s = (self.step_s(num_draws, self.room, self.usual) - alone_s) / self.room
+        return max(self.least, min(self.room, (_MARGIN * within_s - alone_s) / token_s if token_s else self.room))
+
 
 def forecast(scene: Scene) -> Forecast:
     if not scene.costs.is_known:
         return Forecast()
-    at_s, joined = scene.residual_s, 0.0
-    num_left, room = scene.num_ahead, max(1, scene.room)
-    leap = max(1, math.ceil(num_left / room / _LEAPS))
-    while num_left >= room:
+    at_s, joined, lead_s = scene.residual_s, 0.0, scene.lead_s - scene.residual_s
+    num_left = scene.num_ahead
+    leap = max(1, math.ceil(num_left / max(1, scene.room) / _LEAPS))
+    while True:
         num_draws = min(scene.num_rows, scene.rows_left(at_s) + joined)
+        room = max(1.0, scene.room_beside(num_draws, lead_s))
+        if num_left < room:
+            break
         times = min(leap, int(num_left // room))
-        took_s = times * scene.step_s(num_draws, room, scene.usual)
-        at_s += took_s
+        step_s = scene.step_s(num_draws, room, scene.usual)
+        at_s += times * step_s
         num_left -= times * room
-        joined = joined * math.exp(-scene.hazard * took_s) + times * room / scene.usual
+        joined = joined * math.exp(-scene.hazard * times * step_s) + times * room / scene.usual
+        lead_s += times * (scene.pace_s - step_s)
+        if joined >= 1:  # who has just got a first token is ahead of nothing
+            lead_s = min(lead_s, 0.0)
+        lead_s = max(lead_s, -scene.pace_s)
     wait_s = at_s
     # What is left of the others shares the first step of its own prompt.
     own = float(scene.num_own)
-    num_draws = min(scene.num_rows, scene.rows_left(at_s) + joined)
     while own > 0:
         num_new = min(own, max(1.0, room - num_left))
-        at_s += scene.step_s(num_draws, num_new + num_left, scene.num_own)
+        step_s = scene.step_s(num_draws, num_new + num_left, scene.num_own)
+        at_s += step_s
         own -= num_new
-        num_left = 0.0
-    num_draws = min(scene.num_rows, num_draws + scene.num_ahead % room / scene.usual + 1)
-    return Forecast(wait_s, at_s, _tpot_s(scene, num_draws))
+        lead_s = max(lead_s + scene.pace_s - step_s, -scene.pace_s)
+        if num_left:
+            joined += num_left / scene.usual
+            num_left = 0.0
+        if own > 0:
+            num_draws = min(scene.num_rows, scene.rows_left(at_s) + joined)
+            room = max(1.0, scene.room_beside(num_draws, lead_s))
+    return Forecast(wait_s, at_s, _tpot_s(scene, min(scene.num_rows, num_draws + 1)))
 
 
 def _tpot_s(scene: Scene, num_draws: float) -> float:
     """Draws wait for the prompts that come meanwhile, in steps that have room for so many."""
     alone_s = scene.step_s(num_draws, 0, 0)
-    full_s = scene.step_s(num_draws, scene.room, scene.usual)
-    share = min(_BUSIEST, scene.inflow * (full_s - alone_s) / max(1, scene.room))
+    room = scene.room_beside(num_draws, 0.0)
+    full_s = scene.step_s(num_draws, room, scene.usual)
+    share = min(_BUSIEST, scene.inflow * (full_s - alone_s) / max(1, room))
     return min(full_s, alone_s / (1 - share))
 
 

@@ -233,7 +233,7 @@ class Gateway:
         first, verdict = requests[0], event.verdict
         if verdict.refusal is None and verdict.need:
             self.desk.pressure.note(first.terms.priority_class, verdict.need, False, now)
-        if verdict.forecast.ttft_s:
+        if verdict.forecast.ttft_s and verdict.refusal is None:
             entry = self._entries[first.id]
             entry.opened_s, entry.told_s = now, verdict.forecast.ttft_s
         self.desk.join(requests, event.client)
@@ -292,7 +292,7 @@ class Gateway:
                     gaps[last_s] = gaps.get(last_s, 0) + 1
                 else:
                     entry.note_first(output)
-                    self.desk.start(entry.request, output.num_cached, now)
+                    self.desk.start(entry.request, output.num_cached, now, entry.tokens)
                     self._compare(entry, now, effects)
                     effects.firsts.append((entry.request, now - entry.request.arrival_s))
                 entry.tokens.extend(tokens)

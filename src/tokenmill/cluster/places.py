@@ -215,17 +215,26 @@ class Places:
         self._forget(class_, tenant, ticket.client)
         return was_waiting
 
-    def ahead(self, client: str, priority: int, due: int, terms: Terms = USUAL) -> tuple[int, int]:
+    def ahead(
+        self,
+        client: str,
+        priority: int,
+        due: int,
+        terms: Terms = USUAL,
+        passes: Callable[[Ticket], bool] | None = None,
+    ) -> tuple[int, int]:
         """(choices, prompt tokens to compute for them) that come before the first choice of a call that joined now:
-        what is on its way and has the better rank; of its own tenant what is before it; all that waits in higher
-        classes; of each other tenant in its class as much as keeps both level."""
+        what is on its way and has the better rank, where `passes` may stand for being due sooner; of its own tenant
+        what is before it; all that waits in higher classes; of each other tenant in its class as much as keeps both
+        level."""
         class_, tenant = class_of_call(priority, terms), terms.tenant
         own = self._turns.get((class_, tenant))
         number, cost = (0, 0) if own is None else own.ahead(client, priority, due)
         served = self._served_then(class_, tenant, number, cost, terms.weight)
         for holder in self._holders.values():
             for ticket in holder.arriving.values():
-                if self._comes_before(ticket, class_, tenant, served, priority, due):
+                is_sooner = ticket.due <= due if passes is None else passes(ticket)
+                if self._comes_before(ticket, class_, tenant, served, priority, is_sooner):
                     number += 1
                     cost += ticket.cost
         for (other_class, other), turns in self._turns.items():
@@ -339,13 +348,15 @@ class Places:
         missing = (served - account.served) * account.weight
         return min(turns.num_waiting, math.ceil(missing / of_one)) if missing > 0 and of_one else 0
 
-    def _comes_before(self, ticket: Ticket, class_: int, tenant: str, served: float, priority: int, due: int) -> bool:
+    def _comes_before(
+        self, ticket: Ticket, class_: int, tenant: str, served: float, priority: int, is_sooner: bool
+    ) -> bool:
         other = ticket.request
         if class_of(other) != class_:
             return class_of(other) < class_
         if other.terms.tenant != tenant and self._shares[class_][other.terms.tenant].served > served:
             return False
-        return (other.priority, ticket.due) <= (priority, due)
+        return other.priority < priority or (other.priority == priority and is_sooner)
 
     def _arrive(self, holder: _Holder, request_id: str) -> None:
         ticket = holder.arriving.pop(request_id, None)
