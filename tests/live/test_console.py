@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
+import shutil
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -81,6 +84,31 @@ def test_an_answer_shows_as_it_comes_and_can_be_stopped(page: Page, served: Serv
     sent = [json.loads(each["postData"]) for each in page.requests if each["method"] == "POST"]
     assert [message["role"] for message in sent[1]["messages"]] == ["user", "assistant", "user"]
     assert sent[1]["messages"][1]["content"] == first, "what was said before is part of the conversation"
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl to try the command with")
+def test_the_command_for_curl_sends_the_same(browser: Browser, tmp_path: Path) -> None:
+    """Whatever is in the message; the key comes from the environment and is not in the command."""
+    store = TenantStore(str(tmp_path / "tenants.db"))
+    key = store.create_key("a", "t")[1]
+    text = "It's \"$HOME\" `id` \\ ' '' \n\u00e9 !"
+    heard: list[str] = []
+    with serving(store.path, lambda prompt: heard.append(prompt) or "yes") as closed, opened(browser, closed) as page:
+        give_key(page, key)
+        page.wait("document.querySelector('option[value=toy]')")
+        page.fill("Message", text)
+        page.click("Send")
+        done(page)
+        page.run("navigator.clipboard.writeText = () => Promise.reject(new Error('not allowed'))")
+        page.click("Copy as curl")
+        command = page.wait("document.querySelector('dialog textarea')?.value")
+        assert key not in command
+        run = {"env": os.environ | {"TOKENMILL_API_KEY": key}, "capture_output": True, "text": True, "timeout": 20}
+        said = subprocess.run(["sh", "-c", f"{command} -s"], check=True, **run).stdout  # type: ignore[call-overload]
+        assert said.rstrip().endswith("data: [DONE]")
+        assert len(heard) == 2 and heard[0] == heard[1] and text in heard[0]
+        assert not page.complaints
+    store.close()
 
 
 def test_it_works_under_the_path_of_a_proxy(browser: Browser) -> None:
