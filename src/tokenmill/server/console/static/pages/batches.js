@@ -1,4 +1,4 @@
-// Batches: a file of calls, answered when nobody else wants the engine.
+// Batches: a file of calls, answered with what others leave of the engine.
 
 import { download, get, open, send } from "../lib/api.js";
 import { h, show } from "../lib/dom.js";
@@ -11,7 +11,7 @@ const EXAMPLE = '{"custom_id": "1", "method": "POST", "url": "/v1/chat/completio
 
 function mount(root, { signal }) {
   const body = h("div", null, loading());
-  show(root, head("Batches", "A batch is a file with one call a line. Its calls are computed while nothing else is.",
+  show(root, head("Batches", "A batch is a file with one call a line. Its calls get what other requests leave.",
     button("New batch", () => create(refresh), { kind: "primary" })), body);
   let last = "";
 
