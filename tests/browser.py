@@ -29,7 +29,7 @@ FLAGS = (
     "--disable-background-networking", "--disable-component-update", "--disable-default-apps", "--mute-audio",
     "--disable-extensions", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1", "--remote-debugging-pipe",
 )  # fmt: skip
-_TIMEOUT_S = 30.0
+_TIMEOUT_S = 90.0
 _AS_3_AND_4 = """import os, sys
 for number, end in ((3, sys.argv[1]), (4, sys.argv[2])):
     os.dup2(int(end), number)
