@@ -119,8 +119,11 @@ def test_the_chart_library_keeps_its_licence() -> None:
     assert "innerHTML" not in (vendored / "uPlot.esm.js").read_text()
 
 
-def test_reports_are_not_for_everyone(served: Served) -> None:
-    assert ask(served, "/admin/reports").status == 401
+@pytest.mark.parametrize("path", ["/admin/kv", "/admin/reports", "/admin/reports/old.json"])
+def test_views_are_not_for_everyone(served: Served, path: str) -> None:
+    """Neither without a key nor with one that has no scope."""
+    assert ask(served, path).status == 401
+    assert ask(served, path, authorization="Bearer sesame").status == 403
 
 
 def test_a_report_is_sent_as_it_is_and_nothing_else_is(folder: Path) -> None:
