@@ -191,7 +191,7 @@ class _Composition:
             elif seq.num_planned % size or self._fit(seq, self.ledger.no_match, 1):  # a block begun has room
                 add_row(seq, 1)
         self._admit(None)
-        if self.is_busy and not self.prefilling and not self.is_squeezed:
+        if running and self.is_busy and not (self.prefilling or self.is_squeezed or self.has_victims):
             self._fill(running)
 
     def _keep_pace(self, drawing: List[Sequence]) -> None:
@@ -206,9 +206,9 @@ class _Composition:
     def _fill(self, others: List[Sequence]) -> None:
         """Give idle work the time that others leave in a step without prompts."""
         first = self.waiting.peek()
-        idle = [seq for seq in reversed(self.running) if _is_idle(seq)]
-        if not (idle or first) or (first is not None and not _is_idle(first)):
+        if not _is_idle(first or self.running[-1]):  # idle work comes behind all others
             return
+        idle = [seq for seq in reversed(self.running) if _is_idle(seq)]
         filling = spare.beside(others, idle, self.ledger)
         self.is_filling = True
         size = self.config.block_size

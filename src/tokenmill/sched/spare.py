@@ -81,15 +81,15 @@ def beside(others: List[Sequence], idle: List[Sequence], clocked: Clocked) -> Fi
     costs = clocked.costs
     if not costs.is_known or not others:
         return NOTHING
-    work = decode_work(others)
-    own_s = costs.predict(work)
     limit_s = None
     if all(seq.request.terms.tpot_s for seq in others):
         limit_s = pace.allowed_s(others, clocked.begins_s())
+    if limit_s is None and clocked.step_number % EVERY:
+        return NOTHING
     is_sure = not clocked.step_number % SURE
+    work = decode_work(others)
+    own_s = costs.predict(work)
     if limit_s is None:
-        if clocked.step_number % EVERY:
-            return NOTHING
         limit_s = own_s * (1 + EVERY * SHARE)
     limit_s = max(min(limit_s, STEP_S), own_s)
     drawing = sorted((seq for seq in idle if _is_drawing(seq)), key=_turn)
