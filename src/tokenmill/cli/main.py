@@ -121,6 +121,7 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     serve_load = _command(benches, "serve", "what clients of a server see under a load", "bench.load", "serve")
     goodput = _command(benches, "goodput", "the highest load that meets objectives", "bench.load", "goodput")
     overload = _command(benches, "overload", "what servers do with more than they can serve", "bench.load", "overload")
+    fairness = _command(benches, "fairness", "what a tenant feels of a greedy one", "bench.load", "fairness")
     compare = _command(benches, "compare", "several servers under equal loads, in turns", "bench.load", "compare")
     report = _command(benches, "report", "draw results measured earlier", "bench.report", "report")
     if argv[:1] == ["bench"]:
@@ -137,6 +138,7 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
         load.add_goodput_arguments(goodput)
         importlib.import_module("tokenmill.bench.load.overload_command").add_arguments(overload)
         load.add_compare_arguments(compare)
+        importlib.import_module("tokenmill.bench.load.neighbour").add_arguments(fairness)
     for command in (engine, kernels, profile, quality):
         add_options(command.add_argument_group("engine"), EngineOptions)
 

@@ -1,11 +1,11 @@
-"""`bench serve`, `bench goodput`, `bench compare`: hand the bench room the tokenizer that --tokenizer names."""
+"""Load benchmarks: hand the bench room the tokenizer that --tokenizer names."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 
-from ...bench.load import command, overload_command
+from ...bench.load import command, neighbour, overload_command
 from ...formats.checkpoint import open_checkpoint
 from ...formats.hub import resolve_model
 from ...text.load import load_text
@@ -19,6 +19,10 @@ def serve(args: argparse.Namespace) -> int:
 
 def goodput(args: argparse.Namespace) -> int:
     return command.search_goodput(args, sys.argv, _tokenizer(args))
+
+
+def fairness(args: argparse.Namespace) -> int:
+    return neighbour.run(args, sys.argv, _tokenizer(args))
 
 
 def compare(args: argparse.Namespace) -> int:

@@ -1,0 +1,39 @@
+"""bench fairness: a server that serves calls as they come is found unfair, one with room for all is not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from test_bench_run import bench, synthetic
+
+LOAD = (
+    "--api-key", "one", "--greedy-key", "other", "--request-rate", "20", "--duration", "2", "--repeats", "1",
+    "--random-input-len", "4", "--random-output-len", "2", "--num-warmups", "0",
+)  # fmt: skip
+
+
+def test_first_come_first_served_is_not_fair(tmp_path: Path) -> None:
+    """The other tenant's queue is everybody's; the exit code and the verdict say so."""
+    with synthetic("--ttft", "0.02", "--itl", "0.001", "--max-running", "1") as url:
+        ended = bench("fairness", "--url", url, *LOAD, "--times", "4", "--json", str(tmp_path / "out.json"))
+    assert ended.returncode == 1, ended.stderr
+    assert "not fair" in ended.stdout
+    found = json.loads((tmp_path / "out.json").read_text())
+    even, greedy = found["phases"]
+    assert found["ratio"] == pytest.approx(greedy["ttft_p99_s"] / even["ttft_p99_s"]) and found["ratio"] > 1.5
+    assert (even["num_other"], greedy["num_other"]) == (40, 160) and "other" not in found["argv"], "no key"
+
+
+def test_a_server_with_room_for_all_is_fair() -> None:
+    """The verdict follows what the watched tenant saw."""
+    with synthetic("--ttft", "0.05", "--itl", "0.001", "--jitter", "0.1") as url:
+        ended = bench("fairness", "--url", url, *LOAD, "--times", "2", "--most-ratio", "3")
+    assert ended.returncode == 0 and ": fair" in ended.stdout, ended.stdout + ended.stderr
+
+
+def test_one_key_is_not_two_tenants() -> None:
+    """Nor is a rate left out: the share is what the verdict is about."""
+    ended = bench("fairness", "--url", "http://127.0.0.1:9", "--api-key", "k", "--greedy-key", "k")
+    assert ended.returncode != 0 and "two keys" in ended.stderr
