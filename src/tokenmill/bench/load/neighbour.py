@@ -152,7 +152,7 @@ def conclude(args: argparse.Namespace, phases: Sequence[Phase], argv: list[str])
     console.print(table)
     verdict = "fair" if is_fair else "not fair"
     text = f"p99 TTFT {ratio:.2f} times that beside a tenant that sends its share (bar: {args.most_ratio:g}): {verdict}"
-    console.print(text, markup=False, highlight=False)
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
     if len(even.ttfts_s) < FEW:
         console.print(f"Fewer than {FEW} requests a phase: their p99 is hardly more than the longest of them.")
     plain = [
