@@ -66,7 +66,7 @@ def alone(running: list[Sequence], budget: int, costs: Costs) -> tuple[list[Sequ
         return running, min(budget, UNMEASURED_CHUNK + len(drawing))
     start = max((seq.num_planned for seq in running if not _is_drawing(seq)), default=0)
     work = decode_work(drawing)
-    if costs.predict(work) > STEP_S:
+    if drawing and costs.predict(work) > STEP_S:
         drawing.sort(key=_turn)
         chosen = {seq.number for seq in rows_within(STEP_S, costs, Work(0, 0, 0), drawing)} or {drawing[0].number}
         return [seq for seq in running if seq.number in chosen or not _is_drawing(seq)], len(chosen)
