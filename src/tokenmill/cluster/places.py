@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from ..core.fairness import IDLE_CLASS, OUTPUT_SERVICE, PROMPT_SERVICE, Shares, class_of, class_of_call
+from ..core.fairness import IDLE_CLASS, OUTPUT_SERVICE, PROMPT_SERVICE, TOLERANCE_STEPS, Shares, class_of, class_of_call
 from ..core.request import Request
 from ..core.terms import USUAL, Terms
 from .turns import Ticket, Turns, WaitingCall
@@ -314,13 +314,14 @@ class Places:
 
     def _is_over(self, ticket: Ticket, class_: int, num_placed: int, room: Room) -> bool:
         """Whether a tenant that has its share of the rows would take one of those that are kept for the others, of whom
-        one has received no more."""
+        one has not received more by more than the tolerance."""
         if not room.num_kept or sum(self._placed[: class_ + 1]) < room.num_rows - room.num_kept:
             return False
         shares, tenant = self._shares[class_], ticket.request.terms.tenant
         account = shares[tenant]
         is_over = num_placed * shares.weight_open >= room.num_rows * account.weight
-        return is_over and account.served >= shares.least_open_beside(tenant)
+        tolerance = TOLERANCE_STEPS * room.step_tokens * room.num_engines
+        return is_over and account.served + tolerance >= shares.least_open_beside(tenant)
 
     # ---- what was received ----
 
