@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
-import os
 import sqlite3
 import time
 from collections.abc import Callable
@@ -18,6 +17,7 @@ import msgspec
 
 from ...core.errors import ConfigError, Unavailable
 from ...core.units import MiB
+from ..database import open_database
 from ..errands import Errands
 from .tape import Taped
 
@@ -26,8 +26,7 @@ MAX_BYTES = 256 * MiB
 _ROOM = 0.95  # what is left of the bytes after making room, so that not every write has to
 _SWEEP_S = 600.0
 _BUSY_S = 5.0
-_APPLICATION = 0x746D494B
-_VERSION = 1
+_MARK = (0x746D494B, 1)
 _TABLE = """
 CREATE TABLE IF NOT EXISTS answer (
     key BLOB PRIMARY KEY, owner TEXT NOT NULL, created_s REAL NOT NULL, digest BLOB NOT NULL, status INTEGER NOT NULL,
@@ -121,26 +120,10 @@ class AnswerStore:
     # ---- in the thread ----
 
     def _begin(self) -> None:
-        folder = os.path.dirname(os.path.abspath(self._path))
-        if not os.path.isdir(folder):
-            os.makedirs(folder, mode=0o700)
-        os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        database = sqlite3.connect(self._path, timeout=_BUSY_S, isolation_level="IMMEDIATE")
-        try:
-            (tables,) = database.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
-            (application,) = database.execute("PRAGMA application_id").fetchone()
-            (version,) = database.execute("PRAGMA user_version").fetchone()
-            if tables and (application, version) != (_APPLICATION, _VERSION):
-                raise sqlite3.DatabaseError("it belongs to another program, or to another version of this one")
-            os.chmod(self._path, 0o600)
-            for setting in ("auto_vacuum=INCREMENTAL", "journal_mode=WAL", "secure_delete=ON", "synchronous=NORMAL"):
-                database.execute(f"PRAGMA {setting}")
-            marks = f"PRAGMA application_id={_APPLICATION}; PRAGMA user_version={_VERSION};"
-            database.executescript(f"BEGIN IMMEDIATE; {_TABLE} {marks} COMMIT;")
-        except BaseException:
-            database.close()
-            raise
-        self._database = database
+        settings = ("auto_vacuum=INCREMENTAL", "journal_mode=WAL", "secure_delete=ON", "synchronous=NORMAL")
+        self._database = open_database(
+            self._path, _TABLE, busy_s=_BUSY_S, settings=settings, mark=_MARK, isolation_level="IMMEDIATE"
+        )
 
     def _sweep(self) -> None:
         try:

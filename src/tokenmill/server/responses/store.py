@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import queue
 import sqlite3
 import threading
@@ -23,6 +22,7 @@ from typing import Any, TypeVar
 
 from ...core.errors import ConfigError, Unavailable
 from ...core.units import MiB
+from ..database import open_database
 
 KEPT_S = 24 * 3600
 MAX_BYTES = 256 * MiB
@@ -33,8 +33,7 @@ _ROOM = 0.95  # what is left of the bytes after making room, so that not every w
 _SWEEP_S = 600.0
 _BUSY_S = 5.0
 _FAILURES = (sqlite3.Error, MemoryError)
-_APPLICATION = 0x746D5253
-_VERSION = 1
+_MARK = (0x746D5253, 1)
 _TABLE = """
 CREATE TABLE IF NOT EXISTS response (
     id TEXT PRIMARY KEY, owner TEXT NOT NULL, created_s REAL NOT NULL, previous TEXT NOT NULL,
@@ -212,31 +211,12 @@ class ResponseStore:
                 job(database)
 
     def _connect(self) -> sqlite3.Connection:
-        folder = os.path.dirname(os.path.abspath(self._path))
-        if not os.path.isdir(folder):
-            os.makedirs(folder, mode=0o700)
-        os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        database = sqlite3.connect(self._path, timeout=_BUSY_S, isolation_level="IMMEDIATE")
-        try:
-            self._check_own(database)
-            os.chmod(self._path, 0o600)
-            for setting in ("auto_vacuum=INCREMENTAL", "journal_mode=WAL", "secure_delete=ON", "synchronous=NORMAL"):
-                database.execute(f"PRAGMA {setting}")
-            marks = f"PRAGMA application_id={_APPLICATION}; PRAGMA user_version={_VERSION};"
-            database.executescript(f"BEGIN IMMEDIATE; {_TABLE} {marks} COMMIT;")
-            self._drop_old(database)
-        except BaseException:
-            database.close()
-            raise
+        settings = ("auto_vacuum=INCREMENTAL", "journal_mode=WAL", "secure_delete=ON", "synchronous=NORMAL")
+        database = open_database(
+            self._path, _TABLE, busy_s=_BUSY_S, settings=settings, mark=_MARK, isolation_level="IMMEDIATE"
+        )
+        self._drop_old(database)
         return database
-
-    @staticmethod
-    def _check_own(database: sqlite3.Connection) -> None:
-        (tables,) = database.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
-        (application,) = database.execute("PRAGMA application_id").fetchone()
-        (version,) = database.execute("PRAGMA user_version").fetchone()
-        if tables and (application, version) != (_APPLICATION, _VERSION):
-            raise sqlite3.DatabaseError("it belongs to another program, or to another version of this one")
 
     def _read(self, database: sqlite3.Connection, owner: str, identifier: str) -> Record | None:
         oldest_s = self._wall_s() - self._kept_s

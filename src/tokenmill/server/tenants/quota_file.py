@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+from ..database import open_database
 from .rates import Bucket, Standing, standing
 from .tenant import RateLimits
 
@@ -66,18 +67,11 @@ class QuotaFile:
     """Raises sqlite3.Error and OSError, here and everywhere."""
 
     def __init__(self, path: str) -> None:
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         self._holder = secrets.token_hex(8)
         self._held: Counter[str] = Counter()
-        self._database = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None)
-        try:
-            # Losing a minute's counts with the machine's power costs less than a flush for each call.
-            for setting in ("journal_mode=WAL", "synchronous=OFF"):
-                self._database.execute(f"PRAGMA {setting}")
-            self._database.executescript(f"BEGIN IMMEDIATE; {_TABLES} COMMIT;")
-        except BaseException:
-            self._database.close()
-            raise
+        # Losing a minute's counts with the machine's power costs less than a flush for each call.
+        settings = ("journal_mode=WAL", "synchronous=OFF")
+        self._database = open_database(path, _TABLES, busy_s=_BUSY_S, settings=settings)
 
     def close(self) -> None:
         with contextlib.suppress(sqlite3.Error):

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import secrets
 import sqlite3
 import time
@@ -21,13 +20,13 @@ from typing import Any
 import msgspec
 
 from ...core.errors import ConfigError, NotFound, Unavailable
+from ..database import open_database
 from .keys import digest_of, hint_of, new_key
 from .records import KeyRecord, TenantRecord, check_key_name, check_tenant_id
 from .settings import TenantSettings
 
 _BUSY_S = 5.0
-_APPLICATION = 0x746D5454
-_VERSION = 1
+_MARK = (0x746D5454, 1)
 _TABLES = """
 CREATE TABLE IF NOT EXISTS tenant (
     id TEXT PRIMARY KEY, created_s REAL NOT NULL, deleted_s REAL NOT NULL DEFAULT 0, settings TEXT NOT NULL
@@ -256,33 +255,9 @@ class TenantStore:
 
 def _connect(path: str) -> sqlite3.Connection:
     """The file's own connection, which takes and ends transactions where it is told to."""
-    folder = os.path.dirname(os.path.abspath(path))
-    if not os.path.isdir(folder):
-        os.makedirs(folder, mode=0o700)
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-    database = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None)
-    try:
-        _check_own(database)
-        os.chmod(path, 0o600)
-        for setting in ("journal_mode=WAL", "synchronous=FULL"):
-            database.execute(f"PRAGMA {setting}")
-        (application,) = database.execute("PRAGMA application_id").fetchone()
-        if application != _APPLICATION:
-            marks = f"PRAGMA application_id={_APPLICATION}; PRAGMA user_version={_VERSION};"
-            fill = "INSERT INTO secret SELECT randomblob(32) WHERE NOT EXISTS (SELECT 1 FROM secret);"
-            database.executescript(f"BEGIN IMMEDIATE; {_TABLES} {fill} {marks} COMMIT;")
-    except BaseException:
-        database.close()
-        raise
-    return database
-
-
-def _check_own(database: sqlite3.Connection) -> None:
-    (tables,) = database.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
-    (application,) = database.execute("PRAGMA application_id").fetchone()
-    (version,) = database.execute("PRAGMA user_version").fetchone()
-    if tables and (application, version) != (_APPLICATION, _VERSION):
-        raise sqlite3.DatabaseError("it belongs to another program, or to another version of this one")
+    fill = "INSERT INTO secret SELECT randomblob(32) WHERE NOT EXISTS (SELECT 1 FROM secret);"
+    settings = ("journal_mode=WAL", "synchronous=FULL")
+    return open_database(path, _TABLES + fill, busy_s=_BUSY_S, settings=settings, mark=_MARK)
 
 
 def _tenant(identifier: str, created_s: float, settings: str, deleted_s: float) -> TenantRecord:

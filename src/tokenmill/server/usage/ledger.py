@@ -14,6 +14,7 @@ import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..database import open_database
 from .journal import SUFFIX, is_over
 from .question import Question, Sum
 from .record import MARK, Account, Counts, Damaged, Record, records
@@ -26,8 +27,7 @@ _ONCE_FOR_S = 8 * DAY_S
 """Work that may be told again is told within this time: longer than a batch may take."""
 
 _BUSY_S = 10.0
-_APPLICATION = 0x746D5547
-_VERSION = 1
+_MARK = (0x746D5547, 1)
 _TABLES = """
 CREATE TABLE IF NOT EXISTS usage (
     width_s INTEGER NOT NULL, bucket_s INTEGER NOT NULL, tenant TEXT NOT NULL, key TEXT NOT NULL, model TEXT NOT NULL,
@@ -58,25 +58,8 @@ class Ledger:
         self._folder = folder
         self._kept_s = kept_s
         self._read_up_to: dict[str, tuple[int, dict[int, Account]]] = {}
-        os.close(os.open(folder / FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        self._database = sqlite3.connect(folder / FILE, timeout=_BUSY_S, isolation_level=None)
-        try:
-            self._set_up()
-        except BaseException:
-            self._database.close()
-            raise
-
-    def _set_up(self) -> None:
-        database = self._database
-        (tables,) = database.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
-        (application,) = database.execute("PRAGMA application_id").fetchone()
-        (version,) = database.execute("PRAGMA user_version").fetchone()
-        if tables and (application, version) != (_APPLICATION, _VERSION):
-            raise sqlite3.DatabaseError("it belongs to another program, or to another version of this one")
-        for setting in ("auto_vacuum=INCREMENTAL", "journal_mode=WAL", "synchronous=FULL"):
-            database.execute(f"PRAGMA {setting}")
-        marks = f"PRAGMA application_id={_APPLICATION}; PRAGMA user_version={_VERSION};"
-        database.executescript(f"BEGIN IMMEDIATE; {_TABLES} {marks} COMMIT;")
+        settings = ("auto_vacuum=INCREMENTAL", "journal_mode=WAL", "synchronous=FULL")
+        self._database = open_database(str(folder / FILE), _TABLES, busy_s=_BUSY_S, settings=settings, mark=_MARK)
 
     def close(self) -> None:
         self._database.close()
