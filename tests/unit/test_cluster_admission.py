@@ -37,6 +37,9 @@ class Calls:
     def forecast(self, newcomer: Newcomer, now: float) -> Forecast:
         return Forecast(self.waits_s, self.waits_s + 0.1, self.tpot_s)
 
+    def wait_s(self, newcomer: Newcomer, now: float) -> float:
+        return self.waits_s
+
     def tightest_tpot_s(self, priority_class: int) -> float:
         return self.tightest_s
 

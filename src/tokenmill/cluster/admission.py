@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..core.policy import ENTERS, Newcomer, OpenCalls, Refusal, Verdict
+from ..core.policy import ENTERS, Forecast, Newcomer, OpenCalls, Refusal, Verdict
 from ..core.request import IDLE_PRIORITY
 
 _PARTS = 8
@@ -13,6 +13,8 @@ _PARTS = 8
 _LIMIT, _AGAIN = 1.1, 1.0
 """What a call may be expected to take of its target, as forecasts go: about as many of those above it would keep the
 target after all as of those below would miss it. Where one of its class was turned away, the next must keep it."""
+_SHORT = 0.1
+"""A call without targets whose wait is roughly less than this of what it may be enters without a forecast."""
 PREDICTED = ("wait", "ttft", "tpot", "shed")
 """Reasons that follow from predictions."""
 
@@ -50,7 +52,11 @@ class BoundedWait:
             return Verdict(refusal)
         if newcomer.priority >= IDLE_PRIORITY:
             return ENTERS
-        seen = calls.forecast(newcomer, now)
+        terms = newcomer.terms
+        if terms.ttft_s or terms.tpot_s or calls.wait_s(newcomer, now) > _SHORT * self.max_wait_s:
+            seen = calls.forecast(newcomer, now)
+        else:
+            seen = Forecast()
         need = seen.wait_s / self.max_wait_s
         if seen.wait_s > self.max_wait_s:
             message = f"The wait would be {seen.wait_s:.0f} s"
@@ -58,7 +64,6 @@ class BoundedWait:
             return Verdict(refusal, seen, need)
         if not self.keeps_targets or not calls.num_open:
             return Verdict(None, seen, need)
-        terms = newcomer.terms
         shed_s = calls.shed_s(terms.priority_class, now)
         if shed_s:
             message = f"Requests of class P{terms.priority_class} give way to better ones"

@@ -176,6 +176,17 @@ class FrontDesk:
         factor = self.calibration.factor
         return Forecast(factor * wait_s, factor * (seen.ttft_s + wait_s - seen.wait_s), seen.tpot_s)
 
+    def wait_s(self, newcomer: Newcomer, now: float) -> float:
+        """Roughly its wait: for the prompts before its own, where rows are left."""
+        room, rates = self._places.room, self._rates
+        if room is None:
+            return 0.0
+        at = self._due(newcomer.num_tokens, newcomer.terms.ttft_s)
+        num_ahead, num_tokens = self._places.ahead(newcomer.client, newcomer.priority, at, newcomer.terms)
+        if num_ahead + len(self._drawing) < min(room.most_of_one, rates.num_rows):
+            return num_tokens * rates.token_s
+        return self.forecast(newcomer, now).wait_s
+
     def _passes(self, newcomer: Newcomer, now: float) -> Callable[[Ticket], bool]:
         """Whether an engine takes a choice first, by slack (sched.policies.slack); what has none left comes later."""
         token_s = self._rates.token_s

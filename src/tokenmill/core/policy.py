@@ -246,6 +246,10 @@ class OpenCalls(Protocol):
         """What the first choice of a call may expect."""
         ...
 
+    def wait_s(self, newcomer: Newcomer, now: float) -> float:
+        """Roughly its wait, at a fraction of what a forecast costs."""
+        ...
+
     def tightest_tpot_s(self, priority_class: int) -> float:
         """The shortest target for a token of the choices that draw, of this class or a better one; 0: there is none."""
         ...
