@@ -10,6 +10,7 @@ import pytest
 
 from tokenmill.core.request import IDLE_PRIORITY
 from tokenmill.core.terms import Terms
+from tokenmill.sim.deaths import make_deaths, run_deaths
 from tokenmill.sim.run import run_scenario
 from tokenmill.sim.workload import Arrival, Scenario, make_scenario
 
@@ -43,3 +44,13 @@ def test_every_request_ends_as_it_would_alone(first: int) -> None:
         totals["preemptions"] += report.stats.num_preemptions
         totals["failures"] += report.num_failures
     assert min(totals["preemptions"], totals["failures"]) > 20, totals
+
+
+def test_engines_die_and_no_tenant_loses_a_request() -> None:
+    """One engine or several behind the gateway: places by tenant and class are given back and out again."""
+    totals: Counter[str] = Counter()
+    for seed in range(60):
+        deaths = make_deaths(seed)
+        report = run_deaths(replace(deaths, scenario=with_terms(deaths.scenario, seed)), seed)
+        totals.update(deaths=report.num_deaths, resumed=report.num_resumed)
+    assert min(totals["deaths"], totals["resumed"]) > 20, totals

@@ -81,17 +81,23 @@ class Service:
         charged, end = self._charged[seq.number], min(end, seq.num_prompt)
         if end > charged:
             self._charged[seq.number] = end
-            self._charge(seq, PROMPT_SERVICE * (end - max(start, charged)))
+            request = seq.request
+            account = (class_of(request), request.terms.tenant, request.adapter)
+            self._charge(*account, PROMPT_SERVICE * (end - max(start, charged)))
 
     def settle(self, sequences: Iterable[Sequence]) -> None:
         """Charge the output that they have drawn since."""
         charged = self._charged
+        received: dict[tuple[int, str, str], int] = {}
         for seq in sequences:
-            num_tokens = len(seq.tokens)
-            if num_tokens > seq.num_prompt and num_tokens > charged[seq.number]:
-                num_new = num_tokens - max(charged[seq.number], seq.num_prompt)
+            num_tokens, before = len(seq.tokens), charged[seq.number]
+            if num_tokens > before and num_tokens > seq.num_prompt:
                 charged[seq.number] = num_tokens
-                self._charge(seq, OUTPUT_SERVICE * num_new)
+                request = seq.request
+                account = (class_of(request), request.terms.tenant, request.adapter)
+                received[account] = received.get(account, 0) + num_tokens - max(before, seq.num_prompt)
+        for account, num_new in received.items():
+            self._charge(*account, OUTPUT_SERVICE * num_new)
 
     def steps_served(self, seq: Sequence) -> int:
         """What its tenant has received in its class, as far as it is settled, in tolerances."""
@@ -144,8 +150,6 @@ class Service:
         num_accounts = sum(len({seq.request.adapter for seq in theirs}) for theirs in open_in.values())
         assert self.num_accounts == num_accounts, (self.num_accounts, num_accounts)
 
-    def _charge(self, seq: Sequence, service: int) -> None:
-        request = seq.request
-        class_, tenant = class_of(request), request.terms.tenant
+    def _charge(self, class_: int, tenant: str, adapter: str, service: int) -> None:
         self._tenants[class_].charge(tenant, service)
-        self._adapters[class_, tenant].charge(request.adapter, service)
+        self._adapters[class_, tenant].charge(adapter, service)
