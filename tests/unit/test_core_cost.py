@@ -115,3 +115,10 @@ def test_what_attention_costs_is_measured(token_s: float) -> None:
         seconds = token_s * (work.num_tokens + 0.001 * work.num_positions)
         model.note(work, seconds * rng.uniform(0.95, 1.05))
     assert model.attention == pytest.approx(16 * 0.001, rel=0.25)
+
+
+def test_one_short_step_does_not_make_long_prompts_slow() -> None:
+    """What a step of 20 tokens took is not put down to the few positions that they attend to."""
+    model = CostModel()
+    model.note(Work(1, 20, 190), 0.001)
+    assert model.costs.predict(Work(1, 8000, 8000 * 7999 / 2)) < 8000 / 20 * 0.001 * 2

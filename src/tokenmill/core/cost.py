@@ -148,7 +148,8 @@ class CostModel:
             if not num_tokens / _FAR <= near.num_tokens <= num_tokens * _FAR:
                 scale = near.duration_s * (num_tokens / near.num_tokens) ** _POWER / _PRIOR**0.5
                 kind = _Kind()
-                kind.note((1 / scale, 1 / scale, num_tokens / scale, 0.0, 0.0), _PRIOR**0.5)
+                num_positions = num_tokens * (num_tokens - 1) / 2
+                kind.note((1 / scale, 1 / scale, num_tokens / scale, num_positions / scale, 0.0), _PRIOR**0.5)
                 assumed.append(kind)
         return assumed
 
