@@ -87,12 +87,12 @@ def test_a_target_that_cannot_be_met_is_refused_with_the_reason_or_watched_in_a_
             assert post(served, {"max_tokens": 2}, x_slo_ttft_ms="10")[0] == 200, "it is known, but nothing is open"
             other = pool.submit(post, served, {}, x_request_timeout_s="1.5")
             served.wait_until(lambda: served.client.num_open == 1)
-            for target, told in (("ttft", "wanted within 0.01 s"), ("tpot", "wanted within 10 ms")):
+            for target in ("ttft", "tpot"):
                 status, body, headers = post(served, {"max_tokens": 2}, **{f"x_slo_{target}_ms": "10"})
                 num_refused = metric(served, "tokenmill:calls_turned_away_total", reason=target)
                 if mode == "enforce":
                     assert (status, body["error"]["code"], num_refused) == (429, "overloaded", 1)
-                    assert headers["retry-after"] == "1" and told in body["error"]["message"]
+                    assert headers["retry-after"] == "1" and "wanted within 10 ms" in body["error"]["message"]
                 else:
                     assert (status, num_refused) == (200, 0)
             assert post(served, {"max_tokens": 2}, x_slo_ttft_ms="10000", x_slo_tpot_ms="5000")[0] == 200

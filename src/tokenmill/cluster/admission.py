@@ -73,7 +73,10 @@ class BoundedWait:
             told_s = newcomer.since_s + seen.ttft_s
             need = max(need, told_s / terms.ttft_s)
             if told_s > limit * terms.ttft_s:
-                message = f"The first token would come after {told_s:.2f} s, and is wanted within {terms.ttft_s:.2f} s"
+                message = (
+                    f"The first token would come after {1e3 * told_s:.0f} ms, "
+                    f"and is wanted within {1e3 * terms.ttft_s:.0f} ms"
+                )
                 refusal = Refusal("ttft", message, told_s - _AGAIN * terms.ttft_s, kept_s=2 * terms.ttft_s)
         tpot_s = terms.tpot_s
         if terms.ttft_s or tpot_s:
