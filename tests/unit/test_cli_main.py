@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 
@@ -92,6 +93,17 @@ def test_an_expected_failure_is_one_line_and_exit_code_2(capsys, monkeypatch):
     monkeypatch.setattr("tokenmill.cli.models.remove", fail)
     assert cli.main(["rm", "some"]) == 2
     assert capsys.readouterr().err == "tokenmill: The model is wrong.\n"
+
+
+def test_each_flag_of_serve_says_what_it_does_under_a_heading_of_few():
+    """No flag without help, none outside of a named group but the model, and no group too long to be read."""
+    commands = cli._parser(["serve"])._subparsers._group_actions[0].choices
+    for group in commands["serve"]._action_groups:
+        shown = [action for action in group._group_actions if action.help != argparse.SUPPRESS]
+        assert all(action.help and not action.help.startswith("(") for action in shown), group.title
+        assert len(shown) <= 20, f"{group.title}: {len(shown)} flags"
+        if group.title == "options":
+            assert [action.dest for action in shown] == ["help", "model"]
 
 
 def test_help_loads_neither_arrays_nor_the_server():

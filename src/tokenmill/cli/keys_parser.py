@@ -19,8 +19,8 @@ def add_commands(commands: argparse._SubParsersAction, command: Command) -> None
     keys = commands.add_parser("keys", help="who may call a server", description="Who may call a server.")
     of_keys = keys.add_subparsers(title="commands", metavar="COMMAND", required=True)
     create = command(of_keys, "create", "make an API key and print it as the last word", "keys", "create")
-    create.add_argument("key_name", metavar="NAME")
-    create.add_argument("--tenant", metavar="T", help="whose it is, made if it is not there (default: NAME)")
+    create.add_argument("key_name", metavar="NAME", help="what people call the key")
+    create.add_argument("--tenant", metavar="T", help="the tenant whose it is, made if it is not there (default: NAME)")
     create.add_argument("--admin", action="store_true", help="it manages tenants, keys and the server too")
     create.add_argument(
         "--expires-in", type=argument_type(duration), default=0, metavar="TIME", help="such as 30d (default: never)"

@@ -13,9 +13,10 @@ from collections.abc import Callable, Sequence
 
 from .. import __version__
 from ..core.errors import TokenmillError
+from ..core.options import options_of
 from ..node.options import EngineOptions, TextOptions
 from ..server.audit.options import AuditOptions
-from ..server.config import ServerConfig
+from ..server.config import AUDIT, KEPT, KEYS, LOAD, LOGS, ServerConfig
 from .foreign_words import COMMANDS
 from .keys_parser import add_commands as add_key_commands
 from .options import SHAPE, SamplingOptions, add_options, argument_type
@@ -52,10 +53,11 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     add_model(serve)
     _groups(
         serve,
-        server=(TextOptions, ServeOptions),
-        workers=(ListenOptions, LinkOptions),
+        text=(TextOptions,),
         HTTP=(HttpOptions, ServerConfig),
-        audit=(AuditOptions,),
+        **{KEYS: (), LOAD: (), KEPT: (), LOGS: (), AUDIT: (AuditOptions,)},
+        server=(ServeOptions,),
+        workers=(ListenOptions, LinkOptions),
         engine=(EngineOptions,),
     )
     serve.add_argument("--disable-log-requests", action="store_false", dest="log_requests", help=argparse.SUPPRESS)
@@ -164,11 +166,12 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
 
 
 def _groups(parser: Parser, **groups: Sequence[type]) -> None:
-    """Flags for the options of dataclasses, under the titles given."""
+    """Flags for the options of dataclasses, under the titles given, or under those that options have of their own."""
+    made = {title: parser.add_argument_group(title) for title in groups}
     for title, kinds in groups.items():
-        group = parser.add_argument_group(title)
         for kind in kinds:
-            add_options(group, kind)
+            for name, (declared, _, _) in options_of(kind).items():
+                add_options(made[declared.group or title], kind, (name,))
 
 
 def _command(commands: argparse._SubParsersAction, name: str, about: str, module: str, function: str) -> Parser:

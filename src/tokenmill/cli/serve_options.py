@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ..core.errors import ConfigError
 from ..core.options import check, option, seconds
-from ..server.config import ServerConfig
+from ..server.config import KEYS, LOAD, LOGS, ServerConfig
 from .logs import FORMATS
 from .options import given_options, read_seed
 from .parser import DEFAULT_MODEL
@@ -54,6 +54,7 @@ class ServeOptions:
         also="-s",
         read=read_seed,
         metavar="N",
+        group="text",
     )
     lora_modules: tuple[tuple[str, str], ...] = option(
         (),
@@ -61,6 +62,7 @@ class ServeOptions:
         several="all",
         read=lora_module,
         metavar="NAME=PATH",
+        group="text",
     )
     drain_s: float = option(30.0, "on SIGTERM, let requests finish this long (default: 30)", read=seconds, metavar="S")
     engine_timeout_s: float = option(
@@ -75,26 +77,30 @@ class ServeOptions:
         "replayed by python -m tokenmill.sim.run --replay FILE "
         "(mode 0600; up to 1 GiB; those of three earlier starts are kept beside it)",
         metavar="FILE",
+        group=LOGS,
     )
     flight_recorder: str | None = option(
         None,
         "folder for the last steps of each engine, which stay when it dies (see tokenmill flight), or 'off' "
-        "(default: tokenmill/flight in the user's folder for state)",
+        "(default: flight in the user's state folder)",
         metavar="DIR|off",
+        group=LOGS,
     )
     idle_command: str | None = option(
         None,
         "run this shell command while nobody has a call open: its process group is stopped as a call comes, goes on"
         " when all have ended, and ends with the server (default: none)",
         metavar="CMD",
+        group=LOAD,
     )
-    log_level: str = option("info", "(default: info)", choices=LOG_LEVELS)
-    log_format: str = option("text", "text lines, or a JSON object a line (default: text)", choices=FORMATS)
+    log_level: str = option("info", "log lines from this level on (default: info)", choices=LOG_LEVELS, group=LOGS)
+    log_format: str = option("text", "text lines, or a JSON object a line (default: text)", choices=FORMATS, group=LOGS)
     otlp_traces_endpoint: str | None = option(
         None,
         "send traces there by OTLP over HTTP, such as to http://localhost:4318/v1/traces "
         "(needs tokenmill[otel]; default: where OTEL_* variables say, else nowhere)",
         metavar="URL",
+        group=LOGS,
     )
 
     def __post_init__(self) -> None:
@@ -121,11 +127,15 @@ class HttpOptions:
         f"clients must send it as a bearer token (repeatable; also from {', '.join(KEY_VARIABLES)})",
         several="each",
         metavar="KEY",
+        group=KEYS,
     )
     api_key_file: str | None = option(
-        None, "keys, one a line: unlike --api-key no other user's ps shows them", metavar="FILE"
+        None,
+        "keys, one a line: unlike --api-key no other user's ps shows them",
+        metavar="FILE",
+        group=KEYS,
     )
-    insecure: bool = option(False, "let other machines connect though no API key is asked for")
+    insecure: bool = option(False, "let other machines connect though no API key is asked for", group=KEYS)
     served_model_name: tuple[str, ...] = option(
         (),
         "names in the API; answers carry the first (default: the model's own)",
@@ -140,7 +150,7 @@ class HttpOptions:
     ssl_cert_reqs: int = option(
         0, "clients' certificates: 0 unasked, 1 optional, 2 demanded (default: 0)", choices=(0, 1, 2)
     )
-    disable_access_log: bool = option(False, "log no line per answer", also="--disable-uvicorn-access-log")
+    disable_access_log: bool = option(False, "log no line per answer", also="--disable-uvicorn-access-log", group=LOGS)
 
     def __post_init__(self) -> None:
         check(self)

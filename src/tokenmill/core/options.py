@@ -33,6 +33,7 @@ class Option:
     least     smallest value of a number
     several   "each": the flag is repeated for more values; "all": it also takes several at once
     has_no    an option that is off by default has a --no- form too
+    group     the heading of the help that it is under, if not that of all options of its dataclass
     """
 
     help: str
@@ -44,6 +45,7 @@ class Option:
     least: float | None = None
     several: str = ""
     has_no: bool = False
+    group: str = ""
 
     def flags(self, name: str) -> tuple[str, ...]:
         """All spellings of the flag, where the field is called `name`."""

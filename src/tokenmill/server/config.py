@@ -12,6 +12,9 @@ from .bounds import HttpBounds
 from .clients import Clients
 
 ENFORCE, SHADOW = "enforce", "shadow"
+KEYS, LOAD, KEPT = "keys and usage", "load and objectives", "what is kept"
+LOGS, AUDIT = "logs and traces", "audit and signatures"
+"""Headings in the help of `serve`."""
 
 
 def _num_characters(text: str) -> int:
@@ -56,12 +59,14 @@ class ServerConfig:
         "log each request as it comes and as it ends, with lengths and times (default: off)",
         flag="--enable-log-requests",
         has_no=True,
+        group=LOGS,
     )
     max_log_len: int = option(
         0,
         "with --enable-log-requests, log the first N characters of prompts too (default: 0)",
         read=_num_characters,
         metavar="N",
+        group=LOGS,
     )
     http: HttpBounds = field(default_factory=HttpBounds)
     max_body_bytes: int = option(
@@ -75,12 +80,14 @@ class ServerConfig:
         "refuse a call that would wait longer than this: 429 with Retry-After, 503 without an engine (default: 10)",
         read=seconds,
         metavar="S",
+        group=LOAD,
     )
     admission: str = option(
         ENFORCE,
         "refuse calls that are expected to miss their targets, let them in and count which did (shadow), or look at "
         "--max-queue-s alone (off) (default: enforce)",
         choices=(ENFORCE, SHADOW, OFF),
+        group=LOAD,
     )
     request_timeout_s: float = option(
         0.0,
@@ -89,9 +96,13 @@ class ServerConfig:
         read=seconds,
         metavar="S",
         least=0,
+        group=LOAD,
     )
     max_priority: int = option(
-        0, "most urgent priority that a request may claim; lower is more urgent (default: 0)", metavar="N"
+        0,
+        "most urgent priority that a request may claim; lower is more urgent (default: 0)",
+        metavar="N",
+        group=LOAD,
     )
     trusted_proxies: tuple[str, ...] = option(
         (),
@@ -101,7 +112,7 @@ class ServerConfig:
     )
     stall_after_s: float = 30.0
     lora_dir: str = option(
-        "", "folder that /v1/load_lora_adapter may load from (default: it is refused)", metavar="DIR"
+        "", "folder that /v1/load_lora_adapter may load from (default: it is refused)", metavar="DIR", group="text"
     )
     stream_interval: int = option(
         1,
@@ -111,8 +122,9 @@ class ServerConfig:
     )
     files_dir: str = option(
         "",
-        "folder of /v1/files and /v1/batches, or 'off' (default: tokenmill/files in the user's folder for state)",
+        "folder of /v1/files and /v1/batches, or 'off' (default: files in the user's state folder)",
         metavar="DIR",
+        group=KEPT,
     )
     reports_dir: str = option(
         "", "folder whose results of benchmarks (--json) the console shows (default: none)", metavar="DIR"
@@ -121,6 +133,7 @@ class ServerConfig:
         False,
         "let requests bring a chat_template of their own (default: it is refused)",
         flag="--trust-request-chat-template",
+        group="text",
     )
 
     slo: str = option(
@@ -130,24 +143,28 @@ class ServerConfig:
         " (default: off)",
         choices=(OFF, AUTO, *PROFILES),
         metavar="PROFILE|auto|off",
+        group=LOAD,
     )
 
     sign_responses: str | None = option(
         None,
         "sign answers with this Ed25519 key, made by tokenmill audit keygen FILE (default: they are not signed)",
         metavar="FILE",
+        group=AUDIT,
     )
     responses_store: str | None = option(
         None,
         "file that keeps the responses of /v1/responses for a day, or 'off' to keep none "
         "(default: responses.db in the user's state folder)",
         metavar="FILE|off",
+        group=KEPT,
     )
     idempotency_store: str | None = option(
         None,
         "file that keeps the answers of calls with an Idempotency-Key for a day, or 'off': they are refused "
         "(default: answers.db in the user's state folder)",
         metavar="FILE|off",
+        group=KEPT,
     )
     result_cache: int = option(
         0,
@@ -156,15 +173,21 @@ class ServerConfig:
         read=size,
         metavar="SIZE",
         least=0,
+        group=KEPT,
     )
     usage_dir: str | None = option(
         None,
         "folder that keeps the account of tokens by tenant, key and model, or 'off' to keep none "
         "(default: usage in the user's state folder)",
         metavar="DIR|off",
+        group=KEYS,
     )
     usage_kept_days: int = option(
-        0, "days after which sums of usage are deleted; 0: never (default: 0)", metavar="N", least=0
+        0,
+        "days after which sums of usage are deleted; 0: never (default: 0)",
+        metavar="N",
+        least=0,
+        group=KEYS,
     )
 
     tenants: str | None = option(
@@ -172,6 +195,7 @@ class ServerConfig:
         "file of tenants and the API keys given out to them (see `tokenmill keys`), or 'off' for none "
         "(default: tenants.db in the user's state folder)",
         metavar="FILE|off",
+        group=KEYS,
     )
 
     def __post_init__(self) -> None:
