@@ -106,6 +106,16 @@ def test_equal_steps_say_nothing_of_positions() -> None:
     assert model.attention == pytest.approx(0.0, abs=1e-3)
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_a_few_short_answers_do_not_make_long_prompts_seem_endless(seed: int) -> None:
+    """Noise of decodes is not taken for the cost of positions: a prompt of 512 is predicted within ten times."""
+    rng = random.Random(seed)
+    short = [work_of([PlanRow(0, 0, (7,) * 9)]), *(Work(1, 1, 9 + i, 9 + i) for i in range(12))]
+    model, _ = taught(TRUTH.predict, short, noise=0.4, seed=seed)
+    for work in (work_of([PlanRow(0, 0, (7,) * 512)]), Work(1, 1, 2000, 2000), step_of(rng, 8, 500)):
+        assert model.costs.predict(work) < 10 * TRUTH.predict(work), (work, model.costs)
+
+
 @pytest.mark.parametrize("token_s", [1e-3, 1e-5])
 def test_what_attention_costs_is_measured(token_s: float) -> None:
     """Steps of chunks at all depths tell what a position costs, as a share of what a token costs."""

@@ -39,7 +39,8 @@ _PRIOR = 0.02
 """What an assumed step counts, against a real one."""
 _POWER = 0.7
 """Assumed: steps take this power of their tokens, between what memory bounds and what computing does."""
-_ENDS = (1, 512)
+_ENDS = ((1, 0), (512, 0), (1, 2048))
+"""Tokens of assumed steps, and the positions before them."""
 _FAR = 8
 _LATELY = 1 / 32
 _NUM = 5
@@ -141,15 +142,17 @@ class CostModel:
         self.costs = Costs(*_solve([sum(column) for column in zip(*parts, strict=True)]))
 
     def _assumed(self) -> list[_Kind]:
-        """Steps of one row that nobody has made, of sizes far from all that are known."""
+        """Steps of one row that nobody has made: of sizes far from all that are known, and a decode of a long context,
+        without which the noise of a few short ones would be taken for what positions cost."""
         assumed = []
-        for num_tokens in _ENDS:
+        for num_tokens, start in _ENDS:
             near = min(self._kinds.values(), key=lambda kind: abs(_size(kind.num_tokens) - _size(num_tokens)))
-            if not num_tokens / _FAR <= near.num_tokens <= num_tokens * _FAR:
-                scale = near.duration_s * (num_tokens / near.num_tokens) ** _POWER / _PRIOR**0.5
+            if start or not num_tokens / _FAR <= near.num_tokens <= num_tokens * _FAR:
+                scale = near.duration_s * (num_tokens / near.num_tokens) ** _POWER * (2 if start else 1) / _PRIOR**0.5
+                num_positions = num_tokens * start + num_tokens * (num_tokens - 1) // 2
                 kind = _Kind()
-                num_positions = num_tokens * (num_tokens - 1) / 2
-                kind.note((1 / scale, 1 / scale, num_tokens / scale, num_positions / scale, 0.0), _PRIOR**0.5)
+                facts = (1 / scale, 1 / scale, num_tokens / scale, num_positions / scale, start / scale)
+                kind.note(facts, _PRIOR**0.5)
                 assumed.append(kind)
         return assumed
 
