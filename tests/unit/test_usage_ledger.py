@@ -7,6 +7,7 @@ import random
 import sqlite3
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -146,6 +147,42 @@ def test_what_ends_between_the_sums_and_the_deletion_counts_once(
     monkeypatch.undo()
     assert sums(tmp_path)[tuple(account)] == (1, 10, 0, 1)
     assert not list(tmp_path.glob("*.journal"))
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+@pytest.mark.parametrize("damage", [b"", b"\xff" * 40], ids=["whole", "damaged"])
+def test_what_another_folds_to_its_end_meanwhile_counts_once(tmp_path: Path, has_begun: bool, damage: bytes) -> None:
+    """One ledger has read a journal that is over, and waits for the other, which then deletes the journal."""
+    account = Account("t", "k", "m")
+    journal = opened(tmp_path, Clock())
+    put(journal, account, 1, 10, 0, 5)
+    late, early = Ledger(tmp_path), Ledger(tmp_path)
+    if has_begun:
+        late.fold()
+    put(journal, account, 1, 20, 0, 7)
+    journal.close()
+    (path,) = tmp_path.glob("*.journal")
+    with open(path, "ab") as file:
+        file.write(damage)
+    real = late._database
+
+    class Waiting:
+        """The connection, but that the other ledger is served first."""
+
+        def execute(self, statement: str, *values: Any) -> sqlite3.Cursor:
+            if statement == "BEGIN IMMEDIATE":
+                early.fold()
+            return real.execute(statement, *values)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(real, name)
+
+    late._database = Waiting()  # type: ignore[assignment]
+    assert late.fold() == 0
+    real.close()
+    early.close()
+    assert sums(tmp_path) == {tuple(account): (2, 30, 0, 12)}
+    assert len(list(tmp_path.glob("*.damaged"))) == bool(damage) and not list(tmp_path.glob("*.journal"))
 
 
 def test_a_fold_that_fails_leaves_nothing_half_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,6 +92,9 @@ class Ledger:
         once: list[tuple[float, Account, Counts, str]] = []
         self._database.execute("BEGIN IMMEDIATE")
         try:
+            if not path.exists():  # another has folded it to its end, and deleted it before forgetting where that was
+                self._undo()
+                return 0
             begin = self._folded(name)
             end, is_damaged = _read(data, base, begin, accounts, sums, once)
             if end > begin:
@@ -106,7 +109,8 @@ class Ledger:
         self._read_up_to[name] = (end, accounts)
         if is_damaged:
             _log.error("The usage journal %s is damaged from byte %d on; it is kept as .damaged.", path, end)
-            os.replace(path, path.with_suffix(".damaged"))
+            with contextlib.suppress(FileNotFoundError):  # another has just done it
+                os.replace(path, path.with_suffix(".damaged"))
         elif is_last:
             if end < base + len(data):
                 _log.warning("The last record of the usage journal %s was cut off, and what it told not sent.", path)
