@@ -132,6 +132,20 @@ def test_no_key_but_an_admins_opens_what_manages_the_server(store: TenantStore) 
                 assert status == 403, (method, path, status)
 
 
+def test_no_tenant_takes_anothers_adapter_away(store: TenantStore, tmp_path: Path) -> None:
+    """What all share is loaded and unloaded with an admin key, or one of --api-key."""
+    key, admin = store.create_key("a", "a")[1], store.create_key("ops", "ops", is_admin=True)[1]
+    given = {"lora_dir": str(tmp_path), "api_keys": ("plain",)}
+    with serving(store.path, **given) as served:
+        load, forget = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+        both = {"lora_name": "l", "lora_path": "l"}
+        assert ask(served, "POST", load, both, key)[0] == 403
+        for good in (admin, "plain"):
+            assert ask(served, "POST", load, both, good)[0] != 403
+            assert ask(served, "POST", forget, both, key)[0] == 403
+            assert ask(served, "POST", forget, both, good)[0] != 403
+
+
 def test_keys_of_flags_and_of_the_store_are_served_side_by_side(store: TenantStore) -> None:
     """A key of --api-key is no admin."""
     key = store.create_key("a", "t")[1]

@@ -19,6 +19,7 @@ from tokenmill.server.endpoints import ENDPOINTS
 from tokenmill.server.fields import Fields
 from tokenmill.server.messages import parse as messages
 from tokenmill.server.openai import Call, Rules
+from tokenmill.server.tenants.tenant import ADAPTERS
 from tokenmill.text.fim import FimTokens
 
 KINDS = {
@@ -90,7 +91,7 @@ def adapter_fields(handler: Callable[[Any, Any], Any], body: dict[str, Any]) -> 
     service._client.adapters.load = AsyncMock()
     found: dict[str, str] = {}
     with _watched(found):
-        asyncio.run(handler(service, None))
+        asyncio.run(handler(service, SimpleNamespace(state=SimpleNamespace(scopes=(ADAPTERS,)))))
     return found
 
 

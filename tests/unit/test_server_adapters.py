@@ -13,6 +13,7 @@ from tokenmill.core.errors import BadCheckpoint, InvalidRequest, ModelNotFound, 
 from tokenmill.core.events import AdapterLoaded, LoadAdapter, UnloadAdapter
 from tokenmill.server.adapters import AdapterBook, ServedAdapter
 from tokenmill.server.app import _Service
+from tokenmill.server.tenants.tenant import ADAPTERS
 
 
 class FakeEngine:
@@ -185,6 +186,6 @@ def test_unknown_fields_are_told(handler: Callable[..., Awaitable[object]]) -> N
     body = b'{"lora_name": "x", "lora_path": "x", "load_inplace": true, "rank": 1}'
     service._limits.body.return_value.__aenter__.return_value = body
     service._client.adapters.load = AsyncMock()
-    asyncio.run(handler(service, None))
+    asyncio.run(handler(service, SimpleNamespace(state=SimpleNamespace(scopes=(ADAPTERS,)))))
     (unknown,) = service._generation.log_unknown.call_args.args
     assert unknown[-1] == "rank"

@@ -59,6 +59,7 @@ from .request_log import RequestLog
 from .responses.routes import routes as responses_routes
 from .responses.store import ResponseStore
 from .result_cache import ResultCache
+from .scopes import require_adapters
 from .signatures import routes as signature_routes
 from .signing import Signer
 from .slo.idle_job import IdleTime, Job
@@ -257,6 +258,7 @@ class _Service:
 
     async def load_adapter(self, request: HttpRequest) -> Response:
         """vLLM's: {"lora_name", "lora_path", "load_inplace"}. Only from folders under the configured one."""
+        require_adapters(request)
         async with self._limits.body(request) as data:
             fields = Fields(parse_small(data))
         name, path = fields.required_text("lora_name"), fields.required_text("lora_path")
@@ -281,6 +283,7 @@ class _Service:
 
     async def unload_adapter(self, request: HttpRequest) -> Response:
         """vLLM's: {"lora_name"}. Requests that use the adapter run to their end."""
+        require_adapters(request)
         async with self._limits.body(request) as data:
             fields = Fields(parse_small(data))
         name = fields.required_text("lora_name")

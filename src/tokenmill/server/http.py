@@ -18,7 +18,7 @@ from .clients import Clients
 from .errors import Fault, Style, anthropic_style, describe, headers, style_of
 from .tenants.access import Access, Credential
 from .tenants.keys import digest_of
-from .tenants.tenant import ANYONE, NO_LIMITS, OPERATOR
+from .tenants.tenant import ADAPTERS, ANYONE, NO_LIMITS, OPERATOR
 from .visitors import Visitors
 
 OPEN_PATHS = frozenset({"/", "/health", "/v1/health", "/ping", "/version", "/metrics", "/openapi.json", "/docs"}) | {
@@ -27,7 +27,7 @@ OPEN_PATHS = frozenset({"/", "/health", "/v1/health", "/ping", "/version", "/met
 _OPEN_BELOW = "/console/"
 """Static files, without any data in them."""
 _MAX_ID = 256
-_OPEN_SCOPES = frozenset((OPERATOR,))
+_OPEN_SCOPES = frozenset((OPERATOR, ADAPTERS))
 
 
 class JSONReply(Response):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.requests import Request as HttpRequest
 
 from ..core.errors import Forbidden
-from .tenants.tenant import ADMIN, OPERATOR
+from .tenants.tenant import ADAPTERS, ADMIN, OPERATOR
 
 
 def require_admin(request: HttpRequest) -> None:
@@ -23,3 +23,9 @@ def require_operator(request: HttpRequest) -> None:
     """For what shows the server's work and changes nothing. Raises Forbidden."""
     if OPERATOR not in request.state.scopes:
         raise Forbidden("This needs an API key of scope admin.")
+
+
+def require_adapters(request: HttpRequest) -> None:
+    """For what loads or unloads what all tenants share. Raises Forbidden."""
+    if ADAPTERS not in request.state.scopes:
+        raise Forbidden("This changes what all tenants share: it needs an API key of scope admin.")

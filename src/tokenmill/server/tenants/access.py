@@ -25,13 +25,14 @@ from .quota_file import quota_path
 from .quotas import Quotas
 from .records import KEY_OF_FLAGS
 from .store import TenantStore
-from .tenant import ADMIN, ANYONE, OPERATOR, Tenant
+from .tenant import ADAPTERS, ADMIN, ANYONE, OPERATOR, Tenant
 
 LOOK_S = 0.5
 """A key that is revoked in one server is refused by all of the same file after this long at most."""
 
 _AGAIN_S = 0.05
-_ADMIN_SCOPES = frozenset((ADMIN, OPERATOR))
+_ADMIN_SCOPES = frozenset((ADMIN, OPERATOR, ADAPTERS))
+_FLAG_SCOPES = frozenset((ADAPTERS,))
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -248,4 +249,4 @@ def _of_flag(number: int, digest: bytes) -> Credential:
     name = KEY_OF_FLAGS + digest.hex()[:12]
     salt = hashlib.blake2b(b"salt", key=digest, digest_size=16).hexdigest()
     tenant = Tenant(name, name, Terms(tenant=name), salt)
-    return Credential(tenant, frozenset(), f"key {number}", digest.hex(), name)
+    return Credential(tenant, _FLAG_SCOPES, f"key {number}", digest.hex(), name)

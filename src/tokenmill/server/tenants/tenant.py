@@ -12,6 +12,9 @@ ADMIN = "admin"
 """The scope of a key that manages tenants, keys and the server."""
 OPERATOR = "operator"
 """The scope that shows what the server does: an admin key has it, and where no keys are given out, everyone."""
+ADAPTERS = "adapters"
+"""The scope that loads and unloads adapters, which all tenants share: admin keys have it and those of --api-key, and
+where no keys are given out, everyone."""
 
 
 class RateLimits(NamedTuple):
