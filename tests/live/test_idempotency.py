@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 import sys
@@ -131,6 +132,26 @@ def request_of(body: dict[str, Any], key: str) -> bytes:
     data = json.dumps(body).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nIdempotency-Key: {key}\r\nContent-Length: {len(data)}\r\n\r\n"
     return head.encode() + data
+
+
+def test_repeats_that_are_being_received_count_as_held(answers: AnswerStore) -> None:
+    """Bodies that are not whole yet too: together they are bounded, whoever sends them how slowly."""
+    with Served(answers=answers, max_buffered_bytes=150_000) as served, contextlib.ExitStack() as stack:
+        served.call(served.script.go.clear)
+        first = stack.enter_context(served.connect())
+        first.sendall(request_of({"prompt": "a"}, "k"))
+        served.wait_until(lambda: served.client.num_open == 1)
+        data = request_of({"prompt": "a", "user": "x" * 100_000}, "k")
+        slow, other = (stack.enter_context(served.connect()) for _ in range(2))
+        slow.sendall(data[:-10])
+        served.wait_until(lambda: served.app.state.limits._buffered_bytes > 90_000)
+        other.sendall(data[:-10])
+        assert other.recv(1000).startswith(b"HTTP/1.1 429")
+        slow.sendall(data[-10:])
+        assert slow.recv(1000).startswith(b"HTTP/1.1 422")
+        served.call(served.script.go.set)
+        assert first.recv(1000).startswith(b"HTTP/1.1 200")
+        served.wait_until(lambda: served.app.state.limits._buffered_bytes == 0)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -9,8 +9,9 @@ draft-ietf-httpapi-idempotency-key-header (422 for another body), but that a rep
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from starlette.datastructures import Headers
@@ -100,16 +101,16 @@ class Keyed:
         finally:
             del self._running[name]
             mine.ended.set()
-        body = await self._whole(scope, receive)
-        await self._replay(found, _digest(scope, body), scope, receive, send)
+        async with self._whole(receive) as body:
+            digest = _digest(scope, body)
+        await self._replay(found, digest, scope, send)
 
     async def _repeat(self, name: tuple[str, str], scope: Scope, receive: Receive, send: Send) -> None:
         """While the first call runs: what it answers; if that fails, this call is the first."""
         assert self._store is not None
-        body = await self._whole(scope, receive)
-        digest = _digest(scope, body)
         caller = Caller(request=HttpRequest(scope, receive))
-        with self._limits.held(len(body)):
+        async with self._whole(receive) as body:
+            digest = _digest(scope, body)
             while (running := self._running.get(name)) is not None:
                 if running.digest and running.digest != digest:
                     raise KeyReused(_reused(name[1]), param=HEADER)
@@ -123,7 +124,7 @@ class Keyed:
             finally:
                 del self._running[name]
                 mine.ended.set()
-        await self._replay(found, digest, scope, receive, send)
+        await self._replay(found, digest, scope, send)
 
     async def _run(self, name: tuple[str, str], mine: _Running, scope: Scope, receive: Receive, send: Send) -> None:
         """Carry the call out, to its end even if its client leaves, and keep its answer."""
@@ -155,7 +156,7 @@ class Keyed:
             state["send"] = direct
             del state["tape"]
 
-    async def _replay(self, found: Taped, digest: bytes, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _replay(self, found: Taped, digest: bytes, scope: Scope, send: Send) -> None:
         if found.digest != digest:
             raise KeyReused(_reused(Headers(scope=scope)[HEADER]), param=HEADER)
         self._note("replayed")
@@ -164,22 +165,25 @@ class Keyed:
             await send({"type": "http.response.start", "status": found.status, "headers": headers})
             await send({"type": "http.response.body", "body": found.body, "more_body": False})
 
-    async def _whole(self, scope: Scope, receive: Receive) -> bytes:
-        """The body as it comes. Raises BodyTooLarge, Overloaded and ClientGone."""
+    @contextlib.asynccontextmanager
+    async def _whole(self, receive: Receive) -> AsyncIterator[bytes]:
+        """The body as it comes, which counts as held until the block ends. Raises BodyTooLarge, Overloaded and
+        ClientGone."""
         parts: list[bytes] = []
-        size = 0
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise ClientGone
-            part = message.get("body", b"")
-            size += len(part)
-            if size > self._max_body_bytes:
-                raise BodyTooLarge(f"The body is larger than {self._max_body_bytes} bytes.")
-            with self._limits.held(size):  # refused where bodies are too much together
+        size, has_more = 0, True
+        with contextlib.ExitStack() as held:
+            while has_more:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGone
+                part = message.get("body", b"")
+                size += len(part)
+                if size > self._max_body_bytes:
+                    raise BodyTooLarge(f"The body is larger than {self._max_body_bytes} bytes.")
+                held.enter_context(self._limits.held(len(part)))
                 parts.append(part)
-            if not message.get("more_body", False):
-                return b"".join(parts)
+                has_more = message.get("more_body", False)
+            yield b"".join(parts)
 
 
 def _start(scope: Scope) -> Any:
