@@ -20,7 +20,17 @@ from .signing import Signer
 from .tenants.access import Access
 from .visitors import Visitors
 
-_EXPOSED = ("x-request-id", "request-id", "retry-after", "idempotent-replayed", "x-tokenmill-cache", SIGNATURE)
+_EXPOSED = (
+    "x-request-id",
+    "request-id",
+    "retry-after",
+    "idempotent-replayed",
+    "x-tokenmill-cache",
+    "x-tokenmill-shortened",
+    SIGNATURE,
+    *(f"x-ratelimit-{what}-{of}" for of in ("requests", "tokens") for what in ("limit", "remaining", "reset")),
+)
+"""Headers of answers that scripts of other origins may read."""
 
 
 def layers(
