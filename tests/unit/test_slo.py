@@ -72,6 +72,14 @@ def test_what_a_request_says_comes_first() -> None:
     assert _objectives("off", fast).terms(Terms(), NO_WISH, 10, "edge") == Terms()
 
 
+def test_profiles_have_no_targets_while_the_machine_is_measured() -> None:
+    """Those that a request or tenant states count also then."""
+    each = _objectives("chat")
+    each.is_measuring = True
+    assert each.terms(Terms(), NO_WISH, 10)[4:7] == ("chat", 0.0, 0.0)
+    assert each.terms(Terms(tpot_s=0.1), Wish("", 0.3), 10)[4:7] == ("chat", 0.3, 0.1)
+
+
 def test_targets_are_raised_to_what_the_machine_can_hold() -> None:
     """No target of a profile is below twice what its median prompt takes alone; slack targets stay as they are."""
     each = _objectives()

@@ -94,6 +94,15 @@ def test_recognised_traffic_gets_its_profile() -> None:
         assert _terms(served, {"slo": "batch"}).profile == "batch"
 
 
+def test_no_call_is_refused_for_a_profile_while_the_machine_is_measured() -> None:
+    """Steps of 100 ms cannot keep to what chat wants, as the first of them tell; measuring takes many more."""
+    with Served(slo="chat", step_s=0.1) as served:
+        served.wait_until(lambda: served.client.stats.costs.is_known)
+        assert not json.loads(served.ask("/admin/slo")[1])["is_measured"]
+        assert served.ask("/v1/completions", {"prompt": "p", "max_tokens": 1})[0] == 200
+        assert not json.loads(served.ask("/admin/slo")[1])["is_measured"], "the call came too late to show anything"
+
+
 def test_the_servers_profile_is_for_all_that_name_none() -> None:
     """With --slo chat from the first request on; the machine is measured at the start."""
     with Served(slo="chat") as served:

@@ -18,12 +18,15 @@ class Objectives:
 
     costs         of steps, as measured lately
     step_tokens   most tokens of a step; 0: not known
+    is_measuring  the machine is being measured: until it is over profiles give no targets, since these might be less
+                  than what the machine can hold
     """
 
     def __init__(self, mode: str = OFF, costs: Callable[[], Costs] = Costs, step_tokens: Callable[[], int] = int):
         self.mode = mode
         self.costs = costs
         self.step_tokens = step_tokens
+        self.is_measuring = False
         self._costs = Costs()
         self._effective: dict[str, Targets] = {name: profile.targets for name, profile in PROFILES.items()}
 
@@ -50,7 +53,7 @@ class Objectives:
         ttft_s, tpot_s = wish.ttft_s, wish.tpot_s
         if not wish.profile:
             ttft_s, tpot_s = ttft_s or terms.ttft_s, tpot_s or terms.tpot_s
-        if profile and not (ttft_s and tpot_s):
+        if profile and not (ttft_s and tpot_s) and not self.is_measuring:
             own = self.effective[profile]
             if num_prompt > PROFILES[profile].num_prompt:
                 own = raised(own, self.alone(num_prompt))

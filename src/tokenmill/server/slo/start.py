@@ -21,6 +21,9 @@ _TOKEN = 1
 _ROUNDS = 3
 """The first steps of an engine are slow."""
 
+_MOST_S = 10.0
+"""After so long profiles have targets by what is known then."""
+
 _LAST = IDLE_PRIORITY - 1
 """Behind all others, but no idle work, whose steps are small."""
 
@@ -53,9 +56,18 @@ class Measuring:
             ready = await self._client.wait_ready(_WAIT_S)
             if ready.pooling is None and not self._objectives.costs().is_known:
                 step_tokens = ready.max_num_batched_tokens or _STEP_TOKENS
-                for _ in range(_ROUNDS):
-                    await self._compute(min(_STEPS * step_tokens, ready.max_model_len - _OUTPUT))
+                self._objectives.is_measuring = True
+                timer = asyncio.get_running_loop().call_later(_MOST_S, self._end)
+                try:
+                    for _ in range(_ROUNDS):
+                        await self._compute(min(_STEPS * step_tokens, ready.max_model_len - _OUTPUT))
+                finally:
+                    timer.cancel()
+                    self._end()
             tell(self._objectives)
+
+    def _end(self) -> None:
+        self._objectives.is_measuring = False
 
     async def _compute(self, num_prompt: int) -> None:
         """A request of some full steps, and of some small ones. Others go first."""
