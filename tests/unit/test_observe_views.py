@@ -150,6 +150,7 @@ def test_a_rate_is_what_a_counter_grew_over_the_time_asked_for() -> None:
         window.sample(float(second), EngineStats(num_steps=second * 7))
     assert window.rate("num_steps", EngineStats(num_steps=29 * 7), 29.0, 10.0) == pytest.approx(7.0)
     assert window.rate("num_steps", EngineStats(num_steps=29 * 7), 39.0, 10.0) == 0, "idle since"
+    assert window.rate("num_steps", EngineStats(num_steps=29 * 7 + 5), 40.0, 10.0) == 0, "steps behind the last sample"
 
 
 def test_quantiles_are_linear_between_neighbours() -> None:

@@ -86,10 +86,10 @@ class Window:
 
     def rate(self, field: str, stats: EngineStats, now: float, over_s: float) -> float:
         """How fast a counter of the stats grew, a second."""
-        samples = self._samples
-        if not samples:
-            return 0.0
-        before = bisect_right(samples, now - over_s, key=lambda each: each.at_s) - 1
+        samples, start_s = self._samples, now - over_s
+        if not samples or samples[-1].at_s + SAMPLE_S <= start_s:
+            return 0.0  # a step that ended later than that would have left another sample
+        before = bisect_right(samples, start_s, key=lambda each: each.at_s) - 1
         first = samples[max(0, before)]
         grown: float = getattr(stats, field) - getattr(first.stats, field)
         return grown / max(over_s if before >= 0 else now - first.at_s, SAMPLE_S)
