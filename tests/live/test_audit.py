@@ -155,12 +155,14 @@ def test_the_head_is_shown(tmp_path: Path, signer: Signer, log: AuditLog) -> Non
 
 
 def test_nothing_is_served_that_cannot_be_noted(tmp_path: Path, log: AuditLog) -> None:
-    """But what monitoring asks for is."""
+    """But what monitoring asks for and what shows an operator why are."""
     with Served(audit=log) as served:
         log._failure = "No space left on device"
         status, body = ask(served, "/v1/completions", {"prompt": "x"})
         assert status == 503 and "The audit log cannot be written: No space left" in body.decode()
         assert ask(served, "/health")[0] == 200
+        assert json.loads(ask(served, "/admin/audit")[1])["failure"] == "No space left on device"
+        assert ask(served, "/admin/keys", {"name": "x"})[0] == 503
         log._failure = ""
         assert ask(served, "/v1/completions", {"prompt": "x"})[0] == 200
     log.close()

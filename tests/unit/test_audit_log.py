@@ -336,10 +336,11 @@ def test_an_entry_that_cannot_be_made_does_not_end_the_log(tmp_path: Path, signe
     log = AuditLog(str(path), signer)
     log.open()
     log.note(lambda: {}["missing"])
+    log.note({"action": "test", "object": b"no JSON"})
     log.note({"action": "test", "outcome": "done"})
     log.close()
     actions = [json.loads(line)["action"] for line in path.read_bytes().splitlines()]
-    assert actions == ["log.bug", "test"]
+    assert actions == ["log.bug", "log.bug", "test"]
 
 
 def test_keys_are_for_their_owner_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

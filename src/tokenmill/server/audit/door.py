@@ -4,7 +4,8 @@ What changes something is every call of `DELETE`, `PUT` or `PATCH`, and every `P
 more of what it did in `scope["state"]["audited"]`, a dict that becomes part of the entry. Refused keys get an entry
 each up to `BURST` at once and `RATE` a second; what goes beyond is counted in the next entry.
 
-While the log cannot be written every call but those that monitoring needs is refused with 503.
+While the log cannot be written every call is refused with 503, but those that monitoring needs and what an operator
+looks at (`GET /admin/...`).
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Audited:
             await self._app(scope, receive, send)
             return
         route = route_of(scope)
-        if (why_not := self._log.why_not) and not is_open(route):
+        if (why_not := self._log.why_not) and not (is_open(route) or _is_view(scope["method"], route)):
             error = Unavailable(f"The audit log cannot be written: {why_not}.", retry_after_s=5.0)
             await error_reply(error, scope)(scope, receive, send)
             return
@@ -99,6 +100,10 @@ class Audited:
 
 def _is_action(method: str, route: str) -> bool:
     return method in ("DELETE", "PUT", "PATCH") or (method == "POST" and route.startswith(ACTIONS))
+
+
+def _is_view(method: str, route: str) -> bool:
+    return method in ("GET", "HEAD") and route.startswith("/admin/")
 
 
 def _entry(scope: Scope, action: str, route: str, status: int) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from typing import Any
 from ...core.errors import ConfigError
 from ...core.units import MiB
 from ..signing import Signer
-from .chain import head_of, line_after, tip_of
+from .chain import Tip, head_of, line_after, tip_of
 from .segments import Damaged, Segments
 from .syslog import Syslog
 
@@ -90,11 +90,12 @@ class AuditLog:
 
     def status(self) -> dict[str, Any]:
         assert self._segments is not None
+        tip = self._segments.tip
         return {
             "object": "audit.status",
             "file": str(self._path),
-            "seq": self._segments.tip.seq,
-            "hash": self._segments.tip.hash,
+            "seq": tip.seq,
+            "hash": tip.hash,
             "pending": len(self._pending),
             "failure": self.why_not or None,
             "head": self._head or None,
@@ -164,7 +165,7 @@ class AuditLog:
             tip, lines = segments.tip, []
             for index in range(num):
                 time_s, event = self._pending[index]
-                line = line_after(tip, time_s, _made(event))
+                line = _line(tip, time_s, event)
                 tip = tip_of(tip.seq + 1, line)
                 lines.append(line)
             segments.append(lines, tip)
@@ -209,15 +210,13 @@ class AuditLog:
             self._failure = ""
 
 
-def _made(event: Event | Callable[[], Event]) -> Event:
+def _line(tip: Tip, time_s: float, event: Event | Callable[[], Event]) -> bytes:
     """A bug in what makes an entry must not end the log."""
-    if not callable(event):
-        return event
     try:
-        return event()
+        return line_after(tip, time_s, event() if callable(event) else event)
     except Exception as error:
         _log.exception("An entry of the audit log could not be made.")
-        return {"action": "log.bug", "outcome": type(error).__name__}
+        return line_after(tip, time_s, {"action": "log.bug", "outcome": type(error).__name__})
 
 
 def started(version: str, **facts: Any) -> Event:
