@@ -4,14 +4,15 @@ import { chart } from "../lib/charts.js";
 import { h } from "../lib/dom.js";
 import { decimal, duration, orNone, percent, whole } from "../lib/format.js";
 import { badge, card, empty, facts, table, tile } from "../lib/ui.js";
+import { drawCompare } from "./compare.js";
 
 const LATENCIES = [["ttft_s", "Time to first token"], ["tpot_s", "Time per output token"], ["itl_s", "Between tokens"], ["e2el_s", "Whole answer"]];
 const POINTS = ["mean", "p50", "p90", "p99", "max"];
 const MOST_ROWS = 200;
 
 export function drawReport(report, signal) {
-  const draw = { run: drawRun, repeats: drawRun, sweep: drawSweep, goodput: drawGoodput }[report.kind] ?? drawOther;
-  return [draw(report, signal), asWritten(report)];
+  const draw = { run: drawRun, repeats: drawRun, sweep: drawSweep, goodput: drawGoodput, compare: drawCompare }[report.kind] ?? drawOther;
+  return [warnings(report), draw(report, signal), asWritten(report)];
 }
 
 function drawRun(run, signal) {
@@ -25,7 +26,6 @@ function drawRun(run, signal) {
       ["TPOT p50", duration(run.tpot_s?.p50)],
       ["Met its objectives", percent(run.slo?.attainment, 1)],
     ]),
-    warnings(run),
     timeline(run, signal),
     card("Latencies", table("Latencies", [
       ["Quantity", ([, label]) => label],
@@ -65,7 +65,6 @@ function drawGoodput(result, signal) {
       ["Output tokens/s", decimal(result.output_tokens_per_s)],
       ...Object.entries(result.slo).map(([name, limit]) => [`${name.replace("_s", "").toUpperCase()} at most`, duration(limit)]),
     ]),
-    warnings(result),
     byPoint(probes.map((probe) => probe.request_rate), probes.map((probe) => probe.run), "requests/s", signal),
     card("Probes", table("Probes", [
       ["Requests/s", (each) => decimal(each.request_rate), "right"],
@@ -130,7 +129,7 @@ function tiles(pairs) {
 }
 
 function warnings(report) {
-  return (report.warnings ?? []).map((text) => h("p", { class: "notice warn" }, text));
+  return Array.isArray(report.warnings) && report.warnings.map((text) => h("p", { class: "notice warn" }, text));
 }
 
 function words(name) {
