@@ -20,7 +20,7 @@ from browser import Browser, Page
 from scripted import Served
 from tokenmill.server.tenants.store import TenantStore
 
-PAGES = ("playground", "load", "requests", "tenants", "models", "batches", "reports")
+PAGES = ("playground", "load", "requests", "tenants", "models", "batches", "reports", "audit")
 HOSTILE = "<img src=x onerror=pwned()><script>pwned()</script>\u202e</b>'\"&amp;"
 ANSWER = f"One two {HOSTILE} three."
 

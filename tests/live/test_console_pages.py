@@ -76,6 +76,50 @@ def test_load_shows_what_the_api_tells(browser: Browser, served: Served) -> None
         assert not page.complaints
 
 
+def test_a_time_without_steps_is_a_gap_in_the_charts(browser: Browser, served: Served) -> None:
+    """No line is drawn over it; a point with nothing beside it shows as a mark."""
+    script = """import("./lib/charts.js").then(({ History }) => {
+      const history = new History(1, 100);
+      for (const x of [0, 1, 2, 20, 21, 200]) history.add(x, x);
+      return [history.xs, history.ys];
+    })"""
+    with opened(browser, served, "load") as page:
+        assert page.run(script) == [[110.5, 200], [[None, 200]]]
+        assert page.run(script.replace("200]", "40]")) == [
+            [0, 1, 2, 11, 20, 21, 30.5, 40], [[0, 1, 2, None, 20, 21, None, 40]]
+        ]  # fmt: skip
+        assert not page.complaints
+
+
+def test_the_audit_log_shows_its_signed_head(browser: Browser, tmp_path: Path) -> None:
+    """Where none is kept, how to keep one; else the head that belongs elsewhere, and a failure for all to see."""
+    pytest.importorskip("cryptography")
+    from tokenmill.server.audit import segments
+    from tokenmill.server.audit.log import AuditLog
+    from tokenmill.server.signing import load_signer, make_key
+
+    def full(fd: int, data: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    make_key(tmp_path / "key.pem")
+    log = AuditLog(str(tmp_path / "log" / "audit.jsonl"), load_signer(str(tmp_path / "key.pem"), "KEY"))
+    log.open()
+    with Served(audit=log) as audited, opened(browser, audited, "audit") as page:
+        page.wait_text("No head yet")
+        for _ in range(100):
+            log.note({"action": "test", "outcome": "done"})
+        page.wait_text("Copy head")
+        head = log.status()["head"]
+        assert f"--head {head['seq']}:{head['hash']}" in page.text() and "heads are not sent" in page.text()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(segments, "_write", full)
+            log.note({"action": "test", "outcome": "done"})
+            page.wait_text("cannot be written: No space left on device. Calls are refused until it can.")
+        page.wait("!document.querySelector('main .notice')")
+        assert not page.complaints
+    log.close()
+
+
 def test_a_request_shows_where_its_time_went(browser: Browser, served: Served) -> None:
     """From the list to the timeline: spans as the API tells them, running and ended; a missed target is marked."""
     script = served.script
@@ -321,6 +365,15 @@ REPORTS = {
             for rate, run in zip((1.0, 2.0, 4.0), RUNS, strict=True)
         ],
     },
+    "compare": {
+        "schema": 2, "kind": "compare", "warnings": ["2 repeats are too few"], "figures": [], "runs": RUNS,
+        "ratios": [
+            {"phase": "cold", "metric": metric, "higher_is_better": more, "baseline": "old", "candidate": "new",
+             "baseline_value": 0.25, "candidate_value": 0.5, "ratio": 2.0, "low": 1.5, "high": 250.0,
+             "confidence": 0.97, "is_primary": more, "verdict": "better" if more else "worse"}
+            for metric, more in (("output_tokens_per_s", True), ("ttft_s.p99", False))
+        ],
+    },
     "kernels": {"schema": 1, "kind": "kernels", "cases": [{"case": "matmul", "us": 12.5}], "cores": 2},
 }  # fmt: skip
 
@@ -331,6 +384,7 @@ REPORTS = {
         ("run", 3, ("9 of 10", "87.5 %", "100 ms", "careful", "<i>late</i>", "timeout")),
         ("sweep", 3, ("494", "requests/s")),
         ("goodput", 3, ("2.5 requests/s", "failed", "TTFT at most", "500 ms")),
+        ("compare", 0, ("new against old", "TTFT p99", "250 ms", "500 ms", "1.500 to 100 and above", "too few")),
         ("kernels", 0, ("matmul", "12.5")),
     ],
 )

@@ -61,7 +61,10 @@ def load_body(
                 "running": each.stats.num_running,
                 "waiting": each.stats.num_waiting,
                 "kv_usage": each.stats.kv_usage,
+                "kv_held": each.stats.num_held_blocks,
+                "kv_cached": each.stats.num_cached_blocks,
                 "prompt_tokens_computed": each.stats.prompt_tokens_computed,
+                "prompt_tokens_cached": each.stats.prefix_hits,
                 "output_tokens": each.stats.generation_tokens,
                 "steps": each.stats.num_steps,
             }

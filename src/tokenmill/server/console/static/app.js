@@ -3,6 +3,7 @@
 import { hasKey, onKey, open, setKey } from "./lib/api.js";
 import { h, show } from "./lib/dom.js";
 import { dialog, failure, field, poll } from "./lib/ui.js";
+import audit from "./pages/audit.js";
 import batches from "./pages/batches.js";
 import load from "./pages/load.js";
 import models from "./pages/models.js";
@@ -11,7 +12,7 @@ import reports from "./pages/reports.js";
 import requests from "./pages/requests.js";
 import tenants from "./pages/tenants.js";
 
-const PAGES = { playground, load, requests, tenants, models, batches, reports };
+const PAGES = { playground, load, requests, tenants, models, batches, reports, audit };
 const FIRST = "playground";
 
 const main = document.getElementById("main");

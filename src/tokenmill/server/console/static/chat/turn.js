@@ -92,7 +92,9 @@ export class AnswerView {
 
   // Each call with its arguments; where the answer waits for results, with a box for each.
   drawCalls(isAnswerable) {
-    const boxes = isAnswerable ? this.answer.calls.map((call) => field(`Result of ${call.name}`, h("textarea", { rows: "2", class: "code" }))) : [];
+    const { calls } = this.answer;
+    const label = (call, index) => `Result of ${call.name}${calls.some((other) => other !== call && other.name === call.name) ? `, call ${index + 1}` : ""}`;
+    const boxes = isAnswerable ? calls.map((call, index) => field(label(call, index), h("textarea", { rows: "2", class: "code" }))) : [];
     const send = () => {
       const results = this.answer.calls.map((call, index) => ({ role: "tool", tool_call_id: call.id, content: boxes[index].control.value }));
       if (this.actions.results(results)) this.calls.querySelectorAll("textarea, button").forEach((each) => { each.disabled = true; });

@@ -41,9 +41,9 @@ export function bytes(size) {
   return `${decimal(size)} TiB`;
 }
 
-// Seconds since 1970 in the reader's own time.
+// Seconds since 1970 as date and time where the reader is: 2026-01-31 09:30:00.
 export function moment(seconds) {
-  return Number.isFinite(seconds) && seconds > 0 ? new Date(1000 * seconds).toLocaleString() : NONE;
+  return Number.isFinite(seconds) && seconds > 0 ? new Date(1000 * seconds).toLocaleString("sv-SE") : NONE;
 }
 
 export function orNone(value) {

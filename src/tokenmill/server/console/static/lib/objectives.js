@@ -21,7 +21,7 @@ export function objectivesView(slo) {
         ["Who", (each) => each.name || each.id, "name"],
         ["Requests", (each) => whole(each.num_requests), "right"],
         ["Resembles", (each) => (each.profile ? badge(each.profile, "live") : "not known yet")],
-        ["Because", (each) => each.reason ?? "", "name"],
+        ["Nearest example", (each) => each.reason ?? "", "name"],
       ], slo.callers)
       : empty("No traffic yet", "After some requests of a tenant or client, the profile that they resemble is told here.")),
     slo.idle_command && card("Idle command", h("p", null, Object.entries(slo.idle_command).filter(([, value]) => typeof value !== "object").map(([name, value]) => `${name.replaceAll("_", " ")} ${typeof value === "number" ? decimal(value) : value}`).join(", "))),

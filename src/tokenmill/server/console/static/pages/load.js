@@ -10,6 +10,8 @@ import { cacheView } from "../lib/tree.js";
 
 const EVERY_MS = 1000;
 const SHOWN_S = 300;
+const SHORTEST_S = 30;
+const IDLE_S = 3;
 const SLOW_EVERY = 3;
 const SECONDS = (value) => `${decimal(value)} s`;
 
@@ -62,7 +64,9 @@ function mount(root, { signal }) {
 
   function put(name, load, ...values) {
     history[name].add(load.time, ...values);
-    charts[name].set(history[name].xs, history[name].ys);
+    // All over one time, so that what happens at once is below each other.
+    const from = Math.min(...Object.values(history).map(({ xs }) => xs[0] ?? load.time));
+    charts[name].set(history[name].xs, history[name].ys, [Math.min(from, load.time - SHORTEST_S), load.time]);
   }
 
   poll(async () => {
@@ -98,15 +102,15 @@ async function flight() {
 
 // What the server remembers of the time before this page was opened.
 function before(load, history) {
-  const samples = load.history;
+  const samples = load.history, blocks = Math.max(1, load.kv.blocks);
   samples.forEach((each, index) => {
     const x = load.time - each.age_s, last = samples[index - 1];
     if (each.age_s < 0.5) return;
     history.requests.add(x, each.running, each.waiting);
-    history.kv.add(x, each.kv_usage, NaN);
-    if (!last) return;
-    const seconds = last.age_s - each.age_s;
-    history.tokens.add(x, (each.output_tokens - last.output_tokens) / seconds, (each.prompt_tokens_computed - last.prompt_tokens_computed) / seconds, NaN);
+    history.kv.add(x, each.kv_held / blocks, (each.kv_held + each.kv_cached) / blocks);
+    const seconds = last ? last.age_s - each.age_s : NaN;
+    const perS = (name) => (seconds < IDLE_S ? (each[name] - last[name]) / seconds : NaN);
+    history.tokens.add(x, perS("output_tokens"), perS("prompt_tokens_computed"), perS("prompt_tokens_cached"));
   });
 }
 

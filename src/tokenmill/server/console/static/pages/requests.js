@@ -44,7 +44,7 @@ function list(requests) {
   return card(null, table("Requests", [
     ["Request", (each) => h("a", { href: `#/requests/${encodeURIComponent(each.id)}`, class: "mono nowrap", title: each.id }, short(each.id))],
     ["State", state],
-    ["Tenant", (each) => each.tenant || orNone(each.client), "name"],
+    ["Tenant or client", (each) => each.tenant || orNone(each.client), "name"],
     ["Class", (each) => `P${each.priority_class}${each.profile ? ` ${each.profile}` : ""}`],
     ["Prompt", (each) => whole(each.prompt_tokens), "right"],
     ["Cached", (each) => (each.cached_tokens === null ? "–" : whole(each.cached_tokens)), "right"],
