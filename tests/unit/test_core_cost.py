@@ -72,6 +72,24 @@ def test_a_stall_changes_little_and_a_slower_machine_is_followed() -> None:
     assert model.costs.predict(work) == pytest.approx(2 * before, rel=0.1)
 
 
+def test_steps_as_predicted_are_seldom_fitted_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that is known costs a step little; when it changes, the model is fitted as often as at first."""
+    fits: list[int] = []
+    fit = CostModel._fit
+    monkeypatch.setattr(CostModel, "_fit", lambda self: (fits.append(1), fit(self))[1])
+    rng = random.Random(6)
+    model, _ = taught(TRUTH.predict, mixed(rng, 400), noise=0.05)
+    steps = [step_of(rng, 8) for _ in range(640)]
+    fits.clear()
+    for each in steps:
+        model.note(each, TRUTH.predict(each))
+    assert 5 <= len(fits) <= 12
+    fits.clear()
+    for each in steps[:64]:
+        model.note(each, 3 * TRUTH.predict(each))
+    assert len(fits) == 4
+
+
 @pytest.mark.parametrize("num_known", [1, 500])
 def test_what_was_never_seen_is_assumed_within_an_order_of_magnitude(num_known: int) -> None:
     """One step of one size gives a prediction of every size, that grows with the work."""

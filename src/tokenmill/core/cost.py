@@ -31,8 +31,11 @@ _AGED, _LEAST = 0.998, 0.03
 """Of what a kind has said, after each step of another one, and what is left of it at least."""
 _MOST = 2.0
 """A step of a known kind counts as at most so many times what was predicted, and at least as the inverse."""
-_REFIT = 16
-"""Steps between two fits; the first ones are fitted more often."""
+_REFIT, _SELDOM = 16, 64
+"""Steps between two fits, where steps are not as predicted or were few so far, and where they are; the first ones are
+fitted at once. A fit costs as much as a hundred rows of a step."""
+_OFF = 0.05
+"""Predictions are off if their errors since the last fit are more on average."""
 _SURE = (1e-5, 1e-5, 1e-5, 1e-3, 1e-3)
 """What holds each coefficient at 0 until steps differ in its quantity, as a share of what they say of it."""
 _PRIOR = 0.02
@@ -106,6 +109,8 @@ class CostModel:
         self.error = 0.0
         self._kinds: dict[tuple[int, int], _Kind] = {}
         self._num_noted = 0
+        self._num_fitted = 0  # of the steps noted, those there were at the last fit
+        self._off = 0.0  # errors since, together
 
     def note(self, work: Work, duration_s: float) -> None:
         """A step has ended."""
@@ -119,13 +124,16 @@ class CostModel:
         scale, seen = duration_s, 1.0
         if self.costs.is_known:
             predicted_s = self.costs.predict(work)
-            self.error += _LATELY * (abs(predicted_s - duration_s) / duration_s - self.error)
+            off = abs(predicted_s - duration_s) / duration_s
+            self.error += _LATELY * (off - self.error)
+            self._off += off
             if kind.weight >= _KNOWN:
                 scale, seen = predicted_s, min(_MOST, max(1 / _MOST, duration_s / predicted_s))
         kind.note((1 / scale, num_rows / scale, num_tokens / scale, num_positions / scale, num_context / scale), seen)
         self._num_noted += 1
         kind.num_tokens, kind.duration_s, kind.noted = num_tokens, scale * seen, self._num_noted
-        if self._num_noted < _REFIT or not self._num_noted % _REFIT:
+        num_since = self._num_noted - self._num_fitted
+        if self._num_noted < _REFIT or (num_since >= _REFIT and self._is_due(num_since, kind)):
             self._fit()
 
     @property
@@ -134,7 +142,12 @@ class CostModel:
         costs = self.costs
         return self._block_size * costs.position_s / costs.token_s if costs.token_s else 0.0
 
+    def _is_due(self, num_since: int, kind: _Kind) -> bool:
+        """Whether to fit anew, so many steps after the last fit, the last of them of this kind."""
+        return num_since >= min(_SELDOM, self._num_fitted) or self._off > _OFF * num_since or kind.weight < _KNOWN
+
     def _fit(self) -> None:
+        self._num_fitted, self._off = self._num_noted, 0.0
         parts = [kind.sums for kind in self._assumed()]
         for kind in self._kinds.values():
             share = max(_LEAST, _AGED ** (self._num_noted - kind.noted))
