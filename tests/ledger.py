@@ -45,7 +45,7 @@ def take_next(queue: WaitingQueue) -> Sequence:
 
 
 class FakeLedger:
-    """sched.scheduler.Ledger.
+    """sched.ledger.Ledger.
 
     num_free  blocks that nobody holds
     work      the clock of work (core.work)

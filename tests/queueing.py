@@ -19,8 +19,8 @@ from tokenmill.core.step import PlanRow, RowResult, StepPlan, StepResult
 from tokenmill.core.terms import USUAL, Terms
 from tokenmill.engine.build import build_engine
 from tokenmill.engine.link import local_link
+from tokenmill.sched.admission import max_running
 from tokenmill.sched.policies import ORDERS
-from tokenmill.sched.scheduler import max_running
 from tokenmill.server.client import EngineClient
 from tokenmill.server.config import ServerConfig
 from tokenmill.server.limits import Limits, newcomer

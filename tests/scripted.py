@@ -35,7 +35,7 @@ from tokenmill.net.clock import MonotonicClock
 from tokenmill.net.entropy import new_id, new_seed
 from tokenmill.net.flight_file import new_path
 from tokenmill.net.loop import new_event_loop
-from tokenmill.sched.scheduler import max_running
+from tokenmill.sched.admission import max_running
 from tokenmill.server.app import build_app
 from tokenmill.server.audit.log import AuditLog
 from tokenmill.server.client import EngineClient

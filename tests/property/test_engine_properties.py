@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tokenmill.core.block import full_groups, window_group
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.request import Request, SamplingParams
-from tokenmill.sched.scheduler import chunk_size
+from tokenmill.sched.fitting import chunk_size
 from tokenmill.sim.executor import ToyCosts
 from tokenmill.sim.run import run_scenario
 from tokenmill.sim.workload import EOS, Arrival, Cancellation, Scenario

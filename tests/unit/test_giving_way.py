@@ -128,3 +128,32 @@ def test_what_is_larger_than_a_share_runs_alone() -> None:
 
 def held(engine: FakeLedger, tenant: str) -> int:
     return sum(len(seq.tables[0]) for seq in engine.running if seq.request.terms.tenant == tenant)
+
+
+def test_a_tenant_at_its_share_keeps_nobody_behind_it_from_a_row() -> None:
+    """Who waits first may not hold more blocks: the next of its class has its row from a lower one all the same, and of
+    the lower ones no more give way than can be used."""
+    engine = fake()
+    full = Terms("full", 0, kv_share=0.2)
+    holder = engine.add(28, 30, terms=full)
+    low = [engine.add(4, 30, terms=LOW) for _ in range(3)]
+    engine.step()
+    waiting = [engine.add(8, 3, terms=full, priority=-1) for _ in range(2)]
+    engine.step()
+    assert running(holder, *low, *waiting) == [True] * 4 + [False] * 2
+    other = engine.add(4, 3, terms=Terms("other", 0))
+    engine.step()
+    assert running(holder, *low, *waiting, other) == [True, True, True, False, False, False, True]
+
+
+def test_running_prompts_go_on_by_rank() -> None:
+    """A short prompt that is let in before a long one that runs goes on before it, too."""
+    config = replace(
+        CONFIG, groups=full_groups(400), max_num_batched_tokens=16, scheduling_policy="short-prompts-first"
+    )
+    engine = fake(config)
+    long = engine.add(400)
+    engine.step()
+    short = engine.add(40)
+    rows = [engine.step()[0] for _ in range(3)]
+    assert [number for number, _ in rows] == [short.number] * 3 and long.num_output == 0

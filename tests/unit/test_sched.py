@@ -13,10 +13,9 @@ from tokenmill.core.errors import ContextTooLong, InvalidRequest, Overloaded
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.sequence import Sequence, Status
 from tokenmill.core.work import PATIENCE, due
-from tokenmill.sched.admission import blocks_for, refusal
-from tokenmill.sched.fitting import chunk_size
+from tokenmill.sched.admission import blocks_for, max_running, refusal
+from tokenmill.sched.fitting import chunk_size, num_wanted
 from tokenmill.sched.rank import seniority
-from tokenmill.sched.scheduler import max_running, num_wanted
 
 
 def make_sequence(number: int, priority: int = 0, num_prompt: int = 4, max_tokens: int = 4) -> Sequence:

@@ -21,7 +21,7 @@ from ..models.vectors import vector_config
 from ..models.weights import Progress
 from ..ops.api import Ops
 from ..ops.select import select_ops
-from ..sched.scheduler import max_running
+from ..sched.admission import max_running
 from ..worker.build import Worker, build_worker
 from .machine import MachineFacts
 from .notes import NOTE, notes

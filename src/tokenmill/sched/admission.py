@@ -22,6 +22,11 @@ def most_blocks(config: EngineConfig, group: KVGroupSpec) -> int:
     return min(group.num_blocks, 1 + blocks_for(group.window - 1 + num_in_flight, config.block_size))
 
 
+def max_running(config: EngineConfig) -> int:
+    """Most sequences running at once: every one of them must get a token in a step."""
+    return min(config.max_num_seqs, config.max_num_batched_tokens)
+
+
 def capacity(config: EngineConfig) -> int:
     """Slots that one sequence can have, alone in the engine. A pool with a window bounds nothing if what a query sees
     fits it, wherever the borders of blocks fall."""

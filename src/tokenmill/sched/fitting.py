@@ -1,4 +1,4 @@
-"""How much work fits a given time, by the cost model. Pure."""
+"""How many tokens: what a sequence wants, and what fits a given time, by the cost model, or budget. Pure."""
 
 from __future__ import annotations
 
@@ -6,6 +6,14 @@ from collections.abc import Iterable
 
 from ..core.cost import Costs, Work
 from ..core.sequence import Sequence
+
+
+def num_wanted(seq: Sequence) -> int:
+    """Tokens that may be planned now. None when the draws in flight make the end certain."""
+    num_tokens = len(seq.tokens) + seq.num_pending
+    if seq.num_pending and num_tokens >= seq.max_len:
+        return 0
+    return num_tokens - seq.num_planned
 
 
 def decode_work(sequences: Iterable[Sequence]) -> Work:

@@ -73,9 +73,10 @@ class WaitingQueue:
         """Those that wait, in no order worth anything."""
         return (seq for line in self._lines.values() for _, seq in line.heap if seq.status is Status.WAITING)
 
-    def num_up_to(self, class_: int) -> int:
-        """Those that wait in this class or a higher one."""
-        return sum(line.num_waiting for (each, *_), line in self._lines.items() if each <= class_)
+    def num_up_to(self, class_: int, passed: Collection[str] = ()) -> int:
+        """Those that wait in this class or a higher one. Of tenants in `passed`, none counts."""
+        lines = self._lines.items()
+        return sum(line.num_waiting for (each, *_), line in lines if each <= class_ and line.tenant not in passed)
 
     def push(self, seq: Sequence) -> None:
         assert seq.status is Status.WAITING, seq

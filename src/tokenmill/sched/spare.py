@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 
 from ..core.cost import Costs, Work
 from ..core.sequence import Sequence
-from .fitting import decode_work, rows_within, tokens_within
+from .fitting import decode_work, num_wanted, rows_within, tokens_within
 from .policies import pace
 
 STEP_S = 0.02
@@ -33,7 +33,7 @@ BLOCK = 16
 
 
 class Clocked(Protocol):
-    """What is asked of the ledger (`scheduler.Ledger`)."""
+    """What is asked of the ledger (`ledger.Ledger`)."""
 
     @property
     def step_number(self) -> int: ...
@@ -61,15 +61,15 @@ NOTHING = Filling()
 
 def alone(running: list[Sequence], budget: int, costs: Costs) -> tuple[list[Sequence], int]:
     """(who of the running gets a row, tokens of the step) while there is only idle work. `budget`: of any step."""
-    drawing = [seq for seq in running if _is_drawing(seq)]
+    drawing = [seq for seq in running if num_wanted(seq) == 1]
     if not costs.is_known:
         return running, min(budget, UNMEASURED_CHUNK + len(drawing))
-    start = max((seq.num_planned for seq in running if not _is_drawing(seq)), default=0)
+    start = max((seq.num_planned for seq in running if num_wanted(seq) > 1), default=0)
     work = decode_work(drawing)
     if drawing and costs.predict(work) > STEP_S:
         drawing.sort(key=_turn)
         chosen = {seq.number for seq in rows_within(STEP_S, costs, Work(0, 0, 0), drawing)} or {drawing[0].number}
-        return [seq for seq in running if seq.number in chosen or not _is_drawing(seq)], len(chosen)
+        return [seq for seq in running if seq.number in chosen or num_wanted(seq) != 1], len(chosen)
     most = tokens_within(STEP_S, costs, work, start, budget - len(drawing))
     if not drawing:
         most = max(most, min(BLOCK, budget))
@@ -92,8 +92,8 @@ def beside(others: List[Sequence], idle: List[Sequence], clocked: Clocked) -> Fi
     if limit_s is None:
         limit_s = own_s * (1 + EVERY * SHARE)
     limit_s = max(min(limit_s, STEP_S), own_s)
-    drawing = sorted((seq for seq in idle if _is_drawing(seq)), key=_turn)
-    prefilling = sorted((seq for seq in idle if _wants(seq) and not _is_drawing(seq)), key=_turn)
+    drawing = sorted((seq for seq in idle if num_wanted(seq) == 1), key=_turn)
+    prefilling = sorted((seq for seq in idle if num_wanted(seq) > 1), key=_turn)
     chosen = rows_within(limit_s, costs, work, drawing)
     if is_sure and not chosen:
         chosen = drawing[:1]
@@ -103,16 +103,6 @@ def beside(others: List[Sequence], idle: List[Sequence], clocked: Clocked) -> Fi
     if num_tokens < BLOCK // 2:
         num_tokens = BLOCK if is_sure else 0
     return Filling(chosen, prefilling[:1], num_tokens, not prefilling and len(chosen) == len(drawing))
-
-
-def _wants(seq: Sequence) -> bool:
-    return len(seq.tokens) + seq.num_pending > seq.num_planned
-
-
-def _is_drawing(seq: Sequence) -> bool:
-    """Whether its next row has one token; not where its end is certain."""
-    num_tokens = len(seq.tokens) + seq.num_pending
-    return num_tokens - seq.num_planned == 1 and not (seq.num_pending and num_tokens >= seq.max_len)
 
 
 def _turn(seq: Sequence) -> tuple[int, int]:

@@ -30,8 +30,7 @@ from ..core.request import Request
 from ..core.step import StepPlan, StepResult
 from ..engine.build import build_engine
 from ..engine.link import LocalFrontEnd, local_link
-from ..sched.admission import refusal
-from ..sched.scheduler import max_running
+from ..sched.admission import max_running, refusal
 from .check import ClientStream, check_saved, check_stream
 from .executor import ToyExecutor
 from .loop import VirtualLoop
