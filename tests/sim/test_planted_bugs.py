@@ -24,6 +24,7 @@ from tokenmill.engine.shell import EngineShell
 from tokenmill.engine.state import EngineState
 from tokenmill.engine.transfers import Transfers
 from tokenmill.sched import scheduler
+from tokenmill.sched.giving_way import GivingWay
 from tokenmill.sim.run import run_seed
 
 NUM_SEEDS = 25
@@ -109,9 +110,9 @@ def serve_scored_prompts_from_the_cache(patch: pytest.MonkeyPatch) -> None:
 
 def preempt_with_a_row_in_flight(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(StepLedger, "preempt", lambda self, seq: self._state.send_back(seq))
-    fit = scheduler._Composition._fit
+    fit = GivingWay.fit
 
-    def eager(self: scheduler._Composition, seq: object, matched: list[int], num_tokens: int) -> int:
+    def eager(self: GivingWay, seq: object, matched: list[int], num_tokens: int) -> int:
         hidden = [(other, other.rows_in_flight) for other in self.running]
         for other, _ in hidden:
             other.rows_in_flight = 0
@@ -120,7 +121,7 @@ def preempt_with_a_row_in_flight(patch: pytest.MonkeyPatch) -> None:
             other.rows_in_flight = count
         return fitting
 
-    patch.setattr(scheduler._Composition, "_fit", eager)
+    patch.setattr(GivingWay, "fit", eager)
 
 
 def call_failures_aborts(patch: pytest.MonkeyPatch) -> None:

@@ -309,6 +309,19 @@ def test_a_request_whose_time_is_over_ends_with_what_it_has() -> None:
     assert scene.gateway.num_open == 0 and scene.gateway.next_due_s is None
 
 
+def test_bounds_of_time_of_requests_that_are_over_are_forgotten() -> None:
+    """However far off they are: a day's bound on each of many short calls takes no memory for a day."""
+    scene = Scene()
+    scene.join(0)
+    terms = Terms(timeout_s=86_400.0, queue_s=5_000.0)
+    scene.handle(Opened([replace(request("stays"), terms=terms)]))
+    for number in range(1000):
+        scene.handle(Opened([replace(request(f"r{number}"), terms=terms)]))
+        scene.step(0, end(f"r{number}", num_output=1))
+    assert len(scene.gateway._deadlines._heap) < 80
+    assert scene.gateway.next_due_s == 5_000.0
+
+
 def test_who_waits_for_a_place_longer_than_it_wants_to_is_refused_then() -> None:
     """One that an engine has goes on: the engine ends it itself, if it has not begun."""
     scene = Scene()

@@ -12,6 +12,7 @@ from tokenmill.core.effects import StepFailed
 from tokenmill.core.events import Abort, Drain, Output, Submit
 from tokenmill.core.request import IDLE_PRIORITY, Request, SamplingParams
 from tokenmill.core.step import PlanRow, RowResult, StepPlan, StepResult, TokenLogprob
+from tokenmill.core.terms import Terms
 from tokenmill.engine.core import EngineCore
 from tokenmill.sched.spare import UNMEASURED_CHUNK
 
@@ -453,3 +454,21 @@ def test_idle_work_pauses_while_others_run_and_gives_way_to_them() -> None:
         ended += [output.request_id for output in outputs if output.finish_reason]
     assert ended == ["a"]
     assert {output.request_id for output in engine.finish() if output.finish_reason} == {"x", "y"}
+
+
+def test_who_is_not_begun_in_time_ends_and_who_is_goes_on() -> None:
+    """As a step is planned, by the bound on the wait. Of those that are over no memory is kept."""
+    engine = Engine(replace(CONFIG, max_num_seqs=1))
+    bound = Terms(queue_s=0.5)
+    begun, late = (make_request(name, 4, terms=bound) for name in "ab")
+    patient = make_request("c", 4, terms=Terms(queue_s=3.0))
+    engine.add(begun, late, patient)
+    engine.core.plan(0.2)
+    engine.core.plan(1.0)
+    (output,) = engine.core.take_effects().outputs
+    assert (output.request_id, output.finish_reason, output.error_kind) == ("b", "error", "overloaded_error")
+    assert engine.core.open_ids == ("a", "c") and engine.core.stats().num_expired == 1
+    for number in range(1000):
+        engine.add(make_request(f"r{number}", 4, terms=Terms(queue_s=1e6)))
+        engine.abort(f"r{number}")
+    assert len(engine.core.state.deadlines) < 80

@@ -229,7 +229,7 @@ class Gateway:
             assert request.id not in self._entries, f"request id {request.id} is in use"
             self._entries[request.id] = Entry(request)
             if request.terms.timeout_s or request.terms.queue_s:
-                self._deadlines.add(request)
+                self._deadlines.add(request, self._entries)
         first, verdict = requests[0], event.verdict
         if verdict.refusal is None and verdict.need:
             self.desk.pressure.note(first.terms.priority_class, verdict.need, False, now)

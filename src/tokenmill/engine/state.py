@@ -19,7 +19,6 @@ from bisect import insort
 from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
-from heapq import heappop, heappush
 
 from ..cache import eviction, unreferenced
 from ..cache.groups import KVBlocks, Match
@@ -39,6 +38,7 @@ from ..sched.queue import WaitingQueue
 from ..sched.rank import seniority
 from ..sched.service import Service
 from .adapters import AdapterLedger
+from .deadlines import Deadlines
 from .outbox import Outbox
 from .outputs import ended
 from .settings import SettingsLedger
@@ -101,7 +101,7 @@ class EngineState:
     by_id         unfinished sequences by the id of their request
     running       those that run, by seniority; the others are in `waiting`, or in `loading` by number
     in_flight     steps that were planned and not committed, oldest first
-    deadlines     (when its first step must have been planned, number, sequence), a heap; who has begun is left in it
+    deadlines     when first steps must have been planned
     released      numbers of sequences that the worker is to forget with the next plan
     work_done     the clock of work (core.work)
     service       what tenants and adapters have received
@@ -130,7 +130,7 @@ class EngineState:
         self.work_done = 0
         self.last_commit_s = 0.0
         self.num_targeted = 0
-        self.deadlines: list[tuple[float, int, Sequence]] = []
+        self.deadlines = Deadlines()
         self._next_number = 0
 
     def enter(self, request: Request, now: float) -> None:
@@ -149,16 +149,14 @@ class EngineState:
             self.service.settle(self.running)
         self.waiting.push(seq)
         if request.terms.queue_s and not request.is_resumed:
-            heappush(self.deadlines, (request.arrival_s + request.terms.queue_s, seq.number, seq))
+            self.deadlines.add(seq, len(self.by_id))
 
     def expire(self, now: float) -> None:
         """End those that have waited for their first step longer than they wanted to."""
-        while self.deadlines and self.deadlines[0][0] <= now:
-            seq = heappop(self.deadlines)[2]
-            if seq.status is Status.WAITING and seq.num_cached < 0:
-                self.leave(seq)
-                self.counters.num_expired += 1
-                self.outbox.outputs.append(ended(seq, FINISH_ERROR, now, error=Overloaded(EXPIRED)))
+        for seq in self.deadlines.take(now):
+            self.leave(seq)
+            self.counters.num_expired += 1
+            self.outbox.outputs.append(ended(seq, FINISH_ERROR, now, error=Overloaded(EXPIRED)))
 
     def admit(self, seq: Sequence) -> None:
         self.waiting.take(seq)
