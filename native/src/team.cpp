@@ -115,8 +115,10 @@ void Team::wait_for_change(uint64_t seen, bool is_caller) {
 
 void Team::run(Job* job, const std::function<void()>& aside) {
   job_ = job;
+  const bool is_alone = workers_.empty();  // then `advance` does all of the job, which may wait for what `aside` leads to
+  if (aside && is_alone) aside();
   advance();
-  if (aside) aside();
+  if (aside && !is_alone) aside();
   participate(0);
   rest_();
 }

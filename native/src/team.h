@@ -38,8 +38,8 @@ class Team {
 
   int num_threads() const { return 1 + static_cast<int>(workers_.size()); }
 
-  // Run the job to its end. One caller at a time, who does `aside`, if there is such, once the others have work: it may
-  // cost the caller its processor.
+  // Run the job to its end. One caller at a time, who does `aside`, if there is such, once the others have work, or at
+  // once where there are no others: it may cost the caller its processor.
   void run(Job* job, const std::function<void()>& aside = nullptr);
 
   // `function(unit, thread)` for every unit in [0, num_units).

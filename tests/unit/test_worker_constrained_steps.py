@@ -20,10 +20,10 @@ native = pytest.mark.skipif(available() is not None, reason=str(available()))
 PROMPT = (3, 4, 5)
 
 
-@pytest.fixture(params=["numpy", pytest.param("native", marks=native)])
+@pytest.fixture(params=["numpy", pytest.param("native", marks=native), pytest.param("one native thread", marks=native)])
 def worker(request, monkeypatch):
     monkeypatch.setattr(build, "weights_digest", lambda path, cache_dir: "tiny")
-    ops = ReferenceOps() if request.param == "numpy" else NativeOps(2)
+    ops = ReferenceOps() if request.param == "numpy" else NativeOps(1 if request.param.startswith("one") else 2)
     made = build_worker(tiny_checkpoint(), ops, max_model_len=64, groups=full_groups(32), block_size=8, kv_dtype="f32")
     made.executor._grammars.load = vocabulary
     yield made
