@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tokenmill.core.errors import NotFound, Unavailable
+from tokenmill.core.errors import InvalidRequest, NotFound, Unavailable
 from tokenmill.core.request import IDLE_PRIORITY
 from tokenmill.net.entropy import new_id
 from tokenmill.server.files.answers import Answers
@@ -205,3 +205,18 @@ def test_a_record_that_cannot_be_read_closes_the_folder_alone(tmp_path: Path, ki
 def test_a_call_of_a_batch_is_idle_whatever_it_says(body: bytes) -> None:
     said = msgspec.json.decode(body)
     assert msgspec.json.decode(idle(body)) == said | {"priority": IDLE_PRIORITY, "priority_class": FLEX}
+
+
+def test_one_owners_batches_leave_places_for_anothers(tmp_path: Path) -> None:
+    async def test(batches: Batches) -> None:
+        for owner in ("a", "b"):
+            batches.store.content(owner).write_bytes(LINE % 1)
+            await batches.store.add(msgspec.structs.replace(record(owner), owner=owner))
+        for owner, most in (("a", 32), ("b", 16)):
+            wanted = Wanted(owner, "/v1/completions", "24h", None, 3600)
+            for _ in range(most):
+                await batches.create(owner, wanted)
+            with pytest.raises(InvalidRequest, match=f"{most} of your batches have not ended"):
+                await batches.create(owner, wanted)
+
+    run(tmp_path, test)

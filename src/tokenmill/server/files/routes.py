@@ -63,7 +63,7 @@ class _Files:
         identifier = store.new_id("file")
         part = store.part(identifier)
         try:
-            with store.uploading() as grow:
+            with store.uploading(request.state.owner) as grow:
                 content_type = request.headers.get("content-type", "")
                 upload = await read_upload(content_type, _stream(request), part, grow)
                 kept_s = _lifetime(upload)

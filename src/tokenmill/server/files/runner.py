@@ -21,7 +21,7 @@ from .batch import WINDOWS, Batch, Wanted
 from .group import first_failure
 from .inside import call
 from .lines import Fault, Line, Place, answered, idle, read_lines, survey, unanswered
-from .store import KEPT_S, MAX_BATCHES, FileRecord, FileStore
+from .store import KEPT_S, MAX_BATCHES, FileRecord, FileStore, has_place
 
 CLIENT = "batches"
 """In whose name lines are called."""
@@ -110,12 +110,12 @@ class Batches:
         """Raises InvalidRequest, NotFound and Unavailable."""
         store, now = self.store, int(self.store.wall_s())
         store.require_open()
-        record = store.file(owner, wanted.input_id)
-        if record.purpose != "batch":
+        if store.file(owner, wanted.input_id).purpose != "batch":
             raise InvalidRequest("input_file_id must be a file of the purpose 'batch'.", param="input_file_id")
-        if sum(not batch.has_ended for batch in self._batches.values()) >= _MOST_OPEN:
-            raise InvalidRequest(f"{_MOST_OPEN} batches have not ended yet, as many as may be; wait for one.")
-        self._drop_old(now)
+        open_ = [batch.owner for batch in self._batches.values() if not batch.has_ended]
+        if not has_place(owner, num_own := open_.count(owner), len(open_), _MOST_OPEN):
+            raise InvalidRequest(f"{num_own} of your batches have not ended yet, as many as may be now; wait for one.")
+        self._drop_old(now, owner)
         batch = Batch(
             id=store.new_id("batch").replace("-", "_", 1),
             owner=owner,
@@ -390,11 +390,11 @@ class Batches:
                 _log.warning("Expired files cannot be deleted: %s", error)
             await asyncio.sleep(_SWEEP_S)
 
-    def _drop_old(self, now: int) -> None:
-        """Forget batches that have ended long ago, and the oldest where there are too many."""
-        ended = [batch for batch in self._batches.values() if batch.has_ended]
+    def _drop_old(self, now: int, owner: str) -> None:
+        """Forget batches that have ended long ago, and where there are too many the oldest, the owner's own first."""
+        own_first = sorted(self._batches.values(), key=lambda batch: batch.owner != owner)
         num_excess = len(self._batches) - MAX_BATCHES + 1
-        for number, batch in enumerate(ended):
+        for number, batch in enumerate([each for each in own_first if each.has_ended]):
             if number < num_excess or batch.created_at + 2 * KEPT_S < now:
                 del self._batches[batch.id]
                 self.store.remove_batch(batch.id)

@@ -155,18 +155,21 @@ class FileStore:
         return self._folder / "parts" / identifier
 
     @contextlib.contextmanager
-    def uploading(self) -> Iterator[Callable[[int], None]]:
+    def uploading(self, owner: str) -> Iterator[Callable[[int], None]]:
         """One file more, as long as the block lasts; what it gives is told how many bytes more it has. Raises
         InvalidRequest."""
-        if len(self._files) + self._num_reserved >= self._max_files:
-            raise InvalidRequest(f"There are {len(self._files)} files here, as many as may be; delete some.")
-        size = 0
+        sizes = [each.size_bytes for each in self._files.values() if each.owner == owner]
+        if not has_place(owner, len(sizes), len(self._files) + self._num_reserved, self._max_files):
+            raise InvalidRequest(f"You have {len(sizes)} files here, as many as you may now; delete some.")
+        own_bytes, size = sum(sizes), 0
 
         def grow(num_bytes: int) -> None:
             nonlocal size
             if size + num_bytes > self.max_file_bytes:
                 raise InvalidRequest(f"A file may have at most {format_bytes(self.max_file_bytes)}.", param="file")
             self.require_room(num_bytes)
+            if not has_place(owner, own_bytes + size, self.num_bytes, self._max_bytes, num_bytes):
+                raise InvalidRequest("Your files take as much as they may now; delete some.", param="file")
             size += num_bytes
             self._num_reserved_bytes += num_bytes
 
@@ -251,6 +254,12 @@ class FileStore:
             os.fsync(file.fileno())
         os.replace(beside, path)
         _flush_folder(path.parent)
+
+
+def has_place(owner: str, own: int, taken: int, most: int, more: int = 1) -> bool:
+    """Whether an owner of `own`, where `taken` are taken of `most`, may have more. Each leaves as much free as it has,
+    so that nobody who shares the server takes all; "" shares it with nobody."""
+    return taken + more <= most - (own + more if owner else 0)
 
 
 def _flush(path: Path) -> None:
