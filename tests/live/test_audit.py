@@ -143,6 +143,27 @@ def test_keys_and_tenants_are_noted_whoever_changes_them(tmp_path: Path, signer:
     assert key not in json.dumps(entries) and admin not in json.dumps(entries)
 
 
+def test_pages_of_other_origins_cannot_fill_the_log(
+    tmp_path: Path, signer: Signer, log: AuditLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is refused before a key was looked at has a bounded number of entries, and is counted beyond."""
+    monkeypatch.setattr(door, "BURST", 3)
+    monkeypatch.setattr(door, "RATE", 0.0)
+    with Served(audit=log) as served:
+        for _ in range(8):
+            call = urllib.request.Request(
+                f"{served.url}/v1/batches", b"{}", {"origin": "http://elsewhere.example"}, method="POST"
+            )
+            with pytest.raises(urllib.error.HTTPError, match="403") as refusal:
+                urllib.request.urlopen(call, timeout=20)
+            refusal.value.close()
+    log.close()
+    entries = entries_of(tmp_path, signer)
+    assert [(entry["action"], entry["outcome"], entry.get("count")) for entry in entries] == [
+        *[("http.post", "403", None)] * 3, ("http.post", "403", 5),
+    ]  # fmt: skip
+
+
 def test_the_head_is_shown(tmp_path: Path, signer: Signer, log: AuditLog) -> None:
     with Served(audit=log) as served:
         log.note({"action": "test", "outcome": "done"})

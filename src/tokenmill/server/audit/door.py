@@ -1,8 +1,9 @@
 """Entries of the audit log for what comes over HTTP: calls that change something, and keys that are refused.
 
 What changes something is every call of `DELETE`, `PUT` or `PATCH`, and every `POST` under `ACTIONS`. A handler may say
-more of what it did in `scope["state"]["audited"]`, a dict that becomes part of the entry. Refused keys get an entry
-each up to `BURST` at once and `RATE` a second; what goes beyond is counted in the next entry.
+more of what it did in `scope["state"]["audited"]`, a dict that becomes part of the entry. Refused keys, and such calls
+refused before a key was looked at (of a web page elsewhere), get an entry each up to `BURST` at once and `RATE` a
+second, since anybody can make them; what goes beyond is counted in the next entry.
 
 While the log cannot be written every call is refused with 503, but those that monitoring needs and what an operator
 looks at (`GET /admin/...`).
@@ -11,6 +12,7 @@ looks at (`GET /admin/...`).
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -49,7 +51,7 @@ class Audited:
         self._log = log
         self._tokens = float(BURST)
         self._filled_s = 0.0
-        self._num_untold = 0
+        self._untold: Counter[tuple[str, str]] = Counter()  # by action and outcome
         self._timer: asyncio.TimerHandle | None = None
         log.before_close.append(self.tell_count)
 
@@ -67,35 +69,39 @@ class Audited:
         async def noting(message: Message) -> None:
             if message["type"] == "http.response.start":
                 status = message["status"]
+                action = f"http.{scope['method'].lower()}"
                 if status == 401:
-                    self._note_refused(scope, route)
+                    self._note_refused(scope, "key.refused", route, status)
                 elif is_action and status not in (404, 405):
-                    self._log.note(_entry(scope, f"http.{scope['method'].lower()}", route, status))
+                    if status >= 400 and scope.get("state", {}).get("tenant") is None:
+                        self._note_refused(scope, action, route, status)
+                    else:
+                        self._log.note(_entry(scope, action, route, status))
             await send(message)
 
         await self._app(scope, receive, noting)
 
-    def _note_refused(self, scope: Scope, route: str) -> None:
+    def _note_refused(self, scope: Scope, action: str, route: str, status: int) -> None:
         loop = asyncio.get_running_loop()
         now = loop.time()
         self._tokens = min(float(BURST), self._tokens + (now - self._filled_s) * RATE)
         self._filled_s = now
         if self._tokens < 1:
-            self._num_untold += 1
+            self._untold[action, str(status)] += 1
             if self._timer is None:
                 self._timer = loop.call_later(_TELL_COUNT_S, self.tell_count)
             return
         self._tokens -= 1
-        self._log.note(_entry(scope, "key.refused", route, 401))
+        self._log.note(_entry(scope, action, route, status))
 
     def tell_count(self) -> None:
-        """Note how many refused keys have no entry of their own."""
+        """Note how many refusals have no entry of their own."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._num_untold:
-            self._log.note({"action": "key.refused", "outcome": "401", "count": self._num_untold})
-            self._num_untold = 0
+        for (action, outcome), number in self._untold.items():
+            self._log.note({"action": action, "outcome": outcome, "count": number})
+        self._untold.clear()
 
 
 def _is_action(method: str, route: str) -> bool:
