@@ -81,7 +81,7 @@ def example_schema(*values: Any) -> Schema:
 
 def plain(text: str) -> str:
     """Without links, which lead to pages that are not beside the document."""
-    return re.sub(r" ?\(?\[[^\]]*\]\([^)]*\)\)?", "", text).replace(": .", ".")
+    return re.sub(r" ?\(?\[[^\]]*\]\([^)]*\)\)?", "", text).replace(":.", ".")
 
 
 def _nullable(schema: Schema) -> Schema:

@@ -10,7 +10,7 @@ import api_record
 import jsonschema
 import make_openapi
 import pytest
-from api_schemas import schema_of
+from api_schemas import plain, schema_of
 
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.server.endpoints import ENDPOINTS
@@ -65,6 +65,14 @@ def test_bodies_that_are_taken_fit_the_schema(endpoint: str) -> None:
 )
 def test_kinds_in_words_become_schemas(kind: str, schema: dict[str, Any]) -> None:
     assert schema_of(kind) == schema
+
+
+def test_summaries_read_well_without_their_links() -> None:
+    """The words of docs/api.md lead to other pages; the document does not."""
+    assert plain("What it does: [here](x.md#y).") == "What it does."
+    assert plain("What it does ([here](x.md)), and more.") == "What it does, and more."
+    told = [operation["summary"] for methods in STORED["paths"].values() for operation in methods.values()]
+    assert not [text for text in told if ":." in text or text[-1] == ":" or "](" in text]
 
 
 def test_a_kind_that_nobody_knows_is_an_error() -> None:
