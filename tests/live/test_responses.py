@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sqlite3
 import threading
 import time
 import urllib.request
@@ -271,21 +270,21 @@ def test_who_has_the_end_has_it_kept(tmp_path: Path, client_of: Clients, streams
     with Served(reply, store=store) as served, ThreadPoolExecutor(1) as pool:
         client = client_of(served)
 
-        def hold(database: sqlite3.Connection) -> None:
+        def hold() -> None:
             go.wait(10)
 
         def ask() -> Any:
             answer = client.responses.create(model="toy", input="hi", stream=streams)
             return list(answer)[-1].response if streams else answer
 
-        store._jobs.put(hold)
+        store._errands.put(hold)
         asked = pool.submit(ask)
         time.sleep(0.3)
         assert not asked.done()
         go.set()
         assert asked.result(20).status == "completed"
         go.clear()
-        store._jobs.put(hold)
+        store._errands.put(hold)
         assert ask().status == "completed"
         go.set()
     store.close()

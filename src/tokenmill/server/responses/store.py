@@ -12,17 +12,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import queue
 import sqlite3
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from ...core.errors import ConfigError, Unavailable
 from ...core.units import MiB
 from ..database import open_database
+from ..errands import Errands
 
 KEPT_S = 24 * 3600
 MAX_BYTES = 256 * MiB
@@ -79,9 +78,11 @@ class ResponseStore:
         self._max_bytes = max_bytes
         self._kept_s = kept_s
         self._wall_s = wall_s
-        self._jobs: queue.SimpleQueue[Callable[[sqlite3.Connection], None] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._database: sqlite3.Connection | None = None
         self._has_failed = False
+        self._errands = Errands(
+            "response-store", begin=self._begin, each_period=self._drop_old, period_s=_SWEEP_S, end=self._end
+        )
 
     @property
     def max_record_bytes(self) -> int:
@@ -90,12 +91,9 @@ class ResponseStore:
 
     def open(self) -> None:
         """Raises ConfigError where the file cannot be used."""
-        opened: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, args=(opened,), name="response-store", daemon=True)
-        self._thread.start()
-        error = opened.get()
-        if error is not None:
-            self._thread = None
+        try:
+            self._errands.open()
+        except (OSError, sqlite3.Error) as error:
             raise ConfigError(
                 f"--responses-store {self._path} cannot be used: {error}. Name another file, or 'off'.",
                 param="responses_store",
@@ -103,16 +101,14 @@ class ResponseStore:
 
     def close(self) -> None:
         """What was put is in the file when this returns."""
-        if self._thread is not None:
-            self._jobs.put(None)
-            self._thread.join()
-            self._thread = None
+        self._errands.close()
 
     def put(self, record: Record) -> None:
         """Keep a response; it need not be waited for. If it cannot be kept, the log says so."""
         now_s = self._wall_s()
 
-        def write(database: sqlite3.Connection) -> None:
+        def write() -> None:
+            database = self._opened()
             try:
                 self._write(database, record, now_s)
             except _FAILURES as error:
@@ -121,7 +117,7 @@ class ResponseStore:
                     self._has_failed = True
                     _log.warning("Responses are not kept: %s cannot be written: %s.", self._path, error)
 
-        self._jobs.put(write)
+        self._errands.put(write)
 
     async def settle(self, longest_s: float) -> None:
         """Wait until what was put before is in the file, at most so long."""
@@ -164,59 +160,32 @@ class ResponseStore:
 
     async def _do(self, job: Callable[[sqlite3.Connection], T]) -> T:
         """The result of a job, in its turn. Raises Unavailable."""
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[T] = loop.create_future()
 
-        def answer(result: Any, error: Exception | None) -> None:
-            if done.cancelled():
-                return
-            if error is None:
-                done.set_result(result)
-            else:
-                done.set_exception(error)
-
-        def run(database: sqlite3.Connection) -> None:
-            result, failure = None, None
+        def work() -> T:
+            database = self._opened()
             try:
-                result = job(database)
+                return job(database)
             except _FAILURES as error:
                 _undo(database)
-                failure = Unavailable(f"The store of responses cannot be read: {error}.")
-            with contextlib.suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(answer, result, failure)
+                raise Unavailable(f"The store of responses cannot be read: {error}.") from error
 
-        if self._thread is None:
-            raise Unavailable("The store of responses is closed.")
-        self._jobs.put(run)
-        return await done
+        return await self._errands.do(work)
 
     # ---- in the thread ----
 
-    def _run(self, opened: queue.SimpleQueue[Exception | None]) -> None:
-        try:
-            database = self._connect()
-        except (OSError, sqlite3.Error) as error:
-            opened.put(error)
-            return
-        opened.put(None)
-        due_s = time.monotonic() + _SWEEP_S
-        with contextlib.closing(database):
-            while True:
-                try:
-                    job = self._jobs.get(timeout=max(0.0, due_s - time.monotonic()))
-                except queue.Empty:
-                    job, due_s = self._drop_old, time.monotonic() + _SWEEP_S
-                if job is None:
-                    break
-                job(database)
-
-    def _connect(self) -> sqlite3.Connection:
+    def _begin(self) -> None:
         settings = ("auto_vacuum=INCREMENTAL", "journal_mode=WAL", "secure_delete=ON", "synchronous=NORMAL")
-        database = open_database(
+        self._database = open_database(
             self._path, _TABLE, busy_s=_BUSY_S, settings=settings, mark=_MARK, isolation_level="IMMEDIATE"
         )
-        self._drop_old(database)
-        return database
+        self._drop_old()
+
+    def _end(self) -> None:
+        self._opened().close()
+
+    def _opened(self) -> sqlite3.Connection:
+        assert self._database is not None
+        return self._database
 
     def _read(self, database: sqlite3.Connection, owner: str, identifier: str) -> Record | None:
         oldest_s = self._wall_s() - self._kept_s
@@ -235,7 +204,8 @@ class ResponseStore:
         self._make_room(database)
         self._commit(database)
 
-    def _drop_old(self, database: sqlite3.Connection) -> None:
+    def _drop_old(self) -> None:
+        database = self._opened()
         try:
             database.execute("DELETE FROM response WHERE created_s <= ?", (self._wall_s() - self._kept_s,))
             self._make_room(database)
