@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from tokenmill.core.block import full_groups, window_group
 from tokenmill.core.config import EngineConfig
+from tokenmill.core.cost import Costs
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.sched.fitting import chunk_size
-from tokenmill.sim.executor import ToyCosts
 from tokenmill.sim.run import run_scenario
 from tokenmill.sim.workload import EOS, Arrival, Cancellation, Scenario
 
@@ -68,7 +68,7 @@ def test_any_mix_gives_solo_answers(
             cancellations.append(Cancellation((at_ms + cancel_ms) / 1000, request.id))
     scenario = Scenario(
         config,
-        ToyCosts(0.001, 0.0),
+        Costs(0.001),
         failure_rate,
         tuple(sorted(arrivals, key=lambda arrival: arrival.at_s)),
         tuple(sorted(cancellations, key=lambda cancellation: cancellation.at_s)),

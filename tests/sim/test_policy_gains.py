@@ -15,7 +15,7 @@ from tokenmill.core.events import Submit
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.step import RowResult, StepResult
 from tokenmill.engine.core import EngineCore
-from tokenmill.sim.executor import ToyCosts
+from tokenmill.sim.executor import TOY_COSTS
 from tokenmill.sim.run import Report, run_scenario
 from tokenmill.sim.workload import Arrival, Scenario
 
@@ -34,7 +34,7 @@ def ask(name: str, prompt: tuple[int, ...], max_tokens: int = 2) -> Request:
 
 
 def run(config: EngineConfig, arrivals: Iterable[Arrival]) -> Report:
-    return run_scenario(Scenario(config, ToyCosts(), 0.0, tuple(arrivals), ()))
+    return run_scenario(Scenario(config, TOY_COSTS, 0.0, tuple(arrivals), ()))
 
 
 def questions(seed: int, num_documents: int, num_each: int) -> list[Request]:

@@ -20,7 +20,7 @@ from tokenmill.core.policy import Running
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.engine import state
 from tokenmill.sched.policies import ORDERS, pick
-from tokenmill.sim.executor import ToyCosts
+from tokenmill.sim.executor import TOY_COSTS
 from tokenmill.sim.run import Report, run_scenario, run_seed
 from tokenmill.sim.workload import Arrival, Scenario, known_blocks, make_scenario
 
@@ -127,7 +127,7 @@ CONFIG = EngineConfig(
 
 
 def together(config: EngineConfig, requests: list[Request]) -> Report:
-    return run_scenario(Scenario(config, ToyCosts(), 0.0, (Arrival(0.0, tuple(requests)),), ()))
+    return run_scenario(Scenario(config, TOY_COSTS, 0.0, (Arrival(0.0, tuple(requests)),), ()))
 
 
 def shared_prefix_requests(num_requests: int, num_shared: int, num_own: int) -> list[Request]:

@@ -21,6 +21,7 @@ from tokenmill.cli.workers import Workers
 from tokenmill.cluster.likeness import unlike
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
+from tokenmill.core.cost import Costs
 from tokenmill.core.errors import ConfigError, LinkRefused
 from tokenmill.core.events import Drain, Leaving, Ready, StepOutputs, Submit
 from tokenmill.core.request import PoolingParams, Request, SamplingParams
@@ -31,7 +32,7 @@ from tokenmill.net.link import EngineLink, FrontLink
 from tokenmill.net.tcp import Credentials, WorkerListener, join
 from tokenmill.server.client import EngineClient
 from tokenmill.server.metrics import Metrics
-from tokenmill.sim.executor import ToyCosts, ToyExecutor
+from tokenmill.sim.executor import ToyExecutor
 
 READY = IDENTITY.ready
 CONFIG = EngineConfig(groups=full_groups(16), max_model_len=64)
@@ -58,7 +59,7 @@ def test_metrics_are_of_the_front_ends_clock(kind: str, hours: int) -> None:
             client = EngineClient()
             client.metrics = Metrics("m", 64)
             client.attach(front)
-            executor = ToyExecutor(CONFIG, clock, costs=ToyCosts(fixed_s=0.002, per_token_s=0.0))
+            executor = ToyExecutor(CONFIG, clock, costs=Costs(step_s=0.002))
             serving = asyncio.create_task(build_engine(CONFIG, executor, engine, clock).run())
             await engine.send(READY)
             await client.wait_ready(5.0)
@@ -161,7 +162,7 @@ def test_a_worker_says_nothing_to_a_front_end_of_what_another_had(monkeypatch: p
     """It may be the same front end again, which has given the worker the same requests again."""
     monkeypatch.setattr(worker_module, "FIRST_DELAY_S", 0.01)
     clock = MonotonicClock()
-    executor = ToyExecutor(CONFIG, clock, costs=ToyCosts(fixed_s=0.002, per_token_s=0.0))
+    executor = ToyExecutor(CONFIG, clock, costs=Costs(step_s=0.002))
     engine: Any = SimpleNamespace(
         worker=SimpleNamespace(executor=executor), ops=SimpleNamespace(progress=lambda: None), first_events=lambda: ()
     )

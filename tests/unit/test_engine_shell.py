@@ -11,6 +11,7 @@ import pytest
 
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
+from tokenmill.core.cost import Costs
 from tokenmill.core.events import Abort, Drain, Output, StepOutputs, Submit
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.step import StepPlan, StepResult
@@ -19,7 +20,7 @@ from tokenmill.engine.journal import Entry, Handled, Planned
 from tokenmill.engine.link import LocalFrontEnd, local_link
 from tokenmill.engine.pace import Pace
 from tokenmill.engine.replay import Replayed, replay
-from tokenmill.sim.executor import ToyCosts, ToyExecutor, solo_answer
+from tokenmill.sim.executor import ToyExecutor, solo_answer
 from tokenmill.sim.loop import Deadlock, VirtualLoop
 
 CONFIG = EngineConfig(
@@ -34,7 +35,7 @@ class WatchedExecutor:
     slow: tuple[int, ...] = ()  # steps that claim to have taken half a second
 
     def __init__(self, loop: VirtualLoop, failing: tuple[int, ...] = ()) -> None:
-        self._toy = ToyExecutor(CONFIG, loop, costs=ToyCosts(STEP_S, 0.0))
+        self._toy = ToyExecutor(CONFIG, loop, costs=Costs(STEP_S))
         self._loop = loop
         self._failing = failing
         self.started: list[tuple[int, float]] = []

@@ -12,6 +12,7 @@ from tokenmill.core.config import EngineConfig
 from tokenmill.core.cost import Costs, Work
 from tokenmill.core.request import IDLE_PRIORITY
 from tokenmill.core.sequence import Sequence
+from tokenmill.core.slo import least_tokens
 from tokenmill.core.terms import USUAL, Terms
 from tokenmill.sched.policies import pace, pick
 from tokenmill.sched.spare import EVERY, SHARE, STEP_S
@@ -140,7 +141,7 @@ def test_prompts_progress_whatever_the_target() -> None:
     while not prompt.num_output:
         fake.step()
         num_steps += 1
-    assert num_steps <= -(-320 // pace.least_tokens(CONFIG)) + 1
+    assert num_steps <= -(-320 // least_tokens(CONFIG.max_num_batched_tokens, CONFIG.block_size)) + 1
 
 
 def test_steps_of_idle_work_alone_take_20_ms() -> None:

@@ -20,6 +20,7 @@ from ..core.cost import Work
 from ..core.events import EngineStats
 from ..core.policy import Forecast, Newcomer
 from ..core.request import IDLE_PRIORITY, Request
+from ..core.slo import least_tokens
 from ..core.terms import NUM_PRIORITY_CLASSES
 from ..core.work import PATIENCE, due, lead_s, step_work
 from .forecast import Calibration, Scene, forecast
@@ -29,8 +30,6 @@ from .service import Load, Rates, Returns, Rows, moved, predicted_wait
 from .turns import Ticket
 
 _LATELY = 64
-_LEAST_ROOM, _FLOOR = 32, 16
-"""Tokens of prompts in a step in any case, and of a full step one in so many (sched.policies.pace)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -225,7 +224,7 @@ class FrontDesk:
             context=sum(contexts) / max(1, len(contexts)),
             usual=max(1.0, sum(lately) / max(1, len(lately)) * rates.share_computed),
             room=room.step_tokens if pace_s else max(1, round(rates.room)),
-            least=max(_LEAST_ROOM, room.step_tokens // _FLOOR),
+            least=least_tokens(room.step_tokens),
             pace_s=pace_s,
             lead_s=min(leads_s, default=0.0),
             num_rows=max(1, room.num_rows // num_engines),

@@ -14,13 +14,12 @@ from typing import NamedTuple
 
 from ..core.cost import Costs, Work
 from ..core.policy import Forecast
+from ..core.slo import paced_s
 
 _LEAPS = 24
 """Steps are taken together so that a walk has about so many."""
 _ANY = 0.5
 """With fewer rows that draw than this, on average, a step is not sized to their pace."""
-_MARGIN = 0.9
-"""Of a target for each token, what steps are let take that are sized to it."""
 _BUSIEST = 0.9
 """Prompts are expected to take at most so much of the time while an answer is drawn."""
 
@@ -78,14 +77,13 @@ class Scene(NamedTuple):
         )
 
     def room_beside(self, num_draws: float, lead_s: float) -> float:
-        """Tokens of prompts in a step with rows that draw, and are so much ahead of their pace: they lend half of it,
-        and who is behind wants shorter steps (sched.policies.pace)."""
+        """Tokens of prompts in a step with rows that draw, and are so much ahead of their pace."""
         if not self.pace_s or num_draws < _ANY:
             return self.room
-        within_s = self.pace_s + (lead_s / 2 if lead_s > 0 else max(lead_s, -self.pace_s / 2))
         alone_s = self.step_s(num_draws, 0, 0)
         token_s = (self.step_s(num_draws, self.room, self.usual) - alone_s) / self.room
-        return max(self.least, min(self.room, (_MARGIN * within_s - alone_s) / token_s if token_s else self.room))
+        within_s = paced_s(self.pace_s, lead_s) - alone_s
+        return max(self.least, min(self.room, within_s / token_s if token_s else self.room))
 
 
 def forecast(scene: Scene) -> Forecast:

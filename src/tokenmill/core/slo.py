@@ -112,6 +112,24 @@ def unloaded(costs: Costs, num_prompt: int, step_tokens: int) -> Targets:
     return Targets(ttft_s, costs.predict(Work(1, 1, num_prompt, num_prompt)))
 
 
+_LENT = 0.5
+"""Of its lead, what a sequence that is ahead of its pace lends to a step."""
+_MARGIN = 0.9
+"""Of what a step may take, what it is planned to take: predictions have errors."""
+_FLOOR = 16
+
+
+def paced_s(tpot_s: float, lead_s: float) -> float:
+    """Seconds that a step is planned to take where a sequence that draws has a target for each token, and is so much
+    ahead of it (below 0: behind). The engine sizes steps by it, and the front end predicts them."""
+    return _MARGIN * (tpot_s + (_LENT * lead_s if lead_s > 0 else max(lead_s, -tpot_s / 2)))
+
+
+def least_tokens(step_tokens: int, block_size: int = 16) -> int:
+    """Prompt tokens in a step, whatever the targets, so that prompts progress. step_tokens: of a full one."""
+    return max(2 * block_size, step_tokens // _FLOOR)
+
+
 def raised(targets: Targets, alone: Targets) -> Targets:
     """Targets that can be held where a request alone takes as long as `alone`. What has no target keeps none."""
     return Targets(

@@ -2,7 +2,8 @@
 
 A plan made early misses requests that arrive before its step can start; a plan made late leaves the processors idle.
 The time left for planning is therefore generous, and predictions are rather too short: they follow a shorter step at
-once and a longer one slowly, so that one delayed step does little harm.
+once and a longer one slowly, so that one delayed step does little harm. What is to be expected of a step, and not at
+least, is known to the cost model (`core.cost`).
 """
 
 from __future__ import annotations

@@ -31,6 +31,7 @@ from ..core.config import EngineConfig
 from ..core.fairness import class_of
 from ..core.request import IDLE_PRIORITY
 from ..core.sequence import Sequence
+from ..core.slo import least_tokens
 from . import spare
 from .admission import max_running
 from .fitting import chunk_size, decode_work, num_wanted, tokens_within
@@ -139,7 +140,8 @@ class _Composition:
         if limit_s is not None:
             start = max((seq.num_planned for seq in self.prefilling), default=0)
             most = tokens_within(limit_s, costs, decode_work(drawing), start, self.budget)
-            self.budget = min(self.budget, max(most, pace.least_tokens(self.config)))
+            least = least_tokens(self.config.max_num_batched_tokens, self.config.block_size)
+            self.budget = min(self.budget, max(most, least))
 
     def _fill(self, others: List[Sequence]) -> None:
         """Give idle work the time that others leave in a step without prompts."""

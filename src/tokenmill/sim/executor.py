@@ -24,6 +24,7 @@ from hashlib import blake2b
 
 from ..core.block import KVGroupSpec, num_hidden_blocks
 from ..core.config import EngineConfig
+from ..core.cost import Costs, work_of
 from ..core.effects import DropAdapter, FetchBlocks, FindBlocks, Job, PrepareGrammar, SaveBlocks
 from ..core.errors import InvalidRequest
 from ..core.events import LoadAdapter
@@ -44,12 +45,8 @@ class StepFailure(RuntimeError):
     """A step failed by choice of the seed."""
 
 
-@dataclass(frozen=True, slots=True)
-class ToyCosts:
-    """Seconds a step takes: fixed + per_token * tokens."""
-
-    fixed_s: float = 0.004
-    per_token_s: float = 0.0001
+TOY_COSTS = Costs(step_s=0.004, token_s=0.0001)
+"""What steps take where nothing else is said."""
 
 
 def mark_of(adapter: str) -> int:
@@ -157,7 +154,7 @@ class ToyExecutor:
         clock: Clock,
         *,
         vocab_size: int = 64,
-        costs: ToyCosts | None = None,
+        costs: Costs = TOY_COSTS,
         failure_seed: int = 0,
         failure_rate: float = 0.0,
         stored: Stored | None = None,
@@ -167,7 +164,7 @@ class ToyExecutor:
         self._steps_in_flight = config.steps_in_flight
         self._clock = clock
         self._vocab_size = vocab_size
-        self._costs = costs or ToyCosts()
+        self._costs = costs
         self._rng = random.Random(failure_seed)
         self._failure_rate = failure_rate
         self._pools = tuple(_ToyPool(group, config.block_size) for group in config.groups)
@@ -208,7 +205,7 @@ class ToyExecutor:
 
     async def _load_adapter(self, path: str) -> str:
         """An adapter is nothing but its digest, which follows from the path; loading takes as long as a step."""
-        await asyncio.sleep(self._costs.fixed_s)
+        await asyncio.sleep(self._costs.step_s)
         digest = blake2b(path.encode(), digest_size=16).hexdigest()
         self._adapters[digest] = None
         return digest
@@ -221,7 +218,7 @@ class ToyExecutor:
 
     async def _prepare_grammar(self, grammar: str) -> str:
         """It takes as long as a step; one that says so cannot be used."""
-        await asyncio.sleep(self._costs.fixed_s)
+        await asyncio.sleep(self._costs.step_s)
         if grammar == BAD_GRAMMAR:
             raise InvalidRequest("The grammar cannot be used.", param="grammar")
         self._grammars.add(grammar)
@@ -235,7 +232,7 @@ class ToyExecutor:
             if before is not None:
                 await before
             started_s = self._clock.now()
-            await asyncio.sleep(self._costs.fixed_s + self._costs.per_token_s * plan.num_tokens)
+            await asyncio.sleep(self._costs.predict(work_of(plan.rows)))
             return StepResult(plan.step, self._run(plan, rows), self._clock.now() - started_s)
         finally:
             for pool in self._pools:

@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 
 from ..core.block import BlockKey, KVGroupSpec, full_groups, window_group
 from ..core.config import EngineConfig
+from ..core.cost import Costs
 from ..core.request import EXPORT, IMPORT, Request, SamplingParams
 from ..engine.exports import SAVE_BYTES
-from .executor import ToyCosts, mark_of, solo_answer
+from .executor import mark_of, solo_answer
 from .store import Slots, Stored, blocks_of
 
 VOCAB_SIZE = 64
@@ -41,7 +42,7 @@ class Scenario:
     """`stored`: what a store holds as the engine starts; None: there is no store."""
 
     config: EngineConfig
-    costs: ToyCosts
+    costs: Costs
     failure_rate: float
     arrivals: tuple[Arrival, ...]
     cancellations: tuple[Cancellation, ...]
@@ -71,7 +72,7 @@ def make_scenario(seed: int) -> Scenario:
                 cancellations.append(Cancellation(at_s + rng.random() * rng.choice([0.001, 0.05, 0.5]), request.id))
     scenario = Scenario(
         config,
-        ToyCosts(rng.choice([0.001, 0.004]), rng.choice([0.0, 0.0001])),
+        Costs(step_s=rng.choice([0.001, 0.004]), token_s=rng.choice([0.0, 0.0001])),
         rng.choice([0.0, 0.0, 0.03, 0.15]),
         tuple(sorted(arrivals, key=lambda arrival: arrival.at_s)),
         tuple(sorted(cancellations, key=lambda cancellation: cancellation.at_s)),

@@ -11,13 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ...core.config import EngineConfig
 from ...core.sequence import Sequence
-
-LENT = 0.5
-_MARGIN = 0.9
-_FLOOR = 16
-"""Prompts get one in so many tokens of a full step in any case, so that they progress."""
+from ...core.slo import paced_s
 
 
 def allowed_s(sequences: Iterable[Sequence], begins_s: float) -> float | None:
@@ -29,13 +24,7 @@ def allowed_s(sequences: Iterable[Sequence], begins_s: float) -> float | None:
         if tpot_s and seq.first_token_s >= 0:
             num_drawn = seq.num_output - len(seq.request.output_tokens) + seq.num_pending
             left_s = seq.first_token_s + num_drawn * tpot_s - begins_s
-            lead_s = left_s - tpot_s
-            own_s = tpot_s + LENT * lead_s if lead_s > 0 else max(left_s, tpot_s / 2)
+            own_s = paced_s(tpot_s, left_s - tpot_s)
             if tightest is None or own_s < tightest:
                 tightest = own_s
-    return None if tightest is None else _MARGIN * tightest
-
-
-def least_tokens(config: EngineConfig) -> int:
-    """Tokens of prompts in a step, whatever the targets."""
-    return max(2 * config.block_size, config.max_num_batched_tokens // _FLOOR)
+    return tightest
