@@ -129,6 +129,23 @@ def test_targets_that_were_met_or_missed_are_counted_by_class_and_tenant() -> No
     assert not observer.window.ends(200.0), "older than the window"
 
 
+@pytest.mark.parametrize(
+    ("reason", "kind", "is_attained"),
+    [("error", "overloaded_error", False), ("error", "timeout_error", False), ("error", "", False),
+     ("error", "invalid_request_error", None), ("abort", "", None)],
+)  # fmt: skip
+def test_a_request_with_targets_that_got_no_answer_missed_them(
+    reason: str, kind: str, is_attained: bool | None
+) -> None:
+    """Unless its client was wrong or left; one without targets counts for neither."""
+    book = RequestBook()
+    for request in (request_of("strict", Terms(ttft_s=1.0)), request_of("free", Terms())):
+        book.opened([request], "me", 10.0)
+        output = Output(request.id, finish_reason=reason, error="why", error_kind=kind) if kind else None
+        book.close(Ended(request, output, reason, -1.0, 40.0))
+    assert [each.is_attained for each in book.ended] == [is_attained, None]
+
+
 def test_the_book_keeps_a_bounded_number_of_ended_requests() -> None:
     """The oldest ended requests go; open ones stay however many come."""
     book = RequestBook(num_ended=3)

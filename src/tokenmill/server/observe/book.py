@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ...cluster.events import Ended
+from ...core.errors import InvalidRequest
+from ...core.events import FINISH_ERROR
 from ...core.request import Request
 from ...core.terms import Terms
 
@@ -34,7 +36,8 @@ class Life:
 @dataclass(slots=True, eq=False)
 class Record:
     """One request. Times are seconds of the front end's monotonic clock; -1: not yet, or never. `reason`: how it ended
-    for its client; "": it is open. `root`: of the call, whose choices share all but the end of their ids."""
+    for its client; "": it is open. has_failed: by no fault of its client. `root`: of the call, whose
+    choices share all but the end of their ids."""
 
     id: str
     client: str
@@ -54,6 +57,7 @@ class Record:
     num_preemptions: int = 0
     reason: str = ""
     error: str = ""
+    has_failed: bool = False
 
     @property
     def root(self) -> str:
@@ -72,9 +76,13 @@ class Record:
 
     @property
     def is_attained(self) -> bool | None:
-        """Whether a request that ended well met its targets; None: it had none, or gave no token."""
+        """Whether it met its targets; None: it had none, or its client left before the first token."""
         ttft_s, tpot_s = self.ttft_s, self.tpot_s
-        if not (self.terms.ttft_s or self.terms.tpot_s) or ttft_s is None:
+        if not (self.terms.ttft_s or self.terms.tpot_s):
+            return None
+        if self.has_failed:
+            return False
+        if ttft_s is None:
             return None
         if self.terms.ttft_s and ttft_s > self.terms.ttft_s:
             return False
@@ -140,6 +148,9 @@ class RequestBook:
             return
         record.reason, record.ended_s, record.last_s = ended.reason, ended.now_s, ended.last_token_s
         output = ended.output
+        record.has_failed = ended.reason == FINISH_ERROR and (
+            output is None or output.error_kind != InvalidRequest.kind
+        )
         if output is not None:
             record.num_output, record.error = output.num_output, output.error
             record.num_cached = min(output.num_cached, record.num_prompt)
