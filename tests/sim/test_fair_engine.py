@@ -185,3 +185,18 @@ def test_a_priority_is_worth_something_only_among_a_tenants_own() -> None:
     late = fake.add(40, terms=Terms("modest"))
     order = fake.serve()
     assert order.index(late.number) < 5
+
+
+def test_what_is_drawn_counts_at_once() -> None:
+    """Not only as its request ends or another comes: while three rows draw for a tenant, the fourth is another's."""
+    config = EngineConfig(full_groups(400), max_model_len=200, max_num_seqs=4, max_num_batched_tokens=8)
+    fake = FakeLedger(config, pick(config))
+    for _ in range(3):
+        fake.add(4, 190, terms=Terms("long"))
+    for _ in range(10):
+        fake.step()
+    own = [fake.add(4, 2, terms=Terms("long")) for _ in range(20)]
+    others = [fake.add(4, 2, terms=Terms("other")) for _ in range(20)]
+    while not all(seq.status is Status.FINISHED for seq in others):
+        assert fake.step()
+    assert sum(seq.status is Status.FINISHED for seq in own) <= 4

@@ -93,9 +93,11 @@ class _Composition:
         elif self.config.keeps_kv and (running or first):
             running, self.budget = spare.alone(running, self.budget, self.ledger.costs)
         wanted = [num_wanted(seq) for seq in running]
-        self.budget -= wanted.count(1)
-        self.prefilling += [seq for seq, num_tokens in zip(running, wanted, strict=True) if num_tokens > 1]
-        self.aim = self.policies.chunks.most_tokens(self.config, wanted.count(1))
+        num_drawing = wanted.count(1)
+        self.budget -= num_drawing
+        if max(wanted, default=0) > 1:
+            self.prefilling += [seq for seq, num_tokens in zip(running, wanted, strict=True) if num_tokens > 1]
+        self.aim = self.policies.chunks.most_tokens(self.config, num_drawing)
         has_targets = self.ledger.num_targeted > 0
         if has_targets and (self.prefilling or first):
             self._keep_pace([seq for seq, num_tokens in zip(running, wanted, strict=True) if num_tokens == 1])
