@@ -274,6 +274,27 @@ def test_a_key_is_in_memory_and_headers_alone(browser: Browser, tmp_path: Path) 
     store.close()
 
 
+def test_a_refusal_is_asked_for_once(browser: Browser, tmp_path: Path) -> None:
+    """A page left open without a key does not fill the audit log; a key, or another page, asks again."""
+    store = TenantStore(str(tmp_path / "tenants.db"))
+    key = store.create_key("ops", "ops", is_admin=True)[1]
+    with serving(store.path, lambda prompt: ANSWER) as closed, opened(browser, closed, "requests") as page:
+
+        def num_asked() -> int:
+            return sum("/admin/requests" in each["url"] for each in page.requests)
+
+        page.wait_text("asks for an API key")
+        page.run("new Promise(told => setTimeout(told, 1500))")
+        assert num_asked() == 1
+        page.run("location.hash = '#/models'")
+        page.run("location.hash = '#/requests'")
+        page.wait_text("asks for an API key")
+        give_key(page, key)
+        page.wait_text("What is asked of this server")
+        assert num_asked() >= 3
+    store.close()
+
+
 def give_key(page: Page, key: str) -> None:
     page.run("document.getElementById('key').click()")
     page.wait("document.querySelector('dialog[open]')")

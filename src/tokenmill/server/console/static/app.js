@@ -1,6 +1,6 @@
 // The frame around the pages: which page is shown, the theme, the key, and whether the server answers.
 
-import { hasKey, onKey, open, setKey } from "./lib/api.js";
+import { hasKey, onKey, open, retry, setKey } from "./lib/api.js";
 import { h, show } from "./lib/dom.js";
 import { dialog, failure, field, poll } from "./lib/ui.js";
 import audit from "./pages/audit.js";
@@ -29,6 +29,7 @@ function route() {
 
 function enter() {
   leaving.abort();
+  retry();
   leaving = new AbortController();
   const [name, argument] = route();
   const page = PAGES[name];

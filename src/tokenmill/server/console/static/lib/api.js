@@ -1,6 +1,8 @@
 // Calls of this server's HTTP API. The key is kept in this module's memory alone and goes out as a header.
 
 let key = "";
+// What was refused with this key: it is not asked for again and again, since each refusal is noted by the server.
+const refused = new Map();
 const listeners = new Set();
 const base = new URL("..", location.href);
 
@@ -13,7 +15,13 @@ export class ApiError extends Error {
 
 export function setKey(given) {
   key = given.trim();
+  refused.clear();
   for (const listener of listeners) listener();
+}
+
+// To be asked again with the same key.
+export function retry() {
+  refused.clear();
 }
 
 export function hasKey() {
@@ -32,6 +40,8 @@ export function urlOf(path) {
 
 // A Response with a good status. Raises ApiError with the server's own words.
 export async function open(path, { method = "GET", body, form, signal, accept } = {}) {
+  const call = `${method} ${path}`;
+  if (refused.has(call)) throw refused.get(call);
   const headers = {};
   if (key) headers.Authorization = `Bearer ${key}`;
   if (accept) headers.Accept = accept;
@@ -51,7 +61,11 @@ export async function open(path, { method = "GET", body, form, signal, accept } 
     if (error.name === "AbortError") throw error;
     throw new ApiError(0, "The server cannot be reached.");
   }
-  if (!response.ok) throw new ApiError(response.status, messageOf(await response.text(), response.status));
+  if (!response.ok) {
+    const error = new ApiError(response.status, messageOf(await response.text(), response.status));
+    if (error.status === 401 && method === "GET") refused.set(call, error);
+    throw error;
+  }
   return response;
 }
 
