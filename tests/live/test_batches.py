@@ -244,3 +244,17 @@ def test_without_a_folder_there_are_no_files(tmp_path: Path, caplog: pytest.LogC
         with pytest.raises(openai.InternalServerError, match="Another server"):
             client.files.list()
         assert client.models.list().data
+
+
+def test_a_server_takes_the_folder_over_when_the_other_one_ends(tmp_path: Path) -> None:
+    """As in an upgrade: the new server starts first. What the old one kept is there then."""
+    with contextlib.ExitStack() as stack:
+        first = stack.enter_context(contextlib.ExitStack())
+        old = first.enter_context(Served(files_dir=str(tmp_path)))
+        second = stack.enter_context(Served(files_dir=str(tmp_path)))
+        with client_of(old) as client:
+            kept = client.files.create(file=("a.jsonl", b"{}"), purpose="batch")
+        first.close()
+        second.wait_until(lambda: second.app.state.batches.store.is_open)
+        with client_of(second) as client:
+            assert [file.id for file in client.files.list()] == [kept.id]

@@ -31,6 +31,7 @@ from .config import ServerConfig
 from .console.routes import routes as console_routes
 from .errors import ClientGone, anthropic_style
 from .fields import Fields
+from .files.handover import Handover
 from .files.routes import routes as file_routes
 from .files.runner import Batches
 from .files.store import FileStore
@@ -215,6 +216,7 @@ def build_app(
         routes=[*routes, *file_routes(generation, batches)], middleware=middleware, exception_handlers=handlers
     )
     app.state.batches = batches
+    app.state.handover = None if batches is None else Handover(batches)
     app.state.idle_time = idle_time
     app.state.measuring = Measuring(client, generation.objectives, clock, new_id)
     app.state.limits = generation.limits

@@ -74,11 +74,11 @@ async def serve(
         backlog=2048,
     )
     server = uvicorn.Server(settings)
-    batches = app.state.batches
+    handover = app.state.handover
     with listening(host, port, uds) as listener:
         door.open()
-        if batches is not None:
-            batches.open()
+        if handover is not None:
+            handover.open()
         app.state.measuring.open()
         serving = asyncio.create_task(server.serve([listener]), name="http")
         try:
@@ -97,8 +97,8 @@ async def serve(
                 each.close()
             door.close()
             await app.state.measuring.close()
-            if batches is not None:
-                await batches.close()
+            if handover is not None:
+                await handover.close()
 
 
 class _Stop:
@@ -122,8 +122,8 @@ class _Stop:
         loop = asyncio.get_running_loop()
         if not self._server.should_exit:
             self._app.state.limits.draining = True
-            if self._app.state.batches is not None:
-                self._app.state.batches.stop()
+            if self._app.state.handover is not None:
+                self._app.state.handover.stop()
             self._on_draining(self._app.state.client.num_open)
             self._server.should_exit = True
             loop.call_later(self._drain_s, self._end_open)

@@ -106,6 +106,19 @@ class FileStore:
         self._files = {record.id: record for record in sorted(records, key=lambda each: (each.created_at, each.id))}
         return True
 
+    def is_taken(self) -> bool:
+        """Whether another server has the folder."""
+        if self._lock is not None:
+            return False
+        try:
+            with open(self._folder / "lock", "rb") as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
+
     def clean(self, written: set[str]) -> None:
         """Remove contents that no record names. written: those that batches are still writing."""
         for part in (self._folder / "parts").iterdir():
