@@ -8,7 +8,7 @@ ENDPOINTS = {
     "GET /v1/files/{file_id}": "OpenAI's: one of them.",
     "GET /v1/files/{file_id}/content": "OpenAI's: its bytes.",
     "DELETE /v1/files/{file_id}": "OpenAI's: delete it.",
-    "POST /v1/batches": "OpenAI's: answer the calls in a file when nobody else wants the engine.",
+    "POST /v1/batches": "OpenAI's: answer the calls in a file in the time that others leave.",
     "GET /v1/batches": "OpenAI's: the caller's batches, the latest first, in pages (`limit`, `after`).",
     "GET /v1/batches/{batch_id}": "OpenAI's: one of them, and how far it is.",
     "POST /v1/batches/{batch_id}/cancel": "OpenAI's: answer no more of its calls.",
