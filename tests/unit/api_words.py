@@ -145,8 +145,8 @@ ANSWER = {
     "truncate_prompt_tokens": "keep so many tokens of the prompt; -1: as many as fit; not 0 (default: a "
     "prompt that is too long is refused)",
     "truncation_side": "`left` or `right`: the end that is cut (default: `left`)",
-    "priority": "lower runs earlier; at least what `--max-priority` says; with 2147483647 it runs only while nothing "
-    "else does (default: 0)",
+    "priority": "lower runs earlier; at least what `--max-priority` says; with 2147483647 it has what others "
+    "leave (default: 0)",
     "cache_salt": "cached prefixes are shared only with calls of the same salt; not empty",
     "priority_class": "0, 1 or 2: lower classes run first, whatever the priorities in them; not below the caller's own "
     "([tenants](tenants.md)) (default: the caller's own)",
