@@ -1,7 +1,7 @@
 // Profiles with their targets as they are held here, and whose traffic resembles which.
 
 import { h } from "./dom.js";
-import { decimal, whole } from "./format.js";
+import { decimal, duration, whole } from "./format.js";
 import { badge, card, empty, table } from "./ui.js";
 
 const MODES = { auto: "Profiles are recognised from traffic and applied.", off: "Requests have the targets that they or their tenants name." };
@@ -31,7 +31,7 @@ export function objectivesView(slo) {
 // A target that this machine cannot meet is raised: both are told.
 function target(here, wanted) {
   if (!here) return "–";
-  return [`${decimal(here)} ms`, wanted && wanted !== here && h("div", { class: "small muted" }, `raised from ${decimal(wanted)}`)];
+  return [duration(here / 1000), wanted && wanted !== here && h("div", { class: "small muted" }, `raised from ${duration(wanted / 1000)}`)];
 }
 
 function counts({ met, missed }) {
