@@ -63,8 +63,8 @@ def test_a_line_that_ends_before_its_first_step_gives_its_row_back(tmp_path: Pat
     async def test(batches: Batches) -> None:
         turn = batches._turn
 
-        async def turn_and_cancel() -> None:
-            await turn()
+        async def turn_and_cancel(owner: str) -> None:
+            await turn(owner)
             task.cancel()  # comes where the lines' tasks are there and have not begun
 
         batches._turn = turn_and_cancel  # type: ignore[method-assign]
@@ -218,5 +218,40 @@ def test_one_owners_batches_leave_places_for_anothers(tmp_path: Path) -> None:
                 await batches.create(owner, wanted)
             with pytest.raises(InvalidRequest, match=f"{most} of your batches have not ended"):
                 await batches.create(owner, wanted)
+
+    run(tmp_path, test)
+
+
+def test_an_owner_with_many_batches_has_no_more_turns_than_one_with_one(tmp_path: Path) -> None:
+    """Lines of 32 batches and of another owner's one begin in turns, and no batch has a second before all had one."""
+    begun: list[tuple[str, str]] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        begun.append((scope["state"]["owner"], scope["state"]["once"].split()[0]))
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+    async def test(batches: Batches) -> None:
+        turn, asked = batches._turn, asyncio.Semaphore(0)
+        client: Any = batches._client
+        rows, client.ready = client.ready, None  # no line begins before all wait
+
+        async def counted_turn(*whose: Any) -> None:
+            asked.release()
+            await turn(*whose)
+
+        batches._app, batches._turn = app, counted_turn  # type: ignore[method-assign]
+        for owner, num_lines, num_batches in (("many", 2, 32), ("one", 6, 1)):
+            batches.store.content(owner).write_bytes(b"".join(LINE % number for number in range(num_lines)))
+            await batches.store.add(msgspec.structs.replace(record(owner), owner=owner))
+            for _ in range(num_batches):
+                await batches.create(owner, Wanted(owner, "/v1/completions", "24h", None, 3600))
+        for _ in range(33):
+            await asked.acquire()
+        client.ready = rows
+        await asyncio.gather(*batches._tasks.values())
+        owners = [owner for owner, _ in begun]
+        assert owners[:11] in (["many", "one"] * 5 + ["many"], ["one", "many"] * 5 + ["one"])
+        assert len(set([name for owner, name in begun if owner == "many"][:32])) == 32
 
     run(tmp_path, test)

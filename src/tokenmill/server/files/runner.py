@@ -1,7 +1,7 @@
 """Runs batches: their lines become calls of the same application that clients call, in the time that nobody else wants.
 
 As many lines are under way as the engine has rows, and beside others only a few begin. Their requests have the lowest
-priority, at which the engine computes them in what others leave (`core.request.IDLE_PRIORITY`). Batches take turns.
+priority, at which the engine computes them in what others leave (`core.request.IDLE_PRIORITY`). Owners take turns.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from .group import first_failure
 from .inside import call
 from .lines import Fault, Line, Place, answered, idle, read_lines, survey, unanswered
 from .store import KEPT_S, MAX_BATCHES, FileRecord, FileStore, has_place
+from .turns import Turns
 
 CLIENT = "batches"
 """In whose name lines are called."""
@@ -66,7 +67,7 @@ class Batches:
         self._answers: dict[str, Answers] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._cancelled: dict[str, asyncio.Event] = {}
-        self._turns = asyncio.Lock()
+        self._turns = Turns()
         self._freed = asyncio.Event()
         self._num_running = 0
         self._writing = asyncio.Lock()
@@ -260,7 +261,7 @@ class Batches:
             await asyncio.sleep(1.0)
         async with first_failure() as group:
             async for line in self._undone(batch, answers):
-                await self._turn()
+                await self._turn(batch.owner)
                 group.create_task(self._answer(batch, line, answers)).add_done_callback(self._free)
 
     async def _undone(self, batch: Batch, answers: Answers) -> AsyncIterator[Line]:
@@ -274,9 +275,9 @@ class Batches:
             if not lines:
                 return
 
-    async def _turn(self) -> None:
-        """Wait until a line may begin."""
-        async with self._turns:
+    async def _turn(self, owner: str) -> None:
+        """Wait until a line of one of the owner's batches may begin."""
+        async with self._turns.of(owner):
             while self._num_running >= self._most_running:
                 self._freed.clear()
                 with contextlib.suppress(TimeoutError):
@@ -288,12 +289,8 @@ class Batches:
     def _most_running(self) -> int:
         ready = self._client.ready
         most = 0 if ready is None else ready.max_num_seqs or _ROWS
-        return min(most, _ROWS) if self._is_busy else most
-
-    @property
-    def _is_busy(self) -> bool:
-        """Whether anything of others is open."""
-        return self._client.num_open > self._client.desk.num_open_of(CLIENT)
+        is_busy = self._client.num_open > self._client.desk.num_open_of(CLIENT)  # something of others is open
+        return min(most, _ROWS) if is_busy else most
 
     async def _answer(self, batch: Batch, line: Line, answers: Answers) -> None:
         wait_s = _RETRY_S
