@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from synthetic_server import Script, serve
-from tokenmill.bench.load.overload import Objectives, at_rate, cut_prompts, level_of, prediction_error
+from tokenmill.bench.load.overload import Objectives, Overload, Served, at_rate, cut_prompts, level_of, prediction_error
+from tokenmill.bench.load.overload_command import print_result
 from tokenmill.bench.load.plan import Call, Drawn, Message, Plan
 from tokenmill.bench.load.run import Load
 from tokenmill.bench.load.schedule import Schedule
@@ -82,7 +86,32 @@ def test_the_command_finds_a_rate_and_counts_what_became_of_more(tmp_path: Path,
         parts = ("num_met", "num_missed", "num_refused", "num_hung", "num_failed")
         assert sum(level[part] for part in parts) == level["num_requests"] >= 10
         assert level["num_hung"] == level["num_refused"] == 0
-    assert "overload" in capsys.readouterr().out
+    lines = capsys.readouterr().out.splitlines()
+    rows = [[part.strip() for part in re.split("[│┃]", line)[1:-1]] for line in lines]
+    cells = {row[0]: row[1:] for row in rows if row}
+    assert cells["load"] == ["1x", "4x"]
+    assert [cells[name] for name in ("met", "missed", "failed")] == [
+        [str(level[f"num_{name}"]) for level in (one, four)] for name in ("met", "missed", "failed")
+    ]
+
+
+def test_the_table_of_a_server_fits_80_columns_with_every_name_whole() -> None:
+    """Three loads as columns; a server that held the objectives at no rate has a line instead."""
+
+    class Made:
+        requests = ()
+
+    level = level_of(1.0, 123.456, Made(), {}, {})  # type: ignore[arg-type]
+    levels = [replace(level, factor=factor) for factor in (1.0, 2.0, 4.0)]
+    held = Served("tokenmill-on-the-machine", {}, 1.0, 1.0, None, 1.0, levels, [], [])
+    result = Overload(ALONE, {}, [held, replace(held, name="idle", levels=[])], [])
+    out = io.StringIO()
+    print_result(Console(file=out, width=80), result)
+    text = out.getvalue()
+    assert "…" not in text and max(map(len, text.splitlines())) <= 80
+    for name in ("1x", "2x", "4x", "requests/s", "of peak", "ttft p99 ms", "predicted within 40 %", held.name):
+        assert name in text
+    assert "idle: no rate holds the objectives" in text
 
 
 def test_a_refusal_is_no_failure_and_a_failure_no_refusal() -> None:

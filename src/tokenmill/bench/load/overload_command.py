@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -95,21 +95,11 @@ def _factors(text: str) -> tuple[float, ...]:
 def print_result(console: Console, result: overload.Overload) -> None:
     alone = ", ".join(f"{num}: {1e3 * seconds:.0f}" for num, seconds in result.objectives.alone)
     console.print(f"alone, ms by tokens of the prompt: {alone}")
-    table = Table(title="overload")
-    columns = "server load requests/s met/s of_peak met missed refused hung failed ttft_p50_ms ttft_p99_ms"
-    for name in f"{columns} within_15% within_40%".split():
-        table.add_column(name.replace("_", " "), justify="left" if name == "server" else "right")
     for served in result.servers:
-        if not served.levels:
-            table.add_row(served.name, "no rate holds the objectives")
-        for level in served.levels:
-            table.add_row(
-                served.name, f"{level.factor:g}x", f"{level.request_rate:.3g}", f"{level.goodput_per_s:.3g}",
-                _share(level.peak_share), *map(str, (level.num_met, level.num_missed, level.num_refused)),
-                *map(str, (level.num_hung, level.num_failed)), _ms(level.ttft_s.p50), _ms(level.ttft_s.p99),
-                _share(level.prediction_error.get("0.15")), _share(level.prediction_error.get("0.4")),
-            )  # fmt: skip
-    console.print(table)
+        if served.levels:
+            console.print(_table(served))
+        else:
+            console.print(f"{served.name}: no rate holds the objectives")
     for served in result.servers:
         for level in served.levels:
             if any(level.shadow.values()):
@@ -117,6 +107,31 @@ def print_result(console: Console, result: overload.Overload) -> None:
                 console.print(f"{served.name} {level.factor:g}x: of those that would have been refused {told}")
         for warning in served.warnings:
             console.print(f"{served.name}: {warning}")
+
+
+def _table(served: overload.Served) -> Table:
+    """A column for each load, so that it fits a narrow screen."""
+    table = Table(title=f"overload: {served.name}")
+    table.add_column("load")
+    for level in served.levels:
+        table.add_column(f"{level.factor:g}x", justify="right")
+    figures: tuple[tuple[str, Callable[[overload.Level], str]], ...] = (
+        ("requests/s", lambda level: f"{level.request_rate:.3g}"),
+        ("met/s", lambda level: f"{level.goodput_per_s:.3g}"),
+        ("of peak", lambda level: _share(level.peak_share)),
+        ("met", lambda level: str(level.num_met)),
+        ("missed", lambda level: str(level.num_missed)),
+        ("refused", lambda level: str(level.num_refused)),
+        ("hung", lambda level: str(level.num_hung)),
+        ("failed", lambda level: str(level.num_failed)),
+        ("ttft p50 ms", lambda level: _ms(level.ttft_s.p50)),
+        ("ttft p99 ms", lambda level: _ms(level.ttft_s.p99)),
+        ("predicted within 15 %", lambda level: _share(level.prediction_error.get("0.15"))),
+        ("predicted within 40 %", lambda level: _share(level.prediction_error.get("0.4"))),
+    )
+    for name, show_it in figures:
+        table.add_row(name, *map(show_it, served.levels))
+    return table
 
 
 def _share(value: float | None) -> str:
