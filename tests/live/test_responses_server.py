@@ -37,6 +37,17 @@ def test_a_conversation_goes_on_after_kill_9(tmp_path: Path) -> None:
         assert json.loads(server.request("GET", f"/v1/responses/{expected['id']}")[1]) == expected
 
 
+def test_no_view_of_the_server_tells_the_id_of_a_response() -> None:
+    """Without keys, all who reach the server see its views, and whoever knows the id of a response may read it."""
+    with Server() as server:
+        found = create(server, input="Name a color.")
+        shown = "".join(server.request("GET", path)[1] for path in ("/admin/requests", "/admin/flight"))
+        (call,) = {each["call"] for each in json.loads(server.request("GET", "/admin/requests")[1])["data"]}
+        shown += server.request("GET", f"/admin/requests/{call}")[1]
+        assert call in shown and found["id"].removeprefix("resp_") not in shown
+        assert server.request("GET", f"/v1/responses/{call.replace('-', '_', 1)}")[0] == 404
+
+
 def test_a_server_may_keep_nothing(tmp_path: Path) -> None:
     """Each thing that is kept can be turned off, and what is off leaves no folder behind."""
     kept = ("responses-store", "files-dir", "tenants", "usage-dir", "idempotency-store", "flight-recorder")

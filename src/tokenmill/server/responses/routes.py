@@ -76,7 +76,8 @@ class _Responses:
                 if not (call.extras["settings"]["truncation"] == "auto" and rendered is None):
                     raise
                 answer, stream = await begin(await fitted(call, generation, caller))
-        answer.id = f"{PREFIX}_{answer.id.removeprefix(PREFIX + '-')}"
+        # Whoever knows it may read what is kept: it is not the id that logs, traces and views of the server tell.
+        answer.id = generation.new_id(PREFIX).replace("-", "_", 1)
         progress = Progress(answer, partial(self._keep, owner))
         if progress.is_stored:
             self._running[answer.id] = (owner, progress, stream)
