@@ -122,7 +122,7 @@ def front_end(address: str, folder: str) -> None:
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's end closes standard input
     text = make_text_model(max_context=8192)
-    with Served(text=text, attach=False, folder=Path(folder), max_queue_s=3600.0) as served:
+    with Served(text=text, attach=False, folder=Path(folder), max_queue_s=0.0) as served:
         link = UnixFrontEnd(address, MonotonicClock())
         samples = served.call(lambda: Samples(served.client))
         served.call(lambda: served.client.attach(link))

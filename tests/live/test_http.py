@@ -456,6 +456,24 @@ def test_a_call_that_would_wait_too_long_is_refused_and_told_when_to_come_back()
             stream.close()
 
 
+def test_where_no_wait_is_too_long_a_call_is_let_in_behind_all_others() -> None:
+    """The load that refuses the call above, with a bound of 0, which is none."""
+    engine = EngineConfig(groups=full_groups(2048), max_model_len=512, max_num_seqs=2)
+    with Served(reply, engine=engine, step_s=0.01, max_queue_s=0.0) as served, client_of(served) as client:
+        streams = [
+            client.completions.create(
+                model="toy", prompt="LONG", max_tokens=300, stream=True, extra_body={"ignore_eos": True}
+            )
+            for _ in range(2)
+        ]
+        for stream in streams:
+            next(iter(stream))
+        served.wait_until(lambda: served.client.stats.num_steps > 20)
+        assert post(served, "/v1/completions", {"prompt": "x", "max_tokens": 1})[0] == 200
+        for stream in streams:
+            stream.close()
+
+
 def test_while_an_engine_is_restarted_calls_wait_and_503_says_when_it_is_back() -> None:
     with Served(reply, max_queue_s=0.5) as served:
         served.kill_engine()

@@ -16,6 +16,8 @@ KEYS, LOAD, KEPT = "keys and usage", "load and objectives", "what is kept"
 LOGS, AUDIT = "logs and traces", "audit and signatures"
 """Headings in the help of `serve`."""
 
+_FOREVER_S = 1e9
+
 
 def _num_characters(text: str) -> int:
     if text.isascii() and text.isdigit() and len(text) < 10:
@@ -77,7 +79,8 @@ class ServerConfig:
     max_open_tokens: int = 2_000_000
     max_queue_s: float = option(
         10.0,
-        "refuse a call that would wait longer than this: 429 with Retry-After, 503 without an engine (default: 10)",
+        "refuse a call that would wait longer than this: 429 with Retry-After, 503 without an engine; 0: none is "
+        "(default: 10)",
         read=seconds,
         metavar="S",
         group=LOAD,
@@ -198,6 +201,11 @@ class ServerConfig:
         group=KEYS,
     )
 
+    @property
+    def longest_wait_s(self) -> float:
+        """`max_queue_s`, or where that is 0 longer than anybody waits."""
+        return self.max_queue_s or _FOREVER_S
+
     def __post_init__(self) -> None:
         check(self)
         if not self.model_names or not all(self.model_names):
@@ -209,8 +217,6 @@ class ServerConfig:
         for name in ("max_buffered_bytes", "max_open_requests", "max_open_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}.", param=name)
-        if self.max_queue_s <= 0:
-            raise ConfigError(f"max-queue-s must be positive, got {self.max_queue_s:g}.", param="max_queue_s")
         Clients(self.trusted_proxies)
         if self.stall_after_s <= 0:
             raise ConfigError(f"stall_after_s must be positive, got {self.stall_after_s}.", param="stall_after_s")

@@ -43,7 +43,7 @@ class Limits:
         self.on_call: Callable[[], None] = lambda: None
         self.on_read: Callable[[], None] = lambda: None
         client.admission = BoundedWait(
-            config.max_open_requests, config.max_open_tokens, config.max_queue_s, config.admission != OFF
+            config.max_open_requests, config.max_open_tokens, config.longest_wait_s, config.admission != OFF
         )
 
     def refuse_when_draining(self) -> None:
@@ -213,4 +213,4 @@ async def wait_ready(client: EngineClient, config: ServerConfig, caller: Caller)
     """The engines' facts. A call waits for an engine that is being started as long as it would for a place. Raises
     Unavailable, and ClientGone."""
     ready = client.ready
-    return await caller.stay(client.wait_ready(config.max_queue_s)) if ready is None else ready
+    return await caller.stay(client.wait_ready(config.longest_wait_s)) if ready is None else ready

@@ -26,7 +26,7 @@ def bounded(terms: Terms, caller: Caller, config: ServerConfig, alone_s: float) 
     timeout_s, queue_s = min(bounds, default=0.0), terms.queue_s
     if terms.ttft_s and not queue_s and config.admission == ENFORCE:
         left_s = terms.ttft_s - alone_s
-        queue_s = min(config.max_queue_s, left_s) if left_s > _LEAST_SHARE * terms.ttft_s else 0.0
+        queue_s = min(config.longest_wait_s, left_s) if left_s > _LEAST_SHARE * terms.ttft_s else 0.0
     if (timeout_s, queue_s) == (terms.timeout_s, terms.queue_s):
         return terms
     return terms._replace(timeout_s=timeout_s, queue_s=queue_s)
