@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from typing import Literal
 
 _AGAIN_S = 0.005
+_ROOM = 0.95
+"""What is left of the bytes after making room, so that not every write has to."""
 
 
 def open_database(
@@ -52,6 +54,23 @@ def open_database(
         database.close()
         raise
     return database
+
+
+def make_room(database: sqlite3.Connection, table: str, key: str, size: str, most: int) -> None:
+    """Where the rows of `table` are larger than `most` bytes together, the oldest go, of the owner that has the most.
+    key, size: columns; others are owner and created_s. The caller commits."""
+    (held,) = database.execute(f"SELECT COALESCE(SUM({size}), 0) FROM {table}").fetchone()
+    if held <= most:
+        return
+    while held > most * _ROOM:
+        (owner,) = database.execute(
+            f"SELECT owner FROM {table} GROUP BY owner ORDER BY SUM({size}) DESC, owner LIMIT 1"
+        ).fetchone()
+        oldest, freed = database.execute(
+            f"SELECT {key}, {size} FROM {table} WHERE owner = ? ORDER BY created_s, {key} LIMIT 1", (owner,)
+        ).fetchone()
+        database.execute(f"DELETE FROM {table} WHERE {key} = ?", (oldest,))
+        held -= freed
 
 
 def _check_own(database: sqlite3.Connection, mark: tuple[int, int]) -> None:

@@ -17,13 +17,12 @@ import msgspec
 
 from ...core.errors import ConfigError, Unavailable
 from ...core.units import MiB
-from ..database import open_database
+from ..database import make_room, open_database
 from ..errands import Errands
 from .tape import Taped
 
 KEPT_S = 24 * 3600
 MAX_BYTES = 256 * MiB
-_ROOM = 0.95  # what is left of the bytes after making room, so that not every write has to
 _SWEEP_S = 600.0
 _BUSY_S = 5.0
 _MARK = (0x746D494B, 1)
@@ -136,17 +135,7 @@ class AnswerStore:
         database = self._database
         assert database is not None
         database.execute("DELETE FROM answer WHERE created_s <= ?", (now_s - self._kept_s,))
-        (size,) = database.execute("SELECT COALESCE(SUM(size), 0) FROM answer").fetchone()
-        is_full = size > self._max_bytes
-        while is_full and size > self._max_bytes * _ROOM:
-            (owner,) = database.execute(
-                "SELECT owner FROM answer GROUP BY owner ORDER BY SUM(size) DESC, owner LIMIT 1"
-            ).fetchone()
-            oldest, freed = database.execute(
-                "SELECT key, size FROM answer WHERE owner = ? ORDER BY created_s, key LIMIT 1", (owner,)
-            ).fetchone()
-            database.execute("DELETE FROM answer WHERE key = ?", (oldest,))
-            size -= freed
+        make_room(database, "answer", "key", "size", self._max_bytes)
         database.commit()
         database.execute("PRAGMA incremental_vacuum").fetchall()
 

@@ -20,7 +20,7 @@ from typing import TypeVar
 
 from ...core.errors import ConfigError, Unavailable
 from ...core.units import MiB
-from ..database import open_database
+from ..database import make_room, open_database
 from ..errands import Errands
 
 KEPT_S = 24 * 3600
@@ -28,7 +28,6 @@ MAX_BYTES = 256 * MiB
 MAX_CHAIN = 1000
 """Responses that one may continue, one after the other."""
 
-_ROOM = 0.95  # what is left of the bytes after making room, so that not every write has to
 _SWEEP_S = 600.0
 _BUSY_S = 5.0
 _FAILURES = (sqlite3.Error, MemoryError)
@@ -201,33 +200,18 @@ class ResponseStore:
             (record.id, record.owner, now_s, record.previous, record.size_bytes, record.body, record.input),
         )
         database.execute("DELETE FROM response WHERE created_s <= ?", (now_s - self._kept_s,))
-        self._make_room(database)
+        make_room(database, "response", "id", "size_bytes", self._max_bytes)
         self._commit(database)
 
     def _drop_old(self) -> None:
         database = self._opened()
         try:
             database.execute("DELETE FROM response WHERE created_s <= ?", (self._wall_s() - self._kept_s,))
-            self._make_room(database)
+            make_room(database, "response", "id", "size_bytes", self._max_bytes)
             self._commit(database)
         except _FAILURES as error:
             _undo(database)
             _log.warning("Old responses could not be deleted from %s: %s.", self._path, error)
-
-    def _make_room(self, database: sqlite3.Connection) -> None:
-        """The oldest go, of the owner that has the most."""
-        (size_bytes,) = database.execute("SELECT COALESCE(SUM(size_bytes), 0) FROM response").fetchone()
-        if size_bytes <= self._max_bytes:
-            return
-        while size_bytes > self._max_bytes * _ROOM:
-            owner, _ = database.execute(
-                "SELECT owner, SUM(size_bytes) AS held FROM response GROUP BY owner ORDER BY held DESC, owner LIMIT 1"
-            ).fetchone()
-            oldest, held_bytes = database.execute(
-                "SELECT id, size_bytes FROM response WHERE owner = ? ORDER BY created_s, id LIMIT 1", (owner,)
-            ).fetchone()
-            database.execute("DELETE FROM response WHERE id = ?", (oldest,))
-            size_bytes -= held_bytes
 
     def _commit(self, database: sqlite3.Connection) -> None:
         database.commit()
