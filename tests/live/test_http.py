@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import re
@@ -437,9 +438,11 @@ def test_one_call_of_many_choices_shuts_nobody_out() -> None:
         assert served.call(lambda: served.client.desk.num_waiting) == 0
 
 
-def test_a_call_that_would_wait_too_long_is_refused_and_told_when_to_come_back() -> None:
+@contextlib.contextmanager
+def crowded(max_queue_s: float) -> Iterator[Served]:
+    """A server whose two rows are taken for seconds."""
     engine = EngineConfig(groups=full_groups(2048), max_model_len=512, max_num_seqs=2)
-    with Served(reply, engine=engine, step_s=0.01, max_queue_s=0.5) as served, client_of(served) as client:
+    with Served(reply, engine=engine, step_s=0.01, max_queue_s=max_queue_s) as served, client_of(served) as client:
         streams = [
             client.completions.create(
                 model="toy", prompt="LONG", max_tokens=300, stream=True, extra_body={"ignore_eos": True}
@@ -449,29 +452,22 @@ def test_a_call_that_would_wait_too_long_is_refused_and_told_when_to_come_back()
         for stream in streams:
             next(iter(stream))
         served.wait_until(lambda: served.client.stats.num_steps > 20)
+        yield served
+        for stream in streams:
+            stream.close()
+
+
+def test_a_call_that_would_wait_too_long_is_refused_and_told_when_to_come_back() -> None:
+    with crowded(max_queue_s=0.5) as served:
         status, body, headers = post(served, "/v1/completions", {"prompt": "x"})
         assert (status, body["error"]["code"]) == (429, "overloaded") and "wait" in body["error"]["message"]
         assert 1 <= int(headers["retry-after"]) <= 10
-        for stream in streams:
-            stream.close()
 
 
 def test_where_no_wait_is_too_long_a_call_is_let_in_behind_all_others() -> None:
     """The load that refuses the call above, with a bound of 0, which is none."""
-    engine = EngineConfig(groups=full_groups(2048), max_model_len=512, max_num_seqs=2)
-    with Served(reply, engine=engine, step_s=0.01, max_queue_s=0.0) as served, client_of(served) as client:
-        streams = [
-            client.completions.create(
-                model="toy", prompt="LONG", max_tokens=300, stream=True, extra_body={"ignore_eos": True}
-            )
-            for _ in range(2)
-        ]
-        for stream in streams:
-            next(iter(stream))
-        served.wait_until(lambda: served.client.stats.num_steps > 20)
+    with crowded(max_queue_s=0.0) as served:
         assert post(served, "/v1/completions", {"prompt": "x", "max_tokens": 1})[0] == 200
-        for stream in streams:
-            stream.close()
 
 
 def test_while_an_engine_is_restarted_calls_wait_and_503_says_when_it_is_back() -> None:
