@@ -37,7 +37,7 @@ class Server:
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
-            env={**os.environ, "XDG_STATE_HOME": self._state.name, **self.env},
+            env={**os.environ, "TOKENMILL_STATE": self._state.name, **self.env},
         )
         self._answer = threading.Event()
         self._reader = threading.Thread(target=self._read, daemon=True)
