@@ -155,6 +155,7 @@ class PacedEngine:
             finish_reason=FINISH_LENGTH if is_last else None,
             num_output=num + 1,
             timing=timing,
+            attempt=request.attempt,
         )
 
 

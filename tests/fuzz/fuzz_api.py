@@ -75,7 +75,7 @@ def fuzz(*, examples: int, seed: int = 1, phases: str = PHASES, timeout_s: float
         document = _document(served.url, Path(folder))
         _run(served.url, KEY, document, "--max-examples", "1", "--phases", "examples", timeout_s=timeout_s)
         count = _Count()
-        served.call(lambda: served.client.watchers.append(count))
+        served.call(lambda: served.client.hearers.watchers.append(count))
         before = _held(served)
         start_s = time.monotonic()
         how = ("--max-examples", str(examples), "--phases", phases, "--seed", str(seed))

@@ -12,6 +12,7 @@ import pytest
 from tokenmill.cluster.entry import Entry
 from tokenmill.cluster.events import Left
 from tokenmill.cluster.gateway import Gateway
+from tokenmill.cluster.placing import Placing
 from tokenmill.cluster.suspects import Suspects
 from tokenmill.core.request import Request
 from tokenmill.sim.deaths import run_seed
@@ -63,13 +64,13 @@ def suspect_nobody(patch: pytest.MonkeyPatch) -> None:
 
 
 def never_hand_out_places_again(patch: pytest.MonkeyPatch) -> None:
-    place = Gateway._place
+    place = Placing.place
 
-    def once(self: Gateway, effects: Any) -> None:
-        if not self._held:
-            place(self, effects)
+    def once(self: Placing, now: float, effects: Any) -> None:
+        if not self.held:
+            place(self, now, effects)
 
-    patch.setattr(Gateway, "_place", once)
+    patch.setattr(Placing, "place", once)
 
 
 def lose_a_request_of_a_dead_engine(patch: pytest.MonkeyPatch) -> None:

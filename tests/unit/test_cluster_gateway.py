@@ -28,10 +28,12 @@ class Scene:
         self.gateway = Gateway()
         self.gateway.is_shared = is_shared
         self.num_steps: dict[int, int] = {}
+        self.attempts: dict[tuple[int, str], int] = {}
 
     def handle(self, event: object, now: float = 0.0) -> Effects:
         effects = self.gateway.handle(event, now)  # type: ignore[arg-type]
         self.gateway.check()
+        self.attempts |= {(link, each.id): each.attempt for link, each in effects.submits}
         return effects
 
     def join(self, link: int, **facts: object) -> Effects:
@@ -43,6 +45,7 @@ class Scene:
 
     def step(self, link: int, *outputs: Output, now: float = 1.0) -> Effects:
         self.num_steps[link] += 1
+        outputs = tuple(each._replace(attempt=self.attempts.get((link, each.request_id), 0)) for each in outputs)
         return self.handle(Stepped(link, StepOutputs(outputs, EngineStats(num_steps=self.num_steps[link]), now)))
 
     def token(self, link: int, *names: str) -> Effects:

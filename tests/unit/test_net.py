@@ -74,6 +74,7 @@ REQUEST = st.builds(
     seed=st.integers(0, 2**64 - 1),
     priority=st.integers(-5, 5),
     cache_salt=TEXT,
+    attempt=st.integers(0, 9),
     arrival_s=FLOATS,
     bad_words=st.lists(TOKENS, max_size=3).map(tuple),
 )
@@ -87,6 +88,7 @@ OUTPUT = st.builds(
     stop_token=st.none() | st.integers(0, 9),
     num_output=COUNT,
     num_cached=COUNT,
+    attempt=COUNT,
     error=TEXT,
     vector=st.binary(max_size=9),
     timing=st.none() | st.builds(Timing, FLOATS, FLOATS, FLOATS, FLOATS),

@@ -64,7 +64,7 @@ def test_an_open_request_is_shown_as_it_runs_and_after_its_engine_has_gone() -> 
             target=served.ask, args=("/v1/completions", {"prompt": "p", "max_tokens": 6, "request_id": "mine"})
         )
         asking.start()
-        served.wait_until(lambda: any(record.lives for record in served.client.observer.book))
+        served.wait_until(lambda: any(record.lives for record in served.client.hearers.observer.book))
         (shown,) = read(served, "/admin/requests?state=open")["data"]
         assert (shown["state"], shown["output_tokens"], shown["finish_reason"]) == ("prefill", 0, None)
         served.kill_engine()

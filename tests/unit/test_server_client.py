@@ -74,9 +74,9 @@ async def test_a_finished_reader_aborts_and_hears_no_more(client: EngineClient, 
     assert [delta.request_id for delta in await stream.take()] == ["b"]
     await step(engine, 2, Output("a", finish_reason="abort"))
     assert client.num_open == 1
-    assert client.metrics is not None
+    assert client.hearers.metrics is not None
     labels = {"model_name": "m", "engine": "0", "finished_reason": "stop"}
-    assert client.metrics.registry.get_sample_value("vllm:request_success_total", labels) == 1
+    assert client.hearers.metrics.registry.get_sample_value("vllm:request_success_total", labels) == 1
 
 
 @attached
@@ -143,7 +143,7 @@ def test_choices_that_end_before_the_engine_has_them_are_logged(caplog: pytest.L
 
     @attached
     async def main(client: EngineClient, engine: LocalEngineEnd) -> None:
-        client.request_log = RequestLog("m", str)
+        client.hearers.request_log = RequestLog("m", str)
         client.desk.share(Room(1, 10))
         client.open([request(name) for name in "abcd"]).finish("d", "abort")
 
@@ -173,9 +173,10 @@ async def test_a_stream_goes_on_where_it_was_when_a_new_engine_has_come(
     assert await waiting == READY
     message = await engine.receive()
     assert isinstance(message, Submit) and message.requests == (
-        replace(request("a"), output_tokens=(5, 6), is_resumed=True),
+        replace(request("a"), output_tokens=(5, 6), is_resumed=True, attempt=1),
     )
-    end = Output("a", (7,), finish_reason="length", num_output=3, timing=replace(timing, scheduled_s=8, finished_s=9))
+    timing = replace(timing, scheduled_s=8, finished_s=9)
+    end = Output("a", (7,), finish_reason="length", num_output=3, timing=timing, attempt=1)
     await step(engine, 1, end)
     (delta,) = await stream.take()
     assert (delta.tokens, delta.num_cached, delta.error) == ([5, 6, 7], 2, "")

@@ -172,7 +172,7 @@ async def _serve(
     if audit is not None:
         audit.note(started(__version__, models=list(config.model_names), keys=len(config.api_keys)))
         if (watch := given.audit.watch(audit, client, text, config.model_names[0])) is not None:
-            client.watchers.append(watch)
+            client.hearers.watchers.append(watch)
     idle_job = IdleCommand(options.idle_command) if options.idle_command else None
     app = build_app(
         config,

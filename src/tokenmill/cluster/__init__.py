@@ -3,7 +3,9 @@ which engines may join, and what happens to requests whose engine has died. Pure
 tasks and links belong to the shell (server.client).
 
     gateway   which engine has which request  events    what happens to the gateway, and what it wants done
-    entry     one request in its record       suspects  requests that may have killed an engine
+    entry     one request in its record       links     one engine in it
+    placing   which engine gets what, now     routing   which of several it is
+    suspects  requests that may have killed an engine
     totals    the state of all engines as one
     desk      what is open; combines the next two
     places    which choice gets the next place: classes, tenants, then in turn

@@ -47,6 +47,11 @@ class Entry:
     timing: Timing | None = None
 
     @property
+    def attempt(self) -> int:
+        """Of the engine that has it."""
+        return self.num_lives - 1
+
+    @property
     def has_progressed(self) -> bool:
         """Whether the engine that has it has given tokens of it."""
         return len(self.tokens) > self.num_given
@@ -63,7 +68,7 @@ class Entry:
         if self.num_lives == 1:
             return self.request
         output_tokens = (*self.request.output_tokens, *self.tokens)
-        return replace(self.request, output_tokens=output_tokens, is_resumed=True)
+        return replace(self.request, output_tokens=output_tokens, is_resumed=True, attempt=self.attempt)
 
     def note_first(self, output: Output) -> None:
         """The first tokens of all have come."""

@@ -1,7 +1,7 @@
 """A gateway between clients and engines: which engine has which request, and what happens to it when the engine dies.
 
 Pure: `handle(event, now) -> Effects`. Its shell (`server.client`) has the streams, tasks and links. `desk` decides what
-may come in and whose turn it is; `suspects` decides which request is tried alone; this file keeps the record.
+may come in and whose turn it is, `placing` which engine gets it; this file keeps the record.
 
     Opened -> waits at the desk -> has a place -> an engine has it -> over
                                         ^               |
@@ -12,14 +12,12 @@ ended it. So counts are true, and a stuck engine cannot look idle. The requests 
 the tokens they have, they go to the next engine that is ready: before all that wait, even if the engine's queue is
 full. Requests that were over for their clients are not resumed.
 
-Several engines may serve at once if they give equal answers; others are refused. A request goes to the engine with the
-fewest tokens open.
+Several engines may serve at once if they give equal answers; others are refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from ..core.errors import EXPIRED, EngineFailed, Overloaded
@@ -32,8 +30,9 @@ from .desk import FrontDesk
 from .entry import Entry
 from .events import Closed, Effects, Ended, GatewayEvent, GivenUp, Joined, Leaves, Left, Opened, Stepped, Ticked
 from .likeness import unlike
+from .links import EngineLink
 from .places import Room
-from .suspects import Suspects
+from .placing import Placing
 from .totals import Totals
 
 MAX_FAILED_STARTS = 8
@@ -42,19 +41,6 @@ MAX_FAILED_STARTS = 8
 _POISON = "The engine ended each time that it ran this request, twice with no other beside it; the request is given up."
 _OTHER_MODEL = "The engine that ran this request has been replaced by one that would give other answers."
 _NEVER_BACK = "The engine stopped while the request was running and could not be started again."
-
-
-@dataclass(slots=True, eq=False)
-class _Engine:
-    """An engine that serves. `num_tokens`: of the requests it has, as they were given to it. `is_leaving`: it gets no
-    more."""
-
-    number: int
-    ready: Ready
-    entries: dict[str, Entry] = field(default_factory=dict)
-    num_tokens: int = 0
-    num_steps: int = 0
-    is_leaving: bool = False
 
 
 class Gateway:
@@ -70,10 +56,10 @@ class Gateway:
         self.is_shared = False
         self.admission: Admission = Everybody()
         self._deadlines = Deadlines()
-        self._links: dict[int, _Engine] = {}
         self._entries: dict[str, Entry] = {}
-        self._held: dict[str, Entry] = {}
-        self._suspects = Suspects()
+        self._placing = Placing(self.desk, self._entries)
+        self._links = self._placing.links
+        self._held = self._placing.held
         self._last_ready: Ready | None = None
         self._num_failed_starts = 0
         self._progress_s = 0.0
@@ -154,7 +140,7 @@ class Gateway:
             assert link.entries or not link.num_tokens, link.num_tokens
         for name, entry in self._held.items():
             assert entry.link is None and entry.ending is None and not self.desk.is_waiting(name)
-        trial = self._suspects.on_trial
+        trial = self._placing.suspects.on_trial
         assert trial is None or trial.link is not None
 
     # ---- engines come and go ----
@@ -172,10 +158,10 @@ class Gateway:
         self._last_ready = ready
         if self._entries:
             self._progress_s = now
-        self._links[event.link] = _Engine(event.link, ready, num_steps=ready.stats.num_steps)
+        self._links[event.link] = EngineLink(event.link, ready, ready.worker.pool, ready.stats)
         self.totals.join(event.link, ready.num_pool_blocks, ready.stats)
         self._share()
-        self._place(effects)
+        self._placing.place(now, effects)
 
     def _stop_giving(self, event: Leaves, now: float, effects: Effects) -> None:
         link = self._links.get(event.link)
@@ -191,13 +177,14 @@ class Gateway:
                 for entry in list(self._entries.values()):
                     self._fail(entry, _NEVER_BACK, now, effects)
             return
-        if self._suspects.link == link.number:
-            self._suspects.link = None
+        suspects = self._placing.suspects
+        if suspects.link == link.number:
+            suspects.link = None
         for entry in link.entries.values():
             entry.link = None
             if entry.ending is not None:
                 self._end(entry, entry.last_word(FINISH_ABORT, now), now, effects)
-            elif self._suspects.judge(entry, len(link.entries) - 1):
+            elif suspects.judge(entry, len(link.entries) - 1):
                 effects.poisoned += 1
                 self._fail(entry, _POISON, now, effects)
             else:
@@ -205,7 +192,7 @@ class Gateway:
                 self._held[entry.request.id] = entry
         self.totals.leave(link.number)
         self._share()
-        self._place(effects)
+        self._placing.place(now, effects)
 
     def _share(self) -> None:
         """Give out as many places as engines have, from now on; while there is none, nobody asks."""
@@ -237,7 +224,7 @@ class Gateway:
             entry = self._entries[first.id]
             entry.opened_s, entry.told_s = now, verdict.forecast.ttft_s
         self.desk.join(requests, event.client)
-        self._place(effects)
+        self._placing.place(now, effects)
 
     def _give_up(self, event: GivenUp, now: float, effects: Effects) -> None:
         entry = self._entries.get(event.request_id)
@@ -283,7 +270,7 @@ class Gateway:
         gaps = effects.gaps
         for output in step.outputs:
             entry = entries.get(output.request_id)
-            if entry is None:
+            if entry is None or output.attempt != entry.attempt:
                 continue
             tokens = output.tokens
             if tokens:
@@ -302,16 +289,16 @@ class Gateway:
                 self._end(entry, output, now, effects)
             elif entry.ending is None:
                 effects.outputs.append(output)
-        if step.stats.num_steps != link.num_steps:
-            link.num_steps = step.stats.num_steps
+        if step.stats.num_steps != link.stats.num_steps:
             self._progress_s = now
+        link.stats = step.stats
         self.totals.step(number, step.stats)
         self.desk.step(self.totals.stats, now)
-        trial = self._suspects.on_trial
-        if trial is not None and trial.has_progressed:
-            self._suspects.clear(trial)
+        suspects = self._placing.suspects
+        if suspects.on_trial is not None and suspects.on_trial.has_progressed:
+            suspects.clear(suspects.on_trial)
         if self._held or self.desk.num_waiting:
-            self._place(effects)
+            self._placing.place(now, effects)
 
     def _compare(self, entry: Entry, now: float, effects: Effects) -> None:
         """Its first token has come, as was forecast or not; or it would have come later than now."""
@@ -320,51 +307,6 @@ class Gateway:
         took_s = now - entry.opened_s
         self.desk.calibration.note(entry.told_s, took_s)
         effects.forecasts.append((entry.told_s, took_s))
-
-    # ---- places ----
-
-    def _place(self, effects: Effects) -> None:
-        """Give engines what they may have: a suspect alone, then what dead ones had, then what waits."""
-        if self._suspects.on_trial is None:
-            self._try_next(effects)
-        for entry in [each for name, each in self._held.items() if name not in self._suspects]:
-            link = self._choose_link()
-            if link is None:
-                return
-            del self._held[entry.request.id]
-            self._submit(entry, link, effects)
-        while self.desk.num_waiting and (link := self._choose_link()) is not None:
-            request = self.desk.choose()
-            if request is None:
-                return
-            self._submit(self._entries[request.id], link, effects)
-
-    def _try_next(self, effects: Effects) -> None:
-        suspects = self._suspects
-        if not len(suspects):
-            suspects.link = None
-            return
-        suspects.link = None
-        link = self._choose_link()
-        if link is None:
-            return
-        suspects.link = link.number
-        entry = suspects.next(link.entries.values())
-        if entry is not None:
-            del self._held[entry.request.id]
-            self._submit(entry, link, effects)
-
-    def _choose_link(self) -> _Engine | None:
-        """The one with the fewest tokens open; of equal ones, who joined first. Not the one that tries suspects, and
-        none that leaves."""
-        links = [link for link in self._links.values() if link.number != self._suspects.link and not link.is_leaving]
-        return min(links, key=lambda link: link.num_tokens, default=None)
-
-    def _submit(self, entry: Entry, link: _Engine, effects: Effects) -> None:
-        entry.link = link.number
-        effects.submits.append((link.number, entry.submission()))
-        link.entries[entry.request.id] = entry
-        link.num_tokens += len(entry.request.prompt_tokens) + entry.num_given
 
     # ---- ends ----
 
@@ -376,12 +318,7 @@ class Gateway:
         """Strike it from all books. `output`: the last word on it; None: it was given up before an engine had it."""
         request = entry.request
         del self._entries[request.id]
-        self._held.pop(request.id, None)
-        self._suspects.clear(entry)
-        link = None if entry.link is None else self._links.get(entry.link)
-        if link is not None:
-            del link.entries[request.id]
-            link.num_tokens -= len(request.prompt_tokens) + entry.num_given
+        self._placing.strike(entry)
         reason = entry.ending or (FINISH_ABORT if output is None else output.finish_reason) or ""
         if output is not None and entry.ending is None:
             effects.outputs.append(output)

@@ -126,6 +126,25 @@ class EngineStats(NamedTuple):
     external_hits: int = 0
 
 
+class WorkerFacts(NamedTuple):
+    """Which worker an engine is.
+
+    id           its name in a cluster, which its next life has too
+    incarnation  random, one for each life
+    pid          of its process
+    pool         in which it serves until it is put into another
+    host         equal for processes that can read each other's memory
+    kv_address   where other workers get KV from it, as HOST:PORT or a path; "": nowhere
+    """
+
+    id: str = ""
+    incarnation: str = ""
+    pid: int = 0
+    pool: str = "mixed"
+    host: str = ""
+    kv_address: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Ready:
     """The engine is loaded and takes requests. `facts`: printable name -> value pairs (backend, kernels, blocks...).
@@ -134,7 +153,7 @@ class Ready:
     everything, or where all have a window, in theirs; 0: it keeps no KV. `num_pool_blocks`: in all pools together.
     `max_loras`: most LoRA adapters at once. `memory`: bytes that it takes at most, by purpose. `max_num_seqs`,
     `max_num_batched_tokens`: of a step; 0: unknown. `draw_version`: what seeds mean to it (core/request.py).
-    `stats`: what it has done for others before."""
+    `stats`: what it has done for others before. `worker`: which one it is."""
 
     model: str
     max_model_len: int
@@ -153,6 +172,7 @@ class Ready:
     max_num_batched_tokens: int = 0
     draw_version: int = DRAW_VERSION
     stats: EngineStats = field(default_factory=EngineStats)
+    worker: WorkerFacts = field(default_factory=WorkerFacts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,10 +198,11 @@ class Output(NamedTuple):
     or `logprobs` but is counted in `num_output`. `prompt_logprobs` come whole, with the first token: one entry for
     each prompt token but the first. `vector` is the one output of a pooling request and comes with its end.
     `num_cached`: prompt tokens served from the prefix cache. `is_saved`: all KV that its engine had of it lies in the
-    store, as its request wanted; it comes with the end. `timing` comes with the first and the last output. Where
-    `finish_reason` is "error", `error` is a sentence for the user, `error_kind` the `kind` of the matching class of
-    core.errors (invalid_request_error, overloaded_error, unavailable_error, internal_error, timeout_error) and
-    `error_param` the field at fault ("" = none). Where it is "length", `error` may be TIMEOUT.
+    store, as its request wanted; it comes with the end. `attempt`: of its request. `timing`
+    comes with the first and the last output. Where `finish_reason` is "error", `error` is a sentence for
+    the user, `error_kind` the `kind` of the matching class of core.errors (invalid_request_error, overloaded_error,
+    unavailable_error, internal_error, timeout_error) and `error_param` the field at fault ("" = none). Where it is
+    "length", `error` may be TIMEOUT.
     """
 
     request_id: str
@@ -198,6 +219,7 @@ class Output(NamedTuple):
     vector: bytes = b""
     timing: Timing | None = None
     is_saved: bool = False
+    attempt: int = 0
 
 
 output_of: Callable[[tuple[Any, ...]], Output] = partial(tuple.__new__, Output)

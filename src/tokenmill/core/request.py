@@ -201,6 +201,7 @@ class Request:
     seed            64-bit; the random word of a token id is Philox(seed; output position, choice, purpose, id)
     eos_token_ids   the model's end tokens: held back until min_tokens; `end_token_ids` are those that end it
     output_tokens   already produced elsewhere (a resumed stream): limits, penalties and positions count them
+    attempt         how often it was given to an engine before; outputs carry it, and those of others are dropped
     is_resumed      another engine had it before: it was let in then, and no bound on a queue keeps it out now
     priority        lower runs earlier, within one class; ties go by arrival
     terms           on whose account it is served, in which class, by when
@@ -232,6 +233,7 @@ class Request:
     bad_words: tuple[tuple[int, ...], ...] = ()
     dry_breakers: tuple[int, ...] = ()
     handoff: str = ""
+    attempt: int = 0
 
     def __post_init__(self) -> None:
         assert self.handoff in ("", EXPORT, IMPORT), self.handoff

@@ -21,6 +21,7 @@ def refused(request: Request, error: TokenmillError, now: float) -> Output:
         error_kind=error.kind,
         error_param=error.param or "",
         timing=Timing(request.arrival_s, -1.0, -1.0, now),
+        attempt=request.attempt,
     )
 
 
@@ -31,6 +32,7 @@ def aborted_before(request: Request, now: float) -> Output:
         finish_reason=FINISH_ABORT,
         num_output=len(request.output_tokens),
         timing=Timing(request.arrival_s, -1.0, -1.0, now),
+        attempt=request.attempt,
     )
 
 
@@ -54,6 +56,7 @@ def progressed(seq: Sequence, result: RowResult, num_output: int, now: float) ->
                 b"",
                 None,
                 False,
+                seq.request.attempt,
             )
         )
     seq.first_token_s = now
@@ -65,6 +68,7 @@ def progressed(seq: Sequence, result: RowResult, num_output: int, now: float) ->
         num_output=num_output,
         num_cached=_num_cached(seq),
         timing=_timing(seq, -1.0),
+        attempt=seq.request.attempt,
     )
 
 
@@ -95,6 +99,7 @@ def ended(
         error_param="" if error is None else error.param or "",
         vector=b"" if result is None else result.vector,
         timing=_timing(seq, now),
+        attempt=seq.request.attempt,
     )
 
 

@@ -63,6 +63,7 @@ class _PackedRequest(NamedTuple):
     pooling: PoolingParams | None
     dry_breakers: tuple[int, ...]
     handoff: str
+    attempt: int
 
 
 _OWN = _PackedRequest._fields[5:]

@@ -108,34 +108,36 @@ def build_app(
     `app.state.limits.draining = True` makes it refuse new calls; `app.state.client` is `client`.
     """
     access = access or Access(config.api_keys)
-    client.metrics = Metrics(config.model_names[0], text.max_context)
-    client.metrics.num_parameters = text.about.num_parameters
-    client.metrics.name_adapter = client.adapters.name_of
-    client.metrics.count_waiting = lambda: client.num_waiting
-    client.metrics.overload.level = lambda: client.desk.pressure.level(clock.now())
-    client.metrics.predict_wait = lambda: client.desk.usual_wait_s(clock.now())
+    client.hearers.metrics = Metrics(config.model_names[0], text.max_context)
+    client.hearers.metrics.num_parameters = text.about.num_parameters
+    client.hearers.metrics.name_adapter = client.adapters.name_of
+    client.hearers.metrics.count_waiting = lambda: client.num_waiting
+    client.hearers.metrics.overload.level = lambda: client.desk.pressure.level(clock.now())
+    client.hearers.metrics.predict_wait = lambda: client.desk.usual_wait_s(clock.now())
     client.is_shared = True
-    client.observer = Observer(config.model_names[0], client.metrics.registry)
+    client.hearers.observer = Observer(config.model_names[0], client.hearers.metrics.registry)
     if tracing is not None:
         tracing.model_of = lambda digest: client.adapters.name_of(digest) if digest else config.model_names[0]
         tracing.decode = partial(text.tokenizer.decode, skip_special=False)
-        client.observer.trace(tracing)
+        client.hearers.observer.trace(tracing)
     if config.log_requests:
         decode = partial(text.tokenizer.decode, skip_special=False)
-        client.request_log = RequestLog(config.model_names[0], decode, config.max_log_len)
-        client.request_log.name_adapter = client.adapters.name_of
+        client.hearers.request_log = RequestLog(config.model_names[0], decode, config.max_log_len)
+        client.hearers.request_log.name_adapter = client.adapters.name_of
     meter = None if books is None else books.meter
     if books is not None:
-        client.watchers.append(books.meter)
-        client.metrics.registry.register(UsageMetrics(config.model_names[0], books))
+        client.hearers.watchers.append(books.meter)
+        client.hearers.metrics.registry.register(UsageMetrics(config.model_names[0], books))
     results = None
     if config.result_cache:
-        results = ResultCache(config.result_cache, config.model_names[0], client.metrics.registry, lambda: client.ready)
-        client.watchers.append(results)
+        results = ResultCache(
+            config.result_cache, config.model_names[0], client.hearers.metrics.registry, lambda: client.ready
+        )
+        client.hearers.watchers.append(results)
     generation = Generation(config, text, client, helper, clock, new_seed, new_id, meter, results)
     generation.limits.quotas = access.quotas
     if access.quotas is not None:
-        client.watchers.append(access.quotas)
+        client.hearers.watchers.append(access.quotas)
     if audit is not None:
         access.on_change = partial(note_changes, audit)
     service = _Service(generation)
@@ -158,16 +160,16 @@ def build_app(
         store=answers,
         limits=generation.limits,
         max_body_bytes=config.max_body_bytes,
-        note=RepeatMetrics(config.model_names[0], client.metrics.registry).note,
+        note=RepeatMetrics(config.model_names[0], client.hearers.metrics.registry).note,
     )
     if audit is not None:
-        client.metrics.registry.register(AuditMetrics(config.model_names[0], audit.status))
+        client.hearers.metrics.registry.register(AuditMetrics(config.model_names[0], audit.status))
     middleware = layers(config, access, keyed, new_id, audit=audit, signer=signer, tracing=tracing)
     idle_time = None
     if idle_job is not None:
         idle_time = IdleTime(config.model_names[0], client, clock, idle_job)
-        client.watchers.append(idle_time)
-        client.metrics.registry.register(idle_time)
+        client.hearers.watchers.append(idle_time)
+        client.hearers.metrics.registry.register(idle_time)
         generation.limits.on_call, generation.limits.on_read = idle_time.note_call, idle_time.note_read
     routes = [
         *(Route(path, service.chat, methods=["POST"]) for path in ("/v1/chat/completions", "/chat/completions")),
@@ -191,7 +193,7 @@ def build_app(
         *ollama_routes(generation, vectors),
         *llama_routes(generation, vectors),
         *ids_routes(generation),
-        *observe_routes(client, client.observer, clock),
+        *observe_routes(client, client.hearers.observer, clock),
         *tenant_routes(access, generation.limits),
         *console_routes(generation),
         *usage_routes(books, time.time),
@@ -235,8 +237,8 @@ class _Service:
         self._text = generation.text
         self._client = generation.client
         self._metrics = generation.metrics
-        assert generation.client.observer is not None
-        self._observer = generation.client.observer
+        assert generation.client.hearers.observer is not None
+        self._observer = generation.client.hearers.observer
         self._limits = generation.limits
         self._created = int(time.time())
 

@@ -12,13 +12,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from ..cluster.desk import FrontDesk
 from ..cluster.events import (
     Closed,
     Effects,
-    Ended,
     GatewayEvent,
     GivenUp,
     Joined,
@@ -52,12 +50,7 @@ from .alarm import Alarm
 from .attached import AttachedEngine
 from .cache_views import CacheViews
 from .deltas import Stream
-
-if TYPE_CHECKING:  # the library runs without it, and it takes a while to load
-    from .metrics import Metrics
-    from .observe.observer import Observer
-    from .request_log import RequestLog
-    from .watcher import Watcher
+from .hearers import Hearers
 
 _log = logging.getLogger(__name__)
 
@@ -68,7 +61,7 @@ class EngineClient:
     ready        the engines' facts, or None while none is ready
     stats        their state after the last step
     desk         what is open: requests whose end no engine has yet confirmed, and those that no engine has yet
-    watchers     who hears of requests and their outputs
+    hearers      who is told of requests and their outputs
     is_shared    many clients use the engines, and have places in turn
     admission    which call may enter
     adapters     the LoRA adapters that requests may name
@@ -87,13 +80,10 @@ class EngineClient:
         why_down: str = "Loading model",
     ) -> None:
         self._gateway = Gateway(patience)
+        self.hearers = Hearers()
         self.adapters = AdapterBook(self._tell, self._gateway.uses, wanted)
         self.cache_views = CacheViews(self._tell)
         self._on_prepared = on_prepared
-        self.metrics: Metrics | None = None
-        self.request_log: RequestLog | None = None
-        self.watchers: list[Watcher] = []
-        self.observer: Observer | None = None
         self._why_down = why_down
         self._back_s: float | None = None
         self._links: dict[int, AttachedEngine] = {}
@@ -190,8 +180,7 @@ class EngineClient:
         if self._links.pop(link.number, None) is None:
             return
         link.close()
-        if self.observer is not None:
-            self.observer.engine_left(link.number, asyncio.get_running_loop().time())
+        self.hearers.engine_left(link.number, asyncio.get_running_loop().time())
         was_serving, num_held = self._gateway.serves(link.number), link.num_open
         effects = self._handle(Left(link.number))
         self.adapters.lose(link.number, Unavailable(reason))
@@ -203,10 +192,8 @@ class EngineClient:
                 "The engine has gone: of %d requests that it had, %d are resumed, %d given up, %d were over.",
                 num_held, effects.resumed, effects.poisoned, num_held - effects.resumed - effects.poisoned,
             )  # fmt: skip
-        if self.metrics is not None and was_serving:
-            self.metrics.engine_lost(self.ready, self.stats)
-            self.metrics.requests_resumed(effects.resumed)
-            self.metrics.requests_poisoned(effects.poisoned)
+        if was_serving:
+            self.hearers.engine_lost(self.ready, self.stats, effects)
 
     # ---- calls ----
 
@@ -220,10 +207,7 @@ class EngineClient:
         stream = Stream(self._end, [request.id for request in requests], interval)
         for request in requests:
             self._streams[request.id] = stream
-        for watcher in self.watchers:
-            watcher.opened(requests, client)
-        if self.observer is not None:
-            self.observer.opened(requests, client, asyncio.get_running_loop().time())
+        self.hearers.opened(requests, client, asyncio.get_running_loop().time())
         self._handle(Opened(requests, client, verdict))
         self._alarm.set(self._gateway.next_due_s)
         return stream
@@ -272,9 +256,7 @@ class EngineClient:
 
     def _tick(self) -> float | None:
         """Deadlines are due."""
-        expired = self._handle(Ticked()).expired
-        if self.metrics is not None:
-            self.metrics.overload.expired(expired)
+        self.hearers.expired(self._handle(Ticked()).expired)
         return self._gateway.next_due_s
 
     # ---- what the gateway decides, carried out ----
@@ -284,18 +266,16 @@ class EngineClient:
         effects = self._gateway.handle(event, now)
         for number, request in effects.submits:
             self._links[number].submit(request)
-            if self.observer is not None:
-                self.observer.given(number, request, now)
+            self.hearers.given(number, request, now)
         for number, request_id in effects.aborts:
             self._links[number].abort(request_id)
-        step = event.step if isinstance(event, Stepped) else None
-        if effects.outputs or step is not None:
-            for watcher in self.watchers:
-                watcher.sending(effects.outputs, step)
+        self.hearers.sending(effects.outputs, event.step if isinstance(event, Stepped) else None)
         for output in effects.outputs:
             self._push(output)
         for ended in effects.ended:
-            self._note_end(ended)
+            self.hearers.ended(ended)
+            for link in self._links.values():
+                link.look_again()
         return effects
 
     def _push(self, output: Output) -> None:
@@ -305,41 +285,9 @@ class EngineClient:
                 del self._streams[output.request_id]
             stream.push(output)
 
-    def _note_end(self, ended: Ended) -> None:
-        request, output, reason, last_token_s, now = ended
-        for watcher in self.watchers:
-            watcher.ended(ended)
-        if self.observer is not None:
-            self.observer.ended(ended)
-        for link in self._links.values():
-            link.look_again()
-        if output is None:
-            if self.metrics is not None:
-                self.metrics.request_lost(reason)
-            if self.request_log is not None:
-                self.request_log.given_up(request, reason)
-            return
-        if self.metrics is not None:
-            self.metrics.request_done(request, output, reason, last_token_s, now)
-        if self.request_log is not None:
-            self.request_log.ended(request, output, reason, now)
-
     def _take_step(self, link: AttachedEngine, step: StepOutputs) -> None:
         link.num_steps = step.stats.num_steps
-        effects, metrics, observer = self._handle(Stepped(link.number, step)), self.metrics, self.observer
-        if observer is not None:
-            for request, since_arrival_s in effects.firsts:
-                observer.first(request, since_arrival_s, step.now_s)
-            if step.now_s >= observer.next_sample_s:
-                observer.sample(step.now_s, self.stats)
-        if metrics is not None:
-            for _, since_arrival_s in effects.firsts:
-                metrics.first_token(since_arrival_s)
-            for told_s, took_s in effects.forecasts:
-                metrics.overload.compare(told_s, took_s)
-            for last_s, count in effects.gaps.items():
-                metrics.further_tokens(step.now_s - last_s, count)
-            metrics.step(self.stats)
+        self.hearers.stepped(self._handle(Stepped(link.number, step)), step.now_s, self.stats)
 
     # ---- links ----
 
@@ -370,11 +318,8 @@ class EngineClient:
         if refused:
             return self._refuse(link, refused)
         self.adapters.join(link.number)
-        if self.observer is not None:
-            self.observer.engine_came(link.number, link.flight)
         self.cache_views.join(link.number)
-        if self.metrics is not None:
-            self.metrics.engine_ready(ready, self.stats)
+        self.hearers.engine_came(link.number, ready, self.stats, link.flight)
         self._on_prepared(None)
         self._wake_callers()
 

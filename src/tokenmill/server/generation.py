@@ -72,25 +72,25 @@ class Generation:
         meter: Meter | None = None,
         results: ResultCache | None = None,
     ) -> None:
-        assert client.metrics is not None
+        assert client.hearers.metrics is not None
         self.config = config
         self.text = text
         self.client = client
-        self.metrics = client.metrics
+        self.metrics = client.hearers.metrics
         self.clock = clock
         self.new_id = new_id
         self.helper = helper
         self.encoder = Encoder(text, helper)
-        self.grammars = GrammarCompiler(helper, client.metrics)
+        self.grammars = GrammarCompiler(helper, client.hearers.metrics)
         self.limits = Limits(config, client, clock)
         self.objectives = Objectives(config.slo, lambda: client.stats.costs, self._step_tokens)
         self.scorer = Scorer(config.model_names[0], lambda: self.objectives.effective)
-        client.watchers.append(self.scorer)
+        client.hearers.watchers.append(self.scorer)
         self.metrics.registry.register(self.scorer)
         self._shadow: Shadow | None = None
         if config.admission == SHADOW:
-            self._shadow = Shadow(client.metrics.overload)
-            client.watchers.append(self._shadow)
+            self._shadow = Shadow(client.hearers.metrics.overload)
+            client.hearers.watchers.append(self._shadow)
         self._new_seed = new_seed
         self._meter = meter
         self._results = results
@@ -167,8 +167,8 @@ class Generation:
             self._shadow.note(requests, answer.verdict)
         with self.limits.dropping_quota(requests):
             stream = self.client.open(requests, caller.name, interval, answer.verdict)
-        if self.client.request_log is not None:
-            self.client.request_log.came(requests, answer.id)
+        if self.client.hearers.request_log is not None:
+            self.client.hearers.request_log.came(requests, answer.id)
         return answer, stream
 
     async def _prepare(

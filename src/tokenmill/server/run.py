@@ -56,7 +56,7 @@ async def serve(
         bounds,
         root_path=config.root_path,
         tls=tls,
-        note_refused=app.state.client.metrics.call_refused,
+        note_refused=app.state.client.hearers.metrics.call_refused,
         on_shrunk=on_shrunk,
     )
     settings = uvicorn.Config(

@@ -1,0 +1,101 @@
+"""Who is told what engines do with requests: metrics, the request log, the operator's book, watchers.
+
+Each may be missing: the library runs without them, and they take a while to load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ..cluster.events import Effects, Ended
+from ..core.events import EngineStats, Output, Ready, StepOutputs
+from ..core.request import Request
+
+if TYPE_CHECKING:
+    from .metrics import Metrics
+    from .observe.observer import Observer
+    from .request_log import RequestLog
+    from .watcher import Watcher
+
+
+class Hearers:
+    """Told by a client of engines, in the order in which things happen. Times are of the loop's clock."""
+
+    def __init__(self) -> None:
+        self.metrics: Metrics | None = None
+        self.request_log: RequestLog | None = None
+        self.watchers: list[Watcher] = []
+        self.observer: Observer | None = None
+
+    def opened(self, requests: Sequence[Request], client: str, now: float) -> None:
+        for watcher in self.watchers:
+            watcher.opened(requests, client)
+        if self.observer is not None:
+            self.observer.opened(requests, client, now)
+
+    def given(self, number: int, request: Request, now: float) -> None:
+        """An engine was given the request."""
+        if self.observer is not None:
+            self.observer.given(number, request, now)
+
+    def sending(self, outputs: Sequence[Output], step: StepOutputs | None) -> None:
+        """Before clients hear of it."""
+        if outputs or step is not None:
+            for watcher in self.watchers:
+                watcher.sending(outputs, step)
+
+    def ended(self, ended: Ended) -> None:
+        for watcher in self.watchers:
+            watcher.ended(ended)
+        if self.observer is not None:
+            self.observer.ended(ended)
+        request, output, reason, last_token_s, now = ended
+        if output is None:
+            if self.metrics is not None:
+                self.metrics.request_lost(reason)
+            if self.request_log is not None:
+                self.request_log.given_up(request, reason)
+            return
+        if self.metrics is not None:
+            self.metrics.request_done(request, output, reason, last_token_s, now)
+        if self.request_log is not None:
+            self.request_log.ended(request, output, reason, now)
+
+    def stepped(self, effects: Effects, now: float, stats: EngineStats) -> None:
+        """`now`: of the step; `stats`: of all engines after it."""
+        observer, metrics = self.observer, self.metrics
+        if observer is not None:
+            for request, since_arrival_s in effects.firsts:
+                observer.first(request, since_arrival_s, now)
+            if now >= observer.next_sample_s:
+                observer.sample(now, stats)
+        if metrics is not None:
+            for _, since_arrival_s in effects.firsts:
+                metrics.first_token(since_arrival_s)
+            for told_s, took_s in effects.forecasts:
+                metrics.overload.compare(told_s, took_s)
+            for last_s, count in effects.gaps.items():
+                metrics.further_tokens(now - last_s, count)
+            metrics.step(stats)
+
+    def expired(self, number: int) -> None:
+        if self.metrics is not None:
+            self.metrics.overload.expired(number)
+
+    def engine_came(self, number: int, ready: Ready, stats: EngineStats, flight: str) -> None:
+        if self.observer is not None:
+            self.observer.engine_came(number, flight)
+        if self.metrics is not None:
+            self.metrics.engine_ready(ready, stats)
+
+    def engine_left(self, number: int, now: float) -> None:
+        if self.observer is not None:
+            self.observer.engine_left(number, now)
+
+    def engine_lost(self, ready: Ready | None, stats: EngineStats, effects: Effects) -> None:
+        """One that served. `ready`: the facts of those that still do."""
+        if self.metrics is not None:
+            self.metrics.engine_lost(ready, stats)
+            self.metrics.requests_resumed(effects.resumed)
+            self.metrics.requests_poisoned(effects.poisoned)
