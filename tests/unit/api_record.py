@@ -13,12 +13,13 @@ import api_messages
 import msgspec
 
 from tokenmill.core import request
-from tokenmill.server.app import _Service, build_app
+from tokenmill.server.app import build_app
 from tokenmill.server.config import ServerConfig
 from tokenmill.server.endpoints import ENDPOINTS
 from tokenmill.server.fields import Fields
 from tokenmill.server.messages import parse as messages
 from tokenmill.server.openai import Call, Rules
+from tokenmill.server.service import Service
 from tokenmill.server.tenants.tenant import ADAPTERS
 from tokenmill.text.fim import FimTokens
 
@@ -96,11 +97,11 @@ def adapter_fields(handler: Callable[[Any, Any], Any], body: dict[str, Any]) -> 
 
 
 def load_fields() -> dict[str, str]:
-    return adapter_fields(_Service.load_adapter, {"lora_name": "x", "lora_path": "x"})
+    return adapter_fields(Service.load_adapter, {"lora_name": "x", "lora_path": "x"})
 
 
 def unload_fields() -> dict[str, str]:
-    return adapter_fields(_Service.unload_adapter, {"lora_name": "x"})
+    return adapter_fields(Service.unload_adapter, {"lora_name": "x"})
 
 
 def routes() -> set[str]:

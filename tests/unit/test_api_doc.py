@@ -21,7 +21,7 @@ from tokenmill.core import config, errors, request
 from tokenmill.core.errors import TokenmillError
 from tokenmill.core.units import KiB, MiB
 from tokenmill.node import options
-from tokenmill.server import app, connection, openai, other_fields, pooling, prompts, tokenizing
+from tokenmill.server import connection, openai, other_fields, pooling, prompts, service, tokenizing
 from tokenmill.server.audit.options import AuditOptions
 from tokenmill.server.bounds import HttpBounds
 from tokenmill.server.config import ServerConfig
@@ -78,7 +78,7 @@ def test_every_error_is_told_of() -> None:
         (words.SAMPLING["bad_words"], request.MAX_BAD_WORD_CHARS),
         (words.SAMPLING["logit_bias"], request.MAX_LOGIT_BIAS),
         (words.COMPLETION["max_tokens"], openai.MAX_TOKENS_DEFAULT),
-        (words.LOAD_ADAPTER["lora_name"], app._MAX_NAME),
+        (words.LOAD_ADAPTER["lora_name"], service._MAX_NAME),
         (words.HTTP_ERRORS[414], HttpBounds().max_target_bytes // KiB),
         (words.HTTP_ERRORS[431], HttpBounds().max_head_bytes // KiB),
         (words.HTTP_ERRORS[431], HttpBounds().max_head_lines),

@@ -12,7 +12,7 @@ import pytest
 from tokenmill.core.errors import BadCheckpoint, InvalidRequest, ModelNotFound, Unavailable
 from tokenmill.core.events import AdapterLoaded, LoadAdapter, UnloadAdapter
 from tokenmill.server.adapters import AdapterBook, ServedAdapter
-from tokenmill.server.app import _Service
+from tokenmill.server.service import Service
 from tokenmill.server.tenants.tenant import ADAPTERS
 
 
@@ -180,7 +180,7 @@ def test_a_new_engine_gets_an_adapter_that_others_have_loaded_meanwhile() -> Non
     run(script, one="1", two="2")
 
 
-@pytest.mark.parametrize("handler", [_Service.load_adapter, _Service.unload_adapter])
+@pytest.mark.parametrize("handler", [Service.load_adapter, Service.unload_adapter])
 def test_unknown_fields_are_told(handler: Callable[..., Awaitable[object]]) -> None:
     service = MagicMock(_config=SimpleNamespace(lora_dir="adapters", model_names=()))
     body = b'{"lora_name": "x", "lora_path": "x", "load_inplace": true, "rank": 1}'

@@ -1,0 +1,188 @@
+"""The endpoints of OpenAI's API, and those that generate nothing. What those share that do is `generation`."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import PlainTextResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from .. import __version__
+from ..core.errors import InvalidRequest, Overloaded, TokenmillError, Unavailable
+from ..text.standins import Rendered
+from .adapters import ServedAdapter
+from .errors import anthropic_style
+from .fields import Fields
+from .generation import Generation
+from .helper import caller_of
+from .http import JSONReply, error_reply, style_for
+from .messages.models import model_body, page_body
+from .reading import parse_small
+from .replies import OpenAIShape
+from .scopes import require_adapters
+from .tenants.tenant import ADMIN
+
+_MAX_NAME = 200
+_CHAT, _COMPLETION = OpenAIShape("chatcmpl"), OpenAIShape("cmpl")
+
+
+class Service:
+    """The endpoints of one application."""
+
+    def __init__(self, generation: Generation) -> None:
+        self._generation = generation
+        self._config = generation.config
+        self._text = generation.text
+        self._client = generation.client
+        self._metrics = generation.metrics
+        assert generation.client.hearers.observer is not None
+        self._observer = generation.client.hearers.observer
+        self._limits = generation.limits
+        self._created = int(time.time())
+
+    async def chat(self, request: HttpRequest) -> ASGIApp:
+        return await self._generation.reply(request, "chat", _CHAT)
+
+    async def completion(self, request: HttpRequest) -> ASGIApp:
+        return await self._generation.reply(request, "completion", _COMPLETION)
+
+    async def models(self, request: HttpRequest) -> Response:
+        cards = [self._card(name) for name in self._config.model_names]
+        cards += [self._card(adapter.name, adapter) for adapter in self._client.adapters]
+        if style_for(request.scope) is anthropic_style:
+            return JSONReply(page_body(cards))
+        return JSONReply({"object": "list", "data": cards})
+
+    async def model(self, request: HttpRequest) -> Response:
+        name = request.path_params["name"]
+        card = self._card(name, self._generation.check_model({"model": name}))
+        return JSONReply(model_body(card) if style_for(request.scope) is anthropic_style else card)
+
+    async def load_adapter(self, request: HttpRequest) -> Response:
+        """vLLM's: {"lora_name", "lora_path", "load_inplace"}. Only from folders under the configured one."""
+        require_adapters(request)
+        async with self._limits.body(request) as data:
+            fields = Fields(parse_small(data))
+        name, path = fields.required_text("lora_name"), fields.required_text("lora_path")
+        in_place = bool(fields.flag("load_inplace"))
+        self._generation.log_unknown(fields.unread())
+        if not path.isprintable():
+            raise InvalidRequest("lora_path must be the path of a folder.", param="lora_path")
+        if not self._config.lora_dir:
+            raise InvalidRequest(
+                "Adapters cannot be loaded over HTTP here; start the server with --lora-dir.", param="lora_path"
+            )
+        if name in self._config.model_names or not name.isprintable() or len(name) > _MAX_NAME:
+            raise InvalidRequest(
+                f"lora_name must be printable, of at most {_MAX_NAME} characters and not the model's own.",
+                param="lora_name",
+            )
+        self._client.require_ready()
+        folder = os.path.join(self._config.lora_dir, path)
+        adapter = ServedAdapter(name, folder, inside=self._config.lora_dir)
+        await self._client.adapters.load(adapter, replace_loaded=in_place)
+        return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
+
+    async def unload_adapter(self, request: HttpRequest) -> Response:
+        """vLLM's: {"lora_name"}. Requests that use the adapter run to their end."""
+        require_adapters(request)
+        async with self._limits.body(request) as data:
+            fields = Fields(parse_small(data))
+        name = fields.required_text("lora_name")
+        self._generation.log_unknown(fields.unread())
+        if not self._config.lora_dir:
+            raise InvalidRequest(
+                "Adapters cannot be unloaded over HTTP here; start the server with --lora-dir.", param="lora_name"
+            )
+        self._client.adapters.unload(name)
+        return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.")
+
+    async def tokenize(self, request: HttpRequest) -> ASGIApp:
+        caller = caller_of(request)
+        async with self._limits.body(request) as data:
+            call, rendered = await self._generation.read("tokenize", data, caller)
+            if call.conversation is None:
+                (prompt,), param = call.prompts, "content" if call.form in ("ids", "pieces") else "prompt"
+                if not call.parse_special:
+                    prompt = Rendered((prompt,), is_split=True)
+            else:
+                prompt = rendered or await self._generation.encoder.render(call.conversation, caller)
+                param = "messages"
+            body = await self._generation.encoder.tokenize(
+                prompt,
+                add_special=call.add_special,
+                form=call.form,
+                max_model_len=self._generation.max_model_len,
+                param=param,
+                caller=caller,
+            )
+        reply = Response(body, media_type="application/json")
+
+        async def send_held(scope: Scope, receive: Receive, send: Send) -> None:
+            with self._limits.held(len(body)):
+                await reply(scope, receive, send)
+
+        return send_held
+
+    async def detokenize(self, request: HttpRequest) -> Response:
+        async with self._limits.body(request) as data:
+            call, _ = await self._generation.read("detokenize", data, caller_of(request))
+        text = self._text.tokenizer.decode(call.prompts[0], skip_special=False)
+        return JSONReply({"prompt": text, "content": text})
+
+    async def health(self, request: HttpRequest) -> Response:
+        """200 only while an engine is ready and, if it has work, makes steps."""
+        self._limits.refuse_when_draining()
+        self._client.require_ready()
+        stalled_s = self._client.stalled_s(self._generation.clock.now())
+        if stalled_s > self._config.stall_after_s:
+            raise Unavailable(f"The engine has work but has made no step for {stalled_s:.0f} s.")
+        return JSONReply({"status": "ok"})
+
+    async def load(self, request: HttpRequest) -> Response:
+        return JSONReply({"server_load": self._client.num_open})
+
+    async def show_metrics(self, request: HttpRequest) -> Response:
+        """Series by tenant only with an admin key."""
+        more = (self._observer.tenants.registry,) if ADMIN in request.state.scopes else ()
+        body, content_type = self._metrics.render(request.headers.get("accept", ""), more)
+        return Response(body, headers={"content-type": content_type})
+
+    async def version(self, request: HttpRequest) -> Response:
+        return JSONReply({"version": __version__})
+
+    async def refuse(self, request: HttpRequest, error: Exception) -> Response:
+        """An expected failure, before the answer had begun."""
+        assert isinstance(error, TokenmillError)
+        self._metrics.call_refused(error.status)
+        reason = error.reason if isinstance(error, Overloaded) else ""
+        self._observer.refused(request.state.tenant.id, reason or str(error.status))
+        return error_reply(error, request.scope)
+
+    async def note_gone(self, request: HttpRequest, error: Exception) -> Response:
+        """The client left; nobody reads this. 499 is what access logs know for it."""
+        self._metrics.client_gone()
+        return Response(status_code=499)
+
+    def _card(self, name: str, adapter: ServedAdapter | None = None) -> dict[str, Any]:
+        """OpenAI's fields, vLLM's, and llama-server's `meta`."""
+        about = self._text.about
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "tokenmill",
+            "root": self._config.model_names[0] if adapter is None else adapter.path,
+            "parent": None if adapter is None else self._config.model_names[0],
+            "max_model_len": self._generation.max_model_len,
+            "meta": {
+                "n_vocab": self._text.tokenizer.vocab_size,
+                "n_ctx_train": self._text.max_context,
+                "n_embd": about.width,
+                "n_params": about.num_parameters,
+                "size": about.size_bytes,
+            },
+        }
