@@ -295,7 +295,7 @@ class Served:
 
     def _start_engine(self) -> None:
         engine_end, front_end = local_link()
-        flight = "" if self._flight_dir is None else new_path(str(self._flight_dir), self._num_engines)
+        flight = "" if self._flight_dir is None else new_path(str(self._flight_dir), str(self._num_engines))
         self._num_engines += 1
         self.link = self.client.attach(front_end, flight=flight)
         self._engine = asyncio.create_task(self._run_engine(engine_end, flight))

@@ -13,6 +13,7 @@ from tokenmill.cli import main as cli
 from tokenmill.cli import serve_options
 from tokenmill.cli.options import given_options
 from tokenmill.cli.serve_options import HttpOptions, ServeOptions, server_config
+from tokenmill.cli.worker_options import ListenOptions
 from tokenmill.core.errors import ConfigError
 from tokenmill.server.config import ServerConfig
 from tokenmill.server.listen import is_loopback, listening, make_tls
@@ -137,3 +138,23 @@ def test_a_log_length_is_a_count(capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit):
             args(f"--max-log-len={text}")
     assert "at least 0" in capsys.readouterr().err
+
+
+def test_how_many_engines_serve_where() -> None:
+    """One unless more are asked for; those of --workers are beside those of the two other pools."""
+
+    def pools(*argv: str) -> tuple[str, ...]:
+        return given_options(ListenOptions, args(*argv)).pools
+
+    assert pools() == ("mixed",)
+    assert pools("--workers", "2") == ("mixed", "mixed")
+    assert pools("--prefill-workers", "1", "--decode-workers", "2") == ("prefill", "decode", "decode")
+    assert pools("--prefill-workers", "1", "--decode-workers", "1", "--workers", "1") == ("mixed", "prefill", "decode")
+    assert pools("--no-engine", "--listen-workers", "127.0.0.1:0") == ()
+    for argv, what in (
+        (("--prefill-workers", "1"), "go together"),
+        (("--workers", "0"), "at least 1"),
+        (("--workers", "2", "--no-engine", "--listen-workers", "127.0.0.1:0"), "starts none"),
+    ):
+        with pytest.raises(ConfigError, match=what):
+            pools(*argv)

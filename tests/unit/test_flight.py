@@ -230,7 +230,7 @@ def test_a_file_outlives_a_killed_writer_and_is_told_of(tmp_path: Path, capsys: 
 
 def test_files_of_engines_that_run_are_not_pruned(tmp_path: Path) -> None:
     """The last few of the others are kept, the file in use whatever its age."""
-    path = new_path(str(tmp_path), 0)
+    path = new_path(str(tmp_path), "0")
     with flight_file(path, "toy") as file:
         assert file is not None
         copies = [keep_copy(path, f"asked{i}") for i in range(5)]

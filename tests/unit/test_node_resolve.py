@@ -45,6 +45,19 @@ def test_a_container_bounds_cpus_and_memory():
     assert "container" in chosen(settings, "kv_cache").reason
 
 
+def test_engines_of_one_machine_divide_it():
+    machine = dataclasses.replace(MACHINE, num_sharing=3)
+    settings = resolve(EngineOptions(), machine, MODEL)
+    assert settings.threads == 2
+    assert chosen(settings, "threads").reason == "8 usable CPUs for 3 workers"
+    whole = resolve(EngineOptions(), MACHINE, MODEL).config.groups[0].num_blocks
+    assert settings.config.groups[0].num_blocks == whole // 3
+    assert "for each of 3 workers" in chosen(settings, "kv_cache").reason
+    with pytest.raises(ConfigError, match="for each of 3 workers"):
+        resolve(EngineOptions(kv_cache_memory_bytes=4 * GiB), machine, MODEL)
+    assert resolve(EngineOptions(), dataclasses.replace(MACHINE, num_sharing=20), MODEL).threads == 1
+
+
 def test_what_is_asked_is_kept():
     options = EngineOptions(
         max_model_len=1000, max_num_seqs=4, max_num_batched_tokens=64, block_size=32, threads=3, backend="numpy"

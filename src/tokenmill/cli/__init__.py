@@ -8,6 +8,8 @@
     supervisor      keeps that process alive
     worker          the same for a front end on another machine, started by hand
     workers         takes those in
+    engines         the engines of `serve`, and what a launcher is
+    local           the launcher of this machine
     wire            `serve`: front end here, engine there, one link between
     chat, generate, models, doctor, bench    the other commands
 

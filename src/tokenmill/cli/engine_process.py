@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..core.errors import TokenmillError
+from ..core.events import WorkerFacts
 from ..net.lifeline import exit_when_parent_ends
 from ..net.loop import run_event_loop
 from .launch import Launch
@@ -111,16 +112,24 @@ def load(launch: Launch) -> tuple[Engine, Ready]:
     from ..node.machine import read_machine
     from .models import progress_bar
 
+    machine = launch.machine or read_machine()
     checkpoint = open_checkpoint(launch.path)
     base_bytes = private_bytes()
     with progress_bar(f"loading {launch.model}") as progress:
-        engine = load_engine(
-            checkpoint, launch.options, read_machine(), Path(launch.cache_dir), launch.queue_bytes, progress
-        )
+        engine = load_engine(checkpoint, launch.options, machine, Path(launch.cache_dir), launch.queue_bytes, progress)
     checkpoint.close()
     gc.freeze()  # what is loaded stays: the collector need not walk it again and again
     ready = engine.ready(launch.model)
-    return engine, replace(ready, memory=(*ready.memory, ("engine", base_bytes)))
+    return engine, replace(ready, memory=(*ready.memory, ("engine", base_bytes)), worker=worker_facts(launch))
+
+
+def worker_facts(launch: Launch) -> WorkerFacts:
+    """Of this process, whose life they name."""
+    from ..net.entropy import new_id
+    from ..node.machine import host_id
+
+    incarnation = new_id("engine")
+    return WorkerFacts(launch.worker or incarnation, incarnation, os.getpid(), launch.pool, host_id())
 
 
 @contextmanager

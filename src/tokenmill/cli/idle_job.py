@@ -1,4 +1,4 @@
-"""`--idle-command`: the server's side of an outside job, which a process of its own keeps (`keeper`)."""
+"""`--idle-command`: the server's side of an outside job, which a process of its own keeps (`idle_keeper`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 
-from .keeper import GRACE_S
+from .idle_keeper import GRACE_S
 
 _MORE_S = 2.0
 _log = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ class IdleCommand:
         self._report, report_fd = os.pipe()
         try:
             self._keeper = subprocess.Popen(
-                [sys.executable, "-P", "-m", "tokenmill.cli.keeper", str(control_fd), str(report_fd), command],
+                [sys.executable, "-P", "-m", "tokenmill.cli.idle_keeper", str(control_fd), str(report_fd), command],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(control_fd, report_fd),
                 start_new_session=True,

@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ..node.machine import MachineFacts
 from ..node.options import EngineOptions
 
 
@@ -21,6 +22,8 @@ class Launch:
     log_format     of them (cli.logs)
     journal        file that takes the engine's story; "": none does
     flight         file of its flight recorder; "": there is none
+    worker, pool   what WorkerFacts calls id and pool
+    machine        what there is for it; None: it looks for itself
     """
 
     path: str
@@ -35,6 +38,9 @@ class Launch:
     log_format: str = "text"
     journal: str = ""
     flight: str = ""
+    worker: str = ""
+    pool: str = "mixed"
+    machine: MachineFacts | None = None
 
     def to_json(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -42,4 +48,7 @@ class Launch:
     @classmethod
     def from_json(cls, data: bytes) -> Launch:
         fields: dict[str, Any] = json.loads(data)
-        return cls(**{**fields, "options": EngineOptions(**fields["options"])})
+        machine = fields["machine"]
+        if machine is not None:
+            machine = MachineFacts(**{**machine, "cpu_features": tuple(machine["cpu_features"])})
+        return cls(**{**fields, "options": EngineOptions(**fields["options"]), "machine": machine})

@@ -26,7 +26,7 @@ from ..core.errors import ConfigError, TokenmillError
 from ..core.events import Drain, FromEngine, Ready, ToEngine
 from ..core.ports import FrontEnd
 from ..net.clock import MonotonicClock
-from ..net.flight_file import keep_copy, keep_lost, new_path, prune
+from ..net.flight_file import keep_copy, keep_lost, new_path
 from ..net.lifeline import open_lifeline
 from ..net.pulse import open_pulse, take_pulses
 from ..net.unix import UnixFrontEnd, private_address
@@ -137,12 +137,14 @@ class EngineProcess:
 class Supervisor:
     """A context manager: entering starts the first process, so that the engine loads while the front end does, and
     leaving ends the one that runs then. `engine_timeout_s`: an engine that has work and makes no progress for so long
-    is ended; 0: never. `flight_dir`: folder of the flight recorders' files; "": there are none."""
+    is ended; 0: never. `flight_dir`: folder of the flight recorders' files; "": there are none. `was_ready`: an engine
+    of its own has been."""
 
     def __init__(self, launch: Launch, engine_timeout_s: float = 0.0, flight_dir: str = "") -> None:
         self._launch = launch
         self._flight_dir = flight_dir
         self._num_started = 0
+        self.was_ready = False
         self._engine_timeout_s = engine_timeout_s
         self._process: EngineProcess | None = None
         self._link: FrontEnd | None = None
@@ -150,8 +152,6 @@ class Supervisor:
         self._has_drained = asyncio.Event()
 
     def __enter__(self) -> Supervisor:
-        if self._flight_dir:
-            prune(self._flight_dir)
         self._process = self._start()
         return self
 
@@ -163,7 +163,8 @@ class Supervisor:
             self._process = None
 
     def _start(self) -> EngineProcess:
-        flight = new_path(self._flight_dir, self._num_started) if self._flight_dir else ""
+        name = f"{self._launch.worker}-{self._num_started}"
+        flight = new_path(self._flight_dir, name) if self._flight_dir else ""
         self._num_started += 1
         return EngineProcess.start(replace(self._launch, flight=flight))
 
@@ -187,16 +188,21 @@ class Supervisor:
         if not self._has_drained.is_set():
             log.warning("The engine had not saved all of its KV after %.1f s.", within_s)
 
-    async def run(self, client: EngineClient, complete: Callable[[Ready], Ready]) -> None:
-        """Never returns; raises the reason when the first process ends without having been ready, or when cancelled.
-        `complete` is given each Ready and returns it with what only the front end knows."""
+    async def run(
+        self,
+        client: EngineClient,
+        complete: Callable[[Ready], Ready],
+        has_begun: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Never returns; raises the reason when the first process ends without having been ready, unless `has_begun`
+        tells that another like it was, or when cancelled. `complete` is given each Ready and returns it with what only
+        the front end knows."""
         delay_s = FIRST_DELAY_S
-        was_ready = False
         started_s, load_s = time.monotonic(), 0.0
 
         def note(ready: Ready) -> Ready:
-            nonlocal was_ready, load_s
-            was_ready = True
+            nonlocal load_s
+            self.was_ready = True
             load_s = time.monotonic() - started_s
             return complete(ready)
 
@@ -226,9 +232,10 @@ class Supervisor:
             if self._is_draining:
                 self._has_drained.set()
                 await asyncio.get_running_loop().create_future()  # never: whoever has it drained ends it
-            if not was_ready:
+            if not (self.was_ready or has_begun()):
                 raise reason
-            log.error("%s It is restarted %s.", reason.message, f"in {delay_s:g} s" if delay_s else "at once")
+            when = f"in {delay_s:g} s" if delay_s else "at once"
+            log.error("%s Worker %s is restarted %s.", reason.message, self._launch.worker, when)
             if lost is not None:
                 log.error("What it did last is in %s; see: tokenmill flight %s", lost, lost)
             await asyncio.sleep(delay_s)

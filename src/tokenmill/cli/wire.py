@@ -15,9 +15,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Coroutine
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .. import __version__
 from ..core.errors import ConfigError, TokenmillError
@@ -31,6 +30,7 @@ from ..sched.policies import ORDERS
 from ..server.audit.options import AuditOptions
 from ..server.config import ServerConfig
 from ..server.observe.traces import Tracing, open_tracing
+from .engines import Engines, until_first_ends
 from .foreign_words import environment_notes
 from .launch import Launch
 from .logs import set_up_logging
@@ -40,7 +40,6 @@ from .plan import print_facts
 from .quiet import until_quiet
 from .serve_options import HttpOptions, ServeOptions, server_config, set_access_log
 from .state import open_access, open_answer_store, open_books, open_response_store, require_keys
-from .supervisor import Supervisor
 from .worker_options import LinkOptions, ListenOptions
 
 if TYPE_CHECKING:
@@ -48,6 +47,7 @@ if TYPE_CHECKING:
 
     from ..node.sampling import SamplingChoice
     from ..server.tenants.access import Access
+    from .engines import Launcher
     from .workers import Workers
 
 QUEUED_TOKEN_BYTES = 80
@@ -101,18 +101,25 @@ def serve(args: argparse.Namespace) -> int:
         log_level=options.log_level, log_format=options.log_format,
         journal=os.path.abspath(options.journal) if options.journal else "",
     )  # fmt: skip
-    workers = _workers(given_options(ListenOptions, args), given_options(LinkOptions, args), launch, config)
-    own = Supervisor(launch, options.engine_timeout_s, options.flight_dir) if args.engine else None
+    listen = given_options(ListenOptions, args)
+    workers = _workers(listen, given_options(LinkOptions, args), launch, config)
+    engines = Engines(_launcher(listen, launch, options), workers)
     for flag, is_given in (("--kv-save", saves_kv), ("--journal", bool(options.journal))):
-        if own is None and is_given:
-            raise ConfigError(
-                f"{flag} is about an engine, and with --no-engine there is none here: give it to workers."
-            )
-    with contextlib.closing(access), own or contextlib.nullcontext():
+        if is_given and not engines.are_here:
+            raise ConfigError(f"{flag} is about an engine, and there is none here: give it to workers.")
+    with contextlib.closing(access), engines:
         from ..net.loop import run_event_loop
 
-        run_event_loop(_serve(given, model, own, workers, started_s))
+        run_event_loop(_serve(given, model, engines, started_s))
     return 0
+
+
+def _launcher(listen: ListenOptions, launch: Launch, options: ServeOptions) -> Launcher | None:
+    from .local import LocalEngines
+
+    if not listen.engine:
+        return None
+    return LocalEngines(launch, listen.pools, options.engine_timeout_s, options.flight_dir)
 
 
 def _workers(listen: ListenOptions, link: LinkOptions, launch: Launch, config: ServerConfig) -> Workers | None:
@@ -125,9 +132,7 @@ def _workers(listen: ListenOptions, link: LinkOptions, launch: Launch, config: S
     return Workers(listen.listen_workers, credentials, launch.path, launch.cache_dir, max_message_bytes)
 
 
-async def _serve(
-    given: _Given, model: ResolvedModel, own: Supervisor | None, workers: Workers | None, started_s: float
-) -> None:
+async def _serve(given: _Given, model: ResolvedModel, engines: Engines, started_s: float) -> None:
     from ..formats.checkpoint import open_checkpoint
     from ..helper.parent import HelperProcess, helper_bytes, materials
     from ..net.clock import MonotonicClock
@@ -159,7 +164,7 @@ async def _serve(
             prepared.set_exception(error)
 
     wanted = [ServedAdapter(name, os.path.abspath(path)) for name, path in options.lora_modules]
-    why_down = "Loading model" if own else "No worker has joined yet"
+    why_down = "Loading model" if engines.are_here else "No worker has joined yet"
     client = EngineClient(wanted, note_prepared, given.order.patience, why_down)
     seeds = new_seed if options.seed is None else seeds_from(options.seed)
     allowed = {"trust_templates": config.allow_chat_template, "allow_special": given.text.allow_special_in_content}
@@ -226,11 +231,8 @@ async def _serve(
             uds=http.uds or "",
             tls=given.tls,
         )
-        if given.saves_kv and own is not None:
-            await own.drain(max(0.0, stops_at_s - time.monotonic()))
-
-    def note_workers(address: str) -> None:
-        print(f"tokenmill: workers may join at {address}", flush=True)
+        if given.saves_kv:
+            await engines.drain(max(0.0, stops_at_s - time.monotonic()))
 
     async def announce() -> None:
         base_bytes = private_bytes()
@@ -239,9 +241,9 @@ async def _serve(
             ("helper", helper_bytes(base_bytes, text.tokenizer.vocab_size)),
         )
         ready = await first_ready
-        if own is None:  # its memory is another machine's
+        if not engines.are_here:  # its memory is another machine's
             ready = replace(ready, memory=())
-        _print_plan(ready, model, sampling, beside)
+        _print_plan(ready, model, sampling, beside, engines.summary)
         await prepared
         url = await listening
         if app.state.idle_time is not None:
@@ -254,23 +256,9 @@ async def _serve(
             helper.warm_up_grammars()
         await asyncio.get_running_loop().create_future()  # Never: the others decide when to end.
 
-    async def take_workers(workers: Workers) -> None:
-        if own is None:
-            return await workers.run(client, complete, note_workers)
-        await asyncio.wait([prepared])  # workers are measured by this engine, and it by none of them
-        await workers.run(client, complete, note_workers, first_ready.result())
-
-    if own is not None:
-        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, own.keep_flight)
-    engines = [] if own is None else [own.run(client, complete)]
-    if workers is not None:
-        engines.append(take_workers(workers))
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, engines.keep_flight)
     try:
-        await _until_first_ends(
-            serve_and_save(),
-            *engines,
-            announce(),
-        )
+        await until_first_ends(serve_and_save(), engines.run(client, complete, prepared), announce())
     finally:
         if idle_job is not None:
             app.state.idle_time.close()
@@ -289,25 +277,14 @@ async def _serve(
             audit.close()
 
 
-async def _until_first_ends(*works: Coroutine[Any, Any, None]) -> None:
-    """Runs all until the first ends, cancels the rest, and raises what the first raised."""
-    tasks = [asyncio.create_task(work) for work in works]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
 def _print_plan(
-    ready: Ready, model: ResolvedModel, sampling: SamplingChoice, beside: tuple[tuple[str, int], ...]
+    ready: Ready, model: ResolvedModel, sampling: SamplingChoice, beside: tuple[tuple[str, int], ...], workers: str
 ) -> None:
-    """`beside`: memory of processes that the engine does not know."""
-    memory = ("memory", f"at most {format_parts((*ready.memory, *beside))}")
-    facts = [memory if name == "memory" else (name, value) for name, value in ready.facts]
+    """`beside`: memory of processes that the engine does not know; `workers`: how many there are; "": one."""
+    each = ", for each worker and the server" if workers else ""
+    memory = ("memory", f"at most {format_parts((*ready.memory, *beside))}{each}")
+    facts = [("workers", workers)] if workers else []
+    facts += [memory if name == "memory" else (name, value) for name, value in ready.facts]
     if ready.pooling is None:
         facts += [("sampling", sampling.describe()), *((NOTE, note) for note in sampling.notes)]
     print_facts(f"tokenmill {__version__} serves {ready.model} from {model.path}", facts)

@@ -30,7 +30,6 @@ from ..engine.shell import EngineShell
 from ..formats.checkpoint import weights_digest
 from ..formats.hub import default_cache_dir
 from ..net.clock import MonotonicClock
-from ..net.entropy import new_id
 from ..net.flight_file import keep_copy, new_path, prune
 from ..net.handshake import Identity
 from ..net.loop import run_event_loop
@@ -67,7 +66,7 @@ def worker(args: argparse.Namespace) -> int:
 
     sys.setswitchinterval(SWITCH_S)
     engine, ready = load(launch)
-    path = new_path(serving.flight_dir, 0) if serving.flight_dir else ""
+    path = new_path(serving.flight_dir, "0") if serving.flight_dir else ""
     if path:
         prune(serving.flight_dir)
     with (
@@ -76,7 +75,7 @@ def worker(args: argparse.Namespace) -> int:
         recording(serving.journal or "", engine.config) as record,
     ):
         print_facts(f"tokenmill {__version__} computes {ready.model} from {model.path}", ready.facts)
-        identity = Identity(new_id("engine"), weights_digest(model.path, Path(launch.cache_dir)), ready)
+        identity = Identity(ready.worker.incarnation, weights_digest(model.path, Path(launch.cache_dir)), ready)
         core = EngineCore(engine.config, record)
         if flight is not None:
             signal.signal(signal.SIGUSR2, lambda *_: _keep_flight(path))

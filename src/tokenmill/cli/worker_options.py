@@ -15,6 +15,7 @@ from ..core.options import check, option
 if TYPE_CHECKING:
     from ..net.tcp import Credentials
 
+LAUNCHERS = ("local",)
 SECRET_VARIABLE = "TOKENMILL_WORKER_SECRET"
 _MAX_SECRET_BYTES = 4096
 
@@ -89,11 +90,37 @@ class ListenOptions:
         metavar="HOST:PORT",
     )
     engine: bool = option(True, "start an engine here; --no-engine: workers are all there is (default: on)")
+    workers: int | None = option(
+        None,
+        "start so many engines, which divide processors and memory (default: 1)",
+        metavar="N",
+        least=1,
+    )
+    prefill_workers: int | None = option(
+        None, "start so many engines for prompts, beside --decode-workers", metavar="N", least=1
+    )
+    decode_workers: int | None = option(
+        None, "start so many engines for what follows the first token, beside --prefill-workers", metavar="N", least=1
+    )
+    launcher: str = option(
+        "local", "what starts engines: local, processes beside the server (default: local)", choices=LAUNCHERS
+    )
 
     def __post_init__(self) -> None:
         check(self)
         if not self.engine and self.listen_workers is None:
             raise ConfigError("--no-engine needs --listen-workers: something must compute.", param="engine")
+        if (self.prefill_workers is None) != (self.decode_workers is None):
+            raise ConfigError("--prefill-workers and --decode-workers go together.", param="prefill_workers")
+        if not self.engine and (self.workers or self.prefill_workers):
+            raise ConfigError("--no-engine starts none, and --workers says how many to start.", param="workers")
+
+    @property
+    def pools(self) -> tuple[str, ...]:
+        """Of each engine that is to be started, where it serves; those of --workers are beside the others."""
+        mixed = self.workers or (0 if self.prefill_workers else int(self.engine))
+        counts = (("mixed", mixed), ("prefill", self.prefill_workers or 0), ("decode", self.decode_workers or 0))
+        return tuple(pool for pool, count in counts for _ in range(count))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

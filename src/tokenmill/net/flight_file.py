@@ -83,9 +83,9 @@ def _make(path: str) -> int:
     return fd
 
 
-def new_path(folder: str, number: int) -> str:
-    """For the engine that is this process's `number`th."""
-    return str(Path(folder) / f"{_RUNNING}{os.getpid()}-{number}{SUFFIX}")
+def new_path(folder: str, name: str) -> str:
+    """For the engine that this process calls `name`."""
+    return str(Path(folder) / f"{_RUNNING}{os.getpid()}-{name}{SUFFIX}")
 
 
 def keep_copy(path: str | Path, why: str) -> Path | None:

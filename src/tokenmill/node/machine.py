@@ -36,7 +36,8 @@ class MachineFacts:
     cpu_quota          CPUs' worth of time the container grants; None: no limit
     memory_available   bytes the kernel could hand out without swapping
     cgroup_headroom    bytes left under the tightest memory limit above this process; None: no limit
-    cpu_model, cpu_features    for `doctor`; features in the kernel's spelling"""
+    cpu_model, cpu_features    for `doctor`; features in the kernel's spelling
+    num_sharing     engines that divide the usable CPUs and memory equally"""
 
     num_cpus: int
     cpu_quota: float | None
@@ -44,17 +45,23 @@ class MachineFacts:
     cgroup_headroom: int | None
     cpu_model: str = ""
     cpu_features: tuple[str, ...] = ()
+    num_sharing: int = 1
+
+    @property
+    def granted_cpus(self) -> int:
+        """Of all that share them."""
+        return max(1, min(self.num_cpus, math.floor(self.cpu_quota) if self.cpu_quota is not None else self.num_cpus))
 
     @property
     def usable_cpus(self) -> int:
-        return max(1, min(self.num_cpus, math.floor(self.cpu_quota) if self.cpu_quota is not None else self.num_cpus))
+        return max(1, self.granted_cpus // self.num_sharing)
 
     @property
     def usable_memory(self) -> int:
         limits = [self.memory_available]
         if self.cgroup_headroom is not None:
             limits.append(self.cgroup_headroom)
-        return min(limits)
+        return min(limits) // self.num_sharing
 
 
 def read_machine(root: Path = Path("/")) -> MachineFacts:
@@ -67,6 +74,17 @@ def read_machine(root: Path = Path("/")) -> MachineFacts:
         cpu_model=model,
         cpu_features=features,
     )
+
+
+def host_id(root: Path = Path("/")) -> str:
+    """Equal for processes that see each other: of one boot of one machine, and in one space of process ids. "" where
+    that cannot be told."""
+    boot = (_read(root / "proc/sys/kernel/random/boot_id") or "").strip()
+    try:
+        space = os.readlink(root / "proc/self/ns/pid")
+    except OSError:
+        return ""
+    return f"{boot} {space}" if boot else ""
 
 
 def _read(path: Path) -> str | None:

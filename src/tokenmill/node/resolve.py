@@ -196,6 +196,8 @@ def _lora(options: EngineOptions, model: ModelFacts, decisions: list[Decision]) 
 
 
 def _threads_reason(machine: MachineFacts) -> str:
+    if machine.num_sharing > 1:
+        return f"{machine.granted_cpus} usable CPUs for {machine.num_sharing} workers"
     if machine.usable_cpus < machine.num_cpus:
         return f"the container grants {machine.cpu_quota:g} of {machine.num_cpus} CPUs"
     return "one for each usable CPU"
@@ -209,9 +211,11 @@ def _groups(
         return full_groups(0)
     usable, asked = machine.usable_memory, options.kv_cache_memory_bytes
     block_bytes = model.kv_bytes_per_token * block_size
+    each = f" for each of {machine.num_sharing} workers" if machine.num_sharing > 1 else ""
     if asked is not None and asked > usable:
         raise ConfigError(
-            f"--kv-cache-memory-bytes {format_bytes(asked)} is more than the {format_bytes(usable)} that are free.",
+            f"--kv-cache-memory-bytes {format_bytes(asked)} is more than the {format_bytes(usable)} that are free"
+            f"{each}.",
             param="kv_cache_memory_bytes",
         )
     pool = int(usable * KV_SHARE) if asked is None else asked
@@ -221,7 +225,9 @@ def _groups(
             " give --kv-cache-memory-bytes a larger size or free some memory.",
             param="kv_cache_memory_bytes",
         )
-    where = "free" if machine.cgroup_headroom is None or machine.cgroup_headroom > usable else "left in the container"
+    headroom = machine.cgroup_headroom
+    is_whole = headroom is None or headroom // machine.num_sharing > usable
+    where = ("free" if is_whole else "left in the container") + each
     reason = "as asked" if asked is not None else f"{KV_SHARE:.0%} of the {format_bytes(usable)} {where}"
     windows = [(window, num_bytes * block_size) for window, num_bytes in model.windows]
     max_num_seqs = options.max_num_seqs or MAX_NUM_SEQS

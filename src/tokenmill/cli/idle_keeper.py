@@ -1,6 +1,6 @@
 """The process that keeps an outside job (`--idle-command`): starts it, and ends it when the server is gone.
 
-    python -P -m tokenmill.cli.keeper CONTROL REPORT COMMAND
+    python -P -m tokenmill.cli.idle_keeper CONTROL REPORT COMMAND
 
 CONTROL and REPORT are inherited descriptors. The first byte on CONTROL starts COMMAND with the shell, in a process
 group of its own, whose number is told as a line on REPORT. From then on the server stops and continues the group by

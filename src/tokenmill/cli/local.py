@@ -1,0 +1,74 @@
+"""The launcher of this machine: engines are processes beside the front end, each kept alive by a supervisor."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Self
+
+from ..core.events import Ready
+from ..net.flight_file import prune
+from ..node.machine import read_machine
+from ..server.client import EngineClient
+from .engines import until_first_ends
+from .launch import Launch
+from .supervisor import Supervisor
+
+
+class LocalEngines:
+    """An engines.Launcher. pools: of each engine, where it serves. They divide the machine's processors and memory.
+    engine_timeout_s, flight_dir: see Supervisor."""
+
+    joins = False
+
+    def __init__(
+        self, launch: Launch, pools: Sequence[str], engine_timeout_s: float = 0.0, flight_dir: str = ""
+    ) -> None:
+        assert pools, "no engine"
+        machine = replace(read_machine(), num_sharing=len(pools)) if len(pools) > 1 else None
+        self._supervisors = [
+            Supervisor(
+                replace(
+                    launch,
+                    worker=f"w{index}",
+                    pool=pool,
+                    machine=machine,
+                    journal=f"{launch.journal}.w{index}" if launch.journal and len(pools) > 1 else launch.journal,
+                ),
+                engine_timeout_s,
+                flight_dir,
+            )
+            for index, pool in enumerate(pools)
+        ]
+        self._flight_dir = flight_dir
+        self._held = contextlib.ExitStack()
+        counts = {pool: pools.count(pool) for pool in pools}
+        self.summary = ", ".join(f"{count} {pool}" for pool, count in counts.items()) if len(pools) > 1 else ""
+
+    def __enter__(self) -> Self:
+        if self._flight_dir:
+            prune(self._flight_dir)
+        with contextlib.ExitStack() as held:
+            for supervisor in self._supervisors:
+                held.enter_context(supervisor)
+            self._held = held.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._held.close()
+
+    async def run(self, client: EngineClient, complete: Callable[[Ready], Ready], address: str = "") -> None:
+        await until_first_ends(*(each.run(client, complete, self._has_begun) for each in self._supervisors))
+
+    def _has_begun(self) -> bool:
+        """What one engine could load, another can: its end is then no reason to end all."""
+        return any(each.was_ready for each in self._supervisors)
+
+    async def drain(self, within_s: float) -> None:
+        await asyncio.gather(*(each.drain(within_s) for each in self._supervisors))
+
+    def keep_flight(self) -> None:
+        for each in self._supervisors:
+            each.keep_flight()
