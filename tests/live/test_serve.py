@@ -148,7 +148,7 @@ def test_a_killed_engine_comes_back_and_streams_go_on(smollm2):
 
 def test_a_stopped_engine_is_replaced(smollm2):
     """One that has work and stands still; where all stood still, nobody is to blame."""
-    with Server(*SMALL, "--threads", "1", "--engine-timeout-s", "3") as server:
+    with Server(*SMALL, "--threads", "1", "--engine-timeout-s", "3", "--liveness-s", "0") as server:
         first, front_end = server.engine_pid, server.process.pid
         stream = Streaming(server)
         for pid in (front_end, first):

@@ -16,6 +16,7 @@ from tokenmill.core.cost import Costs
 from tokenmill.core.events import (
     Abort,
     AdapterLoaded,
+    Beat,
     CacheShown,
     Drain,
     EngineStats,
@@ -110,6 +111,7 @@ MESSAGE = st.one_of(
             st.integers(0, 9),
         ),
     ),
+    st.builds(Beat, st.one_of(st.none(), st.integers(0, 9)), st.integers(0, 9), FLOATS, st.integers(0, 9)),
     st.builds(AdapterLoaded, st.integers(0, 9), TEXT, TEXT),
     st.builds(
         Ready, TEXT, st.integers(1, 9), st.integers(1, 9), TOKENS, TEXT, st.just(16), st.integers(1, 99),

@@ -66,6 +66,7 @@ def main() -> int:
 
 async def _serve(launch: Launch) -> None:
     # Imported here so that the lifeline is in place before the slow imports.
+    from ..engine.beats import keep_beating
     from ..engine.build import build_engine
     from ..net.clock import MonotonicClock
     from ..net.pulse import beating
@@ -84,11 +85,15 @@ async def _serve(launch: Launch) -> None:
             await link.send(ready)
             executor = maybe_poisoned(engine.worker.executor)
             shell = build_engine(engine.config, executor, link, clock, record, engine.first_events(), flight)
-            warming = asyncio.create_task(warm_up(engine, shell.core), name="engine-warming")
+            beside = [
+                asyncio.create_task(warm_up(engine, shell.core), name="engine-warming"),
+                asyncio.create_task(keep_beating(shell, link, engine.ops.progress), name="engine-beats"),
+            ]
             try:
                 await shell.run()
             finally:
-                warming.cancel()
+                for task in beside:
+                    task.cancel()
         if engine.worker.saved is not None:
             print(f"tokenmill: {engine.worker.saved.summary()}", file=sys.stderr, flush=True)
     except EOFError:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..cluster.liveness import LIMIT_S
 from ..core.errors import ConfigError
 from ..core.options import check, option, seconds
 from ..server.config import KEYS, LOAD, LOGS, ServerConfig
@@ -68,6 +69,13 @@ class ServeOptions:
     engine_timeout_s: float = option(
         60.0,
         "replace an engine that has work and makes no progress this long; 0: never (default: 60)",
+        read=seconds,
+        metavar="S",
+    )
+    liveness_s: float = option(
+        LIMIT_S,
+        "take an engine out that has work and gives no sign of life this long, or whose step does not get on this long"
+        " and for five times what it should take; 0: never (default: 2)",
         read=seconds,
         metavar="S",
     )

@@ -181,6 +181,18 @@ class Leaving:
 
 
 @dataclass(frozen=True, slots=True)
+class Beat:
+    """A sign of life from an engine that has work, whether or not a step ends. `num_ticks` changes while its kernels
+    get on; None: it cannot tell. `num_in_flight` steps are under way and take `in_flight_s`, as predicted; 0.0 where
+    nothing is known of them. `num_jobs` run beside them."""
+
+    num_ticks: int | None
+    num_in_flight: int
+    in_flight_s: float
+    num_jobs: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Timing:
     """When a request passed each gate (seconds, monotonic; -1 = never), and how often its engine preempted it."""
 
@@ -237,4 +249,4 @@ class StepOutputs:
 
 
 ToEngine = Submit | Abort | Drain | LoadAdapter | UnloadAdapter | ShowCache
-FromEngine = Ready | StepOutputs | AdapterLoaded | Leaving | CacheShown
+FromEngine = Ready | StepOutputs | AdapterLoaded | Leaving | CacheShown | Beat

@@ -97,6 +97,11 @@ class EngineShell:
             for job in self._jobs:
                 job.cancel()
 
+    @property
+    def num_jobs(self) -> int:
+        """Jobs under way."""
+        return len(self._jobs)
+
     def hear(self, event: Event) -> None:
         """Have the core handle an event at the next turn of the loop, after those that came before."""
         self._inbox.append(event)

@@ -23,6 +23,7 @@ from ..core.errors import TokenmillError
 from ..core.events import (
     Abort,
     AdapterLoaded,
+    Beat,
     CacheShown,
     Drain,
     FromEngine,
@@ -80,7 +81,7 @@ class _Submitted(NamedTuple):
 _KINDS: dict[type, bytes] = {
     Submit: b"S", Abort: b"A", Drain: b"D", LoadAdapter: b"L", UnloadAdapter: b"U",
     Ready: b"R", StepOutputs: b"O", AdapterLoaded: b"l", Leaving: b"G",
-    ShowCache: b"C", CacheShown: b"c",
+    ShowCache: b"C", CacheShown: b"c", Beat: b"b",
 }  # fmt: skip
 _DECODERS: dict[int, msgspec.msgpack.Decoder[ToEngine | FromEngine | _Submitted]] = {
     kind[0]: msgspec.msgpack.Decoder(_Submitted if type_ is Submit else type_) for type_, kind in _KINDS.items()

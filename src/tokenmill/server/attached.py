@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from ..cluster.liveness import Liveness
 from ..core.events import Abort, Drain, FromEngine, Submit, ToEngine
 from ..core.ports import FrontEnd
 from ..core.request import Request
@@ -23,6 +24,7 @@ class AttachedEngine:
     num_steps  committed, as far as told
     num_open   requests that it has
     flight     file of its flight recorder, where it has one on this machine; else ""
+    liveness   tells when it is lost though its link is open
 
     take is given what comes. must_wait tells of a notice whether it must wait, with all after it. lost is called when
     the link has ended or what came cannot be used, with what to say of it; in that case on_broken is called, too: the
@@ -40,8 +42,10 @@ class AttachedEngine:
         lost: Callable[[AttachedEngine, str], None],
         on_broken: Callable[[], None],
         flight: str = "",
+        liveness: Liveness | None = None,
     ) -> None:
         self.number = number
+        self.liveness = liveness or Liveness(0.0)
         self.num_steps = 0
         self.flight = flight
         self.on_broken = on_broken
@@ -99,7 +103,9 @@ class AttachedEngine:
         were given, and after the second it is with the system. So no more than a step is counted (`usage.meter`) and
         not sent if this process is killed."""
         while True:
-            self._take(self, await self._link.receive())
+            message = await self._link.receive()
+            self.liveness.hear(message)
+            self._take(self, message)
             await asyncio.sleep(0)
             await asyncio.sleep(0)
 

@@ -27,6 +27,7 @@ from ..cluster.events import (
     Ticked,
 )
 from ..cluster.gateway import Gateway
+from ..cluster.liveness import LOOK_S, Liveness
 from ..core.errors import TokenmillError, Unavailable
 from ..core.events import (
     AdapterLoaded,
@@ -68,7 +69,8 @@ class EngineClient:
     cache_views  what the engines' prefix caches hold
 
     wanted: adapters to load into the first engine. An engine is ready once it has all its adapters; on_prepared is
-    called then, or with what kept a wanted one from being loaded. patience: see core.policy.Order.
+    called then, or with what kept a wanted one from being loaded. patience: see core.policy.Order. liveness_s: see
+    cluster.liveness; 0: an engine whose link is open is never lost.
     why_down: told to who asks before any engine comes.
     """
 
@@ -78,6 +80,7 @@ class EngineClient:
         on_prepared: Callable[[TokenmillError | None], None] = lambda error: None,
         patience: int = PATIENCE,
         why_down: str = "Loading model",
+        liveness_s: float = 0.0,
     ) -> None:
         self._gateway = Gateway(patience)
         self.hearers = Hearers()
@@ -92,6 +95,8 @@ class EngineClient:
         self._callers: set[asyncio.Future[None]] = set()
         self._is_closed = False
         self._alarm = Alarm(self._tick)
+        self._liveness_s = liveness_s
+        self._next_look = Alarm(self._look)
 
     @property
     def ready(self) -> Ready | None:
@@ -149,6 +154,7 @@ class EngineClient:
             lost=self.detach,
             on_broken=on_broken,
             flight=flight,
+            liveness=Liveness(self._liveness_s),
         )
         self._num_links += 1
         self._links[attached.number] = attached
@@ -167,6 +173,7 @@ class EngineClient:
         """No engine will come any more: everything open ends with Unavailable."""
         self._is_closed = True
         self._alarm.cancel()
+        self._next_look.cancel()
         for link in list(self._links.values()):
             self._let_go(link, reason)
         self._why_down = reason
@@ -259,6 +266,18 @@ class EngineClient:
         self.hearers.expired(self._handle(Ticked()).expired)
         return self._gateway.next_due_s
 
+    def _look(self) -> float | None:
+        """Let go of engines that are lost though their links are open. Looks go on as long as an engine has work."""
+        now, has_work = asyncio.get_running_loop().time(), False
+        for link in list(self._links.values()):
+            num_open = link.num_open
+            has_work |= num_open > 0
+            if reason := link.liveness.look(now, num_open > 0):
+                _log.error("An engine is taken out, with %d requests open. %s", num_open, reason)
+                self._let_go(link, "An engine gives no sign of life; another is awaited.")
+                link.on_broken()
+        return now + LOOK_S if has_work else None
+
     # ---- what the gateway decides, carried out ----
 
     def _handle(self, event: GatewayEvent) -> Effects:
@@ -266,6 +285,8 @@ class EngineClient:
         effects = self._gateway.handle(event, now)
         for number, request in effects.submits:
             self._links[number].submit(request)
+            if self._liveness_s:
+                self._next_look.set(now + LOOK_S)
             self.hearers.given(number, request, now)
         for number, request_id in effects.aborts:
             self._links[number].abort(request_id)
@@ -303,7 +324,7 @@ class EngineClient:
             link.tell(Drain())  # behind all that it has been given
             if self.ready is None:
                 self._why_down = "The engine is about to leave; another is awaited."
-        else:
+        elif isinstance(message, Ready):
             link.spawn(self._prepare(link, message), "prepare")
 
     async def _prepare(self, link: AttachedEngine, ready: Ready) -> None:
