@@ -21,6 +21,7 @@ from tokenmill.core.effects import (
     StoreOpened,
 )
 from tokenmill.core.events import Abort, Drain, LoadAdapter, ShowCache, Submit, UnloadAdapter
+from tokenmill.core.moves import Continue, EndMove, KVSource, Offer, Prefetch, PullBlocks, Release, SendBlocks, Yield
 from tokenmill.core.request import PoolingParams, Request, SamplingParams
 from tokenmill.core.step import Introduction, PlanRow, RowResult, StepPlan, StepResult, TokenLogprob
 from tokenmill.engine.core import EngineCore
@@ -34,6 +35,8 @@ GRAMMATICAL = SamplingParams(max_tokens=3, grammar="{}")
 REQUEST = Request("a", (1, 2, 3), SAMPLING, 3, 2**64 - 1, 1, (9,), bad_words=((1, 2), (3,)), arrival_s=0.1 + 0.2)
 POOLED = Request("v", (1,), SamplingParams(max_tokens=1), 1, 0, pooling=PoolingParams("mean", 3, "unit"))
 INTRO = Introduction((1, 2, 3), (), GRAMMATICAL, 7, 0, (9,), PoolingParams("last"), "digest", ((1, 2), (3,)))
+SOURCE = KVSource("w1", "life", "/kv", "host", "ticket")
+MOVING = Request("m", (1, 2), SAMPLING, 3, 1, source=SOURCE, yields="ticket")
 ENTRIES: list[Entry] = [
     Handled(Submit((REQUEST, POOLED)), 1 / 3),
     Handled(Abort(("a", "b")), 0.0),
@@ -48,6 +51,15 @@ ENTRIES: list[Entry] = [
     Handled(JobEnded(SaveBlocks(1, ((0, b"\x80", 3),), ((1, b"\x80", 4),))), 1.0),
     Handled(JobEnded(FindBlocks(2, ((0, b"\x80"), (1, b"\x80"))), "10"), 1.0),
     Handled(JobEnded(PrepareGrammar("{}"), error="no", error_kind="kind", error_param="grammar"), 1.0),
+    Handled(Submit((MOVING,)), 1.0),
+    Handled(Offer("ticket", "a", (b"\x00" * 16,)), 1.0),
+    Handled(Yield("ticket", "a", 1), 1.0),
+    Handled(Continue("m", 1, (3, 4)), 1.0),
+    Handled(Release("ticket"), 1.0),
+    Handled(Prefetch(1, (b"\x00" * 16,), SOURCE), 1.0),
+    Handled(JobEnded(PullBlocks(0, SOURCE, 1, ((3, -1), (4, 5)), True), error="lost", error_kind="kind"), 1.0),
+    Handled(JobEnded(SendBlocks(0, "ticket", ((0, 1, 2),), 20, True)), 1.0),
+    Handled(JobEnded(EndMove("ticket")), 1.0),
     Handled(StepFailed(3, "on fire"), 1.0),
     Planned(None, 2.0),
     Planned(

@@ -29,6 +29,7 @@ from tokenmill.core.events import (
     Timing,
     UnloadAdapter,
 )
+from tokenmill.core.moves import Continue, KVSource, Moved, Offer, Prefetch, Prefetched, Release, Staged, Yield
 from tokenmill.core.prefixes import PoolCounts, PrefixRun, PrefixSummary
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.step import TokenLogprob
@@ -39,6 +40,8 @@ from tokenmill.net.lifeline import open_lifeline
 
 TOKENS = st.lists(st.integers(0, 2**31 - 1), max_size=8).map(tuple)
 TEXT = st.text(max_size=12)
+KEYS = st.lists(st.binary(min_size=16, max_size=16), max_size=3).map(tuple)
+SOURCE = st.builds(KVSource, TEXT, TEXT, TEXT, TEXT, TEXT)
 FLOATS = st.floats(-50, 50)
 COUNT = st.integers(0, 2**40)
 KINDS: dict[Any, Any] = {
@@ -77,6 +80,8 @@ REQUEST = st.builds(
     cache_salt=TEXT,
     attempt=st.integers(0, 9),
     arrival_s=FLOATS,
+    source=st.none() | SOURCE,
+    yields=TEXT,
     bad_words=st.lists(TOKENS, max_size=3).map(tuple),
 )
 OUTPUT = st.builds(
@@ -113,6 +118,14 @@ MESSAGE = st.one_of(
     ),
     st.builds(Beat, st.one_of(st.none(), st.integers(0, 9)), st.integers(0, 9), FLOATS, st.integers(0, 9)),
     st.builds(AdapterLoaded, st.integers(0, 9), TEXT, TEXT),
+    st.builds(Offer, TEXT, TEXT, KEYS),
+    st.builds(Yield, TEXT, TEXT, st.integers(0, 9)),
+    st.builds(Continue, TEXT, st.integers(0, 9), TOKENS),
+    st.builds(Release, TEXT),
+    st.builds(Prefetch, st.integers(0, 9), KEYS, SOURCE),
+    st.builds(Staged, TEXT, st.integers(0, 9), COUNT),
+    st.builds(Moved, TEXT, st.integers(0, 9), COUNT, TEXT),
+    st.builds(Prefetched, st.integers(0, 9), COUNT, TEXT),
     st.builds(
         Ready, TEXT, st.integers(1, 9), st.integers(1, 9), TOKENS, TEXT, st.just(16), st.integers(1, 99),
         st.lists(st.tuples(TEXT, TEXT), max_size=3).map(tuple),

@@ -19,7 +19,8 @@ from tokenmill.core.flight import SIZE, FlightWriter
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.step import PlanRow
 from tokenmill.engine.flight import FlightRecorder
-from tokenmill.engine.state import EngineState, Step
+from tokenmill.engine.state import EngineState
+from tokenmill.engine.steps import Step
 from tokenmill.server.observe.observer import Observer
 
 _TIMES, _REPEATS = 10_000, 5

@@ -103,6 +103,12 @@ class BlockManager:
             self._allocator.retain(block)
             self._tree.use(block)
 
+    def hold(self, blocks: Iterable[int]) -> None:
+        """One more reference to each of these blocks, which a table holds. In a pool without a
+        window, whoever does so holds those before them too."""
+        for block in blocks:
+            self._allocator.retain(block)
+
     def reserve(self, num_blocks: int) -> list[int]:
         """Hand out `num_blocks` writable ids: free ones first, then cached ones as the policy of eviction says."""
         assert num_blocks <= self.num_available, f"{num_blocks} blocks asked, {self.num_available} available"

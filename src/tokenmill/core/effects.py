@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from .block import BlockKey, BlockMove
 from .events import FromEngine, LoadAdapter, Output, ToEngine
+from .moves import EndMove, PullBlocks, SendBlocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,17 @@ class PrepareGrammar:
     grammar: str
 
 
-Job = LoadAdapter | DropAdapter | FindBlocks | FetchBlocks | SaveBlocks | PrepareGrammar
+Job = (
+    LoadAdapter
+    | DropAdapter
+    | FindBlocks
+    | FetchBlocks
+    | SaveBlocks
+    | PrepareGrammar
+    | PullBlocks
+    | SendBlocks
+    | EndMove
+)
 """LoadAdapter: make the adapter known to steps submitted after the job's end; the result is its digest."""
 
 

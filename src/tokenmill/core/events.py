@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from .cost import UNKNOWN, Costs
+from .moves import Continue, Moved, Offer, Prefetch, Prefetched, Release, Staged, Yield
 from .prefixes import PoolCounts, PrefixSummary
 from .request import DRAW_VERSION, PoolingParams, Request
 from .step import TokenLogprob
@@ -20,6 +21,9 @@ FINISH_STOP = "stop"
 FINISH_LENGTH = "length"
 FINISH_ABORT = "abort"
 FINISH_ERROR = "error"
+FINISH_MOVED = "moved"
+"""It goes on in another engine."""
+
 TIMEOUT = "timeout"
 """Why an answer ended with FINISH_LENGTH that could have gone on."""
 
@@ -248,5 +252,7 @@ class StepOutputs:
     now_s: float
 
 
-ToEngine = Submit | Abort | Drain | LoadAdapter | UnloadAdapter | ShowCache
-FromEngine = Ready | StepOutputs | AdapterLoaded | Leaving | CacheShown | Beat
+ToEngine = (
+    Submit | Abort | Drain | LoadAdapter | UnloadAdapter | ShowCache | Offer | Yield | Continue | Release | Prefetch
+)
+FromEngine = Ready | StepOutputs | AdapterLoaded | Leaving | CacheShown | Beat | Staged | Moved | Prefetched

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .errors import InvalidRequest
+from .moves import KVSource
 from .terms import USUAL, Terms
 
 DRAW_VERSION = 2
@@ -210,6 +211,8 @@ class Request:
     bad_words       token sequences that must not be produced: the last token of one is never drawn after the others
     handoff         EXPORT: its KV is put in the engine's store before its last output is sent, for other engines to go
                     on from it; IMPORT: another engine has put KV of its prompt there; "": neither
+    source          where KV of its tokens can be had; it runs once it is told to go on (core.moves)
+    yields          ticket under which its KV is offered: it stops after its first new token, to go on elsewhere
     dry_breakers    tokens over which DRY sees no repetition, in rising order
     arrival_s       when the front end admitted it, on the monotonic clock of whoever holds the request
     pooling         the vector it wants; None: it wants tokens
@@ -234,6 +237,8 @@ class Request:
     dry_breakers: tuple[int, ...] = ()
     handoff: str = ""
     attempt: int = 0
+    source: KVSource | None = None
+    yields: str = ""
 
     def __post_init__(self) -> None:
         assert self.handoff in ("", EXPORT, IMPORT), self.handoff

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from .block import BlockKey, BlockTable
-from .events import Output
+from .events import FINISH_LENGTH, Output
 from .request import Request
 from .step import TokenLogprob
 
@@ -56,6 +56,7 @@ class Sequence:
     stop_ids        tokens that end it: stop_token_ids, and the end tokens unless they are ignored
     prompt_logprobs scores of the prompt so far, handed out with the first token
     last            its last output, while it is EXPORTING
+    end_reason      with which it ends there
     max_len         tokens, of prompt and output, with which it ends
     """
 
@@ -80,6 +81,7 @@ class Sequence:
     first_token_s: float = -1.0
     num_preemptions: int = 0
     last: Output | None = None
+    end_reason: str = FINISH_LENGTH
     num_prompt: int = field(init=False)
     max_len: int = field(init=False)
 

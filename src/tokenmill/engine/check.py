@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import Protocol
+
+from ..cache.groups import Tables
 from ..core.block import num_hidden_blocks
 from ..core.sequence import Sequence, Status
 from ..sched.admission import blocks_for
 from ..sched.rank import seniority
 from .exports import Exports
 from .state import EngineState
-from .transfers import Transfers
 
 
-def check_state(state: EngineState, transfers: Transfers, exports: Exports) -> None:
+class Holder(Protocol):
+    """What holds blocks beside the sequences that run."""
+
+    def tables(self) -> Iterator[Tables]: ...
+
+
+def check_state(state: EngineState, exports: Exports, holders: Iterable[Holder]) -> None:
     """Assert that sequences, blocks, steps and transfers in flight and counts agree."""
-    state.blocks.check((*(seq.tables for seq in state.running), *transfers.tables(), *exports.tables()))
+    state.blocks.check(
+        (*(seq.tables for seq in state.running), *chain.from_iterable(each.tables() for each in holders))
+    )
     assert state.running == sorted(state.running, key=seniority), "running is out of order"
     in_flight: dict[int, int] = {}
     for step in state.in_flight:

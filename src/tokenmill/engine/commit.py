@@ -17,13 +17,14 @@ from __future__ import annotations
 
 from ..core.effects import StepFailed
 from ..core.errors import EngineFailed, TokenmillError
-from ..core.events import FINISH_ERROR, FINISH_LENGTH, FINISH_STOP, Output
+from ..core.events import FINISH_ERROR, FINISH_MOVED, FINISH_STOP, Output
 from ..core.request import EXPORT
 from ..core.sequence import Sequence, Status
 from ..core.step import PlanRow, RowResult, StepResult
 from .exports import Exports
 from .outputs import ended, progressed
-from .state import EngineState, Step
+from .state import EngineState
+from .steps import Step
 
 _RUNNING = Status.RUNNING
 """A member of an Enum is slow to get at, and this one is compared with for every row."""
@@ -128,13 +129,14 @@ def _commit_row(
     if token in seq.stop_ids and (num_output > seq.request.sampling.min_tokens or seq.request.sampling.grammar):
         return _finish(state, exports, seq, ended(seq, FINISH_STOP, now, stop_token=token), now)
     if num_tokens >= seq.max_len:
-        return _finish(state, exports, seq, ended(seq, FINISH_LENGTH, now, result), now)
+        return _finish(state, exports, seq, ended(seq, seq.end_reason, now, result), now)
     return progressed(seq, result, num_output, now)
 
 
 def _finish(state: EngineState, exports: Exports, seq: Sequence, last: Output, now: float) -> Output | None:
     """The last output, unless it is sent later."""
-    if seq.request.handoff == EXPORT and exports.export(seq, last, now):
+    is_export = seq.request.handoff == EXPORT and last.finish_reason != FINISH_MOVED
+    if is_export and exports.export(seq, last, now):
         return None
     state.leave(seq)
     return last

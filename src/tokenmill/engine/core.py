@@ -31,6 +31,7 @@ from ..core.effects import (
 )
 from ..core.errors import InvalidRequest, TokenmillError, Unavailable
 from ..core.events import Abort, Drain, EngineStats, LoadAdapter, ShowCache, Submit, UnloadAdapter
+from ..core.moves import Continue, Offer, Prefetch, PullBlocks, Release, SendBlocks, Yield
 from ..core.request import Request
 from ..core.step import StepPlan, StepResult
 from ..core.work import step_work
@@ -42,8 +43,10 @@ from .exports import Exports
 from .grammars import GrammarLedger
 from .journal import Committed, Handled, Planned, Recorder
 from .ledger import StepLedger
+from .offers import Offers
 from .outputs import aborted, refused
 from .prefixes import shown_cache
+from .pulls import Pulls
 from .state import EngineState
 from .stats import snapshot
 from .transfers import Transfers
@@ -61,6 +64,8 @@ class EngineCore:
         self._transfers = transfers = Transfers(state)
         self._exports = exports = Exports(state)
         self._grammars = grammars = GrammarLedger(state, self._adapter_refusal)
+        self._offers = offers = Offers(state, grammars)
+        self._pulls = pulls = Pulls(state, grammars)
         self._ledger = StepLedger(state, transfers)
         self._record = record
         self._is_draining = False
@@ -74,6 +79,11 @@ class EngineCore:
             StepFailed: self._fail_step,
             JobEnded: self._end_job,
             StoreOpened: transfers.open_store,
+            Offer: offers.offer,
+            Yield: offers.stop,
+            Release: offers.release,
+            Continue: pulls.go_on,
+            Prefetch: pulls.prefetch,
         }
         # By the type of the job. One whose end changes nothing has no handler.
         self._job_handlers: dict[type, Handler] = {
@@ -82,6 +92,8 @@ class EngineCore:
             FetchBlocks: transfers.end_fetch,
             SaveBlocks: exports.end_save,
             PrepareGrammar: grammars.end,
+            PullBlocks: pulls.end_pull,
+            SendBlocks: offers.end_send,
         }
 
     @property
@@ -95,9 +107,16 @@ class EngineCore:
         return (*self.state.by_id, *self._grammars)
 
     @property
+    def open_tickets(self) -> tuple[str, ...]:
+        """Of what is offered to peers."""
+        return self._offers.tickets
+
+    @property
     def is_drained(self) -> bool:
         """Whether a Drain came and nothing is left to do."""
-        return self._is_draining and not (self.has_work or self._transfers.has_work or self._exports.has_work)
+        if not self._is_draining or self.has_work:
+            return False
+        return not any(part.has_work for part in (self._transfers, self._exports, self._offers, self._pulls))
 
     def handle(self, event: Event, now: float) -> Effects:
         """Take an event in. Returned is also what calls of `plan` have left since effects were last taken: jobs."""
@@ -136,10 +155,12 @@ class EngineCore:
 
     def check(self) -> None:
         """Assert what must hold between calls; slow, for tests."""
-        check_state(self.state, self._transfers, self._exports)
+        check_state(self.state, self._exports, (self._transfers, self._exports, self._offers, self._pulls))
         self._grammars.check()
 
     def _take_effects(self, now: float) -> Effects:
+        for hear in self.state.borders:
+            hear(now)
         if self._is_draining and not (self.has_work or self._transfers.has_work):
             self._exports.save_rest(now)
         return self.state.outbox.take()

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable
 from ..core.events import Output
 from ..core.flight import CHUNK, FAILED, NUM_REQUESTS, PREEMPTED, VOID, FlightWriter, RequestRecord
 from ..core.sequence import Sequence, Status
-from .state import EngineState, Step
+from .state import EngineState
+from .steps import Step
 
 
 class FlightRecorder:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from ..core.effects import JobEnded, PrepareGrammar
 from ..core.errors import EngineFailed, InvalidRequest, TokenmillError
 from ..core.request import Request
-from .outputs import aborted_before, refused
+from .outputs import aborted_before, moved_before, refused
 from .state import EngineState
 
 
@@ -61,6 +61,14 @@ class GrammarLedger:
         """The job goes on: others may come to wait for it."""
         request = self._waiting[self._grammar_of.pop(request_id)].pop(request_id)
         self._state.outbox.outputs.append(aborted_before(request, now))
+
+    def give_up(self, request_id: str, attempt: int, now: float) -> None:
+        """It goes on elsewhere."""
+        grammar = self._grammar_of.get(request_id)
+        if grammar is not None and self._waiting[grammar][request_id].attempt == attempt:
+            del self._grammar_of[request_id]
+            request = self._waiting[grammar].pop(request_id)
+            self._state.outbox.outputs.append(moved_before(request, now))
 
     def check(self) -> None:
         """Assert that nothing is held twice."""

@@ -7,7 +7,8 @@ from ..core.cost import Costs
 from ..core.sequence import Sequence
 from ..core.step import Introduction, PlanRow, plan_row
 from ..sched.admission import blocks_for
-from .state import EngineState, Step, wants_scores
+from .state import EngineState, wants_scores
+from .steps import Step
 from .transfers import Transfers
 
 
@@ -88,7 +89,7 @@ class StepLedger:
         if not matched.num_blocks:
             return
         self._state.blocks.adopt(seq.tables, matched, seq.last_step)
-        self._state.begin_after(seq, matched.num_blocks)
+        self._state.begin_after(seq, matched.num_blocks * self._block_size)
 
     def preempt(self, seq: Sequence) -> None:
         assert seq.rows_in_flight == 0, f"sequence {seq.number} has a row in flight"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..core.errors import TokenmillError
-from ..core.events import FINISH_ABORT, FINISH_ERROR, Output, Timing, output_of
+from ..core.events import FINISH_ABORT, FINISH_ERROR, FINISH_MOVED, Output, Timing, output_of
 from ..core.request import Request
 from ..core.sequence import Sequence
 from ..core.step import RowResult
@@ -34,6 +34,11 @@ def aborted_before(request: Request, now: float) -> Output:
         timing=Timing(request.arrival_s, -1.0, -1.0, now),
         attempt=request.attempt,
     )
+
+
+def moved_before(request: Request, now: float) -> Output:
+    """The end of a request that goes on elsewhere and had not entered the queue."""
+    return aborted_before(request, now)._replace(finish_reason=FINISH_MOVED)
 
 
 def progressed(seq: Sequence, result: RowResult, num_output: int, now: float) -> Output:

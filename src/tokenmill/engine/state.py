@@ -4,7 +4,7 @@
     admit      WAITING -> RUNNING
     send_back  RUNNING -> WAITING: everything but the tokens is computed again
     load       WAITING -> LOADING: KV of its prefix is on its way (`transfers`)
-    run_loaded    LOADING -> RUNNING: with the blocks that have come
+    run_loaded    LOADING -> RUNNING: with the KV that has come
     stop_loading  LOADING -> WAITING: without them
     export     RUNNING -> EXPORTING: has ended, and its KV is on its way to the store (`exports`)
     leave      any -> FINISHED
@@ -17,22 +17,20 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from functools import partial
 
 from ..cache import eviction, unreferenced
 from ..cache.groups import KVBlocks, Match
 from ..cache.hashing import extend_keys, root_key
-from ..cache.manager import BlockManager
 from ..core.block import BlockKey, BlockTable
 from ..core.config import EngineConfig
-from ..core.cost import CostModel, Work
+from ..core.cost import CostModel
 from ..core.errors import EXPIRED, Overloaded
 from ..core.events import FINISH_ERROR, Output
 from ..core.policy import Waiting
 from ..core.request import Request
 from ..core.sequence import Sequence, Status
-from ..core.step import PlanRow
 from ..sched.policies import pick, slack
 from ..sched.queue import WaitingQueue
 from ..sched.rank import seniority
@@ -42,56 +40,7 @@ from .deadlines import Deadlines
 from .outbox import Outbox
 from .outputs import ended
 from .settings import SettingsLedger
-
-
-@dataclass(slots=True, eq=False)
-class Step:
-    """A step in the making or in flight. `ends[i]`: num_computed of `sequences[i]` once the step is committed.
-    `num_more_tokens`: those of its rows beyond one of each; `num_context`, `num_more_positions`: what comes before the
-    first token of each row, and before the others (core.cost). `preempted`: sequences that gave their blocks back as it
-    was composed, and how many computed tokens each lost."""
-
-    number: int
-    rows: list[PlanRow] = field(default_factory=list)
-    sequences: list[Sequence] = field(default_factory=list)
-    ends: list[int] = field(default_factory=list)
-    published: list[tuple[BlockManager, int]] = field(default_factory=list)
-    released: tuple[int, ...] = ()
-    num_more_tokens: int = 0
-    num_context: int = 0
-    num_more_positions: int = 0
-    preempted: list[tuple[int, int]] = field(default_factory=list)
-    is_void: bool = False
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.rows) + self.num_more_tokens
-
-    @property
-    def work(self) -> Work:
-        num_positions = self.num_context + self.num_more_positions
-        return Work(len(self.rows), self.num_tokens, num_positions, self.num_context)
-
-
-@dataclass(slots=True, eq=False)
-class Counters:
-    """Totals since the engine started, named as in EngineStats, and facts of its last step."""
-
-    num_steps: int = 0
-    num_preemptions: int = 0
-    num_corrupted: int = 0
-    num_constrained: int = 0
-    num_grammar_failures: int = 0
-    num_expired: int = 0
-    prefix_queries: int = 0
-    prefix_hits: int = 0
-    prompt_tokens: int = 0
-    prompt_tokens_computed: int = 0
-    generation_tokens: int = 0
-    external_queries: int = 0
-    external_hits: int = 0
-    last_step_tokens: int = 0
-    last_step_s: float = 0.0
+from .steps import Counters, Step
 
 
 class EngineState:
@@ -107,6 +56,9 @@ class EngineState:
     service       what tenants and adapters have received
     last_commit_s   when a step was last committed
     num_targeted  unfinished sequences that have a target for a time
+    moving        sequences that have entered to go on from another engine (LOADING), or to go on in one, not looked at
+    departures    hear of a sequence before it gives its blocks back
+    borders       hear the time after each event and each commit, with blocks and sequences in step
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -131,6 +83,9 @@ class EngineState:
         self.last_commit_s = 0.0
         self.num_targeted = 0
         self.deadlines = Deadlines()
+        self.moving: list[Sequence] = []
+        self.departures: list[Callable[[Sequence], None]] = []
+        self.borders: list[Callable[[float], None]] = []
         self._next_number = 0
 
     def enter(self, request: Request, now: float) -> None:
@@ -147,6 +102,12 @@ class EngineState:
         self.service.open(seq)
         if self.service.is_shared:
             self.service.settle(self.running)
+        if request.source is not None or request.yields:
+            self.moving.append(seq)
+        if request.source is not None:
+            seq.status = Status.LOADING
+            self.loading[seq.number] = seq
+            return
         self.waiting.push(seq)
         if request.terms.queue_s and not request.is_resumed:
             self.deadlines.add(seq, len(self.by_id))
@@ -168,11 +129,12 @@ class EngineState:
         seq.status = Status.LOADING
         self.loading[seq.number] = seq
 
-    def run_loaded(self, seq: Sequence, tables: tuple[BlockTable, ...]) -> None:
+    def run_loaded(self, seq: Sequence, tables: tuple[BlockTable, ...], num_tokens: int) -> None:
+        """Its tables hold KV of `num_tokens` tokens."""
         del self.loading[seq.number]
         seq.status = Status.RUNNING
         seq.tables = tables
-        self.begin_after(seq, len(tables[0]))
+        self.begin_after(seq, num_tokens)
         seq.num_computed = seq.num_planned
         insort(self.running, seq, key=seniority)
 
@@ -181,15 +143,15 @@ class EngineState:
         seq.status = Status.WAITING
         self.waiting.push(seq)
 
-    def begin_after(self, seq: Sequence, num_blocks: int) -> None:
-        """Its tables were carried on by so many blocks that it need not compute."""
-        num_tokens = num_blocks * self.config.block_size
+    def begin_after(self, seq: Sequence, num_tokens: int) -> None:
+        """Its tables were carried on by KV of so many tokens that it need not compute."""
         seq.num_planned += num_tokens
         if seq.num_preemptions == 0:
             seq.num_cached += num_tokens
             self.counters.prefix_hits += num_tokens
 
     def send_back(self, seq: Sequence) -> None:
+        self._depart(seq)
         self._release(seq)
         seq.status = Status.WAITING
         seq.num_computed = seq.num_planned = seq.num_pending = 0
@@ -201,6 +163,7 @@ class EngineState:
 
     def export(self, seq: Sequence, last: Output) -> tuple[BlockTable, ...]:
         """Rows it has in flight are dropped when they come back. Returns its tables, for the caller to release."""
+        self._depart(seq)
         tables, seq.tables = seq.tables, self.blocks.new_tables()
         self._release(seq)
         seq.status = Status.EXPORTING
@@ -209,6 +172,7 @@ class EngineState:
 
     def leave(self, seq: Sequence) -> None:
         """Rows it has in flight are dropped when they come back."""
+        self._depart(seq)
         if seq.status is Status.WAITING:
             self.waiting.discard(seq)
         elif seq.status is Status.LOADING:
@@ -222,6 +186,10 @@ class EngineState:
         self.settings.end(seq.request)
         if seq.request.adapter:
             self.adapters.end(seq.request.adapter)
+
+    def _depart(self, seq: Sequence) -> None:
+        for hear in self.departures:
+            hear(seq)
 
     def _release(self, seq: Sequence) -> None:
         """Leave the running list; blocks and the worker's state are given up."""
@@ -242,7 +210,7 @@ class EngineState:
         """Leading blocks that it may take from others, whose keys are known then."""
         if not self.config.caches_prefixes or wants_scores(seq) or _pools_all(seq):
             return 0
-        self._extend_keys(seq)
+        self.extend_keys(seq)
         return (len(seq.tokens) - 1) // self.config.block_size
 
     def reconsider(self, seq: Sequence, now: float) -> None:
@@ -260,7 +228,7 @@ class EngineState:
         a row of the sequence, fails."""
         if not self.config.caches_prefixes:
             return
-        self._extend_keys(seq)
+        self.extend_keys(seq)
         published = self.blocks.publish(seq.keys, seq.tables, num_full)
         if step is not None:
             step.published += published
@@ -271,7 +239,7 @@ class EngineState:
         for keys in self.stored:
             keys.difference_update(seq.keys)
 
-    def _extend_keys(self, seq: Sequence) -> None:
+    def extend_keys(self, seq: Sequence) -> None:
         size = self.config.block_size
         if (len(seq.keys) + 1) * size <= len(seq.tokens):
             request = seq.request

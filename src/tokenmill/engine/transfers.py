@@ -23,7 +23,8 @@ from ..core.block import BlockKey
 from ..core.effects import FetchBlocks, FindBlocks, JobEnded, StoreOpened
 from ..core.request import IMPORT
 from ..core.sequence import Sequence, Status
-from .state import EngineState, Step
+from .state import EngineState
+from .steps import Step
 
 
 @dataclass(slots=True, eq=False)
@@ -95,7 +96,7 @@ class Transfers:
             if first.num_preemptions == 0:
                 num_blocks = len({key for _, key, _ in made.missing})
                 state.counters.external_hits += num_blocks * state.config.block_size
-            state.run_loaded(first, made.tables)
+            state.run_loaded(first, made.tables, len(made.keys) * state.config.block_size)
         else:
             state.blocks.release(made.tables, -1)
         for seq in fetch.sequences:

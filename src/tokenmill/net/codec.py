@@ -38,6 +38,7 @@ from ..core.events import (
     ToEngine,
     UnloadAdapter,
 )
+from ..core.moves import Continue, KVSource, Moved, Offer, Prefetch, Prefetched, Release, Staged, Yield
 from ..core.request import PoolingParams, Request, SamplingParams
 from ..core.terms import Terms
 
@@ -65,6 +66,8 @@ class _PackedRequest(NamedTuple):
     dry_breakers: tuple[int, ...]
     handoff: str
     attempt: int
+    source: KVSource | None
+    yields: str
 
 
 _OWN = _PackedRequest._fields[5:]
@@ -82,6 +85,8 @@ _KINDS: dict[type, bytes] = {
     Submit: b"S", Abort: b"A", Drain: b"D", LoadAdapter: b"L", UnloadAdapter: b"U",
     Ready: b"R", StepOutputs: b"O", AdapterLoaded: b"l", Leaving: b"G",
     ShowCache: b"C", CacheShown: b"c", Beat: b"b",
+    Offer: b"F", Yield: b"Y", Continue: b"N", Release: b"E", Prefetch: b"P",
+    Staged: b"s", Moved: b"m", Prefetched: b"p",
 }  # fmt: skip
 _DECODERS: dict[int, msgspec.msgpack.Decoder[ToEngine | FromEngine | _Submitted]] = {
     kind[0]: msgspec.msgpack.Decoder(_Submitted if type_ is Submit else type_) for type_, kind in _KINDS.items()

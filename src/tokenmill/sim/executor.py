@@ -26,8 +26,9 @@ from ..core.block import KVGroupSpec, num_hidden_blocks
 from ..core.config import EngineConfig
 from ..core.cost import Costs, work_of
 from ..core.effects import DropAdapter, FetchBlocks, FindBlocks, Job, PrepareGrammar, SaveBlocks
-from ..core.errors import InvalidRequest
+from ..core.errors import EngineFailed, InvalidRequest
 from ..core.events import LoadAdapter
+from ..core.moves import EndMove, PullBlocks, SendBlocks
 from ..core.ports import Clock
 from ..core.request import Request, SamplingParams
 from ..core.step import Introduction, PlanRow, RowResult, StepPlan, StepResult, TokenLogprob
@@ -200,6 +201,10 @@ class ToyExecutor:
                 return await self.store.find(job)
             case FetchBlocks():
                 return await self.store.fetch(job)
+            case PullBlocks() | SendBlocks():
+                raise EngineFailed("There is no way to other engines.")
+            case EndMove():
+                return ""
             case SaveBlocks():
                 return await self.store.save(job)
 

@@ -18,8 +18,9 @@ from functools import partial
 from typing import Any
 
 from ..core.effects import DropAdapter, FetchBlocks, FindBlocks, Job, PrepareGrammar, SaveBlocks
-from ..core.errors import InvalidRequest, TokenmillError
+from ..core.errors import EngineFailed, InvalidRequest, TokenmillError
 from ..core.events import LoadAdapter
+from ..core.moves import EndMove, PullBlocks, SendBlocks
 from ..core.step import StepPlan, StepResult
 from ..ops.work import Ticket, WorkQueue
 from .adapters import Adapters
@@ -81,6 +82,10 @@ class ModelExecutor:
                 return await self._open_transfers().find(job)
             case FetchBlocks():
                 return await self._open_transfers().fetch(job, self._between_steps)
+            case PullBlocks() | SendBlocks():
+                raise EngineFailed("There is no way to other engines.")
+            case EndMove():
+                return ""
             case SaveBlocks():
                 return await self._open_transfers().save(job, self._between_steps)
 
