@@ -87,6 +87,16 @@ class Server:
         """The helper process, if there is one now."""
         return self._child("tokenmill.helper.child")
 
+    @property
+    def keeper_pid(self) -> int | None:
+        """The process that forks engines, if there is one now."""
+        return self._child("tokenmill.cli.keeper_process")
+
+    def forked_pids(self) -> list[int]:
+        """Of the engines that the keeper forked."""
+        keeper = self.keeper_pid
+        return [int(pid) for pid in _read(f"/proc/{keeper}/task/{keeper}/children").split()] if keeper else []
+
     def pids(self) -> list[int]:
         """Of all its processes, the helper's children included."""
         found = [self.process.pid]

@@ -5,6 +5,8 @@
     options         flags from declared options, and back
     serve_options   the options of `serve`, and what they come to
     engine_process  the process that holds the model
+    keeper_process  loads once, and forks such processes; keeper: the front end's side of it
+    lives           one life of such a process, as who started it sees it
     supervisor      keeps that process alive
     worker          the same for a front end on another machine, started by hand
     workers         takes those in

@@ -19,7 +19,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -46,25 +46,35 @@ SWITCH_S = 0.0002
 
 
 def main() -> int:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # the front end copies the flight recorder's file
-    launch = Launch.from_json(sys.stdin.buffer.read())
-    set_up_logging(launch.log_level, launch.log_format)
-    exit_when_parent_ends(launch.lifeline_fd, grace_s=1.0)
-    sys.setswitchinterval(SWITCH_S)
+    launch = begin()
     # Standard output is the report pipe; whatever else prints goes where the front end's own messages go.
     report = os.dup(1)
     os.dup2(2, 1)
+    return run(launch, report, lambda: load(launch))
+
+
+def begin() -> Launch:
+    """What the process is told on standard input; signals are left to its parent, and messages go where it says."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):  # USR2: the front end copies the flight recorder
+        signal.signal(number, signal.SIG_IGN)
+    launch = Launch.from_json(sys.stdin.buffer.read())
+    set_up_logging(launch.log_level, launch.log_format)
+    return launch
+
+
+def run(launch: Launch, report_fd: int, make: Callable[[], tuple[Engine, Ready]]) -> int:
+    """Make the engine and run it as long as its link lasts; the exit status. A reason not to is told by `report_fd`."""
+    exit_when_parent_ends(launch.lifeline_fd, grace_s=1.0)
+    sys.setswitchinterval(SWITCH_S)
     try:
-        run_event_loop(_serve(launch))
+        run_event_loop(_serve(launch, make))
     except TokenmillError as error:
-        os.write(report, json.dumps({"error": error.message}).encode() + b"\n")
+        os.write(report_fd, json.dumps({"error": error.message}).encode() + b"\n")
         return 2
     return 0
 
 
-async def _serve(launch: Launch) -> None:
+async def _serve(launch: Launch, make: Callable[[], tuple[Engine, Ready]]) -> None:
     # Imported here so that the lifeline is in place before the slow imports.
     from ..engine.beats import keep_beating
     from ..engine.build import build_engine
@@ -73,7 +83,7 @@ async def _serve(launch: Launch) -> None:
     from ..net.unix import UnixEngineEnd
     from .poison import maybe_poisoned
 
-    engine, ready = load(launch)
+    engine, ready = make()
     clock = MonotonicClock()
     link = UnixEngineEnd(launch.address, clock)
     try:
@@ -123,9 +133,14 @@ def load(launch: Launch) -> tuple[Engine, Ready]:
     with progress_bar(f"loading {launch.model}") as progress:
         engine = load_engine(checkpoint, launch.options, machine, Path(launch.cache_dir), launch.queue_bytes, progress)
     checkpoint.close()
+    return engine, ready_of(engine, launch, base_bytes)
+
+
+def ready_of(engine: Engine, launch: Launch, base_bytes: int) -> Ready:
+    """What a front end is told of an engine that was just made. base_bytes: what its process takes besides."""
     gc.freeze()  # what is loaded stays: the collector need not walk it again and again
     ready = engine.ready(launch.model)
-    return engine, replace(ready, memory=(*ready.memory, ("engine", base_bytes)), worker=worker_facts(launch))
+    return replace(ready, memory=(*ready.memory, ("engine", base_bytes)), worker=worker_facts(launch))
 
 
 def worker_facts(launch: Launch) -> WorkerFacts:

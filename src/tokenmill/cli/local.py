@@ -1,4 +1,8 @@
-"""The launcher of this machine: engines are processes beside the front end, each kept alive by a supervisor."""
+"""The launcher of this machine: engines are processes beside the front end, each kept alive by a supervisor.
+
+One engine loads for itself. Several are forked by a keeper, so that they share the weights, where the system can do
+that.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +17,29 @@ from ..net.flight_file import prune
 from ..node.machine import read_machine
 from ..server.client import EngineClient
 from .engines import until_first_ends
+from .keeper import Keeper, can_keep
 from .launch import Launch
+from .lives import EngineProcess
 from .supervisor import Supervisor
 
 
 class LocalEngines:
     """An engines.Launcher. pools: of each engine, where it serves. They divide the machine's processors and memory.
-    engine_timeout_s, flight_dir: see Supervisor."""
+    engine_timeout_s, flight_dir: see Supervisor. keeps: they are forked by a keeper."""
 
     joins = False
 
     def __init__(
-        self, launch: Launch, pools: Sequence[str], engine_timeout_s: float = 0.0, flight_dir: str = ""
+        self,
+        launch: Launch,
+        pools: Sequence[str],
+        engine_timeout_s: float = 0.0,
+        flight_dir: str = "",
+        keeps: bool = False,
     ) -> None:
         assert pools, "no engine"
-        machine = replace(read_machine(), num_sharing=len(pools)) if len(pools) > 1 else None
+        machine = replace(read_machine(), num_sharing=len(pools)) if keeps or len(pools) > 1 else None
+        self._keeper = Keeper(replace(launch, machine=machine)) if keeps and can_keep() else None
         self._supervisors = [
             Supervisor(
                 replace(
@@ -39,6 +51,7 @@ class LocalEngines:
                 ),
                 engine_timeout_s,
                 flight_dir,
+                EngineProcess.start if self._keeper is None else self._keeper.start,
             )
             for index, pool in enumerate(pools)
         ]
@@ -51,6 +64,8 @@ class LocalEngines:
         if self._flight_dir:
             prune(self._flight_dir)
         with contextlib.ExitStack() as held:
+            if self._keeper is not None:
+                held.enter_context(self._keeper)
             for supervisor in self._supervisors:
                 held.enter_context(supervisor)
             self._held = held.pop_all()
@@ -60,7 +75,8 @@ class LocalEngines:
         self._held.close()
 
     async def run(self, client: EngineClient, complete: Callable[[Ready], Ready], address: str = "") -> None:
-        await until_first_ends(*(each.run(client, complete, self._has_begun) for each in self._supervisors))
+        keeping = [] if self._keeper is None else [self._keeper.run()]
+        await until_first_ends(*keeping, *(each.run(client, complete, self._has_begun) for each in self._supervisors))
 
     def _has_begun(self) -> bool:
         """What one engine could load, another can: its end is then no reason to end all."""

@@ -11,28 +11,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
-import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from ..core.errors import ConfigError, TokenmillError
 from ..core.events import Drain, FromEngine, Ready, ToEngine
 from ..core.ports import FrontEnd
 from ..net.clock import MonotonicClock
 from ..net.flight_file import keep_copy, keep_lost, new_path
-from ..net.lifeline import open_lifeline
-from ..net.pulse import open_pulse, take_pulses
-from ..net.unix import UnixFrontEnd, private_address
+from ..net.unix import UnixFrontEnd
 from ..server.attached import AttachedEngine
 from ..server.client import EngineClient
 from .launch import Launch
+from .lives import EngineLife, EngineProcess
 from .watchdog import LOOK_S, Watchdog
 
 FIRST_DELAY_S = 0.5
@@ -43,110 +36,26 @@ SETTLED_S = 60.0
 log = logging.getLogger(__name__)
 
 
-class EngineCrashed(TokenmillError):
-    """The engine process ended while loading, for no reason it could name."""
-
-    kind = "engine_crashed"
-
-
-class EngineProcess:
-    """One life of the engine: its process, and the link's folder, the lifeline and the pulse that go when it is
-    closed."""
-
-    def __init__(
-        self,
-        process: subprocess.Popen[bytes],
-        address: str,
-        flight: str,
-        pulse_fd: int,
-        held: contextlib.ExitStack,
-    ) -> None:
-        self.address = address
-        self.flight = flight
-        self._process = process
-        self._pulse_fd = pulse_fd
-        self._held = held
-
-    @classmethod
-    def start(cls, launch: Launch) -> EngineProcess:
-        with contextlib.ExitStack() as held:
-            address = held.enter_context(private_address())
-            read_fd, write_fd = open_lifeline()
-            held.callback(os.close, write_fd)
-            pulse_fd, beat_fd = open_pulse()
-            held.callback(os.close, pulse_fd)
-            try:
-                # -P: a folder called tokenmill in the working directory is not the package. A session of its own
-                # keeps the terminal's Ctrl-C away until the process can ignore it.
-                process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "tokenmill.cli.engine_process"],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    pass_fds=(read_fd, beat_fd),
-                    start_new_session=True,
-                )
-            finally:
-                os.close(read_fd)
-                os.close(beat_fd)
-            assert process.stdin is not None
-            with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
-                pipe.write(replace(launch, address=address, lifeline_fd=read_fd, pulse_fd=beat_fd).to_json())
-            return cls(process, address, launch.flight, pulse_fd, held.pop_all())
-
-    async def ended(self) -> TokenmillError:
-        """Waits for the process to end, and tells why it did."""
-        assert self._process.stdout is not None
-        loop, fd = asyncio.get_running_loop(), self._process.stdout.fileno()
-        report = bytearray()
-        closed = loop.create_future()
-
-        def read() -> None:
-            data = os.read(fd, 65536)
-            report.extend(data)
-            if not data and not closed.done():
-                closed.set_result(None)
-
-        loop.add_reader(fd, read)
-        try:
-            await closed
-        finally:
-            loop.remove_reader(fd)
-        code = self._process.wait()
-        if report:
-            return ConfigError(json.loads(report)["error"])
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
-        return EngineCrashed(f"The engine process {how}.")
-
-    def has_beaten(self) -> bool:
-        """Whether it has shown progress since this was last asked."""
-        return take_pulses(self._pulse_fd)
-
-    def kill(self) -> None:
-        """Ends the process at once: it keeps nothing worth saving."""
-        self._process.kill()
-
-    def close(self) -> None:
-        """Ends the process, if it has not ended, and removes its socket."""
-        self.kill()
-        self._process.wait()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
-        self._held.close()
-
-
 class Supervisor:
     """A context manager: entering starts the first process, so that the engine loads while the front end does, and
     leaving ends the one that runs then. `engine_timeout_s`: an engine that has work and makes no progress for so long
     is ended; 0: never. `flight_dir`: folder of the flight recorders' files; "": there are none. `was_ready`: an engine
-    of its own has been."""
+    of its own has been. `start`: what makes a process of it."""
 
-    def __init__(self, launch: Launch, engine_timeout_s: float = 0.0, flight_dir: str = "") -> None:
+    def __init__(
+        self,
+        launch: Launch,
+        engine_timeout_s: float = 0.0,
+        flight_dir: str = "",
+        start: Callable[[Launch], EngineLife] = EngineProcess.start,
+    ) -> None:
         self._launch = launch
+        self._start_life = start
         self._flight_dir = flight_dir
         self._num_started = 0
         self.was_ready = False
         self._engine_timeout_s = engine_timeout_s
-        self._process: EngineProcess | None = None
+        self._process: EngineLife | None = None
         self._link: FrontEnd | None = None
         self._is_draining = False
         self._has_drained = asyncio.Event()
@@ -162,11 +71,11 @@ class Supervisor:
                 Path(self._process.flight).unlink(missing_ok=True)
             self._process = None
 
-    def _start(self) -> EngineProcess:
+    def _start(self) -> EngineLife:
         name = f"{self._launch.worker}-{self._num_started}"
         flight = new_path(self._flight_dir, name) if self._flight_dir else ""
         self._num_started += 1
-        return EngineProcess.start(replace(self._launch, flight=flight))
+        return self._start_life(replace(self._launch, flight=flight))
 
     def keep_flight(self) -> None:
         """Copy what the engine has done lately to a file that stays, and tell of it in the log."""
@@ -241,7 +150,7 @@ class Supervisor:
             await asyncio.sleep(delay_s)
             delay_s = min(max(2 * delay_s, FIRST_DELAY_S), LONGEST_DELAY_S)
 
-    async def _end_when_stuck(self, process: EngineProcess, attached: AttachedEngine) -> None:
+    async def _end_when_stuck(self, process: EngineLife, attached: AttachedEngine) -> None:
         watchdog = Watchdog(self._engine_timeout_s)
         while not watchdog.finds_stuck(
             time.monotonic(),

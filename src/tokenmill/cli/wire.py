@@ -119,7 +119,7 @@ def _launcher(listen: ListenOptions, launch: Launch, options: ServeOptions) -> L
 
     if not listen.engine:
         return None
-    return LocalEngines(launch, listen.pools, options.engine_timeout_s, options.flight_dir)
+    return LocalEngines(launch, listen.pools, options.engine_timeout_s, options.flight_dir, listen.pools_are_asked)
 
 
 def _workers(listen: ListenOptions, link: LinkOptions, launch: Launch, config: ServerConfig) -> Workers | None:

@@ -116,6 +116,10 @@ class ListenOptions:
             raise ConfigError("--no-engine starts none, and --workers says how many to start.", param="workers")
 
     @property
+    def pools_are_asked(self) -> bool:
+        return bool(self.workers or self.prefill_workers)
+
+    @property
     def pools(self) -> tuple[str, ...]:
         """Of each engine that is to be started, where it serves; those of --workers are beside the others."""
         mixed = self.workers or (0 if self.prefill_workers else int(self.engine))

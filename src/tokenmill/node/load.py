@@ -17,12 +17,13 @@ from ..formats.checkpoint import Checkpoint
 from ..models.config import config_from_checkpoint
 from ..models.encoder_config import EncoderConfig
 from ..models.kv import kv_groups
-from ..models.vectors import vector_config
+from ..models.registry import Model
+from ..models.vectors import VectorModel, vector_config
 from ..models.weights import Progress
 from ..ops.api import Ops
 from ..ops.select import select_ops
 from ..sched.admission import max_running
-from ..worker.build import Worker, build_worker
+from ..worker.build import Worker, build_worker, load_weights
 from .machine import MachineFacts
 from .notes import NOTE, notes
 from .options import KV_CACHE_DTYPES, EngineOptions
@@ -98,6 +99,18 @@ class Engine:
         return tuple(parts.items())
 
 
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model's weights, and how an engine that uses them is set up. Each process that is forked from this one can make
+    an engine of it."""
+
+    checkpoint: Checkpoint
+    settings: EngineSettings
+    ops: Ops
+    model: Model | VectorModel
+    pooling: PoolingChoice | None
+
+
 def load_engine(
     checkpoint: Checkpoint,
     options: EngineOptions,
@@ -108,14 +121,35 @@ def load_engine(
 ) -> Engine:
     """Loads the weights and makes the pool; the checkpoint may be closed afterwards. Raises ConfigError and
     BadCheckpoint. queue_bytes: what waiting requests may hold, for the printed plan."""
+    threads = options.threads or machine.usable_cpus
+    return make_engine(load_model(checkpoint, options, machine, threads, progress), cache_dir, queue_bytes)
+
+
+def load_model(
+    checkpoint: Checkpoint,
+    options: EngineOptions,
+    machine: MachineFacts,
+    threads: int,
+    progress: Progress | None = None,
+) -> Loaded:
+    """Packs the weights with so many threads; with one, there is none beside the caller's afterwards. Raises
+    ConfigError and BadCheckpoint."""
     pooling = choose_pooling(checkpoint, options.runner, options.pooling)
-    ops = select_ops(options.backend, options.threads or machine.usable_cpus)
+    ops = select_ops(options.backend, threads)
     settings = resolve(options, machine, model_facts(checkpoint, pooling, options), ops.kv_dtype)
+    model = load_weights(checkpoint, ops, settings.spec, progress)
+    return Loaded(checkpoint, settings, ops, model, pooling)
+
+
+def make_engine(loaded: Loaded, cache_dir: Path, queue_bytes: int = 0) -> Engine:
+    """An engine of this process with these weights; see load_engine."""
+    checkpoint, settings, ops = loaded.checkpoint, loaded.settings, loaded.ops
+    ops.use_threads(settings.threads)
     worker = build_worker(
-        checkpoint, ops, settings.spec, queue_bytes=queue_bytes, cache_dir=cache_dir, progress=progress
+        checkpoint, ops, settings.spec, model=loaded.model, queue_bytes=queue_bytes, cache_dir=cache_dir
     )
     said = tuple(notes(checkpoint, settings.spec.quantization))
-    return Engine(settings, worker, ops, describe_kernels(ops), pooling, said)
+    return Engine(settings, worker, ops, describe_kernels(ops), loaded.pooling, said)
 
 
 def model_facts(checkpoint: Checkpoint, pooling: PoolingChoice | None, options: EngineOptions) -> ModelFacts:

@@ -207,6 +207,15 @@ class Ops(Protocol):
         for a format that this backend leaves to it, and where scales or minimums cannot be rounded to float16."""
         ...
 
+    def seal(self) -> None:
+        """What is packed so far is not written again: processes that are forked from this one share its memory."""
+        ...
+
+    def use_threads(self, num_threads: int) -> None:
+        """Compute with so many from now on. To be called before anything is compiled. A backend of one thread has none
+        beside the caller's, and may be taken along by a fork."""
+        ...
+
     def vector(self, values: np.ndarray) -> Array:
         """A float32 parameter vector or table (norm weights, RoPE factors) as this backend wants it."""
         ...

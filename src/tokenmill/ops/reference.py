@@ -96,6 +96,12 @@ class ReferenceOps:
         """numpy does not tell."""
         return None
 
+    def seal(self) -> None:
+        """Weights are arrays among others."""
+
+    def use_threads(self, num_threads: int) -> None:
+        """It has none."""
+
     def pack(self, parts: Sequence[RawTensor]) -> ReferenceWeight:
         return pack(parts)
 

@@ -63,15 +63,16 @@ def build_worker(
     ops: Ops,
     spec: WorkerSpec,
     *,
+    model: Model | VectorModel | None = None,
     queue_bytes: int = 0,
     cache_dir: Path | None = None,
     progress: Progress | None = None,
 ) -> Worker:
-    """Load the model onto `ops` and make it ready to run steps: a forward, and what makes tokens or vectors of what it
-    gives. queue_bytes: what admission lets waiting requests hold, for the plan. cache_dir: where weight digests are
-    remembered (default: the user's cache folder). The checkpoint may be closed afterwards. Raises BadCheckpoint, and
-    ConfigError where the folder of saved KV cannot be used."""
-    model = _load(checkpoint, ops, spec, progress)
+    """Make the model that `load_weights` gave ready to run steps: a forward, and what makes tokens or vectors of what
+    it gives. model: None: load it now. queue_bytes: what admission lets waiting requests hold, for the plan. cache_dir:
+    where weight digests are remembered (default: the user's cache folder). The checkpoint may be closed afterwards.
+    Raises BadCheckpoint, and ConfigError where the folder of saved KV cannot be used."""
+    model = model or load_weights(checkpoint, ops, spec, progress)
     config, groups = spec.config, model.kv_groups
     windows = [group.window for group in config.groups]
     assert windows == [group.window for group in groups], f"pools for windows {windows}, layers {groups}"
@@ -131,7 +132,10 @@ def build_worker(
     )
 
 
-def _load(checkpoint: Checkpoint, ops: Ops, spec: WorkerSpec, progress: Progress | None) -> Model | VectorModel:
+def load_weights(
+    checkpoint: Checkpoint, ops: Ops, spec: WorkerSpec, progress: Progress | None = None
+) -> Model | VectorModel:
+    """Pack the model's weights onto `ops`. Raises BadCheckpoint."""
     config = spec.config
     how: dict[str, Any] = {
         "max_model_len": config.max_model_len,

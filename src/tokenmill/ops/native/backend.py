@@ -225,15 +225,27 @@ class NativeOps:
         check(self._library, found >= 0)
         return float(found)
 
+    def seal(self) -> None:
+        self._weights.seal()
+
+    def use_threads(self, num_threads: int) -> None:
+        assert not self._programs, "programs hold the threads that they were compiled for"
+        if num_threads != self.num_threads:
+            self._end_team()
+            self.num_threads = num_threads
+
     def close(self) -> None:
         for program in self._programs:
             program.close()
         self._programs.clear()
+        self._end_team()
+        self._weights.close()
+        self._sample_scratch = np.empty(0, np.uint8)
+
+    def _end_team(self) -> None:
         if self._team_handle is not None:
             self._library.tm_team_free(self._team_handle)
             self._team_handle = None
-        self._weights.close()
-        self._sample_scratch = np.empty(0, np.uint8)
 
 
 def default_num_threads() -> int:

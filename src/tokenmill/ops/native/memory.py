@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...core.memory import give_back, map_private
+from ...core.memory import give_back, map_private, write_protect
 
 ALIGNMENT = 64
 _SLAB_BYTES = 64 * 2**20
@@ -41,6 +41,12 @@ class WeightArena:
         piece = self._slab[self._used : self._used + num_bytes]
         self._used += -(-num_bytes // ALIGNMENT) * ALIGNMENT
         return piece
+
+    def seal(self) -> None:
+        """Nobody writes what was handed out so far; what comes lies elsewhere."""
+        for mapping in self._mappings:
+            write_protect(mapping)
+        self._slab, self._used = np.empty(0, np.uint8), 0
 
     def close(self) -> None:
         """Give all memory back at once; pieces that others still hold read as zeros."""

@@ -1,0 +1,223 @@
+"""The front end's side of a keeper: the process that has the weights, and forks engines (see keeper_process).
+
+A keeper that has ended is replaced, with growing delays; the engines it had forked live on. Its successor loads the
+weights again, so there are two copies of them until engines of the first have ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from typing import Self
+
+from ..core.errors import ConfigError, TokenmillError
+from ..net.pulse import take_pulses
+from .keeper_process import MAX_MESSAGE
+from .launch import Launch
+from .lives import Ends, EngineCrashed, why_ended
+
+FIRST_DELAY_S = 0.5
+LONGEST_DELAY_S = 30.0
+_END_S = 5.0
+"""What a killed process may take until it is gone."""
+
+_log = logging.getLogger(__name__)
+
+
+def can_keep() -> bool:
+    """Whether this system has what a keeper needs: descriptors of processes, which are Linux's."""
+    return hasattr(os, "pidfd_open") and hasattr(signal, "pidfd_send_signal")
+
+
+class ForkedEngine:
+    """A lives.EngineLife, made by a keeper. `process_fd`: of its process, -1 until the keeper has told."""
+
+    def __init__(self, ends: Ends, flight: str) -> None:
+        self.address = ends.address
+        self.flight = flight
+        self.pid = 0
+        self.process_fd = -1
+        self._ends = ends
+        self._status: int | None = None
+        self._error: TokenmillError | None = None
+        self._is_told = asyncio.Event()
+        self._is_killed = self._is_closed = False
+
+    def begun(self, pid: int, process_fd: int) -> None:
+        self.pid, self.process_fd = pid, process_fd
+        if self._is_killed:
+            self.kill()
+        if self._is_closed:
+            self._forget()
+
+    def told(self, status: int | None = None, error: TokenmillError | None = None) -> None:
+        """How it ended, or that nobody will tell."""
+        self._status, self._error = status, error
+        self._is_told.set()
+
+    async def ended(self) -> TokenmillError:
+        report = await self._ends.read_report()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_END_S):
+                await self._is_told.wait()
+        return self._error or why_ended(report, self._status)
+
+    def has_beaten(self) -> bool:
+        return take_pulses(self._ends.pulse_fd)
+
+    def kill(self) -> None:
+        self._is_killed = True
+        if self.process_fd >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.process_fd, signal.SIGKILL)
+
+    def close(self) -> None:
+        """One that the keeper has not told of ends a second later, by its lifeline."""
+        self.kill()
+        if self.process_fd >= 0:
+            ends = select.poll()
+            ends.register(self.process_fd, select.POLLIN)
+            ends.poll(_END_S * 1000)
+            self._forget()
+        self._ends.close()
+        self._is_closed = True
+
+    def _forget(self) -> None:
+        os.close(self.process_fd)
+        self.process_fd = -1
+
+
+class Keeper:
+    """A context manager: entering starts the process, so that it loads while the front end does. `run` meanwhile, or
+    nobody hears of what it forks."""
+
+    def __init__(self, launch: Launch) -> None:
+        self._launch = launch
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._error: TokenmillError | None = None
+        self._asked: dict[str, ForkedEngine] = {}  # by worker: those that it has not told of
+        self._forked: dict[int, ForkedEngine] = {}  # by process
+
+    def __enter__(self) -> Self:
+        self._start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None:
+            self._process.kill()
+        self._end()
+
+    @property
+    def pid(self) -> int:
+        """0: there is none now."""
+        return 0 if self._process is None else self._process.pid
+
+    def start(self, launch: Launch) -> ForkedEngine:
+        """Have an engine forked as soon as the weights are loaded. Where there is no keeper now, it ends at once."""
+        ends = Ends.open()
+        life = ForkedEngine(ends, launch.flight)
+        try:
+            if self._control is None:
+                raise BrokenPipeError
+            socket.send_fds(self._control, [replace(launch, address=ends.address).to_json()], ends.theirs)
+            self._asked[launch.worker] = life
+        except OSError:
+            life.told(error=self._error or EngineCrashed("There is no keeper now that could start an engine."))
+        finally:
+            ends.given()
+        return life
+
+    async def run(self) -> None:
+        """Never returns; ends when cancelled."""
+        delay_s = FIRST_DELAY_S
+        while True:
+            if self._process is None:
+                self._start()
+            began_s = time.monotonic()
+            await self._hear()
+            status = self._end()
+            if time.monotonic() - began_s > LONGEST_DELAY_S:
+                delay_s = FIRST_DELAY_S
+            if self._error is None:
+                _log.error("The keeper has ended (status %s); its engines live on. Another is started.", status)
+            await asyncio.sleep(delay_s)
+            delay_s = min(2 * delay_s, LONGEST_DELAY_S)
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        with theirs:
+            # Its numerical libraries must not start threads: a fork takes only one along.
+            alone = {name: "1" for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "tokenmill.cli.keeper_process", str(theirs.fileno())],
+                stdin=subprocess.PIPE,
+                pass_fds=(theirs.fileno(),),
+                env={**os.environ, **alone},
+                start_new_session=True,
+            )
+        self._control, self._error = ours, None
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError), self._process.stdin as pipe:
+            pipe.write(self._launch.to_json())
+
+    async def _hear(self) -> None:
+        """Until it ends."""
+        control = self._control
+        assert control is not None
+        loop = asyncio.get_running_loop()
+        ended = loop.create_future()
+
+        def hear() -> None:
+            try:
+                data, fds, _, _ = socket.recv_fds(control, MAX_MESSAGE, 1)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if data:
+                self._take(json.loads(data), *fds)
+            elif not ended.done():
+                ended.set_result(None)
+
+        loop.add_reader(control, hear)
+        try:
+            await ended
+        finally:
+            loop.remove_reader(control)
+
+    def _take(self, what: dict[str, int | str], *fds: int) -> None:
+        if "error" in what:
+            self._error = ConfigError(str(what["error"]))
+        elif "worker" in what:
+            pid = int(what["pid"])
+            life = self._forked[pid] = self._asked.pop(str(what["worker"]))
+            life.begun(pid, fds[0])
+        else:
+            self._forked.pop(int(what["pid"])).told(int(what["status"]))
+
+    def _end(self) -> int | None:
+        """Nobody hears of what it had forked, or was to fork. Its exit status."""
+        if self._process is None or self._control is None:
+            return None
+        self._control.close()
+        status = self._process.wait()
+        self._process = self._control = None
+        error = self._error or EngineCrashed(f"The keeper ended with status {status} before the engine began.")
+        for life in self._asked.values():
+            life.told(error=error)
+        for life in self._forked.values():
+            life.told()
+        self._asked, self._forked = {}, {}
+        return status

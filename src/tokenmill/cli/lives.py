@@ -1,0 +1,159 @@
+"""One life of an engine as its supervisor sees it: a process, and the ends of what connects the two."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from typing import Protocol, Self
+
+from ..core.errors import ConfigError, TokenmillError
+from ..net.lifeline import open_lifeline
+from ..net.pulse import open_pulse, take_pulses
+from ..net.unix import private_address
+from .launch import Launch
+
+
+class EngineCrashed(TokenmillError):
+    """The engine process ended while loading, for no reason it could name."""
+
+    kind = "engine_crashed"
+
+
+class EngineLife(Protocol):
+    """address, flight: of its link and of its flight recorder."""
+
+    address: str
+    flight: str
+
+    async def ended(self) -> TokenmillError:
+        """Waits for the process to end, and tells why it did."""
+        ...
+
+    def has_beaten(self) -> bool:
+        """Whether it has shown progress since this was last asked."""
+        ...
+
+    def kill(self) -> None:
+        """Ends the process at once: it keeps nothing worth saving."""
+        ...
+
+    def close(self) -> None:
+        """Ends the process, if it has not ended, and removes its socket."""
+        ...
+
+
+@dataclass(slots=True)
+class Ends:
+    """What an engine process is given besides its launch, and this end of each: the link's folder, the report pipe, the
+    lifeline, the pulse. `close` them when it is over."""
+
+    address: str
+    report_fd: int
+    pulse_fd: int
+    theirs: tuple[int, int, int]
+    held: contextlib.ExitStack
+
+    @classmethod
+    def open(cls) -> Self:
+        """theirs: report, lifeline and pulse; `given` closes them here."""
+        with contextlib.ExitStack() as held:
+            address = held.enter_context(private_address())
+            report_fd, reporting_fd = os.pipe()
+            held.callback(os.close, report_fd)
+            read_fd, write_fd = open_lifeline()
+            held.callback(os.close, write_fd)
+            pulse_fd, beat_fd = open_pulse()
+            held.callback(os.close, pulse_fd)
+            return cls(address, report_fd, pulse_fd, (reporting_fd, read_fd, beat_fd), held.pop_all())
+
+    def given(self) -> None:
+        for fd in self.theirs:
+            os.close(fd)
+
+    async def read_report(self) -> bytes:
+        """All of it: it ends with the process."""
+        loop, fd = asyncio.get_running_loop(), self.report_fd
+        report = bytearray()
+        closed = loop.create_future()
+
+        def read() -> None:
+            data = os.read(fd, 65536)
+            report.extend(data)
+            if not data and not closed.done():
+                closed.set_result(None)
+
+        loop.add_reader(fd, read)
+        try:
+            await closed
+        finally:
+            loop.remove_reader(fd)
+        return bytes(report)
+
+    def close(self) -> None:
+        self.held.close()
+
+
+def why_ended(report: bytes, status: int | None) -> TokenmillError:
+    """status: exit code, the negative number of a signal, or None where nobody can tell."""
+    if report:
+        return ConfigError(json.loads(report)["error"])
+    if status is None:
+        return EngineCrashed("The engine process is gone.")
+    how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+    return EngineCrashed(f"The engine process {how}.")
+
+
+class EngineProcess:
+    """An EngineLife that loads for itself."""
+
+    def __init__(self, process: subprocess.Popen[bytes], ends: Ends, flight: str) -> None:
+        self.address = ends.address
+        self.flight = flight
+        self._process = process
+        self._ends = ends
+
+    @classmethod
+    def start(cls, launch: Launch) -> EngineProcess:
+        ends = Ends.open()
+        reporting_fd, read_fd, beat_fd = ends.theirs
+        try:
+            # -P: a folder called tokenmill in the working directory is not the package. A session of its own
+            # keeps the terminal's Ctrl-C away until the process can ignore it.
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "tokenmill.cli.engine_process"],
+                stdin=subprocess.PIPE,
+                stdout=reporting_fd,
+                pass_fds=(read_fd, beat_fd),
+                start_new_session=True,
+            )
+        except BaseException:
+            ends.close()
+            raise
+        finally:
+            ends.given()
+        assert process.stdin is not None
+        told = replace(launch, address=ends.address, lifeline_fd=read_fd, pulse_fd=beat_fd)
+        with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
+            pipe.write(told.to_json())
+        return cls(process, ends, launch.flight)
+
+    async def ended(self) -> TokenmillError:
+        report = await self._ends.read_report()
+        return why_ended(report, self._process.wait())
+
+    def has_beaten(self) -> bool:
+        return take_pulses(self._ends.pulse_fd)
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def close(self) -> None:
+        self.kill()
+        self._process.wait()
+        self._ends.close()

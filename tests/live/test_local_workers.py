@@ -1,0 +1,106 @@
+"""Several engines of one machine, forked by a keeper: one copy of the weights, and no call that notices a kill."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import kill
+import pytest
+from serving import Server, wait_until
+
+SMALL = (*kill.ARGS, "--threads", "1", "--max-queue-s", "60")
+BODIES = [body for body in kill.calls(random.Random(5), 600) if body["model"] == "tiny" and "stop_of" not in body]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return kill.write_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> list[str]:
+    """What an engine alone says."""
+    with Server(*SMALL, model=str(folder)) as server:
+        return answers(server)
+
+
+@pytest.fixture(scope="module")
+def three(folder: Path) -> Iterator[Server]:
+    with Server(*SMALL, "--workers", "3", model=str(folder)) as server:
+        wait_until(lambda: "3 mixed" in server.output and len(server.forked_pids()) == 3, "three engines")
+        yield server
+
+
+def answers(server: Server) -> list[str]:
+    with ThreadPoolExecutor(len(BODIES)) as pool:
+        return [said.key() for said in pool.map(lambda body: kill.ask(server, body), BODIES)]
+
+
+def weights(pid: int) -> tuple[int, int]:
+    """(number, bytes by share) of mappings that hold read-only memory of no file and of the size of an arena's."""
+    found, shared, is_one = 0, 0, False
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        words = line.split()
+        if "-" in words[0]:
+            begin, end = (int(part, 16) for part in words[0].split("-"))
+            is_one = words[1] == "r--p" and len(words) == 5 and end - begin >= 64 * 2**20
+            found += is_one
+        elif is_one and words[0] == "Pss:":
+            shared += int(words[1]) * 1024
+    return found, shared
+
+
+def test_engines_share_write_protected_weights(three: Server) -> None:
+    keeper = three.keeper_pid
+    assert keeper is not None and len(os.listdir(f"/proc/{keeper}/task")) == 1
+    found = [weights(pid) for pid in (keeper, *three.forked_pids())]
+    assert all(number for number, _ in found)
+    alone = max(shared for _, shared in found)
+    assert sum(shared for _, shared in found) <= 4.2 * alone, found
+
+
+def test_a_kill_under_load_changes_no_answer(three: Server, expected: list[str]) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(answers, three)
+        for _ in range(3):
+            before = three.forked_pids()
+            os.kill(random.Random(len(before)).choice(before), signal.SIGKILL)
+            wait_until(lambda before=before: len(set(three.forked_pids()) & set(before)) == 2, "its end")
+            wait_until(lambda: len(three.forked_pids()) == 3, "another engine")
+        assert asking.result() == expected
+    assert answers(three) == expected
+
+
+def test_a_keeper_is_replaced_while_its_engines_serve(three: Server, expected: list[str]) -> None:
+    keeper, engines = three.keeper_pid, three.forked_pids()
+    assert keeper is not None
+    os.kill(keeper, signal.SIGKILL)
+    assert answers(three) == expected
+    wait_until(lambda: three.keeper_pid not in (None, keeper), "another keeper")
+    assert three.forked_pids() == [], "engines outlive their keeper, and only those that end are forked again"
+    for pid in engines:
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: len(three.forked_pids()) == 3, "engines of the new keeper")
+    assert answers(three) == expected
+
+
+def test_nothing_outlives_the_server(folder: Path) -> None:
+    with Server(*SMALL, "--prefill-workers", "1", "--decode-workers", "1", model=str(folder)) as server:
+        assert "1 prefill, 1 decode" in server.output
+        wait_until(lambda: len(server.forked_pids()) == 2, "two engines")
+        pids = server.pids()
+        os.kill(server.process.pid, signal.SIGKILL)
+        server.process.wait()
+        wait_until(lambda: not any(map(is_alive, pids)), "their end", 10)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
