@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..cluster.liveness import LIMIT_S
+from ..cluster.pools import DECISIONS
+from ..cluster.rescheduling import POLICIES
 from ..core.errors import ConfigError
 from ..core.options import check, option, seconds
 from ..server.config import KEYS, LOAD, LOGS, ServerConfig
@@ -78,6 +80,20 @@ class ServeOptions:
         " and for five times what it should take; 0: never (default: 2)",
         read=seconds,
         metavar="S",
+    )
+    disaggregation: str = option(
+        "cost",
+        "which requests have their prompt computed by a worker of the pool prefill and their answer by one of the pool"
+        " decode: those for which it costs less, all that can, or none (default: cost)",
+        choices=DECISIONS,
+        group=LOAD,
+    )
+    migration: str = option(
+        "on",
+        "move running requests between workers, with their KV, to balance load, to make room for long ones and when a"
+        " worker leaves (default: on)",
+        choices=POLICIES,
+        group=LOAD,
     )
     journal: str | None = option(
         None,

@@ -5,6 +5,9 @@ tasks and links belong to the shell (server.client).
     gateway   which engine has which request  events    what happens to the gateway, and what it wants done
     entry     one request in its record       links     one engine in it
     placing   which engine gets what, now     routing   which of several it is
+    moves     requests on their way from one engine to another, with their KV
+    pools     whether one engine computes a request, or two, and which
+    lengths   how long answers will be        reviews   which running requests change engines, by `rescheduling`
     suspects  requests that may have killed an engine
     totals    the state of all engines as one
     desk      what is open; combines the next two

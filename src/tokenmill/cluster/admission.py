@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..core.policy import ENTERS, Forecast, Newcomer, OpenCalls, Refusal, Verdict
+from ..core.policy import ENTERS, Admission, Forecast, Newcomer, OpenCalls, Refusal, Verdict
 from ..core.request import IDLE_PRIORITY
+from .desk import FrontDesk
 
 _PARTS = 8
 """A client may have all of so many parts but one, of open choices and of their tokens."""
@@ -104,6 +105,22 @@ class BoundedWait:
             message = f"{calls.num_tokens} prompt tokens are held for open choices"
             return Refusal("tokens", message, calls.num_open * calls.choice_s / 2)
         return None
+
+
+def judged(admission: Admission, newcomer: Newcomer, desk: FrontDesk, now: float) -> Verdict:
+    """What the admission says. Those who are told to come back by a predicted wait come one after another, as there
+    will be room for them; the desk is told of predictions that keep calls out."""
+    verdict = admission.judge(newcomer, desk, now)
+    refusal = verdict.refusal
+    if refusal is None:
+        return verdict
+    if refusal.reason in PREDICTED:
+        desk.pressure.note(newcomer.terms.priority_class, verdict.need, refusal.reason != "wait", now)
+    if not refusal.kept_s:
+        return verdict
+    service_s = newcomer.num_choices * desk.choice_s
+    retry_s = desk.returns.tell(now, refusal.retry_s, service_s, refusal.kept_s)
+    return verdict._replace(refusal=refusal._replace(retry_s=retry_s))
 
 
 def _but_one_part(most: int) -> int:

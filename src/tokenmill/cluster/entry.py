@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from ..core.errors import RequestTimeout
 from ..core.events import FINISH_ERROR, FINISH_LENGTH, TIMEOUT, Output, Timing
 from ..core.request import Request
+from .lengths import Guess
 
 
 @dataclass(slots=True, eq=False)
@@ -21,11 +22,17 @@ class Entry:
     link          the engine that has it; None: it waits
     tokens        what engines have sent, also what lies beyond a stop string and is never shown
     ending        how it ended for its client, where its engine has not confirmed that
+    attempt       of the engine that has it; outputs of others are dropped
     num_lives     engines that it was given to
+    num_deaths    engines that died with it
     num_idle      of those, how many of the last died before they gave a token of it
     num_trials    engines that died while they tried it as a suspect
     num_alone     of those, how many had nothing else
-    num_given     tokens that it was last resumed with
+    num_given     tokens that the engine that has it got with it
+    guess         of the length of its answer, as made when it was first given to an engine
+    num_splits    how often its prompt was computed by one engine for another
+    num_failed_moves, rests_until_s  of its moves to another engine, and until when none is tried
+    num_reserved  of the answer, as its engine expects it
     last_token_s  when tokens came last
     opened_s, told_s     when it was let in, and after how many seconds its first token was expected; 0: nobody said
     num_cached, timing   of the first life that gave a token
@@ -35,21 +42,23 @@ class Entry:
     link: int | None = None
     tokens: array[int] = field(default_factory=lambda: array("i"))
     ending: str | None = None
+    attempt: int = 0
     num_lives: int = 0
+    num_deaths: int = 0
     num_idle: int = 0
     num_trials: int = 0
     num_alone: int = 0
     num_given: int = 0
+    num_reserved: int = 0
+    guess: Guess | None = None
+    num_splits: int = 0
+    num_failed_moves: int = 0
+    rests_until_s: float = 0.0
     last_token_s: float = -1.0
     opened_s: float = 0.0
     told_s: float = 0.0
     num_cached: int = 0
     timing: Timing | None = None
-
-    @property
-    def attempt(self) -> int:
-        """Of the engine that has it."""
-        return self.num_lives - 1
 
     @property
     def has_progressed(self) -> bool:
@@ -61,14 +70,25 @@ class Entry:
         """Tokens that an engine must compute before it can draw the next."""
         return len(self.request.prompt_tokens) + len(self.tokens)
 
+    @property
+    def num_given_tokens(self) -> int:
+        """Tokens that the engine that has it got with it, the prompt's too."""
+        return len(self.request.prompt_tokens) + self.num_given
+
     def submission(self) -> Request:
-        """What the next engine is given."""
+        """What the next engine is given, which has it from now on."""
+        request = self.copy_for_another()
+        self.num_given, self.attempt = len(self.tokens), request.attempt
+        return request
+
+    def copy_for_another(self) -> Request:
+        """What a further engine is given, while the one that has it keeps it."""
+        attempt = self.num_lives
         self.num_lives += 1
-        self.num_given = len(self.tokens)
-        if self.num_lives == 1:
+        if not attempt:
             return self.request
         output_tokens = (*self.request.output_tokens, *self.tokens)
-        return replace(self.request, output_tokens=output_tokens, is_resumed=True, attempt=self.attempt)
+        return replace(self.request, output_tokens=output_tokens, is_resumed=True, attempt=attempt)
 
     def note_first(self, output: Output) -> None:
         """The first tokens of all have come."""

@@ -4,7 +4,8 @@
     Leaves    an engine finishes what it has, then goes
     Opened    the choices of a call                       GivenUp  a client wants no more of a choice
     Ticked    time has passed: deadlines may be due
-    Stepped   what an engine reports after a step         Closed   no engine will come any more
+    Stepped   what an engine reports after a step         Told     what it says else
+    Pooled    an engine serves in another pool from now   Closed   no engine will come any more
 
 The gateway's shell carries `Effects` out, in the order of the fields.
 """
@@ -16,9 +17,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..core.errors import TokenmillError
-from ..core.events import Output, Ready, StepOutputs
+from ..core.events import FromEngine, Output, Ready, StepOutputs, ToEngine
 from ..core.policy import ENTERS, Verdict
 from ..core.request import Request
+from .lengths import LengthSeen
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +74,27 @@ class Stepped:
 
 
 @dataclass(frozen=True, slots=True)
+class Told:
+    """Staged or Moved."""
+
+    link: int
+    message: FromEngine
+
+
+@dataclass(frozen=True, slots=True)
+class Pooled:
+    """What it has stays there."""
+
+    link: int
+    pool: str
+
+
+@dataclass(frozen=True, slots=True)
 class Closed:
     failure: TokenmillError
 
 
-GatewayEvent = Joined | Left | Leaves | Opened | GivenUp | Ticked | Stepped | Closed
+GatewayEvent = Joined | Left | Leaves | Opened | GivenUp | Ticked | Stepped | Told | Pooled | Closed
 
 
 class Ended(NamedTuple):
@@ -90,10 +108,25 @@ class Ended(NamedTuple):
     now_s: float
 
 
+class MoveEnded(NamedTuple):
+    """A request went from one engine to another, or did not. `num_tokens`: whose KV the target got, for whatever reason
+    the rest was computed. `error`: why it failed; "": it did not. `pause_s`: from when the source stopped until the
+    target had it; 0: the source did not stop."""
+
+    request: Request
+    why: str
+    source: int
+    target: int
+    num_tokens: int
+    error: str
+    pause_s: float
+
+
 @dataclass(slots=True)
 class Effects:
-    """submits    (link, request): to be sent before anything that follows
-    aborts     (link, request id)
+    """aborts     (link, request id): to be sent before anything that follows
+    submits    (link, request)
+    tells      (link, message)
     outputs    for those who wait for them
     firsts     requests that have got their first token now, and the seconds since they arrived
     forecasts  seconds that a first token that came now was expected to take, and that it took
@@ -102,11 +135,15 @@ class Effects:
     resumed    requests that a dead engine had and that go on elsewhere or later
     poisoned   requests that were ended because they end engines
     expired    those that ended because their time was over
+    moved      requests whose move to another engine is over
+    rerouted   requests that waited in one engine and were given to another
+    lengths    of answers that have ended
     refused    why the engine that wanted to join may not serve; "" where it may
     """
 
-    submits: list[tuple[int, Request]] = field(default_factory=list)
     aborts: list[tuple[int, str]] = field(default_factory=list)
+    submits: list[tuple[int, Request]] = field(default_factory=list)
+    tells: list[tuple[int, ToEngine]] = field(default_factory=list)
     outputs: list[Output] = field(default_factory=list)
     firsts: list[tuple[Request, float]] = field(default_factory=list)
     forecasts: list[tuple[float, float]] = field(default_factory=list)
@@ -115,4 +152,7 @@ class Effects:
     resumed: int = 0
     poisoned: int = 0
     expired: int = 0
+    moved: list[MoveEnded] = field(default_factory=list)
+    rerouted: int = 0
+    lengths: list[LengthSeen] = field(default_factory=list)
     refused: str = ""

@@ -21,18 +21,35 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from ..core.errors import EXPIRED, EngineFailed, Overloaded
-from ..core.events import FINISH_ABORT, FINISH_ERROR, Output, Ready
+from ..core.events import FINISH_ABORT, FINISH_ERROR, FINISH_MOVED, Output, Ready
 from ..core.policy import Admission, Newcomer, Verdict
 from ..core.work import PATIENCE
-from .admission import PREDICTED, Everybody
+from .admission import Everybody, judged
 from .deadlines import Deadlines
 from .desk import FrontDesk
 from .entry import Entry
-from .events import Closed, Effects, Ended, GatewayEvent, GivenUp, Joined, Leaves, Left, Opened, Stepped, Ticked
+from .events import (
+    Closed,
+    Effects,
+    Ended,
+    GatewayEvent,
+    GivenUp,
+    Joined,
+    Leaves,
+    Left,
+    Opened,
+    Pooled,
+    Stepped,
+    Ticked,
+    Told,
+)
+from .lengths import Lengths
 from .likeness import unlike
 from .links import EngineLink
 from .places import Room
 from .placing import Placing
+from .pools import Pools
+from .reviews import Reviews
 from .totals import Totals
 
 MAX_FAILED_STARTS = 8
@@ -48,16 +65,25 @@ class Gateway:
     totals      the state of all engines together
     is_shared   many clients use the engines, and have places in turn
     admission   who may enter
+    pools       whether a request is computed by two engines
+    lengths     predicts how long answers will be
+    reviews     by which policy running requests go to other engines
+
+    new_ticket: makes a secret that nobody can guess, by which one engine may have KV of another; None: none may.
     """
 
-    def __init__(self, patience: int = PATIENCE) -> None:
+    def __init__(self, patience: int = PATIENCE, new_ticket: Callable[[], str] | None = None) -> None:
         self.desk = FrontDesk(patience, self.num_output)
         self.totals = Totals()
         self.is_shared = False
         self.admission: Admission = Everybody()
         self._deadlines = Deadlines()
         self._entries: dict[str, Entry] = {}
-        self._placing = Placing(self.desk, self._entries)
+        self.lengths = Lengths()
+        self.pools = Pools(self.lengths)
+        self._placing = Placing(self.desk, self._entries, self.pools, new_ticket)
+        self._moves = self._placing.moves
+        self.reviews = Reviews(self._placing)
         self._links = self._placing.links
         self._held = self._placing.held
         self._last_ready: Ready | None = None
@@ -72,7 +98,10 @@ class Gateway:
     @property
     def next_due_s(self) -> float | None:
         """When a Ticked is wanted; None: at no time."""
-        return self._deadlines.next_s
+        dues = [self._deadlines.next_s, self._moves.next_s]
+        if self.reviews.is_wanted and self._entries:
+            dues.append(self.reviews.next_s)
+        return min((each for each in dues if each is not None), default=None)
 
     @property
     def num_open(self) -> int:
@@ -108,20 +137,8 @@ class Gateway:
         return max(0.0, now - self._progress_s) if self._entries else 0.0
 
     def judge(self, newcomer: Newcomer, now: float) -> Verdict:
-        """Whether a call may enter now, and if not, when it is to come back: those who are told so by a predicted wait
-        come one after another, as there will be room for them."""
-        desk = self.desk
-        verdict = self.admission.judge(newcomer, desk, now)
-        refusal = verdict.refusal
-        if refusal is None:
-            return verdict
-        if refusal.reason in PREDICTED:
-            desk.pressure.note(newcomer.terms.priority_class, verdict.need, refusal.reason != "wait", now)
-        if not refusal.kept_s:
-            return verdict
-        service_s = newcomer.num_choices * desk.choice_s
-        retry_s = desk.returns.tell(now, refusal.retry_s, service_s, refusal.kept_s)
-        return verdict._replace(refusal=refusal._replace(retry_s=retry_s))
+        """Whether a call may enter now, and if not, when it is to come back."""
+        return judged(self.admission, newcomer, self.desk, now)
 
     def handle(self, event: GatewayEvent, now: float) -> Effects:
         """`now`: seconds on the clock that engines stamp their messages with."""
@@ -135,9 +152,9 @@ class Gateway:
         num_waiting = sum(self.desk.is_waiting(name) for name in self._entries)
         num_given = sum(len(link.entries) for link in self._links.values())
         assert num_waiting + len(self._held) + num_given == len(self._entries), (num_waiting, self._held, num_given)
+        self._moves.check()
         for link in self._links.values():
-            assert all(entry.link == link.number for entry in link.entries.values())
-            assert link.entries or not link.num_tokens, link.num_tokens
+            link.check()
         for name, entry in self._held.items():
             assert entry.link is None and entry.ending is None and not self.desk.is_waiting(name)
         trial = self._placing.suspects.on_trial
@@ -167,7 +184,9 @@ class Gateway:
         link = self._links.get(event.link)
         if link is not None:
             link.is_leaving = True
+            self._moves.retreat(link, now, effects)
             self._share()
+            self.reviews.review(now, effects)
 
     def _leave(self, event: Left, now: float, effects: Effects) -> None:
         link = self._links.pop(event.link, None)
@@ -180,6 +199,7 @@ class Gateway:
         suspects = self._placing.suspects
         if suspects.link == link.number:
             suspects.link = None
+        self._moves.lose(link.number, now, effects)
         for entry in link.entries.values():
             entry.link = None
             if entry.ending is not None:
@@ -189,8 +209,11 @@ class Gateway:
                 self._fail(entry, _POISON, now, effects)
             else:
                 effects.resumed += 1
-                self._held[entry.request.id] = entry
+                if entry.request.id in suspects:
+                    self._moves.drop(entry, now, effects, "it is tried alone")
+                self._moves.hand_over(entry, now, effects)
         self.totals.leave(link.number)
+        self.pools.leave(link.number)
         self._share()
         self._placing.place(now, effects)
 
@@ -202,7 +225,7 @@ class Gateway:
             self.desk.share(Room(num_rows, readies[0].max_num_batched_tokens, len(readies)))
 
     def _close(self, event: Closed, now: float, effects: Effects) -> None:
-        self._links.clear()
+        self._links.clear()  # what moves, too, is over with its request
         for entry in list(self._entries.values()):
             self._fail(entry, event.failure.message, now, effects, event.failure.kind)
 
@@ -230,6 +253,7 @@ class Gateway:
         entry = self._entries.get(event.request_id)
         if entry is None or entry.ending is not None:
             return
+        self._moves.drop(entry, now, effects)
         entry.ending = event.reason
         if entry.link is not None:
             effects.aborts.append((entry.link, event.request_id))
@@ -239,6 +263,9 @@ class Gateway:
             self._end(entry, entry.last_word(FINISH_ABORT, now), now, effects)
 
     def _tick(self, event: Ticked, now: float, effects: Effects) -> None:
+        self._moves.tick(now, effects)
+        if now >= self.reviews.next_s:
+            self.reviews.review(now, effects)
         for due in self._deadlines.take(now):
             entry = self._entries.get(due.request_id)
             if entry is None or entry.ending is not None:
@@ -255,6 +282,7 @@ class Gateway:
         """What it has is its answer; without any it has failed."""
         word = entry.timed_out(now)
         effects.outputs.append(word)
+        self._moves.drop(entry, now, effects)
         entry.ending = word.finish_reason
         if entry.link is not None:
             effects.aborts.append((entry.link, entry.request.id))
@@ -271,9 +299,13 @@ class Gateway:
         for output in step.outputs:
             entry = entries.get(output.request_id)
             if entry is None or output.attempt != entry.attempt:
+                if output.finish_reason is not None:
+                    self._moves.hear_end(number, output, now, effects)
                 continue
             tokens = output.tokens
             if tokens:
+                if not entry.has_progressed:
+                    link.start(entry)
                 last_s, entry.last_token_s = entry.last_token_s, now
                 if last_s >= 0:
                     gaps[last_s] = gaps.get(last_s, 0) + 1
@@ -285,7 +317,9 @@ class Gateway:
                 entry.tokens.extend(tokens)
             if entry.num_lives > 1:
                 output = entry.as_first_life(output)
-            if output.finish_reason is not None:
+            if output.finish_reason == FINISH_MOVED:
+                self._hand_over(entry, output, now, effects)
+            elif output.finish_reason is not None:
                 self._end(entry, output, now, effects)
             elif entry.ending is None:
                 effects.outputs.append(output)
@@ -297,7 +331,31 @@ class Gateway:
         suspects = self._placing.suspects
         if suspects.on_trial is not None and suspects.on_trial.has_progressed:
             suspects.clear(suspects.on_trial)
+        if len(self._moves):
+            self._moves.send_queued(effects)
         if self._held or self.desk.num_waiting:
+            self._placing.place(now, effects)
+
+    def _hand_over(self, entry: Entry, output: Output, now: float, effects: Effects) -> None:
+        """Its engine has stopped it and gives it away, with these as its last tokens."""
+        output = output._replace(finish_reason=None)
+        if entry.ending is not None:
+            self._end(entry, output._replace(finish_reason=FINISH_ABORT), now, effects)
+            return
+        if output.tokens:
+            effects.outputs.append(output)
+        self._moves.hand_over(entry, now, effects)
+
+    def _tell(self, event: Told, now: float, effects: Effects) -> None:
+        self._moves.hear(event.link, event.message, now, effects)
+        for ended in effects.moved:
+            if ended.pause_s and not ended.error:
+                self.pools.note_handoff(ended.num_tokens, ended.pause_s)
+
+    def _pool(self, event: Pooled, now: float, effects: Effects) -> None:
+        link = self._links.get(event.link)
+        if link is not None:
+            link.pool = event.pool
             self._placing.place(now, effects)
 
     def _compare(self, entry: Entry, now: float, effects: Effects) -> None:
@@ -318,10 +376,12 @@ class Gateway:
         """Strike it from all books. `output`: the last word on it; None: it was given up before an engine had it."""
         request = entry.request
         del self._entries[request.id]
-        self._placing.strike(entry)
+        self._placing.strike(entry, now, effects)
         reason = entry.ending or (FINISH_ABORT if output is None else output.finish_reason) or ""
         if output is not None and entry.ending is None:
             effects.outputs.append(output)
+        num_tokens = len(request.output_tokens) + len(entry.tokens)
+        effects.lengths.extend(self.lengths.note(request, num_tokens, reason, entry.guess))
         self.desk.end(request, 0 if output is None else output.num_output, reason)
         effects.ended.append(Ended(request, output, reason, entry.last_token_s, now))
 
@@ -333,5 +393,7 @@ class Gateway:
         GivenUp: _give_up,
         Ticked: _tick,
         Stepped: _step,
+        Told: _tell,
+        Pooled: _pool,
         Closed: _close,
     }

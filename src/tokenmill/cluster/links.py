@@ -15,7 +15,11 @@ class EngineLink:
     number      of this life of it
     pool        in which it serves
     entries     requests that it has, by id
-    num_tokens  of these requests, as they were given to it
+    arriving    requests that another engine has and that are on their way to this one -> tokens they were sent with
+    num_tokens  of both, as they were given to it
+    num_expected  tokens that are predicted to be drawn for `entries`, from when they were given to it
+    num_prompt  of num_tokens, those of requests that have got no token from it yet
+    num_drawing  requests that have got tokens from it
     stats       its state after its last step
     is_leaving  it gets no more
     """
@@ -25,14 +29,57 @@ class EngineLink:
     pool: str
     stats: EngineStats
     entries: dict[str, Entry] = field(default_factory=dict)
+    arriving: dict[str, int] = field(default_factory=dict)
     num_tokens: int = 0
+    num_expected: int = 0
+    num_prompt: int = 0
+    num_drawing: int = 0
     is_leaving: bool = False
+
+    @property
+    def num_slots(self) -> int:
+        """Tokens that its KV blocks have room for."""
+        return self.ready.num_blocks * self.ready.block_size
 
     def give(self, entry: Entry) -> None:
         entry.link = self.number
         self.entries[entry.request.id] = entry
-        self.num_tokens += len(entry.request.prompt_tokens) + entry.num_given
+        num_tokens = entry.num_given_tokens
+        self.num_tokens += num_tokens
+        self.num_prompt += num_tokens
+        entry.num_reserved = 0 if entry.guess is None else max(0, entry.guess.num_tokens - entry.num_given)
+        self.num_expected += entry.num_reserved
+
+    def start(self, entry: Entry) -> None:
+        """It is giving the first tokens that it gives of the request."""
+        self.num_drawing += 1
+        self.num_prompt -= entry.num_given_tokens
 
     def take_back(self, entry: Entry) -> None:
         del self.entries[entry.request.id]
-        self.num_tokens -= len(entry.request.prompt_tokens) + entry.num_given
+        num_tokens = entry.num_given_tokens
+        self.num_tokens -= num_tokens
+        self.num_expected -= entry.num_reserved
+        if entry.has_progressed:
+            self.num_drawing -= 1
+        else:
+            self.num_prompt -= num_tokens
+
+    def expect(self, entry: Entry) -> None:
+        """It is to have the request later."""
+        self.arriving[entry.request.id] = entry.num_tokens
+        self.num_tokens += entry.num_tokens
+
+    def forget(self, request_id: str) -> None:
+        """The request has come, or will not."""
+        self.num_tokens -= self.arriving.pop(request_id)
+
+    def check(self) -> None:
+        """Assert what must hold between events; slow, for tests."""
+        entries = self.entries.values()
+        assert all(entry.link == self.number for entry in entries), self
+        num_given = sum(entry.num_given_tokens for entry in entries)
+        assert self.num_tokens == num_given + sum(self.arriving.values()), self
+        assert self.num_drawing == sum(entry.has_progressed for entry in entries), self
+        assert self.num_prompt == sum(each.num_given_tokens for each in entries if not each.has_progressed), self
+        assert self.num_expected == sum(entry.num_reserved for entry in entries), self

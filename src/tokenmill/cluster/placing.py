@@ -5,13 +5,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from ..core.request import Request
 from .desk import FrontDesk
 from .entry import Entry
 from .events import Effects
 from .links import EngineLink
+from .moves import Moves
+from .pools import Pools
 from .routing import LeastLoad
 from .suspects import Suspects
 
@@ -22,13 +24,19 @@ class Placing:
     held      of these, those that a dead engine had and no other has yet
     suspects  those that may have killed an engine
     routing   chooses among the engines that may get a request
+    pools     whether one engine computes it, or two
+    moves     requests on their way from one engine to another
     """
 
-    def __init__(self, desk: FrontDesk, entries: Mapping[str, Entry]) -> None:
+    def __init__(
+        self, desk: FrontDesk, entries: Mapping[str, Entry], pools: Pools, new_ticket: Callable[[], str] | None
+    ) -> None:
         self.links: dict[int, EngineLink] = {}
         self.held: dict[str, Entry] = {}
         self.suspects = Suspects()
         self.routing = LeastLoad()
+        self.pools = pools
+        self.moves = Moves(self.links, self.held, new_ticket, self._find_decode)
         self._desk = desk
         self._entries = entries
 
@@ -41,15 +49,27 @@ class Placing:
             if not links:
                 return
             del self.held[entry.request.id]
-            self._submit(entry, self._choose(entry.request, links, now), effects)
+            self._give(entry, links, now, effects)
         while self._desk.num_waiting and (links := self._open_links()):
             request = self._desk.choose()
             if request is None:
                 return
-            self._submit(self._entries[request.id], self._choose(request, links, now), effects)
+            self._give(self._entries[request.id], links, now, effects)
 
-    def strike(self, entry: Entry) -> None:
+    def reroute(self, entry: Entry, link: EngineLink, effects: Effects) -> None:
+        """Take a request from the engine that has it, and let this one begin with it anew."""
+        assert entry.link is not None and entry.link != link.number, entry
+        effects.aborts.append((entry.link, entry.request.id))
+        self.links[entry.link].take_back(entry)
+        self._submit(entry, link, effects)
+
+    def may_get(self, link: EngineLink) -> bool:
+        """Not the one that tries suspects, and none that leaves."""
+        return link.number != self.suspects.link and not link.is_leaving
+
+    def strike(self, entry: Entry, now: float, effects: Effects) -> None:
         """It is over: no engine has it any more."""
+        self.moves.drop(entry, now, effects)
         self.held.pop(entry.request.id, None)
         self.suspects.clear(entry)
         link = None if entry.link is None else self.links.get(entry.link)
@@ -70,10 +90,19 @@ class Placing:
             self._submit(entry, link, effects)
 
     def _open_links(self) -> list[EngineLink]:
-        """Not the one that tries suspects, and none that leaves."""
-        return [link for link in self.links.values() if link.number != self.suspects.link and not link.is_leaving]
+        return [link for link in self.links.values() if self.may_get(link)]
 
-    def _choose(self, request: Request, links: list[EngineLink], now: float) -> EngineLink:
+    def _find_decode(self, entry: Entry, source: int, must: bool) -> EngineLink | None:
+        return self.pools.find_decode(entry, self._open_links(), source, must)
+
+    def _give(self, entry: Entry, links: list[EngineLink], now: float, effects: Effects) -> None:
+        link, is_split = self.pools.choose(entry, links, self._choose, self.moves.can_send, now)
+        if is_split:
+            self.moves.split(entry, link, now, effects)
+        else:
+            self._submit(entry, link, effects)
+
+    def _choose(self, request: Request, links: Sequence[EngineLink], now: float) -> EngineLink:
         return links[0] if len(links) == 1 else self.routing.choose(request, links, now)
 
     def _submit(self, entry: Entry, link: EngineLink, effects: Effects) -> None:

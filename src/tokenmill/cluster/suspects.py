@@ -42,6 +42,7 @@ class Suspects:
         was_tried = entry is self.on_trial
         if was_tried:
             self.on_trial = None
+        entry.num_deaths += 1
         if entry.has_progressed:
             entry.num_idle = 0
             return False
@@ -50,7 +51,7 @@ class Suspects:
         entry.num_alone += was_tried and not num_beside
         if entry.num_alone >= MAX_ALONE:
             return True
-        if entry.num_lives > 1:
+        if entry.num_deaths > 1:
             self._waiting[entry.request.id] = entry
         return False
 

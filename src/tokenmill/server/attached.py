@@ -1,14 +1,16 @@
 """One life of an engine as the front end sees it: what comes over its link, and what is to be sent.
 
-What is to be sent goes in one message a turn of the event loop. That an adapter goes is told behind all requests that
-name it, also those that no engine has yet.
+What is to be sent goes in a few messages a turn of the event loop: requests, their aborts and what moves them in the
+order in which it was said, and then all else. That an adapter goes is told behind all requests that name it, also those
+that no engine has yet.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
 from ..cluster.liveness import Liveness
@@ -55,8 +57,7 @@ class AttachedEngine:
         self._count_open = count_open
         self._lost = lost
         self._tasks: list[asyncio.Task[None]] = []
-        self._submits: list[Request] = []
-        self._aborts: list[str] = []
+        self._orders: list[Request | str | ToEngine] = []
         self._notices: list[ToEngine] = []
         self._wake = asyncio.Event()
 
@@ -76,16 +77,21 @@ class AttachedEngine:
         self._tasks = []
 
     def submit(self, request: Request) -> None:
-        self._submits.append(request)
+        self._orders.append(request)
         self._wake.set()
 
     def abort(self, request_id: str) -> None:
-        self._aborts.append(request_id)
+        self._orders.append(request_id)
+        self._wake.set()
+
+    def order(self, message: ToEngine) -> None:
+        """Send what moves a request, between the requests and aborts that were given before and after it."""
+        self._orders.append(message)
         self._wake.set()
 
     def tell(self, notice: ToEngine) -> None:
-        """Send anything but requests and their aborts. A Drain passes what waits: the engine is to have no more of the
-        requests that it waits for."""
+        """Send anything but what `submit`, `abort` and `order` send. A Drain passes what waits: the engine is to have
+        no more of the requests that it waits for."""
         self._notices.insert(0 if isinstance(notice, Drain) else len(self._notices), notice)
         self._wake.set()
 
@@ -113,14 +119,11 @@ class AttachedEngine:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            submits, self._submits = self._submits, []
-            aborts, self._aborts = self._aborts, []
+            orders, self._orders = self._orders, []
             waiting = next((i for i, notice in enumerate(self._notices) if self._must_wait(notice)), len(self._notices))
             notices, self._notices = self._notices[:waiting], self._notices[waiting:]
-            if submits:
-                await self._link.send(Submit(tuple(submits)))
-            if aborts:
-                await self._link.send(Abort(tuple(aborts)))
+            for message in _messages(orders):
+                await self._link.send(message)
             for notice in notices:
                 await self._link.send(notice)
 
@@ -134,3 +137,14 @@ class AttachedEngine:
             _log.exception("The link to the engine failed.")
             self._lost(self, "The link to the engine failed; another engine is awaited.")
             self.on_broken()
+
+
+def _messages(orders: Sequence[Request | str | ToEngine]) -> Iterator[ToEngine]:
+    """Neighbours of one kind together."""
+    for kind, group in groupby(orders, key=lambda each: Submit if isinstance(each, Request) else type(each)):
+        if kind is Submit:
+            yield Submit(tuple(each for each in group if isinstance(each, Request)))
+        elif kind is str:
+            yield Abort(tuple(each for each in group if isinstance(each, str)))
+        else:
+            yield from (each for each in group if not isinstance(each, Request | str))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from secrets import token_urlsafe
 
 from ..cluster.desk import FrontDesk
 from ..cluster.events import (
@@ -23,11 +24,15 @@ from ..cluster.events import (
     Leaves,
     Left,
     Opened,
+    Pooled,
     Stepped,
     Ticked,
+    Told,
 )
 from ..cluster.gateway import Gateway
 from ..cluster.liveness import LOOK_S, Liveness
+from ..cluster.pools import decision_named
+from ..cluster.rescheduling import policy_named
 from ..core.errors import TokenmillError, Unavailable
 from ..core.events import (
     AdapterLoaded,
@@ -42,6 +47,7 @@ from ..core.events import (
     ToEngine,
     UnloadAdapter,
 )
+from ..core.moves import Moved, Staged
 from ..core.policy import ENTERS, Admission, Newcomer, Verdict
 from ..core.ports import FrontEnd
 from ..core.request import Request
@@ -82,7 +88,7 @@ class EngineClient:
         why_down: str = "Loading model",
         liveness_s: float = 0.0,
     ) -> None:
-        self._gateway = Gateway(patience)
+        self._gateway = Gateway(patience, token_urlsafe)
         self.hearers = Hearers()
         self.adapters = AdapterBook(self._tell, self._gateway.uses, wanted)
         self.cache_views = CacheViews(self._tell)
@@ -135,6 +141,12 @@ class EngineClient:
     def num_open(self) -> int:
         return self._gateway.num_open
 
+    def move_by(self, decision: str, rescheduling: str) -> None:
+        """Which requests two engines compute together (`cluster.pools.DECISIONS`), and which go to another engine while
+        they run (`cluster.rescheduling.POLICIES`)."""
+        self._gateway.pools.decision = decision_named(decision)
+        self._gateway.reviews.policy = policy_named(rescheduling)
+
     def judge(self, newcomer: Newcomer, now: float) -> Verdict:
         return self._gateway.judge(newcomer, now)
 
@@ -168,6 +180,10 @@ class EngineClient:
         is told to whoever asks, and to come back when one is expected: in `back_s` seconds from now, if known."""
         self._expect(back_s)
         self._let_go(link, reason)
+
+    def put(self, link: AttachedEngine, pool: str) -> None:
+        """Let an engine serve in this pool from now on; what it has it keeps."""
+        self._handle(Pooled(link.number, pool))
 
     def close(self, reason: str) -> None:
         """No engine will come any more: everything open ends with Unavailable."""
@@ -216,7 +232,6 @@ class EngineClient:
             self._streams[request.id] = stream
         self.hearers.opened(requests, client, asyncio.get_running_loop().time())
         self._handle(Opened(requests, client, verdict))
-        self._alarm.set(self._gateway.next_due_s)
         return stream
 
     def num_output(self, request_id: str) -> int:
@@ -283,13 +298,15 @@ class EngineClient:
     def _handle(self, event: GatewayEvent) -> Effects:
         now = asyncio.get_running_loop().time()
         effects = self._gateway.handle(event, now)
+        for number, request_id in effects.aborts:
+            self._links[number].abort(request_id)
         for number, request in effects.submits:
             self._links[number].submit(request)
             if self._liveness_s:
                 self._next_look.set(now + LOOK_S)
             self.hearers.given(number, request, now)
-        for number, request_id in effects.aborts:
-            self._links[number].abort(request_id)
+        for number, message in effects.tells:
+            self._links[number].order(message)
         self.hearers.sending(effects.outputs, event.step if isinstance(event, Stepped) else None)
         for output in effects.outputs:
             self._push(output)
@@ -297,6 +314,9 @@ class EngineClient:
             self.hearers.ended(ended)
             for link in self._links.values():
                 link.look_again()
+        if effects.moved or effects.lengths or effects.rerouted:
+            self.hearers.moved(effects)
+        self._alarm.set(self._gateway.next_due_s)
         return effects
 
     def _push(self, output: Output) -> None:
@@ -319,6 +339,8 @@ class EngineClient:
             self.adapters.answer(message)
         elif isinstance(message, CacheShown):
             self.cache_views.answer(link.number, message)
+        elif isinstance(message, Staged | Moved):
+            self._handle(Told(link.number, message))
         elif isinstance(message, Leaving):
             self._handle(Leaves(link.number))
             link.tell(Drain())  # behind all that it has been given

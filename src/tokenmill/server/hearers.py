@@ -79,6 +79,11 @@ class Hearers:
                 metrics.further_tokens(now - last_s, count)
             metrics.step(stats)
 
+    def moved(self, effects: Effects) -> None:
+        """Requests went to other engines, or predicted answers have ended."""
+        if self.metrics is not None:
+            self.metrics.moves.note(effects)
+
     def expired(self, number: int) -> None:
         if self.metrics is not None:
             self.metrics.overload.expired(number)

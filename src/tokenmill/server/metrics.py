@@ -22,6 +22,7 @@ from prometheus_client.utils import floatToGoString
 
 from ..core.events import FINISH_ERROR, EngineStats, Output, Ready
 from ..core.request import Request
+from .moves import MoveMetrics
 from .overload import OverloadMetrics
 
 _LABELS = ("model_name", "engine")
@@ -138,6 +139,7 @@ class Metrics:
         )
         self._grammars_refused = self._counter("tokenmill:grammars_refused", "Constraints that were no usable grammar")
         self.overload = OverloadMetrics(self.registry, self._labels, lambda: self._stats)
+        self.moves = MoveMetrics(self.registry, self._labels)
         self.registry.register(_Snapshot(self))
 
     def render(self, accept: str, more: Sequence[CollectorRegistry] = ()) -> tuple[bytes, str]:

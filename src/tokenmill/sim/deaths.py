@@ -185,10 +185,10 @@ class _Front:
         self.gateway.check()
         self.num_resumed += effects.resumed
         self.num_poisoned += effects.poisoned
-        for link, request in effects.submits:
-            self._outboxes[link].put_nowait(Submit((request,)))
         for link, request_id in effects.aborts:
             self._outboxes[link].put_nowait(Abort((request_id,)))
+        for link, request in effects.submits:
+            self._outboxes[link].put_nowait(Submit((request,)))
         for output in effects.outputs:
             self.streams[output.request_id].take(output)
             if output.finish_reason is not None:

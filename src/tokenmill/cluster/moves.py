@@ -1,0 +1,300 @@
+"""Requests on their way from one engine to another, with their KV. Pure.
+
+    split    QUEUED  -> STAGING ------------> PULLING -> over     one engine computes the prompt, another the answer
+    migrate             STAGING -> YIELDING -> PULLING -> over    an engine goes on while its KV is copied
+    fetch                                      PULLING -> over    a new request takes cached KV from another engine
+
+    QUEUED    the prompt is computed; no engine has room for the answer yet
+    STAGING   the target copies what KV there is; the source computes on
+    YIELDING  the target has nearly all: the source was asked to stop
+    PULLING   the source has stopped. The target has the request, copies the rest and then runs it
+
+Until PULLING the request is the source's, in all books; from then on, the target's. Outputs are told apart by their
+attempt, so what the source may still say, or a target that was given up, changes nothing. Whatever fails, the request
+goes on: at its source as if nothing had been, at the target, which computes what it cannot copy, or as one whose engine
+has died. Each offer of KV is released once, when its move is over. A request whose move failed rests for a while.
+
+Splitting: DistServe (Zhong et al., 2024), Splitwise (Patel et al., 2024). Migrating: Llumnix (Sun et al., 2024).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+
+from ..core.events import FromEngine, Output
+from ..core.moves import Continue, KVSource, Moved, Offer, Release, Staged, Yield
+from ..core.request import Request
+from .entry import Entry
+from .events import Effects, MoveEnded
+from .links import EngineLink
+
+SPLIT, FETCH = "split", "fetch"
+"""Why a request moves, beside the reasons of `rescheduling`."""
+
+STAGING_S = 5.0
+"""A target that has not staged a running request by then has no room for it."""
+REST_S = 2.0
+"""For so long a request stays where it is after its move has failed, and twice as long each further time."""
+
+
+class Stage(Enum):
+    QUEUED = auto()
+    STAGING = auto()
+    YIELDING = auto()
+    PULLING = auto()
+
+
+@dataclass(slots=True, eq=False)
+class Move:
+    """source, target  numbers of the links; target -1: none yet
+    attempt         which the target's outputs will have
+    num_sent        tokens of the answer that the target was sent with it
+    begun_s         when it began; held_s: when the source stopped, -1: not yet
+    error           why the target gets no KV, though it goes on; "": it does
+    """
+
+    entry: Entry
+    why: str
+    ticket: str
+    source: int
+    stage: Stage
+    begun_s: float
+    target: int = -1
+    attempt: int = -1
+    num_sent: int = 0
+    held_s: float = -1.0
+    error: str = ""
+
+
+class Moves:
+    """links       engines that serve, by number
+    held        requests that no engine has, though one had
+    new_ticket  makes a ticket nobody can guess; None: nothing is moved
+    find_target  for the answer of a split request, whose tokens have been sent or not: who computes it; None: nobody
+                 has room now. It must not be the source.
+    """
+
+    def __init__(
+        self,
+        links: dict[int, EngineLink],
+        held: dict[str, Entry],
+        new_ticket: Callable[[], str] | None,
+        find_target: Callable[[Entry, int, bool], EngineLink | None],
+    ) -> None:
+        self._links = links
+        self._held = held
+        self._new_ticket = new_ticket
+        self._find_target = find_target
+        self._of: dict[str, Move] = {}
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._of
+
+    @property
+    def next_s(self) -> float | None:
+        """When `tick` has something to do; None: never."""
+        return min((move.begun_s + STAGING_S for move in self._of.values() if _may_end(move)), default=None)
+
+    def at(self, link: int) -> Iterator[Move]:
+        """Those that have begun and have this engine at one of their ends."""
+        return (move for move in self._of.values() if link in (move.source, move.target))
+
+    def can_send(self, link: EngineLink) -> bool:
+        """Whether others can get KV from it."""
+        return self._new_ticket is not None and bool(link.ready.worker.kv_address)
+
+    def can_move(self, entry: Entry, now: float) -> bool:
+        """Whether a request may be moved that some engine has: it is over for nobody and moves nowhere, and has not
+        lately failed to."""
+        request = entry.request
+        return (
+            entry.link is not None
+            and entry.ending is None
+            and now >= entry.rests_until_s
+            and request.id not in self._of
+            and request.pooling is None
+            and not request.handoff
+        )
+
+    # ---- moves begin ----
+
+    def split(self, entry: Entry, source: EngineLink, now: float, effects: Effects) -> None:
+        """Let this engine compute the prompt and the first token; `find_target` says who goes on."""
+        move = self._begin(entry, SPLIT, source, Stage.QUEUED, now)
+        effects.submits.append((source.number, replace(entry.submission(), yields=move.ticket)))
+        source.give(entry)
+        entry.num_splits += 1
+        self._send_on(move, effects)
+
+    def migrate(self, entry: Entry, target: EngineLink, why: str, now: float, effects: Effects) -> None:
+        """Move a request that draws tokens to another engine."""
+        assert entry.link is not None and self.can_move(entry, now), entry
+        source = self._links[entry.link]
+        move = self._begin(entry, why, source, Stage.STAGING, now)
+        effects.tells.append((source.number, Offer(move.ticket, entry.request.id)))
+        self._submit(move, target, effects)
+
+    def fetch(
+        self, entry: Entry, link: EngineLink, peer: EngineLink, keys: Sequence[bytes], now: float, effects: Effects
+    ) -> None:
+        """Give a request to an engine that takes KV of these blocks of its prompt from another one's cache."""
+        move = self._begin(entry, FETCH, peer, Stage.PULLING, now)
+        move.target, move.held_s = link.number, now
+        effects.tells.append((peer.number, Offer(move.ticket, "", tuple(keys))))
+        request = replace(entry.submission(), source=self._source(move))
+        move.attempt = entry.attempt
+        effects.submits.append((link.number, request))
+        effects.tells.append((link.number, Continue(request.id, request.attempt, ())))
+        link.give(entry)
+
+    def _begin(self, entry: Entry, why: str, source: EngineLink, stage: Stage, now: float) -> Move:
+        assert self._new_ticket is not None and entry.request.id not in self._of, entry
+        move = self._of[entry.request.id] = Move(entry, why, self._new_ticket(), source.number, stage, now)
+        return move
+
+    def _submit(self, move: Move, target: EngineLink, effects: Effects) -> None:
+        request: Request = replace(move.entry.copy_for_another(), source=self._source(move))
+        move.target, move.attempt, move.num_sent = target.number, request.attempt, len(move.entry.tokens)
+        move.stage = Stage.STAGING
+        target.expect(move.entry)
+        effects.submits.append((target.number, request))
+
+    def _source(self, move: Move) -> KVSource:
+        worker = self._links[move.source].ready.worker
+        return KVSource(worker.id, worker.incarnation, worker.kv_address, worker.host, move.ticket)
+
+    def _send_on(self, move: Move, effects: Effects, must: bool = False) -> None:
+        """Give a split request to who goes on with it, if there is room, or anyhow."""
+        target = self._find_target(move.entry, move.source, must)
+        if target is not None:
+            self._submit(move, target, effects)
+
+    # ---- what engines say ----
+
+    def hear(self, link: int, message: FromEngine, now: float, effects: Effects) -> None:
+        """Staged or Moved, of the target."""
+        assert isinstance(message, Staged | Moved), message
+        move = self._of.get(message.request_id)
+        if move is None or move.target != link or move.attempt != message.attempt:
+            return
+        if isinstance(message, Moved) and move.stage is Stage.PULLING:
+            self._end(move, now, effects, message.num_tokens, message.error)
+        elif isinstance(message, Moved) and move.stage is Stage.YIELDING:
+            move.error = message.error  # the source may have stopped: the target computes what it lacks
+        elif isinstance(message, Moved):
+            self._cancel(move, now, effects, message.error or "it was not taken")
+        elif move.stage is Stage.STAGING and move.why != SPLIT:
+            move.stage = Stage.YIELDING
+            effects.tells.append((move.source, Yield(move.ticket, message.request_id, move.entry.attempt)))
+
+    def hear_end(self, link: int, output: Output, now: float, effects: Effects) -> None:
+        """An engine ended a request in an attempt that is not its present one: a target that would not have it."""
+        move = self._of.get(output.request_id)
+        if move is not None and (move.target, move.attempt) == (link, output.attempt):
+            assert move.stage is not Stage.PULLING, move
+            self._cancel(move, now, effects, output.error or f"it ended there: {output.finish_reason}", is_there=False)
+
+    def hand_over(self, entry: Entry, now: float, effects: Effects) -> None:
+        """The source has stopped, or is no more, and all its tokens have come: the target goes on, or where there is
+        none, whoever gets it next."""
+        source = None if entry.link is None else self._links.get(entry.link)
+        if source is not None:
+            source.take_back(entry)
+        entry.link = None
+        request_id = entry.request.id
+        move = self._of.get(request_id)
+        if move is not None and move.stage is Stage.QUEUED and source is not None:
+            self._send_on(move, effects, must=True)
+        if move is None or move.stage not in (Stage.STAGING, Stage.YIELDING):
+            if move is not None:
+                self._end(move, now, effects, 0, "no engine had room")
+            self._held[request_id] = entry
+            return
+        target = self._links[move.target]
+        target.forget(request_id)
+        entry.attempt, entry.num_given = move.attempt, len(entry.tokens)
+        target.give(entry)
+        rest = tuple(entry.tokens[move.num_sent :])
+        effects.tells.append((target.number, Continue(request_id, move.attempt, rest)))
+        move.stage, move.held_s = Stage.PULLING, now
+        if move.error:
+            self._end(move, now, effects, 0, move.error)
+
+    # ---- moves end ----
+
+    def lose(self, link: int, now: float, effects: Effects) -> None:
+        """An engine has gone. What it was to get stays where it is; what it had is the gateway's to judge."""
+        for move in [each for each in self._of.values() if each.target == link]:
+            if move.stage is Stage.PULLING:
+                self._end(move, now, effects, 0, "its target has gone")
+            else:
+                self._cancel(move, now, effects, "its target has gone", is_there=False)
+
+    def drop(self, entry: Entry, now: float, effects: Effects, error: str = "it is over") -> None:
+        """The request is over, or is to go on otherwise."""
+        move = self._of.get(entry.request.id)
+        if move is not None and move.stage is Stage.PULLING:
+            self._end(move, now, effects, 0, error)
+        elif move is not None:
+            self._cancel(move, now, effects, error)
+
+    def retreat(self, link: EngineLink, now: float, effects: Effects) -> None:
+        """An engine gets nothing more: what is only on its way there stays where it is."""
+        for request_id in list(link.arriving):
+            self._cancel(self._of[request_id], now, effects, "its target leaves")
+
+    def tick(self, now: float, effects: Effects) -> None:
+        for move in [each for each in self._of.values() if _may_end(each)]:
+            if now >= move.begun_s + STAGING_S:
+                self._cancel(move, now, effects, "its target had no room in time")
+
+    def send_queued(self, effects: Effects) -> None:
+        """Room may have come for the answers of split requests."""
+        for move in [each for each in self._of.values() if each.stage is Stage.QUEUED]:
+            self._send_on(move, effects)
+
+    def _cancel(self, move: Move, now: float, effects: Effects, error: str, is_there: bool = True) -> None:
+        """It has not come to the target and will not. `is_there`: the target has been given it."""
+        target = self._links.get(move.target)
+        if target is not None and move.stage is not Stage.QUEUED:
+            target.forget(move.entry.request.id)
+            if is_there:
+                effects.aborts.append((move.target, move.entry.request.id))
+        entry = move.entry
+        entry.num_failed_moves += 1
+        entry.rests_until_s = now + REST_S * 2 ** min(entry.num_failed_moves - 1, 8)
+        self._end(move, now, effects, 0, error)
+
+    def _end(self, move: Move, now: float, effects: Effects, num_tokens: int, error: str) -> None:
+        del self._of[move.entry.request.id]
+        if move.source in self._links:
+            effects.tells.append((move.source, Release(move.ticket)))
+        pause_s = now - move.held_s if move.held_s >= 0 else 0.0
+        effects.moved.append(
+            MoveEnded(move.entry.request, move.why, move.source, move.target, num_tokens, error, pause_s)
+        )
+
+    def check(self) -> None:
+        """Assert what must hold between events; slow, for tests."""
+        arriving = {number: set(link.arriving) for number, link in self._links.items()}
+        for name, move in self._of.items():
+            entry = move.entry
+            assert entry.request.id == name and entry.ending is None and name not in self._held, move
+            if move.stage is Stage.PULLING:
+                assert entry.link == move.target and entry.attempt == move.attempt, move
+            else:
+                assert entry.link == move.source and entry.attempt != move.attempt, move
+            if move.stage in (Stage.STAGING, Stage.YIELDING):
+                arriving[move.target].remove(name)
+            assert move.stage is not Stage.QUEUED or (move.why == SPLIT and move.target < 0), move
+        assert not any(arriving.values()), arriving
+
+
+def _may_end(move: Move) -> bool:
+    """Only what its source still computes, and would go on with."""
+    return move.stage is Stage.STAGING and move.why != SPLIT

@@ -1,0 +1,49 @@
+"""When the rescheduling policy is asked, and what is done of what it says. Pure."""
+
+from __future__ import annotations
+
+from .entry import Entry
+from .events import Effects
+from .links import EngineLink
+from .placing import Placing
+from .rescheduling import Rescheduling, View
+
+EVERY_S = 0.1
+"""Seconds between two reviews; each proposes a few moves, so this bounds moves a second."""
+
+
+class Reviews:
+    """policy  which requests go to another engine; None: none do
+    next_s  when the next review is due
+    """
+
+    def __init__(self, placing: Placing) -> None:
+        self.policy: Rescheduling | None = None
+        self.next_s = 0.0
+        self._placing = placing
+
+    @property
+    def is_wanted(self) -> bool:
+        return self.policy is not None and len(self._placing.links) > 1
+
+    def review(self, now: float, effects: Effects) -> None:
+        """Let some requests go to other engines."""
+        self.next_s = now + EVERY_S
+        if self.policy is None or len(self._placing.links) < 2:
+            return
+        placing, moves = self._placing, self._placing.moves
+
+        def can_move(entry: Entry) -> bool:
+            return moves.can_move(entry, now) and entry is not placing.suspects.on_trial
+
+        def num_moving(link: EngineLink) -> int:
+            return sum(1 for _ in moves.at(link.number))
+
+        view = View(tuple(placing.links.values()), placing.may_get, can_move, num_moving)
+        for entry, target, why, is_waiting in list(self.policy.propose(view)):
+            assert entry.link is not None, entry
+            if is_waiting:
+                effects.rerouted += 1
+                placing.reroute(entry, target, effects)
+            elif moves.can_send(placing.links[entry.link]):
+                moves.migrate(entry, target, why, now, effects)
