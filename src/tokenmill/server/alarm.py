@@ -12,12 +12,14 @@ class Alarm:
     def __init__(self, ring: Callable[[], float | None]) -> None:
         self._ring = ring
         self._timer: asyncio.TimerHandle | None = None
+        self._at_s = 0.0
 
     def set(self, at_s: float | None) -> None:
         """At that time of the loop's clock, or when it was set to, if that is sooner."""
-        if at_s is None or (self._timer is not None and self._timer.when() <= at_s):
+        if at_s is None or (self._timer is not None and self._at_s <= at_s):
             return
         self.cancel()
+        self._at_s = at_s
         self._timer = asyncio.get_running_loop().call_at(at_s, self._call)
 
     def cancel(self) -> None:
