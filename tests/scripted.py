@@ -49,6 +49,7 @@ from tokenmill.server.responses.store import ResponseStore
 from tokenmill.server.run import serve
 from tokenmill.server.signing import Signer
 from tokenmill.server.tenants.access import Access
+from tokenmill.server.upstream.upstream import Upstream
 from tokenmill.server.usage.books import Books
 from tokenmill.text.chat import ChatTemplate
 from tokenmill.text.gguf_tokenizer import tokenizer_from_gguf
@@ -189,6 +190,7 @@ class Served:
         tracing: Tracing | None = None,
         audit: AuditLog | None = None,
         signer: Signer | None = None,
+        upstreams: Sequence[Upstream] = (),
         **settings: Any,
     ) -> None:
         self.text = text or make_text_model()
@@ -209,6 +211,7 @@ class Served:
         self._num_engines = 0
         self.audit = audit
         self.signer = signer
+        self.upstreams = upstreams
         self._started = threading.Event()
 
     def ask(
@@ -266,6 +269,7 @@ class Served:
             audit=self.audit,
             signer=self.signer,
             tracing=self._tracing,
+            upstreams=self.upstreams,
         )
         self.script = Script(self.text, self._reply)
         self.script.step_s = self._step_s

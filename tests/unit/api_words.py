@@ -82,6 +82,7 @@ ERRORS = {
     "open or held: [overload.md](overload.md). `Retry-After` says when there will be room.",
     "EngineFailed": "A step failed, or a bug, with its traceback in the log; or engines died of the request again and "
     "again.",
+    "UpstreamFailed": "A server that answers for the model ([many-models.md](many-models.md)) gave no whole answer.",
     "Unavailable": "The engine starts, has died or stalls, or the server drains. While the engine is restarted "
     "`Retry-After` says when it will be back.",
 }

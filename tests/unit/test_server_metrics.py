@@ -17,6 +17,7 @@ from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.terms import Terms
 from tokenmill.net.clock import MonotonicClock
 from tokenmill.server.client import EngineClient
+from tokenmill.server.helper import Caller
 from tokenmill.server.metrics import Metrics, token_buckets
 from tokenmill.server.observe.audit_metrics import AuditMetrics
 from tokenmill.server.observe.book import Record, RequestBook
@@ -26,6 +27,11 @@ from tokenmill.server.repeats.metrics import RepeatMetrics
 from tokenmill.server.result_cache import ResultCache
 from tokenmill.server.slo.idle_job import IdleTime
 from tokenmill.server.slo.scorer import Scorer
+from tokenmill.server.upstream.address import UpstreamAddress
+from tokenmill.server.upstream.metrics import UpstreamMetrics
+from tokenmill.server.upstream.passing import Ended as UpstreamEnded
+from tokenmill.server.upstream.tally import Tally
+from tokenmill.server.upstream.upstream import Upstream
 from tokenmill.server.usage.books import Books
 from tokenmill.server.usage.metrics import UsageMetrics
 
@@ -47,6 +53,15 @@ def observed(metrics: Metrics) -> Observer:
     return observer
 
 
+def upstreamed(metrics: Metrics) -> None:
+    """An upstream has answered a call."""
+    upstream = Upstream("u", UpstreamAddress.of("http://x"), MonotonicClock())
+    tally = Tally(8)
+    UpstreamMetrics([upstream], metrics.registry).ended(
+        UpstreamEnded("u", Caller(), "200", "http://x", tally, 1, 1.0, 1.0)
+    )
+
+
 def test_the_page_lists_every_metric_with_its_type_and_no_other() -> None:
     metrics = Metrics("m", 512)
     metrics.engine_ready(READY, EngineStats())
@@ -57,6 +72,7 @@ def test_the_page_lists_every_metric_with_its_type_and_no_other() -> None:
     observer = observed(metrics)
     metrics.registry.register(Scorer("m", dict))
     metrics.registry.register(IdleTime("m", EngineClient(), MonotonicClock(), Mock(outcome="")))
+    upstreamed(metrics)
     rows = re.findall(r"^\| `([\w:]+)` \| (\w+) \| ([^|]+) \| ([^|]+) \|$", PAGE.read_text(), re.MULTILINE)
     told = (*metrics.registry.collect(), *observer.tenants.registry.collect())
     families = {family.name: family.type for family in told}
@@ -70,6 +86,7 @@ def test_the_page_names_every_label() -> None:
     metrics.call_refused(400)
     lines = {line.split("`")[1]: line for line in PAGE.read_text().splitlines() if line.startswith("| `")}
     observer = observed(metrics)
+    upstreamed(metrics)
     for family in (*metrics.registry.collect(), *observer.tenants.registry.collect()):
         labels = {label for sample in family.samples for label in sample.labels} - {*LABELS, "le"}
         for label in labels:

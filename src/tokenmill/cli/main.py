@@ -22,6 +22,7 @@ from .keys_parser import add_commands as add_key_commands
 from .options import SHAPE, SamplingOptions, add_options, argument_type
 from .parser import Parser, add_foreign_flags, add_model
 from .serve_options import HttpOptions, ServeOptions, port_number
+from .upstream_options import UPSTREAMS, UpstreamOptions
 from .worker_options import LinkOptions, ListenOptions, WorkerOptions
 
 
@@ -56,6 +57,7 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
         text=(TextOptions,),
         HTTP=(HttpOptions, ServerConfig),
         **{KEYS: (), LOAD: (), KEPT: (), LOGS: (), AUDIT: (AuditOptions,)},
+        **{UPSTREAMS: (UpstreamOptions,)},
         server=(ServeOptions,),
         workers=(ListenOptions, LinkOptions),
         engine=(EngineOptions,),

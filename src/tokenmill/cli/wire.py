@@ -40,6 +40,7 @@ from .plan import print_facts
 from .quiet import until_quiet
 from .serve_options import HttpOptions, ServeOptions, server_config, set_access_log
 from .state import open_access, open_answer_store, open_books, open_response_store, require_keys
+from .upstream_options import UpstreamOptions
 from .worker_options import LinkOptions, ListenOptions
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ class _Given:
     access: Access
     audit: AuditOptions
     tracing: Tracing | None
+    upstreams: UpstreamOptions
 
 
 def serve(args: argparse.Namespace) -> int:
@@ -93,8 +95,9 @@ def serve(args: argparse.Namespace) -> int:
     audit = given_options(AuditOptions, args)
     tracing = open_tracing(options.otlp_traces_endpoint, __version__)
     given = _Given(
-        options, http, given_options(TextOptions, args), config, tls, order, saves_kv, access, audit, tracing
-    )
+        options, http, given_options(TextOptions, args), config, tls, order, saves_kv, access, audit, tracing,
+        given_options(UpstreamOptions, args),
+    )  # fmt: skip
     queue_bytes = config.max_buffered_bytes + config.max_open_tokens * QUEUED_TOKEN_BYTES
     launch = Launch(
         str(model.path), config.model_names[0], str(default_cache_dir()), engine, queue_bytes,
@@ -170,6 +173,8 @@ async def _serve(given: _Given, model: ResolvedModel, engines: Engines, started_
     seeds = new_seed if options.seed is None else seeds_from(options.seed)
     allowed = {"trust_templates": config.allow_chat_template, "allow_special": given.text.allow_special_in_content}
     helper = HelperProcess(str(model.path), materials(text, **allowed))
+    taken = (*config.model_names, *(name for name, _ in options.lora_modules))
+    upstreams = given.upstreams.upstreams(taken, MonotonicClock())
     store = open_response_store(config.responses_store)
     answers = open_answer_store(config.idempotency_store)
     books = open_books(config.usage_dir, config.usage_kept_days)
@@ -196,6 +201,8 @@ async def _serve(given: _Given, model: ResolvedModel, engines: Engines, started_
         signer=signer,
         tracing=given.tracing,
         idle_job=idle_job,
+        upstreams=upstreams,
+        max_upstream_calls=given.upstreams.upstream_max_open,
     )
     gc.collect()
     gc.freeze()  # what is loaded stays: to walk it again holds all streams up for milliseconds

@@ -16,6 +16,7 @@
      |   |- RateLimited            429  the caller has used up what it may
      |- Unavailable               503  the engine is down or draining; a retry may succeed (`retry_after_s`: when)
      |- EngineFailed              500  a step failed; the request was lost
+     |- UpstreamFailed            502  a server of others that this one passes calls to gave no whole answer
      |- LinkRefused               the other end of a network link is not who it must be, or does not want this one
      |- ConfigError               exit code 2; names the option
      |- BadCheckpoint             a model file is truncated, corrupt, hostile or of an unknown kind
@@ -144,6 +145,12 @@ class Unavailable(TokenmillError):
 class EngineFailed(TokenmillError):
     status = 500
     kind = "internal_error"
+    retryable = True
+
+
+class UpstreamFailed(TokenmillError):
+    status = 502
+    kind = "upstream_error"
     retryable = True
 
 

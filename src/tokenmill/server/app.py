@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -36,6 +36,8 @@ from .layers import layers
 from .llama.routes import routes as llama_routes
 from .messages.routes import routes as message_routes
 from .metrics import Metrics
+from .models.book import ModelBook
+from .models.door import ModelDoor
 from .observe.audit_metrics import AuditMetrics
 from .observe.observer import Observer
 from .observe.routes import routes as observe_routes
@@ -58,6 +60,8 @@ from .slo.routes import routes as slo_routes
 from .slo.start import Measuring
 from .tenants.access import Access
 from .tenants.routes import routes as tenant_routes
+from .upstream.start import add_upstreams
+from .upstream.upstream import Upstream
 from .usage.books import Books
 from .usage.metrics import UsageMetrics
 from .usage.routes import routes as usage_routes
@@ -84,11 +88,16 @@ def build_app(
     answers: AnswerStore | None = None,
     tracing: Tracing | None = None,
     idle_job: Job | None = None,
+    upstreams: Sequence[Upstream] = (),
+    max_upstream_calls: int = 256,
 ) -> Starlette:
     """The ASGI application in front of `client`, whose engine may come and go. `store`, `books`, `audit` and `answers`:
     open as long as it serves; None: responses are not kept, usage is not counted, nothing is noted, no call has an
     Idempotency-Key. `access`: as well, and open longer; None: the keys of `config` alone. `tracing`: where spans go;
     None: nowhere. `signer`: of answers; None: they are not signed.
+
+    `upstreams`: servers of others, which are asked for the models they are named by, each for at most
+    `max_upstream_calls` at once; looked at while `app.state.models` is open.
 
     `idle_job`: has the machine while nobody has a call open, from `app.state.idle_time.open()` on; None: there is none.
 
@@ -127,7 +136,14 @@ def build_app(
         client.hearers.watchers.append(access.quotas)
     if audit is not None:
         access.on_change = partial(note_changes, audit)
-    service = Service(generation)
+    book = ModelBook(config.model_names)
+    registry = client.hearers.metrics.registry
+    add_upstreams(
+        book, upstreams, generation.limits, clock, new_id,
+        max_open=max_upstream_calls, registry=registry, meter=meter, audit=audit,
+    )  # fmt: skip
+    generation.other_names = book.names
+    service = Service(generation, book)
     vectors = VectorService(
         config,
         text,
@@ -151,7 +167,9 @@ def build_app(
     )
     if audit is not None:
         client.hearers.metrics.registry.register(AuditMetrics(config.model_names[0], audit.status))
+    door = partial(ModelDoor, book=book, limits=generation.limits, refuse=service.refuse, note_gone=service.note_gone)
     middleware = layers(config, access, keyed, new_id, audit=audit, signer=signer, tracing=tracing)
+    middleware.append(Middleware(door))
     idle_time = None
     if idle_job is not None:
         idle_time = IdleTime(config.model_names[0], client, clock, idle_job)
@@ -197,10 +215,12 @@ def build_app(
     }
     batches = None
     if config.files_dir:
-        inside: ASGIApp = Starlette(routes=routes, exception_handlers=handlers)  # no gate: its owner has passed it
+        inside: ASGIApp = door(
+            Starlette(routes=routes, exception_handlers=handlers)
+        )  # no gate: its owner has passed it
         inside = inside if tracing is None else Traced(inside, tracing=tracing)
         files = FileStore(config.files_dir, new_id)
-        batches = Batches(files, inside, client, generation.serves, config.max_body_bytes, access.tenant_of)
+        batches = Batches(files, inside, client, service.serves, config.max_body_bytes, access.tenant_of)
     app = Starlette(
         routes=[*routes, *file_routes(generation, batches)], middleware=middleware, exception_handlers=handlers
     )
@@ -209,6 +229,7 @@ def build_app(
     app.state.idle_time = idle_time
     app.state.measuring = Measuring(client, generation.objectives, clock, new_id)
     app.state.limits = generation.limits
+    app.state.models = book
     app.state.client = client
     app.state.config = config
     app.state.access = access

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -96,6 +96,7 @@ class Generation:
         self._results = results
         self._rules = rules_of(text, config.allow_chat_template)
         self._logged_fields: set[str] = set()
+        self.other_names: Callable[[], Sequence[str]] = tuple
 
     @property
     def max_model_len(self) -> int:
@@ -282,7 +283,8 @@ class Generation:
             return None
         adapter = self.client.adapters.get(name) or self.client.adapters.get(plain or "")
         if adapter is None:
-            known = ", ".join([*self.config.model_names, *(each.name for each in self.client.adapters)])
+            adapters = (each.name for each in self.client.adapters)
+            known = ", ".join([*self.config.model_names, *adapters, *self.other_names()])
             hint = f"this server has: {known}."
             message = f"The model {name[:200]!r} does not exist here; {hint}"
             raise ModelNotFound(message, param="model", name=name[:200], hint=hint)

@@ -26,6 +26,7 @@ _EXPOSED = (
     "retry-after",
     "idempotent-replayed",
     "x-tokenmill-cache",
+    "x-tokenmill-exact",
     "x-tokenmill-shortened",
     SIGNATURE,
     *(f"x-ratelimit-{what}-{of}" for of in ("requests", "tokens") for what in ("limit", "remaining", "reset")),

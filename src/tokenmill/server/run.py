@@ -80,6 +80,7 @@ async def serve(
         if handover is not None:
             handover.open()
         app.state.measuring.open()
+        app.state.models.open()
         serving = asyncio.create_task(server.serve([listener]), name="http")
         try:
             while not server.started and not serving.done():
@@ -97,6 +98,7 @@ async def serve(
                 each.close()
             door.close()
             await app.state.measuring.close()
+            await app.state.models.close()
             if handover is not None:
                 await handover.close()
 
@@ -124,7 +126,7 @@ class _Stop:
             self._app.state.limits.draining = True
             if self._app.state.handover is not None:
                 self._app.state.handover.stop()
-            self._on_draining(self._app.state.client.num_open)
+            self._on_draining(self._app.state.client.num_open + self._app.state.models.num_open)
             self._server.should_exit = True
             loop.call_later(self._drain_s, self._end_open)
         elif not self._server.force_exit:
@@ -134,6 +136,7 @@ class _Stop:
 
     def _end_open(self) -> None:
         self._app.state.client.fail_open(Unavailable("The server is shutting down."))
+        self._app.state.models.end_calls()
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ from .generation import Generation
 from .helper import caller_of
 from .http import JSONReply, error_reply, style_for
 from .messages.models import model_body, page_body
+from .models.book import ModelBook
 from .reading import parse_small
 from .replies import OpenAIShape
 from .scopes import require_adapters
@@ -32,7 +33,8 @@ _CHAT, _COMPLETION = OpenAIShape("chatcmpl"), OpenAIShape("cmpl")
 class Service:
     """The endpoints of one application."""
 
-    def __init__(self, generation: Generation) -> None:
+    def __init__(self, generation: Generation, book: ModelBook) -> None:
+        self._book = book
         self._generation = generation
         self._config = generation.config
         self._text = generation.text
@@ -43,6 +45,10 @@ class Service:
         self._limits = generation.limits
         self._created = int(time.time())
 
+    def serves(self, name: str) -> bool:
+        """Whether a body may name this model."""
+        return self._book.find(name) is not None or self._generation.serves(name)
+
     async def chat(self, request: HttpRequest) -> ASGIApp:
         return await self._generation.reply(request, "chat", _CHAT)
 
@@ -52,13 +58,15 @@ class Service:
     async def models(self, request: HttpRequest) -> Response:
         cards = [self._card(name) for name in self._config.model_names]
         cards += [self._card(adapter.name, adapter) for adapter in self._client.adapters]
+        cards += self._book.cards()
         if style_for(request.scope) is anthropic_style:
             return JSONReply(page_body(cards))
         return JSONReply({"object": "list", "data": cards})
 
     async def model(self, request: HttpRequest) -> Response:
         name = request.path_params["name"]
-        card = self._card(name, self._generation.check_model({"model": name}))
+        other = self._book.find(name)
+        card = self._book.card(other.name) if other else self._card(name, self._generation.check_model({"model": name}))
         return JSONReply(model_body(card) if style_for(request.scope) is anthropic_style else card)
 
     async def load_adapter(self, request: HttpRequest) -> Response:

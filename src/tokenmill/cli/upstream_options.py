@@ -1,0 +1,111 @@
+"""Flags of `serve` about servers of others that it passes calls to."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..core.errors import ConfigError
+from ..core.options import check, option, seconds
+
+if TYPE_CHECKING:
+    from ..core.ports import Clock
+    from ..server.upstream.upstream import Upstream
+
+UPSTREAMS = "servers of others"
+"""The heading in the help of `serve`."""
+
+
+def _named_url(text: str) -> tuple[str, str]:
+    from ..server.upstream.address import UpstreamAddress
+
+    name, equals, url = text.partition("=")
+    if not (name and equals and url and name.isprintable()):
+        raise ValueError(f"must be NAME=URL, got {text!r}.")
+    UpstreamAddress.of(url)
+    return name, url
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpstreamOptions:
+    """Which servers answer for which models. Raises ConfigError."""
+
+    upstream: tuple[tuple[str, str], ...] = option(
+        (),
+        "calls for the model NAME are passed to the OpenAI-compatible server at URL; several of one name share them "
+        "(repeatable)",
+        several="each",
+        read=_named_url,
+        metavar="NAME=URL",
+    )
+    upstream_api_key_file: str | None = option(
+        None,
+        "keys that upstreams want, NAME=KEY a line, in a file that only its owner may read (default: none are sent)",
+        metavar="FILE",
+    )
+    upstream_timeout_s: float = option(
+        300.0,
+        "longest silence of an upstream's answer, its first byte included (default: 300)",
+        read=seconds,
+        metavar="S",
+    )
+    upstream_max_open: int = option(
+        256, "most calls that one upstream has at once; more are refused (default: 256)", least=1, metavar="N"
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.upstream_timeout_s <= 0:
+            raise ConfigError("--upstream-timeout-s must be more than 0.", param="upstream_timeout_s")
+        if len(set(self.upstream)) != len(self.upstream):
+            raise ConfigError("--upstream names the same server twice.", param="upstream")
+        if self.upstream_api_key_file is not None and not self.upstream:
+            raise ConfigError("--upstream-api-key-file needs --upstream.", param="upstream_api_key_file")
+
+    def upstreams(self, taken: Sequence[str], clock: Clock) -> list[Upstream]:
+        """taken: names that other models have. Raises ConfigError."""
+        from ..server.upstream.address import UpstreamAddress
+        from ..server.upstream.upstream import Upstream
+
+        for name, _ in self.upstream:
+            if name in taken:
+                raise ConfigError(f"--upstream: {name} is the name of another model here.", param="upstream")
+        keys = self._keys()
+        return [
+            Upstream(name, UpstreamAddress.of(url), clock, key=keys.get(name, ""), timeout_s=self.upstream_timeout_s)
+            for name, url in self.upstream
+        ]
+
+    def _keys(self) -> dict[str, str]:
+        path = self.upstream_api_key_file
+        if path is None:
+            return {}
+        where = f"--upstream-api-key-file {path}"
+        try:
+            with Path(path).open(encoding="utf8") as file:
+                mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+                lines = file.read().splitlines()
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{where} cannot be read: {error}.", param="upstream_api_key_file") from error
+        if mode & 0o077:
+            raise ConfigError(
+                f"{where} can be read by others than its owner (mode {mode:04o}): chmod 600 it.",
+                param="upstream_api_key_file",
+            )
+        names = {name for name, _ in self.upstream}
+        keys = {}
+        for number, line in enumerate(lines, 1):
+            if not line.strip() or line.lstrip().startswith("#"):
+                continue
+            name, _, key = line.strip().partition("=")
+            if name not in names or not key or not key.isascii() or not key.isprintable() or " " in key:
+                raise ConfigError(
+                    f"{where}: line {number} is not NAME=KEY with the name of an --upstream.",
+                    param="upstream_api_key_file",
+                )
+            keys[name] = key
+        return keys

@@ -1,0 +1,116 @@
+"""The models behind this front end besides its own: by name, whoever answers for them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from starlette.types import Receive, Scope, Send
+
+from ...core.errors import InvalidRequest
+
+MAX_NAME = 200
+UPSTREAM, LOCAL = "upstream", "local"
+
+
+class ServedModel(Protocol):
+    """name: as calls say it. kind: UPSTREAM or LOCAL. num_open: calls of now."""
+
+    name: str
+    kind: str
+    num_open: int
+
+    @property
+    def why_not(self) -> str:
+        """Why no call can be answered now; "": it can."""
+        ...
+
+    def takes(self, path: str) -> bool:
+        """Whether it answers calls of this path."""
+        ...
+
+    async def answer(self, path: str, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
+        """Raises TokenmillError before the answer has begun, and ClientGone."""
+        ...
+
+    def facts(self) -> dict[str, Any]:
+        """What its entry in /admin/models says besides name, kind and open calls."""
+        ...
+
+    def open(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    def end_calls(self) -> None:
+        """All that are open, with an error."""
+        ...
+
+
+class ModelBook:
+    """home: names of the server's own model, which answers for every name that is not here."""
+
+    def __init__(self, home: Sequence[str]) -> None:
+        self.home = tuple(home)
+        self._others: dict[str, ServedModel] = {}
+        self._created: dict[str, int] = {}
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether every call is for the server's own model."""
+        return not self._others
+
+    @property
+    def others(self) -> list[ServedModel]:
+        return list(self._others.values())
+
+    @property
+    def num_open(self) -> int:
+        return sum(each.num_open for each in self._others.values())
+
+    def names(self) -> list[str]:
+        return list(self._others)
+
+    def add(self, model: ServedModel) -> None:
+        """Raises InvalidRequest for a name that cannot be had."""
+        self.check_new(model.name)
+        self._others[model.name] = model
+        self._created[model.name] = int(time.time())
+
+    def check_new(self, name: str) -> None:
+        """Raises InvalidRequest."""
+        if not 0 < len(name) <= MAX_NAME or not name.isprintable():
+            raise InvalidRequest(f"The name of a model must be 1 to {MAX_NAME} printable characters.", param="name")
+        if name in self.home or name in self._others:
+            raise InvalidRequest(f"There is a model {name!r} already.", param="name")
+
+    def remove(self, name: str) -> ServedModel | None:
+        self._created.pop(name, None)
+        return self._others.pop(name, None)
+
+    def find(self, name: str | None) -> ServedModel | None:
+        """None: the server's own model is to answer. A name may carry the tag "latest", as Ollama's clients write."""
+        if name is None or name in self.home:
+            return None
+        return self._others.get(name) or self._others.get(name.removesuffix(":latest"))
+
+    def card(self, name: str) -> dict[str, Any]:
+        """As /v1/models lists a model that is here."""
+        kind = self._others[name].kind
+        owner = "tokenmill" if kind == LOCAL else kind
+        return {"id": name, "object": "model", "created": self._created[name], "owned_by": owner}
+
+    def cards(self) -> list[dict[str, Any]]:
+        return [self.card(name) for name in self._others]
+
+    def open(self) -> None:
+        for each in self.others:
+            each.open()
+
+    async def close(self) -> None:
+        for each in self.others:
+            await each.close()
+
+    def end_calls(self) -> None:
+        for each in self.others:
+            each.end_calls()
