@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 from ..core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from ..server.config import ServerConfig
     from ..server.repeats.store import AnswerStore
     from ..server.responses.store import ResponseStore
+    from ..server.resume.store import ResumeStore
     from ..server.tenants.access import Access
     from ..server.usage.books import Books
 
@@ -59,6 +61,18 @@ def open_answer_store(chosen: str | None) -> AnswerStore | None:
             raise
         _log.warning("Calls with an Idempotency-Key are refused. %s", error)
         return None
+    return store
+
+
+def open_resume_store(config: ServerConfig) -> ResumeStore | None:
+    """The store of streams that outlive this process; None: there is none. Raises ConfigError."""
+    from ..server.resume.store import ResumeStore
+
+    if not config.resume_file:
+        return None
+    path = os.path.abspath(Path(config.resume_file).expanduser())
+    store = ResumeStore(path, max_bytes=config.resume_bytes, kept_s=config.resume_kept_s)
+    store.open()
     return store
 
 

@@ -39,7 +39,7 @@ from .options import engine_options, given_options
 from .plan import print_facts
 from .quiet import until_quiet
 from .serve_options import HttpOptions, ServeOptions, server_config, set_access_log
-from .state import open_access, open_answer_store, open_books, open_response_store, require_keys
+from .state import open_access, open_answer_store, open_books, open_response_store, open_resume_store, require_keys
 from .upstream_options import UpstreamOptions
 from .worker_options import LinkOptions, ListenOptions
 
@@ -178,6 +178,7 @@ async def _serve(given: _Given, model: ResolvedModel, engines: Engines, started_
     store = open_response_store(config.responses_store)
     answers = open_answer_store(config.idempotency_store)
     books = open_books(config.usage_dir, config.usage_kept_days)
+    resume = open_resume_store(config)
     signer = load_signer(config.sign_responses, "--sign-responses") if config.sign_responses else None
     audit = given.audit.open()
     if audit is not None:
@@ -203,6 +204,7 @@ async def _serve(given: _Given, model: ResolvedModel, engines: Engines, started_
         idle_job=idle_job,
         upstreams=upstreams,
         max_upstream_calls=given.upstreams.upstream_max_open,
+        resume=resume,
     )
     gc.collect()
     gc.freeze()  # what is loaded stays: to walk it again holds all streams up for milliseconds
@@ -228,6 +230,8 @@ async def _serve(given: _Given, model: ResolvedModel, engines: Engines, started_
         print(f"tokenmill: draining {requests} for at most {options.drain_s:g} s; again to stop at once", flush=True)
 
     async def serve_and_save() -> None:
+        if app.state.resume is not None:
+            await app.state.resume.restart(app)
         await serve_http(
             app,
             http.host,
@@ -271,6 +275,9 @@ async def _serve(given: _Given, model: ResolvedModel, engines: Engines, started_
         if idle_job is not None:
             app.state.idle_time.close()
             await idle_job.close()
+        if app.state.resume is not None and resume is not None:
+            await app.state.resume.close()
+            resume.close()
         await helper.close()
         if given.tracing is not None:
             await asyncio.to_thread(given.tracing.close)

@@ -52,6 +52,9 @@ from .request_log import RequestLog
 from .responses.routes import routes as responses_routes
 from .responses.store import ResponseStore
 from .result_cache import ResultCache
+from .resume.metrics import book_of
+from .resume.routes import routes as resume_routes
+from .resume.store import ResumeStore
 from .service import Service
 from .signatures import routes as signature_routes
 from .signing import Signer
@@ -90,6 +93,7 @@ def build_app(
     idle_job: Job | None = None,
     upstreams: Sequence[Upstream] = (),
     max_upstream_calls: int = 256,
+    resume: ResumeStore | None = None,
 ) -> Starlette:
     """The ASGI application in front of `client`, whose engine may come and go. `store`, `books`, `audit` and `answers`:
     open as long as it serves; None: responses are not kept, usage is not counted, nothing is noted, no call has an
@@ -100,6 +104,8 @@ def build_app(
     `max_upstream_calls` at once; looked at while `app.state.models` is open.
 
     `idle_job`: has the machine while nobody has a call open, from `app.state.idle_time.open()` on; None: there is none.
+
+    `resume`: as `store`; None: no stream is kept. `await app.state.resume.restart(app)` before it serves.
 
     `app.state.limits.draining = True` makes it refuse new calls; `app.state.client` is `client`.
     """
@@ -168,7 +174,8 @@ def build_app(
     if audit is not None:
         client.hearers.metrics.registry.register(AuditMetrics(config.model_names[0], audit.status))
     door = partial(ModelDoor, book=book, limits=generation.limits, refuse=service.refuse, note_gone=service.note_gone)
-    middleware = layers(config, access, keyed, new_id, audit=audit, signer=signer, tracing=tracing)
+    streams = None if resume is None else book_of(resume, config, access, client, generation.limits)
+    middleware = layers(config, access, streams, keyed, new_id, audit=audit, signer=signer, tracing=tracing)
     middleware.append(Middleware(door))
     idle_time = None
     if idle_job is not None:
@@ -206,6 +213,7 @@ def build_app(
         *openapi_routes(config.root_path),
         *slo_routes(generation.objectives, generation.scorer, idle_time),
         *signature_routes(signer),
+        *resume_routes(streams),
     ]
     handlers: dict[Any, Any] = {
         TokenmillError: service.refuse,
@@ -227,6 +235,7 @@ def build_app(
     app.state.batches = batches
     app.state.handover = None if batches is None else Handover(batches)
     app.state.idle_time = idle_time
+    app.state.resume = streams
     app.state.measuring = Measuring(client, generation.objectives, clock, new_id)
     app.state.limits = generation.limits
     app.state.models = book

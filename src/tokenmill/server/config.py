@@ -178,6 +178,37 @@ class ServerConfig:
         least=0,
         group=KEPT,
     )
+    resume_file: str = option(
+        "",
+        "file that keeps streams under way, so that they outlive this process, and clients can come back to them "
+        "(default: none)",
+        metavar="FILE",
+        group=KEPT,
+    )
+    resume_grace_s: float = option(
+        60.0,
+        "how long a stream goes on whose client has gone and asked to wait, or that an earlier process began "
+        "(default: 60)",
+        read=seconds,
+        metavar="S",
+        least=0,
+        group=KEPT,
+    )
+    resume_kept_s: float = option(
+        3600.0,
+        "how long a stream that has ended can still be read from the resume file (default: 3600)",
+        read=seconds,
+        metavar="S",
+        group=KEPT,
+    )
+    resume_bytes: int = option(
+        256 * MiB,
+        "most that the resume file keeps of streams that have ended (default: 256MiB)",
+        read=size,
+        metavar="SIZE",
+        least=0,
+        group=KEPT,
+    )
     usage_dir: str | None = option(
         None,
         "folder that keeps the account of tokens by tenant, key and model, or 'off' to keep none "

@@ -135,6 +135,11 @@ class Stream:
             self._wake()
 
     @property
+    def is_closed(self) -> bool:
+        """Whether nothing of it is open any more."""
+        return not self._open
+
+    @property
     def is_immediate(self) -> bool:
         """Whether its reader gets each output as it comes."""
         return self._interval == 1

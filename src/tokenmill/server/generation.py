@@ -39,6 +39,9 @@ from .pieces import in_turns
 from .reading import read_call
 from .result_cache import HEADER as HIT
 from .result_cache import ResultCache
+from .resume.again import ended_stream, line_of
+from .resume.line import Line
+from .resume.record import KeptCall
 from .rules import rules_of
 from .shape import Shape
 from .slo.objectives import Objectives
@@ -53,6 +56,7 @@ from .usage.record import Account
 _log = logging.getLogger(__name__)
 _MAX_LOGGED = 1000
 _MAX_LOGGED_OF_BODY = 50
+_FOREVER_S = 1e9
 _NOBODY = Caller()
 
 
@@ -117,7 +121,13 @@ class Generation:
             given_id = request.state.request_id
             if call.beams is None:
                 answer, stream = await self.begin(
-                    call, shape.prefix, caller, rendered=rendered, arrival_s=arrival_s, request_id=given_id
+                    call,
+                    shape.prefix,
+                    caller,
+                    rendered=rendered,
+                    arrival_s=arrival_s,
+                    request_id=given_id,
+                    line=line_of(request, shape.media_type),
                 )
                 return self.answer_with(shape, answer, stream)
             answer = await self._prepare(call, shape.prefix, caller, rendered, arrival_s, given_id)
@@ -150,13 +160,20 @@ class Generation:
         rendered: Rendered | None = None,
         arrival_s: float | None = None,
         request_id: str = "",
+        line: Line | None = None,
+        new_name: Callable[[], str] | None = None,
     ) -> tuple[Answer, Stream]:
         """Encode a call and submit it to the engine. The stream is the caller's to close. `prefix`: of the answer's id;
-        `request_id`: the client's own name of the call."""
+        `request_id`: the client's own name of the call; `line`: keeps it, where it is a stream of one choice;
+        `new_name`: gives the answer's id, instead of both."""
         if call.beams is not None:
             raise InvalidRequest("use_beam_search is not available here.", param="use_beam_search")
         arrival_s = self.clock.now() if arrival_s is None else arrival_s
+        if line is not None and line.call is not None:
+            return await self._go_on(call, caller, rendered, line, line.call)
         answer = await self._prepare(call, prefix, caller, rendered, arrival_s, request_id)
+        if new_name is not None:
+            answer.id = new_name()
         interval = (call.stream_interval or self.config.stream_interval) if call.stream else 1
         requests = [choice.request for choice in answer.choices]
         if self._results is not None:
@@ -166,10 +183,36 @@ class Generation:
             self._results.record(requests)
         if self._shadow is not None:
             self._shadow.note(requests, answer.verdict)
+        if line is not None and call.stream and len(requests) == 1 and line.keep(answer):
+            interval = 1
+            if answer.tab is not None:
+                answer.tab.defer(requests[0].id)
         with self.limits.dropping_quota(requests):
             stream = self.client.open(requests, caller.name, interval, answer.verdict)
         if self.client.hearers.request_log is not None:
             self.client.hearers.request_log.came(requests, answer.id)
+        return answer, stream
+
+    async def _go_on(
+        self, call: Call, caller: Caller, rendered: Rendered | None, line: Line, kept: KeptCall
+    ) -> tuple[Answer, Stream]:
+        """`begin` of a call that an earlier process had let in: with its names, its request and what had come of it.
+        It waits for an engine as long as it takes."""
+        adapter = self.check_model({"model": call.model})
+        ready = await caller.stay(self.client.wait_ready(_FOREVER_S))
+        prompts = await self.encoder.encode_call(call, context_limit(ready), rendered=rendered, caller=caller)
+        request = replace(kept.request, arrival_s=self.clock.now())
+        prompts = [replace(prompts[0], tokens=request.prompt_tokens)]
+        answer = self._shaped(kept.id, call, caller, prompts, [request], adapter, ready)
+        if answer.tab is not None:
+            answer.tab.defer(request.id)
+        answer.created = kept.created
+        if answer.fingerprint != kept.fingerprint or any(each.finish_reason for each in line.outputs):
+            return answer, ended_stream(request.id, line.outputs)
+        tokens = tuple(token for each in line.outputs for token in each.tokens)
+        stream = self.client.open([replace(request, output_tokens=tokens, is_resumed=True)], caller.name)
+        for output in line.outputs:
+            stream.push(output)
         return answer, stream
 
     async def _prepare(
@@ -225,7 +268,6 @@ class Generation:
     ) -> Answer:
         """The answer of a call, which is let in or refused at once: nobody else comes between this and its opening."""
         terms = requests[0].terms
-        digest = "" if adapter is None else adapter.digest
         kept = None
         if self._results is not None and call.beams is None:
             kept = self._results.find(requests, ready)
@@ -240,6 +282,22 @@ class Generation:
             if any(one.max_tokens < other.max_tokens for one, other in zip(requests, wanted, strict=True)):
                 headers.append((SHORTENED, str(max(each.max_tokens for each in requests)).encode()))
                 self.metrics.overload.shortened()
+        answer = self._shaped(name, call, caller, prompts, requests, adapter, ready)
+        answer.verdict, answer.kept, answer.headers = verdict, kept, headers
+        return answer
+
+    def _shaped(
+        self,
+        name: str,
+        call: Call,
+        caller: Caller,
+        prompts: list[Encoded],
+        requests: list[Request],
+        adapter: ServedAdapter | None,
+        ready: Ready,
+    ) -> Answer:
+        """The answer of a call that has been let in."""
+        digest = "" if adapter is None else adapter.digest
         tokenizer, speech = self.text.tokenizer, self.text.speech
         shown = speech.shown(call.tool_use, call.reasoning)
         new_parser = parsers_of(call, speech, prompts[0].text)
@@ -253,9 +311,6 @@ class Generation:
             prompts=prompts,
             choices=[Choice(index, each, tokenizer, new_parser(each.id), shown) for index, each in enumerate(requests)],
             names=TokenNames(tokenizer, as_ids=call.tokens_as_ids),
-            verdict=verdict,
-            kept=kept,
-            headers=headers,
             echoes=[prompt_text(self.text, prompt, skip_special) for prompt in prompts] if call.echo else (),
         )
         if caller.request is not None:

@@ -14,6 +14,8 @@ from .config import ServerConfig
 from .http import Gate
 from .observe.traced import Traced
 from .observe.traces import Tracing
+from .resume.book import Book
+from .resume.layer import Resumable
 from .signatures import HEADER as SIGNATURE
 from .signatures import Signing
 from .signing import Signer
@@ -37,6 +39,7 @@ _EXPOSED = (
 def layers(
     config: ServerConfig,
     access: Access,
+    book: Book | None,
     keyed: Middleware,
     new_id: Callable[[str], str],
     *,
@@ -64,4 +67,6 @@ def layers(
     found.append(Middleware(Gate, access=access, visitors=visitors, clients=clients, new_id=new_id))
     if signer is not None:
         found.append(Middleware(Signing, signer=signer))
+    if book is not None:
+        found.append(Middleware(Resumable, book=book, max_body_bytes=config.max_body_bytes))
     return [*found, keyed]

@@ -29,9 +29,11 @@ from .errors import ClientGone, from_engine
 from .logprobs import ENTRIES_AT_ONCE
 from .metrics import Metrics
 from .pieces import in_turns
+from .resume.line import Line
 from .shape import Chunks, Shape
 
 _log = logging.getLogger(__name__)
+_PIECES_AT_ONCE = 256
 _HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 
 
@@ -68,9 +70,11 @@ class EventStream:
         self._headers = [(b"content-type", shape.media_type.encode()), *_HEADERS, *answer.headers]
         self._stream = stream
         self._metrics = metrics
+        self._line: Line | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         has_started = False
+        self._line = scope.get("state", {}).get("line")
         with contextlib.closing(_Body(scope.get("state", {}).get("send", send))) as body, self._counted():
             async with watched(self._stream, receive):
                 try:
@@ -94,6 +98,8 @@ class EventStream:
                         raise
                     _log.exception("A stream failed.")
                     last = self._fail(scope, EngineFailed("Internal error."))
+                if self._answer.tab is not None:
+                    self._answer.tab.close()
                 await body.send(last, more=False)
 
     def _fail(self, scope: Scope, error: TokenmillError) -> bytes:
@@ -101,6 +107,8 @@ class EventStream:
         tape = scope.get("state", {}).get("tape")
         if tape is not None:
             tape.spoil()
+        if self._line is not None:
+            self._line.was_cut = isinstance(error, Unavailable)
         return self._chunks.failure(error)
 
     @contextlib.contextmanager
@@ -118,8 +126,11 @@ class EventStream:
         chunks = self._chunks
         ready = [chunks.start()]
         num_entries, per_token = 0, 1 + (answer.call.sampling.logprobs or 0)
-        async for batch in _batches(answer, self._stream, self._metrics):
-            for choice, piece in batch:
+        line = self._line if self._line is not None and self._line.is_kept else None
+        async for batch in _batches(answer, self._stream, self._metrics, line):
+            for number, (choice, piece) in enumerate(batch, 1):
+                if number % _PIECES_AT_ONCE == 0:
+                    await asyncio.sleep(0)
                 if chunks.is_plain and piece.finish_reason is None:
                     ready.append(chunks.text(choice, piece))
                     continue
@@ -141,7 +152,7 @@ class EventStream:
 
     def _pass_on(self, chunks: Chunks, choice: Choice, body: _Body, output: Output) -> bool:
         """Write an output that does not end the choice, unless one before is not written yet."""
-        if body.is_held:
+        if body.is_held or (len(output.tokens) > 1 and self._line is not None):
             return False
         data = chunks.text(choice, choice.push(output))
         if data:
@@ -192,8 +203,11 @@ def _part(data: bytes, more: bool) -> Message:
     return {"type": "http.response.body", "body": data, "more_body": more}
 
 
-async def _batches(answer: Answer, stream: Stream, metrics: Metrics) -> AsyncIterator[list[tuple[Choice, Piece]]]:
-    """What each read of the stream adds, until every choice is finished. Raises what ends the call early."""
+async def _batches(
+    answer: Answer, stream: Stream, metrics: Metrics, line: Line | None = None
+) -> AsyncIterator[list[tuple[Choice, Piece]]]:
+    """What each read of the stream adds, until every choice is finished. `line`: of a stream that is kept, which grows
+    by a token at a time. Raises what ends the call early."""
     choices = {choice.request.id: choice for choice in answer.choices}
     num_running = len(choices)
     while num_running:
@@ -204,12 +218,15 @@ async def _batches(answer: Answer, stream: Stream, metrics: Metrics) -> AsyncIte
                 raise from_engine(delta.error, delta.error_kind, delta.error_param)
             if delta.finish_reason == FINISH_ABORT:
                 raise Unavailable("The server gave up this request; it may be sent again.")
-            piece = choice.push(delta)
-            if piece.finish_reason is not None:
-                num_running -= 1
-                if delta.finish_reason is None:
-                    stream.finish(delta.request_id, piece.finish_reason)
-            batch.append((choice, piece))
+            is_end = delta.finish_reason is not None
+            for part in (delta,) if line is None else line.one_by_one(delta):
+                piece = choice.push(part)
+                batch.append((choice, piece))
+                if piece.finish_reason is not None:
+                    num_running -= 1
+                    if not is_end:
+                        stream.finish(delta.request_id, piece.finish_reason)
+                    break
         if not num_running:
             metrics.call_done(max(choice.num_tokens for choice in answer.choices))
         yield batch

@@ -23,6 +23,7 @@ from ..http import JSONReply
 from ..limits import wait_ready
 from ..openai import Call
 from ..renamed import said_as
+from ..resume.again import line_of
 from .history import earlier_items, id_of, with_history
 from .parse import INCLUDES
 from .progress import Progress
@@ -67,7 +68,14 @@ class _Responses:
         generation, owner = self._generation, request.state.owner
         generation.limits.refuse_when_draining()
         caller = caller_of(request)
-        begin = partial(generation.begin, prefix=PREFIX, caller=caller, arrival_s=generation.clock.now())
+        begin = partial(
+            generation.begin,
+            prefix=PREFIX,
+            caller=caller,
+            arrival_s=generation.clock.now(),
+            line=line_of(request, ResponseShape.media_type),
+            new_name=self._new_name,
+        )
         async with self._read(request) as (call, rendered, size_bytes):
             self._check_store(call, size_bytes)
             try:
@@ -76,13 +84,15 @@ class _Responses:
                 if not (call.extras["settings"]["truncation"] == "auto" and rendered is None):
                     raise
                 answer, stream = await begin(await fitted(call, generation, caller))
-        # Whoever knows it may read what is kept: it is not the id that logs, traces and views of the server tell.
-        answer.id = generation.new_id(PREFIX).replace("-", "_", 1)
         progress = Progress(answer, partial(self._keep, owner))
         if progress.is_stored:
             self._running[answer.id] = (owner, progress, stream)
         reply = generation.answer_with(ResponseShape(progress), answer, stream)
         return self._followed(progress, stream, reply, size_bytes)
+
+    def _new_name(self) -> str:
+        """Whoever knows it may read what is kept: it is not the id that logs, traces and views of the server tell."""
+        return self._generation.new_id(PREFIX).replace("-", "_", 1)
 
     async def count(self, request: HttpRequest) -> Response:
         """How many tokens the model would be given."""

@@ -34,6 +34,7 @@ class Tab:
     __slots__ = (
         "_cached",
         "_counts_output",
+        "_is_deferred",
         "_is_followed",
         "_meter",
         "_n",
@@ -53,13 +54,21 @@ class Tab:
         self._n = n
         self._once = once
         self._counts_output = counts_output
+        self._is_deferred = False
         self._is_followed = False
         self._prompts: set[int] = set()
         self._cached: set[int] = set()
         self.num_output = 0
 
+    def defer(self, once: str) -> None:
+        """Count nothing before the end, and then under this name: a call that may be carried out again after this
+        process has ended counts once, with what its last life came to."""
+        self._is_deferred, self._once = True, once
+
     def note(self) -> None:
         """Have all that the choices count by now in the journal."""
+        if self._is_deferred:
+            return
         is_first = not self._prompts
         num_prompt = num_cached = num_output = 0
         for choice in self.choices:
@@ -82,7 +91,7 @@ class Tab:
     def follow(self, stream: Stream) -> None:
         """Once all prompts are noted, count what the stream of the call is given when it is given, where its reader
         writes it at once."""
-        if self._is_followed or not self._counts_output or not stream.is_immediate:
+        if self._is_followed or self._is_deferred or not self._counts_output or not stream.is_immediate:
             return
         if len(self._prompts) * self._n == len(self.choices):
             self._is_followed = True
@@ -94,6 +103,7 @@ class Tab:
         if self._is_followed:
             for choice in self.choices:
                 self._meter.followed.pop(choice.request.id, None)
+        self._is_deferred = False
         self.note()
 
 

@@ -1,0 +1,272 @@
+"""The streams that are kept and under way: of this process, and of an earlier one that was ended before them.
+
+A watcher of the engine client: outputs are put to the file before clients hear of them, and nobody waits for the disk.
+Only the first bytes of an answer wait, until its call is in the file: whoever has an id can come back with it.
+
+A stream of an earlier process is carried out again from the body of its call, by the same endpoint, with its request,
+its names and the outputs that it had. So every API is resumed by the code that serves it, and what clients have read
+already is written again to the same bytes, which nobody is sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from starlette.applications import Starlette
+from starlette.types import ASGIApp, Message, Scope
+
+from ...cluster.events import Ended
+from ...core.events import Output, StepOutputs
+from ...core.request import Request
+from ..call_context import CALL
+from ..tenants.tenant import Tenant
+from .line import Line, Reader
+from .record import KeptAnswer, KeptCall
+from .store import ResumeStore
+
+if TYPE_CHECKING:
+    from ..answer import Answer
+
+_log = logging.getLogger(__name__)
+_SECRET = (b"authorization", b"proxy-authorization", b"x-api-key", b"cookie")
+WISH = "x-tokenmill-resume"
+"""A header: "true" asks that the stream goes on for a while when its connection is lost."""
+
+
+class Book:
+    """`restart` it before it serves, `close` it after; the store is its maker's. grace_s: how long a stream goes on
+    that nobody reads, where that is wanted. tenant_of: as of Access. is_draining: whether the server is about to end:
+    what that cuts off is left in the file, for the next one.
+
+    app   what is behind the layer, which tells
+    num_resumed, num_reconnects: since the start
+    """
+
+    def __init__(
+        self,
+        store: ResumeStore,
+        grace_s: float,
+        tenant_of: Callable[[str], Tenant | None],
+        is_draining: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._store = store
+        self._grace_s = grace_s
+        self._tenant_of = tenant_of
+        self.app: ASGIApp | None = None
+        self._is_draining = is_draining
+        self.num_resumed = 0
+        self.num_reconnects = 0
+        self._lines: dict[tuple[str, str], Line] = {}
+        self._by_request: dict[str, Line] = {}
+        self._timers: dict[int, asyncio.TimerHandle] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_closed = False
+
+    @property
+    def num_open(self) -> int:
+        return len(self._by_request)
+
+    # ---- streams come and go ----
+
+    def line_of(self, scope: Scope, body: Callable[[], bytes | None]) -> Line:
+        """For a call that has come. `body`: what has come of it, None where that is too much."""
+
+        def keep(line: Line, answer: Answer) -> bool:
+            given = body()
+            if given is None or self._is_closed:
+                return False
+            state, request = scope["state"], answer.choices[0].request
+            headers = tuple((name, value) for name, value in scope["headers"] if name.lower() not in _SECRET)
+            line.call = KeptCall(
+                answer.id, answer.created, answer.fingerprint, request, _wish(headers), state["owner"],
+                state["client"], state.get("key", ""), state["request_id"], state["told_id"], scope["path"],
+                scope["query_string"], headers, given,
+            )  # fmt: skip
+            line.key = self._store.new_key()
+            self._enter(line)
+            self.spawn(self._write(line))
+            return True
+
+        return Line(keep)
+
+    async def _write(self, line: Line) -> None:
+        assert line.call is not None
+        try:
+            await self._store.begin(line.key, line.call)
+        finally:
+            line.kept.set()
+            line.wake()
+
+    def _enter(self, line: Line) -> None:
+        assert line.call is not None
+        call = line.call
+        self._lines[call.owner, call.id] = line
+        if call.request_id:
+            self._lines[call.owner, call.request_id] = line
+        self._by_request[call.request.id] = line
+
+    def spawn(self, work: Any) -> asyncio.Task[None]:
+        task: asyncio.Task[None] = asyncio.create_task(work, name="kept-stream")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def run(self, line: Line, work: Any) -> None:
+        """Carry out the call of a line to its end, whoever reads it."""
+        try:
+            await work
+        finally:
+            line.end()
+            if line.is_kept:
+                await self._close(line)
+
+    async def _close(self, line: Line) -> None:
+        """Its answer is kept, or nothing of it; but what the end of this process has cut off goes on in the next."""
+        call = line.call
+        assert call is not None
+        self._by_request.pop(call.request.id, None)
+        self._stop_timer(line)
+        if self._is_closed or (line.was_cut and self._is_draining()):
+            pass
+        elif line.is_whole and not line.abandoned.is_set():
+            await self._store.end(line.key, call, line.answer())
+        else:
+            self._store.drop(line.key)
+        for name in (call.id, call.request_id):
+            if self._lines.get((call.owner, name)) is line:
+                del self._lines[call.owner, name]
+
+    async def find(self, owner: str, name: str) -> Line | KeptAnswer | None:
+        """A stream of this owner by the id of its answer or the X-Request-Id of its call. Raises Unavailable."""
+        line = self._lines.get((owner, name)) if name else None
+        return line or await self._store.find(owner, name)
+
+    # ---- readers ----
+
+    def attach(self, line: Line, reader: Reader) -> None:
+        line.readers.append(reader)
+        self._stop_timer(line)
+
+    def detach(self, line: Line, reader: Reader) -> None:
+        """Where it was the last one, the line goes on for the grace, or ends."""
+        line.readers.remove(reader)
+        line.wake()
+        if line.readers or line.is_over or self._is_closed or not line.is_kept:
+            return
+        assert line.call is not None
+        if line.call.waits:
+            self._wait(line)
+        else:
+            line.abandoned.set()
+
+    def _wait(self, line: Line) -> None:
+        self._timers[line.key] = asyncio.get_running_loop().call_later(self._grace_s, line.abandoned.set)
+
+    def _stop_timer(self, line: Line) -> None:
+        timer = self._timers.pop(line.key, None)
+        if timer is not None:
+            timer.cancel()
+
+    # ---- from one process to the next ----
+
+    async def restart(self, app: Starlette) -> None:
+        """Take up what an earlier process left; needs no engine yet. Raises Unavailable."""
+        if app.middleware_stack is None:
+            app.middleware_stack = app.build_middleware_stack()
+        for each in await self._store.unfinished():
+            tenant = self._tenant_of(each.call.owner)
+            if tenant is None:
+                _log.warning("A stream of a tenant that is gone is not resumed.")
+                self._store.drop(each.key)
+                continue
+            line = Line(call=each.call._replace(waits=True))
+            line.key, line.outputs = each.key, each.outputs
+            line.kept.set()
+            self._enter(line)
+            self._wait(line)
+            self.num_resumed += 1
+            self.spawn(self.run(line, self._again(line, each.call, tenant, app)))
+        if self.num_resumed:
+            _log.warning("%d streams of an earlier process are resumed.", self.num_resumed)
+
+    async def _again(self, line: Line, call: KeptCall, tenant: Tenant, app: Starlette) -> None:
+        assert self.app is not None, "the layer is there"
+        scope = _scope_of(call, tenant, line) | {"app": app}
+        unread = [call.body]
+
+        async def hear() -> Message:
+            if unread:
+                return {"type": "http.request", "body": unread.pop(), "more_body": False}
+            await line.abandoned.wait()
+            return {"type": "http.disconnect"}
+
+        async def tell(message: Message) -> None:
+            line.take(message)
+
+        CALL.set(scope["state"])
+        try:
+            await self.app(scope, hear, tell)
+        except Exception:
+            _log.exception("A stream could not be resumed.")
+
+    async def close(self) -> None:
+        """End what runs; what is not complete stays in the file, for the next process."""
+        self._is_closed = True
+        for timer in self._timers.values():
+            timer.cancel()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    # ---- as a watcher ----
+
+    def opened(self, requests: Sequence[Request], client: str) -> None:
+        pass
+
+    def sending(self, outputs: Sequence[Output], step: StepOutputs | None) -> None:
+        found = self._by_request
+        if not found:
+            return
+        rows = [(line.key, each) for each in outputs if (line := found.get(each.request_id)) is not None]
+        if rows:
+            self._store.add(rows)
+
+    def ended(self, ended: Ended) -> None:
+        pass
+
+
+def _wish(headers: Sequence[tuple[bytes, bytes]]) -> bool:
+    return any(name.lower() == WISH.encode() and value.strip().lower() in (b"true", b"1") for name, value in headers)
+
+
+def _scope_of(call: KeptCall, tenant: Tenant, line: Line) -> dict[str, Any]:
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": call.path,
+        "raw_path": call.path.encode(),
+        "query_string": call.query,
+        "root_path": "",
+        "headers": list(call.headers),
+        "client": None,
+        "server": None,
+        "state": {
+            "request_id": call.request_id,
+            "told_id": call.told_id,
+            "client": call.client,
+            "owner": call.owner,
+            "tenant": tenant,
+            "key": call.key,
+            "scopes": frozenset(),
+            "line": line,
+        },
+    }

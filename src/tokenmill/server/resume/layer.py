@@ -1,0 +1,126 @@
+"""ASGI middleware: a POST runs in a task of its own. One that turns out to be a stream that is kept (`Line.keep`)
+goes on apart from its connection, which reads it as others may; for any other it is as if this layer were not there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ...core.errors import EngineFailed
+from ..http import route_of
+from .book import Book
+from .line import Line, Reader
+
+_NEVER_KEPT = ("/admin/", "/v1/files", "/v1/batches")
+_AT_ONCE = 256
+
+
+class Resumable:
+    """max_body_bytes: of a call that may be kept."""
+
+    def __init__(self, app: ASGIApp, *, book: Book, max_body_bytes: int) -> None:
+        self._app = app
+        self._book = book
+        self._max_body_bytes = max_body_bytes
+        book.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        book = self._book
+        if scope["type"] != "http" or scope["method"] != "POST" or route_of(scope).startswith(_NEVER_KEPT):
+            await self._app(scope, receive, send)
+            return
+        parts: list[bytes] = []
+        size = 0
+        state = scope["state"]
+        direct = state.get("send", send)
+        line = state["line"] = book.line_of(scope, lambda: b"".join(parts) if size <= self._max_body_bytes else None)
+
+        async def hear() -> Message:
+            nonlocal size
+            if line.is_kept:
+                await line.abandoned.wait()
+                return {"type": "http.disconnect"}
+            message = await receive()
+            part = message.get("body", b"")
+            size += len(part)
+            if part and size <= self._max_body_bytes:
+                parts.append(part)
+            return message
+
+        async def tell(message: Message) -> None:
+            await (self._take(line, message) if line.is_kept else send(message))
+
+        async def tell_directly(message: Message) -> None:
+            await (self._take(line, message) if line.is_kept else direct(message))
+
+        state["send"] = tell_directly
+        task = book.spawn(book.run(line, self._app(scope, hear, tell)))
+        kept = asyncio.create_task(line.kept.wait(), name="is-kept")
+        try:
+            await asyncio.wait((task, kept), return_when=asyncio.FIRST_COMPLETED)
+            parts.clear()
+            if line.is_kept:
+                await follow(book, line, 0, receive, send, direct)
+        finally:
+            kept.cancel()
+            state["send"] = direct
+            if not line.is_kept:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+        if task.done():
+            task.result()
+
+    async def _take(self, line: Line, message: Message) -> None:
+        await line.kept.wait()
+        while line.is_ahead and not line.abandoned.is_set():
+            await line.changed()
+        line.take(message)
+
+
+async def follow(book: Book, line: Line, after: int, receive: Receive, send: Send, direct: Send) -> None:
+    """Send what comes behind event `after` of a line, until it ends or the client leaves. send: for the head of the
+    response; direct: for the rest. Raises EngineFailed where nothing was ever sent of it."""
+    reader = Reader(after)
+    has_begun = False
+    book.attach(line, reader)
+    try:
+        async with _watched(line, reader, receive):
+            while not reader.has_left:
+                if line.start is not None and not has_begun:
+                    await send(line.start)
+                    has_begun = True
+                events = line.events[reader.place : reader.place + _AT_ONCE] if has_begun else []
+                is_end = line.is_over and reader.place + len(events) >= len(line.events)
+                if is_end and not line.is_whole:
+                    break
+                if events or is_end:
+                    reader.place += len(events)
+                    await direct({"type": "http.response.body", "body": b"".join(events), "more_body": not is_end})
+                    line.wake()
+                    if is_end:
+                        return
+                else:
+                    await line.changed()
+    finally:
+        book.detach(line, reader)
+    if not has_begun and not reader.has_left:
+        raise EngineFailed("The stream ended before it began; see the server's log.")
+
+
+@asynccontextmanager
+async def _watched(line: Line, reader: Reader, receive: Receive) -> AsyncIterator[None]:
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        reader.has_left = True
+        line.wake()
+
+    watcher = asyncio.create_task(watch(), name="reader-watch")
+    try:
+        yield
+    finally:
+        watcher.cancel()

@@ -1,0 +1,141 @@
+"""One streamed answer apart from its connections: its events, numbered from 1, and those who read them.
+
+An event's number is its SSE id. While a line is kept, an answer grows by one token at a time (`one_by_one`), so that
+number N stands for the same bytes however steps fall, and in every life: what is lost of a line is computed again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from starlette.types import Message
+
+from ...core.events import Output
+from ..deltas import Delta
+from .record import KeptAnswer, KeptCall
+
+if TYPE_CHECKING:
+    from ..answer import Answer
+
+_MOST_AHEAD = 1024
+"""Events that an answer may be ahead of a slow reader while others or the connection could still take them."""
+
+
+class Line:
+    """call       what is kept of the call; None: it is not kept, and its connection gets the answer itself
+    outputs    what an earlier life has left of it
+    start      the head of the response, once it is there
+    events     its events so far; for an answer that is no stream, its parts
+    is_over    nothing will follow
+    is_whole   and nothing is missing
+    abandoned  nobody wants it any more
+    """
+
+    def __init__(
+        self, keep: Callable[[Line, Answer], bool] = lambda line, answer: False, call: KeptCall | None = None
+    ) -> None:
+        self.call = call
+        self.key = 0
+        self.outputs: list[Output] = []
+        self.num_cached: int | None = None
+        self.start: Message | None = None
+        self.events: list[bytes] = []
+        self.is_over = False
+        self.is_whole = False
+        self.was_cut = False
+        self.abandoned = asyncio.Event()
+        self.kept = asyncio.Event()
+        self.readers: list[Reader] = []
+        self._keep = keep
+        self._waiting: list[asyncio.Future[None]] = []
+        self._is_stream = False
+
+    @property
+    def is_kept(self) -> bool:
+        return self.call is not None
+
+    def keep(self, answer: Answer) -> bool:
+        """Keep the call of this answer, which is about to be submitted, from now on. Whether that is so."""
+        return self._keep(self, answer)
+
+    def one_by_one(self, delta: Delta) -> Iterator[Delta]:
+        """A delta as deltas of at most one token each, with the count of cached tokens that the first life told."""
+        if self.num_cached is None:
+            self.num_cached = delta.num_cached
+        delta.num_cached = self.num_cached
+        return split(delta)
+
+    def take(self, message: Message) -> None:
+        """The next message of the response."""
+        if message["type"] == "http.response.start":
+            self.start = message
+            kinds = [value for name, value in message["headers"] if name.lower() == b"content-type"]
+            self._is_stream = message["status"] == 200 and any(b"event-stream" in kind for kind in kinds)
+        elif message["type"] == "http.response.body":
+            self._take_body(message.get("body", b""))
+            if not message.get("more_body", False):
+                self.is_whole = True
+        self.wake()
+
+    def _take_body(self, body: bytes) -> None:
+        if not self._is_stream:
+            self.events += [body] if body else []
+            return
+        parts = body.split(b"\n\n")
+        assert not parts[-1], "what is sent ends with an event"
+        number = len(self.events)
+        self.events += [b"id: %d\n%s\n\n" % (number + place, part) for place, part in enumerate(parts[:-1], 1)]
+
+    def end(self) -> None:
+        """The answer's task has ended."""
+        self.is_over = True
+        self.wake()
+
+    def answer(self) -> KeptAnswer:
+        assert self.start is not None and self.is_whole
+        headers = tuple((bytes(name), bytes(value)) for name, value in self.start["headers"])
+        return KeptAnswer(self.start["status"], headers, b"".join(self.events))
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether those who read it are all far behind."""
+        return bool(self.readers) and len(self.events) - max(each.place for each in self.readers) > _MOST_AHEAD
+
+    async def changed(self) -> None:
+        """Something has come, or somebody has read or left."""
+        waiting = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiting)
+        await waiting
+
+    def wake(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for each in waiting:
+            if not each.done():
+                each.set_result(None)
+
+
+class Reader:
+    """place: events that it has; has_left: its connection is gone."""
+
+    def __init__(self, place: int) -> None:
+        self.place = place
+        self.has_left = False
+
+
+def split(delta: Delta) -> Iterator[Delta]:
+    """What ends the request comes with the last part."""
+    num_tokens = len(delta.tokens)
+    if num_tokens <= 1:
+        yield delta
+        return
+    for place, token in enumerate(delta.tokens):
+        part = Delta(delta.request_id, [token], delta.logprobs[place : place + 1], num_cached=delta.num_cached)
+        if place == 0:
+            part.prompt_logprobs, part.timing = delta.prompt_logprobs, delta.timing
+        if place == num_tokens - 1:
+            part.finish_reason, part.stop_token, part.timing = delta.finish_reason, delta.stop_token, delta.timing
+            part.error, part.error_kind, part.error_param = delta.error, delta.error_kind, delta.error_param
+            part.vector, part.is_saved = delta.vector, delta.is_saved
+        yield part

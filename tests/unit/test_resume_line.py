@@ -1,0 +1,116 @@
+"""A line of events: numbered from 1, the same however they came, and read by several at their own pace."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from starlette.types import Message
+
+from tokenmill.core.errors import EngineFailed
+from tokenmill.core.step import TokenLogprob
+from tokenmill.server.deltas import Delta
+from tokenmill.server.resume.book import Book
+from tokenmill.server.resume.layer import follow
+from tokenmill.server.resume.line import Line, split
+
+START: Message = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]}
+
+
+def body(data: bytes, more: bool = True) -> Message:
+    return {"type": "http.response.body", "body": data, "more_body": more}
+
+
+def test_a_delta_is_split_into_tokens_and_its_end_comes_last() -> None:
+    logprobs = [TokenLogprob(token, -1.0, 1, ()) for token in (1, 2, 3)]
+    delta = Delta("r", [1, 2, 3], logprobs, logprobs[:1], "stop", 9, num_cached=4)
+    parts = list(split(delta))
+    assert [each.tokens for each in parts] == [[1], [2], [3]]
+    assert [each.logprobs for each in parts] == [[each] for each in logprobs]
+    assert [len(each.prompt_logprobs) for each in parts] == [1, 0, 0]
+    assert [(each.finish_reason, each.stop_token) for each in parts] == [(None, None)] * 2 + [("stop", 9)]
+    last = Delta("r", finish_reason="stop")
+    assert list(split(last)) == [last]
+
+
+def test_the_count_of_cached_tokens_is_that_of_the_first_life() -> None:
+    line = Line()
+    told = [part.num_cached for number in (5, 80) for part in line.one_by_one(Delta("r", [1, 2], num_cached=number))]
+    assert told == [5, 5, 5, 5]
+
+
+@pytest.mark.parametrize("cuts", [(), (1,), (1, 2, 3), (2,)])
+def test_numbers_do_not_depend_on_how_events_came(cuts: tuple[int, ...]) -> None:
+    events = [b"data: a\n\n", b"event: x\ndata: b\n\n", b"data: c\n\n", b"data: d\n\n"]
+    line = Line()
+    line.take(START)
+    for begin, end in zip((0, *cuts), (*cuts, len(events)), strict=True):
+        line.take(body(b"".join(events[begin:end])))
+    line.take(body(b"", more=False))
+    assert line.events == [b"id: %d\n%s" % (number, event) for number, event in enumerate(events, 1)]
+    assert line.is_whole and line.answer().body == b"".join(line.events)
+
+
+def test_an_answer_that_is_no_stream_has_no_numbers() -> None:
+    line = Line()
+    line.take({**START, "status": 400})
+    line.take(body(b'{"error": 1}\n\n{}', more=False))
+    assert line.events == [b'{"error": 1}\n\n{}']
+
+
+async def read(line: Line, after: int, receive: Any = None) -> bytes:
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def stay() -> Message:
+        return await asyncio.get_running_loop().create_future()
+
+    await follow(Book(None, 1.0, lambda owner: None), line, after, receive or stay, send, send)  # type: ignore[arg-type]
+    assert [each["type"] for each in sent].count("http.response.start") <= 1
+    return b"".join(each.get("body", b"") for each in sent)
+
+
+def test_readers_at_any_place_get_the_rest_once() -> None:
+    async def go() -> list[bytes]:
+        line = Line()
+        readers = [asyncio.create_task(read(line, after)) for after in (0, 1, 2, 3, 7)]
+        await asyncio.sleep(0)
+        line.take(START)
+        for number in range(3):
+            line.take(body(b"data: %d\n\n" % number))
+            await asyncio.sleep(0)
+        line.take(body(b"", more=False))
+        line.end()
+        late = await read(line, 1)
+        return [*(await asyncio.gather(*readers)), late]
+
+    events = [b"id: %d\ndata: %d\n\n" % (number + 1, number) for number in range(3)]
+    wanted = [b"".join(events[after:]) for after in (0, 1, 2, 3, 7, 1)]
+    assert asyncio.run(go()) == wanted
+
+
+def test_a_reader_that_leaves_holds_nobody_up() -> None:
+    async def go() -> None:
+        line = Line()
+        line.take(START)
+
+        async def gone() -> Message:
+            return {"type": "http.disconnect"}
+
+        assert await read(line, 0, gone) == b""
+        assert line.readers == []
+
+    asyncio.run(go())
+
+
+def test_what_ended_before_it_began_is_an_error() -> None:
+    async def go() -> None:
+        line = Line()
+        line.end()
+        with pytest.raises(EngineFailed):
+            await read(line, 0)
+
+    asyncio.run(go())
