@@ -10,6 +10,8 @@ from tokenmill.core.options import options_of
 from tokenmill.server.tenants.settings import TenantSettings
 
 ENDPOINTS = {
+    "GET /v1/requests/{id}/stream": "The rest of a stream for a client that has lost it: `after`, the id of the last "
+    "event it has ([resume.md](resume.md)).",
     "GET /admin/tenants": "The tenants and what each may use: [tenants.md](tenants.md). As all of `/admin` it needs a "
     "key of scope admin where keys are asked for.",
     "POST /admin/tenants": "Make a tenant: `id` and settings.",

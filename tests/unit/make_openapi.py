@@ -65,6 +65,7 @@ BODIES = {
 """What the body of a route is; one that is not here has none."""
 USAGE = ("start_time", "end_time", "bucket_width", "limit", "page", "group_by", *FILTERS)
 QUERIES = {
+    "GET /v1/requests/{id}/stream": ("after",),
     "GET /v1/files": ("purpose", "limit", "order", "after"),
     "GET /v1/batches": ("limit", "after"),
     "GET /v1/responses/{response_id}/input_items": ("limit", "order", "after"),
@@ -80,7 +81,7 @@ _KEYS = {"name": ("string, not empty", "what people call it"), "tenant": ("strin
          "expires_at": ("integer, 1 to 100000000000", "when it ends, in seconds since 1970")}  # fmt: skip
 _ROTATION = {"overlap_s": ("number, 0 to 2592000", "for how long the old one still serves")}
 _TEXTS = {"/metrics", "/console", "/console/{path}", "/", "/v1/files/{file_id}/content", "/docs",
-          "POST /v1/load_lora_adapter", "POST /v1/unload_lora_adapter"}  # fmt: skip
+          "/v1/requests/{id}/stream", "POST /v1/load_lora_adapter", "POST /v1/unload_lora_adapter"}  # fmt: skip
 _CREATED = {"POST /admin/tenants", "POST /admin/keys", "POST /admin/keys/{key}/rotate"}
 _OPTION_KINDS = {"str": "string", "int": "integer", "float": "number", "bool": "true or false"}
 _LISTS = ("llama_completion", "llama_embedding", "sglang")

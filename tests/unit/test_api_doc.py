@@ -91,6 +91,7 @@ def test_bounds_in_words_are_those_of_the_code(field: str, most: int) -> None:
 def test_defaults_in_the_help_are_those_of_the_code() -> None:
     told = {
         "max_body_bytes": f"{ServerConfig(('x',)).max_body_bytes // MiB}MiB",
+        "resume_bytes": f"{ServerConfig(('x',)).resume_bytes // MiB}MiB",
         "audit_max_bytes": f"{AuditOptions().audit_max_bytes // MiB}MiB",
         "max_num_seqs": config.MAX_NUM_SEQS,
         "max_num_batched_tokens": config.MAX_NUM_BATCHED_TOKENS,

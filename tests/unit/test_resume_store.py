@@ -1,4 +1,4 @@
-"""The resume file: what was under way comes back as it was, answers stay for a bounded time and size, each owner's own."""
+"""The resume file: what was under way comes back as it was; answers stay for a bounded time, each owner's own."""
 
 from __future__ import annotations
 

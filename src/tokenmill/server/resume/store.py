@@ -23,7 +23,7 @@ from ..errands import Errands
 from .record import KeptAnswer, KeptCall, Unfinished, decode_call, decode_headers, decode_output, encode
 
 _SWEEP_S = 60.0
-_BUSY_S = 5.0
+_BUSY_S = 2.0
 _MARK = (0x746D5246, 1)
 _TABLES = """
 CREATE TABLE IF NOT EXISTS call (key INTEGER PRIMARY KEY, created_s REAL NOT NULL, call BLOB NOT NULL);
