@@ -25,6 +25,7 @@ from tokenmill.server.observe.observer import Observer
 from tokenmill.server.observe.tenant_metrics import OTHER, TenantMetrics
 from tokenmill.server.repeats.metrics import RepeatMetrics
 from tokenmill.server.result_cache import ResultCache
+from tokenmill.server.resume.metrics import ResumeMetrics
 from tokenmill.server.slo.idle_job import IdleTime
 from tokenmill.server.slo.scorer import Scorer
 from tokenmill.server.upstream.address import UpstreamAddress
@@ -68,6 +69,7 @@ def test_the_page_lists_every_metric_with_its_type_and_no_other() -> None:
     metrics.registry.register(UsageMetrics("m", Books(Path("never opened"))))
     metrics.registry.register(AuditMetrics("m", lambda: {"seq": 7, "pending": 2, "failure": None}))
     RepeatMetrics("m", metrics.registry)
+    metrics.registry.register(ResumeMetrics("m", Mock(num_open=1, num_resumed=0, num_reconnects=0)))
     ResultCache(0, "m", metrics.registry, lambda: None)
     observer = observed(metrics)
     metrics.registry.register(Scorer("m", dict))
