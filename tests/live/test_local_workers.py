@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import kill
 import pytest
@@ -76,6 +78,37 @@ def test_a_kill_under_load_changes_no_answer(three: Server, expected: list[str])
     assert answers(three) == expected
 
 
+def workers(server: Server) -> dict[str, dict[str, Any]]:
+    return {each["id"]: each for each in json.loads(server.request("GET", "/admin/workers")[1])["workers"]}
+
+
+def test_all_engines_are_replaced_in_turn_while_calls_go_on(three: Server, expected: list[str]) -> None:
+    """A rolling restart: each gets no more, finishes what it has, and another follows."""
+    before = workers(three)
+    assert {each["state"] for each in before.values()} == {"ready"}
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(answers, three)
+        for name in before:
+            status, body = three.request("POST", f"/admin/workers/{name}/drain?restart=true")
+            assert status == 202 and json.loads(body)["state"] in ("draining", "lost"), body
+            wait_until(lambda name=name: workers(three)[name]["pid"] not in (None, before[name]["pid"]), "another")
+        assert asking.result() == expected
+    after = workers(three)
+    assert {each["state"] for each in after.values()} == {"ready"}
+    assert not {each["incarnation"] for each in after.values()} & {each["incarnation"] for each in before.values()}
+    assert "was to end" not in three.output
+
+
+def test_an_engine_serves_in_another_pool_and_its_next_life_too(three: Server) -> None:
+    assert three.request("POST", "/admin/workers/w1/pool", {"pool": "spare"})[0] == 200
+    found = workers(three)
+    assert [each["pool"] for each in found.values()] == ["mixed", "spare", "mixed"]
+    os.kill(found["w1"]["pid"], signal.SIGKILL)
+    wait_until(lambda: workers(three)["w1"]["pid"] not in (None, found["w1"]["pid"]), "another life")
+    assert workers(three)["w1"]["pool"] == "spare"
+    assert three.request("POST", "/admin/workers/w1/pool", {"pool": "mixed"})[0] == 200
+
+
 def test_a_keeper_is_replaced_while_its_engines_serve(three: Server, expected: list[str]) -> None:
     keeper, engines = three.keeper_pid, three.forked_pids()
     assert keeper is not None
@@ -87,6 +120,12 @@ def test_a_keeper_is_replaced_while_its_engines_serve(three: Server, expected: l
         os.kill(pid, signal.SIGKILL)
     wait_until(lambda: len(three.forked_pids()) == 3, "engines of the new keeper")
     assert answers(three) == expected
+
+
+def test_an_engine_leaves_for_good(three: Server, expected: list[str]) -> None:
+    assert three.request("POST", "/admin/workers/w2/drain")[0] == 202
+    wait_until(lambda: list(workers(three)) == ["w0", "w1"], "its end")
+    assert answers(three) == expected and len(three.forked_pids()) == 2
 
 
 def test_nothing_outlives_the_server(folder: Path) -> None:

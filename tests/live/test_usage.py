@@ -157,7 +157,7 @@ def test_a_client_that_leaves_pays_for_what_was_written_to_it(books: Books) -> N
             while got.count(b'"text":') < 5:
                 got += client.recv(1 << 16)
             served.call(served.script.go.clear)
-            (entry,) = served.client._gateway._entries.values()
+            (entry,) = served.client.gateway._entries.values()
         served.wait_until(lambda: not served.client._streams)
         found = billed(served)
         assert found["input_tokens"] == len(served.text.tokenizer.encode("count"))
@@ -187,7 +187,7 @@ def test_an_engine_that_dies_is_not_paid_twice(books: Books) -> None:
         threads = [threading.Thread(target=ask, args=(body,)) for body in bodies]
         for thread in threads:
             thread.start()
-        entries = served.client._gateway._entries
+        entries = served.client.gateway._entries
         for number in range(3):
             least = 10 + 40 * number
             served.wait_until(

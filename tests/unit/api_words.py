@@ -33,6 +33,10 @@ ENDPOINTS = {
     "GET /metrics": "Prometheus text, or OpenMetrics where the caller asks for it: [metrics.md](metrics.md).",
     "GET /admin/slo": "Profiles as this machine can hold them, and whose traffic resembles which: [slo.md](slo.md).",
     "GET /admin/load": "What the server does and how it did in the last minute: [operations.md](operations.md).",
+    "GET /admin/workers": "The workers, and what each does: [workers.md](workers.md#who-works).",
+    "POST /admin/workers/{worker}/drain": "Give it no more, and end it when it has finished what it has; "
+    "`?restart=true`: another follows. From this machine, or with a key of scope admin.",
+    "POST /admin/workers/{worker}/pool": "Put it into another `pool`. From this machine, or with a key of scope admin.",
     "GET /admin/requests": "Requests that are open and the last that ended: [operations.md](operations.md).",
     "GET /admin/requests/{id}": "One request and its timeline, by its id or its call's.",
     "GET /v1/usage": "What the caller's tenant has used, in OpenAI's form: [usage.md](usage.md).",

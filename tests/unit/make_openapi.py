@@ -58,6 +58,7 @@ BODIES = {
     "PATCH /admin/tenants/{tenant}": "tenant",
     "POST /admin/keys": "new_key",
     "POST /admin/keys/{key}/rotate": "rotation",
+    "POST /admin/workers/{worker}/pool": "pool",
     "POST /apply-template": "any",
     "POST /api/show": "any",
     "POST /api/pull": "any",
@@ -70,6 +71,7 @@ QUERIES = {
     "GET /v1/batches": ("limit", "after"),
     "GET /v1/responses/{response_id}/input_items": ("limit", "order", "after"),
     "GET /admin/keys": ("tenant",),
+    "POST /admin/workers/{worker}/drain": ("restart",),
     "GET /admin/requests": ("state", "limit", "tenant"),
     "GET /admin/flight": ("steps", "engine"),
     "GET /v1/usage": USAGE,
@@ -79,10 +81,12 @@ QUERIES = {
 _KEYS = {"name": ("string, not empty", "what people call it"), "tenant": ("string", "whose it is; else `name`'s"),
          "scopes": ("array of strings", '`[]` or `["admin"]`'),
          "expires_at": ("integer, 1 to 100000000000", "when it ends, in seconds since 1970")}  # fmt: skip
+_POOL = {"pool": ("string, not empty", "its name: 1 to 32 of a-z, 0-9, hyphen and underscore")}
 _ROTATION = {"overlap_s": ("number, 0 to 2592000", "for how long the old one still serves")}
 _TEXTS = {"/metrics", "/console", "/console/{path}", "/", "/v1/files/{file_id}/content", "/docs",
           "/v1/requests/{id}/stream", "POST /v1/load_lora_adapter", "POST /v1/unload_lora_adapter"}  # fmt: skip
 _CREATED = {"POST /admin/tenants", "POST /admin/keys", "POST /admin/keys/{key}/rotate"}
+_ACCEPTED = {"POST /admin/workers/{worker}/drain"}
 _OPTION_KINDS = {"str": "string", "int": "integer", "float": "number", "bool": "true or false"}
 _LISTS = ("llama_completion", "llama_embedding", "sglang")
 """What they answer is a list where several answers are asked for."""
@@ -169,7 +173,7 @@ def _responses(route: str, original: str, body: str | None) -> dict[str, Any]:
         content["application/x-ndjson"] = {}
     elif body in ENDPOINTS and "stream" in make_api_doc.found(body):
         content["text/event-stream"] = {}
-    status = "201" if original in _CREATED else "200"
+    status = "201" if original in _CREATED else "202" if original in _ACCEPTED else "200"
     responses: dict[str, Any] = {status: {"description": "Done.", "content": content}}
     if path == "/console":
         responses = {"307": {"description": "Where its pages are."}}
@@ -200,6 +204,7 @@ def _body(name: str) -> Schema:
         "load_adapter": lambda: _adapter(api_record.load_fields(), words.LOAD_ADAPTER, ["lora_name", "lora_path"]),
         "unload_adapter": lambda: _adapter(api_record.unload_fields(), words.UNLOAD_ADAPTER, ["lora_name"]),
         "new_key": lambda: object_of(_KEYS, ["name"]),
+        "pool": lambda: object_of(_POOL, ["pool"]),
         "rotation": lambda: object_of(_ROTATION, []),
         "batch": lambda: object_of(api_files.BATCH, ["input_file_id", "endpoint", "completion_window"]),
         "any": lambda: {"type": "object"},

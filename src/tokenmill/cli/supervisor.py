@@ -59,6 +59,20 @@ class Supervisor:
         self._link: FrontEnd | None = None
         self._is_draining = False
         self._has_drained = asyncio.Event()
+        self._comes_back: bool | None = None  # after an end that an operator has asked for
+
+    @property
+    def pool(self) -> str:
+        """In which its next process serves."""
+        return self._launch.pool
+
+    @pool.setter
+    def pool(self, pool: str) -> None:
+        self._launch = replace(self._launch, pool=pool)
+
+    def will_end(self, comes_back: bool) -> None:
+        """The engine has been told to end when it has finished what it has; `comes_back`: another is started then."""
+        self._comes_back = comes_back
 
     def __enter__(self) -> Supervisor:
         self._process = self._start()
@@ -106,7 +120,7 @@ class Supervisor:
         """Never returns; raises the reason when the first process ends without having been ready, unless `has_begun`
         tells that another like it was, or when cancelled. `complete` is given each Ready and returns it with what only
         the front end knows."""
-        delay_s = FIRST_DELAY_S
+        name, delay_s = self._launch.worker, FIRST_DELAY_S
         started_s, load_s = time.monotonic(), 0.0
 
         def note(ready: Ready) -> Ready:
@@ -118,6 +132,7 @@ class Supervisor:
         while True:
             if self._process is None:
                 self._process = self._start()
+            client.roster.start(name, self)
             started_s = time.monotonic()
             link = UnixFrontEnd(self._process.address, MonotonicClock())
             link.open()
@@ -134,6 +149,7 @@ class Supervisor:
                 elif time.monotonic() - started_s > SETTLED_S:
                     delay_s = FIRST_DELAY_S
                 client.detach(attached, "The engine is down and will be restarted.", delay_s + load_s)
+                client.roster.lose(name)
                 link.close()
             self._process.close()
             lost = keep_lost(self._process.flight) if self._process.flight else None
@@ -141,10 +157,18 @@ class Supervisor:
             if self._is_draining:
                 self._has_drained.set()
                 await asyncio.get_running_loop().create_future()  # never: whoever has it drained ends it
+            if self._comes_back is not None:
+                if lost is not None:
+                    log.error("%s Worker %s was to end, but not so.", reason.message, name)
+                if not self._comes_back:
+                    client.roster.remove(name)
+                    await asyncio.get_running_loop().create_future()  # never: it is not wanted any more
+                self._comes_back, delay_s = None, FIRST_DELAY_S
+                continue
             if not (self.was_ready or has_begun()):
                 raise reason
             when = f"in {delay_s:g} s" if delay_s else "at once"
-            log.error("%s Worker %s is restarted %s.", reason.message, self._launch.worker, when)
+            log.error("%s Worker %s is restarted %s.", reason.message, name, when)
             if lost is not None:
                 log.error("What it did last is in %s; see: tokenmill flight %s", lost, lost)
             await asyncio.sleep(delay_s)

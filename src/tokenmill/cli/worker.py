@@ -151,7 +151,9 @@ class _Worker:
             shell = EngineShell(self._core, self._engine.worker.executor, link, self._clock, self._flight)
             await self._serve(shell, self._first)
             self._first = ()
-            if not self._core.is_drained:  # the next front end may give requests the same ids: nothing may be left
+            if self._core.is_drained:
+                self._is_leaving = True  # also where the front end has asked for it
+            else:  # the next front end may give requests the same ids: nothing may be left
                 await self._serve(shell, self._farewells())
         except EOFError:
             pass

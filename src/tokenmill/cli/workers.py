@@ -92,7 +92,7 @@ class Workers:
     ) -> None:
         """Until its link ends."""
         _log.warning("The worker at %s has joined.", worker.address)
-        client.attach(Watched(worker.link, complete), on_broken=worker.link.close)
+        client.attach(Watched(worker.link, complete), on_broken=worker.link.close, address=worker.address)
         await worker.link.wait_ended()
         worker.link.close()
         _log.warning("The worker at %s has left: %s", worker.address, worker.link.why_ended)

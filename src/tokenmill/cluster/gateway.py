@@ -112,8 +112,9 @@ class Gateway:
         """Requests that no engine has."""
         return self.desk.num_waiting + len(self._held)
 
-    def serves(self, link: int) -> bool:
-        return link in self._links
+    def link(self, number: int) -> EngineLink | None:
+        """An engine that serves."""
+        return self._links.get(number)
 
     def num_open_at(self, link: int) -> int:
         """Requests that an engine has."""

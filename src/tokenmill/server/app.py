@@ -69,6 +69,7 @@ from .usage.books import Books
 from .usage.metrics import UsageMetrics
 from .usage.routes import routes as usage_routes
 from .vectors import VectorService
+from .workers.routes import routes as worker_routes
 
 _log = logging.getLogger(__name__)
 _RERANK_PATHS = ("/v1/rerank", "/v2/rerank", "/rerank", "/v1/reranking", "/reranking")
@@ -211,6 +212,7 @@ def build_app(
         *usage_routes(books, time.time),
         *audit_routes(audit),
         *openapi_routes(config.root_path),
+        *worker_routes(client, generation.limits),
         *slo_routes(generation.objectives, generation.scorer, idle_time),
         *signature_routes(signer),
         *resume_routes(streams),

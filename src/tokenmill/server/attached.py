@@ -25,6 +25,7 @@ class AttachedEngine:
     """number     which no other life has
     num_steps  committed, as far as told
     num_open   requests that it has
+    address    where its link comes from; "": this machine
     flight     file of its flight recorder, where it has one on this machine; else ""
     liveness   tells when it is lost though its link is open
 
@@ -44,12 +45,14 @@ class AttachedEngine:
         lost: Callable[[AttachedEngine, str], None],
         on_broken: Callable[[], None],
         flight: str = "",
+        address: str = "",
         liveness: Liveness | None = None,
     ) -> None:
         self.number = number
         self.liveness = liveness or Liveness(0.0)
         self.num_steps = 0
         self.flight = flight
+        self.address = address
         self.on_broken = on_broken
         self._link = link
         self._take = take

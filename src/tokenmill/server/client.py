@@ -58,6 +58,7 @@ from .attached import AttachedEngine
 from .cache_views import CacheViews
 from .deltas import Stream
 from .hearers import Hearers
+from .workers.roster import Roster
 
 _log = logging.getLogger(__name__)
 
@@ -73,6 +74,8 @@ class EngineClient:
     admission    which call may enter
     adapters     the LoRA adapters that requests may name
     cache_views  what the engines' prefix caches hold
+    gateway      the record of all of this, to be read only
+    roster       who works, also those whose engine does not serve now
 
     wanted: adapters to load into the first engine. An engine is ready once it has all its adapters; on_prepared is
     called then, or with what kept a wanted one from being loaded. patience: see core.policy.Order. liveness_s: see
@@ -88,9 +91,9 @@ class EngineClient:
         why_down: str = "Loading model",
         liveness_s: float = 0.0,
     ) -> None:
-        self._gateway = Gateway(patience, token_urlsafe)
+        self.gateway = Gateway(patience, token_urlsafe)
         self.hearers = Hearers()
-        self.adapters = AdapterBook(self._tell, self._gateway.uses, wanted)
+        self.adapters = AdapterBook(self._tell, self.gateway.uses, wanted)
         self.cache_views = CacheViews(self._tell)
         self._on_prepared = on_prepared
         self._why_down = why_down
@@ -100,72 +103,76 @@ class EngineClient:
         self._streams: dict[str, Stream] = {}
         self._callers: set[asyncio.Future[None]] = set()
         self._is_closed = False
+        self.roster = Roster()
         self._alarm = Alarm(self._tick)
         self._liveness_s = liveness_s
         self._next_look = Alarm(self._look)
 
     @property
     def ready(self) -> Ready | None:
-        return self._gateway.ready
+        return self.gateway.ready
 
     @property
     def stats(self) -> EngineStats:
-        return self._gateway.totals.stats
+        return self.gateway.totals.stats
 
     @property
     def num_waiting(self) -> int:
         """Requests that no engine has."""
-        return self._gateway.num_waiting
+        return self.gateway.num_waiting
 
     @property
     def desk(self) -> FrontDesk:
-        return self._gateway.desk
+        return self.gateway.desk
 
     @property
     def is_shared(self) -> bool:
-        return self._gateway.is_shared
+        return self.gateway.is_shared
 
     @is_shared.setter
     def is_shared(self, is_shared: bool) -> None:
-        self._gateway.is_shared = is_shared
+        self.gateway.is_shared = is_shared
 
     @property
     def admission(self) -> Admission:
-        return self._gateway.admission
+        return self.gateway.admission
 
     @admission.setter
     def admission(self, admission: Admission) -> None:
-        self._gateway.admission = admission
+        self.gateway.admission = admission
 
     @property
     def num_open(self) -> int:
-        return self._gateway.num_open
+        return self.gateway.num_open
 
     def move_by(self, decision: str, rescheduling: str) -> None:
         """Which requests two engines compute together (`cluster.pools.DECISIONS`), and which go to another engine while
         they run (`cluster.rescheduling.POLICIES`)."""
-        self._gateway.pools.decision = decision_named(decision)
-        self._gateway.reviews.policy = policy_named(rescheduling)
+        self.gateway.pools.decision = decision_named(decision)
+        self.gateway.reviews.policy = policy_named(rescheduling)
 
     def judge(self, newcomer: Newcomer, now: float) -> Verdict:
-        return self._gateway.judge(newcomer, now)
+        return self.gateway.judge(newcomer, now)
 
     # ---- engines ----
 
-    def attach(self, link: FrontEnd, on_broken: Callable[[], None] = lambda: None, flight: str = "") -> AttachedEngine:
+    def attach(
+        self, link: FrontEnd, on_broken: Callable[[], None] = lambda: None, flight: str = "", address: str = ""
+    ) -> AttachedEngine:
         """Take up a new engine; it gets requests once its Ready has come. Needs a running loop. The link stays its
         maker's to close. `on_broken` is called when what comes over the link cannot be used: the engine has been let
         go, but may live on and hear of it from nobody else. `flight`: file of its flight recorder, where it has one
-        here."""
+        here. `address`: where the link comes from; "": this machine."""
         attached = AttachedEngine(
             self._num_links,
             link,
             take=self._take,
             must_wait=self._must_wait,
-            count_open=self._gateway.num_open_at,
+            count_open=self.gateway.num_open_at,
             lost=self.detach,
             on_broken=on_broken,
             flight=flight,
+            address=address,
             liveness=Liveness(self._liveness_s),
         )
         self._num_links += 1
@@ -181,9 +188,17 @@ class EngineClient:
         self._expect(back_s)
         self._let_go(link, reason)
 
-    def put(self, link: AttachedEngine, pool: str) -> None:
-        """Let an engine serve in this pool from now on; what it has it keeps."""
-        self._handle(Pooled(link.number, pool))
+    def drain(self, number: int) -> None:
+        """Give an engine no more; it ends when it has finished what it has."""
+        self._handle(Leaves(number))
+        self._links[number].tell(Drain())  # behind all that it has been given
+        self.roster.leave(number)
+        if self.ready is None:
+            self._why_down = "The engine is about to leave; another is awaited."
+
+    def put_into_pool(self, number: int, pool: str) -> None:
+        """Have an engine serve there from now on."""
+        self._handle(Pooled(number, pool))
 
     def close(self, reason: str) -> None:
         """No engine will come any more: everything open ends with Unavailable."""
@@ -204,10 +219,11 @@ class EngineClient:
             return
         link.close()
         self.hearers.engine_left(link.number, asyncio.get_running_loop().time())
-        was_serving, num_held = self._gateway.serves(link.number), link.num_open
+        was_serving, num_held = self.gateway.link(link.number) is not None, link.num_open
         effects = self._handle(Left(link.number))
         self.adapters.lose(link.number, Unavailable(reason))
         self.cache_views.lose(link.number)
+        self.roster.go(link.number)
         if self.ready is None:
             self._why_down = reason
         if num_held:
@@ -236,11 +252,11 @@ class EngineClient:
 
     def num_output(self, request_id: str) -> int:
         """Tokens that have come for an open request."""
-        return self._gateway.num_output(request_id)
+        return self.gateway.num_output(request_id)
 
     def require_ready(self) -> Ready:
         """Raises Unavailable while no engine is ready."""
-        ready = self._gateway.ready
+        ready = self.gateway.ready
         if ready is None:
             back_s = self._back_s
             left_s = None if back_s is None else max(0.0, back_s - asyncio.get_running_loop().time())
@@ -264,7 +280,7 @@ class EngineClient:
         return self.require_ready()
 
     def stalled_s(self, now: float) -> float:
-        return self._gateway.stalled_s(now)
+        return self.gateway.stalled_s(now)
 
     def fail_open(self, failure: TokenmillError) -> None:
         """End every open stream with `failure`, and cancel its requests in the engine."""
@@ -279,7 +295,7 @@ class EngineClient:
     def _tick(self) -> float | None:
         """Deadlines are due."""
         self.hearers.expired(self._handle(Ticked()).expired)
-        return self._gateway.next_due_s
+        return self.gateway.next_due_s
 
     def _look(self) -> float | None:
         """Let go of engines that are lost though their links are open. Looks go on as long as an engine has work."""
@@ -297,7 +313,7 @@ class EngineClient:
 
     def _handle(self, event: GatewayEvent) -> Effects:
         now = asyncio.get_running_loop().time()
-        effects = self._gateway.handle(event, now)
+        effects = self.gateway.handle(event, now)
         for number, request_id in effects.aborts:
             self._links[number].abort(request_id)
         for number, request in effects.submits:
@@ -316,7 +332,7 @@ class EngineClient:
                 link.look_again()
         if effects.moved or effects.lengths or effects.rerouted:
             self.hearers.moved(effects)
-        self._alarm.set(self._gateway.next_due_s)
+        self._alarm.set(self.gateway.next_due_s)
         return effects
 
     def _push(self, output: Output) -> None:
@@ -326,15 +342,12 @@ class EngineClient:
                 del self._streams[output.request_id]
             stream.push(output)
 
-    def _take_step(self, link: AttachedEngine, step: StepOutputs) -> None:
-        link.num_steps = step.stats.num_steps
-        self.hearers.stepped(self._handle(Stepped(link.number, step)), step.now_s, self.stats)
-
     # ---- links ----
 
     def _take(self, link: AttachedEngine, message: FromEngine) -> None:
         if isinstance(message, StepOutputs):
-            self._take_step(link, message)
+            link.num_steps = message.stats.num_steps
+            self.hearers.stepped(self._handle(Stepped(link.number, message)), message.now_s, self.stats)
         elif isinstance(message, AdapterLoaded):
             self.adapters.answer(message)
         elif isinstance(message, CacheShown):
@@ -342,10 +355,7 @@ class EngineClient:
         elif isinstance(message, Staged | Moved):
             self._handle(Told(link.number, message))
         elif isinstance(message, Leaving):
-            self._handle(Leaves(link.number))
-            link.tell(Drain())  # behind all that it has been given
-            if self.ready is None:
-                self._why_down = "The engine is about to leave; another is awaited."
+            self.drain(link.number)
         elif isinstance(message, Ready):
             link.spawn(self._prepare(link, message), "prepare")
 
@@ -353,7 +363,7 @@ class EngineClient:
         try:
             await self.adapters.restore(link.number)
         except TokenmillError as error:
-            if any(self._gateway.serves(number) for number in self._links):
+            if any(self.gateway.link(number) is not None for number in self._links):
                 return self._refuse(link, error.message)
             self._on_prepared(error)
             return
@@ -362,6 +372,7 @@ class EngineClient:
             return self._refuse(link, refused)
         self.adapters.join(link.number)
         self.cache_views.join(link.number)
+        self.roster.come(link.number, ready.worker, link.address)
         self.hearers.engine_came(link.number, ready, self.stats, link.flight)
         self._on_prepared(None)
         self._wake_callers()
@@ -385,4 +396,4 @@ class EngineClient:
         """That an adapter goes waits for requests that name it and that no engine has, unless it has another name."""
         if not isinstance(notice, UnloadAdapter) or self.adapters.name_of(notice.digest):
             return False
-        return self._gateway.waits_for(notice.digest)
+        return self.gateway.waits_for(notice.digest)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from starlette.requests import Request as HttpRequest
 
 from ..core.errors import Forbidden
+from .listen import is_loopback
 from .tenants.tenant import ADAPTERS, ADMIN, OPERATOR
 
 
@@ -17,6 +18,18 @@ def require_admin(request: HttpRequest) -> None:
                 "tokenmill keys create NAME --admin"
             )
         raise Forbidden("This needs an API key of scope admin. Make one with: tokenmill keys create NAME --admin")
+
+
+def require_local_admin(request: HttpRequest) -> None:
+    """For what changes the server's work for all. Where no keys are asked for, callers of this machine may. Raises
+    Forbidden."""
+    scopes, peer = request.state.scopes, request.client
+    if ADMIN in scopes:
+        return
+    if OPERATOR not in scopes:
+        raise Forbidden("This needs an API key of scope admin.")
+    if peer is not None and (not is_loopback(peer.host) or "x-forwarded-for" in request.headers):
+        raise Forbidden("Where no API keys are asked for, only this machine's own callers may do this.")
 
 
 def require_operator(request: HttpRequest) -> None:
