@@ -95,11 +95,10 @@ class Offers:
             return
         if seq.request.attempt != event.attempt or seq.status is Status.EXPORTING:
             return
-        seq.end_reason = FINISH_MOVED
         if seq.rows_in_flight:
-            seq.max_len = min(seq.max_len, len(seq.tokens) + max(1, seq.num_pending))
+            _stop_after(seq, max(1, seq.num_pending))
             return
-        seq.max_len = len(seq.tokens)
+        _stop_after(seq, 0)
         state.leave(seq)
         state.outbox.outputs.append(ended(seq, FINISH_MOVED, now))
 
@@ -117,7 +116,8 @@ class Offers:
         offer.jobs.discard(event.job.number)
         if (event.error or (offer.is_last and not offer.jobs)) and not offer.is_over:
             self._end(offer)
-        self._settle(offer)
+        else:
+            self._settle(offer)
 
     def tables(self) -> Iterator[Tables]:
         """What offers hold."""
@@ -129,8 +129,7 @@ class Offers:
         state = self._state
         for seq in state.moving:
             if seq.request.yields and seq.status is not Status.FINISHED:
-                seq.end_reason = FINISH_MOVED
-                seq.max_len = min(seq.max_len, len(seq.tokens) + 1)
+                _stop_after(seq, 1)
                 self._begin(seq.request.yields, seq)
         for offer in self._by_seq.values():
             sent = offer.seq
@@ -223,3 +222,10 @@ class Offers:
             for pool, held in zip(self._state.blocks.pools, offer.held, strict=True):
                 pool.release(held, -1)
             self._ending.remove(offer)
+
+
+def _stop_after(seq: Sequence, num_tokens: int) -> None:
+    """It goes on elsewhere after so many more, unless it ends before."""
+    if len(seq.tokens) + num_tokens < seq.max_len:
+        seq.max_len = len(seq.tokens) + num_tokens
+        seq.end_reason = FINISH_MOVED

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from ..cache.fetch import Claim, is_intact
 from ..cache.groups import KVBlocks
 from ..cache.manager import BlockManager
-from ..core.block import BlockKey, num_hidden_blocks
+from ..core.block import BlockKey, BlockTable, num_hidden_blocks
 from ..core.moves import KVSource
 from ..core.sequence import Sequence
 
@@ -44,11 +44,12 @@ class Pull:
 def ids_wanted(made: Claim, start: int, stop: int) -> tuple[tuple[int, ...], ...]:
     """Of each group, the reserved blocks [start, stop) of the tables; -1 for those that are shared or hidden."""
     missing = {(group, block) for group, _, block in made.missing}
+
+    def is_wanted(group: int, index: int, table: BlockTable) -> bool:
+        return index >= table.num_released and (index >= len(made.keys) or (group, table.ids[index]) in missing)
+
     return tuple(
-        tuple(
-            block if index >= len(made.keys) or (group, block) in missing else -1
-            for index, block in enumerate(table.ids[start:stop], start)
-        )
+        tuple(table.ids[index] if is_wanted(group, index, table) else -1 for index in range(start, stop))
         for group, table in enumerate(made.tables)
     )
 

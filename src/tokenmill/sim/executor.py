@@ -19,10 +19,10 @@ from __future__ import annotations
 import asyncio
 import random
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import blake2b
 
-from ..core.block import KVGroupSpec, num_hidden_blocks
+from ..core.block import num_hidden_blocks
 from ..core.config import EngineConfig
 from ..core.cost import Costs, work_of
 from ..core.effects import DropAdapter, FetchBlocks, FindBlocks, Job, PrepareGrammar, SaveBlocks
@@ -32,6 +32,8 @@ from ..core.moves import EndMove, PullBlocks, SendBlocks
 from ..core.ports import Clock
 from ..core.request import Request, SamplingParams
 from ..core.step import Introduction, PlanRow, RowResult, StepPlan, StepResult, TokenLogprob
+from .peers import ToyNetwork, ToyPeer
+from .pools import ToyPool, ToySequence
 from .store import Stored, ToyStore
 
 BAD_GRAMMAR = "bad"
@@ -125,27 +127,6 @@ def solo_answer(request: Request, vocab_size: int) -> SoloAnswer:
     return SoloAnswer(tuple(tokens), "length", None, scores)
 
 
-@dataclass(slots=True, eq=False)
-class _ToySequence:
-    """What the toy worker keeps of a sequence. `drawn_in`: step -> the position of the output drawn in it."""
-
-    intro: Introduction
-    tables: tuple[list[int], ...]
-    outputs: list[int] = field(default_factory=list)
-    drawn_in: dict[int, int] = field(default_factory=dict)
-
-
-class _ToyPool:
-    """The slots of one KV group. `reach`: step in flight -> block -> a sequence of it that sees the block."""
-
-    def __init__(self, group: KVGroupSpec, block_size: int) -> None:
-        self.window = group.window
-        self.reach: dict[int, dict[int, _ToySequence]] = {}
-        self.positions = array("q", [-1]) * (group.num_blocks * block_size)
-        self.tokens = array("q", [-1]) * (group.num_blocks * block_size)
-        self.moving: dict[int, bool] = {}
-
-
 class ToyExecutor:
     """Executes plans in order against an array of slots for each KV group, a step at a time."""
 
@@ -159,6 +140,9 @@ class ToyExecutor:
         failure_seed: int = 0,
         failure_rate: float = 0.0,
         stored: Stored | None = None,
+        network: ToyNetwork | None = None,
+        address: str = "",
+        incarnation: str = "",
     ) -> None:
         self._block_size = config.block_size
         self._max_tokens = config.max_num_batched_tokens
@@ -168,8 +152,8 @@ class ToyExecutor:
         self._costs = costs
         self._rng = random.Random(failure_seed)
         self._failure_rate = failure_rate
-        self._pools = tuple(_ToyPool(group, config.block_size) for group in config.groups)
-        self._sequences: dict[int, _ToySequence] = {}
+        self._pools = tuple(ToyPool(group, config.block_size) for group in config.groups)
+        self._sequences: dict[int, ToySequence] = {}
         self._adapters: dict[str, None] = {}
         self._grammars: set[str] = set()
         self._next_step = 0
@@ -178,6 +162,9 @@ class ToyExecutor:
         rng = random.Random(f"transfers of {failure_seed}")
         self.store = ToyStore(self._pools, config.block_size, self._require, rng, failure_rate, dict(stored or {}))
         self.num_failures = 0
+        self.peer: ToyPeer | None = None
+        if network is not None:
+            self.peer = ToyPeer(network, address, incarnation, self._pools, config.block_size, self._require)
 
     @property
     def num_sequences(self) -> int:
@@ -201,12 +188,19 @@ class ToyExecutor:
                 return await self.store.find(job)
             case FetchBlocks():
                 return await self.store.fetch(job)
-            case PullBlocks() | SendBlocks():
-                raise EngineFailed("There is no way to other engines.")
+            case PullBlocks():
+                return await self._reached_peer().pull(job)
+            case SendBlocks():
+                return await self._reached_peer().send(job)
             case EndMove():
-                return ""
+                return "" if self.peer is None else self.peer.end(job)
             case SaveBlocks():
                 return await self.store.save(job)
+
+    def _reached_peer(self) -> ToyPeer:
+        if self.peer is None:
+            raise EngineFailed("There is no way to other engines.")
+        return self.peer
 
     async def _load_adapter(self, path: str) -> str:
         """An adapter is nothing but its digest, which follows from the path; loading takes as long as a step."""
@@ -244,7 +238,7 @@ class ToyExecutor:
                 pool.reach.pop(plan.step, None)
             turn.set_result(None)
 
-    def _receive(self, plan: StepPlan) -> list[_ToySequence]:
+    def _receive(self, plan: StepPlan) -> list[ToySequence]:
         """Apply table deltas and check the plan, at the moment that it is submitted."""
         self._require(plan.step == self._next_step, f"step {plan.step} came when {self._next_step} was due")
         in_flight = len(self._pools[0].reach)
@@ -263,18 +257,18 @@ class ToyExecutor:
             }
         return rows
 
-    def _first_seen(self, pool: _ToyPool, row: PlanRow) -> int:
+    def _first_seen(self, pool: ToyPool, row: PlanRow) -> int:
         """The first block that the row sees."""
         return num_hidden_blocks(row.start, pool.window, self._block_size)
 
-    def _receive_row(self, plan: StepPlan, row: PlanRow) -> _ToySequence:
+    def _receive_row(self, plan: StepPlan, row: PlanRow) -> ToySequence:
         if row.intro is not None:
             adapter = row.intro.adapter
             self._require(not adapter or adapter in self._adapters, f"step {plan.step} uses an adapter that is gone")
             grammar = row.intro.sampling.grammar
             self._require(not grammar or grammar in self._grammars, f"step {plan.step} has a grammar not prepared")
             tables: tuple[list[int], ...] = tuple([] for _ in self._pools)
-            self._sequences[row.seq] = _ToySequence(row.intro, tables, list(row.intro.output_tokens))
+            self._sequences[row.seq] = ToySequence(row.intro, tables, list(row.intro.output_tokens))
         self._require(row.seq in self._sequences, f"step {plan.step} runs unknown sequence {row.seq}")
         seq = self._sequences[row.seq]
         num_new = len(row.blocks) // len(self._pools)
@@ -287,7 +281,8 @@ class ToyExecutor:
             self._require(len(set(seen)) == len(seen), f"sequence {row.seq} has a block twice")
             self._require(not any(pool.moving.get(block) for block in seen), f"sequence {row.seq} sees blocks to come")
             for block in table[row.start // size :]:
-                self._require(block not in pool.moving, f"step {plan.step} writes block {block} while it is moved")
+                is_moved = block in pool.moving or block in pool.sending
+                self._require(not is_moved, f"step {plan.step} writes block {block} while it is moved")
                 for step, reach in pool.reach.items():
                     other = reach.get(block)
                     self._require(
@@ -298,7 +293,7 @@ class ToyExecutor:
             seq.drawn_in[plan.step] = end - len(seq.intro.prompt_tokens)
         return seq
 
-    def _run(self, plan: StepPlan, rows: list[_ToySequence]) -> tuple[RowResult, ...]:
+    def _run(self, plan: StepPlan, rows: list[ToySequence]) -> tuple[RowResult, ...]:
         is_void = plan.step < self._void_below
         if not is_void and self._rng.random() < self._failure_rate:
             self.num_failures += 1
@@ -325,13 +320,13 @@ class ToyExecutor:
         size = self._block_size
         return [table[p // size] * size + p % size for p in range(start, end)]
 
-    def _scribble(self, plan: StepPlan, rows: list[_ToySequence]) -> None:
+    def _scribble(self, plan: StepPlan, rows: list[ToySequence]) -> None:
         for row, seq in zip(plan.rows, rows, strict=True):
             for pool, table in zip(self._pools, seq.tables, strict=True):
                 for slot in self._slots(table, row.start, row.start + row.num_tokens):
                     pool.positions[slot] = pool.tokens[slot] = _GARBAGE
 
-    def _write(self, row: PlanRow, seq: _ToySequence) -> None:
+    def _write(self, row: PlanRow, seq: ToySequence) -> None:
         tokens = row.tokens
         if row.from_step >= 0:
             self._require(not tokens, f"sequence {row.seq} has tokens and from_step")
@@ -344,7 +339,7 @@ class ToyExecutor:
                 pool.positions[slot] = position
                 pool.tokens[slot] = token + mark
 
-    def _read(self, plan: StepPlan, row: PlanRow, seq: _ToySequence) -> RowResult:
+    def _read(self, plan: StepPlan, row: PlanRow, seq: ToySequence) -> RowResult:
         """Read back through the tables what the row sees, check it, and draw or score."""
         end = row.start + row.num_tokens
         prompt = seq.intro.prompt_tokens
@@ -372,7 +367,7 @@ class ToyExecutor:
         entries = (logprob(self._vocab_size, prefix, token),) if wants else ()
         return RowResult(row.seq, (token,), entries, tuple(scores))
 
-    def _check_seen(self, pool: _ToyPool, table: list[int], row: PlanRow, known: array[int], where: str) -> None:
+    def _check_seen(self, pool: ToyPool, table: list[int], row: PlanRow, known: array[int], where: str) -> None:
         size, end = self._block_size, len(known)
         positions, tokens = array("q"), array("q")
         first_block = self._first_seen(pool, row)

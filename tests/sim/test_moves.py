@@ -1,0 +1,92 @@
+"""Requests that move between engines, at any moment and through any failure, give what they give alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tokenmill.engine import offers, pulls
+from tokenmill.sim.executor import Violation
+from tokenmill.sim.moves import Report, run_moves
+
+SEEDS = range(60)
+
+
+def test_moved_requests_are_their_solo_runs_and_no_block_is_lost() -> None:
+    """Over all seeds moves with and without KV, losses, preemptions, cancellations and copies of prefixes happen."""
+    total = Report()
+    for seed in SEEDS:
+        report = run_moves(seed)
+        for name in ("num_moves", "num_warm", "num_pulled", "num_lost", "num_prefetched", "num_preemptions"):
+            setattr(total, name, getattr(total, name) + getattr(report, name))
+        for reason, number in report.ends.items():
+            total.ends[reason] = total.ends.get(reason, 0) + number
+    assert total.num_moves > 300 and total.num_warm > 80 and total.num_pulled > 500, total
+    assert total.num_lost > 20 and total.num_prefetched > 50 and total.num_preemptions > 5, total
+    assert total.ends.keys() >= {"length", "stop", "abort", "internal_error"}, total
+
+
+def test_a_run_is_repeated_exactly() -> None:
+    assert run_moves(5) == run_moves(5)
+
+
+def _send_unfinished(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block is sent while steps still write it."""
+    send = offers.Offers._send
+
+    def early(self: offers.Offers, offer: offers._Offer, seq: offers.Sequence, num: int, *, is_last: bool) -> None:
+        more = 0 if is_last else min(1, len(seq.tables[0]) - num)
+        send(self, offer, seq, num + more, is_last=is_last)
+
+    monkeypatch.setattr(offers.Offers, "_send", early)
+
+
+def _free_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks go back while their peer still reads them."""
+
+    def settle(self: offers.Offers, offer: offers._Offer) -> None:
+        if offer.is_over and offer in self._ending:
+            for pool, held in zip(self._state.blocks.pools, offer.held, strict=True):
+                pool.release(held, -1)
+            self._ending.remove(offer)
+
+    monkeypatch.setattr(offers.Offers, "_settle", settle)
+
+
+def _free_when_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks go back while they are still filled."""
+
+    def depart(self: pulls.Pulls, seq: pulls.Sequence) -> None:
+        pull = self._by_seq.pop(seq.number, None)
+        if pull is not None:
+            self._give_back(pull)
+
+    monkeypatch.setattr(pulls.Pulls, "_depart", depart)
+
+
+def _believe_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token more is taken for computed than has come."""
+    monkeypatch.setattr(
+        pulls, "num_usable", lambda blocks, pull, seq: min(pull.num_tokens + 1, len(seq.tokens) - 1) if pull.made else 0
+    )
+
+
+def _forget_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last token that the source drew is not told."""
+    go_on = pulls.Pulls.go_on
+
+    def shorter(self: pulls.Pulls, event: pulls.Continue, now: float) -> None:
+        go_on(self, pulls.Continue(event.request_id, event.attempt, event.tokens[:-1]), now)
+
+    monkeypatch.setattr(pulls.Pulls, "go_on", shorter)
+
+
+@pytest.mark.parametrize(
+    "plant", [_send_unfinished, _free_at_once, _free_when_aborted, _believe_too_much, _forget_the_last]
+)
+def test_planted_bugs_are_found(plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+    with pytest.raises((AssertionError, Violation)):
+        for seed in SEEDS:
+            run_moves(seed)
