@@ -10,7 +10,7 @@ import pytest
 
 from tokenmill.core.request import IDLE_PRIORITY
 from tokenmill.core.terms import Terms
-from tokenmill.sim.deaths import make_deaths, run_deaths
+from tokenmill.sim.cluster import make_deaths, run_cluster
 from tokenmill.sim.run import run_scenario
 from tokenmill.sim.workload import Arrival, Scenario, make_scenario
 
@@ -51,6 +51,6 @@ def test_engines_die_and_no_tenant_loses_a_request() -> None:
     totals: Counter[str] = Counter()
     for seed in range(60):
         deaths = make_deaths(seed)
-        report = run_deaths(replace(deaths, scenario=with_terms(deaths.scenario, seed)), seed)
-        totals.update(deaths=report.num_deaths, resumed=report.num_resumed)
+        report = run_cluster(replace(deaths, scenario=with_terms(deaths.scenario, seed)), seed)
+        totals.update(deaths=report.num_left, resumed=report.num_resumed)
     assert min(totals["deaths"], totals["resumed"]) > 20, totals

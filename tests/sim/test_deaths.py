@@ -15,7 +15,7 @@ from tokenmill.cluster.gateway import Gateway
 from tokenmill.cluster.placing import Placing
 from tokenmill.cluster.suspects import Suspects
 from tokenmill.core.request import Request
-from tokenmill.sim.deaths import run_seed
+from tokenmill.sim.cluster import run_seed
 
 NUM_SEEDS = 100
 SEEDS_PER_TEST = 25
@@ -29,10 +29,10 @@ def test_every_seed_holds(first: int) -> None:
         try:
             report = run_seed(seed)
         except BaseException as error:
-            error.add_note(f"Replay: PYTHONPATH=src python -m tokenmill.sim.deaths --seed {seed}")
+            error.add_note(f"Replay: PYTHONPATH=src python -m tokenmill.sim.cluster --kind deaths --seed {seed}")
             raise
         totals.update(dict(report.ends))
-        totals.update(deaths=report.num_deaths, resumed=report.num_resumed, poisoned=report.num_poisoned)
+        totals.update(deaths=report.num_left, resumed=report.num_resumed, poisoned=report.num_poisoned)
     idle = [name for name in ("stop", "length", "abort", "deaths", "resumed", "poisoned") if not totals[name]]
     assert not idle, f"seeds {first}... never exercised {idle}"
 

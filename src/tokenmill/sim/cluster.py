@@ -1,0 +1,278 @@
+"""A whole cluster on virtual time: the live gateway, real engine shells, links that break, hardware that fails.
+
+A seeded scenario is served by one or several workers while faults of the seed hit them. Checked are
+
+    each request    ends once, with the tokens, log probabilities and reason of its solo run, whatever failed under it
+    poison          a request that ends every engine ends with its own error, after a bounded number of deaths
+    each event      leaves the books of the gateway consistent (Gateway.check), and those of engines (EngineCore.check)
+    at the end      the gateway's books are empty; no engine holds a request, a block or a reservation
+    liveness        a hang is a Deadlock, a run that goes on for ever a TimeLimit (sim.loop)
+
+`python -m tokenmill.sim.cluster --seed N` repeats one seed. The digest of a run covers each output and its time; it is
+equal on every machine and under every PYTHONHASHSEED.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+
+from ..cluster.events import Effects, GatewayEvent, GivenUp, Opened
+from ..core.errors import EngineFailed, Overloaded
+from ..core.events import FINISH_ABORT
+from ..sched.admission import refusal
+from .check import ClientStream, check_saved, check_stream
+from .faults import CRASH, FREEZE, HOLD, Faults, strike
+from .front import Front
+from .loop import VirtualLoop
+from .network import NO_DELAY, Network, Shape
+from .worker import POISON_SEED, Build, Worker
+from .workload import Arrival, Scenario, make_scenario
+
+_LIMIT_S = 200.0
+_SETTLE_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """pools      of the workers, one each
+    is_shared  whether choices have places in turn
+    poison     id of the request that ends engines; "": there is none
+    stuck_s    after which a worker without progress is let go
+    grace_s    for how long a worker that was let go may still be heard
+    """
+
+    scenario: Scenario
+    pools: tuple[str, ...]
+    faults: Faults
+    is_shared: bool = True
+    poison: str = ""
+    shape: Shape = NO_DELAY
+    stuck_s: float = 1.5
+    grace_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterReport:
+    """`faults`: how many of each kind; `num_left`: links that were lost or let go, `num_let_go`: of those, the ones of
+    stuck workers; `ends`: (finish reason or error kind, number of requests), sorted."""
+
+    digest: str
+    faults: dict[str, int]
+    num_left: int
+    num_let_go: int
+    num_resumed: int
+    num_poisoned: int
+    num_exported: int
+    ends: tuple[tuple[str, int], ...]
+    duration_s: float
+
+
+def make_deaths(seed: int) -> Cluster:
+    """Engines that crash, at steps and moments of the seed's choice; in some runs one request is poison."""
+    rng = random.Random(f"deaths {seed}")
+    scenario = replace(make_scenario(seed), failure_rate=0.0)
+    poison = ""
+    lasting = [request for request in scenario.requests if refusal(request, scenario.config, 0) is None]
+    if lasting and rng.random() < 0.3:
+        poison = rng.choice(lasting).id
+        scenario = replace(scenario, arrivals=tuple(_poisoned(arrival, poison) for arrival in scenario.arrivals))
+    number = rng.choice([0, 0, 1]) if poison else rng.choice([1, 2, 3, 3, 10])
+    return Cluster(
+        scenario, ("mixed",) * rng.choice([1, 1, 2, 3]), Faults(number, (CRASH,)), rng.random() < 0.7, poison
+    )
+
+
+def make_faults(seed: int) -> Cluster:
+    """Faults of all kinds, on a network with delays."""
+    rng = random.Random(f"cluster {seed}")
+    shape = Shape(rng.choice([0.0, 0.0002, 0.003]), rng.choice([0.0, 0.001]), rng.choice([0.0, 0.05]), 0.2)
+    scenario = make_scenario(seed)
+    costs = scenario.costs._replace(step_s=rng.choice([0.002, 0.01, 0.03]))
+    return Cluster(
+        replace(scenario, failure_rate=0.0, costs=costs),
+        ("mixed",) * rng.choice([1, 2, 3, 4]),
+        Faults(rng.choice([1, 3, 6, 12]), gap_s=rng.choice([0.05, 0.3, 0.6])),
+        rng.random() < 0.7,
+        shape=shape,
+        stuck_s=rng.choice([0.3, 1.5]),
+        grace_s=rng.choice([0.0, 0.5, 5.0]),
+    )
+
+
+def make_zombies(seed: int) -> Cluster:
+    """Workers stand still until they are let go, and a little longer; what they say then comes through."""
+    rng = random.Random(f"zombies {seed}")
+    scenario = make_scenario(seed)
+    return Cluster(
+        replace(scenario, failure_rate=0.0, costs=scenario.costs._replace(step_s=0.03)),
+        ("mixed",) * rng.choice([2, 3, 4]),
+        Faults(12, (FREEZE, HOLD), 0.2, (0.38, 0.42, 0.5)),
+        stuck_s=0.3,
+        grace_s=5.0,
+    )
+
+
+MAKERS: dict[str, Callable[[int], Cluster]] = {"deaths": make_deaths, "faults": make_faults, "zombies": make_zombies}
+
+
+def _poisoned(arrival: Arrival, request_id: str) -> Arrival:
+    requests = (replace(each, seed=POISON_SEED) if each.id == request_id else each for each in arrival.requests)
+    return Arrival(arrival.at_s, tuple(requests))
+
+
+@dataclass(slots=True)
+class _Clients:
+    """All clients of a scenario, and what the gateway did for them."""
+
+    scenario: Scenario
+    loop: VirtualLoop
+    stored: dict[tuple[int, bytes], tuple[int, tuple[int, ...]]]
+    streams: dict[str, ClientStream] = field(init=False)
+    digest: blake2b = field(default_factory=lambda: blake2b(digest_size=16))
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+    num_ended: int = 0
+    num_resumed: int = 0
+    num_poisoned: int = 0
+    num_exported: int = 0
+
+    def __post_init__(self) -> None:
+        self.streams = {request.id: ClientStream(request) for request in self.scenario.requests}
+
+    def hear(self, event: GatewayEvent, effects: Effects) -> None:
+        self.num_resumed += effects.resumed
+        self.num_poisoned += effects.poisoned
+        for output in effects.outputs:
+            self.digest.update(f"{self.loop.time()!r} {output!r}\n".encode())
+            stream = self.streams[output.request_id]
+            stream.take(output)
+            if output.finish_reason is not None:
+                check_saved(stream, self.scenario, self.stored)
+                self.num_exported += output.is_saved
+        for ended in effects.ended:
+            self.num_ended += 1
+            stream = self.streams[ended.request.id]
+            assert (stream.end is None) == (ended.reason == FINISH_ABORT), ended
+            if self.num_ended == len(self.streams):
+                self.done.set()
+
+    async def call(self, front: Front) -> None:
+        for arrival in self.scenario.arrivals:
+            await asyncio.sleep(max(0.0, arrival.at_s - self.loop.time()))
+            front.handle(Opened(arrival.requests, f"client {len(arrival.requests) % 3}"))
+
+    async def cancel(self, front: Front) -> None:
+        for cancellation in self.scenario.cancellations:
+            await asyncio.sleep(max(0.0, cancellation.at_s - self.loop.time()))
+            self.streams[cancellation.request_id].is_cancelled = True
+            front.handle(GivenUp(cancellation.request_id, FINISH_ABORT))
+
+
+def run_cluster(cluster: Cluster, seed: int) -> ClusterReport:
+    """Run to the end of every request and check everything; an AssertionError or a Violation tells what is wrong."""
+    loop = VirtualLoop(limit_s=_LIMIT_S)
+    scenario, counts = cluster.scenario, Counter[str]()
+    stored = None if scenario.stored is None else dict(scenario.stored)  # outlives workers, and they share it
+    clients = _Clients(scenario, loop, {} if stored is None else stored)
+    front = Front(loop, clients.hear, stuck_s=cluster.stuck_s, grace_s=cluster.grace_s)
+    front.gateway.is_shared = cluster.is_shared
+
+    async def main() -> None:
+        build = Build(scenario.config, scenario.costs, stored)
+        network = Network(loop, cluster.shape, random.Random(f"network {seed}"))
+        workers = [
+            Worker(f"w{number}", pool, build, network, loop, random.Random(f"w{number} {seed}"), front.attach)
+            for number, pool in enumerate(cluster.pools)
+        ]
+        for worker in workers:
+            loop.spawn(worker.serve(), worker.name)
+        loop.spawn(front.watch(), "watch")
+        loop.spawn(clients.call(front), "call")
+        loop.spawn(clients.cancel(front), "cancel")
+        striking = loop.spawn(strike(cluster.faults, workers, random.Random(f"faults {seed}"), counts), "faults")
+        await clients.done.wait()
+        striking.cancel()
+        await _settle(workers)
+
+    loop.run(main())
+    gateway = front.gateway
+    assert not gateway.num_open and not gateway.desk.num_tokens and not gateway.desk.num_waiting
+    assert not front.refused, front.refused
+    ends = Counter(_check(stream, cluster, front.num_left) for stream in clients.streams.values())
+    if cluster.poison and not cluster.faults.number:
+        assert front.num_left <= 5, f"{front.num_left} engines died of one request"
+    return ClusterReport(
+        clients.digest.hexdigest(),
+        dict(sorted(counts.items())),
+        front.num_left,
+        front.num_let_go,
+        clients.num_resumed,
+        clients.num_poisoned,
+        clients.num_exported,
+        tuple(sorted(ends.items())),
+        loop.time(),
+    )
+
+
+async def _settle(workers: Sequence[Worker]) -> None:
+    """Faults are over: after a while no worker has anything of a request that is over."""
+    for worker in workers:
+        worker.hardware.thaw()
+    began_s = asyncio.get_running_loop().time()
+    while any(_is_busy(worker) for worker in workers):
+        await asyncio.sleep(0.1)
+        left = {worker.name: (worker.core.open_ids, worker.core.stats()) for worker in workers if _is_busy(worker)}
+        assert asyncio.get_running_loop().time() - began_s < _SETTLE_S, f"still there: {left}"
+    for worker in workers:
+        worker.core.check()
+        stats = worker.core.stats()
+        assert stats.num_held_blocks == stats.num_running == stats.num_waiting == 0, f"{worker.name}: {stats}"
+
+
+def _is_busy(worker: Worker) -> bool:
+    return not worker.is_up or worker.core.has_work or worker.core.stats().num_held_blocks > 0
+
+
+def _check(stream: ClientStream, cluster: Cluster, num_left: int) -> str:
+    request = stream.request
+    if stream.end is None:
+        assert stream.is_cancelled, f"{request.id} was never answered"
+        return FINISH_ABORT
+    if stream.end.error_kind == EngineFailed.kind:
+        # Where more links were lost, a request may have been unlucky as often as a poison one would be.
+        assert request.id == cluster.poison or (cluster.faults.number and num_left > 3), (
+            f"{request.id}: {stream.end.error}"
+        )
+    assert not (stream.end.error_kind == Overloaded.kind and stream.tokens), f"{request.id} was refused when resumed"
+    return check_stream(stream, cluster.scenario, 1)
+
+
+def run_seed(seed: int, kind: str = "deaths") -> ClusterReport:
+    return run_cluster(MAKERS[kind](seed), seed)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m tokenmill.sim.cluster", description="Let a cluster fail.")
+    parser.add_argument("--seed", type=int, default=0, help="first seed")
+    parser.add_argument("--count", type=int, default=1, help="number of seeds")
+    parser.add_argument("--kind", choices=MAKERS, default="faults", help="what happens")
+    options = parser.parse_args(arguments)
+    logging.getLogger("tokenmill").addHandler(logging.NullHandler())
+    for seed in range(options.seed, options.seed + options.count):
+        report = run_seed(seed, options.kind)
+        faults = ", ".join(f"{number} {kind}" for kind, number in report.faults.items()) or "no faults"
+        print(
+            f"seed {seed}: {report.digest} {faults}; {report.num_left} links lost, {report.num_let_go} of them stuck; "
+            f"{report.num_resumed} resumed, {report.num_poisoned} given up, {report.duration_s:.3f} s virtual; "
+            + ", ".join(f"{number} {end}" for end, number in report.ends)
+        )
+
+
+if __name__ == "__main__":
+    main()

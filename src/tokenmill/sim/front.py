@@ -1,0 +1,147 @@
+"""The shell of a gateway on virtual time: links, their messages in order, the gateway's timer, and who is stuck.
+
+It does what `server.client` does on a real loop. `hear` is told of everything that the gateway did; clients and
+measurements are made of that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from ..cluster.events import Effects, GatewayEvent, Joined, Leaves, Left, Stepped, Ticked
+from ..cluster.gateway import Gateway
+from ..core.events import Abort, Drain, FromEngine, Leaving, Ready, StepOutputs, Submit, ToEngine
+from ..core.ports import FrontEnd
+from .loop import VirtualLoop
+
+Hear = Callable[[GatewayEvent, Effects], None]
+
+
+class _Attached:
+    """The front end's side of a link. `progress_s`: when it made a step last, or had nothing to do."""
+
+    def __init__(self, number: int, end: FrontEnd, now: float) -> None:
+        self.number = number
+        self.end = end
+        self.outbox: asyncio.Queue[ToEngine] = asyncio.Queue()
+        self.progress_s = now
+        self.num_steps = 0
+        self.is_let_go = False
+        self.writing: asyncio.Task[None] | None = None
+
+
+class Front:
+    """gateway      decides
+    num_left     links that were lost or let go
+    stuck_s      a worker that has requests and makes no step for so long is let go
+    grace_s      a link that is let go is closed after so long; what comes over it until then reaches the gateway
+    """
+
+    def __init__(
+        self,
+        loop: VirtualLoop,
+        hear: Hear,
+        *,
+        stuck_s: float = 1.5,
+        grace_s: float = 0.0,
+        is_checked: bool = True,
+    ) -> None:
+        self.gateway = Gateway()
+        self.num_left = 0
+        self.num_let_go = 0
+        self.refused = ""
+        self._loop = loop
+        self._hear = hear
+        self._stuck_s = stuck_s
+        self._grace_s = grace_s
+        self._is_checked = is_checked
+        self._links: dict[int, _Attached] = {}
+        self._num_links = 0
+        self._alarm: asyncio.TimerHandle | None = None
+
+    def attach(self, end: FrontEnd) -> None:
+        """Take up a link; its engine gets requests once its Ready has come."""
+        link = self._links[self._num_links] = _Attached(self._num_links, end, self._loop.time())
+        self._num_links += 1
+        self._loop.spawn(self._read(link), f"read {link.number}")
+        link.writing = self._loop.spawn(self._write(link), f"write {link.number}")
+
+    async def watch(self) -> None:
+        """Let workers go that are stuck."""
+        while True:
+            await asyncio.sleep(self._stuck_s / 8)
+            now = self._loop.time()
+            for link in list(self._links.values()):
+                if not self.gateway.num_open_at(link.number):
+                    link.progress_s = now
+                elif now - link.progress_s > self._stuck_s:
+                    self.num_let_go += 1
+                    self._let_go(link)
+
+    def handle(self, event: GatewayEvent) -> Effects:
+        gateway = self.gateway
+        effects = gateway.handle(event, self._loop.time())
+        if self._is_checked:
+            gateway.check()
+        for number, request in effects.submits:
+            self._links[number].outbox.put_nowait(Submit((request,)))
+        for number, request_id in effects.aborts:
+            self._links[number].outbox.put_nowait(Abort((request_id,)))
+        self.refused = self.refused or effects.refused
+        self._hear(event, effects)
+        self._set_alarm()
+        return effects
+
+    def _set_alarm(self) -> None:
+        due_s = self.gateway.next_due_s
+        if self._alarm is not None and self._alarm.when() != due_s:
+            self._alarm.cancel()
+            self._alarm = None
+        if due_s is not None and self._alarm is None:
+            self._alarm = self._loop.call_at(due_s, self._tick)
+
+    def _tick(self) -> None:
+        self._alarm = None
+        self.handle(Ticked())
+
+    def _let_go(self, link: _Attached) -> None:
+        """It is gone for the gateway; what it says yet is of the past."""
+        del self._links[link.number]
+        link.is_let_go = True
+        if link.writing is not None:
+            link.writing.cancel()
+        self.num_left += 1
+        self.handle(Left(link.number))
+        self._loop.call_later(self._grace_s, link.end.close)  # type: ignore[attr-defined]
+
+    async def _write(self, link: _Attached) -> None:
+        while True:
+            message = await link.outbox.get()
+            try:
+                await link.end.send(message)
+            except EOFError:
+                return  # the reader hears of it, too
+
+    async def _read(self, link: _Attached) -> None:
+        while True:
+            try:
+                message = await link.end.receive()
+            except EOFError:
+                if not link.is_let_go:
+                    self._let_go(link)
+                return
+            self._take(link, message)
+
+    def _take(self, link: _Attached, message: FromEngine) -> None:
+        if isinstance(message, StepOutputs):
+            if message.stats.num_steps != link.num_steps:
+                link.num_steps, link.progress_s = message.stats.num_steps, self._loop.time()
+            self.handle(Stepped(link.number, message))
+        elif link.is_let_go:
+            pass
+        elif isinstance(message, Ready):
+            self.handle(Joined(link.number, message))
+        elif isinstance(message, Leaving):
+            self.handle(Leaves(link.number))
+            link.outbox.put_nowait(Drain())

@@ -1,0 +1,244 @@
+"""A worker of a simulated cluster: real engine shells, one life after the other, on faulty hardware.
+
+    crash      its process is gone, with all that it had; another life follows, of another incarnation
+    freeze     it stands still and goes on later, as a stopped process does: what it sends then is of the past
+    slow       its steps take longer for a while
+    cut        its link breaks; it lives on, takes back what the front end had asked for, and joins again
+    leave      it wants no more requests, finishes those it has, and goes; another life follows
+
+The engine, its executor and its store see none of this. They are the ones that serve alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..core.config import EngineConfig
+from ..core.cost import Costs
+from ..core.effects import Job
+from ..core.events import Abort, FromEngine, Leaving, Ready, ToEngine, UnloadAdapter, WorkerFacts
+from ..core.ports import FrontEnd
+from ..core.step import StepPlan, StepResult
+from ..engine.core import EngineCore
+from ..engine.journal import Entry
+from ..engine.shell import EngineShell
+from ..sched.admission import max_running
+from .executor import ToyExecutor
+from .loop import VirtualLoop
+from .network import End, Link, Network
+from .store import Slots
+from .workload import VOCAB_SIZE
+
+POISON_SEED = 2**63 + 7
+"""Of the request that ends every engine which is given a row of it."""
+
+Store = dict[tuple[int, bytes], Slots]
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """What a worker is made of. `stored`: a store of KV that all workers share and that outlives them; None: there is
+    none. `check_rate`: share of the events of an engine after which all its books are checked."""
+
+    config: EngineConfig
+    costs: Costs
+    stored: Store | None = None
+    check_rate: float = 0.05
+
+    def ready(self, worker: WorkerFacts) -> Ready:
+        config = self.config
+        return Ready(
+            "toy", config.max_model_len, VOCAB_SIZE, (), config.numerics_id, config.block_size, 1,
+            max_num_seqs=max_running(config), max_num_batched_tokens=config.max_num_batched_tokens, worker=worker,
+        )  # fmt: skip
+
+
+class _Hardware:
+    """An executor and a clock of progress that can stand still, run slowly and end."""
+
+    def __init__(self, executor: ToyExecutor, loop: VirtualLoop) -> None:
+        self.executor = executor
+        self.died = asyncio.Event()
+        self.last_step = -1
+        self.num_steps = 0
+        self.factor = 1.0
+        self._loop = loop
+        self._thaws_s = 0.0
+        self._slow_until_s = 0.0
+
+    def freeze(self, for_s: float) -> None:
+        self._thaws_s = max(self._thaws_s, self._loop.time() + for_s)
+
+    def slow(self, for_s: float, factor: float) -> None:
+        self.factor, self._slow_until_s = factor, self._loop.time() + for_s
+
+    def thaw(self) -> None:
+        """From now on it is sound."""
+        self._thaws_s = self._slow_until_s = 0.0
+        self.last_step = -1
+
+    async def passed(self) -> None:
+        """Returns when it does not stand still."""
+        while (left_s := self._thaws_s - self._loop.time()) > 0:
+            await asyncio.sleep(min(left_s, 0.5))
+
+    async def execute(self, plan: StepPlan) -> StepResult:
+        self.num_steps = plan.step + 1
+        has_poison = any(row.intro is not None and row.intro.seed == POISON_SEED for row in plan.rows)
+        if has_poison or plan.step == self.last_step:
+            self.died.set()
+            await self._loop.create_future()
+        # A step that has begun ends, and nobody hears of it.
+        result = await asyncio.shield(self.executor.execute(plan))
+        if self._slow_until_s > self._loop.time():
+            more_s = (self.factor - 1) * result.duration_s
+            await asyncio.sleep(more_s)
+            result = replace(result, duration_s=result.duration_s + more_s)
+        await self.passed()
+        return result
+
+    async def run(self, job: Job) -> str:
+        result = await self.executor.run(job)
+        await self.passed()
+        return result
+
+
+class _FrozenEnd:
+    """The engine's end of a link, on hardware that may stand still."""
+
+    def __init__(self, end: End[ToEngine, FromEngine], hardware: _Hardware) -> None:
+        self._end = end
+        self._hardware = hardware
+
+    async def receive(self) -> ToEngine:
+        message = await self._end.receive()
+        await self._hardware.passed()
+        return message
+
+    async def send(self, message: FromEngine) -> None:
+        await self._hardware.passed()
+        await self._end.send(message)
+
+
+class Worker:
+    """`join` takes the front end's end of each new link. `core`: of the present life; `hardware` of the same."""
+
+    def __init__(
+        self,
+        name: str,
+        pool: str,
+        build: Build,
+        network: Network,
+        loop: VirtualLoop,
+        rng: random.Random,
+        join: Callable[[FrontEnd], None],
+    ) -> None:
+        self.name = name
+        self.pool = pool
+        self.num_lives = 0
+        self.num_joined = 0
+        self.is_up = False
+        self.link: Link | None = None
+        self._build = build
+        self._network = network
+        self._loop = loop
+        self._rng = rng
+        self._join = join
+        self._is_leaving = False
+        self._begin()
+
+    def _begin(self) -> None:
+        """A new life."""
+        build, loop = self._build, self._loop
+        executor = ToyExecutor(build.config, loop, vocab_size=VOCAB_SIZE, costs=build.costs)
+        self.hardware = _Hardware(executor, loop)
+        self.core = EngineCore(build.config, self._record)
+        self.num_lives += 1
+        self.incarnation = f"{self.name}.{self.num_lives}"
+        self._is_leaving = False
+        self._first: tuple[Any, ...] = ()
+        if build.stored is not None:
+            executor.store.blocks = build.stored
+            self._first = (executor.store.opened(),)
+
+    def _record(self, entry: Entry) -> None:
+        if self._rng.random() < self._build.check_rate:
+            self.core.check()
+
+    async def serve(self) -> None:
+        """One life after the other."""
+        while True:
+            self.is_up = True
+            living = self._loop.create_task(self._live(), name=f"{self.incarnation} lives")
+            dying = self._loop.create_task(self.hardware.died.wait(), name=f"{self.incarnation} dies")
+            living.add_done_callback(lambda _, died=self.hardware.died: died.set())  # type: ignore[misc]
+            await dying
+            self.is_up = False
+            if living.done():
+                living.result()
+            living.cancel()
+            if self.link is not None:
+                self.link.die()
+            await asyncio.sleep(self._rng.uniform(0.0, 0.1))
+            self._begin()
+
+    # ---- faults ----
+
+    def crash(self, num_steps: int = 0) -> None:
+        """Now, or in its step after so many more."""
+        if num_steps:
+            self.hardware.last_step = self.hardware.num_steps + num_steps - 1
+        else:
+            self.hardware.died.set()
+
+    def cut(self) -> None:
+        """Each side hears of it in its own time."""
+        if self.link is not None:
+            self.link.cut(self._rng.choice([0.0, 0.01, 0.3]), self._rng.choice([0.0, 0.01, 0.3]))
+
+    def hold(self, for_s: float) -> None:
+        """Its link delivers nothing for a while."""
+        if self.link is not None:
+            self.link.hold(for_s)
+
+    async def leave(self) -> None:
+        if self.link is not None and not self._is_leaving and not self.link.is_cut:
+            self._is_leaving = True
+            await self.hardware.passed()
+            try:
+                await self.link.engine_end.send(Leaving())
+            except EOFError:
+                self._is_leaving = False
+
+    # ---- one life ----
+
+    async def _live(self) -> None:
+        """Joins a front end again and again, until it is drained."""
+        while True:
+            link = self.link = self._network.connect()
+            end = _FrozenEnd(link.engine_end, self.hardware)
+            self._join(link.front_end)
+            self.num_joined += 1
+            facts = WorkerFacts(self.name, self.incarnation, self.num_lives, self.pool, "host", self.name)
+            try:
+                await end.send(replace(self._build.ready(facts), stats=self.core.stats()))
+            except EOFError:
+                pass
+            else:
+                await self._run(end, *self._first)
+                self._first = ()
+            if self.core.is_drained:
+                return
+            await self._run(end, Abort(self.core.open_ids), *map(UnloadAdapter, self.core.state.adapters.loads()))
+            await asyncio.sleep(self._rng.uniform(0.0, 0.1))
+            await self.hardware.passed()
+
+    async def _run(self, end: _FrozenEnd, *first: Any) -> None:
+        shell = EngineShell(self.core, self.hardware, end, self._loop)
+        for event in first:
+            shell.hear(event)
+        await shell.run()
