@@ -44,7 +44,7 @@ class Cluster:
     """pools      of the workers, one each
     is_shared  whether choices have places in turn
     poison     id of the request that ends engines; "": there is none
-    stuck_s    after which a worker without progress is let go
+    limit_s    after which a worker is lost that gives no sign of life
     grace_s    for how long a worker that was let go may still be heard
     """
 
@@ -54,7 +54,7 @@ class Cluster:
     is_shared: bool = True
     poison: str = ""
     shape: Shape = NO_DELAY
-    stuck_s: float = 1.5
+    limit_s: float = 2.0
     grace_s: float = 0.0
 
 
@@ -101,7 +101,7 @@ def make_faults(seed: int) -> Cluster:
         Faults(rng.choice([1, 3, 6, 12]), gap_s=rng.choice([0.05, 0.3, 0.6])),
         rng.random() < 0.7,
         shape=shape,
-        stuck_s=rng.choice([0.3, 1.5]),
+        limit_s=rng.choice([0.8, 2.0]),
         grace_s=rng.choice([0.0, 0.5, 5.0]),
     )
 
@@ -113,8 +113,8 @@ def make_zombies(seed: int) -> Cluster:
     return Cluster(
         replace(scenario, failure_rate=0.0, costs=scenario.costs._replace(step_s=0.03)),
         ("mixed",) * rng.choice([2, 3, 4]),
-        Faults(12, (FREEZE, HOLD), 0.2, (0.38, 0.42, 0.5)),
-        stuck_s=0.3,
+        Faults(12, (FREEZE, HOLD), 0.2, (0.7, 0.8, 0.9)),
+        limit_s=0.8,
         grace_s=5.0,
     )
 
@@ -180,7 +180,7 @@ def run_cluster(cluster: Cluster, seed: int) -> ClusterReport:
     scenario, counts = cluster.scenario, Counter[str]()
     stored = None if scenario.stored is None else dict(scenario.stored)  # outlives workers, and they share it
     clients = _Clients(scenario, loop, {} if stored is None else stored)
-    front = Front(loop, clients.hear, stuck_s=cluster.stuck_s, grace_s=cluster.grace_s)
+    front = Front(loop, clients.hear, limit_s=cluster.limit_s, grace_s=cluster.grace_s)
     front.gateway.is_shared = cluster.is_shared
 
     async def main() -> None:

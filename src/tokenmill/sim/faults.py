@@ -27,7 +27,7 @@ class Faults:
     number: int = 0
     kinds: tuple[str, ...] = KINDS
     gap_s: float = 0.3
-    still_s: tuple[float, ...] = (0.05, 0.4, 0.5, 2.0)
+    still_s: tuple[float, ...] = (0.05, 0.5, 0.8, 3.0)
 
 
 async def strike(faults: Faults, workers: Sequence[Worker], rng: random.Random, counts: Counter[str]) -> None:

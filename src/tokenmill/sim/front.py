@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from ..cluster.events import Effects, GatewayEvent, Joined, Leaves, Left, Stepped, Ticked
 from ..cluster.gateway import Gateway
+from ..cluster.liveness import LOOK_S, Liveness
 from ..core.events import Abort, Drain, FromEngine, Leaving, Ready, StepOutputs, Submit, ToEngine
 from ..core.ports import FrontEnd
 from .loop import VirtualLoop
@@ -19,14 +20,13 @@ Hear = Callable[[GatewayEvent, Effects], None]
 
 
 class _Attached:
-    """The front end's side of a link. `progress_s`: when it made a step last, or had nothing to do."""
+    """The front end's side of a link."""
 
-    def __init__(self, number: int, end: FrontEnd, now: float) -> None:
+    def __init__(self, number: int, end: FrontEnd, liveness: Liveness) -> None:
         self.number = number
         self.end = end
+        self.liveness = liveness
         self.outbox: asyncio.Queue[ToEngine] = asyncio.Queue()
-        self.progress_s = now
-        self.num_steps = 0
         self.is_let_go = False
         self.writing: asyncio.Task[None] | None = None
 
@@ -34,7 +34,8 @@ class _Attached:
 class Front:
     """gateway      decides
     num_left     links that were lost or let go
-    stuck_s      a worker that has requests and makes no step for so long is let go
+    num_let_go   of those, the ones that gave no sign of life
+    limit_s      after which one is lost that gives none
     grace_s      a link that is let go is closed after so long; what comes over it until then reaches the gateway
     """
 
@@ -43,7 +44,7 @@ class Front:
         loop: VirtualLoop,
         hear: Hear,
         *,
-        stuck_s: float = 1.5,
+        limit_s: float = 2.0,
         grace_s: float = 0.0,
         is_checked: bool = True,
     ) -> None:
@@ -53,7 +54,7 @@ class Front:
         self.refused = ""
         self._loop = loop
         self._hear = hear
-        self._stuck_s = stuck_s
+        self._limit_s = limit_s
         self._grace_s = grace_s
         self._is_checked = is_checked
         self._links: dict[int, _Attached] = {}
@@ -62,20 +63,17 @@ class Front:
 
     def attach(self, end: FrontEnd) -> None:
         """Take up a link; its engine gets requests once its Ready has come."""
-        link = self._links[self._num_links] = _Attached(self._num_links, end, self._loop.time())
+        link = self._links[self._num_links] = _Attached(self._num_links, end, Liveness(self._limit_s))
         self._num_links += 1
         self._loop.spawn(self._read(link), f"read {link.number}")
         link.writing = self._loop.spawn(self._write(link), f"write {link.number}")
 
     async def watch(self) -> None:
-        """Let workers go that are stuck."""
+        """Let workers go that give no sign of life."""
         while True:
-            await asyncio.sleep(self._stuck_s / 8)
-            now = self._loop.time()
+            await asyncio.sleep(LOOK_S)
             for link in list(self._links.values()):
-                if not self.gateway.num_open_at(link.number):
-                    link.progress_s = now
-                elif now - link.progress_s > self._stuck_s:
+                if link.liveness.look(self._loop.time(), self.gateway.num_open_at(link.number) > 0):
                     self.num_let_go += 1
                     self._let_go(link)
 
@@ -134,9 +132,8 @@ class Front:
             self._take(link, message)
 
     def _take(self, link: _Attached, message: FromEngine) -> None:
+        link.liveness.hear(message)
         if isinstance(message, StepOutputs):
-            if message.stats.num_steps != link.num_steps:
-                link.num_steps, link.progress_s = message.stats.num_steps, self._loop.time()
             self.handle(Stepped(link.number, message))
         elif link.is_let_go:
             pass

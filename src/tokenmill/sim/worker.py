@@ -23,6 +23,7 @@ from ..core.effects import Job
 from ..core.events import Abort, FromEngine, Leaving, Ready, ToEngine, UnloadAdapter, WorkerFacts
 from ..core.ports import FrontEnd
 from ..core.step import StepPlan, StepResult
+from ..engine.beats import keep_beating
 from ..engine.core import EngineCore
 from ..engine.journal import Entry
 from ..engine.shell import EngineShell
@@ -241,4 +242,8 @@ class Worker:
         shell = EngineShell(self.core, self.hardware, end, self._loop)
         for event in first:
             shell.hear(event)
-        await shell.run()
+        beating = asyncio.create_task(keep_beating(shell, end, lambda: None), name=f"{self.incarnation} beats")
+        try:
+            await shell.run()
+        finally:
+            beating.cancel()
