@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from itertools import count
 
-from ..cluster.events import Effects, GatewayEvent, Joined, Leaves, Left, Stepped, Ticked
+from ..cluster.events import Effects, GatewayEvent, Joined, Leaves, Left, Stepped, Ticked, Told
 from ..cluster.gateway import Gateway
 from ..cluster.liveness import LOOK_S, Liveness
 from ..core.events import Abort, Drain, FromEngine, Leaving, Ready, StepOutputs, Submit, ToEngine
+from ..core.moves import Moved, Staged
 from ..core.ports import FrontEnd
 from .loop import VirtualLoop
 
@@ -48,7 +50,8 @@ class Front:
         grace_s: float = 0.0,
         is_checked: bool = True,
     ) -> None:
-        self.gateway = Gateway()
+        numbers = count()
+        self.gateway = Gateway(new_ticket=lambda: f"ticket {next(numbers)}")
         self.num_left = 0
         self.num_let_go = 0
         self.refused = ""
@@ -82,10 +85,12 @@ class Front:
         effects = gateway.handle(event, self._loop.time())
         if self._is_checked:
             gateway.check()
-        for number, request in effects.submits:
-            self._links[number].outbox.put_nowait(Submit((request,)))
         for number, request_id in effects.aborts:
             self._links[number].outbox.put_nowait(Abort((request_id,)))
+        for number, request in effects.submits:
+            self._links[number].outbox.put_nowait(Submit((request,)))
+        for number, message in effects.tells:
+            self._links[number].outbox.put_nowait(message)
         self.refused = self.refused or effects.refused
         self._hear(event, effects)
         self._set_alarm()
@@ -135,6 +140,8 @@ class Front:
         link.liveness.hear(message)
         if isinstance(message, StepOutputs):
             self.handle(Stepped(link.number, message))
+        elif isinstance(message, Staged | Moved):
+            self.handle(Told(link.number, message))
         elif link.is_let_go:
             pass
         elif isinstance(message, Ready):
