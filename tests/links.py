@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tokenmill.core.events import Ready
+from tokenmill.core.events import Ready, WorkerFacts
 from tokenmill.core.ports import Clock
 from tokenmill.net.handshake import Identity
 from tokenmill.net.link import FrontLink
@@ -26,7 +26,8 @@ from tokenmill.net.tls import mutual_tls
 from tokenmill.net.unix import UnixEngineEnd, UnixFrontEnd, private_address
 
 SECRET = b"sixteen bytes or more"
-IDENTITY = Identity("engine-1", "weights", Ready("model", 64, 128, (), "numerics", 16, 8))
+WORKER = WorkerFacts("worker-1", "engine-1")
+IDENTITY = Identity("weights", Ready("model", 64, 128, (), "numerics", 16, 8, worker=WORKER))
 KINDS = ("unix", "tcp", "tls")
 
 

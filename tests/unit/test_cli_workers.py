@@ -23,7 +23,7 @@ from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.cost import Costs
 from tokenmill.core.errors import ConfigError, LinkRefused
-from tokenmill.core.events import Drain, Leaving, Ready, StepOutputs, Submit
+from tokenmill.core.events import Drain, Leaving, PoolChanged, Ready, SetPool, StepOutputs, Submit, WorkerFacts
 from tokenmill.core.request import PoolingParams, Request, SamplingParams
 from tokenmill.engine.build import build_engine
 from tokenmill.engine.core import EngineCore
@@ -100,7 +100,7 @@ async def taking(monkeypatch: pytest.MonkeyPatch, like: Ready | None = None) -> 
 
 async def come(port: int, **changes: Any) -> EngineLink:
     link = await join("127.0.0.1", port, Credentials(SECRET), replace(IDENTITY, **changes), Stopped())
-    await link.send(READY)
+    await link.send(changes.get("ready", READY))
     return link
 
 
@@ -128,15 +128,60 @@ def test_a_second_link_of_one_engine_replaces_the_first(monkeypatch: pytest.Monk
     run(main())
 
 
+def test_a_later_life_of_a_worker_ends_the_earlier_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its link is closed, what it still sends is dropped, and when it comes back it is refused; others may come."""
+
+    def life(incarnation: str, name: str = "worker-1") -> Ready:
+        return replace(READY, worker=WorkerFacts(name, incarnation))
+
+    async def main() -> None:
+        async with taking(monkeypatch) as (client, port):
+            first = await come(port)
+            await until(lambda: client.ready is not None)
+            client.open([Request("r", (1, 2, 3), SamplingParams(), 8, seed=1, arrival_s=MonotonicClock().now())])
+            assert isinstance(await first.receive(), Submit)
+            second = await come(port, ready=life("engine-2"))
+            assert isinstance(await second.receive(), Submit), "what the earlier life had"
+            with pytest.raises(EOFError):
+                await first.receive()
+            with pytest.raises(LinkRefused, match="A later life of the worker 'worker-1' has joined"):
+                await come(port)
+            other = await come(port, ready=life("engine-1b", "worker-2"))
+            await until(lambda: len(client._links) == 2)
+            assert client.num_open == 1
+            second.close(), other.close()
+
+    run(main())
+
+
+def test_a_worker_is_put_into_a_pool_by_one_front_end_and_both_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The later of two changes that were made at once changes nothing."""
+
+    async def main() -> None:
+        async with taking(monkeypatch) as (client, port):
+            link = await come(port, ready=replace(READY, worker=WorkerFacts("worker-1", "engine-1", epoch=3)))
+            await until(lambda: client.ready is not None)
+            number = next(iter(client._links))
+            client.put_into_pool(number, "prefill")
+            assert await link.receive() == SetPool("prefill", 4)
+            await link.send(PoolChanged("decode", 4))  # another front end was first
+            await until(lambda: client._gateway._links[number].pool == "decode")
+            client.put_into_pool(number, "prefill")
+            assert await link.receive() == SetPool("prefill", 5)
+            link.close()
+
+    run(main())
+
+
 def test_other_weights_and_other_numerics_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with taking(monkeypatch) as (client, port):
             with pytest.raises(LinkRefused, match="other weights"):
-                await come(port, incarnation="x", weights="others")
+                await come(port, weights="others")
             link = await come(port)
             await until(lambda: client.ready is not None)
             with pytest.raises(LinkRefused, match=r"computes otherwise.*\(numerics_id other, not numerics\)"):
-                await come(port, incarnation="y", ready=replace(READY, numerics_id="other"))
+                await come(port, ready=replace(READY, numerics_id="other"))
             link.close()
 
     run(main())
@@ -185,7 +230,7 @@ def test_a_worker_says_nothing_to_a_front_end_of_what_another_had(monkeypatch: p
             )
             taker.open()
             worker = worker_module._Worker(
-                engine, EngineCore(CONFIG), IDENTITY, ("127.0.0.1", port), Credentials(SECRET), 0.0
+                engine, EngineCore(CONFIG), IDENTITY, [("127.0.0.1", port)], Credentials(SECRET), 0.0
             )
             running = asyncio.create_task(worker.run())
             link = await joined.get()

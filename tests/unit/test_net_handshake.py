@@ -153,7 +153,7 @@ def test_another_version_is_named_at_both_ends() -> None:
         front, worker = pipes()
         tap(worker, lambda place, data: data[:9] + b"\x07\0" + data[11:] if place == 0 else data)
         said = await meet(front, worker)
-        assert all("version 7 of the protocol, this one 1" in each.message for each in said)
+        assert all("version 7 of the protocol, this one 2" in each.message for each in said)
 
     run(main())
 

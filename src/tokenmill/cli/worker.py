@@ -1,10 +1,11 @@
-"""`worker`: the engine process, started by hand on any machine, working for a front end elsewhere.
+"""`worker`: the engine process, started by hand on any machine, working for front ends elsewhere.
 
-    load -> join -> Ready, requests and outputs -> the front end goes -> join again, after a while -> ...
+    load --> join A -> Ready, requests and outputs -> A goes -> join again, after a while -> ...
+         '-> join B -> ...
 
-When the front end goes, the weights stay loaded and the prefix cache warm; what it had asked for is dropped, and the
-next one hears of none of it. On SIGTERM the worker takes no new requests, finishes those it has and leaves; a second
-one ends it at once.
+One engine serves all its front ends (`engine.hub`). When one goes, the weights stay loaded and the prefix cache warm;
+what it had asked for is dropped, and neither the others nor the next one hear of it. On SIGTERM the worker takes no new
+requests, finishes those it has and leaves; a second one ends it at once.
 """
 
 from __future__ import annotations
@@ -16,16 +17,20 @@ import logging
 import os
 import random
 import signal
+import socket
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from .. import __version__
-from ..core.effects import Event
-from ..core.events import Abort, Leaving, UnloadAdapter
+from ..core.errors import LinkRefused
+from ..core.events import Leaving, Ready
+from ..engine.beats import keep_beating
 from ..engine.core import EngineCore
+from ..engine.hub import Hub
 from ..engine.shell import EngineShell
 from ..formats.checkpoint import weights_digest
 from ..formats.hub import default_cache_dir
@@ -58,11 +63,15 @@ _log = logging.getLogger(__name__)
 def worker(args: argparse.Namespace) -> int:
     serving = given_options(ServeOptions, args)
     set_up_logging(serving.log_level, serving.log_format)
-    address = given_options(WorkerOptions, args).connect
-    assert address is not None
-    credentials = given_options(LinkOptions, args).credentials(address[0], is_front_end=False)
+    joining = given_options(WorkerOptions, args)
+    hosts = [host for host, _ in joining.connect]
+    credentials = given_options(LinkOptions, args).credentials(*hosts, is_front_end=False)
     model = resolve_model(args.model)
-    launch = Launch(str(model.path), model.served_name, str(default_cache_dir()), engine_options(args))
+    name = joining.worker_id or f"{socket.gethostname()}-{os.getpid()}"
+    launch = Launch(
+        str(model.path), model.served_name, str(default_cache_dir()), engine_options(args),
+        worker=name, pool=joining.pool,
+    )  # fmt: skip
 
     sys.setswitchinterval(SWITCH_S)
     engine, ready = load(launch)
@@ -75,25 +84,26 @@ def worker(args: argparse.Namespace) -> int:
         recording(serving.journal or "", engine.config) as record,
     ):
         print_facts(f"tokenmill {__version__} computes {ready.model} from {model.path}", ready.facts)
-        identity = Identity(ready.worker.incarnation, weights_digest(model.path, Path(launch.cache_dir)), ready)
+        identity = Identity(weights_digest(model.path, Path(launch.cache_dir)), ready)
         core = EngineCore(engine.config, record)
         if flight is not None:
             signal.signal(signal.SIGUSR2, lambda *_: _keep_flight(path))
-        run_event_loop(_Worker(engine, core, identity, address, credentials, serving.engine_timeout_s, flight).run())
+        life = _Worker(engine, core, identity, joining.connect, credentials, serving.engine_timeout_s, flight)
+        run_event_loop(life.run())
         if engine.worker.saved is not None:
             print(f"tokenmill: {engine.worker.saved.summary()}", file=sys.stderr, flush=True)
     return 0
 
 
 class _Worker:
-    """An engine and the front ends that it works for, one after the other."""
+    """An engine and the front ends that it works for, several at once and one after the other."""
 
     def __init__(
         self,
         engine: Engine,
         core: EngineCore,
         identity: Identity,
-        address: tuple[str, int],
+        addresses: Sequence[tuple[str, int]],
         credentials: Credentials,
         timeout_s: float,
         flight: FlightRecorder | None = None,
@@ -102,84 +112,108 @@ class _Worker:
         self._core = core
         self._flight = flight
         self._identity = identity
-        self._address = address
+        self._addresses = addresses
         self._credentials = credentials
         self._timeout_s = timeout_s
         self._clock = MonotonicClock()
-        self._link: EngineLink | None = None
+        self._hub = Hub()
         self._is_leaving = False
-        self._first = engine.first_events()  # for the core, before what the next front end says
-        self._farewell: asyncio.Task[None] | None = None
+        self._outside: set[asyncio.Task[LinkRefused | None]] = set()  # those that look for their front ends
 
     async def run(self) -> None:
-        """Until a signal. Raises LinkRefused when the front end does not want this worker, or is not the right one."""
+        """Until a signal, or no front end wants it. Raises LinkRefused when none does, or none is the right one."""
         loop, me = asyncio.get_running_loop(), asyncio.current_task()
         assert me is not None
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._leave, me)
-        watch = asyncio.create_task(self._end_when_stuck(), name="engine-watch")
-        warming = asyncio.create_task(warm_up(self._engine, self._core), name="engine-warming")
-        delay_s = FIRST_DELAY_S
+        shell = EngineShell(self._core, self._engine.worker.executor, self._hub, self._clock, self._flight)
+        for event in self._engine.first_events():
+            shell.hear(event)
+        serving = asyncio.create_task(shell.run(), name="engine")
+        joining = [asyncio.create_task(self._work_for(*address), name="join") for address in self._addresses]
+        self._outside.update(joining)
+        beside = [
+            asyncio.create_task(self._end_when_stuck(), name="engine-watch"),
+            asyncio.create_task(warm_up(self._engine, self._core), name="engine-warming"),
+            asyncio.create_task(keep_beating(shell, self._hub, self._engine.ops.progress), name="engine-beats"),
+        ]
         try:
-            while not self._is_leaving:
-                joined_s = time.monotonic()
-                await self._work_once()
-                if time.monotonic() - joined_s > SETTLED_S:
-                    delay_s = FIRST_DELAY_S
-                if not self._is_leaving:
-                    await asyncio.sleep(delay_s * random.uniform(0.5, 1.0))  # not all workers at the same moment
-                delay_s = min(2 * delay_s, LONGEST_DELAY_S)
+            all_joining = asyncio.gather(*joining, return_exceptions=True)
+            until: list[asyncio.Future[Any]] = [serving, all_joining]
+            await asyncio.wait(until, return_when=asyncio.FIRST_COMPLETED)
+            if not serving.done():
+                refusals = [each for each in await all_joining if isinstance(each, BaseException)]
+                if len(refusals) == len(joining) and not self._is_leaving:
+                    raise refusals[0]
+                self._hub.drain()
+            await serving
         except asyncio.CancelledError:
             if not self._is_leaving:
                 raise
         finally:
-            watch.cancel()
-            warming.cancel()
+            for task in (serving, *joining, *beside):
+                task.cancel()
 
-    async def _work_once(self) -> None:
-        """From joining a front end to its end."""
-        where = shown_address(*self._address)
-        try:
-            link = await join(*self._address, self._credentials, self._identity, self._clock)
-        except (OSError, EOFError) as error:
-            _log.info("The front end at %s cannot be reached: %s", where, str(error) or "no answer in time")
-            return
-        self._link = link
+    async def _work_for(self, host: str, port: int) -> LinkRefused | None:
+        """One front end after the other at this address, until one wants no more of this worker, or none of it."""
+        me = cast("asyncio.Task[LinkRefused | None]", asyncio.current_task())
+        where, delay_s = shown_address(host, port), FIRST_DELAY_S
+        while not self._is_leaving:
+            joined_s = time.monotonic()
+            try:
+                link = await join(host, port, self._credentials, self._identity, self._clock)
+            except (OSError, EOFError) as error:
+                _log.info("The front end at %s cannot be reached: %s", where, str(error) or "no answer in time")
+            except LinkRefused as refusal:
+                _log.error("%s: %s", where, refusal.message)
+                return refusal
+            else:
+                self._outside.discard(me)
+                if await self._serve(link, where):
+                    return None
+                self._outside.add(me)
+            if time.monotonic() - joined_s > SETTLED_S:
+                delay_s = FIRST_DELAY_S
+            if not self._is_leaving:
+                await asyncio.sleep(delay_s * random.uniform(0.5, 1.0))  # not all workers at the same moment
+            delay_s = min(2 * delay_s, LONGEST_DELAY_S)
+        return None
+
+    async def _serve(self, link: EngineLink, where: str) -> bool:
+        """Until the link ends; whether the front end wants no more."""
         _log.info("Joined the front end at %s.", where)
+        why = ""
         try:
-            await link.send(replace(self._identity.ready, stats=self._core.stats()))
-            shell = EngineShell(self._core, self._engine.worker.executor, link, self._clock, self._flight)
-            await self._serve(shell, self._first)
-            self._first = ()
-            if self._core.is_drained:
-                self._is_leaving = True  # also where the front end has asked for it
-            else:  # the next front end may give requests the same ids: nothing may be left
-                await self._serve(shell, self._farewells())
+            await link.send(self._ready())
+            if self._is_leaving:
+                await link.send(Leaving())
+            return await self._hub.serve(link, link.close)
         except EOFError:
-            pass
+            return False
+        except ValueError as error:
+            why = str(error)
+            return False
         finally:
-            self._link = None
             link.close()
-        _log.info("The link to the front end at %s is over: %s", where, link.why_ended)
+            _log.info("The link to the front end at %s is over: %s", where, why or link.why_ended)
 
-    @staticmethod
-    async def _serve(shell: EngineShell, first: tuple[Event, ...]) -> None:
-        for event in first:
-            shell.hear(event)
-        await shell.run()
-
-    def _farewells(self) -> tuple[Event, ...]:
-        """What takes back all that a front end that has gone had asked for."""
-        return (Abort(self._core.open_ids), *map(UnloadAdapter, self._core.state.adapters.loads()))
+    def _ready(self) -> Ready:
+        """With what it has done for others, and the pool that one of them may have put it into."""
+        ready, membership = self._identity.ready, self._core.state.membership
+        pool = membership.pool or ready.worker.pool
+        return replace(ready, stats=self._core.stats(), worker=ready.worker._replace(pool=pool, epoch=membership.epoch))
 
     def _leave(self, me: asyncio.Task[None]) -> None:
         """What a signal does."""
-        if self._is_leaving or self._link is None:
+        if self._is_leaving:
             me.cancel()
-        else:
-            _log.info("Leaving the front end when the requests that are open here are done; again to leave at once.")
-            self._farewell = asyncio.create_task(_say_farewell(self._link))
+            return
         self._is_leaving = True
+        if self._hub.num_seats:
+            _log.info("Leaving when the requests that are open here are done; again to leave at once.")
+        self._hub.leave()
+        for task in self._outside:
+            task.cancel()
 
     async def _end_when_stuck(self) -> None:
         """The front end sees that this process lives, not that its steps get on; this process sees to that itself."""
@@ -190,7 +224,7 @@ class _Worker:
             now = progress()
             if watchdog.finds_stuck(
                 time.monotonic(),
-                has_work=self._link is not None and self._core.has_work,
+                has_work=self._core.has_work,
                 has_beaten=now is not None and now != before,
                 num_steps=self._core.stats().num_steps,
             ):
@@ -203,8 +237,3 @@ def _keep_flight(path: str) -> None:
     kept = keep_copy(path, "asked")
     if kept is not None:
         _log.warning("What the engine did lately is in %s.", kept)
-
-
-async def _say_farewell(link: EngineLink) -> None:
-    with contextlib.suppress(EOFError):
-        await link.send(Leaving())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import MutableMapping
 from dataclasses import dataclass
@@ -26,6 +27,13 @@ def read_address(text: str) -> tuple[str, int]:
     if host and port.isascii() and port.isdigit() and len(port) <= 5 and int(port) < 2**16:
         return host.removeprefix("[").removesuffix("]"), int(port)
     raise ValueError(f"must be HOST:PORT, such as 10.0.0.1:7000, got {text!r}.")
+
+
+def read_name(text: str) -> str:
+    """Letters, digits and . _ : -, as in the path of /admin/workers/NAME."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,99}", text):
+        raise ValueError(f"must be up to 100 letters, digits or . _ : -, got {text[:200]!r}.")
+    return text
 
 
 def shown_address(host: str, port: int) -> str:
@@ -58,8 +66,8 @@ class LinkOptions:
         if self.worker_tls_key is not None and self.worker_tls_cert is None:
             raise ConfigError("--worker-tls-key needs --worker-tls-cert.", param="worker_tls_key")
 
-    def credentials(self, host: str, *, is_front_end: bool) -> Credentials:
-        """For a link by `host`. Raises ConfigError where there is no secret, or no TLS and others than this machine
+    def credentials(self, *hosts: str, is_front_end: bool) -> Credentials:
+        """For links by `hosts`. Raises ConfigError where there is no secret, or no TLS and others than this machine
         can reach the link."""
         from ..net.tcp import Credentials
         from ..net.tls import mutual_tls
@@ -70,7 +78,8 @@ class LinkOptions:
             key = self.worker_tls_key or self.worker_tls_cert
             context = mutual_tls(self.worker_tls_cert, key, self.worker_tls_ca, is_front_end=is_front_end)
             return Credentials(secret, context)
-        if not (self.worker_insecure or is_loopback(host)):
+        host = next((host for host in hosts if not is_loopback(host)), "")
+        if host and not self.worker_insecure:
             raise ConfigError(
                 f"{host} is not this machine, and a link without TLS shows prompts and answers to its network: give"
                 " --worker-tls-cert and --worker-tls-ca, or --worker-insecure where the network itself is sealed.",
@@ -131,17 +140,35 @@ class ListenOptions:
 class WorkerOptions:
     """Whom `worker` works for. Raises ConfigError."""
 
-    connect: tuple[str, int] | None = option(
-        None,
-        "the front end's address, which its --listen-workers names (needed)",
+    connect: tuple[tuple[str, int], ...] = option(
+        (),
+        "a front end's address, which its --listen-workers names (needed; repeatable: several front ends may use one"
+        " worker)",
+        several="all",
         read=read_address,
         metavar="HOST:PORT",
+    )
+    worker_id: str | None = option(
+        None,
+        "this worker's name, which its next life has too: a front end lets an earlier life go when a later one joins"
+        " (default: the machine's name and the process's number)",
+        read=read_name,
+        metavar="NAME",
+    )
+    pool: str = option(
+        "mixed",
+        "the pool that it serves in until front ends put it into another: prefill, decode, mixed, or another name"
+        " (default: mixed)",
+        read=read_name,
+        metavar="NAME",
     )
 
     def __post_init__(self) -> None:
         check(self)
-        if self.connect is None or not self.connect[1]:
+        if not self.connect or not all(port for _, port in self.connect):
             raise ConfigError("worker needs --connect HOST:PORT, the front end's --listen-workers.", param="connect")
+        if len(set(self.connect)) < len(self.connect):
+            raise ConfigError("--connect names one front end twice.", param="connect")
 
 
 def _read_secret(path: str | None, environ: MutableMapping[str, str]) -> bytes:

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..cluster.likeness import unlike
-from ..core.events import Ready
+from ..core.events import Ready, WorkerFacts
 from ..formats.checkpoint import weights_digest
 from ..net.clock import MonotonicClock
 from ..net.handshake import Identity
 from ..net.link import FrontLink
 from ..net.tcp import Credentials, LinkBounds, WorkerListener
+from ..server.attached import AttachedEngine
 from ..server.client import EngineClient
 from ..server.listen import listening
 from .supervisor import Watched
@@ -27,6 +28,9 @@ from .worker_options import shown_address
 TOKEN_BYTES = 512
 """Of a message, for each token that may be open: its id, or its logprob with 20 others and their ids."""
 
+MOST_FENCED = 4096
+"""Incarnations that are remembered as replaced."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -34,8 +38,10 @@ _log = logging.getLogger(__name__)
 class _Worker:
     """One that has joined."""
 
+    facts: WorkerFacts
     link: FrontLink
     address: str
+    attached: AttachedEngine
     leaving: asyncio.Task[None] | None = None
 
 
@@ -51,7 +57,8 @@ class Workers:
         self._path = path
         self._cache_dir = Path(cache_dir)
         self._bounds = LinkBounds(max_message_bytes)
-        self._workers: dict[str, _Worker] = {}  # by incarnation
+        self._workers: dict[str, _Worker] = {}  # by id
+        self._fenced: dict[str, None] = {}  # incarnations that later lives have replaced
 
     async def run(
         self,
@@ -67,14 +74,19 @@ class Workers:
         def judge(identity: Identity) -> str:
             if identity.weights != weights:
                 return "Its model has other weights than this front end's."
+            if identity.ready.worker.incarnation in self._fenced:
+                return f"A later life of the worker {identity.ready.worker.id!r} has joined."
             return unlike(identity.ready, like or client.ready)
 
         def join(identity: Identity, link: FrontLink, address: str) -> None:
-            former = self._workers.get(identity.incarnation)
+            facts = identity.ready.worker
+            former = self._workers.get(facts.id)
             if former is not None:
-                former.link.close()
-            worker = self._workers[identity.incarnation] = _Worker(link, address)
-            worker.leaving = asyncio.create_task(self._serve(client, complete, identity.incarnation, worker))
+                self._replace(client, former, facts)
+            _log.warning("The worker %s at %s has joined.", facts.id, address)
+            attached = client.attach(Watched(link, complete), on_broken=link.close, address=address)
+            worker = self._workers[facts.id] = _Worker(facts, link, address, attached)
+            worker.leaving = asyncio.create_task(self._see_off(worker))
 
         with listening(*self._address) as listener:
             taker = WorkerListener(listener, self._credentials, MonotonicClock(), judge, join, self._bounds)
@@ -87,14 +99,19 @@ class Workers:
                 for worker in self._workers.values():
                     worker.link.close()
 
-    async def _serve(
-        self, client: EngineClient, complete: Callable[[Ready], Ready], incarnation: str, worker: _Worker
-    ) -> None:
-        """Until its link ends."""
-        _log.warning("The worker at %s has joined.", worker.address)
-        client.attach(Watched(worker.link, complete), on_broken=worker.link.close, address=worker.address)
+    def _replace(self, client: EngineClient, former: _Worker, facts: WorkerFacts) -> None:
+        """A worker has joined anew: nothing more is heard of its former link, nor of its former life."""
+        if former.facts.incarnation != facts.incarnation:
+            self._fenced[former.facts.incarnation] = None
+            while len(self._fenced) > MOST_FENCED:
+                del self._fenced[next(iter(self._fenced))]
+        client.detach(former.attached, "The worker has been replaced by its next life.")
+        former.link.close()
+
+    async def _see_off(self, worker: _Worker) -> None:
+        """When its link ends."""
         await worker.link.wait_ended()
         worker.link.close()
-        _log.warning("The worker at %s has left: %s", worker.address, worker.link.why_ended)
-        if self._workers.get(incarnation) is worker:
-            del self._workers[incarnation]
+        _log.warning("The worker %s at %s has left: %s", worker.facts.id, worker.address, worker.link.why_ended)
+        if self._workers.get(worker.facts.id) is worker:
+            del self._workers[worker.facts.id]

@@ -93,6 +93,23 @@ class AdapterLoaded:
     error_param: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class SetPool:
+    """Put the engine into another pool. Of several front ends the one with the highest `epoch` decides: one that is not
+    higher than the last changes nothing. The answer, to all, is a PoolChanged."""
+
+    pool: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class PoolChanged:
+    """In which pool the engine is, since which `epoch`."""
+
+    pool: str
+    epoch: int
+
+
 class EngineStats(NamedTuple):
     """Snapshot after a step. Counters are totals since the engine started; blocks are those of all pools. `kv_usage`:
     the share of blocks that sequences hold (cached, evictable ones do not count), of the pool where it is largest.
@@ -137,6 +154,7 @@ class WorkerFacts(NamedTuple):
     incarnation  random, one for each life
     pid          of its process
     pool         in which it serves until it is put into another
+    epoch        of the last such change
     host         equal for processes that can read each other's memory
     kv_address   where other workers get KV from it, as HOST:PORT or a path; "": nowhere
     """
@@ -147,6 +165,7 @@ class WorkerFacts(NamedTuple):
     pool: str = "mixed"
     host: str = ""
     kv_address: str = ""
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +272,9 @@ class StepOutputs:
 
 
 ToEngine = (
-    Submit | Abort | Drain | LoadAdapter | UnloadAdapter | ShowCache | Offer | Yield | Continue | Release | Prefetch
+    Submit | Abort | Drain | LoadAdapter | UnloadAdapter | ShowCache | SetPool
+    | Offer | Yield | Continue | Release | Prefetch
 )
-FromEngine = Ready | StepOutputs | AdapterLoaded | Leaving | CacheShown | Beat | Staged | Moved | Prefetched
+FromEngine = (
+    Ready | StepOutputs | AdapterLoaded | Leaving | CacheShown | Beat | PoolChanged | Staged | Moved | Prefetched
+)

@@ -30,7 +30,7 @@ from ..core.effects import (
     StoreOpened,
 )
 from ..core.errors import InvalidRequest, TokenmillError, Unavailable
-from ..core.events import Abort, Drain, EngineStats, LoadAdapter, ShowCache, Submit, UnloadAdapter
+from ..core.events import Abort, Drain, EngineStats, LoadAdapter, SetPool, ShowCache, Submit, UnloadAdapter
 from ..core.moves import Continue, Offer, Prefetch, PullBlocks, Release, SendBlocks, Yield
 from ..core.request import Request
 from ..core.step import StepPlan, StepResult
@@ -76,6 +76,7 @@ class EngineCore:
             LoadAdapter: state.adapters.load,
             UnloadAdapter: state.adapters.unload,
             ShowCache: self._show_cache,
+            SetPool: state.membership.set_pool,
             StepFailed: self._fail_step,
             JobEnded: self._end_job,
             StoreOpened: transfers.open_store,

@@ -37,6 +37,7 @@ from ..sched.rank import seniority
 from ..sched.service import Service
 from .adapters import AdapterLedger
 from .deadlines import Deadlines
+from .membership import Membership
 from .outbox import Outbox
 from .outputs import ended
 from .settings import SettingsLedger
@@ -71,6 +72,7 @@ class EngineState:
         self.outbox = Outbox()
         self.adapters = AdapterLedger(self.outbox)
         self.settings = SettingsLedger()
+        self.membership = Membership(self.outbox)
         self.counters = Counters()
         self.by_id: dict[str, Sequence] = {}
         self.service = Service(config.max_num_batched_tokens)

@@ -30,7 +30,9 @@ from ..core.events import (
     Leaving,
     LoadAdapter,
     Output,
+    PoolChanged,
     Ready,
+    SetPool,
     ShowCache,
     StepOutputs,
     Submit,
@@ -87,6 +89,7 @@ _KINDS: dict[type, bytes] = {
     ShowCache: b"C", CacheShown: b"c", Beat: b"b",
     Offer: b"F", Yield: b"Y", Continue: b"N", Release: b"E", Prefetch: b"P",
     Staged: b"s", Moved: b"m", Prefetched: b"p",
+    SetPool: b"Q", PoolChanged: b"q",
 }  # fmt: skip
 _DECODERS: dict[int, msgspec.msgpack.Decoder[ToEngine | FromEngine | _Submitted]] = {
     kind[0]: msgspec.msgpack.Decoder(_Submitted if type_ is Submit else type_) for type_, kind in _KINDS.items()

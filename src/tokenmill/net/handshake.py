@@ -30,7 +30,7 @@ from ..core.errors import LinkRefused
 from ..core.events import Ready
 from .framing import Pipe
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Version of this handshake and of all messages after it. Ends of different versions refuse each other."""
 
 GREETING_BYTES = 4096
@@ -48,12 +48,11 @@ _MAX_REASON = 500
 class Identity:
     """What a worker says of itself; by this the front end decides whether it may join.
 
-    incarnation    random, one for each life of an engine: a second link from the same one replaces the first
     weights        digest of the checkpoint's weights
-    ready          the facts of its engine
+    ready          the facts of its engine, and which worker it is: a second link from the same life replaces the first,
+                   one from a later life ends the earlier life's
     """
 
-    incarnation: str
     weights: str
     ready: Ready
 

@@ -26,6 +26,7 @@ class AttachedEngine:
     num_steps  committed, as far as told
     num_open   requests that it has
     address    where its link comes from; "": this machine
+    epoch      of the last change of its pool, as far as told
     flight     file of its flight recorder, where it has one on this machine; else ""
     liveness   tells when it is lost though its link is open
 
@@ -51,6 +52,7 @@ class AttachedEngine:
         self.number = number
         self.liveness = liveness or Liveness(0.0)
         self.num_steps = 0
+        self.epoch = 0
         self.flight = flight
         self.address = address
         self.on_broken = on_broken

@@ -42,7 +42,9 @@ from ..core.events import (
     FromEngine,
     Leaving,
     Output,
+    PoolChanged,
     Ready,
+    SetPool,
     StepOutputs,
     ToEngine,
     UnloadAdapter,
@@ -197,8 +199,10 @@ class EngineClient:
             self._why_down = "The engine is about to leave; another is awaited."
 
     def put_into_pool(self, number: int, pool: str) -> None:
-        """Have an engine serve there from now on."""
-        self._handle(Pooled(number, pool))
+        """Let an engine serve in this pool as soon as it has answered; what it has it keeps. Of two front ends that put
+        it somewhere at the same time one decides, for both."""
+        link = self._links[number]
+        link.tell(SetPool(pool, link.epoch + 1))
 
     def close(self, reason: str) -> None:
         """No engine will come any more: everything open ends with Unavailable."""
@@ -354,9 +358,13 @@ class EngineClient:
             self.cache_views.answer(link.number, message)
         elif isinstance(message, Staged | Moved):
             self._handle(Told(link.number, message))
+        elif isinstance(message, PoolChanged):
+            link.epoch = message.epoch
+            self._handle(Pooled(link.number, message.pool))
         elif isinstance(message, Leaving):
             self.drain(link.number)
         elif isinstance(message, Ready):
+            link.epoch = message.worker.epoch
             link.spawn(self._prepare(link, message), "prepare")
 
     async def _prepare(self, link: AttachedEngine, ready: Ready) -> None:
