@@ -11,6 +11,7 @@ import pytest
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.events import (
+    FINISH_MOVED,
     Abort,
     AdapterLoaded,
     CacheShown,
@@ -27,6 +28,7 @@ from tokenmill.core.events import (
     ToEngine,
     UnloadAdapter,
 )
+from tokenmill.core.moves import Offer, Release, Yield
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.engine import hub as hub_module
 from tokenmill.engine.core import EngineCore
@@ -53,7 +55,7 @@ class Engine:
         self.core = EngineCore(CONFIG)
         self.executor = ToyExecutor(CONFIG, loop, vocab_size=VOCAB_SIZE)
         self.shell = EngineShell(self.core, self.executor, self.hub, loop)
-        self.running = asyncio.ensure_future(self.shell.run())
+        self.running = loop.spawn(self.shell.run(), "engine")
         self.serving: list[asyncio.Task[bool]] = []
 
     def join(self) -> LocalFrontEnd:
@@ -298,6 +300,37 @@ def test_a_front_end_that_does_not_read_is_let_go_and_holds_nobody_up(monkeypatc
         front = engine.join()
         await story(front, 0, random.Random(1), [request("a", 2, max_tokens=30)], leaves=False)
         assert await stuck is False
+        await asyncio.gather(*engine.serving)
+
+    on_virtual_time(main)
+
+
+def test_moves_are_of_the_front_end_that_makes_them() -> None:
+    """Both have a request of the same id; one gives its own away. What it offers holds the worker until its release."""
+
+    async def main(engine: Engine, loop: VirtualLoop) -> None:
+        first, second = engine.join(), engine.join()
+        for front in (first, second):
+            await front.send(Submit((request("a", 1, max_tokens=40),)))
+            await asyncio.sleep(0.02)
+        await second.send(Offer("ticket", "a"))
+        await second.send(Yield("ticket", "a"))
+        await second.send(Yield("ticket", "another's"))
+        await second.send(Drain())
+        while True:
+            step = await answers(second, StepOutputs)
+            assert isinstance(step, StepOutputs)
+            if any(output.finish_reason is not None for output in step.outputs):
+                break
+        assert [(each.request_id, each.finish_reason) for each in step.outputs] == [("a", FINISH_MOVED)]
+        assert engine.core.open_ids == ("a",)
+        await asyncio.sleep(0.1)
+        assert engine.hub.num_seats == 2
+        await second.send(Release("ticket"))
+        assert await engine.serving[1] is True
+        await first.send(Offer("other", "a"))
+        await asyncio.sleep(0.02)
+        first.close()
         await asyncio.gather(*engine.serving)
 
     on_virtual_time(main)

@@ -272,8 +272,18 @@ class StepOutputs:
 
 
 ToEngine = (
-    Submit | Abort | Drain | LoadAdapter | UnloadAdapter | ShowCache | SetPool
-    | Offer | Yield | Continue | Release | Prefetch
+    Submit
+    | Abort
+    | Drain
+    | LoadAdapter
+    | UnloadAdapter
+    | ShowCache
+    | SetPool
+    | Offer
+    | Yield
+    | Continue
+    | Release
+    | Prefetch
 )
 FromEngine = (
     Ready | StepOutputs | AdapterLoaded | Leaving | CacheShown | Beat | PoolChanged | Staged | Moved | Prefetched

@@ -6,9 +6,9 @@
 
 Each front end has a name space of its own: ids of requests that two of them use at once, and the numbers of questions,
 are renamed on the way in and back on the way out. Outputs and answers go to whom they concern; the state after a step,
-signs of life and changes of the pool go to all. What one has asked for is taken back when its link ends: its requests
-and its loads of adapters. Nobody else notices. A front end that does not read holds nobody up: its seat is lost when it
-has fallen too far behind.
+signs of life and changes of the pool go to all. What one has asked for is taken back when its link ends: its requests,
+its loads of adapters, its offers of KV. Nobody else notices. A front end that does not read holds nobody up: its seat is
+lost when it has fallen too far behind.
 
 A front end that says Drain is let go when what it had is over. Knows nothing of sockets, nor of who may join.
 """
@@ -34,6 +34,7 @@ from ..core.events import (
     ToEngine,
     UnloadAdapter,
 )
+from ..core.moves import Continue, Moved, Offer, Release, Staged, Yield
 from ..core.ports import EngineEnd
 from ..core.request import Request
 
@@ -45,14 +46,20 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class _Seat:
-    """A front end. ids: its name of a request -> the engine's; loads: of adapters, by digest.
-    close: ends its link, after which `receive` of the link raises EOFError."""
+    """A front end.
+
+    close    ends its link, after which `receive` of the link raises EOFError
+    ids      its name of a request -> the engine's
+    loads    of adapters, by digest
+    tickets  of KV that it has offered
+    """
 
     number: int
     link: EngineEnd
     close: Callable[[], None]
     ids: dict[str, str] = field(default_factory=dict)
     loads: Counter[str] = field(default_factory=Counter)
+    tickets: set[str] = field(default_factory=set)
     queue: deque[FromEngine] = field(default_factory=deque)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     is_draining: bool = False
@@ -67,7 +74,7 @@ class _Seat:
 
     @property
     def is_done(self) -> bool:
-        return self.is_draining and not (self.ids or self.queue)
+        return self.is_draining and not (self.ids or self.tickets or self.queue)
 
 
 @dataclass(slots=True, eq=False)
@@ -135,6 +142,11 @@ class Hub:
                 seat.say(StepOutputs(tuple(parts[seat.number]), message.stats, message.now_s))
             return
         answer = cast(Any, message)
+        if isinstance(message, Staged | Moved):
+            held = self._held.get(message.request_id)
+            if held is not None and held.seat.number in self._seats:
+                held.seat.say(replace(message, request_id=held.name))
+            return
         if not hasattr(message, "number"):
             for seat in self._seats.values():
                 seat.say(message)
@@ -164,10 +176,24 @@ class Hub:
             if seat.loads[message.digest]:
                 seat.loads[message.digest] -= 1
                 self._hear(message)
+        elif isinstance(message, Offer | Yield | Continue):
+            self._take_move(seat, message)
         elif isinstance(message, get_args(ToEngine)):
+            if isinstance(message, Release):
+                seat.tickets.discard(message.ticket)
+                seat.wake.set()
             self._hear(self._renamed(seat, message))
         else:
             raise ValueError(f"No message to an engine: {type(message).__name__}.")
+
+    def _take_move(self, seat: _Seat, message: Offer | Yield | Continue) -> None:
+        if isinstance(message, Offer):
+            seat.tickets.add(message.ticket)
+        if message.request_id:
+            if message.request_id not in seat.ids:
+                return  # it is over, or was never here
+            message = replace(message, request_id=seat.ids[message.request_id])
+        self._hear(message)
 
     def _renamed(self, seat: _Seat, message: ToEngine) -> ToEngine:
         """A question gets a number of the hub's."""
@@ -188,6 +214,8 @@ class Hub:
             while request_id in self._held:
                 request_id = f"{request_id}@{seat.number}"
             seat.ids[request.id] = request_id
+            if request.yields:
+                seat.tickets.add(request.yields)
             self._held[request_id] = _Held(seat, request.id)
         return request if request_id == request.id else replace(request, id=request_id)
 
@@ -238,3 +266,5 @@ class Hub:
             self._hear(Abort(tuple(seat.ids.values())))
         for digest in seat.loads.elements():
             self._hear(UnloadAdapter(digest))
+        for ticket in sorted(seat.tickets):
+            self._hear(Release(ticket))
