@@ -7,8 +7,8 @@
 Each front end has a name space of its own: ids of requests that two of them use at once, and the numbers of questions,
 are renamed on the way in and back on the way out. Outputs and answers go to whom they concern; the state after a step,
 signs of life and changes of the pool go to all. What one has asked for is taken back when its link ends: its requests,
-its loads of adapters, its offers of KV. Nobody else notices. A front end that does not read holds nobody up: its seat is
-lost when it has fallen too far behind.
+its loads of adapters, its offers of KV. Nobody else notices. A front end that does not read holds nobody up: its seat
+is lost when it has fallen too far behind.
 
 A front end that says Drain is let go when what it had is over. Knows nothing of sockets, nor of who may join.
 """
