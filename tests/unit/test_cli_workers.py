@@ -165,7 +165,7 @@ def test_a_worker_is_put_into_a_pool_by_one_front_end_and_both_know(monkeypatch:
             client.put_into_pool(number, "prefill")
             assert await link.receive() == SetPool("prefill", 4)
             await link.send(PoolChanged("decode", 4))  # another front end was first
-            await until(lambda: client._gateway._links[number].pool == "decode")
+            await until(lambda: client.roster.shown()[0].facts.pool == "decode")
             client.put_into_pool(number, "prefill")
             assert await link.receive() == SetPool("prefill", 5)
             link.close()

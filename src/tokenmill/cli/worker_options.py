@@ -36,6 +36,13 @@ def read_name(text: str) -> str:
     return text
 
 
+def read_pool(text: str) -> str:
+    """As /admin/workers/NAME/pool takes it."""
+    if not re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,31}", text):
+        raise ValueError(f"must be up to 32 small letters, digits, - or _, got {text[:200]!r}.")
+    return text
+
+
 def shown_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
@@ -159,7 +166,7 @@ class WorkerOptions:
         "mixed",
         "the pool that it serves in until front ends put it into another: prefill, decode, mixed, or another name"
         " (default: mixed)",
-        read=read_name,
+        read=read_pool,
         metavar="NAME",
     )
 

@@ -361,6 +361,7 @@ class EngineClient:
         elif isinstance(message, PoolChanged):
             link.epoch = message.epoch
             self._handle(Pooled(link.number, message.pool))
+            self.roster.put(link.number, message.pool)
         elif isinstance(message, Leaving):
             self.drain(link.number)
         elif isinstance(message, Ready):

@@ -101,6 +101,11 @@ class Roster:
         if (worker := self._by_link.get(link)) is not None:
             self._set(worker, DRAINING)
 
+    def put(self, link: int, pool: str) -> None:
+        """Its engine says in which pool it is: this or another front end has put it there."""
+        if (worker := self._by_link.get(link)) is not None:
+            self.pool(worker, pool)
+
     def go(self, link: int) -> None:
         """Its link has ended."""
         worker = self._by_link.pop(link, None)
