@@ -54,6 +54,7 @@ from ..core.policy import ENTERS, Admission, Newcomer, Verdict
 from ..core.ports import FrontEnd
 from ..core.request import Request
 from ..core.work import PATIENCE
+from .absence import Absence
 from .adapters import AdapterBook, ServedAdapter
 from .alarm import Alarm
 from .attached import AttachedEngine
@@ -98,13 +99,10 @@ class EngineClient:
         self.adapters = AdapterBook(self._tell, self.gateway.uses, wanted)
         self.cache_views = CacheViews(self._tell)
         self._on_prepared = on_prepared
-        self._why_down = why_down
-        self._back_s: float | None = None
         self._links: dict[int, AttachedEngine] = {}
         self._num_links = 0
         self._streams: dict[str, Stream] = {}
-        self._callers: set[asyncio.Future[None]] = set()
-        self._is_closed = False
+        self._absence = Absence(why_down, lambda: self.gateway.ready)
         self.roster = Roster()
         self._alarm = Alarm(self._tick)
         self._liveness_s = liveness_s
@@ -180,14 +178,14 @@ class EngineClient:
         self._num_links += 1
         self._links[attached.number] = attached
         if self.ready is None:
-            self._why_down = "Loading model"
+            self._absence.why = "Loading model"
         attached.open()
         return attached
 
     def detach(self, link: AttachedEngine, reason: str, back_s: float | None = None) -> None:
         """Let go of an engine. What it had goes on in another, or in the one that comes. Where there is none, `reason`
         is told to whoever asks, and to come back when one is expected: in `back_s` seconds from now, if known."""
-        self._expect(back_s)
+        self._absence.expect(back_s)
         self._let_go(link, reason)
 
     def drain(self, number: int) -> None:
@@ -196,7 +194,7 @@ class EngineClient:
         self._links[number].tell(Drain())  # behind all that it has been given
         self.roster.leave(number)
         if self.ready is None:
-            self._why_down = "The engine is about to leave; another is awaited."
+            self._absence.why = "The engine is about to leave; another is awaited."
 
     def put_into_pool(self, number: int, pool: str) -> None:
         """Let an engine serve in this pool as soon as it has answered; what it has it keeps. Of two front ends that put
@@ -206,17 +204,12 @@ class EngineClient:
 
     def close(self, reason: str) -> None:
         """No engine will come any more: everything open ends with Unavailable."""
-        self._is_closed = True
+        self._absence.close(reason)
         self._alarm.cancel()
         self._next_look.cancel()
         for link in list(self._links.values()):
             self._let_go(link, reason)
-        self._why_down = reason
         self._handle(Closed(Unavailable(reason)))
-        self._wake_callers()
-
-    def _expect(self, back_s: float | None) -> None:
-        self._back_s = None if back_s is None else asyncio.get_running_loop().time() + back_s
 
     def _let_go(self, link: AttachedEngine, reason: str) -> None:
         if self._links.pop(link.number, None) is None:
@@ -229,7 +222,7 @@ class EngineClient:
         self.cache_views.lose(link.number)
         self.roster.go(link.number)
         if self.ready is None:
-            self._why_down = reason
+            self._absence.why = reason
         if num_held:
             _log.warning(
                 "The engine has gone: of %d requests that it had, %d are resumed, %d given up, %d were over.",
@@ -245,8 +238,7 @@ class EngineClient:
     ) -> Stream:
         """Submit the requests of one call, or let them wait for places, or for an engine that is being restarted.
         `interval`: as Stream has it; `verdict`: what `judge` said. Raises Unavailable where none will come."""
-        if self._is_closed:
-            raise Unavailable(self._why_down)
+        self._absence.require_hope()
         stream = Stream(self._end, [request.id for request in requests], interval)
         for request in requests:
             self._streams[request.id] = stream
@@ -260,28 +252,11 @@ class EngineClient:
 
     def require_ready(self) -> Ready:
         """Raises Unavailable while no engine is ready."""
-        ready = self.gateway.ready
-        if ready is None:
-            back_s = self._back_s
-            left_s = None if back_s is None else max(0.0, back_s - asyncio.get_running_loop().time())
-            raise Unavailable(self._why_down, retry_after_s=left_s)
-        return ready
+        return self._absence.require_ready()
 
     async def wait_ready(self, longest_s: float) -> Ready:
         """Waits for an engine. Raises Unavailable where none is ready in time, at once where that is known."""
-        loop = asyncio.get_running_loop()
-        is_near = self._back_s is None or self._back_s - loop.time() <= longest_s
-        if self.ready is None and is_near and not self._is_closed:
-            woken = loop.create_future()
-            self._callers.add(woken)
-            try:
-                async with asyncio.timeout(longest_s):
-                    await woken
-            except TimeoutError:
-                pass
-            finally:
-                self._callers.discard(woken)
-        return self.require_ready()
+        return await self._absence.wait_ready(longest_s)
 
     def stalled_s(self, now: float) -> float:
         return self.gateway.stalled_s(now)
@@ -290,7 +265,7 @@ class EngineClient:
         """End every open stream with `failure`, and cancel its requests in the engine."""
         for stream in {id(stream): stream for stream in self._streams.values()}.values():
             stream.fail(failure)
-        self._wake_callers()
+        self._absence.wake()
 
     def _end(self, request_id: str, reason: str) -> None:
         self._streams.pop(request_id, None)
@@ -384,17 +359,12 @@ class EngineClient:
         self.roster.come(link.number, ready.worker, link.address)
         self.hearers.engine_came(link.number, ready, self.stats, link.flight)
         self._on_prepared(None)
-        self._wake_callers()
+        self._absence.wake()
 
     def _refuse(self, link: AttachedEngine, reason: str) -> None:
         _log.error("The engine that has come is let go. %s", reason)
         self._let_go(link, reason)
         link.on_broken()
-
-    def _wake_callers(self) -> None:
-        for woken in self._callers:
-            if not woken.done():
-                woken.set_result(None)
 
     def _tell(self, notice: ToEngine, number: int) -> None:
         """Sent after all requests opened so far, which may name an adapter that is unloaded now."""
