@@ -16,7 +16,6 @@ other engine. Two engines are balanced while they differ little or the better on
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
@@ -31,8 +30,10 @@ POLICIES = ("on", "off")
 _MOST_AT_ONCE = 2
 """Moves that an engine takes part in at a time, but when it leaves."""
 _MOST_DRAINING = 8
-_OUT, _GAP = 192.0, 1.5
-"""An engine gives away below so many steps of room, to one that has this many times as much."""
+_OUT = 160.0
+"""An engine gives away while it has room for fewer steps."""
+_GAP, _TIMES = 40.0, 1.5
+"""To one that has room for so many steps more, and so many times as much."""
 _HEADROOM = 0.1
 """Of the room of an engine, shared by its requests of class P0."""
 _WORTH = 48
@@ -72,75 +73,96 @@ class Freeness:
     """See the module's text."""
 
     def propose(self, view: View) -> Iterator[Proposal]:
-        targets = [link for link in view.links if view.may_take(link)]
+        targets = [link for link in view.links if view.may_take(link) and kind_of(link.pool) != PREFILL]
         if not targets or len(view.links) < 2:
             return
-        free = {link.number: freeness(link) for link in view.links}
-        for source in sorted(view.links, key=lambda link: free[link.number]):
-            others = [link for link in targets if link is not source and kind_of(link.pool) != PREFILL]
-            if not others or (free[source.number] >= _OUT and not source.is_leaving):
+        rooms = {link.number: _Room(link) for link in view.links}
+        for source in sorted(view.links, key=lambda link: rooms[link.number].freeness):
+            others = [rooms[link.number] for link in targets if link is not source]
+            if not others:
                 continue
             if source.is_leaving:
-                yield from self._drain(source, others, free, view)
-            elif view.num_moving(source) < _MOST_AT_ONCE and kind_of(source.pool) != PREFILL:
-                yield from self._balance(source, others, free, view)
+                yield from _drain(source, others, view)
+            elif rooms[source.number].freeness < _OUT and kind_of(source.pool) != PREFILL:
+                yield from _hand_out(source, others, view)
+                yield from _balance(rooms[source.number], others, view)
 
-    def _drain(
-        self, source: EngineLink, others: Sequence[EngineLink], free: dict[int, float], view: View
-    ) -> Iterator[Proposal]:
-        num_left = _MOST_DRAINING - view.num_moving(source)
-        for entry in sorted(source.entries.values(), key=_ease):
-            if not view.can_move(entry):
+
+class _Room:
+    """What an engine has left, with what was proposed already.
+
+    left      tokens beside its virtual usage
+    freeness  steps that all of its requests can be drawn for in that
+    """
+
+    def __init__(self, link: EngineLink) -> None:
+        self.link = link
+        self.left = link.num_slots - virtual_usage(link)
+
+    @property
+    def freeness(self) -> float:
+        return -_ENDLESS if self.link.is_leaving else self.left / max(1, self.link.num_drawing)
+
+
+def _drain(source: EngineLink, others: Sequence[_Room], view: View) -> Iterator[Proposal]:
+    num_left = _MOST_DRAINING - view.num_moving(source)
+    for entry in sorted(source.entries.values(), key=_ease):
+        if not view.can_move(entry):
+            continue
+        is_waiting = not entry.has_progressed
+        if not is_waiting:
+            num_left -= 1
+            if num_left < 0:
                 continue
-            is_waiting = not entry.has_progressed
-            if not is_waiting:
-                num_left -= 1
-                if num_left < 0:
-                    continue
-            target = max(others, key=lambda link: free[link.number])
-            _book(free, target, entry)
-            yield Proposal(entry, target, DRAIN, is_waiting)
-
-    def _balance(
-        self, source: EngineLink, others: Sequence[EngineLink], free: dict[int, float], view: View
-    ) -> Iterator[Proposal]:
-        target = max(others, key=lambda link: free[link.number])
-        if free[target.number] < max(_OUT, _GAP * free[source.number]) or view.num_moving(target) >= _MOST_AT_ONCE:
-            return
-        room = target.num_slots - virtual_usage(target)
-        waiting = [entry for entry in source.entries.values() if not entry.has_progressed]
-        if source.stats.num_waiting and waiting and source.num_drawing:
-            last = waiting[-1]  # the first of them is next where it is
-            if len(waiting) > 1 and view.can_move(last) and last.num_tokens < room:
-                _book(free, target, last)
-                yield Proposal(last, target, ROOM, True)
-                return
-        movable = [
-            entry
-            for entry in source.entries.values()
-            if entry.has_progressed and entry.num_tokens < room and _num_left(entry) >= _WORTH and view.can_move(entry)
-        ]
-        if source.num_drawing > 1 and movable:
-            entry = min(movable, key=_ease)
-            _book(free, target, entry)
-            yield Proposal(entry, target, ROOM if waiting else BALANCE, False)
+        target = max(others, key=lambda room: room.freeness)
+        target.left -= entry.num_tokens
+        yield Proposal(entry, target.link, DRAIN, is_waiting)
 
 
-def freeness(link: EngineLink) -> float:
-    """Steps that all of an engine's requests can be drawn for in what room it has."""
-    if link.is_leaving:
-        return -_ENDLESS
-    left = link.num_slots - virtual_usage(link)
-    return left / max(1, link.num_drawing)
+def _hand_out(source: EngineLink, others: Sequence[_Room], view: View) -> Iterator[Proposal]:
+    """What waits because there is no room for it, to where there is."""
+    stats = source.stats
+    if not stats.num_waiting:
+        return
+    left = (stats.num_free_blocks + stats.num_cached_blocks) * source.ready.block_size
+    for entry in source.entries.values():
+        if entry.has_progressed:
+            continue
+        left -= entry.num_tokens
+        target = max(others, key=lambda room: room.freeness)
+        fits = _GAP * max(1, target.link.num_drawing) + entry.num_tokens < target.left
+        if left < 0 and fits and view.can_move(entry):
+            target.left -= entry.num_tokens
+            yield Proposal(entry, target.link, ROOM, True)
+
+
+def _balance(source: _Room, others: Sequence[_Room], view: View) -> Iterator[Proposal]:
+    """One request that draws, to the engine with the most room."""
+    link = source.link
+    target = max(others, key=lambda room: room.freeness)
+    has_more = target.freeness > max(source.freeness + _GAP, _TIMES * source.freeness)
+    is_busy = max(view.num_moving(link), view.num_moving(target.link)) >= _MOST_AT_ONCE
+    if not has_more or is_busy or link.num_drawing < 2:
+        return
+    movable = [entry for entry in link.entries.values() if _may_gain(entry, target) and view.can_move(entry)]
+    if movable:
+        entry = min(movable, key=_ease)
+        target.left -= entry.num_tokens
+        why = ROOM if len(link.entries) > link.num_drawing else BALANCE
+        yield Proposal(entry, target.link, why, False)
+
+
+def _may_gain(entry: Entry, target: _Room) -> bool:
+    return entry.has_progressed and entry.num_tokens < target.left and _num_left(entry) >= _WORTH
 
 
 def virtual_usage(link: EngineLink) -> float:
     """Tokens that it holds, or is to hold."""
-    size = max(1, link.ready.block_size)
-    num_tokens = sum(link.arriving.values())
+    spare = max(1, link.ready.block_size) / 2  # of a last block that is not full
+    num_tokens = sum(link.arriving.values()) + spare * len(link.entries)
     best = 0
     for entry in link.entries.values():
-        num_tokens += math.ceil(entry.num_tokens / size) * size
+        num_tokens += entry.num_tokens
         best += entry.request.terms.priority_class == 0
     return num_tokens + (_HEADROOM * link.num_slots if best else 0.0)
 
@@ -159,7 +181,3 @@ def _num_left(entry: Entry) -> int:
     guess, num_drawn = entry.guess, len(entry.tokens)
     most = entry.request.max_tokens - len(entry.request.output_tokens)
     return most - num_drawn if guess is None or guess.num_tokens <= num_drawn else guess.num_tokens - num_drawn
-
-
-def _book(free: dict[int, float], target: EngineLink, entry: Entry) -> None:
-    free[target.number] -= entry.num_tokens / max(1, target.num_drawing)

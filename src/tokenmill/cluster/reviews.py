@@ -5,6 +5,7 @@ from __future__ import annotations
 from .entry import Entry
 from .events import Effects
 from .links import EngineLink
+from .moves import REST_S
 from .placing import Placing
 from .rescheduling import Rescheduling, View
 
@@ -44,6 +45,7 @@ class Reviews:
             assert entry.link is not None, entry
             if is_waiting:
                 effects.rerouted += 1
+                entry.rests_until_s = now + REST_S
                 placing.reroute(entry, target, effects)
             elif moves.can_send(placing.links[entry.link]):
                 moves.migrate(entry, target, why, now, effects)
