@@ -40,7 +40,7 @@ from tokenmill.server.usage.question import Question
 
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 GRACE_S = 60
-LONGEST_S = 120.0
+LONGEST_S = 600.0
 ENDS = (b"[DONE]", b"response.completed", b"response.incomplete", b"message_stop")
 _CHANGING = re.compile(
     rb'"(created|created_at|completed_at|cached_tokens|cache_read_input_tokens)":\s*[\d.]+|"input_tokens":\d+,'
@@ -227,7 +227,7 @@ def run(num_kills: int, seed: int, max_tokens: int, model: str = "", drop_rate: 
                 with ThreadPoolExecutor(len(bodies)) as pool:
                     asking = [pool.submit(ask, number, name) for number, name in enumerate(names)]
                     while num_killed < num_kills:
-                        time.sleep(rng.uniform(0.02, 0.5))
+                        time.sleep(rng.uniform(0.05, 1.5))
                         if all(each.done() for each in asking):
                             break
                         os.kill(server.process.pid, signal.SIGKILL)

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ...cluster.events import Ended
+from ...cluster.events import Ended, MoveEnded
 from ...core.errors import InvalidRequest
 from ...core.events import FINISH_ERROR
 from ...core.request import Request
@@ -24,20 +24,34 @@ NUM_ENDED = 500
 
 @dataclass(slots=True, eq=False)
 class Life:
-    """A request's time in one engine. num_output: tokens that it brought along; lost_s: when the engine went; -1: it
-    did not."""
+    """A request's time in one engine.
+
+    num_output  tokens that it brought along
+    lost_s      when the engine went; -1: it did not
+    left_s      when the engine stopped it, for another to go on; -1: it did not
+    why         for which it came from another engine that had it until then (`cluster.moves`); "": it did not
+    num_copied  tokens whose KV it brought along from there
+    """
 
     link: int
     given_s: float
     num_output: int
     lost_s: float = -1.0
+    left_s: float = -1.0
+    why: str = ""
+    num_copied: int = 0
+
+    @property
+    def end_s(self) -> float:
+        """-1: it is the last one, or nothing has ended it."""
+        return self.lost_s if self.lost_s >= 0 else self.left_s
 
 
 @dataclass(slots=True, eq=False)
 class Record:
     """One request. Times are seconds of the front end's monotonic clock; -1: not yet, or never. `reason`: how it ended
-    for its client; "": it is open. has_failed: by no fault of its client. `root`: of the call, whose
-    choices share all but the end of their ids."""
+    for its client; "": it is open. has_failed: by no fault of its client. `arriving`: what would be its next life,
+    while the engine that has it goes on. `root`: of the call, whose choices share all but the end of their ids."""
 
     id: str
     client: str
@@ -48,6 +62,7 @@ class Record:
     arrival_s: float
     opened_s: float
     lives: list[Life] = field(default_factory=list)
+    arriving: Life | None = None
     scheduled_s: float = -1.0
     first_s: float = -1.0
     last_s: float = -1.0
@@ -62,6 +77,16 @@ class Record:
     @property
     def root(self) -> str:
         return self.id.rpartition("-")[0]
+
+    @property
+    def num_resumptions(self) -> int:
+        """How often it went on elsewhere because its engine had gone."""
+        return sum(life.lost_s >= 0 for life in self.lives[:-1])
+
+    @property
+    def num_moves(self) -> int:
+        """How often it went on elsewhere while its engine lived."""
+        return sum(bool(life.why) for life in self.lives)
 
     @property
     def ttft_s(self) -> float | None:
@@ -128,8 +153,26 @@ class RequestBook:
     def given(self, link: int, request: Request, now: float) -> None:
         """An engine gets it."""
         record = self._open.get(request.id)
-        if record is not None:
-            record.lives.append(Life(link, now, len(request.output_tokens)))
+        if record is None:
+            return
+        life = Life(link, now, len(request.output_tokens))
+        if request.source is not None and record.lives and record.lives[-1].end_s < 0:
+            record.arriving = life
+        else:
+            record.lives.append(life)
+
+    def moved(self, moved: MoveEnded, now: float) -> None:
+        """It goes on in another engine, or does not."""
+        record = self._open.get(moved.request.id)
+        if record is None:
+            return
+        life, record.arriving = record.arriving, None
+        if life is None or life.link != moved.target or moved.error:
+            return
+        if record.lives[-1].end_s < 0:
+            record.lives[-1].left_s = now - moved.pause_s
+        life.given_s, life.why, life.num_copied = now, moved.why, moved.num_tokens
+        record.lives.append(life)
 
     def first(self, request: Request, since_arrival_s: float) -> None:
         """Its first token has come."""
@@ -139,7 +182,7 @@ class RequestBook:
 
     def engine_left(self, link: int, now: float) -> None:
         for record in self._open.values():
-            if record.lives and record.lives[-1].link == link and record.lives[-1].lost_s < 0:
+            if record.lives and record.lives[-1].link == link and record.lives[-1].end_s < 0:
                 record.lives[-1].lost_s = now
 
     def close(self, ended: Ended) -> None:

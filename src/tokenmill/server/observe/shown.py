@@ -52,7 +52,19 @@ def summary(record: Record, now: float, unix_s: float, count_output: Callable[[s
         "tpot_target_s": terms.tpot_s or None,
         "attained": None if is_open else record.is_attained,
         "num_preemptions": None if is_open else record.num_preemptions,
-        "num_resumptions": max(0, len(record.lives) - 1),
+        "num_resumptions": record.num_resumptions,
+        "num_moves": record.num_moves,
+        "lives": [
+            {
+                "engine": life.link,
+                "start_s": life.given_s - record.arrival_s,
+                "end_s": None if life.end_s < 0 else life.end_s - record.arrival_s,
+                "ended_by": "loss" if life.lost_s >= 0 else "move" if life.left_s >= 0 else None,
+                "why": life.why or None,
+                "copied_tokens": life.num_copied,
+            }
+            for life in record.lives
+        ],
         "finish_reason": record.reason or None,
         "error": record.error or None,
     }

@@ -82,7 +82,8 @@ def gen_ai_attributes(record: Record, request: Request, operation: str, model: s
         "gen_ai.latency.e2e": record.ended_s - record.arrival_s,
         "tokenmill.priority_class": terms.priority_class,
         "tokenmill.num_preemptions": record.num_preemptions,
-        "tokenmill.num_resumptions": max(0, len(record.lives) - 1),
+        "tokenmill.num_resumptions": record.num_resumptions,
+        "tokenmill.num_moves": record.num_moves,
     }
     if request.pooling is None:
         found |= {

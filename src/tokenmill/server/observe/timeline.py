@@ -2,6 +2,7 @@
 
     queue | prefill | decode                               in one engine
     queue | prefill | decode | held | prefill | decode     where the first engine went
+    queue | prefill | decode | move | decode               where it went on in another, with its KV
 
 A span is {"name", "start_s", "end_s" (null: it goes on), "engine", "events"}, an event {"name", "at_s", ...}: `chunk`s
 of the prompt (or of all tokens, where they are computed again) and preemptions. Events, and when a resumed request got
@@ -10,6 +11,7 @@ tokens again, are known of engines on this machine whose steps are recorded.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ...core.flight import CHUNK, EventRecord
@@ -30,10 +32,13 @@ def timeline(record: Record, rings: Rings) -> list[dict[str, Any]]:
     queued_till_s = given_s if queued_till_s < 0 else queued_till_s
     add("queue", since, queued_till_s if queued_till_s >= 0 else record.ended_s)
     for i, life in enumerate(record.lives):
-        end_s = life.lost_s if life.lost_s >= 0 else record.ended_s
+        end_s = life.end_s if life.end_s >= 0 else record.ended_s
         begun_s = max(life.given_s, queued_till_s) if i == 0 else life.given_s
         first_s = _first_token(record, life, rings)
-        if first_s >= 0 and (end_s < 0 or first_s <= end_s):
+        if life.why:
+            _add_move(add, spans, record, i)
+            add("decode", life.given_s, end_s, life.link)
+        elif first_s >= 0 and (end_s < 0 or first_s <= end_s):
             add("prefill", begun_s, first_s, life.link)
             add("decode", first_s, end_s, life.link)
         else:
@@ -43,6 +48,15 @@ def timeline(record: Record, rings: Rings) -> list[dict[str, Any]]:
             add("held", life.lost_s, record.ended_s if is_last else record.lives[i + 1].given_s)
         _add_events(spans, record, life, rings.get(life.link))
     return spans
+
+
+def _add_move(add: Callable[..., None], spans: list[dict[str, Any]], record: Record, number: int) -> None:
+    """How it came into life `number`: from when it stopped in the one before."""
+    before, life = record.lives[number - 1], record.lives[number]
+    if before.lost_s < 0:
+        add("move", before.left_s, life.given_s, life.link)
+    event = {"name": "moved", "at_s": life.given_s - record.arrival_s, "why": life.why}
+    spans[-1]["events"].append(event | {"from": before.link, "copied_tokens": life.num_copied})
 
 
 def _scheduled(record: Record, rings: Rings) -> float:
