@@ -12,6 +12,8 @@ from tokenmill.server.tenants.settings import TenantSettings
 ENDPOINTS = {
     "GET /v1/requests/{id}/stream": "The rest of a stream for a client that has lost it: `after`, the id of the last "
     "event it has ([resume.md](resume.md)).",
+    "GET /metrics/workers": "Metrics of each worker, with labels `worker` and `pool` ([metrics.md](metrics.md)).",
+    "GET /admin/decisions": "What was decided about workers and moves of late: [operations.md](operations.md).",
     "GET /admin/tenants": "The tenants and what each may use: [tenants.md](tenants.md). As all of `/admin` it needs a "
     "key of scope admin where keys are asked for.",
     "POST /admin/tenants": "Make a tenant: `id` and settings.",

@@ -146,6 +146,9 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     for command in (engine, kernels, profile, quality):
         add_options(command.add_argument_group("engine"), EngineOptions)
 
+    top = _command(commands, "top", "watch a running server: workers, queues, KV, streams, moves", "top", "top")
+    if argv[:1] == ["top"]:
+        importlib.import_module("tokenmill.cli.top").add_arguments(top)
     usage = _command(commands, "usage", "what was handed to whom, in tokens", "usage", "show")
     if argv[:1] == ["usage"]:
         importlib.import_module("tokenmill.cli.usage").add_arguments(usage)

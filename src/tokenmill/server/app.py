@@ -119,6 +119,7 @@ def build_app(
     client.hearers.metrics.predict_wait = lambda: client.desk.usual_wait_s(clock.now())
     client.is_shared = True
     client.hearers.observer = Observer(config.model_names[0], client.hearers.metrics.registry)
+    client.roster.on_change = client.hearers.observer.happenings.worker
     if tracing is not None:
         tracing.model_of = lambda digest: client.adapters.name_of(digest) if digest else config.model_names[0]
         tracing.decode = partial(text.tokenizer.decode, skip_special=False)
@@ -201,6 +202,7 @@ def build_app(
         Route("/ping", service.health, methods=["GET", "POST"]),
         Route("/load", service.load),
         Route("/metrics", service.show_metrics),
+        Route("/metrics/workers", service.show_worker_metrics),
         Route("/version", service.version),
         *message_routes(generation),
         *ollama_routes(generation, vectors),

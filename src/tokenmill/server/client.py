@@ -310,7 +310,7 @@ class EngineClient:
             for link in self._links.values():
                 link.look_again()
         if effects.moved or effects.lengths or effects.rerouted:
-            self.hearers.moved(effects)
+            self.hearers.moved(effects, now)
         self._alarm.set(self.gateway.next_due_s)
         return effects
 

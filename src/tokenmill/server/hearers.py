@@ -79,8 +79,10 @@ class Hearers:
                 metrics.further_tokens(now - last_s, count)
             metrics.step(stats)
 
-    def moved(self, effects: Effects) -> None:
+    def moved(self, effects: Effects, now: float) -> None:
         """Requests went to other engines, or predicted answers have ended."""
+        if self.observer is not None:
+            self.observer.moved(effects, now)
         if self.metrics is not None:
             self.metrics.moves.note(effects)
 
@@ -90,7 +92,7 @@ class Hearers:
 
     def engine_came(self, number: int, ready: Ready, stats: EngineStats, flight: str) -> None:
         if self.observer is not None:
-            self.observer.engine_came(number, flight)
+            self.observer.engine_came(number, ready.worker, flight)
         if self.metrics is not None:
             self.metrics.engine_ready(ready, stats)
 
@@ -100,6 +102,8 @@ class Hearers:
 
     def engine_lost(self, ready: Ready | None, stats: EngineStats, effects: Effects) -> None:
         """One that served. `ready`: the facts of those that still do."""
+        if self.observer is not None:
+            self.observer.happenings.lost(effects)
         if self.metrics is not None:
             self.metrics.engine_lost(ready, stats)
             self.metrics.requests_resumed(effects.resumed)

@@ -21,9 +21,9 @@ from .tenants.keys import digest_of
 from .tenants.tenant import ADAPTERS, ANYONE, NO_LIMITS, OPERATOR
 from .visitors import Visitors
 
-OPEN_PATHS = frozenset({"/", "/health", "/v1/health", "/ping", "/version", "/metrics", "/openapi.json", "/docs"}) | {
-    "/.well-known/jwks.json"
-}
+OPEN_PATHS = frozenset(
+    {"/", "/health", "/v1/health", "/ping", "/version", "/metrics", "/metrics/workers", "/openapi.json", "/docs"}
+) | {"/.well-known/jwks.json"}
 _OPEN_BELOW = "/console/"
 """Static files, without any data in them."""
 _MAX_ID = 256

@@ -145,14 +145,7 @@ class Metrics:
     def render(self, accept: str, more: Sequence[CollectorRegistry] = ()) -> tuple[bytes, str]:
         """The exposition in the format that `accept` prefers, and its content type; in the plain format where `accept`
         asks for a version that is none. `more`: registries to tell of as well."""
-        together = _Together((self.registry, *more))
-        try:
-            _, preferred = choose_encoder(accept)
-        except (TypeError, ValueError):
-            preferred = ""
-        if "openmetrics" in preferred:
-            return openmetrics.generate_latest(together, **_AS_THEY_ARE), _OPENMETRICS
-        return generate_latest(together), _PLAIN
+        return render(_Together((self.registry, *more)), accept)
 
     def engine_ready(self, ready: Ready, stats: EngineStats) -> None:
         """An engine has come; `stats`: of all that serve now."""
@@ -249,6 +242,17 @@ class Metrics:
 
     def _counter(self, name: str, text: str) -> Counter:
         return Counter(name, text, _LABELS, registry=self.registry).labels(*self._labels)
+
+
+def render(registry: CollectorRegistry | _Together, accept: str) -> tuple[bytes, str]:
+    """What `Metrics.render` gives, of one registry."""
+    try:
+        _, preferred = choose_encoder(accept)
+    except (TypeError, ValueError):
+        preferred = ""
+    if "openmetrics" in preferred:
+        return openmetrics.generate_latest(registry, **_AS_THEY_ARE), _OPENMETRICS
+    return generate_latest(registry), _PLAIN
 
 
 class _Together:

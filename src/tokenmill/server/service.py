@@ -20,7 +20,9 @@ from .generation import Generation
 from .helper import caller_of
 from .http import JSONReply, error_reply, style_for
 from .messages.models import model_body, page_body
+from .metrics import render
 from .models.book import ModelBook
+from .observe.worker_metrics import WorkerMetrics
 from .reading import parse_small
 from .replies import OpenAIShape
 from .scopes import require_adapters
@@ -43,6 +45,7 @@ class Service:
         assert generation.client.hearers.observer is not None
         self._observer = generation.client.hearers.observer
         self._limits = generation.limits
+        self._workers = WorkerMetrics(self._config.model_names[0], self._client)
         self._created = int(time.time())
 
     def serves(self, name: str) -> bool:
@@ -157,6 +160,11 @@ class Service:
         """Series by tenant only with an admin key."""
         more = (self._observer.tenants.registry,) if ADMIN in request.state.scopes else ()
         body, content_type = self._metrics.render(request.headers.get("accept", ""), more)
+        return Response(body, headers={"content-type": content_type})
+
+    async def show_worker_metrics(self, request: HttpRequest) -> Response:
+        """Of each worker; /metrics has what they are together."""
+        body, content_type = render(self._workers.registry, request.headers.get("accept", ""))
         return Response(body, headers={"content-type": content_type})
 
     async def version(self, request: HttpRequest) -> Response:

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry
 
-from ...cluster.events import Ended
-from ...core.events import EngineStats
+from ...cluster.events import Effects, Ended
+from ...core.events import EngineStats, WorkerFacts
 from ...core.request import Request
 from .book import RequestBook
 from .class_metrics import ClassMetrics
+from .happenings import Happenings
 from .rings import Rings
 from .tenant_metrics import TenantMetrics
 from .traced import PATH
@@ -29,6 +30,7 @@ class Observer:
         self.tenants = TenantMetrics(model_name, self.book)
         self.window = Window()
         self.book.listeners += [self.window.end, self.classes.end, self.tenants.end]
+        self.happenings = Happenings()
         self.rings = Rings()
         self.next_sample_s = 0.0
         self.tracing: Tracing | None = None
@@ -60,8 +62,14 @@ class Observer:
         """A call got an error instead of an answer."""
         self.tenants.refused(tenant, reason)
 
-    def engine_came(self, link: int, flight: str) -> None:
+    def moved(self, effects: Effects, now: float) -> None:
+        self.happenings.moved(effects)
+        for each in effects.moved:
+            self.book.moved(each, now)
+
+    def engine_came(self, link: int, facts: WorkerFacts, flight: str) -> None:
         """`flight`: file of its flight recorder; "": it has none here."""
+        self.happenings.came(link, facts)
         self.rings.open(link, flight)
 
     def engine_left(self, link: int, now: float) -> None:

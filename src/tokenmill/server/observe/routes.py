@@ -22,6 +22,7 @@ from ..pieces import in_turns
 from ..scopes import require_operator
 from ..tenants.tenant import ADMIN
 from .book import NUM_ENDED, Record
+from .happenings import NUM_KEPT
 from .load import load_body
 from .observer import Observer
 from .perfetto import facts_of, trace_parts
@@ -37,6 +38,7 @@ def routes(client: EngineClient, observer: Observer, clock: Clock) -> list[Route
         Route("/admin/load", views.load),
         Route("/admin/requests", views.requests),
         Route("/admin/requests/{id}", views.request),
+        Route("/admin/decisions", views.decisions),
         Route("/admin/flight", views.flight),
     ]
 
@@ -82,6 +84,12 @@ class _Views:
         body["choices"] = [each.id for each in choices]
         body["timeline"] = timeline(record, self._observer.rings)
         return JSONReply(body)
+
+    async def decisions(self, request: HttpRequest) -> Response:
+        """What was decided about workers and moves of late, newest first. ?limit=."""
+        require_operator(request)
+        limit = _count(request.query_params.get("limit", "100"), "limit", NUM_KEPT)
+        return JSONReply({"object": "list", "data": self._observer.happenings.shown(limit)})
 
     async def flight(self, request: HttpRequest) -> Response:
         """An engine's last steps as a trace for ui.perfetto.dev: ?steps=, ?engine= (a number of a life; default: the

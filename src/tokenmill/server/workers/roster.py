@@ -48,12 +48,14 @@ class Worker:
 
 
 class Roster:
-    """Its client tells it who came and went, an owner who is started."""
+    """Its client tells it who came and went, an owner who is started. on_change: told of a worker's new state, or
+    "pool" where it is in another."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._workers: dict[str, Worker] = {}
         self._by_link: dict[int, Worker] = {}
+        self.on_change: Callable[[str, WorkerFacts], None] = lambda change, facts: None
 
     def find(self, name: str) -> Worker | None:
         self._forget()
@@ -120,11 +122,13 @@ class Roster:
     def pool(self, worker: Worker, pool: str) -> None:
         """It serves there from now on, and so do its next lives on this machine."""
         worker.facts = worker.facts._replace(pool=pool)
+        self.on_change("pool", worker.facts)
         if worker.owner is not None:
             worker.owner.pool = pool
 
     def _set(self, worker: Worker, state: str) -> None:
         worker.state, worker.since_s = state, self._clock()
+        self.on_change(state, worker.facts)
 
     def _forget(self) -> None:
         before_s = self._clock() - KEPT_S

@@ -1,0 +1,69 @@
+"""Series of each worker under vLLM's names, with labels that say which worker and which pool it is.
+
+They have a path of their own, /metrics/workers: beside the series of all workers together, under the same names, every
+sum over them would count twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from ...core.events import EngineStats
+from ..client import EngineClient
+from ..workers.roster import DRAINING, LOST, READY, STARTING
+
+LABELS = ("model_name", "worker", "pool")
+_STATES = (STARTING, READY, DRAINING, LOST)
+_GAUGES = (
+    ("vllm:num_requests_running", "Requests in the running batch", "num_running"),
+    ("vllm:num_requests_waiting", "Requests that the worker has and that wait there", "num_waiting"),
+    ("vllm:kv_cache_usage_perc", "Share of KV blocks held by requests, of the fullest pool", "kv_usage"),
+)
+_COUNTERS = (
+    ("vllm:prompt_tokens", "Prompt tokens of scheduled requests", "prompt_tokens"),
+    ("vllm:generation_tokens", "Output tokens produced", "generation_tokens"),
+    ("vllm:num_preemptions", "Times a running request gave its blocks back", "num_preemptions"),
+    ("vllm:prefix_cache_queries", "Tokens looked up in the prefix cache", "prefix_queries"),
+    ("vllm:prefix_cache_hits", "Tokens found in the prefix cache", "prefix_hits"),
+    ("tokenmill:steps", "Engine steps", "num_steps"),
+)
+
+
+class WorkerMetrics:
+    """A collector. Counters of a worker begin again with each life of it. registry: of these series alone."""
+
+    def __init__(self, model_name: str, client: EngineClient) -> None:
+        self._model_name = model_name
+        self._client = client
+        self.registry = CollectorRegistry()
+        self.registry.register(self)
+
+    def describe(self) -> Iterator[Metric]:
+        return self.collect()
+
+    def collect(self) -> Iterator[Metric]:
+        workers = self._client.roster.shown()
+        serving: list[tuple[tuple[str, ...], EngineStats]] = []
+        for worker in workers:
+            link = None if worker.link is None else self._client.gateway.link(worker.link)
+            if link is not None:
+                serving.append(((self._model_name, worker.facts.id, worker.facts.pool), link.stats))
+        for name, text, field in _GAUGES:
+            gauge = GaugeMetricFamily(name, text, labels=LABELS)
+            for labels, stats in serving:
+                gauge.add_metric(labels, getattr(stats, field))
+            yield gauge
+        for name, text, field in _COUNTERS:
+            counter = CounterMetricFamily(name, text, labels=LABELS)
+            for labels, stats in serving:
+                counter.add_metric(labels, getattr(stats, field))
+            yield counter
+        states = GaugeMetricFamily("tokenmill:worker_state", "1 for the state that it is in", labels=(*LABELS, "state"))
+        for worker in workers:
+            for state in _STATES:
+                labels = (self._model_name, worker.facts.id, worker.facts.pool, state)
+                states.add_metric(labels, float(worker.state == state))
+        yield states
