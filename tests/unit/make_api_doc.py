@@ -52,10 +52,10 @@ too.
 ## Endpoints
 """
 KEYS = """\
-Where there are keys ([tenants.md](tenants.md)) all but `/`, `/health`, `/ping`, `/version`, `/metrics`, `/metrics/workers`,
-`/openapi.json`, `/docs`, `/.well-known/jwks.json` and the files of `/console` need `Authorization: Bearer KEY` or
-`x-api-key: KEY`. Access from web pages, sockets and TLS: [http.md](http.md). Limits on bodies and texts:
-[limits.md](limits.md).
+Where there are keys ([tenants.md](tenants.md)) all but `/`, `/health`, `/ping`, `/version`, `/metrics`,
+`/metrics/workers`, `/openapi.json`, `/docs`, `/.well-known/jwks.json` and the files of `/console` need
+`Authorization: Bearer KEY` or `x-api-key: KEY`. Access from web pages, sockets and TLS: [http.md](http.md). Limits on
+bodies and texts: [limits.md](limits.md).
 
 ### Unsupported endpoints
 

@@ -84,8 +84,8 @@ _KEYS = {"name": ("string, not empty", "what people call it"), "tenant": ("strin
          "expires_at": ("integer, 1 to 100000000000", "when it ends, in seconds since 1970")}  # fmt: skip
 _POOL = {"pool": ("string, not empty", "its name: 1 to 32 of a-z, 0-9, hyphen and underscore")}
 _ROTATION = {"overlap_s": ("number, 0 to 2592000", "for how long the old one still serves")}
-_TEXTS = {"/metrics", "/metrics/workers", "/console", "/console/{path}", "/", "/v1/files/{file_id}/content",
-          "/docs", "/v1/requests/{id}/stream", "POST /v1/load_lora_adapter", "POST /v1/unload_lora_adapter"}  # fmt: skip
+_TEXTS = {"/metrics", "/metrics/workers", "/console", "/console/{path}", "/", "/v1/files/{file_id}/content", "/docs",
+          "/v1/requests/{id}/stream", "POST /v1/load_lora_adapter", "POST /v1/unload_lora_adapter"}  # fmt: skip
 _CREATED = {"POST /admin/tenants", "POST /admin/keys", "POST /admin/keys/{key}/rotate"}
 _ACCEPTED = {"POST /admin/workers/{worker}/drain"}
 _OPTION_KINDS = {"str": "string", "int": "integer", "float": "number", "bool": "true or false"}
