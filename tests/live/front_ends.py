@@ -1,0 +1,62 @@
+"""Front ends and workers of one machine: `tokenmill serve --no-engine` and `tokenmill worker` with a tiny model."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+
+from kill import ARGS
+from serving import Server
+
+SECRET = {"TOKENMILL_WORKER_SECRET": "a secret of the tests only"}
+BYTES = ("--kv-cache-memory-bytes", "64MiB", "--kv-cache-dtype", "int8")
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def front_end(model: str, port: int, *args: str) -> Server:
+    return Server("--no-engine", "--listen-workers", f"127.0.0.1:{port}", *ARGS, *args, model=model, env=SECRET)
+
+
+class Worker:
+    """`tokenmill worker`; a context manager that leaves nothing running."""
+
+    def __init__(self, model: str, *ports: int, args: tuple[str, ...] = ()) -> None:
+        connect = [word for port in ports for word in ("--connect", f"127.0.0.1:{port}")]
+        self._command = [sys.executable, "-m", "tokenmill.cli.main", "worker", model, *connect, *BYTES, *args]
+        self.lines: list[str] = []
+
+    def __enter__(self) -> Worker:
+        self.process = subprocess.Popen(
+            self._command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, **SECRET}
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.ended()
+
+    def ended(self) -> int:
+        """Waits for its end; the exit status."""
+        status = self.process.wait(60)
+        self._reader.join(10)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return status
+
+    def has_said(self, text: str, times: int = 1) -> Callable[[], bool]:
+        return lambda: sum(text in line for line in list(self.lines)) >= times
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip("\n"))
