@@ -137,10 +137,17 @@ def load(launch: Launch) -> tuple[Engine, Ready]:
 
 
 def ready_of(engine: Engine, launch: Launch, base_bytes: int) -> Ready:
-    """What a front end is told of an engine that was just made. base_bytes: what its process takes besides."""
+    """What a front end is told of an engine that was just made, which other workers may reach from now on. base_bytes:
+    what its process takes besides."""
+    from .kv_peers import open_to_peers
+
     gc.freeze()  # what is loaded stays: the collector need not walk it again and again
     ready = engine.ready(launch.model)
-    return replace(ready, memory=(*ready.memory, ("engine", base_bytes)), worker=worker_facts(launch))
+    return replace(
+        ready,
+        memory=(*ready.memory, ("engine", base_bytes)),
+        worker=open_to_peers(engine, worker_facts(launch), launch.kv_host),
+    )
 
 
 def worker_facts(launch: Launch) -> WorkerFacts:

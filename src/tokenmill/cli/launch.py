@@ -23,6 +23,7 @@ class Launch:
     journal        file that takes the engine's story; "": none does
     flight         file of its flight recorder; "": there is none
     worker, pool   what WorkerFacts calls id and pool
+    kv_host        where it serves KV to other workers; "": nowhere
     machine        what there is for it; None: it looks for itself
     """
 
@@ -40,6 +41,7 @@ class Launch:
     flight: str = ""
     worker: str = ""
     pool: str = "mixed"
+    kv_host: str = ""
     machine: MachineFacts | None = None
 
     def to_json(self) -> bytes:

@@ -70,7 +70,7 @@ def worker(args: argparse.Namespace) -> int:
     name = joining.worker_id or f"{socket.gethostname()}-{os.getpid()}"
     launch = Launch(
         str(model.path), model.served_name, str(default_cache_dir()), engine_options(args),
-        worker=name, pool=joining.pool,
+        worker=name, pool=joining.pool, kv_host="127.0.0.1",
     )  # fmt: skip
 
     sys.setswitchinterval(SWITCH_S)

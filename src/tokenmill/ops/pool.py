@@ -49,6 +49,10 @@ class KVPool(Protocol):
         """Make `data` the bytes of these blocks, as `copy_out` gave them for as many."""
         ...
 
+    def memory(self) -> tuple[memoryview, int]:
+        """All blocks as flat bytes of this process, and the address of the first."""
+        ...
+
     def commit_ahead(self, num_used: int) -> bool:
         """A small piece of work ahead of the use of blocks beyond the first `num_used`; False where there is no more
         of it."""
@@ -79,6 +83,9 @@ class HostPool:
     def copy_in(self, blocks: Sequence[int], data: bytes | memoryview) -> None:
         assert len(data) == len(blocks) * self.group.bytes_per_block, (len(data), len(blocks), self.group)
         self.data[list(blocks)] = np.frombuffer(data, np.uint8).reshape(len(blocks), -1)
+
+    def memory(self) -> tuple[memoryview, int]:
+        return self.data.reshape(-1).data, self.data.ctypes.data
 
     def commit_ahead(self, num_used: int) -> bool:
         """Commit one more large page ahead of the first `num_used` blocks; False where there is nothing (more) to do.

@@ -47,7 +47,7 @@ bit of a model's results, or KV saved before would be mixed with KV computed aft
 class Worker:
     """config: the spec's, with the numerics id of what was loaded: equal ids mean interchangeable KV and equal tokens.
     vector_size: values of a vector; 0 for a model that gives tokens. saved: the KV that outlives it, if it keeps some.
-    Close the executor to free everything."""
+    pools: of each KV group.     Close the executor to free everything."""
 
     executor: ModelExecutor
     config: EngineConfig
@@ -56,6 +56,7 @@ class Worker:
     memory: MemoryPlan
     vector_size: int = 0
     saved: KVFolder | None = None
+    pools: tuple[KVPool, ...] = ()
 
 
 def build_worker(
@@ -129,6 +130,7 @@ def build_worker(
         ),
         vector_size=model.vector_size,
         saved=saved,
+        pools=tuple(pools),
     )
 
 

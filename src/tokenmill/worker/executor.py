@@ -25,6 +25,7 @@ from ..core.step import StepPlan, StepResult
 from ..ops.work import Ticket, WorkQueue
 from .adapters import Adapters
 from .grammars import Grammars
+from .moves import PeerMoves
 from .pooling import PoolingRunner
 from .runner import Runner
 from .transfers import Transfers
@@ -52,7 +53,12 @@ class ModelExecutor:
         self._transfers = transfers
         self._grammars = grammars
         self._on_close = on_close
+        self._moves: PeerMoves | None = None
         self._is_closed = False
+
+    def reach_peers(self, moves: PeerMoves) -> None:
+        """From now on KV may go to other workers and come from them."""
+        self._moves = moves
 
     def execute(self, plan: StepPlan) -> asyncio.Future[StepResult]:
         """Run a step. Calls that overlap run one after the other in the order they were made; one that fails raises
@@ -82,10 +88,12 @@ class ModelExecutor:
                 return await self._open_transfers().find(job)
             case FetchBlocks():
                 return await self._open_transfers().fetch(job, self._between_steps)
-            case PullBlocks() | SendBlocks():
-                raise EngineFailed("There is no way to other engines.")
+            case PullBlocks():
+                return await self._open_moves().pull(job)
+            case SendBlocks():
+                return await self._open_moves().send(job)
             case EndMove():
-                return ""
+                return "" if self._moves is None else self._moves.end(job)
             case SaveBlocks():
                 return await self._open_transfers().save(job, self._between_steps)
 
@@ -112,6 +120,11 @@ class ModelExecutor:
         await asyncio.get_running_loop().run_in_executor(None, self._grammars.prepare, grammar)
         return ""
 
+    def _open_moves(self) -> PeerMoves:
+        if self._moves is None:
+            raise EngineFailed("There is no way to other engines.")
+        return self._moves
+
     def _open_transfers(self) -> Transfers:
         assert self._transfers is not None, "there is no store"
         return self._transfers
@@ -132,10 +145,12 @@ class ModelExecutor:
         self._is_closed = True
         if self._grammars is not None:
             self._grammars.close()
+        if self._moves is not None:
+            self._moves.close()
         self._queue.close()
         self._on_close()
         # What they hold goes now, and not when somebody lets go of the executor.
-        self._runner = self._adapters = self._transfers = self._grammars = None
+        self._runner = self._adapters = self._transfers = self._grammars = self._moves = None
         self._on_close = lambda: None
 
     def _prepare(self, plan: StepPlan) -> tuple[Work, Collect]:

@@ -1,0 +1,200 @@
+"""What one worker offers to others, by ticket. Its threads share it.
+
+A ticket belongs to the first reader that comes with it. Its blocks are pinned by whoever posted them until `over` was
+called for the post, or until `withdraw` has returned: from then on nobody gets them, and a reader that has copied them
+meanwhile learns from `check` that they may have changed.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+GONE = "Nothing is offered under this ticket."
+TAKEN = "The ticket was used by another."
+CHANGED = "Blocks were given back while they were copied."
+DAMAGED = "Blocks did not come as they were sent."
+SUMS_S = 2.0
+UNKNOWN_S = 2.0
+"""For so long a ticket is waited for that is not known yet: its reader may hear of it first."""
+
+
+class Refused(Exception):
+    """The message says why."""
+
+
+@dataclass(slots=True, eq=False)
+class _Post:
+    """`over` hears once that the reader has all of it."""
+
+    blocks: tuple[tuple[int, int, int], ...]
+    num_tokens: int
+    is_last: bool
+    over: Callable[[], None]
+
+
+@dataclass(slots=True, eq=False)
+class _Offer:
+    generation: int
+    blocks: dict[tuple[int, int], int] = field(default_factory=dict)
+    sums: dict[tuple[int, int], int] = field(default_factory=dict)
+    num_tokens: int = 0
+    is_last: bool = False
+    reader: str = ""
+    heard_s: float = 0.0
+    posts: list[_Post] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What is there from block `start` of a prefix on: as in `core.moves.Pulled`, and which blocks."""
+
+    blocks: tuple[tuple[int, int, int], ...]
+    num_tokens: int
+    num_there: int
+    is_last: bool
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Had:
+    """What a reader says that it has: the sums of what it copied; all else as it was told in a Part."""
+
+    generation: int
+    sums: dict[tuple[int, int], int]
+    num_tokens: int
+    is_last: bool
+
+    def includes(self, num_tokens: int, is_last: bool) -> bool:
+        return num_tokens <= self.num_tokens and (self.is_last or not is_last)
+
+
+class Board:
+    """`block_size`: tokens."""
+
+    def __init__(self, block_size: int) -> None:
+        self._size = block_size
+        self._offers: dict[str, _Offer] = {}
+        self._changed = threading.Condition()
+        self._generations = count(1)
+        self._is_closed = False
+
+    def post(
+        self,
+        ticket: str,
+        blocks: Sequence[tuple[int, int, int]],
+        num_tokens: int,
+        is_last: bool,
+        over: Callable[[], None],
+    ) -> None:
+        """Offer these blocks (group, index, block) too."""
+        with self._changed:
+            offer = self._offers.get(ticket)
+            if offer is None:
+                offer = self._offers[ticket] = _Offer(next(self._generations), heard_s=time.monotonic())
+            offer.blocks |= {(group, index): block for group, index, block in blocks}
+            offer.num_tokens = max(offer.num_tokens, num_tokens)
+            offer.is_last |= is_last
+            if blocks or is_last:
+                offer.posts.append(_Post(tuple(blocks), num_tokens, is_last, over))
+            self._changed.notify_all()
+
+    def note_sums(self, ticket: str, sums: dict[tuple[int, int], int]) -> None:
+        with self._changed:
+            offer = self._offers.get(ticket)
+            if offer is not None:
+                offer.sums |= sums
+                self._changed.notify_all()
+
+    def withdraw(self, ticket: str) -> None:
+        with self._changed:
+            self._offers.pop(ticket, None)
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        with self._changed:
+            self._is_closed = True
+            self._offers.clear()
+            self._changed.notify_all()
+
+    def knows(self, ticket: str) -> bool:
+        with self._changed:
+            return ticket in self._offers
+
+    def silent_s(self, ticket: str) -> float:
+        """Since a reader was last heard of."""
+        with self._changed:
+            offer = self._offers.get(ticket)
+            return 0.0 if offer is None else time.monotonic() - offer.heard_s
+
+    def take(self, ticket: str, reader: str, start: int, most: int, is_final: bool, wait_s: float) -> Part | None:
+        """What is there of blocks [start, start + most); None where that is nothing yet. Waits for so long. Raises
+        Refused."""
+        until_s = time.monotonic() + wait_s
+        with self._changed:
+            while True:
+                offer = self._offers.get(ticket)
+                if offer is not None:
+                    self._note_reader(offer, reader)
+                    num_full = offer.num_tokens // self._size
+                    if offer.is_last or (num_full > start and not is_final):
+                        return self._part(offer, start, most)
+                left_s = until_s - time.monotonic()
+                if self._is_closed:
+                    raise Refused(GONE)
+                if left_s <= 0:
+                    return None
+                was_there = offer is not None
+                self._changed.wait(left_s)
+                if was_there and ticket not in self._offers:
+                    raise Refused(GONE)
+
+    def blocks_of(self, ticket: str, reader: str, wanted: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """(group, block) of each of these. Raises Refused."""
+        with self._changed:
+            offer = self._require(ticket, reader)
+            try:
+                return [(group, offer.blocks[group, index]) for group, index in wanted]
+            except KeyError as error:
+                raise Refused(GONE) from error
+
+    def check(self, ticket: str, reader: str, had: Had) -> None:
+        """What the reader has. Waits for the sums made here. Raises Refused where it is not to be used."""
+        until_s = time.monotonic() + SUMS_S
+        with self._changed:
+            while True:
+                offer = self._require(ticket, reader)
+                if offer.generation != had.generation:
+                    raise Refused(CHANGED)
+                left_s = until_s - time.monotonic()
+                if left_s <= 0 or all(place in offer.sums for place in had.sums):
+                    break
+                self._changed.wait(left_s)
+            if any(offer.sums.get(place) != value for place, value in had.sums.items()):
+                raise Refused(DAMAGED)
+            over = [post for post in offer.posts if had.includes(post.num_tokens, post.is_last)]
+            offer.posts = [post for post in offer.posts if post not in over]
+        for post in over:
+            post.over()
+
+    def _require(self, ticket: str, reader: str) -> _Offer:
+        offer = self._offers.get(ticket)
+        if offer is None:
+            raise Refused(CHANGED)
+        self._note_reader(offer, reader)
+        return offer
+
+    def _note_reader(self, offer: _Offer, reader: str) -> None:
+        if offer.reader not in ("", reader):
+            raise Refused(TAKEN)
+        offer.reader = reader
+        offer.heard_s = time.monotonic()
+
+    def _part(self, offer: _Offer, start: int, most: int) -> Part:
+        num_blocks = -(-offer.num_tokens // self._size) if offer.is_last else offer.num_tokens // self._size
+        end = min(num_blocks, start + most)
+        blocks = tuple((group, index, block) for (group, index), block in offer.blocks.items() if start <= index < end)
+        return Part(blocks, min(offer.num_tokens, end * self._size), offer.num_tokens, offer.is_last, offer.generation)

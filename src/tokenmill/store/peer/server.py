@@ -1,0 +1,147 @@
+"""Serves what is on a board to other workers: a thread for each of their connections, beside the steps."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from .board import GONE, UNKNOWN_S, Board, Had, Refused
+from .frames import BEAT_S, SILENT_S, BadPeer, receive_frame, send_frame
+from .memory import BlockMemory
+
+log = logging.getLogger(__name__)
+
+MOST_CONNECTIONS = 256
+IDLE_S = 120.0
+"""A connection that asks for nothing for so long is closed; its owner makes another one."""
+
+Welcome = Callable[[socket.socket], socket.socket]
+"""Authenticates whoever has connected. Raises OSError or EOFError where it is not welcome."""
+
+
+class PeerServer:
+    """`address`: as KVSource has it. Nothing runs before `start`."""
+
+    def __init__(
+        self,
+        board: Board,
+        incarnation: str,
+        memories: Sequence[BlockMemory],
+        welcome: Welcome = lambda connection: connection,
+    ) -> None:
+        self._board = board
+        self._incarnation = incarnation
+        self._memories = memories
+        self._welcome = welcome
+        self._listener: socket.socket | None = None
+        self._lock = threading.Lock()
+        self._connections: set[socket.socket] = set()
+        self.address = ""
+
+    def start(self, host: str = "127.0.0.1", port: int = 0) -> None:
+        """Raises OSError where the address cannot be had."""
+        self._listener = socket.create_server((host, port), backlog=64)
+        port = self._listener.getsockname()[1]
+        self.address = f"{host}:{port}"
+        threading.Thread(target=self._accept, args=(self._listener,), name="kv-peers", daemon=True).start()
+
+    def close(self) -> None:
+        """Connections end; their threads soon do."""
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            with suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)
+            listener.close()
+        with self._lock:
+            connections = list(self._connections)
+        for connection in connections:
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            with self._lock:
+                is_too_many = len(self._connections) >= MOST_CONNECTIONS
+                if not is_too_many:
+                    self._connections.add(connection)
+            if is_too_many:
+                connection.close()
+                continue
+            threading.Thread(target=self._serve, args=(connection,), name="kv-peer", daemon=True).start()
+
+    def _serve(self, raw: socket.socket) -> None:
+        connection = raw
+        try:
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            raw.settimeout(4 * SILENT_S)
+            connection = self._welcome(raw)
+            connection.settimeout(IDLE_S)
+            while True:
+                message = receive_frame(connection)
+                if message is not None:
+                    self._answer(connection, message)
+        except BadPeer as error:
+            log.warning("A connection for KV was closed: %s", error)
+        except (OSError, EOFError):
+            pass
+        finally:
+            with self._lock:
+                self._connections.discard(raw)
+            connection.close()
+
+    def _answer(self, connection: socket.socket, message: dict[str, Any]) -> None:
+        try:
+            if message["incarnation"] != self._incarnation:
+                raise Refused("It is another life of that worker.")
+            ticket, reader = str(message["ticket"]), str(message["reader"])
+            asked = message["ask"]
+            if asked == "pull":
+                self._pull(connection, ticket, reader, message)
+            elif asked == "fetch":
+                self._fetch(connection, ticket, reader, message)
+            elif asked == "done":
+                sums = {(int(group), int(index)): int(value) for group, index, value in message["sums"]}
+                generation, num_tokens = int(message["generation"]), int(message["num_tokens"])
+                self._board.check(ticket, reader, Had(generation, sums, num_tokens, bool(message["is_last"])))
+                send_frame(connection, {})
+            else:
+                raise BadPeer(f"It asks for {asked!r}.")
+        except Refused as error:
+            send_frame(connection, {"error": str(error)})
+        except (KeyError, TypeError, ValueError) as error:
+            raise BadPeer("A message lacks what it should have.") from error
+
+    def _pull(self, connection: socket.socket, ticket: str, reader: str, message: dict[str, Any]) -> None:
+        start, most, is_final = int(message["start"]), int(message["count"]), bool(message["is_final"])
+        until_s = time.monotonic() + UNKNOWN_S
+        while (part := self._board.take(ticket, reader, start, most, is_final, BEAT_S)) is None:
+            if time.monotonic() > until_s and not self._board.knows(ticket):
+                raise Refused(GONE)
+            send_frame(connection, None)
+        reply = {
+            "blocks": part.blocks,
+            "num_tokens": part.num_tokens,
+            "num_there": part.num_there,
+            "is_last": part.is_last,
+            "generation": part.generation,
+            "pid": os.getpid(),
+            "pools": [(memory.address, memory.block_bytes) for memory in self._memories],
+        }
+        send_frame(connection, reply)
+
+    def _fetch(self, connection: socket.socket, ticket: str, reader: str, message: dict[str, Any]) -> None:
+        wanted = [(int(group), int(index)) for group, index in message["blocks"]]
+        blocks = self._board.blocks_of(ticket, reader, wanted)
+        send_frame(connection, {})
+        for group, block in blocks:
+            connection.sendall(self._memories[group].block(block))
