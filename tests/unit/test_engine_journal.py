@@ -21,6 +21,7 @@ from tokenmill.core.effects import (
     StoreOpened,
 )
 from tokenmill.core.events import Abort, Drain, LoadAdapter, SetPool, ShowCache, Submit, UnloadAdapter
+from tokenmill.core.kv_events import WatchKV
 from tokenmill.core.moves import Continue, EndMove, KVSource, Offer, Prefetch, PullBlocks, Release, SendBlocks, Yield
 from tokenmill.core.request import PoolingParams, Request, SamplingParams
 from tokenmill.core.step import Introduction, PlanRow, RowResult, StepPlan, StepResult, TokenLogprob
@@ -45,6 +46,7 @@ ENTRIES: list[Entry] = [
     Handled(UnloadAdapter("digest"), 1.0),
     Handled(ShowCache(1, 200), 1.0),
     Handled(SetPool("prefill", 3), 1.0),
+    Handled(WatchKV(True), 1.0),
     Handled(JobEnded(DropAdapter("digest"), "digest"), 1.0),
     Handled(JobEnded(LoadAdapter(1, "/somewhere"), error="no", error_kind="kind", error_param="path"), 1.0),
     Handled(StoreOpened(((b"\x00" * 16, b"\xff" * 16), ())), 1.0),

@@ -31,6 +31,7 @@ from tokenmill.core.events import (
     Timing,
     UnloadAdapter,
 )
+from tokenmill.core.kv_events import KVEvent, KVEvents, WatchKV
 from tokenmill.core.moves import Continue, KVSource, Moved, Offer, Prefetch, Prefetched, Release, Staged, Yield
 from tokenmill.core.prefixes import PoolCounts, PrefixRun, PrefixSummary
 from tokenmill.core.request import Request, SamplingParams
@@ -117,6 +118,11 @@ MESSAGE = st.one_of(
             st.integers(0, 9),
             st.integers(0, 9),
         ),
+    ),
+    st.builds(WatchKV, st.booleans()),
+    st.builds(
+        KVEvents, st.integers(0, 9),
+        st.lists(st.builds(KVEvent, TEXT, st.binary(), st.binary(), st.integers(0, 9)), max_size=3).map(tuple),
     ),
     st.builds(Beat, st.one_of(st.none(), st.integers(0, 9)), st.integers(0, 9), FLOATS, st.integers(0, 9)),
     st.builds(SetPool, TEXT, st.integers(0, 9)),

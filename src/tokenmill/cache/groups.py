@@ -57,6 +57,11 @@ class KVBlocks:
     def has_windows(self) -> bool:
         return bool(self._sliding)
 
+    @property
+    def full_pool(self) -> BlockManager | None:
+        """The first whose layers see everything."""
+        return self.pools[self._full[0]] if self._full else None
+
     def new_tables(self) -> tuple[BlockTable, ...]:
         return tuple(BlockTable() for _ in self.pools)
 
@@ -154,7 +159,7 @@ class KVBlocks:
 
     def summary(self, most_runs: int) -> PrefixSummary:
         """What the first group that sees everything has published."""
-        return self.pools[self._full[0]].summary(most_runs) if self._full else PrefixSummary()
+        return PrefixSummary() if self.full_pool is None else self.full_pool.summary(most_runs)
 
     def end_step(self, step: int) -> None:
         """See BlockManager.end_step."""

@@ -14,10 +14,10 @@ from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from ..core.block import BlockKey
+from ..core.block import KEY_BYTES, BlockKey
 
-KEY_BYTES = 16
 _TOKEN = "I" if array("I").itemsize == 4 else "L"
+_TOKEN_BYTES = 4
 
 
 def root_key(numerics_id: str, adapter: str, salt: str) -> BlockKey:
@@ -35,8 +35,18 @@ def block_key(parent: BlockKey, tokens: Sequence[int]) -> BlockKey:
 
 
 def extend_keys(keys: list[BlockKey], root: BlockKey, tokens: Sequence[int], block_size: int) -> None:
-    """Append to `keys` the key of every full block of `tokens` that has none yet; about a microsecond a block."""
-    parent = keys[-1] if keys else root
-    for start in range(len(keys) * block_size, len(tokens) - block_size + 1, block_size):
-        parent = block_key(parent, tokens[start : start + block_size])
+    """Append to `keys` the key of every full block of `tokens` that has none yet; half a microsecond a block."""
+    parent, first = keys[-1] if keys else root, len(keys) * block_size
+    data = array(_TOKEN, tokens[first : len(tokens) // block_size * block_size]).tobytes()
+    size = block_size * _TOKEN_BYTES
+    for start in range(0, len(data), size):
+        parent = blake2b(parent + data[start : start + size], digest_size=KEY_BYTES).digest()
         keys.append(parent)
+
+
+def prompt_keys(numerics_id: str, adapter: str, salt: str, tokens: Sequence[int], block_size: int) -> bytes:
+    """Keys of the full blocks of a prompt, joined (Request.keys)."""
+    keys: list[BlockKey] = []
+    if len(tokens) >= block_size:
+        extend_keys(keys, root_key(numerics_id, adapter, salt), tokens, block_size)
+    return b"".join(keys)

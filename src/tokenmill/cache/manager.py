@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from ..core.block import BlockKey, num_hidden_blocks
 from ..core.prefixes import PrefixSummary
 from .allocator import BlockAllocator
-from .radix import RadixTree
+from .radix import Listener, Node, RadixTree
 from .summary import summarise
 from .unreferenced import Unreferenced
 
@@ -85,6 +85,19 @@ class BlockManager:
     def published(self) -> list[tuple[BlockKey, int]]:
         """Every published block with its key, what hangs below another one after it."""
         return self._tree.items()
+
+    def nodes(self) -> Iterable[Node]:
+        """What is published, what hangs below another one after it."""
+        return self._tree.nodes()
+
+    @property
+    def listener(self) -> Listener | None:
+        """Who hears of what is published and what no longer."""
+        return self._tree.listener
+
+    @listener.setter
+    def listener(self, listener: Listener | None) -> None:
+        self._tree.listener = listener
 
     def summary(self, most_runs: int) -> PrefixSummary:
         """What is published, in few words. Empty with a window: blocks stand alone."""

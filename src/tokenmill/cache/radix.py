@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from ..core.block import BlockKey
 from .unreferenced import LeastRecentFirst, Unreferenced
@@ -33,6 +34,14 @@ class Node:
     num_uses: int = 1
 
 
+class Listener(Protocol):
+    """Hears which keys are published, with the one above (b"" at the root) and how many are; and which no longer."""
+
+    def stored(self, key: BlockKey, parent: BlockKey, depth: int) -> None: ...
+
+    def removed(self, key: BlockKey) -> None: ...
+
+
 class RadixTree:
     """Published blocks by key. Every operation is O(1) a block, but for what `unreferenced` takes."""
 
@@ -40,6 +49,7 @@ class RadixTree:
         self._by_key: dict[BlockKey, Node] = {}
         self._by_block: dict[int, Node] = {}
         self._num_published = 0
+        self.listener: Listener | None = None
         self._unreferenced = LeastRecentFirst() if unreferenced is None else unreferenced
 
     def __len__(self) -> int:
@@ -87,6 +97,8 @@ class RadixTree:
             above.num_children += 1
         self._by_key[key] = self._by_block[block] = Node(key, block, above, self._num_published, depth)
         self._num_published += 1
+        if self.listener is not None:
+            self.listener.stored(key, b"" if above is None else above.key, depth)
 
     def below(self, blocks: Iterable[int]) -> list[int]:
         """Those of `blocks` that are published and all that hang below them, parents before children. O(nodes)."""
@@ -102,6 +114,8 @@ class RadixTree:
         node = self._by_block.pop(block)
         assert node.num_children == 0, f"block {block} still has {node.num_children} children"
         del self._by_key[node.key]
+        if self.listener is not None:
+            self.listener.removed(node.key)
         self._unreferenced.discard(block)
         above = node.parent
         if above is not None:

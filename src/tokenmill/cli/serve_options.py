@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from ..cluster.liveness import LIMIT_S
 from ..cluster.pools import DECISIONS
 from ..cluster.rescheduling import POLICIES
+from ..cluster.router import ROUTING_POLICIES, USUAL_ROUTING
 from ..core.errors import ConfigError
 from ..core.options import check, option, seconds
 from ..server.config import KEYS, LOAD, LOGS, ServerConfig
@@ -93,6 +94,12 @@ class ServeOptions:
         "move running requests between workers, with their KV, to balance load, to make room for long ones and when a"
         " worker leaves (default: on)",
         choices=POLICIES,
+        group=LOAD,
+    )
+    routing_policy: str = option(
+        USUAL_ROUTING,
+        "which of several engines gets a request (default: kv_aware, the one predicted to give its first token first)",
+        choices=ROUTING_POLICIES,
         group=LOAD,
     )
     journal: str | None = option(

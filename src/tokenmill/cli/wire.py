@@ -169,6 +169,7 @@ async def _serve(given: _Given, model: ResolvedModel, engines: Engines, started_
     wanted = [ServedAdapter(name, os.path.abspath(path)) for name, path in options.lora_modules]
     why_down = "Loading model" if engines.are_here else "No worker has joined yet"
     client = EngineClient(wanted, note_prepared, given.order.patience, why_down, options.liveness_s)
+    client.gateway.router.choose_by(options.routing_policy)
     client.move_by(options.disaggregation, options.migration)
     seeds = new_seed if options.seed is None else seeds_from(options.seed)
     allowed = {"trust_templates": config.allow_chat_template, "allow_special": given.text.allow_special_in_content}

@@ -33,6 +33,7 @@ class Entry:
     num_splits    how often its prompt was computed by one engine for another
     num_failed_moves, rests_until_s  of its moves to another engine, and until when none is tried
     num_reserved  of the answer, as its engine expects it
+    num_hit       tokens that were expected in the prefix cache of the engine that has it
     last_token_s  when tokens came last
     opened_s, told_s     when it was let in, and after how many seconds its first token was expected; 0: nobody said
     num_cached, timing   of the first life that gave a token
@@ -54,6 +55,7 @@ class Entry:
     num_splits: int = 0
     num_failed_moves: int = 0
     rests_until_s: float = 0.0
+    num_hit: int = 0
     last_token_s: float = -1.0
     opened_s: float = 0.0
     told_s: float = 0.0

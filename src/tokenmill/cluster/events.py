@@ -75,7 +75,7 @@ class Stepped:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """Staged or Moved."""
+    """Staged, Moved or KVEvents."""
 
     link: int
     message: FromEngine
@@ -127,6 +127,7 @@ class Effects:
     """aborts     (link, request id): to be sent before anything that follows
     submits    (link, request)
     tells      (link, message)
+    routes     (link, request id, why that one), of requests for which there was a choice
     outputs    for those who wait for them
     firsts     requests that have got their first token now, and the seconds since they arrived
     forecasts  seconds that a first token that came now was expected to take, and that it took
@@ -144,6 +145,7 @@ class Effects:
     aborts: list[tuple[int, str]] = field(default_factory=list)
     submits: list[tuple[int, Request]] = field(default_factory=list)
     tells: list[tuple[int, ToEngine]] = field(default_factory=list)
+    routes: list[tuple[int, str, str]] = field(default_factory=list)
     outputs: list[Output] = field(default_factory=list)
     firsts: list[tuple[Request, float]] = field(default_factory=list)
     forecasts: list[tuple[float, float]] = field(default_factory=list)

@@ -46,6 +46,7 @@ from .events import (
 from .lengths import Lengths
 from .likeness import unlike
 from .links import EngineLink
+from .moves import NewTicket
 from .places import Room
 from .placing import Placing
 from .pools import Pools
@@ -68,11 +69,12 @@ class Gateway:
     pools       whether a request is computed by two engines
     lengths     predicts how long answers will be
     reviews     by which policy running requests go to other engines
+    router      which engine gets a request
 
     new_ticket: makes a secret that nobody can guess, by which one engine may have KV of another; None: none may.
     """
 
-    def __init__(self, patience: int = PATIENCE, new_ticket: Callable[[], str] | None = None) -> None:
+    def __init__(self, patience: int = PATIENCE, new_ticket: NewTicket = None) -> None:
         self.desk = FrontDesk(patience, self.num_output)
         self.totals = Totals()
         self.is_shared = False
@@ -82,6 +84,7 @@ class Gateway:
         self.lengths = Lengths()
         self.pools = Pools(self.lengths)
         self._placing = Placing(self.desk, self._entries, self.pools, new_ticket)
+        self.router = self._placing.router
         self._moves = self._placing.moves
         self.reviews = Reviews(self._placing)
         self._links = self._placing.links
@@ -156,10 +159,7 @@ class Gateway:
         self._moves.check()
         for link in self._links.values():
             link.check()
-        for name, entry in self._held.items():
-            assert entry.link is None and entry.ending is None and not self.desk.is_waiting(name)
-        trial = self._placing.suspects.on_trial
-        assert trial is None or trial.link is not None
+        self._placing.check()
 
     # ---- engines come and go ----
 
@@ -176,7 +176,7 @@ class Gateway:
         self._last_ready = ready
         if self._entries:
             self._progress_s = now
-        self._links[event.link] = EngineLink(event.link, ready, ready.worker.pool, ready.stats)
+        self._placing.join(event.link, ready, effects)
         self.totals.join(event.link, ready.num_pool_blocks, ready.stats)
         self._share()
         self._placing.place(now, effects)
@@ -197,9 +197,7 @@ class Gateway:
                 for entry in list(self._entries.values()):
                     self._fail(entry, _NEVER_BACK, now, effects)
             return
-        suspects = self._placing.suspects
-        if suspects.link == link.number:
-            suspects.link = None
+        suspects = self._placing.leave(link.number)
         self._moves.lose(link.number, now, effects)
         for entry in link.entries.values():
             entry.link = None
@@ -306,7 +304,7 @@ class Gateway:
             tokens = output.tokens
             if tokens:
                 if not entry.has_progressed:
-                    link.start(entry)
+                    link.start(entry, output.num_cached)
                 last_s, entry.last_token_s = entry.last_token_s, now
                 if last_s >= 0:
                     gaps[last_s] = gaps.get(last_s, 0) + 1
@@ -326,7 +324,7 @@ class Gateway:
                 effects.outputs.append(output)
         if step.stats.num_steps != link.stats.num_steps:
             self._progress_s = now
-        link.stats = step.stats
+        link.step(step.stats)
         self.totals.step(number, step.stats)
         self.desk.step(self.totals.stats, now)
         suspects = self._placing.suspects
@@ -348,7 +346,7 @@ class Gateway:
         self._moves.hand_over(entry, now, effects)
 
     def _tell(self, event: Told, now: float, effects: Effects) -> None:
-        self._moves.hear(event.link, event.message, now, effects)
+        self._placing.hear(event.link, event.message, now, effects)
         for ended in effects.moved:
             if ended.pause_s and not ended.error:
                 self.pools.note_handoff(ended.num_tokens, ended.pause_s)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from ..core.events import EngineStats, Ready
 from .entry import Entry
+from .load import Load
 
 
 @dataclass(slots=True, eq=False)
@@ -22,6 +24,8 @@ class EngineLink:
     num_drawing  requests that have got tokens from it
     stats       its state after its last step
     is_leaving  it gets no more
+    load        what it has to do
+    adapters    of its requests, and how many name each
     """
 
     number: int
@@ -35,25 +39,37 @@ class EngineLink:
     num_prompt: int = 0
     num_drawing: int = 0
     is_leaving: bool = False
+    load: Load = field(default_factory=Load)
+    adapters: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def name(self) -> str:
+        """The same for each life of the engine, where it has a name."""
+        return self.ready.worker.id or str(self.number)
 
     @property
     def num_slots(self) -> int:
         """Tokens that its KV blocks have room for."""
         return self.ready.num_blocks * self.ready.block_size
 
-    def give(self, entry: Entry) -> None:
-        entry.link = self.number
+    def give(self, entry: Entry, num_hit: int = 0) -> None:
+        """`num_hit`: tokens of it that the engine is expected to have KV of."""
+        entry.link, entry.num_hit = self.number, num_hit
         self.entries[entry.request.id] = entry
         num_tokens = entry.num_given_tokens
         self.num_tokens += num_tokens
         self.num_prompt += num_tokens
         entry.num_reserved = 0 if entry.guess is None else max(0, entry.guess.num_tokens - entry.num_given)
         self.num_expected += entry.num_reserved
+        self.load.give(num_tokens, num_hit)
+        if entry.request.adapter:
+            self.adapters[entry.request.adapter] += 1
 
-    def start(self, entry: Entry) -> None:
-        """It is giving the first tokens that it gives of the request."""
+    def start(self, entry: Entry, num_cached: int = 0) -> None:
+        """It is giving the first tokens that it gives of the request; so many of its tokens were cached."""
         self.num_drawing += 1
         self.num_prompt -= entry.num_given_tokens
+        self.load.start(entry.num_given_tokens, entry.num_hit, num_cached)
 
     def take_back(self, entry: Entry) -> None:
         del self.entries[entry.request.id]
@@ -64,6 +80,15 @@ class EngineLink:
             self.num_drawing -= 1
         else:
             self.num_prompt -= num_tokens
+        self.load.end(num_tokens, entry.num_hit, len(entry.tokens) - entry.num_given)
+        if entry.request.adapter:
+            self.adapters[entry.request.adapter] -= 1
+            if not self.adapters[entry.request.adapter]:
+                del self.adapters[entry.request.adapter]
+
+    def step(self, stats: EngineStats) -> None:
+        self.stats = stats
+        self.load.step(stats.prompt_tokens_computed)
 
     def expect(self, entry: Entry) -> None:
         """It is to have the request later."""
@@ -83,3 +108,6 @@ class EngineLink:
         assert self.num_drawing == sum(entry.has_progressed for entry in entries), self
         assert self.num_prompt == sum(each.num_given_tokens for each in entries if not each.has_progressed), self
         assert self.num_expected == sum(entry.num_reserved for entry in entries), self
+        waiting = [entry for entry in entries if not entry.has_progressed]
+        assert self.load.num_waiting == len(waiting) and self.load.num_drawing == self.num_drawing, self
+        assert self.load.num_to_compute == sum(each.num_given_tokens - each.num_hit for each in waiting), self

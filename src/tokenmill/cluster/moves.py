@@ -30,6 +30,8 @@ from .entry import Entry
 from .events import Effects, MoveEnded
 from .links import EngineLink
 
+NewTicket = Callable[[], str] | None
+
 SPLIT, FETCH = "split", "fetch"
 """Why a request moves, beside the reasons of `rescheduling`."""
 
@@ -80,7 +82,7 @@ class Moves:
         self,
         links: dict[int, EngineLink],
         held: dict[str, Entry],
-        new_ticket: Callable[[], str] | None,
+        new_ticket: NewTicket,
         find_target: Callable[[Entry, int, bool], EngineLink | None],
     ) -> None:
         self._links = links
@@ -123,11 +125,12 @@ class Moves:
 
     # ---- moves begin ----
 
-    def split(self, entry: Entry, source: EngineLink, now: float, effects: Effects) -> None:
-        """Let this engine compute the prompt and the first token; `find_target` says who goes on."""
+    def split(self, entry: Entry, source: EngineLink, num_hit: int, now: float, effects: Effects) -> None:
+        """Let this engine compute the prompt and the first token; `find_target` says who goes on. `num_hit`: tokens
+        that it is expected to have in its prefix cache."""
         move = self._begin(entry, SPLIT, source, Stage.QUEUED, now)
         effects.submits.append((source.number, replace(entry.submission(), yields=move.ticket)))
-        source.give(entry)
+        source.give(entry, num_hit)
         entry.num_splits += 1
         self._send_on(move, effects)
 
@@ -218,7 +221,7 @@ class Moves:
         target = self._links[move.target]
         target.forget(request_id)
         entry.attempt, entry.num_given = move.attempt, len(entry.tokens)
-        target.give(entry)
+        target.give(entry, entry.num_given_tokens - 1)  # it copies KV of nearly all
         rest = tuple(entry.tokens[move.num_sent :])
         effects.tells.append((target.number, Continue(request_id, move.attempt, rest)))
         move.stage, move.held_s = Stage.PULLING, now

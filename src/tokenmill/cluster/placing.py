@@ -5,16 +5,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
+from ..core.events import FromEngine, Ready
+from ..core.kv_events import KVEvents
 from ..core.request import Request
 from .desk import FrontDesk
 from .entry import Entry
 from .events import Effects
 from .links import EngineLink
-from .moves import Moves
+from .load import Load
+from .moves import Moves, NewTicket
 from .pools import Pools
-from .routing import LeastLoad
+from .router import Router
+from .routing import Route
 from .suspects import Suspects
 
 
@@ -23,22 +27,47 @@ class Placing:
     entries   requests that are open, by id
     held      of these, those that a dead engine had and no other has yet
     suspects  those that may have killed an engine
-    routing   chooses among the engines that may get a request
+    router    chooses among the engines that may get a request
     pools     whether one engine computes it, or two
     moves     requests on their way from one engine to another
     """
 
     def __init__(
-        self, desk: FrontDesk, entries: Mapping[str, Entry], pools: Pools, new_ticket: Callable[[], str] | None
+        self,
+        desk: FrontDesk,
+        entries: Mapping[str, Entry],
+        pools: Pools,
+        new_ticket: NewTicket,
     ) -> None:
         self.links: dict[int, EngineLink] = {}
         self.held: dict[str, Entry] = {}
         self.suspects = Suspects()
-        self.routing = LeastLoad()
+        self.router = Router()
         self.pools = pools
         self.moves = Moves(self.links, self.held, new_ticket, self._find_decode)
+        self._routes: dict[int, Route] = {}
         self._desk = desk
         self._entries = entries
+
+    def join(self, number: int, ready: Ready, effects: Effects) -> None:
+        """An engine serves from now on."""
+        load = Load(ready.stats.prompt_tokens_computed)
+        self.links[number] = EngineLink(number, ready, ready.worker.pool, ready.stats, load=load)
+        effects.tells += self.router.join(self.links)
+
+    def leave(self, number: int) -> Suspects:
+        """It is gone."""
+        self.router.leave(number)
+        if self.suspects.link == number:
+            self.suspects.link = None
+        return self.suspects
+
+    def hear(self, link: int, message: FromEngine, now: float, effects: Effects) -> None:
+        """What an engine tells of its cache, or of a move."""
+        if isinstance(message, KVEvents):
+            effects.tells += self.router.hear(link, message)
+        else:
+            self.moves.hear(link, message, now, effects)
 
     def place(self, now: float, effects: Effects) -> None:
         """Give engines what they may have."""
@@ -75,6 +104,15 @@ class Placing:
         link = None if entry.link is None else self.links.get(entry.link)
         if link is not None:
             link.take_back(entry)
+        self.router.end(entry.request)
+
+    def check(self) -> None:
+        """Assert what must hold between events; slow, for tests."""
+        for name, entry in self.held.items():
+            assert entry.link is None and entry.ending is None and not self._desk.is_waiting(name)
+        trial = self.suspects.on_trial
+        assert trial is None or trial.link is not None
+        self.router.index.check()
 
     def _try_next(self, effects: Effects) -> None:
         suspects = self.suspects
@@ -96,15 +134,22 @@ class Placing:
         return self.pools.find_decode(entry, self._open_links(), source, must)
 
     def _give(self, entry: Entry, links: list[EngineLink], now: float, effects: Effects) -> None:
+        self._routes.clear()
         link, is_split = self.pools.choose(entry, links, self._choose, self.moves.can_send, now)
+        route = self._routes.get(link.number) or Route(link, "cost", self.router.num_hit(entry.request, link))
+        if len(self.links) > 1:
+            effects.routes.append((link.number, entry.request.id, route.reason))
         if is_split:
-            self.moves.split(entry, link, now, effects)
+            self.moves.split(entry, link, route.num_hit, now, effects)
         else:
-            self._submit(entry, link, effects)
+            self._submit(entry, link, effects, route.num_hit)
+        self.router.given(entry.request, link.number)
 
     def _choose(self, request: Request, links: Sequence[EngineLink], now: float) -> EngineLink:
-        return links[0] if len(links) == 1 else self.routing.choose(request, links, now)
+        route = self.router.choose(request, {link.number: link for link in links}, now)
+        self._routes[route.link.number] = route
+        return route.link
 
-    def _submit(self, entry: Entry, link: EngineLink, effects: Effects) -> None:
+    def _submit(self, entry: Entry, link: EngineLink, effects: Effects, num_hit: int = 0) -> None:
         effects.submits.append((link.number, entry.submission()))
-        link.give(entry)
+        link.give(entry, num_hit)

@@ -13,6 +13,7 @@ KV_DTYPES = ("f16", "bf16", "f32", "int8")
 FULL, WINDOW = "full", "window"
 """Kinds of KV groups: their layers see all positions before them, or a window of them."""
 
+KEY_BYTES = 16
 BlockKey = bytes
 """Chained 128-bit hash of (parent key, tokens, numerics id, adapter, salt): within one KV group, equal key =
 interchangeable KV."""

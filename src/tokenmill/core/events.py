@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from .cost import UNKNOWN, Costs
+from .kv_events import KVEvents, WatchKV
 from .moves import Continue, Moved, Offer, Prefetch, Prefetched, Release, Staged, Yield
 from .prefixes import PoolCounts, PrefixSummary
 from .request import DRAW_VERSION, PoolingParams, Request
@@ -284,7 +285,18 @@ ToEngine = (
     | Continue
     | Release
     | Prefetch
+    | WatchKV
 )
 FromEngine = (
-    Ready | StepOutputs | AdapterLoaded | Leaving | CacheShown | Beat | PoolChanged | Staged | Moved | Prefetched
+    Ready
+    | StepOutputs
+    | AdapterLoaded
+    | Leaving
+    | CacheShown
+    | Beat
+    | PoolChanged
+    | Staged
+    | Moved
+    | Prefetched
+    | KVEvents
 )

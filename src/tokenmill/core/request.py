@@ -214,6 +214,8 @@ class Request:
     source          where KV of its tokens can be had; it runs once it is told to go on (core.moves)
     yields          ticket under which its KV is offered: it stops after its first new token, to go on elsewhere
     dry_breakers    tokens over which DRY sees no repetition, in rising order
+    session         what its client calls the conversation that it belongs to; "": nothing
+    keys            keys of the prompt's full blocks, joined (cache.hashing); b"": nobody has made them
     arrival_s       when the front end admitted it, on the monotonic clock of whoever holds the request
     pooling         the vector it wants; None: it wants tokens
     """
@@ -239,6 +241,8 @@ class Request:
     attempt: int = 0
     source: KVSource | None = None
     yields: str = ""
+    session: str = ""
+    keys: bytes = b""
 
     def __post_init__(self) -> None:
         assert self.handoff in ("", EXPORT, IMPORT), self.handoff

@@ -50,6 +50,7 @@ def commit_step(state: EngineState, exports: Exports, result: StepResult, now: f
                 if output is not None:
                     outputs.append(output)
     state.blocks.end_step(step.number)
+    state.kv_events.flush()
 
 
 def fail_step(state: EngineState, event: StepFailed, now: float) -> None:
@@ -72,6 +73,7 @@ def fail_step(state: EngineState, event: StepFailed, now: float) -> None:
                     state.send_back(seq)
         state.released = unsent + state.released
     state.blocks.end_step(step.number)
+    state.kv_events.flush()
 
 
 def _take_oldest(state: EngineState, step_number: int) -> Step:

@@ -31,6 +31,7 @@ from ..core.effects import (
 )
 from ..core.errors import InvalidRequest, TokenmillError, Unavailable
 from ..core.events import Abort, Drain, EngineStats, LoadAdapter, SetPool, ShowCache, Submit, UnloadAdapter
+from ..core.kv_events import WatchKV
 from ..core.moves import Continue, Offer, Prefetch, PullBlocks, Release, SendBlocks, Yield
 from ..core.request import Request
 from ..core.step import StepPlan, StepResult
@@ -77,6 +78,7 @@ class EngineCore:
             UnloadAdapter: state.adapters.unload,
             ShowCache: self._show_cache,
             SetPool: state.membership.set_pool,
+            WatchKV: state.kv_events.watch,
             StepFailed: self._fail_step,
             JobEnded: self._end_job,
             StoreOpened: transfers.open_store,

@@ -22,6 +22,7 @@ from ..core.effects import JobEnded
 from ..core.moves import Continue, EndMove, Moved, Prefetch, Prefetched, PullBlocks, Pulled, Staged
 from ..core.sequence import Sequence, Status
 from ..sched.admission import blocks_for, max_running
+from . import keys
 from .grammars import GrammarLedger
 from .pull import Pull, ids_wanted, meets, num_usable
 from .state import EngineState, wants_scores
@@ -120,7 +121,7 @@ class Pulls:
         if seq is not None and not self._may_move(seq):
             return self._give_up(pull, NO_ROOM, now)
         if seq is not None:
-            state.extend_keys(seq)
+            keys.extend(seq, state.config)
         num_known = len(pull.keys) * size if seq is None else len(seq.tokens)
         end = len(pull.keys) if seq is None else (num_known - 1) // size
         more = blocks_for(num_known, size) - end

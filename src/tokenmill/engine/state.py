@@ -22,7 +22,6 @@ from functools import partial
 
 from ..cache import eviction, unreferenced
 from ..cache.groups import KVBlocks, Match
-from ..cache.hashing import extend_keys, root_key
 from ..core.block import BlockKey, BlockTable
 from ..core.config import EngineConfig
 from ..core.cost import CostModel
@@ -35,8 +34,10 @@ from ..sched.policies import pick, slack
 from ..sched.queue import WaitingQueue
 from ..sched.rank import seniority
 from ..sched.service import Service
+from . import keys
 from .adapters import AdapterLedger
 from .deadlines import Deadlines
+from .kv_events import KVLog
 from .membership import Membership
 from .outbox import Outbox
 from .outputs import ended
@@ -48,6 +49,7 @@ class EngineState:
     """costs      what steps take
     blocks        the block ids of all KV groups
     stored        of each KV group, keys of the blocks that may be fetched; empty where there is no store
+    kv_events     what front ends are told of published blocks
     by_id         unfinished sequences by the id of their request
     running       those that run, by seniority; the others are in `waiting`, or in `loading` by number
     in_flight     steps that were planned and not committed, oldest first
@@ -70,6 +72,7 @@ class EngineState:
         self.blocks = KVBlocks(config.groups, config.block_size, new_unreferenced)
         self.stored: tuple[set[BlockKey], ...] = ()
         self.outbox = Outbox()
+        self.kv_events = KVLog(self.blocks, self.outbox)
         self.adapters = AdapterLedger(self.outbox)
         self.settings = SettingsLedger()
         self.membership = Membership(self.outbox)
@@ -212,7 +215,7 @@ class EngineState:
         """Leading blocks that it may take from others, whose keys are known then."""
         if not self.config.caches_prefixes or wants_scores(seq) or _pools_all(seq):
             return 0
-        self.extend_keys(seq)
+        keys.extend(seq, self.config)
         return (len(seq.tokens) - 1) // self.config.block_size
 
     def reconsider(self, seq: Sequence, now: float) -> None:
@@ -230,7 +233,7 @@ class EngineState:
         a row of the sequence, fails."""
         if not self.config.caches_prefixes:
             return
-        self.extend_keys(seq)
+        keys.extend(seq, self.config)
         published = self.blocks.publish(seq.keys, seq.tables, num_full)
         if step is not None:
             step.published += published
@@ -238,16 +241,8 @@ class EngineState:
     def forget(self, seq: Sequence) -> None:
         """What the sequence holds may be wrong: it is neither matched nor fetched from now on."""
         self.blocks.forget(seq.tables, [other.tables for other in self.running])
-        for keys in self.stored:
-            keys.difference_update(seq.keys)
-
-    def extend_keys(self, seq: Sequence) -> None:
-        size = self.config.block_size
-        if (len(seq.keys) + 1) * size <= len(seq.tokens):
-            request = seq.request
-            # The keys that are there stand for the root: they hang below it.
-            root = b"" if seq.keys else root_key(self.config.numerics_id, request.adapter, request.cache_salt)
-            extend_keys(seq.keys, root, seq.tokens, size)
+        for stored in self.stored:
+            stored.difference_update(seq.keys)
 
 
 def _is_targeted(request: Request) -> bool:

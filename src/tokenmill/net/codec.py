@@ -40,16 +40,18 @@ from ..core.events import (
     ToEngine,
     UnloadAdapter,
 )
+from ..core.kv_events import KVEvents, WatchKV
 from ..core.moves import Continue, KVSource, Moved, Offer, Prefetch, Prefetched, Release, Staged, Yield
 from ..core.request import PoolingParams, Request, SamplingParams
 from ..core.terms import Terms
 
 
 class _PackedRequest(NamedTuple):
-    """A request; `prompt`, `sampling`, `bad_words` and `terms` are places in the lists of its message, `age_s` is since
-    its arrival."""
+    """A request; `prompt`, `keys`, `sampling`, `bad_words` and `terms` are places in the lists of its message, `age_s`
+    is since its arrival."""
 
     prompt: int
+    keys: int
     sampling: int
     bad_words: int
     terms: int
@@ -70,13 +72,15 @@ class _PackedRequest(NamedTuple):
     attempt: int
     source: KVSource | None
     yields: str
+    session: str
 
 
-_OWN = _PackedRequest._fields[5:]
+_OWN = _PackedRequest._fields[6:]
 
 
 class _Submitted(NamedTuple):
     prompts: tuple[tuple[int, ...], ...]
+    keys: tuple[bytes, ...]
     samplings: tuple[SamplingParams, ...]
     bad_words: tuple[tuple[tuple[int, ...], ...], ...]
     terms: tuple[Terms, ...]
@@ -88,7 +92,7 @@ _KINDS: dict[type, bytes] = {
     Ready: b"R", StepOutputs: b"O", AdapterLoaded: b"l", Leaving: b"G",
     ShowCache: b"C", CacheShown: b"c", Beat: b"b",
     Offer: b"F", Yield: b"Y", Continue: b"N", Release: b"E", Prefetch: b"P",
-    Staged: b"s", Moved: b"m", Prefetched: b"p",
+    Staged: b"s", Moved: b"m", Prefetched: b"p", WatchKV: b"W", KVEvents: b"w",
     SetPool: b"Q", PoolChanged: b"q",
 }  # fmt: skip
 _DECODERS: dict[int, msgspec.msgpack.Decoder[ToEngine | FromEngine | _Submitted]] = {
@@ -137,11 +141,12 @@ def _turn(step: StepOutputs, now: float, never: float, other_never: float) -> St
 
 
 def _take_apart(message: Submit, now: float) -> _Submitted:
-    prompts, samplings, bad_words, terms = _Shared(), _Shared(), _Shared(), _Shared()
+    prompts, keys, samplings, bad_words, terms = _Shared(), _Shared(), _Shared(), _Shared(), _Shared()
     own = attrgetter(*_OWN)
     choices = tuple(
         _PackedRequest(
             prompts.place(request.prompt_tokens),
+            keys.place(request.keys),
             samplings.place(request.sampling),
             bad_words.place(request.bad_words),
             terms.place(request.terms),
@@ -151,7 +156,12 @@ def _take_apart(message: Submit, now: float) -> _Submitted:
         for request in message.requests
     )
     return _Submitted(
-        tuple(prompts.objects), tuple(samplings.objects), tuple(bad_words.objects), tuple(terms.objects), choices
+        tuple(prompts.objects),
+        tuple(keys.objects),
+        tuple(samplings.objects),
+        tuple(bad_words.objects),
+        tuple(terms.objects),
+        choices,
     )
 
 
@@ -174,11 +184,12 @@ def _put_together(message: _Submitted, now: float) -> Submit:
         tuple(
             Request(
                 prompt_tokens=message.prompts[choice.prompt],
+                keys=message.keys[choice.keys],
                 sampling=message.samplings[choice.sampling],
                 bad_words=message.bad_words[choice.bad_words],
                 terms=message.terms[choice.terms],
                 arrival_s=now - choice.age_s,
-                **cast(dict[str, Any], dict(zip(_OWN, choice[5:], strict=True))),
+                **cast(dict[str, Any], dict(zip(_OWN, choice[6:], strict=True))),
             )
             for choice in message.choices
         )

@@ -49,6 +49,7 @@ from ..core.events import (
     ToEngine,
     UnloadAdapter,
 )
+from ..core.kv_events import KVEvents
 from ..core.moves import Moved, Staged
 from ..core.policy import ENTERS, Admission, Newcomer, Verdict
 from ..core.ports import FrontEnd
@@ -82,8 +83,7 @@ class EngineClient:
 
     wanted: adapters to load into the first engine. An engine is ready once it has all its adapters; on_prepared is
     called then, or with what kept a wanted one from being loaded. patience: see core.policy.Order. liveness_s: see
-    cluster.liveness; 0: an engine whose link is open is never lost.
-    why_down: told to who asks before any engine comes.
+    cluster.liveness; 0: an engine whose link is open is never lost. why_down: told before any engine comes.
     """
 
     def __init__(
@@ -300,6 +300,7 @@ class EngineClient:
             if self._liveness_s:
                 self._next_look.set(now + LOOK_S)
             self.hearers.given(number, request, now)
+        self.hearers.routed(effects.routes)
         for number, message in effects.tells:
             self._links[number].order(message)
         self.hearers.sending(effects.outputs, event.step if isinstance(event, Stepped) else None)
@@ -331,7 +332,7 @@ class EngineClient:
             self.adapters.answer(message)
         elif isinstance(message, CacheShown):
             self.cache_views.answer(link.number, message)
-        elif isinstance(message, Staged | Moved):
+        elif isinstance(message, Staged | Moved | KVEvents):
             self._handle(Told(link.number, message))
         elif isinstance(message, PoolChanged):
             link.epoch = message.epoch

@@ -42,6 +42,7 @@ from .result_cache import ResultCache
 from .resume.again import ended_stream, line_of
 from .resume.line import Line
 from .resume.record import KeptCall
+from .routing import routed
 from .rules import rules_of
 from .shape import Shape
 from .slo.objectives import Objectives
@@ -251,6 +252,7 @@ class Generation:
             arrival_s=arrival_s,
             new_seed=self._new_seed,
         )
+        requests = await routed(self.client.gateway.router, requests, ready, caller.request)
         await self.limits.take_quota(caller, requests, call.prompt_field)
         with self.limits.dropping_quota(requests):
             name = f"{prefix}-{given_id}" if given_id else root_id

@@ -39,6 +39,12 @@ class Hearers:
         if self.observer is not None:
             self.observer.given(number, request, now)
 
+    def routed(self, routes: Sequence[tuple[int, str, str]]) -> None:
+        """Of requests for which there was a choice: engine, request, why that one."""
+        if self.metrics is not None:
+            for _, _, reason in routes:
+                self.metrics.request_routed(reason)
+
     def sending(self, outputs: Sequence[Output], step: StepOutputs | None) -> None:
         """Before clients hear of it."""
         if outputs or step is not None:

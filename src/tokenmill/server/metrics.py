@@ -132,6 +132,10 @@ class Metrics:
         )  # fmt: skip
         self._losses = self._counter("tokenmill:engine_losses", "Times a ready engine was lost")
         self._resumed = self._counter("tokenmill:requests_resumed", "Requests that outlived their engine")
+        self._routed = Counter(
+            "tokenmill:requests_routed", "Requests given to one of several engines", (*_LABELS, "reason"),
+            registry=self.registry,
+        )  # fmt: skip
         self._poisoned = self._counter("tokenmill:requests_poisoned", "Requests given up because engines died of them")
         self._disconnects = self._counter("tokenmill:client_disconnects", "Clients that left before their answer")
         self._grammars = self._histogram(
@@ -159,6 +163,10 @@ class Metrics:
     def requests_resumed(self, number: int) -> None:
         """Requests of a lost engine that go on in another."""
         self._resumed.inc(number)
+
+    def request_routed(self, reason: str) -> None:
+        """There was a choice between engines."""
+        self._routed.labels(*self._labels, reason).inc()
 
     def requests_poisoned(self, number: int) -> None:
         """Requests that were ended because engines died of them."""

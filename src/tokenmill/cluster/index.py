@@ -1,0 +1,196 @@
+"""Which engine has KV of which prefix, as far as engines have told (`core.kv_events`) and as far as it is expected of
+requests that they have. Pure.
+
+A key names all that comes before it, so every fourth key of a prefix says nearly as much as all of them: only blocks at
+depths 3, 7, 11... are kept. An engine gives up what hangs below a block before the block, so whoever holds a deep key
+holds those above it. A look-up therefore finds the deepest key that anybody holds by bisection, and from there up only
+counts who joins.
+
+Events of an engine carry numbers without gaps. After a gap, or before the first snapshot, nothing that it says is taken
+until a message begins with `cleared`.
+
+The idea of a global index of prefixes kept by events: Mooncake's Conductor and llm-d (FAST'25); the stride is our own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ..core.block import KEY_BYTES, BlockKey
+from ..core.kv_events import CLEARED, REMOVED, KVEvents
+
+STRIDE = 4
+"""One block in so many is kept."""
+
+
+class Level(NamedTuple):
+    """Engines that hold exactly the first `num_blocks` blocks of a prefix, as far as is known."""
+
+    num_blocks: int
+    links: frozenset[int] | set[int]
+
+
+class PrefixIndex:
+    """Engines by number. Memory: about 50 bytes for each block that an engine holds."""
+
+    def __init__(self) -> None:
+        self._holders: dict[BlockKey, int | set[int]] = {}
+        self._told: dict[int, set[BlockKey]] = {}
+        self._expected: dict[int, dict[BlockKey, int]] = {}
+        self._next: dict[int, int | None] = {}
+        self._requests: dict[str, tuple[int, bytes]] = {}
+
+    def __len__(self) -> int:
+        """Keys that are kept."""
+        return len(self._holders)
+
+    def __contains__(self, link: int) -> bool:
+        return link in self._next
+
+    @property
+    def links(self) -> tuple[int, ...]:
+        return tuple(self._next)
+
+    def num_blocks_of(self, link: int) -> int:
+        """About so many blocks it has told of."""
+        return STRIDE * len(self._told.get(link, ()))
+
+    def join(self, link: int) -> None:
+        """It will be asked for a snapshot."""
+        self._next[link], self._told[link], self._expected[link] = None, set(), {}
+
+    def leave(self, link: int) -> None:
+        """It has gone, or tells nothing any more."""
+        if link in self._next:
+            for key in {*self._told.pop(link), *self._expected.pop(link)}:
+                self._strike(link, key)
+            del self._next[link]
+
+    def apply(self, link: int, message: KVEvents) -> bool:
+        """Whether all is well; False, once for each gap: it must be asked for a snapshot."""
+        if link not in self._next:
+            return True
+        if message.events and message.events[0].kind == CLEARED:
+            self._next[link] = message.seq
+        expected = self._next[link]
+        if expected is None:
+            return True
+        if message.seq != expected:
+            self._next[link] = None
+            return False
+        self._next[link] = message.seq + 1
+        told = self._told[link]
+        for event in message.events:
+            if event.kind == CLEARED:
+                gone, told = told, set()
+                self._told[link] = told
+                self._drop(link, gone)
+            elif event.kind == REMOVED:
+                self._drop(link, told.intersection(_all(event.keys)))
+            else:
+                for key in _kept(event.keys, event.depth):
+                    told.add(key)
+                    self._add(link, key)
+        return True
+
+    def expect(self, link: int, request_id: str, keys: bytes) -> None:
+        """The engine was given a request with these keys: it will have them. Another that was given it before will
+        not."""
+        self.settle(request_id)
+        expected = self._expected.get(link)
+        if expected is not None:
+            self._requests[request_id] = link, keys
+            for key in _kept(keys, 0):
+                expected[key] = expected.get(key, 0) + 1
+                self._add(link, key)
+
+    def settle(self, request_id: str) -> None:
+        """The request is over: from now on only what its engine has told counts."""
+        link, keys = self._requests.pop(request_id, (-1, b""))
+        expected = self._expected.get(link)
+        if expected is None:
+            return
+        told = self._told[link]
+        for key in _kept(keys, 0):
+            left = expected.get(key, 0) - 1
+            if left > 0:
+                expected[key] = left
+            elif left == 0:
+                del expected[key]
+                if key not in told:
+                    self._strike(link, key)
+
+    def levels(self, keys: bytes) -> list[Level]:
+        """Who holds how much of a prefix, most first; an engine is in one level at most."""
+        holders, span = self._holders, STRIDE * KEY_BYTES
+        low, high = 0, len(keys) // span
+        while low < high:  # the first `low` kept keys have holders
+            middle = (low + high + 1) // 2
+            if keys[middle * span - KEY_BYTES : middle * span] in holders:
+                low = middle
+            else:
+                high = middle - 1
+        levels: list[Level] = []
+        seen: set[int] = set()
+        last: object = None
+        for number in range(low, 0, -1):
+            there = holders.get(keys[number * span - KEY_BYTES : number * span])
+            if there is None or there is last:
+                continue
+            last = there
+            if isinstance(there, int):
+                if there not in seen:
+                    levels.append(Level(number * STRIDE, frozenset((there,))))
+                    seen.add(there)
+            elif len(there) > len(seen) or not there <= seen:
+                levels.append(Level(number * STRIDE, there - seen))
+                seen |= there
+        return levels
+
+    def check(self) -> None:
+        """Assert what must hold between calls; slow, for tests."""
+        wanted: dict[BlockKey, set[int]] = {}
+        for link, told in self._told.items():
+            for key in {*told, *self._expected[link]}:
+                wanted.setdefault(key, set()).add(link)
+        have = {key: {there} if isinstance(there, int) else there for key, there in self._holders.items()}
+        assert have == wanted
+
+    def _drop(self, link: int, keys: set[BlockKey]) -> None:
+        told, expected = self._told[link], self._expected[link]
+        for key in keys:
+            told.discard(key)
+            if key not in expected:
+                self._strike(link, key)
+
+    def _add(self, link: int, key: BlockKey) -> None:
+        there = self._holders.get(key)
+        if there is None:
+            self._holders[key] = link
+        elif isinstance(there, int):
+            if there != link:
+                self._holders[key] = {there, link}
+        else:
+            there.add(link)
+
+    def _strike(self, link: int, key: BlockKey) -> None:
+        there = self._holders.get(key)
+        if isinstance(there, int):
+            if there == link:
+                del self._holders[key]
+        elif there is not None:
+            there.discard(link)
+            if len(there) == 1:
+                (self._holders[key],) = there
+
+
+def _all(keys: bytes) -> Iterator[BlockKey]:
+    return (keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES))
+
+
+def _kept(keys: bytes, depth: int) -> Iterator[BlockKey]:
+    """Those of the blocks `depth`, `depth` + 1, ... of a prefix that the index keeps."""
+    first = (STRIDE - 1 - depth) % STRIDE
+    step = STRIDE * KEY_BYTES
+    return (keys[at : at + KEY_BYTES] for at in range(first * KEY_BYTES, len(keys) - KEY_BYTES + 1, step))

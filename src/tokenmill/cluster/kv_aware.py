@@ -1,0 +1,171 @@
+"""Routing by predicted time to the first token: what waits before the prompt, and what of it is not cached. Pure.
+
+    cost of an engine = base_s + token_s * tokens to compute + position_s * positions that these attend to
+
+with what decodes there take in all three (`load.pace`), and coefficients as the engine measures its own steps. The
+engines that hold a prefix, and of all others those that would begin first, are scored; no other can be better, so the
+choice is that of scoring all. The idea: Mooncake's conductor (FAST'25, algorithm 1); the bound is our own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import inf
+from typing import NamedTuple
+
+from ..core.request import Request
+from .index import PrefixIndex
+from .links import EngineLink
+from .load import positions
+from .ranking import Ranking
+from .routing import Route
+
+_FEW = 16
+"""So many engines are scored without looking at their order."""
+
+
+class Scored(NamedTuple):
+    """Ties go to who joined first."""
+
+    cost_s: float
+    number: int
+    num_hit: int
+
+
+class KVAware:
+    """index: fed by whoever has it."""
+
+    uses_keys = True
+
+    def __init__(self, index: PrefixIndex) -> None:
+        self._index = index
+        self._ranking = Ranking()
+
+    def leave(self, link: int) -> None:
+        self._ranking.leave(link)
+
+    def choose(self, request: Request, links: Mapping[int, EngineLink], now: float) -> Route:
+        self._ranking.settle(links)
+        hits = self._hits(request, links)
+        best: Scored | None = None
+        for num_hit, members in hits:
+            best = self._best(request, links, num_hit, members, best)
+        best = self._best(request, links, 0, None, best)
+        assert best is not None, "no engine to choose"
+        if request.adapter:
+            best = min([best, *self._with_adapter(request, links, hits)], key=lambda each: each[:2])
+        number = best.number
+        held = next((num_hit for num_hit, members in hits if number in members), 0)
+        route = Route(links[number], "prefix" if held else "load", held)
+        if hits and hits[0][0] > held:
+            route = route._replace(source=min(hits[0][1]), num_source=hits[0][0])
+        return route
+
+    def most_cached(
+        self, request: Request, links: Mapping[int, EngineLink], ttft_s: float, tpot_s: float
+    ) -> Route | None:
+        """Of the engines that are predicted to be in time, and have been asked of by `choose`, who holds most."""
+        num_tokens = _num_tokens(request)
+        for num_hit, members in [*self._hits(request, links), (0, None)]:
+            num_new = num_tokens - num_hit
+            num_positions = positions(num_new, num_hit)
+            for each in self._ranking.order:
+                if each.base_s > ttft_s:
+                    break
+                if each.number not in links or (members is not None and each.number not in members):
+                    continue
+                if each.cost_s(num_new, num_positions) <= ttft_s and each.each_s <= tpot_s:
+                    return Route(links[each.number], "slo", num_hit)
+        return None
+
+    def score_all(self, request: Request, links: Mapping[int, EngineLink]) -> Scored:
+        """The best of all, the slow way; for tests."""
+        self._ranking.settle(links)
+        hits = self._hits(request, links)
+        scored = []
+        for number in links:
+            num_hit = next((num_hit for num_hit, members in hits if number in members), 0)
+            scored.append(self._score(number, num_hit, _num_tokens(request)))
+        if request.adapter:
+            scored += self._with_adapter(request, links, hits)
+        return min(scored)
+
+    def _hits(self, request: Request, links: Mapping[int, EngineLink]) -> list[tuple[int, frozenset[int] | set[int]]]:
+        """(tokens, who holds so many), most first."""
+        if not request.keys:
+            return []
+        size = next(iter(links.values())).ready.block_size
+        most = (_num_tokens(request) - 1) // size
+        return [(min(level.num_blocks, most) * size, level.links) for level in self._index.levels(request.keys)]
+
+    def _with_adapter(
+        self, request: Request, links: Mapping[int, EngineLink], hits: list[tuple[int, frozenset[int] | set[int]]]
+    ) -> list[Scored]:
+        """Engines that have requests of the same adapter: the rows of one share the reading of it, which is counted as
+        much as a step without prompts."""
+        found = []
+        for number, link in links.items():
+            if request.adapter in link.adapters:
+                num_hit = next((num_hit for num_hit, members in hits if number in members), 0)
+                scored = self._score(number, num_hit, _num_tokens(request))
+                found.append(scored._replace(cost_s=scored.cost_s - self._ranking[number].each_s))
+        return found
+
+    def _score(self, number: int, num_hit: int, num_tokens: int) -> Scored:
+        num_new = num_tokens - num_hit
+        return Scored(self._ranking[number].cost_s(num_new, positions(num_new, num_hit)), number, num_hit)
+
+    def _best(
+        self,
+        request: Request,
+        links: Mapping[int, EngineLink],
+        num_hit: int,
+        members: frozenset[int] | set[int] | None,
+        best: Scored | None,
+    ) -> Scored | None:
+        """The better of `best` and the best of `members` (None: all), which have so many tokens at least."""
+        num_tokens, ranking = _num_tokens(request), self._ranking
+        if members is not None and len(members) <= _FEW:
+            for number in members:
+                if number in links:
+                    scored = self._score(number, num_hit, num_tokens)
+                    best = scored if best is None or scored[:2] < best[:2] else best
+            return best
+        num_new = num_tokens - num_hit
+        num_positions = positions(num_new, num_hit)
+        floor_s = ranking.floor_s * num_new + ranking.floor_position_s * num_positions
+        for base_s, number, token_s, position_s, _ in ranking.order:
+            if best is not None and base_s + floor_s > best[0]:
+                break
+            if number not in links or (members is not None and number not in members):
+                continue
+            cost_s = base_s + token_s * num_new + position_s * num_positions
+            if best is None or (cost_s, number) < best[:2]:
+                best = Scored(cost_s, number, num_hit)
+        return best
+
+
+class SLOAware:
+    """Of the engines that are predicted to keep a request's targets, the one that has most of its prefix, so that the
+    least is computed; of equal ones the soonest. Where none is, or without targets, as KVAware."""
+
+    uses_keys = True
+
+    def __init__(self, index: PrefixIndex) -> None:
+        self._by_cost = KVAware(index)
+
+    def leave(self, link: int) -> None:
+        self._by_cost.leave(link)
+
+    def choose(self, request: Request, links: Mapping[int, EngineLink], now: float) -> Route:
+        route = self._by_cost.choose(request, links, now)
+        terms = request.terms
+        if not (terms.ttft_s or terms.tpot_s):
+            return route
+        left_s = request.arrival_s + terms.ttft_s - now if terms.ttft_s else inf
+        found = self._by_cost.most_cached(request, links, left_s, terms.tpot_s or inf)
+        return route._replace(reason="late") if found is None else found
+
+
+def _num_tokens(request: Request) -> int:
+    return len(request.prompt_tokens) + len(request.output_tokens)

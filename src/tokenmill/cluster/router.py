@@ -1,0 +1,89 @@
+"""Chooses an engine for each request, by a policy that has a name, and keeps what the policies need to know. Pure.
+
+Where there are several engines and the policy looks at prefixes, engines are asked to tell of their caches, and
+requests are to carry the keys of their blocks (`keys`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from ..core.events import ToEngine
+from ..core.kv_events import KVEvents, WatchKV
+from ..core.request import Request
+from .index import PrefixIndex
+from .kv_aware import KVAware, SLOAware
+from .links import EngineLink
+from .routing import LeastLoad, PowerOfTwo, PrefixAffinity, RoundRobin, Route, Routing, SessionAffinity
+
+_BY_NAME: dict[str, Callable[[PrefixIndex], Routing]] = {
+    "kv_aware": KVAware,
+    "slo_aware": SLOAware,
+    "prefix_affinity": PrefixAffinity,
+    "session_affinity": lambda index: SessionAffinity(),
+    "least_load": lambda index: LeastLoad(),
+    "power_of_two": lambda index: PowerOfTwo(),
+    "round_robin": lambda index: RoundRobin(),
+}
+ROUTING_POLICIES = tuple(_BY_NAME)
+USUAL_ROUTING = "kv_aware"
+
+
+def make_routing(name: str, index: PrefixIndex) -> Routing:
+    return _BY_NAME[name](index)
+
+
+class Router:
+    """index: what engines have told of their caches
+    name      of the policy
+    has_keys  whether requests are to carry the keys of their blocks
+    """
+
+    def __init__(self, name: str = USUAL_ROUTING) -> None:
+        self.index = PrefixIndex()
+        self.has_keys = False
+        self.choose_by(name)
+
+    def choose_by(self, name: str) -> None:
+        """The policy from now on: one of ROUTING_POLICIES. Before engines come."""
+        self.name = name
+        self._routing = make_routing(name, self.index)
+
+    def join(self, links: Mapping[int, EngineLink]) -> list[tuple[int, ToEngine]]:
+        """An engine has come; what engines are to be told."""
+        self.has_keys = self._routing.uses_keys and len(links) > 1
+        asked = [number for number in links if number not in self.index] if self.has_keys else []
+        for number in asked:
+            self.index.join(number)
+        return [(number, WatchKV(True)) for number in asked]
+
+    def leave(self, link: int) -> None:
+        self.index.leave(link)
+        self._routing.leave(link)
+
+    def hear(self, link: int, message: KVEvents) -> list[tuple[int, ToEngine]]:
+        """What an engine tells; what it is to be told."""
+        return [] if self.index.apply(link, message) else [(link, WatchKV(True))]
+
+    def choose(self, request: Request, links: Mapping[int, EngineLink], now: float) -> Route:
+        if len(links) == 1:
+            return Route(next(iter(links.values())), "only")
+        return self._routing.choose(request, links, now)
+
+    def num_hit(self, request: Request, link: EngineLink) -> int:
+        """Tokens of the request that the engine is expected to have in its cache."""
+        size = link.ready.block_size
+        for level in self.index.levels(request.keys) if request.keys else ():
+            if link.number in level.links:
+                return min(level.num_blocks, (len(request.prompt_tokens) - 1) // size) * size
+        return 0
+
+    def given(self, request: Request, link: int) -> None:
+        """The engine has it now, and no other that was given it."""
+        if request.keys:
+            self.index.expect(link, request.id, request.keys)
+
+    def end(self, request: Request) -> None:
+        """It is over."""
+        if request.keys:
+            self.index.settle(request.id)

@@ -1,0 +1,42 @@
+"""What an engine tells of its prefix cache: which blocks it has published, and which no longer.
+
+Of the blocks of layers that see everything. Messages of one life of an engine are numbered without gaps, so that who
+misses one notices. A snapshot is such a message too: it begins with CLEARED, and is sent to all who listen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from .block import BlockKey
+
+STORED = "stored"
+REMOVED = "removed"
+CLEARED = "cleared"
+
+
+class KVEvent(NamedTuple):
+    """kind: STORED, REMOVED or CLEARED. keys: of the blocks, joined, KEY_BYTES each. STORED: the blocks follow each
+    other in one prompt; `parent` is the key of the block before the first of them, b"" where there is none, and `depth`
+    tells how many blocks are before it."""
+
+    kind: str
+    keys: bytes = b""
+    parent: BlockKey = b""
+    depth: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WatchKV:
+    """Tell of the cache from now on, at first all that it holds; or no more. Asked again, an engine tells all again."""
+
+    is_wanted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class KVEvents:
+    """What has happened since the message numbered one less."""
+
+    seq: int
+    events: tuple[KVEvent, ...]
