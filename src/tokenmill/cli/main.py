@@ -19,6 +19,7 @@ from ..server.audit.options import AuditOptions
 from ..server.config import AUDIT, KEPT, KEYS, LOAD, LOGS, ServerConfig
 from .foreign_words import COMMANDS
 from .keys_parser import add_commands as add_key_commands
+from .launchers.ray_options import RayOptions
 from .options import SHAPE, SamplingOptions, add_options, argument_type
 from .parser import Parser, add_foreign_flags, add_model
 from .serve_options import HttpOptions, ServeOptions, port_number
@@ -59,7 +60,7 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
         **{KEYS: (), LOAD: (), KEPT: (), LOGS: (), AUDIT: (AuditOptions,)},
         **{UPSTREAMS: (UpstreamOptions,)},
         server=(ServeOptions,),
-        workers=(ListenOptions, LinkOptions),
+        workers=(ListenOptions, LinkOptions, RayOptions),
         engine=(EngineOptions,),
     )
     serve.add_argument("--disable-log-requests", action="store_false", dest="log_requests", help=argparse.SUPPRESS)

@@ -73,6 +73,22 @@ def given_options(kind: type[T], args: argparse.Namespace, **more: Any) -> T:
     return kind(**{**values, **more})
 
 
+def flags_of(given: Any) -> list[str]:
+    """What says of a command line what `given` says, where that is not the default: the other way round."""
+    flags: list[str] = []
+    for name, (declared, default, _) in options_of(type(given)).items():
+        value = getattr(given, name)
+        flag = declared.flags(name)[0]
+        if value == default or value is None:
+            continue
+        assert not declared.several and isinstance(value, bool | int | float | str), name
+        if isinstance(value, bool):
+            flags.append(flag if value else f"--no-{flag.removeprefix('--')}")
+        else:
+            flags.append(f"{flag}={value}")
+    return flags
+
+
 def engine_options(args: argparse.Namespace) -> EngineOptions:
     """--enable-lora is what every flag that names adapters means."""
     named = any(getattr(args, name, None) for name in ("enable_lora", "lora", "lora_modules", "lora_dir"))

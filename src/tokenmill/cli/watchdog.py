@@ -12,11 +12,13 @@ LOOK_S = PULSE_S
 
 
 class Watchdog:
-    """`limit_s` 0: nothing is ever stuck."""
+    """limit_s  0: nothing is ever stuck
+    quiet_s  for how long there has been work and no sign
+    """
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
-        self._quiet_s = 0.0
+        self.quiet_s = 0.0
         self._looked_s = -1.0
         self._num_steps = 0
 
@@ -26,5 +28,5 @@ class Watchdog:
         passed_s = min(now_s - self._looked_s, 2 * LOOK_S) if self._looked_s >= 0 else 0.0
         gives_sign = has_beaten or num_steps != self._num_steps
         self._looked_s, self._num_steps = now_s, num_steps
-        self._quiet_s = 0.0 if gives_sign or not has_work else self._quiet_s + passed_s
-        return 0 < self._limit_s <= self._quiet_s
+        self.quiet_s = 0.0 if gives_sign or not has_work else self.quiet_s + passed_s
+        return 0 < self._limit_s <= self.quiet_s

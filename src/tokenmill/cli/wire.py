@@ -33,9 +33,10 @@ from ..server.observe.traces import Tracing, open_tracing
 from .engines import Engines, until_first_ends
 from .foreign_words import environment_notes
 from .launch import Launch
+from .launchers.ray_options import RayOptions, near
 from .logs import set_up_logging
 from .models import resolve_model
-from .options import engine_options, given_options
+from .options import engine_options, flags_of, given_options
 from .plan import print_facts
 from .quiet import until_quiet
 from .serve_options import HttpOptions, ServeOptions, server_config, set_access_log
@@ -46,6 +47,7 @@ from .worker_options import LinkOptions, ListenOptions
 if TYPE_CHECKING:
     import ssl
 
+    from ..net.tcp import Credentials
     from ..node.sampling import SamplingChoice
     from ..server.tenants.access import Access
     from .engines import Launcher
@@ -105,8 +107,13 @@ def serve(args: argparse.Namespace) -> int:
         journal=os.path.abspath(options.journal) if options.journal else "",
     )  # fmt: skip
     listen = given_options(ListenOptions, args)
-    workers = _workers(listen, given_options(LinkOptions, args), launch, config)
-    engines = Engines(_launcher(listen, launch, options), workers)
+    if listen.launcher == "ray":
+        listen = near(given_options(RayOptions, args), listen, os.environ)
+    credentials = workers = None
+    if listen.listen_workers is not None:
+        credentials = given_options(LinkOptions, args).credentials(listen.listen_workers[0], is_front_end=True)
+        workers = _workers(listen.listen_workers, credentials, launch, config)
+    engines = Engines(_launcher(args, listen, credentials, launch), workers)
     for flag, is_given in (("--kv-save", saves_kv), ("--journal", bool(options.journal))):
         if is_given and not engines.are_here:
             raise ConfigError(f"{flag} is about an engine, and there is none here: give it to workers.")
@@ -117,22 +124,29 @@ def serve(args: argparse.Namespace) -> int:
     return 0
 
 
-def _launcher(listen: ListenOptions, launch: Launch, options: ServeOptions) -> Launcher | None:
+def _launcher(
+    args: argparse.Namespace, listen: ListenOptions, credentials: Credentials | None, launch: Launch
+) -> Launcher | None:
     from .local import LocalEngines
 
     if not listen.engine:
         return None
+    options = given_options(ServeOptions, args)
+    if listen.launcher == "ray" and credentials is not None:
+        from .launchers.ray_workers import RayWorkers, worker_command
+
+        engine = replace(launch.options, threads=launch.options.threads or 1)
+        flags = [*flags_of(engine), *flags_of(replace(given_options(LinkOptions, args), worker_secret_file=None))]
+        command = worker_command(args.model, [*flags, f"--engine-timeout-s={options.engine_timeout_s}"], credentials)
+        return RayWorkers(given_options(RayOptions, args), command, listen.pools, engine.threads or 1)
     return LocalEngines(launch, listen.pools, options.engine_timeout_s, options.flight_dir, listen.pools_are_asked)
 
 
-def _workers(listen: ListenOptions, link: LinkOptions, launch: Launch, config: ServerConfig) -> Workers | None:
+def _workers(address: tuple[str, int], credentials: Credentials, launch: Launch, config: ServerConfig) -> Workers:
     from .workers import TOKEN_BYTES, Workers
 
-    if listen.listen_workers is None:
-        return None
-    credentials = link.credentials(listen.listen_workers[0], is_front_end=True)
     max_message_bytes = config.max_body_bytes + config.max_open_tokens * TOKEN_BYTES
-    return Workers(listen.listen_workers, credentials, launch.path, launch.cache_dir, max_message_bytes)
+    return Workers(address, credentials, launch.path, launch.cache_dir, max_message_bytes)
 
 
 async def _serve(given: _Given, model: ResolvedModel, engines: Engines, started_s: float) -> None:

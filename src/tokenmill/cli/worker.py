@@ -37,6 +37,7 @@ from ..formats.hub import default_cache_dir
 from ..net.clock import MonotonicClock
 from ..net.flight_file import keep_copy, new_path, prune
 from ..net.handshake import Identity
+from ..net.lifeline import exit_when_parent_ends
 from ..net.loop import run_event_loop
 from ..net.tcp import Credentials, join
 from .engine_process import SWITCH_S, flight_recorder, load, recording, warm_up
@@ -48,6 +49,7 @@ from .plan import print_facts
 from .serve_options import ServeOptions
 from .supervisor import FIRST_DELAY_S, LONGEST_DELAY_S, SETTLED_S
 from .watchdog import LOOK_S, Watchdog
+from .worker_health import answering
 from .worker_options import LinkOptions, WorkerOptions, shown_address
 
 if TYPE_CHECKING:
@@ -56,11 +58,15 @@ if TYPE_CHECKING:
     from ..node.load import Engine
 
 STUCK_STATUS = 3
+LIFELINE_VARIABLE = "TOKENMILL_LIFELINE_FD"
+"""Set by whoever starts the process and wants it to end when its own does: a pipe's inherited read end."""
 
 _log = logging.getLogger(__name__)
 
 
 def worker(args: argparse.Namespace) -> int:
+    if lifeline := os.environ.pop(LIFELINE_VARIABLE, ""):
+        exit_when_parent_ends(int(lifeline), grace_s=1.0)
     serving = given_options(ServeOptions, args)
     set_up_logging(serving.log_level, serving.log_format)
     joining = given_options(WorkerOptions, args)
@@ -89,7 +95,7 @@ def worker(args: argparse.Namespace) -> int:
         if flight is not None:
             signal.signal(signal.SIGUSR2, lambda *_: _keep_flight(path))
         life = _Worker(engine, core, identity, joining.connect, credentials, serving.engine_timeout_s, flight)
-        run_event_loop(life.run())
+        run_event_loop(life.run(joining.health_address))
         if engine.worker.saved is not None:
             print(f"tokenmill: {engine.worker.saved.summary()}", file=sys.stderr, flush=True)
     return 0
@@ -115,13 +121,15 @@ class _Worker:
         self._addresses = addresses
         self._credentials = credentials
         self._timeout_s = timeout_s
+        self._watchdog = Watchdog(timeout_s)
         self._clock = MonotonicClock()
         self._hub = Hub()
         self._is_leaving = False
         self._outside: set[asyncio.Task[LinkRefused | None]] = set()  # those that look for their front ends
 
-    async def run(self) -> None:
-        """Until a signal, or no front end wants it. Raises LinkRefused when none does, or none is the right one."""
+    async def run(self, health_address: tuple[str, int] | None = None) -> None:
+        """Until a signal, or no front end wants it. Raises LinkRefused when none does, or none is the right one, and
+        ConfigError where probes cannot be answered at their address."""
         loop, me = asyncio.get_running_loop(), asyncio.current_task()
         assert me is not None
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -138,21 +146,36 @@ class _Worker:
             asyncio.create_task(keep_beating(shell, self._hub, self._engine.ops.progress), name="engine-beats"),
         ]
         try:
-            all_joining = asyncio.gather(*joining, return_exceptions=True)
-            until: list[asyncio.Future[Any]] = [serving, all_joining]
-            await asyncio.wait(until, return_when=asyncio.FIRST_COMPLETED)
-            if not serving.done():
-                refusals = [each for each in await all_joining if isinstance(each, BaseException)]
-                if len(refusals) == len(joining) and not self._is_leaving:
-                    raise refusals[0]
-                self._hub.drain()
-            await serving
+            async with answering(health_address, {"/live": self._is_live, "/ready": self._is_ready}):
+                await self._until_over(serving, joining)
         except asyncio.CancelledError:
             if not self._is_leaving:
                 raise
         finally:
             for task in (serving, *joining, *beside):
                 task.cancel()
+
+    async def _until_over(self, serving: asyncio.Task[None], joining: Sequence[asyncio.Task[Any]]) -> None:
+        all_joining = asyncio.gather(*joining, return_exceptions=True)
+        until: list[asyncio.Future[Any]] = [serving, all_joining]
+        await asyncio.wait(until, return_when=asyncio.FIRST_COMPLETED)
+        if not serving.done():
+            refusals = [each for each in await all_joining if isinstance(each, BaseException)]
+            if len(refusals) == len(joining) and not self._is_leaving:
+                raise refusals[0]
+            self._hub.drain()
+        await serving
+
+    def _is_live(self) -> tuple[str, dict[str, Any]]:
+        """Halfway to where this process ends itself."""
+        quiet_s = self._watchdog.quiet_s
+        is_stuck = 0 < self._timeout_s < 2 * quiet_s
+        facts = {"has_work": self._core.has_work, "num_steps": self._core.stats().num_steps, "quiet_s": quiet_s}
+        return "stuck" if is_stuck else "", facts
+
+    def _is_ready(self) -> tuple[str, dict[str, Any]]:
+        num_front_ends = self._hub.num_seats
+        return "" if num_front_ends and not self._is_leaving else "not joined", {"front_ends": num_front_ends}
 
     async def _work_for(self, host: str, port: int) -> LinkRefused | None:
         """One front end after the other at this address, until one wants no more of this worker, or none of it."""
@@ -217,7 +240,7 @@ class _Worker:
 
     async def _end_when_stuck(self) -> None:
         """The front end sees that this process lives, not that its steps get on; this process sees to that itself."""
-        watchdog, progress = Watchdog(self._timeout_s), self._engine.ops.progress
+        watchdog, progress = self._watchdog, self._engine.ops.progress
         before = progress()
         while True:
             await asyncio.sleep(LOOK_S)

@@ -16,7 +16,7 @@ from ..core.options import check, option
 if TYPE_CHECKING:
     from ..net.tcp import Credentials
 
-LAUNCHERS = ("local",)
+LAUNCHERS = ("local", "ray")
 SECRET_VARIABLE = "TOKENMILL_WORKER_SECRET"
 _MAX_SECRET_BYTES = 4096
 
@@ -119,7 +119,9 @@ class ListenOptions:
         None, "start so many engines for what follows the first token, beside --prefill-workers", metavar="N", least=1
     )
     launcher: str = option(
-        "local", "what starts engines: local, processes beside the server (default: local)", choices=LAUNCHERS
+        "local",
+        "what starts engines: local, processes beside the server; ray, actors of Ray (default: local)",
+        choices=LAUNCHERS,
     )
 
     def __post_init__(self) -> None:
@@ -130,6 +132,8 @@ class ListenOptions:
             raise ConfigError("--prefill-workers and --decode-workers go together.", param="prefill_workers")
         if not self.engine and (self.workers or self.prefill_workers):
             raise ConfigError("--no-engine starts none, and --workers says how many to start.", param="workers")
+        if self.launcher == "ray" and not self.engine:
+            raise ConfigError("--no-engine starts none, and --launcher ray starts workers.", param="launcher")
 
     @property
     def pools_are_asked(self) -> bool:
@@ -168,6 +172,9 @@ class WorkerOptions:
         " (default: mixed)",
         read=read_pool,
         metavar="NAME",
+    )
+    health_address: tuple[str, int] | None = option(
+        None, "answer GET /live and /ready here, for probes", read=read_address, metavar="HOST:PORT"
     )
 
     def __post_init__(self) -> None:

@@ -1,0 +1,1 @@
+"""Who starts workers where: on other machines that is an existing engine's work (Ray here; deploy/kubernetes)."""
