@@ -17,6 +17,7 @@ import pytest
 from scripted import Served
 from tokenmill.cli.flight import describe
 from tokenmill.cli.main import main
+from tokenmill.core import events
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.flight import (
@@ -26,6 +27,7 @@ from tokenmill.core.flight import (
     NUM_EVENTS,
     NUM_STEPS,
     PREEMPTED,
+    REASONS,
     SIZE,
     FlightWriter,
     RequestRecord,
@@ -267,3 +269,8 @@ def test_the_description_of_an_unused_recorder_is_one_line() -> None:
     data, _ = written()
     assert len(describe(read_flight(bytes(data)))) == 1
     assert trace(data)["otherData"]["pid"] == 7
+
+
+def test_every_reason_of_an_end_can_be_written() -> None:
+    reasons = {value for name, value in vars(events).items() if name.startswith("FINISH_")}
+    assert reasons < set(REASONS)

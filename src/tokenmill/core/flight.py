@@ -50,7 +50,7 @@ _ROWS = tuple(Struct(f"<{number}I") for number in range(MAX_ROWS + 1))
 
 _AT_ONCE = 200
 
-REASONS = ("", "stop", "length", "abort", "error")
+REASONS = ("", "stop", "length", "abort", "error", "moved")
 
 
 class Header(NamedTuple):
