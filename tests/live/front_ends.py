@@ -28,14 +28,15 @@ def front_end(model: str, port: int, *args: str) -> Server:
 class Worker:
     """`tokenmill worker`; a context manager that leaves nothing running."""
 
-    def __init__(self, model: str, *ports: int, args: tuple[str, ...] = ()) -> None:
+    def __init__(self, model: str, *ports: int, args: tuple[str, ...] = (), env: dict[str, str] | None = None) -> None:
         connect = [word for port in ports for word in ("--connect", f"127.0.0.1:{port}")]
         self._command = [sys.executable, "-m", "tokenmill.cli.main", "worker", model, *connect, *BYTES, *args]
+        self._env = {**os.environ, **SECRET, **(env or {})}
         self.lines: list[str] = []
 
     def __enter__(self) -> Worker:
         self.process = subprocess.Popen(
-            self._command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, **SECRET}
+            self._command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=self._env
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()

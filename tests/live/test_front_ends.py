@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -124,3 +126,28 @@ def test_a_later_life_of_a_worker_replaces_it(second: tuple[int, Server, Server]
             assert early.ended() == 2
             assert early.has_said("A later life of the worker 'four' has joined")()
             assert it.request("GET", "/health")[0] == 200
+
+
+def test_adapters_reach_workers_that_have_no_files_of_theirs(model: str, tmp_path: Path) -> None:
+    """Late joiners too. One that had them in an earlier life needs no files of the front end any more."""
+    port = free_port()
+    adapter = tmp_path / "lora"
+    shutil.copytree(Path(model) / "lora", adapter)
+    caches = [{"TOKENMILL_CACHE": str(tmp_path / name)} for name in ("first", "second")]
+    lora = ("--enable-lora", "--lora-modules", f"lora={adapter}")
+    asked = [{**body, "model": "lora"} for body in bodies(3, 200)]
+    with (
+        Worker(model, port, args=("--enable-lora", "--worker-id", "one"), env=caches[0]) as one,
+        front_end(model, port, *lora) as server,
+    ):
+        expected = answers(server, asked)
+        assert expected != answers(server, bodies(3, 200)), "the adapter changes nothing"
+        assert len(list((tmp_path / "first" / "adapters").iterdir())) == 1
+        with Worker(model, port, args=("--enable-lora", "--worker-id", "two"), env=caches[1]):
+            wait_until(lambda: len(workers(server)) == 2, "the late joiner")
+            one.process.kill()
+            assert answers(server, asked) == expected
+        adapter.rename(tmp_path / "moved")
+        with Worker(model, port, args=("--enable-lora", "--worker-id", "three"), env=caches[0]):
+            wait_until(lambda: "three" in workers(server), "one that has the adapter from before")
+            assert answers(server, asked) == expected

@@ -31,6 +31,7 @@ from tokenmill.core.events import (
     Timing,
     UnloadAdapter,
 )
+from tokenmill.core.files import FilePart, WantPart
 from tokenmill.core.kv_events import KVEvent, KVEvents, WatchKV
 from tokenmill.core.moves import Continue, KVSource, Moved, Offer, Prefetch, Prefetched, Release, Staged, Yield
 from tokenmill.core.prefixes import PoolCounts, PrefixRun, PrefixSummary
@@ -125,6 +126,8 @@ MESSAGE = st.one_of(
         st.lists(st.builds(KVEvent, TEXT, st.binary(), st.binary(), st.integers(0, 9)), max_size=3).map(tuple),
     ),
     st.builds(Beat, st.one_of(st.none(), st.integers(0, 9)), st.integers(0, 9), FLOATS, st.integers(0, 9)),
+    st.builds(WantPart, st.integers(0, 9), TEXT, st.integers(0, 9)),
+    st.builds(FilePart, st.integers(0, 9), st.integers(0, 9), st.binary(max_size=9), TEXT),
     st.builds(SetPool, TEXT, st.integers(0, 9)),
     st.builds(PoolChanged, TEXT, st.integers(0, 9)),
     st.builds(AdapterLoaded, st.integers(0, 9), TEXT, TEXT),

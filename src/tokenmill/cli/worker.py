@@ -40,6 +40,7 @@ from ..net.handshake import Identity
 from ..net.lifeline import exit_when_parent_ends
 from ..net.loop import run_event_loop
 from ..net.tcp import Credentials, join
+from .adapter_link import AdapterCache, AdapterLink
 from .engine_process import SWITCH_S, flight_recorder, load, recording, warm_up
 from .launch import Launch
 from .logs import set_up_logging
@@ -124,6 +125,7 @@ class _Worker:
         self._watchdog = Watchdog(timeout_s)
         self._clock = MonotonicClock()
         self._hub = Hub()
+        self._adapters = AdapterCache(default_cache_dir() / "adapters")
         self._is_leaving = False
         self._outside: set[asyncio.Task[LinkRefused | None]] = set()  # those that look for their front ends
 
@@ -210,7 +212,11 @@ class _Worker:
             await link.send(self._ready())
             if self._is_leaving:
                 await link.send(Leaving())
-            return await self._hub.serve(link, link.close)
+            adapters = AdapterLink(link, self._adapters)
+            try:
+                return await self._hub.serve(adapters, link.close)
+            finally:
+                adapters.close()
         except EOFError:
             return False
         except ValueError as error:

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from .cost import UNKNOWN, Costs
+from .files import WantPart
 from .kv_events import KVEvents, WatchKV
 from .moves import Continue, Moved, Offer, Prefetch, Prefetched, Release, Staged, Yield
 from .prefixes import PoolCounts, PrefixSummary
@@ -49,11 +50,12 @@ class Drain:
 @dataclass(frozen=True, slots=True)
 class LoadAdapter:
     """Load the LoRA adapter in folder `path`, which must lie under `inside` unless that is "". The answer is an
-    `AdapterLoaded` with the same `number`."""
+    `AdapterLoaded` with the same `number`. `digest`: of its content, where that is known already."""
 
     number: int
     path: str
     inside: str = ""
+    digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,5 +300,6 @@ FromEngine = (
     | Staged
     | Moved
     | Prefetched
+    | WantPart
     | KVEvents
 )

@@ -40,6 +40,7 @@ from ..core.events import (
     ToEngine,
     UnloadAdapter,
 )
+from ..core.files import FilePart, WantPart
 from ..core.kv_events import KVEvents, WatchKV
 from ..core.moves import Continue, KVSource, Moved, Offer, Prefetch, Prefetched, Release, Staged, Yield
 from ..core.request import PoolingParams, Request, SamplingParams
@@ -93,7 +94,7 @@ _KINDS: dict[type, bytes] = {
     ShowCache: b"C", CacheShown: b"c", Beat: b"b",
     Offer: b"F", Yield: b"Y", Continue: b"N", Release: b"E", Prefetch: b"P",
     Staged: b"s", Moved: b"m", Prefetched: b"p", WatchKV: b"W", KVEvents: b"w",
-    SetPool: b"Q", PoolChanged: b"q",
+    SetPool: b"Q", PoolChanged: b"q", WantPart: b"X", FilePart: b"x",
 }  # fmt: skip
 _DECODERS: dict[int, msgspec.msgpack.Decoder[ToEngine | FromEngine | _Submitted]] = {
     kind[0]: msgspec.msgpack.Decoder(_Submitted if type_ is Submit else type_) for type_, kind in _KINDS.items()

@@ -16,6 +16,8 @@ from dataclasses import dataclass, replace
 
 from ..core.errors import BadCheckpoint, InvalidRequest, ModelNotFound, TokenmillError, Unavailable
 from ..core.events import AdapterLoaded, LoadAdapter, UnloadAdapter
+from ..core.files import FilePart, WantPart
+from .adapter_files import NoPart, read_part
 from .errors import from_engine
 
 _log = logging.getLogger(__name__)
@@ -55,6 +57,7 @@ class AdapterBook:
         self._links: dict[int, None] = {}  # engines that have all adapters, in the order they came
         self._numbers = itertools.count()
         self._answers: dict[int, tuple[int, asyncio.Future[AdapterLoaded]]] = {}
+        self._asked: dict[int, ServedAdapter] = {}  # whose answer is awaited, by number
 
     def __iter__(self) -> Iterator[ServedAdapter]:
         """Those that requests may name, in the order they were loaded."""
@@ -131,6 +134,18 @@ class AdapterBook:
         elif answer is not None and message.digest:  # whoever asked has gone
             self._send(UnloadAdapter(message.digest), link)
 
+    async def read_part(self, link: int, wanted: WantPart) -> FilePart:
+        """Of an adapter that the engine has been asked to load and has not loaded yet."""
+        number = wanted.number
+        adapter, (asked, _) = self._asked.get(number), self._answers.get(number, (-1, None))
+        if adapter is None or asked != link:
+            return FilePart(number, error="Nobody wants this adapter any more.")
+        try:
+            where = adapter.path, adapter.inside, wanted.name, wanted.offset
+            return FilePart(number, *await asyncio.to_thread(read_part, *where))
+        except NoPart as refusal:
+            return FilePart(number, error=str(refusal))
+
     def lose(self, link: int, failure: TokenmillError) -> None:
         """An engine is gone, and with it every answer that it owes."""
         self._links.pop(link, None)
@@ -181,9 +196,12 @@ class AdapterBook:
     async def _ask(self, adapter: ServedAdapter, link: int) -> str:
         number = next(self._numbers)
         answer: asyncio.Future[AdapterLoaded] = asyncio.get_running_loop().create_future()
-        self._answers[number] = link, answer
-        self._send(LoadAdapter(number, adapter.path, adapter.inside), link)
-        said = await answer
+        self._answers[number], self._asked[number] = (link, answer), adapter
+        self._send(LoadAdapter(number, adapter.path, adapter.inside, adapter.digest), link)
+        try:
+            said = await answer
+        finally:
+            del self._asked[number]
         if said.error_kind == BadCheckpoint.kind:
             raise InvalidRequest(said.error, param="lora_path")
         if said.error:

@@ -8,13 +8,15 @@ that no engine has yet.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, cast
 
 from ..cluster.liveness import Liveness
 from ..core.events import Abort, Drain, FromEngine, Submit, ToEngine
+from ..core.files import FilePart
 from ..core.ports import FrontEnd
 from ..core.request import Request
 
@@ -99,6 +101,11 @@ class AttachedEngine:
         no more of the requests that it waits for."""
         self._notices.insert(0 if isinstance(notice, Drain) else len(self._notices), notice)
         self._wake.set()
+
+    async def send_part(self, part: FilePart) -> None:
+        """Between the messages that wait, as soon as the link takes it; waits until then."""
+        with contextlib.suppress(EOFError):  # the reader hears of it, too
+            await self._link.send(cast(ToEngine, part))
 
     def look_again(self) -> None:
         """What a notice waits for may be over."""

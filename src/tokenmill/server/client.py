@@ -49,6 +49,7 @@ from ..core.events import (
     ToEngine,
     UnloadAdapter,
 )
+from ..core.files import WantPart
 from ..core.kv_events import KVEvents
 from ..core.moves import Moved, Staged
 from ..core.policy import ENTERS, Admission, Newcomer, Verdict
@@ -330,6 +331,8 @@ class EngineClient:
             self.hearers.stepped(self._handle(Stepped(link.number, message)), message.now_s, self.stats)
         elif isinstance(message, AdapterLoaded):
             self.adapters.answer(message)
+        elif isinstance(message, WantPart):
+            link.spawn(self._give_part(link, message), "part")
         elif isinstance(message, CacheShown):
             self.cache_views.answer(link.number, message)
         elif isinstance(message, Staged | Moved | KVEvents):
@@ -343,6 +346,9 @@ class EngineClient:
         elif isinstance(message, Ready):
             link.epoch = message.worker.epoch
             link.spawn(self._prepare(link, message), "prepare")
+
+    async def _give_part(self, link: AttachedEngine, wanted: WantPart) -> None:
+        await link.send_part(await self.adapters.read_part(link.number, wanted))
 
     async def _prepare(self, link: AttachedEngine, ready: Ready) -> None:
         try:
