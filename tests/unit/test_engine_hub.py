@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import pytest
 
@@ -28,6 +29,7 @@ from tokenmill.core.events import (
     ToEngine,
     UnloadAdapter,
 )
+from tokenmill.core.kv_events import CLEARED, STORED, KVEvents, WatchKV
 from tokenmill.core.moves import Offer, Release, Yield
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.engine import hub as hub_module
@@ -279,6 +281,30 @@ def test_the_highest_epoch_decides_on_the_pool_and_all_hear_of_it() -> None:
             assert await first.receive() == now == await second.receive()
         assert engine.core.state.membership.pool == "decode"
         first.close(), second.close()
+        await asyncio.gather(*engine.serving)
+
+    on_virtual_time(main)
+
+
+def test_kv_events_go_to_who_wants_them_until_nobody_does() -> None:
+    async def main(engine: Engine, loop: VirtualLoop) -> None:
+        first, second = engine.join(), engine.join()
+        for front in (first, second):
+            await front.send(WatchKV(True))
+            await answers(front, KVEvents)
+        await first.send(WatchKV(False))
+        await second.send(Submit((replace(request("a", 1), prompt_tokens=tuple(range(40))),)))
+        found = await answers(second, KVEvents)
+        assert isinstance(found, KVEvents) and found.events[0].kind == STORED
+        await asyncio.sleep(1.0)
+        await first.send(SetPool("last", 1))
+        while not isinstance(message := await first.receive(), PoolChanged):
+            assert not isinstance(message, KVEvents) or message.events[0].kind == CLEARED
+        second.close()
+        await asyncio.sleep(0.1)
+        assert engine.core.state.blocks.full_pool is not None
+        assert engine.core.state.blocks.full_pool.listener is None
+        first.close()
         await asyncio.gather(*engine.serving)
 
     on_virtual_time(main)

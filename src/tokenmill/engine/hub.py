@@ -34,6 +34,7 @@ from ..core.events import (
     ToEngine,
     UnloadAdapter,
 )
+from ..core.kv_events import KVEvents, WatchKV
 from ..core.moves import Continue, Moved, Offer, Release, Staged, Yield
 from ..core.ports import EngineEnd
 from ..core.request import Request
@@ -63,6 +64,7 @@ class _Seat:
     queue: deque[FromEngine] = field(default_factory=deque)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     is_draining: bool = False
+    watches_kv: bool = False
 
     def say(self, message: FromEngine) -> None:
         self.queue.append(message)
@@ -101,6 +103,10 @@ class Hub:
     @property
     def num_seats(self) -> int:
         return len(self._seats)
+
+    @property
+    def _is_watched(self) -> bool:
+        return any(seat.watches_kv for seat in self._seats.values())
 
     async def serve(self, link: EngineEnd, close: Callable[[], None]) -> bool:
         """Have a front end until its link ends; `close` ends it. Returns whether the front end wanted no more (Drain)
@@ -149,7 +155,8 @@ class Hub:
             return
         if not hasattr(message, "number"):
             for seat in self._seats.values():
-                seat.say(message)
+                if seat.watches_kv or not isinstance(message, KVEvents):
+                    seat.say(message)
             return
         seat, number = self._asked.pop(answer.number)
         if isinstance(message, AdapterLoaded) and not message.error:
@@ -178,6 +185,10 @@ class Hub:
                 self._hear(message)
         elif isinstance(message, Offer | Yield | Continue):
             self._take_move(seat, message)
+        elif isinstance(message, WatchKV):
+            seat.watches_kv = message.is_wanted
+            if message.is_wanted or not self._is_watched:
+                self._hear(message)
         elif isinstance(message, get_args(ToEngine)):
             if isinstance(message, Release):
                 seat.tickets.discard(message.ticket)
@@ -266,5 +277,7 @@ class Hub:
             self._hear(Abort(tuple(seat.ids.values())))
         for digest in seat.loads.elements():
             self._hear(UnloadAdapter(digest))
+        if seat.watches_kv and not self._is_watched:
+            self._hear(WatchKV(False))
         for ticket in sorted(seat.tickets):
             self._hear(Release(ticket))
