@@ -18,6 +18,7 @@ from kill import ARGS, write_model
 from serving import Server, wait_until
 
 LONG = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 3000, "ignore_eos": True, "seed": 1, "stream": True}
+CUT = LONG | {"max_tokens": 1200}
 SHORT = LONG | {"max_tokens": 8}
 KEYS = ("--api-key", "first-key-of-two", "--api-key", "second-key-of-two")
 ONE, OTHER = ({"Authorization": f"Bearer {key}"} for key in KEYS[1::2])
@@ -140,14 +141,29 @@ def test_an_orderly_restart_goes_on_too(model: Path, tmp_path: Path) -> None:
     """What a stop cuts off is taken up by the next server."""
     file = tmp_path / "resume.db"
     with serving(model, file, "--drain-s", "0") as server:
-        _, whole = call(server, "POST", "/v1/completions", LONG, {"X-Request-Id": "plain"})
-        _, first = call(server, "POST", "/v1/completions", LONG, WAITS | {"X-Request-Id": "cut"}, most=60)
+        _, whole = call(server, "POST", "/v1/completions", CUT, {"X-Request-Id": "plain"})
+        _, first = call(server, "POST", "/v1/completions", CUT, WAITS | {"X-Request-Id": "cut"}, most=60)
         server.process.send_signal(signal.SIGTERM)
         server.process.wait(30)
     with serving(model, file) as server:
         _, second = call(server, "GET", f"/v1/requests/cut/stream?after={len(ids(first))}")
         assert texts(first + second) == texts(whole)
         assert server.metrics()["tokenmill:streams_resumed_total"] == 1
+
+
+def test_a_server_with_other_numerics_says_that_it_cannot_go_on(model: Path, tmp_path: Path) -> None:
+    """All that had come is there, and behind it an error instead of other text."""
+    file = tmp_path / "resume.db"
+    with serving(model, file) as server:
+        _, first = call(server, "POST", "/v1/completions", CUT, WAITS | {"X-Request-Id": "cut"}, most=60)
+        server.process.kill()
+        server.process.wait(30)
+    with serving(model, file, "--kv-cache-dtype", "bf16") as server:
+        _, second = call(server, "GET", "/v1/requests/cut/stream")
+        error = json.loads(second[-2].removeprefix(b"data: "))["error"]
+        assert "would give other answers" in error["message"]
+        assert texts(second[:-3]).startswith(texts(first))
+        assert ids(second) == list(range(1, len(ids(second)) + 1))
 
 
 def texts(lines: list[bytes]) -> str:

@@ -39,7 +39,7 @@ from .pieces import in_turns
 from .reading import read_call
 from .result_cache import HEADER as HIT
 from .result_cache import ResultCache
-from .resume.again import ended_stream, line_of
+from .resume.again import ended_stream, line_of, ready_at_last
 from .resume.line import Line
 from .resume.record import KeptCall
 from .routing import routed
@@ -57,7 +57,6 @@ from .usage.record import Account
 _log = logging.getLogger(__name__)
 _MAX_LOGGED = 1000
 _MAX_LOGGED_OF_BODY = 50
-_FOREVER_S = 1e9
 _NOBODY = Caller()
 
 
@@ -200,7 +199,7 @@ class Generation:
         """`begin` of a call that an earlier process had let in: with its names, its request and what had come of it.
         It waits for an engine as long as it takes."""
         adapter = self.check_model({"model": call.model})
-        ready = await caller.stay(self.client.wait_ready(_FOREVER_S))
+        ready = await caller.stay(ready_at_last(self.client, self.limits))
         prompts = await self.encoder.encode_call(call, context_limit(ready), rendered=rendered, caller=caller)
         request = replace(kept.request, arrival_s=self.clock.now())
         prompts = [replace(prompts[0], tokens=request.prompt_tokens)]

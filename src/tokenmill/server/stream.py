@@ -222,6 +222,8 @@ async def _batches(
             for part in (delta,) if line is None else line.one_by_one(delta):
                 piece = choice.push(part)
                 batch.append((choice, piece))
+                if len(batch) % _PIECES_AT_ONCE == 0:
+                    await asyncio.sleep(0)
                 if piece.finish_reason is not None:
                     num_running -= 1
                     if not is_end:

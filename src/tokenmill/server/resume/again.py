@@ -3,22 +3,37 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 
 from starlette.requests import Request as HttpRequest
 
-from ...core.errors import EngineFailed
-from ...core.events import FINISH_ERROR, Output
+from ...core.errors import EngineFailed, Unavailable
+from ...core.events import FINISH_ERROR, Output, Ready
+from ..client import EngineClient
 from ..deltas import Stream
+from ..limits import Limits
 from .line import Line
 
 _POLL_S = 0.01
+_LOOK_S = 1.0
 _OTHER_MODEL = "The server that began this stream has been replaced by one that would give other answers."
 
 
 def line_of(request: HttpRequest, media_type: str) -> Line | None:
     """The line of a call whose stream would be of this type; None: it cannot be kept."""
     return request.scope["state"].get("line") if media_type.startswith("text/event-stream") else None
+
+
+async def ready_at_last(client: EngineClient, limits: Limits) -> Ready:
+    """The facts of an engine, as soon as there is one. Raises Unavailable where the server is about to end."""
+    while client.ready is None:
+        limits.refuse_when_draining()
+        with contextlib.suppress(Unavailable):
+            await client.wait_ready(_LOOK_S)
+            continue
+        await asyncio.sleep(_LOOK_S)  # it is known to come back later, or has gone again
+    return client.ready
 
 
 def ended_stream(request_id: str, outputs: Sequence[Output]) -> Stream:

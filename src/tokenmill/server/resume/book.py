@@ -132,7 +132,7 @@ class Book:
         self._stop_timer(line)
         if self._is_closed or (line.was_cut and self._is_draining()):
             pass
-        elif line.is_whole and not line.abandoned.is_set():
+        elif line.is_whole:
             await self._store.end(line.key, call, line.answer())
         else:
             self._store.drop(line.key)
@@ -143,7 +143,9 @@ class Book:
     async def find(self, owner: str, name: str) -> Line | KeptAnswer | None:
         """A stream of this owner by the id of its answer or the X-Request-Id of its call. Raises Unavailable."""
         line = self._lines.get((owner, name)) if name else None
-        return line or await self._store.find(owner, name)
+        if line is not None and not line.abandoned.is_set():
+            return line
+        return await self._store.find(owner, name)
 
     # ---- readers ----
 
@@ -187,7 +189,6 @@ class Book:
             line.key, line.outputs = each.key, each.outputs
             line.kept.set()
             self._enter(line)
-            self._wait(line)
             self.num_resumed += 1
             self.spawn(self.run(line, self._again(line, each.call, tenant, app)))
         if self.num_resumed:
@@ -206,6 +207,8 @@ class Book:
 
         async def tell(message: Message) -> None:
             line.take(message)
+            if message["type"] == "http.response.start" and not line.readers:  # from now on somebody can read it
+                self._wait(line)
 
         CALL.set(scope["state"])
         try:

@@ -69,6 +69,7 @@ class Resumable:
             kept.cancel()
             state["send"] = direct
             if not line.is_kept:
+                line.forget()
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
         if task.done():

@@ -33,9 +33,7 @@ class Line:
     abandoned  nobody wants it any more
     """
 
-    def __init__(
-        self, keep: Callable[[Line, Answer], bool] = lambda line, answer: False, call: KeptCall | None = None
-    ) -> None:
+    def __init__(self, keep: Callable[[Line, Answer], bool] | None = None, call: KeptCall | None = None) -> None:
         self.call = call
         self.key = 0
         self.outputs: list[Output] = []
@@ -48,7 +46,7 @@ class Line:
         self.abandoned = asyncio.Event()
         self.kept = asyncio.Event()
         self.readers: list[Reader] = []
-        self._keep = keep
+        self._keep = keep or _keep_nothing
         self._waiting: list[asyncio.Future[None]] = []
         self._is_stream = False
 
@@ -58,7 +56,12 @@ class Line:
 
     def keep(self, answer: Answer) -> bool:
         """Keep the call of this answer, which is about to be submitted, from now on. Whether that is so."""
-        return self._keep(self, answer)
+        keep, self._keep = self._keep, _keep_nothing
+        return keep(self, answer)
+
+    def forget(self) -> None:
+        """It will not be kept: let go of its call."""
+        self._keep = _keep_nothing
 
     def one_by_one(self, delta: Delta) -> Iterator[Delta]:
         """A delta as deltas of at most one token each, with the count of cached tokens that the first life told."""
@@ -114,6 +117,10 @@ class Line:
         for each in waiting:
             if not each.done():
                 each.set_result(None)
+
+
+def _keep_nothing(line: Line, answer: Answer) -> bool:
+    return False
 
 
 class Reader:
