@@ -114,3 +114,20 @@ def test_what_ended_before_it_began_is_an_error() -> None:
             await read(line, 0)
 
     asyncio.run(go())
+
+
+@pytest.mark.parametrize(("after", "wanted"), [(0, 2), (1, 1), (2, 0), (9, 1)])
+def test_an_error_is_told_also_to_who_had_more_than_is_left(after: int, wanted: int) -> None:
+    async def go() -> bytes:
+        line = Line()
+        line.take(START)
+        line.take(body(b"data: a\n\n"))
+        reading = asyncio.create_task(read(line, after))
+        await asyncio.sleep(0)
+        line.has_failed = True
+        line.take(body(b"data: error\n\n", more=False))
+        await asyncio.sleep(0)
+        line.end()
+        return await reading
+
+    assert asyncio.run(go()).count(b"id: ") == wanted

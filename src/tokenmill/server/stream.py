@@ -108,6 +108,7 @@ class EventStream:
         if tape is not None:
             tape.spoil()
         if self._line is not None:
+            self._line.has_failed = True
             self._line.was_cut = isinstance(error, Unavailable)
         return self._chunks.failure(error)
 

@@ -94,6 +94,8 @@ async def follow(book: Book, line: Line, after: int, receive: Receive, send: Sen
                 if line.start is not None and not has_begun:
                     await send(line.start)
                     has_begun = True
+                if line.is_over and line.has_failed and reader.place > len(line.events):
+                    reader.place = len(line.events) - 1  # the error is told also to who had more than is left
                 events = line.events[reader.place : reader.place + _AT_ONCE] if has_begun else []
                 is_end = line.is_over and reader.place + len(events) >= len(line.events)
                 if is_end and not line.is_whole:

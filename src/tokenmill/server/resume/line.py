@@ -30,6 +30,7 @@ class Line:
     events     its events so far; for an answer that is no stream, its parts
     is_over    nothing will follow
     is_whole   and nothing is missing
+    has_failed, was_cut: the last event is an error; one that another process need not end with
     abandoned  nobody wants it any more
     """
 
@@ -42,6 +43,7 @@ class Line:
         self.events: list[bytes] = []
         self.is_over = False
         self.is_whole = False
+        self.has_failed = False
         self.was_cut = False
         self.abandoned = asyncio.Event()
         self.kept = asyncio.Event()
