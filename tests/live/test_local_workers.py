@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -126,6 +129,19 @@ def test_an_engine_leaves_for_good(three: Server, expected: list[str]) -> None:
     assert three.request("POST", "/admin/workers/w2/drain")[0] == 202
     wait_until(lambda: list(workers(three)) == ["w0", "w1"], "its end")
     assert answers(three) == expected and len(three.forked_pids()) == 2
+
+
+@pytest.mark.parametrize("workers", [(), ("--workers", "2")])
+def test_a_model_that_cannot_be_loaded_is_one_line(folder: Path, tmp_path: Path, workers: tuple[str, ...]) -> None:
+    for file in folder.glob("*.json"):
+        text = file.read_text()
+        (tmp_path / file.name).write_text(text.replace('"hidden_size": 64', '"hidden_size": 96'))
+    shutil.copy(folder / "model.safetensors", tmp_path)
+    command = [sys.executable, "-m", "tokenmill.cli.main", "serve", str(tmp_path), "--port", "0", *workers]
+    env = {**os.environ, "TOKENMILL_STATE": str(tmp_path / "state")}
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, env=env)
+    assert ended.returncode == 2 and not ended.stdout
+    assert ended.stderr.count("\n") == 1 and "misshaped" in ended.stderr, ended.stderr
 
 
 def test_nothing_outlives_the_server(folder: Path) -> None:

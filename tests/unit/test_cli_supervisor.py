@@ -7,9 +7,14 @@ from typing import Any
 
 import pytest
 
+from tokenmill.cli.keeper import can_keep
+from tokenmill.cli.launch import Launch
+from tokenmill.cli.local import LocalEngines
 from tokenmill.cli.supervisor import Supervisor
+from tokenmill.core.events import Ready
 from tokenmill.net.clock import MonotonicClock
 from tokenmill.net.unix import UnixFrontEnd, private_address
+from tokenmill.node.options import EngineOptions
 
 
 def test_draining_an_engine_that_is_still_loading_ends_in_time(caplog: pytest.LogCaptureFixture) -> None:
@@ -25,3 +30,18 @@ def test_draining_an_engine_that_is_still_loading_ends_in_time(caplog: pytest.Lo
 
     asyncio.run(main())
     assert "had not saved all" in caplog.text
+
+
+def test_the_plan_counts_weights_once_where_a_keeper_has_them() -> None:
+    launch = Launch("path", "model", "", EngineOptions())
+    ready = Ready("m", 1, 1, (), "n", 1, 1, memory=(("weights", 100), ("KV", 10), ("engine", 1)))
+
+    def told(engines: LocalEngines) -> dict[str, int]:
+        return dict(engines._memory(ready))
+
+    assert told(LocalEngines(launch, ("mixed",))) == {"weights": 100, "KV": 10, "engine": 1}
+    own = {"weights of 3": 300, "KV of 3": 30, "engine of 3": 3}
+    assert told(LocalEngines(launch, ("mixed",) * 3)) == own
+    kept = LocalEngines(launch, ("prefill", "decode", "decode"), keeps=True)
+    assert told(kept) == (own | {"weights of 3": 100, "engine of 3": 4} if can_keep() else own)
+    assert kept.summary == "1 prefill, 2 decode"

@@ -180,16 +180,17 @@ class Keeper:
         ended = loop.create_future()
 
         def hear() -> None:
-            try:
-                data, fds, _, _ = socket.recv_fds(control, MAX_MESSAGE, 1)
-            except BlockingIOError:
-                return
-            except OSError:
-                data = b""
-            if data:
-                self._take(json.loads(data), *fds)
-            elif not ended.done():
-                ended.set_result(None)
+            while not ended.done():
+                try:
+                    data, fds, _, _ = socket.recv_fds(control, MAX_MESSAGE, 1)
+                except BlockingIOError:
+                    return
+                except ConnectionResetError:  # it had not read all that it was asked; what it said is still to come
+                    continue
+                if data:
+                    self._take(json.loads(data), *fds)
+                else:
+                    ended.set_result(None)
 
         loop.add_reader(control, hear)
         try:

@@ -76,8 +76,19 @@ class LocalEngines:
         self._held.close()
 
     async def run(self, client: EngineClient, complete: Callable[[Ready], Ready], address: str = "") -> None:
+        def note(ready: Ready) -> Ready:
+            return complete(replace(ready, memory=self._memory(ready)))
+
         keeping = [] if self._keeper is None else [self._keeper.run()]
-        await until_first_ends(*keeping, *(each.run(client, complete, self._has_begun) for each in self._supervisors))
+        await until_first_ends(*keeping, *(each.run(client, note, self._has_begun) for each in self._supervisors))
+
+    def _memory(self, ready: Ready) -> tuple[tuple[str, int], ...]:
+        """Of all engines together, by what one tells. A keeper has the weights once, and is a process more."""
+        count = len(self._supervisors)
+        if count == 1:
+            return ready.memory
+        counts = {} if self._keeper is None else {"weights": 1, "engine": count + 1}
+        return tuple((f"{name} of {count}", size * counts.get(name, count)) for name, size in ready.memory)
 
     def _has_begun(self) -> bool:
         """What one engine could load, another can: its end is then no reason to end all."""

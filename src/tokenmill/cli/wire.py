@@ -311,8 +311,7 @@ def _print_plan(
     ready: Ready, model: ResolvedModel, sampling: SamplingChoice, beside: tuple[tuple[str, int], ...], workers: str
 ) -> None:
     """`beside`: memory of processes that the engine does not know; `workers`: how many there are; "": one."""
-    each = ", for each worker and the server" if workers else ""
-    memory = ("memory", f"at most {format_parts((*ready.memory, *beside))}{each}")
+    memory = ("memory", f"at most {format_parts((*ready.memory, *beside))}")
     facts = [("workers", workers)] if workers else []
     facts += [memory if name == "memory" else (name, value) for name, value in ready.facts]
     if ready.pooling is None:
