@@ -49,6 +49,18 @@ def test_every_seed_holds(first: int) -> None:
     assert not idle, f"seeds {first}... never exercised {idle}"
 
 
+@pytest.mark.parametrize("first", range(0, NUM_SEEDS, SEEDS_PER_TEST))
+def test_every_split_holds(first: int) -> None:
+    """Prompts and answers in workers of their own, one and one or two and two, while transfers are lost and workers
+    fail: each request ends as it would alone, and no offer, ticket or block is left."""
+    totals: Counter[str] = Counter()
+    for seed in range(first, first + SEEDS_PER_TEST):
+        report = run_seed_or_tell(seed, "splits")
+        totals.update(dict(report.ends))
+        totals.update(moved=report.num_moved, unmoved=report.num_unmoved, pulled=report.num_pulled)
+    assert min(totals[name] for name in ("stop", "length", "abort", "moved", "unmoved", "pulled")) > 20, totals
+
+
 def test_what_a_worker_says_after_it_was_let_go_counts_for_nothing() -> None:
     """Workers that stand still wake up beside those that have their requests now."""
     totals: Counter[str] = Counter()

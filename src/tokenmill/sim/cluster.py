@@ -24,16 +24,22 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
 from ..cluster.events import Effects, GatewayEvent, GivenUp, Opened
+from ..cluster.pools import decision_named
+from ..cluster.rescheduling import policy_named
+from ..core.effects import Event
 from ..core.errors import EngineFailed, Overloaded
 from ..core.events import FINISH_ABORT
+from ..core.ports import Executor
 from ..sched.admission import refusal
 from .check import ClientStream, check_saved, check_stream
+from .executor import ToyExecutor
 from .faults import CRASH, FREEZE, HOLD, Faults, strike
 from .front import Front
 from .loop import VirtualLoop
 from .network import NO_DELAY, Network, Shape
+from .peers import ToyNetwork
 from .worker import POISON_SEED, Build, Worker
-from .workload import Arrival, Scenario, make_scenario
+from .workload import VOCAB_SIZE, Arrival, Scenario, make_scenario
 
 _LIMIT_S = 200.0
 _SETTLE_S = 30.0
@@ -46,6 +52,9 @@ class Cluster:
     poison     id of the request that ends engines; "": there is none
     limit_s    after which a worker is lost that gives no sign of life
     grace_s    for how long a worker that was let go may still be heard
+    splits, migration  names of the policies of `cluster.pools` and `cluster.rescheduling`
+    peers_fail   share of transfers of KV between workers that are lost
+    check_rate   share of the events of an engine after which its books are checked
     """
 
     scenario: Scenario
@@ -56,12 +65,17 @@ class Cluster:
     shape: Shape = NO_DELAY
     limit_s: float = 2.0
     grace_s: float = 0.0
+    splits: str = "never"
+    migration: str = "off"
+    peers_fail: float = 0.0
+    check_rate: float = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterReport:
     """`faults`: how many of each kind; `num_left`: links that were lost or let go, `num_let_go`: of those, the ones of
-    stuck workers; `ends`: (finish reason or error kind, number of requests), sorted."""
+    silent workers; `num_moved`: requests that went to another worker, `num_pulled`: blocks of KV that they took along;
+    `ends`: (finish reason or error kind, number of requests), sorted."""
 
     digest: str
     faults: dict[str, int]
@@ -70,6 +84,9 @@ class ClusterReport:
     num_resumed: int
     num_poisoned: int
     num_exported: int
+    num_moved: int
+    num_unmoved: int
+    num_pulled: int
     ends: tuple[tuple[str, int], ...]
     duration_s: float
 
@@ -119,7 +136,21 @@ def make_zombies(seed: int) -> Cluster:
     )
 
 
-MAKERS: dict[str, Callable[[int], Cluster]] = {"deaths": make_deaths, "faults": make_faults, "zombies": make_zombies}
+def make_splits(seed: int) -> Cluster:
+    """Prompts are computed by some workers and answers by others, one each or two."""
+    rng = random.Random(f"splits {seed}")
+    number = rng.choice([1, 2])
+    pools = ("prefill",) * number + ("decode",) * number + ("mixed",) * rng.choice([0, 0, 1])
+    quiet = Faults(rng.choice([0, 0, 2, 5]))
+    return replace(make_faults(seed), pools=pools, faults=quiet, splits="always", peers_fail=rng.choice([0.0, 0.1]))
+
+
+MAKERS: dict[str, Callable[[int], Cluster]] = {
+    "deaths": make_deaths,
+    "faults": make_faults,
+    "zombies": make_zombies,
+    "splits": make_splits,
+}
 
 
 def _poisoned(arrival: Arrival, request_id: str) -> Arrival:
@@ -141,6 +172,8 @@ class _Clients:
     num_resumed: int = 0
     num_poisoned: int = 0
     num_exported: int = 0
+    num_moved: int = 0
+    num_unmoved: int = 0
 
     def __post_init__(self) -> None:
         self.streams = {request.id: ClientStream(request) for request in self.scenario.requests}
@@ -148,6 +181,9 @@ class _Clients:
     def hear(self, event: GatewayEvent, effects: Effects) -> None:
         self.num_resumed += effects.resumed
         self.num_poisoned += effects.poisoned
+        for moved in effects.moved:
+            self.num_moved += not moved.error
+            self.num_unmoved += bool(moved.error)
         for output in effects.outputs:
             self.digest.update(f"{self.loop.time()!r} {output!r}\n".encode())
             stream = self.streams[output.request_id]
@@ -181,10 +217,29 @@ def run_cluster(cluster: Cluster, seed: int) -> ClusterReport:
     stored = None if scenario.stored is None else dict(scenario.stored)  # outlives workers, and they share it
     clients = _Clients(scenario, loop, {} if stored is None else stored)
     front = Front(loop, clients.hear, limit_s=cluster.limit_s, grace_s=cluster.grace_s)
-    front.gateway.is_shared = cluster.is_shared
+    gateway = front.gateway
+    gateway.is_shared = cluster.is_shared
+    gateway.pools.decision = decision_named(cluster.splits)
+    gateway.reviews.policy = policy_named(cluster.migration)
+    peers = ToyNetwork(seed, cluster.peers_fail)
+
+    def begin(address: str, incarnation: str) -> tuple[Executor, tuple[Event, ...]]:
+        executor = ToyExecutor(
+            scenario.config,
+            loop,
+            vocab_size=VOCAB_SIZE,
+            costs=scenario.costs,
+            network=peers,
+            address=address,
+            incarnation=incarnation,
+        )
+        if stored is None:
+            return executor, ()
+        executor.store.blocks = stored
+        return executor, (executor.store.opened(),)
 
     async def main() -> None:
-        build = Build(scenario.config, scenario.costs, stored)
+        build = Build(scenario.config, begin, peers, cluster.check_rate)
         network = Network(loop, cluster.shape, random.Random(f"network {seed}"))
         workers = [
             Worker(f"w{number}", pool, build, network, loop, random.Random(f"w{number} {seed}"), front.attach)
@@ -201,7 +256,6 @@ def run_cluster(cluster: Cluster, seed: int) -> ClusterReport:
         await _settle(workers)
 
     loop.run(main())
-    gateway = front.gateway
     assert not gateway.num_open and not gateway.desk.num_tokens and not gateway.desk.num_waiting
     assert not front.refused, front.refused
     ends = Counter(_check(stream, cluster, front.num_left) for stream in clients.streams.values())
@@ -215,6 +269,9 @@ def run_cluster(cluster: Cluster, seed: int) -> ClusterReport:
         clients.num_resumed,
         clients.num_poisoned,
         clients.num_exported,
+        clients.num_moved,
+        clients.num_unmoved,
+        peers.num_pulled,
         tuple(sorted(ends.items())),
         loop.time(),
     )
@@ -236,7 +293,8 @@ async def _settle(workers: Sequence[Worker]) -> None:
 
 
 def _is_busy(worker: Worker) -> bool:
-    return not worker.is_up or worker.core.has_work or worker.core.stats().num_held_blocks > 0
+    core = worker.core
+    return not worker.is_up or core.has_work or core.stats().num_held_blocks > 0 or bool(core.open_tickets)
 
 
 def _check(stream: ClientStream, cluster: Cluster, num_left: int) -> str:
@@ -268,7 +326,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         report = run_seed(seed, options.kind)
         faults = ", ".join(f"{number} {kind}" for kind, number in report.faults.items()) or "no faults"
         print(
-            f"seed {seed}: {report.digest} {faults}; {report.num_left} links lost, {report.num_let_go} of them stuck; "
+            f"seed {seed}: {report.digest} {faults}; {report.num_left} links lost, {report.num_let_go} of them silent; "
+            f"{report.num_moved} moved with {report.num_pulled} blocks, {report.num_unmoved} not; "
             f"{report.num_resumed} resumed, {report.num_poisoned} given up, {report.duration_s:.3f} s virtual; "
             + ", ".join(f"{number} {end}" for end, number in report.ends)
         )

@@ -15,53 +15,53 @@ import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ..core.config import EngineConfig
-from ..core.cost import Costs
-from ..core.effects import Job
+from ..core.effects import Event, Job
 from ..core.events import Abort, FromEngine, Leaving, Ready, ToEngine, UnloadAdapter, WorkerFacts
-from ..core.ports import FrontEnd
+from ..core.ports import Executor, FrontEnd
 from ..core.step import StepPlan, StepResult
 from ..engine.beats import keep_beating
 from ..engine.core import EngineCore
 from ..engine.journal import Entry
 from ..engine.shell import EngineShell
 from ..sched.admission import max_running
-from .executor import ToyExecutor
 from .loop import VirtualLoop
 from .network import End, Link, Network
-from .store import Slots
+from .peers import ToyNetwork
 from .workload import VOCAB_SIZE
 
 POISON_SEED = 2**63 + 7
 """Of the request that ends every engine which is given a row of it."""
 
-Store = dict[tuple[int, bytes], Slots]
+
+Begin = Callable[[str, str], tuple[Executor, tuple[Event, ...]]]
+"""Makes the executor of a life, from its address and incarnation, and says what its engine is told first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """What a worker is made of. `stored`: a store of KV that all workers share and that outlives them; None: there is
-    none. `check_rate`: share of the events of an engine after which all its books are checked."""
+    """What a worker is made of. `peers`: ways of KV between executors. `check_rate`: share of the events of an engine
+    after which all its books are checked."""
 
     config: EngineConfig
-    costs: Costs
-    stored: Store | None = None
+    begin: Begin
+    peers: ToyNetwork
     check_rate: float = 0.05
 
     def ready(self, worker: WorkerFacts) -> Ready:
         config = self.config
         return Ready(
             "toy", config.max_model_len, VOCAB_SIZE, (), config.numerics_id, config.block_size, 1,
-            max_num_seqs=max_running(config), max_num_batched_tokens=config.max_num_batched_tokens, worker=worker,
+            num_pool_blocks=sum(group.num_blocks for group in config.groups), max_num_seqs=max_running(config),
+            max_num_batched_tokens=config.max_num_batched_tokens, worker=worker,
         )  # fmt: skip
 
 
-class _Hardware:
-    """An executor and a clock of progress that can stand still, run slowly and end."""
+class Hardware:
+    """An executor that can stand still, run slowly and end."""
 
-    def __init__(self, executor: ToyExecutor, loop: VirtualLoop) -> None:
+    def __init__(self, executor: Executor, loop: VirtualLoop) -> None:
         self.executor = executor
         self.died = asyncio.Event()
         self.last_step = -1
@@ -111,7 +111,7 @@ class _Hardware:
 class _FrozenEnd:
     """The engine's end of a link, on hardware that may stand still."""
 
-    def __init__(self, end: End[ToEngine, FromEngine], hardware: _Hardware) -> None:
+    def __init__(self, end: End[ToEngine, FromEngine], hardware: Hardware) -> None:
         self._end = end
         self._hardware = hardware
 
@@ -154,17 +154,13 @@ class Worker:
 
     def _begin(self) -> None:
         """A new life."""
-        build, loop = self._build, self._loop
-        executor = ToyExecutor(build.config, loop, vocab_size=VOCAB_SIZE, costs=build.costs)
-        self.hardware = _Hardware(executor, loop)
-        self.core = EngineCore(build.config, self._record)
+        build = self._build
         self.num_lives += 1
         self.incarnation = f"{self.name}.{self.num_lives}"
+        executor, self._first = build.begin(self.name, self.incarnation)
+        self.hardware = Hardware(executor, self._loop)
+        self.core = EngineCore(build.config, self._record if build.check_rate else None)
         self._is_leaving = False
-        self._first: tuple[Any, ...] = ()
-        if build.stored is not None:
-            executor.store.blocks = build.stored
-            self._first = (executor.store.opened(),)
 
     def _record(self, entry: Entry) -> None:
         if self._rng.random() < self._build.check_rate:
@@ -179,6 +175,8 @@ class Worker:
             living.add_done_callback(lambda _, died=self.hardware.died: died.set())  # type: ignore[misc]
             await dying
             self.is_up = False
+            if self.name in self._build.peers.peers:
+                self._build.peers.peers[self.name].leave()
             if living.done():
                 living.result()
             living.cancel()
@@ -224,7 +222,7 @@ class Worker:
             end = _FrozenEnd(link.engine_end, self.hardware)
             self._join(link.front_end)
             self.num_joined += 1
-            facts = WorkerFacts(self.name, self.incarnation, self.num_lives, self.pool, "host", self.name)
+            facts = WorkerFacts(self.name, self.incarnation, self.num_lives, self.pool, self.name, self.name)
             try:
                 await end.send(replace(self._build.ready(facts), stats=self.core.stats()))
             except EOFError:
@@ -238,7 +236,7 @@ class Worker:
             await asyncio.sleep(self._rng.uniform(0.0, 0.1))
             await self.hardware.passed()
 
-    async def _run(self, end: _FrozenEnd, *first: Any) -> None:
+    async def _run(self, end: _FrozenEnd, *first: Event) -> None:
         shell = EngineShell(self.core, self.hardware, end, self._loop)
         for event in first:
             shell.hear(event)
