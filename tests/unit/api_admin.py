@@ -20,6 +20,12 @@ ENDPOINTS = {
     "GET /admin/tenants/{tenant}": "One of them.",
     "PATCH /admin/tenants/{tenant}": "Change its settings, for requests from now on.",
     "DELETE /admin/tenants/{tenant}": "Delete it and revoke its keys.",
+    "GET /admin/models": "The models beside this server's own, with their state: [many-models.md](many-models.md).",
+    "GET /admin/canaries": "Names that stand for versions of a model, what came of each version and why one was taken "
+    "back: [many-models.md](many-models.md#versions-and-canaries).",
+    "POST /admin/canaries": "Make one, or replace it: `name`, `versions` and how they are judged. As all that changes "
+    "models it needs a key of scope admin where keys are asked for, else a call from this machine.",
+    "DELETE /admin/canaries/{name}": "Forget it.",
     "GET /admin/keys": "The keys that were given out, without what they are (`tenant`).",
     "POST /admin/keys": "Make a key: `name`, `tenant`, `scopes`, `expires_at`. The answer alone has it, in `key`.",
     "GET /admin/keys/{key}": "One of them.",

@@ -10,15 +10,20 @@ from unittest.mock import Mock
 import pytest
 
 from scripted import Served
+from tokenmill.cluster.canary import Version
 from tokenmill.cluster.events import Ended
 from tokenmill.cluster.totals import Totals
 from tokenmill.core.events import EngineStats, Output, Ready, Timing
 from tokenmill.core.request import Request, SamplingParams
+from tokenmill.core.slo import Targets
 from tokenmill.core.terms import Terms
 from tokenmill.net.clock import MonotonicClock
 from tokenmill.server.client import EngineClient
 from tokenmill.server.helper import Caller
 from tokenmill.server.metrics import Metrics, token_buckets
+from tokenmill.server.models.book import ModelBook
+from tokenmill.server.models.canaries import Canaries
+from tokenmill.server.models.metrics import CanaryMetrics
 from tokenmill.server.observe.audit_metrics import AuditMetrics
 from tokenmill.server.observe.book import Record, RequestBook
 from tokenmill.server.observe.observer import Observer
@@ -55,12 +60,18 @@ def observed(metrics: Metrics) -> Observer:
 
 
 def upstreamed(metrics: Metrics) -> None:
-    """An upstream has answered a call."""
+    """An upstream has answered a call, and a canary was taken back."""
     upstream = Upstream("u", UpstreamAddress.of("http://x"), MonotonicClock())
     tally = Tally(8)
     UpstreamMetrics([upstream], metrics.registry).ended(
         UpstreamEnded("u", Caller(), "200", "http://x", tally, 1, 1.0, 1.0)
     )
+    canaries = Canaries(ModelBook(("a", "b")), None, Targets)
+    canary = canaries.put("c", [Version("a", 1), Version("b", 1)])
+    for _ in range(50):
+        canaries.note(canary, "a", False, None, None)
+        canaries.note(canary, "b", True, None, None)
+    metrics.registry.register(CanaryMetrics(canaries))
 
 
 def test_the_page_lists_every_metric_with_its_type_and_no_other() -> None:

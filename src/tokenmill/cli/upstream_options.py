@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import stat
 from collections.abc import Sequence
@@ -9,11 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..core.errors import ConfigError
+from ..cluster.canary import Version
+from ..core.errors import ConfigError, InvalidRequest
 from ..core.options import check, option, seconds
 
 if TYPE_CHECKING:
     from ..core.ports import Clock
+    from ..server.models.canaries import Canaries
     from ..server.upstream.upstream import Upstream
 
 UPSTREAMS = "servers of others"
@@ -28,6 +31,20 @@ def _named_url(text: str) -> tuple[str, str]:
         raise ValueError(f"must be NAME=URL, got {text!r}.")
     UpstreamAddress.of(url)
     return name, url
+
+
+def _canary(text: str) -> tuple[str, tuple[Version, ...]]:
+    name, _, rest = text.partition("=")
+    versions = []
+    for part in rest.split(","):
+        weight, _, model = part.partition(":")
+        try:
+            versions.append(Version(model, float(weight)))
+        except ValueError:
+            model = ""
+        if not (name and model and 0 <= versions[-1].weight < math.inf):
+            raise ValueError(f"must be NAME=WEIGHT:MODEL,WEIGHT:MODEL, got {text!r}.")
+    return name, tuple(versions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +74,15 @@ class UpstreamOptions:
         256, "most calls that one upstream has at once; more are refused (default: 256)", least=1, metavar="N"
     )
 
+    canary: tuple[tuple[str, tuple[Version, ...]], ...] = option(
+        (),
+        "NAME stands for versions of a model with weights, such as chat=95:old,5:new; the first is the stable one, and "
+        "one that is found worse is taken back (repeatable)",
+        several="each",
+        read=_canary,
+        metavar="NAME=WEIGHT:MODEL,WEIGHT:MODEL",
+    )
+
     def __post_init__(self) -> None:
         check(self)
         if self.upstream_timeout_s <= 0:
@@ -79,6 +105,14 @@ class UpstreamOptions:
             Upstream(name, UpstreamAddress.of(url), clock, key=keys.get(name, ""), timeout_s=self.upstream_timeout_s)
             for name, url in self.upstream
         ]
+
+    def put_canaries(self, canaries: Canaries) -> None:
+        """Raises ConfigError."""
+        for name, versions in self.canary:
+            try:
+                canaries.put(name, versions)
+            except InvalidRequest as error:
+                raise ConfigError(f"--canary {name}: {error.message}", param="canary") from None
 
     def _keys(self) -> dict[str, str]:
         path = self.upstream_api_key_file

@@ -221,6 +221,7 @@ async def _serve(given: _Given, model: ResolvedModel, engines: Engines, started_
         max_upstream_calls=given.upstreams.upstream_max_open,
         resume=resume,
     )
+    given.upstreams.put_canaries(app.state.canaries)
     gc.collect()
     gc.freeze()  # what is loaded stays: to walk it again holds all streams up for milliseconds
     listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()

@@ -37,7 +37,10 @@ from .llama.routes import routes as llama_routes
 from .messages.routes import routes as message_routes
 from .metrics import Metrics
 from .models.book import ModelBook
+from .models.canaries import Canaries
 from .models.door import ModelDoor
+from .models.metrics import CanaryMetrics
+from .models.routes import routes as model_routes
 from .observe.audit_metrics import AuditMetrics
 from .observe.observer import Observer
 from .observe.routes import routes as observe_routes
@@ -150,6 +153,8 @@ def build_app(
         book, upstreams, generation.limits, clock, new_id,
         max_open=max_upstream_calls, registry=registry, meter=meter, audit=audit,
     )  # fmt: skip
+    canaries = Canaries(book, audit, generation.objectives.usual_targets)
+    registry.register(CanaryMetrics(canaries))
     generation.other_names = book.names
     service = Service(generation, book)
     vectors = VectorService(
@@ -175,7 +180,10 @@ def build_app(
     )
     if audit is not None:
         client.hearers.metrics.registry.register(AuditMetrics(config.model_names[0], audit.status))
-    door = partial(ModelDoor, book=book, limits=generation.limits, refuse=service.refuse, note_gone=service.note_gone)
+    door = partial(
+        ModelDoor, book=book, canaries=canaries, limits=generation.limits, clock=clock,
+        refuse=service.refuse, note_gone=service.note_gone,
+    )  # fmt: skip
     streams = None if resume is None else book_of(resume, config, access, client, generation.limits)
     middleware = layers(config, access, streams, keyed, new_id, audit=audit, signer=signer, tracing=tracing)
     middleware.append(Middleware(door))
@@ -215,6 +223,7 @@ def build_app(
         *audit_routes(audit),
         *openapi_routes(config.root_path),
         *worker_routes(client, generation.limits),
+        *model_routes(book, canaries, generation.limits),
         *slo_routes(generation.objectives, generation.scorer, idle_time),
         *signature_routes(signer),
         *resume_routes(streams),
@@ -243,6 +252,7 @@ def build_app(
     app.state.measuring = Measuring(client, generation.objectives, clock, new_id)
     app.state.limits = generation.limits
     app.state.models = book
+    app.state.canaries = canaries
     app.state.client = client
     app.state.config = config
     app.state.access = access

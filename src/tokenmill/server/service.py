@@ -50,7 +50,7 @@ class Service:
 
     def serves(self, name: str) -> bool:
         """Whether a body may name this model."""
-        return self._book.find(name) is not None or self._generation.serves(name)
+        return self._book.card(name) is not None or self._generation.serves(name)
 
     async def chat(self, request: HttpRequest) -> ASGIApp:
         return await self._generation.reply(request, "chat", _CHAT)
@@ -68,8 +68,7 @@ class Service:
 
     async def model(self, request: HttpRequest) -> Response:
         name = request.path_params["name"]
-        other = self._book.find(name)
-        card = self._book.card(other.name) if other else self._card(name, self._generation.check_model({"model": name}))
+        card = self._book.card(name) or self._card(name, self._generation.check_model({"model": name}))
         return JSONReply(model_body(card) if style_for(request.scope) is anthropic_style else card)
 
     async def load_adapter(self, request: HttpRequest) -> Response:

@@ -107,6 +107,7 @@ class EventStream:
         tape = scope.get("state", {}).get("tape")
         if tape is not None:
             tape.spoil()
+        scope["state"]["has_failed"] = True
         if self._line is not None:
             self._line.has_failed = True
             self._line.was_cut = isinstance(error, Unavailable)

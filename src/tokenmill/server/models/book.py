@@ -48,60 +48,80 @@ class ServedModel(Protocol):
 
 
 class ModelBook:
-    """home: names of the server's own model, which answers for every name that is not here."""
+    """home: names of the server's own model, which answers for every name that is not here. models: the others, by
+    name. aliases: names that stand for versions, with the models that these are."""
 
     def __init__(self, home: Sequence[str]) -> None:
         self.home = tuple(home)
-        self._others: dict[str, ServedModel] = {}
+        self.aliases: dict[str, tuple[str, ...]] = {}
+        self.models: dict[str, ServedModel] = {}
+        self._begun_s = int(time.time())
         self._created: dict[str, int] = {}
 
     @property
     def is_alone(self) -> bool:
         """Whether every call is for the server's own model."""
-        return not self._others
+        return not self.models and not self.aliases
 
     @property
     def others(self) -> list[ServedModel]:
-        return list(self._others.values())
+        return list(self.models.values())
 
     @property
     def num_open(self) -> int:
-        return sum(each.num_open for each in self._others.values())
+        return sum(each.num_open for each in self.models.values())
 
     def names(self) -> list[str]:
-        return list(self._others)
+        return [*self.models, *self.aliases]
 
     def add(self, model: ServedModel) -> None:
         """Raises InvalidRequest for a name that cannot be had."""
         self.check_new(model.name)
-        self._others[model.name] = model
+        self.models[model.name] = model
         self._created[model.name] = int(time.time())
 
     def check_new(self, name: str) -> None:
         """Raises InvalidRequest."""
         if not 0 < len(name) <= MAX_NAME or not name.isprintable():
             raise InvalidRequest(f"The name of a model must be 1 to {MAX_NAME} printable characters.", param="name")
-        if name in self.home or name in self._others:
+        if name in self.home or name in self.models or name in self.aliases:
             raise InvalidRequest(f"There is a model {name!r} already.", param="name")
 
     def remove(self, name: str) -> ServedModel | None:
         self._created.pop(name, None)
-        return self._others.pop(name, None)
+        return self.models.pop(name, None)
 
     def find(self, name: str | None) -> ServedModel | None:
         """None: the server's own model is to answer. A name may carry the tag "latest", as Ollama's clients write."""
         if name is None or name in self.home:
             return None
-        return self._others.get(name) or self._others.get(name.removesuffix(":latest"))
+        return self.models.get(name) or self.models.get(name.removesuffix(":latest"))
 
-    def card(self, name: str) -> dict[str, Any]:
-        """As /v1/models lists a model that is here."""
-        kind = self._others[name].kind
-        owner = "tokenmill" if kind == LOCAL else kind
-        return {"id": name, "object": "model", "created": self._created[name], "owned_by": owner}
+    def card(self, name: str) -> dict[str, Any] | None:
+        """As /v1/models lists a model; None: it is not one of these."""
+        model = self.find(name)
+        if model is None and name not in self.aliases:
+            return None
+        owner = UPSTREAM if model is not None and model.kind == UPSTREAM else "tokenmill"
+        created = self._begun_s if model is None else self._created[model.name]
+        return {"id": name, "object": "model", "created": created, "owned_by": owner}
 
     def cards(self) -> list[dict[str, Any]]:
-        return [self.card(name) for name in self._others]
+        return [card for name in self.names() if (card := self.card(name)) is not None]
+
+    def shown(self) -> list[dict[str, Any]]:
+        """For /admin/models."""
+        return [
+            {
+                "name": each.name,
+                "kind": each.kind,
+                "state": "down" if each.why_not else "ready",
+                "why": each.why_not or None,
+                "num_open": each.num_open,
+                **each.facts(),
+            }
+            for each in self.others
+        ]
 
     def open(self) -> None:
         for each in self.others:

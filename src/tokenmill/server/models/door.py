@@ -1,22 +1,28 @@
-"""The one place where calls find their model: by the `model` of their bodies.
+"""The one place where calls find their model: by the `model` of their bodies, or by a canary of that name.
 
 A call for the server's own model goes on as it came. While there is no other model, bodies are not looked at.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import msgspec
+from starlette.datastructures import Headers
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...core.errors import ModelNotFound, TokenmillError
+from ...core.ports import Clock
 from ..errors import ClientGone
 from ..http import route_of
 from ..limits import Limits
 from .book import ModelBook, ServedModel
+from .canaries import Canaries, Canary
+from .watch import AnswerWatch
 
 _ELSEWHERE = ("/admin/", "/v1/files", "/v1/batches", "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/console/")
 """What is posted there has no model, or means adapters of the server's own."""
@@ -26,18 +32,42 @@ Handler = Callable[[HttpRequest, Exception], Awaitable[Response]]
 
 class _Named(msgspec.Struct):
     model: str | None = None
+    prompt_cache_key: msgspec.Raw = msgspec.Raw(b"")
+    safety_identifier: msgspec.Raw = msgspec.Raw(b"")
+    user: msgspec.Raw = msgspec.Raw(b"")
+
+    def session(self, scope: Scope) -> str:
+        """Whose calls get one version: the session or user that a client names, else the client."""
+        given = Headers(scope=scope).get("x-session-id", "")
+        told = bytes(self.prompt_cache_key or self.safety_identifier or self.user).decode("utf8", "replace")
+        return f"{scope['state'].get('client', '')}\x00{given or told}"
 
 
+_NO_NAME = _Named()
 _read = msgspec.json.Decoder(_Named).decode
+_read_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_encode = msgspec.json.Encoder().encode
 
 
 class ModelDoor:
     """ASGI middleware in front of the server's own application. refuse, note_gone: answer for a call that is refused,
     and one whose client left."""
 
-    def __init__(self, app: ASGIApp, *, book: ModelBook, limits: Limits, refuse: Handler, note_gone: Handler) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        book: ModelBook,
+        canaries: Canaries,
+        limits: Limits,
+        clock: Clock,
+        refuse: Handler,
+        note_gone: Handler,
+    ) -> None:
         self._app = app
         self._book = book
+        self._canaries = canaries
+        self._clock = clock
         self._limits = limits
         self._refuse = refuse
         self._note_gone = note_gone
@@ -53,7 +83,12 @@ class ModelDoor:
         request = HttpRequest(scope, receive)
         try:
             async with self._limits.body(request) as data:
-                model = self._book.find(name_in(data))
+                named = named_in(data)
+                canary = self._canaries.find(named.model)
+                if canary is not None:
+                    await self._answer_canary(canary, named.session(scope), path, data, scope, receive, send)
+                    return
+                model = self._book.find(named.model)
                 if model is not None:
                     await self._answer(model, path, data, scope, receive, send)
                     return
@@ -65,6 +100,36 @@ class ModelDoor:
             return
         await self._app(*unread(scope, data, receive), send)
 
+    async def _answer_canary(
+        self, canary: Canary, session: str, path: str, data: bytes, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        name = canary.choose(session)
+        data = _encode(_read_fields(data) | {"model": name})
+        watch = AnswerWatch(self._clock.now, partial(self._canaries.note, canary, name), name.encode())
+        state = scope["state"]
+        direct, watched = state.get("send"), watch.through(send)
+        if direct is not None:
+            state["send"] = watch.through(direct)
+        has_failed = True
+        try:
+            model = self._book.find(name)
+            if model is None:
+                await self._app(*unread(scope, data, receive), watched)
+            else:
+                await self._answer(model, path, data, scope, receive, watched)
+            has_failed = bool(state.get("has_failed"))
+        except (ClientGone, asyncio.CancelledError):
+            has_failed = False
+            raise
+        except TokenmillError as error:
+            watch.refused(error.status)
+            has_failed = False
+            raise
+        finally:
+            watch.end(has_failed=has_failed)
+            if direct is not None:
+                state["send"] = direct
+
     async def _answer(
         self, model: ServedModel, path: str, data: bytes, scope: Scope, receive: Receive, send: Send
     ) -> None:
@@ -74,12 +139,12 @@ class ModelDoor:
         await model.answer(path, data, scope, receive, send)
 
 
-def name_in(body: bytes) -> str | None:
-    """The model that a body names; None where it names none, or is nothing that could."""
+def named_in(body: bytes) -> _Named:
+    """The model that a body names, and for whom; nothing where it is nothing that could."""
     try:
-        return _read(body).model
+        return _read(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None
+        return _NO_NAME
 
 
 def unread(scope: Scope, body: bytes, receive: Receive) -> tuple[Scope, Receive]:

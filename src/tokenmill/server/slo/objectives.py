@@ -41,6 +41,11 @@ class Objectives:
             }
         return self._effective
 
+    def usual_targets(self) -> Targets:
+        """Of those for whom none are named, where these are the same for all; zeros where they are not."""
+        known = self.mode not in (OFF, AUTO) and not self.is_measuring
+        return self.effective[self.mode] if known else Targets()
+
     def alone(self, num_prompt: int) -> Targets:
         """What a prompt's first token, and each further one, takes with nobody else there; 0: not yet measured."""
         return unloaded(self.costs(), num_prompt, self.step_tokens())

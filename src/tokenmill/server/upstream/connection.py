@@ -58,6 +58,7 @@ class UpstreamConnection:
         self._parser = httptools.HttpResponseParser(self)
         self.headers: dict[str, str] = {}
         self.status = 0
+        self._num_bytes = 0
         self._pieces: list[bytes] = []
         self._has_head = self._is_complete = self._is_bounded = self._is_kept_open = self._is_spoiled = False
 
@@ -106,18 +107,16 @@ class UpstreamConnection:
 
     async def head(self, timeout_s: float) -> int:
         """The status. `headers` has the fields then, names in lower case. Raises BadReply."""
-        num_bytes = num_interim = 0
+        num_interim = 0
         while not self._has_head:
             data = await self._read(timeout_s)
             if not data:
-                is_kept = self._num_calls > 1 and not num_bytes
-                raise BadReply("it closed the connection without an answer", is_kept=is_kept)
-            num_bytes += len(data)
+                raise BadReply("it closed the connection without an answer", is_kept=self._was_given_up)
             self._feed(data)
             if not self._has_head:
                 if 100 <= self.status < 200:
                     num_interim += 1
-                if num_bytes > MAX_HEAD_BYTES or num_interim > _MAX_INTERIM:
+                if self._num_bytes > MAX_HEAD_BYTES or num_interim > _MAX_INTERIM:
                     raise BadReply("the head of its answer does not end")
         return self.status
 
@@ -153,14 +152,20 @@ class UpstreamConnection:
         with contextlib.suppress(OSError, RuntimeError):
             self._writer.transport.abort()
 
+    @property
+    def _was_given_up(self) -> bool:
+        return self._num_calls > 1 and not self._num_bytes
+
     async def _read(self, timeout_s: float) -> bytes:
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._reader.read(_READ_BYTES)
+                data = await self._reader.read(_READ_BYTES)
         except TimeoutError:
             raise BadReply(f"it was silent for {timeout_s:g} s") from None
         except OSError as error:
-            raise BadReply(f"the connection broke: {error.strerror or error}") from None
+            raise BadReply(f"the connection broke: {error.strerror or error}", is_kept=self._was_given_up) from None
+        self._num_bytes += len(data)
+        return data
 
     def _feed(self, data: bytes) -> None:
         try:

@@ -1,0 +1,101 @@
+"""The operator's view of models and canaries, and how they are changed while the server runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ...cluster.canary import Rules, Version
+from ...core.errors import InvalidRequest, NotFound
+from ...core.slo import Targets
+from ..fields import Fields
+from ..http import JSONReply
+from ..limits import Limits
+from ..reading import parse_small
+from ..scopes import require_local_admin, require_operator
+from .book import ModelBook
+from .canaries import Canaries
+
+_MAX_MS = 3_600_000
+
+
+def routes(book: ModelBook, canaries: Canaries, limits: Limits) -> list[Route]:
+    service = _Admin(book, canaries, limits)
+    return [
+        Route("/admin/models", service.models, methods=["GET"]),
+        Route("/admin/canaries", service.canaries, methods=["GET"]),
+        Route("/admin/canaries", service.put_canary, methods=["POST"]),
+        Route("/admin/canaries/{name:path}", service.remove_canary, methods=["DELETE"]),
+    ]
+
+
+class _Admin:
+    def __init__(self, book: ModelBook, canaries: Canaries, limits: Limits) -> None:
+        self._book = book
+        self._canaries = canaries
+        self._limits = limits
+
+    async def models(self, request: HttpRequest) -> Response:
+        require_operator(request)
+        return JSONReply({"object": "list", "data": self._book.shown()})
+
+    async def canaries(self, request: HttpRequest) -> Response:
+        require_operator(request)
+        return JSONReply({"object": "list", "data": [canary.shown() for canary in self._canaries.all]})
+
+    async def put_canary(self, request: HttpRequest) -> Response:
+        require_local_admin(request)
+        async with self._limits.body(request) as data:
+            fields = Fields(parse_small(data))
+        name = fields.required_text("name")
+        versions = [_version(each) for each in fields.array("versions") or []]
+        seed = fields.integer("seed", 0, 2**31 - 1) or 0
+        targets = Targets(_seconds(fields, "ttft_ms"), _seconds(fields, "tpot_ms"))
+        tolerance, alpha = fields.number("tolerance"), fields.number("alpha")
+        usual = Rules()
+        if tolerance is not None and not 0 <= tolerance <= 10:
+            raise InvalidRequest("tolerance must be 0 to 10, a share of the stable version's times.", param="tolerance")
+        if alpha is not None and not 0 < alpha <= 0.5:
+            raise InvalidRequest("alpha must be above 0, to 0.5.", param="alpha")
+        rules = Rules(
+            alpha=usual.alpha if alpha is None else alpha,
+            tolerance=usual.tolerance if tolerance is None else tolerance,
+            min_samples=fields.integer("min_samples", 1, usual.window) or usual.min_samples,
+        )
+        if rest := fields.unread():
+            raise InvalidRequest(f"{rest[0][:100]} is not known here.", param=rest[0][:100])
+        canary = self._canaries.put(name, versions, seed=seed, targets=targets, rules=rules)
+        request.state.audited = {"object": f"/admin/canaries/{name}", "versions": [list(each) for each in versions]}
+        return JSONReply(canary.shown(), status_code=201)
+
+    async def remove_canary(self, request: HttpRequest) -> Response:
+        require_local_admin(request)
+        name = request.path_params["name"]
+        if self._canaries.remove(name) is None:
+            raise NotFound(f"There is no canary {name[:100]!r}.", param="name")
+        return JSONReply({"object": "canary.deleted", "id": name, "deleted": True})
+
+
+def _version(given: Any) -> Version:
+    if not isinstance(given, dict):
+        raise InvalidRequest('versions must be objects with "model" and "weight".', param="versions")
+    fields = Fields(given, "versions")
+    weight = fields.number("weight")
+    if weight is None:
+        raise InvalidRequest("versions.weight must be a number.", param="versions.weight")
+    version = Version(fields.required_text("model"), weight)
+    if rest := fields.unread():
+        raise InvalidRequest(f"{rest[0][:100]} is not known here.", param=rest[0][:100])
+    return version
+
+
+def _seconds(fields: Fields, name: str) -> float:
+    value = fields.number(name)
+    if value is None:
+        return 0.0
+    if not 0 < value <= _MAX_MS:
+        raise InvalidRequest(f"{name} must be above 0, to {_MAX_MS} milliseconds.", param=name)
+    return value / 1000

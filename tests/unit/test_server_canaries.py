@@ -1,0 +1,160 @@
+"""Canaries over HTTP: sessions keep their version, what came of calls is judged, a bad version is taken back."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import openai
+import pytest
+from test_upstream import CHAT, samples
+
+from hostile_upstream import Hostile, reply
+from scripted import Served
+from tokenmill.cli.upstream_options import UpstreamOptions, _canary
+from tokenmill.cluster.canary import Version
+from tokenmill.core.errors import ConfigError, InvalidRequest
+from tokenmill.core.slo import Targets
+from tokenmill.net.clock import MonotonicClock
+from tokenmill.server.models.book import ModelBook
+from tokenmill.server.models.canaries import Canaries
+from tokenmill.server.upstream.address import UpstreamAddress
+from tokenmill.server.upstream.upstream import Upstream
+
+NAMED = {"name": "chat", "versions": [{"model": "toy", "weight": 50}, {"model": "far", "weight": 50}]}
+
+
+def fronting(url: str, **given: Any) -> Served:
+    return Served(upstreams=[Upstream("far", UpstreamAddress.of(url), MonotonicClock())], **given)
+
+
+def ask(front: Served, user: int, **more: Any) -> tuple[int, str]:
+    status, text, _ = front.ask("/v1/chat/completions", CHAT | {"model": "chat", "user": f"u{user}"} | more)
+    return status, text
+
+
+def shown(front: Served) -> dict[str, Any]:
+    (canary,) = json.loads(front.ask("/admin/canaries")[1])["data"]
+    return {version["model"]: version for version in canary["versions"]}
+
+
+def test_a_name_deals_its_sessions_to_versions() -> None:
+    """The same user gets the same version each time, and answers say which."""
+    with (
+        Served(lambda prompt: "from afar", model_names=("far",), allowed_hosts=("127.0.0.1",)) as far,
+        fronting(far.url) as front,
+    ):
+        assert front.ask("/admin/canaries", NAMED)[0] == 201
+        client = openai.OpenAI(base_url=front.url + "/v1", api_key="x", max_retries=0)
+        assert [model.id for model in client.models.list()] == ["toy", "far", "chat"]
+        call = client.chat.completions.with_raw_response.create
+        chosen: dict[str, set[str]] = {}
+        for _ in range(2):
+            for user in map(str, range(16)):
+                answer = call(model="chat", messages=[{"role": "user", "content": "hi"}], user=user)
+                version = answer.headers["x-tokenmill-version"]
+                text = answer.parse().choices[0].message.content
+                assert text == {"toy": "hello world", "far": "from afar"}[version]
+                chosen.setdefault(user, set()).add(version)
+        assert all(len(versions) == 1 for versions in chosen.values())
+        assert {version for versions in chosen.values() for version in versions} == {"toy", "far"}
+        parts = client.chat.completions.create(
+            model="chat", messages=[{"role": "user", "content": "hi"}], stream=True, user="0"
+        )
+        assert "".join(part.choices[0].delta.content or "" for part in parts) in ("hello world", "from afar")
+        versions = shown(front)
+        assert sum(version["num_calls"] for version in versions.values()) == 33
+        assert not any(version["num_errors"] for version in versions.values())
+        assert front.ask("/admin/canaries/chat", method="DELETE")[0] == 200
+        assert ask(front, 0)[0] == 404
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_failing_version_is_taken_back_and_sessions_move(streams: bool) -> None:
+    """Its first calls fail, with the reason; then everybody gets the stable version, and /admin/canaries says why."""
+    with Hostile(reply(b"{}", status="500 No")) as far, fronting(far.url) as front:
+        front.ask("/admin/canaries", NAMED)
+        statuses = [ask(front, user, stream=streams)[0] for user in range(60)]
+        assert 5 <= len([status for status in statuses if status != 200]) < 20 and statuses[-20:] == [200] * 20
+        version = shown(front)["far"]
+        assert (version["state"], version["weight"]) == ("rolled_back", 0)
+        assert "100.0% errors, against 0.0%" in version["why"]
+        assert list(samples(front, "tokenmill:canary_rollbacks_total").values()) == [1.0]
+        assert samples(front, "tokenmill:canary_weight")['model_name="chat",version="far"'] == 0.0
+
+
+def test_a_slow_version_is_taken_back() -> None:
+    """A version whose streams come three times as slowly is found by its times, without a single error."""
+    with (
+        Served(
+            lambda prompt: "a b c d e f g h", step_s=0.012, model_names=("far",), allowed_hosts=("127.0.0.1",)
+        ) as far,
+        Served(lambda prompt: "a b c d e f g h", step_s=0.004, upstreams=[up(far)]) as front,
+    ):
+        front.ask("/admin/canaries", NAMED)
+        for user in range(200):
+            assert ask(front, user, stream=True)[0] == 200
+            if shown(front)["far"]["state"] == "rolled_back":
+                break
+        version = shown(front)["far"]
+        assert (version["state"] == "rolled_back" and "later than" in version["why"]) or "slower" in version["why"]
+        assert version["num_errors"] == 0 and version["num_calls"] < 60
+
+
+def up(far: Served) -> Upstream:
+    return Upstream("far", UpstreamAddress.of(far.url), MonotonicClock())
+
+
+def test_what_clients_do_wrong_is_no_evidence() -> None:
+    """400s are the client's, for either version."""
+    with Hostile(reply(b'{"error": {"message": "no"}}', status="400 No")) as far, fronting(far.url) as front:
+        front.ask("/admin/canaries", NAMED)
+        assert {ask(front, user, messages=[])[0] for user in range(20)} == {400}
+        assert all(version["num_calls"] == 0 for version in shown(front).values())
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ({"name": "toy"}, "already"),
+        ({"versions": [{"model": "toy", "weight": 1}]}, "2 to 8"),
+        ({"versions": [{"model": "toy", "weight": 1}, {"model": "none", "weight": 1}]}, "no model 'none'"),
+        ({"versions": [{"model": "toy", "weight": 0}, {"model": "far", "weight": 1}]}, "Weights"),
+        ({"versions": [{"model": "toy", "weight": 1}, {"model": "far", "weight": -1}]}, "Weights"),
+        ({"versions": [{"model": "toy", "weight": 1}, {"model": "far"}]}, "weight"),
+        ({"versions": ["toy", "far"]}, "objects"),
+        ({"alpha": 0}, "alpha"),
+        ({"ttft_ms": -1}, "ttft_ms"),
+        ({"temperature": 1}, "not known"),
+    ],
+)
+def test_what_cannot_be_a_canary_is_refused(body: dict[str, Any], why: str) -> None:
+    with fronting("http://127.0.0.1:1") as front:
+        status, text, _ = front.ask("/admin/canaries", NAMED | body)
+        assert status == 400 and why in text
+        assert json.loads(front.ask("/admin/canaries")[1])["data"] == []
+
+
+def test_missed_targets_are_evidence() -> None:
+    """Those of the canary, else those of the server."""
+    for targets, usual in ((Targets(0.1, 0.0), Targets()), (Targets(), Targets(0.1, 0.0))):
+        book = ModelBook(("a", "b"))
+        canaries = Canaries(book, None, lambda usual=usual: usual)  # type: ignore[misc]
+        canary = canaries.put("n", [Version("a", 1), Version("b", 1)], targets=targets)
+        for _ in range(40):
+            canaries.note(canary, "a", False, 0.09, None)
+            canaries.note(canary, "b", False, 0.0901 if canary.verdicts else 0.2, None)
+        assert canary.verdicts["b"].sign in ("targets", "ttft") and canary.counts["b"][1] == 0
+        assert canary.judges["b"].tests["targets"].canary.num_bad
+
+
+def test_the_flag_says_versions_with_weights() -> None:
+    assert _canary("n=95:a,5:b:c") == ("n", (Version("a", 95.0), Version("b:c", 5.0)))
+    for text in ("n", "n=a,b", "n=1:", "=1:a", "n=inf:a,1:b", "n=-1:a", "n=x:a"):
+        with pytest.raises(ValueError, match="NAME=WEIGHT:MODEL"):
+            _canary(text)
+    canaries = Canaries(ModelBook(("a",)), None, Targets)
+    with pytest.raises(ConfigError, match="--canary n: There is no model 'b'"):
+        UpstreamOptions(canary=(_canary("n=1:a,1:b"),)).put_canaries(canaries)
+    with pytest.raises(InvalidRequest):
+        canaries.put("a", [])
