@@ -73,6 +73,11 @@ def test_what_is_written_is_read_back() -> None:
     assert find_request(bytes(data), "r-3") == request(3, "r-3") and find_request(bytes(data), "r") is None
 
 
+def test_every_reason_to_end_can_be_written() -> None:
+    reasons = {value for name, value in vars(events).items() if name.startswith("FINISH_")}
+    assert reasons and reasons <= set(REASONS)
+
+
 def test_the_last_steps_and_events_are_kept_and_wide_steps_cut() -> None:
     """Rings hold the newest; a step of more rows than fit says how many it had."""
     data, writer = written()

@@ -13,6 +13,7 @@ while nothing else is to be done. Blocks are handed out in the order of their id
 from __future__ import annotations
 
 import ctypes
+import mmap
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -29,6 +30,7 @@ AHEAD_BYTES = 256 * MiB
 
 AHEAD_SHARE = 1 / 16
 _PAGE_BYTES = 2 * MiB
+_PAGE = mmap.PAGESIZE
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE: Linux 5.14, not named in the mmap module
 
 
@@ -47,6 +49,10 @@ class KVPool(Protocol):
 
     def copy_in(self, blocks: Sequence[int], data: bytes | memoryview) -> None:
         """Make `data` the bytes of these blocks, as `copy_out` gave them for as many."""
+        ...
+
+    def commit(self, blocks: Sequence[int]) -> None:
+        """Have the memory of these blocks ready to be written, whatever it holds; others may run meanwhile."""
         ...
 
     def memory(self) -> tuple[memoryview, int]:
@@ -84,6 +90,13 @@ class HostPool:
         assert len(data) == len(blocks) * self.group.bytes_per_block, (len(data), len(blocks), self.group)
         self.data[list(blocks)] = np.frombuffer(data, np.uint8).reshape(len(blocks), -1)
 
+    def commit(self, blocks: Sequence[int]) -> None:
+        size = self.group.bytes_per_block
+        for first, last in _runs(blocks):
+            begin = first * size // _PAGE * _PAGE
+            end = min(-(-(last + 1) * size // _PAGE) * _PAGE, self.data.nbytes)
+            _populate(self.data.ctypes.data + begin, end - begin)
+
     def memory(self) -> tuple[memoryview, int]:
         return self.data.reshape(-1).data, self.data.ctypes.data
 
@@ -102,6 +115,14 @@ class HostPool:
     def close(self) -> None:
         """Give the memory back at once. Views of `data` that others still hold stay valid and read as zeros."""
         give_back(self._mapping)
+
+
+def _runs(blocks: Sequence[int]) -> list[tuple[int, int]]:
+    """First and last of each run of ids."""
+    runs: list[tuple[int, int]] = []
+    for block in sorted(blocks):
+        runs.append((runs.pop()[0], block) if runs and runs[-1][1] == block - 1 else (block, block))
+    return runs
 
 
 def _populate(address: int, num_bytes: int) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from ..core.errors import EngineFailed
-from ..core.moves import EndMove, PullBlocks, SendBlocks
+from ..core.moves import EndMove, PullBlocks, Pulled, SendBlocks
 from ..ops.pool import KVPool
 from ..store.peer.board import Board, Refused
 from ..store.peer.client import Connect, PeerClient, connect_plainly
@@ -45,6 +45,7 @@ class PeerMoves:
         welcome: Welcome = lambda connection: connection,
         connect: Connect = connect_plainly,
     ) -> None:
+        self._pools = pools
         self._memories = [BlockMemory(*pool.memory(), pool.group.bytes_per_block) for pool in pools]
         self._board = Board(block_size)
         self._server = PeerServer(self._board, incarnation, self._memories, welcome)
@@ -74,13 +75,19 @@ class PeerMoves:
         is_over = self._pulls.setdefault(job.source.ticket, threading.Event())
         try:
             loop = asyncio.get_running_loop()
-            return json.dumps(await loop.run_in_executor(self._pullers, self._client.pull, job, is_over))
+            return json.dumps(await loop.run_in_executor(self._pullers, self._pull, job, is_over))
         except (Refused, BadPeer, EOFError, OSError, KeyError, TypeError, ValueError) as error:
             log.info("KV of worker %s cannot be had: %s", job.source.worker, error)
             raise EngineFailed(f"KV of worker {job.source.worker} cannot be had: {error}") from error
         finally:
             if self._pulls.get(job.source.ticket) is is_over:
                 del self._pulls[job.source.ticket]
+
+    def _pull(self, job: PullBlocks, is_over: threading.Event) -> Pulled:
+        """The first touch of memory is dear, and there is time for it before the first block is there."""
+        for pool, ids in zip(self._pools, job.blocks, strict=True):
+            pool.commit([block for block in ids if block >= 0])
+        return self._client.pull(job, is_over)
 
     async def send(self, job: SendBlocks) -> str:
         """Raises EngineFailed where no peer comes for it, or it is over."""

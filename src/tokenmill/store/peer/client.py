@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import socket
 import threading
+import time
 import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -105,9 +106,17 @@ class PeerClient:
                     wanted[group, index] = block
                 elif block >= 0:
                     holes.append((group, index))
+        began_s = time.perf_counter()
         sums = self._copy(job, reply, there, wanted, connection)
+        copied_s = time.perf_counter()
         done = {"ask": "done", "generation": generation, "num_tokens": num_tokens, "is_last": reply["is_last"]}
         self._ask(connection, job, {**done, "sums": [(*place, value) for place, value in sums.items()]}, is_over)
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug(
+                "%d blocks of worker %s from block %d on: copied in %.1f ms, acknowledged in %.1f.",
+                len(wanted), job.source.worker, job.start, 1e3 * (copied_s - began_s),
+                1e3 * (time.perf_counter() - copied_s),
+            )  # fmt: skip
         return Pulled(num_tokens, int(reply["num_there"]), bool(reply["is_last"]), tuple(holes))
 
     def _copy(
@@ -132,24 +141,40 @@ class PeerClient:
     def _read(
         self, pid: int, pools: Sequence[tuple[int, int]], there: dict[_Place, int], wanted: dict[_Place, int]
     ) -> dict[_Place, int]:
+        """Where there is much, half of it on another thread."""
+        places = list(wanted.items())
+        half = len(places) // 2 if len(places) * max(size for _, size in pools) >= STREAM_BYTES else 0
+        beside = self._streams.submit(self._read_part, pid, pools, there, places[:half]) if half else None
+        try:
+            sums = self._read_part(pid, pools, there, places[half:])
+        finally:
+            others = {} if beside is None else beside.exception() or beside.result()
+        if isinstance(others, BaseException):
+            raise others
+        return sums | others
+
+    def _read_part(
+        self,
+        pid: int,
+        pools: Sequence[tuple[int, int]],
+        there: dict[_Place, int],
+        places: Sequence[tuple[_Place, int]],
+    ) -> dict[_Place, int]:
         sums: dict[_Place, int] = {}
-        places = iter(wanted.items())
         most = max(1, READ_BYTES // max(memory.block_bytes for memory in self._memories))
-        while part := list(islice(places, most)):
-            read_memory(
-                pid,
-                [
-                    (
-                        pools[group][0] + there[group, index] * size,
-                        self._memories[group].address + block * size,
-                        size,
-                    )
-                    for (group, index), block in part
-                    for size in (pools[group][1],)
-                ],
-            )
+        for start in range(0, len(places), most):
+            part = places[start : start + most]
+            ranges = [
+                (pools[group][0] + there[group, index] * pools[group][1], self._address(group, block), pools[group][1])
+                for (group, index), block in part
+            ]
+            read_memory(pid, ranges)
             sums |= {place: zlib.crc32(self._memories[place[0]].block(block)) for place, block in part}
         return sums
+
+    def _address(self, group: int, block: int) -> int:
+        memory = self._memories[group]
+        return memory.address + block * memory.block_bytes
 
     def _fetch(self, job: PullBlocks, wanted: list[tuple[_Place, int]], connection: socket.socket) -> dict[_Place, int]:
         """Over `connection`, and beside it over others where there is much."""
