@@ -23,11 +23,22 @@ from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.cost import Costs
 from tokenmill.core.errors import ConfigError, LinkRefused
-from tokenmill.core.events import Drain, Leaving, PoolChanged, Ready, SetPool, StepOutputs, Submit, WorkerFacts
+from tokenmill.core.events import (
+    CacheShown,
+    Drain,
+    Leaving,
+    PoolChanged,
+    Ready,
+    SetPool,
+    StepOutputs,
+    Submit,
+    WorkerFacts,
+)
 from tokenmill.core.request import PoolingParams, Request, SamplingParams
 from tokenmill.engine.build import build_engine
 from tokenmill.engine.core import EngineCore
 from tokenmill.net.clock import MonotonicClock
+from tokenmill.net.codec import encode
 from tokenmill.net.link import EngineLink, FrontLink
 from tokenmill.net.tcp import Credentials, WorkerListener, join
 from tokenmill.server.client import EngineClient
@@ -169,6 +180,43 @@ def test_a_worker_is_put_into_a_pool_by_one_front_end_and_both_know(monkeypatch:
             client.put_into_pool(number, "prefill")
             assert await link.receive() == SetPool("prefill", 5)
             link.close()
+
+    run(main())
+
+
+BAD = {
+    "no message": b"Zzz",
+    "a damaged one": b"O\x93\x01\x02\x03",
+    "one to an engine": encode(Drain(), 0.0),
+    "an answer to nothing": encode(CacheShown(99, 16), 0.0) + b"x",
+}
+
+
+@pytest.mark.parametrize("data", [*BAD.values(), None], ids=[*BAD, "4 GB announced"])
+def test_a_worker_that_sends_what_it_should_not_is_let_go_and_no_other(
+    monkeypatch: pytest.MonkeyPatch, data: bytes | None
+) -> None:
+    """It knows the secret: another build, or memory gone bad. What it had goes on in the other worker."""
+
+    async def main() -> None:
+        async with taking(monkeypatch) as (client, port):
+            bad = await come(port)
+            await until(lambda: client.ready is not None)
+            client.open([Request("r", (1, 2, 3), SamplingParams(), 8, seed=1, arrival_s=MonotonicClock().now())])
+            assert isinstance(await bad.receive(), Submit)
+            good = await come(port, ready=replace(READY, worker=WorkerFacts("worker-2", "engine-2")))
+            await until(lambda: len(client._links) == 2)
+            if data is None:
+                bad._pipe._socket.send((2**32 - 1).to_bytes(4, "little") + b"O")  # type: ignore[union-attr]
+            else:
+                await bad._pipe.send(data)
+            while not isinstance(await good.receive(), Submit):
+                pass
+            with pytest.raises(EOFError):
+                while True:
+                    await bad.receive()
+            assert client.ready is not None and client.num_open == 1
+            bad.close(), good.close()
 
     run(main())
 

@@ -13,6 +13,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from secrets import token_urlsafe
+from typing import get_args
 
 from ..cluster.desk import FrontDesk
 from ..cluster.events import (
@@ -346,6 +347,8 @@ class EngineClient:
         elif isinstance(message, Ready):
             link.epoch = message.worker.epoch
             link.spawn(self._prepare(link, message), "prepare")
+        elif not isinstance(message, get_args(FromEngine)):
+            raise ValueError(f"No message of an engine: {type(message).__name__}.")
 
     async def _give_part(self, link: AttachedEngine, wanted: WantPart) -> None:
         await link.send_part(await self.adapters.read_part(link.number, wanted))

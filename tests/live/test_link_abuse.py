@@ -1,0 +1,119 @@
+"""What comes to the workers' port and is no worker: refused with a line, and streams do not notice."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from front_ends import SECRET, Worker, free_port, front_end
+from kill import ask, write_model
+from serving import Server, wait_until
+
+BODY: dict[str, Any] = {
+    "model": "tiny", "prompt": list(range(3, 60)), "max_tokens": 3000, "seed": 1, "ignore_eos": True, "stream": True,
+}  # fmt: skip
+HELLO = b"tokenmill" + (2).to_bytes(2, "little") + b"worker" + bytes(32)
+
+
+def frame(data: bytes) -> bytes:
+    return len(data).to_bytes(4, "little") + data
+
+
+ATTACKS = {
+    "nothing": b"",
+    "HTTP": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "4 GB announced": (2**32 - 1).to_bytes(4, "little") + b"x" * 1000,
+    "half a hello": frame(HELLO)[:20],
+    "a hello and nothing": frame(HELLO),
+    "a hello and a wrong proof": frame(HELLO) + frame(bytes(32)),
+    "a hello of another version": frame(HELLO.replace(b"\x02\x00", b"\x01\x00")),
+    "keepalives": bytes(4) * 500,
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_model(tmp_path_factory.mktemp("tiny")))
+
+
+@pytest.fixture(scope="module")
+def served(model: str) -> Iterator[tuple[int, Server]]:
+    port = free_port()
+    with Worker(model, port), front_end(model, port) as server:
+        wait_until(lambda: server.request("GET", "/health")[0] == 200, "the worker")
+        yield port, server
+
+
+def test_strangers_are_turned_away_and_a_stream_goes_on(served: tuple[int, Server]) -> None:
+    """1,000 connections, some of which stay as long as they may, while an answer is streamed."""
+    port, server = served
+    expected = ask(server, BODY).key()
+    rng = random.Random(1)
+    with ThreadPoolExecutor(1) as pool, contextlib.ExitStack() as held:
+        answer = pool.submit(lambda: [ask(server, BODY).key() for _ in range(3)])
+        for number in range(1000):
+            end = socket.create_connection(("127.0.0.1", port), timeout=10)
+            with contextlib.suppress(OSError):
+                end.sendall(rng.choice([*ATTACKS.values(), rng.randbytes(rng.randrange(200))]))
+            if number % 10:
+                end.close()
+            else:
+                held.enter_context(end)
+        assert answer.result(120) == [expected] * 3
+        assert server.request("GET", "/health")[0] == 200
+        said = [line for line in server.lines if "joined" in line or "has left:" in line]
+        assert len(said) == 1, "the worker stayed, and nobody else got in"
+        with Worker(server.model, port, env={"TOKENMILL_WORKER_SECRET": "another secret of the tests"}) as stranger:
+            assert stranger.ended() == 2
+    assert ask(server, BODY).key() == expected
+
+
+@pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
+def test_each_costs_its_own_connection_and_one_line(served: tuple[int, Server], attack: bytes) -> None:
+    port, server = served
+    before = len(server.lines)
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as end:
+        end.sendall(attack)
+        end.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(ConnectionResetError):
+            while end.recv(4096):
+                pass
+    wait_until(lambda: len(server.lines) > before, "the line")
+    assert "Traceback" not in server.output and server.request("GET", "/health")[0] == 200
+
+
+def test_a_taken_port_is_one_line_and_exit_code_2(served: tuple[int, Server]) -> None:
+    port, server = served
+    command = [sys.executable, "-m", "tokenmill.cli.main", "serve", server.model, "--port", "0", "--no-engine"]
+    done = subprocess.run(
+        [*command, "--listen-workers", f"127.0.0.1:{port}"],
+        env={**os.environ, **SECRET, "TOKENMILL_STATE": str(Path(server.model) / "state")},
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    assert "in use" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_worker_of_another_model_is_refused_with_the_reason(served: tuple[int, Server], tmp_path: Path) -> None:
+    port, server = served
+    other = write_model(tmp_path)
+    weights = bytearray((other / "model.safetensors").read_bytes())
+    weights[-5] ^= 1
+    (other / "model.safetensors").write_bytes(weights)
+    with Worker(str(other), port) as stranger:
+        assert stranger.ended() == 2
+        assert stranger.has_said("other weights than this front end's")()
+    with Worker(server.model, port, args=("--kv-cache-dtype", "f32")) as stranger:
+        assert stranger.ended() == 2
+        assert stranger.has_said("It computes otherwise")()
+    assert json.loads(server.request("GET", "/admin/workers")[1])["workers"][0]["state"] == "ready"
