@@ -1,7 +1,7 @@
 """kill -9 and SIGSTOP of random workers under a steady load of streams: what clients lose, and for how long they wait.
 
     python tests/live/kill_workers.py [--workers 3 --kills 100 --stops 20] [--model smollm2|tiny]
-                                      [--prefill N --decode M]
+                                      [--prefill N --decode M] [flags of serve, such as --disaggregation always]
 
 Each stream is asked for once undisturbed, and again and again while workers are killed and stopped. The next signal is
 sent when the worker is back and each stream has got on: what is hit each time that it runs would be taken for a request
@@ -253,8 +253,8 @@ def main() -> int:
     parser.add_argument("--streams", type=int, default=6)
     parser.add_argument("--model", choices=("smollm2", "tiny"), default="smollm2")
     parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    args: tuple[str, ...] = ("--kv-cache-memory-bytes", "128MiB", "--threads", "1")
+    options, more = parser.parse_known_args()
+    args: tuple[str, ...] = ("--kv-cache-memory-bytes", "128MiB", "--threads", "1", *more)
     if options.prefill:
         args += ("--prefill-workers", str(options.prefill), "--decode-workers", str(options.decode))
     else:

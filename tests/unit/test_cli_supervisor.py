@@ -40,8 +40,9 @@ def test_the_plan_counts_weights_once_where_a_keeper_has_them() -> None:
         return dict(engines._memory(ready))
 
     assert told(LocalEngines(launch, ("mixed",))) == {"weights": 100, "KV": 10, "engine": 1}
-    own = {"weights of 3": 300, "KV of 3": 30, "engine of 3": 3}
+    own = {"weights of 3 workers": 300, "KV of 3 workers": 30, "engine of 3 workers": 3}
     assert told(LocalEngines(launch, ("mixed",) * 3)) == own
     kept = LocalEngines(launch, ("prefill", "decode", "decode"), keeps=True)
-    assert told(kept) == (own | {"weights of 3": 100, "engine of 3": 4} if can_keep() else own)
+    shared = {"weights": 100, "KV of 3 workers": 30, "engine of 3 workers": 4}
+    assert told(kept) == (shared if can_keep() else own)
     assert kept.summary == "1 prefill, 2 decode"

@@ -87,8 +87,13 @@ class LocalEngines:
         count = len(self._supervisors)
         if count == 1:
             return ready.memory
-        counts = {} if self._keeper is None else {"weights": 1, "engine": count + 1}
-        return tuple((f"{name} of {count}", size * counts.get(name, count)) for name, size in ready.memory)
+        counts = {} if self._keeper is None else {"engine": count + 1}
+        return tuple(
+            (name, size)
+            if name == "weights" and self._keeper is not None
+            else (f"{name} of {count} workers", size * counts.get(name, count))
+            for name, size in ready.memory
+        )
 
     def _has_begun(self) -> bool:
         """What one engine could load, another can: its end is then no reason to end all."""
