@@ -19,7 +19,7 @@ import pytest
 from serving import Server, wait_until
 
 SMALL = (*kill.ARGS, "--threads", "1", "--max-queue-s", "60")
-BODIES = [body for body in kill.calls(random.Random(5), 600) if body["model"] == "tiny" and "stop_of" not in body]
+BODIES = [body for body in kill.calls(random.Random(5), 600) if "stop_of" not in body]
 
 
 @pytest.fixture(scope="module")
@@ -27,16 +27,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return kill.write_model(tmp_path_factory.mktemp("model"))
 
 
+def lora(folder: Path) -> tuple[str, ...]:
+    return ("--enable-lora", "--lora-modules", f"lora={folder / 'lora'}")
+
+
 @pytest.fixture(scope="module")
 def expected(folder: Path) -> list[str]:
     """What an engine alone says."""
-    with Server(*SMALL, model=str(folder)) as server:
+    with Server(*SMALL, *lora(folder), model=str(folder)) as server:
         return answers(server)
 
 
 @pytest.fixture(scope="module")
 def three(folder: Path) -> Iterator[Server]:
-    with Server(*SMALL, "--workers", "3", model=str(folder)) as server:
+    with Server(*SMALL, *lora(folder), "--workers", "3", model=str(folder)) as server:
         wait_until(lambda: "3 mixed" in server.output and len(server.forked_pids()) == 3, "three engines")
         yield server
 
