@@ -21,6 +21,8 @@ ENDPOINTS = {
     "PATCH /admin/tenants/{tenant}": "Change its settings, for requests from now on.",
     "DELETE /admin/tenants/{tenant}": "Delete it and revoke its keys.",
     "GET /admin/models": "The models beside this server's own, with their state: [many-models.md](many-models.md).",
+    "POST /admin/models": "Load one: `model`, `name` and `kv_cache_memory_bytes`. The answer comes when it serves.",
+    "DELETE /admin/models/{name}": "Unload it, once its open calls have ended, or after 30 s.",
     "GET /admin/canaries": "Names that stand for versions of a model, what came of each version and why one was taken "
     "back: [many-models.md](many-models.md#versions-and-canaries).",
     "POST /admin/canaries": "Make one, or replace it: `name`, `versions` and how they are judged. As all that changes "

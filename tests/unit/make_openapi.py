@@ -58,6 +58,7 @@ BODIES = {
     "PATCH /admin/tenants/{tenant}": "tenant",
     "POST /admin/keys": "new_key",
     "POST /admin/canaries": "canary",
+    "POST /admin/models": "model",
     "POST /admin/keys/{key}/rotate": "rotation",
     "POST /admin/workers/{worker}/pool": "pool",
     "POST /apply-template": "any",
@@ -83,6 +84,11 @@ QUERIES = {
 _KEYS = {"name": ("string, not empty", "what people call it"), "tenant": ("string", "whose it is; else `name`'s"),
          "scopes": ("array of strings", '`[]` or `["admin"]`'),
          "expires_at": ("integer, 1 to 100000000000", "when it ends, in seconds since 1970")}  # fmt: skip
+_MODEL = {
+    "model": ("string, not empty", "alias, .gguf file, folder in Hugging Face format, or hub name"),
+    "name": ("string", "that calls have as `model`; else `model`"),
+    "kv_cache_memory_bytes": ("integer, 1 to 2^50", "its KV pool; else a share of what is left of memory"),
+}
 _CANARY = {
     "name": ("string, not empty", "that calls have as `model`"),
     "versions": ("array of objects", "`model` and `weight` of each, the stable one first"),
@@ -97,7 +103,13 @@ _POOL = {"pool": ("string, not empty", "its name: 1 to 32 of a-z, 0-9, hyphen an
 _ROTATION = {"overlap_s": ("number, 0 to 2592000", "for how long the old one still serves")}
 _TEXTS = {"/metrics", "/metrics/workers", "/console", "/console/{path}", "/", "/v1/files/{file_id}/content", "/docs",
           "/v1/requests/{id}/stream", "POST /v1/load_lora_adapter", "POST /v1/unload_lora_adapter"}  # fmt: skip
-_CREATED = {"POST /admin/canaries", "POST /admin/tenants", "POST /admin/keys", "POST /admin/keys/{key}/rotate"}
+_CREATED = {
+    "POST /admin/models",
+    "POST /admin/canaries",
+    "POST /admin/tenants",
+    "POST /admin/keys",
+    "POST /admin/keys/{key}/rotate",
+}
 _ACCEPTED = {"POST /admin/workers/{worker}/drain"}
 _OPTION_KINDS = {"str": "string", "int": "integer", "float": "number", "bool": "true or false"}
 _LISTS = ("llama_completion", "llama_embedding", "sglang")
@@ -217,6 +229,7 @@ def _body(name: str) -> Schema:
         "unload_adapter": lambda: _adapter(api_record.unload_fields(), words.UNLOAD_ADAPTER, ["lora_name"]),
         "new_key": lambda: object_of(_KEYS, ["name"]),
         "pool": lambda: object_of(_POOL, ["pool"]),
+        "model": lambda: object_of(_MODEL, ["model"]),
         "canary": lambda: object_of(_CANARY, ["name", "versions"]),
         "rotation": lambda: object_of(_ROTATION, []),
         "batch": lambda: object_of(api_files.BATCH, ["input_file_id", "endpoint", "completion_window"]),

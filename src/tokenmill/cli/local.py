@@ -38,7 +38,10 @@ class LocalEngines:
         keeps: bool = False,
     ) -> None:
         assert pools, "no engine"
-        machine = replace(read_machine(), num_sharing=len(pools)) if keeps or len(pools) > 1 else None
+        machine = launch.machine
+        if keeps or len(pools) > 1:
+            machine = machine or read_machine()
+            machine = replace(machine, num_sharing=machine.num_sharing * len(pools))
         self._keeper = Keeper(replace(launch, machine=machine)) if keeps and can_keep() else None
         self._supervisors = [
             Supervisor(

@@ -1,4 +1,4 @@
-"""Flags of `serve` about servers of others that it passes calls to."""
+"""Flags of `serve` about models beside its own: of this machine, of other servers, and names for versions of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..server.models.canaries import Canaries
     from ..server.upstream.upstream import Upstream
 
-UPSTREAMS = "servers of others"
+UPSTREAMS = "more models"
 """The heading in the help of `serve`."""
 
 
@@ -31,6 +31,13 @@ def _named_url(text: str) -> tuple[str, str]:
         raise ValueError(f"must be NAME=URL, got {text!r}.")
     UpstreamAddress.of(url)
     return name, url
+
+
+def _named_model(text: str) -> tuple[str, str]:
+    name, _, model = text.partition("=")
+    if not (name and model and name.isprintable()):
+        raise ValueError(f"must be NAME=MODEL, got {text!r}.")
+    return name, model
 
 
 def _canary(text: str) -> tuple[str, tuple[Version, ...]]:
@@ -51,6 +58,13 @@ def _canary(text: str) -> tuple[str, tuple[Version, ...]]:
 class UpstreamOptions:
     """Which servers answer for which models. Raises ConfigError."""
 
+    add_model: tuple[tuple[str, str], ...] = option(
+        (),
+        "serve another model of this machine too, under NAME, with engines of its own (repeatable)",
+        several="each",
+        read=_named_model,
+        metavar="NAME=MODEL",
+    )
     upstream: tuple[tuple[str, str], ...] = option(
         (),
         "calls for the model NAME are passed to the OpenAI-compatible server at URL; several of one name share them "
@@ -100,6 +114,10 @@ class UpstreamOptions:
         for name, _ in self.upstream:
             if name in taken:
                 raise ConfigError(f"--upstream: {name} is the name of another model here.", param="upstream")
+        named = [name for name, _ in self.add_model]
+        others = {*taken, *(name for name, _ in self.upstream)}
+        if len(set(named)) != len(named) or not others.isdisjoint(named):
+            raise ConfigError("--add-model needs names of their own, each different.", param="add_model")
         keys = self._keys()
         return [
             Upstream(name, UpstreamAddress.of(url), clock, key=keys.get(name, ""), timeout_s=self.upstream_timeout_s)

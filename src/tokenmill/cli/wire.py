@@ -15,7 +15,9 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from .. import __version__
@@ -24,6 +26,7 @@ from ..core.events import Ready
 from ..core.policy import Order
 from ..core.units import format_parts
 from ..formats.hub import ResolvedModel, default_cache_dir
+from ..node.machine import MachineFacts, read_machine
 from ..node.notes import NOTE
 from ..node.options import SCHEDULING_POLICIES, TextOptions
 from ..sched.policies import ORDERS
@@ -32,6 +35,7 @@ from ..server.config import ServerConfig
 from ..server.observe.traces import Tracing, open_tracing
 from .engines import Engines, until_first_ends
 from .foreign_words import environment_notes
+from .hosting import Hosting, shared
 from .launch import Launch
 from .launchers.ray_options import RayOptions, near
 from .logs import set_up_logging
@@ -107,6 +111,8 @@ def serve(args: argparse.Namespace) -> int:
         journal=os.path.abspath(options.journal) if options.journal else "",
     )  # fmt: skip
     listen = given_options(ListenOptions, args)
+    machine = read_machine()
+    launch = shared(launch, machine, len(given.upstreams.add_model))
     if listen.launcher == "ray":
         listen = near(given_options(RayOptions, args), listen, os.environ)
     credentials = workers = None
@@ -120,7 +126,7 @@ def serve(args: argparse.Namespace) -> int:
     with contextlib.closing(access), engines:
         from ..net.loop import run_event_loop
 
-        run_event_loop(_serve(given, model, engines, started_s))
+        run_event_loop(_serve(given, model, engines, launch, machine, len(listen.pools), started_s))
     return 0
 
 
@@ -149,7 +155,15 @@ def _workers(address: tuple[str, int], credentials: Credentials, launch: Launch,
     return Workers(address, credentials, launch.path, launch.cache_dir, max_message_bytes)
 
 
-async def _serve(given: _Given, model: ResolvedModel, engines: Engines, started_s: float) -> None:
+async def _serve(
+    given: _Given,
+    model: ResolvedModel,
+    engines: Engines,
+    launch: Launch,
+    machine: MachineFacts,
+    num_own: int,
+    started_s: float,
+) -> None:
     from ..formats.checkpoint import open_checkpoint
     from ..helper.parent import HelperProcess, helper_bytes, materials
     from ..net.clock import MonotonicClock
@@ -221,7 +235,34 @@ async def _serve(given: _Given, model: ResolvedModel, engines: Engines, started_
         max_upstream_calls=given.upstreams.upstream_max_open,
         resume=resume,
     )
-    given.upstreams.put_canaries(app.state.canaries)
+
+    def new_client(on_prepared: Callable[[TokenmillError | None], None], why_down: str) -> EngineClient:
+        return EngineClient((), on_prepared, given.order.patience, why_down, options.liveness_s)
+
+    hosting = Hosting(
+        launch,
+        given.text,
+        config,
+        machine=machine,
+        num_own=num_own if engines.are_here else 0,
+        new_client=lambda on_prepared, why: EngineClient(
+            (), on_prepared, given.order.patience, why, options.liveness_s
+        ),
+        engine_timeout_s=options.engine_timeout_s,
+        build=partial(
+            build_app,
+            clock=MonotonicClock(),
+            new_seed=seeds,
+            new_id=new_id,
+            store=store,
+            access=given.access,
+            books=books,
+            beside=True,
+        ),
+        own=client,
+        book=app.state.models,
+    )
+    app.state.models.host = hosting
     gc.collect()
     gc.freeze()  # what is loaded stays: to walk it again holds all streams up for milliseconds
     listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -273,6 +314,8 @@ async def _serve(given: _Given, model: ResolvedModel, engines: Engines, started_
             ready = replace(ready, memory=())
         _print_plan(ready, model, sampling, beside, engines.summary)
         await prepared
+        await hosting.load_all(given.upstreams.add_model)
+        given.upstreams.put_canaries(app.state.canaries)
         url = await listening
         if app.state.idle_time is not None:
             app.state.idle_time.open()

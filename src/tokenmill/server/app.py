@@ -98,6 +98,7 @@ def build_app(
     upstreams: Sequence[Upstream] = (),
     max_upstream_calls: int = 256,
     resume: ResumeStore | None = None,
+    beside: bool = False,
 ) -> Starlette:
     """The ASGI application in front of `client`, whose engine may come and go. `store`, `books`, `audit` and `answers`:
     open as long as it serves; None: responses are not kept, usage is not counted, nothing is noted, no call has an
@@ -110,6 +111,9 @@ def build_app(
     `idle_job`: has the machine while nobody has a call open, from `app.state.idle_time.open()` on; None: there is none.
 
     `resume`: as `store`; None: no stream is kept. `await app.state.resume.restart(app)` before it serves.
+
+    `beside`: another application has the connections and the accounts, and gives this one the calls of its model by
+    `app.state.inside`.
 
     `app.state.limits.draining = True` makes it refuse new calls; `app.state.client` is `client`.
     """
@@ -134,7 +138,8 @@ def build_app(
     meter = None if books is None else books.meter
     if books is not None:
         client.hearers.watchers.append(books.meter)
-        client.hearers.metrics.registry.register(UsageMetrics(config.model_names[0], books))
+        if not beside:
+            client.hearers.metrics.registry.register(UsageMetrics(config.model_names[0], books))
     results = None
     if config.result_cache:
         results = ResultCache(
@@ -235,16 +240,16 @@ def build_app(
         Exception: on_unexpected,
     }
     batches = None
+    alone = Starlette(routes=routes, exception_handlers=handlers)  # no gate: who calls has passed one
     if config.files_dir:
-        inside: ASGIApp = door(
-            Starlette(routes=routes, exception_handlers=handlers)
-        )  # no gate: its owner has passed it
+        inside: ASGIApp = door(alone)
         inside = inside if tracing is None else Traced(inside, tracing=tracing)
         files = FileStore(config.files_dir, new_id)
         batches = Batches(files, inside, client, service.serves, config.max_body_bytes, access.tenant_of)
     app = Starlette(
         routes=[*routes, *file_routes(generation, batches)], middleware=middleware, exception_handlers=handlers
     )
+    app.state.inside = alone
     app.state.batches = batches
     app.state.handover = None if batches is None else Handover(batches)
     app.state.idle_time = idle_time

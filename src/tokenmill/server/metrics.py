@@ -270,8 +270,13 @@ class _Together:
         self._registries = registries
 
     def collect(self) -> Iterator[Metric]:
+        found: dict[str, Metric] = {}
         for registry in self._registries:
-            yield from registry.collect()
+            for family in registry.collect():
+                first = found.setdefault(family.name, family)
+                if first is not family:  # of another model
+                    first.samples.extend(family.samples)
+        yield from found.values()
 
 
 class _Gaps:

@@ -157,7 +157,8 @@ class Service:
 
     async def show_metrics(self, request: HttpRequest) -> Response:
         """Series by tenant only with an admin key."""
-        more = (self._observer.tenants.registry,) if ADMIN in request.state.scopes else ()
+        more = [self._observer.tenants.registry] if ADMIN in request.state.scopes else []
+        more += self._book.registries()
         body, content_type = self._metrics.render(request.headers.get("accept", ""), more)
         return Response(body, headers={"content-type": content_type})
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from prometheus_client import CollectorRegistry
 from starlette.types import Receive, Scope, Send
 
-from ...core.errors import InvalidRequest
+from ...core.errors import InvalidRequest, NotFound
 
 MAX_NAME = 200
+_POLL_S = 0.02
 UPSTREAM, LOCAL = "upstream", "local"
 
 
@@ -19,7 +22,19 @@ class ServedModel(Protocol):
 
     name: str
     kind: str
-    num_open: int
+
+    @property
+    def num_open(self) -> int: ...
+
+    @property
+    def registry(self) -> CollectorRegistry | None:
+        """Its metrics, where these are not the server's own."""
+        ...
+
+    @property
+    def memory_bytes(self) -> int:
+        """What engines of this machine may take for it."""
+        ...
 
     @property
     def why_not(self) -> str:
@@ -47,13 +62,21 @@ class ServedModel(Protocol):
         ...
 
 
+class Host(Protocol):
+    async def load(self, name: str, model: str, kv_cache_memory_bytes: int | None) -> None:
+        """Have a model of this machine in the book, which serves then. Raises TokenmillError where it cannot be
+        loaded."""
+        ...
+
+
 class ModelBook:
     """home: names of the server's own model, which answers for every name that is not here. models: the others, by
-    name. aliases: names that stand for versions, with the models that these are."""
+    name. aliases: names that stand for versions, with the models that these are. host: who loads more; None: nobody."""
 
     def __init__(self, home: Sequence[str]) -> None:
         self.home = tuple(home)
         self.aliases: dict[str, tuple[str, ...]] = {}
+        self.host: Host | None = None
         self.models: dict[str, ServedModel] = {}
         self._begun_s = int(time.time())
         self._created: dict[str, int] = {}
@@ -66,6 +89,10 @@ class ModelBook:
     @property
     def others(self) -> list[ServedModel]:
         return list(self.models.values())
+
+    def local(self) -> list[ServedModel]:
+        """Models of this machine, but for the server's own."""
+        return [each for each in self.others if each.kind == LOCAL]
 
     @property
     def num_open(self) -> int:
@@ -90,6 +117,24 @@ class ModelBook:
     def remove(self, name: str) -> ServedModel | None:
         self._created.pop(name, None)
         return self.models.pop(name, None)
+
+    async def unload(self, name: str, within_s: float) -> int:
+        """No new calls for a model; once those that are open have ended, or `within_s` is over, it is gone. The number
+        that was ended. Raises NotFound, and InvalidRequest where a canary needs it."""
+        for alias, models in self.aliases.items():
+            if name in models:
+                raise InvalidRequest(f"{name} is a version of {alias}: delete that first.", param="name")
+        model = self.remove(name)
+        if model is None:
+            raise NotFound(f"There is no model {name[:100]!r} beside this server's own.", param="name")
+        left_s = within_s
+        while model.num_open and left_s > 0:
+            await asyncio.sleep(_POLL_S)
+            left_s -= _POLL_S
+        num_ended = model.num_open
+        model.end_calls()
+        await model.close()
+        return num_ended
 
     def find(self, name: str | None) -> ServedModel | None:
         """None: the server's own model is to answer. A name may carry the tag "latest", as Ollama's clients write."""
@@ -126,6 +171,10 @@ class ModelBook:
     def open(self) -> None:
         for each in self.others:
             each.open()
+
+    def registries(self) -> list[CollectorRegistry]:
+        """Metrics of models of this machine."""
+        return [found for each in self.others if (found := each.registry) is not None]
 
     async def close(self) -> None:
         for each in self.others:

@@ -10,10 +10,10 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 import msgspec
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, QueryParams
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ...core.errors import ModelNotFound, TokenmillError
 from ...core.ports import Clock
@@ -22,10 +22,23 @@ from ..http import route_of
 from ..limits import Limits
 from .book import ModelBook, ServedModel
 from .canaries import Canaries, Canary
+from .local import LocalModel
+from .replay import unread
 from .watch import AnswerWatch
 
 _ELSEWHERE = ("/admin/", "/v1/files", "/v1/batches", "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/console/")
 """What is posted there has no model, or means adapters of the server's own."""
+
+_VIEWS = (
+    "/health",
+    "/v1/health",
+    "/load",
+    "/admin/load",
+    "/admin/requests",
+    "/admin/slo",
+    "/admin/workers",
+)
+"""What is looked at with ?model=NAME is that model's, if it is of this machine."""
 
 Handler = Callable[[HttpRequest, Exception], Awaitable[Response]]
 
@@ -73,10 +86,14 @@ class ModelDoor:
         self._note_gone = note_gone
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._book.is_alone or scope["type"] != "http" or scope["method"] != "POST":
+        if self._book.is_alone or scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         path = route_of(scope)
+        if scope["method"] != "POST":
+            viewed = self._viewed(path, scope)
+            await (self._app if viewed is None else viewed.view)(scope, receive, send)
+            return
         if path.startswith(_ELSEWHERE):
             await self._app(scope, receive, send)
             return
@@ -99,6 +116,13 @@ class ModelDoor:
             await (await self._note_gone(request, error))(scope, receive, send)
             return
         await self._app(*unread(scope, data, receive), send)
+
+    def _viewed(self, path: str, scope: Scope) -> LocalModel | None:
+        """The model of which an operator asks, by ?model=NAME; None: the server's own."""
+        if not path.startswith(_VIEWS) or b"model=" not in scope["query_string"]:
+            return None
+        model = self._book.find(QueryParams(scope["query_string"]).get("model"))
+        return model if isinstance(model, LocalModel) else None
 
     async def _answer_canary(
         self, canary: Canary, session: str, path: str, data: bytes, scope: Scope, receive: Receive, send: Send
@@ -145,20 +169,3 @@ def named_in(body: bytes) -> _Named:
         return _read(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return _NO_NAME
-
-
-def unread(scope: Scope, body: bytes, receive: Receive) -> tuple[Scope, Receive]:
-    """A scope and a receive by which a body that was read is read again, as it was decoded."""
-    dropped = (b"content-encoding", b"content-length")
-    headers = [(name, value) for name, value in scope["headers"] if name not in dropped]
-    headers.append((b"content-length", str(len(body)).encode()))
-    is_read = False
-
-    async def again() -> Message:
-        nonlocal is_read
-        if is_read:
-            return await receive()
-        is_read = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return {**scope, "headers": headers}, again

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ...cluster.canary import Rules, Version
-from ...core.errors import InvalidRequest, NotFound
+from ...core.errors import BadCheckpoint, ConfigError, FetchError, InvalidRequest, NotFound
 from ...core.slo import Targets
 from ..fields import Fields
 from ..http import JSONReply
@@ -19,6 +19,9 @@ from ..scopes import require_local_admin, require_operator
 from .book import ModelBook
 from .canaries import Canaries
 
+DRAIN_S = 30.0
+"""For which calls of a model that is unloaded may go on."""
+
 _MAX_MS = 3_600_000
 
 
@@ -26,6 +29,8 @@ def routes(book: ModelBook, canaries: Canaries, limits: Limits) -> list[Route]:
     service = _Admin(book, canaries, limits)
     return [
         Route("/admin/models", service.models, methods=["GET"]),
+        Route("/admin/models", service.load_model, methods=["POST"]),
+        Route("/admin/models/{name:path}", service.unload_model, methods=["DELETE"]),
         Route("/admin/canaries", service.canaries, methods=["GET"]),
         Route("/admin/canaries", service.put_canary, methods=["POST"]),
         Route("/admin/canaries/{name:path}", service.remove_canary, methods=["DELETE"]),
@@ -41,6 +46,32 @@ class _Admin:
     async def models(self, request: HttpRequest) -> Response:
         require_operator(request)
         return JSONReply({"object": "list", "data": self._book.shown()})
+
+    async def load_model(self, request: HttpRequest) -> Response:
+        """Answers when the model serves."""
+        require_local_admin(request)
+        async with self._limits.body(request) as data:
+            fields = Fields(parse_small(data))
+        model, name = fields.required_text("model"), fields.text("name")
+        kv_bytes = fields.integer("kv_cache_memory_bytes", 1, 2**50)
+        if rest := fields.unread():
+            raise InvalidRequest(f"{rest[0][:100]} is not known here.", param=rest[0][:100])
+        if self._book.host is None:
+            raise InvalidRequest("This server loads no models.")
+        name = name or model
+        self._book.check_new(name)
+        try:
+            await self._book.host.load(name, model, kv_bytes)
+        except (ConfigError, BadCheckpoint, FetchError) as error:
+            raise InvalidRequest(f"{model[:200]} cannot be loaded: {error.message}", param="model") from None
+        request.state.audited = {"object": f"/admin/models/{name}", "model": model}
+        return JSONReply(next(each for each in self._book.shown() if each["name"] == name), status_code=201)
+
+    async def unload_model(self, request: HttpRequest) -> Response:
+        require_local_admin(request)
+        name = request.path_params["name"]
+        num_ended = await self._book.unload(name, DRAIN_S)
+        return JSONReply({"object": "model.deleted", "id": name, "deleted": True, "calls_ended": num_ended})
 
     async def canaries(self, request: HttpRequest) -> Response:
         require_operator(request)

@@ -80,6 +80,8 @@ class UpstreamModel:
     """A ServedModel that one or more upstreams serve. max_open: calls that one may have."""
 
     kind = UPSTREAM
+    registry = None
+    memory_bytes = 0
 
     def __init__(
         self,

@@ -1,0 +1,179 @@
+"""Models of this machine beside the server's own, started and ended while it runs: engines, helper and application.
+
+Memory is planned from what was free when the server started, less what all engines said they may take: a pool of KV
+that nobody has touched yet counts as taken. Processors are divided by the models that there will be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ..core.errors import ConfigError, TokenmillError
+from ..core.events import Ready
+from ..node.machine import MachineFacts
+from ..node.options import TextOptions
+from ..server.config import ServerConfig
+from .launch import Launch
+from .local import LocalEngines
+from .models import resolve_model
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+    from ..helper.parent import HelperProcess
+    from ..server.client import EngineClient
+    from ..server.models.book import ModelBook
+    from ..server.models.local import LocalModel
+
+log = logging.getLogger(__name__)
+
+
+class Hosting:
+    """A server.models.book.Host.
+
+    launch, text, config  as the server's own model has them
+    machine     as it was before that was loaded
+    num_own     its engines on this machine
+    new_client  given what is told of its first engine, and why there is none yet
+    build       the application of a model, given its configuration, text model, client and helper
+    own, book   the client of the server's own model, and where the others are
+    """
+
+    def __init__(
+        self,
+        launch: Launch,
+        text: TextOptions,
+        config: ServerConfig,
+        *,
+        machine: MachineFacts,
+        num_own: int,
+        new_client: Callable[[Callable[[TokenmillError | None], None], str], EngineClient],
+        engine_timeout_s: float,
+        build: Callable[..., Starlette],
+        own: EngineClient,
+        book: ModelBook,
+    ) -> None:
+        self._launch = launch
+        self._text = text
+        self._config = config
+        self._machine = machine
+        self._num_own = num_own
+        self._new_client = new_client
+        self._engine_timeout_s = engine_timeout_s
+        self._build = build
+        self._own = own
+        self._book = book
+        self._turn = asyncio.Lock()
+
+    async def load_all(self, named: Sequence[tuple[str, str]]) -> None:
+        """One after the other; what memory is left is divided equally. Raises ConfigError naming the model."""
+        for index, (name, model) in enumerate(named):
+            try:
+                await self.load(name, model, None, len(named) - index)
+            except TokenmillError as error:
+                raise ConfigError(f"--add-model {name}: {error.message}", param="add_model") from error
+
+    async def load(self, name: str, model: str, kv_cache_memory_bytes: int | None, num_to_come: int = 1) -> None:
+        """num_to_come: models that share what memory is left, this one included. One is loaded after the other."""
+        async with self._turn:
+            self._book.check_new(name)
+            self._book.add(await self._load(name, model, kv_cache_memory_bytes, num_to_come))
+
+    async def _load(self, name: str, model: str, kv_cache_memory_bytes: int | None, num_to_come: int) -> LocalModel:
+        from ..server.models.local import LocalModel
+
+        found = await asyncio.to_thread(resolve_model, model, True)
+        text = await asyncio.to_thread(self._load_text, str(found.path))
+        options = replace(
+            self._launch.options, kv_cache_memory_bytes=kv_cache_memory_bytes, kv_save=None, enable_lora=False
+        )
+        num_models = 1 + len(self._book.local()) + num_to_come
+        if options.threads is None:
+            options = replace(options, threads=max(1, self._machine.granted_cpus // num_models))
+        machine = replace(left_of(self._machine, self._taken_bytes()), num_sharing=num_to_come)
+        launch = replace(self._launch, path=str(found.path), model=name, options=options, journal="", machine=machine)
+        prepared: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def note_prepared(error: TokenmillError | None) -> None:
+            if not prepared.done():
+                prepared.set_result(None)
+
+        client = self._new_client(note_prepared, f"Loading {name}")
+        held = contextlib.AsyncExitStack()
+        try:
+            engines = held.enter_context(LocalEngines(launch, ("mixed",), self._engine_timeout_s))
+            helper = self._helper(str(found.path), text)
+            held.push_async_callback(helper.close)
+            held.callback(client.close, f"The model {name} is unloaded.")
+
+            def complete(ready: Ready) -> Ready:
+                return replace(ready, eos_token_ids=text.eos_token_ids, model=name)
+
+            app = self._build(self._config_of(name), text, client, helper)
+            running = asyncio.create_task(engines.run(client, complete), name=f"engines of {name}")
+            held.push_async_callback(_ended, running)
+            await asyncio.wait([prepared, running], return_when=asyncio.FIRST_COMPLETED)
+            if running.done():
+                running.result()
+            running.add_done_callback(lambda done: _tell(name, done))
+            return LocalModel(name, app, str(found.path), held.pop_all().aclose)
+        finally:
+            await held.aclose()
+
+    def _taken_bytes(self) -> int:
+        """What engines of all models here may take."""
+        own = self._own.ready
+        taken = 0 if own is None else self._num_own * sum(size for _, size in own.memory)
+        return taken + sum(each.memory_bytes for each in self._book.local())
+
+    def _load_text(self, path: str) -> Any:
+        from ..formats.checkpoint import open_checkpoint
+        from ..node.text import load_text_model
+
+        checkpoint = open_checkpoint(path)
+        try:
+            return load_text_model(checkpoint, self._text)[0]
+        finally:
+            checkpoint.close()
+
+    def _helper(self, path: str, text: Any) -> HelperProcess:
+        from ..helper.parent import HelperProcess, materials
+
+        allowed = {
+            "trust_templates": self._config.allow_chat_template,
+            "allow_special": self._text.allow_special_in_content,
+        }
+        return HelperProcess(path, materials(text, **allowed))
+
+    def _config_of(self, name: str) -> ServerConfig:
+        return replace(self._config, model_names=(name,), files_dir="", lora_dir="", result_cache=0)
+
+
+def shared(launch: Launch, machine: MachineFacts, num_others: int) -> Launch:
+    """The launch of a model that shares the machine with so many others from the start."""
+    return replace(launch, machine=replace(machine, num_sharing=1 + num_others)) if num_others else launch
+
+
+def left_of(machine: MachineFacts, taken_bytes: int) -> MachineFacts:
+    """What there is beside engines that may take so much."""
+    headroom = machine.cgroup_headroom
+    return replace(
+        machine,
+        memory_available=max(0, machine.memory_available - taken_bytes),
+        cgroup_headroom=None if headroom is None else max(0, headroom - taken_bytes),
+    )
+
+
+async def _ended(running: asyncio.Task[None]) -> None:
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+def _tell(name: str, done: asyncio.Task[None]) -> None:
+    if not done.cancelled() and done.exception() is not None:
+        log.error("The engines of %s have ended: %s", name, done.exception())
