@@ -6,7 +6,7 @@ is compared with what the answers tell.
 
 The model is that of kill.py, with a template for chats.
 
-    python tests/live/kill_front.py [--kills 50] [--seed 0] [--model smollm2]
+    python tests/live/kill_front.py [--kills 50] [--seed 0] [--model smollm2] [--workers 2 | 1:1]
 """
 
 from __future__ import annotations
@@ -179,8 +179,10 @@ def owed(heard: Heard) -> tuple[int, int]:
     return num_prompt, num_output
 
 
-def run(num_kills: int, seed: int, max_tokens: int, model: str = "", drop_rate: float = 0.5) -> list[str]:
-    """What is wrong after so many kills."""
+def run(
+    num_kills: int, seed: int, max_tokens: int, model: str = "", drop_rate: float = 0.5, more: tuple[str, ...] = ()
+) -> list[str]:
+    """What is wrong after so many kills. `more`: arguments of the server."""
     rng = random.Random(seed)
     problems: list[str] = []
     with tempfile.TemporaryDirectory(prefix="tokenmill-front-") as folder:
@@ -192,7 +194,7 @@ def run(num_kills: int, seed: int, max_tokens: int, model: str = "", drop_rate: 
         args = (
             *(ARGS if not model else ("--kv-cache-memory-bytes", "256MiB")),
             "--resume-file", f"{folder}/resume.db", "--resume-grace-s", str(GRACE_S), "--usage-dir", str(usage),
-            "--served-model-name", "tiny",
+            "--served-model-name", "tiny", *more,
         )  # fmt: skip
         server = Server(*args, model=path).__enter__()
         clients = Clients(server.port, rng, 0.0)
@@ -264,8 +266,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--max-tokens", type=int, default=400)
     parser.add_argument("--model", default="")
+    parser.add_argument("--workers", default="1", help="engines of the server, or prefill:decode")
     args = parser.parse_args()
-    problems = run(args.kills, args.seed, args.max_tokens, args.model)
+    prefill, _, decode = args.workers.partition(":")
+    more = ("--prefill-workers", prefill, "--decode-workers", decode, "--disaggregation", "always")
+    more = more if decode else ("--workers", prefill) if prefill != "1" else ()
+    problems = run(args.kills, args.seed, args.max_tokens, args.model, more=more)
     print("\n".join(problems))
     return bool(problems)
 

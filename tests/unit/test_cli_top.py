@@ -67,8 +67,8 @@ def test_a_page_says_who_works_what_waits_and_what_was_decided() -> None:
     assert any(line.split()[:4] == ["far", "lost", "decode", "-"] for line in lines)
     assert "and 4 more" in text
     assert lines[-5:] == [
-        "    2.0 s ago  moved cmpl-1-0 from local-0 to far (balance), KV of 512 tokens, pause 12 ms",
-        "   10.0 s ago  not moved: r from a to b (drain): no room",
+        "    2.0 s ago  moved local-0 -> far (balance), KV of 512 tokens, pause 12 ms  cmpl-1-0",
+        "   10.0 s ago  not moved a -> b (drain): no room  r",
         "   20.0 s ago  far is lost",
         "   20.0 s ago  resumed: 3 requests",
         "   30.0 s ago  far serves in pool decode",

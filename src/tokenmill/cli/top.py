@@ -216,11 +216,11 @@ def told(decision: View) -> str:
     """One decision in words."""
     kind = decision["kind"]
     if kind in ("moved", "not_moved"):
-        way = f"{decision['request']} from {decision['worker']} to {decision['to']}"
+        way = f"{decision['worker']} -> {decision['to']} ({decision['why']})"
         if kind == "not_moved":
-            return f"not moved: {way} ({decision['why']}): {decision['error']}"
+            return f"not moved {way}: {decision['error']}  {decision['request']}"
         pause = f", pause {1e3 * decision['pause_s']:.0f} ms" if decision["pause_s"] else ""
-        return f"moved {way} ({decision['why']}), KV of {decision['tokens']} tokens{pause}"
+        return f"moved {way}, KV of {decision['tokens']} tokens{pause}  {decision['request']}"
     if "num_requests" in decision:
         return f"{kind.replace('_', ' ')}: {decision['num_requests']} requests"
     if kind == "pool":

@@ -6,13 +6,14 @@ import { dialog, failure, field, poll } from "./lib/ui.js";
 import audit from "./pages/audit.js";
 import batches from "./pages/batches.js";
 import load from "./pages/load.js";
+import workers from "./pages/workers.js";
 import models from "./pages/models.js";
 import playground from "./pages/playground.js";
 import reports from "./pages/reports.js";
 import requests from "./pages/requests.js";
 import tenants from "./pages/tenants.js";
 
-const PAGES = { playground, load, requests, tenants, models, batches, reports, audit };
+const PAGES = { playground, load, workers, requests, tenants, models, batches, reports, audit };
 const FIRST = "playground";
 
 const main = document.getElementById("main");

@@ -4,7 +4,7 @@ import { h, svg } from "./dom.js";
 import { duration, orNone, whole } from "./format.js";
 import { table } from "./ui.js";
 
-const NAMES = { queue: "Waiting", prefill: "Prefill", decode: "Decode", held: "Held back", chunk: "Chunk", preempted: "Preempted" };
+const NAMES = { queue: "Waiting", prefill: "Prefill", decode: "Decode", held: "Held back", move: "Moving", chunk: "Chunk", preempted: "Preempted" };
 const HEIGHT = 76, TOP = 8, BAR = 32, CHUNK = 10;
 const NUM_TICKS = 5;
 const MOST_EVENTS = 400;

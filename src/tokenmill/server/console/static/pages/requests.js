@@ -106,6 +106,7 @@ function one(request) {
       ["Engine", orNone(request.engine)],
       ["Preemptions", orNone(request.num_preemptions)],
       ["Resumptions", orNone(request.num_resumptions)],
+      ["Moves", orNone(request.num_moves)],
     ])),
     request.choices?.length > 1 && card("Choices of the same call", h("ul", { class: "links" },
       request.choices.map((id) => h("li", null, id === request.id ? h("span", { class: "mono" }, id) : h("a", { class: "mono", href: `#/requests/${encodeURIComponent(id)}` }, id))))),
