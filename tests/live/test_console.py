@@ -20,7 +20,7 @@ from browser import Browser, Page
 from scripted import Served
 from tokenmill.server.tenants.store import TenantStore
 
-PAGES = ("playground", "load", "requests", "tenants", "models", "batches", "reports", "audit")
+PAGES = ("playground", "load", "workers", "requests", "tenants", "models", "batches", "reports", "audit")
 HOSTILE = "<img src=x onerror=pwned()><script>pwned()</script>\u202e</b>'\"&amp;"
 ANSWER = f"One two {HOSTILE} three."
 
@@ -207,7 +207,7 @@ def test_what_models_and_users_write_is_text(browser: Browser, served: Served, t
         for name in (*PAGES, "reports/a.json", "reports/b.json"):
             page.run(f"location.hash = '#/{name}'")
             page.wait("!document.querySelector('main').innerText.includes('Loading')")
-            if name not in ("playground", "load", "requests", "tenants", "audit"):
+            if name not in ("playground", "load", "workers", "requests", "tenants", "audit"):
                 page.wait_text(HOSTILE[:8] if name != "reports/b.json" else "cases")
         assert page.run("[...document.querySelectorAll('main img, main script, main b')].length") == 0
         assert not page.complaints

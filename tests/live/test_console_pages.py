@@ -277,6 +277,16 @@ def test_without_keys_the_page_tells_the_commands(browser: Browser, tmp_path: Pa
         assert not {"New key", "New tenant"} & set(names)
 
 
+def test_workers_are_shown_with_what_was_decided_about_them(browser: Browser, served: Served) -> None:
+    """The only worker cannot be drained: the dialog says why, and stays."""
+    with opened(browser, served, "workers") as page:
+        page.wait_text("engine-0")
+        page.wait_text("Decisions")
+        page.click("Drain engine-0")
+        page.click("Drain")
+        page.wait_text("is the only one that serves")
+
+
 def test_adapters_are_loaded_and_unloaded(browser: Browser, served: Served) -> None:
     """A folder that is none is told in the dialog, which stays."""
     with opened(browser, served, "models") as page:

@@ -60,6 +60,7 @@ class EngineShell:
         self._jobs: set[asyncio.Task[None]] = set()
         self._answers: list[FromEngine] = []  # not yet sent
         self._outputs: list[Output] = []  # of the message to be sent next
+        self._num_held = 0  # blocks, as told last: a transfer that ends between steps gives some back
         self._wake = asyncio.Event()
         self._pace = Pace()
         self._changed_s = -RECENT_S  # when a request last came or went
@@ -158,8 +159,11 @@ class EngineShell:
         for answer in answers:
             await self._link.send(answer)
         outputs, self._outputs = self._outputs, []
-        if outputs or has_stepped:
-            await self._link.send(StepOutputs(tuple(outputs), self.core.stats(), self._clock.now()))
+        if outputs or has_stepped or not self._in_flight:
+            stats = self.core.stats()
+            if outputs or has_stepped or stats.num_held_blocks != self._num_held:
+                self._num_held = stats.num_held_blocks
+                await self._link.send(StepOutputs(tuple(outputs), stats, self._clock.now()))
 
     def _commit_finished(self) -> bool:
         """Commit the steps that have ended, oldest first, and tell whether there was one."""
