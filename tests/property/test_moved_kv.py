@@ -81,7 +81,7 @@ class Side:
 
 def start(worker: Worker, name: str, is_remote: bool) -> tuple[Side, asyncio.Task[None]]:
     engine_end, front = local_link()
-    moves = PeerMoves(worker.pools, SIZE, f"life of {name}", "elsewhere" if is_remote else "here")
+    moves = PeerMoves(worker.pools, SIZE, f"life of {name}", "here", may_read=not is_remote)
     address = moves.start()
     worker.executor.reach_peers(moves)
     shell = build_engine(worker.config, worker.executor, engine_end, MonotonicClock())

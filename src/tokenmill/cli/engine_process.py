@@ -137,17 +137,16 @@ def load(launch: Launch) -> tuple[Engine, Ready]:
 
 
 def ready_of(engine: Engine, launch: Launch, base_bytes: int) -> Ready:
-    """What a front end is told of an engine that was just made, which other workers may reach from now on. base_bytes:
-    what its process takes besides."""
-    from .kv_peers import open_to_peers
+    """What a front end is told of an engine that was just made, which workers of this machine may reach from
+    now on. base_bytes: what its process takes besides."""
+    from .kv_peers import LOOPBACK, open_to_peers
 
     gc.freeze()  # what is loaded stays: the collector need not walk it again and again
     ready = engine.ready(launch.model)
-    return replace(
-        ready,
-        memory=(*ready.memory, ("engine", base_bytes)),
-        worker=open_to_peers(engine, worker_facts(launch), launch.kv_host),
-    )
+    facts = worker_facts(launch)
+    if launch.kv_transfer:
+        facts = open_to_peers(engine, facts, LOOPBACK, launch.kv_transfer)
+    return replace(ready, memory=(*ready.memory, ("engine", base_bytes)), worker=facts)
 
 
 def worker_facts(launch: Launch) -> WorkerFacts:

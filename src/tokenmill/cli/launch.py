@@ -23,7 +23,7 @@ class Launch:
     journal        file that takes the engine's story; "": none does
     flight         file of its flight recorder; "": there is none
     worker, pool   what WorkerFacts calls id and pool
-    kv_host        where it serves KV to other workers; "": nowhere
+    kv_transfer    how it takes KV from workers of this machine, and gives it to them (cli.kv_peers); "": not at all
     machine        what there is for it; None: it looks for itself
     """
 
@@ -41,7 +41,7 @@ class Launch:
     flight: str = ""
     worker: str = ""
     pool: str = "mixed"
-    kv_host: str = ""
+    kv_transfer: str = ""
     machine: MachineFacts | None = None
 
     def to_json(self) -> bytes:

@@ -48,7 +48,6 @@ class LocalEngines:
                 replace(
                     launch,
                     worker=f"w{index}",
-                    kv_host="127.0.0.1" if len(pools) > 1 else "",
                     pool=pool,
                     machine=machine,
                     journal=f"{launch.journal}.w{index}" if launch.journal and len(pools) > 1 else launch.journal,

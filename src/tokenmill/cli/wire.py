@@ -105,19 +105,21 @@ def serve(args: argparse.Namespace) -> int:
         given_options(UpstreamOptions, args),
     )  # fmt: skip
     queue_bytes = config.max_buffered_bytes + config.max_open_tokens * QUEUED_TOKEN_BYTES
+    listen, link = given_options(ListenOptions, args), given_options(LinkOptions, args)
+    has_peers = listen.listen_workers is not None or len(listen.pools) > 1
     launch = Launch(
         str(model.path), config.model_names[0], str(default_cache_dir()), engine, queue_bytes,
         log_level=options.log_level, log_format=options.log_format,
+        kv_transfer=link.kv_transfer if has_peers else "",
         journal=os.path.abspath(options.journal) if options.journal else "",
     )  # fmt: skip
-    listen = given_options(ListenOptions, args)
     machine = read_machine()
     launch = shared(launch, machine, len(given.upstreams.add_model))
     if listen.launcher == "ray":
         listen = near(given_options(RayOptions, args), listen, os.environ)
     credentials = workers = None
     if listen.listen_workers is not None:
-        credentials = given_options(LinkOptions, args).credentials(listen.listen_workers[0], is_front_end=True)
+        credentials = link.credentials(listen.listen_workers[0], is_front_end=True)
         workers = _workers(listen.listen_workers, credentials, launch, config)
     engines = Engines(_launcher(args, listen, credentials, launch), workers)
     for flag, is_given in (("--kv-save", saves_kv), ("--journal", bool(options.journal))):

@@ -42,6 +42,7 @@ from ..net.loop import run_event_loop
 from ..net.tcp import Credentials, join
 from .adapter_link import AdapterCache, AdapterLink
 from .engine_process import SWITCH_S, flight_recorder, load, recording, warm_up
+from .kv_peers import LOOPBACK, Door, open_to_peers
 from .launch import Launch
 from .logs import set_up_logging
 from .models import resolve_model
@@ -72,16 +73,19 @@ def worker(args: argparse.Namespace) -> int:
     set_up_logging(serving.log_level, serving.log_format)
     joining = given_options(WorkerOptions, args)
     hosts = [host for host, _ in joining.connect]
-    credentials = given_options(LinkOptions, args).credentials(*hosts, is_front_end=False)
+    link, where = given_options(LinkOptions, args), joining.kv_address or LOOPBACK
+    credentials = link.credentials(*hosts, where[0], is_front_end=False)
+    door = Door(credentials.secret, link.tls(is_front_end=True), credentials.tls)
     model = resolve_model(args.model)
     name = joining.worker_id or f"{socket.gethostname()}-{os.getpid()}"
     launch = Launch(
         str(model.path), model.served_name, str(default_cache_dir()), engine_options(args),
-        worker=name, pool=joining.pool, kv_host="127.0.0.1",
+        worker=name, pool=joining.pool,
     )  # fmt: skip
 
     sys.setswitchinterval(SWITCH_S)
     engine, ready = load(launch)
+    ready = replace(ready, worker=open_to_peers(engine, ready.worker, where, link.kv_transfer, door))
     path = new_path(serving.flight_dir, "0") if serving.flight_dir else ""
     if path:
         prune(serving.flight_dir)

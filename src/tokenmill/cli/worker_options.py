@@ -14,6 +14,8 @@ from ..core.errors import ConfigError
 from ..core.options import check, option
 
 if TYPE_CHECKING:
+    from ssl import SSLContext
+
     from ..net.tcp import Credentials
 
 LAUNCHERS = ("local", "ray")
@@ -66,6 +68,13 @@ class LinkOptions:
         False, "leave the machine without TLS: whoever can read or change the network's traffic sees and forges all"
     )
 
+    kv_transfer: str = option(
+        "memory",
+        "how workers of one machine get KV of each other: memory, by reading the other's, where the system allows it;"
+        " tcp (default: memory)",
+        choices=("memory", "tcp"),
+    )
+
     def __post_init__(self) -> None:
         check(self)
         if (self.worker_tls_cert is None) != (self.worker_tls_ca is None):
@@ -73,17 +82,23 @@ class LinkOptions:
         if self.worker_tls_key is not None and self.worker_tls_cert is None:
             raise ConfigError("--worker-tls-key needs --worker-tls-cert.", param="worker_tls_key")
 
+    def tls(self, *, is_front_end: bool) -> SSLContext | None:
+        """Of the end that is connected to, or of the other one. Raises ConfigError."""
+        from ..net.tls import mutual_tls
+
+        if self.worker_tls_cert is None or self.worker_tls_ca is None:
+            return None
+        key = self.worker_tls_key or self.worker_tls_cert
+        return mutual_tls(self.worker_tls_cert, key, self.worker_tls_ca, is_front_end=is_front_end)
+
     def credentials(self, *hosts: str, is_front_end: bool) -> Credentials:
         """For links by `hosts`. Raises ConfigError where there is no secret, or no TLS and others than this machine
         can reach the link."""
         from ..net.tcp import Credentials
-        from ..net.tls import mutual_tls
         from ..server.listen import is_loopback
 
         secret = _read_secret(self.worker_secret_file, os.environ)
-        if self.worker_tls_cert is not None and self.worker_tls_ca is not None:
-            key = self.worker_tls_key or self.worker_tls_cert
-            context = mutual_tls(self.worker_tls_cert, key, self.worker_tls_ca, is_front_end=is_front_end)
+        if (context := self.tls(is_front_end=is_front_end)) is not None:
             return Credentials(secret, context)
         host = next((host for host in hosts if not is_loopback(host)), "")
         if host and not self.worker_insecure:
@@ -173,6 +188,13 @@ class WorkerOptions:
         read=read_pool,
         metavar="NAME",
     )
+    kv_address: tuple[str, int] | None = option(
+        None,
+        "where workers of other machines get KV from this one; port 0 picks a free one (default: only those of this"
+        " machine get any)",
+        read=read_address,
+        metavar="HOST:PORT",
+    )
     health_address: tuple[str, int] | None = option(
         None, "answer GET /live and /ready here, for probes", read=read_address, metavar="HOST:PORT"
     )
@@ -181,6 +203,8 @@ class WorkerOptions:
         check(self)
         if not self.connect or not all(port for _, port in self.connect):
             raise ConfigError("worker needs --connect HOST:PORT, the front end's --listen-workers.", param="connect")
+        if self.kv_address is not None and self.kv_address[0] in ("0.0.0.0", "::", ""):
+            raise ConfigError("--kv-address must be an address that other workers can reach.", param="kv_address")
         if len(set(self.connect)) < len(self.connect):
             raise ConfigError("--connect names one front end twice.", param="connect")
 

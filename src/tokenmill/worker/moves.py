@@ -33,7 +33,8 @@ _LOOK_S = 1.0
 
 
 class PeerMoves:
-    """`incarnation`: of this life of the worker; `host`: as WorkerFacts has it. Nothing runs before `start`."""
+    """`incarnation`: of this life of the worker; `host`: as WorkerFacts has it; `may_read`: the memory of others there.
+    Nothing runs before `start`."""
 
     def __init__(
         self,
@@ -42,6 +43,7 @@ class PeerMoves:
         incarnation: str,
         host: str,
         *,
+        may_read: bool = True,
         welcome: Welcome = lambda connection: connection,
         connect: Connect = connect_plainly,
     ) -> None:
@@ -49,7 +51,7 @@ class PeerMoves:
         self._memories = [BlockMemory(*pool.memory(), pool.group.bytes_per_block) for pool in pools]
         self._board = Board(block_size)
         self._server = PeerServer(self._board, incarnation, self._memories, welcome)
-        self._client = PeerClient(incarnation, host, self._memories, connect)
+        self._client = PeerClient(incarnation, host, self._memories, connect, may_read=may_read)
         self._pullers = ThreadPoolExecutor(MOST_PULLS, "kv-pull")
         self._summer = ThreadPoolExecutor(1, "kv-sums")
         self._pulls: dict[str, threading.Event] = {}

@@ -33,6 +33,8 @@ STREAM_BYTES = 4 * MiB
 READ_BYTES = 2 * MiB
 """Read and then summed at once: it is in the processor's cache meanwhile."""
 
+LOCAL = ("127.", "[::1]", "localhost:")
+
 Connect = Callable[[str], socket.socket]
 _Place = tuple[int, int]
 
@@ -49,7 +51,13 @@ class PeerClient:
     """`reader`: who it is, for the tickets. `host`: whose processes' memory may be read."""
 
     def __init__(
-        self, reader: str, host: str, memories: Sequence[BlockMemory], connect: Connect = connect_plainly
+        self,
+        reader: str,
+        host: str,
+        memories: Sequence[BlockMemory],
+        connect: Connect = connect_plainly,
+        *,
+        may_read: bool = True,
     ) -> None:
         self._reader = reader
         self._host = host
@@ -58,7 +66,7 @@ class PeerClient:
         self._idle: dict[str, list[socket.socket]] = {}
         self._lock = threading.Lock()
         self._streams = ThreadPoolExecutor(2 * NUM_STREAMS, "kv-stream")
-        self.may_read = can_read_memory()
+        self.may_read = may_read and can_read_memory()
 
     def close(self) -> None:
         self._streams.shutdown(wait=False, cancel_futures=True)
@@ -70,6 +78,8 @@ class PeerClient:
 
     def pull(self, job: PullBlocks, is_over: threading.Event) -> Pulled:
         """Raises OSError, EOFError, BadPeer and Refused; the blocks may then hold anything."""
+        if job.source.host != self._host and job.source.address.startswith(LOCAL):
+            raise Refused("It gives KV to workers of its own machine alone.")
         return self._with_connection(job.source.address, partial(self._pull, job, is_over))
 
     def _with_connection(self, address: str, use: Callable[[socket.socket], Any]) -> Any:

@@ -1,0 +1,157 @@
+"""Doors and boards: who is given KV, and who is not."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from tokenmill.cli import kv_peers
+from tokenmill.cli.kv_peers import Door
+from tokenmill.core.moves import KVSource, PullBlocks, Pulled
+from tokenmill.store.peer.board import Board, Had, Refused
+from tokenmill.store.peer.client import PeerClient, connect_plainly
+from tokenmill.store.peer.frames import MOST_BYTES, BadPeer
+from tokenmill.store.peer.memory import BlockMemory, CannotRead, read_memory
+from tokenmill.store.peer.server import PeerServer
+
+BLOCK_BYTES = 64
+
+
+def memory_of(value: int) -> BlockMemory:
+    import ctypes
+
+    data = (ctypes.c_uint8 * (8 * BLOCK_BYTES))(*[value] * (8 * BLOCK_BYTES))
+    return BlockMemory(memoryview(data).cast("B"), ctypes.addressof(data), BLOCK_BYTES)
+
+
+@pytest.fixture
+def board() -> Iterator[Board]:
+    """Three blocks, of which the last has one token, under the ticket `t`."""
+    board = Board(block_size=4)
+    board.post("t", [(0, 0, 5), (0, 1, 6), (0, 2, 7)], 9, True, lambda: None)
+    yield board
+    board.close()
+
+
+def sums_of(board: Board, memory: BlockMemory) -> None:
+    from zlib import crc32
+
+    board.note_sums("t", {(0, index): crc32(memory.block(5 + index)) for index in range(3)})
+
+
+def pull(
+    server: PeerServer, target: BlockMemory, *, ticket: str = "t", life: str = "life", secret: bytes = b""
+) -> Pulled:
+    connect = Door(secret).connect if secret else connect_plainly
+    client = PeerClient("reader", "elsewhere", [target], connect)
+    try:
+        source = KVSource("w", life, server.address, "elsewhere", ticket)
+        client.may_read = False
+        return client.pull(PullBlocks(0, source, 0, ((1, 2, 3),), True), threading.Event())
+    finally:
+        client.close()
+
+
+def test_blocks_come_where_they_were_reserved_and_nowhere_else(board: Board) -> None:
+    source, target = memory_of(7), memory_of(0)
+    sums_of(board, source)
+    server = PeerServer(board, "life", [source])
+    server.start()
+    try:
+        assert pull(server, target) == Pulled(9, 9, True, ())
+        assert [set(target.block(block)) for block in range(5)] == [{0}, {7}, {7}, {7}, {0}]
+        for wrong in ({"ticket": "other"}, {"life": "another"}):
+            with pytest.raises(Refused):
+                pull(server, target, **wrong)
+    finally:
+        server.close()
+
+
+def test_a_ticket_is_for_one_reader(board: Board) -> None:
+    assert board.take("t", "one", 0, 3, False, 0.0) is not None
+    with pytest.raises(Refused, match="used by another"):
+        board.take("t", "other", 0, 3, False, 0.0)
+
+
+def test_what_was_withdrawn_or_changed_is_not_to_be_used(board: Board) -> None:
+    source = memory_of(7)
+    sums_of(board, source)
+    part = board.take("t", "one", 0, 3, False, 0.0)
+    assert part is not None
+    with pytest.raises(Refused, match="did not come as they were sent"):
+        board.check("t", "one", Had(part.generation, {(0, 0): 1}, 9, True))
+    board.withdraw("t")
+    board.post("t", [(0, 0, 1)], 4, False, lambda: None)
+    with pytest.raises(Refused, match="given back"):
+        board.check("t", "one", Had(part.generation, {}, 9, True))
+
+
+def test_posts_are_over_when_the_reader_has_them() -> None:
+    board, over = Board(block_size=4), []
+    board.post("t", [(0, 0, 1)], 4, False, lambda: over.append("first"))
+    first = board.take("t", "one", 0, 8, False, 0.0)
+    assert first is not None and not first.is_last and first.num_tokens == 4
+    board.post("t", [], 4, True, lambda: over.append("last"))
+    board.check("t", "one", Had(first.generation, {}, 4, False))
+    assert over == ["first"], "the reader has not been told that this was all"
+    board.check("t", "one", Had(first.generation, {}, 4, True))
+    assert over == ["first", "last"]
+
+
+def test_between_machines_both_ends_prove_themselves(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_peers, "_is_local", lambda address: False)
+    source = memory_of(7)
+    sums_of(board, source)
+    server = PeerServer(board, "life", [source], Door(b"s" * 32).welcome)
+    server.start()
+    try:
+        assert pull(server, memory_of(0), secret=b"s" * 32).num_tokens == 9
+        for secret in (b"another secret!!!", b""):
+            with pytest.raises((OSError, EOFError, BadPeer)):
+                pull(server, memory_of(0), secret=secret)
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"\xff\xff\xff\xff", (MOST_BYTES + 1).to_bytes(4, "little"), b"\x02\0\0\0[]", b"\x05\0\0\0{...}", b"\x02\0\0\0{}"],
+)
+def test_garbage_ends_its_connection_alone(board: Board, sent: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    source = memory_of(7)
+    sums_of(board, source)
+    server = PeerServer(board, "life", [source])
+    server.start()
+    try:
+        with connect_plainly(server.address) as connection:
+            connection.sendall(sent)
+            assert connection.recv(1) == b"", "it was not closed"
+        assert len([each for each in caplog.messages if "was closed" in each]) == 1
+        assert pull(server, memory_of(0)).num_tokens == 9
+    finally:
+        server.close()
+
+
+def test_memory_of_nobody_cannot_be_read() -> None:
+    target = memory_of(0)
+    with pytest.raises(CannotRead):
+        read_memory(os.getpid(), [(8, target.address, BLOCK_BYTES)])
+    with pytest.raises(CannotRead):
+        read_memory(2**22 + 5, [(target.address, target.address, BLOCK_BYTES)])
+
+
+def test_a_server_that_is_closed_takes_nobody(board: Board) -> None:
+    server = PeerServer(board, "life", [memory_of(7)])
+    server.start()
+    address = server.address
+    server.close()
+    with pytest.raises(OSError), socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])), 1) as end:
+        end.sendall(b"x")
+        if not end.recv(1):
+            raise ConnectionResetError
