@@ -3,8 +3,8 @@ requests that they have. Pure.
 
 A key names all that comes before it, so every fourth key of a prefix says nearly as much as all of them: only blocks at
 depths 3, 7, 11... are kept. An engine gives up what hangs below a block before the block, so whoever holds a deep key
-holds those above it. A look-up therefore finds the deepest key that anybody holds by bisection, and from there up only
-counts who joins.
+holds those above it. A look-up therefore finds by bisection the deepest key that anybody holds, then the next one that
+more engines hold, and so on.
 
 Events of an engine carry numbers without gaps. After a gap, or before the first snapshot, nothing that it says is taken
 until a message begins with `cleared`.
@@ -132,20 +132,20 @@ class PrefixIndex:
             else:
                 high = middle - 1
         levels: list[Level] = []
-        seen: set[int] = set()
-        last: object = None
-        for number in range(low, 0, -1):
-            there = holders.get(keys[number * span - KEY_BYTES : number * span])
-            if there is None or there is last:
-                continue
-            last = there
-            if isinstance(there, int):
-                if there not in seen:
-                    levels.append(Level(number * STRIDE, frozenset((there,))))
-                    seen.add(there)
-            elif len(there) > len(seen) or not there <= seen:
-                levels.append(Level(number * STRIDE, there - seen))
-                seen |= there
+        seen: frozenset[int] | set[int] = frozenset()
+        while low:  # who holds the first `low`, and no more, are those that are not in `seen`
+            there = holders[keys[low * span - KEY_BYTES : low * span]]
+            links = frozenset((there,)) if isinstance(there, int) else there
+            levels.append(Level(low * STRIDE, links - seen))
+            seen, high = links, low
+            low = 0
+            while high - low > 1:  # more engines hold the first `low`, and as many the first `high`
+                middle = (low + high) // 2
+                others = holders.get(keys[middle * span - KEY_BYTES : middle * span], 0)
+                if (1 if isinstance(others, int) else len(others)) > len(seen):
+                    low = middle
+                else:
+                    high = middle
         return levels
 
     def check(self) -> None:

@@ -134,13 +134,16 @@ class KVAware:
         num_new = num_tokens - num_hit
         num_positions = positions(num_new, num_hit)
         floor_s = ranking.floor_s * num_new + ranking.floor_position_s * num_positions
+        best_s, best_number = (inf, 0) if best is None else best[:2]
+        limit_s = best_s - floor_s
         for base_s, number, token_s, position_s, _ in ranking.order:
-            if best is not None and base_s + floor_s > best[0]:
+            if base_s > limit_s:
                 break
-            if number not in links or (members is not None and number not in members):
-                continue
             cost_s = base_s + token_s * num_new + position_s * num_positions
-            if best is None or (cost_s, number) < best[:2]:
+            if cost_s > best_s or (cost_s == best_s and number >= best_number):
+                continue
+            if number in links and (members is None or number in members):
+                best_s, best_number, limit_s = cost_s, number, cost_s - floor_s
                 best = Scored(cost_s, number, num_hit)
         return best
 

@@ -7,6 +7,8 @@ how far the prompts that it has not finished have come.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ..core.cost import Costs
 
 _LATELY = 1 / 16
@@ -23,20 +25,30 @@ class Load:
     num_drawing     requests that have
     num_context     tokens of those, as they were when they began
     num_output      of an answer, on average lately
-    version         of all this; another one: costs are to be asked anew
     """
 
     __slots__ = (
-        "_computed", "_settled", "num_context", "num_drawing", "num_output", "num_positions",
-        "num_to_compute", "num_waiting", "version",
+        "_computed",
+        "_settled",
+        "_watchers",
+        "num_context",
+        "num_drawing",
+        "num_output",
+        "num_positions",
+        "num_to_compute",
+        "num_waiting",
     )  # fmt: skip
 
     def __init__(self, computed: int = 0) -> None:
         self.num_waiting = self.num_to_compute = self.num_drawing = self.num_context = 0
         self.num_positions = 0.0
         self.num_output = _USUAL
-        self.version = 0
+        self._watchers: list[Callable[[], None]] = []
         self._computed = self._settled = computed
+
+    def watch(self, watcher: Callable[[], None]) -> None:
+        """Call it whenever what `pace` says may have changed."""
+        self._watchers.append(watcher)
 
     def give(self, num_tokens: int, num_hit: int) -> None:
         """A request comes; so many of its tokens are expected in the prefix cache."""
@@ -45,7 +57,7 @@ class Load:
         self.num_waiting += 1
         self.num_to_compute += num_tokens - num_hit
         self.num_positions += positions(num_tokens - num_hit, num_hit)
-        self.version += 1
+        self._change()
 
     def start(self, num_tokens: int, num_hit: int, num_cached: int) -> None:
         """It has drawn its first token; so many of its tokens were cached indeed."""
@@ -60,14 +72,14 @@ class Load:
             self.num_drawing -= 1
             self.num_context -= num_tokens
             self.num_output += _LATELY * (num_drawn - self.num_output)
-            self.version += 1
+            self._change()
         else:
             self._stop_waiting(num_tokens, num_hit)
 
     def step(self, computed: int) -> None:
         """The engine has computed so many prompt tokens in its life."""
         if self.num_waiting:
-            self.version += 1
+            self._change()
         self._computed = computed
 
     @property
@@ -76,11 +88,15 @@ class Load:
         done = min(max(0, self._computed - self._settled), self.num_to_compute)
         return 1 - done / self.num_to_compute if self.num_to_compute else 0.0
 
+    def _change(self) -> None:
+        for watcher in self._watchers:
+            watcher()
+
     def _stop_waiting(self, num_tokens: int, num_hit: int) -> None:
         self.num_waiting -= 1
         self.num_to_compute -= num_tokens - num_hit
         self.num_positions -= positions(num_tokens - num_hit, num_hit)
-        self.version += 1
+        self._change()
 
 
 def pace(

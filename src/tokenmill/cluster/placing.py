@@ -146,7 +146,8 @@ class Placing:
         self.router.given(entry.request, link.number)
 
     def _choose(self, request: Request, links: Sequence[EngineLink], now: float) -> EngineLink:
-        route = self.router.choose(request, {link.number: link for link in links}, now)
+        among = self.links if len(links) == len(self.links) else {link.number: link for link in links}
+        route = self.router.choose(request, among, now)
         self._routes[route.link.number] = route
         return route.link
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Mapping
+from functools import partial
 from typing import NamedTuple
 
 from ..core.cost import UNKNOWN, Costs
@@ -38,7 +39,8 @@ class Ranking:
         self.order: list[Ranked] = []
         self.floor_s = self.floor_position_s = 0.0
         self._of: dict[int, Ranked] = {}
-        self._seen: dict[int, int] = {}
+        self._links: dict[int, EngineLink] = {}
+        self._changed: set[int] = set()
         self._costs = UNKNOWN  # of who told last
         self._left = 0
 
@@ -46,12 +48,17 @@ class Ranking:
         return self._of[number]
 
     def settle(self, links: Mapping[int, EngineLink]) -> None:
-        """Take in what has changed of these."""
-        seen = self._seen
-        for number, link in links.items():
-            if seen.get(number) != link.load.version:
-                seen[number] = link.load.version
-                self._put(number, link)
+        """Take in what has changed; these are known from now on."""
+        if not links.keys() <= self._links.keys():
+            for number in [number for number in links if number not in self._links]:
+                self._links[number] = links[number]
+                self._changed.add(number)
+                links[number].load.watch(partial(self._changed.add, number))
+        if self._changed:
+            for number in self._changed:
+                if number in self._links:
+                    self._put(number, self._links[number])
+            self._changed.clear()
         self._left -= 1
         if self._left < 0 and self.order:
             self._left = _AGAIN
@@ -61,7 +68,7 @@ class Ranking:
     def leave(self, number: int) -> None:
         if number in self._of:
             self._take(number)
-            del self._seen[number]
+            del self._links[number]
 
     def _put(self, number: int, link: EngineLink) -> None:
         costs, ready = link.stats.costs, link.ready
