@@ -6,10 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from tokenmill.cluster.events import Closed, Effects, GivenUp, Joined, Leaves, Left, Opened, Stepped, Ticked
+from tokenmill.cluster.entry import Entry
+from tokenmill.cluster.events import Closed, Effects, GivenUp, Joined, Leaves, Left, Opened, Stepped, Ticked, Told
 from tokenmill.cluster.gateway import MAX_FAILED_STARTS, Gateway
+from tokenmill.cluster.keys import with_keys
+from tokenmill.core.cost import Costs
 from tokenmill.core.errors import Unavailable
-from tokenmill.core.events import EngineStats, Output, Ready, StepOutputs, Timing
+from tokenmill.core.events import EngineStats, Output, Ready, StepOutputs, Timing, WorkerFacts
+from tokenmill.core.kv_events import CLEARED, STORED, KVEvent, KVEvents
+from tokenmill.core.moves import Moved, Offer, Release
 from tokenmill.core.policy import Forecast, Refusal, Verdict
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.terms import Terms
@@ -362,3 +367,28 @@ def test_what_a_shadow_lets_in_corrects_no_forecast() -> None:
     scene.handle(Opened([request("a")], "", verdict), 0.0)
     assert not scene.step(0, Output("a", (7,), num_output=1), now=9.0).forecasts
     assert scene.gateway.desk.calibration.factor == 1.0
+
+
+def test_a_prefix_that_another_engine_has_is_taken_from_there() -> None:
+    """The peer offers it, and the request goes to the idle engine, which takes it; what that took is noted."""
+    scene = Scene(is_shared=False)
+    scene.gateway = Gateway(new_ticket=lambda: "t")
+    costs = Costs(step_s=1e-3, token_s=1e-3)
+    for link in (0, 1):
+        worker = WorkerFacts(f"w{link}", kv_address="here")
+        scene.join(link, max_num_batched_tokens=512, worker=worker, stats=EngineStats(costs=costs))
+    (made,) = with_keys([request("b", 1024)], READY)
+    for link, events in ((0, (KVEvent(CLEARED),)), (1, (KVEvent(CLEARED), KVEvent(STORED, made.keys)))):
+        scene.handle(Told(link, KVEvents(0, events)))
+    scene.handle(Opened([request("x", 1)]))
+    (busy,) = scene.handle(Opened([replace(made, id="busy")])).submits
+    assert busy[0] == 1, "where its prefix is"
+    for name in "cdefgh":
+        scene.gateway._links[1].give(Entry(request(name, 512)))
+    effects = scene.gateway.handle(Opened([made]), 0.0)
+    ((link, sent),) = effects.submits
+    assert link == 0 and sent.source is not None and sent.source.worker == "w1"
+    keys = tuple(made.keys[at : at + 16] for at in range(0, 63 * 16, 16))
+    assert effects.tells[0] == (1, Offer("t", "", keys))
+    moved = scene.gateway.handle(Told(0, Moved("b", 0, 1008)), 0.2)
+    assert (1, Release("t")) in moved.tells

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -124,7 +125,24 @@ def test_kv_aware_goes_to_the_prefix_while_its_queue_takes_less_than_computing_i
     assert scene.choose("kv_aware", scene.request(prompt)).link.number == 1
     scene.give(1, 512)
     route = scene.choose("kv_aware", scene.request(prompt))
-    assert (route.link.number, route.num_hit, route.source, route.num_source) == (0, 0, 1, 508)
+    assert (route.link.number, route.num_hit, route.source) == (0, 0, None), "nobody can send KV"
+
+
+def test_a_prefix_is_fetched_where_that_takes_less_than_waiting_for_it_or_computing_it() -> None:
+    scene = Scene(2)
+    for link in scene.links.values():
+        link.ready = replace(link.ready, worker=link.ready.worker._replace(kv_address="somewhere"))
+    prompt = tuple(range(4096))
+    policy, request = KVAware(scene.index), scene.request(prompt)
+    scene.hold(1, prompt)
+    scene.give(1, 1024)
+    assert policy.choose(request, scene.links, 0.0).source is None, "it is expected there, and not yet told of"
+    scene.index.apply(1, KVEvents(1, (KVEvent(STORED, request.keys),)))
+    route = policy.choose(request, scene.links, 0.0)
+    assert (route.link.number, route.reason, route.source, route.num_source) == (0, "fetch", 1, 4092)
+    for _ in range(100):
+        policy.note_fetch(1000, 0.5)
+    assert policy.choose(request, scene.links, 0.0).source is None, "it takes longer than to wait"
 
 
 def test_salts_hit_only_their_own_prefixes() -> None:

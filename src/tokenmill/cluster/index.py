@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ..core.block import KEY_BYTES, BlockKey
+from ..core.block import KEY_BYTES, BlockKey, split_keys
 from ..core.kv_events import CLEARED, REMOVED, KVEvents
 
 STRIDE = 4
@@ -87,12 +87,17 @@ class PrefixIndex:
                 self._told[link] = told
                 self._drop(link, gone)
             elif event.kind == REMOVED:
-                self._drop(link, told.intersection(_all(event.keys)))
+                self._drop(link, told.intersection(split_keys(event.keys)))
             else:
                 for key in _kept(event.keys, event.depth):
                     told.add(key)
                     self._add(link, key)
         return True
+
+    def has_told(self, link: int, keys: bytes, num_blocks: int) -> bool:
+        """Whether an engine has told that it has so many blocks of a prefix, and not just is expected to."""
+        end = num_blocks // STRIDE * STRIDE * KEY_BYTES
+        return keys[max(0, end - KEY_BYTES) : end] in self._told.get(link, ())
 
     def expect(self, link: int, request_id: str, keys: bytes) -> None:
         """The engine was given a request with these keys: it will have them. Another that was given it before will
@@ -183,10 +188,6 @@ class PrefixIndex:
             there.discard(link)
             if len(there) == 1:
                 (self._holders[key],) = there
-
-
-def _all(keys: bytes) -> Iterator[BlockKey]:
-    return (keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES))
 
 
 def _kept(keys: bytes, depth: int) -> Iterator[BlockKey]:

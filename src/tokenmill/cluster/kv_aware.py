@@ -10,6 +10,7 @@ choice is that of scoring all. The idea: Mooncake's conductor (FAST'25, algorith
 from __future__ import annotations
 
 from collections.abc import Mapping
+from heapq import nsmallest
 from math import inf
 from typing import NamedTuple
 
@@ -22,6 +23,13 @@ from .routing import Route
 
 _FEW = 16
 """So many engines are scored without looking at their order."""
+
+
+_FETCH_S, _FETCH_TOKEN_S = 0.01, 2e-6
+"""What it takes to have KV sent by another engine: as such, and for each token before one was seen."""
+_LATELY = 1 / 16
+Hits = list[tuple[int, frozenset[int] | set[int]]]
+"""(tokens, who holds so many), most first."""
 
 
 class Scored(NamedTuple):
@@ -40,6 +48,7 @@ class KVAware:
     def __init__(self, index: PrefixIndex) -> None:
         self._index = index
         self._ranking = Ranking()
+        self._fetch_token_s = _FETCH_TOKEN_S
 
     def leave(self, link: int) -> None:
         self._ranking.leave(link)
@@ -57,9 +66,38 @@ class KVAware:
         number = best.number
         held = next((num_hit for num_hit, members in hits if number in members), 0)
         route = Route(links[number], "prefix" if held else "load", held)
-        if hits and hits[0][0] > held:
-            route = route._replace(source=min(hits[0][1]), num_source=hits[0][0])
-        return route
+        return self._fetch(request, links, hits, best) or route
+
+    def note_fetch(self, num_tokens: int, took_s: float) -> None:
+        """An engine got KV of so many tokens from another one in this time."""
+        if num_tokens:
+            self._fetch_token_s += _LATELY * (max(0.0, took_s - _FETCH_S) / num_tokens - self._fetch_token_s)
+
+    def _fetch(self, request: Request, links: Mapping[int, EngineLink], hits: Hits, best: Scored) -> Route | None:
+        """The engine that would have its first token soonest if it took the longest prefix from one that holds it,
+        where that is sooner than `best`."""
+        if not hits or request.output_tokens or request.handoff or request.pooling is not None:
+            return None
+        num_source, members = hits[0]
+        sources = [number for number in nsmallest(_FEW, members) if number in links]
+        sources = [number for number in sources if links[number].ready.worker.kv_address]
+        num_blocks = num_source // next(iter(links.values())).ready.block_size
+        sources = [number for number in sources if self._index.has_told(number, request.keys, num_blocks)]
+        if not sources or request.sampling.prompt_logprobs is not None:
+            return None
+        num_new = _num_tokens(request) - num_source
+        num_positions = positions(num_new, num_source)
+        own_s = _FETCH_S + self._fetch_token_s * num_source
+        soonest = next((each for each in self._ranking.order if each.number in links), self._ranking[best.number])
+        costs = [
+            (own_s + each.cost_s(num_new, num_positions), each.number)
+            for each in (self._ranking[best.number], soonest)
+            if each.number not in members
+        ]
+        if not costs or min(costs)[0] >= best.cost_s:
+            return None
+        source = min(sources, key=lambda number: (links[number].num_tokens, number))
+        return Route(links[min(costs)[1]], "fetch", 0, source, num_source)
 
     def most_cached(
         self, request: Request, links: Mapping[int, EngineLink], ttft_s: float, tpot_s: float
@@ -90,17 +128,14 @@ class KVAware:
             scored += self._with_adapter(request, links, hits)
         return min(scored)
 
-    def _hits(self, request: Request, links: Mapping[int, EngineLink]) -> list[tuple[int, frozenset[int] | set[int]]]:
-        """(tokens, who holds so many), most first."""
+    def _hits(self, request: Request, links: Mapping[int, EngineLink]) -> Hits:
         if not request.keys:
             return []
         size = next(iter(links.values())).ready.block_size
         most = (_num_tokens(request) - 1) // size
         return [(min(level.num_blocks, most) * size, level.links) for level in self._index.levels(request.keys)]
 
-    def _with_adapter(
-        self, request: Request, links: Mapping[int, EngineLink], hits: list[tuple[int, frozenset[int] | set[int]]]
-    ) -> list[Scored]:
+    def _with_adapter(self, request: Request, links: Mapping[int, EngineLink], hits: Hits) -> list[Scored]:
         """Engines that have requests of the same adapter: the rows of one share the reading of it, which is counted as
         much as a step without prompts."""
         found = []
@@ -159,6 +194,9 @@ class SLOAware:
 
     def leave(self, link: int) -> None:
         self._by_cost.leave(link)
+
+    def note_fetch(self, num_tokens: int, took_s: float) -> None:
+        self._by_cost.note_fetch(num_tokens, took_s)
 
     def choose(self, request: Request, links: Mapping[int, EngineLink], now: float) -> Route:
         route = self._by_cost.choose(request, links, now)

@@ -153,7 +153,7 @@ class Moves:
         move.attempt = entry.attempt
         effects.submits.append((link.number, request))
         effects.tells.append((link.number, Continue(request.id, request.attempt, ())))
-        link.give(entry)
+        link.give(entry, len(keys) * link.ready.block_size)
 
     def _begin(self, entry: Entry, why: str, source: EngineLink, stage: Stage, now: float) -> Move:
         assert self._new_ticket is not None and entry.request.id not in self._of, entry

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from ..core.block import KEY_BYTES, split_keys
 from ..core.events import FromEngine, Ready
 from ..core.kv_events import KVEvents
 from ..core.request import Request
@@ -15,7 +16,7 @@ from .entry import Entry
 from .events import Effects
 from .links import EngineLink
 from .load import Load
-from .moves import Moves, NewTicket
+from .moves import FETCH, Moves, NewTicket
 from .pools import Pools
 from .router import Router
 from .routing import Route
@@ -68,6 +69,9 @@ class Placing:
             effects.tells += self.router.hear(link, message)
         else:
             self.moves.hear(link, message, now, effects)
+            for ended in effects.moved:
+                if ended.why == FETCH and not ended.error:
+                    self.router.note_fetch(ended.num_tokens, ended.pause_s)
 
     def place(self, now: float, effects: Effects) -> None:
         """Give engines what they may have."""
@@ -139,8 +143,12 @@ class Placing:
         route = self._routes.get(link.number) or Route(link, "cost", self.router.num_hit(entry.request, link))
         if len(self.links) > 1:
             effects.routes.append((link.number, entry.request.id, route.reason))
+        peer = None if route.source is None else self.links[route.source]
         if is_split:
             self.moves.split(entry, link, route.num_hit, now, effects)
+        elif peer is not None and not entry.num_lives and self.moves.can_send(peer):
+            end = route.num_source // link.ready.block_size * KEY_BYTES
+            self.moves.fetch(entry, link, peer, tuple(split_keys(entry.request.keys[:end])), now, effects)
         else:
             self._submit(entry, link, effects, route.num_hit)
         self.router.given(entry.request, link.number)

@@ -70,6 +70,10 @@ class Router:
             return Route(next(iter(links.values())), "only")
         return self._routing.choose(request, links, now)
 
+    def note_fetch(self, num_tokens: int, took_s: float) -> None:
+        """An engine got KV of so many tokens from another one in this time."""
+        self._routing.note_fetch(num_tokens, took_s)
+
     def num_hit(self, request: Request, link: EngineLink) -> int:
         """Tokens of the request that the engine is expected to have in its cache."""
         size = link.ready.block_size

@@ -32,7 +32,7 @@ _FAR, _FAR_TOKENS = 1.5, 65536
 
 class Route(NamedTuple):
     """num_hit: tokens of the request that the engine is expected to have in its cache. reason: a word or two for
-    operators. source, num_source: an engine that has more of them, and how many; None: none has."""
+    operators. source, num_source: the engine that it is to get KV of so many tokens from; None: of none."""
 
     link: EngineLink
     reason: str
@@ -54,6 +54,10 @@ class Routing(Protocol):
         """It has gone."""
         ...
 
+    def note_fetch(self, num_tokens: int, took_s: float) -> None:
+        """An engine got KV of so many tokens from another one in this time."""
+        ...
+
 
 def least_loaded(links: Mapping[int, EngineLink]) -> EngineLink:
     """The one with the fewest tokens open; of equal ones, who joined first."""
@@ -73,6 +77,9 @@ class RoundRobin:
     def leave(self, link: int) -> None:
         pass
 
+    def note_fetch(self, num_tokens: int, took_s: float) -> None:
+        pass
+
 
 class LeastLoad:
     uses_keys = False
@@ -81,6 +88,9 @@ class LeastLoad:
         return Route(least_loaded(links), "load")
 
     def leave(self, link: int) -> None:
+        pass
+
+    def note_fetch(self, num_tokens: int, took_s: float) -> None:
         pass
 
 
@@ -95,6 +105,9 @@ class PowerOfTwo:
         return Route(least_loaded({number: links[number] for number in drawn}), "two")
 
     def leave(self, link: int) -> None:
+        pass
+
+    def note_fetch(self, num_tokens: int, took_s: float) -> None:
         pass
 
 
@@ -116,6 +129,9 @@ class SessionAffinity:
         return Route(least_loaded(links), "load")
 
     def leave(self, link: int) -> None:
+        pass
+
+    def note_fetch(self, num_tokens: int, took_s: float) -> None:
         pass
 
 
@@ -143,6 +159,9 @@ class PrefixAffinity:
         return Route(least, "load")
 
     def leave(self, link: int) -> None:
+        pass
+
+    def note_fetch(self, num_tokens: int, took_s: float) -> None:
         pass
 
 

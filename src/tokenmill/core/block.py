@@ -5,7 +5,7 @@ This file and `cache` know block *ids*. The backend owns block *bytes* (`ops.poo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 KV_DTYPES = ("f16", "bf16", "f32", "int8")
@@ -20,6 +20,11 @@ interchangeable KV."""
 
 BlockMove = tuple[int, BlockKey, int]
 """A block that is copied between a pool and a store: the place of its KV group, its key there, its id here."""
+
+
+def split_keys(keys: bytes) -> Iterator[BlockKey]:
+    """Keys that were joined."""
+    return (keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES))
 
 
 def cut_moves(moves: Iterable[BlockMove], block_bytes: Sequence[int], most_bytes: int) -> list[tuple[BlockMove, ...]]:

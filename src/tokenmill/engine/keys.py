@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..cache.hashing import extend_keys, root_key
-from ..core.block import KEY_BYTES
+from ..core.block import KEY_BYTES, split_keys
 from ..core.config import EngineConfig
 from ..core.sequence import Sequence
 
@@ -14,7 +14,7 @@ def extend(seq: Sequence, config: EngineConfig) -> None:
     if (len(seq.keys) + 1) * size > len(seq.tokens):
         return
     if not seq.keys and request.keys and len(request.keys) == len(request.prompt_tokens) // size * KEY_BYTES:
-        seq.keys += [request.keys[at : at + KEY_BYTES] for at in range(0, len(request.keys), KEY_BYTES)]
+        seq.keys += split_keys(request.keys)
     # The keys that are there stand for the root: they hang below it.
     root = b"" if seq.keys else root_key(config.numerics_id, request.adapter, request.cache_salt)
     extend_keys(seq.keys, root, seq.tokens, size)
