@@ -26,11 +26,18 @@ def front_end(model: str, port: int, *args: str) -> Server:
 
 
 class Worker:
-    """`tokenmill worker`; a context manager that leaves nothing running."""
+    """`tokenmill worker`; a context manager that leaves nothing running. kv: flags of its KV pool."""
 
-    def __init__(self, model: str, *ports: int, args: tuple[str, ...] = (), env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        model: str,
+        *ports: int,
+        args: tuple[str, ...] = (),
+        env: dict[str, str] | None = None,
+        kv: tuple[str, ...] = BYTES,
+    ) -> None:
         connect = [word for port in ports for word in ("--connect", f"127.0.0.1:{port}")]
-        self._command = [sys.executable, "-m", "tokenmill.cli.main", "worker", model, *connect, *BYTES, *args]
+        self._command = [sys.executable, "-m", "tokenmill.cli.main", "worker", model, *connect, *kv, *args]
         self._env = {**os.environ, **SECRET, **(env or {})}
         self.lines: list[str] = []
 

@@ -3,12 +3,12 @@ Pure.
 
 An engine with work beats every `engine.beats.BEAT_S`, also within a step, and sends what each step has given. Lost is
 
-    silent   one that has work and of which nothing was heard for `limit_s`, however long its step takes
+    silent   one that has work and of which nothing was heard for most of `limit_s`, however long its step takes
     stuck    one that beats, while its kernels do not get on, for `limit_s` and for STEP_SHARE times what the steps
              under way should take. Jobs beside the steps may hold a step up: while there are any, it is not judged
 
 Not lost are an idle engine, one whose costs are unknown (a slower watch is kept by whoever runs it), and one whose
-watcher was held up itself: what passes between two looks counts for no more than twice LOOK_S.
+watcher was held up itself: what passes between two looks counts for no more than MOST_PASSED_S.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from __future__ import annotations
 from ..core.events import Beat, FromEngine, StepOutputs
 
 LOOK_S = 0.1
+MOST_PASSED_S = 0.5
 LIMIT_S = 2.0
 STEP_SHARE = 5.0
-_EARLY_S = 0.2
-"""Silence is noticed at a look, and begins up to a beat before the process stops to answer."""
+_SILENCE = 0.8
+"""Share of the limit after which silence is believed, so that a loaded machine has the rest to act."""
 
 
 class Liveness:
@@ -50,7 +51,7 @@ class Liveness:
 
     def look(self, now: float, has_work: bool) -> str:
         """To be asked every LOOK_S: why it is lost, as a sentence, or ""."""
-        passed_s = 0.0 if self._looked_s is None else min(now - self._looked_s, 2 * LOOK_S)
+        passed_s = 0.0 if self._looked_s is None else min(now - self._looked_s, MOST_PASSED_S)
         self._looked_s = now
         if not has_work or not self._limit_s:
             self._looked_s = None
@@ -58,7 +59,7 @@ class Liveness:
             return ""
         self._silent_s += passed_s
         self._stuck_s = self._stuck_s + passed_s if self._is_judged else 0.0
-        if self._silent_s >= self._limit_s - _EARLY_S:
+        if self._silent_s >= _SILENCE * self._limit_s:
             return f"It has work and has said nothing for {self._silent_s:.1f} s."
         limit_s = max(self._limit_s, STEP_SHARE * self._expected_s)
         if self._stuck_s >= limit_s:
