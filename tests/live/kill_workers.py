@@ -166,7 +166,7 @@ class Saboteur:
         self.rng = rng
         self.load = load
         self.signals: dict[float, int] = {}  # when -> which
-        self.back_s: list[float] = []
+        self.back_s: dict[int, list[float]] = {signal.SIGKILL: [], signal.SIGSTOP: []}
         self.noticed_s: list[float] = []
 
     def strike(self, number: int) -> None:
@@ -184,7 +184,7 @@ class Saboteur:
             lambda: self._now(worker)["state"] == "ready" and self._now(worker)["incarnation"] != worker["incarnation"],
             "its return",
         )
-        self.back_s.append(time.monotonic() - began_s)
+        self.back_s[number].append(time.monotonic() - began_s)
         wait_until(lambda: self.load.has_got_on(began_s), "all streams get on")
 
     def _now(self, worker: dict[str, Any]) -> dict[str, Any]:
@@ -237,7 +237,7 @@ def run(model: str, args: tuple[str, ...], *, num_kills: int, num_stops: int, nu
         hit = [length for began_s, length in count.gaps if any(0 <= at_s - began_s <= length for at_s in times)]
         if times:
             print(f"pause    {name}: {spread(hit)} ({len(hit)} gaps)")
-    print(f"back     {spread(saboteur.back_s)}")
+            print(f"back     {name}: {spread(saboteur.back_s[kind])}")
     if num_stops:
         print(f"noticed  {spread(saboteur.noticed_s)}; {alarms - num_stops} false alarms")
     return count

@@ -16,7 +16,7 @@ from typing import Any
 
 import kill
 import pytest
-from serving import Server, wait_until
+from serving import Server, open_files, wait_until
 
 SMALL = (*kill.ARGS, "--threads", "1", "--max-queue-s", "60")
 BODIES = [body for body in kill.calls(random.Random(5), 600) if "stop_of" not in body]
@@ -41,7 +41,8 @@ def expected(folder: Path) -> list[str]:
 @pytest.fixture(scope="module")
 def three(folder: Path) -> Iterator[Server]:
     with Server(*SMALL, *lora(folder), "--workers", "3", model=str(folder)) as server:
-        wait_until(lambda: "3 mixed" in server.output and len(server.forked_pids()) == 3, "three engines")
+        wait_until(lambda: all_ready(server), "three engines")
+        assert "3 mixed" in server.output and len(server.forked_pids()) == 3
         yield server
 
 
@@ -89,10 +90,29 @@ def workers(server: Server) -> dict[str, dict[str, Any]]:
     return {each["id"]: each for each in json.loads(server.request("GET", "/admin/workers")[1])["workers"]}
 
 
+def test_lives_leave_no_files_open(three: Server) -> None:
+    keeper = three.keeper_pid
+    assert keeper is not None
+    found = []
+    for _ in range(3):
+        few = {"model": "tiny", "prompt": [5] * 9, "max_tokens": 2, "n": 6}
+        assert three.request("POST", "/v1/completions", few)[0] == 200  # who has made a step is back at once
+        for name, each in workers(three).items():
+            os.kill(each["pid"], signal.SIGKILL)
+            wait_until(lambda name=name, each=each: workers(three)[name]["pid"] not in (None, each["pid"]), "another")
+        wait_until(lambda: all_ready(three), "three engines")
+        found.append((open_files(three.process.pid), open_files(keeper)))
+    assert found[-1][0] < found[0][0] + 6 and found[-1][1] == found[0][1], found  # six lives are between them
+
+
+def all_ready(server: Server) -> bool:
+    return {each["state"] for each in workers(server).values()} == {"ready"}
+
+
 def test_all_engines_are_replaced_in_turn_while_calls_go_on(three: Server, expected: list[str]) -> None:
     """A rolling restart: each gets no more, finishes what it has, and another follows."""
+    wait_until(lambda: all_ready(three), "three engines")
     before = workers(three)
-    assert {each["state"] for each in before.values()} == {"ready"}
     with ThreadPoolExecutor(1) as pool:
         asking = pool.submit(answers, three)
         for name in before:
