@@ -14,11 +14,11 @@ ARGS = ("--kv-cache-memory-bytes", "64MiB", "--threads", "1")
 def test_no_stream_notices_that_workers_are_killed_and_stopped() -> None:
     args = (*ARGS, "--workers", "3")
     count = kill_workers.run("tiny", args, num_kills=3, num_stops=1, num_streams=4, seed=1)
-    assert count.is_clean and count.num_streams > 4, count.failed
+    assert count.is_clean and count.num_streams >= 4, count.failed
 
 
 @pytest.mark.slow
 def test_no_stream_of_a_real_model_notices_that_workers_are_killed() -> None:
     args = (*ARGS, "--workers", "3")
     count = kill_workers.run("smollm2", args, num_kills=5, num_stops=1, num_streams=4, seed=2)
-    assert count.is_clean and count.num_streams > 4, count.failed
+    assert count.is_clean and count.num_streams >= 4, count.failed
