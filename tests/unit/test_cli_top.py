@@ -43,7 +43,8 @@ SEEN = {
     ]},
     "requests": {"data": [
         {"id": "cmpl-\x1b[31m-0", "state": "decode", "engine": 1, "prompt_tokens": 5, "output_tokens": 9,
-         "max_tokens": 16, "age_s": 2.0, "ttft_s": 0.5, "num_moves": 1, "num_resumptions": 0},
+         "max_tokens": 16, "age_s": 2.0, "ttft_s": 0.5, "num_moves": 1, "num_resumptions": 0,
+         "lives": [{"why": None, "route": "prefix"}, {"why": "balance", "route": None}]},
     ]},
     "decisions": {"data": [
         {"time": 998.0, "kind": "moved", "worker": "local-0", "to": "far", "request": "cmpl-1-0", "why": "balance",
@@ -66,6 +67,8 @@ def test_a_page_says_who_works_what_waits_and_what_was_decided() -> None:
     assert worker == ["local-0", "ready", "prefill", "12", "4", "3", "1", "50", "99", "here"]
     assert any(line.split()[:4] == ["far", "lost", "decode", "-"] for line in lines)
     assert "and 4 more" in text
+    (stream,) = (line.split() for line in lines if line.startswith("cmpl-"))
+    assert stream[-3:] == ["1", "0", "balance"]
     assert lines[-5:] == [
         "    2.0 s ago  moved local-0 -> far (balance), KV of 512 tokens, pause 12 ms  cmpl-1-0",
         "   10.0 s ago  not moved a -> b (drain): no room  r",

@@ -73,6 +73,16 @@ def test_a_moved_request_has_two_lives_and_the_pause_between_them() -> None:
     assert event == {"name": "moved", "at_s": 3.0, "why": "balance", "from": 0, "copied_tokens": 5}
 
 
+def test_why_a_request_was_given_to_its_engine_is_told() -> None:
+    observer = running()
+    observer.book.routed(0, "r-0", "prefix")
+    observer.book.routed(1, "r-0", "load")  # not where it is
+    (record,) = observer.book
+    assert [life.route for life in record.lives] == ["prefix"]
+    queue = end(observer)[0]
+    assert queue["events"] == [{"name": "routed", "at_s": 0.5, "why": "prefix", "to": 0}]
+
+
 def test_a_request_whose_move_fails_stays_where_it_is() -> None:
     observer = running()
     observer.moved(moved("no room"), 13.0)

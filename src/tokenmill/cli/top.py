@@ -193,19 +193,24 @@ def _workers(workers: list[View]) -> list[str]:
 
 def _streams(requests: list[View], num_open: int) -> list[str]:
     rows: list[tuple[str, ...]] = [
-        ("REQUEST", "STATE", "ENGINE", "PROMPT", "OUTPUT", "AGE s", "TTFT s", "MOVES", "RESUMED")
+        ("REQUEST", "STATE", "ENGINE", "PROMPT", "OUTPUT", "AGE s", "TTFT s", "MOVES", "RESUMED", "WHY THERE")
     ]
     rows += [
         (
             each["id"], each["state"], "-" if each["engine"] is None else str(each["engine"]),
             str(each["prompt_tokens"]), f"{each['output_tokens']}/{each['max_tokens']}", f"{each['age_s']:.1f}",
             "-" if each["ttft_s"] is None else f"{each['ttft_s']:.2f}", str(each["num_moves"]),
-            str(each["num_resumptions"]),
+            str(each["num_resumptions"]), _why(each["lives"]),
         )
         for each in requests
     ]  # fmt: skip
     more = num_open - len(requests)
     return [*_table(rows), *([f"and {more} more"] if more > 0 else ())]
+
+
+def _why(lives: list[View]) -> str:
+    """Why it is where it is."""
+    return (lives[-1]["why"] or lives[-1]["route"] or "-") if lives else "-"
 
 
 def _decisions(decisions: list[View], now: float) -> list[str]:

@@ -41,6 +41,9 @@ class Hearers:
 
     def routed(self, routes: Sequence[tuple[int, str, str]]) -> None:
         """Of requests for which there was a choice: engine, request, why that one."""
+        if self.observer is not None:
+            for route in routes:
+                self.observer.book.routed(*route)
         if self.metrics is not None:
             for _, _, reason in routes:
                 self.metrics.request_routed(reason)

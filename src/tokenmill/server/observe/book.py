@@ -31,6 +31,7 @@ class Life:
     left_s      when the engine stopped it, for another to go on; -1: it did not
     why         for which it came from another engine that had it until then (`cluster.moves`); "": it did not
     num_copied  tokens whose KV it brought along from there
+    route       why it was given to this one of several engines, where there was a choice
     """
 
     link: int
@@ -40,6 +41,7 @@ class Life:
     left_s: float = -1.0
     why: str = ""
     num_copied: int = 0
+    route: str = ""
 
     @property
     def end_s(self) -> float:
@@ -160,6 +162,12 @@ class RequestBook:
             record.arriving = life
         else:
             record.lives.append(life)
+
+    def routed(self, link: int, request_id: str, reason: str) -> None:
+        """Why that engine got it."""
+        record = self._open.get(request_id)
+        if record is not None and record.lives and record.lives[-1].link == link:
+            record.lives[-1].route = reason
 
     def moved(self, moved: MoveEnded, now: float) -> None:
         """It goes on in another engine, or does not."""

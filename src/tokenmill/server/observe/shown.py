@@ -61,6 +61,7 @@ def summary(record: Record, now: float, unix_s: float, count_output: Callable[[s
                 "end_s": None if life.end_s < 0 else life.end_s - record.arrival_s,
                 "ended_by": "loss" if life.lost_s >= 0 else "move" if life.left_s >= 0 else None,
                 "why": life.why or None,
+                "route": life.route or None,
                 "copied_tokens": life.num_copied,
             }
             for life in record.lives

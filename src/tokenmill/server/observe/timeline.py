@@ -31,6 +31,9 @@ def timeline(record: Record, rings: Rings) -> list[dict[str, Any]]:
     queued_till_s = _scheduled(record, rings)
     queued_till_s = given_s if queued_till_s < 0 else queued_till_s
     add("queue", since, queued_till_s if queued_till_s >= 0 else record.ended_s)
+    if record.lives and record.lives[0].route:
+        event = {"name": "routed", "at_s": given_s - since, "why": record.lives[0].route, "to": record.lives[0].link}
+        spans[0]["events"].append(event)
     for i, life in enumerate(record.lives):
         end_s = life.end_s if life.end_s >= 0 else record.ended_s
         begun_s = max(life.given_s, queued_till_s) if i == 0 else life.given_s

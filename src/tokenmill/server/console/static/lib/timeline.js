@@ -63,5 +63,7 @@ function tick(share, end) {
 function words(event) {
   if (event.name === "chunk") return `${whole(event.tokens)} tokens from ${whole(event.start)}, step ${whole(event.step)}`;
   if (event.name === "preempted") return `Preempted, ${whole(event.lost_tokens)} tokens to compute again, step ${whole(event.step)}`;
+  if (event.name === "moved") return `Moved here from engine ${whole(event.from)}: ${event.why}, KV of ${whole(event.copied_tokens)} tokens copied`;
+  if (event.name === "routed") return `Given to engine ${whole(event.to)}: ${event.why}`;
   return event.name;
 }
