@@ -85,9 +85,11 @@ def compare(args: argparse.Namespace) -> None:
     base_rate, base_first = (statistics.median(found[next(iter(servers))]) for found in (rates, firsts))
     for name in servers:
         rate, first = statistics.median(rates[name]), statistics.median(firsts[name])
+        few = statistics.quantiles(firsts[name], n=10)[0]
         print(
             f"{name:16} {rate:8.1f} tokens/s ({min(rates[name]):.1f} to {max(rates[name]):.1f}), "
-            f"{100 * (rate / base_rate - 1):+.1f} %   TTFT {1e3 * first:6.2f} ms, {1e3 * (first - base_first):+.2f} ms"
+            f"{100 * (rate / base_rate - 1):+.1f} %   TTFT {1e3 * first:6.2f} ms, {1e3 * (first - base_first):+.2f}; "
+            f"first decile {1e3 * few:.2f} ms"
         )
 
 
