@@ -17,6 +17,7 @@ from tokenmill.cluster.events import Effects, GatewayEvent, Joined, Opened, Step
 from tokenmill.cluster.gateway import Gateway
 from tokenmill.core.cost import Costs, Work
 from tokenmill.core.events import FINISH_MOVED, FINISH_STOP, EngineStats, Output, Ready, StepOutputs, WorkerFacts
+from tokenmill.core.kv_events import WatchKV
 from tokenmill.core.moves import Continue, Moved, Offer, Release, Staged, Yield
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.terms import USUAL, Terms
@@ -156,7 +157,7 @@ class _Engine:
             if row is not None:
                 self._arrive(row, message)
         else:
-            assert isinstance(message, Offer), message
+            assert isinstance(message, Offer | WatchKV), message
 
     def _reserve_coming(self) -> None:
         for row in self.coming.values():

@@ -50,6 +50,7 @@ def serve(
     asks: list[Ask], migration: str, law: Law = LAW, num_engines: int = NUM_ENGINES
 ) -> tuple[list[Served], Cluster]:
     def configure(gateway: Gateway) -> None:
+        gateway.router.choose_by("least_load")
         gateway.reviews.policy = policy_named(migration)
 
     cluster = Cluster([law] * num_engines, ["mixed"] * num_engines, configure)

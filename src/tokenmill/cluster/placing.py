@@ -17,7 +17,7 @@ from .events import Effects
 from .links import EngineLink
 from .load import Load
 from .moves import FETCH, Moves, NewTicket
-from .pools import Pools
+from .pools import Pools, can_copy
 from .router import Router
 from .routing import Route
 from .suspects import Suspects
@@ -146,7 +146,7 @@ class Placing:
         peer = None if route.source is None else self.links[route.source]
         if is_split:
             self.moves.split(entry, link, route.num_hit, now, effects)
-        elif peer is not None and not entry.num_lives and self.moves.can_send(peer):
+        elif peer is not None and not entry.num_lives and can_copy(entry.request) and self.moves.can_send(peer):
             end = route.num_source // link.ready.block_size * KEY_BYTES
             self.moves.fetch(entry, link, peer, tuple(split_keys(entry.request.keys[:end])), now, effects)
         else:

@@ -257,11 +257,15 @@ class Pools:
         return min(_FULLEST, self._spent_s(link.number, now) / _LATELY_S)
 
 
+def can_copy(request: Request) -> bool:
+    """Whether it may go on from KV that another engine computed."""
+    return request.pooling is None and not request.handoff and request.sampling.prompt_logprobs is None
+
+
 def _may_split(entry: Entry) -> bool:
     request = entry.request
     num_left = request.max_tokens - len(request.output_tokens) - len(entry.tokens)
-    is_plain = request.pooling is None and not request.handoff and request.sampling.prompt_logprobs is None
-    return is_plain and not entry.num_splits and num_left > 1
+    return can_copy(request) and not entry.num_splits and num_left > 1
 
 
 def _of_kind(
