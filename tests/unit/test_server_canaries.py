@@ -97,8 +97,8 @@ def test_a_slow_version_is_taken_back() -> None:
             if shown(front)["far"]["state"] == "rolled_back":
                 break
         version = shown(front)["far"]
-        assert (version["state"] == "rolled_back" and "later than" in version["why"]) or "slower" in version["why"]
-        assert version["num_errors"] == 0 and version["num_calls"] < 60
+        assert version["state"] == "rolled_back" and version["num_errors"] == 0
+        assert "later than" in version["why"] or "slower than" in version["why"]
 
 
 def up(far: Served) -> Upstream:

@@ -6,6 +6,7 @@ import json
 import time
 import urllib.request
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,11 @@ from scripted import Served
 from tokenmill.cli.upstream_options import UpstreamOptions
 from tokenmill.core.errors import ConfigError
 from tokenmill.net.clock import MonotonicClock
+from tokenmill.server.helper import HEAVY_BYTES
+from tokenmill.server.models.door import named_in
+from tokenmill.server.tenants.access import Access
+from tokenmill.server.tenants.settings import TenantSettings
+from tokenmill.server.tenants.store import TenantStore
 from tokenmill.server.upstream.address import UpstreamAddress
 from tokenmill.server.upstream.connection import BadReply
 from tokenmill.server.upstream.health import FIRST_DELAY_S, LONGEST_DELAY_S, MOST_FAILURES, Health
@@ -332,3 +338,40 @@ def test_keys_are_in_a_file_of_their_own(tmp_path: Path) -> None:
         UpstreamOptions(**given).upstreams((), MonotonicClock())
     with pytest.raises(ConfigError, match="twice"):
         UpstreamOptions(upstream=(("far", "http://x"),) * 2)
+
+
+def test_large_bodies_are_parsed_only_for_models_beside() -> None:
+    """Names in texts and in nested objects mislead nobody; a body for the server's own model is left to the helper."""
+    text = json.dumps('"model": "far" \\') + " " * HEAVY_BYTES
+    own, nested = f'{{"a": {text}, "model": "toy"}}', f'{{"a": {text}, "b": {{"model": "far"}}, "model": "toy"}}'
+    far, none = f'{{"a": {text}, "model" : "f\\u0061r"}}', f'{{"a": {text}}}'
+    asked = []
+
+    def is_beside(name: str) -> bool:
+        asked.append(name)
+        return name == "far"
+
+    assert named_in(own.encode(), is_beside).model is None and asked == ["toy"]
+    assert named_in(nested.encode(), is_beside).model == "toy"
+    assert named_in(far.encode(), is_beside).model == "far"
+    assert named_in(none.encode(), is_beside).model is None
+
+
+def test_limits_of_tenants_hold_for_upstreams(tmp_path: Path) -> None:
+    """A tenant's calls and tokens count, with what the upstream says they were; another tenant has its own."""
+    path = str(tmp_path / "tenants.db")
+    store = TenantStore(path)
+    store.create_tenant("t", TenantSettings(requests_per_minute=3, tokens_per_minute=5000))
+    key = store.create_key("k", "t")[1]
+    store.close()
+    with closing(Access((), path)) as access, Hostile(reply(WHOLE)) as far:
+        access.open()
+        with fronting(far.url, access=access) as front:
+            headers = {"authorization": f"Bearer {key}"}
+            for _ in range(3):
+                assert front.ask("/v1/chat/completions", CHAT | {"max_tokens": 100}, headers=headers)[0] == 200
+            status, text, _ = front.ask("/v1/chat/completions", CHAT, headers=headers)
+            assert status == 429 and "requests a minute" in text
+            assert front.ask("/v1/chat/completions", CHAT)[0] == 401 and len(far.calls) == 3
+            front.call(lambda: None)
+            assert not access.quotas._charges, "what the calls had taken is put right"  # type: ignore[union-attr]

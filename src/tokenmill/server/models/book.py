@@ -142,6 +142,10 @@ class ModelBook:
             return None
         return self.models.get(name) or self.models.get(name.removesuffix(":latest"))
 
+    def is_beside(self, name: str) -> bool:
+        """Whether another than the server's own model may answer for the name."""
+        return name in self.aliases or self.find(name) is not None
+
     def card(self, name: str) -> dict[str, Any] | None:
         """As /v1/models lists a model; None: it is not one of these."""
         model = self.find(name)

@@ -6,6 +6,7 @@ A call for the server's own model goes on as it came. While there is no other mo
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 from functools import partial
 
@@ -18,6 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ...core.errors import ModelNotFound, TokenmillError
 from ...core.ports import Clock
 from ..errors import ClientGone
+from ..helper import HEAVY_BYTES
 from ..http import route_of
 from ..limits import Limits
 from .book import ModelBook, ServedModel
@@ -57,6 +59,9 @@ class _Named(msgspec.Struct):
 
 
 _NO_NAME = _Named()
+_NAMES = re.compile(rb'(?<!\\)"model"\s*:\s*("(?:[^"\\]|\\.){0,1200}")')
+"""Values of all keys "model", at whatever level: within a string of JSON a quote has a backslash before it."""
+_read_text = msgspec.json.Decoder(str).decode
 _read = msgspec.json.Decoder(_Named).decode
 _read_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _encode = msgspec.json.Encoder().encode
@@ -100,7 +105,7 @@ class ModelDoor:
         request = HttpRequest(scope, receive)
         try:
             async with self._limits.body(request) as data:
-                named = named_in(data)
+                named = named_in(data, self._book.is_beside)
                 canary = self._canaries.find(named.model)
                 if canary is not None:
                     await self._answer_canary(canary, named.session(scope), path, data, scope, receive, send)
@@ -163,9 +168,20 @@ class ModelDoor:
         await model.answer(path, data, scope, receive, send)
 
 
-def named_in(body: bytes) -> _Named:
-    """The model that a body names, and for whom; nothing where it is nothing that could."""
+def named_in(body: bytes, is_beside: Callable[[str], bool] = lambda name: True) -> _Named:
+    """The model that a body names, and for whom; nothing where it is nothing that could. A large body that has no name
+    for which `is_beside` is true is not parsed: that would hold all streams up."""
+    if len(body) > HEAVY_BYTES and not any(is_beside(_text(found)) for found in _NAMES.findall(body)):
+        return _NO_NAME
     try:
         return _read(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return _NO_NAME
+
+
+def _text(string: bytes) -> str:
+    """Of a JSON string."""
+    try:
+        return _read_text(string)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return ""
