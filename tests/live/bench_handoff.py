@@ -1,6 +1,7 @@
 """What it costs that one engine computes a prompt and another draws the answer: the time to the second token.
 
-By hand: `python tests/live/bench_handoff.py [--tokens N] [--rounds N]`.
+By hand: `python tests/live/bench_handoff.py [--tokens N] [--rounds N] [--kv-transfer tcp]`; with --moves, the longest
+pause of streams whose worker is drained.
 
 Two servers run one after the other, with the same engines: one in which every request is handed over after its first
 token, one in which none is. Both see the same prompts of random words, which nothing has cached, one at a time.
@@ -10,11 +11,14 @@ from __future__ import annotations
 
 import argparse
 import http.client
+import itertools
 import json
 import random
 import statistics
 import sys
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -24,8 +28,10 @@ from serving import Server
 ENGINES = ("--prefill-workers", "1", "--decode-workers", "1", "--kv-cache-memory-bytes", "256MiB")
 
 
-def times(server: Server, prompt: list[int], max_tokens: int) -> list[float]:
-    """Seconds from the call to each token."""
+def times(
+    server: Server, prompt: list[int], max_tokens: int, hear: Callable[[int], None] = lambda number: None
+) -> list[float]:
+    """Seconds from the call to each token; `hear` is told the number of each."""
     body = {
         "model": server.model, "prompt": prompt, "max_tokens": max_tokens, "stream": True, "temperature": 0,
         "ignore_eos": True,
@@ -40,6 +46,7 @@ def times(server: Server, prompt: list[int], max_tokens: int) -> list[float]:
         if line.startswith(b"data: {"):
             assert b'"error"' not in line, line
             found.append(time.perf_counter() - began_s)
+            hear(len(found))
     connection.close()
     return found
 
@@ -56,12 +63,52 @@ def measure(extra: tuple[str, ...], prompts: list[list[int]], max_tokens: int) -
         return found, metrics
 
 
+def measure_moves(kv_transfer: str, num_tokens: int, rounds: int) -> None:
+    """The largest gap of a stream after its worker was told to drain, beside the median gap before."""
+    rng = random.Random(1)
+    pauses, steps = [], []
+    with Server("--workers", "2", "--kv-cache-memory-bytes", "256MiB", "--kv-transfer", kv_transfer) as server:
+        for _ in range(rounds):
+            prompt = [rng.randrange(100, 40000) for _ in range(num_tokens)]
+            drained: list[threading.Thread] = []
+
+            def drain(number: int, drained: list[threading.Thread] = drained) -> None:
+                if number == 40:
+                    workers = json.loads(server.request("GET", "/admin/workers")[1])["workers"]
+                    name = next(worker["id"] for worker in workers if worker["num_running"])
+                    path = f"/admin/workers/{name}/drain?restart=true"
+                    drained.append(threading.Thread(target=server.request, args=("POST", path)))
+                    drained[0].start()
+
+            found = times(server, prompt, 120, drain)
+            drained[0].join()
+            gaps = [later - sooner for sooner, later in itertools.pairwise(found)]
+            steps.append(statistics.median(gaps[:40]))
+            pauses.append(max(gaps[39:]))
+            deadline_s = time.monotonic() + 30
+            while time.monotonic() < deadline_s:
+                workers = json.loads(server.request("GET", "/admin/workers")[1])["workers"]
+                if sum(worker["state"] == "ready" for worker in workers) == 2:
+                    break
+                time.sleep(0.1)
+        moved = [line for line in server.request("GET", "/metrics")[1].splitlines() if "moved_kv_tokens_total{" in line]
+    print(
+        f"moves at {num_tokens} tokens ({kv_transfer}): pauses in ms "
+        f"{', '.join(f'{1e3 * each:.1f}' for each in pauses)}; a step {1e3 * statistics.median(steps):.1f}; "
+        + " ".join(moved)
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", type=int, default=1024, help="of each prompt")
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--kv-transfer", choices=("memory", "tcp"), default="memory")
+    parser.add_argument("--moves", action="store_true", help="measure streams that move while they run instead")
     options = parser.parse_args()
+    if options.moves:
+        measure_moves(options.kv_transfer, options.tokens, options.rounds)
+        return
     rng = random.Random(0)
     prompts = [[rng.randrange(100, 40000) for _ in range(options.tokens)] for _ in range(options.rounds)]
     gap_s = {}

@@ -1,0 +1,64 @@
+"""Prompts computed by one process and answers drawn by another, and streams that move when theirs is drained: answers
+are those of one engine, by reading of memory and over TCP."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import kill
+import pytest
+from serving import Server, wait_until
+
+SMALL = (*kill.ARGS, "--threads", "1", "--max-queue-s", "60")
+BODIES = [body for body in kill.calls(random.Random(7), 600) if "stop_of" not in body]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return kill.write_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> list[str]:
+    """What an engine alone says."""
+    with Server(*SMALL, model=str(folder)) as server:
+        return answers(server)
+
+
+@pytest.fixture(scope="module", params=["memory", "tcp"])
+def two_pools(folder: Path, request: pytest.FixtureRequest) -> Iterator[Server]:
+    args = ("--prefill-workers", "1", "--decode-workers", "2", "--disaggregation", "always")
+    with Server(*SMALL, *args, "--kv-transfer", request.param, model=str(folder)) as server:
+        wait_until(lambda: len(server.forked_pids()) == 3, "three engines")
+        yield server
+
+
+def answers(server: Server) -> list[str]:
+    with ThreadPoolExecutor(len(BODIES)) as pool:
+        return [said.key() for said in pool.map(lambda body: kill.ask(server, body), BODIES)]
+
+
+def count(server: Server, name: str) -> float:
+    text = server.request("GET", "/metrics")[1]
+    return sum(float(value) for value in re.findall(rf"^tokenmill:{name}{{.*}} (\S+)$", text, re.MULTILINE))
+
+
+def test_answers_of_two_pools_are_those_of_one_engine(two_pools: Server, expected: list[str]) -> None:
+    assert answers(two_pools) == expected
+    assert count(two_pools, "moved_kv_tokens_total") > 100
+
+
+def test_answers_survive_a_drain(two_pools: Server, expected: list[str]) -> None:
+    """Each decode worker is drained while it answers, and started again."""
+    before = count(two_pools, "moved_kv_tokens_total")
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(answers, two_pools)
+        for name in ("w1", "w2"):
+            assert two_pools.request("POST", f"/admin/workers/{name}/drain?restart=true")[0] == 202
+            wait_until(lambda: len(two_pools.forked_pids()) == 3, "three engines")
+        assert found.result() == expected
+    assert count(two_pools, "moved_kv_tokens_total") > before
