@@ -2,9 +2,9 @@
 
     python tests/live/bench_routing.py TRACE.jsonl[.gz] [--workers 3] [--requests 90] [--rate 2]
 
-Of the trace's conversations those with three turns or more are taken, every 512 tokens of a prompt become 48. Requests
-come at `--rate` a second on average, in the trace's order, by gaps that are the same for each policy; each policy has a
-fresh server. Printed: the time to the first token, and how much of the prompts was cached.
+Of the trace's conversations the first with three turns or more are taken; every 512 tokens of a prompt become 48.
+Requests come at `--rate` a second on average, in the trace's order, by gaps that are the same for each policy; each
+policy has a fresh server. Printed: the time to the first token, and how much of the prompts was cached.
 """
 
 from __future__ import annotations
@@ -42,11 +42,18 @@ def read(path: str, num_requests: int, rate: float) -> list[Job]:
         rows = [json.loads(line) for line, _ in zip(file, range(4 * MOST), strict=False)]
     turns = Counter(row["hash_ids"][1] for row in rows if len(row["hash_ids"]) > 1)
     rows = [row for row in rows if len(row["hash_ids"]) > 1 and turns[row["hash_ids"][1]] >= 3]
+    rows = [row for row in rows if row["input_length"] * TOKENS // OF_TRACE <= MOST]
+    chosen, num_rows = set(), 0
+    for first in dict.fromkeys(row["hash_ids"][1] for row in rows):
+        if num_rows < num_requests:
+            chosen.add(first)
+            num_rows += sum(row["hash_ids"][1] == first for row in rows)
+    rows = [row for row in rows if row["hash_ids"][1] in chosen]
     random, at_s, jobs = Random(1), 0.0, []
     for row in rows:
         prompt = [token for each in row["hash_ids"] for token in Random(each).choices(range(NUM_IDS), k=TOKENS)]
         prompt = [FIRST_ID + token for token in prompt[: max(2, row["input_length"] * TOKENS // OF_TRACE)]]
-        if len(prompt) <= MOST and len(jobs) < num_requests:
+        if len(jobs) < num_requests:
             at_s += random.expovariate(rate)
             jobs.append(Job(at_s, prompt, min(32, max(2, row["output_length"] // 16))))
     return jobs
