@@ -30,6 +30,7 @@ from .store import ResumeStore
 
 if TYPE_CHECKING:
     from ..answer import Answer
+    from ..client import EngineClient
 
 _log = logging.getLogger(__name__)
 _SECRET = (b"authorization", b"proxy-authorization", b"x-api-key", b"cookie")
@@ -42,7 +43,8 @@ class Book:
     that nobody reads, where that is wanted. tenant_of: as of Access. is_draining: whether the server is about to end:
     what that cuts off is left in the file, for the next one.
 
-    app   what is behind the layer, which tells
+    app     what is behind the layer, which tells
+    client  of the engines whose streams are kept; those of other models are not
     num_resumed, num_reconnects: since the start
     """
 
@@ -57,6 +59,7 @@ class Book:
         self._grace_s = grace_s
         self._tenant_of = tenant_of
         self.app: ASGIApp | None = None
+        self.client: EngineClient | None = None
         self._is_draining = is_draining
         self.num_resumed = 0
         self.num_reconnects = 0
@@ -75,9 +78,9 @@ class Book:
     def line_of(self, scope: Scope, body: Callable[[], bytes | None]) -> Line:
         """For a call that has come. `body`: what has come of it, None where that is too much."""
 
-        def keep(line: Line, answer: Answer) -> bool:
+        def keep(line: Line, answer: Answer, client: EngineClient) -> bool:
             given = body()
-            if given is None or self._is_closed:
+            if given is None or self._is_closed or client is not self.client:
                 return False
             state, request = scope["state"], answer.choices[0].request
             headers = tuple((name, value) for name, value in scope["headers"] if name.lower() not in _SECRET)

@@ -18,6 +18,7 @@ from .record import KeptAnswer, KeptCall
 
 if TYPE_CHECKING:
     from ..answer import Answer
+    from ..client import EngineClient
 
 _MOST_AHEAD = 1024
 """Events that an answer may be ahead of a slow reader while others or the connection could still take them."""
@@ -34,7 +35,9 @@ class Line:
     abandoned  nobody wants it any more
     """
 
-    def __init__(self, keep: Callable[[Line, Answer], bool] | None = None, call: KeptCall | None = None) -> None:
+    def __init__(
+        self, keep: Callable[[Line, Answer, EngineClient], bool] | None = None, call: KeptCall | None = None
+    ) -> None:
         self.call = call
         self.key = 0
         self.outputs: list[Output] = []
@@ -56,10 +59,10 @@ class Line:
     def is_kept(self) -> bool:
         return self.call is not None
 
-    def keep(self, answer: Answer) -> bool:
-        """Keep the call of this answer, which is about to be submitted, from now on. Whether that is so."""
+    def keep(self, answer: Answer, client: EngineClient) -> bool:
+        """Keep the call of this answer, which is about to be submitted to `client`, from now on. Whether that is so."""
         keep, self._keep = self._keep, _keep_nothing
-        return keep(self, answer)
+        return keep(self, answer, client)
 
     def forget(self) -> None:
         """It will not be kept: let go of its call."""
@@ -121,7 +124,7 @@ class Line:
                 each.set_result(None)
 
 
-def _keep_nothing(line: Line, answer: Answer) -> bool:
+def _keep_nothing(line: Line, answer: Answer, client: EngineClient) -> bool:
     return False
 
 
