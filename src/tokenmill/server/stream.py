@@ -104,10 +104,11 @@ class EventStream:
 
     def _fail(self, scope: Scope, error: TokenmillError) -> bytes:
         """The last words of a stream that is not complete, and so nothing to be repeated."""
-        tape = scope.get("state", {}).get("tape")
+        state = scope.setdefault("state", {})
+        tape = state.get("tape")
         if tape is not None:
             tape.spoil()
-        scope["state"]["has_failed"] = True
+        state["has_failed"] = True
         if self._line is not None:
             self._line.has_failed = True
             self._line.was_cut = isinstance(error, Unavailable)
