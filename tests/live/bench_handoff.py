@@ -124,7 +124,7 @@ def main() -> None:
                 f"{name} {1e3 * statistics.median(values):.1f}"
                 for name, values in (("first", first), ("second", second), ("gap", gaps), ("step", steps))
             )
-            + f"; largest gap {1e3 * max(gaps):.1f}"
+            + f"; gaps {1e3 * min(gaps):.1f} to {1e3 * max(gaps):.1f}"
         )
         for line in metrics.splitlines():
             if line.startswith(
