@@ -49,13 +49,17 @@ def test_every_seed_holds(first: int) -> None:
     assert not idle, f"seeds {first}... never exercised {idle}"
 
 
-@pytest.mark.parametrize("first", range(0, NUM_SEEDS, SEEDS_PER_TEST))
-def test_every_split_holds(first: int) -> None:
-    """Prompts and answers in workers of their own, one and one or two and two, while transfers are lost and workers
-    fail: each request ends as it would alone, and no offer, ticket or block is left."""
+MOVING = [("splits", 0), ("moves", 0), *(("mixed", first) for first in range(0, NUM_SEEDS, SEEDS_PER_TEST))]
+
+
+@pytest.mark.parametrize(("kind", "first"), MOVING)
+def test_requests_that_move_hold(kind: str, first: int) -> None:
+    """Prompts and answers in workers of their own, one and one or two and two; requests that change workers at random
+    steps; and both, with pools that change and drains. Transfers are lost, workers and links fail: each request ends as
+    it would alone, and no offer, ticket or block is left."""
     totals: Counter[str] = Counter()
     for seed in range(first, first + SEEDS_PER_TEST):
-        report = run_seed_or_tell(seed, "splits")
+        report = run_seed_or_tell(seed, kind)
         totals.update(dict(report.ends))
         totals.update(moved=report.num_moved, unmoved=report.num_unmoved, pulled=report.num_pulled)
     assert min(totals[name] for name in ("stop", "length", "abort", "moved", "unmoved", "pulled")) > 20, totals

@@ -19,13 +19,13 @@ import asyncio
 import logging
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
-from ..cluster.events import Effects, GatewayEvent, GivenUp, Opened
+from ..cluster.events import Effects, GatewayEvent, GivenUp
 from ..cluster.pools import decision_named
-from ..cluster.rescheduling import policy_named
+from ..cluster.rescheduling import Proposal, View, policy_named
 from ..core.effects import Event
 from ..core.errors import EngineFailed, Overloaded
 from ..core.events import FINISH_ABORT
@@ -33,7 +33,7 @@ from ..core.ports import Executor
 from ..sched.admission import refusal
 from .check import ClientStream, check_saved, check_stream
 from .executor import ToyExecutor
-from .faults import CRASH, FREEZE, HOLD, Faults, strike
+from .faults import CRASH, FLIP, FREEZE, HOLD, KINDS, LEAVE, Faults, strike
 from .front import Front
 from .loop import VirtualLoop
 from .network import NO_DELAY, Network, Shape
@@ -52,7 +52,7 @@ class Cluster:
     poison     id of the request that ends engines; "": there is none
     limit_s    after which a worker is lost that gives no sign of life
     grace_s    for how long a worker that was let go may still be heard
-    splits, migration  names of the policies of `cluster.pools` and `cluster.rescheduling`
+    splits, migration  names of the policies of `cluster.pools` and `cluster.rescheduling`, and "random" moves
     peers_fail   share of transfers of KV between workers that are lost
     check_rate   share of the events of an engine after which its books are checked
     """
@@ -89,6 +89,22 @@ class ClusterReport:
     num_pulled: int
     ends: tuple[tuple[str, int], ...]
     duration_s: float
+
+
+class Wanderlust:
+    """Rescheduling at random: what draws tokens goes elsewhere, as often as it may."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+
+    def propose(self, view: View) -> Iterator[Proposal]:
+        for source in view.links:
+            targets = [link for link in view.links if link is not source and view.may_take(link)]
+            for entry in list(source.entries.values()) if targets else ():
+                if view.can_move(entry) and self._rng.random() < 0.5:
+                    is_waiting = not entry.has_progressed
+                    if not is_waiting or self._rng.random() < 0.1:
+                        yield Proposal(entry, self._rng.choice(targets), "at random", is_waiting)
 
 
 def make_deaths(seed: int) -> Cluster:
@@ -145,12 +161,52 @@ def make_splits(seed: int) -> Cluster:
     return replace(make_faults(seed), pools=pools, faults=quiet, splits="always", peers_fail=rng.choice([0.0, 0.1]))
 
 
+def make_moves(seed: int) -> Cluster:
+    """Requests change workers at random steps, some several times."""
+    rng = random.Random(f"moves {seed}")
+    made = make_faults(seed)
+    return replace(
+        made,
+        scenario=_roomy(made.scenario, rng.choice([1, 4, 10])),
+        pools=("mixed",) * rng.choice([2, 3, 4]),
+        faults=Faults(rng.choice([0, 0, 2, 5])),
+        migration=rng.choice(["random", "random", "on"]),
+        peers_fail=rng.choice([0.0, 0.1, 0.5]),
+    )
+
+
+def make_mixed(seed: int) -> Cluster:
+    """Pools that change, splits, moves, drains and faults of all kinds at once."""
+    rng = random.Random(f"mixed {seed}")
+    pools = tuple(rng.choice(["prefill", "decode", "mixed"]) for _ in range(rng.choice([2, 3, 5])))
+    made = make_faults(seed)
+    return replace(
+        made,
+        scenario=_roomy(made.scenario, rng.choice([1, 4, 10])),
+        pools=pools,
+        faults=Faults(rng.choice([3, 6, 12]), (*KINDS, FLIP, FLIP, LEAVE)),
+        splits=rng.choice(["always", "cost"]),
+        migration=rng.choice(["random", "random", "on"]),
+        peers_fail=rng.choice([0.0, 0.1, 0.5]),
+    )
+
+
 MAKERS: dict[str, Callable[[int], Cluster]] = {
     "deaths": make_deaths,
     "faults": make_faults,
     "zombies": make_zombies,
     "splits": make_splits,
+    "moves": make_moves,
+    "mixed": make_mixed,
 }
+
+
+def _roomy(scenario: Scenario, times: int) -> Scenario:
+    """With more blocks and rows, so that requests find room where they go, and slow steps, so that they go in time."""
+    config = scenario.config
+    groups = tuple(replace(group, num_blocks=group.num_blocks * times) for group in config.groups)
+    config = replace(config, groups=groups, max_num_seqs=config.max_num_seqs * times)
+    return replace(scenario, config=config, costs=scenario.costs._replace(step_s=0.03))
 
 
 def _poisoned(arrival: Arrival, request_id: str) -> Arrival:
@@ -201,7 +257,7 @@ class _Clients:
     async def call(self, front: Front) -> None:
         for arrival in self.scenario.arrivals:
             await asyncio.sleep(max(0.0, arrival.at_s - self.loop.time()))
-            front.handle(Opened(arrival.requests, f"client {len(arrival.requests) % 3}"))
+            front.open(arrival.requests, f"client {len(arrival.requests) % 3}")
 
     async def cancel(self, front: Front) -> None:
         for cancellation in self.scenario.cancellations:
@@ -220,7 +276,8 @@ def run_cluster(cluster: Cluster, seed: int) -> ClusterReport:
     gateway = front.gateway
     gateway.is_shared = cluster.is_shared
     gateway.pools.decision = decision_named(cluster.splits)
-    gateway.reviews.policy = policy_named(cluster.migration)
+    at_random = Wanderlust(random.Random(f"moves {seed}"))
+    gateway.reviews.policy = at_random if cluster.migration == "random" else policy_named(cluster.migration)
     peers = ToyNetwork(seed, cluster.peers_fail)
 
     def begin(address: str, incarnation: str) -> tuple[Executor, tuple[Event, ...]]:
@@ -242,7 +299,7 @@ def run_cluster(cluster: Cluster, seed: int) -> ClusterReport:
         build = Build(scenario.config, begin, peers, cluster.check_rate)
         network = Network(loop, cluster.shape, random.Random(f"network {seed}"))
         workers = [
-            Worker(f"w{number}", pool, build, network, loop, random.Random(f"w{number} {seed}"), front.attach)
+            Worker(f"w{number}", pool, build, network, loop, random.Random(f"w{number} {seed}"), [front.attach])
             for number, pool in enumerate(cluster.pools)
         ]
         for worker in workers:
@@ -250,7 +307,9 @@ def run_cluster(cluster: Cluster, seed: int) -> ClusterReport:
         loop.spawn(front.watch(), "watch")
         loop.spawn(clients.call(front), "call")
         loop.spawn(clients.cancel(front), "cancel")
-        striking = loop.spawn(strike(cluster.faults, workers, random.Random(f"faults {seed}"), counts), "faults")
+        striking = loop.spawn(
+            strike(cluster.faults, workers, [front], random.Random(f"faults {seed}"), counts), "faults"
+        )
         await clients.done.wait()
         striking.cancel()
         await _settle(workers)

@@ -13,9 +13,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from .front import Front
 from .worker import Worker
 
-CRASH, FREEZE, SLOW, CUT, HOLD, LEAVE = "crash", "freeze", "slow", "cut", "hold", "leave"
+CRASH, FREEZE, SLOW, CUT, HOLD, LEAVE, FLIP = "crash", "freeze", "slow", "cut", "hold", "leave", "flip"
 KINDS = (CRASH, FREEZE, SLOW, CUT, HOLD, LEAVE)
 
 
@@ -30,7 +31,9 @@ class Faults:
     still_s: tuple[float, ...] = (0.05, 0.5, 0.8, 3.0)
 
 
-async def strike(faults: Faults, workers: Sequence[Worker], rng: random.Random, counts: Counter[str]) -> None:
+async def strike(
+    faults: Faults, workers: Sequence[Worker], fronts: Sequence[Front], rng: random.Random, counts: Counter[str]
+) -> None:
     """Let them happen, and count those of each kind."""
     left = faults.number
     while left:
@@ -56,5 +59,8 @@ async def strike(faults: Faults, workers: Sequence[Worker], rng: random.Random, 
             worker.cut()
         elif kind == HOLD:
             worker.hold(rng.choice(faults.still_s))
+        elif kind == FLIP:
+            place = rng.randrange(len(fronts))
+            fronts[place].put(worker.numbers.get(place, -1), rng.choice(["prefill", "decode", "mixed"]))
         else:
-            await worker.leave()
+            worker.leave()

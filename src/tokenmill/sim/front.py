@@ -7,15 +7,18 @@ measurements are made of that.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 
-from ..cluster.events import Effects, GatewayEvent, Joined, Leaves, Left, Stepped, Ticked, Told
+from ..cluster.events import Effects, GatewayEvent, Joined, Leaves, Left, Opened, Pooled, Stepped, Ticked, Told
 from ..cluster.gateway import Gateway
+from ..cluster.keys import with_keys
 from ..cluster.liveness import LOOK_S, Liveness
-from ..core.events import Abort, Drain, FromEngine, Leaving, Ready, StepOutputs, Submit, ToEngine
+from ..core.events import Abort, Drain, FromEngine, Leaving, PoolChanged, Ready, SetPool, StepOutputs, Submit, ToEngine
+from ..core.kv_events import KVEvents
 from ..core.moves import Moved, Staged
 from ..core.ports import FrontEnd
+from ..core.request import Request
 from .loop import VirtualLoop
 
 Hear = Callable[[GatewayEvent, Effects], None]
@@ -29,6 +32,7 @@ class _Attached:
         self.end = end
         self.liveness = liveness
         self.outbox: asyncio.Queue[ToEngine] = asyncio.Queue()
+        self.epoch = 0
         self.is_let_go = False
         self.writing: asyncio.Task[None] | None = None
 
@@ -55,6 +59,7 @@ class Front:
         self.num_left = 0
         self.num_let_go = 0
         self.refused = ""
+        self.is_up = True
         self._loop = loop
         self._hear = hear
         self._limit_s = limit_s
@@ -64,21 +69,35 @@ class Front:
         self._num_links = 0
         self._alarm: asyncio.TimerHandle | None = None
 
-    def attach(self, end: FrontEnd) -> None:
-        """Take up a link; its engine gets requests once its Ready has come."""
+    def attach(self, end: FrontEnd) -> int:
+        """Take up a link; its engine gets requests once its Ready has come. The number of the link."""
         link = self._links[self._num_links] = _Attached(self._num_links, end, Liveness(self._limit_s))
         self._num_links += 1
         self._loop.spawn(self._read(link), f"read {link.number}")
         link.writing = self._loop.spawn(self._write(link), f"write {link.number}")
+        return link.number
+
+    def put(self, number: int, pool: str) -> None:
+        """Put an engine into another pool, where it still serves."""
+        link = self._links.get(number)
+        if link is not None:
+            link.outbox.put_nowait(SetPool(pool, link.epoch + 1))
 
     async def watch(self) -> None:
         """Let workers go that give no sign of life."""
-        while True:
+        while self.is_up:
             await asyncio.sleep(LOOK_S)
             for link in list(self._links.values()):
                 if link.liveness.look(self._loop.time(), self.gateway.num_open_at(link.number) > 0):
                     self.num_let_go += 1
                     self._let_go(link)
+
+    def open(self, requests: Sequence[Request], client: str = "") -> None:
+        """A call, with the keys of its blocks where engines are chosen by them."""
+        ready = self.gateway.ready
+        if ready is not None and self.gateway.router.has_keys:
+            requests = with_keys(requests, ready)
+        self.handle(Opened(requests, client))
 
     def handle(self, event: GatewayEvent) -> Effects:
         gateway = self.gateway
@@ -118,6 +137,18 @@ class Front:
         self.handle(Left(link.number))
         self._loop.call_later(self._grace_s, link.end.close)  # type: ignore[attr-defined]
 
+    def die(self) -> None:
+        """Its process is gone, with all links."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+        for link in self._links.values():
+            link.is_let_go = True
+            if link.writing is not None:
+                link.writing.cancel()
+            link.end.close()  # type: ignore[attr-defined]
+        self._links.clear()
+        self.is_up = False
+
     async def _write(self, link: _Attached) -> None:
         while True:
             message = await link.outbox.get()
@@ -137,14 +168,20 @@ class Front:
             self._take(link, message)
 
     def _take(self, link: _Attached, message: FromEngine) -> None:
+        if not self.is_up:
+            return
         link.liveness.hear(message)
         if isinstance(message, StepOutputs):
             self.handle(Stepped(link.number, message))
-        elif isinstance(message, Staged | Moved):
+        elif isinstance(message, Staged | Moved | KVEvents):
             self.handle(Told(link.number, message))
         elif link.is_let_go:
             pass
+        elif isinstance(message, PoolChanged):
+            link.epoch = message.epoch
+            self.handle(Pooled(link.number, message.pool))
         elif isinstance(message, Ready):
+            link.epoch = message.worker.epoch
             self.handle(Joined(link.number, message))
         elif isinstance(message, Leaving):
             self.handle(Leaves(link.number))

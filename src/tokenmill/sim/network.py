@@ -124,8 +124,8 @@ class End(Generic[In, Out]):
         self._outbound.put(message)
 
     def close(self) -> None:
-        """Nothing that is under way arrives, neither here nor there."""
-        self._outbound.cut(0.0)
+        """What was sent arrives, and the end after it; nothing more is received."""
+        self._outbound.finish()
         self._inbound.cut(0.0)
 
 

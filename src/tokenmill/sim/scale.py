@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ..cluster.events import Effects, GatewayEvent, Opened
+from ..cluster.events import Effects, GatewayEvent
 from ..cluster.gateway import Gateway
 from ..cluster.pools import DECISIONS, decision_named
 from ..cluster.rescheduling import POLICIES, policy_named
@@ -234,7 +234,7 @@ def run_scale(
             # An end token counts as drawn: the last of `num_output`, where it may draw more.
             lengths[number] = ask.num_output if ask.most > ask.num_output else 2**62
             open_asks[f"r{number}"] = ask, 0.0
-            front.handle(Opened((ask.request(f"r{number}", number),), ask.client or f"client {number}"))
+            front.open((ask.request(f"r{number}", number),), ask.client or f"client {number}")
         while open_asks:
             idle.clear()
             await idle.wait()
@@ -249,7 +249,7 @@ def run_scale(
 
         build = Build(config, begin, peers, check_rate=0.0)
         workers = [
-            Worker(f"w{number}", pool, build, network, loop, random.Random(number), front.attach)
+            Worker(f"w{number}", pool, build, network, loop, random.Random(number), [front.attach])
             for number, pool in enumerate(pools)
         ]
         for worker in workers:

@@ -13,16 +13,17 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ..core.config import EngineConfig
 from ..core.effects import Event, Job
-from ..core.events import Abort, FromEngine, Leaving, Ready, ToEngine, UnloadAdapter, WorkerFacts
+from ..core.events import FromEngine, Leaving, Ready, ToEngine, WorkerFacts
 from ..core.ports import Executor, FrontEnd
 from ..core.step import StepPlan, StepResult
 from ..engine.beats import keep_beating
 from ..engine.core import EngineCore
+from ..engine.hub import Hub
 from ..engine.journal import Entry
 from ..engine.shell import EngineShell
 from ..sched.admission import max_running
@@ -126,7 +127,8 @@ class _FrozenEnd:
 
 
 class Worker:
-    """`join` takes the front end's end of each new link. `core`: of the present life; `hardware` of the same."""
+    """`fronts`: each takes the front end's end of a new link, and gives its number there. `links`, `numbers`: of the
+    present links, by front end. `core`, `hardware`: of the present life."""
 
     def __init__(
         self,
@@ -136,20 +138,19 @@ class Worker:
         network: Network,
         loop: VirtualLoop,
         rng: random.Random,
-        join: Callable[[FrontEnd], None],
+        fronts: Sequence[Callable[[FrontEnd], int]],
     ) -> None:
         self.name = name
         self.pool = pool
         self.num_lives = 0
-        self.num_joined = 0
         self.is_up = False
-        self.link: Link | None = None
+        self.links: dict[int, Link] = {}
+        self.numbers: dict[int, int] = {}
         self._build = build
         self._network = network
         self._loop = loop
         self._rng = rng
-        self._join = join
-        self._is_leaving = False
+        self._fronts = fronts
         self._begin()
 
     def _begin(self) -> None:
@@ -157,9 +158,13 @@ class Worker:
         build = self._build
         self.num_lives += 1
         self.incarnation = f"{self.name}.{self.num_lives}"
-        executor, self._first = build.begin(self.name, self.incarnation)
+        executor, first = build.begin(self.name, self.incarnation)
         self.hardware = Hardware(executor, self._loop)
         self.core = EngineCore(build.config, self._record if build.check_rate else None)
+        self._hub = Hub()
+        self._shell = EngineShell(self.core, self.hardware, self._hub, self._loop)
+        for event in first:
+            self._shell.hear(event)
         self._is_leaving = False
 
     def _record(self, entry: Entry) -> None:
@@ -170,20 +175,25 @@ class Worker:
         """One life after the other."""
         while True:
             self.is_up = True
-            living = self._loop.create_task(self._live(), name=f"{self.incarnation} lives")
-            dying = self._loop.create_task(self.hardware.died.wait(), name=f"{self.incarnation} dies")
-            living.add_done_callback(lambda _, died=self.hardware.died: died.set())  # type: ignore[misc]
-            await dying
+            died = self.hardware.died
+            living = self._loop.spawn(self._shell.run(), self.incarnation)
+            living.add_done_callback(lambda _, died=died: died.set())  # type: ignore[misc]
+            beating = self._loop.spawn(keep_beating(self._shell, self._hub, lambda: None), f"{self.incarnation} beats")
+            working = [self._loop.spawn(self._work_for(place), f"{self.name} {place}") for place in self._places()]
+            await died.wait()
             self.is_up = False
             if self.name in self._build.peers.peers:
                 self._build.peers.peers[self.name].leave()
-            if living.done():
-                living.result()
-            living.cancel()
-            if self.link is not None:
-                self.link.die()
+            for task in (living, beating, *working):
+                task.cancel()
+            for link in self.links.values():
+                link.die()
+            self.links.clear()
             await asyncio.sleep(self._rng.uniform(0.0, 0.1))
             self._begin()
+
+    def _places(self) -> range:
+        return range(len(self._fronts))
 
     # ---- faults ----
 
@@ -195,53 +205,45 @@ class Worker:
             self.hardware.died.set()
 
     def cut(self) -> None:
-        """Each side hears of it in its own time."""
-        if self.link is not None:
-            self.link.cut(self._rng.choice([0.0, 0.01, 0.3]), self._rng.choice([0.0, 0.01, 0.3]))
+        """One of its links; each side hears of it in its own time."""
+        if self.links:
+            link = self._rng.choice(list(self.links.values()))
+            link.cut(self._rng.choice([0.0, 0.01, 0.3]), self._rng.choice([0.0, 0.01, 0.3]))
 
     def hold(self, for_s: float) -> None:
-        """Its link delivers nothing for a while."""
-        if self.link is not None:
-            self.link.hold(for_s)
+        """One of its links delivers nothing for a while."""
+        if self.links:
+            self._rng.choice(list(self.links.values())).hold(for_s)
 
-    async def leave(self) -> None:
-        if self.link is not None and not self._is_leaving and not self.link.is_cut:
+    def leave(self) -> None:
+        if not self._is_leaving:
             self._is_leaving = True
-            await self.hardware.passed()
-            try:
-                await self.link.engine_end.send(Leaving())
-            except EOFError:
-                self._is_leaving = False
+            self._hub.leave()
 
     # ---- one life ----
 
-    async def _live(self) -> None:
-        """Joins a front end again and again, until it is drained."""
-        while True:
-            link = self.link = self._network.connect()
-            end = _FrozenEnd(link.engine_end, self.hardware)
-            self._join(link.front_end)
-            self.num_joined += 1
-            facts = WorkerFacts(self.name, self.incarnation, self.num_lives, self.pool, self.name, self.name)
-            try:
-                await end.send(replace(self._build.ready(facts), stats=self.core.stats()))
-            except EOFError:
-                pass
-            else:
-                await self._run(end, *self._first)
-                self._first = ()
-            if self.core.is_drained:
-                return
-            await self._run(end, Abort(self.core.open_ids), *map(UnloadAdapter, self.core.state.adapters.loads()))
+    async def _work_for(self, place: int) -> None:
+        """Joins a front end again and again, until that wants no more of it."""
+        while not await self._work_once(place) and not self._is_leaving:
             await asyncio.sleep(self._rng.uniform(0.0, 0.1))
             await self.hardware.passed()
+        self.links.pop(place, None)
+        if not self.links:
+            self._hub.drain()
 
-    async def _run(self, end: _FrozenEnd, *first: Event) -> None:
-        shell = EngineShell(self.core, self.hardware, end, self._loop)
-        for event in first:
-            shell.hear(event)
-        beating = asyncio.create_task(keep_beating(shell, end, lambda: None), name=f"{self.incarnation} beats")
+    async def _work_once(self, place: int) -> bool:
+        """Until the link ends; whether the front end wants no more."""
+        link = self.links[place] = self._network.connect()
+        end = _FrozenEnd(link.engine_end, self.hardware)
+        self.numbers[place] = self._fronts[place](link.front_end)
+        pool, epoch = self.core.state.membership.pool or self.pool, self.core.state.membership.epoch
+        facts = WorkerFacts(self.name, self.incarnation, self.num_lives, pool, self.name, self.name, epoch)
         try:
-            await shell.run()
+            await end.send(replace(self._build.ready(facts), stats=self.core.stats()))
+            if self._is_leaving:
+                await end.send(Leaving())
+            return await self._hub.serve(end, link.engine_end.close)
+        except EOFError:
+            return False
         finally:
-            beating.cancel()
+            link.engine_end.close()
