@@ -16,8 +16,6 @@ import pytest
 from tokenmill.cluster.events import Leaves, Stepped
 from tokenmill.cluster.gateway import Gateway
 from tokenmill.core.effects import FetchBlocks
-from tokenmill.core.events import Abort
-from tokenmill.engine.core import EngineCore
 from tokenmill.engine.transfers import Transfers
 from tokenmill.sim.cluster import ClusterReport, run_seed
 
@@ -124,15 +122,6 @@ def give_requests_to_who_leaves(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(Gateway._HANDLERS, Leaves, lambda self, event, now, effects: None)
 
 
-def keep_what_a_lost_link_had(patch: pytest.MonkeyPatch) -> None:
-    abort = EngineCore._abort
-
-    def lazy(self: EngineCore, event: Abort, now: float) -> None:
-        abort(self, replace(event, request_ids=event.request_ids[1:]) if len(event.request_ids) > 1 else event, now)
-
-    patch.setattr(EngineCore, "_abort", lazy)
-
-
 def never_release_what_was_fetched_for_nobody(patch: pytest.MonkeyPatch) -> None:
     end_fetch = Transfers.end_fetch
 
@@ -149,7 +138,6 @@ PLANTS: list[Plant] = [
     hear_a_zombie,
     forget_requests_of_a_drained_worker,
     give_requests_to_who_leaves,
-    keep_what_a_lost_link_had,
     never_release_what_was_fetched_for_nobody,
 ]
 
