@@ -110,18 +110,6 @@ def leave_a_target_waiting(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Moves, "_cancel", rude)
 
 
-def give_blocks_back_while_a_peer_reads_them(patch: pytest.MonkeyPatch) -> None:
-    settle = Offers._settle
-
-    def hasty(self: Offers, offer: _Offer) -> None:
-        if offer in self._ending:
-            jobs, offer.jobs = offer.jobs, set()
-            settle(self, offer)
-            offer.jobs = jobs
-
-    patch.setattr(Offers, "_settle", hasty)
-
-
 def send_blocks_before_they_are_computed(patch: pytest.MonkeyPatch) -> None:
     send = Offers._send
 
@@ -140,7 +128,6 @@ PLANTS: list[Plant] = [
     give_a_request_to_two,
     swallow_the_last_tokens_of_the_source,
     leave_a_target_waiting,
-    give_blocks_back_while_a_peer_reads_them,
     send_blocks_before_they_are_computed,
 ]
 
