@@ -11,7 +11,8 @@ there will be room for them and for what is predicted to be drawn there already.
     always  split whatever can be             never  split nothing
     cost    split where it costs less. Counted are seconds that this request takes, and those that others lose by it:
             a prompt holds up each row that draws beside it; an answer is held up by prompts that come later, as often
-            as they came lately; a hand-over takes what it took lately.
+            as they came lately; a hand-over takes what it took lately. A target that is missed counts up to as much
+            as the request takes.
 """
 
 from __future__ import annotations
@@ -95,19 +96,27 @@ class LeastCost:
         if not (plain.stats.costs.is_known and prefill.stats.costs.is_known):
             return True
         drawn = at.num_expected - 1
-        alone_s = (
-            first_s(plain, at.num_tokens)
-            + drawn * draw_s(plain) / (1 - at.shares(plain, now))
-            + harm_s(plain, at.num_tokens, drawn)
-        )
-        split_s = (
-            first_s(prefill, at.num_tokens)
-            + harm_s(prefill, at.num_tokens, 0)
-            + at.handoff_s
-            + drawn * draw_s(decode) / (1 - at.shares(decode, now))
-            + harm_s(decode, 0, drawn)
-        )
+        alone = _Way(first_s(plain, at.num_tokens), draw_s(plain) / (1 - at.shares(plain, now)))
+        split = _Way(first_s(prefill, at.num_tokens) + at.handoff_s, draw_s(decode) / (1 - at.shares(decode, now)))
+        alone_s = alone.cost_s(request, drawn) + harm_s(plain, at.num_tokens, drawn)
+        split_s = split.cost_s(request, drawn) + harm_s(prefill, at.num_tokens, 0) + harm_s(decode, 0, drawn)
         return split_s <= alone_s
+
+
+class _Way(NamedTuple):
+    """What a request may expect: until its first token, and for each further one."""
+
+    first_s: float
+    each_s: float
+
+    def cost_s(self, request: Request, num_drawn: int) -> float:
+        """Seconds that it takes, and as many again for each of its targets, by how much that is missed, up to all."""
+        terms, took_s = request.terms, self.first_s + num_drawn * self.each_s
+        missed = 0.0
+        for target_s, real_s in ((terms.ttft_s, self.first_s), (terms.tpot_s, self.each_s)):
+            if target_s:
+                missed += min(1.0, max(0.0, real_s / target_s - 1))
+        return took_s * (1 + missed)
 
 
 def decision_named(name: str) -> Disaggregation:
