@@ -97,7 +97,7 @@ PLANTS: list[Plant] = [
 
 
 # A full queue in front of one who has tokens is rare: its search starts near one.
-FIRST_SEEDS = {let_the_queue_refuse_the_resumed: 75}
+FIRST_SEEDS = {let_the_queue_refuse_the_resumed: 205}
 
 
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
