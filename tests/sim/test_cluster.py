@@ -118,10 +118,6 @@ def forget_requests_of_a_drained_worker(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(Gateway._HANDLERS, Leaves, forgetful)
 
 
-def give_requests_to_who_leaves(patch: pytest.MonkeyPatch) -> None:
-    patch.setitem(Gateway._HANDLERS, Leaves, lambda self, event, now, effects: None)
-
-
 def never_release_what_was_fetched_for_nobody(patch: pytest.MonkeyPatch) -> None:
     end_fetch = Transfers.end_fetch
 
@@ -137,7 +133,6 @@ def never_release_what_was_fetched_for_nobody(patch: pytest.MonkeyPatch) -> None
 PLANTS: list[Plant] = [
     hear_a_zombie,
     forget_requests_of_a_drained_worker,
-    give_requests_to_who_leaves,
     never_release_what_was_fetched_for_nobody,
 ]
 
