@@ -8,6 +8,7 @@ import pytest
 
 from tokenmill.cluster.events import Effects, GivenUp, Joined, Leaves, Left, Opened, Pooled, Stepped, Ticked, Told
 from tokenmill.cluster.gateway import Gateway
+from tokenmill.cluster.keys import with_keys
 from tokenmill.cluster.moves import REST_S, STAGING_S
 from tokenmill.cluster.pools import decision_named
 from tokenmill.cluster.rescheduling import policy_named
@@ -301,6 +302,27 @@ def test_an_engine_that_leaves_gives_all_it_has_to_others() -> None:
     scene.token(1, "b", 8, "length")
     scene.end(1, "a")
     assert scene.tokens == {"a": [1, 2, 99], "b": [8]}
+
+
+def test_a_prefix_is_expected_where_its_request_is() -> None:
+    """One that draws is handed over, one that waits is given to the other: both prompts will be cached there."""
+    scene = Scene("mixed", "mixed", migration="on")
+    prompts = {name: tuple(range(first, first + 100)) for name, first in (("a", 0), ("b", 1000))}
+    made = [Request(name, prompt, SamplingParams(), 64, seed=1) for name, prompt in prompts.items()]
+    requests = {each.id: each for each in with_keys(made, READY)}
+    scene.handle(Leaves(1))
+    scene.handle(Opened(list(requests.values())))
+    scene.token(0, "a", 1)
+    scene.join(2)
+    scene.handle(Leaves(0))
+    num_hits = {
+        (name, link): scene.gateway.router.num_hit(each, scene.gateway._links[link])
+        for name, each in requests.items() for link in (0, 2)
+    }  # fmt: skip
+    assert num_hits == {("a", 0): 64, ("a", 2): 0, ("b", 0): 0, ("b", 2): 64}
+    scene.staged(2, "a")
+    scene.token(0, "a", 2, FINISH_MOVED)
+    assert [scene.gateway.router.num_hit(requests["a"], scene.gateway._links[link]) for link in (0, 2)] == [0, 64]
 
 
 def test_nothing_moves_to_an_engine_that_leaves() -> None:

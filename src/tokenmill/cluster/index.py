@@ -52,6 +52,11 @@ class PrefixIndex:
     def links(self) -> tuple[int, ...]:
         return tuple(self._next)
 
+    @property
+    def given(self) -> dict[str, int]:
+        """Of the requests that are expected to leave their blocks in an engine, which one; slow, for tests."""
+        return {name: link for name, (link, _) in self._requests.items()}
+
     def num_blocks_of(self, link: int) -> int:
         """About so many blocks it has told of."""
         return STRIDE * len(self._told.get(link, ()))

@@ -76,6 +76,7 @@ class Moves:
     new_ticket  makes a ticket nobody can guess; None: nothing is moved
     find_target  for the answer of a split request, whose tokens have been sent or not: who computes it; None: nobody
                  has room now. It must not be the source.
+    given       told which engine a request goes on in
     """
 
     def __init__(
@@ -84,11 +85,13 @@ class Moves:
         held: dict[str, Entry],
         new_ticket: NewTicket,
         find_target: Callable[[Entry, int, bool], EngineLink | None],
+        given: Callable[[Request, int], None],
     ) -> None:
         self._links = links
         self._held = held
         self._new_ticket = new_ticket
         self._find_target = find_target
+        self._given = given
         self._of: dict[str, Move] = {}
 
     def __len__(self) -> int:
@@ -222,6 +225,7 @@ class Moves:
         target.forget(request_id)
         entry.attempt, entry.num_given = move.attempt, len(entry.tokens)
         target.give(entry, entry.num_given_tokens - 1)  # it copies KV of nearly all
+        self._given(entry.request, target.number)
         rest = tuple(entry.tokens[move.num_sent :])
         effects.tells.append((target.number, Continue(request_id, move.attempt, rest)))
         move.stage, move.held_s = Stage.PULLING, now

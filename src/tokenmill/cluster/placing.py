@@ -45,7 +45,7 @@ class Placing:
         self.suspects = Suspects()
         self.router = Router()
         self.pools = pools
-        self.moves = Moves(self.links, self.held, new_ticket, self._find_decode)
+        self.moves = Moves(self.links, self.held, new_ticket, self._find_decode, self.router.given)
         self._routes: dict[int, Route] = {}
         self._desk = desk
         self._entries = entries
@@ -117,6 +117,8 @@ class Placing:
         trial = self.suspects.on_trial
         assert trial is None or trial.link is not None
         self.router.index.check()
+        for name, number in self.router.index.given.items():
+            assert self._entries[name].link in (number, None) or number not in self.links, (name, number)
 
     def _try_next(self, effects: Effects) -> None:
         suspects = self.suspects
@@ -151,6 +153,7 @@ class Placing:
             self.moves.fetch(entry, link, peer, tuple(split_keys(entry.request.keys[:end])), now, effects)
         else:
             self._submit(entry, link, effects, route.num_hit)
+            return
         self.router.given(entry.request, link.number)
 
     def _choose(self, request: Request, links: Sequence[EngineLink], now: float) -> EngineLink:
@@ -162,3 +165,4 @@ class Placing:
     def _submit(self, entry: Entry, link: EngineLink, effects: Effects, num_hit: int = 0) -> None:
         effects.submits.append((link.number, entry.submission()))
         link.give(entry, num_hit)
+        self.router.given(entry.request, link.number)
