@@ -9,10 +9,13 @@ import pytest
 from tokenmill.cluster.events import Effects, GivenUp, Joined, Leaves, Left, Opened, Pooled, Stepped, Ticked, Told
 from tokenmill.cluster.gateway import Gateway
 from tokenmill.cluster.keys import with_keys
+from tokenmill.cluster.links import EngineLink
 from tokenmill.cluster.moves import REST_S, STAGING_S
-from tokenmill.cluster.pools import decision_named
+from tokenmill.cluster.pools import LeastCost, Options, decision_named
 from tokenmill.cluster.rescheduling import policy_named
+from tokenmill.core.cost import Costs
 from tokenmill.core.events import FINISH_MOVED, EngineStats, Output, Ready, StepOutputs, WorkerFacts
+from tokenmill.core.kv_events import CLEARED, STORED, KVEvent, KVEvents
 from tokenmill.core.moves import Continue, Moved, Offer, Release, Staged, Yield
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.terms import USUAL, Terms
@@ -315,14 +318,41 @@ def test_a_prefix_is_expected_where_its_request_is() -> None:
     scene.token(0, "a", 1)
     scene.join(2)
     scene.handle(Leaves(0))
-    num_hits = {
-        (name, link): scene.gateway.router.num_hit(each, scene.gateway._links[link])
-        for name, each in requests.items() for link in (0, 2)
-    }  # fmt: skip
-    assert num_hits == {("a", 0): 64, ("a", 2): 0, ("b", 0): 0, ("b", 2): 64}
+    router = scene.gateway.router
+    assert [router.hits(requests[name], 16) for name in "ab"] == [{0: 64}, {2: 64}]
     scene.staged(2, "a")
     scene.token(0, "a", 2, FINISH_MOVED)
-    assert [scene.gateway.router.num_hit(requests["a"], scene.gateway._links[link]) for link in (0, 2)] == [0, 64]
+    assert router.hits(requests["a"], 16) == {2: 64}
+
+
+def test_what_is_cached_counts_where_a_request_is_computed_and_whether_it_is_split() -> None:
+    costs = Costs(step_s=1e-3, row_s=1e-5, token_s=1e-4, position_s=1e-9, context_s=1e-9)
+    prompt = tuple(range(320))
+
+    def scene_with(holder: int | None, *pools: str) -> Effects:
+        scene = Scene(decision="cost")
+        for number, pool in enumerate(pools):
+            scene.join(number, pool, stats=EngineStats(costs=costs))
+        (request,) = with_keys([Request("a", prompt, SamplingParams(), 64, seed=1)], READY)
+        if holder is not None:
+            events = KVEvent(CLEARED), KVEvent(STORED, request.keys)
+            scene.handle(Told(holder, KVEvents(0, events)))
+        effects = scene.handle(Opened([request]))
+        scene.end(effects.submits[0][0], "a")
+        return effects
+
+    for holder, chosen in ((None, 0), (1, 1), (2, 2)):
+        effects = scene_with(holder, "mixed", "mixed", "prefill", "decode")
+        assert [link for link, _ in effects.submits] == [chosen]
+
+    links = {}
+    for number, pool in enumerate(("mixed", "prefill", "decode")):
+        links[number] = EngineLink(number, replace(READY), pool, EngineStats(costs=costs))
+    request = Request("a", prompt, SamplingParams(), 64, seed=1)
+    at = Options(links[0], links[1], links[2], 320, {}, 32, lambda link, now: 0.0, 0.005)
+    assert not LeastCost().splits(request, at, 0.0), "a hand-over takes longer than none"
+    assert LeastCost().splits(request, at._replace(hits={1: 304}), 0.0)
+    assert not LeastCost().splits(request, at._replace(hits={0: 304, 1: 304}), 0.0)
 
 
 def test_nothing_moves_to_an_engine_that_leaves() -> None:

@@ -141,8 +141,8 @@ class Placing:
 
     def _give(self, entry: Entry, links: list[EngineLink], now: float, effects: Effects) -> None:
         self._routes.clear()
-        link, is_split = self.pools.choose(entry, links, self._choose, self.moves.can_send, now)
-        route = self._routes.get(link.number) or Route(link, "cost", self.router.num_hit(entry.request, link))
+        link, is_split = self.pools.choose(entry, links, self._choose, self.moves.can_send, self._hits, now)
+        route = self._routes.get(link.number) or Route(link, "cost", self._hits(entry.request).get(link.number, 0))
         if len(self.links) > 1:
             effects.routes.append((link.number, entry.request.id, route.reason))
         peer = None if route.source is None else self.links[route.source]
@@ -155,6 +155,9 @@ class Placing:
             self._submit(entry, link, effects, route.num_hit)
             return
         self.router.given(entry.request, link.number)
+
+    def _hits(self, request: Request) -> dict[int, int]:
+        return self.router.hits(request, next(iter(self.links.values())).ready.block_size)
 
     def _choose(self, request: Request, links: Sequence[EngineLink], now: float) -> EngineLink:
         among = self.links if len(links) == len(self.links) else {link.number: link for link in links}

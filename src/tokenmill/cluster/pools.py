@@ -17,7 +17,7 @@ there will be room for them and for what is predicted to be drawn there already.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from ..core.cost import Costs, Work
@@ -25,6 +25,7 @@ from ..core.request import Request
 from .entry import Entry
 from .lengths import Lengths
 from .links import EngineLink
+from .load import positions
 
 PREFILL, DECODE, MIXED = "prefill", "decode", "mixed"
 DECISIONS = ("cost", "always", "never")
@@ -63,7 +64,8 @@ class Options(NamedTuple):
 
     plain            who would compute it alone
     prefill, decode  who would compute its prompt, and its answer
-    num_tokens       to be computed before the first one is drawn
+    num_tokens       whose KV is needed before the first one is drawn
+    hits             of these, those that engines are expected to have in their prefix caches, by number
     num_expected     tokens of the answer still to be drawn
     shares           of their time, what engines spent on prompts lately, by number
     handoff_s        what a hand-over takes
@@ -73,6 +75,7 @@ class Options(NamedTuple):
     prefill: EngineLink
     decode: EngineLink
     num_tokens: int
+    hits: Mapping[int, int]
     num_expected: int
     shares: Callable[[EngineLink, float], float]
     handoff_s: float
@@ -95,11 +98,13 @@ class LeastCost:
         plain, prefill, decode = at.plain, at.prefill, at.decode
         if not (plain.stats.costs.is_known and prefill.stats.costs.is_known):
             return True
-        drawn = at.num_expected - 1
-        alone = _Way(first_s(plain, at.num_tokens), draw_s(plain) / (1 - at.shares(plain, now)))
-        split = _Way(first_s(prefill, at.num_tokens) + at.handoff_s, draw_s(decode) / (1 - at.shares(decode, now)))
-        alone_s = alone.cost_s(request, drawn) + harm_s(plain, at.num_tokens, drawn)
-        split_s = split.cost_s(request, drawn) + harm_s(prefill, at.num_tokens, 0) + harm_s(decode, 0, drawn)
+        drawn, num_tokens = at.num_expected - 1, at.num_tokens
+        hit, other_hit = at.hits.get(plain.number, 0), at.hits.get(prefill.number, 0)
+        first, other_first = first_s(plain, num_tokens, hit), first_s(prefill, num_tokens, other_hit)
+        alone = _Way(first, draw_s(plain) / (1 - at.shares(plain, now)))
+        split = _Way(other_first + at.handoff_s, draw_s(decode) / (1 - at.shares(decode, now)))
+        alone_s = alone.cost_s(request, drawn) + harm_s(plain, num_tokens, drawn, hit)
+        split_s = split.cost_s(request, drawn) + harm_s(prefill, num_tokens, 0, other_hit) + harm_s(decode, 0, drawn)
         return split_s <= alone_s
 
 
@@ -125,22 +130,23 @@ def decision_named(name: str) -> Disaggregation:
     return made[name]
 
 
-def prompt_s(costs: Costs, num_tokens: int, chunk: int) -> float:
-    """Seconds of steps for a prompt alone."""
-    num_steps = -(-num_tokens // max(1, chunk))
-    num_context = max(0, num_steps - 1) * num_tokens / 2
-    positions = num_tokens * (num_tokens - 1) / 2
-    return costs.predict(Work(num_steps, num_tokens, positions, num_context)) + (num_steps - 1) * costs.step_s
+def prompt_s(costs: Costs, num_tokens: int, chunk: int, num_hit: int = 0) -> float:
+    """Seconds of steps for a prompt alone, of which so many leading tokens need not be computed."""
+    num_new = num_tokens - num_hit
+    num_steps = -(-num_new // max(1, chunk))
+    num_context = max(0, num_steps - 1) * num_new / 2 + num_steps * num_hit
+    work = Work(num_steps, num_new, positions(num_new, num_hit), num_context)
+    return costs.predict(work) + (num_steps - 1) * costs.step_s
 
 
-def first_s(link: EngineLink, num_tokens: int) -> float:
+def first_s(link: EngineLink, num_tokens: int, num_hit: int = 0) -> float:
     """Until a request that comes now has its first token there, behind the prompts that are there and beside the rows
-    that draw."""
+    that draw. `num_hit`: tokens of it that are in the prefix cache there."""
     stats, chunk = link.stats, link.ready.max_num_batched_tokens or num_tokens
-    own_s = prompt_s(stats.costs, num_tokens, chunk)
-    num_before = link.num_prompt
+    own_s = prompt_s(stats.costs, num_tokens, chunk, num_hit)
+    num_before = link.load.num_to_compute
     before_s = prompt_s(stats.costs, num_before, chunk) if num_before else 0.0
-    num_steps = -(-(num_before + num_tokens) // chunk)
+    num_steps = -(-(num_before + num_tokens - num_hit) // chunk)
     rows_s = draw_s(link) - stats.costs.step_s
     return before_s + own_s + num_steps * max(0.0, rows_s)
 
@@ -154,12 +160,12 @@ def draw_s(link: EngineLink) -> float:
     return step_s * max(1.0, num_rows / most)
 
 
-def harm_s(link: EngineLink, num_tokens: int, num_drawn: int) -> float:
-    """Seconds that others there lose by a prompt of so many tokens and an answer of so many."""
+def harm_s(link: EngineLink, num_tokens: int, num_drawn: int, num_hit: int = 0) -> float:
+    """Seconds that others there lose by a prompt of so many tokens, some of them cached, and an answer of so many."""
     costs, num_others = link.stats.costs, link.num_drawing
     lost_s = num_drawn * (costs.row_s + costs.token_s)
     if num_tokens:
-        lost_s += prompt_s(costs, num_tokens, link.ready.max_num_batched_tokens or num_tokens)
+        lost_s += prompt_s(costs, num_tokens, link.ready.max_num_batched_tokens or num_tokens, num_hit)
     return num_others * lost_s
 
 
@@ -185,9 +191,11 @@ class Pools:
         links: Sequence[EngineLink],
         route: Router,
         can_send: Callable[[EngineLink], bool],
+        hits: Callable[[Request], Mapping[int, int]],
         now: float,
     ) -> Choice:
-        """Who of `links` gets a request that no engine has. `route` chooses among equals."""
+        """Who of `links` gets a request that no engine has. `route` chooses among equals. `hits`: tokens of it that
+        engines are expected to have in their prefix caches, by number."""
         request = entry.request
         if len(links) == 1:
             return Choice(links[0])
@@ -195,23 +203,26 @@ class Pools:
             entry.guess = self.lengths.guess(request)
         kinds = [kind_of(link.pool) for link in links]
         if PREFILL not in kinds and DECODE not in kinds:
-            return Choice(self._note(route(request, links, now), entry, now))
+            return Choice(self._note(route(request, links, now), entry, {}, now))
+        cached = hits(request)
         alone = [link for link, kind in zip(links, kinds, strict=True) if kind == MIXED] or list(links)
         plain = (
-            self._cheapest(entry, links, now) if isinstance(self.decision, LeastCost) else route(request, alone, now)
+            self._cheapest(entry, links, cached, now)
+            if isinstance(self.decision, LeastCost)
+            else route(request, alone, now)
         )
         sources = _of_kind(links, kinds, PREFILL, can_send)
         if not sources or not _may_split(entry):
-            return Choice(self._note(plain, entry, now))
+            return Choice(self._note(plain, entry, cached, now))
         prefill = route(request, sources, now)
         decode = self.find_decode(entry, links, prefill.number, must=True)
         if decode is None:
-            return Choice(self._note(plain, entry, now))
+            return Choice(self._note(plain, entry, cached, now))
         num_left = self._expected(entry)
-        at = Options(plain, prefill, decode, entry.num_tokens, num_left, self._share, self._handoff_s)
+        at = Options(plain, prefill, decode, entry.num_tokens, cached, num_left, self._share, self._handoff_s)
         if self.decision.splits(request, at, now):
-            return Choice(self._note(prefill, entry, now), True)
-        return Choice(self._note(plain, entry, now))
+            return Choice(self._note(prefill, entry, cached, now), True)
+        return Choice(self._note(plain, entry, cached, now))
 
     def find_decode(self, entry: Entry, links: Sequence[EngineLink], source: int, must: bool) -> EngineLink | None:
         """Who draws the answer of a request whose prompt the engine `source` computes: where the fewest tokens will be,
@@ -237,7 +248,7 @@ class Pools:
             guess = self.lengths.guess(entry.request, num_drawn)
         return max(1, guess.num_tokens - num_drawn)
 
-    def _cheapest(self, entry: Entry, links: Sequence[EngineLink], now: float) -> EngineLink:
+    def _cheapest(self, entry: Entry, links: Sequence[EngineLink], hits: Mapping[int, int], now: float) -> EngineLink:
         """Who computes it alone at the least cost; before costs are known, who has the fewest tokens."""
         num_left = self._expected(entry)
 
@@ -245,15 +256,18 @@ class Pools:
             if not link.stats.costs.is_known:
                 return 0.0, link.num_tokens
             later_s = num_left * draw_s(link) / (1 - self._share(link, now))
-            return first_s(link, entry.num_tokens) + later_s + harm_s(link, entry.num_tokens, num_left), link.num_tokens
+            num_hit = hits.get(link.number, 0)
+            own_s = first_s(link, entry.num_tokens, num_hit) + later_s
+            return own_s + harm_s(link, entry.num_tokens, num_left, num_hit), link.num_tokens
 
         return min(links, key=cost_s)
 
-    def _note(self, link: EngineLink, entry: Entry, now: float) -> EngineLink:
+    def _note(self, link: EngineLink, entry: Entry, hits: Mapping[int, int], now: float) -> EngineLink:
         """It is given a prompt."""
         costs = link.stats.costs
         if costs.is_known:
-            took_s = prompt_s(costs, entry.num_tokens, link.ready.max_num_batched_tokens or entry.num_tokens)
+            chunk = link.ready.max_num_batched_tokens or entry.num_tokens
+            took_s = prompt_s(costs, entry.num_tokens, chunk, hits.get(link.number, 0))
             self._spent[link.number] = (self._spent_s(link.number, now) + took_s, now)
         return link
 

@@ -74,13 +74,12 @@ class Router:
         """An engine got KV of so many tokens from another one in this time."""
         self._routing.note_fetch(num_tokens, took_s)
 
-    def num_hit(self, request: Request, link: EngineLink) -> int:
-        """Tokens of the request that the engine is expected to have in its cache."""
-        size = link.ready.block_size
-        for level in self.index.levels(request.keys) if request.keys else ():
-            if link.number in level.links:
-                return min(level.num_blocks, (len(request.prompt_tokens) - 1) // size) * size
-        return 0
+    def hits(self, request: Request, size: int) -> dict[int, int]:
+        """Tokens of the request that engines are expected to have in their caches, by number; the others have none.
+        `size`: of their blocks."""
+        most = (len(request.prompt_tokens) - 1) // size if size else 0
+        levels = self.index.levels(request.keys) if request.keys else ()
+        return {number: min(level.num_blocks, most) * size for level in levels for number in level.links}
 
     def given(self, request: Request, link: int) -> None:
         """The engine has it now, and no other that was given it."""
