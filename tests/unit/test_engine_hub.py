@@ -303,7 +303,7 @@ def test_kv_events_go_to_who_wants_them_until_nobody_does() -> None:
         second.close()
         await asyncio.sleep(0.1)
         assert engine.core.state.blocks.full_pool is not None
-        assert engine.core.state.blocks.full_pool.listener is None
+        assert engine.core.state.blocks.full_pool.listeners == []
         first.close()
         await asyncio.gather(*engine.serving)
 

@@ -91,13 +91,9 @@ class BlockManager:
         return self._tree.nodes()
 
     @property
-    def listener(self) -> Listener | None:
-        """Who hears of what is published and what no longer."""
-        return self._tree.listener
-
-    @listener.setter
-    def listener(self, listener: Listener | None) -> None:
-        self._tree.listener = listener
+    def listeners(self) -> list[Listener]:
+        """Who hears of what is published and what no longer; to be changed."""
+        return self._tree.listeners
 
     def summary(self, most_runs: int) -> PrefixSummary:
         """What is published, in few words. Empty with a window: blocks stand alone."""

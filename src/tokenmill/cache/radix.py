@@ -49,7 +49,7 @@ class RadixTree:
         self._by_key: dict[BlockKey, Node] = {}
         self._by_block: dict[int, Node] = {}
         self._num_published = 0
-        self.listener: Listener | None = None
+        self.listeners: list[Listener] = []
         self._unreferenced = LeastRecentFirst() if unreferenced is None else unreferenced
 
     def __len__(self) -> int:
@@ -97,8 +97,8 @@ class RadixTree:
             above.num_children += 1
         self._by_key[key] = self._by_block[block] = Node(key, block, above, self._num_published, depth)
         self._num_published += 1
-        if self.listener is not None:
-            self.listener.stored(key, b"" if above is None else above.key, depth)
+        for listener in self.listeners:
+            listener.stored(key, b"" if above is None else above.key, depth)
 
     def below(self, blocks: Iterable[int]) -> list[int]:
         """Those of `blocks` that are published and all that hang below them, parents before children. O(nodes)."""
@@ -114,8 +114,8 @@ class RadixTree:
         node = self._by_block.pop(block)
         assert node.num_children == 0, f"block {block} still has {node.num_children} children"
         del self._by_key[node.key]
-        if self.listener is not None:
-            self.listener.removed(node.key)
+        for listener in self.listeners:
+            listener.removed(node.key)
         self._unreferenced.discard(block)
         above = node.parent
         if above is not None:

@@ -81,6 +81,7 @@ async def _serve(launch: Launch, make: Callable[[], tuple[Engine, Ready]]) -> No
     from ..net.clock import MonotonicClock
     from ..net.pulse import beating
     from ..net.unix import UnixEngineEnd
+    from .kv_events_options import publishing, tell, with_fact
     from .poison import maybe_poisoned
 
     engine, ready = make()
@@ -91,10 +92,12 @@ async def _serve(launch: Launch, make: Callable[[], tuple[Engine, Ready]]) -> No
             flight_recorder(launch.flight, launch.model) as flight,
             beating(launch.pulse_fd, engine.ops.progress),
             recording(launch.journal, engine.config) as record,
+            publishing(launch.kv_events, launch.rank) as publisher,
         ):
-            await link.send(ready)
+            await link.send(with_fact(ready, publisher))
             executor = maybe_poisoned(engine.worker.executor)
             shell = build_engine(engine.config, executor, link, clock, record, engine.first_events(), flight)
+            tell(shell.core, publisher)
             beside = [
                 asyncio.create_task(warm_up(engine, shell.core), name="engine-warming"),
                 asyncio.create_task(keep_beating(shell, link, engine.ops.progress), name="engine-beats"),

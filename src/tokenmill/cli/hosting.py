@@ -96,7 +96,9 @@ class Hosting:
         if options.threads is None:
             options = replace(options, threads=max(1, self._machine.granted_cpus // num_models))
         machine = replace(left_of(self._machine, self._taken_bytes()), num_sharing=num_to_come)
-        launch = replace(self._launch, path=str(found.path), model=name, options=options, journal="", machine=machine)
+        launch = replace(
+            self._launch, path=str(found.path), model=name, options=options, journal="", kv_events=None, machine=machine
+        )
         prepared: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def note_prepared(error: TokenmillError | None) -> None:

@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ..net.kv_config import KVEventsConfig
 from ..node.machine import MachineFacts
 from ..node.options import EngineOptions
 
@@ -24,6 +25,8 @@ class Launch:
     flight         file of its flight recorder; "": there is none
     worker, pool   what WorkerFacts calls id and pool
     kv_transfer    how it takes KV from workers of this machine, and gives it to them (cli.kv_peers); "": not at all
+    kv_events      how it publishes what it caches; None: not at all
+    rank           its number among the engines of its front end
     machine        what there is for it; None: it looks for itself
     """
 
@@ -42,6 +45,8 @@ class Launch:
     worker: str = ""
     pool: str = "mixed"
     kv_transfer: str = ""
+    kv_events: KVEventsConfig | None = None
+    rank: int = 0
     machine: MachineFacts | None = None
 
     def to_json(self) -> bytes:
@@ -53,4 +58,6 @@ class Launch:
         machine = fields["machine"]
         if machine is not None:
             machine = MachineFacts(**{**machine, "cpu_features": tuple(machine["cpu_features"])})
-        return cls(**{**fields, "options": EngineOptions(**fields["options"]), "machine": machine})
+        kv_events = KVEventsConfig(**fields["kv_events"]) if fields["kv_events"] is not None else None
+        options = EngineOptions(**fields["options"])
+        return cls(**{**fields, "options": options, "kv_events": kv_events, "machine": machine})

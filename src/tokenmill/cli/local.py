@@ -49,6 +49,7 @@ class LocalEngines:
                     launch,
                     worker=f"w{index}",
                     pool=pool,
+                    rank=index,
                     machine=machine,
                     journal=f"{launch.journal}.w{index}" if launch.journal and len(pools) > 1 else launch.journal,
                 ),

@@ -19,6 +19,7 @@ from ..server.audit.options import AuditOptions
 from ..server.config import AUDIT, KEPT, KEYS, LOAD, LOGS, ServerConfig
 from .foreign_words import COMMANDS
 from .keys_parser import add_commands as add_key_commands
+from .kv_events_options import KVEventsOptions
 from .launchers.ray_options import RayOptions
 from .options import SHAPE, SamplingOptions, add_options, argument_type
 from .parser import Parser, add_foreign_flags, add_model
@@ -61,14 +62,14 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
         **{UPSTREAMS: (UpstreamOptions,)},
         server=(ServeOptions,),
         workers=(ListenOptions, LinkOptions, RayOptions),
-        engine=(EngineOptions,),
+        engine=(EngineOptions, KVEventsOptions),
     )
     serve.add_argument("--disable-log-requests", action="store_false", dest="log_requests", help=argparse.SUPPRESS)
     add_foreign_flags(serve)
 
     worker = _command(commands, "worker", "compute for a front end on another machine", "worker", "worker")
     add_model(worker)
-    _groups(worker, link=(WorkerOptions, LinkOptions), engine=(EngineOptions,))
+    _groups(worker, link=(WorkerOptions, LinkOptions), engine=(EngineOptions, KVEventsOptions))
     add_options(worker, ServeOptions, ("engine_timeout_s", "journal", "flight_recorder", "log_level", "log_format"))
 
     chat = _command(commands, "chat", "talk with a model in the terminal", "chat", "chat")

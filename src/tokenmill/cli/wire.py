@@ -36,6 +36,7 @@ from ..server.observe.traces import Tracing, open_tracing
 from .engines import Engines, until_first_ends
 from .foreign_words import environment_notes
 from .hosting import Hosting, shared
+from .kv_events_options import KVEventsOptions
 from .launch import Launch
 from .launchers.ray_options import RayOptions, near
 from .logs import set_up_logging
@@ -110,7 +111,7 @@ def serve(args: argparse.Namespace) -> int:
     launch = Launch(
         str(model.path), config.model_names[0], str(default_cache_dir()), engine, queue_bytes,
         log_level=options.log_level, log_format=options.log_format,
-        kv_transfer=link.kv_transfer if has_peers else "",
+        kv_transfer=link.kv_transfer if has_peers else "", kv_events=given_options(KVEventsOptions, args).config,
         journal=os.path.abspath(options.journal) if options.journal else "",
     )  # fmt: skip
     machine = read_machine()
@@ -122,7 +123,12 @@ def serve(args: argparse.Namespace) -> int:
         credentials = link.credentials(listen.listen_workers[0], is_front_end=True)
         workers = _workers(listen.listen_workers, credentials, launch, config)
     engines = Engines(_launcher(args, listen, credentials, launch), workers)
-    for flag, is_given in (("--kv-save", saves_kv), ("--journal", bool(options.journal))):
+    about_engines = {
+        "--kv-save": saves_kv,
+        "--journal": bool(options.journal),
+        "--kv-events-config": launch.kv_events is not None,
+    }
+    for flag, is_given in about_engines.items():
         if is_given and not engines.are_here:
             raise ConfigError(f"{flag} is about an engine, and there is none here: give it to workers.")
     with contextlib.closing(access), engines:

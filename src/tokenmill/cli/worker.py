@@ -42,6 +42,7 @@ from ..net.loop import run_event_loop
 from ..net.tcp import Credentials, join
 from .adapter_link import AdapterCache, AdapterLink
 from .engine_process import SWITCH_S, flight_recorder, load, recording, warm_up
+from .kv_events_options import KVEventsOptions, publishing, tell, with_fact
 from .kv_peers import LOOPBACK, Door, open_to_peers
 from .launch import Launch
 from .logs import set_up_logging
@@ -73,6 +74,7 @@ def worker(args: argparse.Namespace) -> int:
     set_up_logging(serving.log_level, serving.log_format)
     joining = given_options(WorkerOptions, args)
     hosts = [host for host, _ in joining.connect]
+    kv_events = given_options(KVEventsOptions, args).config
     link, where = given_options(LinkOptions, args), joining.kv_address or LOOPBACK
     credentials = link.credentials(*hosts, where[0], is_front_end=False)
     door = Door(credentials.secret, link.tls(is_front_end=True), credentials.tls)
@@ -93,10 +95,13 @@ def worker(args: argparse.Namespace) -> int:
         contextlib.closing(engine),
         flight_recorder(path, ready.model) as flight,
         recording(serving.journal or "", engine.config) as record,
+        publishing(kv_events) as publisher,
     ):
+        ready = with_fact(ready, publisher)
         print_facts(f"tokenmill {__version__} computes {ready.model} from {model.path}", ready.facts)
         identity = Identity(weights_digest(model.path, Path(launch.cache_dir)), ready)
         core = EngineCore(engine.config, record)
+        tell(core, publisher)
         if flight is not None:
             signal.signal(signal.SIGUSR2, lambda *_: _keep_flight(path))
         life = _Worker(engine, core, identity, joining.connect, credentials, serving.engine_timeout_s, flight)

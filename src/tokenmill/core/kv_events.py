@@ -11,6 +11,9 @@ from typing import NamedTuple
 
 from .block import BlockKey
 
+BlockName = int | bytes
+"""Of a block, as the one that has it calls it: our own engines by BlockKey, vLLM by a hash of its own."""
+
 STORED = "stored"
 REMOVED = "removed"
 CLEARED = "cleared"
@@ -40,3 +43,21 @@ class KVEvents:
 
     seq: int
     events: tuple[KVEvent, ...]
+
+
+class TokenEvent(NamedTuple):
+    """An event for others than front ends of ours, with what the blocks are of: anyone can make names of their own.
+
+    kind        STORED, REMOVED or CLEARED
+    blocks      names; STORED: of blocks that follow each other in one prompt
+    parent      the block before the first of them; None: there is none
+    tokens      STORED: of these blocks, `block_size` each
+    adapter     digest or name of the LoRA adapter that they were computed with; "": none
+    """
+
+    kind: str
+    blocks: tuple[BlockName, ...] = ()
+    parent: BlockName | None = None
+    tokens: tuple[int, ...] = ()
+    block_size: int = 0
+    adapter: str = ""

@@ -24,9 +24,11 @@ class KVLog:
     def watch(self, event: WatchKV, now: float) -> None:
         if self._pool is None:
             return
-        self._pool.listener = self if event.is_wanted else None
+        if self in self._pool.listeners:
+            self._pool.listeners.remove(self)
         self._runs = _Runs()
         if event.is_wanted:
+            self._pool.listeners.append(self)
             self._runs.events.append(KVEvent(CLEARED))
             for node in self._pool.nodes():
                 self.stored(node.key, b"" if node.parent is None else node.parent.key, node.depth)

@@ -27,6 +27,7 @@ from ..core.config import EngineConfig
 from ..core.cost import CostModel
 from ..core.errors import EXPIRED, Overloaded
 from ..core.events import FINISH_ERROR, Output
+from ..core.kv_events import TokenEvent
 from ..core.policy import Waiting
 from ..core.request import Request
 from ..core.sequence import Sequence, Status
@@ -43,6 +44,7 @@ from .outbox import Outbox
 from .outputs import ended
 from .settings import SettingsLedger
 from .steps import Counters, Step
+from .token_log import TokenLog
 
 
 class EngineState:
@@ -50,6 +52,7 @@ class EngineState:
     blocks        the block ids of all KV groups
     stored        of each KV group, keys of the blocks that may be fetched; empty where there is no store
     kv_events     what front ends are told of published blocks
+    token_log     tells others than front ends, with tokens; None: nobody asks
     by_id         unfinished sequences by the id of their request
     running       those that run, by seniority; the others are in `waiting`, or in `loading` by number
     in_flight     steps that were planned and not committed, oldest first
@@ -73,6 +76,7 @@ class EngineState:
         self.stored: tuple[set[BlockKey], ...] = ()
         self.outbox = Outbox()
         self.kv_events = KVLog(self.blocks, self.outbox)
+        self.token_log: TokenLog | None = None
         self.adapters = AdapterLedger(self.outbox)
         self.settings = SettingsLedger()
         self.membership = Membership(self.outbox)
@@ -237,6 +241,13 @@ class EngineState:
         published = self.blocks.publish(seq.keys, seq.tables, num_full)
         if step is not None:
             step.published += published
+        if self.token_log is not None:
+            self.token_log.published(seq)
+
+    def tell_tokens(self, hear: Callable[[tuple[TokenEvent, ...]], None]) -> None:
+        """`hear` is told from now on, after each event and commit, which blocks are published, and of which tokens."""
+        self.token_log = TokenLog(self.blocks, hear)
+        self.borders.append(self.token_log.flush)
 
     def forget(self, seq: Sequence) -> None:
         """What the sequence holds may be wrong: it is neither matched nor fetched from now on."""

@@ -80,7 +80,6 @@ GROUPS: tuple[Group, ...] = (
     ),
     Group(1, "--kv-transfer-config", "give --kv-save FOLDER, which servers share (docs/kv.md)", refused=True),
     Group(1, "--ec-transfer-config", "images are not read; leave it out", refused=True),
-    Group(1, "--kv-events-config", "events of the KV cache are not published"),
     Group(
         1,
         "--gpu-memory-utilization --swap-space --cpu-offload-gb --kv-offloading-size --kv-offloading-backend "

@@ -1,0 +1,118 @@
+"""The flag that has engines publish KV events, and who publishes them then."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ..core.options import check, option
+from ..net.kv_config import PUBLISHERS, KVEventsConfig, is_local
+
+if TYPE_CHECKING:
+    from ..core.events import Ready
+    from ..engine.core import EngineCore
+    from ..net.kv_publisher import KVPublisher
+
+_SCHEMES = ("tcp://", "ipc://")
+_MOST = 1 << 24
+
+
+def read_config(text: str) -> KVEventsConfig:
+    """JSON with vLLM's names. Raises ValueError."""
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError):
+        fields = None
+    if not isinstance(fields, dict):
+        raise ValueError('must be a JSON object such as {"enable_kv_cache_events": true}.')
+    known = {each.name: type(each.default) for each in dataclasses.fields(KVEventsConfig)}
+    for name, value in fields.items():
+        if name not in known:
+            raise ValueError(f"has no field {name!r}; there are {', '.join(known)}.")
+        if value is not None and type(value) is not known[name]:
+            raise ValueError(f"is not right: {name} is not {known[name].__name__}.")
+    config = KVEventsConfig(**{name: value for name, value in fields.items() if value is not None})
+    if config.publisher not in PUBLISHERS:
+        raise ValueError(f"has a publisher {config.publisher!r}; there are {' and '.join(PUBLISHERS)}.")
+    for address in config.addresses:
+        port = address.rpartition(":")[2]
+        if not address.startswith(_SCHEMES) or (address.startswith("tcp:") and not _is_port(port)):
+            raise ValueError(f"has the address {address!r}; one is tcp://HOST:PORT or ipc://PATH.")
+    if not config.endpoint:
+        raise ValueError("has an empty endpoint.")
+    if (
+        not all(0 < each <= _MOST for each in (config.buffer_steps, config.max_queue_size))
+        or not 0 <= config.hwm <= _MOST
+    ):
+        raise ValueError(f"has a count that is not between 1 and {_MOST}.")
+    return config
+
+
+def _is_port(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 5 and int(text) < 1 << 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVEventsOptions:
+    """Whether engines publish what their caches hold. Raises ConfigError."""
+
+    kv_events_config: KVEventsConfig | None = option(  # noqa: RUF009
+        None,
+        "have engines publish over ZeroMQ which blocks they cache, as vLLM does: JSON with enable_kv_cache_events, "
+        "publisher (zmq, null), endpoint, replay_endpoint, buffer_steps, hwm, max_queue_size, topic. Events show the "
+        "token ids of prompts and answers to all who can reach the endpoint: it is tcp://127.0.0.1:5557 unless another "
+        "is named (default: nothing is published)",
+        read=read_config,
+        metavar="JSON",
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    @property
+    def config(self) -> KVEventsConfig | None:
+        """None: nothing is published. Raises ConfigError where pyzmq is not installed."""
+        from ..net.kv_config import import_zmq
+
+        config = self.kv_events_config
+        if config is None or not config.is_on:
+            return None
+        import_zmq("--kv-events-config")
+        return config
+
+
+@contextmanager
+def publishing(config: KVEventsConfig | None, rank: int = 0) -> Iterator[KVPublisher | None]:
+    """Who publishes what the engine with this number among its front end's caches; None: nobody. Raises ConfigError."""
+    from ..net.kv_publisher import KVPublisher
+
+    if config is None:
+        yield None
+        return
+    publisher = KVPublisher(config, rank)
+    try:
+        yield publisher
+    finally:
+        publisher.close()
+
+
+def tell(core: EngineCore, publisher: KVPublisher | None) -> None:
+    """From now on."""
+    if publisher is not None:
+        core.state.tell_tokens(publisher.publish)
+
+
+def with_fact(ready: Ready, publisher: KVPublisher | None) -> Ready:
+    """The same, with where events are published."""
+    if publisher is None:
+        return ready
+    where = publisher.endpoint
+    if publisher.replay_endpoint:
+        where += f", again at {publisher.replay_endpoint}"
+    if not is_local(publisher.endpoint):
+        where += ": whoever reaches it sees the tokens of prompts and answers"
+    return replace(ready, facts=(*ready.facts, ("KV events", where)))

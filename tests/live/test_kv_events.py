@@ -1,0 +1,60 @@
+"""A server that publishes what it caches: readers know its prefix trees, token by token, but for what has a salt."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import kill
+import pytest
+from serving import Server
+
+from kv_tree import Tree
+from tokenmill.net.kv_wire import END_SEQ, decode_batch, replayed
+
+zmq = pytest.importorskip("zmq")
+BLOCK = 16
+
+
+def tree_of(address: str) -> Tree:
+    """From all that is kept."""
+    tree = Tree()
+    with zmq.Context() as context, context.socket(zmq.DEALER) as asker:
+        asker.linger, asker.rcvtimeo = 0, 10_000
+        asker.connect(address)
+        asker.send_multipart((b"", bytes(8)))
+        expected = 0
+        while (reply := replayed(asker.recv_multipart()))[0] != int.from_bytes(END_SEQ, "big", signed=True):
+            assert reply[0] == expected
+            expected += 1
+            tree.hear(decode_batch(reply[1])[1])
+    return tree
+
+
+def test_two_engines_publish_what_they_cache(tmp_path: Path) -> None:
+    config = {
+        "enable_kv_cache_events": True, "endpoint": f"ipc://{tmp_path}/events",
+        "replay_endpoint": f"ipc://{tmp_path}/again",
+    }  # fmt: skip
+    model = str(kill.write_model(tmp_path))
+    flags = (*kill.ARGS, "--threads", "1", "--workers", "2", "--kv-events-config", json.dumps(config))
+    rng = random.Random(3)
+    shared = [rng.randrange(3, 250) for _ in range(70)]
+    cached: set[tuple[int, ...]] = set()
+    with Server(*flags, model=model) as server:
+        assert f"ipc://{tmp_path}/events" in server.output
+        for number in range(12):
+            prompt = shared[: rng.randrange(70)] + [rng.randrange(3, 250) for _ in range(rng.randrange(1, 50))]
+            salt = {"cache_salt": "mine"} if number % 3 == 2 else {}
+            body = {"model": "tiny", "prompt": prompt, "max_tokens": rng.randrange(1, 60), "seed": number}
+            body |= {"ignore_eos": True, "return_token_ids": True, **salt}
+            status, said = server.request("POST", "/v1/completions", body)
+            assert status == 200, said
+            tokens = (*prompt, *json.loads(said)["choices"][0]["token_ids"])
+            if not salt:
+                # The last token was drawn, and nothing was computed of it.
+                cached |= {tokens[:end] for end in range(BLOCK, len(tokens), BLOCK)}
+        trees = [tree_of(config["replay_endpoint"] + end) for end in ("", "_dp1")]
+    assert {prefix for tree in trees for prefix in tree.prefixes.values()} == cached
+    assert all(len(set(tree.prefixes.values())) == len(tree.prefixes) for tree in trees)
