@@ -18,6 +18,7 @@ class EngineLink:
     pool        in which it serves
     entries     requests that it has, by id
     arriving    requests that another engine has and that are on their way to this one -> tokens they were sent with
+    num_arriving  of these, together
     num_tokens  of both, as they were given to it
     num_expected  tokens that are predicted to be drawn for `entries`, from when they were given to it
     num_prompt  of num_tokens, those of requests that have got no token from it yet
@@ -34,6 +35,7 @@ class EngineLink:
     stats: EngineStats
     entries: dict[str, Entry] = field(default_factory=dict)
     arriving: dict[str, int] = field(default_factory=dict)
+    num_arriving: int = 0
     num_tokens: int = 0
     num_expected: int = 0
     num_prompt: int = 0
@@ -93,18 +95,22 @@ class EngineLink:
     def expect(self, entry: Entry) -> None:
         """It is to have the request later."""
         self.arriving[entry.request.id] = entry.num_tokens
+        self.num_arriving += entry.num_tokens
         self.num_tokens += entry.num_tokens
 
     def forget(self, request_id: str) -> None:
         """The request has come, or will not."""
-        self.num_tokens -= self.arriving.pop(request_id)
+        num_tokens = self.arriving.pop(request_id)
+        self.num_arriving -= num_tokens
+        self.num_tokens -= num_tokens
 
     def check(self) -> None:
         """Assert what must hold between events; slow, for tests."""
         entries = self.entries.values()
         assert all(entry.link == self.number for entry in entries), self
         num_given = sum(entry.num_given_tokens for entry in entries)
-        assert self.num_tokens == num_given + sum(self.arriving.values()), self
+        assert self.num_arriving == sum(self.arriving.values()), self
+        assert self.num_tokens == num_given + self.num_arriving, self
         assert self.num_drawing == sum(entry.has_progressed for entry in entries), self
         assert self.num_prompt == sum(each.num_given_tokens for each in entries if not each.has_progressed), self
         assert self.num_expected == sum(entry.num_reserved for entry in entries), self

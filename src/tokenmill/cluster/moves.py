@@ -93,6 +93,7 @@ class Moves:
         self._find_target = find_target
         self._given = given
         self._of: dict[str, Move] = {}
+        self._queued: dict[str, Move] = {}
 
     def __len__(self) -> int:
         return len(self._of)
@@ -161,12 +162,15 @@ class Moves:
     def _begin(self, entry: Entry, why: str, source: EngineLink, stage: Stage, now: float) -> Move:
         assert self._new_ticket is not None and entry.request.id not in self._of, entry
         move = self._of[entry.request.id] = Move(entry, why, self._new_ticket(), source.number, stage, now)
+        if stage is Stage.QUEUED:
+            self._queued[entry.request.id] = move
         return move
 
     def _submit(self, move: Move, target: EngineLink, effects: Effects) -> None:
         request: Request = replace(move.entry.copy_for_another(), source=self._source(move))
         move.target, move.attempt, move.num_sent = target.number, request.attempt, len(move.entry.tokens)
         move.stage = Stage.STAGING
+        self._queued.pop(move.entry.request.id, None)
         target.expect(move.entry)
         effects.submits.append((target.number, request))
 
@@ -174,11 +178,12 @@ class Moves:
         worker = self._links[move.source].ready.worker
         return KVSource(worker.id, worker.incarnation, worker.kv_address, worker.host, move.ticket)
 
-    def _send_on(self, move: Move, effects: Effects, must: bool = False) -> None:
-        """Give a split request to who goes on with it, if there is room, or anyhow."""
+    def _send_on(self, move: Move, effects: Effects, must: bool = False) -> bool:
+        """Give a split request to who goes on with it, if there is room, or anyhow; whether there is somebody."""
         target = self._find_target(move.entry, move.source, must)
         if target is not None:
             self._submit(move, target, effects)
+        return target is not None
 
     # ---- what engines say ----
 
@@ -261,9 +266,13 @@ class Moves:
                 self._cancel(move, now, effects, "its target had no room in time")
 
     def send_queued(self, effects: Effects) -> None:
-        """Room may have come for the answers of split requests."""
-        for move in [each for each in self._of.values() if each.stage is Stage.QUEUED]:
-            self._send_on(move, effects)
+        """Room may have come for the answers of split requests. Where there is none for one, there is none for those of
+        the same source that are no smaller: they are not looked at."""
+        refused: dict[int, int] = {}
+        for move in list(self._queued.values()):
+            num_tokens = move.entry.num_tokens
+            if num_tokens < refused.get(move.source, num_tokens + 1) and not self._send_on(move, effects):
+                refused[move.source] = num_tokens
 
     def _cancel(self, move: Move, now: float, effects: Effects, error: str, is_there: bool = True) -> None:
         """It has not come to the target and will not. `is_there`: the target has been given it."""
@@ -279,6 +288,7 @@ class Moves:
 
     def _end(self, move: Move, now: float, effects: Effects, num_tokens: int, error: str) -> None:
         del self._of[move.entry.request.id]
+        self._queued.pop(move.entry.request.id, None)
         if move.source in self._links:
             effects.tells.append((move.source, Release(move.ticket)))
         pause_s = now - move.held_s if move.held_s >= 0 else 0.0
@@ -299,7 +309,8 @@ class Moves:
             if move.stage in (Stage.STAGING, Stage.YIELDING):
                 arriving[move.target].remove(name)
             assert move.stage is not Stage.QUEUED or (move.why == SPLIT and move.target < 0), move
-        assert not any(arriving.values()), arriving
+            assert (name in self._queued) == (move.stage is Stage.QUEUED), move
+        assert not any(arriving.values()) and self._queued.keys() <= self._of.keys(), arriving
 
 
 def _may_end(move: Move) -> bool:

@@ -301,4 +301,4 @@ def _of_kind(
 
 def _has_room(link: EngineLink, num_tokens: int) -> bool:
     most = _ARRIVING * link.num_slots
-    return not link.arriving or sum(link.arriving.values()) + num_tokens <= most
+    return not link.arriving or link.num_arriving + num_tokens <= most

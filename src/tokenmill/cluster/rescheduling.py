@@ -159,7 +159,7 @@ def _may_gain(entry: Entry, target: _Room) -> bool:
 def virtual_usage(link: EngineLink) -> float:
     """Tokens that it holds, or is to hold."""
     spare = max(1, link.ready.block_size) / 2  # of a last block that is not full
-    num_tokens = sum(link.arriving.values()) + spare * len(link.entries)
+    num_tokens = link.num_arriving + spare * len(link.entries)
     best = 0
     for entry in link.entries.values():
         num_tokens += entry.num_tokens
