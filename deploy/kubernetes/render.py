@@ -1,4 +1,6 @@
-"""Renders the chart in this folder without Helm: `python deploy/kubernetes/render.py [--name N] [--values FILE] [--set a.b=c]`.
+"""Renders the chart in this folder without Helm.
+
+    python deploy/kubernetes/render.py [--name N] [--values FILE] [--set a.b=c]
 
 The templates are Helm's (Go templates with Sprig's functions); this reads the part of that language that they use, and
 refuses the rest by name. With Helm at hand, `helm template` and `helm install` take the same folder.
