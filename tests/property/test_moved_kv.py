@@ -15,7 +15,7 @@ from tiny import VOCAB_SIZE, tiny_checkpoint
 from tokenmill.core.block import KVGroupSpec, full_groups, window_group
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.events import FINISH_MOVED, Abort, Drain, StepOutputs, Submit
-from tokenmill.core.moves import Continue, KVSource, Moved, Offer, Release, Staged, Yield
+from tokenmill.core.moves import Continue, KVSource, Moved, Offer, PullBlocks, Release, SendBlocks, Staged, Yield
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.engine.build import build_engine
 from tokenmill.engine.link import LocalFrontEnd, local_link
@@ -32,6 +32,7 @@ from tokenmill.worker.spec import WorkerSpec
 SIZE = 8
 FULL = full_groups(40)
 WINDOWS = (FULL[0], window_group(40, 21))
+WINDOW = WINDOWS[1:]
 OPS = NativeOps if available() is None else ReferenceOps
 MAX_TOKENS = 20
 
@@ -196,7 +197,7 @@ def compare(
 
 
 @pytest.mark.parametrize("is_remote", [False, True], ids=["memory", "tcp"])
-@pytest.mark.parametrize(("groups", "kv_dtype"), [(FULL, "f32"), (WINDOWS, "f32"), (FULL, "int8")])
+@pytest.mark.parametrize(("groups", "kv_dtype"), [(FULL, "f32"), (WINDOWS, "f32"), (WINDOW, "f32"), (FULL, "int8")])
 def test_moved_is_what_it_is_alone(groups: tuple[KVGroupSpec, ...], kv_dtype: str, is_remote: bool) -> None:
     """KV of all but the last token comes along."""
     for seed in range(2):
@@ -208,7 +209,7 @@ def test_memory_that_may_not_be_read_comes_over_tcp(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(pid: int, ranges: Any) -> None:
-        raise client.CannotRead("not permitted")
+        raise client.MayNotRead("not permitted")
 
     monkeypatch.setattr(client, "read_memory", refuse)
     pulled = compare(FULL, "f32", is_remote=False, hurt=lambda side: None, seed=0)
@@ -221,6 +222,29 @@ def test_memory_that_may_not_be_read_comes_over_tcp(
 def test_a_source_that_goes_away_costs_a_pause(is_remote: bool) -> None:
     """What did not come is computed."""
     compare(FULL, "f32", is_remote=is_remote, hurt=lambda side: side.moves._server.close(), seed=3)
+
+
+def test_a_pull_that_is_cancelled_ends_though_its_source_waits() -> None:
+    workers = [new_worker(FULL, "f32") for _ in range(2)]
+    one, other = (PeerMoves(worker.pools, SIZE, f"life {place}", "here") for place, worker in enumerate(workers))
+
+    async def run() -> None:
+        source = KVSource("w0", "life 0", one.start(), "here", "ticket")
+        await one.send(SendBlocks(0, "ticket", (), 0))
+        pulling = asyncio.create_task(other.pull(PullBlocks(0, source, 0, ((1,),))))
+        while not one._board._offers["ticket"].reader:
+            await asyncio.sleep(0.01)
+        pulling.cancel()
+        try:
+            await asyncio.wait_for(asyncio.to_thread(other.close), 10)
+        finally:
+            one.close()
+
+    try:
+        asyncio.run(run())
+    finally:
+        for worker in workers:
+            worker.executor.close()
 
 
 @pytest.mark.parametrize("is_remote", [False, True], ids=["memory", "tcp"])

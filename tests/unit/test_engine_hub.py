@@ -362,6 +362,27 @@ def test_moves_are_of_the_front_end_that_makes_them() -> None:
     on_virtual_time(main)
 
 
+def test_what_a_later_attempt_offers_is_held_until_its_release() -> None:
+    async def main(engine: Engine, loop: VirtualLoop) -> None:
+        front = engine.join()
+        await front.send(Submit((request("a", 1, max_tokens=40),)))
+        await asyncio.sleep(0.02)
+        await front.send(Abort(("a",)))
+        await front.send(Submit((replace(request("a", 1, max_tokens=40), attempt=1, yields="ticket"),)))
+        await front.send(Drain())
+        ends: list[str] = []
+        while FINISH_MOVED not in ends:
+            step = await answers(front, StepOutputs)
+            assert isinstance(step, StepOutputs)
+            ends += [output.finish_reason for output in step.outputs if output.finish_reason is not None]
+        await asyncio.sleep(0.1)
+        assert engine.hub.num_seats == 1
+        await front.send(Release("ticket"))
+        assert await engine.serving[0] is True
+
+    on_virtual_time(main)
+
+
 def test_what_is_no_message_to_an_engine_is_the_end_of_that_link_alone() -> None:
     async def main(engine: Engine, loop: VirtualLoop) -> None:
         bad, good = engine.join(), engine.join()

@@ -274,8 +274,3 @@ def test_the_description_of_an_unused_recorder_is_one_line() -> None:
     data, _ = written()
     assert len(describe(read_flight(bytes(data)))) == 1
     assert trace(data)["otherData"]["pid"] == 7
-
-
-def test_every_reason_of_an_end_can_be_written() -> None:
-    reasons = {value for name, value in vars(events).items() if name.startswith("FINISH_")}
-    assert reasons < set(REASONS)

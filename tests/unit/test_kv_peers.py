@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import socket
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
 from tokenmill.cli import kv_peers
 from tokenmill.cli.kv_peers import Door
 from tokenmill.core.moves import KVSource, PullBlocks, Pulled
+from tokenmill.store.peer import client as peer_client
+from tokenmill.store.peer import server as peer_server
 from tokenmill.store.peer.board import Board, Had, Refused
 from tokenmill.store.peer.client import PeerClient, connect_plainly
 from tokenmill.store.peer.frames import MOST_BYTES, BadPeer
-from tokenmill.store.peer.memory import BlockMemory, CannotRead, read_memory
+from tokenmill.store.peer.memory import BlockMemory, CannotRead, can_read_memory, read_memory
 from tokenmill.store.peer.server import PeerServer
 
 BLOCK_BYTES = 64
@@ -27,6 +31,10 @@ def memory_of(value: int) -> BlockMemory:
 
     data = (ctypes.c_uint8 * (8 * BLOCK_BYTES))(*[value] * (8 * BLOCK_BYTES))
     return BlockMemory(memoryview(data).cast("B"), ctypes.addressof(data), BLOCK_BYTES)
+
+
+def framed(body: bytes) -> bytes:
+    return len(body).to_bytes(4, "little") + body
 
 
 @pytest.fixture
@@ -48,11 +56,11 @@ def pull(
     server: PeerServer, target: BlockMemory, *, ticket: str = "t", life: str = "life", secret: bytes = b""
 ) -> Pulled:
     connect = Door(secret).connect if secret else connect_plainly
-    client = PeerClient("reader", "elsewhere", [target], connect)
+    client = PeerClient("reader", "elsewhere", [target], 4, connect)
     try:
         source = KVSource("w", life, server.address, "elsewhere", ticket)
         client.may_read = False
-        return client.pull(PullBlocks(0, source, 0, ((1, 2, 3),), True), threading.Event())
+        return client.pull(PullBlocks(0, source, 0, ((1, 2, 3),)), threading.Event())
     finally:
         client.close()
 
@@ -70,6 +78,102 @@ def test_blocks_come_where_they_were_reserved_and_nowhere_else(board: Board) -> 
                 pull(server, target, **wrong)
     finally:
         server.close()
+
+
+def test_blocks_that_are_not_there_are_told() -> None:
+    """Also where none is: those that a window has left behind are not sent, and what comes after them is to come."""
+    board = Board(block_size=4)
+    board.post("t", [], 8, False, lambda: None)
+    server = PeerServer(board, "life", [memory_of(7)])
+    server.start()
+    try:
+        target = memory_of(0)
+        assert pull(server, target) == Pulled(8, 8, False, ((0, 0), (0, 1)))
+        assert set(target.view) == {0}
+    finally:
+        server.close()
+
+
+def test_a_process_that_is_gone_is_no_reason_not_to_read_others(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, target = memory_of(7), memory_of(0)
+    sums_of(board, source)
+    monkeypatch.setattr(peer_server, "os", SimpleNamespace(getpid=lambda: 2**22 + 5))
+    server = PeerServer(board, "life", [source])
+    server.start()
+    client = PeerClient("reader", "here", [target], 4)
+    try:
+        job = PullBlocks(0, KVSource("w", "life", server.address, "here", "t"), 0, ((1, 2, 3),))
+        assert client.pull(job, threading.Event()).num_tokens == 9
+        assert set(target.block(1)) == {7} and client.may_read == can_read_memory()
+    finally:
+        client.close()
+        server.close()
+
+
+def test_connections_nobody_uses_are_not_kept(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each life of a worker has another address."""
+    monkeypatch.setattr(peer_client, "KEEP_S", 0.0)
+    source = memory_of(7)
+    sums_of(board, source)
+    servers = [PeerServer(board, "life", [source]) for _ in range(3)]
+    client = PeerClient("reader", "elsewhere", [memory_of(0)], 4)
+    try:
+        for server in servers:
+            server.start()
+            client.pull(
+                PullBlocks(0, KVSource("w", "life", server.address, "", "t"), 0, ((1, 2, 3),)), threading.Event()
+            )
+        assert [*client._idle] == [servers[-1].address]
+    finally:
+        client.close()
+        for server in servers:
+            server.close()
+
+
+def test_connections_are_taken_again_after_there_were_no_descriptors(
+    board: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Short:
+        """A listener."""
+
+        def __init__(self, listener: socket.socket) -> None:
+            self.listener, self.num_failures = listener, 2
+
+        def accept(self) -> tuple[socket.socket, object]:
+            if self.num_failures:
+                self.num_failures -= 1
+                raise OSError(errno.EMFILE, "Too many open files")
+            return self.listener.accept()
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self.listener, name)
+
+    source, create = memory_of(7), socket.create_server
+    sums_of(board, source)
+    monkeypatch.setattr(peer_server, "PAUSE_S", 0.01)
+    monkeypatch.setattr(socket, "create_server", lambda *args, **kwargs: Short(create(*args, **kwargs)))
+    server = PeerServer(board, "life", [source])
+    server.start()
+    try:
+        assert pull(server, memory_of(0)).num_tokens == 9
+    finally:
+        server.close()
+
+
+def test_a_closed_server_ends_connections_that_were_wrapped(board: Board) -> None:
+    """As TLS does: what was accepted is detached."""
+    source = memory_of(7)
+    sums_of(board, source)
+    server = PeerServer(board, "life", [source], lambda raw: socket.socket(fileno=raw.detach()))
+    server.start()
+    client = PeerClient("reader", "elsewhere", [memory_of(0)], 4)
+    try:
+        client.pull(PullBlocks(0, KVSource("w", "life", server.address, "", "t"), 0, ((1, 2, 3),)), threading.Event())
+        server.close()
+        ((_, connection),) = client._idle[server.address]
+        assert connection.recv(1) == b""
+    finally:
+        client.close()
 
 
 def test_a_ticket_is_for_one_reader(board: Board) -> None:
@@ -120,7 +224,17 @@ def test_between_machines_both_ends_prove_themselves(board: Board, monkeypatch: 
 
 @pytest.mark.parametrize(
     "sent",
-    [b"\xff\xff\xff\xff", (MOST_BYTES + 1).to_bytes(4, "little"), b"\x02\0\0\0[]", b"\x05\0\0\0{...}", b"\x02\0\0\0{}"],
+    [
+        b"\xff\xff\xff\xff",
+        (MOST_BYTES + 1).to_bytes(4, "little"),
+        framed(b"[]"),
+        framed(b"{...}"),
+        framed(b"{}"),
+        framed(b"[" * 100_000),
+        framed(
+            b'{"incarnation":"life","ticket":"t","reader":"r","ask":"pull","start":1e999,"count":1,"is_final":true}'
+        ),
+    ],
 )
 def test_garbage_ends_its_connection_alone(board: Board, sent: bytes, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)

@@ -29,13 +29,9 @@ def root_key(numerics_id: str, adapter: str, salt: str) -> BlockKey:
     return digest.digest()
 
 
-def block_key(parent: BlockKey, tokens: Sequence[int]) -> BlockKey:
-    """Key of the block that holds `tokens` below `parent`. Tokens are ids below 2**32."""
-    return blake2b(parent + array(_TOKEN, tokens).tobytes(), digest_size=KEY_BYTES).digest()
-
-
 def extend_keys(keys: list[BlockKey], root: BlockKey, tokens: Sequence[int], block_size: int) -> None:
-    """Append to `keys` the key of every full block of `tokens` that has none yet; half a microsecond a block."""
+    """Append to `keys` the key of every full block of `tokens` that has none yet; half a microsecond a block. Tokens
+    are ids below 2**32."""
     parent, first = keys[-1] if keys else root, len(keys) * block_size
     data = array(_TOKEN, tokens[first : len(tokens) // block_size * block_size]).tobytes()
     size = block_size * _TOKEN_BYTES

@@ -113,8 +113,8 @@ class BlockManager:
             self._tree.use(block)
 
     def hold(self, blocks: Iterable[int]) -> None:
-        """One more reference to each of these blocks, which a table holds. In a pool without a
-        window, whoever does so holds those before them too."""
+        """One more reference to each of these blocks, which a table holds. In a pool without a window, whoever does so
+        holds those before them too."""
         for block in blocks:
             self._allocator.retain(block)
 

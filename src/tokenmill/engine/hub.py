@@ -217,6 +217,8 @@ class Hub:
 
     def _enter(self, seat: _Seat, request: Request) -> Request:
         """Under an id that no other front end's request has."""
+        if request.yields:
+            seat.tickets.add(request.yields)
         request_id = seat.ids.get(request.id)
         if request_id is not None:
             self._held[request_id].num_open += 1
@@ -225,8 +227,6 @@ class Hub:
             while request_id in self._held:
                 request_id = f"{request_id}@{seat.number}"
             seat.ids[request.id] = request_id
-            if request.yields:
-                seat.tickets.add(request.yields)
             self._held[request_id] = _Held(seat, request.id)
         return request if request_id == request.id else replace(request, id=request_id)
 

@@ -29,9 +29,6 @@ from .grammars import GrammarLedger
 from .outputs import ended
 from .state import EngineState, wants_scores
 
-PEER_SILENT_S = 30.0
-"""An offer ends when for so long no peer has said anything; its executor measures it."""
-
 
 @dataclass(slots=True, eq=False)
 class _Offer:

@@ -28,6 +28,7 @@ from .pull import Pull, ids_wanted, meets, num_usable
 from .state import EngineState, wants_scores
 
 NO_ROOM = "There is no room for it."
+NO_USE = "It computes its whole prompt here."
 
 
 class Pulls:
@@ -118,8 +119,8 @@ class Pulls:
         waited for."""
         state, seq = self._state, pull.seq
         blocks, size = state.blocks, state.config.block_size
-        if seq is not None and not self._may_move(seq):
-            return self._give_up(pull, NO_ROOM, now)
+        if seq is not None and (error := self._refusal(seq)):
+            return self._give_up(pull, error, now)
         if seq is not None:
             keys.extend(seq, state.config)
         num_known = len(pull.keys) * size if seq is None else len(seq.tokens)
@@ -143,11 +144,13 @@ class Pulls:
         self._proceed(pull, now)
         return None
 
-    def _may_move(self, seq: Sequence) -> bool:
+    def _refusal(self, seq: Sequence) -> str:
+        """Why nothing is pulled for it."""
         state = self._state
+        if seq.request.pooling is not None or not state.config.keeps_kv or wants_scores(seq):
+            return NO_USE
         num_rows = len(state.running) + len(state.loading)  # itself among them
-        is_fit = seq.request.pooling is None and state.config.keeps_kv and not wants_scores(seq)
-        return is_fit and num_rows <= max_running(state.config)
+        return "" if num_rows <= max_running(state.config) else NO_ROOM
 
     def _proceed(self, pull: Pull, now: float) -> None:
         """No job of it is under way, or it is to go on: ask for more, wait, or run."""

@@ -47,7 +47,7 @@ bit of a model's results, or KV saved before would be mixed with KV computed aft
 class Worker:
     """config: the spec's, with the numerics id of what was loaded: equal ids mean interchangeable KV and equal tokens.
     vector_size: values of a vector; 0 for a model that gives tokens. saved: the KV that outlives it, if it keeps some.
-    pools: of each KV group.     Close the executor to free everything."""
+    pools: of each KV group. Close the executor to free everything."""
 
     executor: ModelExecutor
     config: EngineConfig

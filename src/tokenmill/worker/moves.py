@@ -13,6 +13,7 @@ import threading
 import zlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 from ..core.errors import EngineFailed
 from ..core.moves import EndMove, PullBlocks, Pulled, SendBlocks
@@ -51,7 +52,7 @@ class PeerMoves:
         self._memories = [BlockMemory(*pool.memory(), pool.group.bytes_per_block) for pool in pools]
         self._board = Board(block_size)
         self._server = PeerServer(self._board, incarnation, self._memories, welcome)
-        self._client = PeerClient(incarnation, host, self._memories, connect, may_read=may_read)
+        self._client = PeerClient(incarnation, host, self._memories, block_size, connect, may_read=may_read)
         self._pullers = ThreadPoolExecutor(MOST_PULLS, "kv-pull")
         self._summer = ThreadPoolExecutor(1, "kv-sums")
         self._pulls: dict[str, threading.Event] = {}
@@ -78,7 +79,10 @@ class PeerMoves:
         try:
             loop = asyncio.get_running_loop()
             return json.dumps(await loop.run_in_executor(self._pullers, self._pull, job, is_over))
-        except (Refused, BadPeer, EOFError, OSError, KeyError, TypeError, ValueError) as error:
+        except asyncio.CancelledError:
+            is_over.set()  # its thread ends soon, and `close` waits for it
+            raise
+        except (Refused, BadPeer, EOFError, OSError, KeyError, TypeError, ValueError, OverflowError) as error:
             log.info("KV of worker %s cannot be had: %s", job.source.worker, error)
             raise EngineFailed(f"KV of worker {job.source.worker} cannot be had: {error}") from error
         finally:
@@ -99,7 +103,8 @@ class PeerMoves:
         sends.add(is_had)
 
         def over() -> None:
-            loop.call_soon_threadsafe(lambda: None if is_had.done() else is_had.set_result(None))
+            with suppress(RuntimeError):  # the loop has ended, and nobody waits any more
+                loop.call_soon_threadsafe(lambda: None if is_had.done() else is_had.set_result(None))
 
         try:
             self._board.post(job.ticket, job.moves, job.num_tokens, job.is_last, over)

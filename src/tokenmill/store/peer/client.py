@@ -13,7 +13,6 @@ import time
 import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -21,8 +20,8 @@ from typing import Any
 from ...core.moves import PullBlocks, Pulled
 from ...core.units import MiB
 from .board import Refused
-from .frames import SILENT_S, BadPeer, receive_frame, receive_into, send_frame
-from .memory import BlockMemory, CannotRead, can_read_memory, read_memory
+from .frames import IDLE_S, SILENT_S, BadPeer, receive_frame, receive_into, send_frame
+from .memory import BlockMemory, CannotRead, MayNotRead, can_read_memory, read_memory
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +31,9 @@ STREAM_BYTES = 4 * MiB
 
 READ_BYTES = 2 * MiB
 """Read and then summed at once: it is in the processor's cache meanwhile."""
+
+KEEP_S = IDLE_S / 2
+"""So long a connection is kept that nobody uses."""
 
 LOCAL = ("127.", "[::1]", "localhost:")
 
@@ -48,13 +50,14 @@ def connect_plainly(address: str) -> socket.socket:
 
 
 class PeerClient:
-    """`reader`: who it is, for the tickets. `host`: whose processes' memory may be read."""
+    """`reader`: who it is, for the tickets. `host`: whose processes' memory may be read. `block_size`: tokens."""
 
     def __init__(
         self,
         reader: str,
         host: str,
         memories: Sequence[BlockMemory],
+        block_size: int,
         connect: Connect = connect_plainly,
         *,
         may_read: bool = True,
@@ -62,8 +65,10 @@ class PeerClient:
         self._reader = reader
         self._host = host
         self._memories = memories
+        self._size = block_size
         self._connect = connect
-        self._idle: dict[str, list[socket.socket]] = {}
+        self._idle: dict[str, list[tuple[float, socket.socket]]] = {}  # of each address, by when they were last used
+        self._is_closed = False
         self._lock = threading.Lock()
         self._streams = ThreadPoolExecutor(2 * NUM_STREAMS, "kv-stream")
         self.may_read = may_read and can_read_memory()
@@ -71,10 +76,8 @@ class PeerClient:
     def close(self) -> None:
         self._streams.shutdown(wait=False, cancel_futures=True)
         with self._lock:
-            idle, self._idle = self._idle, {}
-        for connections in idle.values():
-            for connection in connections:
-                connection.close()
+            self._is_closed = True
+            self._drop_unused(0.0)
 
     def pull(self, job: PullBlocks, is_over: threading.Event) -> Pulled:
         """Raises OSError, EOFError, BadPeer and Refused; the blocks may then hold anything."""
@@ -109,7 +112,9 @@ class PeerClient:
         num_tokens, generation = int(reply["num_tokens"]), int(reply["generation"])
         wanted: dict[_Place, int] = {}
         holes: list[_Place] = []
-        num_blocks = min(count, max((index for _, index in there), default=job.start - 1) + 1 - job.start)
+        if num_tokens > (job.start + count) * self._size:
+            raise BadPeer("It says to have sent more than was asked for.")
+        num_blocks = max(0, -(-num_tokens // self._size) - job.start)
         for group, ids in enumerate(job.blocks):
             for index, block in enumerate(islice(ids, num_blocks), job.start):
                 if block >= 0 and (group, index) in there:
@@ -143,9 +148,11 @@ class PeerClient:
         if self.may_read and job.source.host and job.source.host == self._host:
             try:
                 return self._read(int(reply["pid"]), pools, there, wanted)
-            except CannotRead as error:
+            except MayNotRead as error:
                 self.may_read = False
                 log.warning("KV of workers on this host comes over TCP from now on: %s.", error)
+            except CannotRead as error:
+                log.info("KV of worker %s comes over TCP: %s.", job.source.worker, error)
         return self._fetch(job, list(wanted.items()), connection)
 
     def _read(
@@ -239,16 +246,26 @@ class PeerClient:
 
     def _take(self, address: str) -> socket.socket:
         with self._lock:
+            self._drop_unused(KEEP_S)
             idle = self._idle.get(address)
             if idle:
-                return idle.pop()
+                return idle.pop()[1]
         return self._connect(address)
 
     def _give_back(self, address: str, connection: socket.socket) -> None:
         with self._lock:
+            self._drop_unused(KEEP_S)
             idle = self._idle.setdefault(address, [])
-            if len(idle) < 2 * NUM_STREAMS:
-                idle.append(connection)
+            if not self._is_closed and len(idle) < 2 * NUM_STREAMS:
+                idle.append((time.monotonic(), connection))
                 return
-        with suppress(OSError):
-            connection.close()
+        connection.close()
+
+    def _drop_unused(self, most_s: float) -> None:
+        """Those that nobody has used for longer; of workers that are gone, too."""
+        until_s = time.monotonic() - most_s
+        for address, idle in list(self._idle.items()):
+            while idle and idle[0][0] <= until_s:
+                idle.pop(0)[1].close()
+            if not idle:
+                del self._idle[address]

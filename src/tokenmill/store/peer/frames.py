@@ -24,6 +24,9 @@ BEAT_S = 0.5
 SILENT_S = 2.5
 """A peer that is silent for so long is taken for gone."""
 
+IDLE_S = 120.0
+"""A connection that asks for nothing for so long is closed; who keeps one gives it up after half of that."""
+
 MOST_BYTES = 8 << 20
 _LENGTH = 4
 
@@ -47,7 +50,7 @@ def receive_frame(connection: socket.socket) -> dict[str, Any] | None:
         return None
     try:
         message = json.loads(receive_exactly(connection, size))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadPeer("A message is not JSON.") from error
     if not isinstance(message, dict):
         raise BadPeer("A message is not an object.")

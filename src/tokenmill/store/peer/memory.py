@@ -2,12 +2,13 @@
 
 `process_vm_readv` copies from one process's memory to another's in one go, without a pipe or a shared mapping, so that
 pools stay private and in large pages. The kernel allows it to whom it allows ptrace: the same user, and under Yama's
-ptrace_scope 1 or above nobody else's children; then `can_read` is false and blocks go over a socket.
+ptrace_scope 1 or above nobody else's children; then `read_memory` raises MayNotRead and blocks go over a socket.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -19,7 +20,11 @@ _MOST_VECTORS = 512
 
 
 class CannotRead(Exception):
-    """The other process's memory may not be read; the message says why."""
+    """The other process's memory was not read; the message says why."""
+
+
+class MayNotRead(CannotRead):
+    """Nor will it be another time."""
 
 
 class BlockMemory(NamedTuple):
@@ -44,7 +49,7 @@ def can_read_memory() -> bool:
 
 def read_memory(pid: int, ranges: Sequence[tuple[int, int, int]]) -> None:
     """Copy ranges (address there, address here, bytes) out of process `pid`; others may run meanwhile. Raises
-    CannotRead, also where the process is gone or a range is not mapped."""
+    CannotRead where the process is gone or a range is not mapped, and MayNotRead."""
     for start in range(0, len(ranges), _MOST_VECTORS):
         part = ranges[start : start + _MOST_VECTORS]
         num = len(part)
@@ -53,8 +58,10 @@ def read_memory(pid: int, ranges: Sequence[tuple[int, int, int]]) -> None:
         wanted = sum(size for *_, size in part)
         got = _libc().process_vm_readv(pid, here, num, there, num, 0)
         if got != wanted:
-            reason = os.strerror(ctypes.get_errno()) if got < 0 else f"{got} of {wanted} bytes came"
-            raise CannotRead(f"memory of process {pid} cannot be read: {reason}")
+            number = ctypes.get_errno() if got < 0 else 0
+            reason = os.strerror(number) if number else f"{got} of {wanted} bytes came"
+            is_lasting = number in (errno.EPERM, errno.ENOSYS)
+            raise (MayNotRead if is_lasting else CannotRead)(f"memory of process {pid} cannot be read: {reason}")
 
 
 @cache

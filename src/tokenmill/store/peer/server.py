@@ -12,14 +12,14 @@ from contextlib import suppress
 from typing import Any
 
 from .board import GONE, UNKNOWN_S, Board, Had, Refused
-from .frames import BEAT_S, SILENT_S, BadPeer, receive_frame, send_frame
+from .frames import BEAT_S, IDLE_S, SILENT_S, BadPeer, receive_frame, send_frame
 from .memory import BlockMemory
 
 log = logging.getLogger(__name__)
 
 MOST_CONNECTIONS = 256
-IDLE_S = 120.0
-"""A connection that asks for nothing for so long is closed; its owner makes another one."""
+PAUSE_S = 0.2
+"""Before connections are taken again where there were no descriptors or threads for one."""
 
 Welcome = Callable[[socket.socket], socket.socket]
 """Authenticates whoever has connected. Raises OSError or EOFError where it is not welcome."""
@@ -42,6 +42,7 @@ class PeerServer:
         self._listener: socket.socket | None = None
         self._lock = threading.Lock()
         self._connections: set[socket.socket] = set()
+        self._is_closed = threading.Event()
         self.address = ""
 
     def start(self, host: str = "127.0.0.1", port: int = 0) -> None:
@@ -53,6 +54,7 @@ class PeerServer:
 
     def close(self) -> None:
         """Connections end; their threads soon do."""
+        self._is_closed.set()
         listener, self._listener = self._listener, None
         if listener is not None:
             with suppress(OSError):
@@ -65,19 +67,39 @@ class PeerServer:
                 connection.shutdown(socket.SHUT_RDWR)
 
     def _accept(self, listener: socket.socket) -> None:
-        while True:
+        while not self._is_closed.is_set():
             try:
                 connection, _ = listener.accept()
-            except OSError:
-                return
-            with self._lock:
-                is_too_many = len(self._connections) >= MOST_CONNECTIONS
-                if not is_too_many:
-                    self._connections.add(connection)
-            if is_too_many:
-                connection.close()
-                continue
+                self._begin(connection)
+            except (OSError, RuntimeError) as error:
+                if not self._is_closed.wait(PAUSE_S):
+                    log.warning("A connection for KV could not be taken: %s.", error)
+
+    def _begin(self, connection: socket.socket) -> None:
+        """Raises RuntimeError where no thread can be had."""
+        if not self._keep(connection):
+            connection.close()
+            return
+        try:
             threading.Thread(target=self._serve, args=(connection,), name="kv-peer", daemon=True).start()
+        except RuntimeError:
+            self._end(connection)
+            raise
+
+    def _keep(self, connection: socket.socket, instead_of: socket.socket | None = None) -> bool:
+        """Have it closed with the server; False where that has been, or there are too many."""
+        with self._lock:
+            if instead_of is not None:
+                self._connections.discard(instead_of)
+            if self._is_closed.is_set() or len(self._connections) >= MOST_CONNECTIONS:
+                return False
+            self._connections.add(connection)
+            return True
+
+    def _end(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._connections.discard(connection)
+        connection.close()
 
     def _serve(self, raw: socket.socket) -> None:
         connection = raw
@@ -86,6 +108,8 @@ class PeerServer:
             raw.settimeout(4 * SILENT_S)
             connection = self._welcome(raw)
             connection.settimeout(IDLE_S)
+            if not self._keep(connection, raw):
+                return
             while True:
                 message = receive_frame(connection)
                 if message is not None:
@@ -95,9 +119,8 @@ class PeerServer:
         except (OSError, EOFError):
             pass
         finally:
-            with self._lock:
-                self._connections.discard(raw)
-            connection.close()
+            self._end(raw)
+            self._end(connection)
 
     def _answer(self, connection: socket.socket, message: dict[str, Any]) -> None:
         try:
@@ -118,7 +141,7 @@ class PeerServer:
                 raise BadPeer(f"It asks for {asked!r}.")
         except Refused as error:
             send_frame(connection, {"error": str(error)})
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise BadPeer("A message lacks what it should have.") from error
 
     def _pull(self, connection: socket.socket, ticket: str, reader: str, message: dict[str, Any]) -> None:
