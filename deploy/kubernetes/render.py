@@ -284,7 +284,11 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     values: dict[str, Any] = {}
     for path in options.values:
-        values = merged(values, yaml.safe_load(Path(path).read_text()) or {})
+        try:
+            values = merged(values, yaml.safe_load(Path(path).read_text()) or {})
+        except (OSError, yaml.YAMLError) as error:
+            print(f"render.py: {path}: {error}", file=sys.stderr)
+            return 1
     for each in options.set:
         path, _, value = each.partition("=")
         leaf: Any = yaml.safe_load(value)

@@ -153,6 +153,7 @@ def test_how_many_engines_serve_where() -> None:
     assert pools("--no-engine", "--listen-workers", "127.0.0.1:0") == ()
     for argv, what in (
         (("--prefill-workers", "1"), "go together"),
+        (("--workers", "60", "--prefill-workers", "4", "--decode-workers", "1"), "at most 64 workers"),
         (("--workers", "0"), "at least 1"),
         (("--workers", "2", "--no-engine", "--listen-workers", "127.0.0.1:0"), "starts none"),
     ):

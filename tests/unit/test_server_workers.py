@@ -75,6 +75,8 @@ def test_a_worker_of_this_machine_keeps_its_place_over_its_lives(roster: Roster,
 
 
 def test_a_worker_from_elsewhere_is_forgotten_when_it_left_or_is_lost_for_long(roster: Roster, clock: Clock) -> None:
+    told: list[tuple[str, str]] = []
+    roster.on_change = lambda change, facts: told.append((change, facts.id))
     roster.come(0, facts("far"), "10.0.0.2:41")
     roster.come(1, facts("farther"), "10.0.0.3:41")
     roster.leave(0)
@@ -82,6 +84,7 @@ def test_a_worker_from_elsewhere_is_forgotten_when_it_left_or_is_lost_for_long(r
     roster.go(0)
     roster.go(1)
     assert states(roster) == {"farther": "lost"}
+    assert told[2:] == [("draining", "far"), ("left", "far"), ("lost", "farther")]
     clock.now_s += KEPT_S + 1
     assert states(roster) == {} and roster.find("farther") is None
 

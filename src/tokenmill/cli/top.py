@@ -230,7 +230,7 @@ def told(decision: View) -> str:
         return f"{kind.replace('_', ' ')}: {decision['num_requests']} requests"
     if kind == "pool":
         return f"{decision['worker']} serves in pool {decision['pool']}"
-    return f"{decision['worker']} is {kind}"
+    return f"{decision['worker']} {'has' if kind == 'left' else 'is'} {kind}"
 
 
 def _table(rows: list[tuple[str, ...]]) -> list[str]:

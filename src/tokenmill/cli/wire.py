@@ -118,6 +118,8 @@ def serve(args: argparse.Namespace) -> int:
     launch = shared(launch, machine, len(given.upstreams.add_model))
     if listen.launcher == "ray":
         listen = near(given_options(RayOptions, args), listen, os.environ)
+    elif given_options(RayOptions, args) != RayOptions():
+        raise ConfigError("Flags --ray-... need --launcher ray.", param="launcher")
     credentials = workers = None
     if listen.listen_workers is not None:
         credentials = link.credentials(listen.listen_workers[0], is_front_end=True)

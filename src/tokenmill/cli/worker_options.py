@@ -110,6 +110,10 @@ class LinkOptions:
         return Credentials(secret)
 
 
+MAX_LOCAL = 64
+"""Workers that a keeper is asked for before it has loaded the weights: all these messages fit into its socket."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListenOptions:
     """Engines of `serve` that are not its own. Raises ConfigError."""
@@ -149,6 +153,10 @@ class ListenOptions:
             raise ConfigError("--no-engine starts none, and --workers says how many to start.", param="workers")
         if self.launcher == "ray" and not self.engine:
             raise ConfigError("--no-engine starts none, and --launcher ray starts workers.", param="launcher")
+        num_asked = (self.workers or 0) + (self.prefill_workers or 0) + (self.decode_workers or 0)
+        if self.launcher == "local" and num_asked > MAX_LOCAL:
+            message = f"--workers: one server starts at most {MAX_LOCAL} workers beside it, not {num_asked}."
+            raise ConfigError(message, param="workers")
 
     @property
     def pools_are_asked(self) -> bool:

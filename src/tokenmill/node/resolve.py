@@ -197,7 +197,7 @@ def _lora(options: EngineOptions, model: ModelFacts, decisions: list[Decision]) 
 
 def _threads_reason(machine: MachineFacts) -> str:
     if machine.num_sharing > 1:
-        return f"{machine.granted_cpus} usable CPUs for {machine.num_sharing} workers"
+        return f"{machine.granted_cpus} usable CPUs for {machine.num_sharing} engines"
     if machine.usable_cpus < machine.num_cpus:
         return f"the container grants {machine.cpu_quota:g} of {machine.num_cpus} CPUs"
     return "one for each usable CPU"
@@ -211,7 +211,7 @@ def _groups(
         return full_groups(0)
     usable, asked = machine.usable_memory, options.kv_cache_memory_bytes
     block_bytes = model.kv_bytes_per_token * block_size
-    each = f" for each of {machine.num_sharing} workers" if machine.num_sharing > 1 else ""
+    each = f" for each of {machine.num_sharing} engines" if machine.num_sharing > 1 else ""
     if asked is not None and asked > usable:
         raise ConfigError(
             f"--kv-cache-memory-bytes {format_bytes(asked)} is more than the {format_bytes(usable)} that are free"

@@ -109,6 +109,8 @@ class RayWorkers:
                 folder = tempfile.mkdtemp(prefix="tm-ray-")
                 held.callback(_remove, folder)
                 own = {"include_dashboard": False, "_temp_dir": folder}
+                # A signal to all processes, as systemd sends it, ends Ray before this process lets it go.
+                os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "10")
             held.callback(self._ray.shutdown)
             try:
                 self._ray.init(

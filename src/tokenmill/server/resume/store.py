@@ -66,10 +66,9 @@ class ResumeStore:
         try:
             self._errands.open()
         except _FAILURES as error:
-            raise ConfigError(
-                f"--resume-file {self._path} cannot be used: {error}. Each server needs a file of its own.",
-                param="resume_file",
-            ) from error
+            is_held = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY
+            why = "another server has it. Each needs a file of its own" if is_held else error
+            raise ConfigError(f"--resume-file {self._path} cannot be used: {why}.", param="resume_file") from error
 
     def close(self) -> None:
         """What was put is in the file when this returns."""

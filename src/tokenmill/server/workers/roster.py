@@ -19,6 +19,8 @@ from typing import Protocol
 from ...core.events import WorkerFacts
 
 STARTING, READY, DRAINING, LOST = "starting", "ready", "draining", "lost"
+LEFT = "left"
+"""Not a state: what is told of a worker that was draining and has gone."""
 KEPT_S = 600.0
 """How long a worker that somebody else started is remembered after it was lost."""
 MAX_LOST = 1000
@@ -48,7 +50,7 @@ class Worker:
 
 
 class Roster:
-    """Its client tells it who came and went, an owner who is started. on_change: told of a worker's new state, or
+    """Its client tells it who came and went, an owner who is started. on_change: told of a worker's new state, LEFT, or
     "pool" where it is in another."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
@@ -79,9 +81,7 @@ class Roster:
 
     def lose(self, name: str) -> None:
         """Its process has ended. One that said Ready is lost already."""
-        worker = self._workers[name]
-        if worker.state != LOST:
-            self._set(worker, LOST)
+        self._end(self._workers[name])
 
     def remove(self, name: str) -> None:
         del self._workers[name]
@@ -114,17 +114,24 @@ class Roster:
         if worker is None or worker.link != link:  # another life of it has come meanwhile
             return
         worker.link = None
-        if worker.state == DRAINING and worker.owner is None:
+        is_expected = worker.state != DRAINING or worker.owner is not None
+        self._end(worker)
+        if not is_expected:
             self.remove(worker.facts.id)
-        else:
-            self._set(worker, LOST)
 
     def pool(self, worker: Worker, pool: str) -> None:
         """It serves there from now on, and so do its next lives on this machine."""
-        worker.facts = worker.facts._replace(pool=pool)
-        self.on_change("pool", worker.facts)
+        if worker.facts.pool != pool:
+            worker.facts = worker.facts._replace(pool=pool)
+            self.on_change("pool", worker.facts)
         if worker.owner is not None:
             worker.owner.pool = pool
+
+    def _end(self, worker: Worker) -> None:
+        if worker.state != LOST:
+            change = LEFT if worker.state == DRAINING else LOST
+            worker.state, worker.since_s = LOST, self._clock()
+            self.on_change(change, worker.facts)
 
     def _set(self, worker: Worker, state: str) -> None:
         worker.state, worker.since_s = state, self._clock()
