@@ -33,6 +33,14 @@ def memory_of(value: int) -> BlockMemory:
     return BlockMemory(memoryview(data).cast("B"), ctypes.addressof(data), BLOCK_BYTES)
 
 
+def has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
 def framed(body: bytes) -> bytes:
     return len(body).to_bytes(4, "little") + body
 
@@ -76,6 +84,19 @@ def test_blocks_come_where_they_were_reserved_and_nowhere_else(board: Board) -> 
         for wrong in ({"ticket": "other"}, {"life": "another"}):
             with pytest.raises(Refused):
                 pull(server, target, **wrong)
+    finally:
+        server.close()
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="This machine has no IPv6.")
+def test_an_address_may_be_one_of_ipv6(board: Board) -> None:
+    source = memory_of(7)
+    sums_of(board, source)
+    server = PeerServer(board, "life", [source])
+    server.start("::1")
+    try:
+        assert server.address.startswith("[::1]:")
+        assert pull(server, memory_of(0)).num_tokens == 9
     finally:
         server.close()
 

@@ -47,9 +47,11 @@ class PeerServer:
 
     def start(self, host: str = "127.0.0.1", port: int = 0) -> None:
         """Raises OSError where the address cannot be had."""
-        self._listener = socket.create_server((host, port), backlog=64)
+        is_ipv6 = ":" in host
+        family = socket.AF_INET6 if is_ipv6 else socket.AF_INET
+        self._listener = socket.create_server((host, port), family=family, backlog=64)
         port = self._listener.getsockname()[1]
-        self.address = f"{host}:{port}"
+        self.address = f"[{host}]:{port}" if is_ipv6 else f"{host}:{port}"
         threading.Thread(target=self._accept, args=(self._listener,), name="kv-peers", daemon=True).start()
 
     def close(self) -> None:
