@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 from pathlib import Path
 
 import kill
 import pytest
-from serving import Server
+from serving import Server, wait_until
 
 from kv_tree import Tree
 from tokenmill.net.kv_wire import END_SEQ, decode_batch, replayed
@@ -58,3 +59,56 @@ def test_two_engines_publish_what_they_cache(tmp_path: Path) -> None:
         trees = [tree_of(config["replay_endpoint"] + end) for end in ("", "_dp1")]
     assert {prefix for tree in trees for prefix in tree.prefixes.values()} == cached
     assert all(len(set(tree.prefixes.values())) == len(tree.prefixes) for tree in trees)
+
+
+def test_calls_go_to_the_upstream_that_has_their_prompt(tmp_path: Path) -> None:
+    """Two servers of one name tell of their caches; conversations return to where they were."""
+    model = str(kill.write_model(tmp_path))
+    far = []
+    with contextlib.ExitStack() as held:
+        for name in "ab":
+            config = {"enable_kv_cache_events": True} | {
+                field: f"ipc://{tmp_path}/{field}-{name}" for field in ("endpoint", "replay_endpoint")
+            }
+            flags = ("--threads", "1", "--kv-events-config", json.dumps(config))
+            far.append(held.enter_context(Server(*kill.ARGS, *flags, model=model)))
+        flags = ("--threads", "1", "--upstream-tokenizer", f"tiny={model}", "--served-model-name", "own")
+        for name, server in zip("ab", far, strict=True):
+            feed = f"tiny=ipc://{tmp_path}/endpoint-{name},replay=ipc://{tmp_path}/replay_endpoint-{name}"
+            flags += ("--upstream", f"tiny={server.url}", "--upstream-kv-events", feed)
+        front = held.enter_context(Server(*kill.ARGS[:4], *flags, model=model))
+        rng = random.Random(4)
+        talks = [[first, *(rng.randrange(3, 250) for _ in range(99))] for first in range(4)]
+
+        said_blocks: dict[int, int] = {}
+
+        def known() -> list[int]:
+            (shown,) = json.loads(front.request("GET", "/admin/models")[1])["data"]
+            return [each["num_cached_blocks"] for each in shown["upstreams"]]
+
+        def served() -> list[float]:
+            return [
+                sum(v for k, v in each.metrics().items() if k.startswith("vllm:prompt_tokens_total")) for each in far
+            ]
+
+        def say(talk: list[int]) -> int:
+            """Which of the two computed it."""
+            before = served()
+            said_blocks[talk[0]] = len(talk) // BLOCK
+            body = {"model": "tiny", "prompt": talk, "max_tokens": 3, "ignore_eos": True}
+            status, said = front.request("POST", "/v1/completions", body)
+            assert status == 200, said
+            (place,) = [at for at, (a, b) in enumerate(zip(before, served(), strict=True)) if a != b]
+            wait_until(lambda: sum(known()) >= sum(said_blocks.values()), "events")
+            talk += [rng.randrange(3, 250) for _ in range(20)]
+            return place
+
+        places = {}
+        for number, talk in enumerate(talks):
+            places[number] = say(talk)
+        assert len(set(places.values())) == 2, "nothing is known of them, so they are shared"
+        for number in rng.choices(range(4), k=8):
+            assert say(talks[number]) == places[number]
+        far[0].__exit__()
+        wait_until(lambda: known()[0] == 0, "a server that has gone has nothing")
+        assert known()[1] > 0

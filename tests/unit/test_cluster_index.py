@@ -131,7 +131,7 @@ def test_the_events_of_a_tree_tell_what_it_holds() -> None:
             del heard[key]
 
     random, pool = Random(1), BlockManager(24)
-    pool.listener = Listener()
+    pool.listeners.append(Listener())
     for _ in range(200):
         path = tuple(random.randrange(2) for _ in range(random.randrange(1, 12)))
         names = [key(*path[: end + 1]) for end in range(len(path))]

@@ -10,14 +10,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..core.options import check, option
-from ..net.kv_config import PUBLISHERS, KVEventsConfig, is_local
+from ..net.kv_config import PUBLISHERS, KVEventsConfig, is_endpoint, is_local
 
 if TYPE_CHECKING:
     from ..core.events import Ready
     from ..engine.core import EngineCore
     from ..net.kv_publisher import KVPublisher
 
-_SCHEMES = ("tcp://", "ipc://")
 _MOST = 1 << 24
 
 
@@ -39,8 +38,7 @@ def read_config(text: str) -> KVEventsConfig:
     if config.publisher not in PUBLISHERS:
         raise ValueError(f"has a publisher {config.publisher!r}; there are {' and '.join(PUBLISHERS)}.")
     for address in config.addresses:
-        port = address.rpartition(":")[2]
-        if not address.startswith(_SCHEMES) or (address.startswith("tcp:") and not _is_port(port)):
+        if not is_endpoint(address):
             raise ValueError(f"has the address {address!r}; one is tcp://HOST:PORT or ipc://PATH.")
     if not config.endpoint:
         raise ValueError("has an empty endpoint.")
@@ -50,10 +48,6 @@ def read_config(text: str) -> KVEventsConfig:
     ):
         raise ValueError(f"has a count that is not between 1 and {_MOST}.")
     return config
-
-
-def _is_port(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= 5 and int(text) < 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,11 +13,15 @@ from typing import TYPE_CHECKING
 from ..cluster.canary import Version
 from ..core.errors import ConfigError, InvalidRequest
 from ..core.options import check, option, seconds
+from ..net.kv_config import is_endpoint
 
 if TYPE_CHECKING:
     from ..core.ports import Clock
+    from ..helper.parent import HelperProcess
     from ..server.models.canaries import Canaries
+    from ..server.upstream.prefixes import Prefixes
     from ..server.upstream.upstream import Upstream
+    from ..text.load import TextModel
 
 UPSTREAMS = "more models"
 """The heading in the help of `serve`."""
@@ -54,6 +58,26 @@ def _canary(text: str) -> tuple[str, tuple[Version, ...]]:
     return name, tuple(versions)
 
 
+@dataclass(frozen=True, slots=True)
+class FeedAddress:
+    """Where an upstream of the model `name` publishes KV events; replay: "": they cannot be had again."""
+
+    name: str
+    endpoint: str
+    replay: str = ""
+
+
+def _named_feed(text: str) -> FeedAddress:
+    name, _, rest = text.partition("=")
+    endpoint, comma, more = rest.partition(",")
+    key, _, replay = more.partition("=")
+    addresses = (endpoint, replay) if comma else (endpoint,)
+    is_right = name and name.isprintable() and (key == "replay" if comma else True)
+    if not is_right or not all(is_endpoint(each) for each in addresses):
+        raise ValueError(f"must be NAME=tcp://HOST:PORT[,replay=tcp://HOST:PORT], got {text!r}.")
+    return FeedAddress(name, endpoint, replay)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpstreamOptions:
     """Which servers answer for which models. Raises ConfigError."""
@@ -87,6 +111,21 @@ class UpstreamOptions:
     upstream_max_open: int = option(
         256, "most calls that one upstream has at once; more are refused (default: 256)", least=1, metavar="N"
     )
+    upstream_kv_events: tuple[FeedAddress, ...] = option(
+        (),
+        "where an upstream of NAME publishes KV events as vLLM does, the first for the first --upstream NAME and so on:"
+        " calls go where much of their prompt is cached and few are open; needs --upstream-tokenizer (repeatable)",
+        several="each",
+        read=_named_feed,
+        metavar="NAME=ADDRESS[,replay=ADDRESS]",
+    )
+    upstream_tokenizer: tuple[tuple[str, str], ...] = option(
+        (),
+        "the model, of which tokenizer and chat template are used here, that upstreams of NAME serve (repeatable)",
+        several="each",
+        read=_named_model,
+        metavar="NAME=MODEL",
+    )
 
     canary: tuple[tuple[str, tuple[Version, ...]], ...] = option(
         (),
@@ -105,6 +144,41 @@ class UpstreamOptions:
             raise ConfigError("--upstream names the same server twice.", param="upstream")
         if self.upstream_api_key_file is not None and not self.upstream:
             raise ConfigError("--upstream-api-key-file needs --upstream.", param="upstream_api_key_file")
+        self._check_feeds()
+
+    def _check_feeds(self) -> None:
+        names = [name for name, _ in self.upstream]
+        fed = [feed.name for feed in self.upstream_kv_events]
+        read = [name for name, _ in self.upstream_tokenizer]
+        for name in dict.fromkeys(fed):
+            if fed.count(name) != names.count(name):
+                raise ConfigError(
+                    f"--upstream-kv-events {name} is given {fed.count(name)} times and --upstream {name} "
+                    f"{names.count(name)} times; each upstream of a name needs one.",
+                    param="upstream_kv_events",
+                )
+            if name not in read:
+                raise ConfigError(
+                    f"--upstream-kv-events {name} needs --upstream-tokenizer {name}=MODEL: events tell of tokens.",
+                    param="upstream_kv_events",
+                )
+        for name in read:
+            if name not in fed or read.count(name) > 1:
+                why = "is given twice" if name in fed else f"needs --upstream-kv-events {name}=ADDRESS"
+                raise ConfigError(f"--upstream-tokenizer {name} {why}.", param="upstream_tokenizer")
+
+    def prefixes(self) -> dict[str, Prefixes]:
+        """What upstreams tell of their caches, by the model's name. Needs a running loop. Raises ConfigError and
+        BadCheckpoint."""
+        from ..net.kv_subscriber import KVSubscriber
+        from ..server.upstream.prefixes import Prefixes
+
+        made: dict[str, Prefixes] = {}
+        for name, model in self.upstream_tokenizer:
+            feeds = [KVSubscriber(each.endpoint, each.replay) for each in self.upstream_kv_events if each.name == name]
+            text, helper = _text_of(model)
+            made[name] = Prefixes(text, helper, feeds, helper.close)
+        return made
 
     def upstreams(self, taken: Sequence[str], clock: Clock) -> list[Upstream]:
         """taken: names that other models have. Raises ConfigError."""
@@ -161,3 +235,20 @@ class UpstreamOptions:
                 )
             keys[name] = key
         return keys
+
+
+def _text_of(model: str) -> tuple[TextModel, HelperProcess]:
+    """Its tokenizer and template, and what renders with these."""
+    from ..formats.checkpoint import open_checkpoint
+    from ..helper.parent import HelperProcess, materials
+    from ..node.options import TextOptions
+    from ..node.text import load_text_model
+    from .models import resolve_model
+
+    found = resolve_model(model)
+    checkpoint = open_checkpoint(found.path)
+    try:
+        text, _ = load_text_model(checkpoint, TextOptions())
+    finally:
+        checkpoint.close()
+    return text, HelperProcess(str(found.path), materials(text))

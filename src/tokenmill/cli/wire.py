@@ -242,6 +242,7 @@ async def _serve(
         tracing=given.tracing,
         idle_job=idle_job,
         upstreams=upstreams,
+        upstream_prefixes=given.upstreams.prefixes(),
         max_upstream_calls=given.upstreams.upstream_max_open,
         resume=resume,
     )

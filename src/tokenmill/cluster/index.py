@@ -21,7 +21,7 @@ from ..core.block import KEY_BYTES, BlockKey, split_keys
 from ..core.kv_events import CLEARED, REMOVED, KVEvents
 
 STRIDE = 4
-"""One block in so many is kept."""
+"""One block in so many is kept, of our own engines."""
 
 
 class Level(NamedTuple):
@@ -32,9 +32,11 @@ class Level(NamedTuple):
 
 
 class PrefixIndex:
-    """Engines by number. Memory: about 50 bytes for each block that an engine holds."""
+    """Engines by number. Memory: about 50 bytes for each block that an engine holds. stride: one block in so many is
+    kept."""
 
-    def __init__(self) -> None:
+    def __init__(self, stride: int = STRIDE) -> None:
+        self._stride = stride
         self._holders: dict[BlockKey, int | set[int]] = {}
         self._told: dict[int, set[BlockKey]] = {}
         self._expected: dict[int, dict[BlockKey, int]] = {}
@@ -59,7 +61,7 @@ class PrefixIndex:
 
     def num_blocks_of(self, link: int) -> int:
         """About so many blocks it has told of."""
-        return STRIDE * len(self._told.get(link, ()))
+        return self._stride * len(self._told.get(link, ()))
 
     def join(self, link: int) -> None:
         """It will be asked for a snapshot."""
@@ -94,14 +96,14 @@ class PrefixIndex:
             elif event.kind == REMOVED:
                 self._drop(link, told.intersection(split_keys(event.keys)))
             else:
-                for key in _kept(event.keys, event.depth):
+                for key in _kept(event.keys, event.depth, self._stride):
                     told.add(key)
                     self._add(link, key)
         return True
 
     def has_told(self, link: int, keys: bytes, num_blocks: int) -> bool:
         """Whether an engine has told that it has so many blocks of a prefix, and not just is expected to."""
-        end = num_blocks // STRIDE * STRIDE * KEY_BYTES
+        end = num_blocks // self._stride * self._stride * KEY_BYTES
         return keys[max(0, end - KEY_BYTES) : end] in self._told.get(link, ())
 
     def expect(self, link: int, request_id: str, keys: bytes) -> None:
@@ -111,7 +113,7 @@ class PrefixIndex:
         expected = self._expected.get(link)
         if expected is not None:
             self._requests[request_id] = link, keys
-            for key in _kept(keys, 0):
+            for key in _kept(keys, 0, self._stride):
                 expected[key] = expected.get(key, 0) + 1
                 self._add(link, key)
 
@@ -122,7 +124,7 @@ class PrefixIndex:
         if expected is None:
             return
         told = self._told[link]
-        for key in _kept(keys, 0):
+        for key in _kept(keys, 0, self._stride):
             left = expected.get(key, 0) - 1
             if left > 0:
                 expected[key] = left
@@ -133,7 +135,7 @@ class PrefixIndex:
 
     def levels(self, keys: bytes) -> list[Level]:
         """Who holds how much of a prefix, most first; an engine is in one level at most."""
-        holders, span = self._holders, STRIDE * KEY_BYTES
+        holders, span = self._holders, self._stride * KEY_BYTES
         low, high = 0, len(keys) // span
         while low < high:  # the first `low` kept keys have holders
             middle = (low + high + 1) // 2
@@ -146,7 +148,7 @@ class PrefixIndex:
         while low:  # who holds the first `low`, and no more, are those that are not in `seen`
             there = holders[keys[low * span - KEY_BYTES : low * span]]
             links = frozenset((there,)) if isinstance(there, int) else there
-            levels.append(Level(low * STRIDE, links - seen))
+            levels.append(Level(low * self._stride, links - seen))
             seen, high = links, low
             low = 0
             while high - low > 1:  # more engines hold the first `low`, and as many the first `high`
@@ -195,8 +197,8 @@ class PrefixIndex:
                 (self._holders[key],) = there
 
 
-def _kept(keys: bytes, depth: int) -> Iterator[BlockKey]:
+def _kept(keys: bytes, depth: int, stride: int) -> Iterator[BlockKey]:
     """Those of the blocks `depth`, `depth` + 1, ... of a prefix that the index keeps."""
-    first = (STRIDE - 1 - depth) % STRIDE
-    step = STRIDE * KEY_BYTES
+    first = (stride - 1 - depth) % stride
+    step = stride * KEY_BYTES
     return (keys[at : at + KEY_BYTES] for at in range(first * KEY_BYTES, len(keys) - KEY_BYTES + 1, step))

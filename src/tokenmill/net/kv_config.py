@@ -63,6 +63,15 @@ def nth_endpoint(endpoint: str, rank: int) -> str:
     return f"{head}:{int(port) + rank}" if int(port) else endpoint
 
 
+def is_endpoint(text: str) -> bool:
+    """tcp://HOST:PORT or ipc://PATH."""
+    head, _, port = text.rpartition(":")
+    if text.startswith("ipc://"):
+        return len(text) > len("ipc://")
+    is_port = port.isascii() and port.isdigit() and len(port) <= 5 and int(port) < 1 << 16
+    return text.startswith("tcp://") and len(head) > len("tcp://") and is_port
+
+
 def listens(endpoint: str) -> bool:
     """Whether it is an address of this machine, and not one of a reader that listens itself."""
     if not endpoint.startswith("tcp:"):

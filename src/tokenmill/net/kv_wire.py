@@ -121,7 +121,7 @@ def _read(raw: bytes) -> TokenEvent | None:
         event: Any = _read_map(raw) if is_map else _read_row(raw)
     except msgspec.ValidationError:
         found = _read_any(raw)
-        kind = found.get("type") if isinstance(found, dict) else next(iter(found), None) if found else None
+        kind = found.get("type") if isinstance(found, dict) else found[0] if isinstance(found, list) and found else None
         if isinstance(kind, str) and kind not in _TYPES:
             return None
         raise

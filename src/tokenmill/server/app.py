@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -66,6 +66,7 @@ from .slo.routes import routes as slo_routes
 from .slo.start import Measuring
 from .tenants.access import Access
 from .tenants.routes import routes as tenant_routes
+from .upstream.prefixes import Prefixes
 from .upstream.start import add_upstreams
 from .upstream.upstream import Upstream
 from .usage.books import Books
@@ -97,6 +98,7 @@ def build_app(
     idle_job: Job | None = None,
     upstreams: Sequence[Upstream] = (),
     max_upstream_calls: int = 256,
+    upstream_prefixes: Mapping[str, Prefixes] | None = None,
     resume: ResumeStore | None = None,
     beside: bool = False,
 ) -> Starlette:
@@ -106,7 +108,8 @@ def build_app(
     None: nowhere. `signer`: of answers; None: they are not signed.
 
     `upstreams`: servers of others, which are asked for the models they are named by, each for at most
-    `max_upstream_calls` at once; looked at while `app.state.models` is open.
+    `max_upstream_calls` at once; looked at while `app.state.models` is open. `upstream_prefixes`: what they have
+    cached, by name of the model.
 
     `idle_job`: has the machine while nobody has a call open, from `app.state.idle_time.open()` on; None: there is none.
 
@@ -156,7 +159,7 @@ def build_app(
     registry = client.hearers.metrics.registry
     add_upstreams(
         book, upstreams, generation.limits, clock, new_id,
-        max_open=max_upstream_calls, registry=registry, meter=meter, audit=audit,
+        max_open=max_upstream_calls, prefixes=upstream_prefixes or {}, registry=registry, meter=meter, audit=audit,
     )  # fmt: skip
     canaries = Canaries(book, audit, generation.objectives.usual_targets)
     registry.register(CanaryMetrics(canaries))

@@ -8,6 +8,7 @@ ends with an error. What an upstream computed is not resumed: it has the tokens,
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,7 +27,9 @@ from ..models.book import UPSTREAM
 from ..tenants.quotas import RESERVED_OUTPUT
 from ..tenants.tenant import NO_LIMITS
 from .body import Passed
+from .choice import best
 from .connection import BadReply, UpstreamConnection
+from .prefixes import Known, Prefixes
 from .tally import Events, Tally
 from .upstream import Upstream
 
@@ -69,6 +72,8 @@ class _Call:
     headers: dict[str, str]
     caller: Caller
     begun_s: float
+    number: int
+    known: Known = field(default_factory=Known)
     tried: list[Upstream] = field(default_factory=list)
     first_s: float | None = None
     outcome: str = "gone"
@@ -77,7 +82,8 @@ class _Call:
 
 
 class UpstreamModel:
-    """A ServedModel that one or more upstreams serve. max_open: calls that one may have."""
+    """A ServedModel that one or more upstreams serve. max_open: calls that one may have. prefixes: what they have
+    cached; None: calls go by load."""
 
     kind = UPSTREAM
     registry = None
@@ -92,8 +98,11 @@ class UpstreamModel:
         new_id: Callable[[str], str],
         *,
         max_open: int,
+        prefixes: Prefixes | None = None,
     ) -> None:
         assert upstreams
+        self._prefixes = prefixes
+        self._numbers = itertools.count()
         self.name = name
         self.upstreams = upstreams
         self.num_open = 0
@@ -106,8 +115,12 @@ class UpstreamModel:
     def open(self) -> None:
         for upstream in self.upstreams:
             upstream.open()
+        if self._prefixes is not None:
+            self._prefixes.open()
 
     async def close(self) -> None:
+        if self._prefixes is not None:
+            await self._prefixes.close()
         await asyncio.gather(*(upstream.close() for upstream in self.upstreams))
 
     def end_calls(self) -> None:
@@ -116,7 +129,10 @@ class UpstreamModel:
             upstream.end_calls()
 
     def facts(self) -> dict[str, Any]:
-        return {"upstreams": [each.facts() for each in self.upstreams]}
+        facts = [each.facts() for each in self.upstreams]
+        if self._prefixes is not None:
+            facts = [each | {"num_cached_blocks": self._prefixes.num_blocks(at)} for at, each in enumerate(facts)]
+        return {"upstreams": facts}
 
     @property
     def why_not(self) -> str:
@@ -133,13 +149,14 @@ class UpstreamModel:
         self._limits.refuse_when_draining()
         path = _with_version(path)
         call = _Call(
-            path, Passed(path, body, caller.tenant), Tally(len(body)), _headers(scope), caller, self._clock.now()
-        )
+            path, Passed(path, body, caller.tenant), Tally(len(body)), _headers(scope), caller, self._clock.now(),
+            next(self._numbers),
+        )  # fmt: skip
         requests = await self._take_quota(call)
         self.num_open += 1
         scope["state"]["answered_by"] = (self.name, None)
         try:
-            await caller.stay(self._answer(call, send))
+            await caller.stay(self._answer(call, body, send))
         except TokenmillError as error:
             call.outcome = str(error.status)
             raise
@@ -169,12 +186,16 @@ class UpstreamModel:
             tally = call.tally
             quotas.settle(requests, tally.num_output + tally.num_prompt - tally.first_prompt)
 
-    async def _answer(self, call: _Call, send: Send) -> None:
+    async def _answer(self, call: _Call, body: bytes, send: Send) -> None:
         why = ""
+        if self._prefixes is not None:
+            call.known = await self._prefixes.read(call.path, body, call.caller)
         while (upstream := self._next(call)) is not None:
             call.tried.append(upstream)
             upstream.num_open += 1
             upstream.num_calls += 1
+            if self._prefixes is not None:
+                self._prefixes.given(self.upstreams.index(upstream), str(call.number), call.known)
             try:
                 await self._pass(call, upstream, send)
                 return
@@ -183,10 +204,12 @@ class UpstreamModel:
                 why = f"{upstream.address}: {error}"
             finally:
                 upstream.num_open -= 1
+                if self._prefixes is not None:
+                    self._prefixes.over(str(call.number))
         raise UpstreamFailed(f"The servers of {self.name} failed: {why}.")
 
     def _next(self, call: _Call) -> Upstream | None:
-        """The least loaded that is up and was not tried for this call. Raises Unavailable, Overloaded."""
+        """The best that is up and was not tried for this call. Raises Unavailable, Overloaded."""
         up = [each for each in self.upstreams if each.health.is_up]
         if not up and not call.tried:
             now = self._clock.now()
@@ -196,7 +219,10 @@ class UpstreamModel:
         free = [each for each in left if each.num_open < self._max_open]
         if left and not free and not call.tried:
             raise Overloaded(f"The servers of {self.name} have {self._max_open} calls open each; retry later.")
-        return min(free, key=lambda each: (each.num_open, each.num_calls), default=None)
+        hits = {} if self._prefixes is None else self._prefixes.hits(call.known)
+        shares = [hits.get(self.upstreams.index(each), 0) / max(1, call.known.num_tokens) for each in free]
+        place = best([each.num_open for each in free], [each.num_calls for each in free], shares)
+        return None if place is None else free[place]
 
     async def _pass(self, call: _Call, upstream: Upstream, send: Send) -> None:
         """Raises BadReply as long as nothing has been sent."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry
 
@@ -14,6 +14,7 @@ from ..usage.meter import Meter
 from ..usage.record import Account
 from .metrics import UpstreamMetrics
 from .passing import Ended, UpstreamModel
+from .prefixes import Prefixes
 from .upstream import Upstream
 
 
@@ -25,17 +26,19 @@ def add_upstreams(
     new_id: Callable[[str], str],
     *,
     max_open: int,
+    prefixes: Mapping[str, Prefixes],
     registry: CollectorRegistry,
     meter: Meter | None,
     audit: AuditLog | None,
 ) -> None:
-    """Those of one name are one model. `meter`, `audit`: None where nothing is counted, or noted."""
+    """Those of one name are one model. `prefixes`: what they have cached, by that name. `meter`, `audit`: None where
+    nothing is counted, or noted."""
     if not upstreams:
         return
     metrics = UpstreamMetrics(upstreams, registry)
     for name in dict.fromkeys(each.name for each in upstreams):
         mine = [each for each in upstreams if each.name == name]
-        model = UpstreamModel(name, mine, limits, clock, new_id, max_open=max_open)
+        model = UpstreamModel(name, mine, limits, clock, new_id, max_open=max_open, prefixes=prefixes.get(name))
         model.on_end.append(metrics.ended)
         if meter is not None:
             model.on_end.append(_charging(meter))
