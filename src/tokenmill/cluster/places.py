@@ -160,11 +160,13 @@ class Places:
         if not self._waiting:
             return None
         if len(self._turns) == 1:
-            ((class_, turns),) = ((key[0], each) for key, each in self._turns.items())
-            return self._choose_of(class_, turns)
+            (((class_, tenant), turns),) = self._turns.items()
+            return self._choose_of(class_, tenant, turns)
         for class_ in sorted(self._shares):
-            for turns in self._in_order(class_):
-                if (request := self._choose_of(class_, turns)) is not None:
+            if self.room is not None and not self._has_place(class_, self.room):
+                continue
+            for tenant, turns in self._in_order(class_):
+                if (request := self._choose_of(class_, tenant, turns)) is not None:
                     return request
         return None
 
@@ -261,7 +263,7 @@ class Places:
 
     # ---- whose turn it is ----
 
-    def _in_order(self, class_: int) -> list[Turns]:
+    def _in_order(self, class_: int) -> list[tuple[str, Turns]]:
         """Those of a class in which somebody waits: who has received least first; of equal ones, as who has just come
         back is to others, who has fewest places for its weight."""
         shares = self._shares[class_]
@@ -272,15 +274,17 @@ class Places:
                 holder = self._holders.get((tenant, ""))
                 num_placed = 0 if holder is None else holder.placed[class_]
                 waiting.append((shares.debt(tenant, least), num_placed / shares[tenant].weight, tenant, turns))
-        return [turns for *_, turns in sorted(waiting, key=lambda entry: entry[:3])]
+        return [entry[2:] for entry in sorted(waiting, key=lambda entry: entry[:3])]
 
-    def _choose_of(self, class_: int, turns: Turns) -> Request | None:
-        if self.room is not None and not self._has_place(class_, self.room):
-            return None
+    def _choose_of(self, class_: int, tenant: str, turns: Turns) -> Request | None:
+        if self.room is not None:
+            is_closed = bool(tenant) and self._is_closed((tenant, ""), class_, self.room)
+            if is_closed or not self._has_place(class_, self.room):
+                return None
         ticket = turns.choose(self._may_take)
         if ticket is None:
             return None
-        request, tenant = ticket.request, ticket.request.terms.tenant
+        request = ticket.request
         self._shares[class_].stop_waiting(tenant)
         self._shares[class_].charge(tenant, PROMPT_SERVICE * ticket.cost)
         self._charged[request.id] = len(request.output_tokens)
@@ -303,8 +307,7 @@ class Places:
         if room is None or holder is None:
             return True
         class_ = class_of(ticket.request)
-        num_placed = sum(holder.placed[: class_ + 1])
-        if num_placed >= room.most_of_one or (self.is_shared and self._is_over(ticket, class_, num_placed, room)):
+        if self._is_closed(_holder_key(ticket), class_, room):
             return False
         if holder.cost_arriving < room.num_ahead:
             return True
@@ -312,12 +315,20 @@ class Places:
         before = (other.cost for other in holder.arriving.values() if (class_of(other.request), other.due) <= place)
         return sum(before) < room.num_ahead
 
-    def _is_over(self, ticket: Ticket, class_: int, num_placed: int, room: Room) -> bool:
+    def _is_closed(self, key: _HolderKey, class_: int, room: Room) -> bool:
+        """Whether a tenant, or a client of nobody's, gets no further place for this class, whatever waits."""
+        holder = self._holders.get(key)
+        if holder is None:
+            return False
+        num_placed = sum(holder.placed[: class_ + 1])
+        return num_placed >= room.most_of_one or (self.is_shared and self._is_over(key[0], class_, num_placed, room))
+
+    def _is_over(self, tenant: str, class_: int, num_placed: int, room: Room) -> bool:
         """Whether a tenant that has its share of the rows would take one of those that are kept for the others, of whom
         one has not received more by more than the tolerance."""
         if not room.num_kept or sum(self._placed[: class_ + 1]) < room.num_rows - room.num_kept:
             return False
-        shares, tenant = self._shares[class_], ticket.request.terms.tenant
+        shares = self._shares[class_]
         account = shares[tenant]
         is_over = num_placed * shares.weight_open >= room.num_rows * account.weight
         tolerance = TOLERANCE_STEPS * room.step_tokens * room.num_engines
