@@ -123,6 +123,31 @@ async def test_an_engine_leaves_while_an_adapter_stays_for_requests_that_wait(
 
 
 @attached
+async def test_an_engine_that_leaves_before_it_has_its_adapters_gets_nothing(
+    client: EngineClient, engine: LocalEngineEnd
+) -> None:
+    loading = asyncio.create_task(client.adapters.load(ServedAdapter("fr", "/fr")))
+    message = await engine.receive()
+    assert isinstance(message, LoadAdapter)
+    await engine.send(AdapterLoaded(message.number, "d"))
+    await loading
+    other, front = local_link()
+    attached_other = client.attach(front)
+    await other.send(READY)
+    message = await other.receive()
+    assert isinstance(message, LoadAdapter)
+    await other.send(Leaving())
+    assert await other.receive() == Drain()
+    await other.send(AdapterLoaded(message.number, "d"))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    client.open([request(name) for name in "ab"])
+    message = await engine.receive()
+    assert isinstance(message, Submit) and [each.id for each in message.requests] == ["a", "b"]
+    assert attached_other.num_open == 0
+
+
+@attached
 async def test_an_adapter_with_another_name_is_unloaded_at_once(client: EngineClient, engine: LocalEngineEnd) -> None:
     """Choices that name it may wait at all times, and what is to be loaded waits behind it."""
     loading = asyncio.create_task(client.adapters.load(ServedAdapter("other", "folder")))

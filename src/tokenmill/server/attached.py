@@ -27,6 +27,7 @@ class AttachedEngine:
     """number     which no other life has
     num_steps  committed, as far as told
     num_open   requests that it has
+    is_leaving  it is told to take no more, maybe before it has had any
     address    where its link comes from; "": this machine
     epoch      of the last change of its pool, as far as told
     flight     file of its flight recorder, where it has one on this machine; else ""
@@ -55,6 +56,7 @@ class AttachedEngine:
         self.liveness = liveness or Liveness(0.0)
         self.num_steps = 0
         self.epoch = 0
+        self.is_leaving = False
         self.flight = flight
         self.address = address
         self.on_broken = on_broken

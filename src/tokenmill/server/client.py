@@ -192,8 +192,10 @@ class EngineClient:
 
     def drain(self, number: int) -> None:
         """Give an engine no more; it ends when it has finished what it has."""
+        link = self._links[number]
+        link.is_leaving = True
         self._handle(Leaves(number))
-        self._links[number].tell(Drain())  # behind all that it has been given
+        link.tell(Drain())  # behind all that it has been given
         self.roster.leave(number)
         if self.ready is None:
             self._absence.why = "The engine is about to leave; another is awaited."
@@ -360,6 +362,8 @@ class EngineClient:
             if any(self.gateway.link(number) is not None for number in self._links):
                 return self._refuse(link, error.message)
             self._on_prepared(error)
+            return
+        if link.is_leaving:
             return
         refused = self._handle(Joined(link.number, ready)).refused
         if refused:
