@@ -158,6 +158,20 @@ def test_a_split_request_outlives_its_prefill_engine_at_the_decode_engine() -> N
     assert scene.tokens["a"] == [5, 99]
 
 
+def test_a_small_answer_passes_larger_ones_that_find_no_room() -> None:
+    """A decode engine takes 256 tokens of prompts that are still computed."""
+    scene = Scene("prefill", "decode")
+    for name, num_tokens in (("a", 200), ("b", 150), ("c", 40), ("d", 50), ("e", 150), ("f", 49)):
+        scene.open(name, num_tokens=num_tokens)
+    assert list(scene.gateway.link(1).arriving) == ["a", "c"]  # type: ignore[union-attr]
+    effects = scene.token(0, "c", 5, FINISH_MOVED)
+    assert [(link, each.id) for link, each in effects.submits] == [(1, "d")]
+    effects = scene.token(0, "d", 5, FINISH_MOVED)
+    assert [(link, each.id) for link, each in effects.submits] == [(1, "f")]
+    effects = scene.token(0, "a", 5, FINISH_MOVED)
+    assert [(link, each.id) for link, each in effects.submits] == [(1, "b")]
+
+
 def test_a_split_request_whose_decode_engine_dies_goes_on_where_it_can_and_is_not_split_again() -> None:
     scene = Scene("prefill", "decode")
     scene.open("a")
