@@ -204,6 +204,55 @@ def test_a_poison_request_is_tried_alone_and_given_up_after_two_deaths_there() -
     assert names_of(scene.token(4, "a", "b")) == [(4, "c")], "and then everybody"
 
 
+def suspect() -> Scene:
+    """A long prompt that had two engines that died before its first token."""
+    scene = Scene()
+    scene.join(0)
+    scene.handle(Opened([request("s", 2000)]))
+    scene.handle(Left(0))
+    scene.join(1)
+    scene.handle(Left(1))
+    return scene
+
+
+def die_at(scene: Scene, link: int, num_left: int) -> Effects:
+    """An engine with nothing else computes a part of its prompt, and dies."""
+    assert names_of(scene.join(link)) == [(link, "s")]
+    scene.handle(Stepped(link, StepOutputs((), EngineStats(num_steps=3, num_prompt_left=num_left), 1.0)))
+    return scene.handle(Left(link))
+
+
+def test_a_suspect_whose_engines_die_at_one_place_of_its_prompt_is_given_up() -> None:
+    scene = suspect()
+    assert not die_at(scene, 2, 1500).poisoned
+    assert die_at(scene, 3, 1400).poisoned, "the places are as near as steps under way"
+
+
+def test_a_suspect_whose_engines_die_at_different_places_is_tried_again() -> None:
+    scene = suspect()
+    for link, num_left in ((2, 1500), (3, 900), (4, 1800)):
+        assert not die_at(scene, link, num_left).poisoned
+    assert names_of(scene.join(5)) == [(5, "s")]
+    assert not scene.token(5, "s").ended and len(scene.gateway._entries["s"].tokens) == 1
+
+
+def test_no_suspect_outlives_five_engines_in_which_it_was_alone() -> None:
+    scene = suspect()
+    for link, num_left in ((2, 1500), (3, 900), (4, 1800), (5, 300)):
+        assert not die_at(scene, link, num_left).poisoned
+    assert die_at(scene, 6, 1200).poisoned
+
+
+def test_an_engine_that_was_told_to_leave_proves_nothing_against_what_it_had() -> None:
+    scene = suspect()
+    for link in range(2, 5):
+        assert names_of(scene.join(link)) == [(link, "s")]
+        scene.handle(Leaves(link))
+        assert scene.handle(Left(link)).resumed == 1
+    assert not die_at(scene, 5, 0).poisoned
+    assert die_at(scene, 6, 0).poisoned, "others do"
+
+
 def test_a_suspect_that_ends_an_engine_beside_others_is_tried_alone_next() -> None:
     scene = Scene()
     scene.join(0)

@@ -56,7 +56,7 @@ from .totals import Totals
 MAX_FAILED_STARTS = 8
 """After so many engines in a row that died before they were ready, what waits for one is ended."""
 
-_POISON = "The engine ended each time that it ran this request, twice with no other beside it; the request is given up."
+_POISON = "The engine ended each time that it ran this request, also with no other beside it; the request is given up."
 _OTHER_MODEL = "The engine that ran this request has been replaced by one that would give other answers."
 _NEVER_BACK = "The engine stopped while the request was running and could not be started again."
 
@@ -203,7 +203,7 @@ class Gateway:
             entry.link = None
             if entry.ending is not None:
                 self._end(entry, entry.last_word(FINISH_ABORT, now), now, effects)
-            elif suspects.judge(entry, len(link.entries) - 1):
+            elif suspects.judge(entry, link):
                 effects.poisoned += 1
                 self._fail(entry, _POISON, now, effects)
             else:
