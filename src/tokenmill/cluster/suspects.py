@@ -11,8 +11,8 @@ engines while it is alone is given up. A death with other requests in the engine
 does that of one that was told to leave.
 
 What a request does to an engine, it does at the same place of its prompt. If two engines in which it was alone ended at
-different places, one of the ends at least came from outside, and the count begins anew with the later one. As a place is known
-only to a few steps, and a fault need not be strict, there is a bound on all such deaths, too.
+different places, one of the ends at least came from outside, and the count begins anew with the later one. As a place
+is known only to a few steps, and a fault need not be strict, there is a bound on all such deaths, too.
 """
 
 from __future__ import annotations
