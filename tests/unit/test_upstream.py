@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import socket
+import struct
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -14,6 +17,7 @@ import openai
 import pytest
 
 from hostile_upstream import DONE, FINISH, Hostile, chunks, closed_port, delta, reply
+from links import run
 from scripted import Served
 from tokenmill.cli.upstream_options import UpstreamOptions
 from tokenmill.core.errors import ConfigError
@@ -183,6 +187,15 @@ def test_a_body_without_an_end_is_cut_off() -> None:
         assert status == 502 and f"larger than {MAX_REPLY_BYTES >> 20} MiB" in text
 
 
+def test_answers_that_are_still_read_count_as_held() -> None:
+    """Together they are bounded as bodies are, not each alone."""
+    far = Hostile(b"HTTP/1.1 200 OK\r\n\r\n{", endless=b" " * 65536)
+    with far, fronting(far.url, max_buffered_bytes=1 << 20) as front:
+        status, text, _ = front.ask("/v1/chat/completions", CHAT)
+        assert status == 429 and "held for other requests" in text
+        assert front.ask("/v1/chat/completions", CHAT | {"model": "toy"})[0] == 200
+
+
 BEGUN, END = chunks(delta("a"), ends=False), b"0\r\n\r\n"
 STREAMS: dict[str, tuple[Hostile, str]] = {
     "reset": (Hostile(BEGUN, then="reset", waits=True), "the connection broke"),
@@ -235,6 +248,86 @@ def test_what_fails_before_the_first_byte_is_asked_of_another_upstream(far: Host
         assert status == 200 and text == (delta("b") + FINISH + DONE).decode()
         assert len(far.calls) == len(other.calls) == 1
         assert list(samples(front, "tokenmill:upstream_tries_total").values()) == [2.0]
+
+
+def test_what_one_upstream_began_completes_nothing_of_another() -> None:
+    """An end that was told by one that failed is no end of what the next one sends, and its tokens do not count."""
+    with (
+        Hostile(chunks(delta("a") + FINISH + b"data: <html>\n\n")) as far,
+        Hostile(chunks(delta("b"))) as other,
+        fronting(far.url, other.url) as front,
+    ):
+        status, text = streamed(front)
+        assert status == 200 and len(far.calls) == len(other.calls) == 1
+        assert text.startswith(delta("b").decode()) and "ended before the answer was complete" in text
+        counted = samples(front, "tokenmill:upstream_tokens_total")
+        assert [value for labels, value in counted.items() if 'kind="output"' in labels] == [1.0]
+
+
+def test_a_client_that_leaves_is_counted_as_gone() -> None:
+    """Also where its answer had begun; what it had is charged."""
+    with Hostile(chunks(delta("a"), ends=False), then="hang") as far, fronting(far.url) as front:
+        body = json.dumps(CHAT | {"stream": True}).encode()
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        with socket.create_connection(("127.0.0.1", int(front.url.rpartition(":")[2])), timeout=20) as client:
+            client.sendall(head + body)
+            said = b""
+            while b"data: " not in said:
+                said += client.recv(4096)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        deadline = time.monotonic() + 10
+        while not (calls := samples(front, "tokenmill:upstream_calls_total")):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        assert ['outcome="gone"' in labels for labels in calls] == [True], calls
+        assert samples(front, "tokenmill:upstream_tokens_total")
+
+
+@pytest.mark.parametrize("how", ["reset", "408"])
+def test_a_kept_connection_that_was_ended_costs_no_call(how: str) -> None:
+    """Its end may be a reset, or 408 as some servers say: the call goes by a new one, and the upstream stays up."""
+
+    async def main() -> None:
+        num_calls, has_read = 0, asyncio.Event()
+        writers: list[asyncio.StreamWriter] = []
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal num_calls
+            writers.append(writer)
+            await reader.readuntil(b"\r\n\r\n")
+            num_calls += 1
+            writer.write(reply(WHOLE))
+            await writer.drain()
+            if num_calls > 1:
+                return
+            if how == "408":
+                await reader.readuntil(b"\r\n\r\n")
+                writer.write(reply(b"", status="408 Request Timeout"))
+            else:
+                await has_read.wait()
+                linger = struct.pack("ii", 1, 0)
+                writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            writer.close()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        upstream = Upstream("far", UpstreamAddress.of(f"http://127.0.0.1:{port}"), MonotonicClock())
+        for _ in range(2):
+            connection = await upstream.ask("POST", "/", {}, b"")
+            assert connection.status == 200
+            assert b"".join([piece async for piece in connection.body(5)]) == WHOLE
+            assert connection.is_reusable
+            upstream.give_back(connection)
+            has_read.set()
+            while how == "reset" and num_calls == 1 and connection.is_reusable:
+                await asyncio.sleep(0.005)
+        assert num_calls == 2 and upstream.health.is_up
+        await upstream.close()
+        for writer in writers:
+            writer.close()
+        server.close()
+
+    run(main())
 
 
 def test_a_dead_upstream_is_left_alone_and_asked_again_when_it_is_back() -> None:
@@ -308,7 +401,18 @@ def test_checks_of_one_that_is_down_come_less_and_less_often() -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["ftp://x", "x", "http://", "http://u:p@x", "http://x?a=b", "http://x#f", "http://x:99999", "http://x /y"]
+    "url",
+    [
+        "ftp://x",
+        "x",
+        "http://",
+        "http://u:p@x",
+        "http://x?a=b",
+        "http://x#f",
+        "http://x:99999",
+        "http://x /y",
+        "http://a..b",
+    ],
 )
 def test_an_address_is_the_url_of_a_server(url: str) -> None:
     with pytest.raises(ValueError, match="URL"):

@@ -24,6 +24,7 @@ class UpstreamAddress:
         try:
             parts = urlsplit(url)
             port = parts.port
+            (parts.hostname or "").encode("idna")  # as the look-up of the name does
         except ValueError:
             raise ValueError(f"must be the URL of a server, got {url!r}.") from None
         if parts.scheme not in ("http", "https") or not parts.hostname or not url.isascii() or not url.isprintable():

@@ -95,6 +95,8 @@ class UpstreamConnection:
         """Raises BadReply."""
         self._begin()
         self._num_calls += 1
+        if self._writer.is_closing():
+            raise BadReply("the connection broke", is_kept=self._num_calls > 1)
         lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
         try:
             self._writer.write("\r\n".join([*lines, f"content-length: {len(body)}", "", ""]).encode("latin-1") + body)
@@ -118,6 +120,8 @@ class UpstreamConnection:
                     num_interim += 1
                 if self._num_bytes > MAX_HEAD_BYTES or num_interim > _MAX_INTERIM:
                     raise BadReply("the head of its answer does not end")
+        if self.status == 408 and self._num_calls > 1:  # as some say when they end an idle connection
+            raise BadReply("it ended the connection", is_kept=True)
         return self.status
 
     async def body(self, timeout_s: float) -> AsyncIterator[bytes]:
@@ -145,7 +149,7 @@ class UpstreamConnection:
 
     @property
     def is_reusable(self) -> bool:
-        is_over = self._is_complete and self._is_bounded and not self._pieces
+        is_over = self._is_complete and self._is_bounded and not self._pieces and not self._writer.is_closing()
         return is_over and self._is_kept_open and not self._is_spoiled and not self._reader.at_eof()
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ ends with an error. What an upstream computed is not resumed: it has the tokens,
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 from ...core.errors import Overloaded, TokenmillError, Unavailable, UpstreamFailed
 from ...core.ports import Clock
 from ...core.request import Request, SamplingParams
-from ..errors import describe, openai_style
+from ..errors import ClientGone, describe, openai_style
 from ..helper import Caller, caller_of
 from ..limits import Limits
 from ..models.book import UPSTREAM
@@ -37,6 +38,7 @@ PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/respo
 """That are passed on; the same without /v1 as well."""
 
 MAX_REPLY_BYTES = 64 << 20
+_HELD_BYTES = 64 << 10
 NOT_EXACT = (b"x-tokenmill-exact", b"false")
 _RESPONSES = "/v1/responses"
 _STREAM, _JSON = "text/event-stream", "application/json"
@@ -160,6 +162,9 @@ class UpstreamModel:
         except TokenmillError as error:
             call.outcome = str(error.status)
             raise
+        except (ClientGone, asyncio.CancelledError):
+            call.outcome = "gone"  # also where the answer had begun
+            raise
         finally:
             self.num_open -= 1
             self._tell_end(call)
@@ -192,6 +197,7 @@ class UpstreamModel:
             call.known = await self._prefixes.read(call.path, body, call.caller)
         while (upstream := self._next(call)) is not None:
             call.tried.append(upstream)
+            call.tally = call.tally.anew()
             upstream.num_open += 1
             upstream.num_calls += 1
             if self._prefixes is not None:
@@ -251,17 +257,20 @@ class UpstreamModel:
             upstream.give_back(connection)
 
     async def _whole(self, call: _Call, upstream: Upstream, connection: UpstreamConnection, send: Send) -> None:
-        data = bytearray()
-        async for piece in connection.body(upstream.timeout_s):
-            data += piece
-            if len(data) > MAX_REPLY_BYTES:
-                raise BadReply(f"its answer is larger than {MAX_REPLY_BYTES >> 20} MiB")
-        body, status = bytes(data), connection.status
-        if status == 200:
-            call.tally.note_whole(body)
-        elif 200 < status < 300:
-            raise BadReply(f"it answered {status}")
-        with self._limits.held(len(body)):
+        with contextlib.ExitStack() as held:
+            data, num_held = bytearray(), 0
+            async for piece in connection.body(upstream.timeout_s):
+                data += piece
+                while num_held < len(data):
+                    held.enter_context(self._limits.held(_HELD_BYTES))
+                    num_held += _HELD_BYTES
+                if len(data) > MAX_REPLY_BYTES:
+                    raise BadReply(f"its answer is larger than {MAX_REPLY_BYTES >> 20} MiB")
+            body, status = bytes(data), connection.status
+            if status == 200:
+                call.tally.note_whole(body)
+            elif 200 < status < 300:
+                raise BadReply(f"it answered {status}")
             headers = [(b"content-type", _JSON.encode()), (b"content-length", str(len(body)).encode()), NOT_EXACT]
             if (after := connection.headers.get("retry-after", "")).isdigit():
                 headers.append((b"retry-after", after.encode()))

@@ -60,11 +60,16 @@ class Tally:
     else they are counted; first_prompt: what was counted before it did; is_complete: nothing more is to come."""
 
     def __init__(self, num_body_bytes: int) -> None:
+        self._num_body_bytes = num_body_bytes
         self.first_prompt = self.num_prompt = max(1, num_body_bytes // BYTES_PER_TOKEN)
         self.num_cached = 0
         self.num_output = 0
         self.is_told = False
         self.is_complete = False
+
+    def anew(self) -> Tally:
+        """Of the same call, for what another upstream answers."""
+        return Tally(self._num_body_bytes)
 
     def note_whole(self, body: bytes) -> None:
         """Raises BadReply for what is no JSON object."""
