@@ -151,6 +151,20 @@ def test_an_orderly_restart_goes_on_too(model: Path, tmp_path: Path) -> None:
         assert server.metrics()["tokenmill:streams_resumed_total"] == 1
 
 
+def test_a_stream_of_a_canary_goes_on_with_its_version(model: Path, tmp_path: Path) -> None:
+    """Whatever the name stands for by then: here for nothing."""
+    file, versions = tmp_path / "resume.db", ("--upstream", "far=http://127.0.0.1:9", "--canary", "named=1:tiny,0:far")
+    with serving(model, file, *versions) as server:
+        _, whole = call(server, "POST", "/v1/completions", CUT)
+        named = CUT | {"model": "named"}
+        _, first = call(server, "POST", "/v1/completions", named, WAITS | {"X-Request-Id": "cut"}, most=60)
+        server.process.kill()
+        server.process.wait(30)
+    with serving(model, file) as server:
+        status, second = call(server, "GET", f"/v1/requests/cut/stream?after={len(ids(first))}")
+        assert status == 200 and texts(first + second) == texts(whole)
+
+
 def test_a_server_with_other_numerics_says_that_it_cannot_go_on(model: Path, tmp_path: Path) -> None:
     """What was in the file is there, and behind it an error instead of other text."""
     file = tmp_path / "resume.db"

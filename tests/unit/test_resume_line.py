@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+from starlette.applications import Starlette
 from starlette.types import Message
+from test_resume_store import CALL
 
 from tokenmill.core.errors import EngineFailed
 from tokenmill.core.step import TokenLogprob
 from tokenmill.server.deltas import Delta
 from tokenmill.server.resume.book import Book
 from tokenmill.server.resume.layer import follow
-from tokenmill.server.resume.line import Line, split
+from tokenmill.server.resume.line import Line, Reader, split
+from tokenmill.server.resume.record import Unfinished
+from tokenmill.server.tenants.tenant import Tenant
 
 START: Message = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]}
 
@@ -102,6 +107,43 @@ def test_a_reader_that_leaves_holds_nobody_up() -> None:
 
         assert await read(line, 0, gone) == b""
         assert line.readers == []
+
+    asyncio.run(go())
+
+
+def test_a_stream_is_not_given_up_under_a_reader_that_came_back() -> None:
+    """Whoever left it before, and whenever it began."""
+
+    async def go() -> None:
+        may_start = asyncio.Event()
+
+        async def app(scope: Any, hear: Any, tell: Any) -> None:
+            await may_start.wait()
+            await tell(START)
+            while (await hear())["type"] != "http.disconnect":
+                pass
+
+        async def unfinished() -> list[Unfinished]:
+            return [Unfinished(1, CALL, [])]
+
+        store: Any = SimpleNamespace(unfinished=unfinished, drop=lambda key: None)
+        book = Book(store, 0.05, lambda owner: cast(Tenant, object()))
+        book.app = app
+        await book.restart(cast(Starlette, SimpleNamespace(middleware_stack=app)))
+        line = await book.find("me", "cmpl-1")
+        assert isinstance(line, Line)
+        first, second = Reader(0), Reader(0)
+        book.attach(line, first)
+        book.detach(line, first)
+        may_start.set()
+        while line.start is None:
+            await asyncio.sleep(0)
+        book.attach(line, second)
+        await asyncio.sleep(0.15)  # more than the grace
+        assert not line.abandoned.is_set()
+        book.detach(line, second)
+        await asyncio.wait_for(line.abandoned.wait(), 10)
+        await book.close()
 
     asyncio.run(go())
 

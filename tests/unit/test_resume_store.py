@@ -93,6 +93,27 @@ def test_what_was_under_way_comes_back_as_it_was(tmp_path: Path, clock: Clock) -
     third.close()
 
 
+def test_what_is_in_the_file_is_always_a_beginning(tmp_path: Path, clock: Clock) -> None:
+    """Where outputs could not be written, those behind them are not either: a stream would go on with a hole."""
+    opened_store(tmp_path, clock).close()
+    database = sqlite3.connect(tmp_path / "private" / "resume.db")
+    full = "WHEN NEW.call = 1 AND NEW.number = 2 BEGIN SELECT RAISE(ABORT, 'the disk is full'); END"
+    database.execute(f"CREATE TRIGGER full BEFORE INSERT ON output {full}")
+    database.close()
+    store = opened_store(tmp_path, clock)
+    keys = [store.new_key(), store.new_key()]
+    for key in keys:
+        asyncio.run(store.begin(key, CALL))
+    store.add([(key, OUTPUTS[0]) for key in keys])
+    store.add([(keys[0], OUTPUTS[1])])
+    store.add([(key, OUTPUTS[2]) for key in keys])
+    store.close()
+    store = opened_store(tmp_path, clock)
+    found = [each.outputs for each in asyncio.run(store.unfinished())]
+    assert found == [OUTPUTS[:1], [OUTPUTS[0], OUTPUTS[2]]]
+    store.close()
+
+
 def test_an_answer_takes_the_place_of_its_call(store: ResumeStore) -> None:
     key = store.new_key()
     asyncio.run(store.begin(key, CALL))

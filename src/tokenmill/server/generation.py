@@ -183,7 +183,9 @@ class Generation:
             self._results.record(requests)
         if self._shadow is not None:
             self._shadow.note(requests, answer.verdict)
-        if line is not None and call.stream and len(requests) == 1 and line.keep(answer, self.client):
+        if line is not None and not (call.stream and len(requests) == 1):
+            line.forget()
+        elif line is not None and line.keep(answer, self.client):
             interval = 1
             if answer.tab is not None:
                 answer.tab.defer(requests[0].id)

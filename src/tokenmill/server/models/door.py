@@ -143,7 +143,10 @@ class ModelDoor:
         try:
             model = self._book.find(name)
             if model is None:
-                await self._app(*unread(scope, data, receive), watched)
+                inner, again = unread(scope, data, receive)
+                if (line := state.get("line")) is not None:  # who goes on with it need not know this name
+                    line.headers, line.body = tuple(inner["headers"]), bytearray(data)
+                await self._app(inner, again, watched)
             else:
                 await self._answer(model, path, data, scope, receive, watched)
             has_failed = bool(state.get("has_failed"))

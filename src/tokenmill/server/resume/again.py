@@ -22,7 +22,11 @@ _OTHER_MODEL = "The server that began this stream has been replaced by one that 
 
 def line_of(request: HttpRequest, media_type: str) -> Line | None:
     """The line of a call whose stream would be of this type; None: it cannot be kept."""
-    return request.scope["state"].get("line") if media_type.startswith("text/event-stream") else None
+    line: Line | None = request.scope["state"].get("line")
+    if line is None or media_type.startswith("text/event-stream"):
+        return line
+    line.forget()
+    return None
 
 
 async def ready_at_last(client: EngineClient, limits: Limits) -> Ready:

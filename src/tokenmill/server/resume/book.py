@@ -75,26 +75,27 @@ class Book:
 
     # ---- streams come and go ----
 
-    def line_of(self, scope: Scope, body: Callable[[], bytes | None]) -> Line:
-        """For a call that has come. `body`: what has come of it, None where that is too much."""
+    def line_of(self, scope: Scope) -> Line:
+        """For a call that has come, whose body is still to be read."""
 
         def keep(line: Line, answer: Answer, client: EngineClient) -> bool:
-            given = body()
-            if given is None or self._is_closed or client is not self.client:
+            if line.body is None or self._is_closed or client is not self.client:
                 return False
             state, request = scope["state"], answer.choices[0].request
-            headers = tuple((name, value) for name, value in scope["headers"] if name.lower() not in _SECRET)
+            headers = tuple((name, value) for name, value in line.headers if name.lower() not in _SECRET)
             line.call = KeptCall(
                 answer.id, answer.created, answer.fingerprint, request, _wish(headers), state["owner"],
                 state["client"], state.get("key", ""), state["request_id"], state["told_id"], scope["path"],
-                scope["query_string"], headers, given,
+                scope["query_string"], headers, bytes(line.body),
             )  # fmt: skip
             line.key = self._store.new_key()
             self._enter(line)
             self.spawn(self._write(line))
             return True
 
-        return Line(keep)
+        line = Line(keep)
+        line.headers, line.body = tuple(scope["headers"]), bytearray()
+        return line
 
     async def _write(self, line: Line) -> None:
         assert line.call is not None
@@ -169,6 +170,7 @@ class Book:
             line.abandoned.set()
 
     def _wait(self, line: Line) -> None:
+        self._stop_timer(line)
         self._timers[line.key] = asyncio.get_running_loop().call_later(self._grace_s, line.abandoned.set)
 
     def _stop_timer(self, line: Line) -> None:

@@ -33,22 +33,19 @@ class Resumable:
         if scope["type"] != "http" or scope["method"] != "POST" or route_of(scope).startswith(_NEVER_KEPT):
             await self._app(scope, receive, send)
             return
-        parts: list[bytes] = []
-        size = 0
         state = scope["state"]
         direct = state.get("send", send)
-        line = state["line"] = book.line_of(scope, lambda: b"".join(parts) if size <= self._max_body_bytes else None)
+        line = state["line"] = book.line_of(scope)
 
         async def hear() -> Message:
-            nonlocal size
             if line.is_kept:
                 await line.abandoned.wait()
                 return {"type": "http.disconnect"}
             message = await receive()
-            part = message.get("body", b"")
-            size += len(part)
-            if part and size <= self._max_body_bytes:
-                parts.append(part)
+            if line.body is not None:
+                line.body += message.get("body", b"")
+                if len(line.body) > self._max_body_bytes:
+                    line.forget()
             return message
 
         async def tell(message: Message) -> None:
@@ -62,7 +59,6 @@ class Resumable:
         kept = asyncio.create_task(line.kept.wait(), name="is-kept")
         try:
             await asyncio.wait((task, kept), return_when=asyncio.FIRST_COMPLETED)
-            parts.clear()
             if line.is_kept:
                 await follow(book, line, 0, receive, send, direct)
         finally:

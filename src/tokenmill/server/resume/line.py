@@ -14,7 +14,7 @@ from starlette.types import Message
 
 from ...core.events import Output
 from ..deltas import Delta
-from .record import KeptAnswer, KeptCall
+from .record import Headers, KeptAnswer, KeptCall
 
 if TYPE_CHECKING:
     from ..answer import Answer
@@ -26,6 +26,8 @@ _MOST_AHEAD = 1024
 
 class Line:
     """call       what is kept of the call; None: it is not kept, and its connection gets the answer itself
+    headers, body: of the call, as whoever answers it reads them and as far as they have come; None: too much, or it
+               is known whether the call is kept
     outputs    what an earlier life has left of it
     start      the head of the response, once it is there
     events     its events so far; for an answer that is no stream, its parts
@@ -39,6 +41,8 @@ class Line:
         self, keep: Callable[[Line, Answer, EngineClient], bool] | None = None, call: KeptCall | None = None
     ) -> None:
         self.call = call
+        self.headers: Headers = ()
+        self.body: bytearray | None = None
         self.key = 0
         self.outputs: list[Output] = []
         self.num_cached: int | None = None
@@ -62,11 +66,15 @@ class Line:
     def keep(self, answer: Answer, client: EngineClient) -> bool:
         """Keep the call of this answer, which is about to be submitted to `client`, from now on. Whether that is so."""
         keep, self._keep = self._keep, _keep_nothing
-        return keep(self, answer, client)
+        try:
+            return keep(self, answer, client)
+        finally:
+            self.body = None
 
     def forget(self) -> None:
         """It will not be kept: let go of its call."""
         self._keep = _keep_nothing
+        self.body = None
 
     def one_by_one(self, delta: Delta) -> Iterator[Delta]:
         """A delta as deltas of at most one token each, with the count of cached tokens that the first life told."""

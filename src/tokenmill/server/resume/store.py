@@ -56,7 +56,7 @@ class ResumeStore:
         self._database: sqlite3.Connection | None = None
         self._has_failed = False
         self._last_key = 0
-        self._num_outputs: dict[int, int] = {}
+        self._num_outputs: dict[int, int] = {}  # in the file, of calls whose outputs go there
         self._errands = Errands(
             "resume-file", begin=self._begin, each_period=self._sweep, period_s=_SWEEP_S, end=self._end
         )
@@ -85,21 +85,33 @@ class ResumeStore:
         def write(database: sqlite3.Connection) -> None:
             database.execute("INSERT OR REPLACE INTO call VALUES (?, ?, ?)", (key, created_s, encode(call)))
 
-        return await self._errands.do(lambda: self._write(write))
+        def job() -> bool:
+            if self._write(write):
+                self._num_outputs[key] = 0
+                return True
+            return False
+
+        return await self._errands.do(job)
 
     def add(self, outputs: Sequence[tuple[int, Output]]) -> None:
-        """Outputs of calls, by their keys, as one transaction."""
+        """Outputs of calls, by their keys, as one transaction. Where it fails, these calls get no more: what is in the
+        file of a call is always its beginning."""
 
-        def write(database: sqlite3.Connection) -> None:
-            rows = []
-            for key, output in outputs:
-                number = self._num_outputs[key] = self._num_outputs.get(key, 0) + 1
-                rows.append((key, number, encode(output)))
-            database.executemany(
-                "INSERT INTO output SELECT ?1, ?2, ?3 WHERE EXISTS (SELECT 1 FROM call WHERE key = ?1)", rows
-            )
+        def job() -> None:
+            known = [(key, output) for key, output in outputs if key in self._num_outputs]
 
-        self._put(write)
+            def write(database: sqlite3.Connection) -> None:
+                rows = []
+                for key, output in known:
+                    self._num_outputs[key] += 1
+                    rows.append((key, self._num_outputs[key], encode(output)))
+                database.executemany("INSERT INTO output VALUES (?, ?, ?)", rows)
+
+            if not self._write(write):
+                for key, _ in known:
+                    self._num_outputs.pop(key, None)
+
+        self._errands.put(job)
 
     async def end(self, key: int, call: KeptCall, answer: KeptAnswer) -> None:
         """Keep the answer in place of the call."""
