@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import openai
 import pytest
 from test_upstream import CHAT, samples
 
 from hostile_upstream import Hostile, reply
-from scripted import Served
+from scripted import READY, Served
+from tokenmill.cli.hosting import Hosting
 from tokenmill.cli.upstream_options import UpstreamOptions, _canary
 from tokenmill.cluster.canary import Version
 from tokenmill.core.errors import ConfigError, InvalidRequest
+from tokenmill.core.events import Ready
 from tokenmill.core.slo import Targets
 from tokenmill.net.clock import MonotonicClock
-from tokenmill.server.models.book import ModelBook
+from tokenmill.server.models.book import LOCAL, ModelBook, ServedModel
 from tokenmill.server.models.canaries import Canaries
 from tokenmill.server.upstream.address import UpstreamAddress
 from tokenmill.server.upstream.upstream import Upstream
@@ -133,6 +137,82 @@ def test_what_cannot_be_a_canary_is_refused(body: dict[str, Any], why: str) -> N
         status, text, _ = front.ask("/admin/canaries", NAMED | body)
         assert status == 400 and why in text
         assert json.loads(front.ask("/admin/canaries")[1])["data"] == []
+
+
+class Loaded:
+    """A ServedModel with a call that does not end."""
+
+    name, kind, num_open, memory_bytes = "two", LOCAL, 1, 100
+
+    def __init__(self) -> None:
+        self.was_ended: list[str] = []
+
+    def end_calls(self) -> None:
+        self.was_ended.append("calls")
+
+    async def close(self) -> None:
+        self.was_ended.append("model")
+
+
+def test_a_model_that_is_unloaded_ends_whoever_waits_for_that() -> None:
+    """Its memory counts until it has gone, and it goes also where the operator's call is cut off."""
+
+    async def main() -> None:
+        book, model = ModelBook(("toy",)), Loaded()
+        book.add(cast(ServedModel, model))
+        going = asyncio.create_task(book.unload("two", 1000.0))
+        await asyncio.sleep(0)
+        assert book.find("two") is None and [each.memory_bytes for each in book.local()] == [100]
+        assert book.num_open == 1
+        going.cancel()
+        await asyncio.gather(going, return_exceptions=True)
+        assert model.was_ended == ["calls", "model"] and not book.local()
+
+    asyncio.run(main())
+
+
+def test_a_model_whose_name_was_given_away_while_it_was_loaded_is_ended() -> None:
+    async def main() -> None:
+        book, model = ModelBook(("toy",)), Loaded()
+
+        class Loading(Hosting):
+            async def _load(self, *_: Any) -> Any:
+                book.aliases["two"] = ("toy",)
+                return model
+
+        none = cast(Any, None)
+        given = dict.fromkeys(("machine", "new_client", "build", "own"), none)
+        hosting = Loading(none, none, none, engine_timeout_s=0.0, book=book, **given)
+        with pytest.raises(InvalidRequest, match="already"):
+            await hosting.load("two", "path", None)
+        assert model.was_ended == ["model"] and not book.models
+
+    asyncio.run(main())
+
+
+def test_what_the_servers_own_engines_may_take_is_left_to_them() -> None:
+    """What they say once, for all of them together; a model that is loaded before they are there waits for that."""
+
+    async def main() -> None:
+        own: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
+        seen: list[int] = []
+
+        class Loading(Hosting):
+            async def _load(self, *_: Any) -> Any:
+                seen.append(await self._taken_bytes())
+                return Loaded()
+
+        none = cast(Any, None)
+        given = dict.fromkeys(("machine", "new_client", "build"), none)
+        hosting = Loading(none, none, none, engine_timeout_s=0.0, book=ModelBook(("toy",)), own=own, **given)
+        loading = asyncio.create_task(hosting.load("two", "path", None))
+        await asyncio.sleep(0)
+        assert not seen
+        own.set_result(replace(READY, memory=(("weights", 30), ("KV of 2 workers", 12))))
+        await loading
+        assert seen == [42]
+
+    asyncio.run(main())
 
 
 def test_missed_targets_are_evidence() -> None:

@@ -38,10 +38,10 @@ class Hosting:
 
     launch, text, config  as the server's own model has them
     machine     as it was before that was loaded
-    num_own     its engines on this machine
     new_client  given what is told of its first engine, and why there is none yet
     build       the application of a model, given its configuration, text model, client and helper
-    own, book   the client of the server's own model, and where the others are
+    own         the facts of the server's own engines on this machine, once there is one; None: there are none
+    book        where the others are
     """
 
     def __init__(
@@ -51,18 +51,16 @@ class Hosting:
         config: ServerConfig,
         *,
         machine: MachineFacts,
-        num_own: int,
         new_client: Callable[[Callable[[TokenmillError | None], None], str], EngineClient],
         engine_timeout_s: float,
         build: Callable[..., Starlette],
-        own: EngineClient,
+        own: asyncio.Future[Ready] | None,
         book: ModelBook,
     ) -> None:
         self._launch = launch
         self._text = text
         self._config = config
         self._machine = machine
-        self._num_own = num_own
         self._new_client = new_client
         self._engine_timeout_s = engine_timeout_s
         self._build = build
@@ -82,7 +80,12 @@ class Hosting:
         """num_to_come: models that share what memory is left, this one included. One is loaded after the other."""
         async with self._turn:
             self._book.check_new(name)
-            self._book.add(await self._load(name, model, kv_cache_memory_bytes, num_to_come))
+            found = await self._load(name, model, kv_cache_memory_bytes, num_to_come)
+            try:
+                self._book.add(found)
+            except TokenmillError:  # the name has been given to a canary meanwhile
+                await found.close()
+                raise
 
     async def _load(self, name: str, model: str, kv_cache_memory_bytes: int | None, num_to_come: int) -> LocalModel:
         from ..server.models.local import LocalModel
@@ -95,7 +98,7 @@ class Hosting:
         num_models = 1 + len(self._book.local()) + num_to_come
         if options.threads is None:
             options = replace(options, threads=max(1, self._machine.granted_cpus // num_models))
-        machine = replace(left_of(self._machine, self._taken_bytes()), num_sharing=num_to_come)
+        machine = replace(left_of(self._machine, await self._taken_bytes()), num_sharing=num_to_come)
         launch = replace(
             self._launch, path=str(found.path), model=name, options=options, journal="", kv_events=None, machine=machine
         )
@@ -127,11 +130,10 @@ class Hosting:
         finally:
             await held.aclose()
 
-    def _taken_bytes(self) -> int:
-        """What engines of all models here may take."""
-        own = self._own.ready
-        taken = 0 if own is None else self._num_own * sum(size for _, size in own.memory)
-        return taken + sum(each.memory_bytes for each in self._book.local())
+    async def _taken_bytes(self) -> int:
+        """What engines of all models here may take. Waits for the server's own."""
+        own = () if self._own is None else (await asyncio.shield(self._own)).memory
+        return sum(size for _, size in own) + sum(each.memory_bytes for each in self._book.local())
 
     def _load_text(self, path: str) -> Any:
         from ..formats.checkpoint import open_checkpoint

@@ -136,7 +136,7 @@ def serve(args: argparse.Namespace) -> int:
     with contextlib.closing(access), engines:
         from ..net.loop import run_event_loop
 
-        run_event_loop(_serve(given, model, engines, launch, machine, len(listen.pools), started_s))
+        run_event_loop(_serve(given, model, engines, launch, machine, started_s))
     return 0
 
 
@@ -171,7 +171,6 @@ async def _serve(
     engines: Engines,
     launch: Launch,
     machine: MachineFacts,
-    num_own: int,
     started_s: float,
 ) -> None:
     from ..formats.checkpoint import open_checkpoint
@@ -247,6 +246,8 @@ async def _serve(
         resume=resume,
     )
 
+    first_ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
+
     def new_client(on_prepared: Callable[[TokenmillError | None], None], why_down: str) -> EngineClient:
         return EngineClient((), on_prepared, given.order.patience, why_down, options.liveness_s)
 
@@ -255,10 +256,7 @@ async def _serve(
         given.text,
         config,
         machine=machine,
-        num_own=num_own if engines.are_here else 0,
-        new_client=lambda on_prepared, why: EngineClient(
-            (), on_prepared, given.order.patience, why, options.liveness_s
-        ),
+        new_client=new_client,
         engine_timeout_s=options.engine_timeout_s,
         build=partial(
             build_app,
@@ -270,15 +268,13 @@ async def _serve(
             books=books,
             beside=True,
         ),
-        own=client,
+        own=first_ready if engines.are_here else None,
         book=app.state.models,
     )
     app.state.models.host = hosting
     gc.collect()
     gc.freeze()  # what is loaded stays: to walk it again holds all streams up for milliseconds
     listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    first_ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
-
     stops_at_s = 0.0
 
     def complete(ready: Ready) -> Ready:

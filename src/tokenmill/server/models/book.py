@@ -80,6 +80,7 @@ class ModelBook:
         self.models: dict[str, ServedModel] = {}
         self._begun_s = int(time.time())
         self._created: dict[str, int] = {}
+        self._leaving: list[ServedModel] = []
 
     @property
     def is_alone(self) -> bool:
@@ -91,12 +92,16 @@ class ModelBook:
         return list(self.models.values())
 
     def local(self) -> list[ServedModel]:
-        """Models of this machine, but for the server's own."""
-        return [each for each in self.others if each.kind == LOCAL]
+        """Models of this machine, but for the server's own; those that are about to go have their memory still."""
+        return [each for each in self._present if each.kind == LOCAL]
 
     @property
     def num_open(self) -> int:
-        return sum(each.num_open for each in self.models.values())
+        return sum(each.num_open for each in self._present)
+
+    @property
+    def _present(self) -> list[ServedModel]:
+        return [*self.models.values(), *self._leaving]
 
     def names(self) -> list[str]:
         return [*self.models, *self.aliases]
@@ -127,13 +132,17 @@ class ModelBook:
         model = self.remove(name)
         if model is None:
             raise NotFound(f"There is no model {name[:100]!r} beside this server's own.", param="name")
+        self._leaving.append(model)
         left_s = within_s
-        while model.num_open and left_s > 0:
-            await asyncio.sleep(_POLL_S)
-            left_s -= _POLL_S
-        num_ended = model.num_open
-        model.end_calls()
-        await model.close()
+        try:
+            while model.num_open and left_s > 0:
+                await asyncio.sleep(_POLL_S)
+                left_s -= _POLL_S
+        finally:  # also where nobody waits for the answer any more
+            num_ended = model.num_open
+            model.end_calls()
+            await model.close()
+            self._leaving.remove(model)
         return num_ended
 
     def find(self, name: str | None) -> ServedModel | None:
@@ -181,9 +190,9 @@ class ModelBook:
         return [found for each in self.others if (found := each.registry) is not None]
 
     async def close(self) -> None:
-        for each in self.others:
+        for each in self._present:
             await each.close()
 
     def end_calls(self) -> None:
-        for each in self.others:
+        for each in self._present:
             each.end_calls()
