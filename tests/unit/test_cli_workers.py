@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -43,6 +43,7 @@ from tokenmill.net.link import EngineLink, FrontLink
 from tokenmill.net.tcp import Credentials, WorkerListener, join
 from tokenmill.server.client import EngineClient
 from tokenmill.server.metrics import Metrics
+from tokenmill.server.workers.roster import Owner
 from tokenmill.sim.executor import ToyExecutor
 
 READY = IDENTITY.ready
@@ -161,6 +162,21 @@ def test_a_later_life_of_a_worker_ends_the_earlier_one(monkeypatch: pytest.Monke
             await until(lambda: len(client._links) == 2)
             assert client.num_open == 1
             second.close(), other.close()
+
+    run(main())
+
+
+def test_a_worker_may_not_be_called_as_an_engine_of_the_front_ends_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever drains the one by its name must not end the other."""
+
+    async def main() -> None:
+        async with taking(monkeypatch) as (client, port):
+            client.roster.start("w0", cast(Owner, SimpleNamespace(pool="mixed")))
+            with pytest.raises(LinkRefused, match="'w0'"):
+                await come(port, ready=replace(READY, worker=WorkerFacts("w0", "life")))
+            link = await come(port, ready=replace(READY, worker=WorkerFacts("w1", "life")))
+            await until(lambda: client.ready is not None)
+            link.close()
 
     run(main())
 

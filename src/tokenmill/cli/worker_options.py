@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ..core.errors import ConfigError
 from ..core.options import check, option
+from ..server.workers.roster import POOL_NAME, POOL_RULE
 
 if TYPE_CHECKING:
     from ssl import SSLContext
@@ -40,8 +41,8 @@ def read_name(text: str) -> str:
 
 def read_pool(text: str) -> str:
     """As /admin/workers/NAME/pool takes it."""
-    if not re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,31}", text):
-        raise ValueError(f"must be up to 32 small letters, digits, - or _, got {text[:200]!r}.")
+    if not POOL_NAME.fullmatch(text):
+        raise ValueError(f"{POOL_RULE}, got {text[:200]!r}.")
     return text
 
 

@@ -74,6 +74,9 @@ class Workers:
         def judge(identity: Identity) -> str:
             if identity.weights != weights:
                 return "Its model has other weights than this front end's."
+            namesake = client.roster.find(identity.ready.worker.id)
+            if namesake is not None and namesake.owner is not None:
+                return f"An engine that this server starts itself is called {identity.ready.worker.id!r}, too."
             if identity.ready.worker.incarnation in self._fenced:
                 return f"A later life of the worker {identity.ready.worker.id!r} has joined."
             return unlike(identity.ready, like or client.ready)

@@ -65,7 +65,7 @@ class AttachedEngine:
         self._must_wait = must_wait
         self._count_open = count_open
         self._lost = lost
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
         self._orders: list[Request | str | ToEngine] = []
         self._notices: list[ToEngine] = []
         self._wake = asyncio.Event()
@@ -83,7 +83,7 @@ class AttachedEngine:
         """Neither read nor write any more. The link itself is its maker's to close."""
         for task in self._tasks:
             task.cancel()
-        self._tasks = []
+        self._tasks = set()
 
     def submit(self, request: Request) -> None:
         self._orders.append(request)
@@ -116,7 +116,9 @@ class AttachedEngine:
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """Do `work` as long as the link is open; its failure is the link's."""
-        self._tasks.append(asyncio.create_task(self._guard(work), name=f"engine-client-{name}"))
+        task = asyncio.create_task(self._guard(work), name=f"engine-client-{name}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _read(self) -> None:
         """One message at a time, also where several have come: in the first turn between them readers write what they

@@ -50,7 +50,11 @@ class WorkerChild:
         delay_s = FIRST_DELAY_S
         while True:
             started_s = time.monotonic()
-            status = self._run()
+            status = 0
+            try:
+                status = self._run()
+            except OSError as error:  # there is no memory for a process, or no descriptor
+                self._lines.append(f"No process can be started now: {error}")
             if status == REFUSED_STATUS:
                 self._why = self._lines[-1] if self._lines else "The worker was refused."
                 return

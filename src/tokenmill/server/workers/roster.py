@@ -11,6 +11,7 @@ that left in order at once.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ LEFT = "left"
 KEPT_S = 600.0
 """How long a worker that somebody else started is remembered after it was lost."""
 MAX_LOST = 1000
+POOL_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
+POOL_RULE = "must be 1 to 32 lower-case letters, digits, hyphens and underscores"
 
 
 class Owner(Protocol):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -16,9 +15,7 @@ from ..http import JSONReply
 from ..limits import Limits
 from ..reading import parse_small
 from ..scopes import require_local_admin, require_operator
-from .roster import READY, Worker
-
-_POOL = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
+from .roster import POOL_NAME, POOL_RULE, READY, Worker
 
 
 def routes(client: EngineClient, limits: Limits) -> list[Route]:
@@ -72,10 +69,8 @@ class _Views:
         pool = fields.required_text("pool")
         if rest := fields.unread():
             raise InvalidRequest(f"{rest[0][:100]} is not known here.", param=rest[0][:100])
-        if not _POOL.fullmatch(pool):
-            raise InvalidRequest(
-                "pool must be 1 to 32 lower-case letters, digits, hyphens and underscores.", param="pool"
-            )
+        if not POOL_NAME.fullmatch(pool):
+            raise InvalidRequest(f"pool {POOL_RULE}.", param="pool")
         worker = self._ready(request)
         assert worker.link is not None
         self._client.put_into_pool(worker.link, pool)
