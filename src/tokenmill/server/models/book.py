@@ -81,6 +81,7 @@ class ModelBook:
         self._begun_s = int(time.time())
         self._created: dict[str, int] = {}
         self._leaving: list[ServedModel] = []
+        self._ending = asyncio.Lock()
 
     @property
     def is_alone(self) -> bool:
@@ -141,9 +142,15 @@ class ModelBook:
         finally:  # also where nobody waits for the answer any more
             num_ended = model.num_open
             model.end_calls()
-            await model.close()
-            self._leaving.remove(model)
+            await self._end(model)
         return num_ended
+
+    async def _end(self, model: ServedModel) -> None:
+        """One that leaves, once."""
+        async with self._ending:
+            if model in self._leaving:
+                await model.close()
+                self._leaving.remove(model)
 
     def find(self, name: str | None) -> ServedModel | None:
         """None: the server's own model is to answer. A name may carry the tag "latest", as Ollama's clients write."""
@@ -190,8 +197,10 @@ class ModelBook:
         return [found for each in self.others if (found := each.registry) is not None]
 
     async def close(self) -> None:
-        for each in self._present:
+        for each in self.others:
             await each.close()
+        for each in list(self._leaving):
+            await self._end(each)
 
     def end_calls(self) -> None:
         for each in self._present:
