@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from tokenmill.core.block import full_groups, window_group
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.effects import Effects, JobEnded
 from tokenmill.core.events import Submit
-from tokenmill.core.moves import Continue, KVSource, Moved, PullBlocks, Pulled, Staged
+from tokenmill.core.kv_events import STORED, KVEvent, KVEvents, WatchKV
+from tokenmill.core.moves import Continue, KVSource, Moved, Prefetch, Prefetched, PullBlocks, Pulled, Staged
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.sequence import Status
 from tokenmill.engine.core import EngineCore
-from tokenmill.engine.pulls import NO_ROOM, NO_USE
+from tokenmill.engine.pulls import NO_CACHE, NO_ROOM, NO_USE
 
 SOURCE = KVSource("w", "life", "address", "host", "ticket")
 CONFIG = EngineConfig(full_groups(16), 64, block_size=4, max_num_seqs=2)
@@ -68,3 +70,21 @@ def test_staged_is_told_once_all_that_was_there_has_come() -> None:
     assert effects.answers == ()
     effects = pulled(core, job_of(effects), Pulled(12, 13, False))
     assert effects.answers == (Staged("a", 0, 12),)
+
+
+def test_an_engine_without_work_tells_of_what_it_was_to_copy() -> None:
+    """Before it says that it has it; nothing else would tell until it has a step."""
+    core = EngineCore(CONFIG)
+    core.handle(WatchKV(True), 0.0)
+    keys = (b"a" * 16, b"b" * 16)
+    job = job_of(core.handle(Prefetch(5, keys, SOURCE), 0.0))
+    answers = pulled(core, job, Pulled(8, 8, True)).answers
+    assert answers == (KVEvents(1, (KVEvent(STORED, b"".join(keys)),)), Prefetched(5, 2))
+    core.check()
+    assert core.stats().num_held_blocks == 0
+
+
+def test_an_engine_without_a_prefix_cache_copies_no_prefixes() -> None:
+    core = EngineCore(replace(CONFIG, enable_prefix_caching=False))
+    effects = core.handle(Prefetch(5, (b"a" * 16,), SOURCE), 0.0)
+    assert effects.answers == (Prefetched(5, 0, NO_CACHE),) and not effects.jobs

@@ -29,6 +29,7 @@ from .state import EngineState, wants_scores
 
 NO_ROOM = "There is no room for it."
 NO_USE = "It computes its whole prompt here."
+NO_CACHE = "No prefixes are cached here."
 
 
 class Pulls:
@@ -65,7 +66,11 @@ class Pulls:
         self._proceed(pull, now)
 
     def prefetch(self, event: Prefetch, now: float) -> None:
-        self._begin(Pull(event.source, event.keys, None, event.number, is_going=True), now)
+        pull = Pull(event.source, event.keys, None, event.number, is_going=True)
+        if self._state.config.caches_prefixes:
+            self._begin(pull, now)
+        else:
+            self._give_up(pull, NO_CACHE, now)
 
     def end_pull(self, event: JobEnded, now: float) -> None:
         """Some blocks are in, or none is to be had."""
@@ -261,6 +266,7 @@ class Pulls:
         if not pull.is_failed:
             if is_whole and is_intact(state.blocks, made):
                 state.blocks.publish(made.keys, made.tables, num_blocks)
+                state.kv_events.flush()  # an engine without work has no step to tell it with
             else:
                 num_blocks = 0
             state.outbox.answers.append(Prefetched(pull.answer, num_blocks))
