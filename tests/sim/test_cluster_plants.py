@@ -134,15 +134,12 @@ PLANTS: list[Plant] = [
 ]
 
 KINDS = {give_a_request_to_two: "mixed"}
-# What is held for want of a release is given back after a while; the search starts where that is too late.
-FIRST_SEEDS = {lose_a_release: 18}
 
 
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
 def test_a_planted_bug_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
-    first = FIRST_SEEDS.get(plant, 0)
-    for seed in range(first, first + NUM_SEEDS):
+    for seed in range(NUM_SEEDS):
         try:
             run_seed(seed, KINDS.get(plant, "moves"))
         except (AssertionError, Violation, Deadlock, TimeLimit) as error:  # else the plant does not fit the code

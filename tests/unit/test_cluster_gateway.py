@@ -439,5 +439,7 @@ def test_a_prefix_that_another_engine_has_is_taken_from_there() -> None:
     assert link == 0 and sent.source is not None and sent.source.worker == "w1"
     keys = tuple(made.keys[at : at + 16] for at in range(0, 63 * 16, 16))
     assert effects.tells[0] == (1, Offer("t", "", keys))
+    handoff_s = scene.gateway.pools._handoff_s
     moved = scene.gateway.handle(Told(0, Moved("b", 0, 1008)), 0.2)
+    assert scene.gateway.pools._handoff_s == handoff_s, "nobody was stopped for it"
     assert (1, Release("t")) in moved.tells

@@ -46,7 +46,7 @@ from .events import (
 from .lengths import Lengths
 from .likeness import unlike
 from .links import EngineLink
-from .moves import NewTicket
+from .moves import FETCH, NewTicket
 from .places import Room
 from .placing import Placing
 from .pools import Pools
@@ -348,8 +348,8 @@ class Gateway:
     def _tell(self, event: Told, now: float, effects: Effects) -> None:
         self._placing.hear(event.link, event.message, now, effects)
         for ended in effects.moved:
-            if ended.pause_s and not ended.error:
-                self.pools.note_handoff(ended.num_tokens, ended.pause_s)
+            if ended.why != FETCH and ended.pause_s and not ended.error:
+                self.pools.note_handoff(ended.pause_s)
 
     def _pool(self, event: Pooled, now: float, effects: Effects) -> None:
         link = self._links.get(event.link)

@@ -33,8 +33,8 @@ DECISIONS = ("cost", "always", "never")
 _ARRIVING = 0.25
 """Of the tokens that an engine has room for, those of requests whose prompts are still being computed elsewhere."""
 _LATELY_S = 10.0
-_HANDOFF_S, _HANDOFF_TOKEN_S = 0.01, 2e-6
-"""What a hand-over is taken to cost before one was seen: itself, and each token that is left to be copied."""
+_HANDOFF_S = 0.01
+"""What a hand-over is taken to cost before one was seen."""
 _FULLEST = 0.9
 _WEIGHT = 1 / 16
 
@@ -234,7 +234,7 @@ class Pools:
             targets = [link for link in targets if _has_room(link, entry.num_tokens)]
         return min(targets, key=predicted_load, default=None)
 
-    def note_handoff(self, num_tokens: int, pause_s: float) -> None:
+    def note_handoff(self, pause_s: float) -> None:
         """One took so long."""
         self._handoff_s += _WEIGHT * (pause_s - self._handoff_s)
 
