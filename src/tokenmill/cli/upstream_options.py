@@ -177,7 +177,7 @@ class UpstreamOptions:
         for name, model in self.upstream_tokenizer:
             feeds = [KVSubscriber(each.endpoint, each.replay) for each in self.upstream_kv_events if each.name == name]
             text, helper = _text_of(model)
-            made[name] = Prefixes(text, helper, feeds, helper.close)
+            made[name] = Prefixes(text, helper, feeds, helper.warm_up, helper.close)
         return made
 
     def upstreams(self, taken: Sequence[str], clock: Clock) -> list[Upstream]:

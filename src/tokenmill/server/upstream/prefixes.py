@@ -47,11 +47,18 @@ class Known:
 
 
 class Prefixes:
-    """text, helper: of the model. feeds: of its upstreams, in their order. on_close: ends the helper."""
+    """text, helper: of the model. feeds: of its upstreams, in their order. on_open, on_close: begin and end the
+    helper."""
 
     def __init__(
-        self, text: TextModel, helper: Helper, feeds: Sequence[Feed], on_close: Callable[[], Awaitable[None]]
+        self,
+        text: TextModel,
+        helper: Helper,
+        feeds: Sequence[Feed],
+        on_open: Callable[[], None],
+        on_close: Callable[[], Awaitable[None]],
     ) -> None:
+        self._on_open = on_open
         self._index = TokenIndex(len(feeds))
         self._helper = helper
         self._feeds = feeds
@@ -60,6 +67,7 @@ class Prefixes:
         self._encoder = Encoder(text, helper)
 
     def open(self) -> None:
+        self._on_open()
         for place, feed in enumerate(self._feeds):
             feed.open(partial(self._index.hear, place))
 
