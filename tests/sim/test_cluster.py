@@ -62,7 +62,9 @@ def test_requests_that_move_hold(kind: str, first: int) -> None:
         report = run_seed_or_tell(seed, kind)
         totals.update(dict(report.ends))
         totals.update(moved=report.num_moved, unmoved=report.num_unmoved, pulled=report.num_pulled)
+        totals.update(copied=report.num_copied, uncopied=report.num_uncopied)
     assert min(totals[name] for name in ("stop", "length", "abort", "moved", "unmoved", "pulled")) > 20, totals
+    assert kind != "mixed" or min(totals["copied"], totals["uncopied"]) > 0, totals
 
 
 def test_what_a_worker_says_after_it_was_let_go_counts_for_nothing() -> None:

@@ -51,6 +51,10 @@ SEEN = {
          "tokens": 512, "pause_s": 0.012, "error": None},
         {"time": 990.0, "kind": "not_moved", "worker": "a", "to": "b", "request": "r", "why": "drain", "tokens": 0,
          "pause_s": 0.0, "error": "no room"},
+        {"time": 985.0, "kind": "copied", "worker": "a", "to": "b", "why": "hot", "tokens": 64, "took_s": 0.5,
+         "error": None},
+        {"time": 984.0, "kind": "not_copied", "worker": "a", "to": "b", "why": "hot", "tokens": 0, "took_s": 0.5,
+         "error": "no room"},
         {"time": 980.0, "kind": "lost", "worker": "far", "pool": "decode"},
         {"time": 980.0, "kind": "resumed", "num_requests": 3},
         {"time": 970.0, "kind": "pool", "worker": "far", "pool": "decode"},
@@ -69,9 +73,11 @@ def test_a_page_says_who_works_what_waits_and_what_was_decided() -> None:
     assert "and 4 more" in text
     (stream,) = (line.split() for line in lines if line.startswith("cmpl-"))
     assert stream[-3:] == ["1", "0", "balance"]
-    assert lines[-5:] == [
+    assert lines[-7:] == [
         "    2.0 s ago  moved local-0 -> far (balance), KV of 512 tokens, pause 12 ms  cmpl-1-0",
         "   10.0 s ago  not moved a -> b (drain): no room  r",
+        "   15.0 s ago  copied a prefix a -> b (hot), KV of 64 tokens in 500 ms",
+        "   16.0 s ago  not copied a prefix a -> b (hot): no room",
         "   20.0 s ago  far is lost",
         "   20.0 s ago  resumed: 3 requests",
         "   30.0 s ago  far serves in pool decode",

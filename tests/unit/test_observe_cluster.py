@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from scripted import Served
-from tokenmill.cluster.events import Effects, Ended, MoveEnded
+from tokenmill.cluster.events import CopyEnded, Effects, Ended, MoveEnded
 from tokenmill.core.events import Output, Timing, WorkerFacts
 from tokenmill.core.moves import KVSource
 from tokenmill.core.request import Request, SamplingParams
@@ -106,8 +106,16 @@ def test_decisions_are_told_newest_first_with_their_reasons_and_bounded() -> Non
     happenings.came(0, WorkerFacts("w0"))
     happenings.worker("ready", WorkerFacts("w0", pool="decode"))
     happenings.lost(Effects(resumed=2, poisoned=1))
-    happenings.moved(Effects(rerouted=3, moved=[*moved().moved, *moved("no room").moved]))
+    copied = [CopyEnded(0, 1, 64, "", 0.5), CopyEnded(0, 1, 0, "no room", 0.5)]
+    happenings.moved(Effects(rerouted=3, moved=[*moved().moved, *moved("no room").moved], copied=copied))
     told = happenings.shown(10)
+    assert (told[0]["kind"], told[0]["error"], told[1]["kind"], told[1]["tokens"]) == (
+        "not_copied",
+        "no room",
+        "copied",
+        64,
+    )
+    told = told[2:]
     assert [each["kind"] for each in told] == ["not_moved", "moved", "rerouted", "given_up", "resumed", "ready"]
     assert (told[0]["worker"], told[0]["to"], told[0]["error"], told[0]["why"]) == (
         "w0",

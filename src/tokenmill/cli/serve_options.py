@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from ..cluster.liveness import LIMIT_S
 from ..cluster.pools import DECISIONS
+from ..cluster.replication import POLICIES as REPLICATION
 from ..cluster.rescheduling import POLICIES
 from ..cluster.router import ROUTING_POLICIES, USUAL_ROUTING
 from ..core.errors import ConfigError
@@ -94,6 +95,13 @@ class ServeOptions:
         "move running requests between workers, with their KV, to balance load, to make room for long ones and when a"
         " worker leaves (default: on)",
         choices=POLICIES,
+        group=LOAD,
+    )
+    replication: str = option(
+        "on",
+        "copy a prefix that is asked for more often than the workers that have it cached can serve to further ones,"
+        " before requests need it there (default: on)",
+        choices=REPLICATION,
         group=LOAD,
     )
     routing_policy: str = option(

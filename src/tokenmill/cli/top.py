@@ -226,6 +226,11 @@ def told(decision: View) -> str:
             return f"not moved {way}: {decision['error']}  {decision['request']}"
         pause = f", pause {1e3 * decision['pause_s']:.0f} ms" if decision["pause_s"] else ""
         return f"moved {way}, KV of {decision['tokens']} tokens{pause}  {decision['request']}"
+    if kind in ("copied", "not_copied"):
+        way = f"a prefix {decision['worker']} -> {decision['to']} ({decision['why']})"
+        if kind == "not_copied":
+            return f"not copied {way}: {decision['error']}"
+        return f"copied {way}, KV of {decision['tokens']} tokens in {1e3 * decision['took_s']:.0f} ms"
     if "num_requests" in decision:
         return f"{kind.replace('_', ' ')}: {decision['num_requests']} requests"
     if kind == "pool":

@@ -207,7 +207,7 @@ async def _serve(
     why_down = "Loading model" if engines.are_here else "No worker has joined yet"
     client = EngineClient(wanted, note_prepared, given.order.patience, why_down, options.liveness_s)
     client.gateway.router.choose_by(options.routing_policy)
-    client.move_by(options.disaggregation, options.migration)
+    client.move_by(options.disaggregation, options.migration, options.replication)
     seeds = new_seed if options.seed is None else seeds_from(options.seed)
     allowed = {"trust_templates": config.allow_chat_template, "allow_special": given.text.allow_special_in_content}
     helper = HelperProcess(str(model.path), materials(text, **allowed))

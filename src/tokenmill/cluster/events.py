@@ -75,7 +75,7 @@ class Stepped:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """Staged, Moved or KVEvents."""
+    """Staged, Moved, Prefetched or KVEvents."""
 
     link: int
     message: FromEngine
@@ -122,6 +122,16 @@ class MoveEnded(NamedTuple):
     pause_s: float
 
 
+class CopyEnded(NamedTuple):
+    """A prefix was copied from one engine's cache to another's, or was to be. `error`: why it was not; "": it was."""
+
+    source: int
+    target: int
+    num_tokens: int
+    error: str
+    took_s: float
+
+
 @dataclass(slots=True)
 class Effects:
     """aborts     (link, request id): to be sent before anything that follows
@@ -137,6 +147,7 @@ class Effects:
     poisoned   requests that were ended because they end engines
     expired    those that ended because their time was over
     moved      requests whose move to another engine is over
+    copied     prefixes whose copy to another engine is over
     rerouted   requests that waited in one engine and were given to another
     lengths    of answers that have ended
     refused    why the engine that wanted to join may not serve; "" where it may
@@ -155,6 +166,7 @@ class Effects:
     poisoned: int = 0
     expired: int = 0
     moved: list[MoveEnded] = field(default_factory=list)
+    copied: list[CopyEnded] = field(default_factory=list)
     rerouted: int = 0
     lengths: list[LengthSeen] = field(default_factory=list)
     refused: str = ""

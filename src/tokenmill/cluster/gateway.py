@@ -197,8 +197,7 @@ class Gateway:
                 for entry in list(self._entries.values()):
                     self._fail(entry, _NEVER_BACK, now, effects)
             return
-        suspects = self._placing.leave(link.number)
-        self._moves.lose(link.number, now, effects)
+        suspects = self._placing.leave(link.number, now, effects)
         for entry in link.entries.values():
             entry.link = None
             if entry.ending is not None:

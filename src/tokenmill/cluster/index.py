@@ -106,6 +106,26 @@ class PrefixIndex:
         end = num_blocks // self._stride * self._stride * KEY_BYTES
         return keys[max(0, end - KEY_BYTES) : end] in self._told.get(link, ())
 
+    def num_held(self, keys: bytes) -> int:
+        """Of a prefix, so many blocks somebody holds, as far as is known."""
+        holders, span = self._holders, self._stride * KEY_BYTES
+        low, high = 0, len(keys) // span
+        while low < high:  # the first `low` kept keys have holders
+            middle = (low + high + 1) // 2
+            if keys[middle * span - KEY_BYTES : middle * span] in holders:
+                low = middle
+            else:
+                high = middle - 1
+        return low * self._stride
+
+    def holders(self, keys: bytes) -> frozenset[int] | set[int]:
+        """Who holds the last of these blocks that is kept, and so those before it."""
+        end = len(keys) // (self._stride * KEY_BYTES) * self._stride * KEY_BYTES
+        there = self._holders.get(keys[max(0, end - KEY_BYTES) : end])
+        if there is None:
+            return frozenset()
+        return frozenset((there,)) if isinstance(there, int) else there
+
     def expect(self, link: int, request_id: str, keys: bytes) -> None:
         """The engine was given a request with these keys: it will have them. Another that was given it before will
         not."""
@@ -136,13 +156,7 @@ class PrefixIndex:
     def levels(self, keys: bytes) -> list[Level]:
         """Who holds how much of a prefix, most first; an engine is in one level at most."""
         holders, span = self._holders, self._stride * KEY_BYTES
-        low, high = 0, len(keys) // span
-        while low < high:  # the first `low` kept keys have holders
-            middle = (low + high + 1) // 2
-            if keys[middle * span - KEY_BYTES : middle * span] in holders:
-                low = middle
-            else:
-                high = middle - 1
+        low = self.num_held(keys) // self._stride
         levels: list[Level] = []
         seen: frozenset[int] | set[int] = frozenset()
         while low:  # who holds the first `low`, and no more, are those that are not in `seen`

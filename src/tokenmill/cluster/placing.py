@@ -10,7 +10,9 @@ from collections.abc import Mapping, Sequence
 from ..core.block import KEY_BYTES, split_keys
 from ..core.events import FromEngine, Ready
 from ..core.kv_events import KVEvents
+from ..core.moves import Prefetched
 from ..core.request import Request
+from .copies import Copies
 from .desk import FrontDesk
 from .entry import Entry
 from .events import Effects
@@ -31,6 +33,7 @@ class Placing:
     router    chooses among the engines that may get a request
     pools     whether one engine computes it, or two
     moves     requests on their way from one engine to another
+    copies    prefixes on their way from one engine's cache to another's
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class Placing:
         self.router = Router()
         self.pools = pools
         self.moves = Moves(self.links, self.held, new_ticket, self._find_decode, self.router.given)
+        self.copies = Copies(self.links, self.router.index, new_ticket, self.may_get)
         self._routes: dict[int, Route] = {}
         self._desk = desk
         self._entries = entries
@@ -56,9 +60,11 @@ class Placing:
         self.links[number] = EngineLink(number, ready, ready.worker.pool, ready.stats, load=load)
         effects.tells += self.router.join(self.links)
 
-    def leave(self, number: int) -> Suspects:
+    def leave(self, number: int, now: float, effects: Effects) -> Suspects:
         """It is gone."""
         self.router.leave(number)
+        self.moves.lose(number, now, effects)
+        self.copies.lose(number, now, effects)
         if self.suspects.link == number:
             self.suspects.link = None
         return self.suspects
@@ -67,6 +73,8 @@ class Placing:
         """What an engine tells of its cache, or of a move."""
         if isinstance(message, KVEvents):
             effects.tells += self.router.hear(link, message)
+        elif isinstance(message, Prefetched):
+            self.copies.hear(link, message, now, effects)
         else:
             self.moves.hear(link, message, now, effects)
             for ended in effects.moved:
@@ -117,6 +125,7 @@ class Placing:
         trial = self.suspects.on_trial
         assert trial is None or trial.link is not None
         self.router.index.check()
+        self.copies.check()
         for name, number in self.router.index.given.items():
             assert self._entries[name].link in (number, None) or number not in self.links, (name, number)
 
@@ -141,6 +150,7 @@ class Placing:
 
     def _give(self, entry: Entry, links: list[EngineLink], now: float, effects: Effects) -> None:
         self._routes.clear()
+        self.copies.note(entry.request, now)
         link, is_split = self.pools.choose(entry, links, self._choose, self.moves.can_send, self._hits, now)
         route = self._routes.get(link.number) or Route(link, "cost", self._hits(entry.request).get(link.number, 0))
         if len(self.links) > 1:

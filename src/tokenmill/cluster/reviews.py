@@ -1,4 +1,4 @@
-"""When the rescheduling policy is asked, and what is done of what it says. Pure."""
+"""When the policies of rescheduling and replication are asked, and what is done of what they say. Pure."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from .events import Effects
 from .links import EngineLink
 from .moves import REST_S
 from .placing import Placing
+from .replication import Replication
 from .rescheduling import Rescheduling, View
 
 EVERY_S = 0.1
@@ -15,6 +16,7 @@ EVERY_S = 0.1
 
 class Reviews:
     """policy  which requests go to another engine; None: none do
+    replication  which prefixes are copied to further engines; None: none are
     next_s  when the next review is due
     """
 
@@ -25,11 +27,20 @@ class Reviews:
 
     @property
     def is_wanted(self) -> bool:
-        return self.policy is not None and len(self._placing.links) > 1
+        return self._placing.copies.is_wanted or (self.policy is not None and len(self._placing.links) > 1)
+
+    @property
+    def replication(self) -> Replication | None:
+        return self._placing.copies.policy
+
+    @replication.setter
+    def replication(self, policy: Replication | None) -> None:
+        self._placing.copies.policy = policy
 
     def review(self, now: float, effects: Effects) -> None:
-        """Let some requests go to other engines."""
+        """Let some requests go to other engines, and some prefixes."""
         self.next_s = now + EVERY_S
+        self._placing.copies.review(now, effects)
         if self.policy is None or len(self._placing.links) < 2:
             return
         placing, moves = self._placing, self._placing.moves

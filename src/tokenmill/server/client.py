@@ -33,6 +33,7 @@ from ..cluster.events import (
 from ..cluster.gateway import Gateway
 from ..cluster.liveness import LOOK_S, Liveness
 from ..cluster.pools import decision_named
+from ..cluster.replication import replication_named
 from ..cluster.rescheduling import policy_named
 from ..core.errors import TokenmillError, Unavailable
 from ..core.events import (
@@ -52,7 +53,7 @@ from ..core.events import (
 )
 from ..core.files import WantPart
 from ..core.kv_events import KVEvents
-from ..core.moves import Moved, Staged
+from ..core.moves import Moved, Prefetched, Staged
 from ..core.policy import ENTERS, Admission, Newcomer, Verdict
 from ..core.ports import FrontEnd
 from ..core.request import Request
@@ -147,11 +148,13 @@ class EngineClient:
     def num_open(self) -> int:
         return self.gateway.num_open
 
-    def move_by(self, decision: str, rescheduling: str) -> None:
-        """Which requests two engines compute together (`cluster.pools.DECISIONS`), and which go to another engine while
-        they run (`cluster.rescheduling.POLICIES`)."""
+    def move_by(self, decision: str, rescheduling: str, replication: str) -> None:
+        """Which requests two engines compute together (`cluster.pools.DECISIONS`), which go to another engine while
+        they run (`cluster.rescheduling.POLICIES`), and which prefixes are copied to further engines
+        (`cluster.replication.POLICIES`)."""
         self.gateway.pools.decision = decision_named(decision)
         self.gateway.reviews.policy = policy_named(rescheduling)
+        self.gateway.reviews.replication = replication_named(replication)
 
     def judge(self, newcomer: Newcomer, now: float) -> Verdict:
         return self.gateway.judge(newcomer, now)
@@ -314,7 +317,7 @@ class EngineClient:
             self.hearers.ended(ended)
             for link in self._links.values():
                 link.look_again()
-        if effects.moved or effects.lengths or effects.rerouted:
+        if effects.moved or effects.lengths or effects.rerouted or effects.copied:
             self.hearers.moved(effects, now)
         self._alarm.set(self.gateway.next_due_s)
         return effects
@@ -338,7 +341,7 @@ class EngineClient:
             link.spawn(self._give_part(link, message), "part")
         elif isinstance(message, CacheShown):
             self.cache_views.answer(link.number, message)
-        elif isinstance(message, Staged | Moved | KVEvents):
+        elif isinstance(message, Staged | Moved | Prefetched | KVEvents):
             self._handle(Told(link.number, message))
         elif isinstance(message, PoolChanged):
             link.epoch = message.epoch

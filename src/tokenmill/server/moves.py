@@ -30,6 +30,10 @@ class MoveMetrics:
         self._rerouted = self._counter(
             registry, "tokenmill:requests_rerouted", "Requests that waited in one engine and were given to another"
         )
+        self._copied = Counter(
+            "tokenmill:prefixes_copied", "Prefixes that were copied to a further engine ahead of need, or were to be",
+            (*_LABELS, "outcome"), registry=registry,
+        )  # fmt: skip
         self._predicted = self._counter(registry, "tokenmill:answer_lengths_predicted", "Answers predicted and ended")
         self._hits = self._counter(
             registry, "tokenmill:answer_lengths_in_bucket", "Of these, those whose likeliest bucket of length was right"
@@ -47,6 +51,9 @@ class MoveMetrics:
             if moved.pause_s:
                 self._pause.observe(moved.pause_s)
         self._rerouted.inc(effects.rerouted)
+        for copied in effects.copied:
+            self._copied.labels(*self._labels, "failed" if copied.error else "copied").inc()
+            self._tokens.inc(copied.num_tokens)
         for seen in effects.lengths:
             self._predicted.inc()
             self._hits.inc(seen.is_hit)

@@ -19,18 +19,19 @@ import asyncio
 import logging
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
 from ..cluster.events import Effects, GatewayEvent, GivenUp
 from ..cluster.pools import decision_named
-from ..cluster.rescheduling import Proposal, View, policy_named
+from ..cluster.rescheduling import policy_named
 from ..core.effects import Event
 from ..core.errors import EngineFailed, Overloaded
 from ..core.events import FINISH_ABORT
 from ..core.ports import Executor
 from ..sched.admission import refusal
+from .at_random import Copycat, Wanderlust
 from .check import ClientStream, check_saved, check_stream
 from .executor import ToyExecutor
 from .faults import CRASH, FLIP, FREEZE, HOLD, KINDS, LEAVE, Faults, strike
@@ -54,6 +55,7 @@ class Cluster:
     limit_s    after which a worker is lost that gives no sign of life
     grace_s    for how long a worker that was let go may still be heard
     splits, migration  names of the policies of `cluster.pools` and `cluster.rescheduling`, and "random" moves
+    copies     whether prefixes are copied from worker to worker, at random
     peers_fail   share of transfers of KV between workers that are lost
     check_rate   share of the events of an engine after which its books are checked
     """
@@ -68,6 +70,7 @@ class Cluster:
     grace_s: float = 0.0
     splits: str = "never"
     migration: str = "off"
+    copies: bool = False
     peers_fail: float = 0.0
     check_rate: float = 0.05
 
@@ -76,6 +79,7 @@ class Cluster:
 class ClusterReport:
     """`faults`: how many of each kind; `num_left`: links that were lost or let go, `num_let_go`: of those, the ones of
     silent workers; `num_moved`: requests that went to another worker, `num_pulled`: blocks of KV that they took along;
+    `num_copied`: prefixes that came to another worker's cache, `num_uncopied`: that did not;
     `ends`: (finish reason or error kind, number of requests), sorted."""
 
     digest: str
@@ -88,24 +92,10 @@ class ClusterReport:
     num_moved: int
     num_unmoved: int
     num_pulled: int
+    num_copied: int
+    num_uncopied: int
     ends: tuple[tuple[str, int], ...]
     duration_s: float
-
-
-class Wanderlust:
-    """Rescheduling at random: what draws tokens goes elsewhere, as often as it may."""
-
-    def __init__(self, rng: random.Random) -> None:
-        self._rng = rng
-
-    def propose(self, view: View) -> Iterator[Proposal]:
-        for source in view.links:
-            targets = [link for link in view.links if link is not source and view.may_take(link)]
-            for entry in list(source.entries.values()) if targets else ():
-                if view.can_move(entry) and self._rng.random() < 0.5:
-                    is_waiting = not entry.has_progressed
-                    if not is_waiting or self._rng.random() < 0.1:
-                        yield Proposal(entry, self._rng.choice(targets), "at random", is_waiting)
 
 
 def make_deaths(seed: int) -> Cluster:
@@ -188,6 +178,7 @@ def make_mixed(seed: int) -> Cluster:
         faults=Faults(rng.choice([3, 6, 12]), (*KINDS, FLIP, FLIP, LEAVE)),
         splits=rng.choice(["always", "cost"]),
         migration=rng.choice(["random", "random", "on"]),
+        copies=True,
         peers_fail=rng.choice([0.0, 0.1, 0.5]),
     )
 
@@ -231,6 +222,8 @@ class _Clients:
     num_exported: int = 0
     num_moved: int = 0
     num_unmoved: int = 0
+    num_copied: int = 0
+    num_uncopied: int = 0
 
     def __post_init__(self) -> None:
         self.streams = {request.id: ClientStream(request) for request in self.scenario.requests}
@@ -241,6 +234,9 @@ class _Clients:
         for moved in effects.moved:
             self.num_moved += not moved.error
             self.num_unmoved += bool(moved.error)
+        for copied in effects.copied:
+            self.num_copied += not copied.error
+            self.num_uncopied += bool(copied.error)
         for output in effects.outputs:
             self.digest.update(f"{self.loop.time()!r} {output!r}\n".encode())
             stream = self.streams[output.request_id]
@@ -279,6 +275,7 @@ def run_cluster(cluster: Cluster, seed: int) -> ClusterReport:
     gateway.pools.decision = decision_named(cluster.splits)
     at_random = Wanderlust(random.Random(f"moves {seed}"))
     gateway.reviews.policy = at_random if cluster.migration == "random" else policy_named(cluster.migration)
+    gateway.reviews.replication = Copycat(random.Random(f"copies {seed}")) if cluster.copies else None
     peers = ToyNetwork(seed, cluster.peers_fail)
 
     def begin(address: str, incarnation: str) -> tuple[Executor, tuple[Event, ...]]:
@@ -332,6 +329,8 @@ def run_cluster(cluster: Cluster, seed: int) -> ClusterReport:
         clients.num_moved,
         clients.num_unmoved,
         peers.num_pulled,
+        clients.num_copied,
+        clients.num_uncopied,
         tuple(sorted(ends.items())),
         loop.time(),
     )
@@ -387,6 +386,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(
             f"seed {seed}: {report.digest} {faults}; {report.num_left} links lost, {report.num_let_go} of them silent; "
             f"{report.num_moved} moved with {report.num_pulled} blocks, {report.num_unmoved} not; "
+            f"{report.num_copied} prefixes copied, {report.num_uncopied} not; "
             f"{report.num_resumed} resumed, {report.num_poisoned} given up, {report.duration_s:.3f} s virtual; "
             + ", ".join(f"{number} {end}" for end, number in report.ends)
         )

@@ -16,7 +16,7 @@ from ..cluster.keys import with_keys
 from ..cluster.liveness import LOOK_S, Liveness
 from ..core.events import Abort, Drain, FromEngine, Leaving, PoolChanged, Ready, SetPool, StepOutputs, Submit, ToEngine
 from ..core.kv_events import KVEvents
-from ..core.moves import Moved, Staged
+from ..core.moves import Moved, Prefetched, Staged
 from ..core.ports import FrontEnd
 from ..core.request import Request
 from .loop import VirtualLoop
@@ -173,7 +173,7 @@ class Front:
         link.liveness.hear(message)
         if isinstance(message, StepOutputs):
             self.handle(Stepped(link.number, message))
-        elif isinstance(message, Staged | Moved | KVEvents):
+        elif isinstance(message, Staged | Moved | Prefetched | KVEvents):
             self.handle(Told(link.number, message))
         elif link.is_let_go:
             pass

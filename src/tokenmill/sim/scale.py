@@ -247,7 +247,7 @@ def run_scale(
             made[address] = TimedExecutor(config, costs, lengths, loop, network, peers, address, incarnation)
             return made[address], ()
 
-        build = Build(config, begin, peers, check_rate=0.0)
+        build = Build(config, begin, peers, check_rate=0.0, num_blocks=config.groups[0].num_blocks)
         workers = [
             Worker(f"w{number}", pool, build, network, loop, random.Random(number), [front.attach])
             for number, pool in enumerate(pools)

@@ -43,17 +43,18 @@ Begin = Callable[[str, str], tuple[Executor, tuple[Event, ...]]]
 @dataclass(frozen=True, slots=True)
 class Build:
     """What a worker is made of. `peers`: ways of KV between executors. `check_rate`: share of the events of an engine
-    after which all its books are checked."""
+    after which all its books are checked. `num_blocks`: of KV, as front ends are told."""
 
     config: EngineConfig
     begin: Begin
     peers: ToyNetwork
     check_rate: float = 0.05
+    num_blocks: int = 1
 
     def ready(self, worker: WorkerFacts) -> Ready:
         config = self.config
         return Ready(
-            "toy", config.max_model_len, VOCAB_SIZE, (), config.numerics_id, config.block_size, 1,
+            "toy", config.max_model_len, VOCAB_SIZE, (), config.numerics_id, config.block_size, self.num_blocks,
             num_pool_blocks=sum(group.num_blocks for group in config.groups), max_num_seqs=max_running(config),
             max_num_batched_tokens=config.max_num_batched_tokens, worker=worker,
         )  # fmt: skip

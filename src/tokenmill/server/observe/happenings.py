@@ -52,6 +52,10 @@ class Happenings:
             ends = {"worker": self.name_of(each.source), "to": self.name_of(each.target)}
             facts = {"request": each.request.id, "why": each.why, "tokens": each.num_tokens, "pause_s": each.pause_s}
             self._note("not_moved" if each.error else "moved", **ends, **facts, error=each.error or None)
+        for copy in effects.copied:
+            ends = {"worker": self.name_of(copy.source), "to": self.name_of(copy.target)}
+            facts = {"why": "hot", "tokens": copy.num_tokens, "took_s": copy.took_s}
+            self._note("not_copied" if copy.error else "copied", **ends, **facts, error=copy.error or None)
 
     def _note(self, kind: str, **facts: Any) -> None:
         self._last.append({"time": self._wall_s(), "kind": kind, **facts})
