@@ -350,6 +350,7 @@ class Cluster:
         report, woken = self.report, set()
         for number, request_id in effects.aborts:
             self.engines[number].abort(request_id)
+            woken.add(number)
         for number, request in effects.submits:
             self.engines[number].submit(request)
             report.num_split += bool(request.yields)

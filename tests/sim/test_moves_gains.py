@@ -10,6 +10,7 @@ from reschedule_load import LAW, load, serve
 
 from tokenmill.cluster.events import Leaves, Pooled
 from tokenmill.cluster.gateway import Gateway
+from tokenmill.cluster.moves import STAGING_S
 from tokenmill.cluster.pools import decision_named
 from tokenmill.cluster.rescheduling import policy_named
 from tokenmill.core.cost import Costs
@@ -26,6 +27,20 @@ def test_moving_running_requests_makes_room_before_others_lose_theirs() -> None:
         assert (cluster.report.num_moved > 10) == (migration == "on")
         seen[migration] = cluster.report.num_preempted, percentile([each.ttft_s for each in served], 0.99)
     assert 2 * seen["on"][0] <= seen["off"][0] > 0 and seen["on"][1] <= seen["off"][1]
+
+
+def test_two_engines_that_are_full_of_each_others_answers_do_not_wait_for_ever() -> None:
+    """Pools change places while a prompt is computed. Each engine then keeps room for the answer to the other's prompt,
+    and neither prompt has enough left."""
+    law = Law(Costs(0.01, 1e-4, 2e-4, 1e-8, 1e-7), 16, 256, 1000)
+
+    def configure(gateway: Gateway) -> None:
+        gateway.pools.decision = decision_named("always")
+
+    cluster = Cluster([law] * 2, ["prefill", "decode"], configure)
+    changes = [(0.01, Pooled(0, "decode")), (0.01, Pooled(1, "prefill"))]
+    served = cluster.run([Ask(0.0, 590, 40), Ask(0.02, 590, 40)], changes)
+    assert STAGING_S < served[1].first_s < served[0].first_s < STAGING_S + 1
 
 
 def test_engines_drain_and_change_pools_under_load_and_nothing_is_lost() -> None:

@@ -36,7 +36,8 @@ SPLIT, FETCH = "split", "fetch"
 """Why a request moves, beside the reasons of `rescheduling`."""
 
 STAGING_S = 5.0
-"""A target that has not staged a running request by then has no room for it."""
+"""A target that has not staged a running request by then has no room for it. A prompt is waited for as long where its
+engine and that of the answer may wait for each other."""
 REST_S = 2.0
 """For so long a request stays where it is after its move has failed, and twice as long each further time."""
 
@@ -104,7 +105,7 @@ class Moves:
     @property
     def next_s(self) -> float | None:
         """When `tick` has something to do; None: never."""
-        return min((move.begun_s + STAGING_S for move in self._of.values() if _may_end(move)), default=None)
+        return min((move.begun_s + STAGING_S for move in self._of.values() if self._may_end(move)), default=None)
 
     def at(self, link: int) -> Iterator[Move]:
         """Those that have begun and have this engine at one of their ends."""
@@ -261,9 +262,14 @@ class Moves:
             self._cancel(self._of[request_id], now, effects, "its target leaves")
 
     def tick(self, now: float, effects: Effects) -> None:
-        for move in [each for each in self._of.values() if _may_end(each)]:
+        for move in [each for each in self._of.values() if self._may_end(each)]:
             if now >= move.begun_s + STAGING_S:
-                self._cancel(move, now, effects, "its target had no room in time")
+                self._cancel(
+                    move,
+                    now,
+                    effects,
+                    "its target had no room in time" if move.why != SPLIT else "its prompt took too long",
+                )
 
     def send_queued(self, effects: Effects) -> None:
         """Room may have come for the answers of split requests. Where there is none for one, there is none for those of
@@ -273,6 +279,13 @@ class Moves:
             num_tokens = move.entry.num_tokens
             if num_tokens < refused.get(move.source, num_tokens + 1) and not self._send_on(move, effects):
                 refused[move.source] = num_tokens
+
+    def _may_end(self, move: Move) -> bool:
+        """What its source still computes, and would go on with; and a prompt whose source keeps room for answers of
+        other engines. That room may be what the prompt waits for, while they wait for what is kept for its answer."""
+        if move.stage is not Stage.STAGING or move.why != SPLIT:
+            return move.stage is Stage.STAGING
+        return bool(self._links[move.source].arriving)
 
     def _cancel(self, move: Move, now: float, effects: Effects, error: str, is_there: bool = True) -> None:
         """It has not come to the target and will not. `is_there`: the target has been given it."""
@@ -311,8 +324,3 @@ class Moves:
             assert move.stage is not Stage.QUEUED or (move.why == SPLIT and move.target < 0), move
             assert (name in self._queued) == (move.stage is Stage.QUEUED), move
         assert not any(arriving.values()) and self._queued.keys() <= self._of.keys(), arriving
-
-
-def _may_end(move: Move) -> bool:
-    """Only what its source still computes, and would go on with."""
-    return move.stage is Stage.STAGING and move.why != SPLIT
