@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 
 from kill import ARGS
 from serving import Server
@@ -35,8 +34,9 @@ class Worker:
         args: tuple[str, ...] = (),
         env: dict[str, str] | None = None,
         kv: tuple[str, ...] = BYTES,
+        host: str = "127.0.0.1",
     ) -> None:
-        connect = [word for port in ports for word in ("--connect", f"127.0.0.1:{port}")]
+        connect = [word for port in ports for word in ("--connect", f"{host}:{port}")]
         self._command = [sys.executable, "-m", "tokenmill.cli.main", "worker", model, *connect, *kv, *args]
         self._env = {**os.environ, **SECRET, **(env or {})}
         self.lines: list[str] = []
@@ -61,8 +61,8 @@ class Worker:
         self.process.stdout.close()
         return status
 
-    def has_said(self, text: str, times: int = 1) -> Callable[[], bool]:
-        return lambda: sum(text in line for line in list(self.lines)) >= times
+    def has_said(self, text: str, times: int = 1) -> bool:
+        return sum(text in line for line in list(self.lines)) >= times
 
     def _read(self) -> None:
         assert self.process.stdout is not None

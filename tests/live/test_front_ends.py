@@ -91,7 +91,7 @@ def test_a_killed_front_end_takes_its_requests_along_and_nothing_else(
                 lost.result(60)
     wait_until(lambda: running(first) == 0 and first.idle(), "the workers to be free")
     assert "resumed" not in first.output and "taken out" not in first.output
-    assert all(not worker.has_said("Traceback")() for worker in both)
+    assert all(not worker.has_said("Traceback") for worker in both)
 
 
 def test_a_pool_that_one_front_end_chooses_is_known_to_both(second: tuple[int, Server, Server]) -> None:
@@ -122,10 +122,10 @@ def test_a_later_life_of_a_worker_replaces_it(second: tuple[int, Server, Server]
     with Worker(model, port, args=("--worker-id", "four")) as early:
         wait_until(lambda: "four" in workers(it), "the early life")
         with Worker(model, port, args=("--worker-id", "four")) as late:
-            wait_until(late.has_said("Joined"), "the later life")
+            wait_until(lambda: late.has_said("Joined"), "the later life")
             wait_until(lambda: workers(it)["four"]["pid"] == late.process.pid, "the later life to serve")
             assert early.ended() == 2
-            assert early.has_said("A later life of the worker 'four' has joined")()
+            assert early.has_said("A later life of the worker 'four' has joined")
             assert it.request("GET", "/health")[0] == 200
 
 

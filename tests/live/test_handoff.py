@@ -4,7 +4,6 @@ are those of one engine, by reading of memory and over TCP."""
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -42,14 +41,20 @@ def answers(server: Server) -> list[str]:
         return [said.key() for said in pool.map(lambda body: kill.ask(server, body), BODIES)]
 
 
-def count(server: Server, name: str) -> float:
-    text = server.request("GET", "/metrics")[1]
-    return sum(float(value) for value in re.findall(rf"^tokenmill:{name}{{.*}} (\S+)$", text, re.MULTILINE))
+def count(server: Server, name: str, *labels: str) -> float:
+    lines = server.request("GET", "/metrics")[1].splitlines()
+    wanted = (f"tokenmill:{name}{{", *labels)
+    return sum(float(line.split()[-1]) for line in lines if all(each in line for each in wanted))
+
+
+def moved(server: Server, reason: str) -> float:
+    """How many requests were, for this reason."""
+    return count(server, "requests_moved_total", 'outcome="moved"', f'reason="{reason}"')
 
 
 def test_answers_of_two_pools_are_those_of_one_engine(two_pools: Server, expected: list[str]) -> None:
     assert answers(two_pools) == expected
-    assert count(two_pools, "moved_kv_tokens_total") > 100
+    assert count(two_pools, "moved_kv_tokens_total") > 100 and moved(two_pools, "split") >= 3
 
 
 def test_answers_survive_a_drain(two_pools: Server, expected: list[str]) -> None:
@@ -60,3 +65,4 @@ def test_answers_survive_a_drain(two_pools: Server, expected: list[str]) -> None
             assert two_pools.request("POST", f"/admin/workers/{name}/drain?restart=true")[0] == 202
             wait_until(lambda: len(two_pools.forked_pids()) == 3, "three engines")
         assert found.result() == expected
+    assert moved(two_pools, "drain") >= 1, two_pools.request("GET", "/metrics")[1]

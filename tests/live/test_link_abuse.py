@@ -112,8 +112,8 @@ def test_a_worker_of_another_model_is_refused_with_the_reason(served: tuple[int,
     (other / "model.safetensors").write_bytes(weights)
     with Worker(str(other), port) as stranger:
         assert stranger.ended() == 2
-        assert stranger.has_said("other weights than this front end's")()
+        assert stranger.has_said("other weights than this front end's")
     with Worker(server.model, port, args=("--kv-cache-dtype", "f32")) as stranger:
         assert stranger.ended() == 2
-        assert stranger.has_said("It computes otherwise")()
+        assert stranger.has_said("It computes otherwise")
     assert json.loads(server.request("GET", "/admin/workers")[1])["workers"][0]["state"] == "ready"

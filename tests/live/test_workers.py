@@ -5,65 +5,24 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from front_ends import SECRET, Worker, free_port
 from serving import Server, wait_until
 
 from links import certificate
 
-SECRET = {"TOKENMILL_WORKER_SECRET": "a secret of the tests only"}
 SMALL = ("--kv-cache-memory-bytes", "128MiB", "--max-model-len", "1024", "--threads", "1")
 NUM_STREAMS = 8
 
 
-class Worker:
-    """`tokenmill worker`; a context manager that leaves nothing running."""
-
-    def __init__(self, port: int, *args: str, env: dict[str, str] = SECRET, host: str = "127.0.0.1") -> None:
-        self._command = [sys.executable, "-m", "tokenmill.cli.main", "worker", "smollm2"]
-        self._command += ["--connect", f"{host}:{port}", *SMALL, *args]
-        self._env = {**os.environ, **env}
-        self.lines: list[str] = []
-
-    def __enter__(self) -> Worker:
-        self.process = subprocess.Popen(
-            self._command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=self._env
-        )
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.ended()
-
-    def ended(self) -> int:
-        """Waits for its end; the exit status."""
-        status = self.process.wait(60)
-        self._reader.join(10)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-        return status
-
-    def has_said(self, text: str, times: int = 1) -> bool:
-        return sum(text in line for line in list(self.lines)) >= times
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.append(line.rstrip("\n"))
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
+def start_worker(port: int, *args: str, env: dict[str, str] | None = None, host: str = "127.0.0.1") -> Worker:
+    return Worker("smollm2", port, args=args, env=env, kv=SMALL, host=host)
 
 
 def front_end(port: int, *args: str, env: dict[str, str] = SECRET) -> Server:
@@ -101,7 +60,7 @@ def port() -> int:
 @pytest.fixture(scope="module")
 def pair(smollm2: Path, port: int) -> Iterator[tuple[Server, Worker]]:
     """The worker is there first: it tries until the front end is."""
-    with Worker(port) as worker, front_end(port) as server:
+    with start_worker(port) as worker, front_end(port) as server:
         yield server, worker
 
 
@@ -110,7 +69,7 @@ def test_a_killed_worker_loses_nothing_and_one_that_comes_back_is_taken_in(
 ) -> None:
     server, stays = pair
     expected = list(texts(server))
-    with Worker(port) as victim, ThreadPoolExecutor(1) as pool:
+    with start_worker(port) as victim, ThreadPoolExecutor(1) as pool:
         wait_until(lambda: victim.has_said("Joined"), "the second worker")
         answers = pool.submit(lambda: list(texts(server)))
         wait_until(lambda: running(server) >= NUM_STREAMS, "all to run")
@@ -118,7 +77,7 @@ def test_a_killed_worker_loses_nothing_and_one_that_comes_back_is_taken_in(
         assert answers.result(120) == expected
     wait_until(lambda: "are resumed" in server.output, "the front end's line")
     assert " 0 are resumed" not in server.output, "the victim had nothing to do"
-    with Worker(port) as again:
+    with start_worker(port) as again:
         wait_until(lambda: again.has_said("Joined"), "another in its place")
     assert not stays.has_said("left") and server.request("GET", "/health")[0] == 200
 
@@ -127,7 +86,7 @@ def test_a_worker_told_to_end_finishes_what_it_has(pair: tuple[Server, Worker], 
     server, _ = pair
     expected = list(texts(server))
     resumed = server.output.count("are resumed")
-    with Worker(port) as leaver, ThreadPoolExecutor(1) as pool:
+    with start_worker(port) as leaver, ThreadPoolExecutor(1) as pool:
         wait_until(lambda: leaver.has_said("Joined"), "the second worker")
         answers = pool.submit(lambda: list(texts(server)))
         wait_until(lambda: running(server) >= NUM_STREAMS, "all to run")
@@ -141,11 +100,11 @@ def test_who_lacks_the_secret_or_computes_otherwise_is_refused_at_both_ends(
     pair: tuple[Server, Worker], port: int
 ) -> None:
     server, _ = pair
-    with Worker(port, env={"TOKENMILL_WORKER_SECRET": "another secret of the tests"}) as stranger:
+    with start_worker(port, env={"TOKENMILL_WORKER_SECRET": "another secret of the tests"}) as stranger:
         assert stranger.ended() == 2
         assert stranger.has_said("refuses this worker: The secret is not this front end's.")
         assert "does not have this front end's secret" in server.output
-    with Worker(port, "--kv-cache-dtype", "f32") as other:
+    with start_worker(port, "--kv-cache-dtype", "f32") as other:
         assert other.ended() == 2
         assert other.has_said("It computes otherwise") and "It computes otherwise" in server.output
     assert not any("secret of the tests" in line for line in (*server.lines, *stranger.lines))
@@ -160,7 +119,7 @@ def test_a_worker_outlives_its_front_end_and_joins_the_next(smollm2: Path, tmp_p
     secret.chmod(0o600)
     flags = ("--worker-tls-cert", str(pem), "--worker-tls-ca", str(pem), "--worker-secret-file", str(secret))
     prompt = {"prompt": "word " * 200, "max_tokens": 1}
-    with Worker(port, *flags, env={}) as worker:
+    with start_worker(port, *flags, env={}) as worker:
         with front_end(port, *flags, env={}) as server, ThreadPoolExecutor(1) as pool:
             expected = list(texts(server))
             server.request("POST", "/v1/completions", prompt)
