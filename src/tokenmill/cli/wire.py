@@ -224,17 +224,20 @@ async def _serve(
         if (watch := given.audit.watch(audit, client, text, config.model_names[0])) is not None:
             client.hearers.watchers.append(watch)
     idle_job = IdleCommand(options.idle_command) if options.idle_command else None
-    app = build_app(
-        config,
-        text,
-        client,
-        helper,
+    build = partial(
+        build_app,
         clock=MonotonicClock(),
         new_seed=seeds,
         new_id=new_id,
         store=store,
         access=given.access,
         books=books,
+    )
+    app = build(
+        config,
+        text,
+        client,
+        helper,
         answers=answers,
         audit=audit,
         signer=signer,
@@ -258,16 +261,7 @@ async def _serve(
         machine=machine,
         new_client=new_client,
         engine_timeout_s=options.engine_timeout_s,
-        build=partial(
-            build_app,
-            clock=MonotonicClock(),
-            new_seed=seeds,
-            new_id=new_id,
-            store=store,
-            access=given.access,
-            books=books,
-            beside=True,
-        ),
+        build=partial(build, beside=True),
         own=first_ready if engines.are_here else None,
         book=app.state.models,
     )
