@@ -72,7 +72,7 @@ _GENERATION: Table = {
     "spaces_between_special_tokens": Ignored("text is decoded as one string"),
     "skip_reading_prefix_cache": _CACHE,
     "flat_logprobs": _SHAPE,
-    "session_id": Ignored("there is one engine"),
+    "session_id": Ignored("the header x-session-id names a session"),
     "mm_processor_kwargs": Ignored("images are refused"),
     "media_io_kwargs": Ignored("images are refused"),
     # llama-server: samplers
@@ -130,7 +130,7 @@ _GENERATION: Table = {
     "bootstrap_host": Refused(),
     "bootstrap_port": Refused(),
     "bootstrap_room": Refused(),
-    "data_parallel_rank": Ignored("there is one engine"),
+    "data_parallel_rank": Ignored("the router chooses the engine"),
     "rid": Ignored("request_id is the name of a call"),
     "stream_reasoning": _SHAPE,
     # text-generation-inference, text-generation-webui and others
