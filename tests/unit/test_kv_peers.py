@@ -138,11 +138,13 @@ def test_connections_nobody_uses_are_not_kept(board: Board, monkeypatch: pytest.
     sums_of(board, source)
     servers = [PeerServer(board, "life", [source]) for _ in range(3)]
     client = PeerClient("reader", "elsewhere", [memory_of(0)], 4)
+    client.may_read = False
     try:
         for server in servers:
             server.start()
             client.pull(
-                PullBlocks(0, KVSource("w", "life", server.address, "", "t"), 0, ((1, 2, 3),)), threading.Event()
+                PullBlocks(0, KVSource("w", "life", server.address, "elsewhere", "t"), 0, ((1, 2, 3),)),
+                threading.Event(),
             )
         assert [*client._idle] == [servers[-1].address]
     finally:
@@ -188,8 +190,11 @@ def test_a_closed_server_ends_connections_that_were_wrapped(board: Board) -> Non
     server = PeerServer(board, "life", [source], lambda raw: socket.socket(fileno=raw.detach()))
     server.start()
     client = PeerClient("reader", "elsewhere", [memory_of(0)], 4)
+    client.may_read = False
     try:
-        client.pull(PullBlocks(0, KVSource("w", "life", server.address, "", "t"), 0, ((1, 2, 3),)), threading.Event())
+        client.pull(
+            PullBlocks(0, KVSource("w", "life", server.address, "elsewhere", "t"), 0, ((1, 2, 3),)), threading.Event()
+        )
         server.close()
         ((_, connection),) = client._idle[server.address]
         assert connection.recv(1) == b""
