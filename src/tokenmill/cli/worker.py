@@ -45,6 +45,7 @@ from .engine_process import SWITCH_S, flight_recorder, load, recording, warm_up
 from .kv_events_options import KVEventsOptions, publishing, tell, with_fact
 from .kv_peers import LOOPBACK, Door, open_to_peers
 from .launch import Launch
+from .launchers.child import LIFELINE_VARIABLE
 from .logs import set_up_logging
 from .models import resolve_model
 from .options import engine_options, given_options
@@ -61,8 +62,6 @@ if TYPE_CHECKING:
     from ..node.load import Engine
 
 STUCK_STATUS = 3
-LIFELINE_VARIABLE = "TOKENMILL_LIFELINE_FD"
-"""Set by whoever starts the process and wants it to end when its own does: a pipe's inherited read end."""
 
 _log = logging.getLogger(__name__)
 

@@ -13,6 +13,9 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 
+LIFELINE_VARIABLE = "TOKENMILL_LIFELINE_FD"
+"""Set by whoever starts a worker and wants it to end when its own process does: a pipe's inherited read end."""
+
 FIRST_DELAY_S, LONGEST_DELAY_S, SETTLED_S = 0.5, 30.0, 60.0
 REFUSED_STATUS = 2
 """Of a worker that cannot be started like this, or is not wanted: to start it again would change nothing."""
@@ -72,7 +75,7 @@ class WorkerChild:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
-                env={**os.environ, **self._env, "TOKENMILL_LIFELINE_FD": str(read_fd)},
+                env={**os.environ, **self._env, LIFELINE_VARIABLE: str(read_fd)},
                 pass_fds=(read_fd,),
                 start_new_session=True,
             )
