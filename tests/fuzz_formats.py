@@ -9,7 +9,9 @@ the command) more than a second. What went wrong is printed with the seed of the
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import math
 import random
 import struct
 import sys
@@ -25,21 +27,32 @@ from gguf_writer import gguf_bytes  # noqa: E402
 
 from tokenmill.core.errors import BadCheckpoint  # noqa: E402
 from tokenmill.formats.checkpoint import Checkpoint, open_checkpoint  # noqa: E402
+from tokenmill.formats.joining import join_quantised  # noqa: E402
 from tokenmill.formats.safetensors import open_safetensors, read_json  # noqa: E402
 from tokenmill.models.config import config_from_checkpoint  # noqa: E402
 from tokenmill.models.families import HF_FAMILIES  # noqa: E402
 from tokenmill.models.rope import rope_frequencies  # noqa: E402
+from tokenmill.models.weights import load_weights  # noqa: E402
+from tokenmill.ops.reference import ReferenceOps  # noqa: E402
 
 EXTREMES = (0, 1, 2, 7, 8, 9, 31, 255, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**62, 2**63 - 1, 2**63, 2**64 - 1)
 STRANGE = (
     *(None, 0, 1, -1, 3, 2**31, 2**70, 0.0, -0.5, 1e-300, 1e300, float("inf"), float("nan"), True, "x"),
     *([], [0] * 99, ["full_attention"] * 2, {}, {"rope_type": "yarn"}),
 )
+EXPERT_COUNTS = ["num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"]
+EXPERT_SETTINGS = [
+    *("num_experts_per_tok", "moe_k", "moe_intermediate_size", "shared_expert_intermediate_size", "n_group"),
+    *("shared_intermediate_size", "n_shared_experts", "moe_num_shared_experts", "topk_group", "routed_scaling_factor"),
+    *("norm_topk_prob", "decoder_sparse_step", "mlp_only_layers", "first_k_dense_replace", "moe_layer_interval"),
+    *("moe_layer_start_index", "moe_layer_end_index", "moe_norm_min", "num_nextn_predict_layers", "scoring_func"),
+]
 FREE_BYTES = 16 << 20
 
 
-def sound_gguf() -> bytes:
-    keys = {
+def sound_gguf(with_experts: bool = False) -> bytes:
+    """with_experts: a Qwen3-MoE, else a Llama."""
+    keys: dict[str, object] = {
         "general.architecture": "llama",
         "llama.block_count": 2,
         "llama.embedding_length": 64,
@@ -59,18 +72,71 @@ def sound_gguf() -> bytes:
         "blk.0.attn_q.weight": (12, [256, 2], bytes(2 * 144)),
         "rope_freqs.weight": (0, [8], struct.pack("<8f", *range(1, 9))),
     }
+    if with_experts:
+        keys = {key.replace("llama.", "qwen3moe."): value for key, value in keys.items() if "scaling" not in key}
+        keys |= {
+            "general.architecture": "qwen3moe",
+            "qwen3moe.expert_count": 3,
+            "qwen3moe.expert_used_count": 2,
+            "qwen3moe.expert_feed_forward_length": 32,
+            "qwen3moe.expert_gating_func": 1,
+            "qwen3moe.expert_group_count": 1,
+            "qwen3moe.expert_weights_scale": 1.5,
+            "qwen3moe.nextn_predict_layers": 0,
+        }
+        tensors |= {
+            "blk.0.ffn_gate_inp.weight": (0, [64, 3], bytes(4 * 64 * 3)),
+            "blk.0.ffn_gate_exps.weight": (2, [64, 32, 3], bytes(64 * 32 * 3 // 32 * 18)),
+            "blk.0.ffn_up_exps.weight": (2, [64, 32, 3], bytes(64 * 32 * 3 // 32 * 18)),
+            "blk.0.ffn_down_exps.weight": (8, [32, 64, 3], bytes(64 * 32 * 3 // 32 * 34)),
+        }
     return gguf_bytes(keys, tensors)
 
 
-def sound_safetensors() -> bytes:
+GPT_OSS = {"model_type": "gpt_oss", "quantization_config": {"quant_method": "mxfp4"}}
+_EXPERTS = {
+    "x.experts.down_proj_blocks": {"dtype": "U8", "shape": [2, 3, 1, 16], "data_offsets": [168, 264]},
+    "x.experts.down_proj_scales": {"dtype": "U8", "shape": [2, 3, 1], "data_offsets": [264, 270]},
+    "x.experts.gate_up_proj": {"dtype": "BF16", "shape": [2, 4, 6], "data_offsets": [270, 366]},
+}
+
+
+def sound_safetensors(*, with_experts: bool = False) -> bytes:
     header = {
+        **(_EXPERTS if with_experts else {}),
         "__metadata__": {"format": "pt"},
         "a": {"dtype": "F32", "shape": [4, 8], "data_offsets": [0, 128]},
         "b": {"dtype": "BF16", "shape": [16], "data_offsets": [128, 160]},
         "c": {"dtype": "I64", "shape": [], "data_offsets": [160, 168]},
     }
     text = json.dumps(header).encode()
-    return struct.pack("<Q", len(text)) + text + bytes(168)
+    return struct.pack("<Q", len(text)) + text + bytes(366 if with_experts else 168)
+
+
+def sound_folder(folder: Path, merged: bool) -> bytes:
+    """config.json of a Mixtral in `folder` -> its model.safetensors. merged: experts as transformers 5 holds them."""
+    config = {
+        "architectures": ["MixtralForCausalLM"], "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "rms_norm_eps": 1e-5, "vocab_size": 8, "max_position_embeddings": 16,
+        "num_local_experts": 2, "num_experts_per_tok": 1, "num_key_value_heads": 2,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    layer, block = "model.layers.0.", "model.layers.0.mlp." if merged else "model.layers.0.block_sparse_moe."
+    shapes: dict[str, list[int]] = {f"{block}gate.weight": [2, 32]}
+    if merged:
+        shapes |= {f"{block}experts.gate_up_proj": [2, 64, 32], f"{block}experts.down_proj": [2, 32, 32]}
+    else:
+        shapes |= {f"{block}experts.{e}.w{n}.weight": [32, 32] for e in range(2) for n in (1, 2, 3)}
+    shapes |= {f"{layer}self_attn.{part}_proj.weight": [32, 32] for part in "qkvo"}
+    shapes |= {f"{layer}{part}_layernorm.weight": [32] for part in ("input", "post_attention")}
+    shapes |= {"model.norm.weight": [32], "model.embed_tokens.weight": [8, 32], "lm_head.weight": [8, 32]}
+    header, at = {}, 0
+    for name, shape in shapes.items():
+        size = 2 * math.prod(shape)
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + bytes(at)
 
 
 def damage(data: bytes, draw: random.Random) -> bytes:
@@ -119,6 +185,10 @@ def strange_config(draw: random.Random) -> dict[str, object]:
         "max_position_embeddings": 256,
         "sliding_window": 8,
     }
+    if HF_FAMILIES[config["architectures"][0]].moe is not None:  # type: ignore[index]
+        config |= dict.fromkeys(draw.sample(EXPERT_COUNTS, 3), 4) | dict.fromkeys(draw.sample(EXPERT_SETTINGS, 3), 1)
+        for _ in range(draw.choice((0, 1, 2))):
+            config[draw.choice(EXPERT_COUNTS + EXPERT_SETTINGS)] = draw.choice(STRANGE)
     scaling = draw.choice(("default", "linear", "dynamic", "yarn", "longrope", "llama3"))
     rope: dict[str, object] = {"rope_type": scaling, "rope_theta": 1e4, "factor": 2.0, "low_freq_factor": 1.0}
     rope |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 64}
@@ -139,16 +209,28 @@ def check(seed: int, folder: Path) -> tuple[str, float]:
         path = folder / "config.json"
         path.write_text(json.dumps(strange_config(draw)))
         return _opened(lambda: _frequencies(Checkpoint("hf", path, read_json(path), {})), path)
-    data = damage(sound_gguf() if is_gguf else sound_safetensors(), draw)
+    if seed % 8 == 4:
+        path = folder / "experts" / "model.safetensors"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(damage(sound_folder(path.parent, bool(seed & 8)), draw))
+        return _opened(lambda: _frequencies(open_checkpoint(path.parent)), path)
+    sound = sound_gguf(with_experts=seed % 8 == 3) if is_gguf else sound_safetensors(with_experts=seed % 16 == 8)
+    data = damage(sound, draw)
     path = folder / ("m.gguf" if is_gguf else "m.safetensors")
     path.write_bytes(data)
     if is_gguf:
         return _opened(lambda: _frequencies(open_checkpoint(path)), path)
-    return _opened(lambda: open_safetensors(path), path)
+    return _opened(lambda: join_quantised(open_safetensors(path), GPT_OSS), path)
 
 
 def _frequencies(checkpoint: Checkpoint) -> None:
     config = config_from_checkpoint(checkpoint)
+    if config.moe is not None:
+        how = config.moe.routing
+        assert 1 <= how.top_k <= how.num_experts and config.moe.expert_width > 0, config.moe
+        if checkpoint.tensors:
+            with contextlib.suppress(BadCheckpoint):
+                load_weights(checkpoint, config, ReferenceOps())
     for layer in config.layers:
         if layer.rope is not None:
             frequencies = rope_frequencies(layer.rope, config.rotary_dim, 1000)

@@ -25,8 +25,9 @@ from tokenmill.core import effects
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import BadCheckpoint
-from tokenmill.core.events import Ready
+from tokenmill.core.events import Ready, WorkerFacts
 from tokenmill.core.step import Introduction, RowResult, StepPlan, StepResult, TokenLogprob
+from tokenmill.core.tiers import TierFacts
 from tokenmill.engine.build import build_engine
 from tokenmill.engine.flight import FlightRecorder
 from tokenmill.engine.link import LocalEngineEnd, local_link
@@ -42,6 +43,7 @@ from tokenmill.server.client import EngineClient
 from tokenmill.server.config import ServerConfig
 from tokenmill.server.connection import Connection
 from tokenmill.server.jobs import Job, Jobs, pack
+from tokenmill.server.kv.store import AskStore
 from tokenmill.server.metrics import Metrics
 from tokenmill.server.observe.traces import Tracing
 from tokenmill.server.repeats.store import AnswerStore
@@ -116,13 +118,22 @@ class Script:
         self._sequences: dict[int, tuple[Introduction, Sequence[int]]] = {}
         self.introductions: list[Introduction] = []
         self.unloaded: list[str] = []
+        self.jobs: list[effects.Job] = []
+        self.stored: set[bytes] = set()
         self.go = asyncio.Event()
         self.go.set()
         self.failure: Exception | None = None
         self.step_s = 0.0
 
     async def run(self, job: effects.Job) -> str:
-        """Any folder of the right name is an adapter; its digest is its path."""
+        """Any folder of the right name is an adapter; its digest is its path. A store has nothing but `stored`."""
+        self.jobs.append(job)
+        if isinstance(job, effects.FindBlocks):
+            return "".join("01"[key in self.stored] for _, key in job.wanted)
+        if isinstance(job, effects.FetchBlocks):
+            return "".join("01"[key in self.stored] for _, key, _ in job.moves)
+        if not isinstance(job, effects.LoadAdapter | effects.DropAdapter | effects.PrepareGrammar):
+            return ""
         if isinstance(job, effects.DropAdapter):
             self.unloaded.append(job.digest)
             return job.digest
@@ -167,7 +178,8 @@ class Script:
 class Served:
     """A context manager: the app on a free loopback port, with an engine that can be killed and brought back. `folder`:
     an empty one for the tokenizer of a helper process; without it jobs are done inline. `new_loop` makes the event
-    loop, by default the one of a server. `flight_dir`: where the engine's steps are recorded."""
+    loop, by default the one of a server. `flight_dir`: where the engine's steps are recorded. `tiers`: of its KV
+    store."""
 
     new_loop = staticmethod(new_event_loop)
 
@@ -191,6 +203,8 @@ class Served:
         audit: AuditLog | None = None,
         signer: Signer | None = None,
         upstreams: Sequence[Upstream] = (),
+        tiers: tuple[TierFacts, ...] = (),
+        ask_kv: AskStore | None = None,
         **settings: Any,
     ) -> None:
         self.text = text or make_text_model()
@@ -209,9 +223,11 @@ class Served:
         self._flight_dir = flight_dir
         self._tracing = tracing
         self._num_engines = 0
+        self._tiers = tiers
         self.audit = audit
         self.signer = signer
         self.upstreams = upstreams
+        self.ask_kv = ask_kv
         self._started = threading.Event()
 
     def ask(
@@ -270,6 +286,7 @@ class Served:
             signer=self.signer,
             tracing=self._tracing,
             upstreams=self.upstreams,
+            ask_kv=self.ask_kv,
         )
         self.script = Script(self.text, self._reply)
         self.script.step_s = self._step_s
@@ -310,11 +327,13 @@ class Served:
 
     async def _run_recorded(self, link: LocalEngineEnd, recorder: FlightRecorder | None) -> None:
         config = self.engine
-        shell = build_engine(config, self.script, link, MonotonicClock(), flight=recorder)
+        first = (effects.StoreOpened(tiers=self._tiers, writes=effects.WRITE_THROUGH),) if self._tiers else ()
+        shell = build_engine(config, self.script, link, MonotonicClock(), first=first, flight=recorder)
         ready = Ready(
             "toy", config.max_model_len, self.text.tokenizer.vocab_size, (EOS,), "toy-numerics", config.block_size,
             config.groups[0].num_blocks, max_num_seqs=max_running(config),
-            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_num_batched_tokens=config.max_num_batched_tokens, tiers=self._tiers,
+            worker=WorkerFacts("w0", kv_store="s") if self._tiers else WorkerFacts(),
         )  # fmt: skip
         await link.send(ready)
         try:

@@ -27,9 +27,10 @@ from typing import Any, cast
 @dataclass(frozen=True)
 class Script:
     """ttft_s, itl_s: means. jitter: each delay is drawn evenly within +- that share of it. tokens_per_event: how many
-    tokens come in one event. fail_every: each such request gets status fail_status instead. drop_every: each such
-    connection is cut in the middle of its answer. max_running: requests served at once; more wait for their turn, which
-    makes an overload. usage, cached_tokens: what is said at the end. takes_tokens: prompts may be token ids."""
+    tokens come in one event. fail_every: each such request gets status fail_status instead, and a Retry-After that is
+    not 0. drop_every: each such connection is cut in the middle of its answer. max_running: requests served at once;
+    more wait for their turn, which makes an overload. usage, cached_tokens: what is said at the end. takes_tokens:
+    prompts may be token ids."""
 
     ttft_s: float = 0.02
     itl_s: float = 0.005
@@ -37,6 +38,7 @@ class Script:
     tokens_per_event: int = 1
     fail_every: int = 0
     fail_status: int = 500
+    retry_after_s: float = 0.0
     drop_every: int = 0
     max_running: int = 0
     usage: bool = True
@@ -112,15 +114,16 @@ class _Connection(asyncio.Protocol):
         self._busy = False
         self._serve_next()
 
-    def _reply(self, status: int, content_type: str, text: str) -> None:
+    def _reply(self, status: int, content_type: str, text: str, more: bytes = b"") -> None:
         body = text.encode()
         self.write(
-            b"HTTP/1.1 %d X\r\nContent-Type: %b\r\nContent-Length: %d\r\n\r\n%b"
-            % (status, content_type.encode(), len(body), body)
+            b"HTTP/1.1 %d X\r\nContent-Type: %b\r\n%bContent-Length: %d\r\n\r\n%b"
+            % (status, content_type.encode(), more, len(body), body)
         )
 
-    def refuse(self, status: int, message: str) -> None:
-        self._reply(status, "application/json", json.dumps({"error": {"message": message, "code": status}}))
+    def refuse(self, status: int, message: str, retry_after_s: float = 0.0) -> None:
+        more = b"Retry-After: %g\r\n" % retry_after_s if retry_after_s else b""
+        self._reply(status, "application/json", json.dumps({"error": {"message": message, "code": status}}), more)
         self.end()
 
 
@@ -150,7 +153,7 @@ class _Shared:
         sent = Sent(len(self.records), time.perf_counter(), headers.get("x-request-id", ""), body)
         self.records.append(sent)
         if script.fail_every and sent.number % script.fail_every == script.fail_every - 1:
-            connection.refuse(script.fail_status, "as the script says")
+            connection.refuse(script.fail_status, "as the script says", script.retry_after_s)
             return
         if isinstance(body.get("prompt"), list) and not script.takes_tokens:
             connection.refuse(400, "prompt must be text")

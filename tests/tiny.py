@@ -10,7 +10,7 @@ from tokenmill.formats.checkpoint import Checkpoint
 from tokenmill.formats.tensor import Tensor
 from tokenmill.models.config import LayerConfig, ModelConfig, RopeConfig
 from tokenmill.models.families import GGUF_FAMILIES, HF_FAMILIES
-from tokenmill.models.weights import expected_shapes
+from tokenmill.models.roles import expected_shapes
 
 VOCAB_SIZE = 96
 

@@ -186,6 +186,38 @@ ANSWERS: list[tuple[str, str, Said]] = [
     ),
     ("qwen3_coder", f'<tool_call>{{"name": "get_weather", "arguments": {PARIS}}}</tool_call>', Said(calls=(ARGS[0],))),
     ("qwen3_coder", "<tool_call>\n<function=fly>\n</function>\n</tool_call>", None),
+    # GPT-OSS
+    (
+        "harmony",
+        f"<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{OSLO}<|call|>",
+        Said(calls=(ARGS[1],)),
+    ),
+    ("harmony", "<|channel|>final<|message|>Paris.\n\n", Said("Paris.\n\n")),
+    ("harmony", "<|channel|>final<|message|>Par<|return|>", Said("Par")),
+    (
+        "harmony",
+        "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant to=functions.get_weather<|channel|>"
+        f"commentary json<|message|> {PARIS}\n<|call|>",
+        Said("I look.", calls=(ARGS[0],)),
+    ),
+    ("harmony", " to=functions.now<|channel|>analysis code<|message|>{}", Said(calls=(("now", "{}"),))),
+    ("harmony", "<|channel|>commentary to=functions.now<|message|><|call|>", Said(calls=(("now", "{}"),))),
+    (
+        "harmony",
+        "<|channel|>commentary to=functions.now<|message|>{oops<|end|><|start|>assistant<|channel|>commentary "
+        f"to=functions.get_weather<|message|>{PARIS}<|call|><|start|>assistant<|channel|>final<|message|>Done.",
+        Said("Done.", calls=(("now", "{oops"), ARGS[0])),
+    ),
+    ("harmony", "<|channel|>commentary<|message|>One.<|channel|>final<|message|>Two.", Said("One.\nTwo.")),
+    ("harmony", "Plain <|start words", None),
+    ("harmony", " \n", None),
+    ("harmony", "to=Paris", None),
+    ("harmony", "<|channel|>commentary to=functions.fly <|constrain|>json<|message|>{}<|call|>", None),
+    ("harmony", "<|channel|>final<|end|>", None),
+    ("harmony", "<|start|>functions.now to=assistant<|channel|>commentary<|message|>noon<|end|>", None),
+    ("harmony", "<|channel|>" + "x" * 2000, None),
+    ("harmony", "<|channel|>final", Said()),
+    ("harmony", "<|channel|>final<|message|>Paris.<|end|><|start|>assi", Said("Paris.")),
 ]  # fmt: skip
 """(family, what is written, what it says); None: all of it is content."""
 

@@ -18,7 +18,7 @@
 extern "C" {
 #endif
 
-#define TM_ABI_VERSION 13
+#define TM_ABI_VERSION 15
 
 #define TM_NOT_FINITE (-1) /* in place of a token: the logits are not finite */
 #define TM_MASK_LATE (-2)  /* the mask has not come in time */
@@ -34,7 +34,9 @@ enum tm_kind {
   TM_W8 = 12    /* the same from q8_0 */
 };
 
-enum tm_activation { TM_SILU = 0, TM_GELU = 1, TM_GELU_ERF = 2 };
+enum tm_activation { TM_SILU = 0, TM_GELU = 1, TM_GELU_ERF = 2, TM_SWIGLU = 3 }; /* the last: of experts, with limit and alpha */
+
+enum tm_score { TM_SCORE_SOFTMAX = 0, TM_SCORE_SOFTMAX_CHOSEN = 1, TM_SCORE_SIGMOID = 2 };
 
 enum tm_rows { TM_ROWS_TOKENS = 0, TM_ROWS_LOGITS = 1 };
 enum tm_form { TM_FORM_F32 = 0, TM_FORM_QUANTISED = 1, TM_FORM_WIDE = 2 }; /* wide: what integer kinds multiply */
@@ -45,10 +47,30 @@ typedef struct {
   int64_t num_bytes;
 } tm_part;
 
+/* Packed weights in a file, of which a part is in memory at a time: see native/src/expert_store.h and weight_ring.h. */
+typedef struct tm_store tm_store;
+
+/* A range of that file and its tm_range_sum. Offsets and sizes are multiples of 4096. */
 typedef struct {
-  int32_t num_rows, num_cols, num_parts, reserved;
+  int64_t offset, num_bytes;
+  uint64_t sum;
+} tm_extent;
+
+typedef struct {
+  int32_t num_rows, num_cols, num_parts;
+  int32_t place; /* of one that is read as it is needed: in the store's order */
   const tm_part* parts;
+  tm_store* store; /* null: it is in memory */
 } tm_weight;
+
+/* Packed matrices of one kind and shape, `stride` bytes from one to the next; or, where `data` is null, each in the store. */
+typedef struct {
+  int32_t kind, num_matrices, num_rows, num_cols;
+  const uint8_t* data;
+  int64_t stride;
+  tm_store* store;
+  const tm_extent* extents; /* of each matrix, in the store's file */
+} tm_stack;
 
 /* How a KV pool stores values; int8 codes have a scale for each token and head. */
 enum tm_kv_type { TM_KV_F32 = 0, TM_KV_F16 = 1, TM_KV_BF16 = 2, TM_KV_INT8 = 3 };
@@ -58,6 +80,7 @@ typedef struct {
   int64_t num_blocks, bytes_per_block;
   int32_t num_layers, num_kv_heads, head_dim, block_size;
   int32_t dtype, table; /* table: which of a sequence's block tables names blocks of this pool */
+  int32_t value_dim, reserved; /* of latents: channels of a key that are the value too; 0: values are apart */
 } tm_kv;
 
 /* Room for max_rows rows of `width` values. */
@@ -85,6 +108,22 @@ typedef struct {
   const tm_low_rank* changes;
 } tm_lora;
 
+/* How rows choose their experts (moe_route), and what experts do (moe_ffn): see ops/api.py, Routing and Experts. */
+typedef struct {
+  int32_t num_experts, top_k, score, num_groups, top_groups, group_score, normalise, reserved;
+  float floor, scale, min_share;
+  float limit, alpha; /* of TM_SWIGLU */
+  const float* bias;         /* [num_experts], of the choice; null for none */
+  const float* gate_up_bias; /* [num_experts][2 * FFN width]; null for none */
+  const float* down_bias;    /* [num_experts][width]; null for none */
+  int64_t* tally;            /* [num_experts]: rows computed are added; null where nobody counts */
+} tm_moe;
+
+/* Multi-head latent attention: see ops/api.py, LatentGeometry. */
+typedef struct {
+  int32_t num_heads, nope_dim, rope_dim, latent_dim, value_dim;
+} tm_latent;
+
 /* An operation of a program. `kind` is its name in the tables of native/src/op_*.cpp, which say what each takes: in0, in1 and
  * in2 are buffers, -1 for none. */
 typedef struct {
@@ -102,6 +141,10 @@ typedef struct {
   const tm_kv* kv;
   const tm_lora* lora;
   const int32_t* order; /* [width] */
+  const tm_stack* stack;  /* of experts: gate rows, then up rows */
+  const tm_stack* stack2; /* of experts: down */
+  const tm_moe* moe;
+  const tm_latent* latent;
 } tm_op;
 
 typedef struct {
@@ -289,6 +332,43 @@ TM_API void tm_queue_wait(tm_queue* queue, const tm_call* call); /* until a call
 /* What has not begun ends now, with an error. The thread that runs the queue returns once its call has ended. */
 TM_API void tm_queue_close(tm_queue* queue);
 TM_API void tm_queue_free(tm_queue* queue); /* once that thread is out */
+
+/* What is read, in the order in which a step takes it, and where to. `stays`: read once. */
+typedef struct {
+  tm_extent extent;
+  uint8_t* to;
+  int64_t stays;
+} tm_ring_item;
+
+/* Experts asked for that were in memory or were not, each counted once a layer and step; those read ahead by a guess, and of
+ * these, asked for later; bytes of experts and of other weights read; how long threads waited for them, added
+ * up. damaged: what was read is not what was written, or could not be read. */
+typedef struct {
+  int64_t num_slots, slot_bytes, hits, misses, guesses_read, guess_hits, bytes_read, waited_ns, damaged;
+} tm_store_facts;
+
+/* file: open for reading, and the caller's to close after the store. memory: for experts, at a multiple of 4096. Null on
+ * failure. */
+TM_API tm_store* tm_store_new(int32_t file, int32_t num_threads, uint8_t* memory, int64_t memory_bytes);
+/* Weights for tm_weight.place; before the first step that uses them. */
+TM_API int32_t tm_store_set_ring(tm_store* store, const tm_ring_item* items, int32_t num_items);
+TM_API void tm_store_facts_of(const tm_store* store, tm_store_facts* facts); /* from any thread */
+TM_API void tm_store_free(tm_store* store); /* after the programs that use it */
+
+/* A checksum of memory, num_bytes a multiple of 8. */
+TM_API uint64_t tm_range_sum(const uint8_t* data, int64_t num_bytes);
+
+/* One layer of experts alone, as an operation would use it: ask for experts, in rising order, for so many rows each, and copy
+ * what is read to `out`, the bytes of gate_up and down of one expert after the other. Layers are known by gate_up's offsets. */
+TM_API int32_t tm_store_fetch(tm_store* store, const tm_extent* gate_up, const tm_extent* down, int32_t num_layer_experts,
+                              const int32_t* experts, const int32_t* rows, int32_t num_experts, int32_t total_rows, uint8_t* out);
+/* One use of the weight at a place of the ring. */
+TM_API int32_t tm_store_use(tm_store* store, int32_t place);
+
+/* How many of the experts that a trace asks for would have been in memory, `num_slots` of which are in all layers together.
+ * ids: [num_steps][num_layers][top_k] experts of a layer, rising. */
+TM_API int64_t tm_replay_experts(const int32_t* ids, int64_t num_steps, int32_t num_layers, int32_t top_k,
+                                 int32_t num_experts, int32_t num_slots);
 
 enum tm_probe_kind { TM_PROBE_READ = 0, TM_PROBE_INT8 = 1, TM_PROBE_F32 = 2 };
 

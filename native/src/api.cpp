@@ -1,11 +1,11 @@
 // The C border: sizes are checked here, exceptions end here.
 #include <cstring>
-#include <exception>
 #include <memory>
 #include <string>
 
 #include "../include/tokenmill_native.h"
 #include "cpu.h"
+#include "fail.h"
 #include "kernels.h"
 #include "pack.h"
 #include "probe.h"
@@ -22,25 +22,10 @@ struct tm_team {
   mill::Team team;
 };
 
-namespace {
+thread_local std::string mill::last_error;
 
-thread_local std::string last_error;
-
-int32_t fail(const std::string& message) {
-  last_error = message;
-  return 1;
-}
-
-template <class Body>
-int32_t guarded(const Body& body) {
-  try {
-    return body();
-  } catch (const std::exception& error) {
-    return fail(error.what());
-  }
-}
-
-}  // namespace
+using mill::fail;
+using mill::guarded;
 
 extern "C" {
 
@@ -48,7 +33,7 @@ int32_t tm_abi_version(void) { return TM_ABI_VERSION; }
 
 void tm_publish(int32_t* until, int32_t value) { __atomic_store_n(until, value, __ATOMIC_RELEASE); }
 
-const char* tm_last_error(void) { return last_error.c_str(); }
+const char* tm_last_error(void) { return mill::last_error.c_str(); }
 
 int32_t tm_isa_available(const char* isa) { return mill::find_kernels(isa) != nullptr; }
 

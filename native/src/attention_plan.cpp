@@ -10,9 +10,12 @@ namespace mill {
 
 namespace {
 
-constexpr int kUnitsPerThread = 6;  // fewer leave threads idle at the end of a phase
+// Fewer leave threads idle at the end of a phase; but latents are laid out anew in each.
+constexpr int kUnitsPerThread = 6, kLatentUnitsPerThread = 2;
 
 int pass_tiles(const Kernels& kernels) { return kernels.prepare_span != nullptr ? kPreparedPassTiles : kPassTiles; }
+
+bool is_latent(const tm_kv& kv) { return kv.value_dim > 0; }
 
 // Give all rows of the sequence room in scratch for the results of the spans they see, if there is enough.
 bool reserve_partials(const Workspace& w, int sequence, int64_t* used, AttentionPlan* plan) {
@@ -63,7 +66,7 @@ bool same_blocks(const Workspace& w, const tm_kv& kv, int one, int other, int sp
   return std::equal(a + begin, a + end, b + begin);
 }
 
-bool is_on_tiles(const Kernels& kernels, const tm_kv& kv) { return kernels.prepare_span != nullptr && kv.dtype == kBF16; }
+bool is_on_tiles(const Kernels& kernels, const tm_kv& kv) { return kernels.prepare_span != nullptr && kv.dtype == kBF16 && !is_latent(kv); }
 
 int pass_queries(const Kernels& kernels) { return pass_tiles(kernels) * kernels.tile_queries; }
 
@@ -105,12 +108,16 @@ void AttentionPlans::make_plan(const Workspace& w, const tm_op& o, AttentionPlan
 
   // The largest units that still keep all threads busy; where even the smallest are too few, spans are cut apart.
   const int sharing = o.num_heads / o.num_kv_heads;
-  const int wanted = w.team->num_threads() > 1 ? kUnitsPerThread * w.team->num_threads() : 1;
+  const bool latent = is_latent(*o.kv);
+  const int tile_queries = latent ? kLatentTile : w.kernels->tile_queries, most_tiles = latent ? kLatentPassTiles : pass_tiles(*w.kernels);
+  const int least_tiles = latent ? std::min(most_tiles, ceil_div(sharing, tile_queries)) : 1;  // not to lay latents out for few heads
+  const int units_per_thread = latent ? kLatentUnitsPerThread : kUnitsPerThread;
+  const int wanted = w.team->num_threads() > 1 ? units_per_thread * w.team->num_threads() : 1;
   int rows_per_pass = 1, units = 0;
-  for (int tiles = pass_tiles(*w.kernels); tiles >= 1; tiles /= 2) {
-    plan->head_chunks = ceil_div(sharing, tiles * w.kernels->tile_queries);
+  for (int tiles = most_tiles; tiles >= least_tiles; tiles /= 2) {
+    plan->head_chunks = ceil_div(sharing, tiles * tile_queries);
     plan->heads_per_unit = ceil_div(sharing, plan->head_chunks);
-    rows_per_pass = std::max(1, tiles * w.kernels->tile_queries / plan->heads_per_unit);
+    rows_per_pass = std::max(1, tiles * tile_queries / plan->heads_per_unit);
     units = 0;
     for (int s = 0; s < w.step.num_seqs; s++) units += ceil_div(w.step.row_starts[s + 1] - w.step.row_starts[s], rows_per_pass);
     units *= o.num_kv_heads * plan->head_chunks;
@@ -124,8 +131,8 @@ void AttentionPlans::make_plan(const Workspace& w, const tm_op& o, AttentionPlan
     std::fill(plan->partial_at.begin(), plan->partial_at.end(), -1);
   }
 
-  find_shared(w, num_spans, sharing, plan);
-  add_shared_passes(w, num_spans, &used, plan);
+  find_shared(w, num_spans, tile_queries, sharing, plan);
+  add_shared_passes(w, num_spans, most_tiles * tile_queries, &used, plan);
   for (int s = 0; s < w.step.num_seqs; s++) add_own_passes(w, s, rows_per_pass, split ? 1 : num_spans, num_spans, plan);
   for (int row = 0; row < w.step.num_tokens; row++)
     if (plan->partial_at[row] >= 0) plan->split_rows.push_back(plan->rows[row]);
@@ -137,13 +144,13 @@ void AttentionPlans::make_plan(const Workspace& w, const tm_op& o, AttentionPlan
 
 // Sequences with fewer rows than fill a tile whose block tables agree from the start, span after span. With a window,
 // they need agree only in a span that they see whole: before it, a table has entries that name no block.
-void AttentionPlans::find_shared(const Workspace& w, int num_spans, int sharing, AttentionPlan* plan) {
+void AttentionPlans::find_shared(const Workspace& w, int num_spans, int tile_queries, int sharing, AttentionPlan* plan) {
   shared_spans_.clear();
   shared_members_.clear();
   candidates_.clear();
   for (int s = 0; s < w.step.num_seqs; s++) {
     const int rows = w.step.row_starts[s + 1] - w.step.row_starts[s];
-    if (rows == 1 || (rows > 1 && rows * sharing < w.kernels->tile_queries)) candidates_.push_back({0, s});
+    if (rows == 1 || (rows > 1 && rows * sharing < tile_queries)) candidates_.push_back({0, s});
   }
   sharers_ = candidates_;
   for (int span = 0; span < num_spans && sharers_.size() > 1; span++) {
@@ -179,8 +186,8 @@ void AttentionPlans::find_shared(const Workspace& w, int num_spans, int sharing,
 }
 
 // Sequences for whose partial results scratch has no room do without sharing.
-void AttentionPlans::add_shared_passes(const Workspace& w, int num_spans, int64_t* used, AttentionPlan* plan) {
-  const int most_rows = std::max(1, pass_queries(*w.kernels) / plan->heads_per_unit);
+void AttentionPlans::add_shared_passes(const Workspace& w, int num_spans, int most_queries, int64_t* used, AttentionPlan* plan) {
+  const int most_rows = std::max(1, most_queries / plan->heads_per_unit);
   covered_.assign(static_cast<size_t>(w.step.num_seqs) * num_spans, 0);
   for (const SharedSpan& shared : shared_spans_) {
     const int begin = static_cast<int>(plan->rows.size());

@@ -15,6 +15,7 @@
 namespace mill {
 
 class Workspace;
+struct OpKind;
 
 constexpr int kPassTiles = 4, kPreparedPassTiles = 8;  // the latter where kernels prepare a span for all tiles
 constexpr int kMaxPassQueries = kPreparedPassTiles * kMaxTile;
@@ -49,8 +50,9 @@ struct AttentionPlan {
 
 // Keys and values of this type meet the matrix unit.
 bool is_on_tiles(const Kernels& kernels, const tm_kv& kv);
-// Query vectors of a pass, at most.
+// Query vectors of a pass, at most; of heads, and of latents.
 int pass_queries(const Kernels& kernels);
+constexpr int kLatentTile = 16, kLatentPassTiles = 6, kLatentQueries = kLatentTile * kLatentPassTiles;
 
 // Whether two sequences have the same blocks in the first keys of a span.
 bool same_blocks(const Workspace& w, const tm_kv& kv, int one, int other, int span, int num_keys);
@@ -76,8 +78,8 @@ class AttentionPlans {
   };
 
   void make_plan(const Workspace& w, const tm_op& o, AttentionPlan* plan);
-  void find_shared(const Workspace& w, int num_spans, int sharing, AttentionPlan* plan);
-  void add_shared_passes(const Workspace& w, int num_spans, int64_t* used, AttentionPlan* plan);
+  void find_shared(const Workspace& w, int num_spans, int tile_queries, int sharing, AttentionPlan* plan);
+  void add_shared_passes(const Workspace& w, int num_spans, int most_queries, int64_t* used, AttentionPlan* plan);
   void add_own_passes(const Workspace& w, int sequence, int rows_per_pass, int spans_per_pass, int num_spans,
                       AttentionPlan* plan) const;
 
@@ -105,5 +107,21 @@ struct AttentionState {
 
   void reserve(int num_threads) { prepared.resize(static_cast<size_t>(num_threads) * kPreparedSpans); }
 };
+
+// ---- what attention of heads and of latents have in common: op_attention.cpp
+
+// Softmaxes of some query vectors over what they have seen so far.
+struct SpanState {
+  float *max, *sum, *acc;
+};
+
+// Where scratch holds a row's result of a span, for query heads from `head` on.
+SpanState partial_state(const Workspace& w, const AttentionPlan& plan, const QueryRow& row, int span, int head);
+
+// What all spans of a row come to, for query heads from head0 on.
+void write_attention(const Workspace& w, const tm_op& o, int row, int head0, int num_heads, const SpanState& state);
+
+// Follows every attention; idle unless spans were split.
+extern const OpKind kMergeSpans;
 
 }  // namespace mill

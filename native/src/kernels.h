@@ -31,6 +31,8 @@ enum Activation : int { kSilu = 0, kGelu = 1, kGeluErf = 2 };
 constexpr float kMagic = 12582912.0f;
 constexpr int32_t kMagicBits = 0x4B400000;
 
+constexpr float kLog2E = 1.44269504f;  // weights of a softmax are powers of two
+
 enum Kind : int32_t {
   kF32 = 0, kF16 = 1, kBF16 = 2, kQ4_0 = 3, kQ4_1 = 4, kQ8_0 = 5, kQ8_M = 6, kQ8_H = 7, kQ8_HM = 8,
   kQ6_H = 9, kW4 = 10, kW4M = 11, kW8 = 12, kNumKinds = 13
@@ -119,6 +121,12 @@ struct Quantised {
   GroupFacts* facts;
   int32_t* low_sums;  // sum of codes 0..15: what kinds with halves need to tell them apart; null where none reads them
   int32_t num_groups;
+
+  // The same rows without their first groups; from one panel to the next it stays as far.
+  Quantised from_group(int64_t group) const {
+    const int64_t at = group * kPanel;
+    return {codes + at * kGroup, facts + at, low_sums ? low_sums + at : low_sums, num_groups};
+  }
 };
 
 // Values from one row of bf16 to the next: an odd number of cache lines, so that a tile's rows do not meet in a set.
@@ -141,7 +149,8 @@ struct LinearArgs {
   void* scratch;        // integer kinds: wide_scratch_bytes; for bf16 on tiles: rounded_scratch_bytes
   const float* x;       // dense kinds: row 0
   int64_t ld_x;
-  const uint16_t* rounded;  // the same of round_row, for bf16 weights on tiles, which also read up to 15 rows more
+  const uint16_t* rounded;  // the same of round_row, for bf16 weights on tiles, which also read up to 15 rows more; null:
+                            // these are multiplied from x, as without tiles
   int64_t ld_rounded;
   int row0, num_rows;
   float* out;  // element (row0, first column of tile0)
@@ -194,6 +203,37 @@ static inline int64_t prepared_bytes(int head_dim) {
   return 2 * kSpan * (int64_t)((head_dim + 31) / 32 * 32 + (head_dim + 15) / 16 * 16) + kSpan / 4;
 }
 
+// One span of latents for the query vectors of a pass: attention over keys of which the first value_dim channels are the
+// values too. See latent.inc.
+struct LatentArgs {
+  int num_queries, key_dim, value_dim;
+  int num_rows;                 // keys of the span that some query sees
+  const uint16_t* const* rows;  // each one's channels as bf16, zeros behind the last up to a multiple of 32; and so many rows of
+                                // zeros that they are a multiple of 16
+  const float* row_scales;      // null, or what each of 256 is multiplied by
+  const float* q;               // [num_queries][latent_stride(latent_width(key_dim))], of latent_words
+  const int* num_keys;          // end of each query's keys in this span, at least 1
+  float scale;
+  float* scores;  // room: [num_queries][latent_stride(kSpan)]
+  float* room;    // latent_room(key_dim)
+  float* max;     // [num_queries]
+  float* sum;     // [num_queries]
+  float* acc;     // [num_queries][value_dim]
+};
+
+constexpr int kLatentKeyTiles = 6, kLatentValueTiles = 4;  // tiles of 16 keys, or of 16 channels, that are laid out together
+
+// Floats from one row of n factors to the next: an odd number of cache lines.
+static inline int64_t latent_stride(int64_t n) { return ((n + 15) / 16 | 1) * 16; }
+// Of a latent as bf16, in values.
+static inline int64_t latent_width(int64_t key_dim) { return (key_dim + 31) / 32 * 32; }
+// Floats from one tile to the next, of a number of pairs.
+static inline int64_t latent_tile(int64_t num_pairs) { return 32 * num_pairs + 16; }
+static inline int64_t latent_room(int64_t key_dim) {
+  const int64_t keys = kLatentKeyTiles * latent_tile(latent_width(key_dim) / 2), values = kLatentValueTiles * latent_tile(kSpan / 2);
+  return keys > values ? keys : values;
+}
+
 struct Kernels {
   const char* name;
   bool has_tiles;  // computes integer kinds
@@ -214,6 +254,12 @@ struct Kernels {
   void (*activate)(int activation, const float* x, int n, float* out);
   void (*gated)(int activation, const float* gate, const float* up, int n, float* out);
   void (*gated_group)(int activation, const float* gate_up, int num_rows, const Quantised* out, int row, int group);
+  void (*gate_row)(const float* x, float gate, int n, float* out);
+  void (*softmax)(const float* x, int n, float* out);
+  void (*sigmoid)(const float* x, int n, float* out);
+  void (*swiglu)(const float* gate, const float* up, int n, float limit, float alpha, float* out);
+  void (*add_scaled)(const float* x, float by, int n, float* sum);
+  void (*copy_codes)(const Quantised* from, int row, const Quantised* to, int to_row);
   void (*rope_head)(const float* x, const float* cos_sin, int head_dim, float* out);
   bool (*is_within)(const float* x, int n, float limit);
   void (*store_k)(int dtype, const float* k, int head_dim, int block_size, void* slot);
@@ -226,6 +272,9 @@ struct Kernels {
   void (*attend_span)(const SpanArgs*);
   void (*merge_span)(float* max, float* sum, float* acc, const float* span_max, const float* span_sum,
                      const float* span_acc, int num_queries, int head_dim);
+  void (*latent_words)(const float* x, int n, float* words);
+  void (*latent_row)(int dtype, const void* from, int key_dim, uint16_t* row);
+  void (*attend_latents)(const LatentArgs*);
   void (*divide)(const float* x, float by, int n, float* out);
   float (*max_of)(const float* x, int n);
   int (*argmax)(const float* x, int n);

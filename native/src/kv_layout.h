@@ -38,4 +38,21 @@ class KVLayout {
   int64_t k_bytes_, v_bytes_;  // of one head
 };
 
+// The same of latents: for each layer [block_size][head_dim] and, for int8, a scale for each token.
+class LatentLayout {
+ public:
+  explicit LatentLayout(const tm_kv& kv)
+      : kv_(kv), row_bytes_(static_cast<int64_t>(kv.head_dim) * (kv.dtype == kF32 ? 4 : kv.dtype == kInt8 ? 1 : 2)) {}
+
+  int64_t layer_bytes() const { return kv_.block_size * (row_bytes_ + (kv_.dtype == kInt8 ? 4 : 0)); }
+  uint8_t* block(int layer, int32_t id) const { return kv_.pool + id * kv_.bytes_per_block + layer * layer_bytes(); }
+  uint8_t* row(uint8_t* block, int slot) const { return block + slot * row_bytes_; }
+  // Read and written by bytes: a block of any size may begin anywhere.
+  uint8_t* scale(uint8_t* block, int slot) const { return block + kv_.block_size * row_bytes_ + 4 * slot; }
+
+ private:
+  const tm_kv& kv_;
+  int64_t row_bytes_;
+};
+
 }  // namespace mill

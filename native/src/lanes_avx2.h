@@ -58,6 +58,7 @@ inline I isub(I x, I y) { return {_mm256_sub_epi32(x.a, y.a), _mm256_sub_epi32(x
 inline I shift_left_23(I x) { return {_mm256_slli_epi32(x.a, 23), _mm256_slli_epi32(x.b, 23)}; }
 inline I shift_right_7(I a) { return {_mm256_srli_epi32(a.a, 7), _mm256_srli_epi32(a.b, 7)}; }
 inline I bit_and(I x, I y) { return {_mm256_and_si256(x.a, y.a), _mm256_and_si256(x.b, y.b)}; }
+inline I shift_left_16(I x) { return {_mm256_slli_epi32(x.a, 16), _mm256_slli_epi32(x.b, 16)}; }
 inline I shift_left_15(I x) { return {_mm256_slli_epi32(x.a, 15), _mm256_slli_epi32(x.b, 15)}; }
 inline I shift_right_9(I a) { return {_mm256_srli_epi32(a.a, 9), _mm256_srli_epi32(a.b, 9)}; }
 inline I bit_or(I x, I y) { return {_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)}; }
@@ -216,6 +217,31 @@ inline LPair load_pairs(const uint8_t* p) {
 }
 inline LPair set1_pair(const float* x) { return {lset1(x[0]), lset1(x[1])}; }
 inline LF dot2(LF acc, LPair w, LPair x) { return lfma(w.even, x.even, lfma(w.odd, x.odd, acc)); }
+inline void transpose8(const uint16_t* const* rows, int at, __m256i* words) {
+  __m256i fours[8];  // of rows 4 g to 4 g + 3: half h of fours[4 g + j] has word 4 h + j
+  for (int g = 0; g < 2; g++) {
+    __m256i row[4];
+    for (int i = 0; i < 4; i++) row[i] = _mm256_loadu_si256((const __m256i*)(rows[4 * g + i] + at));
+    const __m256i low = _mm256_unpacklo_epi32(row[0], row[1]), high = _mm256_unpackhi_epi32(row[0], row[1]);
+    const __m256i other_low = _mm256_unpacklo_epi32(row[2], row[3]), other_high = _mm256_unpackhi_epi32(row[2], row[3]);
+    fours[4 * g] = _mm256_unpacklo_epi64(low, other_low);
+    fours[4 * g + 1] = _mm256_unpackhi_epi64(low, other_low);
+    fours[4 * g + 2] = _mm256_unpacklo_epi64(high, other_high);
+    fours[4 * g + 3] = _mm256_unpackhi_epi64(high, other_high);
+  }
+  for (int j = 0; j < 4; j++) {
+    words[j] = _mm256_permute2x128_si256(fours[j], fours[4 + j], 0x20);
+    words[4 + j] = _mm256_permute2x128_si256(fours[j], fours[4 + j], 0x31);
+  }
+}
+inline void transpose_pairs(const uint16_t* const* rows, int at, I* words) {
+  for (int half = 0; half < 2; half++) {
+    __m256i first[8], second[8];
+    transpose8(rows, at + 16 * half, first);
+    transpose8(rows + 8, at + 16 * half, second);
+    for (int i = 0; i < 8; i++) words[8 * half + i] = {first[i], second[i]};
+  }
+}
 inline void prefetch(const void* p) { __builtin_prefetch(p); }
 inline void prefetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }
 

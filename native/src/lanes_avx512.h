@@ -231,6 +231,28 @@ inline LPair load_pairs(const uint8_t* p) {
 inline LPair set1_pair(const float* x) { return {set1(x[0]), set1(x[1])}; }
 inline LF dot2(LF acc, LPair w, LPair x) { return fma(w.even, x.even, fma(w.odd, x.odd, acc)); }
 #endif
+inline void transpose_pairs(const uint16_t* const* rows, int at, I* words) {
+  I fours[16];  // of rows 4 g to 4 g + 3: quarter q of fours[4 g + j] has word 4 q + j
+  for (int g = 0; g < 4; g++) {
+    I row[4];
+    for (int i = 0; i < 4; i++) row[i] = _mm512_loadu_si512(rows[4 * g + i] + at);
+    const I low = _mm512_unpacklo_epi32(row[0], row[1]), high = _mm512_unpackhi_epi32(row[0], row[1]);
+    const I other_low = _mm512_unpacklo_epi32(row[2], row[3]), other_high = _mm512_unpackhi_epi32(row[2], row[3]);
+    fours[4 * g] = _mm512_unpacklo_epi64(low, other_low);
+    fours[4 * g + 1] = _mm512_unpackhi_epi64(low, other_low);
+    fours[4 * g + 2] = _mm512_unpacklo_epi64(high, other_high);
+    fours[4 * g + 3] = _mm512_unpackhi_epi64(high, other_high);
+  }
+  for (int j = 0; j < 4; j++) {
+    const I even = _mm512_shuffle_i32x4(fours[j], fours[4 + j], 0x88), odd = _mm512_shuffle_i32x4(fours[j], fours[4 + j], 0xdd);
+    const I other_even = _mm512_shuffle_i32x4(fours[8 + j], fours[12 + j], 0x88);
+    const I other_odd = _mm512_shuffle_i32x4(fours[8 + j], fours[12 + j], 0xdd);
+    words[j] = _mm512_shuffle_i32x4(even, other_even, 0x88);
+    words[4 + j] = _mm512_shuffle_i32x4(odd, other_odd, 0x88);
+    words[8 + j] = _mm512_shuffle_i32x4(even, other_even, 0xdd);
+    words[12 + j] = _mm512_shuffle_i32x4(odd, other_odd, 0xdd);
+  }
+}
 inline void prefetch(const void* p) { __builtin_prefetch(p); }
 inline void prefetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }
 

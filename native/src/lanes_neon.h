@@ -80,6 +80,8 @@ inline I shift_left_23(I x) {
 inline int32x4_t right7(int32x4_t x) { return vreinterpretq_s32_u32(vshrq_n_u32(vreinterpretq_u32_s32(x), 7)); }
 inline I shift_right_7(I x) { return TM_EACH1(right7, x); }
 inline I bit_and(I x, I y) { return TM_EACH2(vandq_s32, x, y); }
+inline int32x4_t up16(int32x4_t x) { return vshlq_n_s32(x, 16); }
+inline I shift_left_16(I x) { return TM_EACH1(up16, x); }
 inline I shift_left_15(I x) {
   return {vshlq_n_s32(x.a, 15), vshlq_n_s32(x.b, 15), vshlq_n_s32(x.c, 15), vshlq_n_s32(x.d, 15)};
 }
@@ -244,6 +246,13 @@ inline LPair load_pairs(const uint8_t* p) {
 }
 inline LPair set1_pair(const float* x) { return {lset1(x[0]), lset1(x[1])}; }
 inline LF dot2(LF acc, LPair w, LPair x) { return lfma(w.even, x.even, lfma(w.odd, x.odd, acc)); }
+inline void transpose_pairs(const uint16_t* const* rows, int at, I* words) {
+  for (int i = 0; i < 16; i++) {
+    int32_t column[16];
+    for (int r = 0; r < 16; r++) memcpy(column + r, rows[r] + at + 2 * i, 4);
+    words[i] = load_int(column);
+  }
+}
 inline void prefetch(const void* p) { __builtin_prefetch(p); }
 inline void prefetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }
 

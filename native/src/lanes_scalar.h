@@ -226,6 +226,10 @@ inline LPair load_pairs(const uint8_t* p) {
 }
 inline LPair set1_pair(const float* x) { return {set1(x[0]), set1(x[1])}; }
 inline LF dot2(LF acc, LPair w, LPair x) { return lfma(w.even, x.even, lfma(w.odd, x.odd, acc)); }
+// words[i]: of sixteen rows the pair of bf16 values 2 i places behind `at`.
+inline void transpose_pairs(const uint16_t* const* rows, int at, I* words) {
+  TM_EACH for (int r = 0; r < 16; r++) memcpy(&words[i].v[r], rows[r] + at + 2 * i, 4);
+}
 inline void prefetch(const void* p) { __builtin_prefetch(p); }
 inline void prefetch_far(const void*) {}
 

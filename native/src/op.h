@@ -1,5 +1,5 @@
 // What an operation is: a row of a table, one table for each family (op_rows.cpp, op_heads.cpp, op_linear.cpp, op_lora.cpp,
-// op_attention.cpp). The interpreter (program.cpp) knows an operation by nothing else. docs/write-an-op.md adds one.
+// op_attention.cpp, op_latent.cpp, op_stacks.cpp, op_moe.cpp). The interpreter (program.cpp) knows an operation by nothing else. docs/write-an-op.md adds one.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -41,6 +41,8 @@ struct OpKind {
   bool (*takes_rounded)(const Workspace&, const Op&) = nullptr;
   bool (*makes_rounded)(const Workspace&, const Op&) = nullptr;
   const OpKind* then = nullptr;  // a kind that comes after each of these
+  // Of such a kind, once it has ended: whether both must be done once more.
+  bool (*again)(Workspace&, const Op&) = nullptr;
 };
 
 // Runs of rows of the step that share an adapter: op_lora.cpp.

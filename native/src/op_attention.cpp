@@ -7,6 +7,43 @@
 
 namespace mill {
 
+SpanState partial_state(const Workspace& w, const AttentionPlan& plan, const QueryRow& row, int span, int head) {
+  const int64_t index = span - row.first / kSpan;
+  float* at = w.scratch + plan.partial_at[row.row] + index * plan.num_heads * (plan.head_dim + 2);
+  return {at + head, at + plan.num_heads + head, at + 2 * plan.num_heads + static_cast<int64_t>(head) * plan.head_dim};
+}
+
+namespace {
+
+// Sinks are keys behind all others, of value 0: folded in as a span that has just that one.
+void fold_sinks(const Workspace& w, const tm_op& o, int head0, int num_heads, const SpanState& state) {
+  static const float nothing[kMaxHeadDim] = {};
+  for (int h = 0; h < num_heads; h++) {
+    const float top = o.vector[head0 + h] * kLog2E, one = 1.0f;
+    w.kernels->merge_span(state.max + h, state.sum + h, state.acc + static_cast<int64_t>(h) * o.head_dim, &top, &one, nothing, 1, o.head_dim);
+  }
+}
+
+}  // namespace
+
+void write_attention(const Workspace& w, const tm_op& o, int row, int head0, int num_heads, const SpanState& state) {
+  const bool quantise = w.buffers[o.out].form == TM_FORM_QUANTISED;
+  if (o.vector != nullptr) fold_sinks(w, o, head0, num_heads, state);
+  for (int h = 0; h < num_heads; h++) {
+    const int64_t column = static_cast<int64_t>(head0 + h) * o.head_dim;
+    float* acc = state.acc + static_cast<int64_t>(h) * o.head_dim;
+    if (quantise) {
+      const Quantised out = w.quantised(o.out);
+      w.kernels->divide(acc, state.sum[h], o.head_dim, acc);
+      w.kernels->quantise_row(acc, &out, row, static_cast<int>(column / kGroup), o.head_dim / kGroup);
+    } else if (is_on_tiles(*w.kernels, *o.kv)) {
+      w.kernels->scale(acc, 1.0f / state.sum[h], o.head_dim, w.rows_of(o.out, row) + column);
+    } else {
+      w.kernels->divide(acc, state.sum[h], o.head_dim, w.rows_of(o.out, row) + column);
+    }
+  }
+}
+
 namespace {
 
 // End of the keys [first, limit) in the span; 0 where there are none.
@@ -19,7 +56,7 @@ std::string check_attention(const Workspace& w, const tm_op& o) {
   const std::string wrong = check_heads(w, o);
   if (!wrong.empty()) return wrong;
   const int64_t mixed = static_cast<int64_t>(o.num_heads) * o.head_dim;
-  return unless(o.kv != nullptr && o.window >= 0 && o.cap >= 0 &&
+  return unless(o.kv != nullptr && o.window >= 0 && o.cap >= 0 && (o.vector == nullptr || o.vector_rows == o.num_heads) &&
                 (w.fits(o.out, o.rows, mixed) ||
                  (o.head_dim % kGroup == 0 && w.fits(o.out, o.rows, mixed, TM_FORM_QUANTISED))));
 }
@@ -41,20 +78,15 @@ int plan_attention(Workspace& w, const Op& op, double* cost_ns) {
   return static_cast<int>(plan->passes.size()) * op.op.num_kv_heads * plan->head_chunks;
 }
 
-int plan_merge(Workspace& w, const Op& op, double* cost_ns) {
-  *cost_ns = w.attention.plan->merge_cost_ns;
-  return static_cast<int>(w.attention.plan->split_rows.size()) * op.op.num_kv_heads;
+// Query heads of a unit of the merge: those of one KV head, or a few of the many that share latents.
+int merged_heads(const tm_op& o) {
+  const int sharing = o.num_heads / o.num_kv_heads;
+  return o.kv->value_dim > 0 ? std::min(sharing, 4) : sharing;
 }
 
-struct SpanState {
-  float *max, *sum, *acc;
-};
-
-// Where scratch holds a row's result of a span, for query heads from `head` on.
-SpanState partial_state(const Workspace& w, const AttentionPlan& plan, const QueryRow& row, int span, int head) {
-  const int64_t index = span - row.first / kSpan;
-  float* at = w.scratch + plan.partial_at[row.row] + index * plan.num_heads * (plan.head_dim + 2);
-  return {at + head, at + plan.num_heads + head, at + 2 * plan.num_heads + static_cast<int64_t>(head) * plan.head_dim};
+int plan_merge(Workspace& w, const Op& op, double* cost_ns) {
+  *cost_ns = w.attention.plan->merge_cost_ns;
+  return static_cast<int>(w.attention.plan->split_rows.size()) * ceil_div(op.op.num_heads, merged_heads(op.op));
 }
 
 // What a unit of attention is about.
@@ -98,23 +130,6 @@ void prepare(Workspace& w, const Op& op, const Pass& pass, int kv_head, int span
   fill_keys(w, op, pass.sequence, kv_head, span, end, gather, args);
   args->prepared = to + place * prepared_bytes(kv.head_dim);
   w.kernels->prepare_span(args, first, end);
-}
-
-void write_attention(const Workspace& w, const tm_op& o, int row, int head0, int num_heads, const float* sums, float* accs) {
-  const bool quantise = w.buffers[o.out].form == TM_FORM_QUANTISED;
-  for (int h = 0; h < num_heads; h++) {
-    const int64_t column = static_cast<int64_t>(head0 + h) * o.head_dim;
-    float* acc = accs + static_cast<int64_t>(h) * o.head_dim;
-    if (quantise) {
-      const Quantised out = w.quantised(o.out);
-      w.kernels->divide(acc, sums[h], o.head_dim, acc);
-      w.kernels->quantise_row(acc, &out, row, static_cast<int>(column / kGroup), o.head_dim / kGroup);
-    } else if (is_on_tiles(*w.kernels, *o.kv)) {
-      w.kernels->scale(acc, 1.0f / sums[h], o.head_dim, w.rows_of(o.out, row) + column);
-    } else {
-      w.kernels->divide(acc, sums[h], o.head_dim, w.rows_of(o.out, row) + column);
-    }
-  }
 }
 
 void run_attention(Workspace& w, const Op& op, int unit, int thread) {
@@ -231,32 +246,32 @@ void run_attention(Workspace& w, const Op& op, int unit, int thread) {
   }
   if (pass.partial) return;
   for (int r = 0; r < pass.num_rows; r++)
-    write_attention(w, o, rows[r].row, head0, heads, state_sum + r * heads, state_acc + r * heads * head_dim);
+    write_attention(w, o, rows[r].row, head0, heads, {state_max + r * heads, state_sum + r * heads, state_acc + r * heads * head_dim});
 }
 
-// Fold the partial results of one row, for the query heads of one KV head.
+// Fold the partial results of one row, for some query heads.
 void run_merge(Workspace& w, const Op& op, int unit, int) {
   const tm_op& o = op.op;
   const AttentionPlan& plan = *w.attention.plan;
-  const QueryRow& row = plan.split_rows[unit / o.num_kv_heads];
-  const int heads = o.num_heads / o.num_kv_heads, head0 = unit % o.num_kv_heads * heads;
+  const int per_unit = merged_heads(o), num_chunks = ceil_div(o.num_heads, per_unit);
+  const QueryRow& row = plan.split_rows[unit / num_chunks];
+  const int head0 = unit % num_chunks * per_unit, heads = std::min(per_unit, o.num_heads - head0);
   const int first = row.first / kSpan;
   const SpanState state = partial_state(w, plan, row, first, head0);
   for (int span = first + 1; span < ceil_div(row.limit, kSpan); span++) {
     const SpanState part = partial_state(w, plan, row, span, head0);
     w.kernels->merge_span(state.max, state.sum, state.acc, part.max, part.sum, part.acc, heads, o.head_dim);
   }
-  write_attention(w, o, row.row, head0, heads, state.sum, state.acc);
+  write_attention(w, o, row.row, head0, heads, state);
 }
-
-// Follows every attention; idle unless spans were split.
-const OpKind kMerge = {"attention_merge", nullptr, plan_merge, run_merge};
 
 }  // namespace
 
-// attention: in0 qkv; kv, layer, value = scale, window, cap, whole; out f32 or quantised.
+const OpKind kMergeSpans = {"attention_merge", nullptr, plan_merge, run_merge};
+
+// attention: in0 qkv; kv, layer, value = scale, window, cap, whole; vector: sinks of the heads, null for none; out f32 or quantised.
 extern const OpKind kAttentionOps[] = {
-    {"attention", check_attention, plan_attention, run_attention, nullptr, attention_floats, nullptr, nullptr, &kMerge},
+    {"attention", check_attention, plan_attention, run_attention, nullptr, attention_floats, nullptr, nullptr, &kMergeSpans},
     {},
 };
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "pack.h"
+#include "store.h"
 #include "workspace.h"
 
 namespace mill {
@@ -218,6 +219,8 @@ void run_linear_gated(Workspace& w, const Op& op, int unit, int thread) {
 
 std::string check_weight(const Workspace& w, const tm_op& o) {
   if (o.weight == nullptr) return "no weight";
+  if (o.weight->store != nullptr && (o.weight->place < 0 || o.weight->place >= o.weight->store->ring.num_items()))
+    return "the weight has no place in its store";
   int64_t column = 0;
   for (int p = 0; p < o.weight->num_parts; p++) {
     const tm_part& part = o.weight->parts[p];

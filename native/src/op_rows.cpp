@@ -189,6 +189,50 @@ void pick_row(Workspace& w, const Op& op, int row, int) {
   for (int k = 0; k < op.op.width; k++) to[k] = from[op.op.order[k]];
 }
 
+// ---- columns: in0; window = the first; out [width]
+
+std::string check_columns(const Workspace& w, const tm_op& o) {
+  if (o.in0 < 0 || !w.fits(o.in0, o.rows, w.buffers[o.in0].width) || !w.fits(o.out, o.rows, o.width)) return unless(false);
+  return unless(o.in0 != o.out && o.window >= 0 && o.window <= w.buffers[o.in0].width - o.width);
+}
+
+void columns_row(Workspace& w, const Op& op, int row, int) {
+  const tm_op& o = op.op;
+  std::memcpy(w.rows_of(o.out, row), w.rows_of(o.in0, row) + o.window, static_cast<size_t>(o.width) * 4);
+}
+
+// ---- join: in0, in1, in2 or -1; out: their columns side by side
+
+std::string check_join(const Workspace& w, const tm_op& o) {
+  int64_t width = 0;
+  for (int in : {o.in0, o.in1, o.in2}) {
+    if (in < 0 && in == o.in2) continue;
+    if (in < 0 || in == o.out || !w.fits(in, o.rows, w.buffers[in].width)) return unless(false);
+    width += w.buffers[in].width;
+  }
+  return unless(width == o.width && w.fits(o.out, o.rows, o.width));
+}
+
+void join_row(Workspace& w, const Op& op, int row, int) {
+  float* to = w.rows_of(op.op.out, row);
+  for (int in : {op.op.in0, op.op.in1, op.op.in2}) {
+    if (in < 0) continue;
+    std::memcpy(to, w.rows_of(in, row), static_cast<size_t>(w.buffers[in].width) * 4);
+    to += w.buffers[in].width;
+  }
+}
+
+// ---- gate_rows: in0, in1 [1]
+
+std::string check_gate_rows(const Workspace& w, const tm_op& o) {
+  return w.fits(o.in1, o.rows, 1) ? check_same(w, o) : unless(false);
+}
+
+void gate_rows_row(Workspace& w, const Op& op, int row, int) {
+  const tm_op& o = op.op;
+  w.kernels->gate_row(w.rows_of(o.in0, row), *w.rows_of(o.in1, row), o.width, w.rows_of(o.out, row));
+}
+
 // ---- gather: in0 [T]; out [L]
 
 std::string check_gather(const Workspace& w, const tm_op& o) {
@@ -216,6 +260,9 @@ extern const OpKind kRowOps[] = {
     {"soft_cap", check_soft_cap, plan_rows, run_rows<soft_cap_row>},
     {"gated", check_gated, plan_rows, run_rows<gated_row>},
     {"pick", check_pick, plan_rows, run_rows<pick_row>},
+    {"columns", check_columns, plan_rows, run_rows<columns_row>},
+    {"join", check_join, plan_rows, run_rows<join_row>},
+    {"gate_rows", check_gate_rows, plan_rows, run_rows<gate_rows_row>},
     {"gather", check_gather, plan_rows, run_rows<gather_row>},
     {},
 };

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "store.h"
+
 namespace mill {
 
 namespace {
@@ -41,6 +43,8 @@ std::string Program::add_op(const tm_op* ops, int num_ops, int place) {
   }
   if (kind->takes_rounded != nullptr && kind->takes_rounded(space_, op)) round_inputs(&op, ops, num_ops);
   if (o.kv != nullptr && std::find(pools_.begin(), pools_.end(), o.kv) == pools_.end()) pools_.push_back(o.kv);
+  for (tm_store* store : {o.weight ? o.weight->store : nullptr, o.stack ? o.stack->store : nullptr})
+    if (store != nullptr && std::find(stores_.begin(), stores_.end(), store) == stores_.end()) stores_.push_back(store);
   ops_.push_back(op);
   if (kind->then != nullptr) {
     op.kind = kind->then;
@@ -151,20 +155,41 @@ std::string Program::run(const tm_step& step, const tm_draws* draws, const std::
   find_lora_runs(space_);
   next_ = 0;
   current_ = nullptr;
+  is_under_way_ = false;
   space_.attention.plans.clear();
   space_.team->run(this, aside);
+  return find_lost_weights();
+}
+
+std::string Program::find_lost_weights() const {
+  for (tm_store* store : stores_)
+    if (store->reader.has_failed()) return store->reader.failure();
   return "";
+}
+
+// Weights that are read as they are needed: has this one, and none of them any longer where it is null or in memory.
+void Program::take_weight(const tm_weight* weight) {
+  if (weight != nullptr && weight->store == nullptr) weight = nullptr;
+  if (weight == taken_) return;
+  if (taken_ != nullptr) taken_->store->ring.done(taken_->place);
+  taken_ = weight;
+  if (taken_ != nullptr) taken_->store->ring.need(taken_->place);
 }
 
 int Program::next_phase() {
   for (;;) {
     if (times_ns_ != nullptr) take_time();
+    if (is_under_way_ && current_->kind->again != nullptr && current_->kind->again(space_, *current_)) next_ -= 2;
+    is_under_way_ = false;
+    if (next_ == ops_.size()) take_weight(nullptr);
     if (next_ > ops_.size()) return 0;
     double cost_ns = 0;
     int units = 0;
     if (next_++ < ops_.size()) {
       current_ = &ops_[next_ - 1];
       if (space_.num_rows(current_->op) == 0) continue;
+      take_weight(current_->op.weight);
+      is_under_way_ = true;
       units = current_->kind->plan(space_, *current_, &cost_ns);
     } else {
       current_ = nullptr;

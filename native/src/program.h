@@ -28,6 +28,8 @@ class Program final : public Job {
   int next_phase() override;
   void run_unit(int unit, int thread) override;
   void take_time();
+  void take_weight(const tm_weight* weight);
+  std::string find_lost_weights() const;
 
   std::string add_op(const tm_op* ops, int num_ops, int place);
   void round_inputs(Op* op, const tm_op* ops, int num_ops);
@@ -45,6 +47,7 @@ class Program final : public Job {
   Workspace space_;
   std::vector<Op> ops_;
   std::vector<const tm_kv*> pools_;  // that operations use, each once
+  std::vector<tm_store*> stores_;    // the same
   std::vector<const Op*> step_checks_;  // operations that check a step, each weight, vector and table once
   int num_rounded_ = 0;  // linears that take rounded inputs
 
@@ -53,6 +56,8 @@ class Program final : public Job {
   std::vector<int32_t> tokens_;  // the step's, where some of them were drawn by earlier steps
   size_t next_ = 0;
   const Op* current_ = nullptr;  // null: drawing, or nothing yet
+  bool is_under_way_ = false;   // it was planned, and has not ended
+  const tm_weight* taken_ = nullptr;  // that is in memory for now
   int64_t* times_ns_ = nullptr;
   std::chrono::steady_clock::time_point timed_until_;
 };

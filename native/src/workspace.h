@@ -7,6 +7,7 @@
 #include "../include/tokenmill_native.h"
 #include "attention_plan.h"
 #include "kernels.h"
+#include "moe_rows.h"
 #include "op.h"
 #include "team.h"
 
@@ -84,6 +85,7 @@ class Workspace {
 
   int rows_per_unit = 1;  // of one that is cut by rows
   LinearCut linear;
+  ExpertRows experts;
 
   float* thread_floats(int thread) {
     const uintptr_t base = reinterpret_cast<uintptr_t>(thread_floats_.data()) + 63;

@@ -134,6 +134,10 @@ class Layer {
     attention.window = window;
     attention.whole = whole;
     attention.cap = cap;
+    if (cap == 0.0f) {
+      attention.vector = vector(kHeads);
+      attention.vector_rows = kHeads;
+    }
     op("scale", mixed, mixed, kHeads * kHeadDim).value = 0.7f;
     op("quantise", mixed, mixed_codes, kHeads * kHeadDim);
     linear(mixed, mixed_codes, x, middle, weight(kind, kWidth, kHeads * kHeadDim));

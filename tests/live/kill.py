@@ -39,7 +39,7 @@ from scripted import EOS, SPECIAL, make_text_model
 from tiny import tensor
 from tokenmill.formats.checkpoint import Checkpoint
 from tokenmill.models.config import config_from_checkpoint
-from tokenmill.models.weights import expected_shapes
+from tokenmill.models.roles import expected_shapes
 
 CONTEXT = 4096
 METADATA = {

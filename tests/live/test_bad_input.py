@@ -272,7 +272,7 @@ def test_what_is_no_object_is_refused(served: Served) -> None:
     paths = [path for path, endpoint in endpoints.items() if endpoint in known]
     assert len(paths) > len(PATHS)
     for path in paths:
-        for data in (b"", b"{", b"[]", b'"hi"', b"\xff\xfe", b'{"a":' * 5000):
+        for data in (b"", b"{", b"[]", b'"hi"', b"\xff\xfe", b'{"a":' * 1300):
             status, body = ask(served, path, data)
             assert status == 400 and message_of(path, body), (path, data[:20], body)
 

@@ -62,6 +62,10 @@ def is_busy_or_done(server: Server, found: Future[list[str]]) -> bool:
     return found.done() or server.metrics()["vllm:num_requests_running"] > 0
 
 
+def drains(server: Server, name: str) -> bool:
+    return server.request("POST", f"/admin/workers/{name}/drain?restart=true")[0] == 202
+
+
 def test_answers_survive_a_drain(two_pools: Server, expected: list[str]) -> None:
     """Each decode worker is drained while it answers, and started again; until one was drained that still had some."""
     for _ in range(5):
@@ -69,7 +73,7 @@ def test_answers_survive_a_drain(two_pools: Server, expected: list[str]) -> None
             found = pool.submit(answers, two_pools)
             for name in ("w1", "w2"):
                 wait_until(partial(is_busy_or_done, two_pools, found), "requests")
-                assert two_pools.request("POST", f"/admin/workers/{name}/drain?restart=true")[0] == 202
+                wait_until(partial(drains, two_pools, name), "the worker, which may just be joining again, drains")
                 wait_until(lambda: len(two_pools.forked_pids()) == 3, "three engines")
             assert found.result() == expected
         if moved(two_pools, "drain"):

@@ -35,6 +35,7 @@ MARKS = {
     "deepseek_v3": "<｜tool▁calls▁begin｜>```json",
     "deepseek_v31": "<｜tool▁calls▁begin｜>",
     "qwen3_coder": "<tool_call><function=",
+    "harmony": "<|start|><|channel|>",
 }
 GIVEN = [
     {

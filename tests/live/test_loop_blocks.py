@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import http.client
 import json
 import socket
@@ -21,7 +22,16 @@ from tokenmill.core.config import EngineConfig
 from tokenmill.helper.parent import HelperProcess
 
 MOST_S = 0.020
-"""Of the loop's processor time in one go: unlike the wall clock's, that is the same on a busy machine."""
+"""Of the loop's processor time in one go: unlike the wall clock's, that is nearly the same on a busy machine."""
+
+USUAL_S = 0.0025
+"""What `work` takes on the machine that MOST_S is meant for."""
+
+SLOWEST = 1.75
+"""How many times as slow a machine may be before the code is at fault: what holds 2 * MOST_S there is always found."""
+
+TRIES = 2
+"""What the code does, it does each time; a page fault or a neighbour's cache misses are not."""
 
 TEXT = "the quick brown fox jumps over the lazy dog, " * 90_000
 ROW = {"role": "user", "content": "a"}
@@ -43,7 +53,7 @@ ABUSE: dict[str, tuple[str, Any, set[int]]] = {
     "ids of many prompts": ("/v1/completions", {"prompt": [[17] * 8000] * 4 + [[17] * 9000]}, {400}),
     "nested nothings": ("/v1/completions", b'{"prompt": [' + b"[]," * 3_000_000 + b"[]]}", {400}),
     "many messages": ("/v1/chat/completions", {"messages": [ROW] * 200_000}, {400}),
-    "messages below the helper's": ("/v1/chat/completions", {"messages": [ROW] * 3900, "max_tokens": 1}, {400}),
+    "messages below the helper's": ("/v1/chat/completions", {"messages": [ROW] * 1150, "max_tokens": 1}, {400}),
     "many variables": (
         "/v1/chat/completions",
         {"messages": [ROW], "chat_template_kwargs": {f"k{i}": i for i in range(300_000)}, "max_tokens": 1},
@@ -58,6 +68,8 @@ ABUSE: dict[str, tuple[str, Any, set[int]]] = {
         {400},
     ),
     "turns of one speaker": ("/v1/messages", {"messages": [ROW] * 2200, "max_tokens": 1}, {200}),
+    "turns below the helper's": ("/v1/messages", {"messages": [ROW] * 1150, "max_tokens": 1}, {200}),
+    "short lines": ("/v1/completions", {"prompt": "a\n" * 2200, "max_tokens": 1}, {200}),
     "unknown fields of a response": (
         "/v1/responses",
         {"input": "a", "max_output_tokens": 1} | {f"max_output_to{i}": 1 for i in range(3000)},
@@ -109,13 +121,13 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with Served(text=text, engine=engine, folder=folder, allow_chat_template=True) as served:
         assert post(served, "/v1/chat/completions", {"messages": [ROW], "max_tokens": 1}) == 200
         yield served
+    gc.unfreeze()
 
 
 def post(served: Served, path: str, body: Any) -> int:
     connection = http.client.HTTPConnection(*served.address, timeout=120)
     try:
-        data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        connection.request("POST", path, data, {"Content-Type": "application/json"})
+        connection.request("POST", path, as_json(body), {"Content-Type": "application/json"})
         response = connection.getresponse()
         response.read()
         return response.status
@@ -123,18 +135,51 @@ def post(served: Served, path: str, body: Any) -> int:
         connection.close()
 
 
-@pytest.mark.parametrize("name", ABUSE)
-def test_nothing_holds_the_loop(served: Served, name: str) -> None:
-    path, body, expected = ABUSE[name]
+def as_json(body: Any) -> bytes:
+    return body if isinstance(body, bytes) else json.dumps(body).encode()
+
+
+def work() -> float:
+    """Seconds of processor time that a fixed piece of Python takes now, at best."""
+    best_s = 1.0
+    for _ in range(5):
+        before_s = time.thread_time()
+        assert len({str(number): number for number in range(20_000)}) == 20_000
+        best_s = min(best_s, time.thread_time() - before_s)
+    return best_s
+
+
+def most_s() -> float:
+    """MOST_S on a machine as fast as this one is now."""
+    return MOST_S * min(max(1.0, work() / USUAL_S), SLOWEST)
+
+
+def hold_of(served: Served, path: str, data: bytes, expected: set[int]) -> float:
+    """For how long two clients who send `data` at once hold the loop, in seconds."""
     statuses: list[int] = []
+    gc.collect()
+    gc.freeze()  # as a server does: what the tests have loaded is not for its loop to walk
     with Watch(served) as watch:
-        threads = [threading.Thread(target=lambda: statuses.append(post(served, path, body))) for _ in range(2)]
+        threads = [threading.Thread(target=lambda: statuses.append(post(served, path, data))) for _ in range(2)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
     assert set(statuses) <= expected, statuses
-    assert watch.longest_s < MOST_S, f"the loop was held for {watch.longest_s * 1e3:.1f} ms"
+    return watch.longest_s
+
+
+@pytest.mark.parametrize("name", ABUSE)
+def test_nothing_holds_the_loop(served: Served, name: str) -> None:
+    path, body, expected = ABUSE[name]
+    data = as_json(body)
+    held = []
+    for _ in range(TRIES):
+        held.append(hold_of(served, path, data, expected))
+        if held[-1] < most_s():
+            return
+    told = " and ".join(f"{each * 1e3:.1f} ms" for each in held)
+    raise AssertionError(f"the loop was held for {told}; {most_s() * 1e3:.1f} ms are allowed here")
 
 
 def test_a_job_ends_with_its_client(served: Served) -> None:
@@ -164,4 +209,4 @@ def test_the_watch_sees_what_holds_the_loop(served: Served) -> None:
         time.sleep(0.05)
         served.loop.call_soon_threadsafe(hold)
         time.sleep(0.5)
-    assert watch.longest_s > MOST_S
+    assert watch.longest_s > most_s()

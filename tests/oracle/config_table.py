@@ -16,15 +16,38 @@ import numpy as np
 import torch
 import transformers
 from families import LLAMA3, LONGROPE, SHAPE, YARN
+from transformers.core_model_loading import revert_weight_conversion
 
 from tokenmill.formats.checkpoint import Checkpoint
 from tokenmill.formats.config_keys import ARCHITECTURES, CONFIG_KEYS
+from tokenmill.formats.moe_keys import MOE_KEYS
 from tokenmill.models.config import ModelConfig, config_from_checkpoint
+from tokenmill.models.roles import expected_shapes
 from tokenmill.models.rope import rope_frequencies
-from tokenmill.models.weights import expected_shapes
 
-BASE: dict[str, dict[str, Any]] = {"ministral": {"head_dim": 16}, "helium": {"head_dim": 16}}
-TYPES = tuple(ARCHITECTURES)
+LATENT = {
+    "num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank": 24, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8,
+    "v_head_dim": 24,
+}  # fmt: skip
+BASE: dict[str, dict[str, Any]] = {
+    "ministral": {"head_dim": 16},
+    "helium": {"head_dim": 16},
+    "mixtral": {"num_local_experts": 4, "head_dim": 16},
+    **{kind: {"num_local_experts": 4} for kind in ("granitemoe", "granitemoeshared")},
+    **{kind: {"num_experts": 8, "num_experts_per_tok": 3} for kind in ("qwen2_moe", "qwen3_moe", "olmoe")},
+    "gpt_oss": {"num_local_experts": 8, "num_experts_per_tok": 3},
+    "glm4_moe": {"n_routed_experts": 8, "num_experts_per_tok": 2},
+    "ernie4_5_moe": {"moe_num_experts": 8},
+    "deepseek_v2": LATENT | {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    "deepseek_v3": LATENT
+    | {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    | {"n_group": 4, "topk_group": 2, "first_k_dense_replace": 1},
+    "minicpm3": LATENT,
+}
+WITHOUT_A_CLASS = ("kimi_k2", "step3_text")
+"""Types that transformers has no class for; their tests are in test_latent_keys.py."""
+WITH_EXPERTS = (*MOE_KEYS, "deepseek_v2", "deepseek_v3")
+TYPES = tuple(kind for kind in ARCHITECTURES if kind not in WITHOUT_A_CLASS)
 OWN_ROPE = ("llama", "phi3", "gemma3_text", "olmo3", "glm4", "qwen2_vl_text")
 """Types that read RoPE settings each in their way; the others do as Llama does."""
 _FULL, _SLIDING = "full_attention", "sliding_attention"
@@ -69,9 +92,42 @@ PRESENT: dict[str, list[Any]] = {
         key: [True, False]
         for key in (
             "tie_word_embeddings", "attention_bias", "attention_out_bias", "mlp_bias", "use_bias", "use_qkv_bias",
-            "qk_layernorm", "use_parallel_residual", "use_bidirectional_attention", "is_causal",
+            "qk_layernorm", "use_parallel_residual", "use_bidirectional_attention", "is_causal", "qkv_bias",
+            "norm_topk_prob", "use_qk_norm",
         )
     },
+    **{key: [4, 8] for key in ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")},
+    **{key: [1, 3, 99] for key in ("num_experts_per_tok", "moe_k")},
+    **{key: [40] for key in ("moe_intermediate_size", "shared_expert_intermediate_size")},
+    **{key: [0, 3] for key in ("moe_num_shared_experts", "moe_layer_start_index")},
+    "n_shared_experts": [2],
+    "shared_intermediate_size": [0, 40],
+    "n_group": [2, 3, 4],
+    "topk_group": [2],
+    "routed_scaling_factor": [2.5],
+    "moe_norm_min": [0.1],
+    "first_k_dense_replace": [0, 2],
+    "decoder_sparse_step": [2],
+    "mlp_only_layers": [[], [1], [0, 2]],
+    "moe_layer_end_index": [-1, 1],
+    "moe_layer_interval": [2],
+    "num_mtp_layers": [0, 2],
+    "num_nextn_predict_layers": [0, 2],
+    "clip_qkv": [8.0],
+    "kv_lora_rank": [16],
+    "q_lora_rank": [16],
+    "qk_nope_head_dim": [8],
+    "qk_rope_head_dim": [4],
+    "v_head_dim": [8],
+    "rope_interleave": [True, False],
+    "topk_method": ["greedy", "group_limited_greedy", "noaux_tc", "unheard"],
+    "scoring_func": ["softmax", "sigmoid"],
+    "scale_emb": [3, 0.5],
+    "scale_depth": [0.7],
+    "dim_model_base": [32],
+    "swiglu_limit": [5.0, 0.0],
+    "swiglu_alpha": [1.5],
+    "experts_per_token": [3, 9],
 }  # fmt: skip
 WINDOW_KEYS: dict[str, list[Any]] = {
     "sliding_window": [5, 0],
@@ -162,7 +218,18 @@ def ours(config: dict[str, Any]) -> dict[str, Any]:
             1.0 if model.family.scaled_embeddings else model.embed_scale, model.residual_scale, 1 / model.logit_scale,
         ),
         "context": model.max_context,
+        "experts": [_our_experts(model) if layer.is_moe else None for layer in model.layers],
     }  # fmt: skip
+
+
+def _our_experts(model: ModelConfig) -> Any:
+    assert model.moe is not None
+    how = model.moe.routing
+    acts = model.moe.activation
+    return (
+        *(how.num_experts, how.top_k, how.normalise, how.scale, how.num_groups, how.top_groups),
+        *(acts.kind == "swiglu", acts.limit, acts.alpha),
+    )
 
 
 def _our_rope(model: ModelConfig, layer: int) -> Any:
@@ -174,6 +241,8 @@ def theirs(config: dict[str, Any]) -> dict[str, Any]:
     """Raises what transformers raises, and ValueError for what it could not run."""
     kind = config["model_type"]
     given = {key: value for key, value in copy.deepcopy(config).items() if key != "model_type"}
+    if kind == "minicpm3":
+        given.pop("logits_scaling", None)  # a property there, which no file can set
     made = transformers.AutoConfig.for_model(kind, **given)
     made._attn_implementation = "eager"
     inside = kind.endswith("vl_text")
@@ -183,7 +252,12 @@ def theirs(config: dict[str, Any]) -> dict[str, Any]:
     body = model if inside else model.model
     if not getattr(made, "is_causal", True) or not body.layers[0].self_attn.is_causal:
         raise NotImplementedError("not causal")
-    shapes = {key.removeprefix("model."): tuple(value.shape) for key, value in model.state_dict().items()}
+    state = model.state_dict() if kind not in WITH_EXPERTS else revert_weight_conversion(model, model.state_dict())
+    shapes = {
+        key.removeprefix("model."): tuple(value.shape)[-1:] if key.endswith("correction_bias") else tuple(value.shape)
+        for key, value in state.items()
+    }
+    shapes = _taken_apart(shapes) if kind == "gpt_oss" else shapes
     if not inside and made.tie_word_embeddings:
         shapes.pop("lm_head.weight")
     layer, norm = body.layers[0], body.norm
@@ -196,8 +270,12 @@ def theirs(config: dict[str, Any]) -> dict[str, Any]:
     windowed = "sliding_window" in type(made).__dataclass_fields__
     if windowed and _SLIDING in kinds and not made.sliding_window:
         raise ValueError("layers with a window need one")
-    mlp = layer.mlp
-    activation = next(getattr(mlp, name) for name in ("act_fn", "activation_fn", "act") if hasattr(mlp, name))
+    blocks = [getattr(each, "block_sparse_moe" if kind.startswith("granitemoe") else "mlp") for each in body.layers]
+    mlp = getattr(blocks[0], "experts", blocks[0])
+    names = ("act_fn", "activation_fn", "act")
+    activation = next(
+        (getattr(mlp, name) for name in names if hasattr(mlp, name)), transformers.activations.SiLUActivation()
+    )
     eps = next(getattr(norm, name) for name in ("variance_epsilon", "eps") if hasattr(norm, name))
     return {
         "shapes": shapes,
@@ -213,11 +291,46 @@ def theirs(config: dict[str, Any]) -> dict[str, Any]:
             for key in ("attn_logit_softcapping", "final_logit_softcapping")
         ),
         "multipliers": (
-            getattr(body, "embedding_multiplier", 1.0), getattr(layer, "residual_multiplier", 1.0),
-            made.logits_scaling if made.model_type == "granite" else 1.0,
+            made.scale_emb if kind == "minicpm3" else getattr(body, "embedding_multiplier", 1.0),
+            getattr(layer, "residual_multiplier", getattr(layer, "residual_scale", 1.0)),
+            made.logits_scaling if made.model_type.startswith(("granite", "minicpm3")) else 1.0,
         ),
         "context": made.max_position_embeddings,
+        "experts": [_their_experts(kind, block) for block in blocks],
     }  # fmt: skip
+
+
+def _taken_apart(shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """With matrices [inputs, outputs] and biases of each expert, where all have one tensor."""
+    apart = {}
+    for name, shape in shapes.items():
+        module, found, matrix = name.partition(".experts.")
+        for expert in range(shape[0]) if found else ():
+            kind = "bias" if matrix.endswith("_bias") else "weight"
+            apart[f"{module}.experts.{expert}.{matrix.removesuffix('_bias')}.{kind}"] = shape[:0:-1]
+        if not found:
+            apart[name] = shape
+    return apart
+
+
+def _their_experts(kind: str, block: Any) -> Any:
+    if not hasattr(block, "experts"):
+        return None
+    router = block.router if hasattr(block, "router") else block.gate
+    method = getattr(router, "topk_method", "")
+    if method not in ("", "greedy", "group_limited_greedy"):
+        raise ValueError("it chooses no experts")
+    groups = (1, 1) if method == "greedy" else (getattr(router, "num_group", 1), getattr(router, "topk_group", 1))
+    return (
+        router.num_experts,
+        router.top_k,
+        bool(getattr(router, "norm_topk_prob", not kind.startswith(("granite", "deepseek_v2", "gpt_oss")))),
+        getattr(router, "routed_scaling_factor", 1.0),
+        *groups,
+        hasattr(block.experts, "limit"),
+        getattr(block.experts, "limit", 0.0),
+        getattr(block.experts, "alpha", 0.0),
+    )
 
 
 def _their_ropes(made: Any, body: Any, kinds: list[str]) -> list[Any]:
@@ -231,8 +344,8 @@ def _their_ropes(made: Any, body: Any, kinds: list[str]) -> list[Any]:
             turns = attention.sliding_window is None or attention.is_sliding
         frequencies = getattr(rotary, f"{prefix}inv_freq").numpy().astype(np.float64)
         scale = getattr(rotary, f"{prefix}attention_scaling")
-        whole = 2 * len(frequencies) == attention.head_dim
-        if not whole and made.model_type not in ("phi3", "stablelm", "glm4"):
+        whole = 2 * len(frequencies) == getattr(attention, "qk_rope_head_dim", getattr(attention, "head_dim", 0))
+        if not whole and made.model_type not in ("phi3", "stablelm", "glm4", "glm4_moe"):
             raise ValueError("heads that turn in part")
         ropes.append((frequencies, scale) if turns else None)
     return ropes

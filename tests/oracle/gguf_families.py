@@ -6,17 +6,26 @@ weights are stored plus one, scales and windows are keys under the architecture'
 
 from __future__ import annotations
 
+import dataclasses
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tokenmill.formats.checkpoint import open_checkpoint
+from tokenmill.formats.checkpoint import Checkpoint, open_checkpoint
 from tokenmill.formats.ggml import dequantise
+from tokenmill.formats.quantised import QuantisedTensor
+from tokenmill.formats.tensor import Tensor
 from tokenmill.models.config import ModelConfig, config_from_checkpoint
-from tokenmill.models.families import GGUF_FAMILIES, GLOBAL_NAMES
-from tokenmill.models.weights import layer_names
+from tokenmill.models.families import GGUF_FAMILIES
+from tokenmill.models.moe import MERGED, PAIRED, STACKED
+from tokenmill.models.names import GLOBAL_NAMES, WHOLE_NAMES
+from tokenmill.models.repack import raw_matrix
+from tokenmill.models.roles import EXPERT_ROLES, expert_names, layer_names
+from tokenmill.ops.api import SIGMOID
+from tokenmill.ops.reference_weights import dequantise as dequantise_raw
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "unit"))
 from gguf_writer import write_gguf
@@ -37,30 +46,42 @@ ARCHITECTURES = {
     "StableLm": "stablelm",
     "Exaone4": "exaone4",
     "SeedOss": "seed_oss",
+    "Mixtral": "llama",
+    "Qwen2Moe": "qwen2moe",
+    "Qwen3Moe": "qwen3moe",
+    "Olmoe": "olmoe",
+    "GraniteMoe": "granitemoe",
+    "GraniteMoeShared": "granitemoe",
+    "Glm4Moe": "glm4moe",
+    "GptOss": "gpt-oss",
+    "Ernie4_5_Moe": "ernie4_5-moe",
 }
 """Class of transformers, less 'ForCausalLM' -> GGUF architecture."""
 
 _F32 = 0
 
 
-def convert(folder: Path, family: str, path: Path) -> Path:
-    """Write the folder's model to `path` as f32 GGUF, with no vocabulary."""
+def convert(folder: Path, family: str, path: Path, form: str = STACKED) -> Path:
+    """Write the folder's model to `path` as f32 GGUF, with no vocabulary. form: of experts."""
     checkpoint = open_checkpoint(folder)
     config, architecture = config_from_checkpoint(checkpoint), ARCHITECTURES[family]
-    theirs = layer_names("hf", config)
     target = GGUF_FAMILIES[architecture]
     names = {name: GLOBAL_NAMES["gguf"][role] for role, name in GLOBAL_NAMES["hf"].items()}
-    ours = layer_names("gguf", _with_family(config, architecture))
+    interleaved: dict[str, int] = {}
     for layer in range(config.num_layers):
-        names |= {theirs[role].format(layer): ours[role].format(layer) for role in theirs}
-    interleaved = {
-        theirs[role].format(layer): heads
-        for role, heads in (("q", config.num_heads), ("k", config.num_kv_heads))
-        for layer in range(config.num_layers)
-        if target.interleaved_heads
-    }
+        theirs = layer_names("hf", config, layer)
+        ours = layer_names("gguf", _with_family(config, architecture, form), layer)
+        names |= {theirs[role]: ours[role] for role in theirs if role in ours}
+        if target.interleaved_heads and not config.family.interleaved_heads:
+            interleaved |= {theirs["q"]: config.num_heads, theirs["k"]: config.num_kv_heads}
     tensors: dict[str, tuple[int, list[int], bytes]] = {}
+    done: set[str] = set()
+    for layer in range(config.num_layers):
+        for name, values in moe_tensors(checkpoint, config, _with_family(config, architecture, form), layer, done):
+            tensors[name] = (_F32, list(values.shape[::-1]), values.astype("<f4").tobytes())
     for name, tensor in checkpoint.tensors.items():
+        if name in done:
+            continue
         base, _, suffix = name.rpartition(".")
         if config.tied_embeddings and base == GLOBAL_NAMES["hf"]["head"]:
             continue
@@ -75,10 +96,60 @@ def convert(folder: Path, family: str, path: Path) -> Path:
     return write_gguf(path, _metadata(config, architecture), tensors)
 
 
-def _with_family(config: ModelConfig, architecture: str) -> ModelConfig:
-    import dataclasses
+def moe_tensors(
+    checkpoint: Checkpoint, theirs: ModelConfig, ours: ModelConfig, layer: int, done: set[str]
+) -> Iterator[tuple[str, np.ndarray]]:
+    """What of a layer is a matter of experts, in the form of `ours`; adds to `done` what names that had."""
+    if not theirs.layers[layer].is_moe:
+        return
+    found: dict[str, np.ndarray] = {}
+    for role, name in layer_names("hf", theirs, layer).items():
+        if role in EXPERT_ROLES or role.startswith("shared") or role in WHOLE_NAMES:
+            ends = "" if role in WHOLE_NAMES else ".weight"
+            parts = [checkpoint.tensors[f"{one}{ends}"] for one in expert_names(theirs, role, name)]
+            done |= {part.name for part in parts}
+            values = [_values(part) for part in parts]
+            found[role] = np.stack(values) if len(values) > 1 else values[0]
+        if role in EXPERT_ROLES and role in theirs.biases:
+            parts = [checkpoint.tensors[f"{one}.bias"] for one in expert_names(theirs, role, name)]
+            done |= {part.name for part in parts}
+            found[f"{role}.bias"] = np.stack([_values(part) for part in parts])
+    paired = theirs.moe is not None and theirs.moe.form == PAIRED
+    for both, halves in (
+        ("expert_gate_up", ("expert_gate", "expert_up")),
+        ("expert_gate_up.bias", ("expert_gate.bias", "expert_up.bias")),
+        ("shared_gate_up", ("shared_gate", "shared_up")),
+    ):
+        if both in found:
+            values, axis = found.pop(both), -1 if both.endswith("bias") else -2
+            in_turns = [values.take(range(first, values.shape[axis], 2), axis) for first in (0, 1)]
+            found |= zip(halves, in_turns if paired else np.split(values, 2, axis=axis), strict=True)
+    if ours.moe is not None and ours.moe.form == MERGED:
+        found["expert_gate_up"] = np.concatenate([found.pop("expert_gate"), found.pop("expert_up")], axis=-2)
+    for role, name in layer_names("gguf", ours, layer).items():
+        if f"{role}.bias" in found:
+            yield f"{name}.bias", found[f"{role}.bias"]
+        if role not in found:
+            continue
+        if role in WHOLE_NAMES:
+            yield name, found[role].reshape(-1)
+        elif role == "shared_mix":
+            yield f"{name}.weight", found[role].reshape(-1)
+        elif "{e}" in name:
+            yield from ((f"{name.format(e=expert)}.weight", values) for expert, values in enumerate(found[role]))
+        else:
+            yield f"{name}.weight", found[role]
 
-    return dataclasses.replace(config, family=GGUF_FAMILIES[architecture])
+
+def _values(tensor: Tensor | QuantisedTensor) -> np.ndarray:
+    if isinstance(tensor, QuantisedTensor):
+        return dequantise_raw(raw_matrix(tensor))
+    return dequantise(tensor.kind, tensor.data, tensor.num_values).reshape(tensor.shape)
+
+
+def _with_family(config: ModelConfig, architecture: str, form: str) -> ModelConfig:
+    moe = None if config.moe is None else dataclasses.replace(config.moe, form=form)
+    return dataclasses.replace(config, family=GGUF_FAMILIES[architecture], moe=moe)
 
 
 def _interleave(values: np.ndarray, num_heads: int) -> np.ndarray:
@@ -130,7 +201,9 @@ def _metadata(config: ModelConfig, architecture: str) -> dict[str, Any]:
     for key, value in (("attn_logit_softcapping", config.attention_cap), ("final_logit_softcapping", config.logit_cap)):
         if value:
             keys[key] = float(value)
-    if architecture == "granite":
+    if config.moe is not None:
+        keys |= _moe_keys(config)
+    if architecture in ("granite", "granitemoe"):
         keys |= {
             "attention.scale": float(config.attention_scale),
             "embedding_scale": float(config.embed_scale),
@@ -139,3 +212,30 @@ def _metadata(config: ModelConfig, architecture: str) -> dict[str, Any]:
         }
     tokens = {"tokenizer.ggml.model": "no_vocab"}
     return {"general.architecture": architecture, **{f"{architecture}.{key}": keys[key] for key in keys}, **tokens}
+
+
+def _moe_keys(config: ModelConfig) -> dict[str, Any]:
+    moe = config.moe
+    assert moe is not None
+    routing = moe.routing
+    keys: dict[str, Any] = {
+        "expert_count": routing.num_experts,
+        "expert_used_count": routing.top_k,
+        "expert_feed_forward_length": moe.expert_width,
+    }
+    if moe.shared_width and routing.score != SIGMOID:
+        keys["expert_shared_feed_forward_length"] = moe.shared_width
+    if moe.choice_bias and routing.score != SIGMOID:
+        keys["interleave_moe_layer_step"] = 1
+    if moe.choice_bias:
+        keys["leading_dense_block_count"] = [layer.is_moe for layer in config.layers].index(True)
+    if routing.score == SIGMOID:
+        keys |= {
+            "expert_shared_count": moe.shared_width // moe.expert_width,
+            "expert_gating_func": 2,
+            "expert_weights_scale": routing.scale,
+            "expert_weights_norm": routing.normalise,
+            "expert_group_count": routing.num_groups,
+            "expert_group_used_count": routing.top_groups,
+        }
+    return keys

@@ -13,7 +13,10 @@ from textwrap import wrap
 sys.path.insert(0, str(Path(__file__).parent))
 from encoder_families import CASES as ENCODER_CASES
 from families import CASES
+from families_latent import LATENT_CASES
+from families_moe import MOE_CASES
 from gguf_families import ARCHITECTURES
+from latent_gguf import GGUF_NAMES
 
 from tokenmill.formats.language import WRAPPERS
 from tokenmill.models.encoder_families import FAMILIES as ENCODER_FAMILIES
@@ -36,7 +39,46 @@ greedy tokens, on the numpy and on the native kernels. GGUF architectures marked
 transformers too, on checkpoints converted as llama.cpp's converter does.
 """
 
+EXPERTS = """
+## Mixtures of experts
+
+How a family's router scores experts, and whether the weights of those chosen are divided by their sum, is part of what
+the family declares. The file says how many experts there are, which layers have them, how many a token goes to, and
+with GLM-4.5 and DeepSeek in groups of which the best few are chosen from. Equal scores go to the lower expert. In the
+tests every token in every layer goes to the experts that transformers chooses for it. A setting of a router that the
+type does not read is refused by name, not only told of as with other keys, since a model that chooses experts almost
+right gives words that look right.
+
+Experts are read matrix by matrix (`experts.7.gate_proj`, `w1`, and early GGUF files' `ffn_gate.7`), as one tensor for
+all of them (`ffn_gate_exps`), and with gate and up in one (`ffn_gate_up_exps`, Granite's `input_linear`, the
+`experts.gate_up_proj` that transformers 5 writes with `save_original_format=False`), in every format below. All experts
+of a layer are one stack of one kind: where their matrices, or gates and ups, were stored in different kinds, or GPTQ
+put their columns in different orders (act-order), they become f16. Routers stay as they are stored, whatever
+`--quantization` says. Adapters may change attention, embeddings and head, and the FFN of layers without experts; one
+that names experts, shared experts or a router is refused.
+"""
+
 WITH_IMAGES = """
+## Latent attention
+
+DeepSeek-V2 and its like keep, for all heads together, one latent of a token, which serves as its key and its value: at
+16 bits 1,152 bytes a layer for DeepSeek's own sizes. Attention is computed in the absorbed form in prefill and in
+decode alike: each head's query goes into the latent space, and what it finds there comes out of it. So keys and values
+are never made, and a token's value does not depend on which step computed it. The matrices for it are in a file
+(GGUF `attn_k_b`, `attn_v_b`), or are made at load of the one that would make keys and values (`kv_b_proj`,
+`attn_kv_b`): its rows of values are kept as they are stored, its rows of keys are turned round, as float16 if they were
+quantised. The native kernels round queries, latents and the weights of values to bf16, so there logits are compared
+with those of numpy that rounds alike (1e-2 of the largest), which without rounding are transformers' (2e-5). Layers of
+a checkpoint that guess tokens further ahead (`num_nextn_predict_layers`) are not read. Step-3, which transformers has
+no class for, is compared with its published equations.
+
+## GPT-OSS
+
+Its experts are held as q8_0 where a file has them in 4-bit floats (nothing is rounded) and as stored otherwise. YaRN's
+ramp over the pairs begins and ends between pairs, as the model was trained; a GGUF file cannot say so, and llama.cpp
+rounds both to whole pairs, so the same file gives slightly other logits there. Prompts and answers are in harmony
+([tools.md](tools.md#reasoning)).
+
 ## Models that also read images
 
 If a folder holds an image tower beside its language model, only the language model is loaded and serves text; messages
@@ -93,6 +135,7 @@ Folders in Hugging Face format (safetensors, one file or sharded with an index):
 | compressed-tensors float-quantized (FP8, FP8_BLOCK), mxfp8-quantized | f16 | the package |
 | compressed-tensors nvfp4-pack-quantized, mxfp4-pack-quantized | q8_h, q8_0 | the package |
 | compressed-tensors sparse-24-bitmask, sparse-bitmask | as stored, dense | the package |
+| GPT-OSS's 4-bit experts (MXFP4 blocks and scales) | q8_0 | transformers, with the same values |
 | fp8 with scales for square blocks | f16 | torch's float8 |
 
 Other formats of compressed-tensors, and its `transform_config`, are refused by name. Group sizes that are a multiple of
@@ -137,6 +180,7 @@ def page() -> str:
     return (
         HEAD
         + _families()
+        + EXPERTS
         + _wrappers()
         + CONFIG_KEYS
         + ENCODERS
@@ -150,10 +194,11 @@ def page() -> str:
 
 def _families() -> str:
     cases = defaultdict(list)
-    for case in CASES:
+    for case in (*CASES, *MOE_CASES, *LATENT_CASES):
         cases[f"{case.family}ForCausalLM"].append(case.title)
-    tested_gguf = set(ARCHITECTURES.values())
-    by_class = {f"{family}ForCausalLM": name for family, name in ARCHITECTURES.items()}
+    cases["Step3TextForCausalLM"].append("Step-3, by its published equations")
+    by_class = {f"{family}ForCausalLM": name for family, name in (ARCHITECTURES | GGUF_NAMES).items()}
+    tested_gguf = set(by_class.values())
     lines = ["", "| family | config.json | GGUF | cases tested |", "|---|---|---|---|"]
     for name, family in HF_FAMILIES.items():
         gguf = by_class.get(name, "")

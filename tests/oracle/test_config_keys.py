@@ -19,7 +19,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the oracle needs torch")
 transformers = pytest.importorskip("transformers", reason="the oracle needs transformers")
 
-from config_table import ABSENT, TYPES, cases, differences, ours, theirs  # noqa: E402
+from config_table import ABSENT, TYPES, WITHOUT_A_CLASS, cases, differences, ours, theirs  # noqa: E402
 from transformers.core_model_loading import revert_weight_conversion  # noqa: E402
 
 from tokenmill.core.errors import BadCheckpoint  # noqa: E402
@@ -41,7 +41,9 @@ from tokenmill.models.unread import WITHOUT_EFFECT, unread_keys  # noqa: E402
 KNOWN_REFUSALS = re.compile(
     "must not be|must be a positive integer|must be a number|by layer type|with two kinds of layer|partial_rotary_fac"
     "|activation|layer_types|scaling '|heads do not divide|RoPE on|parallel residuals|norms of each head"
-    "|caps of|sees? ahead|head_dim of a|sliding_attention need"
+    "|caps of|sees? ahead|head_dim of a|sliding_attention need|experts for a token are more|do not divide into . groups"
+    "|what it asks of the choice|_experts differ|per_tok differ|_k differ|layers differ|moe_norm_min must"
+    "|swiglu_limit must|: (windows|clipped|biases)|must be an integer|is not supported here|of latent attention must be"
 )
 """Why we refuse what transformers takes."""
 
@@ -69,14 +71,14 @@ def test_decoders(kind: str, caplog: pytest.LogCaptureFixture) -> None:
         elif other is not None:
             outcomes["equal"] += 1
             found = differences(mine, other)
-            if kind == "helium" and found == ["shapes"]:  # an output as wide as the model, of narrower heads: it cannot
-                found = []  # run there, and its tensors are refused here
+            if kind in ("helium", "olmoe") and found == ["shapes"]:  # an output, or norms, as wide as the model, of
+                found = []  # narrower heads: it cannot run there, and its tensors are refused here
             wrong += [f"{name}: {fact} differs" for fact in found]
     assert not wrong, "\n".join(wrong)
     assert outcomes["equal"] > outcomes["refused"] / 2
 
 
-@pytest.mark.parametrize("kind", CONFIG_KEYS)
+@pytest.mark.parametrize("kind", sorted(CONFIG_KEYS.keys() - set(WITHOUT_A_CLASS)))
 def test_every_key_of_the_class_is_known(kind: str) -> None:
     """Each field of transformers' class is read, refused, or without effect; and a missing one means its default."""
     made = transformers.AutoConfig.for_model(kind)
@@ -121,7 +123,7 @@ def test_only_listed_keys_are_read(kind: str) -> None:
 
 def test_unknown_keys_are_told_of() -> None:
     """What transformers writes itself is known; a key of nobody's is named, in the RoPE settings too."""
-    for kind in CONFIG_KEYS:
+    for kind in CONFIG_KEYS.keys() - set(WITHOUT_A_CLASS):
         config = transformers.AutoConfig.for_model(kind).to_dict() | {"model_type": kind}
         if kind in ARCHITECTURES:
             config |= {"architectures": [ARCHITECTURES[kind]]}

@@ -12,15 +12,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from families import CASES, SHAPE, Case
+from families_moe import MOE_CASES
 
 from tokenmill.core.block import full_groups
 from tokenmill.core.request import SamplingParams
 from tokenmill.core.step import Introduction, PlanRow, StepPlan
 from tokenmill.formats.checkpoint import open_checkpoint
+from tokenmill.formats.safetensors import open_safetensors
 from tokenmill.models.config import config_from_checkpoint
 from tokenmill.models.registry import load_model
 from tokenmill.ops.api import StepBatch, StepLimits
 from tokenmill.ops.native import NativeOps, available
+from tokenmill.ops.native.record import Recorder
 from tokenmill.ops.reference import ReferenceOps
 from workers import build_worker
 
@@ -31,9 +34,23 @@ LENGTH, NUM_GREEDY = 40, 12
 PROMPT = 11
 TOLERANCE = 2e-5
 
+
+class WatchedOps(ReferenceOps):
+    """Keeps what moe_route gives."""
+
+    def __init__(self) -> None:
+        super().__init__(exact_activations=True)
+        self.routes: list[np.ndarray] = []
+
+    def moe_route(self, logits_TE, routing, bias_E=None):
+        routes = super().moe_route(logits_TE, routing, bias_E)
+        self.routes.append(routes)
+        return routes
+
+
 NATIVE_REASON = available()
 BACKENDS = [
-    pytest.param(lambda: ReferenceOps(exact_activations=True), id="numpy"),
+    pytest.param(WatchedOps, id="numpy"),
     pytest.param(
         NativeOps, id="native", marks=pytest.mark.skipif(NATIVE_REASON is not None, reason=str(NATIVE_REASON))
     ),
@@ -49,20 +66,44 @@ def make_model(case: Case, folder):
     model = getattr(transformers, f"{case.family}ForCausalLM")(config)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.mul_(3 if parameter.ndim == 2 else 1).add_(0.02 * torch.randn_like(parameter))
+            parameter.mul_(3 if parameter.ndim >= 2 else 1).add_(0.02 * torch.randn_like(parameter))
+        for name, buffer in model.named_buffers():
+            if name.endswith("correction_bias"):
+                buffer.add_(0.2 * torch.randn_like(buffer))
     model.save_pretrained(folder)
     return type(model).from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
 
 
-@pytest.fixture(params=CASES, ids=[case.title.replace(" ", "_") for case in CASES], scope="module")
+ALL_CASES = (*CASES, *MOE_CASES)
+
+
+@pytest.fixture(params=ALL_CASES, ids=[case.title.replace(" ", "_") for case in ALL_CASES], scope="module")
 def saved(request, tmp_path_factory):
-    """(case, folder, a prompt and its greedy continuation, logits of a text), the last two by transformers."""
+    """(case, folder, a prompt and its greedy continuation, logits of a text, its experts), the last three by
+    transformers."""
     folder = tmp_path_factory.mktemp("model")
     theirs = make_model(request.param, folder)
     tokens = random_tokens(3, PROMPT).tolist()
     for _ in range(NUM_GREEDY):
         tokens.append(int(their_logits(theirs, np.array(tokens))[-1].argmax()))
-    return request.param, folder, tokens, their_logits(theirs, random_tokens(2, LENGTH))
+    routes = watch_routers(theirs)
+    return request.param, folder, tokens, their_logits(theirs, random_tokens(2, LENGTH)), routes
+
+
+def watch_routers(model) -> list[np.ndarray]:
+    """What its routers choose from now on, one after the other: [T, 2k] as ops.moe_route has it."""
+    seen: list[np.ndarray] = []
+
+    def note(module, inputs, output):
+        weights, ids = (part.numpy() for part in output[1:3])
+        order = ids.argsort(axis=1)
+        parts = [np.take_along_axis(part, order, axis=1) for part in (ids, weights)]
+        seen.append(np.concatenate(parts, axis=1).astype(np.float32))
+
+    for module in model.modules():
+        if type(module).__name__.lower().endswith("topkrouter"):
+            module.register_forward_hook(note)
+    return seen
 
 
 def our_logits(ops, folder, max_model_len: int, tokens: np.ndarray) -> np.ndarray:
@@ -99,20 +140,36 @@ def random_tokens(seed: int, count: int) -> np.ndarray:
 
 @pytest.mark.parametrize("make_ops", BACKENDS)
 def test_logits(saved, make_ops):
-    """All positions against one forward of transformers."""
-    case, folder, _, expected = saved
+    """All positions against one forward of transformers, and there the choice of experts too."""
+    case, folder, _, expected, routes = saved
+    if case in MOE_CASES and make_ops is NativeOps and not hasattr(Recorder, "moe_ffn"):
+        pytest.skip("not yet")
     ops = make_ops()
     ours = our_logits(ops, folder, case.max_model_len, random_tokens(2, LENGTH))
     ops.close()
     largest = np.abs(expected).max()
     assert largest > 0.1, "the oracle's logits must say something"
     np.testing.assert_allclose(ours, expected, atol=TOLERANCE * largest)
+    if isinstance(ops, WatchedOps):
+        check_routes(ops.routes, routes)
+
+
+def check_routes(ours: list[np.ndarray], theirs: list[np.ndarray]) -> None:
+    """Every token in every layer goes to the experts that transformers chooses, with their weights."""
+    num = len(theirs)
+    assert len(ours) == 2 * num, "two chunks"
+    for layer, expected in enumerate(theirs):
+        got, ids = np.concatenate([ours[layer], ours[num + layer]]), slice(0, expected.shape[1] // 2)
+        assert np.array_equal(got[:, ids], expected[:, ids]), f"ids of MoE layer {layer}"
+        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("make_ops", BACKENDS)
 def test_greedy_tokens(saved, make_ops, tmp_path):
     """A worker fed its own draws follows transformers, step by step."""
-    case, folder, tokens, _ = saved
+    case, folder, tokens, *_ = saved
+    if case in MOE_CASES and make_ops is NativeOps and not hasattr(Recorder, "moe_ffn"):
+        pytest.skip("not yet")
     prompt = tokens[:PROMPT]
     worker = build_worker(
         open_checkpoint(folder),
@@ -132,6 +189,19 @@ def test_greedy_tokens(saved, make_ops, tmp_path):
         got += execute(StepPlan(step, (row,))).rows[0].tokens
     worker.executor.close()
     assert got == tokens[len(prompt) :]
+
+
+@pytest.mark.parametrize("family", ["Mixtral", "Glm4Moe", "GraniteMoeShared", "Ernie4_5_Moe"])
+def test_experts_as_transformers_holds_them(family, tmp_path):
+    """What is saved without going back to the published names, gate and up of all experts as one tensor, is the same
+    model, bit for bit."""
+    theirs = make_model(next(case for case in MOE_CASES if case.family == family), tmp_path / "published")
+    theirs.save_pretrained(tmp_path / "merged", save_original_format=False)
+    assert any(name.endswith(".experts.gate_up_proj") for name in open_safetensors(tmp_path / "merged"))
+    tokens = random_tokens(2, LENGTH)
+    folders = [tmp_path / name for name in ("published", "merged")]
+    logits = [our_logits(ReferenceOps(exact_activations=True), folder, 64, tokens) for folder in folders]
+    np.testing.assert_array_equal(*logits)
 
 
 LONG = [

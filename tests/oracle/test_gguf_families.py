@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from families import CASES, Case
+from families_moe import MOE_CASES
 from gguf_families import ARCHITECTURES, convert
 from test_families import LENGTH, TOLERANCE, make_model, our_logits, random_tokens, their_logits
 
+from tokenmill.models.moe import MERGED, SPLIT, STACKED
 from tokenmill.ops.reference import ReferenceOps
 
 _SKIPPED = {
@@ -21,8 +23,12 @@ _SKIPPED = {
     "Gemma 2, no caps, SiLU": "the architecture is with GELU",
     "Gemma 3, capped logits, SiLU": "the architecture is with GELU",
     "EXAONE 4, a window that no layer has": "GGUF has no such pattern",
+    "Mixtral, sliding window": "the architecture 'llama' has no windows",
+    "Qwen3-MoE, dense layers, sliding window": "the architecture 'qwen3moe' has no windows",
+    "GPT-OSS, tight limits, no YaRN, no biases, other windows": "GGUF has no such keys",
+    "Qwen2-MoE, every other layer, no biases, weights of sum 1": "'qwen2moe' takes weights as they are",
 }
-GGUF_CASES = [case for case in CASES if case.family in ARCHITECTURES and case.title not in _SKIPPED]
+GGUF_CASES = [case for case in (*CASES, *MOE_CASES) if case.family in ARCHITECTURES and case.title not in _SKIPPED]
 
 
 @pytest.mark.parametrize("case", GGUF_CASES, ids=lambda case: case.title.replace(" ", "_"))
@@ -33,3 +39,14 @@ def test_logits_from_gguf(case: Case, tmp_path):
     ours = our_logits(ReferenceOps(exact_activations=True), path, case.max_model_len, tokens)
     expected = their_logits(theirs, tokens)
     np.testing.assert_allclose(ours, expected, atol=TOLERANCE * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("form", [MERGED, SPLIT])
+def test_experts_stored_otherwise(form: str, tmp_path):
+    """Gate and up as one tensor, and the matrices one by one, as early Mixtral files have them: the same logits, bit
+    for bit."""
+    make_model(MOE_CASES[0], tmp_path)
+    tokens = random_tokens(2, LENGTH)
+    paths = [convert(tmp_path, "Mixtral", tmp_path / f"{each}.gguf", each) for each in (STACKED, form)]
+    logits = [our_logits(ReferenceOps(exact_activations=True), path, 64, tokens) for path in paths]
+    np.testing.assert_array_equal(*logits)

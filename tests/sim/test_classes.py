@@ -10,7 +10,8 @@ import pytest
 
 from tokenmill.core.request import IDLE_PRIORITY
 from tokenmill.core.terms import Terms
-from tokenmill.sim.cluster import make_deaths, run_cluster
+from tokenmill.sim.cluster import run_cluster
+from tokenmill.sim.cluster_kinds import make_deaths
 from tokenmill.sim.run import run_scenario
 from tokenmill.sim.workload import Arrival, Scenario, make_scenario
 

@@ -67,6 +67,18 @@ def test_requests_that_move_hold(kind: str, first: int) -> None:
     assert kind != "mixed" or min(totals["copied"], totals["uncopied"]) > 0, totals
 
 
+@pytest.mark.parametrize("first", range(0, NUM_SEEDS // 2, SEEDS_PER_TEST))
+def test_requests_hold_with_stores_that_crash_fail_and_lie(first: int) -> None:
+    """As those that move; and KV stores of the machines lose, spoil and refuse blocks, end and come back, and tell
+    front ends what is not so. Half of the clusters have no other way from worker to worker."""
+    totals: Counter[str] = Counter()
+    for seed in range(first, first + SEEDS_PER_TEST):
+        report = run_seed_or_tell(seed, "tiers")
+        totals.update(dict(report.ends))
+        totals.update(moved=report.num_moved, fetched=report.num_fetched)
+    assert min(totals[name] for name in ("stop", "length", "abort", "moved", "fetched")) > 20, totals
+
+
 def test_what_a_worker_says_after_it_was_let_go_counts_for_nothing() -> None:
     """Workers that stand still wake up beside those that have their requests now."""
     totals: Counter[str] = Counter()

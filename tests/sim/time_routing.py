@@ -4,7 +4,8 @@
 
 Prompts have keys already. Every engine holds a prefix that all have; a fifth of the prompts are held whole by 1 to 3
 engines, a fifth in half by 40, and the others by nobody beyond the common prefix. Between two decisions 20 engines make
-a step, and one request starts.
+a step, and one request starts. With `--per-store N` so many engines share a KV store, and two stores have each prompt:
+half in host memory, all on disk.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import os
 import time
 import tracemalloc
+from collections import Counter
 from random import Random
 
 from tokenmill.cluster.entry import Entry
@@ -20,12 +22,14 @@ from tokenmill.cluster.links import EngineLink
 from tokenmill.cluster.router import Router
 from tokenmill.core.block import KEY_BYTES
 from tokenmill.core.cost import Costs
-from tokenmill.core.events import EngineStats, Ready
+from tokenmill.core.events import EngineStats, Ready, WorkerFacts
 from tokenmill.core.kv_events import CLEARED, STORED, KVEvent, KVEvents
 from tokenmill.core.request import Request, SamplingParams
+from tokenmill.core.tiers import DISK, HOST, TierEvent, TierEvents, TierFacts
 
 COSTS = Costs(step_s=0.030, row_s=5e-5, token_s=1.1e-4, position_s=2.1e-9, context_s=3.3e-8)
 BLOCK, COMMON = 16, 32
+TIERS = (TierFacts(HOST, 0, 1e-3, 1e10), TierFacts(DISK, 0, 1e-2, 5e9))
 
 
 def main() -> None:
@@ -34,11 +38,16 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=1_000_000)
     parser.add_argument("--tokens", type=int, default=12_000)
     parser.add_argument("--decisions", type=int, default=3000)
+    parser.add_argument("--per-store", type=int, default=0)
     args = parser.parse_args()
     random = Random(0)
     router, links = Router(), {}
     for number in range(args.links):
-        ready = Ready("m", 2**20, 1, (), "id", BLOCK, 0, max_num_seqs=256, max_num_batched_tokens=2048)
+        worker = WorkerFacts(kv_store=str(number // args.per_store) if args.per_store else "")
+        ready = Ready(
+            "m", 2**20, 1, (), "id", BLOCK, 0, max_num_seqs=256, max_num_batched_tokens=2048, worker=worker,
+            tiers=TIERS, block_bytes=5_000_000,
+        )  # fmt: skip
         costs = Costs(*(each * random.uniform(0.97, 1.03) for each in COSTS))
         links[number] = EngineLink(number, ready, "mixed", EngineStats(costs=costs))
         router.join(links)
@@ -68,7 +77,14 @@ def main() -> None:
     tracemalloc.stop()
     print(f"{sum(num_blocks.values())} blocks held, {size / sum(num_blocks.values()):.0f} bytes each")
 
+    for number in range(0, args.links if args.per_store else 0, args.per_store or 1):
+        events = [TierEvent(CLEARED)]
+        for keys in random.sample(prompts, max(1, 2 * len(prompts) * args.per_store // args.links)):
+            events += [TierEvent(STORED, HOST, keys[: len(keys) // 2]), TierEvent(STORED, DISK, keys)]
+        router.hear(number, TierEvents(0, tuple(events)))
+
     entries: list[Entry] = []
+    reasons: Counter[str] = Counter()
     prompt = tuple(range(args.tokens))
     took: list[float] = []
     worked: list[float] = []
@@ -83,6 +99,7 @@ def main() -> None:
         took.append(time.perf_counter() - began_s)
         worked.append(time.thread_time() - began_cpu_s)
         entry = Entry(request)
+        reasons[route.reason] += 1
         route.link.give(entry, route.num_hit)
         router.given(request, route.link.number)
         entries.append(entry)
@@ -96,6 +113,7 @@ def main() -> None:
             if not begun.tokens and begun.link is not None:
                 links[begun.link].start(begun, begun.num_hit)
                 begun.tokens.append(1)
+    print(", ".join(f"{count} for {reason}" for reason, count in reasons.most_common()))
     for name, times in (("decision takes", took), ("processor spends", worked)):
         times.sort()
         p50, p99 = times[len(times) // 2], times[int(0.99 * len(times))]

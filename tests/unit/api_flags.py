@@ -63,6 +63,10 @@ def foreign_flags(parser: argparse.ArgumentParser) -> Iterator[str]:
     yield from table(
         "flag", "same as", rows=((flags, code(" ".join(target))) for target, flags in grouped(spelled.items()))
     )
+    sizes = ((f"{flag} N", f"{target} N{unit}") for flag, (target, unit) in spelling.SIZES.items())
+    yield "### Sizes of other servers"
+    rows = ((flags, code(target)) for target, flags in grouped(sizes))
+    yield from table("flag", "same as", rows=rows)
     yield "### Values of other servers"
     foreign_values = {flag: values for flag, values in spelling.SPELLED_VALUES.items() if flag not in own}
     valued = [

@@ -8,6 +8,7 @@ import api_console
 import api_constraints
 import api_files
 import api_ids
+import api_kv
 import api_messages
 import api_ollama
 import api_responses
@@ -49,6 +50,7 @@ ENDPOINTS = {
     "GET /version": "The version of this server.",
 } | api_ollama.ENDPOINTS
 ENDPOINTS |= api_admin.ENDPOINTS | api_console.ENDPOINTS | api_messages.ENDPOINTS | api_files.ENDPOINTS
+ENDPOINTS |= api_kv.ENDPOINTS
 ENDPOINTS |= api_ids.ENDPOINTS
 ALIASES = {
     "POST /score": "POST /v1/score",
@@ -162,7 +164,12 @@ ANSWER = {
     "slo.profile": "`chat`, `code`, `rag`, `agent`, `batch`, `content` or `edge`",
     "slo.ttft_ms": "milliseconds to the first token (default: the profile's)",
     "slo.tpot_ms": "milliseconds for each further token on average (default: the profile's)",
-    "kv_transfer_params": "hand KV over from one server to another ([how](kv.md)); needs `--kv-save`",
+    "kv_hints": "what becomes of the KV of prompt and answer once it has ended; needs a "
+    "KV store with tiers ([more](kv-tiers.md#across-machines-and-the-router))",
+    "kv_hints.keep_s": "seconds for which it is kept there; 0: it is not (default: `--kv-keep-tools-s` where the "
+    "answer ends in calls of tools, else it is not)",
+    "kv_transfer_params": "hand KV over from one server to another ([how](kv.md)); needs `--kv-save` or a "
+    "KV store with tiers ([more](kv-tiers.md))",
     "kv_transfer_params.do_remote_decode": "answer when the KV is saved; the answer's `kv_transfer_params` are for the "
     "next call, null where saving failed; not while streaming",
     "kv_transfer_params.do_remote_prefill": "look first for KV that another server has saved",

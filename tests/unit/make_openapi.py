@@ -8,10 +8,12 @@ from __future__ import annotations
 import copy
 import json
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import api_files
+import api_kv
 import api_record
 import api_words as words
 import make_api_doc
@@ -61,6 +63,13 @@ BODIES = {
     "POST /admin/models": "model",
     "POST /admin/keys/{key}/rotate": "rotation",
     "POST /admin/workers/{worker}/pool": "pool",
+    "POST /admin/kv/find": "kv_prompt",
+    "POST /admin/kv/pin": "kv_pin",
+    "POST /admin/kv/unpin": "kv_prompt",
+    "POST /admin/kv/drop": "kv_prompt",
+    "POST /admin/kv/prefetch": "kv_prefetch",
+    "POST /admin/kv/quota": "kv_quota",
+    "POST /admin/kv/clear": "kv_clear",
     "POST /apply-template": "any",
     "POST /api/show": "any",
     "POST /api/pull": "any",
@@ -73,6 +82,7 @@ QUERIES = {
     "GET /v1/batches": ("limit", "after"),
     "GET /v1/responses/{response_id}/input_items": ("limit", "order", "after"),
     "GET /admin/keys": ("tenant",),
+    "GET /admin/kv/blocks": ("prefix", "tier", "limit"),
     "POST /admin/workers/{worker}/drain": ("restart",),
     "GET /admin/decisions": ("limit",),
     "GET /admin/requests": ("state", "limit", "tenant"),
@@ -233,6 +243,7 @@ def _body(name: str) -> Schema:
         "canary": lambda: object_of(_CANARY, ["name", "versions"]),
         "rotation": lambda: object_of(_ROTATION, []),
         "batch": lambda: object_of(api_files.BATCH, ["input_file_id", "endpoint", "completion_window"]),
+        **{name: partial(object_of, fields, []) for name, fields in api_kv.BODIES.items()},
         "any": lambda: {"type": "object"},
     }[name]()
 

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, pstdev
@@ -407,6 +408,19 @@ def test_a_seed_decides_every_byte_in_every_process() -> None:
     first = digests("1")
     assert len(set(first)) == 6 and first == digests("2")
     assert not set(first) & set(digests("1", DIGEST.replace("7", "8")))
+
+
+def test_a_plan_has_a_digest_of_its_own() -> None:
+    """The same for every text that can be made of it; another for another length, time, tenant or order of turns."""
+    plan = Schedule(request_rate=2.0).apply(datasets.conversations(8, 3, Lengths(16, 4), 2, 1.0))
+    assert plan.digest() == Schedule(request_rate=2.0).apply(plan).digest()
+    call = plan.calls[5]
+    others = [
+        replace(call, output_tokens=5), replace(call, delay_s=9.0), replace(call, tenant="t"),
+        replace(call, after=(3,)), replace(call, messages=call.messages[:-1]),
+    ]  # fmt: skip
+    digests = {replace(plan, calls=(*plan.calls[:5], other, *plan.calls[6:])).digest() for other in others}
+    assert len(digests | {plan.digest()}) == 6
 
 
 def test_the_digest_ignores_the_model_and_nothing_else() -> None:

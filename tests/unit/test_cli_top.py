@@ -35,6 +35,11 @@ SEEN = {
         "tokens_per_s": {"prompt_computed": 100.0, "prompt_cached": 20.0, "output": 55.0},
         "ttft_s": spread(4), "tpot_s": spread(),
     },
+    "tiers": {"tiers": {
+        "host": {"bytes": 3 << 20, "max_bytes": 1 << 30, "blocks": 9, "hits": 5, "load_bytes": 1 << 20,
+                 "save_bytes": 2 << 20, "evictions": 1, "corrupt": 0},
+        "remote": {"hits": 2, "load_bytes": 0, "save_bytes": 0, "evictions": 0, "corrupt": 4},
+    }},
     "workers": {"workers": [
         {"id": "local-0", "state": "ready", "pool": "prefill", "pid": 12, "num_open": 4, "num_running": 3,
          "num_waiting": 1, "kv_usage": 0.5, "num_steps": 99, "address": None},
@@ -71,6 +76,8 @@ def test_a_page_says_who_works_what_waits_and_what_was_decided() -> None:
     assert worker == ["local-0", "ready", "prefill", "12", "4", "3", "1", "50", "99", "here"]
     assert any(line.split()[:4] == ["far", "lost", "decode", "-"] for line in lines)
     assert "and 4 more" in text
+    assert "host      3.0 MiB of 1.0 GiB, 9 blocks  hits 5  loaded 1.0 MiB  saved 2.0 MiB  evicted 1" in text
+    assert any(line.startswith("remote    hits 2") and line.endswith("corrupt 4") for line in lines)
     (stream,) = (line.split() for line in lines if line.startswith("cmpl-"))
     assert stream[-3:] == ["1", "0", "balance"]
     assert lines[-7:] == [

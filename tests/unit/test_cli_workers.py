@@ -273,7 +273,10 @@ def test_a_worker_says_nothing_to_a_front_end_of_what_another_had(monkeypatch: p
     clock = MonotonicClock()
     executor = ToyExecutor(CONFIG, clock, costs=Costs(step_s=0.002))
     engine: Any = SimpleNamespace(
-        worker=SimpleNamespace(executor=executor), ops=SimpleNamespace(progress=lambda: None), first_events=lambda: ()
+        worker=SimpleNamespace(executor=executor, expert_load=lambda: None),
+        ops=SimpleNamespace(progress=lambda: None),
+        first_events=lambda: (),
+        settings=SimpleNamespace(spec=SimpleNamespace(kv_store=None)),
     )
 
     def request(name: str, max_tokens: int) -> Submit:

@@ -16,6 +16,7 @@ from tokenmill.core.events import EngineStats, Output, Ready, StepOutputs, Worke
 from tokenmill.core.kv_events import CLEARED, STORED, KVEvent, KVEvents
 from tokenmill.core.moves import Offer, Prefetch, Prefetched, Release
 from tokenmill.core.request import Request, SamplingParams
+from tokenmill.core.tiers import HOST, TierEvent, TierEvents, TierFacts
 
 BLOCK, NUM_PREFIX = 16, 64
 COSTS = Costs(step_s=1e-2, row_s=1e-5, token_s=1e-4)
@@ -57,8 +58,10 @@ class Scene:
             elif isinstance(message, Release):
                 assert self.offers.pop(message.ticket) == link, "released once, by its engine"
             elif isinstance(message, Prefetch):
-                assert b"".join(message.keys) == self.keys and message.source.ticket in self.offers
-                self.copies.append((message.number, self.offers[message.source.ticket], link))
+                assert b"".join(message.keys) == self.keys
+                source = message.source
+                assert source is None or source.ticket in self.offers
+                self.copies.append((message.number, -1 if source is None else self.offers[source.ticket], link))
         return effects
 
     def ask(self, per_s: float, for_s: float = 3.0, begun_s: float = 0.0, num_open: int = 2) -> Effects:
@@ -168,3 +171,22 @@ def test_a_copy_that_fails_is_not_tried_again_at_once_and_counts_end_with_reques
         scene.handle(GivenUp(name, "abort"), 60.0)
     scene.handle(Ticked(), 100.0)
     assert not scene.gateway._placing.copies.is_wanted and not scene.offers
+
+
+@pytest.mark.parametrize("how", ["no address", "sooner", "later", "half"])
+def test_a_hot_prefix_comes_from_the_tiers_of_the_target_where_that_is_sooner(how: str) -> None:
+    scene = Scene(2, tiers=(TierFacts(HOST, 1 << 30, 1e-4 if how != "later" else 1.0),))
+    gateway = scene.gateway
+    for link in gateway._links.values():
+        worker = link.ready.worker._replace(kv_store=f"s{link.number}")
+        link.ready = replace(link.ready, worker=worker._replace(kv_address="" if how == "no address" else "somewhere"))
+        gateway.router.stores.join(link.number, link.ready)
+    keys = scene.keys[: len(scene.keys) // (2 if how == "half" else 1)]
+    scene.handle(Told(1, TierEvents(0, (TierEvent(CLEARED), TierEvent(STORED, HOST, keys)))), 0.0)
+    scene.ask(8.0)
+    ((number, source, target),) = scene.copies
+    assert (source, target) == ((-1, 1) if how in ("no address", "sooner") else (0, 1))
+    effects = scene.handle(Told(1, Prefetched(number, NUM_PREFIX)), 3.0)
+    ((copied_from, copied_to, num_tokens, error, _),) = effects.copied
+    assert (copied_from, copied_to) == (None if source < 0 else 0, 1)
+    assert (num_tokens, error) == (NUM_PREFIX * BLOCK, "") and not scene.offers

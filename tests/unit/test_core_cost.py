@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tokenmill.core.cost import CostModel, Costs, Work, work_of
+from tokenmill.core.cost import CostModel, Costs, StepLaw, Work, work_of
 from tokenmill.core.step import PlanRow
 
 TRUTH = Costs(0.002, 0.0005, 0.0004, 4e-7, 1e-6)
@@ -35,8 +35,14 @@ def mixed(rng: random.Random, num: int) -> list[Work]:
 
 def test_the_work_of_a_step_counts_rows_tokens_and_what_they_attend_to() -> None:
     """A decode attends to all before it, a chunk to that and to its own tokens; each row reads what is before it."""
-    rows = [PlanRow(0, 10, (), 3), PlanRow(1, 100, (7,) * 4)]
-    assert work_of(rows) == Work(2, 5, 10 + 4 * 100 + 6, 110)
+    rows = [PlanRow(0, 10, (), 3, sample=True), PlanRow(1, 100, (7,) * 4)]
+    assert work_of(rows) == Work(2, 5, 10 + 4 * 100 + 6, 110, 1)
+
+
+def test_fitted_costs_are_a_law_of_steps() -> None:
+    """What is fitted to live steps stands wherever a law is asked for, and what only other laws use changes nothing."""
+    law: StepLaw = TRUTH
+    assert law.predict(Work(2, 5, 416, 110, 2, 16)) == law.predict(Work(2, 5, 416, 110))
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.01])
@@ -150,3 +156,19 @@ def test_one_short_step_does_not_make_long_prompts_slow() -> None:
     model = CostModel()
     model.note(Work(1, 20, 190), 0.001)
     assert model.costs.predict(Work(1, 8000, 8000 * 7999 / 2)) < 8000 / 20 * 0.001 * 2
+
+
+def test_experts_that_a_step_reads_are_told_from_the_rest() -> None:
+    """A mixture reads few experts for a token, most for sixteen: single decodes, batches and prompts are all known."""
+    share = 8 / 64
+    truth = TRUTH._replace(experts_s=0.08, chosen=share)
+    rng = random.Random(7)
+    model = CostModel(chosen=share)
+    for work in mixed(rng, 400):
+        model.note(work, truth.predict(work) * rng.uniform(0.95, 1.05))
+    for work in [*mixed(rng, 50), *(step_of(rng, num) for num in (1, 2, 4, 8, 16, 32))]:
+        assert model.costs.predict(work) == pytest.approx(truth.predict(work), rel=0.06), work
+    assert model.costs.chosen == share and model.error < 0.06
+    assert truth.weights_s(1) == pytest.approx(0.002 + 0.08 * share) and truth.weights_s(1000) == pytest.approx(0.082)
+    dense, _ = taught(truth.predict, mixed(random.Random(7), 400), noise=0.05)
+    assert dense.costs.predict(step_of(rng, 1)) > 1.3 * truth.predict(step_of(rng, 1)), "what it is for"

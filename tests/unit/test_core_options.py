@@ -13,6 +13,7 @@ from tokenmill.core.errors import ConfigError
 from tokenmill.core.options import check, option, options_of, seconds, size
 from tokenmill.llm.arguments import read_options
 from tokenmill.node.options import EngineOptions, TextOptions
+from tokenmill.node.tier_options import TierOptions
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def test_a_wrong_text_is_answered_on_the_command_line(capsys: pytest.CaptureFixt
 
 
 def test_every_option_of_a_node_is_a_flag_and_a_keyword() -> None:
-    for kind in (EngineOptions, TextOptions):
+    for kind in (EngineOptions, TextOptions, TierOptions):
         parser = Parser(prog="x")
         add_options(parser, kind)
         declared = options_of(kind)

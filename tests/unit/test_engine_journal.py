@@ -16,15 +16,18 @@ from tokenmill.core.effects import (
     FindBlocks,
     JobEnded,
     PrepareGrammar,
+    Relax,
     SaveBlocks,
     StepFailed,
     StoreOpened,
 )
 from tokenmill.core.events import Abort, Drain, LoadAdapter, SetPool, ShowCache, Submit, UnloadAdapter
+from tokenmill.core.hints import KeepKV, PromoteKV
 from tokenmill.core.kv_events import WatchKV
 from tokenmill.core.moves import Continue, EndMove, KVSource, Offer, Prefetch, PullBlocks, Release, SendBlocks, Yield
 from tokenmill.core.request import PoolingParams, Request, SamplingParams
 from tokenmill.core.step import Introduction, PlanRow, RowResult, StepPlan, StepResult, TokenLogprob
+from tokenmill.core.tiers import WatchTiers
 from tokenmill.engine.core import EngineCore
 from tokenmill.engine.journal import Committed, Entry, Handled, Planned, entry_line, header_line, read_journal
 from tokenmill.engine.replay import replay
@@ -47,6 +50,9 @@ ENTRIES: list[Entry] = [
     Handled(ShowCache(1, 200), 1.0),
     Handled(SetPool("prefill", 3), 1.0),
     Handled(WatchKV(True), 1.0),
+    Handled(WatchTiers(True), 1.0),
+    Handled(KeepKV(b"\x00" * 16, 9.0, "a"), 1.0),
+    Handled(PromoteKV(b"\x00" * 16), 1.0),
     Handled(JobEnded(DropAdapter("digest"), "digest"), 1.0),
     Handled(JobEnded(LoadAdapter(1, "/somewhere"), error="no", error_kind="kind", error_param="path"), 1.0),
     Handled(StoreOpened(((b"\x00" * 16, b"\xff" * 16), ())), 1.0),
@@ -63,6 +69,7 @@ ENTRIES: list[Entry] = [
     Handled(JobEnded(PullBlocks(0, SOURCE, 1, ((3, -1), (4, 5)), True), error="lost", error_kind="kind"), 1.0),
     Handled(JobEnded(SendBlocks(0, "ticket", ((0, 1, 2),), 20, True)), 1.0),
     Handled(JobEnded(EndMove("ticket")), 1.0),
+    Handled(Relax(1 << 20, True), 1.0),
     Handled(StepFailed(3, "on fire"), 1.0),
     Planned(None, 2.0),
     Planned(

@@ -12,13 +12,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from tokenmill.cli import kv_peers
-from tokenmill.cli.kv_peers import Door
 from tokenmill.core.moves import KVSource, PullBlocks, Pulled
 from tokenmill.store.peer import client as peer_client
+from tokenmill.store.peer import door as peer_door
+from tokenmill.store.peer import listener as peer_listener
 from tokenmill.store.peer import server as peer_server
 from tokenmill.store.peer.board import Board, Had, Refused
 from tokenmill.store.peer.client import PeerClient, connect_plainly
+from tokenmill.store.peer.door import Door
 from tokenmill.store.peer.frames import MOST_BYTES, BadPeer
 from tokenmill.store.peer.memory import BlockMemory, CannotRead, can_read_memory, read_memory
 from tokenmill.store.peer.server import PeerServer
@@ -173,7 +174,7 @@ def test_connections_are_taken_again_after_there_were_no_descriptors(
 
     source, create = memory_of(7), socket.create_server
     sums_of(board, source)
-    monkeypatch.setattr(peer_server, "PAUSE_S", 0.01)
+    monkeypatch.setattr(peer_listener, "PAUSE_S", 0.01)
     monkeypatch.setattr(socket, "create_server", lambda *args, **kwargs: Short(create(*args, **kwargs)))
     server = PeerServer(board, "life", [source])
     server.start()
@@ -234,7 +235,7 @@ def test_posts_are_over_when_the_reader_has_them() -> None:
 
 
 def test_between_machines_both_ends_prove_themselves(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_peers, "_is_local", lambda address: False)
+    monkeypatch.setattr(peer_door, "_is_local", lambda address: False)
     source = memory_of(7)
     sums_of(board, source)
     server = PeerServer(board, "life", [source], Door(b"s" * 32).welcome)

@@ -11,21 +11,26 @@ from typing import Any
 
 import msgspec
 import pytest
+from test_engine_core import Engine, make_request
 from test_engine_kv_events import CONFIG, request, run
 
 from kv_tree import Tree
 from tokenmill.cli.kv_events_options import KVEventsOptions, read_config
 from tokenmill.cli.launch import Launch
+from tokenmill.core.block import full_groups
+from tokenmill.core.config import EngineConfig
 from tokenmill.core.effects import StepFailed
 from tokenmill.core.errors import ConfigError
 from tokenmill.core.events import Abort, Submit
 from tokenmill.core.kv_events import CLEARED, REMOVED, STORED, TokenEvent
 from tokenmill.core.sequence import Sequence
 from tokenmill.core.step import StepPlan
+from tokenmill.core.tiers import DISK, HOST, TierEvent, TierEvents
 from tokenmill.engine.core import EngineCore
+from tokenmill.engine.tier_log import TierLog
 from tokenmill.net.kv_config import KVEventsConfig, is_local, listens, nth_endpoint
 from tokenmill.net.kv_publisher import KVPublisher
-from tokenmill.net.kv_wire import decode_batch
+from tokenmill.net.kv_wire import decode_batch, encode_batch
 from tokenmill.node.options import EngineOptions
 
 zmq = pytest.importorskip("zmq")
@@ -106,6 +111,47 @@ def test_events_have_vllms_form() -> None:
     }  # fmt: skip
     assert events[1]["parent_block_hash"] == 0x0909090909090909 and events[1]["lora_name"] == "ab"
     assert events[2] == {"type": "BlockRemoved", "block_hashes": [0x0101010101010101], "medium": "GPU"}
+    tiers = (
+        TokenEvent(STORED, (b"\x01" * 16,), None, (), 2, tier=HOST),
+        TokenEvent(REMOVED, (b"\x01" * 16,), tier=DISK),
+    )
+    _, (stored, removed), _ = msgspec.msgpack.decode(encode_batch(1.0, tiers, 0))
+    assert (stored["medium"], stored["token_ids"], removed["medium"]) == ("CPU", [], "STORAGE")
+
+
+def told(*events: TierEvent) -> TierEvents:
+    return TierEvents(0, events)
+
+
+def test_blocks_in_tiers_are_told_if_their_tokens_were() -> None:
+    """A snapshot tells what is new and what has gone; blocks of others and of salted requests are never told."""
+    engine = Engine(EngineConfig(groups=full_groups(64), max_model_len=128, block_size=4))
+    heard: list[TokenEvent] = []
+    engine.core.state.tell_tokens(heard.extend)
+    plain, salted = make_request("a", 13, 1), make_request("b", 13, 1, first=50, cache_salt="s")
+    engine.add(plain, salted)
+    engine.finish()
+    log = engine.core.state.token_log
+    assert log is not None
+    (published,) = [event for event in heard if event.kind == STORED]
+    keys = b"".join(map(bytes, published.blocks))
+    other = b"".join(engine.core.state.blocks.pools[0].published()[nth][0] for nth in range(6))
+    heard.clear()
+    tiers = TierLog(log, 4, heard.extend)
+    tiers.take(told(TierEvent(CLEARED), TierEvent(STORED, HOST, other + b"x" * 16)))
+    assert heard == [TokenEvent(STORED, published.blocks, None, (), 4, tier=HOST)] and len(published.blocks) == 3
+    heard.clear()
+    tiers.take(told(TierEvent(STORED, HOST, keys), TierEvent(STORED, DISK, keys[:16])))
+    assert heard == [TokenEvent(STORED, published.blocks[:1], None, (), 4, tier=DISK)], "said once"
+    heard.clear()
+    tiers.take(told(TierEvent(CLEARED), TierEvent(STORED, HOST, keys[:32])))
+    assert heard == [
+        TokenEvent(REMOVED, published.blocks[2:], tier=HOST),
+        TokenEvent(REMOVED, published.blocks[:1], tier=DISK),
+    ]
+    heard.clear()
+    tiers.take(told(TierEvent(REMOVED, HOST, other)))
+    assert heard == [TokenEvent(REMOVED, published.blocks[:2], tier=HOST)]
 
 
 def ask(address: str, *frames: bytes) -> list[list[bytes]]:

@@ -21,6 +21,7 @@ from tokenmill.cli.upstream_options import FeedAddress, UpstreamOptions, _named_
 from tokenmill.cluster.token_index import TokenIndex
 from tokenmill.core.errors import ConfigError
 from tokenmill.core.kv_events import CLEARED, REMOVED, STORED, TokenEvent
+from tokenmill.core.tiers import DISK, HOST
 from tokenmill.net.kv_config import KVEventsConfig
 from tokenmill.net.kv_publisher import KVPublisher
 from tokenmill.net.kv_subscriber import KVSubscriber
@@ -203,6 +204,11 @@ def test_both_forms_are_read() -> None:
         TokenEvent(CLEARED),
     ]
     assert decode_batch(pack([1.5, arrays])) == (1.5, expected)
+    offloaded = [{**maps[0], "token_ids": [], "medium": "CPU"}, {**maps[2], "medium": "STORAGE"}]
+    assert decode_batch(pack([1.5, offloaded]))[1] == [
+        TokenEvent(STORED, (b"\x05" * 32, 7), None, (), 2, tier=HOST),
+        TokenEvent(REMOVED, (9,), tier=DISK),
+    ]
     assert decode_batch(pack([1.5, maps, 0, "more"])) == (1.5, expected)
     mixed = [{"type": "BlockSeen", "x": 1}, ["BlockSeen", 5], maps[3]]
     assert decode_batch(pack([1.5, mixed, None]))[1] == [TokenEvent(CLEARED)]
@@ -213,7 +219,7 @@ def test_blocks_that_are_not_for_all_prompts_do_not_count() -> None:
     plain = {"type": "BlockStored", "block_hashes": [1], "parent_block_hash": None, "token_ids": [5, 6],
              "block_size": 2, "lora_id": None, "medium": "GPU", "lora_name": None}  # fmt: skip
     others: list[dict[str, Any]] = [
-        {"lora_id": 1}, {"lora_name": "x"}, {"extra_keys": [["salt"]]}, {"medium": "CPU"}, {"group_idx": 1}
+        {"lora_id": 1}, {"lora_name": "x"}, {"extra_keys": [["salt"]]}, {"medium": "HBM2"}, {"group_idx": 1}
     ]  # fmt: skip
     assert len(decode_batch(pack([0.0, [plain]]))[1]) == 1
     for other in others:
@@ -259,6 +265,18 @@ def test_an_index_by_tokens_knows_who_has_a_prompt() -> None:
     assert index.hits(index.keys(prompt)) == {0: 8, 2: 20}
     index.settle("call")
     assert index.hits(index.keys(prompt)) == {0: 8, 2: 4}
+
+
+def test_a_prompt_counts_as_long_as_a_server_has_it_anywhere() -> None:
+    """vLLM tells of what it offloads without tokens; others may tell them."""
+    index, prompt = TokenIndex(1), tuple(range(100, 112))
+    index.hear(0, [TokenEvent(STORED, (1, 2), None, prompt[:8], 4)])
+    index.hear(0, [TokenEvent(STORED, (1, 2, 9), None, (), 4, tier=HOST), TokenEvent(REMOVED, (1, 2))])
+    assert index.hits(index.keys(prompt)) == {0: 8}
+    index.hear(0, [TokenEvent(STORED, (3,), 2, prompt[8:], 4, tier=DISK), TokenEvent(REMOVED, (2,), tier=DISK)])
+    assert index.hits(index.keys(prompt)) == {0: 12}
+    index.hear(0, [TokenEvent(REMOVED, (3,), tier=DISK), TokenEvent(REMOVED, (2,), tier=HOST)])
+    assert index.hits(index.keys(prompt)) == {0: 4} and index.num_blocks(0) == 1
 
 
 def test_the_index_of_a_server_is_bounded() -> None:

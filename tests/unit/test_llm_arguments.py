@@ -11,6 +11,7 @@ from tokenmill import SamplingParams
 from tokenmill.core.errors import ConfigError, InvalidRequest
 from tokenmill.llm.arguments import GivenPrompt, read_conversations, read_options, read_prompts, read_sampling
 from tokenmill.node.options import TextOptions
+from tokenmill.node.tier_options import TierOptions
 
 IDS = GivenPrompt(None, (1, 2))
 TEXT = GivenPrompt("a", None)
@@ -74,11 +75,14 @@ def test_sampling_is_one_for_all_or_one_for_each() -> None:
 
 
 def test_options_are_checked_by_name_and_type() -> None:
-    options, text = read_options(
-        {"kv_cache_memory_bytes": "2GiB", "threads": 3, "chat_template": "x", "enable_lora": True}
+    options, text, tiers = read_options(
+        {"kv_cache_memory_bytes": "2GiB", "threads": 3, "chat_template": "x", "enable_lora": True, "kv_host": "4GB"}
     )
     assert (options.kv_cache_memory_bytes, options.threads, options.enable_lora) == (2 << 30, 3, True)
     assert text == TextOptions(chat_template="x")
+    assert tiers == TierOptions(kv_host=4_000_000_000)
+    assert read_options({"kv_offloading_size": 2})[2] == TierOptions(kv_host=2 << 30)
+    assert read_options({"kv_offloading_size": None})[2] == TierOptions()
     for name, value, says in (
         ("max_modl_len", 5, "max_model_len"),
         ("kv_cache_memory_bytes", "lots", "kv_cache_memory_bytes"),

@@ -20,8 +20,8 @@ from tokenmill.core.errors import BadCheckpoint, InvalidRequest
 from tokenmill.core.events import LoadAdapter
 from tokenmill.formats.adapter import open_adapter
 from tokenmill.formats.checkpoint import Checkpoint
-from tokenmill.models.families import GLOBAL_NAMES, LAYER_NAMES
 from tokenmill.models.lora import Base, LoraLimits
+from tokenmill.models.names import GLOBAL_NAMES, LAYER_NAMES
 from tokenmill.models.registry import Model, load_model
 from tokenmill.ops.api import RawTensor, StepBatch, StepLimits
 from tokenmill.ops.native import NativeOps, available
@@ -167,7 +167,9 @@ def as_gguf(checkpoint: Checkpoint) -> Checkpoint:
         module = name.removesuffix(".weight")
         layer = module.split(".")[2] if ".layers." in module else ""
         ends = {hf: GLOBAL_NAMES["gguf"][role] for role, hf in GLOBAL_NAMES["hf"].items()}
-        inside = {LAYER_NAMES["hf"][role].format(layer): (role, gguf.format(layer)) for role, gguf in roles.items()}
+        inside = {
+            LAYER_NAMES["hf"][role].format(layer, e=""): (role, gguf.format(layer)) for role, gguf in roles.items()
+        }
         role, new = inside.get(module, ("", ends.get(module, "")))
         values = np.frombuffer(found.data, np.float32).reshape(found.shape)
         if role in ("q", "k"):

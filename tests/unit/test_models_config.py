@@ -94,7 +94,7 @@ def replace_metadata(checkpoint, **given):
     ("kind", "given", "named"),
     [
         ("gguf", {"general.architecture": "mamba"}, "'mamba' is not supported .supported: .*llama"),
-        ("gguf", {"llama.expert_count": 8}, "llama.expert_count = 8: experts"),
+        ("gguf", {"llama.expert_count": 8}, "llama.expert_used_count must be"),
         ("gguf", {"llama.rope.dimension_count": 7}, "RoPE on 7 of 16 channels"),
         ("gguf", {"llama.rope.scaling.type": "su"}, "'su'"),
         ("gguf", {"llama.block_count": 0}, "llama.block_count must be a positive integer, got 0"),

@@ -19,7 +19,8 @@ from tokenmill.ops.native import NativeOps, available
 from tokenmill.ops.native.fuse import fuse
 from tokenmill.ops.native.library import available_isas
 from tokenmill.ops.native.memory import place
-from tokenmill.ops.native.record import Recorder, SymbolicBatch
+from tokenmill.ops.native.operation import SymbolicBatch
+from tokenmill.ops.native.record import Recorder
 from tokenmill.ops.reference import ReferenceOps
 from tokenmill.ops.select import select_ops
 

@@ -78,7 +78,13 @@ class Attention:
     """One attention operation over a pool of random keys and values, its queries looked up by token id."""
 
     def __init__(
-        self, ops: NativeOps, heads: HeadGeometry, block_size: int, window: int, dtype: str | None = None
+        self,
+        ops: NativeOps,
+        heads: HeadGeometry,
+        block_size: int,
+        window: int,
+        dtype: str | None = None,
+        sinks: bool = False,
     ) -> None:
         dtype = dtype or kv_type(ops)
         rng = np.random.default_rng(5)
@@ -97,10 +103,11 @@ class Attention:
         self.pool = pool
         table = ops.pack([raw_tensor(rng, "f32", NUM_INPUTS, heads.width)])
         kv = ops.bind_kv(pool, group)
+        sinks_H = ops.vector(np.linspace(-2, 6, heads.num_heads)) if sinks else None
 
         def forward(rec: Any, batch: Any) -> Any:
             x = rec.scale(rec.embed(table, batch.tokens_T), 20.0)
-            return rec.paged_attention(kv, 0, x, batch, heads, heads.head_dim**-0.5, window=window)
+            return rec.paged_attention(kv, 0, x, batch, heads, heads.head_dim**-0.5, window=window, sinks_H=sinks_H)
 
         self._run = ops.compile(forward, StepLimits(256, 8, 1100 // block_size + 1, 1))
 
@@ -182,13 +189,14 @@ def test_any_block_size_and_type_shares(teams: dict[int, NativeOps], block_size:
 
 @pytest.mark.parametrize("family", [ISAS, TILE_ISAS], ids=["lanes", "tiles"])
 def test_every_variant_shares(family: tuple[str, ...]) -> None:
-    """All instruction sets, against solo runs of plain loops; query heads that fill tiles unevenly, or several."""
+    """All instruction sets, against solo runs of plain loops; query heads that fill tiles unevenly, or several, and
+    have sinks."""
     scalar = NativeOps(1, family[-1])
     for isa in available_isas(family):
         ops = NativeOps(2, isa)
         for heads in (HeadGeometry(10, 2, 32), HeadGeometry(14, 1, 16), HeadGeometry(50, 1, 8)):
             for dtype in (kv_type(ops), "int8"):
-                together, alone = (Attention(backend, heads, 16, 0, dtype) for backend in (ops, scalar))
+                together, alone = (Attention(backend, heads, 16, 0, dtype, True) for backend in (ops, scalar))
                 for mix in ("one prefix of whole spans", "a tree"):
                     _differences(together, alone, MIXES[mix], 16, (isa, heads, mix, dtype))
         ops.close()

@@ -31,12 +31,15 @@ from tokenmill.core.events import (
     Timing,
     UnloadAdapter,
 )
+from tokenmill.core.experts import ExpertLoad, WeightReads
 from tokenmill.core.files import FilePart, WantPart
+from tokenmill.core.hints import KeepKV, PromoteKV
 from tokenmill.core.kv_events import KVEvent, KVEvents, WatchKV
 from tokenmill.core.moves import Continue, KVSource, Moved, Offer, Prefetch, Prefetched, Release, Staged, Yield
 from tokenmill.core.prefixes import PoolCounts, PrefixRun, PrefixSummary
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.step import TokenLogprob
+from tokenmill.core.tiers import TierEvent, TierEvents, WatchTiers
 from tokenmill.net import codec
 from tokenmill.net.clock import MonotonicClock
 from tokenmill.net.entropy import new_id, new_seed, seeds_from
@@ -53,6 +56,7 @@ KINDS: dict[Any, Any] = {
     int: COUNT,
     float: FLOATS,
     tuple[str, ...]: st.lists(TEXT, max_size=3).map(tuple),
+    tuple[int, ...]: st.lists(COUNT, max_size=4).map(tuple),
 }
 LOGPROBS = st.lists(
     st.builds(
@@ -121,9 +125,20 @@ MESSAGE = st.one_of(
         ),
     ),
     st.builds(WatchKV, st.booleans()),
+    st.builds(WatchTiers, st.booleans()),
+    st.builds(
+        TierEvents, st.integers(0, 9),
+        st.lists(st.builds(TierEvent, TEXT, TEXT, st.binary(), st.binary(), st.integers(0, 9)), max_size=3).map(tuple),
+    ),
+    st.builds(KeepKV, st.binary(), FLOATS, TEXT),
+    st.builds(PromoteKV, st.binary()),
     st.builds(
         KVEvents, st.integers(0, 9),
         st.lists(st.builds(KVEvent, TEXT, st.binary(), st.binary(), st.integers(0, 9)), max_size=3).map(tuple),
+    ),
+    st.builds(
+        ExpertLoad, st.just((1, 3)), st.tuples(*[st.tuples(COUNT, COUNT)] * 2), COUNT,
+        st.one_of(st.none(), st.builds(WeightReads, COUNT, COUNT, COUNT, COUNT, COUNT, FLOATS)),
     ),
     st.builds(Beat, st.one_of(st.none(), st.integers(0, 9)), st.integers(0, 9), FLOATS, st.integers(0, 9)),
     st.builds(WantPart, st.integers(0, 9), TEXT, st.integers(0, 9)),
@@ -135,7 +150,7 @@ MESSAGE = st.one_of(
     st.builds(Yield, TEXT, TEXT, st.integers(0, 9)),
     st.builds(Continue, TEXT, st.integers(0, 9), TOKENS),
     st.builds(Release, TEXT),
-    st.builds(Prefetch, st.integers(0, 9), KEYS, SOURCE),
+    st.builds(Prefetch, st.integers(0, 9), KEYS, st.none() | SOURCE),
     st.builds(Staged, TEXT, st.integers(0, 9), COUNT),
     st.builds(Moved, TEXT, st.integers(0, 9), COUNT, TEXT),
     st.builds(Prefetched, st.integers(0, 9), COUNT, TEXT),

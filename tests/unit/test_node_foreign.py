@@ -57,6 +57,7 @@ VLLM: list[tuple[str, dict[str, Any] | str]] = [
         "vllm serve MODEL --kv-transfer-config.kv_connector NixlConnector --kv-transfer-config.kv_role kv_both",
         '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}',
     ),
+    ("vllm serve MODEL --kv-offloading-size 4 --kv-offloading-backend native", {"kv_host": 4 << 30}),
     ("vllm serve intfloat/e5-small --task embed", {"runner": "pooling"}),
     (
         "vllm serve MODEL --generation-config vllm --override-generation-config.top_p 0.5 --scheduling-policy fcfs",
@@ -69,6 +70,9 @@ VLLM: list[tuple[str, dict[str, Any] | str]] = [
 ]
 
 LLAMA: list[tuple[str, dict[str, Any] | str]] = [
+    ("llama-server -m model.gguf --cache-ram 2048", {"kv_host": 2 << 30}),
+    ("llama-server -m model.gguf -cram 0", {"kv_host": None}),
+    ("llama-server -m model.gguf --cache-ram=-1", {"kv_host": None}),
     (
         "llama-server -m models/7B/ggml-model.gguf -c 2048",
         {"model": "models/7B/ggml-model.gguf", "max_model_len": 2048},

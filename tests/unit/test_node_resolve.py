@@ -90,6 +90,8 @@ def test_a_small_pool_bounds_the_context_and_says_so():
         (dict(backend="cuda"), "backend"),
         (dict(kv_save=""), "kv_save"),
         (dict(kv_save="kv", enable_prefix_caching=False), "kv_save"),
+        (dict(kv_store="socket", kv_save="kv"), "kv_save"),
+        (dict(kv_store="socket", enable_prefix_caching=False), "kv_store"),
     ],
 )
 def test_an_impossible_wish_is_refused_by_name(options, param):
@@ -125,6 +127,8 @@ def test_kv_dtypes_are_named_in_the_fields_words():
         assert resolve(EngineOptions(kv_cache_dtype=asked), MACHINE, MODEL, "bf16").spec.kv_dtype == (
             asked_for or "bf16"
         )
+        latent = resolve(EngineOptions(kv_cache_dtype=asked), MACHINE, dataclasses.replace(MODEL, has_latents=True))
+        assert latent.spec.kv_dtype == ("bf16" if asked == "auto" else kept)
     choice = chosen(resolve(EngineOptions(kv_cache_dtype="int8"), MACHINE, MODEL), "kv_cache_dtype")
     assert "not the same answers" in choice.reason
     with pytest.raises(ConfigError, match="int8") as refused:
@@ -145,3 +149,25 @@ def test_policies_are_printed_where_they_are_chosen():
     assert "nothing is cached" in chosen(resolve(options, MACHINE, MODEL), "eviction_policy").reason
     with pytest.raises(ConfigError, match=r"--eviction-policy must be one of lru, .* Did you mean 'lfu'"):
         EngineOptions(eviction_policy="lfuu")
+
+
+def test_adaptive_top_k_is_for_mixtures_that_give_tokens_and_within_its_range():
+    moe = dataclasses.replace(MODEL, num_experts=64)
+    settings = resolve(EngineOptions(expert_min_share=0.1), MACHINE, moe)
+    assert settings.spec.expert_min_share == 0.1
+    assert "other answers" in chosen(settings, "expert_min_share").reason
+    for options in (EngineOptions(), EngineOptions(expert_min_share=0)):
+        plain = resolve(options, MACHINE, moe)
+        assert plain.spec.expert_min_share == 0 and plain == resolve(EngineOptions(), MACHINE, MODEL)
+    for model, share, why in (
+        (moe, 1.5, "from 0 to 1"),
+        (MODEL, 0.1, "no mixture of experts"),
+        (dataclasses.replace(moe, gives_vectors=True), 0.1, "gives vectors"),
+    ):
+        with pytest.raises(ConfigError, match=why) as caught:
+            resolve(EngineOptions(expert_min_share=share), MACHINE, model)
+        assert caught.value.param == "expert_min_share"
+    with pytest.raises(ConfigError, match="at least 0"):
+        EngineOptions(expert_min_share=-0.1)
+    with pytest.raises(ConfigError, match="at least 0"):
+        EngineOptions(expert_min_share=float("nan"))

@@ -13,6 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 from ops_cases import KINDS, Sequences, activations, raw_tensor
+from ops_latent_cases import latent_cases
+from ops_moe_cases import ffn_cases, route_cases
+from ops_stack_cases import column_cases, linear_heads_cases
 
 from tokenmill.core.block import KV_DTYPES, KVGroup
 from tokenmill.ops.api import HeadGeometry
@@ -25,6 +28,7 @@ ROUNDED_ONCE = 3e-7  # a handful of float32 operations
 FIFTEEN_BITS = 2e-4  # queries as whole numbers up to 2^14 move a score by about this, weights of values by less
 INTEGERS = 0.04  # weights of 8 bits with one scale for hundreds, against int8 activations with one for 32
 BF16_FACTORS = 4e-3  # queries and weights of values rounded to 8 bits
+INNER_CODES = 5e-3  # an inner value at the border of two codes, where sums differ in their last bit
 EQUAL = 0.0
 
 
@@ -204,6 +208,8 @@ def _attention_cases() -> Iterator[Case]:
                 rows = [(2, [0] * 270, 250), (1, [0] * 530, 529), (0, [0] * 3, 0), (3, [0], 0)]
                 batch = sequences.batch(rows)
                 qkv = rng.standard_normal((len(batch.tokens_T), heads.width)).astype(np.float32)
+                if limits.pop("sinks", False):
+                    limits["sinks_H"] = ops.vector(np.linspace(-3, 9, heads.num_heads))
                 return ops.paged_attention(kv, 1, qkv, batch, heads, heads.head_dim**-0.5, **limits)
 
             name = f"H={heads.num_heads} G={heads.num_kv_heads} C={heads.head_dim} block={block_size} {dtype}"
@@ -215,15 +221,33 @@ def _attention_cases() -> Iterator[Case]:
             else:
                 limits += [(f" window={window}", {"window": window}) for window in (1, 7, 256)]
                 limits += [(" window=300 soft_cap=0.5", {"window": 300, "soft_cap": 0.5})]
+                limits += [(" sinks", {"sinks": True}), (" window=300 sinks", {"window": 300, "sinks": True})]
             on_tiles = BF16_FACTORS if dtype == "bf16" else None
             for what, kwargs in limits:
                 run = partial(run_attention, **kwargs)
                 yield Case(f"paged_attention{what} {name}", tolerance, run, on_tiles=on_tiles)
 
 
+def _stack_cases() -> Iterator[Case]:
+    for name, run in column_cases():
+        yield Case(name, 4 * ROUNDED_ONCE if name.startswith("gate_rows") else EQUAL, run)
+    for name, run in linear_heads_cases():
+        yield Case(name, SUM_ORDER, run)
+    for name, run in route_cases():
+        yield Case(name, ROUNDED_ONCE, run)  # of ids, which are equal then
+    for name, run in ffn_cases():
+        yield Case(name, INNER_CODES, run)
+
+
+def _latent_cases() -> Iterator[Case]:
+    tolerances = {"project": SUM_ORDER, "norm": SUM_ORDER, "write": EQUAL, "attend": BF16_FACTORS}
+    for what, name, run in latent_cases():
+        yield Case(name, tolerances[what], run)
+
+
 CASES: dict[str, list[Case]] = {}
 """By the name of the operation."""
-for _case in (*_linear_cases(), *_row_cases(), *_attention_cases()):
+for _case in (*_linear_cases(), *_row_cases(), *_attention_cases(), *_stack_cases(), *_latent_cases()):
     CASES.setdefault(_case.name.split()[0], []).append(_case)
 
 

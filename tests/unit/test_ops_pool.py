@@ -74,3 +74,19 @@ def test_pages_are_committed_ahead_of_use():
     assert (pool.data[num_used - 1] == 7).all() and not pool.data[num_used:].any()
     assert not pool.commit_ahead(10**9), "nothing is ahead of the last block"
     pool.close()
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
+def test_blocks_give_their_memory_back():
+    """What is given back takes none, and can be written again; the blocks beside it are as they were."""
+    group = KVGroup("full", num_layers=32, num_kv_heads=8, head_dim=128)
+    num_blocks = 2**27 // group.bytes_per_block
+    pool = new_pool(group, num_blocks)
+    before = _resident_bytes()
+    pool.data[:] = 3
+    pool.give_back([*range(1, num_blocks // 2), num_blocks - 1, *range(num_blocks // 2, num_blocks - 2)])
+    assert _resident_bytes() - before < 2**24
+    assert (pool.data[[0, num_blocks - 2]] == 3).all()
+    pool.data[1:] = 5
+    assert (pool.data[1:] == 5).all() and (pool.data[0] == 3).all()
+    pool.close()

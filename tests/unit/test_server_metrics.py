@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -14,18 +17,21 @@ from tokenmill.cluster.canary import Version
 from tokenmill.cluster.events import Ended
 from tokenmill.cluster.totals import Totals
 from tokenmill.core.events import EngineStats, Output, Ready, Timing
+from tokenmill.core.experts import ExpertLoad, WeightReads
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.slo import Targets
 from tokenmill.core.terms import Terms
 from tokenmill.net.clock import MonotonicClock
 from tokenmill.server.client import EngineClient
 from tokenmill.server.helper import Caller
+from tokenmill.server.kv.metrics import EngineTierMetrics, TierMetrics
 from tokenmill.server.metrics import Metrics, token_buckets
 from tokenmill.server.models.book import ModelBook
 from tokenmill.server.models.canaries import Canaries
 from tokenmill.server.models.metrics import CanaryMetrics
 from tokenmill.server.observe.audit_metrics import AuditMetrics
 from tokenmill.server.observe.book import Record, RequestBook
+from tokenmill.server.observe.expert_metrics import ExpertMetrics
 from tokenmill.server.observe.observer import Observer
 from tokenmill.server.observe.tenant_metrics import OTHER, TenantMetrics
 from tokenmill.server.repeats.metrics import RepeatMetrics
@@ -74,6 +80,19 @@ def upstreamed(metrics: Metrics) -> None:
     metrics.registry.register(CanaryMetrics(canaries))
 
 
+def stored(metrics: Metrics) -> None:
+    """The KV store has told of a tier, and experts have computed."""
+
+    async def ask(what: str, argument: Mapping[str, Any]) -> dict[str, Any]:
+        return {"tiers": {"host": {"bytes": 7, "hits": 3}}}
+
+    tiers = TierMetrics("m", ask)
+    metrics.registry.register(tiers)
+    metrics.registry.register(EngineTierMetrics("m", lambda: EngineStats(tier_hits=(5, 7, 0, 0), fetch_s=0.5)))
+    asyncio.run(tiers.refresh())
+    metrics.registry.register(ExpertMetrics("m", lambda: ExpertLoad((1,), ((6, 2, 0, 0),), reads=WeightReads(5, 1))))
+
+
 def test_the_page_lists_every_metric_with_its_type_and_no_other() -> None:
     metrics = Metrics("m", 512)
     metrics.engine_ready(READY, EngineStats())
@@ -86,6 +105,7 @@ def test_the_page_lists_every_metric_with_its_type_and_no_other() -> None:
     metrics.registry.register(Scorer("m", dict))
     metrics.registry.register(IdleTime("m", EngineClient(), MonotonicClock(), Mock(outcome="")))
     upstreamed(metrics)
+    stored(metrics)
     rows = re.findall(r"^\| `([\w:]+)` \| (\w+) \| ([^|]+) \| ([^|]+) \|$", PAGE.read_text(), re.MULTILINE)
     told = (*metrics.registry.collect(), *observer.tenants.registry.collect())
     families = {family.name: family.type for family in told}
@@ -100,10 +120,31 @@ def test_the_page_names_every_label() -> None:
     lines = {line.split("`")[1]: line for line in PAGE.read_text().splitlines() if line.startswith("| `")}
     observer = observed(metrics)
     upstreamed(metrics)
+    stored(metrics)
     for family in (*metrics.registry.collect(), *observer.tenants.registry.collect()):
         labels = {label for sample in family.samples for label in sample.labels} - {*LABELS, "le"}
         for label in labels:
             assert f"`{label}`" in lines[family.name], (family.name, label)
+
+
+def test_engines_together_tell_what_came_from_tiers() -> None:
+    """Counts go on where an engine has gone; one that joins counts from where it was."""
+    totals, metrics = Totals(), Metrics("m", 512)
+    metrics.registry.register(EngineTierMetrics("m", lambda: totals.stats))
+    assert not [family for family in metrics.registry.collect() if family.name.startswith("tokenmill:kv_fetch")]
+    totals.join(0, 10, EngineStats())
+    totals.join(1, 10, EngineStats(tier_hits=(100, 0, 0, 0), kv_written=50))
+    totals.step(0, EngineStats(tier_hits=(16, 32, 0, 0), fetch_s=0.5, kv_written=4))
+    totals.step(1, EngineStats(tier_hits=(116, 0, 0, 8), kv_written=51))
+    totals.leave(0)
+    totals.step(1, EngineStats(tier_hits=(132, 0, 0, 8), kv_written=52))
+
+    def told(name: str, **labels: str) -> float | None:
+        return metrics.registry.get_sample_value(f"tokenmill:{name}_total", {"model_name": "m", **labels})
+
+    found = [told("kv_fetched_tokens", tier=tier) for tier in ("host", "disk", "remote", "peer")]
+    assert found == [48, 32, 0, 8]
+    assert (told("kv_written_blocks"), told("kv_fetch_seconds")) == (6, 0.5)
 
 
 def value(metrics: Metrics, name: str, **labels: str) -> float | None:
@@ -254,7 +295,9 @@ def test_only_the_greatest_tenants_have_series_and_no_sum_falls() -> None:
 def test_prompt_tokens_by_source_add_up() -> None:
     """Computed, cached and brought in from the store: together they are the prompt tokens."""
     metrics = Metrics("m", 512)
-    metrics.num_parameters = 10
+    metrics.num_parameters = 20
+    metrics.engine_ready(replace(READY, active_share=0.5), EngineStats())
+    metrics.engine_lost(None, EngineStats())  # and what it computed stays counted
     metrics.step(
         EngineStats(
             num_steps=1,

@@ -188,6 +188,7 @@ def test_long_arguments_take_time_in_proportion() -> None:
         ("<|tool_call|>Here is my thought process:", "granite", "granite"),
         ("<|start_header_id|>{{ tools }}", "llama3_json", ""),
         ("<|start_header_id|>", "json", ""),
+        ("<|start|>{{ tools }}<|channel|>analysis<|message|>", "harmony", "harmony"),
     ],
 )
 def test_families_are_known_by_the_template(template: str | None, family: str, reasoning: str) -> None:
@@ -216,6 +217,9 @@ def test_families_may_be_named() -> None:
     found = make_speech("{{ tools }}", tokenizer, tool_parser="mistral", reasoning_parser="qwen3")
     assert found == Speech("mistral", True, "think")
     assert make_speech("<think>", tokenizer, reasoning_parser="none").reasoning == ""
+    assert make_speech(None, tokenizer, tool_parser="openai", reasoning_parser="openai_gptoss").tools == "harmony"
+    with pytest.raises(ConfigError, match=r"goes with itself alone"):
+        make_speech("<|channel|>", tokenizer, tool_parser="hermes")
     for wrong in ({"tool_parser": "x"}, {"reasoning_parser": "x"}):
         with pytest.raises(ConfigError, match=r"known are auto, "):
             make_speech(None, tokenizer, **wrong)

@@ -123,11 +123,15 @@ def test_a_strict_tool_must_fit_where_the_model_calls_of_its_own_accord(vocabula
             value = "".join(f"<parameter={key}>\n{keys[key]}\n</parameter>\n" for key in keys)
         return form.before + form.opening.replace("{name}", name) + value + form.closing + form.after
 
-    assert is_taken(vocabulary, text, "Plain words.\nAnd more.") and is_taken(vocabulary, text, "")
+    assert is_taken(vocabulary, text, form.lead + "Plain words.\nAnd more.") and is_taken(vocabulary, text, form.lead)
     assert is_taken(vocabulary, text, call("get_weather", '{"city": "Oslo", "days": 3}'))
     assert not is_taken(vocabulary, text, call("get_weather", '{"town": "Oslo"}'))
     assert not is_taken(vocabulary, text, call("get_weather", '{"city": "Oslo", "days": "x"}'))
     assert not is_taken(vocabulary, text, call("fly", "{}"))
+    if form.lead:
+        words = "I look.".join(form.preamble)
+        assert is_taken(vocabulary, text, words + call("get_weather", '{"city": "Oslo"}'))
+        assert not is_taken(vocabulary, text, words) and not is_taken(vocabulary, text, "Plain words.")
     if form.trigger:
         assert is_taken(vocabulary, text, "I look. " + call("get_weather", '{"city": "Oslo"}'))
         assert not is_taken(vocabulary, text, f"I look. {form.trigger} and so on")

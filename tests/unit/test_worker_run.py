@@ -10,14 +10,16 @@ import numpy as np
 import pytest
 
 from tiny import VOCAB_SIZE, tiny_checkpoint, tiny_config
-from tokenmill.core.block import full_groups
+from tiny_moe import moe_config
+from tokenmill.core.block import KVGroup, full_groups
 from tokenmill.core.request import SamplingParams
 from tokenmill.core.step import Introduction, PlanRow, StepPlan
+from tokenmill.ops.api import Routing, StepLimits
 from tokenmill.ops.native import NativeOps, available
 from tokenmill.ops.pool import HostPool
 from tokenmill.ops.reference import ReferenceOps
 from tokenmill.worker import build
-from tokenmill.worker.memory import LOGITS_BYTES, step_limits
+from tokenmill.worker.memory import LOGITS_BYTES, plan_memory, step_limits
 from workers import build_worker
 
 GREEDY = SamplingParams(temperature=0)
@@ -408,3 +410,17 @@ def test_numerics_id(make_worker, monkeypatch):
     monkeypatch.setattr("tokenmill.worker.build.FORWARD", "forward-of-another-release")
     others.append(make_worker())
     assert len({base, *(worker.config.numerics_id for worker in others)}) == 8
+
+
+def test_a_mixture_is_planned_for_every_row_at_one_expert():
+    """Where the backend cannot tell, scratch grows with the experts of a row, and with shared ones."""
+    shape = StepLimits(max_tokens=512, max_seqs=1, max_blocks_per_seq=1, max_logit_rows=16)
+    group = KVGroup("full", 3, 2, 16, 16, "f16")
+
+    def scratch(config):
+        how = {"weights_bytes": 0, "sizes": [1], "program_bytes": None, "queue_bytes": 0}
+        return plan_memory(config, [group], shape, **how).scratch
+
+    few, many = (scratch(moe_config(Routing(8, top_k))) for top_k in (3, 6))
+    assert many - few == 512 * 4 * 3 * (2 + 3 * 32 + 64)
+    assert scratch(moe_config(Routing(8, 6), shared_width=64)) - many == 512 * 4 * 3 * 64

@@ -1,4 +1,5 @@
-"""What the flight recorder takes of a step, and the book of requests of a request: no test, prints microseconds.
+"""What the flight recorder and the step log take of a step, and the book of requests of a request, in microseconds.
+No test.
 
 python tests/unit/time_flight.py
 """
@@ -17,19 +18,23 @@ from tokenmill.core.config import EngineConfig
 from tokenmill.core.events import Output, Timing
 from tokenmill.core.flight import SIZE, FlightWriter
 from tokenmill.core.request import Request, SamplingParams
+from tokenmill.core.sequence import Sequence
 from tokenmill.core.step import PlanRow
-from tokenmill.engine.flight import FlightRecorder
+from tokenmill.core.step_records import SIZE as LOG_SIZE
+from tokenmill.core.step_records import LogFacts, StepWriter
+from tokenmill.engine.flight import FlightRecorder, Watcher
 from tokenmill.engine.state import EngineState
+from tokenmill.engine.step_log import StepLog
 from tokenmill.engine.steps import Step
 from tokenmill.server.observe.observer import Observer
 
 _TIMES, _REPEATS = 10_000, 5
 
 
-def time_step(writer: FlightWriter, num_rows: int) -> float:
-    recorder = FlightRecorder(writer)
+def time_step(recorder: Watcher, num_rows: int) -> float:
     state = EngineState(EngineConfig(groups=full_groups(64), max_model_len=512))
-    step = Step(0, [PlanRow(number, 100, (), 5) for number in range(num_rows)])
+    step = Step(0, [PlanRow(number, 100, (), 5, sample=True) for number in range(num_rows)])
+    step.sequences = [Sequence(0, Request("r", (1,), SamplingParams(), 9, seed=1), [1])] * num_rows
 
     def record() -> None:
         step.number += 1
@@ -62,7 +67,12 @@ def main() -> None:
         file.truncate(SIZE)
         writer = FlightWriter(mmap.mmap(file.fileno(), SIZE), pid=1, began_s=0.0, unix_s=0.0, model="m")
         for num_rows in (1, 16, 64, 200):
-            print(f"{1e6 * time_step(writer, num_rows):.1f} us for a step of {num_rows} rows")
+            print(f"{1e6 * time_step(FlightRecorder(writer), num_rows):.1f} us for a step of {num_rows} rows")
+    with tempfile.TemporaryFile() as file:
+        file.truncate(LOG_SIZE)
+        log = StepLog(StepWriter(mmap.mmap(file.fileno(), LOG_SIZE), LogFacts("m")))
+        for num_rows in (1, 16, 64, 200):
+            print(f"{1e6 * time_step(log, num_rows):.1f} us for the step log of a step of {num_rows} rows")
     print(f"{1e6 * time_request():.1f} us for a request in the book, the window and the metrics")
 
 

@@ -38,7 +38,8 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class RequestRow:
-    """One request. `due_s`: when it was meant to be sent; `sent_s`: when it was, for the first time. `first_s`: None
+    """One request. `due_s`: when it was meant to be sent; `sent_s`: when it was, for the first time; `num_refused`: how
+    often it was asked again because the server had answered 429 or 503. `first_s`: None
     where the answer came as a whole; `first_content_s`: of the answer proper, after reasoning. `has_usage`: the server
     counted its tokens. Arrival times of token-carrying events are `due_s + event_s[i]`; event i carried
     `event_tokens[i]` tokens (None: one each)."""
@@ -64,6 +65,7 @@ class RequestRow:
     error: str | None
     error_detail: str | None
     num_retries: int = 0
+    num_refused: int = 0
     has_usage: bool = True
     first_content_s: float | None = None
     event_s: list[float] | None = None
@@ -247,15 +249,19 @@ class Repeats:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """Runs over one swept quantity: `by` is "request_rate" or "concurrency", points[i] its value in runs[i]."""
+    """Runs over one swept quantity: `by` is "request_rate", "concurrency" or a setting of what is simulated, points[i]
+    its value in runs[i], or where it is no number, counted from 1. labels: what points are called, where they are
+    settings."""
 
     by: str
     points: list[float]
     runs: list[Run]
+    labels: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         runs = [run.to_json() for run in self.runs]
-        return {"schema": SCHEMA, "kind": "sweep", "by": self.by, "points": self.points, "runs": runs}
+        return {"schema": SCHEMA, "kind": "sweep", "by": self.by, "points": self.points, "labels": self.labels,
+                "runs": runs}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

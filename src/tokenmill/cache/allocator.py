@@ -1,6 +1,7 @@
 """Counts the users of each physical block, and keeps freed ids back until no step in flight can touch them.
 
     FREE -> in use (references > 0) -> quarantined (0 references, a step may still read or write it) -> idle -> FREE
+    FREE -> lent (its memory goes back to the system) -> FREE, but handed out last
 
 An idle block belongs to the caller, who returns it here or keeps it cached. Steps end in the order of their numbers.
 Free ids are handed out last in, first out: recently used memory is used again, and pages of the pool that were never
@@ -9,12 +10,16 @@ touched stay uncommitted.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class BlockAllocator:
     """References and quarantine of the block ids [0, num_blocks). Every operation is O(1) a block."""
 
     def __init__(self, num_blocks: int) -> None:
-        self._free = list(range(num_blocks - 1, -1, -1))
+        self._free: list[int] = []
+        self._bare = list(range(num_blocks - 1, -1, -1))  # free, and without memory as far as is known here
+        self._num_lent = 0
         self._references = [0] * num_blocks
         self._last_step = [-1] * num_blocks
         self._quarantine: dict[int, None] = {}  # in the order of release
@@ -22,6 +27,14 @@ class BlockAllocator:
 
     @property
     def num_free(self) -> int:
+        return len(self._free) + len(self._bare)
+
+    @property
+    def num_lent(self) -> int:
+        return self._num_lent
+
+    @property
+    def num_lendable(self) -> int:
         return len(self._free)
 
     @property
@@ -31,7 +44,7 @@ class BlockAllocator:
 
     def take(self) -> int:
         """Hand out a free id with one reference."""
-        block = self._free.pop()
+        block = self._free.pop() if self._free else self._bare.pop()
         self._references[block] = 1
         return block
 
@@ -70,11 +83,24 @@ class BlockAllocator:
         assert self._references[block] == 0 and block not in self._quarantine, f"block {block} is not idle"
         self._free.append(block)
 
+    def lend(self, most: int) -> list[int]:
+        """Free blocks that have memory, so many at most, those first that have been free for longest."""
+        lent = self._free[:most]
+        del self._free[:most]
+        self._num_lent += len(lent)
+        return lent
+
+    def take_back(self, blocks: Sequence[int]) -> None:
+        """Blocks that were lent, which have no memory any more."""
+        self._num_lent -= len(blocks)
+        self._bare += sorted(blocks, reverse=True)
+
     def check(self, references: list[int]) -> None:
         """Assert what must hold between calls, given how many tables name each block; O(num_blocks), for tests."""
         assert self._references == references, f"references {self._references}, by the tables {references}"
-        assert len(set(self._free)) == len(self._free), "an id is free twice"
-        for block in self._free:
+        free = [*self._free, *self._bare]
+        assert len(set(free)) == len(free), "an id is free twice"
+        for block in free:
             assert self._references[block] == 0 and block not in self._quarantine, f"block {block} is free and used"
         for block in self._quarantine:
             assert self._references[block] == 0 and self._last_step[block] > self._ended_step, f"{block} is held back"

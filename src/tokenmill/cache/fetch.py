@@ -14,6 +14,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from ..core.block import BlockKey, BlockMove, BlockTable, num_hidden_blocks
+from ..core.tiers import TierKey
 from .groups import KVBlocks, Tables
 from .manager import BlockManager
 
@@ -71,11 +72,24 @@ def claim(
 
 
 def is_intact(blocks: KVBlocks, made: Claim) -> bool:
-    """Whether what was shared when the claim was made is still published: a block that was withdrawn or forgotten since
-    then may hold anything."""
-    return all(
-        pool.find(key) == block for pool, shared in zip(blocks.pools, made.shared, strict=True) for key, block in shared
-    )
+    """Whether what was shared when the claim was made, or was published from it since, still is: a block that was
+    withdrawn or forgotten may hold anything."""
+    for pool, table, shared in zip(blocks.pools, made.tables, made.shared, strict=True):
+        if any(pool.find(key) != block for key, block in shared):
+            return False
+        if not pool.window:
+            published = zip(made.keys[len(shared) : table.num_published], table.ids[len(shared) :], strict=False)
+            if any(pool.find(key) != block for key, block in published):
+                return False
+    return True
+
+
+def num_in(made: Claim, left: AbstractSet[TierKey]) -> int:
+    """Leading blocks of a claim, in every group, of which none is among `left`."""
+    if not left:
+        return len(made.keys)
+    groups = range(len(made.tables))
+    return next(index for index, key in enumerate(made.keys) if any((group, key) in left for group in groups))
 
 
 def gather(

@@ -8,6 +8,9 @@ It knows no bytes, sequences or scheduling. Callers keep the block tables; this 
 
     free -> reserve -> held -> publish -> held and matchable -> release -> (quarantine) -> cached -> evict -> held again
                             -> release, never published ------> (quarantine) -> free
+
+A published block may be copied (`begin_copy`) whether or not anybody holds it: it keeps its place in the order of
+eviction, but is not handed out before the copy has ended (`end_copy`). One that is evicted meanwhile is set aside.
 """
 
 from __future__ import annotations
@@ -35,6 +38,9 @@ class BlockManager:
         self.window = window
         self._allocator = BlockAllocator(num_blocks)
         self._tree = RadixTree(unreferenced)
+        self._copied: set[int] = set()
+        self._num_copied_idle = 0  # of those, the ones that nobody holds and that are published
+        self._aside: set[int] = set()  # of those, the ones that nobody holds and that are not
 
     @property
     def num_free(self) -> int:
@@ -48,7 +54,7 @@ class BlockManager:
     @property
     def num_available(self) -> int:
         """Blocks that `reserve` can hand out now."""
-        return self._allocator.num_free + self._tree.num_unreferenced
+        return self._allocator.num_free + self._tree.num_unreferenced - self._num_copied_idle
 
     @property
     def num_held(self) -> int:
@@ -103,12 +109,18 @@ class BlockManager:
         return summarise(tree.nodes(), len(tree), tree.is_unreferenced, most_runs)
 
     def num_cached_among(self, blocks: Iterable[int]) -> int:
-        """How many of `blocks` are unreferenced: adopting them makes that many fewer available."""
-        return sum(1 for block in blocks if self._tree.is_unreferenced(block))
+        """How many of `blocks` are unreferenced: adopting them makes that many fewer available. Those that are being
+        copied are not available in any case."""
+        is_unreferenced = self._tree.is_unreferenced
+        if not self._copied:
+            return sum(1 for block in blocks if is_unreferenced(block))
+        return sum(1 for block in blocks if is_unreferenced(block) and block not in self._copied)
 
     def adopt(self, blocks: Iterable[int]) -> None:
         """Take a reference to each matched block. A shared block is never written."""
         for block in blocks:
+            if self._copied:
+                self._num_copied_idle -= self._is_copied_idle(block)
             self._allocator.retain(block)
             self._tree.use(block)
 
@@ -123,8 +135,8 @@ class BlockManager:
         assert num_blocks <= self.num_available, f"{num_blocks} blocks asked, {self.num_available} available"
         blocks: list[int] = []
         for _ in range(num_blocks):
-            if not self._allocator.num_free:
-                self._allocator.put(self._tree.evict())
+            while not self._allocator.num_free:
+                self.withdraw((self._tree.next_evicted(),))
             blocks.append(self._allocator.take())
         return blocks
 
@@ -150,9 +162,10 @@ class BlockManager:
         """Unpublish blocks, say because their step failed and they were never written; children come before parents."""
         for block in blocks:
             idle = self._tree.is_unreferenced(block)
+            self._num_copied_idle -= self._is_copied_idle(block)
             self._tree.remove(block)
             if idle:
-                self._allocator.put(block)
+                self._free(block)
 
     def forget(self, blocks: Iterable[int]) -> set[int]:
         """Unpublish those of `blocks` that are published, and all below them; returns all these. O(published)."""
@@ -171,12 +184,60 @@ class BlockManager:
         for block in self._allocator.end_step(step):
             self._settle(block)
 
+    def has_spare(self, evicts: bool) -> bool:
+        """Whether `lend` would find a block."""
+        return self._allocator.num_lendable > 0 or (evicts and self.num_available > self.num_free)
+
+    def lend(self, most: int, evicts: bool) -> list[int]:
+        """So many blocks at most that nobody uses and that have memory, to be given to `take_back`: free ones, and then
+        (`evicts`) cached ones as the policy of eviction says."""
+        while evicts and self._allocator.num_lendable < most and self.num_available > self.num_free:
+            self.withdraw((self._tree.next_evicted(),))
+        return self._allocator.lend(most)
+
+    def take_back(self, blocks: Sequence[int]) -> None:
+        """Blocks that were lent; their memory has gone."""
+        self._allocator.take_back(blocks)
+
+    def is_copied(self, block: int) -> bool:
+        return block in self._copied
+
+    def begin_copy(self, blocks: Iterable[int]) -> None:
+        """Published blocks are read from now on, by others than steps. None of them is being copied already."""
+        for block in blocks:
+            assert block in self._tree and block not in self._copied, f"block {block} cannot be copied"
+            self._copied.add(block)
+            self._num_copied_idle += self._tree.is_unreferenced(block)
+
+    def end_copy(self, blocks: Iterable[int]) -> None:
+        for block in blocks:
+            self._num_copied_idle -= self._is_copied_idle(block)
+            self._copied.remove(block)
+            if block in self._aside:
+                self._aside.remove(block)
+                self._allocator.put(block)
+
+    def upcoming(self, most: int) -> list[BlockKey]:
+        """Keys of blocks that are about to be evicted, so many at most."""
+        return self._tree.upcoming(most)
+
     def _settle(self, block: int) -> None:
         """An idle block is cached if it is published, else free."""
         if block in self._tree:
             self._tree.mark_unreferenced(block)
+            self._num_copied_idle += block in self._copied
+        else:
+            self._free(block)
+
+    def _free(self, block: int) -> None:
+        """It is idle and not published."""
+        if block in self._copied:
+            self._aside.add(block)
         else:
             self._allocator.put(block)
+
+    def _is_copied_idle(self, block: int) -> bool:
+        return block in self._copied and self._tree.is_unreferenced(block)
 
     def check(self, tables: Iterable[Sequence[int]]) -> None:
         """Assert conservation, given the table of every sequence that holds blocks; O(num_blocks), for tests."""
@@ -189,5 +250,6 @@ class BlockManager:
         used = [block for block, count in enumerate(references) if count]
         for block in used:
             assert not self._tree.is_unreferenced(block), f"block {block} is used and evictable"
-        num_held = len(used) + self._allocator.num_quarantined
+        assert self._num_copied_idle == sum(map(self._is_copied_idle, self._copied)), self._num_copied_idle
+        num_held = len(used) + self._allocator.num_quarantined + self._allocator.num_lent + len(self._aside)
         assert self.num_free + self.num_cached + num_held == self.num_blocks, "blocks were lost"

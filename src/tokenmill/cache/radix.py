@@ -132,11 +132,13 @@ class RadixTree:
         self._by_block[block].num_uses += 1
         self._unreferenced.discard(block)
 
-    def evict(self) -> int:
-        """Remove and return the unreferenced block that the policy gives up first."""
-        block = self._unreferenced.first()
-        self.remove(block)
-        return block
+    def next_evicted(self) -> int:
+        """The unreferenced block that the policy gives up first: a leaf."""
+        return self._unreferenced.first()
+
+    def upcoming(self, most: int) -> list[BlockKey]:
+        """Keys of the unreferenced blocks that the policy gives up first, so many at most."""
+        return [self._by_block[block].key for block in self._unreferenced.upcoming(most)]
 
     def check(self) -> None:
         """Assert what must hold between calls; O(number of nodes), for tests."""

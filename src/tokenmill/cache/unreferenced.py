@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, nsmallest
+from itertools import islice
 from typing import Protocol
 
 from ..core.policy import CachedBlock, Eviction, Measured
@@ -59,6 +60,10 @@ class Unreferenced(Protocol):
         """The block to give up first: a leaf. It stays until it is discarded."""
         ...
 
+    def upcoming(self, most: int) -> list[int]:
+        """About those that would be given up first, one after the other."""
+        ...
+
 
 def for_policy(policy: Eviction, measured: Measured) -> Unreferenced:
     return LeastRecentFirst() if isinstance(policy, LeastRecentlyUsed) else LeastValueFirst(policy, measured)
@@ -88,6 +93,9 @@ class LeastRecentFirst:
 
     def first(self) -> int:
         return next(iter(self._queue))
+
+    def upcoming(self, most: int) -> list[int]:
+        return list(islice(self._queue, most))
 
 
 class LeastValueFirst:
@@ -133,6 +141,9 @@ class LeastValueFirst:
             heappop(self._leaves)
         (self._age, _), block = self._leaves[0]
         return block
+
+    def upcoming(self, most: int) -> list[int]:
+        return nsmallest(most, self._ranks, key=self._ranks.__getitem__)
 
     def _is_valid(self, entry: tuple[tuple[float, int], int]) -> bool:
         return self._ranks.get(entry[1]) == entry[0]

@@ -32,6 +32,7 @@ from ..net.loop import run_event_loop
 from .launch import Launch
 from .logs import set_up_logging
 from .quiet import until_quiet
+from .step_logging import step_logging
 
 if TYPE_CHECKING:
     from ..core.config import EngineConfig
@@ -78,32 +79,48 @@ async def _serve(launch: Launch, make: Callable[[], tuple[Engine, Ready]]) -> No
     # Imported here so that the lifeline is in place before the slow imports.
     from ..engine.beats import keep_beating
     from ..engine.build import build_engine
+    from ..engine.expert_load import keep_telling_load
+    from ..engine.leaning import keep_lean
+    from ..engine.tier_relay import TierRelay
     from ..net.clock import MonotonicClock
     from ..net.pulse import beating
     from ..net.unix import UnixEngineEnd
-    from .kv_events_options import publishing, tell, with_fact
+    from ..node.joining import join_store, joining_later
+    from ..node.pressure import Pressure
+    from .kv_events_options import publishing, tell, tell_tiers, with_fact
     from .poison import maybe_poisoned
 
+    pressure = Pressure()
     engine, ready = make()
+    ready = await join_store(engine, ready)
     clock = MonotonicClock()
     link = UnixEngineEnd(launch.address, clock)
+    relay = TierRelay(engine.watch_tiers)
+    end = relay.over(link)
     try:
         with (
-            flight_recorder(launch.flight, launch.model) as flight,
+            flight_recorder(launch.flight, launch.model) as recorder,
+            step_logging(launch.step_log, engine, launch.model, recorder) as flight,
             beating(launch.pulse_fd, engine.ops.progress),
             recording(launch.journal, engine.config) as record,
             publishing(launch.kv_events, launch.rank) as publisher,
         ):
-            await link.send(with_fact(ready, publisher))
+            await end.send(with_fact(ready, publisher))
             executor = maybe_poisoned(engine.worker.executor)
-            shell = build_engine(engine.config, executor, link, clock, record, engine.first_events(), flight)
+            shell = build_engine(engine.config, executor, end, clock, record, engine.first_events(), flight)
             tell(shell.core, publisher)
+            tell_tiers(shell.core, publisher, relay)
             beside = [
                 asyncio.create_task(warm_up(engine, shell.core), name="engine-warming"),
-                asyncio.create_task(keep_beating(shell, link, engine.ops.progress), name="engine-beats"),
+                asyncio.create_task(keep_beating(shell, end, engine.ops.progress), name="engine-beats"),
+                asyncio.create_task(keep_lean(shell, pressure.is_short), name="engine-memory"),
+                asyncio.create_task(
+                    keep_telling_load(shell.core, end, engine.worker.expert_load), name="engine-experts"
+                ),
             ]
             try:
-                await shell.run()
+                async with joining_later(engine, ready, relay.before(shell.hear)):
+                    await shell.run()
             finally:
                 for task in beside:
                     task.cancel()

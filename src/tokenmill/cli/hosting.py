@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.errors import ConfigError, TokenmillError
 from ..core.events import Ready
-from ..node.machine import MachineFacts
+from ..node.machine import MachineFacts, left_of
 from ..node.options import TextOptions
 from ..server.config import ServerConfig
 from .launch import Launch
@@ -93,14 +93,26 @@ class Hosting:
         found = await asyncio.to_thread(resolve_model, model, True)
         text = await asyncio.to_thread(self._load_text, str(found.path))
         options = replace(
-            self._launch.options, kv_cache_memory_bytes=kv_cache_memory_bytes, kv_save=None, enable_lora=False
+            self._launch.options,
+            kv_cache_memory_bytes=kv_cache_memory_bytes,
+            kv_save=None,
+            kv_store=None,
+            enable_lora=False,
+            expert_min_share=None,
         )
         num_models = 1 + len(self._book.local()) + num_to_come
         if options.threads is None:
             options = replace(options, threads=max(1, self._machine.granted_cpus // num_models))
         machine = replace(left_of(self._machine, await self._taken_bytes()), num_sharing=num_to_come)
         launch = replace(
-            self._launch, path=str(found.path), model=name, options=options, journal="", kv_events=None, machine=machine
+            self._launch,
+            path=str(found.path),
+            model=name,
+            options=options,
+            journal="",
+            step_log="",
+            kv_events=None,
+            machine=machine,
         )
         prepared: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -161,16 +173,6 @@ class Hosting:
 def shared(launch: Launch, machine: MachineFacts, num_others: int) -> Launch:
     """The launch of a model that shares the machine with so many others from the start."""
     return replace(launch, machine=replace(machine, num_sharing=1 + num_others)) if num_others else launch
-
-
-def left_of(machine: MachineFacts, taken_bytes: int) -> MachineFacts:
-    """What there is beside engines that may take so much."""
-    headroom = machine.cgroup_headroom
-    return replace(
-        machine,
-        memory_available=max(0, machine.memory_available - taken_bytes),
-        cgroup_headroom=None if headroom is None else max(0, headroom - taken_bytes),
-    )
 
 
 async def _ended(running: asyncio.Task[None]) -> None:

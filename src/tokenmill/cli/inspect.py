@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +22,9 @@ from ..node.options import KV_CACHE_DTYPES, QUANTIZATIONS, EngineOptions
 from ..node.pooling import choose_pooling
 from ..node.resolve import ModelFacts, resolve
 from ..ops.native import available
+from .expert_load import read_load
+from .expert_map import draw_load
+from .layer_facts import as_json, layer_facts
 from .models import local_model
 from .options import given_options
 
@@ -38,6 +43,10 @@ _KERNELS = {
 
 
 def inspect(args: argparse.Namespace) -> int:
+    if args.expert_load is not None:
+        for line in draw_load(read_load(Path(args.expert_load))):
+            print(line)
+        return 0
     if (Path(args.model) / CONFIG_NAME).is_file():
         for name, value in _adapter_facts(open_adapter(args.model)):
             print(f"{name:<14} {value}")
@@ -52,9 +61,12 @@ def inspect(args: argparse.Namespace) -> int:
     shared = (
         ("model", str(checkpoint.path)),
         ("architecture", f"{config.architecture} ({config.family.title})"),
-        ("parameters", f"{found.num_parameters:,}"),
+        ("parameters", _parameters(found)),
         ("gives", gives),
     )
+    if args.json:
+        print(json.dumps(as_json(found, str(checkpoint.path)), indent=1))
+        return 0
     for name, value in (*shared, *facts):
         print(f"{name:<14} {value}")
     if checkpoint.left_out:
@@ -72,6 +84,11 @@ def inspect(args: argparse.Namespace) -> int:
     return 0
 
 
+def _parameters(found: Survey) -> str:
+    total, active = found.num_parameters, found.num_active_parameters
+    return f"{total:,}" + (f", of which a token uses {active:,} ({active / total:.0%})" if active != total else "")
+
+
 def _adapter_facts(adapter: Adapter) -> Iterator[tuple[str, str]]:
     modules = adapter.modules
     yield "adapter", str(adapter.path)
@@ -85,8 +102,7 @@ def _adapter_facts(adapter: Adapter) -> Iterator[tuple[str, str]]:
 
 def _decoder_facts(config: ModelConfig) -> Iterator[tuple[str, str]]:
     tied = ", tied to the head" if config.tied_embeddings else ""
-    yield "shape", f"{config.num_layers} layers of {config.width}, FFN {config.ffn_width}"
-    yield "heads", f"{config.num_heads} of {config.head_dim} on {config.num_kv_heads} KV heads"
+    yield from layer_facts(config)
     yield "vocabulary", f"{config.vocab_size:,}{tied}"
     yield "context", f"{config.max_context:,} tokens{_windows(config)}"
     ropes = dict.fromkeys(layer.rope for layer in config.layers)
@@ -116,7 +132,7 @@ def _table(found: Survey) -> Iterator[str]:
     native = available() is None
     yield f"{'part':<18} {'stored':<26} {'tensors':>7} {'bytes':>10}   {'in memory':<14} {'bytes':>10}   kernel"
     for group in found.groups:
-        kernel = _KERNELS.get(group.packed.split(" or ")[-1], "") if native else "numpy, on float32"
+        kernel = _KERNELS.get(re.split(" or | and ", group.packed)[-1], "") if native else "numpy, on float32"
         if group.part == "norms and biases":
             kernel = "float32"
         yield (
@@ -149,6 +165,7 @@ def _memory(found: Survey, facts: ModelFacts, options: EngineOptions) -> Iterato
             left -= group.bytes_per_token
             shown += f" up to {group.window:,} tokens, {format_bytes(left)} beyond"
     yield "KV per token", shown
+    yield "read per token", f"{format_bytes(found.bytes_read())} of weights, and the KV of what it sees"
     saved = per_token * length - one
     instead = f", {format_bytes(one + saved)} if layers kept what they no longer see" if saved else ""
     yield "one sequence", f"{format_bytes(one)} of KV at {length:,} tokens{instead}"

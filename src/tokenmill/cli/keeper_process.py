@@ -79,7 +79,9 @@ def _load(launch: Launch, control: socket.socket) -> tuple[Loaded, int]:
                 show(done, total)
 
         checkpoint = open_checkpoint(launch.path)
-        loaded = load_model(checkpoint, launch.options, launch.machine or read_machine(), 1, note)
+        loaded = load_model(
+            checkpoint, launch.options, launch.machine or read_machine(), 1, note, Path(launch.cache_dir)
+        )
     loaded.ops.seal()
     _import_all()
     gc.collect()
@@ -89,8 +91,8 @@ def _load(launch: Launch, control: socket.socket) -> tuple[Loaded, int]:
 
 def _import_all() -> None:
     """What engines need, once for all of them."""
-    from ..engine import build, flight, journal  # noqa: F401
-    from ..net import clock, entropy, flight_file, pulse, unix  # noqa: F401
+    from ..engine import build, flight, journal, step_log  # noqa: F401
+    from ..net import clock, entropy, flight_file, pulse, step_file, unix  # noqa: F401
     from ..net import journal as journal_file  # noqa: F401
     from . import poison  # noqa: F401
 

@@ -23,6 +23,7 @@ class Launch:
     log_format     of them (cli.logs)
     journal        file that takes the engine's story; "": none does
     flight         file of its flight recorder; "": there is none
+    step_log       file of its step log; "": there is none
     worker, pool   what WorkerFacts calls id and pool
     kv_transfer    how it takes KV from workers of this machine, and gives it to them (cli.kv_peers); "": not at all
     kv_events      how it publishes what it caches; None: not at all
@@ -42,6 +43,7 @@ class Launch:
     log_format: str = "text"
     journal: str = ""
     flight: str = ""
+    step_log: str = ""
     worker: str = ""
     pool: str = "mixed"
     kv_transfer: str = ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
@@ -14,6 +13,7 @@ from typing import Protocol, Self
 
 from ..core.errors import ConfigError, TokenmillError
 from ..net.lifeline import open_lifeline
+from ..net.pipe import read_to_end
 from ..net.pulse import open_pulse, take_pulses
 from ..net.unix import private_address
 from .launch import Launch
@@ -78,22 +78,7 @@ class Ends:
 
     async def read_report(self) -> bytes:
         """All of it: it ends with the process."""
-        loop, fd = asyncio.get_running_loop(), self.report_fd
-        report = bytearray()
-        closed = loop.create_future()
-
-        def read() -> None:
-            data = os.read(fd, 65536)
-            report.extend(data)
-            if not data and not closed.done():
-                closed.set_result(None)
-
-        loop.add_reader(fd, read)
-        try:
-            await closed
-        finally:
-            loop.remove_reader(fd)
-        return bytes(report)
+        return await read_to_end(self.report_fd)
 
     def close(self) -> None:
         self.held.close()

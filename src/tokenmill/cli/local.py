@@ -51,7 +51,8 @@ class LocalEngines:
                     pool=pool,
                     rank=index,
                     machine=machine,
-                    journal=f"{launch.journal}.w{index}" if launch.journal and len(pools) > 1 else launch.journal,
+                    journal=_own(launch.journal, index, len(pools)),
+                    step_log=_own(launch.step_log, index, len(pools)),
                 ),
                 engine_timeout_s,
                 flight_dir,
@@ -108,3 +109,8 @@ class LocalEngines:
     def keep_flight(self) -> None:
         for each in self._supervisors:
             each.keep_flight()
+
+
+def _own(path: str, index: int, number: int) -> str:
+    """Of that engine, where each of several has a file of its own."""
+    return f"{path}.w{index}" if path and number > 1 else path

@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 from .. import __version__
 from ..core.errors import TokenmillError
 from ..core.options import options_of
-from ..node.options import EngineOptions, TextOptions
+from ..node.options import TIERS, EngineOptions, TextOptions
+from ..node.tier_options import TierOptions
 from ..server.audit.options import AuditOptions
 from ..server.config import AUDIT, KEPT, KEYS, LOAD, LOGS, ServerConfig
 from .foreign_words import COMMANDS
@@ -63,21 +64,26 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
         server=(ServeOptions,),
         workers=(ListenOptions, LinkOptions, RayOptions),
         engine=(EngineOptions, KVEventsOptions),
+        **{TIERS: (TierOptions,)},
     )
     serve.add_argument("--disable-log-requests", action="store_false", dest="log_requests", help=argparse.SUPPRESS)
     add_foreign_flags(serve)
 
     worker = _command(commands, "worker", "compute for a front end on another machine", "worker", "worker")
     add_model(worker)
-    _groups(worker, link=(WorkerOptions, LinkOptions), engine=(EngineOptions, KVEventsOptions))
-    add_options(worker, ServeOptions, ("engine_timeout_s", "journal", "flight_recorder", "log_level", "log_format"))
+    _groups(
+        worker, link=(WorkerOptions, LinkOptions), engine=(EngineOptions, KVEventsOptions), **{TIERS: (TierOptions,)}
+    )
+    add_options(
+        worker, ServeOptions, ("engine_timeout_s", "journal", "flight_recorder", "step_log", "log_level", "log_format")
+    )
 
     chat = _command(commands, "chat", "talk with a model in the terminal", "chat", "chat")
     add_model(chat)
     chat.add_argument("--system", metavar="TEXT", help="system message to start with")
     chat.add_argument("--url", metavar="URL", help="talk to a running server, such as http://127.0.0.1:8000/v1")
     chat.add_argument("--api-key", metavar="KEY", help="for --url")
-    _groups(chat, text=(TextOptions,), sampling=(SamplingOptions,), engine=(EngineOptions,))
+    _groups(chat, text=(TextOptions,), sampling=(SamplingOptions,), engine=(EngineOptions,), **{TIERS: (TierOptions,)})
     add_foreign_flags(chat)
 
     generate = _command(commands, "generate", "continue a prompt and print the result", "generate", "generate")
@@ -85,7 +91,9 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     generate.add_argument("--prompt", "-p", metavar="TEXT", help="text to continue (default: standard input)")
     generate.add_argument("--chat", action="store_true", help="the prompt is a user message for the chat template")
     generate.add_argument("--lora", metavar="PATH", help="LoRA adapter to use: a folder in PEFT format")
-    _groups(generate, text=(TextOptions,), sampling=(SamplingOptions,), engine=(EngineOptions,))
+    _groups(
+        generate, text=(TextOptions,), sampling=(SamplingOptions,), engine=(EngineOptions,), **{TIERS: (TierOptions,)}
+    )
     generate.set_defaults(max_tokens=256)
     add_foreign_flags(generate)
 
@@ -102,16 +110,25 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     )
     add_model(inspect)
     add_options(inspect, EngineOptions, SHAPE)
+    inspect.add_argument("--json", action="store_true", help="one JSON object about the model, sizes in bytes")
+    inspect.add_argument(
+        "--expert-load", metavar="FILE", help="draw what a server wrote by its --expert-load, instead of a model"
+    )
 
     add_key_commands(commands, _command)
     flight = _command(commands, "flight", "show what an engine did last, from its flight recorder", "flight", "flight")
     flight.add_argument("file", metavar="FILE", help="a .flight file")
     flight.add_argument("--output", "-o", metavar="FILE", help="write a trace for ui.perfetto.dev there (JSON)")
 
+    fitting = _command(commands, "calibrate", "learn what steps take, from step logs", "calibrate.command", "calibrate")
+    if argv[:1] == ["calibrate"]:
+        importlib.import_module("tokenmill.cli.calibrate.command").add_arguments(fitting)
+
     bench = commands.add_parser("bench", help="measure", description="Measure.")
     benches = bench.add_subparsers(title="benchmarks", metavar="WHAT", required=True)
     engine = _command(benches, "engine", "prefill and decode speed, by number of streams", "bench.engine", "engine")
     add_model(engine)
+    engine.add_argument("--expert-load", metavar="FILE", help="write what each expert computed (see serve)")
     kernels = _command(benches, "kernels", "each operation against the machine's limits", "bench.kernels", "kernels")
     add_model(kernels)
     core = _command(benches, "core", "what a step costs outside of computing", "bench.core", "core")
@@ -148,6 +165,9 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     for command in (engine, kernels, profile, quality):
         add_options(command.add_argument_group("engine"), EngineOptions)
 
+    simulated = _command(commands, "simulate", "a load on machines that are not here", "simulate.command", "simulate")
+    if argv[:1] == ["simulate"]:
+        importlib.import_module("tokenmill.cli.simulate.command").add_arguments(simulated)
     top = _command(commands, "top", "watch a running server: workers, queues, KV, streams, moves", "top", "top")
     if argv[:1] == ["top"]:
         importlib.import_module("tokenmill.cli.top").add_arguments(top)
@@ -166,6 +186,13 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     if argv[:1] == ["audit"]:
         importlib.import_module("tokenmill.cli.audit").add_arguments(keygen, verify)
 
+    kv = commands.add_parser("kv", help="KV stores: fill, look, check", description="KV stores: fill, look, check.")
+    kinds = kv.add_subparsers(title="commands", metavar="WHAT", required=True)
+    keeping = _command(kinds, "serve", "keep KV for several servers of this machine", "kv.serve", "serve")
+    if argv[:1] == ["kv"]:
+        importlib.import_module("tokenmill.cli.kv.serve").add_arguments(keeping)
+        importlib.import_module("tokenmill.cli.kv.parser").add_commands(kinds, _command)
+
     doctor = _command(commands, "doctor", "what this machine offers and what will be used", "doctor", "doctor")
     doctor.add_argument("--port", type=argument_type(port_number), default=8000, help="port to try (default: 8000)")
     doctor.add_argument("--brief", action="store_true", help="one line: which kernels will be used")
@@ -178,7 +205,10 @@ def _groups(parser: Parser, **groups: Sequence[type]) -> None:
     for title, kinds in groups.items():
         for kind in kinds:
             for name, (declared, _, _) in options_of(kind).items():
-                add_options(made[declared.group or title], kind, (name,))
+                under = declared.group or title
+                if under not in made:
+                    made[under] = parser.add_argument_group(under)
+                add_options(made[under], kind, (name,))
 
 
 def _command(commands: argparse._SubParsersAction, name: str, about: str, module: str, function: str) -> Parser:

@@ -9,11 +9,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from ..core.errors import ConfigError
 from ..core.options import Option, option, options_of
 from ..node.options import EngineOptions, TextOptions, count
+from ..node.policy_file import is_policy_file
+from ..node.tier_options import TierOptions
 from .spelling import breakers, unescape
 
 T = TypeVar("T")
@@ -37,7 +40,12 @@ def _how(declared: Option, default: Any, written: str) -> dict[str, Any]:
     if written == "bool":
         has_no = default or declared.has_no
         return {**how, "action": argparse.BooleanOptionalAction if has_no else "store_true"}
-    if declared.choices:
+    if declared.takes_own:
+        how |= {
+            "type": argument_type(partial(_name_or_file, declared)),
+            "metavar": f"{{{','.join(declared.choices)},FILE.py}}",
+        }
+    elif declared.choices:
         how["choices"] = declared.choices
     if declared.read is not None:
         how["type"] = argument_type(declared.read)
@@ -49,6 +57,12 @@ def _how(declared: Option, default: Any, written: str) -> dict[str, Any]:
     if declared.metavar is not None:
         how["metavar"] = declared.metavar
     return how
+
+
+def _name_or_file(declared: Option, text: str) -> str:
+    if not is_policy_file(text) and text not in declared.choices:
+        raise ValueError(f"must be one of {', '.join(declared.choices)}, or FILE.py[:NAME], got {text!r}.")
+    return text
 
 
 def argument_type(read: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -155,4 +169,5 @@ def sampling_overrides(args: argparse.Namespace) -> dict[str, Any]:
 
 def llm_options(args: argparse.Namespace) -> dict[str, Any]:
     """Keyword arguments of LLM()."""
-    return {**asdict(given_options(TextOptions, args)), **asdict(engine_options(args))}
+    given = (given_options(TextOptions, args), engine_options(args), given_options(TierOptions, args))
+    return {name: value for each in given for name, value in asdict(each).items()}

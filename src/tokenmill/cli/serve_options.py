@@ -18,9 +18,12 @@ from ..cluster.rescheduling import POLICIES
 from ..cluster.router import ROUTING_POLICIES, USUAL_ROUTING
 from ..core.errors import ConfigError
 from ..core.options import check, option, seconds
+from ..node.options import TIERS
+from ..node.policy_file import take_own_policies
 from ..server.config import KEYS, LOAD, LOGS, ServerConfig
 from .logs import FORMATS
 from .options import given_options, read_seed
+from .own_policies import OF_GATEWAYS
 from .parser import DEFAULT_MODEL
 from .state import OFF, default_state_dir
 
@@ -88,6 +91,7 @@ class ServeOptions:
         "which requests have their prompt computed by a worker of the pool prefill and their answer by one of the pool"
         " decode: those for which it costs less, all that can, or none (default: cost)",
         choices=DECISIONS,
+        takes_own=True,
         group=LOAD,
     )
     migration: str = option(
@@ -95,6 +99,7 @@ class ServeOptions:
         "move running requests between workers, with their KV, to balance load, to make room for long ones and when a"
         " worker leaves (default: on)",
         choices=POLICIES,
+        takes_own=True,
         group=LOAD,
     )
     replication: str = option(
@@ -102,12 +107,14 @@ class ServeOptions:
         "copy a prefix that is asked for more often than the workers that have it cached can serve to further ones,"
         " before requests need it there (default: on)",
         choices=REPLICATION,
+        takes_own=True,
         group=LOAD,
     )
     routing_policy: str = option(
         USUAL_ROUTING,
         "which of several engines gets a request (default: kv_aware, the one predicted to give its first token first)",
         choices=ROUTING_POLICIES,
+        takes_own=True,
         group=LOAD,
     )
     journal: str | None = option(
@@ -125,12 +132,34 @@ class ServeOptions:
         metavar="DIR|off",
         group=LOGS,
     )
+    step_log: str | None = option(
+        None,
+        "write what each step had to do and how long it took to FILE, for tokenmill calibrate: lengths and times, no "
+        "texts (30 MiB, the last 262,144 steps; those of three earlier starts are kept beside it)",
+        metavar="FILE",
+        group=LOGS,
+    )
+    expert_load: str | None = option(
+        None,
+        "write to FILE what each expert of each layer computed, every ten seconds and at the end, for"
+        " tokenmill inspect --expert-load and for placement (default: nowhere)",
+        metavar="FILE",
+        group=LOGS,
+    )
     idle_command: str | None = option(
         None,
         "run this shell command while nobody has a call open: its process group is stopped as a call comes, goes on"
         " when all have ended, and ends with the server (default: none)",
         metavar="CMD",
         group=LOAD,
+    )
+    kv_pin: tuple[str, ...] = option(
+        (),
+        "keep the KV of this system prompt in the KV tiers whatever else is wanted: a text, or a .json file with the"
+        " body of a request (repeatable)",
+        several="each",
+        metavar="FILE",
+        group=TIERS,
     )
     log_level: str = option("info", "log lines from this level on (default: info)", choices=LOG_LEVELS, group=LOGS)
     log_format: str = option("text", "text lines, or a JSON object a line (default: text)", choices=FORMATS, group=LOGS)
@@ -143,6 +172,7 @@ class ServeOptions:
     )
 
     def __post_init__(self) -> None:
+        take_own_policies(self, OF_GATEWAYS)
         check(self)
 
     @property

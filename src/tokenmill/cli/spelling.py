@@ -81,6 +81,13 @@ SPELLED_VALUES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 }
 """A flag with one of these values, and what both are here."""
 
+SIZES: Mapping[str, tuple[str, str]] = {
+    "--kv-offloading-size": ("--kv-host", "GiB"),
+    "-cram": ("--kv-host", "MiB"),
+    "--cache-ram": ("--kv-host", "MiB"),
+}
+"""A flag whose value is a number, what it is here, and the unit of the number; nothing where that is not above 0."""
+
 OWN_VALUES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "--pooling": {"rank": ("--runner", "pooling")},
     "--quantization": dict.fromkeys(
@@ -117,6 +124,11 @@ def spell(argv: Sequence[str], knows: Callable[[str], bool]) -> list[str]:
         given = inline if equals else words[0] if words else ""
         if given in values and all(knows(flag) for flag in values[given][:1]):
             spelled.extend(values[given])
+            del words[: 0 if equals else 1]
+            continue
+        if name in SIZES and not knows(name) and knows(SIZES[name][0]) and re.fullmatch(r"-?\d+(\.\d+)?", given):
+            flag, unit = SIZES[name]
+            spelled += [f"{flag}={given}{unit}"] if float(given) > 0 else []
             del words[: 0 if equals else 1]
             continue
         base, dot, path = name.partition(".")

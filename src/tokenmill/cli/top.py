@@ -14,13 +14,14 @@ import shutil
 import signal
 import sys
 import time
-import urllib.parse
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from typing import Any
 
-from ..core.errors import ConfigError, TokenmillError, Unavailable
+from ..core.errors import TokenmillError, Unavailable
+from ..core.units import format_bytes
 from .serve_options import KEY_VARIABLES
+from .server_url import read_url
 
 _TIMEOUT_S = 10.0
 _NUM_STREAMS, _NUM_DECISIONS = 12, 8
@@ -32,6 +33,9 @@ VIEWS = {
     "requests": f"/admin/requests?state=open&limit={_NUM_STREAMS}",
     "decisions": f"/admin/decisions?limit={_NUM_DECISIONS}",
 }
+MAYBE = {"tiers": "/admin/kv/tiers"}
+"""Views that not every server has."""
+
 View = Mapping[str, Any]
 
 
@@ -100,28 +104,24 @@ class Server:
     """Reads the views of the server at `url`. Raises ConfigError for what is no address."""
 
     def __init__(self, url: str, key: str) -> None:
-        parts = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
-        try:
-            self._address = (parts.hostname or "", parts.port)
-        except ValueError:
-            self._address = ("", None)
-        if parts.scheme not in ("http", "https") or not self._address[0]:
-            raise ConfigError(f"URL must be like http://127.0.0.1:8000, got {url!r}.", param="url")
-        self._connect = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        self._base = parts.path.rstrip("/").removesuffix("/v1")
+        self._url = read_url(url, "URL", "http://127.0.0.1:8000")
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
 
     def read(self) -> View:
         """All views, by their names. Raises Unavailable."""
-        with closing(self._connect(*self._address, timeout=_TIMEOUT_S)) as connection:
+        with closing(self._url.connect(_TIMEOUT_S)) as connection:
             try:
-                return {name: self._get(connection, path) for name, path in VIEWS.items()}
+                seen = {name: self._get(connection, path) for name, path in VIEWS.items()}
+                for name, path in MAYBE.items():
+                    with suppress(Unavailable):
+                        seen[name] = self._get(connection, path)
+                return seen
             except (OSError, http.client.HTTPException, ValueError) as error:
-                where = f"{self._address[0]}:{self._address[1]}" if self._address[1] else self._address[0]
+                where = f"{self._url.host}:{self._url.port}" if self._url.port else self._url.host
                 raise Unavailable(f"There is no answer from {where} ({error}).") from None
 
     def _get(self, connection: http.client.HTTPConnection, path: str) -> Any:
-        connection.request("GET", self._base + path, headers=self._headers)
+        connection.request("GET", self._url.base + path, headers=self._headers)
         response = connection.getresponse()
         text = response.read()
         if response.status != 200:
@@ -136,7 +136,7 @@ def page(url: str, seen: View, width: int = 80, height: int = 0) -> str:
     """`height` 0: as long as it is."""
     if "error" in seen:
         return _cut([f"tokenmill top   {url}", "", seen["error"]], width, height)
-    lines = [*_head(url, seen["load"]), "", *_workers(seen["workers"]["workers"])]
+    lines = [*_head(url, seen["load"]), *_tiers(seen.get("tiers")), "", *_workers(seen["workers"]["workers"])]
     lines += ["", *_streams(seen["requests"]["data"], seen["load"]["open"])]
     lines += ["", *_decisions(seen["decisions"]["data"], seen["load"]["time"])]
     return _cut(lines, width, height)
@@ -165,6 +165,21 @@ def _head(url: str, load: View) -> list[str]:
         f"free {kv['free']} of {kv['blocks']} blocks",
         f"TTFT {_spread(load['ttft_s'])}   TPOT {_spread(load['tpot_s'])}",
     ]
+
+
+def _tiers(told: View | None) -> list[str]:
+    """A line for each tier of the KV store."""
+    if told is None:
+        return []
+    lines = []
+    for tier, counts in told["tiers"].items():
+        has = f"{format_bytes(counts['bytes'])} of {format_bytes(counts['max_bytes'])}, " if "bytes" in counts else ""
+        blocks = f"{counts['blocks']} blocks  " if "blocks" in counts else ""
+        lines.append(
+            f"{tier:<10}{has}{blocks}hits {counts['hits']}  loaded {format_bytes(counts['load_bytes'])}  "
+            f"saved {format_bytes(counts['save_bytes'])}  evicted {counts['evictions']}  corrupt {counts['corrupt']}"
+        )
+    return lines
 
 
 def _bar(share: float, width: int = 20) -> str:

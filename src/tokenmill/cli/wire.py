@@ -26,22 +26,25 @@ from ..core.events import Ready
 from ..core.policy import Order
 from ..core.units import format_parts
 from ..formats.hub import ResolvedModel, default_cache_dir
-from ..node.machine import MachineFacts, read_machine
+from ..node.machine import MachineFacts
 from ..node.notes import NOTE
 from ..node.options import SCHEDULING_POLICIES, TextOptions
-from ..sched.policies import ORDERS
+from ..sched.policies import order_named
 from ..server.audit.options import AuditOptions
 from ..server.config import ServerConfig
 from ..server.observe.traces import Tracing, open_tracing
 from .engines import Engines, until_first_ends
+from .expert_load import LoadWriter
 from .foreign_words import environment_notes
 from .hosting import Hosting, shared
+from .kv.documents import Document, read_pins
 from .kv_events_options import KVEventsOptions
+from .kv_tiers import KVTiers, kv_tiers
 from .launch import Launch
 from .launchers.ray_options import RayOptions, near
 from .logs import set_up_logging
 from .models import resolve_model
-from .options import engine_options, flags_of, given_options
+from .options import flags_of, given_options
 from .plan import print_facts
 from .quiet import until_quiet
 from .serve_options import HttpOptions, ServeOptions, server_config, set_access_log
@@ -77,6 +80,8 @@ class _Given:
     audit: AuditOptions
     tracing: Tracing | None
     upstreams: UpstreamOptions
+    tiers: KVTiers
+    pins: list[Document]
 
 
 def serve(args: argparse.Namespace) -> int:
@@ -90,12 +95,21 @@ def serve(args: argparse.Namespace) -> int:
     for note in environment_notes(os.environ, sys.argv):
         print(f"tokenmill: {note}", file=sys.stderr)
     set_access_log(http)
+    with kv_tiers(args, options.log_level, options.log_format) as tiers:
+        return _serve_with(args, options, http, tiers, started_s)
+
+
+def _serve_with(
+    args: argparse.Namespace, options: ServeOptions, http: HttpOptions, tiers: KVTiers, started_s: float
+) -> int:
     tls = http.tls()
     model = resolve_model(args.model)
     config = server_config(args, options, http, model.served_name)
-    engine = engine_options(args)
-    order = ORDERS[SCHEDULING_POLICIES[engine.scheduling_policy]]
-    saves_kv = engine.kv_save is not None
+    engine = tiers.engine
+    if options.kv_pin and tiers.desk is None:
+        raise ConfigError("--kv-pin needs KV tiers: --kv-host, --kv-disk, --kv-remote or --kv-store.", param="kv_pin")
+    order = order_named(SCHEDULING_POLICIES.get(engine.scheduling_policy, engine.scheduling_policy))
+    saves_kv = engine.kv_save is not None or tiers.desk is not None
     access = open_access(config.tenants, config.api_keys)
     # Their own machine, a socket of this user's, or a certificate that every client must have.
     require_keys(http.host, access, is_guarded=bool(http.uds or http.insecure or http.ssl_cert_reqs == 2))
@@ -103,7 +117,7 @@ def serve(args: argparse.Namespace) -> int:
     tracing = open_tracing(options.otlp_traces_endpoint, __version__)
     given = _Given(
         options, http, given_options(TextOptions, args), config, tls, order, saves_kv, access, audit, tracing,
-        given_options(UpstreamOptions, args),
+        given_options(UpstreamOptions, args), tiers, read_pins(options.kv_pin),
     )  # fmt: skip
     queue_bytes = config.max_buffered_bytes + config.max_open_tokens * QUEUED_TOKEN_BYTES
     listen, link = given_options(ListenOptions, args), given_options(LinkOptions, args)
@@ -113,9 +127,9 @@ def serve(args: argparse.Namespace) -> int:
         log_level=options.log_level, log_format=options.log_format,
         kv_transfer=link.kv_transfer if has_peers else "", kv_events=given_options(KVEventsOptions, args).config,
         journal=os.path.abspath(options.journal) if options.journal else "",
+        step_log=os.path.abspath(options.step_log) if options.step_log else "", machine=tiers.machine_if_shared,
     )  # fmt: skip
-    machine = read_machine()
-    launch = shared(launch, machine, len(given.upstreams.add_model))
+    launch = shared(launch, tiers.machine, len(given.upstreams.add_model))
     if listen.launcher == "ray":
         listen = near(given_options(RayOptions, args), listen, os.environ)
     elif given_options(RayOptions, args) != RayOptions():
@@ -126,8 +140,10 @@ def serve(args: argparse.Namespace) -> int:
         workers = _workers(listen.listen_workers, credentials, launch, config)
     engines = Engines(_launcher(args, listen, credentials, launch), workers)
     about_engines = {
-        "--kv-save": saves_kv,
+        "--kv-save": engine.kv_save is not None,
+        "KV tiers (--kv-host and others)": tiers.desk is not None,
         "--journal": bool(options.journal),
+        "--step-log": bool(options.step_log),
         "--kv-events-config": launch.kv_events is not None,
     }
     for flag, is_given in about_engines.items():
@@ -136,7 +152,7 @@ def serve(args: argparse.Namespace) -> int:
     with contextlib.closing(access), engines:
         from ..net.loop import run_event_loop
 
-        run_event_loop(_serve(given, model, engines, launch, machine, started_s))
+        run_event_loop(_serve(given, model, engines, launch, tiers.machine, started_s))
     return 0
 
 
@@ -247,8 +263,10 @@ async def _serve(
         upstream_prefixes=given.upstreams.prefixes(),
         max_upstream_calls=given.upstreams.upstream_max_open,
         resume=resume,
+        ask_kv=None if given.tiers.desk is None else given.tiers.desk.ask,
     )
 
+    expert_load = LoadWriter(options.expert_load, config.model_names[0], client)
     first_ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
 
     def new_client(on_prepared: Callable[[TokenmillError | None], None], why_down: str) -> EngineClient:
@@ -301,6 +319,7 @@ async def _serve(
             uds=http.uds or "",
             tls=given.tls,
         )
+        await expert_load.finish()
         if given.saves_kv:
             await engines.drain(max(0.0, stops_at_s - time.monotonic()))
 
@@ -309,12 +328,16 @@ async def _serve(
         beside = (
             ("front end", front_end_bytes(config, base_bytes, tls=given.tls is not None)),
             ("helper", helper_bytes(base_bytes, text.tokenizer.vocab_size)),
+            *given.tiers.memory,
         )
         ready = await first_ready
+        expert_load.check(ready)
         if not engines.are_here:  # its memory is another machine's
             ready = replace(ready, memory=())
         _print_plan(ready, model, sampling, beside, engines.summary)
         await prepared
+        for pin in given.pins:
+            await app.state.pin_kv(pin.body)
         await hosting.load_all(given.upstreams.add_model)
         given.upstreams.put_canaries(app.state.canaries)
         url = await listening
@@ -330,7 +353,8 @@ async def _serve(
 
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, engines.keep_flight)
     try:
-        await until_first_ends(serve_and_save(), engines.run(client, complete, prepared), announce())
+        running = [serve_and_save(), engines.run(client, complete, prepared), announce(), expert_load.run()]
+        await until_first_ends(*running, *given.tiers.works())
     finally:
         if idle_job is not None:
             app.state.idle_time.close()

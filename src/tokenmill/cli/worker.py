@@ -30,8 +30,11 @@ from ..core.errors import LinkRefused
 from ..core.events import Leaving, Ready
 from ..engine.beats import keep_beating
 from ..engine.core import EngineCore
+from ..engine.expert_load import keep_telling_load
 from ..engine.hub import Hub
+from ..engine.leaning import keep_lean
 from ..engine.shell import EngineShell
+from ..engine.tier_relay import TierRelay
 from ..formats.checkpoint import weights_digest
 from ..formats.hub import default_cache_dir
 from ..net.clock import MonotonicClock
@@ -40,24 +43,30 @@ from ..net.handshake import Identity
 from ..net.lifeline import exit_when_parent_ends
 from ..net.loop import run_event_loop
 from ..net.tcp import Credentials, join
+from ..node.joining import join_store, joining_later
+from ..node.pressure import Pressure
+from ..store.peer.door import Door
 from .adapter_link import AdapterCache, AdapterLink
 from .engine_process import SWITCH_S, flight_recorder, load, recording, warm_up
-from .kv_events_options import KVEventsOptions, publishing, tell, with_fact
-from .kv_peers import LOOPBACK, Door, open_to_peers
+from .kv_events_options import KVEventsOptions, publishing, tell, tell_tiers, with_fact
+from .kv_peers import LOOPBACK, open_to_peers
+from .kv_tiers import KVTiers, kv_tiers
 from .launch import Launch
 from .launchers.child import LIFELINE_VARIABLE
 from .logs import set_up_logging
 from .models import resolve_model
-from .options import engine_options, given_options
+from .options import given_options
 from .plan import print_facts
 from .serve_options import ServeOptions
+from .step_logging import step_logging
 from .supervisor import FIRST_DELAY_S, LONGEST_DELAY_S, SETTLED_S
 from .watchdog import LOOK_S, Watchdog
 from .worker_health import answering
 from .worker_options import LinkOptions, WorkerOptions, shown_address
 
 if TYPE_CHECKING:
-    from ..engine.flight import FlightRecorder
+    from ..engine.flight import Watcher
+    from ..net.kv_publisher import KVPublisher
     from ..net.link import EngineLink
     from ..node.load import Engine
 
@@ -71,6 +80,11 @@ def worker(args: argparse.Namespace) -> int:
         exit_when_parent_ends(int(lifeline), grace_s=1.0)
     serving = given_options(ServeOptions, args)
     set_up_logging(serving.log_level, serving.log_format)
+    with kv_tiers(args, serving.log_level, serving.log_format) as tiers:
+        return _compute(args, serving, tiers)
+
+
+def _compute(args: argparse.Namespace, serving: ServeOptions, tiers: KVTiers) -> int:
     joining = given_options(WorkerOptions, args)
     hosts = [host for host, _ in joining.connect]
     kv_events = given_options(KVEventsOptions, args).config
@@ -80,8 +94,8 @@ def worker(args: argparse.Namespace) -> int:
     model = resolve_model(args.model)
     name = joining.worker_id or f"{socket.gethostname()}-{os.getpid()}"
     launch = Launch(
-        str(model.path), model.served_name, str(default_cache_dir()), engine_options(args),
-        worker=name, pool=joining.pool,
+        str(model.path), model.served_name, str(default_cache_dir()), tiers.engine,
+        worker=name, pool=joining.pool, machine=tiers.machine_if_shared,
     )  # fmt: skip
 
     sys.setswitchinterval(SWITCH_S)
@@ -92,7 +106,8 @@ def worker(args: argparse.Namespace) -> int:
         prune(serving.flight_dir)
     with (
         contextlib.closing(engine),
-        flight_recorder(path, ready.model) as flight,
+        flight_recorder(path, ready.model) as recorder,
+        step_logging(serving.step_log or "", engine, ready.model, recorder) as flight,
         recording(serving.journal or "", engine.config) as record,
         publishing(kv_events) as publisher,
     ):
@@ -101,9 +116,10 @@ def worker(args: argparse.Namespace) -> int:
         identity = Identity(weights_digest(model.path, Path(launch.cache_dir)), ready)
         core = EngineCore(engine.config, record)
         tell(core, publisher)
-        if flight is not None:
+        if recorder is not None:
             signal.signal(signal.SIGUSR2, lambda *_: _keep_flight(path))
-        life = _Worker(engine, core, identity, joining.connect, credentials, serving.engine_timeout_s, flight)
+        life = _Worker(engine, core, identity, joining.connect, credentials, serving.engine_timeout_s, flight, tiers)
+        life.publisher = publisher
         run_event_loop(life.run(joining.health_address))
         if engine.worker.saved is not None:
             print(f"tokenmill: {engine.worker.saved.summary()}", file=sys.stderr, flush=True)
@@ -121,9 +137,11 @@ class _Worker:
         addresses: Sequence[tuple[str, int]],
         credentials: Credentials,
         timeout_s: float,
-        flight: FlightRecorder | None = None,
+        flight: Watcher | None = None,
+        tiers: KVTiers | None = None,
     ) -> None:
         self._engine = engine
+        self._kv_tiers = tiers
         self._core = core
         self._flight = flight
         self._identity = identity
@@ -133,7 +151,9 @@ class _Worker:
         self._watchdog = Watchdog(timeout_s)
         self._clock = MonotonicClock()
         self._hub = Hub()
+        self._tiers = TierRelay(lambda hear: engine.watch_tiers(hear))
         self._adapters = AdapterCache(default_cache_dir() / "adapters")
+        self.publisher: KVPublisher | None = None
         self._is_leaving = False
         self._outside: set[asyncio.Task[LinkRefused | None]] = set()  # those that look for their front ends
 
@@ -144,6 +164,9 @@ class _Worker:
         assert me is not None
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._leave, me)
+        await self._join_store()
+        pressure = Pressure()
+        tell_tiers(self._core, self.publisher, self._tiers)
         shell = EngineShell(self._core, self._engine.worker.executor, self._hub, self._clock, self._flight)
         for event in self._engine.first_events():
             shell.hear(event)
@@ -154,9 +177,18 @@ class _Worker:
             asyncio.create_task(self._end_when_stuck(), name="engine-watch"),
             asyncio.create_task(warm_up(self._engine, self._core), name="engine-warming"),
             asyncio.create_task(keep_beating(shell, self._hub, self._engine.ops.progress), name="engine-beats"),
+            asyncio.create_task(keep_lean(shell, pressure.is_short), name="engine-memory"),
+            asyncio.create_task(
+                keep_telling_load(self._core, self._hub, self._engine.worker.expert_load), name="engine-experts"
+            ),
         ]
+        if self._kv_tiers is not None:
+            beside += [asyncio.create_task(work, name="kv-store") for work in self._kv_tiers.works()]
         try:
-            async with answering(health_address, {"/live": self._is_live, "/ready": self._is_ready}):
+            async with (
+                joining_later(self._engine, self._identity.ready, self._tiers.before(shell.hear)),
+                answering(health_address, {"/live": self._is_live, "/ready": self._is_ready}),
+            ):
                 await self._until_over(serving, joining)
         except asyncio.CancelledError:
             if not self._is_leaving:
@@ -164,6 +196,13 @@ class _Worker:
         finally:
             for task in (serving, *joining, *beside):
                 task.cancel()
+
+    async def _join_store(self) -> None:
+        ready = await join_store(self._engine, self._identity.ready)
+        self._identity = replace(self._identity, ready=ready)
+        for name, value in ready.facts:
+            if name == "kv_tiers":
+                print(f"tokenmill: KV tiers: {value}", flush=True)
 
     async def _until_over(self, serving: asyncio.Task[None], joining: Sequence[asyncio.Task[Any]]) -> None:
         all_joining = asyncio.gather(*joining, return_exceptions=True)
@@ -221,9 +260,11 @@ class _Worker:
             if self._is_leaving:
                 await link.send(Leaving())
             adapters = AdapterLink(link, self._adapters)
+            tiers = self._tiers.over(adapters)
             try:
-                return await self._hub.serve(adapters, link.close)
+                return await self._hub.serve(tiers, link.close)
             finally:
+                tiers.close()
                 adapters.close()
         except EOFError:
             return False
@@ -238,7 +279,10 @@ class _Worker:
         """With what it has done for others, and the pool that one of them may have put it into."""
         ready, membership = self._identity.ready, self._core.state.membership
         pool = membership.pool or ready.worker.pool
-        return replace(ready, stats=self._core.stats(), worker=ready.worker._replace(pool=pool, epoch=membership.epoch))
+        worker, stats = ready.worker._replace(pool=pool, epoch=membership.epoch), self._core.stats()
+        load = self._engine.worker.expert_load()
+        told = None if load is None else replace(load, num_steps=stats.num_steps)
+        return replace(ready, stats=stats, worker=worker, expert_load=told)
 
     def _leave(self, me: asyncio.Task[None]) -> None:
         """What a signal does."""

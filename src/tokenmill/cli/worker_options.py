@@ -72,8 +72,8 @@ class LinkOptions:
     kv_transfer: str = option(
         "memory",
         "how workers of one machine get KV of each other: memory, by reading the other's, where the system allows it;"
-        " tcp (default: memory)",
-        choices=("memory", "tcp"),
+        " tcp; tier, by way of their KV store alone (default: memory)",
+        choices=("memory", "tcp", "tier"),
     )
 
     def __post_init__(self) -> None:

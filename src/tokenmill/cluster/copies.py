@@ -4,6 +4,8 @@
     target  <-- Prefetch(number, ...)    it copies them into its cache; its answer is Prefetched
     source  <-- Release(ticket)          always, once: the copy is over, or one of the two has gone, or time is over
 
+Without a source, the target loads the prefix from the tiers of its KV store.
+
 An engine takes part in one copy at a time, and then in none for as long as that took. So a copy never takes more than
 half of an engine's time, and a target never more than the part of its room that the policy allows.
 """
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import inf
 
 from ..core.block import KEY_BYTES, split_keys
 from ..core.moves import KVSource, Offer, Prefetch, Prefetched, Release
@@ -21,6 +24,7 @@ from .index import PrefixIndex
 from .links import EngineLink
 from .pools import DECODE, kind_of
 from .replication import CopyView, Replication
+from .stores import STRIDE, Stores
 
 _AT_ONCE = 4
 """Copies under way, and so the most that begin in one review."""
@@ -34,7 +38,7 @@ _LATELY = 0.25
 @dataclass(slots=True, eq=False)
 class _Copy:
     keys: bytes
-    source: int
+    source: int | None
     target: int
     ticket: str
     begun_s: float
@@ -45,6 +49,7 @@ class Copies:
 
     links       engines that serve, by number
     index       what engines hold
+    stores      what their KV stores hold
     new_ticket  makes a ticket nobody can guess; None: nothing is copied
     may_get     whether an engine may get requests
     """
@@ -53,12 +58,14 @@ class Copies:
         self,
         links: Mapping[int, EngineLink],
         index: PrefixIndex,
+        stores: Stores,
         new_ticket: Callable[[], str] | None,
         may_get: Callable[[EngineLink], bool],
     ) -> None:
         self.policy: Replication | None = None
         self._links = links
         self._index = index
+        self._stores = stores
         self._new_ticket = new_ticket
         self._may_get = may_get
         self._of: dict[int, _Copy] = {}
@@ -93,9 +100,9 @@ class Copies:
         if self.policy is None or len(self._links) < 2:
             return
         links = tuple(link for link in self._links.values() if kind_of(link.pool) != DECODE)
-        view = CopyView(links, self._holders, self._may_send, self._may_take, self._copy_s)
+        view = CopyView(links, self._holders, self._may_send, self._may_take, self._copy_s, self._load_s)
         for keys, source, target in self.policy.propose(view, now):
-            if self._may_send(source, keys) and self._may_take(target):
+            if (source is None or self._may_send(source, keys)) and self._may_take(target):
                 self._begin(keys, source, target, now, effects)
 
     def hear(self, link: int, message: Prefetched, now: float, effects: Effects) -> None:
@@ -103,7 +110,7 @@ class Copies:
         copy = self._of.get(message.number)
         if copy is not None and copy.target == link:
             num_tokens = message.num_blocks * self._links[link].ready.block_size
-            if num_tokens:
+            if num_tokens and copy.source is not None:
                 self._token_s += _LATELY * (max(0.0, now - copy.begun_s - _COPY_S) / num_tokens - self._token_s)
             error = message.error or ("" if num_tokens else "the source has it no more")
             self._end(message.number, num_tokens, error, now, effects)
@@ -117,13 +124,18 @@ class Copies:
         """Assert what must hold between events; slow, for tests."""
         if self._links:
             assert all(copy.target in self._links for copy in self._of.values()), self._of
-        ends = [end for copy in self._of.values() for end in (copy.source, copy.target)]
+        ends = [end for copy in self._of.values() for end in (copy.source, copy.target) if end is not None]
         assert len(ends) == len(set(ends)) and len(self._of) <= _AT_ONCE, self._of
 
-    def _begin(self, keys: bytes, source: EngineLink, target: EngineLink, now: float, effects: Effects) -> None:
-        assert self._new_ticket is not None
-        number, ticket, blocks = self._num_begun, self._new_ticket(), tuple(split_keys(keys))
+    def _begin(self, keys: bytes, source: EngineLink | None, target: EngineLink, now: float, effects: Effects) -> None:
+        number, blocks = self._num_begun, tuple(split_keys(keys))
         self._num_begun += 1
+        if source is None:
+            self._of[number] = _Copy(keys, None, target.number, "", now)
+            effects.tells.append((target.number, Prefetch(number, blocks)))
+            return
+        assert self._new_ticket is not None
+        ticket = self._new_ticket()
         self._of[number] = _Copy(keys, source.number, target.number, ticket, now)
         worker = source.ready.worker
         kv_source = KVSource(worker.id, worker.incarnation, worker.kv_address, worker.host, ticket)
@@ -134,8 +146,9 @@ class Copies:
         copy = self._of.pop(number)
         took_s = now - copy.begun_s
         for link in (copy.source, copy.target):
-            self._rests[link] = now + took_s
-        if copy.source in self._links:
+            if link is not None:
+                self._rests[link] = now + took_s
+        if copy.source is not None and copy.source in self._links:
             effects.tells.append((copy.source, Release(copy.ticket)))
         effects.copied.append(CopyEnded(copy.source, copy.target, num_tokens, error, took_s))
 
@@ -153,6 +166,10 @@ class Copies:
 
     def _may_take(self, link: EngineLink) -> bool:
         return self._is_free(link) and self._may_get(link)
+
+    def _load_s(self, link: EngineLink, keys: bytes) -> float:
+        stops = self._stores.stops(link.number, keys, 0) if self._stores.is_known else ()
+        return stops[-1].load_s if stops and stops[-1].end + STRIDE > len(keys) // KEY_BYTES else inf
 
     def _copy_s(self, num_tokens: int) -> float:
         return _COPY_S + self._token_s * num_tokens

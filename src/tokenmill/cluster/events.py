@@ -17,9 +17,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..core.errors import TokenmillError
-from ..core.events import FromEngine, Output, Ready, StepOutputs, ToEngine
+from ..core.events import Output, Ready, StepOutputs, ToEngine
+from ..core.kv_events import KVEvents
+from ..core.moves import Moved, Prefetched, Staged
 from ..core.policy import ENTERS, Verdict
 from ..core.request import Request
+from ..core.tiers import TierEvents
 from .lengths import LengthSeen
 
 
@@ -73,12 +76,14 @@ class Stepped:
     step: StepOutputs
 
 
+Telling = Staged | Moved | Prefetched | KVEvents | TierEvents
+"""What engines say beside steps that the gateway is to hear."""
+
+
 @dataclass(frozen=True, slots=True)
 class Told:
-    """Staged, Moved, Prefetched or KVEvents."""
-
     link: int
-    message: FromEngine
+    message: Telling
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +104,16 @@ GatewayEvent = Joined | Left | Leaves | Opened | GivenUp | Ticked | Stepped | To
 
 class Ended(NamedTuple):
     """The last word on a request. `reason`: how it ended for its client. `output`: counts and times, or None where no
-    engine ever had it. `last_token_s`: when its last tokens came; -1: none came. `now_s`: when it ended."""
+    engine ever had it. `last_token_s`: when its last tokens came; -1: none came. `now_s`: when it ended. `link`: the
+    engine that had it last; None: none had it then. `tokens`: that were drawn."""
 
     request: Request
     output: Output | None
     reason: str
     last_token_s: float
     now_s: float
+    link: int | None = None
+    tokens: Sequence[int] = ()
 
 
 class MoveEnded(NamedTuple):
@@ -123,9 +131,10 @@ class MoveEnded(NamedTuple):
 
 
 class CopyEnded(NamedTuple):
-    """A prefix was copied from one engine's cache to another's, or was to be. `error`: why it was not; "": it was."""
+    """A prefix was copied from one engine's cache to another's, or was to be; without a source, from the tiers of its
+    store. `error`: why it was not; "": it was."""
 
-    source: int
+    source: int | None
     target: int
     num_tokens: int
     error: str

@@ -83,7 +83,7 @@ class Gateway:
         self._entries: dict[str, Entry] = {}
         self.lengths = Lengths()
         self.pools = Pools(self.lengths)
-        self._placing = Placing(self.desk, self._entries, self.pools, new_ticket)
+        self.placing = self._placing = Placing(self.desk, self._entries, self.pools, new_ticket)
         self.router = self._placing.router
         self._moves = self._placing.moves
         self.reviews = Reviews(self._placing)
@@ -302,7 +302,7 @@ class Gateway:
                 continue
             tokens = output.tokens
             if tokens:
-                if not entry.has_progressed:
+                if len(entry.tokens) <= entry.num_given:  # not has_progressed, without the price of a property
                     link.start(entry, output.num_cached)
                 last_s, entry.last_token_s = entry.last_token_s, now
                 if last_s >= 0:
@@ -315,17 +315,18 @@ class Gateway:
                 entry.tokens.extend(tokens)
             if entry.num_lives > 1:
                 output = entry.as_first_life(output)
-            if output.finish_reason == FINISH_MOVED:
+            if output.finish_reason is None:
+                if entry.ending is None:
+                    effects.outputs.append(output)
+            elif output.finish_reason == FINISH_MOVED or self._moves.is_saved(entry, output):
                 self._hand_over(entry, output, now, effects)
-            elif output.finish_reason is not None:
+            else:
                 self._end(entry, output, now, effects)
-            elif entry.ending is None:
-                effects.outputs.append(output)
         if step.stats.num_steps != link.stats.num_steps:
             self._progress_s = now
         link.step(step.stats)
         self.totals.step(number, step.stats)
-        self.desk.step(self.totals.stats, now)
+        self.desk.step(self.totals.sums, now)
         suspects = self._placing.suspects
         if suspects.on_trial is not None and suspects.on_trial.has_progressed:
             suspects.clear(suspects.on_trial)
@@ -336,7 +337,7 @@ class Gateway:
 
     def _hand_over(self, entry: Entry, output: Output, now: float, effects: Effects) -> None:
         """Its engine has stopped it and gives it away, with these as its last tokens."""
-        output = output._replace(finish_reason=None)
+        output = output._replace(finish_reason=None, is_saved=False)
         if entry.ending is not None:
             self._end(entry, output._replace(finish_reason=FINISH_ABORT), now, effects)
             return
@@ -375,13 +376,15 @@ class Gateway:
         request = entry.request
         del self._entries[request.id]
         self._placing.strike(entry, now, effects)
+        if output is not None and output.is_saved and not request.handoff:  # for another engine alone
+            output = output._replace(is_saved=False)
         reason = entry.ending or (FINISH_ABORT if output is None else output.finish_reason) or ""
         if output is not None and entry.ending is None:
             effects.outputs.append(output)
         num_tokens = len(request.output_tokens) + len(entry.tokens)
         effects.lengths.extend(self.lengths.note(request, num_tokens, reason, entry.guess))
         self.desk.end(request, 0 if output is None else output.num_output, reason)
-        effects.ended.append(Ended(request, output, reason, entry.last_token_s, now))
+        effects.ended.append(Ended(request, output, reason, entry.last_token_s, now, entry.link, entry.tokens))
 
     _HANDLERS: ClassVar[dict[type, Callable[[Any, Any, float, Effects], None]]] = {
         Joined: _join,

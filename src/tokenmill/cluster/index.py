@@ -2,9 +2,7 @@
 requests that they have. Pure.
 
 A key names all that comes before it, so every fourth key of a prefix says nearly as much as all of them: only blocks at
-depths 3, 7, 11... are kept. An engine gives up what hangs below a block before the block, so whoever holds a deep key
-holds those above it. A look-up therefore finds by bisection the deepest key that anybody holds, then the next one that
-more engines hold, and so on.
+depths 3, 7, 11... are kept, and looked up by bisection (`holders`).
 
 Events of an engine carry numbers without gaps. After a gap, or before the first snapshot, nothing that it says is taken
 until a message begins with `cleared`.
@@ -14,21 +12,12 @@ The idea of a global index of prefixes kept by events: Mooncake's Conductor and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
-
 from ..core.block import KEY_BYTES, BlockKey, split_keys
 from ..core.kv_events import CLEARED, REMOVED, KVEvents
+from .holders import Holders, Level, kept
 
 STRIDE = 4
 """One block in so many is kept, of our own engines."""
-
-
-class Level(NamedTuple):
-    """Engines that hold exactly the first `num_blocks` blocks of a prefix, as far as is known."""
-
-    num_blocks: int
-    links: frozenset[int] | set[int]
 
 
 class PrefixIndex:
@@ -37,7 +26,7 @@ class PrefixIndex:
 
     def __init__(self, stride: int = STRIDE) -> None:
         self._stride = stride
-        self._holders: dict[BlockKey, int | set[int]] = {}
+        self._holders = Holders(stride)
         self._told: dict[int, set[BlockKey]] = {}
         self._expected: dict[int, dict[BlockKey, int]] = {}
         self._next: dict[int, int | None] = {}
@@ -71,7 +60,7 @@ class PrefixIndex:
         """It has gone, or tells nothing any more."""
         if link in self._next:
             for key in {*self._told.pop(link), *self._expected.pop(link)}:
-                self._strike(link, key)
+                self._holders.strike(link, key)
             del self._next[link]
 
     def apply(self, link: int, message: KVEvents) -> bool:
@@ -96,9 +85,9 @@ class PrefixIndex:
             elif event.kind == REMOVED:
                 self._drop(link, told.intersection(split_keys(event.keys)))
             else:
-                for key in _kept(event.keys, event.depth, self._stride):
+                for key in kept(event.keys, event.depth, self._stride):
                     told.add(key)
-                    self._add(link, key)
+                    self._holders.add(link, key)
         return True
 
     def has_told(self, link: int, keys: bytes, num_blocks: int) -> bool:
@@ -108,23 +97,11 @@ class PrefixIndex:
 
     def num_held(self, keys: bytes) -> int:
         """Of a prefix, so many blocks somebody holds, as far as is known."""
-        holders, span = self._holders, self._stride * KEY_BYTES
-        low, high = 0, len(keys) // span
-        while low < high:  # the first `low` kept keys have holders
-            middle = (low + high + 1) // 2
-            if keys[middle * span - KEY_BYTES : middle * span] in holders:
-                low = middle
-            else:
-                high = middle - 1
-        return low * self._stride
+        return self._holders.num_held(keys)
 
     def holders(self, keys: bytes) -> frozenset[int] | set[int]:
         """Who holds the last of these blocks that is kept, and so those before it."""
-        end = len(keys) // (self._stride * KEY_BYTES) * self._stride * KEY_BYTES
-        there = self._holders.get(keys[max(0, end - KEY_BYTES) : end])
-        if there is None:
-            return frozenset()
-        return frozenset((there,)) if isinstance(there, int) else there
+        return self._holders.of_last(keys)
 
     def expect(self, link: int, request_id: str, keys: bytes) -> None:
         """The engine was given a request with these keys: it will have them. Another that was given it before will
@@ -133,9 +110,9 @@ class PrefixIndex:
         expected = self._expected.get(link)
         if expected is not None:
             self._requests[request_id] = link, keys
-            for key in _kept(keys, 0, self._stride):
+            for key in kept(keys, 0, self._stride):
                 expected[key] = expected.get(key, 0) + 1
-                self._add(link, key)
+                self._holders.add(link, key)
 
     def settle(self, request_id: str) -> None:
         """The request is over: from now on only what its engine has told counts."""
@@ -144,35 +121,18 @@ class PrefixIndex:
         if expected is None:
             return
         told = self._told[link]
-        for key in _kept(keys, 0, self._stride):
+        for key in kept(keys, 0, self._stride):
             left = expected.get(key, 0) - 1
             if left > 0:
                 expected[key] = left
             elif left == 0:
                 del expected[key]
                 if key not in told:
-                    self._strike(link, key)
+                    self._holders.strike(link, key)
 
     def levels(self, keys: bytes) -> list[Level]:
         """Who holds how much of a prefix, most first; an engine is in one level at most."""
-        holders, span = self._holders, self._stride * KEY_BYTES
-        low = self.num_held(keys) // self._stride
-        levels: list[Level] = []
-        seen: frozenset[int] | set[int] = frozenset()
-        while low:  # who holds the first `low`, and no more, are those that are not in `seen`
-            there = holders[keys[low * span - KEY_BYTES : low * span]]
-            links = frozenset((there,)) if isinstance(there, int) else there
-            levels.append(Level(low * self._stride, links - seen))
-            seen, high = links, low
-            low = 0
-            while high - low > 1:  # more engines hold the first `low`, and as many the first `high`
-                middle = (low + high) // 2
-                others = holders.get(keys[middle * span - KEY_BYTES : middle * span], 0)
-                if (1 if isinstance(others, int) else len(others)) > len(seen):
-                    low = middle
-                else:
-                    high = middle
-        return levels
+        return self._holders.levels(keys)
 
     def check(self) -> None:
         """Assert what must hold between calls; slow, for tests."""
@@ -180,39 +140,11 @@ class PrefixIndex:
         for link, told in self._told.items():
             for key in {*told, *self._expected[link]}:
                 wanted.setdefault(key, set()).add(link)
-        have = {key: {there} if isinstance(there, int) else there for key, there in self._holders.items()}
-        assert have == wanted
+        assert self._holders.all() == wanted
 
     def _drop(self, link: int, keys: set[BlockKey]) -> None:
         told, expected = self._told[link], self._expected[link]
         for key in keys:
             told.discard(key)
             if key not in expected:
-                self._strike(link, key)
-
-    def _add(self, link: int, key: BlockKey) -> None:
-        there = self._holders.get(key)
-        if there is None:
-            self._holders[key] = link
-        elif isinstance(there, int):
-            if there != link:
-                self._holders[key] = {there, link}
-        else:
-            there.add(link)
-
-    def _strike(self, link: int, key: BlockKey) -> None:
-        there = self._holders.get(key)
-        if isinstance(there, int):
-            if there == link:
-                del self._holders[key]
-        elif there is not None:
-            there.discard(link)
-            if len(there) == 1:
-                (self._holders[key],) = there
-
-
-def _kept(keys: bytes, depth: int, stride: int) -> Iterator[BlockKey]:
-    """Those of the blocks `depth`, `depth` + 1, ... of a prefix that the index keeps."""
-    first = (stride - 1 - depth) % stride
-    step = stride * KEY_BYTES
-    return (keys[at : at + KEY_BYTES] for at in range(first * KEY_BYTES, len(keys) - KEY_BYTES + 1, step))
+                self._holders.strike(link, key)

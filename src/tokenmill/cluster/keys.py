@@ -26,6 +26,13 @@ def with_keys(requests: Sequence[Request], ready: Ready) -> list[Request]:
     return made
 
 
+def keys_of(tokens: Sequence[int], ready: Ready, adapter: str, salt: str) -> bytes:
+    """Of a prompt that is no request, joined; b"" where nothing of it is cached."""
+    if not ready.block_size or len(tokens) < ready.block_size:
+        return b""
+    return prompt_keys(ready.numerics_id, adapter, salt, tokens, ready.block_size)
+
+
 def num_keys(requests: Sequence[Request], ready: Ready) -> int:
     """So many would be made."""
     size = ready.block_size

@@ -2,7 +2,9 @@
 
     cost of an engine = base_s + token_s * tokens to compute + position_s * positions that these attend to
 
-with what decodes there take in all three (`load.pace`), and coefficients as the engine measures its own steps. The
+with what decodes there take in all three (`load.pace`), and coefficients as the engine measures its own steps. What an
+engine would load from the tiers of its KV store (`stores`) counts with the seconds that takes instead, as far as it is
+worth it. The
 engines that hold a prefix, and of all others those that would begin first, are scored; no other can be better, so the
 choice is that of scoring all. The idea: Mooncake's conductor (FAST'25, algorithm 1); the bound is our own.
 """
@@ -11,18 +13,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from heapq import nsmallest
+from itertools import islice
 from math import inf
 from typing import NamedTuple
 
+from ..core.block import KEY_BYTES
 from ..core.request import Request
 from .index import PrefixIndex
 from .links import EngineLink
 from .load import positions
 from .ranking import Ranking
 from .routing import Route
+from .stores import Stop, Stores
 
 _FEW = 16
 """So many engines are scored without looking at their order."""
+_FIRST = 4
+"""Of the engines of one store, so many are scored."""
 
 
 _FETCH_S, _FETCH_TOKEN_S = 0.01, 2e-6
@@ -40,13 +47,23 @@ class Scored(NamedTuple):
     num_hit: int
 
 
+class Loaded(NamedTuple):
+    """The first token of an engine that loads what it has not of the first `num_hit` tokens."""
+
+    cost_s: float
+    number: int
+    num_hit: int
+    tier: str
+
+
 class KVAware:
-    """index: fed by whoever has it."""
+    """index, stores: fed by whoever has them."""
 
     uses_keys = True
 
-    def __init__(self, index: PrefixIndex) -> None:
+    def __init__(self, index: PrefixIndex, stores: Stores | None = None) -> None:
         self._index = index
+        self._stores = stores or Stores()
         self._ranking = Ranking()
         self._fetch_token_s = _FETCH_TOKEN_S
 
@@ -63,10 +80,63 @@ class KVAware:
         assert best is not None, "no engine to choose"
         if request.adapter:
             best = min([best, *self._with_adapter(request, links, hits)], key=lambda each: each[:2])
+        loaded = self._load(request, links, hits, best) if self._stores.is_known and request.keys else None
+        if loaded is not None:
+            return Route(links[loaded.number], loaded.tier, loaded.num_hit)
         number = best.number
         held = next((num_hit for num_hit, members in hits if number in members), 0)
         route = Route(links[number], "prefix" if held else "load", held)
         return self._fetch(request, links, hits, best) or route
+
+    def _load(self, request: Request, links: Mapping[int, EngineLink], hits: Hits, best: Scored) -> Loaded | None:
+        """The engine that would have its first token soonest with KV from the tiers of its store, where that is sooner
+        than `best`. Looked at are those of the stores that hold most, those that hold some of it themselves, and those
+        that would begin first."""
+        stores, ranking = self._stores, self._ranking
+        levels = stores.levels(request.keys)
+        if not levels or request.pooling is not None or request.sampling.prompt_logprobs is not None:
+            return None
+        size = next(iter(links.values())).ready.block_size
+        keys = request.keys[: levels[0].num_blocks * KEY_BYTES]
+        among: dict[int, None] = {}
+        for level in levels:
+            if len(level.links) > _FIRST:
+                among.update(self._soonest(links, level.links))
+                continue
+            for store in level.links:
+                among.update(self._first_of(stores.links_of(store), links))
+        for _, members in hits:
+            if len(members) <= _FEW:
+                among.update(dict.fromkeys(members))
+        if stores.are_linked:
+            among.update(self._soonest(links, None))
+        found: Loaded | None = None
+        limit_s = best.cost_s
+        least_s = ranking.floor_s * max(1, _num_tokens(request) - len(keys) // KEY_BYTES * size)
+        stops: dict[tuple[int | None, int], tuple[Stop, ...]] = {}
+        for number in among:
+            if number not in links or ranking[number].base_s + least_s >= limit_s:
+                continue
+            num_hit = next((num_hit for num_hit, members in hits if number in members), 0)
+            where = stores.store_of(number), num_hit // size
+            if where not in stops:
+                stops[where] = stores.stops(number, keys, num_hit // size)
+            for stop in stops[where]:
+                scored = self._score(number, min(stop.end * size, _num_tokens(request) - 1), _num_tokens(request))
+                cost_s = scored.cost_s + stop.load_s
+                if cost_s < limit_s or (found is not None and (cost_s, number) < found[:2]):
+                    found, limit_s = Loaded(cost_s, number, scored.num_hit, stop.tier), cost_s
+        return found
+
+    def _soonest(self, links: Mapping[int, EngineLink], among: frozenset[int] | set[int] | None) -> dict[int, None]:
+        """The few engines of these stores, None: of any, that would begin first."""
+        of, able = self._stores.store_of, (each.number for each in self._ranking.order if each.number in links)
+        return dict.fromkeys(islice((number for number in able if among is None or of(number) in among), _FIRST))
+
+    def _first_of(self, members: set[int], links: Mapping[int, EngineLink]) -> dict[int, None]:
+        """The few that would begin first."""
+        able = [self._ranking[number] for number in members if number in links]
+        return dict.fromkeys(each.number for each in (nsmallest(_FIRST, able) if len(able) > _FIRST else able))
 
     def note_fetch(self, num_tokens: int, took_s: float) -> None:
         """An engine got KV of so many tokens from another one in this time."""
@@ -189,8 +259,8 @@ class SLOAware:
 
     uses_keys = True
 
-    def __init__(self, index: PrefixIndex) -> None:
-        self._by_cost = KVAware(index)
+    def __init__(self, index: PrefixIndex, stores: Stores | None = None) -> None:
+        self._by_cost = KVAware(index, stores)
 
     def leave(self, link: int) -> None:
         self._by_cost.leave(link)

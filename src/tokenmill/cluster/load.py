@@ -109,7 +109,7 @@ def pace(
     The engine's steps take at most `step_tokens`, and as many sequences as `num_rows` (0: any number); its KV pool
     holds `num_kv_tokens` (0: unknown). Every step also does what draws: that is how decodes slow prompts down."""
     context = load.num_context + load.num_drawing * load.num_output / 2
-    each_s = costs.step_s + load.num_drawing * (costs.row_s + costs.token_s)
+    each_s = costs.weights_s(load.num_drawing) + load.num_drawing * (costs.row_s + costs.token_s)
     each_s += (costs.position_s + costs.context_s) * context
     token_s = costs.token_s + (each_s / step_tokens if step_tokens else 0.0)
     waiting_s = token_s * load.num_to_compute + costs.position_s * load.num_positions

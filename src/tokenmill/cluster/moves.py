@@ -1,10 +1,12 @@
 """Requests on their way from one engine to another, with their KV. Pure.
 
     split    QUEUED  -> STAGING ------------> PULLING -> over     one engine computes the prompt, another the answer
+    split    SAVING  ----------------------------------> over     the same where KV goes by way of tiers
     migrate             STAGING -> YIELDING -> PULLING -> over    an engine goes on while its KV is copied
     fetch                                      PULLING -> over    a new request takes cached KV from another engine
 
     QUEUED    the prompt is computed; no engine has room for the answer yet
+    SAVING    the prompt is computed, and its KV put where the target's KV store finds it: an answer of one token
     STAGING   the target copies what KV there is; the source computes on
     YIELDING  the target has nearly all: the source was asked to stop
     PULLING   the source has stopped. The target has the request, copies the rest and then runs it
@@ -23,9 +25,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
-from ..core.events import FromEngine, Output
+from ..core.errors import InvalidRequest
+from ..core.events import FINISH_LENGTH, FromEngine, Output
 from ..core.moves import Continue, KVSource, Moved, Offer, Release, Staged, Yield
-from ..core.request import Request
+from ..core.request import EXPORT, IMPORT, Request
 from .entry import Entry
 from .events import Effects, MoveEnded
 from .links import EngineLink
@@ -44,6 +47,7 @@ REST_S = 2.0
 
 class Stage(Enum):
     QUEUED = auto()
+    SAVING = auto()
     STAGING = auto()
     YIELDING = auto()
     PULLING = auto()
@@ -133,6 +137,13 @@ class Moves:
     def split(self, entry: Entry, source: EngineLink, num_hit: int, now: float, effects: Effects) -> None:
         """Let this engine compute the prompt and the first token; `find_target` says who goes on. `num_hit`: tokens
         that it is expected to have in its prefix cache."""
+        if not self.can_send(source):
+            self._begin(entry, SPLIT, source, Stage.SAVING, now)
+            most = len(entry.request.output_tokens) + len(entry.tokens) + 1
+            effects.submits.append((source.number, replace(entry.submission(), handoff=EXPORT, max_tokens=most)))
+            source.give(entry, num_hit)
+            entry.num_splits += 1
+            return
         move = self._begin(entry, SPLIT, source, Stage.QUEUED, now)
         effects.submits.append((source.number, replace(entry.submission(), yields=move.ticket)))
         source.give(entry, num_hit)
@@ -179,6 +190,22 @@ class Moves:
         worker = self._links[move.source].ready.worker
         return KVSource(worker.id, worker.incarnation, worker.kv_address, worker.host, move.ticket)
 
+    def _resume(self, move: Move, now: float, effects: Effects) -> bool:
+        """Give it to who goes on with what lies in tiers; whether there is somebody."""
+        entry = move.entry
+        target = self._find_target(entry, move.source, True)
+        if target is None:
+            return False
+        move.target, is_there = target.number, not move.error
+        request = entry.submission()
+        effects.submits.append((target.number, replace(request, handoff=IMPORT) if is_there else request))
+        target.give(entry, entry.num_given_tokens - 1 if is_there else 0)
+        self._given(entry.request, target.number)
+        size = target.ready.block_size
+        num_tokens = (entry.num_given_tokens - 1) // size * size if is_there and size else 0
+        self._end(move, now, effects, num_tokens, move.error)
+        return True
+
     def _send_on(self, move: Move, effects: Effects, must: bool = False) -> bool:
         """Give a split request to who goes on with it, if there is room, or anyhow; whether there is somebody."""
         target = self._find_target(move.entry, move.source, must)
@@ -211,6 +238,22 @@ class Moves:
             assert move.stage is not Stage.PULLING, move
             self._cancel(move, now, effects, output.error or f"it ended there: {output.finish_reason}", is_there=False)
 
+    def is_saved(self, entry: Entry, output: Output) -> bool:
+        """Whether this end of a request is no end: its engine has computed the prompt for another one, or would not
+        have it as it was given, so that another is to say what it has against it."""
+        move = self._of.get(entry.request.id)
+        if move is None or move.stage is not Stage.SAVING:
+            return False
+        if output.error_kind == InvalidRequest.kind:
+            move.error = output.error
+            return True
+        if output.finish_reason != FINISH_LENGTH:
+            return False
+        if output.error or len(entry.request.output_tokens) + len(entry.tokens) >= entry.request.max_tokens:
+            return False
+        move.error = "" if output.is_saved else "its KV was not saved"
+        return True
+
     def hand_over(self, entry: Entry, now: float, effects: Effects) -> None:
         """The source has stopped, or is no more, and all its tokens have come: the target goes on, or where there is
         none, whoever gets it next."""
@@ -220,6 +263,8 @@ class Moves:
         entry.link = None
         request_id = entry.request.id
         move = self._of.get(request_id)
+        if move is not None and move.stage is Stage.SAVING and source is not None and self._resume(move, now, effects):
+            return
         if move is not None and move.stage is Stage.QUEUED and source is not None:
             self._send_on(move, effects, must=True)
         if move is None or move.stage not in (Stage.STAGING, Stage.YIELDING):
@@ -302,7 +347,7 @@ class Moves:
     def _end(self, move: Move, now: float, effects: Effects, num_tokens: int, error: str) -> None:
         del self._of[move.entry.request.id]
         self._queued.pop(move.entry.request.id, None)
-        if move.source in self._links:
+        if move.source in self._links and move.stage is not Stage.SAVING:
             effects.tells.append((move.source, Release(move.ticket)))
         pause_s = now - move.held_s if move.held_s >= 0 else 0.0
         effects.moved.append(

@@ -8,14 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ..core.block import KEY_BYTES, split_keys
-from ..core.events import FromEngine, Ready
+from ..core.events import Ready
 from ..core.kv_events import KVEvents
 from ..core.moves import Prefetched
 from ..core.request import Request
+from ..core.tiers import TierEvents
 from .copies import Copies
 from .desk import FrontDesk
 from .entry import Entry
-from .events import Effects
+from .events import Effects, Telling
 from .links import EngineLink
 from .load import Load
 from .moves import FETCH, Moves, NewTicket
@@ -49,7 +50,7 @@ class Placing:
         self.router = Router()
         self.pools = pools
         self.moves = Moves(self.links, self.held, new_ticket, self._find_decode, self.router.given)
-        self.copies = Copies(self.links, self.router.index, new_ticket, self.may_get)
+        self.copies = Copies(self.links, self.router.index, self.router.stores, new_ticket, self.may_get)
         self._routes: dict[int, Route] = {}
         self._desk = desk
         self._entries = entries
@@ -62,16 +63,16 @@ class Placing:
 
     def leave(self, number: int, now: float, effects: Effects) -> Suspects:
         """It is gone."""
-        self.router.leave(number)
+        effects.tells += self.router.leave(number)
         self.moves.lose(number, now, effects)
         self.copies.lose(number, now, effects)
         if self.suspects.link == number:
             self.suspects.link = None
         return self.suspects
 
-    def hear(self, link: int, message: FromEngine, now: float, effects: Effects) -> None:
+    def hear(self, link: int, message: Telling, now: float, effects: Effects) -> None:
         """What an engine tells of its cache, or of a move."""
-        if isinstance(message, KVEvents):
+        if isinstance(message, KVEvents | TierEvents):
             effects.tells += self.router.hear(link, message)
         elif isinstance(message, Prefetched):
             self.copies.hear(link, message, now, effects)
@@ -118,6 +119,12 @@ class Placing:
             link.take_back(entry)
         self.router.end(entry.request)
 
+    @property
+    def waits_for_steps(self) -> bool:
+        """Whether the next step of some engine may have something decided."""
+        on_trial = self.suspects.on_trial is not None or len(self.suspects) > 0
+        return on_trial or self._desk.num_waiting > 0 or len(self.held) > 0 or len(self.moves) > 0
+
     def check(self) -> None:
         """Assert what must hold between events; slow, for tests."""
         for name, entry in self.held.items():
@@ -125,6 +132,7 @@ class Placing:
         trial = self.suspects.on_trial
         assert trial is None or trial.link is not None
         self.router.index.check()
+        self.router.stores.check()
         self.copies.check()
         for name, number in self.router.index.given.items():
             assert self._entries[name].link in (number, None) or number not in self.links, (name, number)
@@ -151,7 +159,7 @@ class Placing:
     def _give(self, entry: Entry, links: list[EngineLink], now: float, effects: Effects) -> None:
         self._routes.clear()
         self.copies.note(entry.request, now)
-        link, is_split = self.pools.choose(entry, links, self._choose, self.moves.can_send, self._hits, now)
+        link, is_split = self.pools.choose(entry, links, self._choose, self._can_split, self._hits, now)
         route = self._routes.get(link.number) or Route(link, "cost", self._hits(entry.request).get(link.number, 0))
         if len(self.links) > 1:
             effects.routes.append((link.number, entry.request.id, route.reason))
@@ -174,6 +182,10 @@ class Placing:
         route = self.router.choose(request, among, now)
         self._routes[route.link.number] = route
         return route.link
+
+    def _can_split(self, link: EngineLink) -> bool:
+        """Whether another engine may draw what follows a prompt that this one computes."""
+        return self.moves.can_send(link) or self.router.stores.can_hand(link, self.links.values())
 
     def _submit(self, entry: Entry, link: EngineLink, effects: Effects, num_hit: int = 0) -> None:
         effects.submits.append((link.number, entry.submission()))

@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from ..core.cost import Costs, Work
+from ..core.own_policy import OwnPolicy
 from ..core.request import Request
 from .entry import Entry
 from .lengths import Lengths
@@ -125,9 +126,9 @@ class _Way(NamedTuple):
 
 
 def decision_named(name: str) -> Disaggregation:
-    """One of DECISIONS."""
+    """One of DECISIONS, or one's own."""
     made: dict[str, Disaggregation] = {"cost": LeastCost(), "always": Always(), "never": Never()}
-    return made[name]
+    return name.make() if isinstance(name, OwnPolicy) else made[name]
 
 
 def prompt_s(costs: Costs, num_tokens: int, chunk: int, num_hit: int = 0) -> float:
@@ -136,7 +137,7 @@ def prompt_s(costs: Costs, num_tokens: int, chunk: int, num_hit: int = 0) -> flo
     num_steps = -(-num_new // max(1, chunk))
     num_context = max(0, num_steps - 1) * num_new / 2 + num_steps * num_hit
     work = Work(num_steps, num_new, positions(num_new, num_hit), num_context)
-    return costs.predict(work) + (num_steps - 1) * costs.step_s
+    return costs.predict(work) + (num_steps - 1) * costs.weights_s(chunk)
 
 
 def first_s(link: EngineLink, num_tokens: int, num_hit: int = 0) -> float:
@@ -147,17 +148,26 @@ def first_s(link: EngineLink, num_tokens: int, num_hit: int = 0) -> float:
     num_before = link.load.num_to_compute
     before_s = prompt_s(stats.costs, num_before, chunk) if num_before else 0.0
     num_steps = -(-(num_before + num_tokens - num_hit) // chunk)
-    rows_s = draw_s(link) - stats.costs.step_s
+    rows_s = draw_s(link) - stats.costs.weights_s(_num_drawn(link))
     return before_s + own_s + num_steps * max(0.0, rows_s)
 
 
 def draw_s(link: EngineLink) -> float:
     """A step that draws one token for each of its requests and one more."""
-    costs, num_rows = link.stats.costs, len(link.entries) + len(link.arriving) + 1
-    most = link.ready.max_num_seqs or num_rows
-    context = link.num_tokens * min(1.0, most / num_rows)
-    step_s = costs.predict(Work(min(num_rows, most), min(num_rows, most), context, context))
-    return step_s * max(1.0, num_rows / most)
+    costs, num_rows, num_drawn = link.stats.costs, _num_open(link), _num_drawn(link)
+    context = link.num_tokens * min(1.0, num_drawn / num_rows)
+    step_s = costs.predict(Work(num_drawn, num_drawn, context, context))
+    return step_s * max(1.0, num_rows / num_drawn)
+
+
+def _num_open(link: EngineLink) -> int:
+    """Its requests, and one more."""
+    return len(link.entries) + len(link.arriving) + 1
+
+
+def _num_drawn(link: EngineLink) -> int:
+    """Of these, those that a step has rows of."""
+    return min(_num_open(link), link.ready.max_num_seqs or _num_open(link))
 
 
 def harm_s(link: EngineLink, num_tokens: int, num_drawn: int, num_hit: int = 0) -> float:

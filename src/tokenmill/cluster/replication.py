@@ -7,8 +7,8 @@
 
 Hot prefixes are copied, the hottest first, from the engine that has least to do to the one that would begin first with
 a prompt, if that is sooner than any that has it, has room to spare, and computing the prefix takes longer than to copy
-it. What was copied is the prefix cache's to keep: nothing is ever taken back, and an engine that gave a copy up gets
-no other of it for a while.
+it. An engine that gets it sooner from the tiers of its KV store gets it from there. What was copied is the prefix
+cache's to keep: nothing is ever taken back, and an engine that gave a copy up gets no other of it for a while.
 
 Copies of hot prefixes: Mooncake's scheduler (Qin et al., FAST'25); the measure of load is our own.
 """
@@ -17,11 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from math import exp
+from math import exp, inf
 from typing import NamedTuple, Protocol
 
 from ..core.block import KEY_BYTES, BlockKey
 from ..core.cost import Costs
+from ..core.own_policy import OwnPolicy
 from .links import EngineLink
 from .load import pace, positions
 from .pools import predicted_load
@@ -46,10 +47,10 @@ _MOST = 512
 
 
 class CopyProposal(NamedTuple):
-    """keys: of all blocks of the prefix, joined."""
+    """keys: of all blocks of the prefix, joined. source: None: the tiers of the target's store."""
 
     keys: bytes
-    source: EngineLink
+    source: EngineLink | None
     target: EngineLink
 
 
@@ -59,6 +60,7 @@ class CopyView(NamedTuple):
     may_send  whether an engine has them for certain, and can send them now
     may_take  whether an engine can be sent something now
     copy_s    what it takes to copy so many tokens
+    load_s    what it takes an engine to load a prefix from the tiers of its store; inf: they do not have it
     """
 
     links: Sequence[EngineLink]
@@ -66,6 +68,7 @@ class CopyView(NamedTuple):
     may_send: Callable[[EngineLink, bytes], bool]
     may_take: Callable[[EngineLink], bool]
     copy_s: Callable[[int], float]
+    load_s: Callable[[EngineLink, bytes], float]
 
 
 class Replication(Protocol):
@@ -150,25 +153,30 @@ class HotPrefixes:
 
     def _copy(self, heat: _Heat, holders: set[int], costs: Costs, view: CopyView) -> CopyProposal | None:
         sources = [link for link in view.links if link.number in holders and view.may_send(link, heat.keys)]
-        targets = [
-            link for link in view.links if link.number not in holders and self._may_take(link, costs, heat, view)
-        ]
-        if not sources or not targets:
+        copy_s = view.copy_s(_num_tokens(heat, view.links[0])) if sources else inf
+        targets: list[tuple[float, int, EngineLink, bool]] = []
+        for link in view.links:
+            if link.number in holders or not view.may_take(link):
+                continue
+            load_s = view.load_s(link, heat.keys)
+            if self._is_worth(link, costs, heat, min(copy_s, load_s)):
+                targets.append((_pace(link, costs)[0], link.number, link, load_s < copy_s))
+        if not targets:
             return None
-        target = min(targets, key=lambda link: (_pace(link, costs)[0], link.number))
-        soonest_s = min(_pace(link, costs)[0] for link in view.links if link.number in holders)
-        if _pace(target, costs)[0] >= soonest_s:
+        base_s, _, target, is_loaded = min(targets, key=lambda each: each[:2])
+        if base_s >= min(_pace(link, costs)[0] for link in view.links if link.number in holders):
             return None
-        return CopyProposal(heat.keys, min(sources, key=lambda link: (link.num_tokens, link.number)), target)
+        source = None if is_loaded else min(sources, key=lambda link: (link.num_tokens, link.number))
+        return CopyProposal(heat.keys, source, target)
 
-    def _may_take(self, link: EngineLink, costs: Costs, heat: _Heat, view: CopyView) -> bool:
-        num_tokens = len(heat.keys) // KEY_BYTES * link.ready.block_size
-        if not view.may_take(link) or (heat.keys[-KEY_BYTES:], link.number) in self._rests:
+    def _is_worth(self, link: EngineLink, costs: Costs, heat: _Heat, took_s: float) -> bool:
+        num_tokens = _num_tokens(heat, link)
+        if (heat.keys[-KEY_BYTES:], link.number) in self._rests:
             return False
         if num_tokens > _ROOM * link.num_slots or predicted_load(link) + num_tokens / link.num_slots > _USED:
             return False
         _, token_s, position_s, _ = _pace(link, costs)
-        return token_s * num_tokens + position_s * positions(num_tokens, 0) > _WORTH * view.copy_s(num_tokens)
+        return token_s * num_tokens + position_s * positions(num_tokens, 0) > _WORTH * took_s
 
     def _forget(self, keys: Sequence[BlockKey]) -> None:
         for key in keys:
@@ -176,7 +184,10 @@ class HotPrefixes:
 
 
 def replication_named(name: str) -> Replication | None:
-    """One of POLICIES."""
+    """One of POLICIES, or one's own."""
+    if isinstance(name, OwnPolicy):
+        own: Replication = name.make()
+        return own
     return HotPrefixes() if name == "on" else None
 
 
@@ -187,10 +198,14 @@ def _pace(link: EngineLink, costs: Costs) -> tuple[float, float, float, float]:
     return pace(link.load, costs, ready.max_num_batched_tokens, ready.max_num_seqs, link.num_slots)
 
 
+def _num_tokens(heat: _Heat, link: EngineLink) -> int:
+    return len(heat.keys) // KEY_BYTES * link.ready.block_size
+
+
 def _load(link: EngineLink, costs: Costs, heat: _Heat, now: float) -> float:
     """Of the engine's time, what requests for the prefix would take there."""
     _, token_s, position_s, each_s = _pace(link, costs)
-    num_hit = len(heat.keys) // KEY_BYTES * link.ready.block_size
+    num_hit = _num_tokens(heat, link)
     prompt_s = token_s * heat.num_new + position_s * positions(round(heat.num_new), num_hit)
     rows_s = link.load.num_output * each_s / max(1, link.ready.max_num_seqs)
     return heat.rate(now) * max(prompt_s, rows_s)

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
+from ..core.own_policy import OwnPolicy
 from .entry import Entry
 from .links import EngineLink
 from .pools import PREFILL, kind_of
@@ -168,8 +169,8 @@ def virtual_usage(link: EngineLink) -> float:
 
 
 def policy_named(name: str) -> Rescheduling | None:
-    """One of POLICIES."""
-    return {"on": Freeness(), "off": None}[name]
+    """One of POLICIES, or one's own."""
+    return name.make() if isinstance(name, OwnPolicy) else {"on": Freeness(), "off": None}[name]
 
 
 def _ease(entry: Entry) -> tuple[int, int]:

@@ -10,44 +10,54 @@ from collections.abc import Callable, Mapping
 
 from ..core.events import ToEngine
 from ..core.kv_events import KVEvents, WatchKV
+from ..core.own_policy import OwnPolicy
 from ..core.request import Request
+from ..core.tiers import TierEvents
 from .index import PrefixIndex
 from .kv_aware import KVAware, SLOAware
 from .links import EngineLink
 from .routing import LeastLoad, PowerOfTwo, PrefixAffinity, RoundRobin, Route, Routing, SessionAffinity
+from .stores import Stores
 
-_BY_NAME: dict[str, Callable[[PrefixIndex], Routing]] = {
+_BY_NAME: dict[str, Callable[[PrefixIndex, Stores], Routing]] = {
     "kv_aware": KVAware,
     "slo_aware": SLOAware,
-    "prefix_affinity": PrefixAffinity,
-    "session_affinity": lambda index: SessionAffinity(),
-    "least_load": lambda index: LeastLoad(),
-    "power_of_two": lambda index: PowerOfTwo(),
-    "round_robin": lambda index: RoundRobin(),
+    "prefix_affinity": lambda index, stores: PrefixAffinity(index),
+    "session_affinity": lambda index, stores: SessionAffinity(),
+    "least_load": lambda index, stores: LeastLoad(),
+    "power_of_two": lambda index, stores: PowerOfTwo(),
+    "round_robin": lambda index, stores: RoundRobin(),
 }
 ROUTING_POLICIES = tuple(_BY_NAME)
 USUAL_ROUTING = "kv_aware"
 
 
-def make_routing(name: str, index: PrefixIndex) -> Routing:
-    return _BY_NAME[name](index)
+def make_routing(name: str, index: PrefixIndex, stores: Stores | None = None) -> Routing:
+    """One of ROUTING_POLICIES, or one's own, which may ask for `index` and `stores`."""
+    stores = stores or Stores()
+    routing: Routing = (
+        name.make(index=index, stores=stores) if isinstance(name, OwnPolicy) else _BY_NAME[name](index, stores)
+    )
+    return routing
 
 
 class Router:
     """index: what engines have told of their caches
+    stores    what KV stores have told of their tiers
     name      of the policy
     has_keys  whether requests are to carry the keys of their blocks
     """
 
     def __init__(self, name: str = USUAL_ROUTING) -> None:
         self.index = PrefixIndex()
+        self.stores = Stores()
         self.has_keys = False
         self.choose_by(name)
 
     def choose_by(self, name: str) -> None:
-        """The policy from now on: one of ROUTING_POLICIES. Before engines come."""
+        """The policy from now on, as in `make_routing`. Before engines come."""
         self.name = name
-        self._routing = make_routing(name, self.index)
+        self._routing = make_routing(name, self.index, self.stores)
 
     def join(self, links: Mapping[int, EngineLink]) -> list[tuple[int, ToEngine]]:
         """An engine has come; what engines are to be told."""
@@ -55,14 +65,21 @@ class Router:
         asked = [number for number in links if number not in self.index] if self.has_keys else []
         for number in asked:
             self.index.join(number)
-        return [(number, WatchKV(True)) for number in asked]
+        asks: list[tuple[int, ToEngine]] = [(number, WatchKV(True)) for number in asked]
+        for number in asked:
+            asks += self.stores.join(number, links[number].ready)
+        return asks
 
-    def leave(self, link: int) -> None:
+    def leave(self, link: int) -> list[tuple[int, ToEngine]]:
+        """It has gone; what others are to be told."""
         self.index.leave(link)
         self._routing.leave(link)
+        return self.stores.leave(link)
 
-    def hear(self, link: int, message: KVEvents) -> list[tuple[int, ToEngine]]:
-        """What an engine tells; what it is to be told."""
+    def hear(self, link: int, message: KVEvents | TierEvents) -> list[tuple[int, ToEngine]]:
+        """What an engine tells of its cache or its store; what engines are to be told."""
+        if isinstance(message, TierEvents):
+            return self.stores.hear(link, message)
         return [] if self.index.apply(link, message) else [(link, WatchKV(True))]
 
     def choose(self, request: Request, links: Mapping[int, EngineLink], now: float) -> Route:

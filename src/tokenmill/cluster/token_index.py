@@ -2,6 +2,7 @@
 
 Servers name blocks as they like and may divide prompts differently, so blocks are known here by keys of our own, made
 of tokens and the size of a block. A block whose parent was not told of is passed over, with all that hangs below it.
+A block counts as long as a server has it anywhere: where it computes, or in a slower tier that it loads from.
 Memory is bounded: a server that tells of more than `most_blocks` is not believed to have those beyond.
 """
 
@@ -20,9 +21,12 @@ MOST_BLOCKS = 250_000
 
 
 class _Block(NamedTuple):
+    """where: the tiers that have it, "" among them."""
+
     key: BlockKey
     depth: int
     size: int
+    where: frozenset[str] = frozenset(("",))
 
 
 class TokenIndex:
@@ -53,14 +57,37 @@ class TokenIndex:
                 self._blocks[server].clear()
                 made.append(KVEvent(CLEARED))
             elif event.kind == REMOVED:
-                blocks = self._blocks[server]
-                keys = [found.key for name in event.blocks if (found := blocks.pop(name, None)) is not None]
+                keys = self._removed(server, event)
                 if keys:
                     made.append(KVEvent(REMOVED, b"".join(keys)))
+            elif event.tier and not event.tokens:
+                self._also_in(server, event)
             elif (stored := self._stored(server, event)) is not None:
                 made.append(stored)
         if made:
             self._apply(server, made)
+
+    def _removed(self, server: int, event: TokenEvent) -> list[BlockKey]:
+        """Blocks that are nowhere now."""
+        blocks, keys = self._blocks[server], []
+        for name in event.blocks:
+            found = blocks.get(name)
+            if found is None:
+                continue
+            where = found.where - {event.tier}
+            if where:
+                blocks[name] = found._replace(where=where)
+            else:
+                del blocks[name]
+                keys.append(found.key)
+        return keys
+
+    def _also_in(self, server: int, event: TokenEvent) -> None:
+        """Blocks that were told of before are in a slower tier, too."""
+        blocks = self._blocks[server]
+        for name in event.blocks:
+            if (found := blocks.get(name)) is not None:
+                blocks[name] = found._replace(where=found.where | {event.tier})
 
     def _stored(self, server: int, event: TokenEvent) -> KVEvent | None:
         blocks, size = self._blocks[server], event.block_size
@@ -73,7 +100,9 @@ class TokenIndex:
         extend_keys(keys, _root(size) if above is None else above.key, event.tokens, size)
         depth = 0 if above is None else above.depth + 1
         for at, (name, key) in enumerate(zip(event.blocks, keys, strict=True), depth):
-            blocks[name] = _Block(key, at, size)
+            before = blocks.get(name)
+            where = frozenset((event.tier,)) if before is None else before.where | {event.tier}
+            blocks[name] = _Block(key, at, size, where)
         return KVEvent(STORED, b"".join(keys), b"" if above is None else above.key, depth)
 
     def _apply(self, server: int, events: list[KVEvent]) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from itertools import zip_longest
+from operator import add, itemgetter, sub
 from typing import Any
 
 from ..core.events import EngineStats
@@ -10,7 +11,7 @@ from ..core.events import EngineStats
 _COUNTERS = (
     "num_steps", "num_preemptions", "prefix_queries", "prefix_hits", "prompt_tokens", "prompt_tokens_computed",
     "generation_tokens", "num_corrupted", "num_constrained", "num_grammar_failures", "external_queries",
-    "external_hits", "num_expired",
+    "external_hits", "num_expired", "external_recomputed", "external_missed", "fetch_s", "kv_written", "kv_unwritten",
 )  # fmt: skip
 _GAUGES = (
     "num_running", "num_waiting", "num_free_blocks", "num_cached_blocks", "num_held_blocks", "num_blocks",
@@ -20,53 +21,59 @@ _GAUGES = (
 
 _GAUGE_PLACES = tuple(EngineStats._fields.index(name) for name in _GAUGES)
 _PLACES = (*_GAUGE_PLACES, *(EngineStats._fields.index(name) for name in _COUNTERS))
+_gauges_of = itemgetter(*_GAUGE_PLACES)
+_summed_of = itemgetter(*_PLACES)
+_filled = itemgetter(
+    *(len(_PLACES) + i if i not in _PLACES else _PLACES.index(i) for i in range(len(EngineStats._fields)))
+)
+"""Of the sums, with the fields of a state behind them: that state, with the sums in their places."""
 
 
 class Totals:
     """`stats`: counters and gauges summed, kv_usage of the fullest engine, and of the step that was last what is told
-    of it, and of its engine's costs. Counters go on where engines leave."""
+    of it, and of its engine's costs. Counters go on where engines leave. A step costs the same however many engines
+    there are; what is of all of them (`kv_usage`, adapters) is put together when `stats` is read."""
 
     def __init__(self) -> None:
-        self.stats = EngineStats()
         self._of: dict[int, EngineStats] = {}
-        self._sums = [0] * len(EngineStats._fields)
+        self._sums: list[Any] = [0] * len(_PLACES)
+        self._last = EngineStats()
+        self._tier_hits: tuple[int, ...] = ()
+
+    @property
+    def sums(self) -> EngineStats:
+        """The same but for kv_usage and adapters, which are of the engine that told last."""
+        told = EngineStats._make(_filled((*self._sums, *self._last)))
+        return told._replace(tier_hits=self._tier_hits) if self._tier_hits or told.tier_hits else told
+
+    @property
+    def stats(self) -> EngineStats:
+        told, parts = self.sums, self._of.values()
+        running = dict.fromkeys(name for part in parts for name in part.running_adapters)
+        waiting = dict.fromkeys(name for part in parts for name in part.waiting_adapters)
+        fullest = max([part.kv_usage for part in parts], default=told.kv_usage)
+        return told._replace(kv_usage=fullest, running_adapters=tuple(running), waiting_adapters=tuple(waiting))
 
     def join(self, link: int, num_blocks: int, before: EngineStats) -> None:
         """An engine that runs nothing; its blocks are free. What it counted `before` is not counted here."""
         stats = self._of[link] = before._replace(num_free_blocks=num_blocks, num_blocks=num_blocks)
-        self._add(_GAUGE_PLACES, EngineStats(), stats)
-        self._tell(self.stats)
+        self._add_gauges(EngineStats(), stats)
 
     def leave(self, link: int) -> None:
-        self._add(_GAUGE_PLACES, self._of.pop(link), EngineStats())
-        self._tell(EngineStats() if not self._of else self.stats)
+        self._add_gauges(self._of.pop(link), EngineStats())
+        if not self._of:
+            self._last = EngineStats()
 
     def step(self, link: int, stats: EngineStats) -> None:
-        self._add(_PLACES, self._of[link], stats)
-        self._of[link] = stats
-        self._tell(stats)
-
-    def _add(self, places: tuple[int, ...], before: Sequence[Any], after: Sequence[Any]) -> None:
-        """What has changed, so that a step costs the same however many engines there are."""
-        sums = self._sums
-        for place in places:
-            sums[place] += after[place] - before[place]
-
-    def _tell(self, last: EngineStats) -> None:
-        """`last`: where the last step is told of."""
-        of, parts, sums = self._of, self._of.values(), self._sums
-        fields: list[Any] = list(last)
-        for place in _PLACES:
-            fields[place] = sums[place]
-        told = EngineStats._make(fields)
-        if len(of) > 1:
-            running = dict.fromkeys(name for part in parts for name in part.running_adapters)
-            waiting = dict.fromkeys(name for part in parts for name in part.waiting_adapters)
-            fullest = max([part.kv_usage for part in parts])
-            told = told._replace(kv_usage=fullest, running_adapters=tuple(running), waiting_adapters=tuple(waiting))
-        elif of:
-            (part,) = parts
-            told = told._replace(
-                kv_usage=part.kv_usage, running_adapters=part.running_adapters, waiting_adapters=part.waiting_adapters
+        before = self._of[link]
+        self._sums = list(map(add, self._sums, map(sub, _summed_of(stats), _summed_of(before))))
+        if stats.tier_hits:
+            self._tier_hits = tuple(
+                whole + now - was
+                for whole, now, was in zip_longest(self._tier_hits, stats.tier_hits, before.tier_hits, fillvalue=0)
             )
-        self.stats = told
+        self._of[link] = self._last = stats
+
+    def _add_gauges(self, before: EngineStats, after: EngineStats) -> None:
+        for place, (was, now) in enumerate(zip(_gauges_of(before), _gauges_of(after), strict=True)):
+            self._sums[place] += now - was

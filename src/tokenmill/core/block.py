@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 
 KV_DTYPES = ("f16", "bf16", "f32", "int8")
 
-FULL, WINDOW = "full", "window"
-"""Kinds of KV groups: their layers see all positions before them, or a window of them."""
+FULL, WINDOW, LATENT = "full", "window", "latent"
+"""Kinds of KV groups: their layers see all positions before them, or a window of them; or they see all and keep, for
+all heads together, one vector a token that serves as key and, its first channels, as value."""
 
 KEY_BYTES = 16
 BlockKey = bytes
@@ -72,7 +73,7 @@ def num_hidden_blocks(position: int, window: int, block_size: int) -> int:
 class KVGroupSpec:
     """What an engine knows of a KV group: layers that share one block table.
 
-    kind             FULL or WINDOW
+    kind             FULL, WINDOW or LATENT
     num_blocks       blocks in the group's pool
     window           positions that a query of these layers sees at most, its own included; 0: all
     bytes_per_block  what a block takes in memory; 0: unknown, as in a toy model
@@ -84,7 +85,7 @@ class KVGroupSpec:
     bytes_per_block: int = 0
 
     def __post_init__(self) -> None:
-        assert self.kind in (FULL, WINDOW) and (self.kind == WINDOW) == (self.window > 0), self
+        assert self.kind in (FULL, WINDOW, LATENT) and (self.kind == WINDOW) == (self.window > 0), self
 
     @property
     def num_bytes(self) -> int:
@@ -106,9 +107,10 @@ def window_group(num_blocks: int, window: int, bytes_per_block: int = 0) -> KVGr
 class KVGroup:
     """Layers that share one block table, and what the bytes of one block mean.
 
-    window   positions that a query of any of these layers sees at most, its own included; 0: all
-    layers   which of the model's layers they are, in order; empty: all
-    table    place of their block table among a sequence's tables
+    window     positions that a query of any of these layers sees at most, its own included; 0: all
+    layers     which of the model's layers they are, in order; empty: all
+    table      place of their block table among a sequence's tables
+    value_dim  of a latent group: channels of a key, the first ones, that are the value too; 0: values are apart
 
     One block holds, for each layer in turn, K as [num_kv_heads, head_dim, block_size] (token innermost, so that a
     vector lane is a token) and then V as [num_kv_heads, block_size, head_dim] (channel innermost): all layers of a
@@ -118,6 +120,10 @@ class KVGroup:
     4 tokens] (fours that are not full are padded); a byte of K is code + 128, one of V the code. After them come the
     scales, float32: of K, then of V, each [num_kv_heads, block_size]. A scale belongs to one token and head, so that it
     is known when these are written and depends on nothing else.
+
+    A latent group (DeepSeek-V2, arXiv 2405.04434) has one KV head and holds, for each layer in turn, only
+    [block_size, head_dim], channel innermost; of int8 these are codes, after which come the scales, float32
+    [block_size].
     """
 
     name: str
@@ -129,9 +135,12 @@ class KVGroup:
     window: int = 0
     layers: tuple[int, ...] = ()
     table: int = 0
+    value_dim: int = 0
 
     def __post_init__(self) -> None:
         assert len(self.layers) in (0, self.num_layers), self
+        assert (self.name == LATENT) == (self.value_dim > 0), self
+        assert not self.value_dim or (self.num_kv_heads == 1 and self.value_dim <= self.head_dim), self
 
     @property
     def bytes_per_value(self) -> int:
@@ -141,6 +150,9 @@ class KVGroup:
     @property
     def bytes_per_layer_block(self) -> int:
         """K and V of one layer of one block, with scales and padding."""
+        if self.value_dim:
+            scale_bytes = 4 if self.dtype == "int8" else 0
+            return self.block_size * (self.head_dim * self.bytes_per_value + scale_bytes)
         if self.dtype == "int8":
             keys = -(-self.head_dim // 4) * 4 * self.block_size
             values = -(-self.block_size // 4) * 4 * self.head_dim

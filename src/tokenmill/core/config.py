@@ -9,6 +9,7 @@ from typing import Any
 
 from .block import KVGroupSpec
 from .errors import ConfigError
+from .own_policy import OwnPolicy
 
 BLOCK_SIZE = 16
 MAX_NUM_SEQS = 256
@@ -36,6 +37,7 @@ class EngineConfig:
     numerics_id             weights digest, KV dtype and layout, kernel family: part of every block key
     scheduling_policy         order of service, by name (sched.policies)
     eviction_policy         which cached block is given up first, by name (cache.eviction)
+    chosen_experts          the share of a layer's experts that a token chooses; 0: the model has none
     """
 
     groups: tuple[KVGroupSpec, ...]
@@ -49,6 +51,7 @@ class EngineConfig:
     numerics_id: str = "toy"
     scheduling_policy: str = SCHEDULING_POLICY
     eviction_policy: str = EVICTION_POLICY
+    chosen_experts: float = 0.0
 
     def __post_init__(self) -> None:
         for group in self.groups:
@@ -88,9 +91,10 @@ def check_keys(given: Mapping[str, Any], known: Iterable[str], where: str) -> No
 
 
 def check_name(name: Any, known: Iterable[Any], param: str, shown: str = "") -> None:
-    """Raise ConfigError if `known` lacks `name`, naming the nearest. shown: what the user calls `param`."""
+    """Raise ConfigError if `known` lacks `name`, naming the nearest. shown: what the user calls `param`.
+    One's own policy has the name that its file gives it."""
     listed = list(known)
-    if name not in listed:
+    if name not in listed and not isinstance(name, OwnPolicy):
         names = [str(each) for each in listed]
         near = difflib.get_close_matches(str(name), names, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""

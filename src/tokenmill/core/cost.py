@@ -2,9 +2,11 @@
 steps by it, the front end predicts waits from it, and a simulation can charge by it.
 
     duration = step + row * rows + token * tokens + position * (positions that the tokens attend to)
-             + context * (positions that the rows read)
+             + context * (positions that the rows read) + experts * (share of the experts that are read)
 
-in seconds: weights are read once a step, the KV before a row once for the row, and all else is computed. No coefficient
+in seconds: weights are read once a step, the KV before a row once for the row, and all else is computed. Of a mixture
+of experts a step reads those that its tokens choose: if each token chooses a share c of them by itself, n tokens read
+1 - (1 - c) ** n. No coefficient
 is negative, so more work is never predicted to take less time.
 
 Steps are kept by their kind, which is the sizes of what they have to do; of each kind the last dozen or so count, less
@@ -19,8 +21,9 @@ Pure: a result contains its duration, so a replay measures the same.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
+from .least_squares import non_negative
 from .step import PlanRow
 
 _KEPT = 0.92
@@ -36,7 +39,7 @@ _REFIT, _SELDOM = 16, 64
 fitted at once. A fit costs as much as a hundred rows of a step."""
 _OFF = 0.05
 """Predictions are off if their errors since the last fit are more on average."""
-_SURE = (1e-5, 1e-5, 1e-5, 1e-3, 1e-3)
+_SURE = (1e-5, 1e-5, 1e-5, 1e-3, 1e-3, 1e-5)
 """What holds each coefficient at 0 until steps differ in its quantity, as a share of what they say of it."""
 _PRIOR = 0.02
 """What an assumed step counts, against a real one."""
@@ -46,48 +49,72 @@ _ENDS = ((1, 0), (512, 0), (1, 2048))
 """Tokens of assumed steps, and the positions before them."""
 _FAR = 8
 _LATELY = 1 / 32
-_NUM = 5
 
 
 class Work(NamedTuple):
     """What a step has to do. num_positions: summed over its tokens, how many positions come before each; num_context:
-    the same summed over its rows, for the first token of each. What is expected need not be whole numbers."""
+    the same summed over its rows, for the first token of each. num_drawn: rows whose last token's logits are computed;
+    0 where nobody counted them. num_shared: of num_context, positions that another row of the step reads as well, so
+    that a kernel that knows may read them once. What is expected need not be whole numbers."""
 
     num_rows: float
     num_tokens: float
     num_positions: float
     num_context: float = 0
+    num_drawn: float = 0
+    num_shared: float = 0
+
+
+class StepLaw(Protocol):
+    """What says how long a step takes: `Costs` fitted to live steps, or a law of a machine that is not here."""
+
+    def predict(self, work: Work) -> float:
+        """Seconds of a step that does this; never negative, and no less for more work."""
+        ...
 
 
 def work_of(rows: Iterable[PlanRow]) -> Work:
-    num_rows = num_tokens = num_positions = num_context = 0
+    num_rows = num_tokens = num_positions = num_context = num_drawn = 0
     for row in rows:
         num_new = row.num_tokens
         num_rows += 1
         num_tokens += num_new
         num_positions += num_new * row.start + num_new * (num_new - 1) // 2
         num_context += row.start
-    return Work(num_rows, num_tokens, num_positions, num_context)
+        num_drawn += row.sample
+    return Work(num_rows, num_tokens, num_positions, num_context, num_drawn)
+
+
+def read_share(chosen: float, num_tokens: float) -> float:
+    """Of the experts, what so many tokens read that each choose the share `chosen` of them, evenly and by itself."""
+    left: float = (1 - chosen) ** num_tokens
+    return 1 - left
 
 
 class Costs(NamedTuple):
-    """Seconds for a step, and for each row, token and position of it, and each that its rows read. All 0: nothing is
-    known yet."""
+    """Seconds for a step, and for each row, token and position of it, and each that its rows read; and for reading all
+    experts, of which a token chooses the share `chosen`, 0 of a model that has none. All 0: nothing is known yet."""
 
     step_s: float = 0.0
     row_s: float = 0.0
     token_s: float = 0.0
     position_s: float = 0.0
     context_s: float = 0.0
+    experts_s: float = 0.0
+    chosen: float = 0.0
 
     @property
     def is_known(self) -> bool:
         return self.step_s > 0 or self.row_s > 0 or self.token_s > 0
 
+    def weights_s(self, num_tokens: float) -> float:
+        """Seconds of a step of so many tokens that its rows, tokens and positions do not explain."""
+        return self.step_s + self.experts_s * read_share(self.chosen, num_tokens) if self.chosen else self.step_s
+
     def predict(self, work: Work) -> float:
         """Seconds that a step takes."""
         return (
-            self.step_s
+            self.weights_s(work.num_tokens)
             + self.row_s * work.num_rows
             + self.token_s * work.num_tokens
             + self.position_s * work.num_positions
@@ -101,10 +128,13 @@ UNKNOWN = Costs()
 class CostModel:
     """costs   as fitted to the steps so far
     error   share by which predictions were off lately, on average; 0 before the first
+
+    chosen: the share of the experts that a token chooses; 0: there are none.
     """
 
-    def __init__(self, block_size: int = 1) -> None:
+    def __init__(self, block_size: int = 1, chosen: float = 0.0) -> None:
         self._block_size = block_size
+        self._chosen = chosen
         self.costs = UNKNOWN
         self.error = 0.0
         self._kinds: dict[tuple[int, int], _Kind] = {}
@@ -114,7 +144,7 @@ class CostModel:
 
     def note(self, work: Work, duration_s: float) -> None:
         """A step has ended."""
-        num_rows, num_tokens, num_positions, num_context = work
+        num_rows, num_tokens, num_positions, num_context = work[:4]
         if duration_s <= 0 or not num_tokens:
             return
         key = (_size(num_tokens), _size(num_rows))
@@ -129,7 +159,8 @@ class CostModel:
             self._off += off
             if kind.weight >= _KNOWN:
                 scale, seen = predicted_s, min(_MOST, max(1 / _MOST, duration_s / predicted_s))
-        kind.note((1 / scale, num_rows / scale, num_tokens / scale, num_positions / scale, num_context / scale), seen)
+        facts = (1 / scale, num_rows / scale, num_tokens / scale, num_positions / scale, num_context / scale)
+        kind.note(facts, seen, read_share(self._chosen, num_tokens) / scale if self._chosen else 0.0)
         self._num_noted += 1
         kind.num_tokens, kind.duration_s, kind.noted = num_tokens, scale * seen, self._num_noted
         num_since = self._num_noted - self._num_fitted
@@ -152,7 +183,8 @@ class CostModel:
         for kind in self._kinds.values():
             share = max(_LEAST, _AGED ** (self._num_noted - kind.noted))
             parts.append([share * each for each in kind.sums])
-        self.costs = Costs(*_solve([sum(column) for column in zip(*parts, strict=True)]))
+        found = non_negative(*_equations([sum(column) for column in zip(*parts, strict=True)]), _SURE)
+        self.costs = Costs(*found)._replace(chosen=self._chosen)
 
     def _assumed(self) -> list[_Kind]:
         """Steps of one row that nobody has made: of sizes far from all that are known, and a decode of a long context,
@@ -165,7 +197,7 @@ class CostModel:
                 num_positions = num_tokens * start + num_tokens * (num_tokens - 1) // 2
                 kind = _Kind()
                 facts = (1 / scale, 1 / scale, num_tokens / scale, num_positions / scale, start / scale)
-                kind.note(facts, _PRIOR**0.5)
+                kind.note(facts, _PRIOR**0.5, read_share(self._chosen, num_tokens) / scale if self._chosen else 0.0)
                 assumed.append(kind)
         return assumed
 
@@ -175,9 +207,10 @@ def _size(number: float) -> int:
 
 
 class _Kind:
-    """What steps of one kind have said: sums of products of their quantities, in the order of the upper triangle, then
-    of quantities and durations, all in units of the duration. `num_tokens`, `duration_s`: of the last, which was step
-    number `noted` of all."""
+    """What steps of one kind have said: sums of products of their quantities, in the order of the upper triangle,
+    then of quantities and durations, all in units of the duration; where experts are read, that sixth quantity
+    comes behind all others, with its products in the same order. `num_tokens`, `duration_s`: of the last, which was
+    step number `noted` of all."""
 
     __slots__ = ("duration_s", "noted", "num_tokens", "sums", "weight")
 
@@ -188,55 +221,34 @@ class _Kind:
         self.duration_s = 0.0
         self.noted = 0
 
-    def note(self, facts: tuple[float, float, float, float, float], seen: float) -> None:
+    def note(self, facts: tuple[float, float, float, float, float], seen: float, experts: float = 0.0) -> None:
         a, b, c, d, e = facts
-        more = (
+        more: tuple[float, ...] = (
             a * a, a * b, a * c, a * d, a * e, b * b, b * c, b * d, b * e, c * c, c * d, c * e, d * d, d * e, e * e,
             a * seen, b * seen, c * seen, d * seen, e * seen,
         )  # fmt: skip
+        if experts:
+            f = experts
+            more += (a * f, b * f, c * f, d * f, e * f, f * f, f * seen)
+        if len(self.sums) < len(more):
+            self.sums = (0.0,) * len(more)
         self.sums = [_KEPT * before + new for before, new in zip(self.sums, more, strict=True)]
         self.weight = _KEPT * self.weight + 1
 
 
-def _solve(sums: Sequence[float]) -> list[float]:
-    """Coefficients of least squared error. The one that is most below 0, by what it adds, is taken out until none is:
-    nearly the best of those that are not negative, and always found in the same few steps."""
-    products = [[0.0] * _NUM for _ in range(_NUM)]
+def _equations(sums: Sequence[float]) -> tuple[list[list[float]], list[float]]:
+    """The products of quantities as a matrix, and those with durations, of sums in the order of _Kind."""
+    products = [[0.0] * 5 for _ in range(5)]
     place = 0
-    for i in range(_NUM):
-        for j in range(i, _NUM):
+    for i in range(5):
+        for j in range(i, 5):
             products[i][j] = products[j][i] = sums[place]
             place += 1
-    units = [products[i][i] ** 0.5 for i in range(_NUM)]
-    targets = sums[place:]
-    used = [i for i in range(_NUM) if units[i] > 0]
-    while used:
-        rows = [
-            [
-                *(products[i][j] / (units[i] * units[j]) + (_SURE[i] if i == j else 0.0) for j in used),
-                targets[i] / units[i],
-            ]
-            for i in used
-        ]
-        found = _eliminate(rows)
-        worst = min(range(len(used)), key=found.__getitem__)
-        if found[worst] >= 0:
-            by_place = dict(zip(used, found, strict=True))
-            return [by_place.get(i, 0.0) / units[i] if units[i] else 0.0 for i in range(_NUM)]
-        del used[worst]
-    return [0.0] * _NUM
-
-
-def _eliminate(rows: list[list[float]]) -> list[float]:
-    """Solve equations whose matrix, all but the last column, is positive definite with ones on the diagonal."""
-    num = len(rows)
-    for i, row in enumerate(rows):
-        for below in rows[i + 1 :]:
-            share = below[i] / row[i]
-            for j in range(i, num + 1):
-                below[j] -= share * row[j]
-    found = [0.0] * num
-    for i in range(num - 1, -1, -1):
-        row = rows[i]
-        found[i] = (row[num] - sum(row[j] * found[j] for j in range(i + 1, num))) / row[i]
-    return found
+    targets = list(sums[place : place + 5])
+    if len(sums) > place + 5:
+        *column, square, target = sums[place + 5 :]
+        for row, product in zip(products, column, strict=True):
+            row.append(product)
+        products.append([*column, square])
+        targets.append(target)
+    return products, targets

@@ -16,6 +16,12 @@ from typing import NamedTuple
 from .block import BlockKey, BlockMove
 from .events import FromEngine, LoadAdapter, Output, ToEngine
 from .moves import EndMove, PullBlocks, SendBlocks
+from .tiers import BlockFacts, TierFacts, TierKey
+
+WRITE_THROUGH, WRITE_BACK, SELECTIVE = "write-through", "write-back", "selective"
+WRITES = (WRITE_THROUGH, WRITE_BACK, SELECTIVE)
+"""When an engine saves a block in a store with tiers: once it is computed; when nobody uses it any more and it is next
+but few to be evicted; once a second sequence has used it (and as with write-back, when it is evicted)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,29 +34,77 @@ class DropAdapter:
 @dataclass(frozen=True, slots=True)
 class FindBlocks:
     """Look anew which of these blocks, each the place of its KV group and its key, the store holds: others may have
-    written there. The result has a digit for each, "1" where it is there, else "0"."""
+    written there. The result has a digit for each: "0" where it is not there, else "1" for a store without tiers, or
+    the tier's (core.tiers.TIERS). within_s: after so long what is not found by then is not there; 0: take your time."""
 
     number: int
     wanted: tuple[tuple[int, BlockKey], ...]
+    within_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class FetchBlocks:
     """Copy these blocks from the store into the pools. Nobody reads or writes them before the job has ended; if it
-    fails, they may hold anything."""
+    fails, they may hold anything. The result is "" where all are in, or has a digit for each: "1" where it is in, "0"
+    where it was not to be had and may hold anything. within_s: after so long what is not in by then is not to be had,
+    and nothing is copied any more; 0: take your time."""
 
     number: int
     moves: tuple[BlockMove, ...]
+    within_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class SaveBlocks:
     """Copy these blocks from the pools into the store, and those of `stored` that it has given up since it got them.
-    Nobody writes any of them before the job has ended."""
+    Nobody writes any of them before the job has ended. facts: of each of `moves`, for a store with tiers. is_shared: it
+    ends when they are where other machines can fetch them."""
 
     number: int
     moves: tuple[BlockMove, ...]
     stored: tuple[BlockMove, ...] = ()
+    facts: tuple[BlockFacts, ...] = ()
+    is_shared: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PromoteBlocks:
+    """These blocks of the store will be fetched soon."""
+
+    wanted: tuple[TierKey, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DropBlocks:
+    """These blocks may be wrong: the store is to forget them."""
+
+    wanted: tuple[TierKey, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PinBlocks:
+    """The store is to keep these blocks for so many seconds, -1: for ever, 0: as any others."""
+
+    wanted: tuple[TierKey, ...]
+    seconds: float
+    owner: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NoteStepCosts:
+    """What a token takes, and each position that it attends to: what a stored block is worth."""
+
+    token_s: float
+    position_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class GiveBack:
+    """The memory of these blocks, of each KV group, may go back to the system. Nobody reads or writes them before the
+    job has ended; after it they may hold anything."""
+
+    number: int
+    blocks: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +120,11 @@ Job = (
     | FindBlocks
     | FetchBlocks
     | SaveBlocks
+    | PromoteBlocks
+    | DropBlocks
+    | PinBlocks
+    | NoteStepCosts
+    | GiveBack
     | PrepareGrammar
     | PullBlocks
     | SendBlocks
@@ -97,12 +156,25 @@ class StepFailed:
 @dataclass(frozen=True, slots=True)
 class StoreOpened:
     """The executor has a store of KV blocks, which holds these keys, of each KV group. Blocks may be fetched from it,
-    and are saved there when the engine is drained."""
+    and are saved there when the engine is drained. A store with `tiers` tells no keys: who wants blocks asks for them
+    (FindBlocks); `writes` says when blocks are saved there (WRITES). Told again where the executor has lost such a
+    store and has it back."""
 
-    keys: tuple[tuple[BlockKey, ...], ...]
+    keys: tuple[tuple[BlockKey, ...], ...] = ()
+    tiers: tuple[TierFacts, ...] = ()
+    writes: str = ""
 
 
-Event = ToEngine | JobEnded | StepFailed | StoreOpened
+@dataclass(frozen=True, slots=True)
+class Relax:
+    """Memory is better used elsewhere: have up to so many bytes of blocks that nobody uses go back to the system.
+    evicts: also of those that only the prefix cache has."""
+
+    num_bytes: int
+    evicts: bool = False
+
+
+Event = ToEngine | Relax | JobEnded | StepFailed | StoreOpened
 
 
 class Effects(NamedTuple):

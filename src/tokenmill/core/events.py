@@ -12,12 +12,15 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from .cost import UNKNOWN, Costs
+from .experts import ExpertLoad
 from .files import WantPart
+from .hints import KeepKV, PromoteKV
 from .kv_events import KVEvents, WatchKV
 from .moves import Continue, Moved, Offer, Prefetch, Prefetched, Release, Staged, Yield
 from .prefixes import PoolCounts, PrefixSummary
 from .request import DRAW_VERSION, PoolingParams, Request
 from .step import TokenLogprob
+from .tiers import TierEvents, TierFacts, WatchTiers
 
 FINISH_STOP = "stop"
 FINISH_LENGTH = "length"
@@ -117,8 +120,11 @@ class EngineStats(NamedTuple):
     """Snapshot after a step. Counters are totals since the engine started; blocks are those of all pools. `kv_usage`:
     the share of blocks that sequences hold (cached, evictable ones do not count), of the pool where it is largest.
     Adapters are digests, each once. `num_expired`: ended because they waited too long. `num_prompt_left`: tokens to be
-    computed before all that it has can draw. `in_flight_s`: what the steps under way take, as predicted; `costs`,
-    `cost_error`: what steps take, and by which share that was off lately."""
+    computed before all that it has can draw. Of a store of KV: `external_hits`, tokens that came from
+    it, `tier_hits`, from each of core.tiers.TIERS, `external_recomputed`, that it had and that were computed all the
+    same; `external_missed`, blocks that it had said to have; `fetch_s`, what its jobs took together; `kv_written`,
+    `kv_unwritten`: blocks that it was given, and that were evicted before. `in_flight_s`: what the steps under way
+    take, as predicted; `costs`, `cost_error`: what steps take, and by which share that was off lately."""
 
     num_running: int = 0
     num_waiting: int = 0
@@ -148,6 +154,12 @@ class EngineStats(NamedTuple):
     cost_error: float = 0.0
     external_queries: int = 0
     external_hits: int = 0
+    tier_hits: tuple[int, ...] = ()
+    external_recomputed: int = 0
+    external_missed: int = 0
+    fetch_s: float = 0.0
+    kv_written: int = 0
+    kv_unwritten: int = 0
 
 
 class WorkerFacts(NamedTuple):
@@ -160,6 +172,7 @@ class WorkerFacts(NamedTuple):
     epoch        of the last such change
     host         equal for processes that can read each other's memory
     kv_address   where other workers get KV from it, as HOST:PORT or a path; "": nowhere
+    kv_store     equal for workers that use the same KV store; "": it uses none
     """
 
     id: str = ""
@@ -169,6 +182,7 @@ class WorkerFacts(NamedTuple):
     host: str = ""
     kv_address: str = ""
     epoch: int = 0
+    kv_store: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +193,9 @@ class Ready:
     everything, or where all have a window, in theirs; 0: it keeps no KV. `num_pool_blocks`: in all pools together.
     `max_loras`: most LoRA adapters at once. `memory`: bytes that it takes at most, by purpose. `max_num_seqs`,
     `max_num_batched_tokens`: of a step; 0: unknown. `draw_version`: what seeds mean to it (core/request.py).
-    `stats`: what it has done for others before. `worker`: which one it is."""
+    `stats`: what it has done for others before. `worker`: which one it is. `tiers`: of its KV store.
+    `block_bytes`: of a block, in all pools together; 0: unknown. `expert_load`: what its experts have computed for
+    others before; None: its model has none. `active_share`: of the model's parameters, what a token goes through."""
 
     model: str
     max_model_len: int
@@ -199,6 +215,10 @@ class Ready:
     draw_version: int = DRAW_VERSION
     stats: EngineStats = field(default_factory=EngineStats)
     worker: WorkerFacts = field(default_factory=WorkerFacts)
+    tiers: tuple[TierFacts, ...] = ()
+    block_bytes: int = 0
+    expert_load: ExpertLoad | None = None
+    active_share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,6 +308,9 @@ ToEngine = (
     | Release
     | Prefetch
     | WatchKV
+    | WatchTiers
+    | KeepKV
+    | PromoteKV
 )
 FromEngine = (
     Ready
@@ -302,4 +325,6 @@ FromEngine = (
     | Prefetched
     | WantPart
     | KVEvents
+    | TierEvents
+    | ExpertLoad
 )

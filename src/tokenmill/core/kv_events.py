@@ -51,8 +51,9 @@ class TokenEvent(NamedTuple):
     kind        STORED, REMOVED or CLEARED
     blocks      names; STORED: of blocks that follow each other in one prompt
     parent      the block before the first of them; None: there is none
-    tokens      STORED: of these blocks, `block_size` each
+    tokens      STORED: of these blocks, `block_size` each; (), where `tier` is not "": of blocks told of before
     adapter     digest or name of the LoRA adapter that they were computed with; "": none
+    tier        where they are besides (`core.tiers.TIERS`); "": in the memory that is computed in
     """
 
     kind: str
@@ -61,3 +62,4 @@ class TokenEvent(NamedTuple):
     tokens: tuple[int, ...] = ()
     block_size: int = 0
     adapter: str = ""
+    tier: str = ""

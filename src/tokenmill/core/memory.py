@@ -30,6 +30,15 @@ def write_protect(mapping: mmap.mmap) -> None:
         libc.mprotect(ctypes.c_void_p(ctypes.addressof(view)), ctypes.c_size_t(len(mapping)), mmap.PROT_READ)
 
 
+def give_range_back(address: int, num_bytes: int) -> None:
+    """Memory of this process, whole pages of it, which read as zeros from now on. Where the system cannot, nothing
+    happens."""
+    begin, end = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE, (address + num_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    libc = ctypes.CDLL(None)
+    if hasattr(mmap, "MADV_DONTNEED") and hasattr(libc, "madvise") and end > begin:
+        libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_DONTNEED)
+
+
 def give_back(mapping: mmap.mmap) -> None:
     """Its memory, at once, where the system can. Views that others still hold stay valid, and read as zeros."""
     if hasattr(mmap, "MADV_DONTNEED"):

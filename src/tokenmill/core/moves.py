@@ -84,12 +84,12 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Prefetch:
-    """Pull the blocks with these keys, the leading ones of one prefix, into the prefix cache. The answer is
-    `Prefetched` with the same `number`."""
+    """Pull the blocks with these keys, the leading ones of one prefix, into the prefix cache; without a source, from
+    the tiers of the engine's store. The answer is `Prefetched` with the same `number`."""
 
     number: int
     keys: tuple[BlockKey, ...]
-    source: KVSource
+    source: KVSource | None = None
 
 
 # ---- engine -> front end ----

@@ -31,6 +31,7 @@ class Option:
     metavar   what stands for the value in the help
     choices   all the values there are
     least     smallest value of a number
+    takes_own a value may also be a policy of one's own: FILE.py or FILE.py:NAME
     several   "each": the flag is repeated for more values; "all": it also takes several at once
     has_no    an option that is off by default has a --no- form too
     group     the heading of the help that it is under, if not that of all options of its dataclass
@@ -43,6 +44,7 @@ class Option:
     metavar: str | None = None
     choices: tuple[Any, ...] = ()
     least: float | None = None
+    takes_own: bool = False
     several: str = ""
     has_no: bool = False
     group: str = ""

@@ -53,6 +53,7 @@ class Sequence:
     num_sent        blocks of a table that the worker knows of (0: it holds nothing of this sequence)
     last_step       the last step that carries a row of this sequence (-1: none)
     rows_in_flight  rows in steps that are neither committed nor void
+    pause           where a chunk ends, and the next one begins only after the rows in flight; 0: nowhere
     stop_ids        tokens that end it: stop_token_ids, and the end tokens unless they are ignored
     prompt_logprobs scores of the prompt so far, handed out with the first token
     last            its last output, while it is EXPORTING
@@ -75,6 +76,7 @@ class Sequence:
     num_sent: int = 0
     last_step: int = -1
     rows_in_flight: int = 0
+    pause: int = 0
     stop_ids: frozenset[int] = frozenset()
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     first_scheduled_s: float = -1.0

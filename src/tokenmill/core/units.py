@@ -7,9 +7,9 @@ from collections.abc import Iterable
 
 from .errors import ConfigError
 
-KiB, MiB, GiB = 1024, 1024**2, 1024**3
-_SIZES = {"": 1, "b": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "kib": KiB, "mib": MiB, "gib": GiB}
-_SIZES |= {"kb": 1000, "mb": 1000**2, "gb": 1000**3}
+KiB, MiB, GiB, TiB = 1024, 1024**2, 1024**3, 1024**4
+_SIZES = {"": 1, "b": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4}
+_SIZES |= {"kb": 1000, "mb": 1000**2, "gb": 1000**3, "tb": 1000**4, "kib": KiB, "mib": MiB, "gib": GiB, "tib": TiB}
 
 
 def parse_bytes(text: str, param: str) -> int:

@@ -8,7 +8,7 @@ from ..core.config import EngineConfig
 from ..core.effects import Event
 from ..core.ports import Clock, EngineEnd, Executor
 from .core import EngineCore
-from .flight import FlightRecorder
+from .flight import Watcher
 from .journal import Recorder
 from .shell import EngineShell
 
@@ -20,10 +20,10 @@ def build_engine(
     clock: Clock,
     record: Recorder | None = None,
     first: Iterable[Event] = (),
-    flight: FlightRecorder | None = None,
+    flight: Watcher | None = None,
 ) -> EngineShell:
     """An engine whose `run()` serves `link`; nothing starts before that. `record` hears the story of its core, which is
-    told of `first` before anything else. `flight` records its steps."""
+    told of `first` before anything else. `flight` hears of its steps."""
     shell = EngineShell(EngineCore(config, record), executor, link, clock, flight)
     for event in first:
         shell.hear(event)

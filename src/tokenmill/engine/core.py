@@ -15,6 +15,7 @@ The core is deterministic: the same calls give the same plans and effects. `reco
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 from ..core.config import EngineConfig
@@ -23,14 +24,17 @@ from ..core.effects import (
     Event,
     FetchBlocks,
     FindBlocks,
+    GiveBack,
     JobEnded,
     PrepareGrammar,
+    Relax,
     SaveBlocks,
     StepFailed,
     StoreOpened,
 )
 from ..core.errors import InvalidRequest, TokenmillError, Unavailable
 from ..core.events import Abort, Drain, EngineStats, LoadAdapter, SetPool, ShowCache, Submit, UnloadAdapter
+from ..core.hints import KeepKV, PromoteKV
 from ..core.kv_events import WatchKV
 from ..core.moves import Continue, Offer, Prefetch, PullBlocks, Release, SendBlocks, Yield
 from ..core.request import Request
@@ -38,11 +42,14 @@ from ..core.step import StepPlan, StepResult
 from ..core.work import step_work
 from ..sched.admission import refusal
 from ..sched.scheduler import compose_step
+from .ahead import Ahead
 from .check import check_state
 from .commit import commit_step, fail_step
 from .exports import Exports
 from .grammars import GrammarLedger
+from .hints import Hints
 from .journal import Committed, Handled, Planned, Recorder
+from .lean import Lean
 from .ledger import StepLedger
 from .offers import Offers
 from .outputs import aborted, refused
@@ -51,6 +58,7 @@ from .pulls import Pulls
 from .state import EngineState
 from .stats import snapshot
 from .transfers import Transfers
+from .writes import Writes
 
 Handler = Callable[[Any, float], None]
 """Takes an event and the time; what it gives goes to the outbox."""
@@ -63,7 +71,12 @@ class EngineCore:
         self.config = config
         self.state = state = EngineState(config)
         self._transfers = transfers = Transfers(state)
-        self._exports = exports = Exports(state)
+        numbers = count()
+        self._exports = Exports(state, numbers)
+        self._writes = Writes(state, numbers, transfers.is_stored)
+        self._ahead = ahead = Ahead(state)
+        hints, lean = Hints(state), Lean(state)
+        self.lean = lean
         self._grammars = grammars = GrammarLedger(state, self._adapter_refusal)
         self._offers = offers = Offers(state, grammars)
         self._pulls = pulls = Pulls(state, grammars)
@@ -81,20 +94,24 @@ class EngineCore:
             WatchKV: state.kv_events.watch,
             StepFailed: self._fail_step,
             JobEnded: self._end_job,
-            StoreOpened: transfers.open_store,
+            StoreOpened: self._open_store,
+            Relax: lean.relax,
+            KeepKV: hints.keep,
+            PromoteKV: hints.promote,
             Offer: offers.offer,
             Yield: offers.stop,
             Release: offers.release,
             Continue: pulls.go_on,
-            Prefetch: pulls.prefetch,
+            Prefetch: lambda event, now: (pulls.prefetch if event.source else ahead.begin)(event, now),
         }
         # By the type of the job. One whose end changes nothing has no handler.
         self._job_handlers: dict[type, Handler] = {
             LoadAdapter: state.adapters.end_load,
-            FindBlocks: transfers.end_look,
-            FetchBlocks: transfers.end_fetch,
-            SaveBlocks: exports.end_save,
+            FindBlocks: lambda event, now: (ahead if event.job.number < 0 else transfers).end_look(event, now),
+            FetchBlocks: lambda event, now: (ahead if event.job.number < 0 else transfers).end_fetch(event, now),
+            SaveBlocks: self._end_save,
             PrepareGrammar: grammars.end,
+            GiveBack: lean.end,
             PullBlocks: pulls.end_pull,
             SendBlocks: offers.end_send,
         }
@@ -115,11 +132,25 @@ class EngineCore:
         return self._offers.tickets
 
     @property
+    def is_recorded(self) -> bool:
+        """Whether somebody hears of every call."""
+        return self._record is not None
+
+    @property
+    def ledger(self) -> StepLedger:
+        """Of the step in the making, for the engine's own parts."""
+        return self._ledger
+
+    @property
+    def has_jobs(self) -> bool:
+        """Whether KV comes from elsewhere or goes there, or a grammar is being prepared."""
+        parts = (self._transfers, self._exports, self._writes, self._offers, self._pulls, self._ahead)
+        return bool(self._grammars) or any(part.has_work for part in parts)
+
+    @property
     def is_drained(self) -> bool:
         """Whether a Drain came and nothing is left to do."""
-        if not self._is_draining or self.has_work:
-            return False
-        return not any(part.has_work for part in (self._transfers, self._exports, self._offers, self._pulls))
+        return self._is_draining and not self.has_work and not self.has_jobs
 
     def handle(self, event: Event, now: float) -> Effects:
         """Take an event in. Returned is also what calls of `plan` have left since effects were last taken: jobs."""
@@ -158,7 +189,7 @@ class EngineCore:
 
     def check(self) -> None:
         """Assert what must hold between calls; slow, for tests."""
-        check_state(self.state, self._exports, (self._transfers, self._exports, self._offers, self._pulls))
+        check_state(self.state, self._exports, (self._transfers, self._exports, self._offers, self._pulls, self._ahead))
         self._grammars.check()
 
     def _take_effects(self, now: float) -> Effects:
@@ -166,6 +197,7 @@ class EngineCore:
             hear(now)
         if self._is_draining and not (self.has_work or self._transfers.has_work):
             self._exports.save_rest(now)
+            self._writes.save_rest(now)
         return self.state.outbox.take()
 
     def _submit_step(self) -> StepPlan:
@@ -196,8 +228,8 @@ class EngineCore:
             return InvalidRequest(f"A request with the id {request.id!r} is running already.", param="request_id")
         if (error := self._adapter_refusal(request)) is not None:
             return error
-        if request.handoff and not state.stored and not request.is_resumed:
-            message = "kv_transfer_params needs a store of KV; start the server with --kv-save FOLDER."
+        if request.handoff and not state.has_store and not request.is_resumed:
+            message = "kv_transfer_params needs a store of KV; start the server with --kv-save FOLDER or a KV tier."
             return InvalidRequest(message, param="kv_transfer_params")
         return refusal(request, self.config, len(state.waiting) + len(self._grammars))
 
@@ -218,11 +250,19 @@ class EngineCore:
     def _drain(self, event: Drain, now: float) -> None:
         self._is_draining = True
 
+    def _open_store(self, event: StoreOpened, now: float) -> None:
+        self._transfers.open_store(event, now)
+        self._writes.open_store(event, now)
+
     def _show_cache(self, event: ShowCache, now: float) -> None:
         self.state.outbox.answers.append(shown_cache(self.state, event))
 
     def _fail_step(self, event: StepFailed, now: float) -> None:
         fail_step(self.state, event, now)
+
+    def _end_save(self, event: JobEnded, now: float) -> None:
+        if not self._writes.end_save(event, now):
+            self._exports.end_save(event, now)
 
     def _end_job(self, event: JobEnded, now: float) -> None:
         handler = self._job_handlers.get(type(event.job))

@@ -21,6 +21,7 @@ from ..core.block import BlockMove, cut_moves
 from ..core.effects import JobEnded, SaveBlocks
 from ..core.events import Output
 from ..core.sequence import Sequence, Status
+from ..core.tiers import BlockFacts
 from ..core.units import MiB
 from .outputs import exported
 from .state import EngineState
@@ -45,10 +46,11 @@ class _Save:
 
 
 class Exports:
-    """Does nothing until a store was opened."""
+    """Does nothing until a store was opened. numbers: of jobs that save."""
 
-    def __init__(self, state: EngineState) -> None:
+    def __init__(self, state: EngineState, numbers: Iterator[int]) -> None:
         self._state = state
+        self._numbers = numbers
         self._saves: deque[_Save] = deque()  # a job of the first is under way
         self._number = -1  # of that job
         self._has_saved_rest = False
@@ -64,7 +66,7 @@ class Exports:
     def export(self, seq: Sequence, last: Output, now: float) -> bool:
         """Have the KV of a sequence that has ended saved, and `last` sent after that; False where there is no store."""
         state = self._state
-        if not state.stored:
+        if not state.has_store:
             return False
         tables = state.export(seq, last)
         unsettled = {published for step in state.in_flight for published in step.published}
@@ -93,7 +95,7 @@ class Exports:
             save.jobs.clear()
         else:
             state = self._state
-            for group, key, _ in event.job.moves:
+            for group, key, _ in event.job.moves if state.stored else ():
                 if state.blocks.pools[group].find(key) is not None:  # else it may have been forgotten: see state.forget
                     state.stored[group].add(key)
         self._proceed(now)
@@ -116,10 +118,14 @@ class Exports:
         state = self._state
         while self._saves:
             if self._saves[0].jobs:
-                moves = self._saves[0].jobs.pop()
+                moves, seq = self._saves[0].jobs.pop(), self._saves[0].seq
+                self._number = next(self._numbers)
+                if state.has_tiers:
+                    facts = () if seq is None else facts_of(seq, moves)
+                    state.outbox.jobs.append(SaveBlocks(self._number, moves, (), facts, is_shared=True))
+                    return
                 new = tuple(move for move in moves if move[1] not in state.stored[move[0]])
                 others = tuple(move for move in moves if move[1] in state.stored[move[0]])
-                self._number += 1
                 state.outbox.jobs.append(SaveBlocks(self._number, new, others))
                 return
             self._end(self._saves.popleft(), now)
@@ -130,3 +136,13 @@ class Exports:
         if seq is not None and seq.status is Status.EXPORTING:
             state.leave(seq)
             state.outbox.outputs.append(exported(seq, now, is_saved=not save.has_failed))
+
+
+def facts_of(seq: Sequence, moves: List[BlockMove]) -> tuple[BlockFacts, ...]:
+    """Of blocks of the sequence."""
+    places = {key: index for index, key in enumerate(seq.keys)}
+    owner = seq.request.cache_salt
+    return tuple(
+        BlockFacts((group, key), seq.keys[places[key] - 1] if places[key] else b"", places[key], owner)
+        for group, key, _ in moves
+    )

@@ -8,12 +8,25 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from typing import Protocol
 
 from ..core.events import Output
 from ..core.flight import CHUNK, FAILED, NUM_REQUESTS, PREEMPTED, VOID, FlightWriter, RequestRecord
 from ..core.sequence import Sequence, Status
 from .state import EngineState
 from .steps import Step
+
+
+class Watcher(Protocol):
+    """What hears of an engine's steps from the shell: the flight recorder, and the step log (`engine.step_log`)."""
+
+    def planned(self, state: EngineState, planned_s: float) -> None: ...
+
+    def submitted(self, step: int, now: float) -> None: ...
+
+    def ended(self, step: Step, ended_s: float, duration_s: float, committed_s: float, *, has_failed: bool) -> None: ...
+
+    def told(self, outputs: Iterable[Output], now: float) -> None: ...
 
 
 class FlightRecorder:

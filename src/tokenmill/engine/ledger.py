@@ -65,7 +65,7 @@ class StepLedger:
         return len(self._state.loading)
 
     def fetch(self, seq: Sequence, matched: Match) -> bool:
-        if not self._transfers.fetch(seq, matched, (*self._state.in_flight, self.step)):
+        if not self._transfers.fetch(seq, matched, (*self._state.in_flight, self.step), self.now):
             return False
         self._note_first(seq)
         return True
@@ -82,7 +82,7 @@ class StepLedger:
             counters = self._state.counters
             counters.prompt_tokens += seq.num_prompt
             counters.prefix_queries += len(seq.tokens)
-            if self._state.stored:
+            if self._state.has_store:
                 counters.external_queries += len(seq.tokens)
 
     def adopt(self, seq: Sequence, matched: Match) -> None:

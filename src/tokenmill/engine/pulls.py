@@ -66,6 +66,7 @@ class Pulls:
         self._proceed(pull, now)
 
     def prefetch(self, event: Prefetch, now: float) -> None:
+        assert event.source is not None, event
         pull = Pull(event.source, event.keys, None, event.number, is_going=True)
         if self._state.config.caches_prefixes:
             self._begin(pull, now)

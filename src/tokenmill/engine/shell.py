@@ -19,6 +19,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
+from typing import Protocol
 
 from ..core.effects import Effects, Event, Job, JobEnded, StepFailed
 from ..core.errors import EngineFailed, TokenmillError
@@ -26,7 +27,7 @@ from ..core.events import FromEngine, Output, StepOutputs, Submit
 from ..core.ports import Clock, EngineEnd, Executor
 from ..core.step import StepPlan, StepResult
 from .core import EngineCore
-from .flight import FlightRecorder
+from .flight import Watcher
 from .pace import Pace
 
 log = logging.getLogger(__name__)
@@ -39,6 +40,18 @@ RECENT_S = 0.25
 """After this long without a request that came or went, none is waited for: to wait costs the step a little."""
 
 
+class Rest(Protocol):
+    """What a shell does while it has nothing to do: a simulation makes the steps that are known then."""
+
+    def begin(self, shell: EngineShell) -> None:
+        """It sleeps from now on."""
+        ...
+
+    def end(self, shell: EngineShell) -> None:
+        """It wakes; what it finds is as if it had made each step."""
+        ...
+
+
 class EngineShell:
     """Runs one engine until it is drained or its front end is gone. `core` is for whoever looks into it."""
 
@@ -48,23 +61,25 @@ class EngineShell:
         executor: Executor,
         link: EngineEnd,
         clock: Clock,
-        flight: FlightRecorder | None = None,
+        flight: Watcher | None = None,
+        rest: Rest | None = None,
     ) -> None:
         self.core = core
         self._executor = executor
         self._link = link
         self._clock = clock
         self._flight = flight
+        self._rest = rest
         self._inbox: deque[Event] = deque()
         self._in_flight: deque[tuple[StepPlan, asyncio.Future[StepResult]]] = deque()
         self._jobs: set[asyncio.Task[None]] = set()
         self._answers: list[FromEngine] = []  # not yet sent
         self._outputs: list[Output] = []  # of the message to be sent next
-        self._num_held = 0  # blocks, as told last: a transfer that ends between steps gives some back
+        self.num_held = 0  # blocks, as told last: a transfer that ends between steps gives some back
         self._wake = asyncio.Event()
-        self._pace = Pace()
-        self._changed_s = -RECENT_S  # when a request last came or went
-        self._began_s = 0.0  # when the oldest step in flight was the first to compute
+        self.pace = Pace()
+        self.changed_s = -RECENT_S  # when a request last came or went
+        self.began_s = 0.0  # when the oldest step in flight was the first to compute
         self._alarm: asyncio.TimerHandle | None = None
         self._has_rung = False
 
@@ -88,8 +103,12 @@ class EngineShell:
                 await self._send(has_stepped)
                 if self.core.is_drained:
                     return
+                if self._rest is not None:
+                    self._rest.begin(self)
                 await self._wake.wait()
                 self._wake.clear()
+                if self._rest is not None:
+                    self._rest.end(self)
         finally:
             reader.cancel()
             self._forget_alarm()
@@ -102,6 +121,23 @@ class EngineShell:
     def num_jobs(self) -> int:
         """Jobs under way."""
         return len(self._jobs)
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing but steps is under way."""
+        return not (self._inbox or self._jobs or self._answers or self._outputs or self._wake.is_set())
+
+    def wake(self) -> None:
+        self._wake.set()
+
+    def resume(self, in_flight: list[tuple[StepPlan, asyncio.Future[StepResult]]], plan_s: float | None) -> None:
+        """These are in flight now, instead of those that were; the next is planned at `plan_s`, if that is not over."""
+        self._forget_alarm()
+        self._in_flight = deque(in_flight)
+        for _, result in in_flight:
+            result.add_done_callback(lambda _: self._wake.set())
+        if plan_s is not None:
+            self._alarm = asyncio.get_running_loop().call_at(plan_s, self._ring)
 
     def hear(self, event: Event) -> None:
         """Have the core handle an event at the next turn of the loop, after those that came before."""
@@ -119,15 +155,15 @@ class EngineShell:
         while self._inbox:
             event = self._inbox.popleft()
             if isinstance(event, Submit):
-                self._changed_s = now
+                self.changed_s = now
             self._carry_out(self.core.handle(event, now))
 
     def _carry_out(self, effects: Effects) -> None:
         """Start the jobs; what goes to the front end is sent at the end of this turn of the loop."""
-        if any(output.finish_reason is not None for output in effects.outputs):
-            self._changed_s = self._clock.now()
+        if any([output.finish_reason is not None for output in effects.outputs]):
+            self.changed_s = self._clock.now()
             if self._flight is not None:
-                self._flight.told(effects.outputs, self._changed_s)
+                self._flight.told(effects.outputs, self.changed_s)
         self._outputs += effects.outputs
         self._answers += effects.answers
         for job in effects.jobs:
@@ -161,8 +197,8 @@ class EngineShell:
         outputs, self._outputs = self._outputs, []
         if outputs or has_stepped or not self._in_flight:
             stats = self.core.stats()
-            if outputs or has_stepped or stats.num_held_blocks != self._num_held:
-                self._num_held = stats.num_held_blocks
+            if outputs or has_stepped or stats.num_held_blocks != self.num_held:
+                self.num_held = stats.num_held_blocks
                 await self._link.send(StepOutputs(tuple(outputs), stats, self._clock.now()))
 
     def _commit_finished(self) -> bool:
@@ -172,7 +208,7 @@ class EngineShell:
             plan, ended = self._in_flight.popleft()
             step, duration_s, has_failed = self.core.state.in_flight[0], 0.0, False
             has_stepped = True
-            self._began_s = self._clock.now()
+            self.began_s = self._clock.now()
             self._forget_alarm()
             try:
                 result = ended.result()
@@ -183,18 +219,18 @@ class EngineShell:
                 has_failed = True
             else:
                 self._tell_long(plan, result.duration_s)
-                self._pace.note(plan.num_tokens, result.duration_s)
+                self.pace.note(plan.num_tokens, result.duration_s)
                 self._carry_out(self.core.commit(result, self._clock.now()))
                 duration_s = result.duration_s
             if self._flight is not None:
-                self._flight.ended(step, self._began_s, duration_s, self._clock.now(), has_failed=has_failed)
+                self._flight.ended(step, self.began_s, duration_s, self._clock.now(), has_failed=has_failed)
         return has_stepped
 
     def _tell_long(self, plan: StepPlan, duration_s: float) -> None:
         """Log a step that took much longer than those of its size did before."""
         if duration_s < LONG_S or not log.isEnabledFor(logging.DEBUG):
             return
-        expected_s = self._pace.predict(plan.num_tokens)
+        expected_s = self.pace.predict(plan.num_tokens)
         if 0 < expected_s * LONG_SHARE < duration_s:
             log.debug(
                 "Step %d took %.0f ms instead of %.0f: %d rows (%d of them new, %d drawing), %d tokens.",
@@ -205,7 +241,7 @@ class EngineShell:
     def _start_steps(self) -> None:
         while self._is_time() and (plan := self.core.plan(now := self._clock.now())) is not None:
             if not self._in_flight:
-                self._began_s = self._clock.now()
+                self.began_s = self._clock.now()
             if self._flight is not None:
                 self._flight.planned(self.core.state, now)
             result = asyncio.ensure_future(self._executor.execute(plan))
@@ -217,10 +253,10 @@ class EngineShell:
 
     def _is_time(self) -> bool:
         """Whether to plan now; if not, the alarm will wake the loop for it."""
-        if not self._in_flight or self._began_s - self._changed_s > RECENT_S:
+        if not self._in_flight or self.began_s - self.changed_s > RECENT_S:
             return True
         if self._alarm is None:
-            left_s = self._began_s + self._pace.delay(self._in_flight[0][0].num_tokens) - self._clock.now()
+            left_s = self.began_s + self.pace.delay(self._in_flight[0][0].num_tokens) - self._clock.now()
             if left_s <= 0:
                 return True
             self._alarm = asyncio.get_running_loop().call_later(left_s, self._ring)

@@ -19,6 +19,7 @@ from bisect import insort
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 from ..cache import eviction, unreferenced
 from ..cache.groups import KVBlocks, Match
@@ -46,13 +47,18 @@ from .settings import SettingsLedger
 from .steps import Counters, Step
 from .token_log import TokenLog
 
+if TYPE_CHECKING:
+    from .writes import Writes
+
 
 class EngineState:
     """costs      what steps take
     blocks        the block ids of all KV groups
-    stored        of each KV group, keys of the blocks that may be fetched; empty where there is no store
+    stored        of each KV group, keys of the blocks that may be fetched; empty where there is no store that told them
+    has_tiers     there is a store with tiers
     kv_events     what front ends are told of published blocks
     token_log     tells others than front ends, with tokens; None: nobody asks
+    writes        hears which blocks are computed and used, for a store with tiers; None: there is none
     by_id         unfinished sequences by the id of their request
     running       those that run, by seniority; the others are in `waiting`, or in `loading` by number
     in_flight     steps that were planned and not committed, oldest first
@@ -63,6 +69,7 @@ class EngineState:
     last_commit_s   when a step was last committed
     num_targeted  unfinished sequences that have a target for a time
     moving        sequences that have entered to go on from another engine (LOADING), or to go on in one, not looked at
+    arrivals      hear of a sequence that has entered and waits
     departures    hear of a sequence before it gives its blocks back
     borders       hear the time after each event and each commit, with blocks and sequences in step
     """
@@ -70,13 +77,15 @@ class EngineState:
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
         self.policies = pick(config)
-        self.costs = CostModel(config.block_size)
+        self.costs = CostModel(config.block_size, config.chosen_experts)
         new_unreferenced = partial(unreferenced.for_policy, eviction.pick(config.eviction_policy), self.costs)
         self.blocks = KVBlocks(config.groups, config.block_size, new_unreferenced)
         self.stored: tuple[set[BlockKey], ...] = ()
+        self.has_tiers = False
         self.outbox = Outbox()
         self.kv_events = KVLog(self.blocks, self.outbox)
         self.token_log: TokenLog | None = None
+        self.writes: Writes | None = None
         self.adapters = AdapterLedger(self.outbox)
         self.settings = SettingsLedger()
         self.membership = Membership(self.outbox)
@@ -93,9 +102,14 @@ class EngineState:
         self.num_targeted = 0
         self.deadlines = Deadlines()
         self.moving: list[Sequence] = []
+        self.arrivals: list[Callable[[Sequence, float], None]] = []
         self.departures: list[Callable[[Sequence], None]] = []
         self.borders: list[Callable[[float], None]] = []
         self._next_number = 0
+
+    @property
+    def has_store(self) -> bool:
+        return bool(self.stored) or self.has_tiers
 
     def enter(self, request: Request, now: float) -> None:
         request, stop_ids = self.settings.begin(request)
@@ -118,6 +132,8 @@ class EngineState:
             self.loading[seq.number] = seq
             return
         self.waiting.push(seq)
+        for hear in self.arrivals:
+            hear(seq, now)
         if request.terms.queue_s and not request.is_resumed:
             self.deadlines.add(seq, len(self.by_id))
 
@@ -154,6 +170,9 @@ class EngineState:
 
     def begin_after(self, seq: Sequence, num_tokens: int) -> None:
         """Its tables were carried on by KV of so many tokens that it need not compute."""
+        if self.writes is not None:
+            size = self.config.block_size
+            self.writes.used(seq, seq.num_planned // size, (seq.num_planned + num_tokens) // size)
         seq.num_planned += num_tokens
         if seq.num_preemptions == 0:
             seq.num_cached += num_tokens
@@ -238,7 +257,11 @@ class EngineState:
         if not self.config.caches_prefixes:
             return
         keys.extend(seq, self.config)
+        writes = self.writes
+        firsts = [max(each.num_published, each.num_released) for each in seq.tables] if writes is not None else []
         published = self.blocks.publish(seq.keys, seq.tables, num_full)
+        if writes is not None:
+            writes.published(seq, firsts)
         if step is not None:
             step.published += published
         if self.token_log is not None:
@@ -251,7 +274,11 @@ class EngineState:
 
     def forget(self, seq: Sequence) -> None:
         """What the sequence holds may be wrong: it is neither matched nor fetched from now on."""
-        self.blocks.forget(seq.tables, [other.tables for other in self.running])
+        unpublish = partial(self.blocks.forget, seq.tables, [other.tables for other in self.running])
+        if self.writes is None:
+            unpublish()
+        else:
+            self.writes.forget(seq, unpublish)
         for stored in self.stored:
             stored.difference_update(seq.keys)
 

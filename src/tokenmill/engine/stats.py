@@ -11,13 +11,7 @@ from .state import EngineState
 
 def snapshot(state: EngineState, num_held: int) -> EngineStats:
     """num_held: requests that are yet to enter the queue."""
-    num_free = num_cached = num_blocks = 0
-    kv_usage = 0.0
-    for pool in state.blocks.pools:
-        num_free += pool.num_free
-        num_cached += pool.num_cached
-        num_blocks += pool.num_blocks
-        kv_usage = max(kv_usage, pool.num_held / max(1, pool.num_blocks))
+    num_free, num_cached, num_blocks, kv_usage = count_blocks(state)
     counters = state.counters
     return EngineStats(
         num_running=len(state.running),
@@ -48,7 +42,25 @@ def snapshot(state: EngineState, num_held: int) -> EngineStats:
         cost_error=state.costs.error,
         external_queries=counters.external_queries,
         external_hits=counters.external_hits,
+        tier_hits=tuple(counters.tier_hits) if state.has_tiers else (),
+        external_recomputed=counters.external_recomputed,
+        external_missed=counters.external_missed,
+        fetch_s=counters.fetch_s,
+        kv_written=counters.kv_written,
+        kv_unwritten=counters.kv_unwritten,
     )
+
+
+def count_blocks(state: EngineState) -> tuple[int, int, int, float]:
+    """Blocks that are free, cached, and all, in all pools together, and the share that is held of the fullest pool."""
+    num_free = num_cached = num_blocks = 0
+    kv_usage = 0.0
+    for pool in state.blocks.pools:
+        num_free += pool.num_free
+        num_cached += pool.num_cached
+        num_blocks += pool.num_blocks
+        kv_usage = max(kv_usage, pool.num_held / max(1, pool.num_blocks))
+    return num_free, num_cached, num_blocks, kv_usage
 
 
 def _num_prompt_left(state: EngineState) -> int:

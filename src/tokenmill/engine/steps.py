@@ -8,6 +8,7 @@ from ..cache.manager import BlockManager
 from ..core.cost import Work
 from ..core.sequence import Sequence
 from ..core.step import PlanRow
+from ..core.tiers import TIERS
 
 
 @dataclass(slots=True, eq=False)
@@ -56,5 +57,11 @@ class Counters:
     generation_tokens: int = 0
     external_queries: int = 0
     external_hits: int = 0
+    external_recomputed: int = 0
+    external_missed: int = 0
+    fetch_s: float = 0.0
+    kv_written: int = 0
+    kv_unwritten: int = 0
     last_step_tokens: int = 0
     last_step_s: float = 0.0
+    tier_hits: list[int] = field(default_factory=lambda: [0] * len(TIERS))

@@ -55,6 +55,10 @@ class TokenLog:
         self._told.remove(key)
         self._gone.append(key)
 
+    def has_told(self, key: BlockKey) -> bool:
+        """Whether it was told of and is there."""
+        return key in self._told
+
     def flush(self, now: float) -> None:
         """Tell what there is."""
         self._close_gone()

@@ -1,38 +1,60 @@
 """KV blocks that come from a store: which sequences wait for them, and what is held meanwhile.
 
-    WAITING  another engine stored its prefix  ->  job FindBlocks, LOADING, and WAITING again when it has ended
-             blocks of its prefix are stored   ->  job FetchBlocks, LOADING
-    LOADING  the job has ended                 ->  its blocks are published, RUNNING
-             the job has failed                ->  WAITING: what was to come is computed
+    WAITING  what the store has of its prefix is asked for   ->  LOADING, and WAITING again with the answer
+             blocks of its prefix are worth having           ->  jobs FetchBlocks, LOADING
+    LOADING  the jobs have ended                             ->  its blocks are published, RUNNING
+             a block is not to be had                        ->  WAITING: those before it are found in the pools
 
-A transfer holds every block that it touches, from before its job starts until the job has ended, whatever becomes of
-the sequences that wait for it. Blocks are published only when their bytes are in. A sequence that wants blocks which
-are on their way already waits for the same transfer and then takes its turn again. The end of a job that was heard of
-before is ignored.
+A store says what it has through a `Catalogue`, which also decides what is fetched. A long run comes in pieces, in the
+order of the prefix, two jobs at a time; what is in is published, and when nobody waits for it any more no further piece
+is asked for. The layers of a block come together; to compute the first while others load, cut pieces by layer.
+
+A transfer holds every block that it touches, from before its first job starts until the last one has ended, whatever
+becomes of the sequences that wait for it. Blocks are published only when their bytes are in. A sequence that wants
+blocks which are on their way already waits for the same transfer and then takes its turn again. The end of a job that
+was heard of before is ignored.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from collections.abc import Sequence as List
 from dataclasses import dataclass, field
+from itertools import count
 
-from ..cache.fetch import Claim, claim, is_intact, reach
+from ..cache.fetch import Claim, claim, is_intact, num_in
 from ..cache.groups import Match, Tables
-from ..core.block import BlockKey
-from ..core.effects import FetchBlocks, FindBlocks, JobEnded, StoreOpened
-from ..core.request import IMPORT
+from ..core.block import BlockKey, BlockMove
+from ..core.effects import FetchBlocks, JobEnded, StoreOpened
 from ..core.sequence import Sequence, Status
+from ..core.tiers import TierKey
+from .folder import Folder
+from .pieces import Catalogue, Piece, parted
 from .state import EngineState
 from .steps import Step
+from .tails import Tails
+from .tiers import Tiers
+
+MOST_JOBS = 2
+"""Of one transfer at once: while one is copied in, the next is on its way."""
 
 
 @dataclass(slots=True, eq=False)
 class _Fetch:
-    """`sequences`: those that wait for it; the first asked for it."""
+    """sequences  those that wait for it; the first asked for it
+    pieces        to come
+    jobs          under way, by number
+    left          blocks that are not in
+    is_over       nothing more is asked for: a block was not to be had, or nobody waits for it
+    """
 
     claim: Claim
+    left: set[TierKey]
+    pieces: deque[Piece] = field(default_factory=deque)
+    jobs: dict[int, Piece] = field(default_factory=dict)
     sequences: list[Sequence] = field(default_factory=list)
+    is_over: bool = False
 
 
 class Transfers:
@@ -40,30 +62,41 @@ class Transfers:
 
     def __init__(self, state: EngineState) -> None:
         self._state = state
-        self._lookups: dict[int, Sequence] = {}
-        self._fetches: dict[int, _Fetch] = {}
+        self._catalogue: Catalogue | None = None
+        self._fetches: dict[int, _Fetch] = {}  # by the number of a job
         self._coming: dict[tuple[int, BlockKey], _Fetch] = {}
-        self._next_number = 0
+        self._numbers = count()
+        self._tails = Tails(state, self._numbers)
 
     def open_store(self, event: StoreOpened, now: float) -> None:
-        assert len(event.keys) == len(self._state.config.groups), event
-        if self._state.config.caches_prefixes:
-            self._state.stored = tuple(set(keys) for keys in event.keys)
+        state = self._state
+        if not state.config.caches_prefixes or state.has_tiers:
+            return
+        if event.tiers:
+            state.has_tiers = True
+            self._catalogue = Tiers(state, event.tiers)
+        else:
+            assert len(event.keys) == len(state.config.groups), event
+            state.stored = tuple(set(keys) for keys in event.keys)
+            self._catalogue = Folder(state)
 
     @property
     def has_work(self) -> bool:
         """Whether a job is under way."""
-        return bool(self._fetches or self._lookups)
+        return bool(self._fetches) or self._tails.has_work or (self._catalogue is not None and self._catalogue.has_work)
 
-    def fetch(self, seq: Sequence, matched: Match, steps: List[Step]) -> bool:
+    def fetch(self, seq: Sequence, matched: Match, steps: List[Step], now: float = 0.0) -> bool:
         """Have stored blocks of a waiting sequence brought in, where they carry it further than `matched`; tells
         whether it is LOADING now. `steps`: those whose blocks are published and not yet written for certain."""
-        state = self._state
-        if not state.stored:
+        state, catalogue = self._state, self._catalogue
+        if catalogue is None:
             return False
-        if seq.request.handoff == IMPORT and seq.num_cached < 0 and self._look(seq):
+        if catalogue.look(seq, matched, now):
+            state.load(seq)
             return True
-        end = reach(state.blocks, state.stored, seq.keys, state.num_shareable(seq))
+        if self._tails.begin(seq, catalogue, matched, now):
+            return False
+        end = catalogue.end(seq, matched, now)
         if end <= matched.num_blocks:
             return False
         under_way = self._under_way(seq.keys[:end])
@@ -73,29 +106,62 @@ class Transfers:
             if made is None:
                 return False
             under_way = self._start(made)
+            under_way.pieces.extend(catalogue.cut(seq, made.missing))
+            self._proceed(under_way, now)
         under_way.sequences.append(seq)
         state.load(seq)
         return True
 
+    def end_look(self, event: JobEnded, now: float) -> None:
+        if self._catalogue is not None:
+            self._catalogue.end_look(event, now)
+
     def end_fetch(self, event: JobEnded, now: float) -> None:
-        """The bytes are in, or are not to be had."""
+        """The bytes of a piece are in, or are not to be had."""
         assert isinstance(event.job, FetchBlocks), event
-        fetch = self._fetches.pop(event.job.number, None)
-        if fetch is None:
+        if self._tails.end_fetch(event, now):
             return
-        state, made = self._state, fetch.claim
-        for group, key, _ in made.missing:
+        fetch, catalogue = self._fetches.pop(event.job.number, None), self._catalogue
+        if fetch is None or catalogue is None:
+            return
+        piece = fetch.jobs.pop(event.job.number)
+        came, lost = parted(piece.moves, event)
+        for group, key, _ in piece.moves:
             del self._coming[group, key]
-            if event.error:
-                state.stored[group].discard(key)
-        is_in = not event.error and is_intact(state.blocks, made)
-        if is_in:
-            state.blocks.publish(made.keys, made.tables, len(made.keys))
+        fetch.left.difference_update(move[:2] for move in came)
+        catalogue.came(event.job.number, came, now)
+        self._count(fetch, piece, came, lost)
+        if lost:
+            catalogue.lose(fetch.sequences, lost)
+        is_wanted = any(seq.status is Status.LOADING for seq in fetch.sequences)
+        if not is_intact(self._state.blocks, fetch.claim):
+            fetch.is_over = True
+        else:
+            self._publish(fetch)
+            fetch.is_over |= bool(lost) or not is_wanted
+        self._proceed(fetch, now)
+        if not fetch.jobs:
+            self._end(fetch)
+
+    def is_stored(self, seq: Sequence, block: TierKey) -> bool:
+        """Whether the store is known to have this block of the sequence."""
+        return self._catalogue is not None and self._catalogue.has(seq, block)
+
+    def tables(self) -> Iterator[Tables]:
+        """What transfers hold."""
+        held = dict.fromkeys(self._fetches.values())
+        yield from (fetch.claim.tables for fetch in held)
+        yield from self._tails.tables()
+
+    def _publish(self, fetch: _Fetch) -> None:
+        """What is in, as far as all before it is."""
+        made = fetch.claim
+        self._state.blocks.publish(made.keys, made.tables, num_in(made, fetch.left))
+
+    def _end(self, fetch: _Fetch) -> None:
+        state, made = self._state, fetch.claim
         first = fetch.sequences[0]
-        if is_in and first.status is Status.LOADING:
-            if first.num_preemptions == 0:
-                num_blocks = len({key for _, key, _ in made.missing})
-                state.counters.external_hits += num_blocks * state.config.block_size
+        if not fetch.left and not fetch.is_over and first.status is Status.LOADING:
             state.run_loaded(first, made.tables, len(made.keys) * state.config.block_size)
         else:
             state.blocks.release(made.tables, -1)
@@ -103,55 +169,41 @@ class Transfers:
             if seq.status is Status.LOADING:
                 state.stop_loading(seq)
 
-    def tables(self) -> Iterator[Tables]:
-        """What transfers hold."""
-        yield from (fetch.claim.tables for fetch in self._fetches.values())
-
-    def _look(self, seq: Sequence) -> bool:
-        """Before the first turn of a sequence whose prefix another engine may have stored; tells whether there is
-        anything to look for."""
-        state = self._state
-        keys = seq.keys[: state.num_shareable(seq)]
-        pools = list(zip(state.blocks.pools, state.stored, strict=True))
-        wanted = tuple(
-            (group, key)
-            for key in keys
-            for group, (pool, stored) in enumerate(pools)
-            if key not in stored and pool.find(key) is None
-        )
-        if not wanted:
-            return False
-        self._lookups[self._next_number] = seq
-        state.outbox.jobs.append(FindBlocks(self._next_number, wanted))
-        self._next_number += 1
-        state.load(seq)
-        return True
-
-    def end_look(self, event: JobEnded, now: float) -> None:
-        """What is there is fetched at the sequence's next turn; where the look failed, nothing more is known."""
-        assert isinstance(event.job, FindBlocks), event
-        seq = self._lookups.pop(event.job.number, None)
-        if seq is None:
-            return
-        if not event.error:
-            for (group, key), digit in zip(event.job.wanted, event.result, strict=True):
-                if digit == "1":
-                    self._state.stored[group].add(key)
-        if seq.status is Status.LOADING:
-            self._state.stop_loading(seq)
+    def _count(self, fetch: _Fetch, piece: Piece, came: List[BlockMove], lost: List[BlockMove]) -> None:
+        counters = self._state.counters
+        num_tokens = len({key for _, key, _ in came}) * self._state.config.block_size
+        counters.external_missed += len(lost)
+        if fetch.sequences[0].num_preemptions == 0:
+            counters.external_hits += num_tokens
+        if piece.tier:
+            counters.tier_hits[piece.tier - 1] += num_tokens
 
     def _under_way(self, keys: List[BlockKey]) -> _Fetch | None:
         """The transfer that brings the first of these blocks which is under way."""
         if self._coming:
             for key in keys:
-                for group in range(len(self._state.stored)):
+                for group in range(len(self._state.blocks.pools)):
                     if (group, key) in self._coming:
                         return self._coming[group, key]
         return None
 
     def _start(self, made: Claim) -> _Fetch:
-        fetch = self._fetches[self._next_number] = _Fetch(made)
-        self._coming.update({(group, key): fetch for group, key, _ in made.missing})
-        self._state.outbox.jobs.append(FetchBlocks(self._next_number, made.missing))
-        self._next_number += 1
+        fetch = _Fetch(made, {move[:2] for move in made.missing})
+        self._coming.update({block: fetch for block in fetch.left})
         return fetch
+
+    def _proceed(self, fetch: _Fetch, now: float) -> None:
+        """Start what may be; once it is over, what has not started is not on its way any more."""
+        catalogue = self._catalogue
+        assert catalogue is not None
+        while fetch.pieces and (fetch.is_over or len(fetch.jobs) < MOST_JOBS):
+            piece = fetch.pieces.popleft()
+            if fetch.is_over:
+                for group, key, _ in piece.moves:
+                    del self._coming[group, key]
+                continue
+            number = next(self._numbers)
+            self._fetches[number] = fetch
+            fetch.jobs[number] = piece
+            within_s = catalogue.begin(number, piece, now)
+            self._state.outbox.jobs.append(FetchBlocks(number, piece.moves, within_s))

@@ -17,6 +17,7 @@ from .digest import file_digest, weight_files
 from .gguf import open_gguf
 from .joining import join_quantised
 from .language import language_part
+from .merged import as_published
 from .quantised import QuantisedTensor
 from .safetensors import open_safetensors, read_json
 from .tensor import Tensor
@@ -61,7 +62,8 @@ def _open_folder(path: Path) -> Checkpoint:
         raise BadCheckpoint(f"{path} has no config.json, so it is not a model folder in Hugging Face format.")
     generation = path / "generation_config.json"
     config = read_json(path / "config.json")
-    config, tensors, left_out = language_part(config, join_quantised(open_safetensors(path), config))
+    stored = as_published(open_safetensors(path), config)
+    config, tensors, left_out = language_part(config, join_quantised(stored, config))
     defaults = read_json(generation) if generation.is_file() else {}
     return Checkpoint("hf", path, config, tensors, defaults, left_out)
 

@@ -11,131 +11,66 @@ How RoPE settings are spelled inside `rope_parameters` or `rope_scaling` is told
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
+from .config_key import COMMON, DECODER, DERIVED, REQUIRED, WINDOW, Keys, OrNull, ends, keys, sizes
+from .latent_keys import LATENT_ARCHITECTURES, LATENT_KEYS
+from .moe_keys import MOE_ARCHITECTURES, MOE_KEYS
 
-@dataclass(frozen=True, slots=True)
-class Key:
-    """default: what a missing key means; None for what follows from other keys, or nothing. nullable: whether a file
-    may say null, which means the same as a default of None. required: whether it may not be missing."""
-
-    default: Any
-    nullable: bool
-    required: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _OrNull:
-    """A default, beside which a file may say null."""
-
-    default: Any
-
-
-class _Missing(Enum):
-    """DERIVED: a missing key follows from others, a null is an error; REQUIRED: a missing one is an error too."""
-
-    DERIVED = 0
-    REQUIRED = 1
-
-
-_DERIVED, _REQUIRED = _Missing.DERIVED, _Missing.REQUIRED
-_WINDOW = _OrNull(4096)
-
-Keys = Mapping[str, Key]
-
-
-def _keys(**meanings: Any) -> Keys:
-    """A meaning of None is nullable."""
-    keys = {}
-    for name, meaning in meanings.items():
-        if isinstance(meaning, _Missing):
-            keys[name] = Key(None, False, meaning is _REQUIRED)
-        elif isinstance(meaning, _OrNull):
-            keys[name] = Key(meaning.default, True)
-        else:
-            keys[name] = Key(meaning, meaning is None)
-    return keys
-
-
-def _sizes(vocab: int, width: int, ffn: int, layers: int, heads: int, kv_heads: Any, context: int) -> dict[str, Any]:
-    return {
-        "vocab_size": vocab,
-        "hidden_size": width,
-        "intermediate_size": ffn,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "max_position_embeddings": context,
-    }
-
-
-def _ends(bos: int | None, eos: int | None) -> dict[str, Any]:
-    return {"bos_token_id": _OrNull(bos), "eos_token_id": _OrNull(eos)}
-
-
-_COMMON: dict[str, Any] = {
-    "tie_word_embeddings": False,
-    "rope_parameters": None,
-    "rope_scaling": None,
-    "rope_theta": 10000.0,
-    "original_max_position_embeddings": _DERIVED,
-}
-_DECODER = {**_COMMON, "head_dim": _DERIVED, "hidden_act": "silu", "rms_norm_eps": 1e-6}
 _QWEN_WINDOWS = {
-    "use_sliding_window": False, "sliding_window": _WINDOW, "max_window_layers": 28, "layer_types": None,
+    "use_sliding_window": False, "sliding_window": WINDOW, "max_window_layers": 28, "layer_types": None,
 }  # fmt: skip
 _GEMMA = {
-    **_COMMON, **_ends(2, 1), "head_dim": 256, "rms_norm_eps": 1e-6, "attention_bias": False,
+    **COMMON, **ends(2, 1), "head_dim": 256, "rms_norm_eps": 1e-6, "attention_bias": False,
     "tie_word_embeddings": True,
 }  # fmt: skip
 _GEMMA2 = {
-    **_GEMMA, "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 256, "sliding_window": _WINDOW,
+    **_GEMMA, "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 256, "sliding_window": WINDOW,
     "layer_types": None,
 }  # fmt: skip
 _QWEN2_VL = {
-    **_COMMON, **_sizes(152_064, 8192, 29_568, 80, 64, _OrNull(8), 32_768), **_ends(151_643, 151_645),
-    "hidden_act": "silu", "rms_norm_eps": 1e-5, "rope_theta": 1e6, "use_sliding_window": _OrNull(False),
-    "sliding_window": _WINDOW, "max_window_layers": 80, "layer_types": None,
+    **COMMON, **sizes(152_064, 8192, 29_568, 80, 64, OrNull(8), 32_768), **ends(151_643, 151_645),
+    "hidden_act": "silu", "rms_norm_eps": 1e-5, "rope_theta": 1e6, "use_sliding_window": OrNull(False),
+    "sliding_window": WINDOW, "max_window_layers": 80, "layer_types": None,
 }  # fmt: skip
 _BERT = {
     "vocab_size": 30_522, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
     "intermediate_size": 3072, "hidden_act": "gelu", "max_position_embeddings": 512, "type_vocab_size": 2,
-    "layer_norm_eps": 1e-12, "is_decoder": False, "add_cross_attention": False, "pad_token_id": _OrNull(0),
+    "layer_norm_eps": 1e-12, "is_decoder": False, "add_cross_attention": False, "pad_token_id": OrNull(0),
     "bos_token_id": None, "eos_token_id": None,
 }  # fmt: skip
 _NOMIC = {
     "type_vocab_size": 2, "head_dim": None, "rope_parameters": None, "rope_scaling": None, "bos_token_id": None,
     "eos_token_id": None,
 }  # fmt: skip
-_ROBERTA = {**_BERT, **_ends(0, 2), "pad_token_id": 1}
+_ROBERTA = {**_BERT, **ends(0, 2), "pad_token_id": 1}
 
 CONFIG_KEYS: Mapping[str, Keys] = {
-    "llama": _keys(
-        **_DECODER | _sizes(32_000, 4096, 11_008, 32, 32, None, 2048) | _ends(1, 2) | {"head_dim": None},
+    **MOE_KEYS,
+    "llama": keys(
+        **DECODER | sizes(32_000, 4096, 11_008, 32, 32, None, 2048) | ends(1, 2) | {"head_dim": None},
         attention_bias=False,
         mlp_bias=False,
     ),
-    "mistral": _keys(
-        **_DECODER | _sizes(32_000, 4096, 14_336, 32, 32, 8, 131_072) | _ends(1, 2) | {"head_dim": None},
-        sliding_window=_WINDOW,
+    "mistral": keys(
+        **DECODER | sizes(32_000, 4096, 14_336, 32, 32, 8, 131_072) | ends(1, 2) | {"head_dim": None},
+        sliding_window=WINDOW,
     ),
-    "ministral": _keys(
-        **_DECODER | _sizes(32_000, 4096, 14_336, 32, 32, 8, 131_072) | _ends(1, 2) | {"head_dim": _REQUIRED},
-        sliding_window=_WINDOW,
+    "ministral": keys(
+        **DECODER | sizes(32_000, 4096, 14_336, 32, 32, 8, 131_072) | ends(1, 2) | {"head_dim": REQUIRED},
+        sliding_window=WINDOW,
         layer_types=None,
     ),
-    "qwen2": _keys(
-        **_DECODER | _sizes(151_936, 4096, 22_016, 32, 32, _OrNull(32), 32_768) | _ends(None, None) | _QWEN_WINDOWS
+    "qwen2": keys(
+        **DECODER | sizes(151_936, 4096, 22_016, 32, 32, OrNull(32), 32_768) | ends(None, None) | _QWEN_WINDOWS
     ),
-    "qwen3": _keys(
-        **_DECODER | _sizes(151_936, 4096, 22_016, 32, 32, _OrNull(32), 32_768) | _ends(None, None) | _QWEN_WINDOWS
+    "qwen3": keys(
+        **DECODER | sizes(151_936, 4096, 22_016, 32, 32, OrNull(32), 32_768) | ends(None, None) | _QWEN_WINDOWS
         | {"head_dim": 128},
         attention_bias=False,
     ),
-    "smollm3": _keys(
-        **_DECODER | _sizes(128_256, 2048, 11_008, 36, 16, _OrNull(4), 32_768) | _ends(128_000, 128_001)
+    "smollm3": keys(
+        **DECODER | sizes(128_256, 2048, 11_008, 36, 16, OrNull(4), 32_768) | ends(128_000, 128_001)
         | {"tie_word_embeddings": True, "rope_theta": 2e6},
         use_sliding_window=False,
         sliding_window=None,
@@ -145,37 +80,37 @@ CONFIG_KEYS: Mapping[str, Keys] = {
         attention_bias=False,
         mlp_bias=False,
     ),
-    "gemma": _keys(**_GEMMA | _sizes(256_000, 3072, 24_576, 28, 16, 16, 8192), hidden_act="gelu_pytorch_tanh"),
-    "gemma2": _keys(
-        **_GEMMA2 | _sizes(256_000, 2304, 9216, 26, 8, 4, 8192),
-        final_logit_softcapping=_OrNull(30.0),
-        attn_logit_softcapping=_OrNull(50.0),
+    "gemma": keys(**_GEMMA | sizes(256_000, 3072, 24_576, 28, 16, 16, 8192), hidden_act="gelu_pytorch_tanh"),
+    "gemma2": keys(
+        **_GEMMA2 | sizes(256_000, 2304, 9216, 26, 8, 4, 8192),
+        final_logit_softcapping=OrNull(30.0),
+        attn_logit_softcapping=OrNull(50.0),
     ),
-    "gemma3_text": _keys(
-        **_GEMMA2 | _sizes(262_208, 2304, 9216, 26, 8, 4, 131_072) | {"rope_theta": 1e6},
+    "gemma3_text": keys(
+        **_GEMMA2 | sizes(262_208, 2304, 9216, 26, 8, 4, 131_072) | {"rope_theta": 1e6},
         rope_local_base_freq=1e4,
         sliding_window_pattern=6,
         final_logit_softcapping=None,
     ),
-    "phi3": _keys(
-        **_DECODER | _sizes(32_064, 3072, 8192, 32, 32, None, 4096) | _ends(1, 32_000)
+    "phi3": keys(
+        **DECODER | sizes(32_064, 3072, 8192, 32, 32, None, 4096) | ends(1, 32_000)
         | {"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096},
         partial_rotary_factor=1.0,
         sliding_window=None,
     ),
-    "olmo2": _keys(
-        **_DECODER | _sizes(50_304, 4096, 11_008, 32, 32, None, 2048) | _ends(None, 50_279) | {"rms_norm_eps": 1e-5},
+    "olmo2": keys(
+        **DECODER | sizes(50_304, 4096, 11_008, 32, 32, None, 2048) | ends(None, 50_279) | {"rms_norm_eps": 1e-5},
         attention_bias=False,
     ),
-    "olmo3": _keys(
-        **_DECODER | _sizes(50_304, 4096, 11_008, 32, 32, None, 2048) | _ends(None, 50_279)
+    "olmo3": keys(
+        **DECODER | sizes(50_304, 4096, 11_008, 32, 32, None, 2048) | ends(None, 50_279)
         | {"rms_norm_eps": 1e-5, "rope_theta": 5e5},
         attention_bias=False,
-        sliding_window=_WINDOW,
+        sliding_window=WINDOW,
         layer_types=None,
     ),
-    "granite": _keys(
-        **_DECODER | _sizes(32_000, 4096, 11_008, 32, 32, None, 2048) | _ends(1, 2),
+    "granite": keys(
+        **DECODER | sizes(32_000, 4096, 11_008, 32, 32, None, 2048) | ends(1, 2),
         attention_bias=False,
         mlp_bias=False,
         embedding_multiplier=1.0,
@@ -183,8 +118,8 @@ CONFIG_KEYS: Mapping[str, Keys] = {
         residual_multiplier=1.0,
         attention_multiplier=1.0,
     ),
-    "starcoder2": _keys(
-        **_COMMON | _sizes(49_152, 3072, 12_288, 30, 24, 2, 4096) | _ends(50_256, 50_256)
+    "starcoder2": keys(
+        **COMMON | sizes(49_152, 3072, 12_288, 30, 24, 2, 4096) | ends(50_256, 50_256)
         | {"tie_word_embeddings": True},
         head_dim=None,
         hidden_act="gelu_pytorch_tanh",
@@ -192,8 +127,8 @@ CONFIG_KEYS: Mapping[str, Keys] = {
         sliding_window=None,
         use_bias=True,
     ),
-    "stablelm": _keys(
-        **_COMMON | _sizes(50_304, 2560, 6912, 32, 32, 32, 4096) | _ends(0, 0),
+    "stablelm": keys(
+        **COMMON | sizes(50_304, 2560, 6912, 32, 32, 32, 4096) | ends(0, 0),
         hidden_act="silu",
         layer_norm_eps=1e-5,
         partial_rotary_factor=0.25,
@@ -201,45 +136,45 @@ CONFIG_KEYS: Mapping[str, Keys] = {
         qk_layernorm=False,
         use_parallel_residual=False,
     ),
-    "helium": _keys(
-        **_DECODER | _sizes(48_000, 2560, 7040, 24, 20, 20, 4096) | _ends(1, 2)
+    "helium": keys(
+        **DECODER | sizes(48_000, 2560, 7040, 24, 20, 20, 4096) | ends(1, 2)
         | {"head_dim": 128, "rms_norm_eps": 1e-8, "rope_theta": 1e5},
         attention_bias=False,
         mlp_bias=False,
     ),
-    "glm4": _keys(
-        **_DECODER | _sizes(151_552, 4096, 13_696, 40, 32, 2, 131_072) | {"head_dim": 128, "rms_norm_eps": 1.5625e-7},
+    "glm4": keys(
+        **DECODER | sizes(151_552, 4096, 13_696, 40, 32, 2, 131_072) | {"head_dim": 128, "rms_norm_eps": 1.5625e-7},
         attention_bias=True,
         partial_rotary_factor=0.5,
         bos_token_id=None,
-        eos_token_id=_OrNull([151_329, 151_336, 151_338]),
+        eos_token_id=OrNull([151_329, 151_336, 151_338]),
     ),
-    "exaone4": _keys(
-        **_DECODER | _sizes(102_400, 4096, 16_384, 32, 32, 32, 2048) | _ends(0, 2) | {"rms_norm_eps": 1e-5},
-        sliding_window=_WINDOW,
-        sliding_window_pattern=_OrNull(4),
+    "exaone4": keys(
+        **DECODER | sizes(102_400, 4096, 16_384, 32, 32, 32, 2048) | ends(0, 2) | {"rms_norm_eps": 1e-5},
+        sliding_window=WINDOW,
+        sliding_window_pattern=OrNull(4),
         layer_types=None,
     ),
-    "seed_oss": _keys(
-        **_DECODER | _sizes(155_136, 4096, 27_648, 64, 80, _OrNull(8), 524_288) | _ends(0, 2)
-        | {"head_dim": _OrNull(128)},
+    "seed_oss": keys(
+        **DECODER | sizes(155_136, 4096, 27_648, 64, 80, OrNull(8), 524_288) | ends(0, 2)
+        | {"head_dim": OrNull(128)},
         attention_bias=True,
         attention_out_bias=False,
         mlp_bias=False,
     ),
-    "qwen2_vl_text": _keys(**_QWEN2_VL),
-    "qwen2_5_vl_text": _keys(**_QWEN2_VL),
-    "qwen3_vl_text": _keys(
-        **_DECODER | _sizes(151_936, 4096, 22_016, 32, 32, _OrNull(32), 128_000) | _ends(None, None)
+    "qwen2_vl_text": keys(**_QWEN2_VL),
+    "qwen2_5_vl_text": keys(**_QWEN2_VL),
+    "qwen3_vl_text": keys(
+        **DECODER | sizes(151_936, 4096, 22_016, 32, 32, OrNull(32), 128_000) | ends(None, None)
         | {"head_dim": 128, "rope_theta": 5e5},
         attention_bias=False,
-        layer_types=_DERIVED,
+        layer_types=DERIVED,
     ),
-    "bert": _keys(**_BERT),
-    "roberta": _keys(**_ROBERTA | {"vocab_size": 50_265}),
-    "xlm-roberta": _keys(**_ROBERTA),
-    "camembert": _keys(**_ROBERTA),
-    "distilbert": _keys(
+    "bert": keys(**_BERT),
+    "roberta": keys(**_ROBERTA | {"vocab_size": 50_265}),
+    "xlm-roberta": keys(**_ROBERTA),
+    "camembert": keys(**_ROBERTA),
+    "distilbert": keys(
         vocab_size=30_522,
         max_position_embeddings=512,
         dim=768,
@@ -247,12 +182,12 @@ CONFIG_KEYS: Mapping[str, Keys] = {
         n_layers=6,
         n_heads=12,
         activation="gelu",
-        pad_token_id=_OrNull(0),
+        pad_token_id=OrNull(0),
         bos_token_id=None,
         eos_token_id=None,
     ),
-    "modernbert": _keys(
-        **_ends(50_281, 50_282),
+    "modernbert": keys(
+        **ends(50_281, 50_282),
         vocab_size=50_368,
         hidden_size=768,
         intermediate_size=1152,
@@ -275,9 +210,9 @@ CONFIG_KEYS: Mapping[str, Keys] = {
         classifier_pooling="cls",
         classifier_bias=False,
         classifier_activation="gelu",
-        pad_token_id=_OrNull(50_283),
+        pad_token_id=OrNull(50_283),
     ),
-    "nomic_bert": _keys(
+    "nomic_bert": keys(
         **_NOMIC,
         vocab_size=30_528,
         hidden_size=768,
@@ -290,13 +225,14 @@ CONFIG_KEYS: Mapping[str, Keys] = {
         rope_theta=1000.0,
         pad_token_id=0,
     ),
+    **LATENT_KEYS,
 }  # fmt: skip
 
-NOMIC_OWN_KEYS = _keys(
+NOMIC_OWN_KEYS = keys(
     **_NOMIC,
     vocab_size=50_257,
     n_embd=768,
-    n_inner=_REQUIRED,
+    n_inner=REQUIRED,
     n_layer=12,
     n_head=12,
     activation_function="gelu_new",
@@ -335,6 +271,8 @@ ARCHITECTURES: dict[str, str] = {
     "qwen2_vl_text": "Qwen2ForCausalLM",
     "qwen2_5_vl_text": "Qwen2ForCausalLM",
     "qwen3_vl_text": "Qwen3ForCausalLM",
+    **LATENT_ARCHITECTURES,
+    **MOE_ARCHITECTURES,
 }
 """`model_type` of a decoder -> the architecture it is read as. The first that names an architecture is its own type."""
 

@@ -46,7 +46,7 @@ class IntegerMatrix:
 
 def read_quantised(tensor: QuantisedTensor) -> IntegerMatrix | NDArray[np.float32]:
     """An IntegerMatrix; or float32 [N, K] where codes are floats of 8 bits, or groups are not of one size. Not for
-    layout "sparse", which `expanded` reads."""
+    the layouts "sparse" and "turned", which `expanded` reads."""
     return {
         "gptq": _gptq,
         "awq": _awq,
@@ -59,7 +59,10 @@ def read_quantised(tensor: QuantisedTensor) -> IntegerMatrix | NDArray[np.float3
 
 
 def expanded(tensor: QuantisedTensor) -> NDArray[np.generic]:
-    """The stored elements [N, K] of 8-bit codes or of a sparse matrix: unsigned integers of their size."""
+    """The stored elements [N, K] of 8-bit codes, or of a sparse or turned matrix: unsigned integers of their size."""
+    if tensor.layout == "turned":
+        stored = np.frombuffer(tensor.data, f"<u{BLOCK_LAYOUT[tensor.kind][1]}")
+        return np.ascontiguousarray(stored.reshape(tensor.shape[::-1]).T)
     if "compressed" not in tensor.parts:
         return np.frombuffer(tensor.data, np.uint8).reshape(tensor.shape)
     values, mask = tensor.parts["compressed"], tensor.parts["bitmask"]

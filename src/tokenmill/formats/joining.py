@@ -8,6 +8,8 @@ from typing import Any
 from ..core.errors import BadCheckpoint
 from . import compressed
 from .compressed import read_form, refuse_unknown
+from .config_keys import model_type_of
+from .paired import MODEL_TYPE, split_experts
 from .quantised import QuantisedTensor, read_awq, read_fp8, read_gptq
 from .tensor import Tensor
 
@@ -26,11 +28,13 @@ def join_quantised(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> 
     """`tensors` of a folder with the parts of each quantised matrix replaced by one `<module>.weight`. Raises
     BadCheckpoint for a method that is not known, and for parts that do not fit each other."""
     settings = config.get("quantization_config") or config.get("compression_config")
+    if settings and not isinstance(settings, Mapping):
+        raise BadCheckpoint("quantization_config is not an object.")
+    method = str(settings.get("quant_method", "compressed-tensors")).lower() if settings else ""
+    if model_type_of(config) == MODEL_TYPE and method in ("", "mxfp4"):
+        return split_experts(tensors)
     if not settings:
         return dict(tensors)
-    if not isinstance(settings, Mapping):
-        raise BadCheckpoint("quantization_config is not an object.")
-    method = str(settings.get("quant_method", "compressed-tensors")).lower()
     if method not in _SUFFIXES:
         raise BadCheckpoint(f"quantisation method {method!r} is not supported (supported: {', '.join(_SUFFIXES)}).")
     if method == "compressed-tensors":

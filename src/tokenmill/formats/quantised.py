@@ -24,7 +24,7 @@ from .tensor import Tensor
 class QuantisedTensor:
     """Looks like a Tensor (name, kind, shape, data of its codes). What it means is read by integers.py.
 
-    layout       "gptq", "awq", "packed", "int8", "float", "nvfp4", "mxfp4" or "sparse"
+    layout       "gptq", "awq", "packed", "int8", "float", "nvfp4", "mxfp4" or "sparse"; "turned": dense, [K, N]
     parts        its tensors, by the last part of their names
     bits         of a code
     zero_offset  what is to be added to stored zeros

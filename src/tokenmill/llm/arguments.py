@@ -17,9 +17,10 @@ from ..core.config import check_keys
 from ..core.errors import ConfigError, InvalidRequest
 from ..core.options import options_of, size
 from ..core.request import SamplingParams
-from ..core.units import parse_bytes
+from ..core.units import GiB, parse_bytes
 from ..node import foreign
 from ..node.options import EngineOptions, TextOptions
+from ..node.tier_options import TierOptions
 from ..server.constraints import structured_outputs
 from ..text.grammar.constraint import Constraint
 
@@ -30,14 +31,14 @@ StructuredOutputs = Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | Non
 """A text, token ids, or {"prompt": text} or {"prompt_token_ids": ids}, each with a "cache_salt" if wanted."""
 
 
-def read_options(options: Mapping[str, Any]) -> tuple[EngineOptions, TextOptions]:
+def read_options(options: Mapping[str, Any]) -> tuple[EngineOptions, TextOptions, TierOptions]:
     """Keyword options of LLM(). Sizes may be text, such as "2GiB". Those of vLLM that have nothing to do here are said
     to have none; those that would change what runs are refused. Raises ConfigError."""
-    kinds = (EngineOptions, TextOptions)
+    kinds = (EngineOptions, TextOptions, TierOptions)
     known = {name: declared for kind in kinds for name, (declared, _, _) in options_of(kind).items()}
     groups = dict(foreign.flags())
     given: dict[str, Any] = {}
-    for name, value in options.items():
+    for name, value in _spelled(options):
         group = None if name in known else groups.get("--" + name.replace("_", "-"))
         if group is None:
             given[name] = value
@@ -49,8 +50,17 @@ def read_options(options: Mapping[str, Any]) -> tuple[EngineOptions, TextOptions
     for name, value in given.items():
         if known[name].read is size and isinstance(value, str):
             given[name] = parse_bytes(value, name)
-    engine, text = ({name: given[name] for name in options_of(kind) if name in given} for kind in kinds)
-    return EngineOptions(**engine), TextOptions(**text)
+    engine, text, tiers = ({name: given[name] for name in options_of(kind) if name in given} for kind in kinds)
+    return EngineOptions(**engine), TextOptions(**text), TierOptions(**tiers)
+
+
+def _spelled(options: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """vLLM's name for host memory, in GiB."""
+    for name, value in options.items():
+        if name != "kv_offloading_size":
+            yield name, value
+        elif isinstance(value, (int, float)) and value > 0:
+            yield "kv_host", int(value * GiB)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ import numpy as np
 
 from ..core.errors import ConfigError, InvalidRequest
 from ..core.events import Ready
+from ..core.experts import ExpertLoad
 from ..core.request import SamplingParams
 from ..formats.hub import Progress
 from ..node.resolve import EngineSettings
@@ -50,7 +51,7 @@ from .tokenizer import LLMTokenizer
 class LLM:
     """Loads `model` (alias, .gguf file, Hugging Face folder or hub name) when made, fetching it where needed.
 
-    options   fields of EngineOptions and TextOptions (node/options.py), flags of `tokenmill generate`, such as
+    options   fields of EngineOptions, TextOptions and TierOptions (node/), flags of `tokenmill generate`, such as
               max_model_len=8192 or chat_template="file"; sizes may be text such as "2GiB". Those of vLLM's that do
               nothing here are warned of
     seed      requests that bring no seed draw theirs from it, in order; None: fresh ones
@@ -69,8 +70,8 @@ class LLM:
     ) -> None:
         if not isinstance(model, (str, os.PathLike)):
             raise ConfigError(f"model must be a name or a path, got {type(model).__name__}.", param="model")
-        engine_options, text_options = read_options(options)
-        self._runtime = Runtime(os.fspath(model), engine_options, text_options, seed, progress)
+        engine_options, text_options, tiers = read_options(options)
+        self._runtime = Runtime(os.fspath(model), engine_options, text_options, seed, progress, tiers)
         self._calls = Calls(self._runtime)
 
     @property
@@ -87,6 +88,10 @@ class LLM:
     def text(self) -> TextModel:
         """Tokenizer, chat template and defaults of the model."""
         return self._runtime.text
+
+    def expert_load(self) -> ExpertLoad | None:
+        """The rows that each expert of each layer has computed since the model was loaded; None: it has none."""
+        return self._runtime.engine.worker.expert_load()
 
     def get_tokenizer(self) -> LLMTokenizer:
         """The model's tokenizer, with the names that users of transformers know."""

@@ -6,27 +6,31 @@ The same engine shell, client and text path as the server's, over a link of queu
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ..core.errors import InvalidRequest
 from ..core.events import Abort, Drain
 from ..engine.build import build_engine
 from ..engine.link import local_link
 from ..formats.checkpoint import open_checkpoint
-from ..formats.hub import Progress, default_cache_dir, resolve_model
+from ..formats.hub import Progress, ResolvedModel, default_cache_dir, resolve_model
 from ..helper.parent import HelperProcess, materials
 from ..net.clock import MonotonicClock
 from ..net.entropy import new_seed, seeds_from
 from ..net.loop import new_event_loop
+from ..node.joining import join_store, joining_later
 from ..node.load import load_engine
-from ..node.machine import read_machine
+from ..node.machine import MachineFacts, read_machine
 from ..node.options import EngineOptions, TextOptions
+from ..node.own_store import machine_beside, own_store
 from ..node.text import load_text_model
+from ..node.tier_options import TierOptions
 from ..server.client import EngineClient
 
 T = TypeVar("T")
@@ -43,11 +47,36 @@ class Runtime:
         text_options: TextOptions,
         seed: int | None = None,
         progress: Progress | None = None,
+        tiers: TierOptions | None = None,
     ) -> None:
+        tiers = tiers or TierOptions()
         found = resolve_model(model, progress=progress)
+        self._held = contextlib.ExitStack()
+        with contextlib.ExitStack() as held:
+            options, self._store = held.enter_context(own_store(tiers, options))
+            self._load(found, options, text_options, machine_beside(read_machine(), tiers))
+            self._held = held.pop_all()
+        self.new_seed: Callable[[], int] = new_seed if seed is None else seeds_from(seed)
+        self._loop = new_event_loop()
+        self._closing = asyncio.Event()
+        self._door = threading.Lock()
+        self._calls: set[asyncio.Task[Any]] = set()
+        self._is_open = True
+        self._failure: BaseException | None = None
+        started = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(started,), name="tokenmill-engine", daemon=True)
+        self._thread.start()
+        started.wait()
+        if self._failure is not None:
+            self._thread.join()
+            raise self._failure
+
+    def _load(
+        self, found: ResolvedModel, options: EngineOptions, text_options: TextOptions, machine: MachineFacts
+    ) -> None:
         checkpoint = open_checkpoint(found.path)
         self.text, _ = load_text_model(checkpoint, text_options)
-        self.engine = load_engine(checkpoint, options, read_machine(), default_cache_dir())
+        self.engine = load_engine(checkpoint, options, machine, default_cache_dir())
         checkpoint.close()
         self.ready = self.engine.ready(found.served_name, self.text.eos_token_ids)
         self.clock = MonotonicClock()
@@ -55,22 +84,13 @@ class Runtime:
         self.helper = HelperProcess(
             str(found.path), materials(self.text, allow_special=text_options.allow_special_in_content)
         )
-        self.new_seed: Callable[[], int] = new_seed if seed is None else seeds_from(seed)
-        self._loop = new_event_loop()
-        self._closing = asyncio.Event()
-        self._door = threading.Lock()
-        self._is_open = True
-        started = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(started,), name="tokenmill-engine", daemon=True)
-        self._thread.start()
-        started.wait()
 
     def submit(self, work: Awaitable[T]) -> Future[T]:
         """Runs `work` on the engine's thread; to cancel what it gives cancels it there. Raises InvalidRequest once the
         model has been closed."""
         with self._door:
             if self._is_open:
-                return asyncio.run_coroutine_threadsafe(_await(work), self._loop)
+                return asyncio.run_coroutine_threadsafe(self._await(work), self._loop)
         if asyncio.iscoroutine(work):
             work.close()
         raise InvalidRequest("This model has been closed.")
@@ -93,13 +113,30 @@ class Runtime:
     def _run(self, started: threading.Event) -> None:
         try:
             self._loop.run_until_complete(self._serve(started))
+        except BaseException as error:
+            if started.is_set():
+                raise
+            self._failure = error  # of the store of KV: whoever makes the model is told
         finally:
             self._shut()
             self._loop.close()
             self.engine.close()
+            self._held.close()
             started.set()
 
     async def _serve(self, started: threading.Event) -> None:
+        watching = [] if self._store is None else [asyncio.create_task(self._store.run(), name="kv-store")]
+        try:
+            self.ready = await join_store(self.engine, self.ready)
+            await self._serve_engine(started)
+        finally:
+            for task in watching:
+                task.cancel()
+            await asyncio.gather(*watching, return_exceptions=True)
+            if (copies := self.engine.worker.executor.tiers) is not None:
+                await copies.leave()
+
+    async def _serve_engine(self, started: threading.Event) -> None:
         engine_end, front_end = local_link()
         await engine_end.send(self.ready)
         self.client.attach(front_end)
@@ -108,23 +145,26 @@ class Runtime:
         first = self.engine.first_events()
         shell = build_engine(config, self.engine.worker.executor, engine_end, self.clock, first=first)
         running = asyncio.create_task(shell.run())
+        joining = contextlib.AsyncExitStack()
+        await joining.enter_async_context(joining_later(self.engine, self.ready, shell.hear))
         running.add_done_callback(lambda _: self._closing.set())
         while self.client.ready is None:
             await asyncio.sleep(0)
         started.set()
         await self._closing.wait()
+        await joining.aclose()
         self.client.close("The model has been closed.")
-        if first:  # There is a folder to save KV in.
+        if first:  # There is somewhere to save KV.
             shell.hear(Abort(shell.core.open_ids))
             shell.hear(Drain())
             await asyncio.wait((running,))
         front_end.close()
         await self.helper.close()
         self._shut()
-        await asyncio.sleep(0)  # what was submitted before becomes tasks
+        for _ in range(2):
+            await asyncio.sleep(0)  # what was submitted before becomes tasks, and these begin
         # Callers in other threads wait for tasks of this loop, which have just been told of the end.
-        callers = asyncio.all_tasks() - {asyncio.current_task(), running}
-        await asyncio.gather(running, *callers, return_exceptions=True)
+        await asyncio.gather(running, *self._calls, return_exceptions=True)
         running.result()
 
     def _shut(self) -> None:
@@ -132,6 +172,11 @@ class Runtime:
         with self._door:
             self._is_open = False
 
-
-async def _await(work: Awaitable[T]) -> T:
-    return await work
+    async def _await(self, work: Awaitable[T]) -> T:
+        task = asyncio.current_task()
+        assert task is not None
+        self._calls.add(task)
+        try:
+            return await work
+        finally:
+            self._calls.discard(task)

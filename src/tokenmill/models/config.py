@@ -17,11 +17,17 @@ from ..formats.checkpoint import Checkpoint
 from ..formats.config_keys import ARCHITECTURES, CONFIG_KEYS, architecture_of, model_type_of
 from ..formats.ggml import dequantise
 from ..formats.tensor import Tensor
-from ..ops.api import HeadGeometry
+from ..ops.api import HeadGeometry, LatentGeometry
+from .attention_config import gguf_attention, hf_attention
 from .config_json import NORM_KEYS, read_activation, read_ropes, read_windows
-from .families import GGUF_FAMILIES, GLOBAL_NAMES, HF_FAMILIES, LAYER_NAMES, Family
+from .families import GGUF_FAMILIES, HF_FAMILIES
+from .family import LATENT_HEADS, Family
 from .fields import Fields
+from .moe import MoeConfig
+from .moe_config import Mixtures, gguf_experts, hf_experts, num_mtp_layers
+from .names import GLOBAL_NAMES, LAYER_NAMES, WHOLE_NAMES
 from .rope import RopeConfig
+from .scales import gguf_scales, hf_scales
 from .unread import refuse_what_is_not_done
 
 MAX_LAYERS = 10_000
@@ -32,15 +38,28 @@ _COMPARED_BYTES = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class LayerConfig:
-    """window: positions a token sees, its own included; 0 for all. rope: None for a layer without positions."""
+    """window: positions a token sees, its own included; 0 for all. rope: None for a layer without positions. is_moe:
+    its FFN is a mixture of experts."""
 
     window: int
     rope: RopeConfig | None
+    is_moe: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """rotary_dim: channels of each head that turn. biases: roles that have one. Scales are 1 and caps 0 for none."""
+    """rotary_dim   channels of each head that turn
+    biases       roles that have one
+    scales       are 1 and caps 0 for none
+    moe          of layers that are mixtures of experts
+    latent       of a family with latent attention, whose head_dim is that of a query before it is taken into the latent
+                 space
+    is_absorbed  the file has matrices into and out of the latent space (k_b, v_b), not keys and values of it (kv_b)
+    query_rank   channels that queries go through; 0: they do not
+    inner_eps    the epsilon of the norms of those, and of latents; None: norm_eps
+    has_qk_norm  whether the family's norms of queries and keys are there
+    unread       what names of tensors begin with that are there for guessing more than one token, and are not read
+    """
 
     architecture: str
     family: Family
@@ -63,6 +82,18 @@ class ModelConfig:
     embed_scale: float = 1.0
     residual_scale: float = 1.0
     logit_scale: float = 1.0
+    moe: MoeConfig | None = None
+    latent: LatentGeometry | None = None
+    is_absorbed: bool = False
+    query_rank: int = 0
+    inner_eps: float | None = None
+    has_qk_norm: bool = True
+    unread: tuple[str, ...] = ()
+
+    @property
+    def qk_norm(self) -> str:
+        """As Family.qk_norm, where the model has them."""
+        return self.family.qk_norm if self.has_qk_norm else ""
 
     @property
     def num_layers(self) -> int:
@@ -90,59 +121,65 @@ def _from_gguf(checkpoint: Checkpoint) -> ModelConfig:
     table = checkpoint.tensors.get("token_embd.weight")
     if table is None or len(table.shape) != 2:
         raise BadCheckpoint(f"{fields.where} has no matrix token_embd.weight.")
-    width, num_layers = fields.count("embedding_length"), fields.count("block_count", most=MAX_LAYERS)
+    width, num_blocks = fields.count("embedding_length"), fields.count("block_count", most=MAX_LAYERS)
+    num_layers = num_blocks - num_mtp_layers(fields)
+    if num_layers < 1:
+        raise BadCheckpoint(f"{fields.where}: of {num_blocks} layers none is left beside nextn_predict_layers.")
     num_heads = fields.count("attention.head_count")
-    head_dim = fields.count("attention.key_length", width // num_heads)
-    fields.must_equal("attention.value_length", head_dim)
+    shape = gguf_attention(checkpoint, fields, family, width, num_layers)
+    scales = gguf_scales(fields, family, width, num_layers)
     max_context = fields.count("context_length")
-    rope = _gguf_rope(checkpoint, fields, max_context)
+    rope = _gguf_rope(checkpoint, fields, family, max_context)
     local_base = fields.number("rope.freq_base_swa", 10000.0 if architecture == "gemma3" else rope.base)
     windowed_rope = RopeConfig(local_base) if family.local_rope else rope
     windows = _gguf_windows(fields, family, num_layers)
     names = LAYER_NAMES["gguf"] | dict(family.names)
-    biases = {role for role, name in names.items() if f"{name.format(0)}.bias" in checkpoint.tensors}
+    biases = {
+        role
+        for role, name in names.items()
+        for layer in (0, num_layers - 1)
+        if role not in WHOLE_NAMES and f"{name.format(layer)}.bias" in checkpoint.tensors
+    }
+    activation = family.activation or "silu"
+    mixtures = gguf_experts(fields, family, checkpoint.tensors, num_layers, activation)
     norm_key = "layer_norm_epsilon" if family.norm == "layer" else "layer_norm_rms_epsilon"
     return _checked(
         ModelConfig(
             architecture=architecture,
             family=family,
-            layers=_layers(windows, _gguf_no_rope(family, windows), rope, windowed_rope),
+            layers=_layers(windows, _gguf_no_rope(family, windows), rope, windowed_rope, mixtures),
             width=width,
             ffn_width=fields.count("feed_forward_length"),
             vocab_size=table.shape[0],
             num_heads=num_heads,
-            num_kv_heads=fields.count("attention.head_count_kv", num_heads),
-            head_dim=head_dim,
-            rotary_dim=fields.count("rope.dimension_count", head_dim),
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            rotary_dim=shape.turned_dim,
             norm_eps=fields.number(f"attention.{norm_key}"),
             max_context=max_context,
             tied_embeddings="output.weight" not in checkpoint.tensors,
-            activation=family.activation or "silu",
-            biases=frozenset(biases.intersection(family.layer_roles()) | set(family.biases)),
-            attention_scale=_gguf_attention_scale(fields, architecture, num_layers, width, num_heads, head_dim),
+            activation=activation,
+            biases=frozenset(biases | set(family.biases)),
+            attention_scale=shape.scale,
             attention_cap=fields.number("attn_logit_softcapping", 0.0),
             logit_cap=fields.number("final_logit_softcapping", 0.0),
-            embed_scale=math.sqrt(width) if family.scaled_embeddings else fields.number("embedding_scale", 1.0),
-            residual_scale=fields.number("residual_scale", 1.0),
-            logit_scale=1 / fields.number("logit_scale", 1.0, positive=True),
+            embed_scale=scales.embed,
+            residual_scale=scales.residual,
+            logit_scale=scales.logit,
+            latent=shape.latent,
+            is_absorbed=shape.is_absorbed,
+            query_rank=shape.query_rank,
+            inner_eps=shape.inner_eps,
+            moe=mixtures.moe,
+            has_qk_norm=not family.may_lack_qk_norm or f"{names['q_norm'].format(0)}.weight" in checkpoint.tensors,
+            unread=mixtures.unread,
         ),
         fields,
     )
 
 
-_LARGEST_GEMMAS = {("gemma2", 46), ("gemma3", 62)}
-"""(architecture, layers) of the 27B models, whose queries are scaled by width / heads, which no key of a file says."""
-
-
-def _gguf_attention_scale(
-    fields: Fields, architecture: str, num_layers: int, width: int, num_heads: int, head_dim: int
-) -> float:
-    per_head = width / num_heads if (architecture, num_layers) in _LARGEST_GEMMAS else head_dim
-    return fields.number("attention.scale", 0.0) or per_head**-0.5
-
-
-def _gguf_rope(checkpoint: Checkpoint, fields: Fields, max_context: int) -> RopeConfig:
-    """Divisors of Llama 3.x and Phi come as tensors."""
+def _gguf_rope(checkpoint: Checkpoint, fields: Fields, family: Family, max_context: int) -> RopeConfig:
+    """Divisors of Llama 3.x and Phi come as tensors. YaRN of latent attention: see latent_config.py."""
     base = fields.number("rope.freq_base", 10000.0)
     scaling = fields.text("rope.scaling.type", "none")
     original = fields.count("rope.scaling.original_context_length", max_context)
@@ -177,7 +214,8 @@ def _gguf_rope(checkpoint: Checkpoint, fields: Fields, max_context: int) -> Rope
             original_context=original,
             fast_turns=fast,
             slow_turns=slow,
-            cos_scale=cos_scale * (1 + 0.1 * math.log(factor)),
+            whole_pairs=family.whole_yarn_pairs,
+            cos_scale=cos_scale * (1 if family.attention == LATENT_HEADS else 1 + 0.1 * math.log(factor)),
         )
     raise BadCheckpoint(
         f"{fields.where}: RoPE scaling {scaling!r} is not supported (supported: none, linear, yarn, longrope)."
@@ -214,45 +252,46 @@ def _from_hf(checkpoint: Checkpoint) -> ModelConfig:
     fields = replace(fields, keys=CONFIG_KEYS[kind])
     fields.check_nulls()
     refuse_what_is_not_done(fields, family)
+    if fields.reads("rope_interleave") and not fields.flag("rope_interleave"):
+        family = replace(family, interleaved_heads=False)
     width, num_heads = fields.count("hidden_size"), fields.count("num_attention_heads")
     num_layers = fields.count("num_hidden_layers", most=MAX_LAYERS)
-    head_dim = fields.count("head_dim", width // num_heads)
-    if fields.metadata.get("head_dim", head_dim) not in (head_dim, None):
-        raise BadCheckpoint(f"{fields.where}: head_dim of a {family.title} must be {head_dim}.")
-    ropes = read_ropes(fields, family)
+    shape, scales = hf_attention(fields, family, width, num_heads), hf_scales(fields, family, width, num_layers)
+    ropes, activation = read_ropes(fields, family), read_activation(fields, family)
+    mixtures = hf_experts(fields, family, num_layers, activation)
     biases = set(family.biases).union(*(roles for key, roles in family.bias_keys.items() if fields.flag(key)))
     return _checked(
         ModelConfig(
             architecture=architecture,
             family=family,
-            layers=_layers(*read_windows(fields, family, num_layers), ropes.full, ropes.windowed),
+            layers=_layers(*read_windows(fields, family, num_layers), ropes.full, ropes.windowed, mixtures),
             width=width,
             ffn_width=fields.count("intermediate_size"),
             vocab_size=fields.count("vocab_size"),
             num_heads=num_heads,
-            num_kv_heads=fields.count("num_key_value_heads", num_heads),
-            head_dim=head_dim,
-            rotary_dim=int(head_dim * ropes.fraction),
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            rotary_dim=int(shape.turned_dim * ropes.fraction),
             norm_eps=fields.number(next(filter(fields.reads, NORM_KEYS))),
             max_context=ropes.max_context,
             tied_embeddings=fields.flag("tie_word_embeddings") and not _has_own_head(checkpoint),
-            activation=read_activation(fields, family),
-            biases=frozenset(biases.intersection(family.layer_roles())),
-            attention_scale=_hf_attention_scale(fields, head_dim),
+            activation=activation,
+            biases=frozenset(biases),
+            attention_scale=shape.scale,
             attention_cap=fields.number("attn_logit_softcapping", 0.0),
             logit_cap=fields.number("final_logit_softcapping", 0.0),
-            embed_scale=math.sqrt(width) if family.scaled_embeddings else fields.number("embedding_multiplier", 1.0),
-            residual_scale=fields.number("residual_multiplier", 1.0),
-            logit_scale=1 / fields.number("logits_scaling", 1.0, positive=True),
+            embed_scale=scales.embed,
+            residual_scale=scales.residual,
+            logit_scale=scales.logit,
+            latent=shape.latent,
+            query_rank=shape.query_rank,
+            inner_eps=shape.inner_eps,
+            moe=mixtures.moe,
+            has_qk_norm=fields.flag("use_qk_norm") if fields.reads("use_qk_norm") else True,
+            unread=mixtures.unread,
         ),
         fields,
     )
-
-
-def _hf_attention_scale(fields: Fields, head_dim: int) -> float:
-    if fields.reads("attention_multiplier"):
-        return fields.number("attention_multiplier")
-    return fields.number("query_pre_attn_scalar", float(head_dim), positive=True) ** -0.5
 
 
 def _has_own_head(checkpoint: Checkpoint) -> bool:
@@ -284,10 +323,10 @@ def _family(families: Mapping[str, Family], architecture: str, fields: Fields) -
 
 
 def _layers(
-    windows: list[int], no_rope: frozenset[int], rope: RopeConfig, windowed_rope: RopeConfig
+    windows: list[int], no_rope: frozenset[int], rope: RopeConfig, windowed_rope: RopeConfig, mixtures: Mixtures
 ) -> tuple[LayerConfig, ...]:
     return tuple(
-        LayerConfig(window, None if layer in no_rope else windowed_rope if window else rope)
+        LayerConfig(window, None if layer in no_rope else windowed_rope if window else rope, layer in mixtures.layers)
         for layer, window in enumerate(windows)
     )
 

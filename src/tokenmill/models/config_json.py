@@ -12,13 +12,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.errors import BadCheckpoint
-from ..formats.config_keys import Key
-from .families import Family
+from ..formats.config_key import Key
+from .family import Family
 from .fields import Fields
 from .rope import RopeConfig
 
 NORM_KEYS = ("rms_norm_eps", "layer_norm_eps", "norm_epsilon")
 """Of which every type reads one."""
+
+_CONTEXT_KEYS = ("max_position_embeddings", "max_position_embedding")
 
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu", "gelu_new": "gelu"}
 """Names in config.json -> what the decoder calls them: gelu is the tanh form."""
@@ -58,6 +60,8 @@ class Ropes:
 
 def read_activation(fields: Fields, family: Family) -> str:
     key = "hidden_activation" if fields.reads("hidden_activation") else "hidden_act"
+    if family.activation is not None:
+        return family.activation
     name = fields.text(key, "")
     known = _ACTIVATIONS | {"gelu": "gelu"} if family.legacy_gelu else _ACTIVATIONS
     if not family.gated:  # where nothing is gated there is one kernel
@@ -123,8 +127,10 @@ def _kinds(fields: Fields, family: Family, has_window: bool, no_rope: frozenset[
 
 
 def read_ropes(fields: Fields, family: Family) -> Ropes:
-    max_positions = fields.count("max_position_embeddings")
+    max_positions = fields.count(next(filter(fields.reads, _CONTEXT_KEYS)))
     parameters, scaling = read_object(fields, "rope_parameters"), read_object(fields, "rope_scaling")
+    if fields.get("rope_parameters") is None:
+        parameters = family.rope_default
     if family.local_rope:
         if fields.get("rope_scaling") is not None:
             _check_mixed(fields, parameters, scaling)

@@ -6,6 +6,7 @@ not, or a number of the config. A layer is `attention` then `ffn`: the border be
 across machines.
 
     T tokens  L rows that want logits  D model width  W fused qkv width  F FFN width  V vocabulary
+    X channels of latents, or of all heads  E experts  k experts of a token  r channels that queries go through
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ..ops.api import Array
 from ..ops.forward import ForwardOps
 from .config import ModelConfig
 from .kv import LayerKV
-from .weights import LayerWeights, Linear, ModelWeights, Norm
+from .weights import LayerWeights, Linear, ModelWeights, MoeWeights, Norm
 
 
 def forward(
@@ -69,15 +70,37 @@ def attention(
     x_TD: Array,
 ) -> Array:
     """[T, D] to be added to x. Every token's KV is written before any is read."""
-    heads = config.heads
     qkv_TW = _linear(ops, layer.qkv, batch, _norm(ops, config, layer.attn_norm, x_TD))
+    if layer.latent is not None:
+        assert rope_PR is not None, "latent attention has positions"
+        mixed_TX = _latent_attention(ops, config, layer, rope_PR, layer_kv, batch, qkv_TW)
+    else:
+        mixed_TX = _head_attention(ops, config, index, layer, rope_PR, layer_kv, batch, qkv_TW)
+    return _norm(ops, config, layer.attn_post_norm, _linear(ops, layer.output, batch, mixed_TX))
+
+
+def _head_attention(
+    ops: ForwardOps,
+    config: ModelConfig,
+    index: int,
+    layer: LayerWeights,
+    rope_PR: Array | None,
+    layer_kv: LayerKV,
+    batch: Any,
+    qkv_TW: Array,
+) -> Array:
+    heads = config.heads
+    if layer.q_up is not None:
+        kv_width = 2 * heads.num_kv_heads * heads.head_dim
+        q_TW = _queries(ops, config, layer, batch, ops.columns(qkv_TW, 0, config.query_rank))
+        qkv_TW = ops.join_columns([q_TW, ops.columns(qkv_TW, config.query_rank, kv_width)])
     if layer.q_norm is not None:
         qkv_TW = ops.norm_heads(qkv_TW, layer.q_norm, layer.k_norm, heads, config.norm_eps)
     if rope_PR is not None:
         qkv_TW = ops.rope(qkv_TW, batch.positions_T, rope_PR, heads)
     kv, place = layer_kv
     ops.write_kv(kv, place, qkv_TW, batch, heads)
-    mixed_TD = ops.paged_attention(
+    return ops.paged_attention(
         kv,
         place,
         qkv_TW,
@@ -86,18 +109,81 @@ def attention(
         config.attention_scale,
         window=config.layers[index].window,
         soft_cap=config.attention_cap,
+        sinks_H=layer.sinks,
     )
-    return _norm(ops, config, layer.attn_post_norm, _linear(ops, layer.output, batch, mixed_TD))
+
+
+def _latent_attention(
+    ops: ForwardOps,
+    config: ModelConfig,
+    layer: LayerWeights,
+    rope_PR: Array,
+    layer_kv: LayerKV,
+    batch: Any,
+    qc_TW: Array,
+) -> Array:
+    """[T, H * value_dim], in the absorbed form of DeepSeek-V2 (arXiv 2405.04434): queries go into the latent space, and
+    what attention gives comes out of it. qc_TW: queries, or what they are made of, then latents."""
+    latent, weights = config.latent, layer.latent
+    assert latent is not None and weights is not None
+    q_width = config.query_rank or latent.num_heads * latent.query_dim
+    q_TW, c_TX = ops.columns(qc_TW, 0, q_width), ops.columns(qc_TW, q_width, latent.key_dim)
+    if layer.q_up is not None:
+        q_TW = _queries(ops, config, layer, batch, q_TW)
+    q_TX = ops.latent_queries(q_TW, weights.k_up, batch.positions_T, rope_PR, latent)
+    c_TX = ops.latent_kv(c_TX, weights.norm, _inner_eps(config), batch.positions_T, rope_PR, latent)
+    kv, place = layer_kv
+    ops.write_latent(kv, place, c_TX, batch, latent)
+    mixed_TX = ops.latent_attention(kv, place, q_TX, batch, latent, config.attention_scale)
+    return ops.linear_heads(mixed_TX, weights.v_up)
+
+
+def _queries(ops: ForwardOps, config: ModelConfig, layer: LayerWeights, batch: Any, narrow_Tr: Array) -> Array:
+    """Queries [T, W] of the channels that they go through."""
+    assert layer.q_up is not None
+    if layer.q_up_norm is not None:
+        narrow_Tr = ops.rms_norm(narrow_Tr, layer.q_up_norm, _inner_eps(config))
+    return _linear(ops, layer.q_up, batch, narrow_Tr)
+
+
+def _inner_eps(config: ModelConfig) -> float:
+    return config.norm_eps if config.inner_eps is None else config.inner_eps
 
 
 def ffn(ops: ForwardOps, config: ModelConfig, layer: LayerWeights, batch: Any, x_TD: Array) -> Array:
     """[T, D] to be added to x."""
-    hidden = _linear(ops, layer.gate_up, batch, _norm(ops, config, layer.ffn_norm, x_TD))
+    x_TD = _norm(ops, config, layer.ffn_norm, x_TD)
+    y_TD = _dense_ffn(ops, config, layer, batch, x_TD)
+    if layer.moe is not None:
+        y_TD = _experts(ops, config, layer.moe, batch, x_TD, y_TD)
+    return _norm(ops, config, layer.ffn_post_norm, y_TD)
+
+
+def _dense_ffn(ops: ForwardOps, config: ModelConfig, layer: LayerWeights, batch: Any, x_TD: Array) -> Array | None:
+    """What every row goes through: of a mixture of experts, the shared ones; None where there are none."""
+    if layer.gate_up is None or layer.down is None:
+        return None
+    hidden = _linear(ops, layer.gate_up, batch, x_TD)
     if not config.family.gated:
         hidden_TF = ops.gelu(hidden)
     else:
         hidden_TF = ops.gelu_mul(hidden) if config.activation == "gelu" else ops.silu_mul(hidden)
-    return _norm(ops, config, layer.ffn_post_norm, _linear(ops, layer.down, batch, hidden_TF))
+    return _linear(ops, layer.down, batch, hidden_TF)
+
+
+def _experts(
+    ops: ForwardOps, config: ModelConfig, weights: MoeWeights, batch: Any, x_TD: Array, shared_TD: Array | None
+) -> Array:
+    """What a row's own experts give, plus what the shared ones gave."""
+    assert config.moe is not None
+    logits_TE = _linear(ops, weights.router, batch, x_TD)
+    routes_T2k = ops.moe_route(logits_TE, config.moe.routing, weights.choice_bias)
+    own_TD = ops.moe_ffn(x_TD, routes_T2k, weights.experts)
+    if shared_TD is None:
+        return own_TD
+    if weights.mix is not None:
+        shared_TD = ops.gate_rows(shared_TD, _linear(ops, weights.mix, batch, x_TD))
+    return ops.add(own_TD, shared_TD)
 
 
 def _norm(ops: ForwardOps, config: ModelConfig, norm: Norm | None, x: Array) -> Array:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..core.errors import BadCheckpoint
-from ..formats.config_keys import Keys
+from ..formats.config_key import Keys
 
 _LARGEST_NUMBER = 1e30
 """Beyond any setting; what is past it, infinite or not a number is damage."""

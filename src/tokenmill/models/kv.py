@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..core.block import FULL, WINDOW, KVGroup
+from ..core.block import FULL, LATENT, WINDOW, KVGroup
 from .config import ModelConfig
 
 LayerKV = tuple[Any, int]
@@ -22,7 +22,11 @@ def kv_groups(
 ) -> tuple[KVGroup, ...]:
     """The groups of a model, in the order of a sequence's block tables: layers that see everything, then those of each
     window, the smallest first. `windows`: which windows have a group of their own (default: all shorter than the
-    model's context); layers with another one are taken for layers that see everything."""
+    model's context); layers with another one are taken for layers that see everything. Latent attention has one group
+    of latents."""
+    if config.latent is not None:
+        latent = config.latent
+        return (KVGroup(LATENT, config.num_layers, 1, latent.key_dim, block_size, dtype, value_dim=latent.latent_dim),)
     if windows is None:
         windows = {layer.window for layer in config.layers if layer.window < config.max_context}
     seen = [layer.window if layer.window in windows else 0 for layer in config.layers]

@@ -12,7 +12,7 @@ from the weights that the model computes with, quantised ones too.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,25 +26,19 @@ from ..formats.tensor import Tensor
 from ..ops.api import LowRank, Ops, RawTensor
 from ..ops.reference_weights import dequantise as values_of
 from .config import ModelConfig
-from .families import GLOBAL_NAMES
+from .names import GLOBAL_NAMES
 from .repack import in_input_order
-from .weights import (
-    Linear,
-    ModelWeights,
-    as_run,
-    half_split,
-    layer_names,
-    quantization_of_ends,
-    role_shapes,
-    stacked_roles,
-)
+from .roles import layer_names, role_shapes, stacked_roles
+from .weights import LayerWeights, Linear, ModelWeights, as_run, quantization_of_ends, rows_in_order
 
 HEAD, EMBED = "head", "embed"
 ENDS = -1
 """Stands for the number of a layer where the head and the embedding are meant."""
-LINEARS = ("qkv", "output", "gate_up", "down")
+LINEARS = ("qkv", "q_up", "output", "gate_up", "down")
+"""Fields of LayerWeights. In a layer that is a mixture of experts, those of attention alone can be changed."""
 _ROLES = {
     "self_attn.q_proj": "q", "self_attn.k_proj": "k", "self_attn.v_proj": "v", "self_attn.qkv_proj": "qkv",
+    "self_attn.q_a_proj": "q_a", "self_attn.q_b_proj": "q_b", "self_attn.kv_a_proj_with_mqa": "kv_a",
     "self_attn.o_proj": "output", "mlp.gate_proj": "gate", "mlp.up_proj": "up", "mlp.gate_up_proj": "gate_up",
     "mlp.down_proj": "down",
 }  # fmt: skip
@@ -87,50 +81,55 @@ class Base:
             name = GLOBAL_NAMES[checkpoint.kind]["head" if of_head else "embed"]
             quantization = quantization_of_ends(self.quantization)
         else:
-            name = layer_names(checkpoint.kind, config)[role].format(layer)
+            name = layer_names(checkpoint.kind, config, layer)[role]
             quantization = self.quantization
         raw = as_run(checkpoint.tensors[f"{name}.weight"], self.ops, quantization)
         raw = raw if raw.order is None else in_input_order(raw)
-        return self.in_half_split_order(raw, role) if config.family.interleaved_heads else raw
+        return self.in_half_split_order(raw, role)
 
     def in_half_split_order(self, raw: RawTensor, role: str) -> RawTensor:
         """The rows of a role as they are computed with, from an order of interleaved RoPE pairs."""
-        if role not in ("q", "k"):
-            return raw
-        config = self.config
-        return half_split(raw, config.num_heads if role == "q" else config.num_kv_heads, config.rotary_dim)
+        return rows_in_order(self.config, role, raw)
 
 
 def with_tables(weights: ModelWeights, config: ModelConfig, ops: Ops, limits: LoraLimits) -> ModelWeights:
     """The same weights, with an empty table beside each linear, the head and the embedding."""
     shapes = role_shapes(config)
 
-    def add(linear: Linear, name: str) -> Linear:
-        stacked = stacked_roles(config, name)
+    def add(linear: Linear, stacked: tuple[str, ...]) -> Linear:
         table = ops.lora_table(
             limits.max_loras, limits.max_rank, shapes[stacked[0]][1], [shapes[r][0] for r in stacked]
         )
         return replace(linear, lora=table)
 
+    def linears(layer: int) -> Iterable[tuple[str, tuple[str, ...]]]:
+        return changed_linears(config, layer).items()
+
     layers = tuple(
-        replace(
-            layer,
-            qkv=add(layer.qkv, "qkv"),
-            output=add(layer.output, "output"),
-            gate_up=add(layer.gate_up, "gate_up"),
-            down=add(layer.down, "down"),
-        )
-        for layer in weights.layers
+        _with_linears(layer, {name: add(getattr(layer, name), roles) for name, roles in linears(index)})
+        for index, layer in enumerate(weights.layers)
     )
     head = ops.lora_table(limits.max_loras, limits.max_rank, config.width, [config.vocab_size])
     embed = ops.lora_table(limits.max_loras, limits.max_rank, config.vocab_size, [config.width], by_token=True)
     return replace(weights, layers=layers, head_lora=head, embed_lora=embed)
 
 
+def _with_linears(layer: LayerWeights, linears: Mapping[str, Any]) -> LayerWeights:
+    return replace(layer, **linears)
+
+
+def changed_linears(config: ModelConfig, layer: int) -> dict[str, tuple[str, ...]]:
+    """The linears of a layer that adapters may change, with the roles that are stacked in each."""
+    names = ["qkv", "output"] if config.layers[layer].is_moe else ["qkv", "output", "gate_up", "down"]
+    found = {name: stacked_roles(config, name, layer) for name in names}
+    return found | ({"q_up": ("q_b",)} if config.query_rank else {})
+
+
 def most_bytes(config: ModelConfig, limits: LoraLimits) -> int:
     """Memory that adapters take where all places hold one that changes everything at the highest rank, in float32."""
     shapes = role_shapes(config)
-    places = [shapes[role] for name in LINEARS for role in stacked_roles(config, name)] * config.num_layers
+    linears = [roles for layer in range(config.num_layers) for roles in changed_linears(config, layer).values()]
+    places = [shapes[role] for roles in linears for role in roles]
     places += [(config.vocab_size, config.width)] * 2
     values = sum(limits.max_rank * (num_rows + num_cols) + num_rows for num_rows, num_cols in places)
     return 4 * values * limits.max_loras
@@ -168,8 +167,11 @@ def changes_of(adapter: Adapter, base: Base, limits: LoraLimits) -> Changes:
                 f"{adapter.path}: {module.name} has rank {module.rank}, more than the {limits.max_rank} that are"
                 " allowed; start with a larger --max-lora-rank."
             )
-        linear = next((name for name in LINEARS if role in stacked_roles(config, name)), role)
-        stacked = (role,) if layer == ENDS else stacked_roles(config, linear)
+        linear: str = role
+        stacked: tuple[str, ...] = (role,)
+        if layer != ENDS:
+            linears = changed_linears(config, layer)
+            linear, stacked = next((name, roles) for name, roles in linears.items() if role in roles)
         changes = found.setdefault((layer, linear), [None] * len(stacked))
         if changes[stacked.index(role)] is not None:
             raise BadCheckpoint(f"{adapter.path}: {module.name} changes what another module does already.")
@@ -182,7 +184,9 @@ def fill_slot(weights: ModelWeights, ops: Ops, slot: int, changes: Changes) -> i
     num_bytes = 0
     for index, layer in enumerate(weights.layers):
         for name in LINEARS:
-            num_bytes += _fill(ops, getattr(layer, name).lora, slot, changes.get((index, name)))
+            linear = getattr(layer, name)
+            if linear is not None and linear.lora is not None:
+                num_bytes += _fill(ops, linear.lora, slot, changes.get((index, name)))
     num_bytes += _fill(ops, weights.head_lora, slot, changes.get((ENDS, HEAD)))
     return num_bytes + _fill(ops, weights.embed_lora, slot, changes.get((ENDS, EMBED)))
 
@@ -198,7 +202,9 @@ def _place(adapter: Adapter, module: LoraModule, config: ModelConfig) -> tuple[i
         return ENDS, _ENDS[end[1]]
     found = _IN_A_LAYER.fullmatch(module.name)
     names = _ROLES if config.family.gated else _ROLES | _UNGATED
-    known = {name: role for name, role in names.items() if role in config.family.layer_roles()}
+    layer = min(int(found[1]) if found else 0, config.num_layers - 1)
+    roles = {role for stacked in changed_linears(config, layer).values() for role in stacked}
+    known = {name: role for name, role in names.items() if role in roles}
     if found is None or found[2] not in known or module.of_tokens:
         raise BadCheckpoint(
             f"{adapter.path}: module {module.name[:200]!r} cannot be adapted in {config.architecture}; these can:"
@@ -212,7 +218,7 @@ def _place(adapter: Adapter, module: LoraModule, config: ModelConfig) -> tuple[i
 def _change(module: LoraModule, layer: int, role: str, base: Base) -> LowRank:
     a, b = _raw(module.a), _raw(module.b)
     magnitude = None if module.magnitude is None else _column(_values(module.magnitude))
-    if base.checkpoint.kind == "hf" and base.config.family.interleaved_heads:
+    if base.checkpoint.kind == "hf" or base.config.latent is not None:  # of the latter, all files have the same order
         b = base.in_half_split_order(b, role)
         magnitude = None if magnitude is None else base.in_half_split_order(magnitude, role)
     factors = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..core.block import KVGroup
@@ -17,6 +17,7 @@ from .config import ModelConfig, RopeConfig, config_from_checkpoint
 from .kv import kv_groups, layer_kvs
 from .lora import LoraLimits, with_tables
 from .rope import rope_frequencies, rope_table
+from .tally import ExpertTally, with_tally
 from .weights import ModelWeights, Progress, load_weights
 
 
@@ -27,6 +28,7 @@ class Model:
     ropes         each layer's RoPE table; layers with equal settings share one
     num_bytes     memory the packed weights and tables take (an estimate made by the backend)
     rope_digest   hex digest of the RoPE tables' frequencies and scales: two models with equal weights may differ in it
+    tally         counts what its experts compute; None: it has none
     """
 
     config: ModelConfig
@@ -37,6 +39,7 @@ class Model:
     num_bytes: int
     vector_size: int = 0
     keeps_kv: bool = True
+    tally: ExpertTally | None = None
 
     @property
     def kv_group(self) -> KVGroup:
@@ -61,15 +64,17 @@ def load_model(
     progress: Progress | None = None,
     lora: LoraLimits | None = None,
     windows: Collection[int] = (),
+    expert_min_share: float = 0.0,
 ) -> Model:
     """Read and pack a model for positions [0, max_model_len) (default: the model's whole context). `quantization` and
     `progress`: see load_weights. `lora`: make room for adapters. `windows`: those whose layers are
-    a KV group of their own.
+    a KV group of their own. `expert_min_share`: see Routing.min_share; 0 for a model without experts.
 
     Raises BadCheckpoint for an unknown architecture and for missing, unexpected or misshaped tensors.
     """
-    config = config_from_checkpoint(checkpoint)
+    config = _with_min_share(config_from_checkpoint(checkpoint), expert_min_share)
     weights = load_weights(checkpoint, config, ops, quantization=quantization, progress=progress)
+    weights, tally = with_tally(weights)
     if lora is not None:
         weights = with_tables(weights, config, ops, lora)
     num_positions = max_model_len or config.max_context
@@ -89,4 +94,12 @@ def load_model(
         ropes=tuple(None if layer.rope is None else tables[layer.rope] for layer in config.layers),
         rope_digest=digest.hexdigest(),
         num_bytes=weights.num_bytes + num_table_bytes,
+        tally=tally,
     )
+
+
+def _with_min_share(config: ModelConfig, share: float) -> ModelConfig:
+    if not share:
+        return config
+    assert config.moe is not None, f"no experts that could be below a share of {share}"
+    return replace(config, moe=replace(config.moe, routing=replace(config.moe.routing, min_share=share)))

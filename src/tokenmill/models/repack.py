@@ -20,7 +20,7 @@ more than float16's own precision (it is far below the matrix's largest), the ma
     the same, groups of 16 n                  q8_h or q8_hm  scales of other types, and minimums, are rounded
     4-bit floats                              q8_0 or q8_h   products of scales are rounded
     8-bit floats, other groups                f16            values are rounded
-    sparse                                    as stored      zeros are written out
+    sparse, or inputs first                   as stored      zeros are written out, or inputs put last
 
 With act-order columns are put in the order of their groups, and the matrix says which input each belongs to; matrices
 that are stacked but have different orders become f16.
@@ -56,10 +56,8 @@ _SMALLEST_SHARE = np.float32(2.0**-11)
 def raw_matrix(tensor: Tensor | QuantisedTensor, ops: Ops | None = None) -> RawTensor:
     """The matrix as the kernels take it. ops: who may recode blocks faster than is done here, to the same bytes."""
     num_rows, num_cols = tensor.shape
-    if isinstance(tensor, QuantisedTensor) and tensor.layout == "sparse":
-        return RawTensor(
-            tensor.parts["compressed"].kind, num_rows, num_cols, expanded(tensor).view(np.uint8).reshape(-1)
-        )
+    if isinstance(tensor, QuantisedTensor) and tensor.layout in ("sparse", "turned"):
+        return RawTensor(packed_kind(tensor), num_rows, num_cols, expanded(tensor).view(np.uint8).reshape(-1))
     if isinstance(tensor, QuantisedTensor):
         matrix = read_quantised(tensor)
         if isinstance(matrix, IntegerMatrix):
@@ -73,7 +71,7 @@ def raw_matrix(tensor: Tensor | QuantisedTensor, ops: Ops | None = None) -> RawT
         raw = raw or _from_blocks(tensor)
         if raw is not None:
             return raw
-    return _dense("f32", dequantise(tensor.kind, tensor.data, tensor.num_values).reshape(num_rows, num_cols))
+    return dense("f32", dequantise(tensor.kind, tensor.data, tensor.num_values).reshape(num_rows, num_cols))
 
 
 def in_input_order(part: RawTensor) -> RawTensor:
@@ -90,16 +88,17 @@ def packed_kind(tensor: Tensor | QuantisedTensor) -> str:
     known = {"float": "f16", "nvfp4": "q8_h", "mxfp4": "q8_0"}
     if tensor.layout in known:
         return known[tensor.layout]
-    if tensor.layout == "sparse":
-        return tensor.parts["compressed"].kind
+    if tensor.layout in ("sparse", "turned"):
+        return tensor.parts.get("compressed", tensor).kind
     return "q4_0 or q4_1" if tensor.bits <= 4 else "q8_0 or q8_m"
 
 
 def _dense_from(values_NK: NDArray[np.float32]) -> RawTensor:
-    return _dense("f16" if np.abs(values_NK).max() < 65504 else "f32", values_NK)
+    return dense("f16" if np.abs(values_NK).max() < 65504 else "f32", values_NK)
 
 
-def _dense(kind: str, values_NK: NDArray[np.float32]) -> RawTensor:
+def dense(kind: str, values_NK: NDArray[np.float32]) -> RawTensor:
+    """The values as f16 or f32."""
     stored = np.ascontiguousarray(values_NK, np.float16 if kind == "f16" else np.float32)
     num_rows, num_cols = values_NK.shape
     return RawTensor(kind, num_rows, num_cols, stored.view(np.uint8).reshape(-1))
@@ -131,7 +130,7 @@ def _from_integers(matrix: IntegerMatrix) -> RawTensor:
         _encode(kind, matrix.codes_NK, matrix.scales_NG, matrix.minimums_NG, out, loss)
         if loss.fits():
             return RawTensor(kind, num_rows, num_cols, out.reshape(-1), matrix.order_K)
-        return _dense("f32", matrix.values())
+        return dense("f32", matrix.values())
     return _dense_from(matrix.values())
 
 

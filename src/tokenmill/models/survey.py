@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from ..core.block import KVGroup
+from ..core.experts import touched
 from ..formats.checkpoint import Checkpoint
 from ..formats.quantised import QuantisedTensor
 from ..formats.tensor import Tensor
@@ -14,17 +16,23 @@ from ..ops.api import BLOCK_BYTES, GROUP
 from .config import ModelConfig, config_from_checkpoint
 from .encoder_config import EncoderConfig, encoder_config, is_encoder
 from .encoder_weights import expected_shapes as encoder_shapes
-from .families import GLOBAL_NAMES
 from .kv import kv_groups
+from .moe import MoeConfig
+from .names import GLOBAL_NAMES, WHOLE_NAMES
 from .repack import DENSE_KINDS, packed_kind
+from .roles import EXPERT_ROLES, expected_shapes, expert_names, layer_names
 from .vectors import body_of, is_bare_decoder
-from .weights import expected_shapes, layer_names
 
 _DENSE_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
 _AS_STORED = "places and head"
+_EMBEDDINGS, _EXPERTS = "embeddings", "experts"
 _PARTS = {
-    "attention": ("q", "k", "v", "qkv", "output"),
+    "attention": ("q", "k", "v", "qkv", "q_a", "q_b", "kv_a", "output"),
+    "latent space": ("kv_b", "k_b", "v_b"),
     "FFN": ("gate", "up", "gate_up", "down"),
+    "shared experts": ("shared_gate", "shared_up", "shared_gate_up", "shared_down"),
+    "router": ("router", "shared_mix"),
+    _EXPERTS: EXPERT_ROLES,
 }
 
 
@@ -64,8 +72,33 @@ class Survey:
         return sum(group.num_values for group in self.groups)
 
     @property
+    def num_active_parameters(self) -> int:
+        """Those that a token goes through: of routed experts as many as it chooses."""
+        moe = self._moe
+        chosen = 1.0 if moe is None else moe.routing.top_k / moe.routing.num_experts
+        return sum(round(g.num_values * chosen) if g.part == _EXPERTS else g.num_values for g in self.groups)
+
+    @property
     def packed_bytes(self) -> int:
         return sum(group.packed_bytes for group in self.groups)
+
+    def bytes_read(self, num_rows: int = 1) -> int:
+        """Of packed weights, by a step of so many rows whose logits are all wanted: all of them once, but of routed
+        experts those that are chosen, if rows choose evenly and by themselves, and of embeddings that are not the head
+        as well a row for each."""
+        return round(sum(group.packed_bytes * self._share_read(group.part, num_rows) for group in self.groups))
+
+    def _share_read(self, part: str, num_rows: int) -> float:
+        moe = self._moe
+        if part == _EXPERTS and moe is not None:
+            return touched(moe.routing.num_experts, moe.routing.top_k, num_rows) / moe.routing.num_experts
+        if part == _EMBEDDINGS and not (isinstance(self.config, ModelConfig) and self.config.tied_embeddings):
+            return min(1.0, num_rows / self.config.vocab_size)
+        return 1.0
+
+    @property
+    def _moe(self) -> MoeConfig | None:
+        return self.config.moe if isinstance(self.config, ModelConfig) else None
 
 
 def shape_of(checkpoint: Checkpoint) -> ModelConfig | EncoderConfig:
@@ -84,13 +117,18 @@ def survey(checkpoint: Checkpoint, *, quantization: str | None = None, kv_dtype:
     if is_bare_decoder(checkpoint):
         checkpoint = body_of(checkpoint)
     parts = _parts(checkpoint.kind, config)
-    return Survey(config, _groups(checkpoint, parts, quantization), kv_groups(config, dtype=kv_dtype))
+    groups = _groups(checkpoint, parts, quantization, _turned(checkpoint.kind, config))
+    return Survey(config, groups, kv_groups(config, dtype=kv_dtype))
 
 
 def _groups(
-    checkpoint: Checkpoint, parts: Iterable[tuple[str, str]], quantization: str | None
+    checkpoint: Checkpoint,
+    parts: Iterable[tuple[str, str]],
+    quantization: str | None,
+    turned: Mapping[str, float] = MappingProxyType({}),
 ) -> tuple[TensorGroup, ...]:
-    """The tensors of the checkpoint by part and kind. `parts`: (part, tensor name)."""
+    """The tensors of the checkpoint by part and kind. `parts`: (part, tensor name). turned: of tensors that hold keys
+    and values of latents, the share of keys, which are turned round."""
     found: dict[tuple[str, str, str], list[int]] = defaultdict(lambda: [0, 0, 0, 0])
     for part, name in parts:
         tensor = checkpoint.tensors.get(name)
@@ -98,6 +136,10 @@ def _groups(
             continue
         packed = _kind_in_memory(part, tensor, quantization)
         num_bytes = _bytes_in_memory(packed, tensor.num_values)
+        if name in turned and packed not in DENSE_KINDS:  # see stacks.latent_matrices
+            keys = round(tensor.num_values * turned[name])
+            num_bytes = _bytes_in_memory("f16", keys) + _bytes_in_memory(packed, tensor.num_values - keys)
+            packed = f"f16 and {packed}"
         sums = found[part, tensor.kind, packed]
         for place, count in enumerate((1, tensor.num_values, _stored_bytes(tensor), num_bytes)):
             sums[place] += count
@@ -108,12 +150,22 @@ def _parts(kind: str, config: ModelConfig) -> Iterator[tuple[str, str]]:
     """(part, tensor name) of everything the model has."""
     names = GLOBAL_NAMES[kind]
     part_of = {f"{names['embed']}.weight": "embeddings", f"{names['head']}.weight": "head"}
-    for role, pattern in layer_names(kind, config).items():
-        part = next((part for part, roles in _PARTS.items() if role in roles), None)
-        if part is not None:
-            part_of |= {f"{pattern.format(layer)}.weight": part for layer in range(config.num_layers)}
+    for layer in range(config.num_layers):
+        for role, name in layer_names(kind, config, layer).items():
+            part = next((part for part, roles in _PARTS.items() if role in roles), None)
+            if part is not None and role not in WHOLE_NAMES:
+                part_of |= {f"{one}.weight": part for one in expert_names(config, role, name)}
     for name in expected_shapes(kind, config):
         yield part_of.get(name, "norms and biases"), name
+
+
+def _turned(kind: str, config: ModelConfig) -> dict[str, float]:
+    """See _groups."""
+    latent = config.latent
+    if latent is None or config.is_absorbed:
+        return {}
+    share = latent.nope_dim / (latent.nope_dim + latent.value_dim)
+    return {f"{layer_names(kind, config, layer)['kv_b']}.weight": share for layer in range(config.num_layers)}
 
 
 def _encoder_parts(config: EncoderConfig) -> Iterator[tuple[str, str]]:
@@ -129,7 +181,7 @@ def _kind_in_memory(part: str, tensor: Tensor | QuantisedTensor, quantization: s
     if part == "norms and biases":
         return "f32"
     packed = packed_kind(tensor)
-    if quantization is None or packed not in DENSE_KINDS or part == _AS_STORED:
+    if quantization is None or packed not in DENSE_KINDS or part in (_AS_STORED, "router"):
         return packed
     if quantization in ("q4_0", "q4_1") and part in ("embeddings", "head"):
         quantization = "q8_0"

@@ -16,7 +16,8 @@ from ..formats.config_keys import CONFIG_KEYS, NOMIC_OWN_KEYS, keys_of, model_ty
 from .config_json import ROPE_KEYS
 from .encoder_families import FAMILIES as ENCODER_FAMILIES
 from .encoder_families import EncoderFamily, encoder_family
-from .families import HF_FAMILIES, Family
+from .families import HF_FAMILIES
+from .family import Family
 from .fields import Fields
 
 WITHOUT_EFFECT = frozenset({
@@ -24,7 +25,9 @@ WITHOUT_EFFECT = frozenset({
     "initializer_range", "initializer_factor", "attention_dropout", "residual_dropout", "embedding_dropout",
     "hidden_dropout", "resid_pdrop", "embd_pdrop", "hidden_dropout_prob", "attention_probs_dropout_prob",
     "classifier_dropout", "dropout", "qa_dropout", "seq_classif_dropout", "sinusoidal_pos_embds",
-    "gradient_checkpointing", "router_aux_loss_coef", "output_router_logits", "mlp_dropout", "use_mup",
+    "gradient_checkpointing", "router_aux_loss_coef", "output_router_logits", "router_jitter_noise",
+    "mlp_dropout", "use_mup",
+    "aux_loss_alpha", "seq_aux",
     "pretraining_tp", "problem_type", "summary_type", "summary_activation", "summary_first_dropout",
     "summary_proj_to_labels", "summary_use_proj", "attn_pdrop", "initializer_cutoff_factor",
     # how a forward pass is run or returned
@@ -33,12 +36,12 @@ WITHOUT_EFFECT = frozenset({
     "tf_legacy_loss", "dtype", "torch_dtype", "is_encoder_decoder", "tie_encoder_decoder",
     "cross_attention_hidden_size", "deterministic_flash_attn", "reference_compile", "repad_logits_with_grad",
     "use_flash_attn", "fused_bias_fc", "fused_dropout_add_ln", "dense_seq_output", "reorder_and_upcast_attn",
-    "scale_attn_weights", "pad_vocab_size_multiple",
+    "scale_attn_weights", "pad_vocab_size_multiple", "ep_size",
     # of heads of masked language models, which are not read
     "decoder_bias", "sparse_prediction", "sparse_pred_ignore_index", "use_xentropy",
     # what the file is
     "architectures", "model_type", "transformers_version", "auto_map", "name_or_path", "base_model_tp_plan",
-    "custom_pipelines", "transformers.js_config",
+    "custom_pipelines", "initial_context_length", "experts_per_token", "transformers.js_config",
     # read elsewhere: the quantised tensors, the text side, scores
     "quantization_config", "compression_config", "tokenizer_class", "prefix", "task_specific_params",
     "finetuning_task", "id2label", "label2id", "num_labels", "sentence_transformers",
@@ -46,6 +49,8 @@ WITHOUT_EFFECT = frozenset({
     # of other types of model, and left behind in files of these
     "hidden_act", "hidden_activation", "activation_function", "norm_type", "mlp_type", "max_window_layers",
     "perceiver_config", "pixel_shuffle_factor", "use_resampler", "qk_layer_norms", "neftune_noise_alpha", "output_past",
+    # what follows from others
+    "qk_head_dim", "max_seq_len",
     # what can only be as it is: other values are refused
     "is_causal", "is_decoder", "add_cross_attention", "position_embedding_type", "parallel_block_tied_norm",
     # sampling, which generation_config.json tells

@@ -20,8 +20,9 @@ from . import decoder, encoder
 from .config import ModelConfig, config_from_checkpoint
 from .encoder_config import EncoderConfig, encoder_config, is_encoder
 from .encoder_weights import load_encoder_weights
-from .families import GLOBAL_NAMES, HF_FAMILIES
+from .families import HF_FAMILIES
 from .kv import layer_kvs
+from .names import GLOBAL_NAMES
 from .registry import load_model
 from .rope import rope_frequencies, rope_table
 from .weights import Progress

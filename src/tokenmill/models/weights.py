@@ -7,7 +7,8 @@ those of the kernels is told in repack.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,18 +20,21 @@ from ..formats.ggml import dequantise
 from ..formats.quantised import QuantisedTensor
 from ..formats.release import release
 from ..formats.tensor import Tensor
-from ..ops.api import BLOCK_BYTES, GROUP, Array, Ops, RawTensor, Weight, same_order
+from ..ops.api import BLOCK_BYTES, GROUP, Array, Experts, Ops, RawTensor, Weight, same_order
 from .config import ModelConfig
-from .families import GLOBAL_NAMES, LAYER_NAMES
+from .moe import ONE_BY_ONE, PAIRED
+from .names import GLOBAL_NAMES
 from .repack import DENSE_KINDS, in_input_order, raw_matrix
+from .roles import expected_shapes, expert_names, layer_names, stacked_roles
+from .stacks import as_matrix, expert_matrices, latent_matrices, of_one_kind
 
 _NAMED_IN_ERRORS = 6
 
 _READ_WITH_THE_CONFIG = {"rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"}
+_AS_STORED = ("router", "shared_mix")
+"""Small matrices that decide too much to be rounded further at load."""
 _IGNORED_SUFFIXES = ("rotary_emb.inv_freq", "attn.k_scale", "attn.v_scale")
 """Buffers of old exporters that follow from the config, and scales of an 8-bit KV cache."""
-_NORMS = {"attn_norm", "ffn_norm", "attn_post_norm", "ffn_post_norm"}
-_STACKED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +55,34 @@ class Linear:
 
 
 @dataclass(frozen=True, slots=True)
+class LatentWeights:
+    """Of latent attention: the norm of a token's latent, and of each head the matrices into and out of its space."""
+
+    norm: Array
+    k_up: Any
+    v_up: Any
+
+
+@dataclass(frozen=True, slots=True)
+class MoeWeights:
+    """A layer's router and routed experts. mix: the shared experts' gate, if there is one."""
+
+    router: Linear
+    choice_bias: Array | None
+    experts: Experts
+    mix: Linear | None
+
+
+@dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """What a family lacks is None. gate_up: the up matrix alone where nothing is gated."""
+    """What a family or a layer lacks is None.
+
+    qkv      all that attention makes of the layer's input: queries (or the fewer channels that they go through), then
+             keys and values (or latents)
+    gate_up  the up matrix alone where nothing is gated; in a layer that is a mixture of experts, gate_up and down are
+             of its shared experts
+    q_up     queries of those fewer channels, which are normed by q_up_norm before
+    """
 
     attn_norm: Norm | None
     qkv: Linear
@@ -61,9 +91,14 @@ class LayerWeights:
     output: Linear
     attn_post_norm: Norm | None
     ffn_norm: Norm | None
-    gate_up: Linear
-    down: Linear
+    gate_up: Linear | None
+    down: Linear | None
     ffn_post_norm: Norm | None
+    q_up: Linear | None = None
+    q_up_norm: Array | None = None
+    latent: LatentWeights | None = None
+    sinks: Array | None = None
+    moe: MoeWeights | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +144,7 @@ class _Loader:
         self._progress = progress
         self._bytes_read = 0
         self._bytes_in_all = sum(tensor.data.nbytes for tensor in checkpoint.tensors.values())
-        self._names = layer_names(checkpoint.kind, config)
+        self._kind = checkpoint.kind
         self._global_names = GLOBAL_NAMES[checkpoint.kind]
         self._config = config
         self._ops = ops
@@ -126,37 +161,90 @@ class _Loader:
         return ModelWeights(embed, layers, self._norm(names["final_norm"]), head, self._num_bytes)
 
     def _layer(self, layer: int) -> LayerWeights:
-        at = {role: pattern.format(layer) for role, pattern in self._names.items()}
-        roles = self._config.family.layer_roles()
+        at = layer_names(self._kind, self._config, layer)
+        is_moe, has_own_q = self._config.layers[layer].is_moe, "q_b" in at
 
         def norm(role: str) -> Norm | None:
-            return self._norm(at[role]) if role in roles else None
+            return self._norm(at[role]) if role in at else None
 
-        def head_norm(role: str) -> Array | None:
-            return self._vector(f"{at[role]}.weight", self._config.family.norm_offset) if role in roles else None
+        def vector(role: str) -> Array | None:
+            return self._vector(f"{at[role]}.weight", self._config.family.norm_offset) if role in at else None
 
+        def linear(name: str) -> Linear:
+            return self._linear(at, stacked_roles(self._config, name, layer))
+
+        has_ffn = not is_moe or "shared_down" in at
         return LayerWeights(
             attn_norm=norm("attn_norm"),
-            qkv=self._linear(at, "qkv"),
-            q_norm=head_norm("q_norm"),
-            k_norm=head_norm("k_norm"),
-            output=self._linear(at, "output"),
+            qkv=linear("qkv"),
+            q_norm=vector("q_norm"),
+            k_norm=vector("k_norm"),
+            output=linear("output"),
             attn_post_norm=norm("attn_post_norm"),
             ffn_norm=norm("ffn_norm"),
-            gate_up=self._linear(at, "gate_up"),
-            down=self._linear(at, "down"),
+            gate_up=linear("shared_gate_up" if is_moe else "gate_up") if has_ffn else None,
+            down=linear("shared_down" if is_moe else "down") if has_ffn else None,
             ffn_post_norm=norm("ffn_post_norm"),
+            q_up=linear("q_b") if has_own_q else None,
+            q_up_norm=vector("q_a_norm"),
+            latent=self._latent(at) if self._config.latent is not None else None,
+            sinks=self._vector(at["sinks"]) if "sinks" in at else None,
+            moe=self._moe(at, layer) if is_moe else None,
         )
 
-    def _linear(self, at: dict[str, str], role: str) -> Linear:
-        """One matrix of a role, or of the roles stacked to make it, with their biases."""
-        parts = stacked_roles(self._config, role)
+    def _latent(self, at: dict[str, str]) -> LatentWeights:
+        k_up, v_up = latent_matrices(self._config, lambda role: self._tensor(f"{at[role]}.weight"), self._as_run)
+        stacks = self._pack_stack([[part] for part in k_up]), self._pack_stack([[part] for part in v_up])
+        return LatentWeights(self._vector(f"{at['kv_a_norm']}.weight"), *stacks)
+
+    def _moe(self, at: dict[str, str], layer: int) -> MoeWeights:
+        moe = self._config.moe
+        assert moe is not None
+        gate_up_roles = stacked_roles(self._config, "expert_gate_up", layer)
+        gate_up, down = self._experts(at, gate_up_roles), self._experts(at, ("expert_down",))
+        experts = Experts(
+            gate_up, down, moe.activation, self._expert_bias(at, gate_up_roles), self._expert_bias(at, ("expert_down",))
+        )
+        bias = self._vector(at["choice_bias"]) if "choice_bias" in at else None
+        mix = self._linear(at, ("shared_mix",)) if "shared_mix" in at else None
+        return MoeWeights(self._linear(at, ("router",)), bias, experts, mix)
+
+    def _experts(self, at: dict[str, str], roles: tuple[str, ...]) -> Any:
+        """The stack of every expert's matrices of these roles, one upon the other."""
+        moe = self._config.moe
+        assert moe is not None
+        tensors = [expert_matrices(self._tensors, at[role], moe.routing.num_experts) for role in roles]
+        for each in tensors:
+            self._note(*each)
+
+        def make() -> Sequence[Sequence[RawTensor]]:
+            whole = ([self._as_run(tensor) for tensor in parts] for parts in zip(*tensors, strict=True))
+            return of_one_kind([[*map(self._rows, roles, parts)] for parts in whole])
+
+        return self._packed(self._ops.pack_experts(make))
+
+    def _expert_bias(self, at: dict[str, str], roles: tuple[str, ...]) -> Array | None:
+        """[E, outputs]"""
+        if not self._config.biases.intersection(roles):
+            return None
+        columns = []
+        for role in roles:
+            names = expert_names(self._config, role, at[role])
+            rows = [self._bias(role, f"{name}.bias", f"{name}.weight") for name in names]
+            assert self._config.moe is not None
+            columns.append(np.concatenate(rows).reshape(self._config.moe.routing.num_experts, -1))
+        return self._keep(np.concatenate(columns, axis=1))
+
+    def _linear(self, at: dict[str, str], parts: tuple[str, ...]) -> Linear:
+        """The matrices of these roles, one upon the other, with their biases."""
         biased = self._config.biases.intersection(parts)
-        quantization = self._quantization
-        matrices = [self._rows(part, self._matrix(f"{at[part]}.weight", quantization)) for part in parts]
-        if not same_order(matrices):
-            matrices = [in_input_order(matrix) for matrix in matrices]
-        weight = self._pack(*matrices)
+        quantization = None if parts[0] in _AS_STORED else self._quantization
+
+        def make() -> Sequence[RawTensor]:
+            matrices = [self._rows(part, self._matrix(f"{at[part]}.weight", quantization)) for part in parts]
+            return matrices if same_order(matrices) else [in_input_order(matrix) for matrix in matrices]
+
+        weight = self._packed(self._ops.pack_layer(make))
         if not biased:
             return Linear(weight, None)
         columns = [self._bias(part, f"{at[part]}.bias", f"{at[part]}.weight") for part in parts]
@@ -164,17 +252,13 @@ class _Loader:
 
     def _bias(self, role: str, name: str, weight_name: str) -> np.ndarray:
         if role not in self._config.biases:
-            return np.zeros(self._tensors[weight_name].shape[0], np.float32)
+            return np.zeros(math.prod(self._tensors[weight_name].shape[:-1]), np.float32)
         values = _values(self._tensors[name])
         rows = self._rows(role, RawTensor("f32", len(values), 1, values.view(np.uint8)))
         return rows.data.view(np.float32)
 
     def _rows(self, role: str, part: RawTensor) -> RawTensor:
-        """The role's rows in half-split order."""
-        config = self._config
-        if not config.family.interleaved_heads or role not in ("q", "k"):
-            return part
-        return half_split(part, config.num_heads if role == "q" else config.num_kv_heads, config.rotary_dim)
+        return rows_in_order(self._config, role, part)
 
     def _norm(self, name: str) -> Norm:
         weight = self._vector(f"{name}.weight", self._config.family.norm_offset)
@@ -188,16 +272,33 @@ class _Loader:
         self._num_bytes += values.nbytes
         return self._ops.vector(values)
 
+    def _tensor(self, name: str) -> Tensor | QuantisedTensor:
+        self._note(self._tensors[name])
+        return self._tensors[name]
+
     def _matrix(self, name: str, quantization: str | None) -> RawTensor:
-        tensor = self._tensors[name]
-        raw = as_run(tensor, self._ops, quantization)
-        self._read.append(tensor.data)
-        self._bytes_read += tensor.data.nbytes
+        return as_run(as_matrix(self._tensor(name)), self._ops, quantization)
+
+    def _as_run(self, tensor: Tensor | QuantisedTensor) -> RawTensor:
+        return as_run(tensor, self._ops, self._quantization)
+
+    def _note(self, *tensors: Tensor | QuantisedTensor) -> None:
+        """These are read now, and are done with once they are packed."""
+        for tensor in tensors:
+            self._read.append(tensor.data)
+            self._bytes_read += tensor.data.nbytes
         self._progress(self._bytes_read, self._bytes_in_all)
-        return raw
+
+    def _pack_stack(self, matrices: Sequence[Sequence[RawTensor]]) -> Any:
+        """A stack has one kind."""
+        return self._packed(self._ops.pack_stack(of_one_kind(matrices)))
 
     def _pack(self, *parts: RawTensor) -> Weight:
-        weight = self._ops.pack(parts)
+        weight: Weight = self._packed(self._ops.pack(parts))
+        return weight
+
+    def _packed(self, weight: Any) -> Any:
+        """What was read for it is not needed any more."""
         while self._read:
             release(self._read.pop())
         self._num_bytes += weight.num_bytes
@@ -218,74 +319,41 @@ def quantization_of_ends(quantization: str | None) -> str | None:
     return "q8_0" if quantization in ("q4_0", "q4_1") else quantization
 
 
-def layer_names(kind: str, config: ModelConfig) -> dict[str, str]:
-    """Role -> pattern of its tensors' names, less '.weight' and '.bias'."""
-    names = LAYER_NAMES[kind] | dict(config.family.names)
-    return {role: names[role] for role in config.family.layer_roles()}
-
-
-def stacked_roles(config: ModelConfig, linear: str) -> tuple[str, ...]:
-    """The roles whose matrices, one upon the other, make one of a layer's linears."""
-    roles = config.family.layer_roles()
-    return tuple(part for part in _STACKED.get(linear, ()) if part in roles) or (linear,)
-
-
-def role_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Role -> shape of its weight in a layer."""
-    c = config
-    q_width, kv_width = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-    return {
-        "q": (q_width, c.width),
-        "k": (kv_width, c.width),
-        "v": (kv_width, c.width),
-        "qkv": (q_width + 2 * kv_width, c.width),
-        "output": (c.width, q_width),
-        "gate": (c.ffn_width, c.width),
-        "up": (c.ffn_width, c.width),
-        "gate_up": (2 * c.ffn_width, c.width),
-        "down": (c.width, c.ffn_width),
-        "q_norm": (q_width if c.family.qk_norm == "width" else c.head_dim,),
-        "k_norm": (kv_width if c.family.qk_norm == "width" else c.head_dim,),
-    } | {role: (c.width,) for role in _NORMS}
-
-
-def expected_shapes(kind: str, config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of every tensor that a checkpoint of this kind and shape must have."""
-    c, family, by_role = config, config.family, role_shapes(config)
-    names = GLOBAL_NAMES[kind]
-    shapes: dict[str, tuple[int, ...]] = {f"{names['embed']}.weight": (c.vocab_size, c.width)}
-    if not c.tied_embeddings:
-        shapes[f"{names['head']}.weight"] = (c.vocab_size, c.width)
-
-    def expect(name: str, role: str, shape: tuple[int, ...]) -> None:
-        shapes[f"{name}.weight"] = shape
-        if role in c.biases or (role in _NORMS and family.norm == "layer"):
-            shapes[f"{name}.bias"] = shape[:1]
-
-    expect(names["final_norm"], "attn_norm", (c.width,))
-    for layer in range(c.num_layers):
-        for role, pattern in layer_names(kind, config).items():
-            expect(pattern.format(layer), role, by_role[role])
-    return shapes
-
-
 def _check_tensors(checkpoint: Checkpoint, config: ModelConfig) -> None:
-    expected, tensors = expected_shapes(checkpoint.kind, config), checkpoint.tensors
+    tensors = checkpoint.tensors
+    if config.moe is not None and config.moe.form in ONE_BY_ONE:
+        count = config.moe.routing.num_experts * sum(layer.is_moe for layer in config.layers)
+        if count > len(tensors):
+            raise BadCheckpoint(
+                f"{checkpoint.path} ({config.architecture}) has {len(tensors)} tensors and {count} experts."
+            )
+    expected = expected_shapes(checkpoint.kind, config)
     optional: dict[str, tuple[int, ...]] = {}
     if config.tied_embeddings:  # some exporters write the tied matrix twice
         optional[f"{GLOBAL_NAMES[checkpoint.kind]['head']}.weight"] = (config.vocab_size, config.width)
     missing = [name for name in expected if name not in tensors]
     ignored = expected.keys() | optional.keys() | _READ_WITH_THE_CONFIG
-    extra = [name for name in tensors if name not in ignored and not _may_be_ignored(tensors[name])]
+    extra = [
+        name
+        for name in tensors
+        if name not in ignored and not name.startswith(config.unread) and not _may_be_ignored(tensors[name])
+    ]
     misshaped = [
         f"{name} {tuple(tensors[name].shape)} instead of {shape}"
         for name, shape in (expected | optional).items()
-        if name in tensors and tuple(tensors[name].shape) != shape
+        if name in tensors and tuple(tensors[name].shape) not in _same(shape)
     ]
     problems = [("is missing", missing), ("has unexpected", extra), ("has misshaped", misshaped)]
     found = [f"{verb} {listed(names)}" for verb, names in problems if names]
     if found:
         raise BadCheckpoint(f"{checkpoint.path} ({config.architecture}) {'; '.join(found)}.")
+
+
+def _same(shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """How a shape may be stored: what is one row, as a vector or as a matrix."""
+    if len(shape) == 1:
+        return shape, (1, *shape)
+    return (shape, shape[1:]) if len(shape) == 2 and shape[0] == 1 else (shape,)
 
 
 def _may_be_ignored(tensor: Tensor | QuantisedTensor) -> bool:
@@ -305,10 +373,27 @@ def _values(tensor: Tensor | QuantisedTensor) -> np.ndarray:
     return dequantise(tensor.kind, tensor.data, tensor.num_values)
 
 
-def half_split(part: RawTensor, num_heads: int, num_turned: int) -> RawTensor:
-    """Within each head, row 2i + h of the R that turn goes to row h * R/2 + i: pair members move from neighbours to
-    half of them apart."""
-    rows = part.data.reshape(num_heads, -1, part.row_bytes)
-    turned = rows[:, :num_turned].reshape(num_heads, -1, 2, part.row_bytes).swapaxes(1, 2)
-    moved = np.concatenate([turned.reshape(num_heads, num_turned, -1), rows[:, num_turned:]], axis=1)
+def rows_in_order(config: ModelConfig, role: str, part: RawTensor) -> RawTensor:
+    """The role's rows with RoPE pairs half-split, of a family that stores them interleaved; gates above ups where they
+    are paired."""
+    latent = config.latent
+    if role == "expert_gate_up" and config.moe is not None and config.moe.form == PAIRED:
+        return half_split(part, 1, part.num_rows)
+    heads = {"q_b" if config.query_rank else "q": (config.num_heads, 0 if latent is None else latent.nope_dim)}
+    if latent is None:
+        heads["k"] = (config.num_kv_heads, 0)
+    else:  # what turns comes last
+        heads["kv_a"] = (1, latent.latent_dim)
+    if not config.family.interleaved_heads or role not in heads:
+        return part
+    num_heads, first = heads[role]
+    return half_split(part, num_heads, config.rotary_dim, first)
+
+
+def half_split(part: RawTensor, num_heads: int, num_turned: int, first: int = 0) -> RawTensor:
+    """Within each head, row 2i + h of the R from `first` on that turn goes to row h * R/2 + i of them: the two of a
+    pair move from neighbours to half of them apart."""
+    rows, end = part.data.reshape(num_heads, -1, part.row_bytes), first + num_turned
+    turned = rows[:, first:end].reshape(num_heads, -1, 2, part.row_bytes).swapaxes(1, 2)
+    moved = np.concatenate([rows[:, :first], turned.reshape(num_heads, num_turned, -1), rows[:, end:]], axis=1)
     return replace(part, data=moved.reshape(-1))

@@ -40,11 +40,14 @@ from ..core.events import (
     ToEngine,
     UnloadAdapter,
 )
+from ..core.experts import ExpertLoad
 from ..core.files import FilePart, WantPart
+from ..core.hints import KeepKV, PromoteKV
 from ..core.kv_events import KVEvents, WatchKV
 from ..core.moves import Continue, KVSource, Moved, Offer, Prefetch, Prefetched, Release, Staged, Yield
 from ..core.request import PoolingParams, Request, SamplingParams
 from ..core.terms import Terms
+from ..core.tiers import TierEvents, WatchTiers
 
 
 class _PackedRequest(NamedTuple):
@@ -95,6 +98,7 @@ _KINDS: dict[type, bytes] = {
     Offer: b"F", Yield: b"Y", Continue: b"N", Release: b"E", Prefetch: b"P",
     Staged: b"s", Moved: b"m", Prefetched: b"p", WatchKV: b"W", KVEvents: b"w",
     SetPool: b"Q", PoolChanged: b"q", WantPart: b"X", FilePart: b"x",
+    WatchTiers: b"V", TierEvents: b"v", KeepKV: b"K", PromoteKV: b"H", ExpertLoad: b"e",
 }  # fmt: skip
 _DECODERS: dict[int, msgspec.msgpack.Decoder[ToEngine | FromEngine | _Submitted]] = {
     kind[0]: msgspec.msgpack.Decoder(_Submitted if type_ is Submit else type_) for type_, kind in _KINDS.items()

@@ -20,6 +20,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from .older import keep_older
+
 MAX_BYTES = 1 << 30
 NUM_KEPT = 3
 MAX_BEHIND = 20_000
@@ -61,7 +63,8 @@ class _Writer:
 
     def begin(self, header: str) -> None:
         try:
-            _keep_older(self._path, header[:_SIGN])
+            _refuse_others(self._path, header[:_SIGN])
+            keep_older(self._path, NUM_KEPT)
             self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             self._write(header.encode() + b"\n")
         except OSError as error:
@@ -108,9 +111,9 @@ class _Writer:
             os.close(fd)
 
 
-def _keep_older(path: str, sign: str) -> None:
-    """FILE becomes FILE.1, FILE.1 becomes FILE.2, and so on; the oldest goes. Raises OSError where FILE is there and is
-    no journal, which begins with `sign`: it may be something dear that was named by mistake."""
+def _refuse_others(path: str, sign: str) -> None:
+    """Raises OSError where the file is there and is no journal, which begins with `sign`: it may be something dear that
+    was named by mistake."""
     if os.path.lexists(path):
         is_journal = False
         if stat.S_ISREG(os.lstat(path).st_mode):
@@ -118,7 +121,3 @@ def _keep_older(path: str, sign: str) -> None:
                 is_journal = sign.startswith(file.read(len(sign)))  # empty, where the disk was full
         if not is_journal:
             raise FileExistsError(errno.EEXIST, "something that is no journal has this name")
-    names = [path, *(f"{path}.{number}" for number in range(1, NUM_KEPT + 1))]
-    for older, newer in zip(reversed(names), reversed(names[:-1]), strict=False):
-        with contextlib.suppress(FileNotFoundError):
-            os.replace(newer, older)

@@ -1,8 +1,8 @@
 """KV events as vLLM writes them (vllm/distributed/kv_events.py): msgpack of [time, [event, ...], rank].
 
 An event is a map with its "type"; before June 2026 it was an array that began with it, and both are read. What is read
-counts only as far as it says that a prompt without LoRA adapter, salt and images need not be computed: of blocks in the
-memory that a server computes in, and of the first group of layers.
+counts only as far as it says that a prompt without LoRA adapter, salt and images need not be computed: of blocks of the
+first group of layers, in the memory that a server computes in or in a slower one that it loads from.
 """
 
 from __future__ import annotations
@@ -12,10 +12,14 @@ from typing import Annotated, Any
 import msgspec
 
 from ..core.kv_events import CLEARED, REMOVED, STORED, TokenEvent
+from ..core.tiers import DISK, HOST, REMOTE
 
 MEDIUM = "GPU"
 """Where blocks are. Those who read events take this word for "where the server computes", whatever computes; another
 one they would take for a slower tier, or not know."""
+
+_MEDIA = {HOST: "CPU", DISK: "STORAGE", REMOTE: "STORAGE"}
+_TIERS = {None: "", MEDIUM: "", "CPU": HOST, "STORAGE": DISK, "DISK": DISK}
 
 SEQ_BYTES = 8
 END_SEQ = (-1).to_bytes(SEQ_BYTES, "big", signed=True)
@@ -95,11 +99,12 @@ def _written(event: TokenEvent) -> Any:
     if event.kind == CLEARED:
         return {"type": "AllBlocksCleared"}
     names = [_number(name) for name in event.blocks]
+    medium = _MEDIA[event.tier] if event.tier else MEDIUM
     if event.kind == REMOVED:
-        return {"type": "BlockRemoved", "block_hashes": names, "medium": MEDIUM}
+        return {"type": "BlockRemoved", "block_hashes": names, "medium": medium}
     parent = None if event.parent is None else _number(event.parent)
     adapter = event.adapter or None
-    return _Told("BlockStored", names, parent, event.tokens, event.block_size, None, MEDIUM, adapter)
+    return _Told("BlockStored", names, parent, event.tokens, event.block_size, None, medium, adapter)
 
 
 def _number(name: int | bytes) -> int:
@@ -127,16 +132,17 @@ def _read(raw: bytes) -> TokenEvent | None:
         raise
     if isinstance(event, _Cleared):
         return TokenEvent(CLEARED)
-    if event.medium not in (None, MEDIUM) or event.group_idx:
+    tier = _TIERS.get(event.medium)
+    if tier is None or event.group_idx:
         return None
     names = tuple(event.block_hashes)
     if isinstance(event, _Removed):
-        return TokenEvent(REMOVED, names)
+        return TokenEvent(REMOVED, names, tier=tier)
     if event.lora_id is not None or event.lora_name or any(event.extra_keys or ()):
         return None
-    if len(event.token_ids) != len(names) * event.block_size:
+    if len(event.token_ids) != len(names) * event.block_size and (event.token_ids or not tier):
         raise msgspec.ValidationError(f"{len(names)} blocks of {event.block_size} with {len(event.token_ids)} tokens")
-    return TokenEvent(STORED, names, event.parent_block_hash, tuple(event.token_ids), event.block_size)
+    return TokenEvent(STORED, names, event.parent_block_hash, tuple(event.token_ids), event.block_size, tier=tier)
 
 
 def replayed(frames: list[bytes]) -> tuple[int, bytes]:

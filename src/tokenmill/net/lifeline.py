@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable
 
 
 def open_lifeline() -> tuple[int, int]:
@@ -18,12 +19,15 @@ def open_lifeline() -> tuple[int, int]:
     return os.pipe()
 
 
-def exit_when_parent_ends(read_fd: int, *, grace_s: float = 5.0) -> None:
-    """In the child: `grace_s` seconds after the parent has ended, leave with status 1 if still running."""
+def exit_when_parent_ends(read_fd: int, *, grace_s: float = 5.0, tell: Callable[[], object] | None = None) -> None:
+    """In the child: `grace_s` seconds after the parent has ended, leave with status 1 if still running. tell: called
+    at once, on another thread."""
 
     def watch() -> None:
         while os.read(read_fd, 1):
             pass
+        if tell is not None:
+            tell()
         time.sleep(grace_s)
         os._exit(1)
 

@@ -78,11 +78,21 @@ GROUPS: tuple[Group, ...] = (
         "--disable-frontend-multiprocessing --disable-nccl-for-dp-synchronization --reuse-port",
         "one process computes a model",
     ),
-    Group(1, "--kv-transfer-config", "give --kv-save FOLDER, which servers share (docs/kv.md)", refused=True),
+    Group(
+        1,
+        "--kv-transfer-config",
+        "give --kv-host SIZE, --kv-disk FOLDER:SIZE or --kv-remote URL (docs/kv-tiers.md)",
+        refused=True,
+    ),
+    Group(
+        1,
+        "--kv-offloading-backend",
+        "--kv-offloading-size is host memory, and --kv-disk and --kv-remote name what is below",
+    ),
     Group(1, "--ec-transfer-config", "images are not read; leave it out", refused=True),
     Group(
         1,
-        "--gpu-memory-utilization --swap-space --cpu-offload-gb --kv-offloading-size --kv-offloading-backend "
+        "--gpu-memory-utilization --swap-space --cpu-offload-gb "
         "--num-gpu-blocks-override",
         _MEMORY,
     ),
@@ -282,7 +292,7 @@ GROUPS: tuple[Group, ...] = (
     Group(
         1,
         "--keep -dt --defrag-thold --kv-unified-per-slot -ctxcp --ctx-checkpoints --swa-checkpoints -cms "
-        "--checkpoint-min-step -cram --cache-ram --cache-reuse --slot-save-path -sps --slot-prompt-similarity",
+        "--checkpoint-min-step --cache-reuse --slot-save-path -sps --slot-prompt-similarity",
         "KV is kept in blocks that all requests share",
     ),
     Group(

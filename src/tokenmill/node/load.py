@@ -5,19 +5,22 @@ The engine process and the in-process `LLM` both start here, so that they comput
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..core.config import BLOCK_SIZE, EngineConfig
 from ..core.effects import Event, StoreOpened
 from ..core.events import Ready
+from ..core.tiers import TierEvents, TierFacts
 from ..core.units import format_parts
 from ..engine.exports import SAVE_BYTES
 from ..formats.checkpoint import Checkpoint
-from ..models.config import config_from_checkpoint
+from ..models.config import ModelConfig, config_from_checkpoint
 from ..models.encoder_config import EncoderConfig
 from ..models.kv import kv_groups
 from ..models.registry import Model
+from ..models.roles import active_share
 from ..models.vectors import VectorModel, vector_config
 from ..models.weights import Progress
 from ..ops.api import Ops
@@ -70,6 +73,9 @@ class Engine:
             memory=self.memory(),
             max_num_seqs=max_running(self.config),
             max_num_batched_tokens=self.config.max_num_batched_tokens,
+            block_bytes=sum(group.bytes_per_block for group in self.config.groups),
+            expert_load=self.worker.expert_load(),
+            active_share=_active_share(self.worker.model_config),
         )
 
     def facts(self) -> tuple[tuple[str, str], ...]:
@@ -84,12 +90,26 @@ class Engine:
     def first_events(self) -> tuple[Event, ...]:
         """What its core must hear of before anything else."""
         saved = self.worker.saved
+        if self.tiers:
+            return (StoreOpened(tiers=self.tiers, writes=self.settings.spec.kv_writes),)
         return () if saved is None else (StoreOpened(saved.keys),)
+
+    @property
+    def tiers(self) -> tuple[TierFacts, ...]:
+        """Of the KV store that it has joined, nearest first."""
+        copies = self.worker.executor.tiers
+        return () if copies is None else copies.tiers
+
+    def watch_tiers(self, hear: Callable[[TierEvents], None] | None) -> None:
+        """Tell this one what its store has and gets, where it has joined one; None: nobody."""
+        if (copies := self.worker.executor.tiers) is not None:
+            copies.watch(hear)
 
     def memory(self) -> tuple[tuple[str, int], ...]:
         """Bytes by purpose, at most."""
         plan = self.worker.memory
         parts = {"weights": plan.weights, "KV": plan.kv, "scratch": plan.scratch + plan.logits, "queue": plan.queue}
+        parts |= {name: size for name, size in (("experts", plan.experts), ("layers", plan.layers)) if size}
         if plan.adapters:
             parts["adapters"] = plan.adapters
         if plan.grammars:
@@ -122,7 +142,7 @@ def load_engine(
     """Loads the weights and makes the pool; the checkpoint may be closed afterwards. Raises ConfigError and
     BadCheckpoint. queue_bytes: what waiting requests may hold, for the printed plan."""
     threads = options.threads or machine.usable_cpus
-    return make_engine(load_model(checkpoint, options, machine, threads, progress), cache_dir, queue_bytes)
+    return make_engine(load_model(checkpoint, options, machine, threads, progress, cache_dir), cache_dir, queue_bytes)
 
 
 def load_model(
@@ -131,13 +151,15 @@ def load_model(
     machine: MachineFacts,
     threads: int,
     progress: Progress | None = None,
+    cache_dir: Path | None = None,
 ) -> Loaded:
-    """Packs the weights with so many threads; with one, there is none beside the caller's afterwards. Raises
+    """Packs the weights with so many threads; with one, there is none beside the caller's afterwards. cache_dir: see
+    build_worker. Raises
     ConfigError and BadCheckpoint."""
     pooling = choose_pooling(checkpoint, options.runner, options.pooling)
     ops = select_ops(options.backend, threads)
     settings = resolve(options, machine, model_facts(checkpoint, pooling, options), ops.kv_dtype)
-    model = load_weights(checkpoint, ops, settings.spec, progress)
+    model = load_weights(checkpoint, ops, settings.spec, progress, cache_dir)
     return Loaded(checkpoint, settings, ops, model, pooling)
 
 
@@ -155,6 +177,8 @@ def make_engine(loaded: Loaded, cache_dir: Path, queue_bytes: int = 0) -> Engine
 def model_facts(checkpoint: Checkpoint, pooling: PoolingChoice | None, options: EngineOptions) -> ModelFacts:
     """What `resolve` needs to know of the model."""
     weights_bytes = sum(tensor.data.nbytes for tensor in checkpoint.tensors.values())
+    if on_disk := [size for size in (options.expert_memory, options.weight_memory) if size is not None]:
+        weights_bytes = min(weights_bytes, sum(on_disk))
     model = config_from_checkpoint(checkpoint) if pooling is None else vector_config(checkpoint)
     advised_len = None if pooling is None else pooling.advised_len
     gives_vectors = pooling is not None
@@ -166,7 +190,21 @@ def model_facts(checkpoint: Checkpoint, pooling: PoolingChoice | None, options: 
     if gives_vectors:  # Vectors are of short inputs: one pool holds all layers.
         windows = ()
     num_bytes = sum(group.bytes_per_token for group in groups)
-    return ModelFacts(model.max_context, num_bytes, weights_bytes, advised_len, windows, gives_vectors)
+    num_experts = 0 if model.moe is None else model.moe.routing.num_experts
+    return ModelFacts(
+        model.max_context,
+        num_bytes,
+        weights_bytes,
+        advised_len,
+        windows,
+        gives_vectors,
+        num_experts,
+        has_latents=model.latent is not None,
+    )
+
+
+def _active_share(config: ModelConfig | EncoderConfig) -> float:
+    return 1.0 if isinstance(config, EncoderConfig) else active_share(config)
 
 
 def describe_kernels(ops: Ops) -> str:

@@ -14,12 +14,19 @@ from typing import Any
 from ..cache.eviction import EVICTIONS
 from ..core.block import KV_DTYPES
 from ..core.config import BLOCK_SIZE, EVICTION_POLICY, MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS, SCHEDULING_POLICY
+from ..core.effects import WRITES
 from ..core.options import check, option, size
+from ..core.own_policy import Kind
 from ..core.policy import Eviction, Order
 from ..sched.policies import ORDERS
+from .policy_file import take_own_policies
 
 KV_SHARE = 0.4
 """Of usable memory, for the KV pool, where no size is given."""
+
+EXPERTS = "experts and weights"
+TIERS = "KV tiers"
+"""The headings of what is about them, in the help."""
 
 MAX_LORAS = 4
 MAX_LORA_RANK = 16
@@ -45,7 +52,11 @@ KV_CACHE_DTYPES = {
 }
 """As asked, in our words, vLLM's or llama.cpp's -> the KV pool's."""
 
+LATENT_DTYPE = "bf16"
+"""What "auto" is for latents, whose products are of this type on all kernels."""
+
 SCHEDULING_POLICIES = {name: name for name in ORDERS} | {"priority": "fcfs"}
+OWN_POLICIES = {"scheduling_policy": Kind("scheduling", Order), "eviction_policy": Kind("eviction", Eviction)}
 """As asked, in our words or vLLM's, whose 'priority' is arrival within a priority -> the order of service."""
 
 _COUNT = re.compile(r"(\d+|\d*\.\d+(?=[kmgt]))([kKmMgGtT]?)")
@@ -131,17 +142,58 @@ class EngineOptions:
         f"who of equal priority is served next: {_summaries(ORDERS)}; priority (vLLM's name), as fcfs"
         f" (default: {SCHEDULING_POLICY})",
         choices=SCHEDULING_POLICIES,
+        takes_own=True,
     )
     eviction_policy: str = option(
         EVICTION_POLICY,
         f"what leaves the prefix cache first: {_summaries(EVICTIONS)} (default: {EVICTION_POLICY})",
         choices=EVICTIONS,
+        takes_own=True,
+    )
+    expert_min_share: float | None = option(
+        None,
+        "of a mixture of experts: drop those that a token weighs below this share of its best one, such as 0.1. Faster,"
+        " not the same answers (default: none is dropped)",
+        least=0,
+        metavar="SHARE",
+        group=EXPERTS,
     )
     kv_save: str | None = option(
         None,
         "save the prefix cache here when the server stops, and use what is saved: the folder holds what prompts"
         " became, and is as secret as they are (default: not saved)",
         metavar="FOLDER",
+    )
+    kv_store: str | None = option(
+        None,
+        "use the KV store that serves at this socket (tokenmill kv serve), as other servers of the machine may"
+        " (default: none, or one of its own where --kv-host, --kv-disk, --kv-remote or --kv-peers asks for it)",
+        metavar="SOCKET",
+        group=TIERS,
+    )
+    kv_write: str | None = option(
+        None,
+        "when KV goes to the KV store: write-through, once it is computed; write-back, before it leaves the pool;"
+        " selective, once a second request uses it (default: write-through)",
+        choices=WRITES,
+        group=TIERS,
+    )
+    expert_memory: int | None = option(
+        None,
+        "keep the routed experts of a mixture on disk, packed once into the cache folder, and in memory as many of them"
+        " as fit into this, such as 8GiB (default: all)",
+        read=size,
+        metavar="SIZE",
+        least=1,
+        group=EXPERTS,
+    )
+    weight_memory: int | None = option(
+        None,
+        "likewise the other weights of layers; embeddings, head and norms stay in memory (default: all)",
+        read=size,
+        metavar="SIZE",
+        least=1,
+        group=EXPERTS,
     )
     threads: int | None = option(
         None, "kernel threads (default: one per usable CPU)", also="-t", read=count, metavar="N", least=1
@@ -164,6 +216,7 @@ class EngineOptions:
     backend: str = option("auto", "kernels (default: native if it loads)", choices=BACKENDS)
 
     def __post_init__(self) -> None:
+        take_own_policies(self, OWN_POLICIES)
         check(self)
 
 

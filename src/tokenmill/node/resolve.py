@@ -18,6 +18,7 @@ from ..core.config import (
     STEPS_IN_FLIGHT,
     EngineConfig,
 )
+from ..core.effects import WRITES
 from ..core.errors import ConfigError
 from ..core.units import MiB, format_bytes
 from ..models.lora import LoraLimits
@@ -27,6 +28,7 @@ from .options import (
     DTYPES,
     KV_CACHE_DTYPES,
     KV_SHARE,
+    LATENT_DTYPE,
     MAX_LORA_RANK,
     MAX_LORAS,
     QUANTIZATIONS,
@@ -43,7 +45,8 @@ class ModelFacts:
     """max_context: positions the model was made for. kv_bytes_per_token: over all layers; 0: it keeps no KV and sees a
     whole prompt in one step. weights_bytes: on disk. advised_len: what the model's makers cut inputs to, if they do.
     windows: (positions seen, their part of the KV) for each window that layers have, the smallest first. gives_vectors:
-    instead of tokens."""
+    instead of tokens. num_experts: routed ones of a layer that is a mixture; 0: none is. has_latents: these are kept in
+    place of keys and values."""
 
     max_context: int
     kv_bytes_per_token: int
@@ -51,6 +54,8 @@ class ModelFacts:
     advised_len: int | None = None
     windows: tuple[tuple[int, int], ...] = ()
     gives_vectors: bool = False
+    num_experts: int = 0
+    has_latents: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +89,8 @@ def resolve(
     keeps_kv = model.kv_bytes_per_token > 0
     threads = _given_or(decisions, "threads", options.threads, machine.usable_cpus, _threads_reason(machine))
     block_size = _given_or(decisions, "block_size", options.block_size, BLOCK_SIZE, "default")
+    if model.has_latents:
+        own_kv_dtype = LATENT_DTYPE
     kv_dtype = _kv_dtype(options, own_kv_dtype if keeps_kv else KV_CACHE_DTYPES["auto"], decisions)
     groups = _groups(options, machine, model, block_size, decisions)
     pool_tokens = longest(groups, block_size, model.max_context) if keeps_kv else model.max_context
@@ -93,10 +100,11 @@ def resolve(
     max_num_batched_tokens = _max_num_batched_tokens(options, max_num_seqs, whole, decisions)
     quantization = _quantization(options, decisions)
     lora = _lora(options, model, decisions)
+    expert_min_share = _expert_min_share(options, model, decisions)
     enable_prefix_caching = options.enable_prefix_caching and keeps_kv
     reason = "exact either way" if keeps_kv else "there is no KV to share"
     decisions.append(Decision("prefix_caching", "on" if enable_prefix_caching else "off", reason))
-    scheduling_policy = SCHEDULING_POLICIES[options.scheduling_policy]
+    scheduling_policy = SCHEDULING_POLICIES.get(options.scheduling_policy, options.scheduling_policy)
     if scheduling_policy != SCHEDULING_POLICY:
         decisions.append(Decision("scheduling_policy", scheduling_policy, "as asked"))
     if options.eviction_policy != EVICTION_POLICY:
@@ -112,7 +120,21 @@ def resolve(
         scheduling_policy=scheduling_policy,
         eviction_policy=options.eviction_policy,
     )
-    spec = WorkerSpec(config, kv_dtype, quantization, lora, model.gives_vectors, _kv_save(options, model))
+    kv_save, kv_store = _kv_save(options, model), _kv_store(options, model)
+    writes = options.kv_write or WRITES[0]
+    spec = WorkerSpec(
+        config,
+        kv_dtype,
+        quantization,
+        lora,
+        model.gives_vectors,
+        kv_save,
+        kv_store,
+        writes,
+        expert_min_share,
+        options.expert_memory,
+        options.weight_memory,
+    )
     return EngineSettings(threads, options.backend, spec, tuple(decisions))
 
 
@@ -175,6 +197,20 @@ def _quantization(options: EngineOptions, decisions: list[Decision]) -> str | No
     return quantization
 
 
+def _expert_min_share(options: EngineOptions, model: ModelFacts, decisions: list[Decision]) -> float:
+    share = options.expert_min_share
+    if not share:
+        return 0.0
+    if share > 1:
+        raise ConfigError(f"--expert-min-share must be from 0 to 1, got {share:g}.", param="expert_min_share")
+    if not model.num_experts or model.gives_vectors:
+        why = "gives vectors" if model.gives_vectors else "is no mixture of experts"
+        raise ConfigError(f"--expert-min-share has nothing to drop: this model {why}.", param="expert_min_share")
+    reason = "as asked; other answers than without"
+    decisions.append(Decision("expert_min_share", f"{share:g} of a token's best expert", reason))
+    return share
+
+
 def _kv_save(options: EngineOptions, model: ModelFacts) -> str | None:
     if options.kv_save == "":
         raise ConfigError("--kv-save was given no folder.", param="kv_save")
@@ -182,6 +218,19 @@ def _kv_save(options: EngineOptions, model: ModelFacts) -> str | None:
         why = "this model gives vectors" if model.gives_vectors else "prefix caching is off"
         raise ConfigError(f"--kv-save has nothing to save: {why}.", param="kv_save")
     return options.kv_save
+
+
+def _kv_store(options: EngineOptions, model: ModelFacts) -> str | None:
+    if options.kv_store is None:
+        return None
+    if options.kv_save is not None:
+        raise ConfigError(
+            "--kv-save and KV tiers do not go together: --kv-disk FOLDER:SIZE does more.", param="kv_save"
+        )
+    if model.gives_vectors or not model.kv_bytes_per_token or not options.enable_prefix_caching:
+        why = "prefix caching is off" if not options.enable_prefix_caching else "this model gives vectors"
+        raise ConfigError(f"KV tiers (--kv-store, --kv-host and others) have nothing to keep: {why}.", param="kv_store")
+    return options.kv_store
 
 
 def _lora(options: EngineOptions, model: ModelFacts, decisions: list[Decision]) -> LoraLimits | None:

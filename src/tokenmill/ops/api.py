@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..core.block import KVGroup
+from .disk import DiskOps
 from .draws import NEVER as NEVER
 from .draws import Draws as Draws
 from .draws import Mask as Mask
@@ -77,6 +78,88 @@ class HeadGeometry:
     @property
     def width(self) -> int:
         return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class LatentGeometry:
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434) in its absorbed form: H heads share one key of
+    `latent_dim` + `rope_dim` channels a token, whose first `latent_dim` are the value. A head's query comes as
+    `nope_dim` channels, which are taken into the latent space, and `rope_dim` that turn; its output of `latent_dim`
+    channels is taken to `value_dim`."""
+
+    num_heads: int
+    nope_dim: int
+    rope_dim: int
+    latent_dim: int
+    value_dim: int
+
+    @property
+    def key_dim(self) -> int:
+        return self.latent_dim + self.rope_dim
+
+    @property
+    def query_dim(self) -> int:
+        """Channels of a head's query before it is taken into the latent space."""
+        return self.nope_dim + self.rope_dim
+
+
+SOFTMAX, SOFTMAX_CHOSEN, SIGMOID = "softmax", "softmax_chosen", "sigmoid"
+"""How router logits become scores: by a softmax over all experts, or over those that are chosen, or each by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """How a token's router logits choose its experts and weigh them; see ForwardOps.moe_route.
+
+    score        SOFTMAX, SOFTMAX_CHOSEN or SIGMOID
+    num_groups   runs of experts of equal length, of which only the best `top_groups` may be chosen from
+    group_score  a group's score is that of its best expert (1) or the sum of its best two (2)
+    normalise    chosen weights are divided by their sum, plus `floor`
+    scale        what weights are then multiplied by
+    min_share    experts whose weight is below this share of the token's greatest are dropped, before normalising
+                 (adaptive top-k); 0: none is
+    """
+
+    num_experts: int
+    top_k: int
+    score: str = SOFTMAX
+    num_groups: int = 1
+    top_groups: int = 1
+    group_score: int = 1
+    normalise: bool = True
+    floor: float = 0.0
+    scale: float = 1.0
+    min_share: float = 0.0
+
+    def __post_init__(self) -> None:
+        assert self.score in (SOFTMAX, SOFTMAX_CHOSEN, SIGMOID), self
+        assert self.num_groups >= 1 and self.num_experts % self.num_groups == 0, self
+        assert 1 <= self.top_groups <= self.num_groups and self.group_score in (1, 2), self
+        assert 1 <= self.top_k <= self.num_experts // self.num_groups * self.top_groups, self
+        assert 0 <= self.min_share <= 1, self
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertActivation:
+    """What an expert makes of gate and up. kind: "silu" or "gelu": act(gate) * up. "swiglu": gate is cut to at most
+    `limit` and up to [-limit, limit], then gate * sigmoid(alpha * gate) * (up + 1)."""
+
+    kind: str = "silu"
+    limit: float = 0.0
+    alpha: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """A layer's E routed experts, each of FFN width F: two stacks, and biases [E, 2F] and [E, D] where it has them.
+    tally: int64 [E], to which each step adds the rows that each expert computed; None where nobody counts."""
+
+    gate_up: Stack
+    down: Stack
+    activation: ExpertActivation
+    gate_up_bias: Array | None = None
+    down_bias: Array | None = None
+    tally: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +229,26 @@ class Weight(Protocol):
         ...
 
 
+class Stack(Protocol):
+    """Matrices [N, K] of one shape and kind, each packed by itself: of experts, or of heads. Made by `pack_stack`."""
+
+    @property
+    def num_matrices(self) -> int: ...
+
+    @property
+    def num_rows(self) -> int:
+        """Of one matrix."""
+        ...
+
+    @property
+    def num_cols(self) -> int: ...
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that all take."""
+        ...
+
+
 class Program(Protocol):
     """A compiled forward. The logits are float32 and valid until the next call; one call may run at a time."""
 
@@ -163,7 +266,7 @@ class Program(Protocol):
         ...
 
 
-class Ops(Protocol):
+class Ops(DiskOps, Protocol):
     """A backend. Functions never modify their inputs (write_kv writes the pool, which is its purpose). A `table` or
     `weight` is what this backend's `pack` made, a `kv` that of a pool of its own."""
 
@@ -190,6 +293,11 @@ class Ops(Protocol):
 
     def pack(self, parts: Sequence[RawTensor]) -> Weight:
         """One weight from matrices stacked along N (parts may differ in kind). Threads; done once, at load."""
+        ...
+
+    def pack_stack(self, matrices: Sequence[Sequence[RawTensor]]) -> Stack:
+        """Each entry is the parts of one matrix, stacked along N as in `pack`; all have the same shapes and kinds, and
+        no order of columns."""
         ...
 
     def quantise(self, part: RawTensor, kind: str) -> RawTensor:

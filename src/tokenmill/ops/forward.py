@@ -14,21 +14,28 @@ backend of the exact family must keep, so that a token's value never depends on 
 - paged_attention: spans of 256 positions counted from 0, each softmaxed from a fresh state, merged in order. Over int8
   KV a backend may round queries, and in each span the weights of the values, to 15 bits.
 - add_lora: K and then r are walked in order, one fused multiply-add each, for every row by itself.
+- moe_route: a row by itself; equal scores go to the lower expert id. moe_ffn: an expert's linears as any others; a
+  row's experts are added in ascending id, acc = fma(weight, y, acc) from 0.
+- latent_attention: queries, stored latents and, in each span, the weights of the values are rounded to bf16 (below
+  2^-56 they are zero); products are summed in float32, in one chain over pairs of neighbours, the second first; spans
+  as in paged_attention, and the sum of a span's weights is that of the rounded ones. Over int8 the codes are the
+  factors: their scale multiplies scores and, before they are rounded, weights of values, whose sum is taken without.
 - row sums (norms, softmax): sixteen interleaved partial sums, then a fixed tree.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
-from .api import Array, HeadGeometry
+from .api import Array, Experts, HeadGeometry, LatentGeometry, Routing
 
 
 class ForwardOps(Protocol):
     """Functions never modify their inputs, but that write_kv writes the pool and add_lora may write into y. (What the
     native backend writes over is chosen afterwards, where nobody reads the input again: ops/native/fuse.py.) A `table`
-    or `weight` is what the backend's `pack` made, a `kv` what its `bind_kv` made; `tokens_T`, `positions_T`, `rows_L`
-    and `adapters_T` are the batch's own."""
+    or `weight` is what the backend's `pack` made, a stack what its `pack_stack` made, a `kv` what its `bind_kv` made;
+    `tokens_T`, `positions_T`, `rows_L` and `adapters_T` are the batch's own."""
 
     def embed(self, table: Any, tokens_T: Array) -> Array:
         """[T, D] float32: dequantised rows of the table, by the step's tokens or places."""
@@ -117,6 +124,7 @@ class ForwardOps(Protocol):
         window: int = 0,
         soft_cap: float = 0.0,
         causal: bool = True,
+        sinks_H: Array | None = None,
     ) -> Array:
         """[T, H*C]: attention of each query row over its sequence's KV, which write_kv has just completed.
 
@@ -124,7 +132,67 @@ class ForwardOps(Protocol):
         window    how many positions a query sees, its own included; where it also sees those after it, so many of them
                   too; 0 for all
         soft_cap  scaled scores become cap * tanh(score / cap) before the softmax; 0 for off
+        sinks     of each head, the score of one more key whose value is 0 (after scale and cap), folded in last
         """
+        ...
+
+    def columns(self, x_TW: Array, first: int, count: int) -> Array:
+        """Columns [first, first + count) of every row."""
+        ...
+
+    def join_columns(self, parts: Sequence[Array]) -> Array:
+        """Rows side by side."""
+        ...
+
+    def gate_rows(self, x_TD: Array, gate_T1: Array) -> Array:
+        """x * sigmoid(gate), a number for each row."""
+        ...
+
+    def linear_heads(self, x_TX: Array, stack: Any) -> Array:
+        """[T, H*N]: of each head's K columns of x [T, H*K], x @ matrix.T with that head's matrix [N, K]."""
+        ...
+
+    def moe_route(self, logits_TE: Array, routing: Routing, bias_E: Array | None = None) -> Array:
+        """[T, 2k] float32: of each row the ids of its experts, ascending (-1 for none, behind the others), then the
+        weights of these (0 for none).
+
+        Scores are softmax(logits), sigmoid(logits), or with SOFTMAX_CHOSEN the logits themselves. Choice is by score
+        + bias, which weights do not see: of the `top_groups` best groups the top_k best experts, ties to the lower
+        group and the lower id. Weights are the scores of those chosen, with SOFTMAX_CHOSEN their softmax; those below
+        min_share of the greatest are dropped; then they are normalised (sums in ascending id) and scaled. A row with a
+        logit that is not finite gets experts 0..k-1 with NaN weights, so that it becomes NaN and no other row does."""
+        ...
+
+    def moe_ffn(self, x_TD: Array, routes_T2k: Array, experts: Experts) -> Array:
+        """[T, D]: sum over a row's experts e of weight_e * (down_e(act(gate_e(x), up_e(x)))), with biases where the
+        experts have them; gate in the first F outputs of gate_up."""
+        ...
+
+    def latent_queries(
+        self, q_TW: Array, k_up: Any, positions_T: Array, table_PR: Array, latent: LatentGeometry
+    ) -> Array:
+        """[T, H*(latent_dim + rope_dim)]: of each head's (nope_dim + rope_dim) columns the first through the head's
+        matrix [latent_dim, nope_dim], the others rotated as in `rope` (R = rope_dim)."""
+        ...
+
+    def latent_kv(
+        self, c_TX: Array, weight: Array, eps: float, positions_T: Array, table_PR: Array, latent: LatentGeometry
+    ) -> Array:
+        """[T, latent_dim + rope_dim]: rms_norm of the first latent_dim columns, rotation of the others."""
+        ...
+
+    def write_latent(self, kv: Any, layer: int, c_TX: Array, batch: Any, latent: LatentGeometry) -> None:
+        """Store every token's latent (of latent_kv) into its slot. bf16: below 2^-56 it is 0, as attention takes it.
+        int8: as in write_kv, one scale a token. A latent that is not finite as stored becomes NaN in the channels that
+        are the key alone (of which there is at least one) and 0 elsewhere, so that who sees the token becomes NaN, and
+        who does not see it does not."""
+        ...
+
+    def latent_attention(
+        self, kv: Any, layer: int, q_TX: Array, batch: Any, latent: LatentGeometry, scale: float
+    ) -> Array:
+        """[T, H*latent_dim]: causal attention of every head's query over its sequence's latents, which write_latent has
+        just completed."""
         ...
 
     def gather_rows(self, x_TD: Array, rows_L: Array) -> Array: ...

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..core.block import KVGroup
-from ..core.memory import give_back, map_private
+from ..core.memory import give_back, give_range_back, map_private
 from ..core.units import MiB
 
 AHEAD_BYTES = 256 * MiB
@@ -53,6 +53,10 @@ class KVPool(Protocol):
 
     def commit(self, blocks: Sequence[int]) -> None:
         """Have the memory of these blocks ready to be written, whatever it holds; others may run meanwhile."""
+        ...
+
+    def give_back(self, blocks: Sequence[int]) -> None:
+        """Let the memory of these blocks go, whatever it holds; they may hold anything after that."""
         ...
 
     def memory(self) -> tuple[memoryview, int]:
@@ -96,6 +100,11 @@ class HostPool:
             begin = first * size // _PAGE * _PAGE
             end = min(-(-(last + 1) * size // _PAGE) * _PAGE, self.data.nbytes)
             _populate(self.data.ctypes.data + begin, end - begin)
+
+    def give_back(self, blocks: Sequence[int]) -> None:
+        size = self.group.bytes_per_block
+        for first, last in _runs(blocks):
+            give_range_back(self.data.ctypes.data + first * size, (last + 1 - first) * size)
 
     def memory(self) -> tuple[memoryview, int]:
         return self.data.reshape(-1).data, self.data.ctypes.data

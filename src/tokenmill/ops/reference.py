@@ -17,16 +17,21 @@ from typing import Any
 import numpy as np
 
 from ..core.block import KVGroup, num_hidden_blocks
+from . import reference_latent, reference_moe
 from .api import (
     Array,
     Draws,
+    Experts,
     HeadGeometry,
+    LatentGeometry,
     LowRank,
     RawTensor,
+    Routing,
     SampleBatch,
     StepBatch,
     StepLimits,
 )
+from .disk import AllInMemory
 from .draws import Mask
 from .pool import HostPool
 from .reference_kv import ReferenceKV
@@ -71,7 +76,7 @@ class ReferenceProgram:
         return lambda: self(batch, draws)
 
 
-class ReferenceOps:
+class ReferenceOps(AllInMemory):
     """Every function of `ops.api.Ops` in numpy.
 
     exact_activations=True leaves the activations of all linears in float32, which makes the model equal to a
@@ -104,6 +109,9 @@ class ReferenceOps:
 
     def pack(self, parts: Sequence[RawTensor]) -> ReferenceWeight:
         return pack(parts)
+
+    def pack_stack(self, matrices: Sequence[Sequence[RawTensor]]) -> reference_moe.ReferenceStack:
+        return reference_moe.pack_stack(matrices)
 
     def quantise(self, part: RawTensor, kind: str) -> RawTensor:
         return quantise(part, kind)
@@ -267,6 +275,7 @@ class ReferenceOps:
         window: int = 0,
         soft_cap: float = 0.0,
         causal: bool = True,
+        sinks_H: np.ndarray | None = None,
     ) -> Array:
         q_THC, _, _ = _split_heads(qkv_TW, heads)
         groups, repeat = heads.num_kv_heads, heads.num_heads // heads.num_kv_heads
@@ -285,10 +294,68 @@ class ReferenceOps:
             behind_tP = batch.positions_T[first:end, None] - np.arange(start, length)
             ahead = 1 if causal else window or length  # keys seen from the query's own on
             scores_GrtP[..., (behind_tP <= -ahead) | (behind_tP >= (window or length))] = -np.inf
-            weights_GrtP = np.exp(scores_GrtP - scores_GrtP.max(axis=-1, keepdims=True))
-            mixed_GrtC = (weights_GrtP @ v_GPC[:, None]) / weights_GrtP.sum(axis=-1, keepdims=True)
+            most_Grt1 = scores_GrtP.max(axis=-1, keepdims=True)
+            if sinks_H is not None:
+                sinks_Gr11 = sinks_H.reshape(groups, repeat, 1, 1)
+                most_Grt1 = np.maximum(most_Grt1, sinks_Gr11)
+            weights_GrtP = np.exp(scores_GrtP - most_Grt1)
+            sums_Grt1 = weights_GrtP.sum(axis=-1, keepdims=True)
+            if sinks_H is not None:
+                sums_Grt1 = sums_Grt1 + np.exp(sinks_Gr11 - most_Grt1)
+            mixed_GrtC = (weights_GrtP @ v_GPC[:, None]) / sums_Grt1
             out_THC[first:end] = mixed_GrtC.transpose(2, 0, 1, 3).reshape(end - first, heads.num_heads, -1)
         return out_THC.reshape(len(qkv_TW), -1)
+
+    def columns(self, x_TW: np.ndarray, first: int, count: int) -> Array:
+        return x_TW[:, first : first + count]
+
+    def join_columns(self, parts: Sequence[np.ndarray]) -> Array:
+        return np.concatenate(parts, axis=1)
+
+    def gate_rows(self, x_TD: np.ndarray, gate_T1: np.ndarray) -> Array:
+        with np.errstate(over="ignore"):  # as in silu_mul
+            return x_TD / (1 + np.exp(-gate_T1))
+
+    def linear_heads(self, x_TX: np.ndarray, stack: reference_moe.ReferenceStack) -> Array:
+        parts = np.split(x_TX, stack.num_matrices, axis=1)
+        return np.concatenate([self.linear(x, w) for x, w in zip(parts, stack.matrices, strict=True)], axis=1)
+
+    def moe_route(self, logits_TE: np.ndarray, routing: Routing, bias_E: np.ndarray | None = None) -> Array:
+        return reference_moe.route(logits_TE, routing, bias_E)
+
+    def moe_ffn(self, x_TD: np.ndarray, routes_T2k: np.ndarray, experts: Experts) -> Array:
+        return reference_moe.ffn(self, x_TD, routes_T2k, experts)
+
+    def latent_queries(
+        self,
+        q_TW: np.ndarray,
+        k_up: reference_moe.ReferenceStack,
+        positions_T: np.ndarray,
+        table_PR: np.ndarray,
+        latent: LatentGeometry,
+    ) -> Array:
+        return reference_latent.queries(self, q_TW, k_up, positions_T, table_PR, latent)
+
+    def latent_kv(
+        self,
+        c_TX: np.ndarray,
+        weight: np.ndarray,
+        eps: float,
+        positions_T: np.ndarray,
+        table_PR: np.ndarray,
+        latent: LatentGeometry,
+    ) -> Array:
+        return reference_latent.latents(self, c_TX, weight, eps, positions_T, table_PR, latent)
+
+    def write_latent(
+        self, kv: ReferenceKV, layer: int, c_TX: np.ndarray, batch: StepBatch, latent: LatentGeometry
+    ) -> None:
+        reference_latent.write(kv, layer, c_TX, batch, latent)
+
+    def latent_attention(
+        self, kv: ReferenceKV, layer: int, q_TX: np.ndarray, batch: StepBatch, latent: LatentGeometry, scale: float
+    ) -> Array:
+        return reference_latent.attend(kv, layer, q_TX, batch, latent, scale)
 
     def gather_rows(self, x_TD: np.ndarray, rows_L: np.ndarray) -> Array:
         return x_TD[rows_L]

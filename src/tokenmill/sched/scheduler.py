@@ -179,7 +179,10 @@ class _Composition:
     def _fitting(self, seq: Sequence, matched: Match) -> int:
         """Tokens of a running prefill's next chunk, after `matched`."""
         num_matched = matched.num_blocks * self.config.block_size
-        planned = self._chunk_size(seq.num_planned + num_matched, num_wanted(seq) - num_matched)
+        start = seq.num_planned + num_matched
+        if start == seq.pause and seq.rows_in_flight:
+            return 0
+        planned = _paused(seq, start, self._chunk_size(start, num_wanted(seq) - num_matched))
         return self.way.fit(seq, matched, planned) if planned else 0
 
     def _chunk_size(self, start: int, num_left: int) -> int:
@@ -232,7 +235,7 @@ class _Composition:
                 if self.ledger.fetch(seq, matched):
                     continue
             self.ledger.admit(seq)
-            self._add_prefill(seq, matched, num_tokens)
+            self._add_prefill(seq, matched, _paused(seq, start, num_tokens))
             self.prefilling.append(seq)
 
     def _clear(self) -> bool:
@@ -246,3 +249,8 @@ class _Composition:
 
 def _is_idle(seq: Sequence) -> bool:
     return seq.request.priority >= IDLE_PRIORITY
+
+
+def _paused(seq: Sequence, start: int, num_tokens: int) -> int:
+    """Of a chunk from `start`, what comes before the sequence's pause."""
+    return min(num_tokens, seq.pause - start) if seq.pause > start else num_tokens

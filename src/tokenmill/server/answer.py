@@ -11,6 +11,7 @@ import msgspec
 from ..core.policy import ENTERS, Verdict
 from ..core.step import TokenLogprob
 from ..text.choice import Choice, Piece
+from .kv.keeping import Keeper
 from .logprobs import TokenNames, chat_logprobs, completion_logprobs
 from .openai import Call
 from .pieces import Work
@@ -29,6 +30,7 @@ class Answer:
     kept          the results of its choices, where they were looked up
     text_offsets  per choice, where in its text the next token's logprobs start
     tab           on which the call is counted; None: it is not
+    keeper        has its KV kept
     """
 
     id: str
@@ -45,6 +47,7 @@ class Answer:
     kept: Sequence[Kept] | None = None
     text_offsets: list[int] = field(default_factory=list)
     tab: Tab | None = None
+    keeper: Keeper | None = None
 
     def __post_init__(self) -> None:
         self.text_offsets = [0] * len(self.choices)

@@ -32,6 +32,10 @@ from .generation import Generation
 from .helper import Helper
 from .http import on_http, on_unexpected
 from .ids.routes import routes as ids_routes
+from .kv.metrics import EngineTierMetrics, TierMetrics
+from .kv.routes import routes as kv_routes
+from .kv.store import AskStore
+from .kv.wanted import pin_always
 from .layers import layers
 from .llama.routes import routes as llama_routes
 from .messages.routes import routes as message_routes
@@ -42,6 +46,7 @@ from .models.door import ModelDoor
 from .models.metrics import CanaryMetrics
 from .models.routes import routes as model_routes
 from .observe.audit_metrics import AuditMetrics
+from .observe.expert_metrics import ExpertMetrics
 from .observe.observer import Observer
 from .observe.routes import routes as observe_routes
 from .observe.traced import Traced
@@ -101,6 +106,7 @@ def build_app(
     upstream_prefixes: Mapping[str, Prefixes] | None = None,
     resume: ResumeStore | None = None,
     beside: bool = False,
+    ask_kv: AskStore | None = None,
 ) -> Starlette:
     """The ASGI application in front of `client`, whose engine may come and go. `store`, `books`, `audit` and `answers`:
     open as long as it serves; None: responses are not kept, usage is not counted, nothing is noted, no call has an
@@ -114,6 +120,8 @@ def build_app(
     `idle_job`: has the machine while nobody has a call open, from `app.state.idle_time.open()` on; None: there is none.
 
     `resume`: as `store`; None: no stream is kept. `await app.state.resume.restart(app)` before it serves.
+
+    `ask_kv`: of the KV store with tiers of this machine; None: there is none.
 
     `beside`: another application has the connections and the accounts, and gives this one the calls of its model by
     `app.state.inside`.
@@ -164,7 +172,12 @@ def build_app(
     canaries = Canaries(book, audit, generation.objectives.usual_targets)
     registry.register(CanaryMetrics(canaries))
     generation.other_names = book.names
-    service = Service(generation, book)
+    tier_metrics = None if ask_kv is None else TierMetrics(config.model_names[0], ask_kv)
+    registry.register(ExpertMetrics(config.model_names[0], lambda: client.hearers.experts.load))
+    registry.register(EngineTierMetrics(config.model_names[0], lambda: client.stats))
+    if tier_metrics is not None:
+        registry.register(tier_metrics)
+    service = Service(generation, book, tier_metrics)
     vectors = VectorService(
         config,
         text,
@@ -226,11 +239,12 @@ def build_app(
         *ids_routes(generation),
         *observe_routes(client, client.hearers.observer, clock),
         *tenant_routes(access, generation.limits),
-        *console_routes(generation),
+        *console_routes(generation, ask_kv),
         *usage_routes(books, time.time),
         *audit_routes(audit),
         *openapi_routes(config.root_path),
         *worker_routes(client, generation.limits),
+        *kv_routes(generation, access, ask_kv),
         *model_routes(book, canaries, generation.limits),
         *slo_routes(generation.objectives, generation.scorer, idle_time),
         *signature_routes(signer),
@@ -253,6 +267,7 @@ def build_app(
         routes=[*routes, *file_routes(generation, batches)], middleware=middleware, exception_handlers=handlers
     )
     app.state.inside = alone
+    app.state.pin_kv = None if ask_kv is None else partial(pin_always, generation, ask_kv)
     app.state.batches = batches
     app.state.handover = None if batches is None else Handover(batches)
     app.state.idle_time = idle_time

@@ -27,6 +27,7 @@ from ..cluster.events import (
     Opened,
     Pooled,
     Stepped,
+    Telling,
     Ticked,
     Told,
 )
@@ -51,9 +52,8 @@ from ..core.events import (
     ToEngine,
     UnloadAdapter,
 )
+from ..core.experts import ExpertLoad
 from ..core.files import WantPart
-from ..core.kv_events import KVEvents
-from ..core.moves import Moved, Prefetched, Staged
 from ..core.policy import ENTERS, Admission, Newcomer, Verdict
 from ..core.ports import FrontEnd
 from ..core.request import Request
@@ -65,6 +65,7 @@ from .attached import AttachedEngine
 from .cache_views import CacheViews
 from .deltas import Stream
 from .hearers import Hearers
+from .kv.later import KVLater
 from .workers.roster import Roster
 
 _log = logging.getLogger(__name__)
@@ -81,6 +82,7 @@ class EngineClient:
     admission    which call may enter
     adapters     the LoRA adapters that requests may name
     cache_views  what the engines' prefix caches hold
+    kv_later     asks for KV that is wanted later
     gateway      the record of all of this, to be read only
     roster       who works, also those whose engine does not serve now
 
@@ -103,6 +105,7 @@ class EngineClient:
         self.cache_views = CacheViews(self._tell)
         self._on_prepared = on_prepared
         self._links: dict[int, AttachedEngine] = {}
+        self.kv_later = KVLater(self._tell, self.gateway, self._links)
         self._num_links = 0
         self._streams: dict[str, Stream] = {}
         self._absence = Absence(why_down, lambda: self.gateway.ready)
@@ -149,9 +152,7 @@ class EngineClient:
         return self.gateway.num_open
 
     def move_by(self, decision: str, rescheduling: str, replication: str) -> None:
-        """Which requests two engines compute together (`cluster.pools.DECISIONS`), which go to another engine while
-        they run (`cluster.rescheduling.POLICIES`), and which prefixes are copied to further engines
-        (`cluster.replication.POLICIES`)."""
+        """By names in `cluster.pools.DECISIONS`, `cluster.rescheduling.POLICIES` and `cluster.replication.POLICIES`."""
         self.gateway.pools.decision = decision_named(decision)
         self.gateway.reviews.policy = policy_named(rescheduling)
         self.gateway.reviews.replication = replication_named(replication)
@@ -227,6 +228,7 @@ class EngineClient:
         effects = self._handle(Left(link.number))
         self.adapters.lose(link.number, Unavailable(reason))
         self.cache_views.lose(link.number)
+        self.kv_later.lose(link.number)
         self.roster.go(link.number)
         if self.ready is None:
             self._absence.why = reason
@@ -339,10 +341,13 @@ class EngineClient:
             self.adapters.answer(message)
         elif isinstance(message, WantPart):
             link.spawn(self._give_part(link, message), "part")
+        elif isinstance(message, ExpertLoad):
+            self.hearers.experts.note(link.number, message)
         elif isinstance(message, CacheShown):
             self.cache_views.answer(link.number, message)
-        elif isinstance(message, Staged | Moved | Prefetched | KVEvents):
-            self._handle(Told(link.number, message))
+        elif isinstance(message, Telling):
+            if not self.kv_later.takes(message):
+                self._handle(Told(link.number, message))
         elif isinstance(message, PoolChanged):
             link.epoch = message.epoch
             self._handle(Pooled(link.number, message.pool))

@@ -107,6 +107,14 @@ class ServerConfig:
         metavar="N",
         group=LOAD,
     )
+    kv_keep_tools_s: float = option(
+        60.0,
+        "where there is a KV store, keep the KV of an answer that ends in calls of tools there for so long, unless its"
+        " request says otherwise; 0: not (default: 60)",
+        read=seconds,
+        metavar="S",
+        group=LOAD,
+    )
     trusted_proxies: tuple[str, ...] = option(
         (),
         "proxies whose X-Forwarded-For tells clients apart, such as 10.0.0.0/8, or * (default: none)",

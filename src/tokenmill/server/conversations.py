@@ -59,6 +59,9 @@ def parse_conversation(fields: Fields, rules: Rules, tools: tuple[dict[str, Any]
             param="chat_template",
         )
     messages = read_messages(given, rules.speech)
+    family = rules.speech.family
+    messages = messages if family.arrange is None else family.arrange(messages)
+    tools = tools if family.arrange_tools is None else family.arrange_tools(tools)
     proceed = _proceeds(fields, given)
     generate = fields.flag("add_generation_prompt")
     if proceed and generate:

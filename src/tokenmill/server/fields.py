@@ -17,7 +17,7 @@ from .spelling import nearest
 _MAX_NAME = 100
 MAX_DEPTH = 200
 """Levels of arrays and objects in a body: what is done with them later takes some of Python's 1,000 frames for each."""
-MAX_SPELLED = 50
+MAX_SPELLED = 20
 """Unknown fields of one object that are looked at for misspellings."""
 _TOO_DEEP = f"The body is nested too deeply: arrays and objects may be {MAX_DEPTH} deep."
 

@@ -31,6 +31,7 @@ from .deltas import Stream
 from .fields import Fields
 from .grammars import GrammarCompiler
 from .helper import Caller, Helper, caller_of
+from .kv.keeping import Keeper
 from .limits import Limits, least_tokens, newcomer, wait_ready
 from .logprobs import TokenNames
 from .openai import Call
@@ -90,6 +91,8 @@ class Generation:
         self.objectives = Objectives(config.slo, lambda: client.stats.costs, self._step_tokens)
         self.scorer = Scorer(config.model_names[0], lambda: self.objectives.effective)
         client.hearers.watchers.append(self.scorer)
+        self.keeper = Keeper(client.kv_later, config.kv_keep_tools_s)
+        client.hearers.watchers.append(self.keeper)
         self.metrics.registry.register(self.scorer)
         self._shadow: Shadow | None = None
         if config.admission == SHADOW:
@@ -191,6 +194,8 @@ class Generation:
                 answer.tab.defer(requests[0].id)
         with self.limits.dropping_quota(requests):
             stream = self.client.open(requests, caller.name, interval, answer.verdict)
+        answer.keeper = self.keeper
+        self.keeper.watch(requests, call.keep_s)
         if self.client.hearers.request_log is not None:
             self.client.hearers.request_log.came(requests, answer.id)
         return answer, stream

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..cluster.events import Effects, Ended
+from ..cluster.expert_load import ExpertTotals
 from ..core.events import EngineStats, Output, Ready, StepOutputs
 from ..core.request import Request
 
@@ -20,9 +21,11 @@ if TYPE_CHECKING:
 
 
 class Hearers:
-    """Told by a client of engines, in the order in which things happen. Times are of the loop's clock."""
+    """Told by a client of engines, in the order in which things happen. Times are of the loop's clock. experts: what
+    those of the engines' model have computed."""
 
     def __init__(self) -> None:
+        self.experts = ExpertTotals()
         self.metrics: Metrics | None = None
         self.request_log: RequestLog | None = None
         self.watchers: list[Watcher] = []
@@ -59,7 +62,7 @@ class Hearers:
             watcher.ended(ended)
         if self.observer is not None:
             self.observer.ended(ended)
-        request, output, reason, last_token_s, now = ended
+        request, output, reason, last_token_s, now = ended[:5]
         if output is None:
             if self.metrics is not None:
                 self.metrics.request_lost(reason)
@@ -100,12 +103,14 @@ class Hearers:
             self.metrics.overload.expired(number)
 
     def engine_came(self, number: int, ready: Ready, stats: EngineStats, flight: str) -> None:
+        self.experts.join(number, ready.expert_load)
         if self.observer is not None:
             self.observer.engine_came(number, ready.worker, flight)
         if self.metrics is not None:
             self.metrics.engine_ready(ready, stats)
 
     def engine_left(self, number: int, now: float) -> None:
+        self.experts.leave(number)
         if self.observer is not None:
             self.observer.engine_left(number, now)
 

@@ -104,6 +104,7 @@ class Metrics:
         self._stats = EngineStats()
         self._ready: Ready | None = None
         self.num_parameters = 0
+        self._active_share = 1.0
         self.name_adapter: Callable[[str], str] = lambda digest: digest
         self.count_waiting: Callable[[], int] = lambda: 0
         self.predict_wait: Callable[[], float] = lambda: 0.0
@@ -154,6 +155,7 @@ class Metrics:
     def engine_ready(self, ready: Ready, stats: EngineStats) -> None:
         """An engine has come; `stats`: of all that serve now."""
         self._ready, self._stats = ready, stats
+        self._active_share = ready.active_share
 
     def engine_lost(self, ready: Ready | None, stats: EngineStats) -> None:
         """One that had been ready has gone. `ready`, `stats`: of those that are left."""
@@ -335,9 +337,11 @@ class _Snapshot:
         yield self._sources(stats)
         computed = stats.prompt_tokens_computed + stats.generation_tokens
         flops = CounterMetricFamily(
-            "vllm:estimated_flops_per_gpu", "Two for each parameter and computed token", labels=_LABELS
+            "vllm:estimated_flops_per_gpu",
+            "Two for each parameter that a token uses and computed token",
+            labels=_LABELS,
         )
-        flops.add_metric(metrics._labels, 2.0 * metrics.num_parameters * computed)
+        flops.add_metric(metrics._labels, 2.0 * metrics.num_parameters * metrics._active_share * computed)
         yield flops
         yield metrics._itl.family(metrics._labels)
         yield self._cache_config()

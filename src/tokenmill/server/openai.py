@@ -23,6 +23,7 @@ from .constraints import read_constraint
 from .conversations import Conversation as Conversation
 from .conversations import parse_conversation as parse_conversation
 from .fields import Fields
+from .kv.wishes import read_keep
 from .other_fields import CHAT, COMPLETION, check, rename
 from .prompts import Mixed, Prompt, parse_prompts, token_ids
 from .rules import Rules as Rules
@@ -60,6 +61,7 @@ class Call:
     stream_interval   tokens of a chunk behind the first; None: as the server is set
     beams             how to search for the likeliest answers; None: they are drawn
     slo               what it says of its objectives
+    keep_s            for how long its KV is to be kept after its end; None: it does not say
     priority_class    that it asks for; None: its tenant's
     extras            what another API's shape needs of the body: JSON data
     """
@@ -95,6 +97,7 @@ class Call:
     stream_interval: int | None = None
     beams: BeamSearchParams | None = None
     slo: Wish = NO_WISH
+    keep_s: float | None = None
     priority_class: int | None = None
     extras: dict[str, Any] = field(default_factory=dict)
 
@@ -266,6 +269,7 @@ def _common(fields: Fields, prompt_logprobs: int | None) -> dict[str, Any]:
         "handoff": _handoff(fields, stream),
         "constraint": read_constraint(fields),
         "slo": read_wish(fields),
+        "keep_s": read_keep(fields),
         "priority_class": read_class(fields),
     }
 

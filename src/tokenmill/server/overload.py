@@ -73,7 +73,7 @@ class OverloadMetrics:
         costs = GaugeMetricFamily(
             "tokenmill:step_cost_seconds", "What a step takes, and each part of it", labels=(*_LABELS, "part")
         )
-        for name, value in zip(Costs._fields, stats.costs, strict=True):
+        for name, value in zip(Costs._fields[:-1], stats.costs[:-1], strict=True):
             costs.add_metric((*self._labels, name.removesuffix("_s")), value)
         yield costs
         late = CounterMetricFamily(
@@ -123,7 +123,7 @@ class Shadow:
 
 def outcome(ended: Ended) -> str:
     """Whether a request met its targets."""
-    request, output, reason, last_token_s, _ = ended
+    request, output, reason, last_token_s = ended[:4]
     timing = None if output is None else output.timing
     if output is None or timing is None or timing.first_token_s < 0 or reason not in ("stop", "length"):
         return "failed"

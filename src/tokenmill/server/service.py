@@ -19,6 +19,7 @@ from .fields import Fields
 from .generation import Generation
 from .helper import caller_of
 from .http import JSONReply, error_reply, style_for
+from .kv.metrics import TierMetrics
 from .messages.models import model_body, page_body
 from .metrics import render
 from .models.book import ModelBook
@@ -33,9 +34,10 @@ _CHAT, _COMPLETION = OpenAIShape("chatcmpl"), OpenAIShape("cmpl")
 
 
 class Service:
-    """The endpoints of one application."""
+    """The endpoints of one application. tiers: of its KV store; None: there is none."""
 
-    def __init__(self, generation: Generation, book: ModelBook) -> None:
+    def __init__(self, generation: Generation, book: ModelBook, tiers: TierMetrics | None = None) -> None:
+        self._tiers = tiers
         self._book = book
         self._generation = generation
         self._config = generation.config
@@ -140,7 +142,7 @@ class Service:
     async def detokenize(self, request: HttpRequest) -> Response:
         async with self._limits.body(request) as data:
             call, _ = await self._generation.read("detokenize", data, caller_of(request))
-        text = self._text.tokenizer.decode(call.prompts[0], skip_special=False)
+        text = await self._generation.encoder.decode(call.prompts[0])
         return JSONReply({"prompt": text, "content": text})
 
     async def health(self, request: HttpRequest) -> Response:
@@ -159,6 +161,8 @@ class Service:
         """Series by tenant only with an admin key."""
         more = [self._observer.tenants.registry] if ADMIN in request.state.scopes else []
         more += self._book.registries()
+        if self._tiers is not None:
+            await self._tiers.refresh()
         body, content_type = self._metrics.render(request.headers.get("accept", ""), more)
         return Response(body, headers={"content-type": content_type})
 

@@ -44,14 +44,23 @@ def constraint_of(call: Call, speech: Speech, prompt: str | None) -> Constraint 
     if family is None or call.conversation is None or prompt is None:
         return call.constraint
     opened = begins_thinking(call, speech, prompt)
-    if not opened and (call.conversation.continue_final_message or prompt.rstrip().endswith(family.end)):
+    over = (family.end, family.lead) if family.lead else family.end
+    if not opened and (call.conversation.continue_final_message or prompt.rstrip().endswith(over)):
         return call.constraint  # it is over
     constraint = call.constraint
     if constraint is None:
         if budget is None:
             return None
         constraint = _free(call, speech)
-    thinking = Thinking(family.begin, family.end, opened, budget, may_skip=call.constraint is not None)
+    thinking = Thinking(
+        family.begin,
+        family.end,
+        opened,
+        budget,
+        may_skip=call.constraint is not None,
+        after=family.after,
+        lead="" if constraint.kind == "tools" else family.lead,  # calls have their own
+    )
     return msgspec.structs.replace(constraint, thinking=thinking)
 
 

@@ -213,28 +213,34 @@ async def _batches(
     by a token at a time. Raises what ends the call early."""
     choices = {choice.request.id: choice for choice in answer.choices}
     num_running = len(choices)
-    while num_running:
-        batch = []
-        for delta in await stream.take():
-            choice = choices[delta.request_id]
-            if delta.finish_reason == FINISH_ERROR:
-                raise from_engine(delta.error, delta.error_kind, delta.error_param)
-            if delta.finish_reason == FINISH_ABORT:
-                raise Unavailable("The server gave up this request; it may be sent again.")
-            is_end = delta.finish_reason is not None
-            for part in (delta,) if line is None else line.one_by_one(delta):
-                piece = choice.push(part)
-                batch.append((choice, piece))
-                if len(batch) % _PIECES_AT_ONCE == 0:
-                    await asyncio.sleep(0)
-                if piece.finish_reason is not None:
-                    num_running -= 1
-                    if not is_end:
-                        stream.finish(delta.request_id, piece.finish_reason)
-                    break
-        if not num_running:
-            metrics.call_done(max(choice.num_tokens for choice in answer.choices))
-        yield batch
+    try:
+        while num_running:
+            batch = []
+            for delta in await stream.take():
+                choice = choices[delta.request_id]
+                if delta.finish_reason == FINISH_ERROR:
+                    raise from_engine(delta.error, delta.error_kind, delta.error_param)
+                if delta.finish_reason == FINISH_ABORT:
+                    raise Unavailable("The server gave up this request; it may be sent again.")
+                is_end = delta.finish_reason is not None
+                for part in (delta,) if line is None else line.one_by_one(delta):
+                    piece = choice.push(part)
+                    batch.append((choice, piece))
+                    if len(batch) % _PIECES_AT_ONCE == 0:
+                        await asyncio.sleep(0)
+                    if piece.finish_reason is not None:
+                        num_running -= 1
+                        if answer.keeper is not None:
+                            answer.keeper.finish(choice)
+                        if not is_end:
+                            stream.finish(delta.request_id, piece.finish_reason)
+                        break
+            if not num_running:
+                metrics.call_done(max(choice.num_tokens for choice in answer.choices))
+            yield batch
+    finally:
+        if answer.keeper is not None:
+            answer.keeper.forget(answer.choices)
 
 
 @contextlib.asynccontextmanager

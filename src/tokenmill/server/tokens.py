@@ -36,8 +36,11 @@ from .openai import Call, Conversation
 from .prompts import Mixed, Prompt
 from .tokenizing import MAX_TOKENIZE_CHARS, tokenize_body
 
-THREAD_CHARS = 5_000
-"""Texts of more characters than this are encoded in a thread."""
+THREAD_CHARS = 2_000
+"""Texts of more characters than this are encoded in a thread. Many short lines take over a microsecond each."""
+
+THREAD_IDS = 10_000
+"""More ids than this are decoded in a thread."""
 
 KNOWN_CHARS = 100_000
 """Longer ones are encoded in the helper process. Nor is it asked whether they are known: that, too, takes time."""
@@ -169,6 +172,14 @@ class Encoder:
             return await caller.stay(self._helper.run(job, caller.name))
         encoded = await self.encode(rendered, add_special=add_special, shared=False, param=param)
         return tokenize_body(self._text.tokenizer, encoded.tokens, form, max_model_len)
+
+    async def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids, special tokens included."""
+        decode = partial(self._text.tokenizer.decode, ids, skip_special=False)
+        if len(ids) <= THREAD_IDS:
+            return decode()
+        async with self._threads:
+            return await asyncio.to_thread(decode)
 
     async def encode_call(
         self, call: Call, limit: int, *, rendered: Rendered | None = None, caller: Caller = _NOBODY

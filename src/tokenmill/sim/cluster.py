@@ -19,7 +19,7 @@ import asyncio
 import logging
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
@@ -30,17 +30,19 @@ from ..core.effects import Event
 from ..core.errors import EngineFailed, Overloaded
 from ..core.events import FINISH_ABORT
 from ..core.ports import Executor
-from ..sched.admission import refusal
 from .at_random import Copycat, Wanderlust
 from .check import ClientStream, check_saved, check_stream
+from .cluster_kinds import MAKERS, Cluster
+from .cluster_stores import FACTS, Stores
 from .executor import ToyExecutor
-from .faults import CRASH, FLIP, FREEZE, HOLD, KINDS, LEAVE, Faults, strike
+from .faults import strike
 from .front import Front
 from .loop import VirtualLoop
-from .network import NO_DELAY, Network, Shape
+from .network import Network
 from .peers import ToyNetwork
-from .worker import POISON_SEED, Build, Worker
-from .workload import VOCAB_SIZE, Arrival, Scenario, make_scenario
+from .tier_store import ToyTiers
+from .worker import Build, Worker
+from .workload import VOCAB_SIZE, Scenario
 
 _LIMIT_S = 200.0
 _SETTLE_S, _SETTLE_QUIET_S = 31.0, 15.0
@@ -48,38 +50,11 @@ _SETTLE_S, _SETTLE_QUIET_S = 31.0, 15.0
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
-    """pools      of the workers, one each
-    is_shared  whether choices have places in turn
-    poison     id of the request that ends engines; "": there is none
-    limit_s    after which a worker is lost that gives no sign of life
-    grace_s    for how long a worker that was let go may still be heard
-    splits, migration  names of the policies of `cluster.pools` and `cluster.rescheduling`, and "random" moves
-    copies     whether prefixes are copied from worker to worker, at random
-    peers_fail   share of transfers of KV between workers that are lost
-    check_rate   share of the events of an engine after which its books are checked
-    """
-
-    scenario: Scenario
-    pools: tuple[str, ...]
-    faults: Faults
-    is_shared: bool = True
-    poison: str = ""
-    shape: Shape = NO_DELAY
-    limit_s: float = 2.0
-    grace_s: float = 0.0
-    splits: str = "never"
-    migration: str = "off"
-    copies: bool = False
-    peers_fail: float = 0.0
-    check_rate: float = 0.05
-
-
-@dataclass(frozen=True, slots=True)
 class ClusterReport:
     """`faults`: how many of each kind; `num_left`: links that were lost or let go, `num_let_go`: of those, the ones of
     silent workers; `num_moved`: requests that went to another worker, `num_pulled`: blocks of KV that they took along;
     `num_copied`: prefixes that came to another worker's cache, `num_uncopied`: that did not;
+    `num_fetched`: blocks that came from KV stores;
     `ends`: (finish reason or error kind, number of requests), sorted."""
 
     digest: str
@@ -94,116 +69,9 @@ class ClusterReport:
     num_pulled: int
     num_copied: int
     num_uncopied: int
+    num_fetched: int
     ends: tuple[tuple[str, int], ...]
     duration_s: float
-
-
-def make_deaths(seed: int) -> Cluster:
-    """Engines that crash, at steps and moments of the seed's choice; in some runs one request is poison."""
-    rng = random.Random(f"deaths {seed}")
-    scenario = replace(make_scenario(seed), failure_rate=0.0)
-    poison = ""
-    lasting = [request for request in scenario.requests if refusal(request, scenario.config, 0) is None]
-    if lasting and rng.random() < 0.3:
-        poison = rng.choice(lasting).id
-        scenario = replace(scenario, arrivals=tuple(_poisoned(arrival, poison) for arrival in scenario.arrivals))
-    number = rng.choice([0, 0, 1]) if poison else rng.choice([1, 2, 3, 3, 10])
-    return Cluster(
-        scenario, ("mixed",) * rng.choice([1, 1, 2, 3]), Faults(number, (CRASH,)), rng.random() < 0.7, poison
-    )
-
-
-def make_faults(seed: int) -> Cluster:
-    """Faults of all kinds, on a network with delays."""
-    rng = random.Random(f"cluster {seed}")
-    shape = Shape(rng.choice([0.0, 0.0002, 0.003]), rng.choice([0.0, 0.001]), rng.choice([0.0, 0.05]), 0.2)
-    scenario = make_scenario(seed)
-    costs = scenario.costs._replace(step_s=rng.choice([0.002, 0.01, 0.03]))
-    return Cluster(
-        replace(scenario, failure_rate=0.0, costs=costs),
-        ("mixed",) * rng.choice([1, 2, 3, 4]),
-        Faults(rng.choice([1, 3, 6, 12]), gap_s=rng.choice([0.05, 0.3, 0.6])),
-        rng.random() < 0.7,
-        shape=shape,
-        limit_s=rng.choice([0.8, 2.0]),
-        grace_s=rng.choice([0.0, 0.5, 5.0]),
-    )
-
-
-def make_zombies(seed: int) -> Cluster:
-    """Workers stand still until they are let go, and a little longer; what they say then comes through."""
-    rng = random.Random(f"zombies {seed}")
-    scenario = make_scenario(seed)
-    return Cluster(
-        replace(scenario, failure_rate=0.0, costs=scenario.costs._replace(step_s=0.03)),
-        ("mixed",) * rng.choice([2, 3, 4]),
-        Faults(12, (FREEZE, HOLD), 0.2, (0.7, 0.8, 0.9)),
-        limit_s=0.8,
-        grace_s=5.0,
-    )
-
-
-def make_splits(seed: int) -> Cluster:
-    """Prompts are computed by some workers and answers by others, one each or two."""
-    rng = random.Random(f"splits {seed}")
-    number = rng.choice([1, 2])
-    pools = ("prefill",) * number + ("decode",) * number + ("mixed",) * rng.choice([0, 0, 1])
-    quiet = Faults(rng.choice([0, 0, 2, 5]))
-    return replace(make_faults(seed), pools=pools, faults=quiet, splits="always", peers_fail=rng.choice([0.0, 0.1]))
-
-
-def make_moves(seed: int) -> Cluster:
-    """Requests change workers at random steps, some several times."""
-    rng = random.Random(f"moves {seed}")
-    made = make_faults(seed)
-    return replace(
-        made,
-        scenario=_roomy(made.scenario, rng.choice([1, 4, 10])),
-        pools=("mixed",) * rng.choice([2, 3, 4]),
-        faults=Faults(rng.choice([0, 0, 2, 5])),
-        migration=rng.choice(["random", "random", "on"]),
-        peers_fail=rng.choice([0.0, 0.1, 0.5]),
-    )
-
-
-def make_mixed(seed: int) -> Cluster:
-    """Pools that change, splits, moves, drains and faults of all kinds at once."""
-    rng = random.Random(f"mixed {seed}")
-    pools = tuple(rng.choice(["prefill", "decode", "mixed"]) for _ in range(rng.choice([2, 3, 5])))
-    made = make_faults(seed)
-    return replace(
-        made,
-        scenario=_roomy(made.scenario, rng.choice([1, 4, 10])),
-        pools=pools,
-        faults=Faults(rng.choice([3, 6, 12]), (*KINDS, FLIP, FLIP, LEAVE)),
-        splits=rng.choice(["always", "cost"]),
-        migration=rng.choice(["random", "random", "on"]),
-        copies=True,
-        peers_fail=rng.choice([0.0, 0.1, 0.5]),
-    )
-
-
-MAKERS: dict[str, Callable[[int], Cluster]] = {
-    "deaths": make_deaths,
-    "faults": make_faults,
-    "zombies": make_zombies,
-    "splits": make_splits,
-    "moves": make_moves,
-    "mixed": make_mixed,
-}
-
-
-def _roomy(scenario: Scenario, times: int) -> Scenario:
-    """With more blocks and rows, so that requests find room where they go, and slow steps, so that they go in time."""
-    config = scenario.config
-    groups = tuple(replace(group, num_blocks=group.num_blocks * times) for group in config.groups)
-    config = replace(config, groups=groups, max_num_seqs=config.max_num_seqs * times)
-    return replace(scenario, config=config, costs=scenario.costs._replace(step_s=0.03))
-
-
-def _poisoned(arrival: Arrival, request_id: str) -> Arrival:
-    requests = (replace(each, seed=POISON_SEED) if each.id == request_id else each for each in arrival.requests)
-    return Arrival(arrival.at_s, tuple(requests))
 
 
 @dataclass(slots=True)
@@ -277,6 +145,9 @@ def run_cluster(cluster: Cluster, seed: int) -> ClusterReport:
     gateway.reviews.policy = at_random if cluster.migration == "random" else policy_named(cluster.migration)
     gateway.reviews.replication = Copycat(random.Random(f"copies {seed}")) if cluster.copies else None
     peers = ToyNetwork(seed, cluster.peers_fail)
+    rng = random.Random(f"stores {seed}")
+    ends_of_stores: list[ToyTiers] = []
+    stores = Stores(cluster.stores, scenario.config, loop, rng, cluster.lies) if cluster.stores else None
 
     def begin(address: str, incarnation: str) -> tuple[Executor, tuple[Event, ...]]:
         executor = ToyExecutor(
@@ -287,14 +158,23 @@ def run_cluster(cluster: Cluster, seed: int) -> ClusterReport:
             network=peers,
             address=address,
             incarnation=incarnation,
+            machine=None if stores is None else stores.of(address),
         )
+        if executor.tiers is not None:
+            ends_of_stores.append(executor.tiers)
+        if stores is not None:
+            return executor, (stores.opened(),)
         if stored is None:
             return executor, ()
         executor.store.blocks = stored
         return executor, (executor.store.opened(),)
 
     async def main() -> None:
-        build = Build(scenario.config, begin, peers, cluster.check_rate)
+        names = [f"w{number}" for number in range(len(cluster.pools))]
+        build = Build(scenario.config, begin, peers, cluster.check_rate, are_linked=cluster.are_linked)
+        if stores is not None:
+            stores.start()
+            build = replace(build, stores=stores.watches(names), tiers=FACTS)
         network = Network(loop, cluster.shape, random.Random(f"network {seed}"))
         workers = [
             Worker(f"w{number}", pool, build, network, loop, random.Random(f"w{number} {seed}"), [front.attach])
@@ -308,8 +188,11 @@ def run_cluster(cluster: Cluster, seed: int) -> ClusterReport:
         striking = loop.spawn(
             strike(cluster.faults, workers, [front], random.Random(f"faults {seed}"), counts), "faults"
         )
+        crashing = None if stores is None else loop.spawn(stores.crash(1.0), "stores")
         await clients.done.wait()
         striking.cancel()
+        if crashing is not None:
+            crashing.cancel()
         await _settle(workers, _SETTLE_S if cluster.faults.number else _SETTLE_QUIET_S)
 
     loop.run(main())
@@ -331,6 +214,7 @@ def run_cluster(cluster: Cluster, seed: int) -> ClusterReport:
         peers.num_pulled,
         clients.num_copied,
         clients.num_uncopied,
+        sum(each.num_fetched for each in ends_of_stores),
         tuple(sorted(ends.items())),
         loop.time(),
     )
@@ -386,7 +270,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(
             f"seed {seed}: {report.digest} {faults}; {report.num_left} links lost, {report.num_let_go} of them silent; "
             f"{report.num_moved} moved with {report.num_pulled} blocks, {report.num_unmoved} not; "
-            f"{report.num_copied} prefixes copied, {report.num_uncopied} not; "
+            f"{report.num_fetched} blocks from stores; {report.num_copied} prefixes copied, {report.num_uncopied} not; "
             f"{report.num_resumed} resumed, {report.num_poisoned} given up, {report.duration_s:.3f} s virtual; "
             + ", ".join(f"{number} {end}" for end, number in report.ends)
         )

@@ -25,7 +25,7 @@ from hashlib import blake2b
 from ..core.block import num_hidden_blocks
 from ..core.config import EngineConfig
 from ..core.cost import Costs, work_of
-from ..core.effects import DropAdapter, FetchBlocks, FindBlocks, Job, PrepareGrammar, SaveBlocks
+from ..core.effects import DropAdapter, GiveBack, Job, PrepareGrammar
 from ..core.errors import EngineFailed, InvalidRequest
 from ..core.events import LoadAdapter
 from ..core.moves import EndMove, PullBlocks, SendBlocks
@@ -33,8 +33,9 @@ from ..core.ports import Clock
 from ..core.request import Request, SamplingParams
 from ..core.step import Introduction, PlanRow, RowResult, StepPlan, StepResult, TokenLogprob
 from .peers import ToyNetwork, ToyPeer
-from .pools import ToyPool, ToySequence
+from .pools import ToyPool, ToySequence, give_back, mark_of
 from .store import Stored, ToyStore
+from .tier_store import ToyMachine, ToyTiers
 
 BAD_GRAMMAR = "bad"
 _GARBAGE = -7
@@ -50,11 +51,6 @@ class StepFailure(RuntimeError):
 
 TOY_COSTS = Costs(step_s=0.004, token_s=0.0001)
 """What steps take where nothing else is said."""
-
-
-def mark_of(adapter: str) -> int:
-    """What an adapter adds to the tokens it stores."""
-    return int.from_bytes(blake2b(adapter.encode(), digest_size=4).digest(), "little") << 24 if adapter else 0
 
 
 def draw(vocab_size: int, intro: Introduction, prefix: array[int], position: int) -> int:
@@ -143,6 +139,7 @@ class ToyExecutor:
         network: ToyNetwork | None = None,
         address: str = "",
         incarnation: str = "",
+        machine: ToyMachine | None = None,
     ) -> None:
         self._block_size = config.block_size
         self._max_tokens = config.max_num_batched_tokens
@@ -161,6 +158,10 @@ class ToyExecutor:
         self._turn: asyncio.Future[None] | None = None
         rng = random.Random(f"transfers of {failure_seed}")
         self.store = ToyStore(self._pools, config.block_size, self._require, rng, failure_rate, dict(stored or {}))
+        self.tiers = (
+            ToyTiers(machine, incarnation, self._pools, config.block_size, self._require, rng) if machine else None
+        )
+        self._kv = self.tiers or self.store
         self.num_failures = 0
         self.peer: ToyPeer | None = None
         if network is not None:
@@ -184,18 +185,16 @@ class ToyExecutor:
                 return await self._drop_adapter(digest)
             case PrepareGrammar(grammar):
                 return await self._prepare_grammar(grammar)
-            case FindBlocks():
-                return await self.store.find(job)
-            case FetchBlocks():
-                return await self.store.fetch(job)
             case PullBlocks():
                 return await self._reached_peer().pull(job)
             case SendBlocks():
                 return await self._reached_peer().send(job)
             case EndMove():
                 return "" if self.peer is None else self.peer.end(job)
-            case SaveBlocks():
-                return await self.store.save(job)
+            case GiveBack(blocks=blocks):
+                self._require(give_back(self._pools, blocks), "a block is used and given back")
+                return ""
+        return await self._kv.run(job)
 
     def _reached_peer(self) -> ToyPeer:
         if self.peer is None:
@@ -236,7 +235,8 @@ class ToyExecutor:
         finally:
             for pool in self._pools:
                 pool.reach.pop(plan.step, None)
-            turn.set_result(None)
+            if not turn.done():  # or the engine was killed
+                turn.set_result(None)
 
     def _receive(self, plan: StepPlan) -> list[ToySequence]:
         """Apply table deltas and check the plan, at the moment that it is submitted."""

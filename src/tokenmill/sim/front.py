@@ -10,15 +10,15 @@ import asyncio
 from collections.abc import Callable, Sequence
 from itertools import count
 
-from ..cluster.events import Effects, GatewayEvent, Joined, Leaves, Left, Opened, Pooled, Stepped, Ticked, Told
+from ..cluster.events import Effects, GatewayEvent, Joined, Leaves, Left, Opened, Pooled, Stepped, Telling, Ticked, Told
 from ..cluster.gateway import Gateway
 from ..cluster.keys import with_keys
 from ..cluster.liveness import LOOK_S, Liveness
 from ..core.events import Abort, Drain, FromEngine, Leaving, PoolChanged, Ready, SetPool, StepOutputs, Submit, ToEngine
-from ..core.kv_events import KVEvents
-from ..core.moves import Moved, Prefetched, Staged
+from ..core.policy import ENTERS, Verdict
 from ..core.ports import FrontEnd
 from ..core.request import Request
+from .leaper import Late
 from .loop import VirtualLoop
 
 Hear = Callable[[GatewayEvent, Effects], None]
@@ -68,6 +68,7 @@ class Front:
         self._links: dict[int, _Attached] = {}
         self._num_links = 0
         self._alarm: asyncio.TimerHandle | None = None
+        self.late = Late(loop, self._take_late)
 
     def attach(self, end: FrontEnd) -> int:
         """Take up a link; its engine gets requests once its Ready has come. The number of the link."""
@@ -92,15 +93,16 @@ class Front:
                     self.num_let_go += 1
                     self._let_go(link)
 
-    def open(self, requests: Sequence[Request], client: str = "") -> None:
+    def open(self, requests: Sequence[Request], client: str = "", verdict: Verdict = ENTERS) -> None:
         """A call, with the keys of its blocks where engines are chosen by them."""
         ready = self.gateway.ready
         if ready is not None and self.gateway.router.has_keys:
             requests = with_keys(requests, ready)
-        self.handle(Opened(requests, client))
+        self.handle(Opened(requests, client, verdict))
 
     def handle(self, event: GatewayEvent) -> Effects:
         gateway = self.gateway
+        self.late.settle()
         effects = gateway.handle(event, self._loop.time())
         if self._is_checked:
             gateway.check()
@@ -113,6 +115,8 @@ class Front:
         self.refused = self.refused or effects.refused
         self._hear(event, effects)
         self._set_alarm()
+        if gateway.placing.waits_for_steps:
+            self.late.stay_awake()
         return effects
 
     def _set_alarm(self) -> None:
@@ -167,13 +171,18 @@ class Front:
                 return
             self._take(link, message)
 
+    def _take_late(self, number: int, message: FromEngine) -> None:
+        link = self._links.get(number)
+        if link is not None:
+            self._take(link, message)
+
     def _take(self, link: _Attached, message: FromEngine) -> None:
         if not self.is_up:
             return
         link.liveness.hear(message)
         if isinstance(message, StepOutputs):
             self.handle(Stepped(link.number, message))
-        elif isinstance(message, Staged | Moved | Prefetched | KVEvents):
+        elif isinstance(message, Telling):
             self.handle(Told(link.number, message))
         elif link.is_let_go:
             pass

@@ -1,20 +1,26 @@
 """An asyncio loop whose selector advances a virtual clock instead of sleeping.
 
-Runs are deterministic: ready callbacks go in order, timers by their time, and nothing depends on a set's order. Three
-ways of hanging are errors instead: a loop with nothing ready and nothing armed is a `Deadlock`; a spawned node that
-dies ends the run at once with its exception; and time beyond `limit_s` is a `TimeLimit`.
+Runs are deterministic: ready callbacks go in order, timers by their time and then as they were armed, and nothing
+depends on a set's order. Time is that of the timer that is due, to the last bit, whatever else has been due before.
+Three ways of hanging are errors instead: a loop with nothing ready and nothing armed is a `Deadlock`; a spawned node
+that dies ends the run at once with its exception; and time beyond `limit_s` is a `TimeLimit`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from heapq import heappush
+from math import ulp
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-# Timers closer than this fire together. At 0 none would ever be due: the loop compares with <, not <=.
-_RESOLUTION_S = 1e-9
+
+def _wake(sleeper: asyncio.Future[None]) -> None:
+    if not sleeper.done():
+        sleeper.set_result(None)
 
 
 class Deadlock(RuntimeError):
@@ -23,6 +29,16 @@ class Deadlock(RuntimeError):
 
 class TimeLimit(RuntimeError):
     """The run went on for longer than it was allowed, in virtual time."""
+
+
+class _Timer(asyncio.TimerHandle):
+    """Of timers of one time, the one that was armed first is due first."""
+
+    __slots__ = ("number",)
+
+    def __lt__(self, other: Any) -> bool:
+        mine, others = self._when, other._when  # type: ignore[attr-defined]
+        return bool(mine < others or (mine == others and self.number < other.number))  # type: ignore[attr-defined]
 
 
 class _VirtualSelector:
@@ -35,7 +51,7 @@ class _VirtualSelector:
         if timeout_s is None:
             raise Deadlock(f"nothing is ready and nothing is armed at {self._loop.time():.6f} s of virtual time")
         if timeout_s > 0:
-            self._loop.advance(timeout_s)
+            self._loop.advance()
         return []
 
     def close(self) -> None:
@@ -49,10 +65,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
         super().__init__()
         self._now_s = 0.0
         self._limit_s = limit_s
-        self._clock_resolution = _RESOLUTION_S
+        self._clock_resolution = ulp(0.0)
         self._selector = _VirtualSelector(self)
         self._failure: BaseException | None = None
         self._is_unwinding = False
+        self._num_timers = 0
         self.set_exception_handler(self._on_error)
 
     def time(self) -> float:
@@ -61,10 +78,42 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def now(self) -> float:
         return self._now_s
 
-    def advance(self, seconds: float) -> None:
-        self._now_s += seconds
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Any, *args: Any, context: Any = None
+    ) -> asyncio.TimerHandle:
+        timer = _Timer(when, callback, args, self, context)
+        timer.number = self._num_timers  # type: ignore[attr-defined]
+        self._num_timers += 1
+        heappush(self._scheduled, timer)  # type: ignore[attr-defined]
+        timer._scheduled = True  # type: ignore[attr-defined]
+        return timer
+
+    def advance(self) -> None:
+        """To the next timer, exactly: what is due at one time sees this time, and no other. The loop fires timers that
+        are due before `now + resolution`; with the least resolution that changes `now`, these are those due now."""
+        self._now_s = max(self._now_s, self._scheduled[0].when())  # type: ignore[attr-defined]
+        self._clock_resolution = ulp(self._now_s)
         if self._now_s > self._limit_s:
             raise TimeLimit(f"more than {self._limit_s} s of virtual time")
+
+    @contextmanager
+    def past(self, when_s: float) -> Iterator[None]:
+        """The clock shows `when_s`, for what is told late."""
+        now_s, self._now_s = self._now_s, when_s
+        try:
+            yield
+        finally:
+            self._now_s = now_s
+
+    async def sleep_until(self, when_s: float) -> None:
+        """Until this very time, which may be now: `asyncio.sleep` of a difference would be off by a rounding."""
+        if when_s > self._now_s:
+            woken: asyncio.Future[None] = self.create_future()
+            timer = self.call_at(when_s, _wake, woken)
+            try:
+                await woken
+            finally:
+                timer.cancel()
 
     def spawn(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Start a node: a task whose death ends the run."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 
 from ..core.block import KVGroupSpec
 from ..core.step import Introduction
@@ -27,5 +29,23 @@ class ToyPool:
         self.reach: dict[int, dict[int, ToySequence]] = {}
         self.positions = array("q", [-1]) * (group.num_blocks * block_size)
         self.tokens = array("q", [-1]) * (group.num_blocks * block_size)
+        self.block_size = block_size
         self.moving: dict[int, bool] = {}
         self.sending: dict[int, int] = {}
+
+
+def give_back(pools: Sequence[ToyPool], blocks: Sequence[Sequence[int]]) -> bool:
+    """What these blocks of each pool held is gone. False where a step in flight sees one of them."""
+    for pool, ids in zip(pools, blocks, strict=True):
+        for block in ids:
+            if any(block in reach for reach in pool.reach.values()):
+                return False
+            size = pool.block_size
+            begin, end = block * size, (block + 1) * size
+            pool.positions[begin:end] = pool.tokens[begin:end] = array("q", [-1]) * size
+    return True
+
+
+def mark_of(adapter: str) -> int:
+    """What an adapter adds to the tokens it stores."""
+    return int.from_bytes(blake2b(adapter.encode(), digest_size=4).digest(), "little") << 24 if adapter else 0

@@ -24,11 +24,11 @@ from typing import Any
 
 from ..cache.eviction import EVICTIONS
 from ..core.config import EVICTION_POLICY, SCHEDULING_POLICY
-from ..core.effects import JobEnded
+from ..core.effects import JobEnded, Relax
 from ..core.events import Abort, Drain, EngineStats, Output, StepOutputs, Submit
 from ..core.ports import FrontEnd
 from ..engine.build import build_engine
-from ..engine.journal import Entry, Handled, Planned
+from ..engine.journal import Committed, Entry, Handled, Planned
 from ..engine.link import local_link
 from ..engine.replay import Replayed, replay
 from ..sched.policies import ORDERS
@@ -103,8 +103,9 @@ class _Clients:
                 self.done.set()
 
 
-def run_scenario(scenario: Scenario, *, failure_seed: int = 0) -> Report:
-    """Run to the end of every request and check everything; an AssertionError or a Violation tells what is wrong."""
+def run_scenario(scenario: Scenario, *, failure_seed: int = 0, relax_rate: float = 0.0) -> Report:
+    """Run to the end of every request and check everything; an AssertionError or a Violation tells what is wrong.
+    relax_rate: after how many of the steps memory is given back."""
     loop = VirtualLoop(limit_s=_LIMIT_S)
     digest = blake2b(digest_size=16)
     executor = ToyExecutor(
@@ -127,6 +128,8 @@ def run_scenario(scenario: Scenario, *, failure_seed: int = 0) -> Report:
             digest.update(f"{entry.now!r} {rows!r}\n".encode())
         if isinstance(entry, Handled) and isinstance(entry.event, JobEnded) and rng.random() < 0.1:
             loop.call_later(rng.choice([0.0, 0.01, 0.3]), shell.hear, entry.event)  # told once more
+        if isinstance(entry, Committed) and relax_rate and rng.random() < relax_rate:
+            loop.call_soon(shell.hear, Relax(rng.choice((5, 1 << 40)), rng.random() < 0.5))
 
     engine_end, front_end = local_link()
     shell = build_engine(scenario.config, executor, engine_end, loop, record)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
-from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -24,22 +24,15 @@ from ..cluster.pools import DECISIONS, decision_named
 from ..cluster.rescheduling import POLICIES, policy_named
 from ..core.block import full_groups
 from ..core.config import EngineConfig
-from ..core.cost import Costs, work_of
-from ..core.effects import Event, Job
-from ..core.errors import EngineFailed
-from ..core.moves import EndMove, PullBlocks, SendBlocks
-from ..core.ports import Executor
+from ..core.cost import Costs, StepLaw
+from ..core.events import Output
 from ..core.request import Request, SamplingParams
-from ..core.step import RowResult, StepPlan, StepResult
 from ..core.terms import USUAL, Terms
-from .front import Front
+from .deployment import LAN, Deployment, TierPlan, WorkerPlan
 from .loop import VirtualLoop
-from .network import Network, Shape
-from .peers import ToyNetwork, ToyPeer
-from .worker import Build, Worker
-
-LAN = Shape(latency_s=0.0002, byte_s=1e-10)
-"""Messages take 0.2 ms, and a wire carries 10 GB a second."""
+from .network import Shape
+from .service import Service
+from .timed import END_TOKEN
 
 
 class Ask(NamedTuple):
@@ -65,7 +58,7 @@ class Ask(NamedTuple):
             sampling,
             most,
             seed,
-            eos_token_ids=(_EOS,),
+            eos_token_ids=(END_TOKEN,),
             arrival_s=self.at_s,
             terms=self.terms,
         )
@@ -84,7 +77,8 @@ class Seen(NamedTuple):
 @dataclass(slots=True)
 class ScaleReport:
     """seen: of each request that ended, in the order of their ends; busy_s: of steps, by worker. num_moved,
-    num_unmoved: moves from worker to worker that succeeded, and that did not."""
+    num_unmoved: moves from worker to worker that succeeded, and that did not. num_fetched: blocks from KV stores.
+    reasons: why requests went where they went."""
 
     seen: list[Seen] = field(default_factory=list)
     busy_s: dict[str, float] = field(default_factory=dict)
@@ -93,6 +87,8 @@ class ScaleReport:
     num_unmoved: int = 0
     num_rerouted: int = 0
     num_preemptions: int = 0
+    num_fetched: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
 
     @property
     def imbalance(self) -> float:
@@ -107,113 +103,28 @@ class ScaleReport:
         return float(values[min(len(values) - 1, int(share * len(values)))])
 
 
-_EOS = 256
-
-
-class _Nowhere(array):  # type: ignore[type-arg]
-    """Slots that hold nothing."""
-
-    def __getitem__(self, where: object) -> array[int]:
-        return array("q")
-
-    def __setitem__(self, where: object, what: object) -> None:
-        pass
-
-
-class _NoPool:
-    def __init__(self) -> None:
-        self.positions: array[int] = _Nowhere("q")
-        self.tokens: array[int] = _Nowhere("q")
-        self.moving: dict[int, bool] = {}
-        self.sending: dict[int, int] = {}
-
-
-class TimedExecutor:
-    """Steps that take time. `lengths`: seed of a request -> tokens that it draws before its end token."""
-
-    def __init__(
-        self,
-        config: EngineConfig,
-        costs: Costs,
-        lengths: dict[int, int],
-        loop: VirtualLoop,
-        network: Network,
-        peers: ToyNetwork,
-        address: str,
-        incarnation: str,
-    ) -> None:
-        self.busy_s = 0.0
-        self._costs = costs
-        self._lengths = lengths
-        self._loop = loop
-        self._network = network
-        self._address = address
-        self._block_bytes = sum(group.bytes_per_block for group in config.groups)
-        self._free_s = 0.0
-        self._sequences: dict[int, tuple[int, int]] = {}
-        pools = [_NoPool() for _ in config.groups]
-        self._peer = ToyPeer(peers, address, incarnation, pools, config.block_size, lambda holds, message: None)
-
-    async def execute(self, plan: StepPlan) -> StepResult:
-        for number in plan.released:
-            self._sequences.pop(number, None)
-        for row in plan.rows:
-            if row.intro is not None:
-                self._sequences[row.seq] = len(row.intro.prompt_tokens), self._lengths[row.intro.seed]
-        took_s = self._costs.predict(work_of(plan.rows))
-        self._free_s = max(self._free_s, self._loop.time()) + took_s
-        self.busy_s += took_s
-        rows = []
-        for row in plan.rows:
-            if row.sample:
-                num_prompt, num_output = self._sequences[row.seq]
-                is_end = row.start + row.num_tokens - num_prompt >= num_output - 1
-                rows.append(RowResult(row.seq, (_EOS if is_end else 1,)))
-            else:
-                rows.append(RowResult(row.seq))
-        await asyncio.sleep(self._free_s - self._loop.time())
-        return StepResult(plan.step, tuple(rows), took_s)
-
-    async def run(self, job: Job) -> str:
-        match job:
-            case PullBlocks():
-                result = await self._peer.pull(job)
-                num_blocks = sum(block >= 0 for block in job.blocks[0])
-                await self._network.carry(job.source.address, self._address, num_blocks * self._block_bytes)
-                return result
-            case SendBlocks():
-                return await self._peer.send(job)
-            case EndMove():
-                return self._peer.end(job)
-            case _:
-                raise EngineFailed("There are only steps and moves here.")
-
-
 def run_scale(
     asks: Iterable[Ask],
     config: EngineConfig,
-    costs: Costs,
+    law: StepLaw,
     pools: Sequence[str],
     set_up: Callable[[Gateway], None] = lambda gateway: None,
     *,
     shape: Shape = LAN,
     seed: int = 0,
+    tiers: TierPlan | None = None,
+    fast_path: bool = True,
 ) -> ScaleReport:
     """Serve asks, in the order of their times, with one worker for each name in `pools`. `set_up` chooses policies.
     Raises AssertionError where one is not served."""
     loop = VirtualLoop()
     report, open_asks = ScaleReport(), dict[str, tuple[Ask, float]]()
-    lengths: dict[int, int] = {}
-    made: dict[str, TimedExecutor] = {}
     idle = asyncio.Event()
+    plans = tuple(WorkerPlan(f"w{number}", pool, config, law) for number, pool in enumerate(pools))
 
-    def hear(event: GatewayEvent, effects: Effects) -> None:
+    def watch(event: GatewayEvent, effects: Effects) -> None:
         for request, ttft_s in effects.firsts:
             open_asks[request.id] = open_asks[request.id][0], ttft_s
-        for moved in effects.moved:
-            report.num_moved += not moved.error
-            report.num_unmoved += bool(moved.error)
-        report.num_rerouted += effects.rerouted
         for ended in effects.ended:
             ask, ttft_s = open_asks.pop(ended.request.id)
             output = ended.output
@@ -224,43 +135,29 @@ def run_scale(
             if not open_asks:
                 idle.set()
 
-    front = Front(loop, hear, is_checked=False)
-    front.gateway.is_shared = True
-    set_up(front.gateway)
+    service = Service(Deployment(plans, shape, tiers), loop, seed=seed, set_up=set_up, watch=watch, fast_path=fast_path)
 
-    async def call() -> None:
+    def hear(output: Output) -> None:
+        assert not output.error, output
+
+    async def main() -> None:
+        await service.start()
         for number, ask in enumerate(asks):
             await asyncio.sleep(max(0.0, ask.at_s - loop.time()))
+            request = ask.request(f"r{number}", number)
+            open_asks[request.id] = ask, 0.0
             # An end token counts as drawn: the last of `num_output`, where it may draw more.
-            lengths[number] = ask.num_output if ask.most > ask.num_output else 2**62
-            open_asks[f"r{number}"] = ask, 0.0
-            front.open((ask.request(f"r{number}", number),), ask.client or f"client {number}")
+            service.open(request, ask.client or f"client {number}", hear, num_output=ask.num_output)
         while open_asks:
             idle.clear()
             await idle.wait()
-
-    async def main() -> None:
-        rng = random.Random(f"network {seed}")
-        network, peers = Network(loop, shape, rng), ToyNetwork(seed, delays=(shape.latency_s,))
-
-        def begin(address: str, incarnation: str) -> tuple[Executor, tuple[Event, ...]]:
-            made[address] = TimedExecutor(config, costs, lengths, loop, network, peers, address, incarnation)
-            return made[address], ()
-
-        build = Build(config, begin, peers, check_rate=0.0, num_blocks=config.groups[0].num_blocks)
-        workers = [
-            Worker(f"w{number}", pool, build, network, loop, random.Random(number), [front.attach])
-            for number, pool in enumerate(pools)
-        ]
-        for worker in workers:
-            loop.spawn(worker.serve(), worker.name)
-        await asyncio.sleep(0.01)
-        await call()
-        report.duration_s = loop.time()
-        report.num_preemptions = sum(worker.core.stats().num_preemptions for worker in workers)
+        await service.stop()
 
     loop.run(main())
-    report.busy_s = {name: executor.busy_s for name, executor in made.items()}
+    done = service.report
+    report.busy_s, report.duration_s, report.reasons = done.busy_s, done.duration_s, done.reasons
+    report.num_moved, report.num_unmoved, report.num_rerouted = done.num_moved, done.num_unmoved, done.num_rerouted
+    report.num_preemptions, report.num_fetched = done.num_preemptions, done.num_fetched
     return report
 
 

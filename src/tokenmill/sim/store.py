@@ -17,7 +17,16 @@ from typing import Protocol
 from ..cache.hashing import extend_keys, root_key
 from ..core.block import BlockKey, BlockMove
 from ..core.config import EngineConfig
-from ..core.effects import FetchBlocks, FindBlocks, SaveBlocks, StoreOpened
+from ..core.effects import (
+    DropBlocks,
+    FetchBlocks,
+    FindBlocks,
+    NoteStepCosts,
+    PinBlocks,
+    PromoteBlocks,
+    SaveBlocks,
+    StoreOpened,
+)
 from ..core.errors import EngineFailed
 from ..core.request import Request
 
@@ -27,15 +36,20 @@ Slots = tuple[int, tuple[int, ...]]
 Stored = Mapping[tuple[int, BlockKey], Slots]
 """By the place of the KV group and the key."""
 
+KVJob = FindBlocks | FetchBlocks | SaveBlocks | PromoteBlocks | DropBlocks | PinBlocks | NoteStepCosts
+"""What an engine asks of a store."""
+
 _GARBAGE = -9
 
 
 class Pool(Protocol):
-    """`moving`: blocks that transfers under way fill (True) or read (False)."""
+    """`moving`: blocks that transfers under way fill (True) or read (False). `sending`: how often each is read by
+    others."""
 
     positions: array[int]
     tokens: array[int]
     moving: dict[int, bool]
+    sending: dict[int, int]
 
 
 @dataclass(slots=True)
@@ -56,6 +70,17 @@ class ToyStore:
         known = [one for one in self.blocks if self.rng.random() < 0.8]
         keys = ([key for group, key in known if group == index] for index in range(len(self.pools)))
         return StoreOpened(tuple(tuple(group) for group in keys))
+
+    async def run(self, job: KVJob) -> str:
+        match job:
+            case FindBlocks():
+                return await self.find(job)
+            case FetchBlocks():
+                return await self.fetch(job)
+            case SaveBlocks():
+                return await self.save(job)
+            case _:
+                return ""  # of stores with tiers alone
 
     async def find(self, job: FindBlocks) -> str:
         await self._take_time()

@@ -13,20 +13,23 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from ..core.config import EngineConfig
 from ..core.effects import Event, Job
 from ..core.events import FromEngine, Leaving, Ready, ToEngine, WorkerFacts
 from ..core.ports import Executor, FrontEnd
 from ..core.step import StepPlan, StepResult
+from ..core.tiers import TierFacts
 from ..engine.beats import keep_beating
 from ..engine.core import EngineCore
 from ..engine.hub import Hub
 from ..engine.journal import Entry
 from ..engine.shell import EngineShell
+from ..engine.tier_relay import TierRelay, Watch
 from ..sched.admission import max_running
+from .leaper import Leaper
 from .loop import VirtualLoop
 from .network import End, Link, Network
 from .peers import ToyNetwork
@@ -43,13 +46,22 @@ Begin = Callable[[str, str], tuple[Executor, tuple[Event, ...]]]
 @dataclass(frozen=True, slots=True)
 class Build:
     """What a worker is made of. `peers`: ways of KV between executors. `check_rate`: share of the events of an engine
-    after which all its books are checked. `num_blocks`: of KV, as front ends are told."""
+    after which all its books are checked. `num_blocks`: of KV, as front ends are told. stores: address -> the KV store
+    that the worker there uses, by name, and what tells of it; tiers: of these stores. are_linked: workers reach each
+    other. come_back: returns when a worker of this name, whose process is gone, can begin anew; None: soon. is_sound:
+    no worker crashes, stands still or is watched for signs of life; leaper: of an executor, then."""
 
     config: EngineConfig
     begin: Begin
     peers: ToyNetwork
     check_rate: float = 0.05
     num_blocks: int = 1
+    stores: Mapping[str, tuple[str, Watch]] = field(default_factory=dict)
+    tiers: tuple[TierFacts, ...] = ()
+    are_linked: bool = True
+    is_sound: bool = False
+    leaper: Callable[[Executor], Leaper] | None = None
+    come_back: Callable[[str], Awaitable[None]] | None = None
 
     def ready(self, worker: WorkerFacts) -> Ready:
         config = self.config
@@ -57,6 +69,8 @@ class Build:
             "toy", config.max_model_len, VOCAB_SIZE, (), config.numerics_id, config.block_size, self.num_blocks,
             num_pool_blocks=sum(group.num_blocks for group in config.groups), max_num_seqs=max_running(config),
             max_num_batched_tokens=config.max_num_batched_tokens, worker=worker,
+            tiers=self.tiers if config.caches_prefixes else (),
+            block_bytes=sum(group.bytes_per_block for group in config.groups),
         )  # fmt: skip
 
 
@@ -163,7 +177,11 @@ class Worker:
         self.hardware = Hardware(executor, self._loop)
         self.core = EngineCore(build.config, self._record if build.check_rate else None)
         self._hub = Hub()
-        self._shell = EngineShell(self.core, self.hardware, self._hub, self._loop)
+        store, watch = build.stores.get(self.name, ("", None))
+        self._store, self._relay = store, TierRelay(watch)
+        self.leaper = build.leaper(executor) if build.leaper is not None else None
+        runs = executor if build.is_sound else self.hardware
+        self._shell = EngineShell(self.core, runs, self._hub, self._loop, rest=self.leaper)
         for event in first:
             self._shell.hear(event)
         self._is_leaving = False
@@ -179,18 +197,23 @@ class Worker:
             died = self.hardware.died
             living = self._loop.spawn(self._shell.run(), self.incarnation)
             living.add_done_callback(lambda _, died=died: died.set())  # type: ignore[misc]
-            beating = self._loop.spawn(keep_beating(self._shell, self._hub, lambda: None), f"{self.incarnation} beats")
             working = [self._loop.spawn(self._work_for(place), f"{self.name} {place}") for place in self._places()]
+            if not self._build.is_sound:
+                beats = keep_beating(self._shell, self._hub, lambda: None)
+                working.append(self._loop.spawn(beats, f"{self.incarnation} beats"))
             await died.wait()
             self.is_up = False
             if self.name in self._build.peers.peers:
                 self._build.peers.peers[self.name].leave()
-            for task in (living, beating, *working):
+            for task in (living, *working):
                 task.cancel()
             for link in self.links.values():
                 link.die()
             self.links.clear()
-            await asyncio.sleep(self._rng.uniform(0.0, 0.1))
+            if self._build.come_back is not None:
+                await self._build.come_back(self.name)
+            else:
+                await asyncio.sleep(self._rng.uniform(0.0, 0.1))
             self._begin()
 
     def _places(self) -> range:
@@ -237,13 +260,18 @@ class Worker:
         link = self.links[place] = self._network.connect()
         end = _FrozenEnd(link.engine_end, self.hardware)
         self.numbers[place] = self._fronts[place](link.front_end)
+        if self.leaper is not None:
+            self.leaper.link = self.numbers[place]
         pool, epoch = self.core.state.membership.pool or self.pool, self.core.state.membership.epoch
-        facts = WorkerFacts(self.name, self.incarnation, self.num_lives, pool, self.name, self.name, epoch)
+        address = self.name if self._build.are_linked else ""
+        facts = WorkerFacts(
+            self.name, self.incarnation, self.num_lives, pool, self.name, address, epoch, kv_store=self._store
+        )
         try:
             await end.send(replace(self._build.ready(facts), stats=self.core.stats()))
             if self._is_leaving:
                 await end.send(Leaving())
-            return await self._hub.serve(end, link.engine_end.close)
+            return await self._hub.serve(self._relay.over(end), link.engine_end.close)
         except EOFError:
             return False
         finally:

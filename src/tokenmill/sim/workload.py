@@ -14,7 +14,8 @@ from ..core.config import EngineConfig
 from ..core.cost import Costs
 from ..core.request import EXPORT, IMPORT, Request, SamplingParams
 from ..engine.exports import SAVE_BYTES
-from .executor import mark_of, solo_answer
+from .executor import solo_answer
+from .pools import mark_of
 from .store import Slots, Stored, blocks_of
 
 VOCAB_SIZE = 64

@@ -11,6 +11,7 @@ from ..core.events import FINISH_STOP, Timing
 from ..core.request import Request
 from ..core.step import TokenLogprob
 from .detokenize import Detokenizer
+from .harmony import HarmonyParser
 from .parts import CallStart, Content, Parser, Part
 from .reasoning import ReasoningParser
 from .stops import StopMatcher
@@ -81,7 +82,7 @@ class Choice:
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     _detokenizer: Detokenizer = field(init=False)
     _stops: StopMatcher | None = field(init=False)
-    _thinker: ReasoningParser | None = field(init=False)
+    _thinker: ReasoningParser | HarmonyParser | None = field(init=False)
     _num_thought: int = 0
     _parts: list[Part] = field(default_factory=list)
 
@@ -90,7 +91,7 @@ class Choice:
         self._detokenizer = Detokenizer(
             self.tokenizer, skip_special=sampling.skip_special_tokens, shown=self.shown if self.parser else frozenset()
         )
-        self._thinker = self.parser if isinstance(self.parser, ReasoningParser) else None
+        self._thinker = self.parser if isinstance(self.parser, ReasoningParser | HarmonyParser) else None
         self._stops = StopMatcher(sampling.stop, include=sampling.include_stop_str_in_output) if sampling.stop else None
 
     def push(self, delta: Produced) -> Piece:
@@ -118,7 +119,7 @@ class Choice:
 
     @property
     def num_reasoning_tokens(self) -> int:
-        """Tokens up to and including the one that ended reasoning."""
+        """Tokens of reasoning, with the one that ended it."""
         return self._num_thought if self._thinker is not None and self._thinker.has_reasoned else 0
 
     def _hear(self, text: str, num_tokens: int) -> str:
@@ -134,7 +135,7 @@ class Choice:
         push = self._detokenizer.push
         if self.parser is None:
             text = push(delta.tokens)
-        elif self._thinker is not None and self._thinker.is_thinking:
+        elif self._thinker is not None and self._thinker.may_think:
             text = "".join([self._hear(push([token]), 1) for token in delta.tokens])
         else:
             text = self._hear(push(delta.tokens), 0)

@@ -18,11 +18,15 @@ from .folder_tokenizer import read_tokenizer_config, token_content, tokenizer_fr
 from .gguf_tokenizer import CONTROL, gguf_token_id, tokenizer_from_gguf
 from .speech import AUTO, Speech, make_speech
 from .tokenizer import Tokenizer
+from .tools.harmony import CALL, END, RETURN
 
 END_MARKS = frozenset(
     {"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>"}
 )
 """Control tokens that end an answer under whatever key the file names its EOS: files often name only one of several."""
+
+HARMONY_ENDS = (RETURN, CALL)
+"""Where a vocabulary has both, these end an answer, and <|end|> only a message of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +87,12 @@ def _load_gguf(metadata: dict[str, Any], chat_template: str | None) -> TextModel
     ids = {role: gguf_token_id(metadata, role) for role in ("bos", "eos", "eot", "eom")}
     types = metadata.get("tokenizer.ggml.token_type", [])
     ends = {ids[role] for role in ("eos", "eot", "eom") if ids[role] >= 0}
-    ends |= {i for i, kind in enumerate(types) if kind == CONTROL and tokens[i] in END_MARKS}
+    marks = {tokens[i]: i for i, kind in enumerate(types) if kind == CONTROL}
+    if all(mark in marks for mark in HARMONY_ENDS):
+        ends |= {marks[mark] for mark in HARMONY_ENDS}
+        ends.discard(marks.get(END, -1))
+    else:
+        ends |= {token for mark, token in marks.items() if mark in END_MARKS}
     bos = tokens[ids["bos"]] if ids["bos"] >= 0 else ""
     eos = tokens[ids["eos"]] if ids["eos"] >= 0 else ""
     source = metadata.get("tokenizer.chat_template") if chat_template is None else chat_template
@@ -125,7 +134,9 @@ def _folder_ends(checkpoint: Checkpoint, tokenizer: Tokenizer, eos: str | None) 
     if not all(type(token_id) is int and token_id >= 0 for token_id in listed):
         raise BadCheckpoint(f"eos_token_id must be a token id or a list of them, got {listed!r}.")
     named = tokenizer.token_id(eos) if eos is not None else None
-    return tuple(sorted({*listed, *([] if named is None else [named])}))
+    calls = [tokenizer.token_id(mark) for mark in HARMONY_ENDS]
+    more = [named, *(calls if None not in calls else [])]
+    return tuple(sorted({*listed, *(token for token in more if token is not None)}))
 
 
 def _chat_source(folder: Path, config: dict[str, Any]) -> str | None:

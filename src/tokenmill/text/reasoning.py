@@ -8,16 +8,27 @@ from dataclasses import dataclass
 import msgspec
 
 from .parts import Content, Parser, Part, Reasoning
+from .tools.harmony import ANALYSIS, CHANNEL, END, FINAL, NEXT
 from .tools.reading import unfinished
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFamily:
-    """begin, end: the marks around what is thought."""
+    """begin, end  the marks around what is thought
+    after       what follows `end`, where an answer comes
+    lead        what an answer in words begins with, thought or not
+    """
 
     name: str
     begin: str
     end: str
+    after: str = ""
+    lead: str = ""
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """Everything in an answer that may be a special token of the model's vocabulary."""
+        return self.begin, self.end, self.after, self.lead
 
 
 class ReasoningUse(msgspec.Struct, frozen=True):
@@ -38,11 +49,15 @@ REASONING: dict[str, ReasoningFamily] = {
         ReasoningFamily("mistral", "[THINK]", "[/THINK]"),
         ReasoningFamily("granite", "Here is my thought process:", "Here is my response:"),
         ReasoningFamily("seed_oss", "<seed:think>", "</seed:think>"),
+        ReasoningFamily("harmony", ANALYSIS, END, NEXT, FINAL),
     )
 }
 """By the names that --reasoning-parser takes."""
 
-ALIASES = {"deepseek_r1": "think", "deepseek_v3": "think", "qwen3": "think", "glm45": "think", "holo2": "think"}
+ALIASES = {
+    **dict.fromkeys(("deepseek_r1", "deepseek_v3", "qwen3", "glm45", "holo2"), "think"),
+    **dict.fromkeys(("openai_gptoss", "gpt_oss", "gpt-oss"), "harmony"),
+}
 """Other servers' names of the same."""
 
 
@@ -50,7 +65,11 @@ def reasoning_of(template: str | None) -> ReasoningFamily | None:
     """The one whose marks the template's text shows."""
     if template is None:
         return None
-    return next((family for family in REASONING.values() if family.begin in template or family.end in template), None)
+    harmony = REASONING["harmony"]
+    if CHANNEL in template:
+        return harmony
+    others = (family for family in REASONING.values() if family is not harmony)  # its end marks other templates' turns
+    return next((family for family in others if family.begin in template or family.end in template), None)
 
 
 def is_open(family: ReasoningFamily, prompt: str, continued: str | None = None) -> bool:
@@ -85,6 +104,11 @@ class ReasoningParser:
     def is_thinking(self) -> bool:
         """Whether the next character may be reasoning or one of its marks."""
         return self._place in ("before", "within")
+
+    @property
+    def may_think(self) -> bool:
+        """Whether reasoning may yet come."""
+        return self.is_thinking
 
     def push(self, text: str) -> list[Part]:
         self._text += text

@@ -9,11 +9,14 @@ from collections.abc import Callable
 import msgspec
 
 from ..core.errors import ConfigError
+from .harmony import HarmonyParser
 from .parts import Parser
 from .reasoning import ALIASES, REASONING, ReasoningFamily, ReasoningParser, ReasoningUse, reasoning_of
 from .tokenizer import Tokenizer
+from .tools.families import ALIASES as TOOL_ALIASES
 from .tools.families import FAMILIES, family_of
 from .tools.family import Family
+from .tools.harmony import HARMONY
 from .tools.reading import CallParser, Calls
 from .tools.use import ToolUse
 
@@ -54,12 +57,14 @@ class Speech(msgspec.Struct, frozen=True):
         reasoning: ReasoningUse = _SEPARATE,
     ) -> Parser | None:
         """Of one choice's text; None where all of it is content. `is_open`: the prompt ends within reasoning."""
-        inner: CallParser | None = None
-        if use is not None and use.offered:
-            tools = {tool.name: tool for tool in use.offered}
-            most = None if use.is_parallel and use.choice != "named" else 1
-            inner = CallParser(self.family, Calls(tools, call_ids(request_id, self.family.id_size), most))
+        offered = use.offered if use is not None else ()
+        most = None if use is None or (use.is_parallel and use.choice != "named") else 1
+        calls = Calls({tool.name: tool for tool in offered}, call_ids(request_id, self.family.id_size), most)
         family = self.reasoning_family
+        if self.family is HARMONY:
+            is_separate = family is not None and reasoning.is_separate
+            return HarmonyParser(calls, is_open=is_open, is_separate=is_separate, is_shown=reasoning.is_shown)
+        inner = CallParser(self.family, calls) if offered else None
         if family is None or not reasoning.is_separate:
             return inner
         return ReasoningParser(family, inner, is_open=is_open, is_shown=reasoning.is_shown)
@@ -67,11 +72,11 @@ class Speech(msgspec.Struct, frozen=True):
     def shown(self, use: ToolUse | None, reasoning: ReasoningUse = _SEPARATE) -> frozenset[int]:
         """Special tokens that the parser must see in the text."""
         marks: list[str] = []
-        if use is not None and use.offered:
+        if self.family is HARMONY or (use is not None and use.offered):
             marks += self.family.marks
         family = self.reasoning_family
         if family is not None and reasoning.is_separate:
-            marks += (family.begin, family.end)
+            marks += family.marks
         return frozenset(token for text, token in self.specials.items() if any(text in mark for mark in marks))
 
 
@@ -91,6 +96,7 @@ def make_speech(
     """That of a model with this chat template. The parsers' names choose families whatever the template shows; "none"
     for no reasoning. Raises ConfigError."""
     family = family_of(template)
+    tool_parser = TOOL_ALIASES.get(tool_parser, tool_parser)
     if tool_parser != AUTO:
         if tool_parser not in FAMILIES:
             raise ConfigError(
@@ -107,7 +113,14 @@ def make_speech(
                 f"--reasoning-parser is {reasoning_parser!r}; known are {known}.", param="reasoning_parser"
             )
         reasoning = REASONING.get(name)
-    texts = [*family.marks, *([reasoning.begin, reasoning.end] if reasoning is not None else [])]
+    if reasoning is not None and (reasoning.name == HARMONY.name) != (family is HARMONY):
+        raise ConfigError(
+            f"Calls in the form {family.name!r} and reasoning in the form {reasoning.name!r} cannot be told apart: "
+            f"{HARMONY.name!r} goes with itself alone. Give --tool-call-parser and --reasoning-parser {HARMONY.name}, "
+            f"or --reasoning-parser {NONE}.",
+            param="reasoning_parser",
+        )
+    texts = [*family.marks, *(reasoning.marks if reasoning is not None else ())]
     specials = {}
     for special in tokenizer.special_texts():
         token = tokenizer.token_id(special)

@@ -13,6 +13,7 @@ import numpy as np
 
 from ..core.block import KVGroup
 from ..core.config import EngineConfig
+from ..core.experts import ExpertLoad
 from ..formats.checkpoint import Checkpoint, open_checkpoint, weights_digest
 from ..formats.hub import default_cache_dir
 from ..models.config import ModelConfig
@@ -30,6 +31,7 @@ from .adapters import Adapters
 from .executor import ModelExecutor
 from .grammars import Grammars
 from .memory import MemoryPlan, plan_memory, step_limits
+from .on_disk import kept_on_disk
 from .pooling import PoolingRunner
 from .runner import Runner
 from .spec import WorkerSpec
@@ -47,7 +49,8 @@ bit of a model's results, or KV saved before would be mixed with KV computed aft
 class Worker:
     """config: the spec's, with the numerics id of what was loaded: equal ids mean interchangeable KV and equal tokens.
     vector_size: values of a vector; 0 for a model that gives tokens. saved: the KV that outlives it, if it keeps some.
-    pools: of each KV group. Close the executor to free everything."""
+    pools: of each KV group. expert_load: what its experts have computed since it was made, without a number of steps;
+    None: it has none. Close the executor to free everything."""
 
     executor: ModelExecutor
     config: EngineConfig
@@ -57,6 +60,7 @@ class Worker:
     vector_size: int = 0
     saved: KVFolder | None = None
     pools: tuple[KVPool, ...] = ()
+    expert_load: Callable[[], ExpertLoad | None] = lambda: None
 
 
 def build_worker(
@@ -73,7 +77,7 @@ def build_worker(
     it gives. model: None: load it now. queue_bytes: what admission lets waiting requests hold, for the plan. cache_dir:
     where weight digests are remembered (default: the user's cache folder). The checkpoint may be closed afterwards.
     Raises BadCheckpoint, and ConfigError where the folder of saved KV cannot be used."""
-    model = model or load_weights(checkpoint, ops, spec, progress)
+    model = model or load_weights(checkpoint, ops, spec, progress, cache_dir)
     config, groups = spec.config, model.kv_groups
     windows = [group.window for group in config.groups]
     assert windows == [group.window for group in groups], f"pools for windows {windows}, layers {groups}"
@@ -111,8 +115,8 @@ def build_worker(
     saved = None if spec.kv_save is None else open_folder(Path(spec.kv_save), model_id, pools)
     transfers = None if saved is None else Transfers(pools, saved)
     return Worker(
-        executor=ModelExecutor(runner, queue, partial(_free, ops, pools), adapters, transfers, grammars),
-        config=replace(config, numerics_id=model_id),
+        executor=ModelExecutor(runner, queue, partial(_free, ops, pools), adapters, transfers, grammars, pools),
+        config=replace(config, numerics_id=model_id, chosen_experts=_chosen_experts(model)),
         model_config=model.config,
         kv_groups=groups,
         memory=plan_memory(
@@ -120,6 +124,7 @@ def build_worker(
             groups,
             limits,
             weights_bytes=model.num_bytes,
+            disk_memory_bytes=ops.disk_memory_bytes,
             sizes=sizes,
             program_bytes=program.scratch_bytes,
             queue_bytes=queue_bytes,
@@ -131,13 +136,19 @@ def build_worker(
         vector_size=model.vector_size,
         saved=saved,
         pools=tuple(pools),
+        expert_load=partial(_expert_load, model, ops),
     )
 
 
 def load_weights(
-    checkpoint: Checkpoint, ops: Ops, spec: WorkerSpec, progress: Progress | None = None
+    checkpoint: Checkpoint,
+    ops: Ops,
+    spec: WorkerSpec,
+    progress: Progress | None = None,
+    cache_dir: Path | None = None,
 ) -> Model | VectorModel:
-    """Pack the model's weights onto `ops`. Raises BadCheckpoint."""
+    """Pack the model's weights onto `ops`. cache_dir: see build_worker; packed weights that are kept on disk lie there,
+    too. Raises BadCheckpoint, and ConfigError where weights cannot be kept on disk as asked."""
     config = spec.config
     how: dict[str, Any] = {
         "max_model_len": config.max_model_len,
@@ -146,10 +157,13 @@ def load_weights(
         "quantization": spec.quantization,
         "progress": progress,
     }
-    if spec.gives_vectors:
-        return load_vector_model(checkpoint, ops, **how)
-    windows = {group.window for group in config.groups if group.window}
-    return load_model(checkpoint, ops, lora=spec.lora, windows=windows, **how)
+    with kept_on_disk(checkpoint, ops, spec, cache_dir):
+        if spec.gives_vectors:
+            return load_vector_model(checkpoint, ops, **how)
+        windows = {group.window for group in config.groups if group.window}
+        return load_model(
+            checkpoint, ops, lora=spec.lora, windows=windows, expert_min_share=spec.expert_min_share, **how
+        )
 
 
 def _step_limits(model: Model | VectorModel, config: EngineConfig) -> StepLimits:
@@ -205,6 +219,19 @@ def _compile_head(ops: Ops, model: VectorModel, max_seqs: int) -> Callable[[np.n
     return run
 
 
+def _chosen_experts(model: Model | VectorModel) -> float:
+    """See EngineConfig."""
+    moe = model.config.moe if isinstance(model, Model) else None
+    return 0.0 if moe is None else moe.routing.top_k / moe.routing.num_experts
+
+
+def _expert_load(model: Model | VectorModel, ops: Ops) -> ExpertLoad | None:
+    reads = ops.weight_reads()
+    if isinstance(model, Model) and model.tally is not None:
+        return replace(model.tally.load(), reads=reads)
+    return None if reads is None else ExpertLoad((), (), reads=reads)
+
+
 def _free(ops: Ops, pools: Sequence[KVPool]) -> None:
     """All that a worker's program and pools hold; `ops` goes first, as its program points into the pools."""
     ops.close()
@@ -220,8 +247,11 @@ def _weights_id(checkpoint: Checkpoint, cache_dir: Path | None, quantization: st
 
 def numerics_id(digest: str, model: Model | VectorModel, groups: Sequence[KVGroup], ops: Ops) -> str:
     """Digest of all that decides KV bytes and tokens, and of nothing else (not batch, threads or compiler). Which
-    layers a block holds is part of it where they are not all."""
+    layers a block holds is part of it where they are not all, and adaptive top-k where it is on."""
     group = groups[0]
     facts = [digest, FORWARD, group.dtype, LAYOUT, str(group.block_size), ops.family, model.rope_digest]
     facts += [f"{group.name} {group.layers}" for group in groups if group.layers]
+    moe = model.config.moe if isinstance(model, Model) else None
+    if moe is not None and moe.routing.min_share:
+        facts.append(f"experts of a share of at least {moe.routing.min_share!r}")
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:32]

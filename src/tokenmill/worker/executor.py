@@ -13,21 +13,35 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from ..core.effects import DropAdapter, FetchBlocks, FindBlocks, Job, PrepareGrammar, SaveBlocks
+from ..core.effects import (
+    DropAdapter,
+    DropBlocks,
+    FetchBlocks,
+    FindBlocks,
+    GiveBack,
+    Job,
+    NoteStepCosts,
+    PinBlocks,
+    PrepareGrammar,
+    PromoteBlocks,
+    SaveBlocks,
+)
 from ..core.errors import EngineFailed, InvalidRequest, TokenmillError
 from ..core.events import LoadAdapter
 from ..core.moves import EndMove, PullBlocks, SendBlocks
 from ..core.step import StepPlan, StepResult
+from ..ops.pool import KVPool
 from ..ops.work import Ticket, WorkQueue
 from .adapters import Adapters
 from .grammars import Grammars
 from .moves import PeerMoves
 from .pooling import PoolingRunner
 from .runner import Runner
+from .tiers import TierCopies
 from .transfers import Transfers
 
 Work = Callable[[], Any]
@@ -46,19 +60,30 @@ class ModelExecutor:
         adapters: Adapters | None = None,
         transfers: Transfers | None = None,
         grammars: Grammars | None = None,
+        pools: Sequence[KVPool] = (),
     ) -> None:
         self._runner: Any = runner  # the steps that it prepares are its own
         self._queue = queue
         self._adapters = adapters
         self._transfers = transfers
         self._grammars = grammars
+        self._pools = pools
         self._on_close = on_close
         self._moves: PeerMoves | None = None
+        self._tiers: TierCopies | None = None
         self._is_closed = False
 
     def reach_peers(self, moves: PeerMoves) -> None:
         """From now on KV may go to other workers and come from them."""
         self._moves = moves
+
+    def use_tiers(self, tiers: TierCopies) -> None:
+        """From now on KV goes to a store with tiers and comes from it."""
+        self._tiers = tiers
+
+    @property
+    def tiers(self) -> TierCopies | None:
+        return self._tiers
 
     def execute(self, plan: StepPlan) -> asyncio.Future[StepResult]:
         """Run a step. Calls that overlap run one after the other in the order they were made; one that fails raises
@@ -84,6 +109,8 @@ class ModelExecutor:
                 return await self._drop_adapter(digest)
             case PrepareGrammar(grammar):
                 return await self._prepare_grammar(grammar)
+            case FindBlocks() | FetchBlocks() | SaveBlocks() if self._tiers is not None:
+                return await self._tiers.run(job)
             case FindBlocks():
                 return await self._open_transfers().find(job)
             case FetchBlocks():
@@ -96,6 +123,10 @@ class ModelExecutor:
                 return "" if self._moves is None else self._moves.end(job)
             case SaveBlocks():
                 return await self._open_transfers().save(job, self._between_steps)
+            case GiveBack(blocks=blocks):
+                return await self._between_steps(partial(_give_back, self._pools, blocks))
+            case PromoteBlocks() | DropBlocks() | PinBlocks() | NoteStepCosts():
+                return "" if self._tiers is None else self._tiers.tell(job)
 
     async def _load_adapter(self, path: str, inside: str) -> str:
         """Reading goes on beside the steps; packing is done between two of them."""
@@ -147,10 +178,13 @@ class ModelExecutor:
             self._grammars.close()
         if self._moves is not None:
             self._moves.close()
+        if self._tiers is not None:
+            self._tiers.close()
         self._queue.close()
         self._on_close()
         # What they hold goes now, and not when somebody lets go of the executor.
-        self._runner = self._adapters = self._transfers = self._grammars = self._moves = None
+        self._pools = ()
+        self._runner = self._adapters = self._transfers = self._grammars = self._moves = self._tiers = None
         self._on_close = lambda: None
 
     def _prepare(self, plan: StepPlan) -> tuple[Work, Collect]:
@@ -190,6 +224,12 @@ def _settle(future: asyncio.Future[Any], collect: Collect, ticket: Ticket) -> No
         future.set_result(collect(ticket))
     except Exception as error:
         future.set_exception(error)
+
+
+def _give_back(pools: Sequence[KVPool], blocks: Sequence[Sequence[int]]) -> str:
+    for pool, ids in zip(pools, blocks, strict=True):
+        pool.give_back(ids)
+    return ""
 
 
 def _raise(error: Exception) -> None:

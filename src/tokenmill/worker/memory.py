@@ -22,7 +22,7 @@ MIN_LOGIT_ROWS = 16
 class MemoryPlan:
     """Bytes. `pools`: each KV group with the blocks in its pool, committed page by page as they are first written;
     `queue` bounds what waiting requests hold, `adapters` what LoRA adapters take; `grammars` is about what the first
-    grammar and those after it take."""
+    grammar and those after it take. `experts` and `layers`: for weights that are kept on disk."""
 
     weights: int
     pools: tuple[tuple[KVGroup, int], ...]
@@ -31,6 +31,8 @@ class MemoryPlan:
     queue: int
     adapters: int = 0
     grammars: int = 0
+    experts: int = 0
+    layers: int = 0
 
     @property
     def kv(self) -> int:
@@ -38,12 +40,17 @@ class MemoryPlan:
 
     @property
     def total(self) -> int:
-        return self.weights + self.kv + self.scratch + self.logits + self.queue + self.adapters + self.grammars
+        on_disk = self.experts + self.layers
+        return (
+            on_disk + self.weights + self.kv + self.scratch + self.logits + self.queue + self.adapters + self.grammars
+        )
 
     def lines(self) -> list[str]:
         """One line each, then the sum."""
         return [
             f"weights  {format_bytes(self.weights)}",
+            *([f"experts  {format_bytes(self.experts)}, the others on disk"] if self.experts else []),
+            *([f"layers   {format_bytes(self.layers)}, the others on disk"] if self.layers else []),
             *(_pool_line(group, num_blocks) for group, num_blocks in self.pools),
             f"scratch  {format_bytes(self.scratch)}",
             f"logits   {format_bytes(self.logits)}",
@@ -73,6 +80,21 @@ def step_limits(
     )
 
 
+def _values_per_token(config: ModelConfig | EncoderConfig) -> int:
+    """Of one layer: the widest there is. An expert's values exist for each of a row's experts at once, as every row of
+    a step may choose the same ones."""
+    attention, ffn = 2 * config.heads.width, 3 * config.ffn_width
+    if isinstance(config, ModelConfig) and config.latent is not None:
+        latent = config.latent
+        heads = latent.query_dim + latent.key_dim + latent.latent_dim + latent.value_dim
+        attention = config.query_rank + latent.num_heads * heads + 2 * latent.key_dim
+    if isinstance(config, ModelConfig) and config.moe is not None:
+        moe, routing = config.moe, config.moe.routing
+        own = routing.num_experts + routing.top_k * (2 + 3 * moe.expert_width + config.width)
+        ffn = max(ffn, own + 3 * moe.shared_width + config.width)
+    return 4 * config.width + attention + ffn
+
+
 def plan_memory(
     config: ModelConfig | EncoderConfig,
     groups: Sequence[KVGroup],
@@ -86,16 +108,18 @@ def plan_memory(
     step_pool_bytes: int = 0,
     adapters_bytes: int = 0,
     grammars_bytes: int = 0,
+    disk_memory_bytes: tuple[int, int] = (0, 0),
 ) -> MemoryPlan:
     """sizes: blocks in the pool of each group. program_bytes: what the compiled forward holds, logits included; None:
     estimated as the values of one layer of a full step, in float32. The rest of scratch is the block tables of plan and
     worker and the sampler's copies. output_width: values of a row that the forward gives; None: logits of the
-    vocabulary. step_pool_bytes: an encoder's pool for the length of a step."""
+    vocabulary. step_pool_bytes: an encoder's pool for the length of a step. disk_memory_bytes: see
+    Ops."""
+    experts, layers = disk_memory_bytes
     output_width = output_width or config.vocab_size
     logits = limits.max_logit_rows * output_width * 4
     if program_bytes is None:
-        values_per_token = 4 * config.width + 2 * config.heads.width + 3 * config.ffn_width
-        program_bytes = logits + limits.max_tokens * values_per_token * 4
+        program_bytes = logits + limits.max_tokens * _values_per_token(config) * 4
     tables = 2 * len(groups) * limits.max_seqs * limits.max_blocks_per_seq * 4
     copies = 4 * SLICE * output_width * 4
     return MemoryPlan(
@@ -106,4 +130,6 @@ def plan_memory(
         queue=queue_bytes,
         adapters=adapters_bytes,
         grammars=grammars_bytes,
+        experts=experts,
+        layers=layers,
     )

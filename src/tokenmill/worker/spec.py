@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..core.config import EngineConfig
+from ..core.effects import WRITE_THROUGH
 from ..models.lora import LoraLimits
 
 
@@ -18,6 +19,11 @@ class WorkerSpec:
     lora           take adapters, within these limits
     gives_vectors  the model gives vectors instead of tokens
     kv_save        folder of KV that outlives the worker; None: none does
+    kv_store       socket of the KV store with tiers; None: there is none
+    expert_min_share  experts whose weight is below this share of the token's greatest are dropped; 0: none is
+    kv_writes      when blocks are saved there (core.effects.WRITES)
+    expert_memory  bytes for routed experts, which are kept on disk; None: all are in memory
+    weight_memory  bytes for the other weights of layers, likewise
     """
 
     config: EngineConfig
@@ -26,3 +32,8 @@ class WorkerSpec:
     lora: LoraLimits | None = None
     gives_vectors: bool = False
     kv_save: str | None = None
+    kv_store: str | None = None
+    kv_writes: str = WRITE_THROUGH
+    expert_min_share: float = 0.0
+    expert_memory: int | None = None
+    weight_memory: int | None = None

@@ -25,6 +25,8 @@ def runs_of(result: Json) -> list[Json]:
         return [probe["run"] for probe in result["probes"]]
     if kind == "run":
         return [result]
+    if kind == "fidelity":
+        return [*result["live"], *result["simulated"]]
     return result["runs"] if kind in ("repeats", "sweep", "compare") else []
 
 
@@ -278,7 +280,7 @@ def _what(run: Json, *, with_command: bool = True, with_endpoint: bool = True, v
     if with_endpoint:
         pairs["endpoint"] = words(run["endpoint"])
     pairs["load"] = words({key: value for key, value in run["schedule"].items() if key not in ("repeat", *varied)})
-    pairs["data"] = words({key: value for key, value in run["dataset"].items() if key != "digest"})
+    pairs["data"] = words({key: value for key, value in run["dataset"].items() if key not in ("digest", "plan_digest")})
     if digest := run["dataset"].get("digest"):
         pairs["data digest"] = digest
     if run["slo"]["objectives"] and "objectives" not in varied:

@@ -15,10 +15,11 @@ from typing import Any
 from ...core.errors import ConfigError
 from ..result import SCHEMA
 from . import load, page, quality
+from .fidelity import fidelity_section
 
 Json = dict[str, Any]
 
-_LOAD_KINDS = ("run", "repeats", "sweep", "goodput", "compare")
+_LOAD_KINDS = ("run", "repeats", "sweep", "goodput", "compare", "fidelity")
 _KINDS = (*_LOAD_KINDS, "quality", "quality-comparison")
 
 
@@ -57,6 +58,7 @@ def render(results: Sequence[Json]) -> str:
         "sweep": load.sweep_section,
         "goodput": load.goodput_section,
         "compare": load.compare_section,
+        "fidelity": fidelity_section,
         "quality": quality.quality_section,
         "quality-comparison": quality.comparison_section,
     }
@@ -78,6 +80,7 @@ def _title(results: Sequence[Json]) -> tuple[str, str]:
         "sweep": "Load and latency",
         "goodput": "Goodput",
         "compare": "Comparison",
+        "fidelity": "Fidelity of a simulation",
         "quality": "Quality",
         "quality-comparison": "Quality compared",
     }

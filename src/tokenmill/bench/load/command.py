@@ -16,8 +16,10 @@ from ..output import STANDARD_OUTPUT, console_beside, write_json
 from ..result import Probe, Result, Run, Sweep
 from . import compare, goodput, options, show
 from .giveup import hopeless_wait_s
+from .load_file import settle
 from .material import Vocabulary
 from .run import Load, run_async, run_load, run_repeats
+from .search_options import make_search
 from .target import Target
 
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
@@ -25,6 +27,7 @@ LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 
 def serve(args: argparse.Namespace, argv: Sequence[str], vocabulary: Vocabulary | None) -> int:
     """Measure one endpoint: once, repeatedly, or over a sweep. The exit code is exit_code's."""
+    settle(args)
     if args.repeats < 1:
         raise ConfigError(f"--repeats must be at least 1, got {args.repeats}.", param="repeats")
     if sum([bool(args.sweep_rates), bool(args.sweep_concurrency), args.repeats > 1]) > 1:
@@ -79,18 +82,9 @@ def search_goodput(args: argparse.Namespace, argv: Sequence[str], vocabulary: Vo
         load = replace(load, give_up=replace(load.give_up, max_wait_s=hopeless_wait_s(load.objectives)))
     if not load.objectives:
         raise ConfigError("bench goodput needs objectives, such as --goodput ttft:500 tpot:50.", param="goodput")
-    if not 0 < args.attainment <= 1 or args.tolerance <= 0 or args.repeats < 1:
-        raise ConfigError("--attainment is from 0 to 1, --tolerance above 0 and --repeats at least 1.")
+    limits = make_search(args)
     check_outputs(args)
     target = options.make_target(args, args.url, args.name, None)
-    limits = goodput.Search(
-        start_rate=args.start_rate,
-        min_rate=args.min_rate,
-        max_rate=args.max_rate,
-        tolerance=args.tolerance,
-        target_attainment=args.attainment,
-        max_probes=args.max_probes,
-    )
     seed = load.seed
     searches: list[list[Probe]] = []
     with show.Status(Console(stderr=True), load.num_prompts) as status:

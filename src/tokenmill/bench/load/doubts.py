@@ -38,6 +38,10 @@ def warnings_of(context: Context, played: Played, rows: Sequence[RequestRow], co
         )
     if retries := sum(row.num_retries for row in rows):
         warnings.append(f"{retries} sends met a kept connection that the server had just closed, and were repeated.")
+    if refused := sum(row.num_refused for row in rows):
+        warnings.append(
+            f"{refused} sends were refused (429 or 503) and asked again: latencies count from when a request was due."
+        )
     good = [row for row in rows if row.ok]
     if 0 < len(good) < len(rows):
         warnings.append(

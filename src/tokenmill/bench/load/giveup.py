@@ -1,4 +1,5 @@
-"""When a run is not worth going on with: nearly everything fails, or the server can never catch up.
+"""When a run is not worth going on with: nearly everything fails, or the server can never catch up; and when a client
+is not: it asks again what was refused, and leaves where nothing comes.
 
 Pure. A load generator that goes on regardless fills its result with failures, or waits an hour for a queue to drain.
 """
@@ -8,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...core.errors import ConfigError
+from .plan import generator
+from .stream import Exchange
 
 MIN_ENDED = 50
 """Before so many requests have ended, a share of failures says little."""
@@ -41,3 +44,42 @@ def hopeless_wait_s(objectives: dict[str, float]) -> float | None:
     """A wait so long that all requests behind it miss their objectives too; None where none of them limits it."""
     limits = [objectives[name] for name in ("ttft_s", "e2el_s") if name in objectives]
     return max(LEAST_WAIT_S, WAIT_FACTOR * min(limits)) if limits else None
+
+
+GAVE_UP = "gave_up", "no token came within the client's patience"
+"""The error of a request whose client left, and its detail."""
+REFUSALS = ("http_429", "http_503")
+"""Errors that say "later"."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S, MAX_RETRY_AFTER_S = 0.5, 8.0, 60.0
+"""Pauses of the openai package's clients (2.x): what Retry-After says, if it is at most a minute; else doubled each
+time, less up to a quarter of it by chance."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manners:
+    """num_retries: how often a client asks again what was refused. patience_s: after so long without a token, counted
+    from when its request was due, it leaves; None: it stays."""
+
+    num_retries: int = 0
+    patience_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_retries < 0:
+            raise ConfigError("--retries must not be negative.", param="retries")
+        if self.patience_s is not None and not self.patience_s > 0:
+            raise ConfigError("--patience must be above 0.", param="patience")
+
+    def pause_s(self, exchange: Exchange, seed: int) -> float | None:
+        """How long a client waits before it asks again; None where it does not."""
+        if exchange.error not in REFUSALS or exchange.num_refused >= self.num_retries:
+            return None
+        told_s = exchange.retry_after_s
+        if told_s is not None and 0 < told_s <= MAX_RETRY_AFTER_S:
+            return told_s
+        pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0**exchange.num_refused)
+        return pause_s * (1 - 0.25 * generator(seed, f"retry/{exchange.index}/{exchange.num_refused}").random())
+
+    def facts(self) -> dict[str, float | int]:
+        """Those that are not usual, for the result."""
+        patience = {} if self.patience_s is None else {"patience_s": self.patience_s}
+        return ({"retries": self.num_retries} if self.num_retries else {}) | patience

@@ -16,6 +16,7 @@ from typing import cast
 
 from .address import Address
 from .answers import read_of
+from .giveup import GAVE_UP
 from .stream import EventParser, Exchange
 
 CONNECT_TIMEOUT_S = 10.0
@@ -70,6 +71,14 @@ class Client:
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)
 
+    def give_up(self, exchange: Exchange) -> None:
+        """Its client leaves: the connection is cut, and the exchange has failed."""
+        for connection in self._open:
+            if connection.exchange is exchange:
+                connection.abort(*GAVE_UP)
+                return
+        exchange.fail(*GAVE_UP)  # its connection is being opened, and then of no use
+
     async def close(self) -> None:
         """Close every connection; exchanges in flight end as interrupted."""
         self._sweep.cancel()
@@ -93,8 +102,10 @@ class Client:
         except OSError as error:
             exchange.fail("connect_error", str(error))
         else:
-            connection.start(exchange, request, on_done, is_fresh=True)
-            return
+            if exchange.ok:
+                connection.start(exchange, request, on_done, is_fresh=True)
+                return
+            self.release(connection)
         exchange.end_s = time.perf_counter()
         on_done(exchange)
 
@@ -255,6 +266,8 @@ class _Connection(asyncio.Protocol):
             raise ValueError(f"it began {status_line[:40]!r}")
         self._status = int(status_line[9:12])
         headers = {name.strip().lower(): value.strip().lower() for name, _, value in (x.partition(b":") for x in lines)}
+        if self._status in (429, 503) and self.exchange is not None:
+            self.exchange.retry_after_s = _seconds(headers.get(b"retry-after"))
         self._keep_alive = headers.get(b"connection") != b"close" and not status_line.startswith(b"HTTP/1.0")
         if self._status == 200 and headers.get(b"content-type", b"").startswith(b"text/event-stream"):
             assert self.exchange is not None
@@ -319,3 +332,11 @@ class _Connection(asyncio.Protocol):
         elif self._transport is not None:
             self._transport.abort()
         on_done(exchange)
+
+
+def _seconds(text: bytes | None) -> float | None:
+    """Of a Retry-After; None where it is missing or a date."""
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return None

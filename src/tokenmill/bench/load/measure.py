@@ -30,7 +30,8 @@ from .material import Vocabulary
 from .plan import Call, Literal, Plan
 from .player import Played
 from .stream import Exchange
-from .timeline import make_timeline
+from .tally import Tally
+from .timeline import in_flight, make_timeline, offered_rate
 
 OBJECTIVES = {"ttft": "ttft_s", "tpot": "tpot_s", "itl": "itl_s", "e2el": "e2el_s"}
 
@@ -75,7 +76,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a run is beside its figures."""
+    """What a run is beside its figures. tally: what there is instead of the times of tokens."""
 
     name: str
     started_at: str
@@ -92,6 +93,7 @@ class Context:
     window: Window = field(default_factory=lambda: Window())
     percentiles: tuple[float, ...] = ()
     counts_tokens: bool = False
+    tally: Tally | None = None
 
 
 def make_rows(
@@ -102,7 +104,7 @@ def make_rows(
     for exchange in played.exchanges:
         if vocabulary is not None and exchange.output_tokens is None and exchange.texts:
             exchange.output_tokens = len(vocabulary.encode(exchange.text, add_special=False))
-    return [_row(plan.calls[e.index], e, played.start_s, objectives, vocabulary) for e in played.exchanges]
+    return [row_of(plan.calls[e.index], e, played.start_s, objectives, vocabulary) for e in played.exchanges]
 
 
 def _input_tokens(call: Call, vocabulary: Vocabulary) -> int:
@@ -113,9 +115,10 @@ def _input_tokens(call: Call, vocabulary: Vocabulary) -> int:
     )
 
 
-def _row(
-    call: Call, exchange: Exchange, start_s: float, objectives: dict[str, float], vocabulary: Vocabulary | None
+def row_of(
+    call: Call, exchange: Exchange, start_s: float, objectives: dict[str, float], vocabulary: Vocabulary | None = None
 ) -> RequestRow:
+    """Of a call that has ended."""
     input_tokens = exchange.input_tokens
     if input_tokens is None and vocabulary is not None:
         input_tokens = _input_tokens(call, vocabulary)
@@ -144,6 +147,7 @@ def _row(
         error=exchange.error,
         error_detail=exchange.error_detail,
         num_retries=exchange.num_retries,
+        num_refused=exchange.num_refused,
         has_usage=exchange.input_tokens is not None,
         first_content_s=None
         if exchange.first_content_s is None or not exchange.is_streamed
@@ -201,7 +205,7 @@ def summarise(context: Context, played: Played, rows: list[RequestRow], more_war
     cost = ClientCost(
         cpu_s=played.cpu_s,
         cores=played.cpu_s / max(1e-9, played.end_s - played.start_s),
-        num_events=sum(len(exchange.event_times) for exchange in played.exchanges),
+        num_events=sum(len(row.event_s or ()) for row in rows) if context.tally is None else context.tally.num_events,
         bytes_received=played.num_bytes,
         cpu_us_per_event=None,
         clock_start_s=played.start_s,
@@ -211,7 +215,7 @@ def summarise(context: Context, played: Played, rows: list[RequestRow], more_war
         cost = replace(cost, cpu_us_per_event=cost.cpu_s / cost.num_events * 1e6)
     begin_s = min((row.due_s for row in rows), default=0.0)
     end_s = max((row.end_s for row in rows if row.end_s is not None), default=begin_s)
-    bucket_s, timeline = make_timeline(rows, begin_s, end_s)
+    bucket_s, timeline = make_timeline(rows, begin_s, end_s, context.tally)
     warnings = [*more_warnings, *warnings_of(context, played, rows, cost)]
     span = context.window.of(begin_s, end_s)
     if span is None:
@@ -220,6 +224,7 @@ def summarise(context: Context, played: Played, rows: list[RequestRow], more_war
         run = _windowed(context, rows, span, cost, warnings)
     run = replace(run, given_up=played.given_up)
     kept = rows if context.keep_event_times else [replace(row, event_s=None, event_tokens=None) for row in rows]
+    kept = kept if context.tally is None else []
     return replace(run, timeline_bucket_s=bucket_s, timeline=timeline, requests=kept)
 
 
@@ -287,7 +292,8 @@ def figures(
     input_tokens = sum(row.input_tokens or 0 for row in good)
     output_tokens = sum(row.output_tokens or 0 for row in good)
     cached = [row.cached_tokens for row in good if row.cached_tokens is not None]
-    num_events = sum(len(row.event_s or ()) for row in good)
+    tally = context.tally
+    num_events = tally.num_good if tally is not None else sum(len(row.event_s or ()) for row in good)
     per_s = 1.0 / duration_s if duration_s > 0 else 0.0
     mean_in_flight, max_in_flight = in_flight(rows, duration_s)
     energy = None
@@ -306,7 +312,7 @@ def figures(
         ttfo_s=over(map(ttfo_s, good)),
         ttst_s=over(map(ttst_s, good)),
         tpot_s=over(map(tpot_s, good)),
-        itl_s=over(gap for row in good for gap in gaps_s(row)),
+        itl_s=over(gap for row in good for gap in gaps_s(row)) if tally is None else tally.itl_s(context.percentiles),
         e2el_s=over(map(e2el_s, good)),
         normalised_latency_s=over(_per_token(row) for row in good),
         ttft_from_send_s=over(_less_lateness(row, ttft_s(row)) for row in good),
@@ -328,7 +334,7 @@ def figures(
         offered_requests_per_s=offered_rate(rows) if context.schedule.get("mode") == "open" else None,
         mean_in_flight=mean_in_flight,
         max_in_flight=max_in_flight,
-        slo=_slo(rows, context.objectives),
+        slo=_slo(rows, context.objectives, tally),
         fairness=fairness(rows),
         errors=error_classes(rows),
         client=cost,
@@ -359,30 +365,14 @@ def _less_lateness(row: RequestRow, latency_s: float | None) -> float | None:
     return None if late is None or latency_s is None else latency_s - late
 
 
-def offered_rate(rows: Sequence[RequestRow]) -> float | None:
-    """Requests per second as they were due, the first being at the span's edge. None for fewer than two moments."""
-    due = [row.due_s for row in rows]
-    span_s = max(due, default=0.0) - min(due, default=0.0)
-    return (len(due) - 1) / span_s if span_s > 0 else None
-
-
-def in_flight(rows: Sequence[RequestRow], duration_s: float) -> tuple[float, int]:
-    """Mean and most requests sent and not yet ended."""
-    spans = [(row.sent_s, row.end_s) for row in rows if row.sent_s is not None and row.end_s is not None]
-    edges = sorted([(start, 1) for start, _ in spans] + [(end, -1) for _, end in spans])
-    level = most = 0
-    for _, step in edges:
-        level += step
-        most = max(most, level)
-    return (sum(end - start for start, end in spans) / duration_s if duration_s > 0 else 0.0), most
-
-
-def _slo(rows: Sequence[RequestRow], objectives: dict[str, float]) -> Slo:
+def _slo(rows: Sequence[RequestRow], objectives: dict[str, float], tally: Tally | None) -> Slo:
     if not rows:
         return Slo(objectives, None, {})
     by_objective = {
         name: sum(row.ok and met(row, name, limit) for row in rows) / len(rows) for name, limit in objectives.items()
     }
+    if tally is not None and "itl_s" in objectives:
+        by_objective["itl_s"] = tally.num_met_itl / len(rows)
     return Slo(objectives, sum(row.met_slo for row in rows) / len(rows), by_objective)
 
 

@@ -6,26 +6,25 @@ Names are those of `vllm bench serve` where the meaning is the same.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from ...core.errors import ConfigError
 from ..recorded import without_secrets
-from . import datasets, traces
+from . import argument_types, datasets, day, traces
 from .address import Address, make_tls, parse_url
 from .body import APIS, POOLING_APIS, BodyFormat
-from .giveup import GiveUp
+from .giveup import GiveUp, Manners
 from .histogram import QUANTILES
+from .load_file import LoadFile, settle
 from .material import Material, Vocabulary, token_material, word_material
 from .measure import Window, parse_objectives
 from .plan import Plan
 from .run import Load, run_async
 from .schedule import Ramp, Schedule
+from .search_options import add_search_arguments
 from .sharegpt import sharegpt
-from .show import METRIC_NAMES
 from .target import Target, find_model, takes_tokens
 
 DEFAULT_NUM_PROMPTS = 100
@@ -54,7 +53,9 @@ def add_target_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--tokenizer", metavar="MODEL", help="model whose tokenizer makes text of exact length")
     group.add_argument("--vocab-range", default="1000:30000", metavar="LOW:HIGH", help="ids to draw from")
     group.add_argument("--ignore-eos", action="store_true", help="ask for answers of exactly the wanted length")
-    group.add_argument("--extra-body", type=_json_object, default={}, metavar="JSON", help="further request fields")
+    group.add_argument(
+        "--extra-body", type=argument_types.json_object, default={}, metavar="JSON", help="further request fields"
+    )
     group.add_argument("--timeout", type=float, default=600.0, metavar="S", help="for one request (default: 600)")
     group.add_argument("--metrics-url", metavar="URL", help="Prometheus page (default: /metrics of the server)")
 
@@ -85,6 +86,10 @@ def add_load_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-error-rate", type=float, default=0.9, metavar="X", help="give up if more of the requests fail (0.9)"
     )
     group.add_argument("--max-wait", type=float, metavar="S", help="give up if a first token takes longer (open loops)")
+    group.add_argument(
+        "--retries", type=int, default=0, metavar="N", help="ask again after 429 or 503, up to N times (default: 0)"
+    )
+    group.add_argument("--patience", type=float, metavar="S", help="a client leaves if no token comes within S")
     data = parser.add_argument_group("data set")
     data.add_argument("--dataset-name", choices=DATASETS, default="random", help="(default: random)")
     data.add_argument("--dataset-path", type=Path, metavar="FILE", help="JSONL prompts or a trace, .gz too")
@@ -107,7 +112,19 @@ def add_load_arguments(parser: argparse.ArgumentParser) -> None:
     data.add_argument(
         "--trace-sample", action="store_true", help="whole conversations of all the trace, not its first requests"
     )
-    data.add_argument("--trace-start", type=float, default=0.0, metavar="S", help="ServeGen window to start in")
+    data.add_argument(
+        "--trace-start",
+        type=float,
+        default=0.0,
+        metavar="S",
+        help="ServeGen window to start in; of --day: s after 0:00",
+    )
+    data.add_argument(
+        "--day",
+        type=argument_types.duration,
+        metavar="TIME",
+        help="24h or less of a day made of an Azure trace: its rate, by the hour",
+    )
 
 
 def add_output_arguments(parser: argparse.ArgumentParser) -> None:
@@ -120,11 +137,15 @@ def add_output_arguments(parser: argparse.ArgumentParser) -> None:
         help="objectives, all to be met, such as ttft:500 tpot:50 (also itl, e2el)",
     )
     group.add_argument(
-        "--percentile-metrics", type=_metrics, default=("ttft", "tpot", "itl", "e2el"), metavar="A,B", help="to print"
+        "--percentile-metrics",
+        type=argument_types.metrics,
+        default=("ttft", "tpot", "itl", "e2el"),
+        metavar="A,B",
+        help="to print",
     )
     group.add_argument(
         "--metric-percentiles",
-        type=_percentiles,
+        type=argument_types.percentiles,
         default=("50", "90", "99"),
         metavar="P,P",
         help="any, such as 75,99.5",
@@ -144,12 +165,17 @@ def add_failure_argument(parser: argparse.ArgumentParser) -> None:
 def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", required=True, metavar="URL", help="server, such as http://127.0.0.1:8000")
     parser.add_argument("--name", metavar="TEXT", help="label of the result (default: the URL)")
+    parser.add_argument(
+        "--load", action=LoadFile, metavar="FILE", help="flags of the load in TOML; the same file serves simulate"
+    )
     add_target_arguments(parser)
     add_load_arguments(parser)
     group = parser.add_argument_group("several runs")
     group.add_argument("--repeats", type=int, default=1, metavar="N", help="with seeds counting up (default: 1)")
-    group.add_argument("--sweep-rates", type=_numbers, metavar="R,R", help="a run at each request rate")
-    group.add_argument("--sweep-concurrency", type=_numbers, metavar="N,N", help="a run at each concurrency")
+    group.add_argument("--sweep-rates", type=argument_types.numbers, metavar="R,R", help="a run at each request rate")
+    group.add_argument(
+        "--sweep-concurrency", type=argument_types.numbers, metavar="N,N", help="a run at each concurrency"
+    )
     add_output_arguments(parser)
     add_failure_argument(parser)
 
@@ -157,23 +183,10 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
 def add_goodput_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", required=True, metavar="URL", help="server, such as http://127.0.0.1:8000")
     parser.add_argument("--name", metavar="TEXT", help="label of the result (default: the URL)")
-    group = parser.add_argument_group("search")
-    group.add_argument("--attainment", type=float, default=0.9, metavar="X", help="share to meet --goodput (0.9)")
-    group.add_argument("--start-rate", type=float, default=1.0, metavar="R", help="first rate tried (default: 1)")
-    group.add_argument("--min-rate", type=float, default=0.01, metavar="R")
-    group.add_argument("--max-rate", type=float, default=10_000.0, metavar="R")
-    group.add_argument(
-        "--tolerance", type=float, default=0.05, metavar="X", help="stop sooner if the interval is so narrow (0.05)"
-    )
-    group.add_argument("--max-probes", type=int, default=20, metavar="N", help="of one search (default: 20)")
-    group.add_argument("--probe-s", type=float, default=60.0, metavar="S", help="length of a probe (default: 60)")
-    group.add_argument("--min-requests", type=int, default=50, metavar="N", help="of a probe (default: 50)")
-    group.add_argument(
+    parser.add_argument(
         "--repeats", type=int, default=1, metavar="N", help="searches, for a narrower interval (default: 1)"
     )
-    group.add_argument("--num-cores", type=int, metavar="N", help="of the server (default: ours, if it is local)")
-    group.add_argument("--num-gpus", type=int, metavar="N", help="of the server")
-    group.add_argument("--cost-per-hour", type=float, metavar="X", help="dollars, for requests per dollar")
+    add_search_arguments(parser)
     add_target_arguments(parser)
     add_load_arguments(parser)
     add_output_arguments(parser)
@@ -246,6 +259,8 @@ def make_plan(
             return sharegpt(args.dataset_path, num, seed, vocabulary, args.sharegpt_output_len)
     fit = traces.Fit(args.length_scale, args.max_model_len)
     if args.dataset_name == "trace":
+        if args.day is not None:
+            return day.day_of(args.dataset_path, num, seed, fit, args.day, args.trace_start)
         return traces.read_trace(args.dataset_path, num, seed, fit, args.trace_spread, args.trace_sample)
     if rate is None or math.isinf(rate):
         raise ConfigError(
@@ -266,11 +281,16 @@ def make_batch(args: argparse.Namespace) -> datasets.Batch:
 
 def make_load(args: argparse.Namespace, argv: Sequence[str], vocabulary: Vocabulary | None) -> Load:
     """The load of the flags. `vocabulary`: of --tokenizer."""
+    settle(args)
     if args.dataset_name in ("jsonl", "sharegpt", "trace", "servegen") and args.dataset_path is None:
         raise ConfigError(f"--dataset-name {args.dataset_name} needs --dataset-path.", param="dataset_path")
+    if args.day is not None and args.dataset_name != "trace":
+        raise ConfigError("--day is of --dataset-name trace.", param="day")
     schedule = make_schedule(args)
     num = args.num_prompts
-    if num is None:
+    if num is None and args.day is not None:
+        num = day.num_in_day(args.dataset_path, args.seed, args.day, args.trace_start)
+    elif num is None:
         is_timed = args.duration is not None and schedule.request_rate is not None and not schedule.is_closed
         num = DEFAULT_NUM_PROMPTS
         if is_timed and not math.isinf(schedule.request_rate or 0.0):
@@ -297,6 +317,7 @@ def make_load(args: argparse.Namespace, argv: Sequence[str], vocabulary: Vocabul
         argv=without_secrets(argv),
         keep_event_times=not args.no_event_times,
         give_up=GiveUp(args.max_error_rate, args.max_wait),
+        manners=Manners(args.retries, args.patience),
         window=Window(args.warmup, args.cooldown),
         percentiles=tuple(
             float(text) for text in args.metric_percentiles if float(text) / 100 not in QUANTILES.values()
@@ -336,41 +357,3 @@ def parse_endpoint(text: str) -> tuple[str | None, str, str | None]:
         name, text = head, tail
     url, _, model = text.partition("#")
     return name, url, model or None
-
-
-def _json_object(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"must be a JSON object: {error}") from None
-    if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError("must be a JSON object")
-    return value
-
-
-def _numbers(text: str) -> list[float]:
-    numbers = [float(part) for part in text.split(",") if part]
-    if not numbers or any(number <= 0 for number in numbers):
-        raise argparse.ArgumentTypeError(f"must be numbers above 0, got {text}")
-    return numbers
-
-
-def _metrics(text: str) -> tuple[str, ...]:
-    return _known(text, METRIC_NAMES, "metrics")
-
-
-def _percentiles(text: str) -> tuple[str, ...]:
-    try:
-        percents = [float(part) for part in text.split(",") if part.strip()]
-    except ValueError:
-        percents = []
-    if not percents or not all(0 < percent <= 100 for percent in percents):
-        raise argparse.ArgumentTypeError(f"percentiles are above 0 and at most 100, got {text}")
-    return tuple(f"{percent:g}" for percent in percents)
-
-
-def _known(text: str, names: dict[str, Any], what: str) -> tuple[str, ...]:
-    wanted = tuple(part.strip() for part in text.split(",") if part.strip())
-    if not wanted or any(name not in names for name in wanted):
-        raise argparse.ArgumentTypeError(f"{what} are among {', '.join(names)}; got {text}")
-    return wanted

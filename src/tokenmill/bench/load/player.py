@@ -4,33 +4,63 @@ One heap of due moments drives everything: roots at the schedule's times, later 
 and their think time has passed, and in a closed loop the next session when a slot is free. No task per request, so a
 send is late only as long as the loop is busy. When the cap on requests in flight is reached, calls wait in the order
 they were due, and their due moment stays what it was. A call whose predecessor failed is not sent: it fails as
-"abandoned". A closed loop with a time to last begins the plan again when it has run out, with other text where calls
-share none. The garbage collector is off meanwhile, because its pauses would be taken for the server's.
+"abandoned". Clients with manners (`giveup`) ask again what was refused, and leave where nothing comes. A closed loop
+with a time to last begins the plan again when it has run out, with other text where calls share none. The garbage
+collector is off meanwhile, because its pauses would be taken for the server's.
+
+Time, bodies and the client that sends them are given: a simulated service is played to by the same code as a live one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
-import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from itertools import islice
+from typing import Generic, Protocol, TypeVar
 
-from .body import BodyWriter
-from .giveup import GiveUp
-from .http import Client
+from .giveup import GAVE_UP, GiveUp, Manners
 from .plan import Call, Plan, Reply
 from .schedule import Schedule
 from .stream import Exchange
-from .timer import Timer
+from .timer import REAL, Time
 
 LEAD_S = 0.05
-TICK_S = 0.01
-OBSERVE_TICKS = 50
+
+OnDone = Callable[[Exchange], None]
+Take = Callable[[Call, Exchange, float], None]
+"""Is given each call that has ended, with when the play began; its exchange is then let go."""
+Replies = Callable[[int], str | None]
+Body = TypeVar("Body")
+Body_co = TypeVar("Body_co", covariant=True)
+Body_contra = TypeVar("Body_contra", contravariant=True)
+
+
+class Writer(Protocol[Body_co]):
+    """Makes what is sent of a call (`body.BodyWriter`: JSON). is_scripted: it never asks what was answered."""
+
+    @property
+    def is_scripted(self) -> bool: ...
+
+    def write(self, call: Call, replies: Replies) -> Body_co: ...
+
+    def forget(self, label: str) -> None: ...
+
+
+class Sender(Protocol[Body_contra]):
+    """Sends it (`http.Client`). on_done is called exactly once, later."""
+
+    num_bytes: int
+
+    def send(self, exchange: Exchange, body: Body_contra, on_done: OnDone) -> None: ...
+
+    def give_up(self, exchange: Exchange) -> None: ...
+
+    async def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +76,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """exchanges: those that became due, by index. Times are time.perf_counter's; cpu_s is this process's.
+    """exchanges: those that became due, by index. Times are those of the play's clock; cpu_s is this process's.
     given_up: why the run was ended before its time."""
 
     start_s: float
@@ -59,15 +89,18 @@ class Played:
     given_up: str | None = None
 
 
-class Player:
+class Player(Generic[Body]):
     def __init__(
         self,
         plan: Plan,
         schedule: Schedule,
-        writer: BodyWriter,
-        client: Client,
+        writer: Writer[Body],
+        client: Sender[Body],
         give_up: GiveUp | None = None,
         keep_texts: bool = False,
+        time: Time = REAL,
+        manners: Manners | None = None,
+        take: Take | None = None,
     ) -> None:
         self._base = plan
         self._schedule = schedule
@@ -75,7 +108,12 @@ class Player:
         self._client = client
         self._give_up = give_up or GiveUp()
         self._keep_texts = keep_texts
-        self._loop = asyncio.get_running_loop()
+        self._time = time
+        self._manners = manners or Manners()
+        self._take = take
+        self._gone = Exchange(-1, 0.0)
+        self._gone.end_s = 0.0
+        loop = asyncio.get_running_loop()
         self._calls: list[Call] = []
         self._quoted: set[int] = set()
         self._dependents: dict[int, list[int]] = {}
@@ -88,8 +126,10 @@ class Player:
         self._append(plan.calls)
         self._heap: list[tuple[float, int]] = []
         self._ready: deque[tuple[float, int]] = deque()
-        self._due_timer = Timer(self._loop, self._on_due)
-        self._tick_timer = Timer(self._loop, self._on_tick)
+        self._due_timer = time.make_alarm(loop, self._on_due)
+        self._tick_timer = time.make_alarm(loop, self._on_tick)
+        self._leaving: list[tuple[float, int]] = []
+        self._leave_timer = time.make_alarm(loop, self._on_leave)
         self._tick_due_s = 0.0
         self._ticks = 0
         self._lags = array("d")
@@ -138,16 +178,19 @@ class Player:
     async def play(self, observe: Callable[[Progress], None] | None = None) -> Played:
         """Play the plan to its end. `observe` is called about twice a second."""
         self._observe = observe
-        gc.collect()
-        gc.freeze()
-        gc.disable()
+        if self._time.is_real:
+            gc.collect()
+            gc.freeze()
+            gc.disable()
         try:
             return await self._play()
         finally:
             self._due_timer.close()
             self._tick_timer.close()
-            gc.enable()
-            gc.unfreeze()
+            self._leave_timer.close()
+            if self._time.is_real:
+                gc.enable()
+                gc.unfreeze()
 
     def stop(self) -> None:
         """Send nothing more and do not wait for what is in flight."""
@@ -155,10 +198,10 @@ class Player:
         self._done.set()
 
     async def _play(self) -> Played:
-        self._start_s = time.perf_counter() + LEAD_S
+        self._start_s = self._time.now() + LEAD_S
         if self._schedule.stop_after_s is not None:
             self._stop_s = self._start_s + self._schedule.stop_after_s
-        cpu_s, num_bytes = time.process_time(), self._client.num_bytes
+        cpu_s, num_bytes = self._time.cpu_s(), self._client.num_bytes
         if self._schedule.concurrency is not None:
             for _ in range(self._schedule.concurrency):
                 if (root := self._take_root()) is not None:
@@ -171,15 +214,15 @@ class Player:
         self._tick_timer.set(self._tick_due_s)
         self._arm()
         await self._done.wait()
-        end_s = time.perf_counter()
+        end_s = self._time.now()
         if self._was_stopped:
             await self._client.close()
-        exchanges = [exchange for exchange in self._exchanges if exchange is not None]
+        exchanges = [each for each in self._exchanges if each is not None and each is not self._gone]
         return Played(
             self._start_s,
             end_s,
             exchanges,
-            time.process_time() - cpu_s,
+            self._time.cpu_s() - cpu_s,
             self._client.num_bytes - num_bytes,
             self._lags,
             self._was_stopped and self._given_up is None,
@@ -198,10 +241,14 @@ class Player:
             self._done.set()
 
     def _on_due(self) -> None:
-        now_s = time.perf_counter()
+        now_s = self._time.now()
         while self._heap and self._heap[0][0] <= now_s:
-            self._num_due += 1
-            self._ready.append(heappop(self._heap))
+            due_s, index = heappop(self._heap)
+            self._ready.append((due_s, index))
+            if self._exchanges[index] is None:
+                self._num_due += 1
+                if self._manners.patience_s is not None:
+                    self._expect_by(due_s + self._manners.patience_s, index)
         self._send_ready()
         self._arm()
 
@@ -209,8 +256,11 @@ class Player:
         cap = self._schedule.max_concurrency
         while self._ready and (cap is None or len(self._in_flight) < cap) and not self._was_stopped:
             due_s, index = self._ready.popleft()
-            exchange = Exchange(index, due_s, keep_text=self._keeps_text(index))
-            self._exchanges[index] = exchange
+            exchange = self._exchanges[index]
+            if exchange is None:
+                exchange = self._exchanges[index] = Exchange(index, due_s, keep_text=self._keeps_text(index))
+            elif exchange.end_s is not None:
+                continue  # its client has left
             self._in_flight.add(index)
             self._num_sent += 1
             self._client.send(exchange, self._writer.write(self._calls[index], self._reply), self._on_done)
@@ -226,14 +276,53 @@ class Player:
         assert exchange.end_s is not None
         index = exchange.index
         self._in_flight.discard(index)
+        if not self._was_stopped and (pause_s := self._manners.pause_s(exchange, self._base.seed)) is not None:
+            again_s = exchange.end_s + pause_s
+            if again_s < self._stop_s:
+                exchange.again()
+                self._push(again_s, index)
+                self._send_ready()
+                self._arm()
+                return
+        self._end(exchange)
+
+    def _end(self, exchange: Exchange) -> None:
+        assert exchange.end_s is not None
         self._num_ended += 1
         self._num_failed += not exchange.ok
         self._num_tokens += exchange.output_tokens or len(exchange.event_times)
+        if self._take is not None:
+            self._take(self._calls[exchange.index], exchange, self._start_s)
+            self._exchanges[exchange.index] = self._gone
         if self._was_stopped:
             return
-        self._settle(index, exchange.end_s, exchange.ok)
+        self._settle(exchange.index, exchange.end_s, exchange.ok)
         self._send_ready()
         self._arm()
+
+    def _expect_by(self, by_s: float, index: int) -> None:
+        heappush(self._leaving, (by_s, index))
+        if self._leaving[0][1] == index:
+            self._leave_timer.set(by_s)
+
+    def _on_leave(self) -> None:
+        """Clients whose patience is at its end leave: from the server, from the queue, or from their pause."""
+        now_s = self._time.now()
+        while self._leaving and self._leaving[0][0] <= now_s:
+            by_s, index = heappop(self._leaving)
+            exchange = self._exchanges[index]
+            if index in self._in_flight and exchange is not None:
+                if not exchange.event_times:
+                    self._client.give_up(exchange)
+            elif exchange is None or exchange.end_s is None:
+                assert self._manners.patience_s is not None
+                if exchange is None:
+                    exchange = self._exchanges[index] = Exchange(index, by_s - self._manners.patience_s)
+                exchange.fail(*GAVE_UP)
+                exchange.end_s = now_s
+                self._end(exchange)
+        if self._leaving:
+            self._leave_timer.set(self._leaving[0][0])
 
     def _settle(self, index: int, end_s: float, ok: bool) -> None:
         """Call `index` has ended: its dependents become due, or are abandoned; a finished tree frees its slot."""
@@ -260,15 +349,19 @@ class Player:
         self._num_due += 1
         self._num_ended += 1
         self._num_failed += 1
+        if self._take is not None:
+            self._take(self._calls[index], exchange, self._start_s)
+            self._exchanges[index] = self._gone
         self._settle(index, at_s, ok=False)
 
     def _on_tick(self) -> None:
-        now_s = time.perf_counter()
-        self._lags.append(now_s - self._tick_due_s)
-        self._tick_due_s = now_s + TICK_S
+        now_s = self._time.now()
+        if self._time.is_real:
+            self._lags.append(now_s - self._tick_due_s)
+        self._tick_due_s = now_s + self._time.tick_s
         self._tick_timer.set(self._tick_due_s)
         self._ticks += 1
-        if self._ticks % OBSERVE_TICKS == 1:
+        if self._ticks % self._time.observe_ticks == 1 % self._time.observe_ticks:
             if self._observe is not None:
                 self._observe(self.progress(now_s))
             if not self._was_stopped:

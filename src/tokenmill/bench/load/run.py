@@ -16,7 +16,7 @@ from .. import machine
 from ..result import Repeats, Run
 from . import measure, scrape
 from .body import BodyWriter
-from .giveup import GiveUp
+from .giveup import GiveUp, Manners
 from .http import Client
 from .material import Material, Vocabulary
 from .plan import Plan
@@ -50,7 +50,7 @@ T = TypeVar("T")
 class Load:
     """Everything about a run but the endpoint. `make_plan` and `make_material` are functions of a seed, so that each
     repeat and each probe has text of its own and no prefix cache answers for the one before. `vocabulary` counts the
-    tokens of servers that do not."""
+    tokens of servers that do not. is_lean: of simulations, keep no times of tokens (`tally`)."""
 
     make_plan: MakePlan
     make_material: MakeMaterial
@@ -62,9 +62,11 @@ class Load:
     argv: list[str] = field(default_factory=list)
     keep_event_times: bool = True
     give_up: GiveUp = field(default_factory=GiveUp)
+    manners: Manners = field(default_factory=Manners)
     window: measure.Window = field(default_factory=measure.Window)
     percentiles: tuple[float, ...] = ()
     vocabulary: Vocabulary | None = None
+    is_lean: bool = False
 
     def with_rate(self, rate: float) -> Load:
         return replace(self, schedule=replace(self.schedule, request_rate=rate, use_trace_times=False))
@@ -104,7 +106,9 @@ async def run_load(
         meter = scrape.find_energy_meter()
         page_before = await asyncio.to_thread(scrape.scrape, target.metrics_url, target.address)
         joules_before = meter.read_j() if meter is not None else []
-        player = Player(plan, load.schedule, writer, client, load.give_up, load.vocabulary is not None)
+        player = Player(
+            plan, load.schedule, writer, client, load.give_up, load.vocabulary is not None, manners=load.manners
+        )
         played = await _play(player, observe)
         joules = meter.spent_j(joules_before, meter.read_j()) if meter is not None else None
         page_after = await asyncio.to_thread(scrape.scrape, target.metrics_url, target.address)
@@ -114,13 +118,14 @@ async def run_load(
         name=name or target.name,
         started_at=started_at,
         objectives=load.objectives,
-        schedule={**load.schedule.facts(), "repeat": repeat},
+        schedule={**load.schedule.facts(), **load.manners.facts(), "repeat": repeat},
         dataset={
             **plan.facts,
             "seed": plan.seed,
             "num_requests": len(plan.calls),
             "text": material.about,
             "digest": digest,
+            "plan_digest": plan.digest(),
             "num_rounds": player.num_rounds,
         },
         endpoint=target.facts(),

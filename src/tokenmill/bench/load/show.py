@@ -7,6 +7,7 @@ import io
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from types import TracebackType
+from typing import Self
 
 from rich.console import Console
 from rich.live import Live
@@ -40,7 +41,7 @@ class Status:
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
         self._last = (0.0, 0)
 
-    def __enter__(self) -> Status:
+    def __enter__(self) -> Self:
         if self._live is not None:
             self._live.start()
         return self
@@ -65,7 +66,11 @@ class Status:
             f"  {progress.num_failed} failed  {progress.num_in_flight} in flight"
             f"  {progress.num_due - progress.num_sent} held back  {max(0.0, rate):,.0f} tokens/s"
         )
-        self._live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
+        self._show(line)
+
+    def _show(self, line: str) -> None:
+        if self._live is not None:
+            self._live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
 
 
 def print_result(console: Console, result: Result, metrics: Sequence[str], percentiles: Sequence[str]) -> None:
@@ -150,9 +155,10 @@ def _interval_table(result: Repeats) -> Table:
 
 def _sweep_table(result: Sweep) -> Table:
     table = Table(result.by.replace("_", " "), "requests/s", "tokens/s", "TTFT p50", "p99", "TPOT p50", "p99", "failed")
-    for point, run in zip(result.points, result.runs, strict=True):
+    labels = result.labels or [f"{point:g}" for point in result.points]
+    for label, run in zip(labels, result.runs, strict=True):
         table.add_row(
-            f"{point:g}",
+            escape(label),
             f"{run.requests_per_s:.2f}",
             f"{run.output_tokens_per_s:,.0f}",
             *map(_ms, (run.ttft_s.p50, run.ttft_s.p99, run.tpot_s.p50, run.tpot_s.p99)),

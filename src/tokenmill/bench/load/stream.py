@@ -68,8 +68,10 @@ FAILED_FINISHES = ("error", "abort")
 
 
 class Exchange:
-    """The record of one call. Times are time.perf_counter's; `sent_s` is the first send's, `num_retries` how often the
-    call was sent again. `is_streamed`: tokens came one after another, not as a whole. `fail` keeps the first error."""
+    """The record of one call. Times are those of the play's clock; `sent_s` is the first send's. `num_retries`: how
+    often it was sent again because its connection was lost; `num_refused`: because it had been refused, and
+    `retry_after_s` what the last refusal said. `is_streamed`: tokens came one after another, not as a whole. `fail`
+    keeps the first error."""
 
     __slots__ = (
         "_count_before",
@@ -88,8 +90,10 @@ class Exchange:
         "is_streamed",
         "keep_text",
         "num_bytes",
+        "num_refused",
         "num_retries",
         "output_tokens",
+        "retry_after_s",
         "sent_s",
         "texts",
     )
@@ -111,6 +115,8 @@ class Exchange:
         self.is_complete = False
         self.is_streamed = True
         self.num_retries = 0
+        self.num_refused = 0
+        self.retry_after_s: float | None = None
         self.keep_text = keep_text
         self.texts: list[str] = []
         self.num_bytes = 0
@@ -127,6 +133,13 @@ class Exchange:
     def fail(self, error: str, detail: str = "") -> None:
         if self.error is None:
             self.error, self.error_detail = error, detail[:300]
+
+    def again(self) -> None:
+        """It was refused, and is to be sent once more."""
+        assert not self.event_times and self.end_s is not None, "it was not refused"
+        self.num_refused += 1
+        self.error = self.error_detail = self.end_s = self.retry_after_s = None
+        self._count_before = 0
 
     def on_data(self, at_s: float, payload: bytes) -> None:
         """The data of one server-sent event, or a whole JSON answer."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ...core.config import check_name
+from ...core.own_policy import OwnPolicy
 from ...core.policy import Eviction
 from .lfu import LeastFrequentlyUsed
 from .lru import LeastRecentlyUsed
@@ -18,6 +19,7 @@ EVICTIONS: Mapping[str, Eviction] = {
 
 
 def pick(name: str) -> Eviction:
-    """The policy of this name. Raises ConfigError naming the nearest."""
+    """The policy of this name, or one's own. Raises ConfigError naming the nearest."""
     check_name(name, EVICTIONS, "eviction_policy")
-    return EVICTIONS[name]
+    eviction: Eviction = name.make() if isinstance(name, OwnPolicy) else EVICTIONS[name]
+    return eviction

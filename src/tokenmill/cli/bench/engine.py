@@ -18,6 +18,7 @@ from ...llm.llm import LLM
 from ...server.constraints import read_constraint
 from ...server.fields import Fields
 from ...text.grammar.build import to_grammar
+from ..expert_load import write_load
 from ..models import progress_bar
 from ..options import engine_options
 
@@ -28,13 +29,16 @@ class LocalEngine:
     pids: tuple[int, ...] = ()
     takes_uneven = True
 
-    def __init__(self, llm: LLM, model_path: Path, threads: int, settings: dict[str, Any]) -> None:
+    def __init__(
+        self, llm: LLM, model_path: Path, threads: int, settings: dict[str, Any], expert_load: str | None = None
+    ) -> None:
         self.name = "tokenmill"
         self.facts = dict(llm.ready.facts)
         self.vocab_size = llm.ready.vocab_size
         self.model_path = model_path
         self.threads = threads
         self._llm = llm
+        self._since_s, self._expert_load = time.time(), expert_load
         self._settings = {"temperature": 0.0, **with_grammar(settings)}
 
     def run(self, prompts: list[list[int]], max_tokens: Sequence[int]) -> float:
@@ -55,7 +59,13 @@ class LocalEngine:
         return peak_memory()
 
     def close(self) -> None:
+        load, ready = self._llm.expert_load(), self._llm.ready
         self._llm.close()
+        if self._expert_load is not None and load is not None:
+            try:
+                write_load(Path(self._expert_load), ready.model, ready.numerics_id, self._since_s, load)
+            except OSError as error:
+                raise ConfigError(f"--expert-load {self._expert_load}: {error}.", param="expert_load") from error
 
 
 def with_grammar(settings: dict[str, Any]) -> dict[str, Any]:
@@ -74,6 +84,9 @@ def engine(args: argparse.Namespace) -> int:
         needed = {"max_num_seqs": demand.num_seqs, "max_model_len": demand.num_tokens}
         asked = {name: value for name, value in options.items() if value is not None}
         llm = LLM(str(path), **{**needed, **asked})
-        return LocalEngine(llm, path, llm.settings.threads, args.sampling)
+        if args.expert_load is not None and llm.expert_load() is None:
+            llm.close()
+            raise ConfigError("--expert-load is about mixtures of experts; this model is none.", param="expert_load")
+        return LocalEngine(llm, path, llm.settings.threads, args.sampling, args.expert_load)
 
     return run(args, make)

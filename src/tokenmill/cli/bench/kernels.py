@@ -23,7 +23,7 @@ from ...models.registry import Model, load_model
 from ...node.load import describe_kernels
 from ...ops.api import BLOCK_BYTES, GROUP, RawTensor, SampleBatch, StepBatch, StepLimits
 from ...ops.native import NativeOps
-from ...ops.native.record import QUANTISED, Operation
+from ...ops.native.operation import QUANTISED, Operation
 from .native import open_native
 
 ROWS = (1, 4, 16, 32, 128, 512)
@@ -55,7 +55,8 @@ def kernels(args: argparse.Namespace) -> int:
 
 def _cases(ops: NativeOps, model: Model) -> Iterator[Case]:
     yield from _linears(ops, model)
-    yield from _attention(ops, model)
+    if model.config.latent is None:
+        yield from _attention(ops, model)
     yield from _row_operations(ops, model)
     yield from _sampling(ops, model)
 
@@ -89,9 +90,13 @@ class _Once:
 def _linears(ops: NativeOps, model: Model) -> Iterator[Case]:
     layers = model.weights.layers
     for name in ("qkv", "output", "gate_up", "down"):
-        weights = [getattr(layer, name).weight for layer in layers]
-        is_gated = name == "gate_up" and model.config.family.gated
-        yield from _linear(ops, f"linear {name}", weights, ROWS, is_gated)
+        linears = [getattr(layer, name) for layer in layers]
+        weights = [linear.weight for linear in linears if linear is not None]  # experts have none
+        shapes = dict.fromkeys((weight.num_rows, weight.num_cols) for weight in weights)
+        for shape in shapes:  # a dense layer's FFN may be wider than shared experts
+            equal = [weight for weight in weights if (weight.num_rows, weight.num_cols) == shape]
+            is_gated = name == "gate_up" and model.config.family.gated
+            yield from _linear(ops, f"linear {name}", equal, ROWS, is_gated)
     yield from _linear(ops, "linear lm_head", [model.weights.head], HEAD_ROWS, False)
 
 

@@ -14,30 +14,34 @@ from ..models import progress_bar
 
 
 def serve(args: argparse.Namespace) -> int:
-    return command.serve(args, sys.argv, _tokenizer(args))
+    return command.serve(args, sys.argv, tokenizer_of(args))
 
 
 def goodput(args: argparse.Namespace) -> int:
-    return command.search_goodput(args, sys.argv, _tokenizer(args))
+    return command.search_goodput(args, sys.argv, tokenizer_of(args))
 
 
 def fairness(args: argparse.Namespace) -> int:
-    return neighbour.run(args, sys.argv, _tokenizer(args))
+    return neighbour.run(args, sys.argv, tokenizer_of(args))
 
 
 def compare(args: argparse.Namespace) -> int:
-    return command.compare_endpoints(args, sys.argv, _tokenizer(args))
+    return command.compare_endpoints(args, sys.argv, tokenizer_of(args))
 
 
 def overload(args: argparse.Namespace) -> int:
-    return overload_command.run(args, sys.argv, _tokenizer(args))
+    return overload_command.run(args, sys.argv, tokenizer_of(args))
 
 
-def _tokenizer(args: argparse.Namespace) -> Tokenizer | None:
-    if args.tokenizer is None:
-        return None
-    with progress_bar(f"fetching {args.tokenizer}") as progress:
-        path = resolve_model(args.tokenizer, progress=progress).path
+def tokenizer_of(args: argparse.Namespace) -> Tokenizer | None:
+    """Of --tokenizer; None where none is named."""
+    return None if args.tokenizer is None else read_tokenizer(args.tokenizer)
+
+
+def read_tokenizer(model: str) -> Tokenizer:
+    """Of a model, fetched if need be."""
+    with progress_bar(f"fetching {model}") as progress:
+        path = resolve_model(model, progress=progress).path
     checkpoint = open_checkpoint(path)
     try:
         return load_text(checkpoint).tokenizer

@@ -43,8 +43,8 @@ from ...net.clock import MonotonicClock
 from ...net.codec import decode, encode
 from ...node.load import describe_kernels
 from ...ops.native import NativeOps
+from ...ops.native.operation import Operation
 from ...ops.native.program import NativeCall, NativeProgram
-from ...ops.native.record import Operation
 from ...server.deltas import Delta
 from ...text.choice import Choice
 from ...text.load import TextModel, load_text
@@ -242,8 +242,12 @@ class _Operations:
     def __init__(self, program: NativeProgram, model: Model) -> None:
         roles = {id(model.weights.head): "linear lm_head"}
         for layer in model.weights.layers:
-            for role in ("qkv", "output", "gate_up", "down"):
-                roles[id(getattr(layer, role).weight)] = f"linear {role}"
+            of_experts = "shared " if layer.moe is not None else ""
+            linears = {"qkv": layer.qkv, "q_up": layer.q_up, "output": layer.output}
+            linears |= {f"{of_experts}gate_up": layer.gate_up, f"{of_experts}down": layer.down}
+            if layer.moe is not None:
+                linears |= {"router": layer.moe.router, "shared gate": layer.moe.mix}
+            roles |= {id(linear.weight): f"linear {role}" for role, linear in linears.items() if linear is not None}
         self._program = program
         self._names = [*(_name(operation, roles) for operation in program.operations), "draw"]
         self._step_ns = np.zeros(len(self._names), np.int64)

@@ -5,16 +5,19 @@ T tokens  L logit rows  V vocabulary  K inputs
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ...core.block import KVGroup
+from ...core.experts import WeightReads
 from ..api import LowRank, Mask, RawTensor, SampleBatch, StepLimits
+from ..disk import DiskWeights
 from ..forward import ForwardOps
 from ..pool import HostPool
 from ..work import ThreadQueue, WorkQueue
@@ -32,10 +35,12 @@ from .library import (
     load_library,
 )
 from .memory import WeightArena, aligned_bytes
+from .operation import NativeKV, NativeLora, NativeStack, NativeWeight, SymbolicBatch, Value
 from .pack import Packer
 from .program import NativeProgram
 from .queue import NativeQueue
-from .record import NativeKV, NativeLora, NativeWeight, Recorder, SymbolicBatch, Value
+from .record import Recorder
+from .shelf import Shelf, open_shelf, told_as_config
 
 
 class NativeOps:
@@ -57,6 +62,8 @@ class NativeOps:
         self._programs: list[NativeProgram] = []
         self._weights = WeightArena()
         self._sample_scratch = np.empty(0, np.uint8)
+        self._shelf: Shelf | None = None
+        self._shelf_is_open = False
 
     @property
     def _team(self) -> Any:
@@ -93,6 +100,41 @@ class NativeOps:
     def pack(self, parts: Sequence[RawTensor]) -> NativeWeight:
         return self._packer.pack(parts)
 
+    def pack_stack(self, matrices: Sequence[Sequence[RawTensor]]) -> NativeStack:
+        return self._packer.pack_stack(matrices)
+
+    def pack_layer(self, make: Callable[[], Sequence[RawTensor]]) -> NativeWeight:
+        shelf = self._shelf if self._shelf_is_open else None
+        if shelf is not None and shelf.keeps_weights:
+            return shelf.weight(self._packer, make)
+        return self._packer.pack(make())
+
+    def pack_experts(self, make: Callable[[], Sequence[Sequence[RawTensor]]]) -> NativeStack:
+        shelf = self._shelf if self._shelf_is_open else None
+        if shelf is not None and shelf.keeps_experts:
+            return shelf.stack(self._packer, make)
+        return self._packer.pack_stack(make())
+
+    @contextlib.contextmanager
+    def on_disk(self, where: DiskWeights) -> Iterator[None]:
+        assert self._shelf is None, "weights are on disk already"
+        self._shelf = open_shelf(self._library, where)
+        self._shelf_is_open = True
+        try:
+            with told_as_config(where):
+                yield
+                self._shelf.finish()
+        finally:
+            self._shelf_is_open = False
+            self._shelf.give_up()
+
+    @property
+    def disk_memory_bytes(self) -> tuple[int, int]:
+        return (0, 0) if self._shelf is None else (self._shelf.expert_bytes, self._shelf.weight_bytes)
+
+    def weight_reads(self) -> WeightReads | None:
+        return None if self._shelf is None else self._shelf.reads()
+
     def quantise(self, part: RawTensor, kind: str) -> RawTensor:
         return self._packer.quantise(part, kind)
 
@@ -127,6 +169,7 @@ class NativeOps:
             block_size=group.block_size,
             dtype=KV_TYPES[group.dtype],
             table=group.table,
+            value_dim=group.value_dim,
         )
         return NativeKV(struct, pool, group)
 
@@ -138,7 +181,11 @@ class NativeOps:
         operations = recorder.operations
         if self.fuse:
             operations = fuse(operations, output)
+        if self._shelf is not None:
+            self._shelf.open(operation.weight for operation in operations if operation.weight is not None)
         program = NativeProgram(self._library, self._team, self.num_threads, operations, output, limits)
+        if self._shelf is not None:
+            program.on_error = self._shelf.look
         self._programs.append(program)
         return program
 
@@ -238,6 +285,8 @@ class NativeOps:
         for program in self._programs:
             program.close()
         self._programs.clear()
+        if self._shelf is not None:
+            self._shelf.close()
         self._end_team()
         self._weights.close()
         self._sample_scratch = np.empty(0, np.uint8)

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from ..api import StepBatch, StepLimits
-from .record import Recorder, SymbolicBatch, Value
+from .operation import SymbolicBatch, Value
+from .record import Recorder
 
 _OF_THE_STEP = {
     "tokens_T": "tokens_T",
@@ -39,7 +40,7 @@ def call_directly(ops: Any, name: str, *args: Any, **kwargs: Any) -> np.ndarray:
     batch = given.pop("batch", None)
     has_batch = batch is not None
     if not has_batch:
-        rows = [value for value in given.values() if isinstance(value, np.ndarray)]
+        rows = [value for value in (*given.values(), *given.get("parts", ())) if isinstance(value, np.ndarray)]
         batch = batch_of(len(rows[0]) if rows else len(of_step["tokens_T"]), **of_step)
 
     def forward(recorder: Recorder, symbols: SymbolicBatch) -> Value:
@@ -53,7 +54,10 @@ def call_directly(ops: Any, name: str, *args: Any, **kwargs: Any) -> np.ndarray:
         if has_batch:
             arguments["batch"] = symbols
         made = getattr(recorder, name)(**arguments)
-        return made if made is not None else recorder.add(given["qkv_TW"], given["qkv_TW"])  # a program has an output
+        if made is None:  # a program has an output
+            written = given["qkv_TW" if "qkv_TW" in given else "c_TX"]
+            made = recorder.add(written, written)
+        return made
 
     return run_forward(ops, forward, batch)
 

@@ -3,6 +3,7 @@
     rms_norm, layer_norm, gelu -> quantise  the same, writing codes
     paged_attention -> quantise             attention that writes codes
     rope, write_kv                          rope that also stores K and V
+    latent_kv, write_latent                 the same of latents
     linear -> add                           linear that starts from a residual
     linear(gate, up) -> silu_mul or gelu_mul -> quantise   one pass per group of 32 outputs; on tiles, whose inputs
                                            have no scales of groups, without the quantise
@@ -17,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 
 from ..api import GROUP
-from .record import WIDE, Operation, Value
+from .operation import WIDE, Operation, Value
 
 
 def fuse(operations: list[Operation], output: Value) -> list[Operation]:
@@ -48,7 +49,7 @@ def _quantise_at_source(operations: list[Operation], output: Value) -> list[Oper
     found = readers(operations)
     replaced: dict[Operation, Operation | None] = {}
     for operation in operations:
-        if operation.kind == "attention":
+        if operation.kind in ("attention", "latent_attention"):
             assert operation.heads is not None
             if operation.heads.head_dim % GROUP:
                 continue
@@ -56,7 +57,7 @@ def _quantise_at_source(operations: list[Operation], output: Value) -> list[Oper
             continue
         reader = _only_reader(found, operation.out, output)
         if reader is not None and reader.kind == "quantise" and reader.out is not None:
-            if operation.kind == "attention" and reader.out.form == WIDE:
+            if operation.heads is not None and reader.out.form == WIDE:
                 continue
             replaced[operation] = dataclasses.replace(operation, out=reader.out)
             replaced[reader] = None
@@ -68,13 +69,17 @@ def _store_while_rotating(operations: list[Operation]) -> list[Operation]:
     replaced: dict[Operation, Operation | None] = {}
     rotation: Operation | None = None
     for operation in operations:
-        if operation.kind == "rope":
+        if operation.kind in ("rope", "latent_kv"):
             rotation = operation
-        elif operation.kind == "write_kv" and rotation is not None and operation.inputs[0] is rotation.out:
+        elif (
+            operation.kind in ("write_kv", "write_latent")
+            and rotation is not None
+            and operation.inputs[0] is rotation.out
+        ):
             replaced[rotation] = dataclasses.replace(rotation, kv=operation.kv, layer=operation.layer)
             replaced[operation] = None
             rotation = None
-        elif operation.kind in ("write_kv", "attention"):
+        elif operation.kv is not None:
             rotation = None
     return _replace(operations, replaced)
 
@@ -147,7 +152,7 @@ def _written_over(operation: Operation) -> Value | None:
     """The input each value of which is read only where the output's is written. Dense kernels, but for those of tiles,
     let sums wait in the output, which then must not be the residual."""
     first, _, third = operation.inputs
-    if operation.kind in ("norm_heads", "rope"):
+    if operation.kind in ("norm_heads", "rope", "latent_kv"):
         return first
     weight = operation.weight
     if operation.kind != "linear" or weight is None or (weight.dense and not weight.on_tiles):

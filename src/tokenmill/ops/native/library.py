@@ -15,7 +15,9 @@ from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_uin
 from pathlib import Path
 from typing import cast
 
-ABI_VERSION = 13
+from .store_border import STORE_SIGNATURES, ExtentStruct
+
+ABI_VERSION = 15
 
 KINDS = {
     **{"f32": 0, "f16": 1, "bf16": 2, "q4_0": 3, "q4_1": 4, "q8_0": 5, "q8_m": 6, "q8_h": 7, "q8_hm": 8, "q6_h": 9},
@@ -48,8 +50,9 @@ class WeightStruct(ctypes.Structure):
         ("num_rows", c_int32),
         ("num_cols", c_int32),
         ("num_parts", c_int32),
-        ("reserved", c_int32),
+        ("place", c_int32),
         ("parts", POINTER(PartStruct)),
+        ("store", c_void_p),
     )
 
 
@@ -64,6 +67,53 @@ class KVStruct(ctypes.Structure):
         ("block_size", c_int32),
         ("dtype", c_int32),
         ("table", c_int32),
+        ("value_dim", c_int32),
+        ("reserved", c_int32),
+    )
+
+
+class StackStruct(ctypes.Structure):
+    _fields_ = (
+        ("kind", c_int32),
+        ("num_matrices", c_int32),
+        ("num_rows", c_int32),
+        ("num_cols", c_int32),
+        ("data", c_void_p),
+        ("stride", c_int64),
+        ("store", c_void_p),
+        ("extents", POINTER(ExtentStruct)),
+    )
+
+
+class MoeStruct(ctypes.Structure):
+    _fields_ = (
+        ("num_experts", c_int32),
+        ("top_k", c_int32),
+        ("score", c_int32),
+        ("num_groups", c_int32),
+        ("top_groups", c_int32),
+        ("group_score", c_int32),
+        ("normalise", c_int32),
+        ("reserved", c_int32),
+        ("floor", c_float),
+        ("scale", c_float),
+        ("min_share", c_float),
+        ("limit", c_float),
+        ("alpha", c_float),
+        ("bias", c_void_p),
+        ("gate_up_bias", c_void_p),
+        ("down_bias", c_void_p),
+        ("tally", c_void_p),
+    )
+
+
+class LatentStruct(ctypes.Structure):
+    _fields_ = (
+        ("num_heads", c_int32),
+        ("nope_dim", c_int32),
+        ("rope_dim", c_int32),
+        ("latent_dim", c_int32),
+        ("value_dim", c_int32),
     )
 
 
@@ -122,6 +172,10 @@ class OpStruct(ctypes.Structure):
         ("kv", POINTER(KVStruct)),
         ("lora", POINTER(LoraStruct)),
         ("order", c_void_p),
+        ("stack", POINTER(StackStruct)),
+        ("stack2", POINTER(StackStruct)),
+        ("moe", POINTER(MoeStruct)),
+        ("latent", POINTER(LatentStruct)),
     )
 
 
@@ -240,6 +294,7 @@ _SIGNATURES = {
     "tm_queue_close": (None, (c_void_p,)),
     "tm_queue_free": (None, (c_void_p,)),
     "tm_probe": (c_double, (c_void_p, c_int32, c_void_p, c_int64, c_int64)),
+    **STORE_SIGNATURES,
     "tm_sample_scratch": (c_int64, (c_int64,)),
     "tm_sample": (
         c_int32,

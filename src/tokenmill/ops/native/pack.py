@@ -7,15 +7,26 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from ..api import BLOCK_BYTES, QUANTISATIONS, LowRank, RawTensor, same_order
-from .library import INTEGER_KINDS, KINDS, STORED, LoraStruct, LowRankStruct, PartStruct, WeightStruct, check
-from .memory import WeightArena, aligned_bytes
-from .record import F32, QUANTISED, WIDE, NativeLora, NativeWeight
+from .library import (
+    INTEGER_KINDS,
+    KINDS,
+    STORED,
+    LoraStruct,
+    LowRankStruct,
+    PartStruct,
+    StackStruct,
+    WeightStruct,
+    check,
+)
+from .memory import ALIGNMENT, WeightArena, aligned_bytes
+from .operation import F32, QUANTISED, WIDE, NativeLora, NativeStack, NativeWeight
+from .packed_file import PAGE, Extent, StoredPart, StoredWeight
 
 _FIRST_QUANTISED, _FIRST_INTEGER = KINDS["q4_0"], KINDS["w4"]
 _TILE_ROWS = 16
@@ -33,6 +44,26 @@ class Packer:
         self._has_tiles = has_tiles
 
     def pack(self, parts: Sequence[RawTensor]) -> NativeWeight:
+        num_cols, order = parts[0].num_cols, parts[0].order
+        packed = self._pack_apart(parts, self._weights.take)
+        structs: list[PartStruct] = []
+        column = 0
+        for kind, num_rows, data in packed:
+            structs.append(PartStruct(KINDS[kind], column, num_rows, num_cols, data.ctypes.data, data.size))
+            column += num_rows
+        num_bytes = sum(data.size for _, _, data in packed)
+        held = tuple(data for _, _, data in packed)
+        return self.weight_of(
+            structs, num_cols, num_bytes, held, None if order is None else np.ascontiguousarray(order, np.int32)
+        )
+
+    def pack_apart(self, parts: Sequence[RawTensor]) -> list[tuple[str, int, np.ndarray]]:
+        """Kind, rows and bytes of each run of parts of one kind, in memory of its own."""
+        return self._pack_apart(parts, aligned_bytes)
+
+    def _pack_apart(
+        self, parts: Sequence[RawTensor], take: Callable[[int], np.ndarray]
+    ) -> list[tuple[str, int, np.ndarray]]:
         num_cols = parts[0].num_cols
         assert same_order(parts), "columns in different orders"
         for matrix in parts:
@@ -41,30 +72,36 @@ class Packer:
             assert matrix.data.size == matrix.num_rows * _raw_row_bytes(matrix.kind, num_cols), matrix.data.size
         runs = [(kind, list(run)) for kind, run in itertools.groupby(parts, key=lambda part: part.kind)]
         kinds = self._integer_kinds(runs) or [(kind, None) for kind, _ in runs]
-        structs: list[PartStruct] = []
-        packed: list[np.ndarray] = []
-        column = 0
+        packed = []
         for (kind, fits), (_, matrices) in zip(kinds, runs, strict=True):
-            data = self._pack_kind(kind, num_cols, matrices, fits)
             num_rows = sum(matrix.num_rows for matrix in matrices)
-            structs.append(PartStruct(KINDS[kind], column, num_rows, num_cols, data.ctypes.data, data.size))
-            packed.append(data)
-            column += num_rows
+            packed.append((kind, num_rows, self._pack_kind(kind, num_cols, matrices, fits, take)))
+        return packed
+
+    def weight_of(
+        self,
+        structs: Sequence[PartStruct],
+        num_cols: int,
+        num_bytes: int,
+        data: tuple[np.ndarray, ...],
+        order: np.ndarray | None,
+    ) -> NativeWeight:
+        """Of packed parts; num_bytes: memory of its own."""
         array = (PartStruct * len(structs))(*structs)
-        order = parts[0].order
+        num_rows = sum(part.num_rows for part in structs)
         forms = {_form(part.kind) for part in structs}
         assert not {QUANTISED, WIDE} <= forms, forms
         return NativeWeight(
-            num_rows=column,
+            num_rows=num_rows,
             num_cols=num_cols,
-            num_bytes=sum(data.size for data in packed),
+            num_bytes=num_bytes,
             form=max(forms),
             dense=F32 in forms,
-            on_tiles=forms == {WIDE} or (runs[0][0] == "bf16" and len(runs) == 1 and self._has_tiles),
-            struct=WeightStruct(column, num_cols, len(structs), 0, array),
+            on_tiles=forms == {WIDE} or (structs[0].kind == KINDS["bf16"] and len(structs) == 1 and self._has_tiles),
+            struct=WeightStruct(num_rows, num_cols, len(structs), 0, array),
             parts=array,
-            data=tuple(packed),
-            order=None if order is None else np.ascontiguousarray(order, np.int32),
+            data=data,
+            order=order,
         )
 
     def _integer_kinds(
@@ -88,6 +125,42 @@ class Packer:
                     return None
             found.append((kind, fits))
         return found
+
+    def pack_stack(self, matrices: Sequence[Sequence[RawTensor]]) -> NativeStack:
+        """No integer kinds: a row meets too few of the matrices for tiles of digits to pay."""
+        kind, num_rows, num_cols, num_bytes = self._stack_shape(matrices)
+        stride = -(-num_bytes // ALIGNMENT) * ALIGNMENT
+        out = self._weights.take(len(matrices) * stride)
+        for index, parts in enumerate(matrices):
+            at = index * stride
+            self._pack_into(kind, num_cols, parts, None, out[at : at + num_bytes])
+        return self.stack_of(StackStruct(kind, len(matrices), num_rows, num_cols, out.ctypes.data, stride), out)
+
+    def pack_each(self, matrices: Sequence[Sequence[RawTensor]], write: Callable[[np.ndarray], Extent]) -> StoredWeight:
+        """As pack_stack, each matrix by itself and as whole pages into a file."""
+        kind, num_rows, num_cols, num_bytes = self._stack_shape(matrices)
+        out = aligned_bytes(-(-num_bytes // PAGE) * PAGE)
+        out[:] = 0
+        extents = []
+        for parts in matrices:
+            self._pack_into(kind, num_cols, parts, None, out[:num_bytes])
+            extents.append(write(out))
+        return StoredWeight(num_cols, (StoredPart(matrices[0][0].kind, num_rows, 0, num_bytes),), tuple(extents))
+
+    def _stack_shape(self, matrices: Sequence[Sequence[RawTensor]]) -> tuple[int, int, int, int]:
+        """Kind, rows, columns and packed bytes of each matrix."""
+        first = matrices[0][0]
+        shapes = {tuple((part.kind, part.num_rows, part.num_cols) for part in parts) for parts in matrices}
+        assert len(shapes) == 1 and len({kind for kind, _, _ in next(iter(shapes))}) == 1, f"unequal: {shapes}"
+        assert all(part.order is None for parts in matrices for part in parts), "a stack has no order of columns"
+        kind, num_rows = KINDS[first.kind], sum(part.num_rows for part in matrices[0])
+        num_bytes = self._library.tm_packed_bytes(kind, num_rows, first.num_cols)
+        assert num_bytes > 0, f"a {first.kind} matrix of {num_rows} x {first.num_cols} cannot be packed"
+        return kind, num_rows, first.num_cols, num_bytes
+
+    def stack_of(self, struct: StackStruct, data: np.ndarray) -> NativeStack:
+        """Of packed matrices; data: those in memory of its own."""
+        return NativeStack(struct.num_matrices, struct.num_rows, struct.num_cols, _form(struct.kind), struct, data)
 
     def quantise(self, part: RawTensor, kind: str) -> RawTensor:
         assert kind in QUANTISATIONS and part.data.flags.c_contiguous, kind
@@ -124,12 +197,17 @@ class Packer:
         return RawTensor(kind, num_rows, num_cols, out) if fits.value else None
 
     def _pack_kind(
-        self, kind: str, num_cols: int, matrices: Sequence[RawTensor], fits: np.ndarray | None
+        self,
+        kind: str,
+        num_cols: int,
+        matrices: Sequence[RawTensor],
+        fits: np.ndarray | None,
+        take: Callable[[int], np.ndarray],
     ) -> np.ndarray:
         num_rows = sum(matrix.num_rows for matrix in matrices)
         num_bytes = self._library.tm_packed_bytes(KINDS[kind], num_rows, num_cols)
         assert num_bytes > 0, f"a {kind} matrix of {num_rows} x {num_cols} cannot be packed"
-        out = self._weights.take(num_bytes)
+        out = take(num_bytes)
         self._pack_into(KINDS[kind], num_cols, matrices, fits, out)
         return out
 

@@ -6,7 +6,7 @@ T tokens  S sequences  B blocks  L logit rows
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from ..api import SPAN, Draws, StepBatch, StepLimits
 from .bind import Binder
 from .library import CALL_END, DRAWS, BufferStruct, CallStruct, LimitsStruct, OpStruct, check
 from .memory import aligned_bytes, place
-from .record import TOKEN_ROWS, Operation, Value
+from .operation import TOKEN_ROWS, Operation, Value
 
 _PARTIAL_BYTES = 16 * 2**20  # most scratch for the partial attention of split contexts
 _SPLIT_ROWS = 8  # query rows that scratch is sized for, besides one of every sequence
@@ -27,6 +27,7 @@ class NativeProgram:
 
     scratch_bytes   all memory the program holds besides weights and KV
     operations      the list
+    on_error        called when a call has failed
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class NativeProgram:
         self._team = team
         self._keep: list[Any] = [operations]  # whatever the C structs point to
         self._program = None
+        self.on_error: Callable[[], None] = lambda: None
         assert output.array is None, "the output is made by an operation"
         is_read = any(output in operation.inputs and operation.out is not output for operation in operations)
         assert not is_read, "what is joined away or rounded for its only reader is no output"
@@ -148,8 +150,13 @@ class NativeCall:
         struct = self.submitted()
         self._program._library.tm_call_run(struct)
         if struct.error:
-            raise AssertionError(struct.error.decode())
+            raise self.failure(struct.error)
         return self._output
+
+    def failure(self, error: bytes) -> AssertionError:
+        """Of a call that has ended with this error."""
+        self._program.on_error()
+        return AssertionError(error.decode())
 
     def submitted(self) -> CallStruct:
         """What native code takes. It changes while the call is made."""
@@ -188,7 +195,11 @@ def _partial_bytes(operations: Sequence[Operation], limits: StepLimits) -> int:
     context and rows of several sequences one prefix."""
     most = 0
     for operation in operations:
-        if operation.kind == "attention" and operation.kv is not None and operation.heads is not None:
+        if (
+            operation.kind in ("attention", "latent_attention")
+            and operation.kv is not None
+            and operation.heads is not None
+        ):
             num_spans = -(-limits.max_blocks_per_seq * operation.kv.group.block_size // SPAN)
             per_row = num_spans * operation.heads.num_heads * (operation.heads.head_dim + 2) * 4
             most = max(most, min(limits.max_tokens, limits.max_seqs + _SPLIT_ROWS) * per_row)
@@ -232,4 +243,12 @@ def _struct(operation: Operation, index_of: dict[Value, int]) -> OpStruct:
         struct.kv = ctypes.pointer(operation.kv.struct)
     if operation.lora is not None:
         struct.lora = ctypes.pointer(operation.lora.struct)
+    if operation.stack is not None:
+        struct.stack = ctypes.pointer(operation.stack.struct)
+    if operation.stack2 is not None:
+        struct.stack2 = ctypes.pointer(operation.stack2.struct)
+    if operation.moe is not None:
+        struct.moe = ctypes.pointer(operation.moe)
+    if operation.latent is not None:
+        struct.latent = ctypes.pointer(operation.latent)
     return struct

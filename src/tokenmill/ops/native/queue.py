@@ -111,5 +111,8 @@ class NativeQueue:
 def _ended(ticket: Ticket, struct: CallStruct) -> Ticket:
     ticket.began_s, ticket.ended_s = struct.began_ns / 1e9, struct.ended_ns / 1e9
     if struct.error:
-        ticket.error = AssertionError(struct.error.decode())
+        work = ticket.work
+        ticket.error = (
+            work.failure(struct.error) if isinstance(work, NativeCall) else AssertionError(struct.error.decode())
+        )
     return ticket

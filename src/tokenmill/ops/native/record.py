@@ -1,124 +1,33 @@
 """A recorder with the seam's functions: running a forward pass on it gives a flat list of operations on values.
 
-Every value is written once, but that add_lora goes on writing into the one it is given. Rows of a value are the step's
-tokens or its logit rows; how many there are is known only when a step runs. Quantising the input of a quantised linear
-is an operation of its own here, made once per input.
+Quantising the input of a quantised linear is an operation of its own here, made once per input.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from ...core.block import KVGroup
-from ..api import GROUP, HeadGeometry
-from .library import KVStruct, LoraStruct, LowRankStruct, PartStruct, WeightStruct
-
-SILU, GELU, GELU_ERF = 0, 1, 2
-
-TOKEN_ROWS, LOGIT_ROWS = 0, 1
-F32, QUANTISED, WIDE = 0, 1, 2
-
-
-@dataclass(frozen=True, slots=True)
-class NativeWeight:
-    """Packed parts and the C structs that describe them. `form`: how parts that are not dense take their inputs, F32
-    where there is none; `dense`: whether any part is; `on_tiles`: all of them meet in tiles. `order`: see RawTensor."""
-
-    num_rows: int
-    num_cols: int
-    num_bytes: int
-    form: int
-    dense: bool
-    on_tiles: bool
-    struct: WeightStruct
-    parts: Any  # the C array of PartStruct
-    data: tuple[np.ndarray, ...]
-    order: np.ndarray | None = None
-
-    def part(self, index: int) -> PartStruct:
-        return self.parts[index]
-
-
-@dataclass(frozen=True, slots=True)
-class NativeKV:
-    """A bound pool: the C struct, and the array it points into."""
-
-    struct: KVStruct
-    pool: np.ndarray
-    group: KVGroup
-
-
-@dataclass(frozen=True, slots=True)
-class NativeLora:
-    """Low-rank changes of one linear: the C structs, and by slot the arrays they point into. `max_rank` is rounded up
-    to whole tiles."""
-
-    num_slots: int
-    max_rank: int
-    num_cols: int
-    widths: tuple[int, ...]
-    struct: LoraStruct
-    columns: np.ndarray
-    changes: Any  # the C array of LowRankStruct, slot by slot
-    data: dict[int, list[np.ndarray]] = field(default_factory=dict)
-
-    def change(self, slot: int, index: int) -> LowRankStruct:
-        """The struct of matrix `index` in a slot (from 1)."""
-        return self.changes[(slot - 1) * len(self.widths) + index]
-
-
-@dataclass(eq=False, slots=True)
-class Value:
-    """What a forward pass sees of an array. `array`: set for an input that lives outside the program."""
-
-    rows: int
-    width: int
-    form: int = F32
-    array: np.ndarray | None = None
-
-
-@dataclass(eq=False, slots=True)
-class Operation:
-    """kind: its name in the tables of native/src/op_*.cpp."""
-
-    kind: str
-    rows: int
-    inputs: tuple[Value | None, Value | None, Value | None]
-    out: Value | None
-    width: int
-    value: float = 0.0
-    weight: NativeWeight | None = None
-    vector: np.ndarray | None = None
-    vector2: np.ndarray | None = None
-    activation: int = SILU
-    window: int = 0
-    by_place: bool = False
-    whole: bool = False
-    cap: float = 0.0
-    kv: NativeKV | None = None
-    layer: int = 0
-    heads: HeadGeometry | None = None
-    lora: NativeLora | None = None
-    order: np.ndarray | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SymbolicBatch:
-    """Stands for the StepBatch of every step to come; its fields can only be handed back to the recorder."""
-
-    tokens_T: object = field(default_factory=object)
-    positions_T: object = field(default_factory=object)
-    row_starts_S1: object = field(default_factory=object)
-    context_lens_S: object = field(default_factory=object)
-    block_tables_SB: object = field(default_factory=object)
-    logit_rows_L: object = field(default_factory=object)
-    adapters_T: object = field(default_factory=object)
-    adapters_L: object = field(default_factory=object)
-    places_T: object = field(default_factory=object)
+from ..api import GROUP, Experts, HeadGeometry, LatentGeometry, Routing
+from .library import LatentStruct
+from .moe import experts_struct, inner_values, routing_struct
+from .operation import (
+    F32,
+    GELU,
+    GELU_ERF,
+    LOGIT_ROWS,
+    SILU,
+    TOKEN_ROWS,
+    NativeKV,
+    NativeLora,
+    NativeStack,
+    NativeWeight,
+    Operation,
+    SymbolicBatch,
+    Value,
+)
 
 
 class Recorder:
@@ -247,17 +156,107 @@ class Recorder:
         window: int = 0,
         soft_cap: float = 0.0,
         causal: bool = True,
+        sinks_H: np.ndarray | None = None,
     ) -> Value:
         x = self._value(qkv_TW)
         assert batch is self.batch and x.width == heads.width, (x.width, heads)
+        assert sinks_H is None or sinks_H.shape == (heads.num_heads,), heads
         width = heads.num_heads * heads.head_dim
-        limits = {"value": scale, "window": window, "cap": soft_cap, "whole": not causal}
+        limits = {"value": scale, "window": window, "cap": soft_cap, "whole": not causal, "vector": sinks_H}
         return self._emit("attention", x.rows, (x,), width, kv=kv, layer=layer, heads=heads, **limits)
 
     def gather_rows(self, x_TD: Any, rows_L: object) -> Value:
         x = self._value(x_TD)
         assert rows_L is self.batch.logit_rows_L, "gather_rows takes the step's own logit rows"
         return self._emit("gather", LOGIT_ROWS, (x,), x.width)
+
+    def columns(self, x_TW: Any, first: int, count: int) -> Value:
+        x = self._value(x_TW)
+        assert first >= 0 and count > 0 and first + count <= x.width, (first, count, x.width)
+        return self._emit("columns", x.rows, (x,), count, window=first)
+
+    def join_columns(self, parts: Sequence[Any]) -> Value:
+        values = [self._value(part) for part in parts]
+        assert values and len({x.rows for x in values}) == 1, parts
+        while len(values) > 1:
+            width = sum(x.width for x in values[:3])
+            values[:3] = [self._emit("join", values[0].rows, values[:3], width)]
+        return values[0]
+
+    def gate_rows(self, x_TD: Any, gate_T1: Any) -> Value:
+        x, gate = self._value(x_TD), self._value(gate_T1)
+        assert (gate.rows, gate.width) == (x.rows, 1), (x, gate)
+        return self._emit("gate_rows", x.rows, (x, gate), x.width)
+
+    def linear_heads(self, x_TX: Any, stack: NativeStack) -> Value:
+        x = self._value(x_TX)
+        assert x.width == stack.num_matrices * stack.num_cols, (x.width, stack)
+        inputs = (x, None) if stack.form == F32 else (None, self._quantise(x, stack.form))
+        return self._emit("linear_heads", x.rows, inputs, stack.num_matrices * stack.num_rows, stack=stack)
+
+    def latent_queries(
+        self, q_TW: Any, k_up: NativeStack, positions_T: object, table_PR: np.ndarray, latent: LatentGeometry
+    ) -> Value:
+        x, heads = self._value(q_TW), latent.num_heads
+        assert positions_T is self.batch.positions_T, "latent_queries takes the step's own positions"
+        assert (x.width, table_PR.shape[1]) == (heads * latent.query_dim, latent.rope_dim), (x.width, latent)
+        assert (k_up.num_matrices, k_up.num_rows, k_up.num_cols) == (heads, latent.latent_dim, latent.nope_dim), latent
+        struct, aligned = _struct_of(latent), latent.query_dim % GROUP == 0
+        inputs: tuple[Value | None, Value | None] = (x, None)
+        if k_up.form != F32:
+            assert aligned, f"quantised matrices of heads need a multiple of {GROUP} channels, got {latent.query_dim}"
+            inputs = (None, self._quantise(x, k_up.form))
+        wide = self._emit("linear_heads", x.rows, inputs, heads * latent.key_dim, stack=k_up, latent=struct)
+        self._add("latent_turn", x.rows, (x,), wide, wide.width, vector=table_PR, latent=struct)
+        return wide
+
+    def latent_kv(
+        self,
+        c_TX: Any,
+        weight: np.ndarray,
+        eps: float,
+        positions_T: object,
+        table_PR: np.ndarray,
+        latent: LatentGeometry,
+    ) -> Value:
+        x = self._value(c_TX)
+        assert positions_T is self.batch.positions_T, "latent_kv takes the step's own positions"
+        assert x.width == latent.key_dim and weight.shape == (latent.latent_dim,), (x.width, weight.shape, latent)
+        assert table_PR.shape[1] == latent.rope_dim, (table_PR.shape, latent)
+        vectors = {"vector": weight, "vector2": table_PR}
+        return self._emit("latent_kv", x.rows, (x,), x.width, value=eps, latent=_struct_of(latent), **vectors)
+
+    def write_latent(self, kv: NativeKV, layer: int, c_TX: Any, batch: Any, latent: LatentGeometry) -> None:
+        x = self._value(c_TX)
+        assert batch is self.batch and x.width == latent.key_dim, (x.width, latent)
+        self._add("write_latent", x.rows, (x,), None, x.width, kv=kv, layer=layer, latent=_struct_of(latent))
+
+    def latent_attention(
+        self, kv: NativeKV, layer: int, q_TX: Any, batch: Any, latent: LatentGeometry, scale: float
+    ) -> Value:
+        x = self._value(q_TX)
+        assert batch is self.batch and x.width == latent.num_heads * latent.key_dim, (x.width, latent)
+        heads = HeadGeometry(latent.num_heads, 1, latent.latent_dim)  # of what is mixed
+        details = {"kv": kv, "layer": layer, "heads": heads, "latent": _struct_of(latent), "value": scale}
+        return self._emit("latent_attention", x.rows, (x,), latent.num_heads * latent.latent_dim, **details)
+
+    def moe_route(self, logits_TE: Any, routing: Routing, bias_E: np.ndarray | None = None) -> Value:
+        x = self._value(logits_TE)
+        assert x.width == routing.num_experts, (x.width, routing)
+        return self._emit(
+            "moe_route", x.rows, (x,), 2 * routing.top_k, moe=routing_struct(routing, bias_E), keep=(bias_E,)
+        )
+
+    def moe_ffn(self, x_TD: Any, routes_T2k: Any, experts: Experts) -> Value:
+        x, routes = self._value(x_TD), self._value(routes_T2k)
+        gate_up, down = experts.gate_up, experts.down
+        assert isinstance(gate_up, NativeStack) and isinstance(down, NativeStack), experts
+        assert (x.width, x.rows) == (gate_up.num_cols, routes.rows), (x, routes, gate_up)
+        taken = x if gate_up.form == F32 else self._quantise(x, gate_up.form)
+        struct, activation = experts_struct(experts, routes.width // 2)
+        inputs = (taken, routes, inner_values(x.rows, routes.width // 2, down))
+        details = {"stack": gate_up, "stack2": down, "moe": struct, "activation": activation, "keep": (experts,)}
+        return self._emit("moe_ffn", x.rows, inputs, down.num_rows, **details)
 
     def _quantise(self, x: Value, form: int) -> Value:
         if (x, form) not in self._quantised:
@@ -286,3 +285,7 @@ class Recorder:
     ) -> None:
         first, second, third = (*inputs, None, None, None)[:3]
         self.operations.append(Operation(kind, rows, (first, second, third), out, width, **details))
+
+
+def _struct_of(latent: LatentGeometry) -> LatentStruct:
+    return LatentStruct(latent.num_heads, latent.nope_dim, latent.rope_dim, latent.latent_dim, latent.value_dim)

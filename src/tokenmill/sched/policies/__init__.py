@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ...core.config import EngineConfig, check_name
+from ...core.own_policy import OwnPolicy
 from ...core.policy import Chunks, Order, Preemption
 from .fcfs import FirstComeFirstServed
 from .latest import Latest
@@ -29,5 +30,11 @@ class Policies:
 
 def pick(config: EngineConfig) -> Policies:
     """The policies that `config` names. Raises ConfigError naming the nearest."""
-    check_name(config.scheduling_policy, ORDERS, "scheduling_policy")
-    return Policies(ORDERS[config.scheduling_policy], SpareEnds(), Latest())
+    return Policies(order_named(config.scheduling_policy), SpareEnds(), Latest())
+
+
+def order_named(name: str) -> Order:
+    """One of ORDERS, or one's own. Raises ConfigError naming the nearest."""
+    check_name(name, ORDERS, "scheduling_policy")
+    order: Order = name.make() if isinstance(name, OwnPolicy) else ORDERS[name]
+    return order

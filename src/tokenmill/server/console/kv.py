@@ -1,26 +1,45 @@
-"""/admin/kv: blocks of each engine's pools, and the largest prefixes that its cache holds."""
+"""/admin/kv: blocks of each engine's pools, the largest prefixes that its cache holds, and what tiers below have."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from ...core.errors import TokenmillError
 from ...core.events import CacheShown
 from ..cache_views import CacheViews
 from ..http import JSONReply
+from ..kv.metrics import LONGEST_S
+from ..kv.store import AskStore
 from ..scopes import require_operator
 
 
 class KVView:
-    def __init__(self, views: CacheViews) -> None:
+    """ask: of the KV store; None: there is none."""
+
+    def __init__(self, views: CacheViews, ask: AskStore | None = None) -> None:
         self._views = views
+        self._ask = ask
 
     async def show(self, request: HttpRequest) -> Response:
         require_operator(request)
         found = await self._views.ask()
-        return JSONReply({"object": "list", "data": [_shown(link, said) for link, said in sorted(found.items())]})
+        data = [_shown(link, said) for link, said in sorted(found.items())]
+        return JSONReply({"object": "list", "data": data, "tiers": await self._tiers()})
+
+    async def _tiers(self) -> dict[str, Any] | None:
+        """By name; None while the store does not answer."""
+        if self._ask is None:
+            return None
+        try:
+            async with asyncio.timeout(LONGEST_S):
+                told: dict[str, Any] = (await self._ask("stat", {}))["tiers"]
+        except (TokenmillError, TimeoutError):
+            return None
+        return told
 
 
 def _shown(link: int, said: CacheShown) -> dict[str, Any]:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from starlette.routing import Route
 
 from ..generation import Generation
+from ..kv.store import AskStore
 from .kv import KVView
 from .pages import Pages
 from .reports import Reports
 
 
-def routes(generation: Generation) -> list[Route]:
+def routes(generation: Generation, ask_kv: AskStore | None = None) -> list[Route]:
     pages, reports = Pages(), Reports(generation.config.reports_dir)
-    kv = KVView(generation.client.cache_views)
+    kv = KVView(generation.client.cache_views, ask_kv)
     return [
         Route("/console", pages.enter),
         Route("/console/{path:path}", pages.file),

@@ -53,7 +53,8 @@ class Happenings:
             facts = {"request": each.request.id, "why": each.why, "tokens": each.num_tokens, "pause_s": each.pause_s}
             self._note("not_moved" if each.error else "moved", **ends, **facts, error=each.error or None)
         for copy in effects.copied:
-            ends = {"worker": self.name_of(copy.source), "to": self.name_of(copy.target)}
+            source = "tiers" if copy.source is None else self.name_of(copy.source)
+            ends = {"worker": source, "to": self.name_of(copy.target)}
             facts = {"why": "hot", "tokens": copy.num_tokens, "took_s": copy.took_s}
             self._note("not_copied" if copy.error else "copied", **ends, **facts, error=copy.error or None)
 

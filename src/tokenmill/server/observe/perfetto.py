@@ -38,10 +38,10 @@ def trace_parts(flight: Flight, name: str) -> Iterator[list[Event]]:
     header, zero_s = flight.header, flight.header.began_s
     names = {each.seq: each.id for each in flight.requests}
     yield [
-        _named("process_name", _ENGINE, 0, f"{name} ({header.model}, pid {header.pid})"),
-        _named("process_name", _REQUESTS, 0, "requests"),
-        _named("thread_name", _ENGINE, _COMPUTE, "steps"),
-        _named("thread_name", _ENGINE, _LOOP, "plan and commit"),
+        named("process_name", _ENGINE, 0, f"{name} ({header.model}, pid {header.pid})"),
+        named("process_name", _REQUESTS, 0, "requests"),
+        named("thread_name", _ENGINE, _COMPUTE, "steps"),
+        named("thread_name", _ENGINE, _LOOP, "plan and commit"),
     ]
     times: dict[int, tuple[float, float]] = {}
     lasts: dict[int, int] = {}  # of sequences: the last step with a row of it
@@ -101,14 +101,14 @@ def _add_step(
         "requests": [names.get(seq, f"sequence {seq}") for seq in step.seqs],
     }
     title = f"step {step.number}" + (f" ({state})" if state else "")
-    events.append(_slice(title, "step", _ENGINE, _COMPUTE, start_s, end_s, zero_s, args))
+    events.append(lasting(title, "step", _ENGINE, _COMPUTE, start_s, end_s, zero_s, args))
     brief = {"step": step.number}
     events.append(
-        _slice("plan", "loop", _ENGINE, _LOOP, step.planned_s, step.submitted_s or step.planned_s, zero_s, brief)
+        lasting("plan", "loop", _ENGINE, _LOOP, step.planned_s, step.submitted_s or step.planned_s, zero_s, brief)
     )
     if step.committed_s:
-        events.append(_slice("commit", "loop", _ENGINE, _LOOP, step.ended_s, step.committed_s, zero_s, brief))
-    at = _us(step.planned_s, zero_s)
+        events.append(lasting("commit", "loop", _ENGINE, _LOOP, step.ended_s, step.committed_s, zero_s, brief))
+    at = microseconds(step.planned_s, zero_s)
     counts = {"running": step.num_running, "waiting": step.num_waiting}
     events.append({"ph": "C", "name": "requests", "pid": _ENGINE, "tid": 0, "ts": at, "args": counts})
     blocks = {"free": step.num_free_blocks}
@@ -137,10 +137,10 @@ def _add_request(
         "finish_reason": request.reason or None,
         "preemptions": request.num_preemptions,
     }
-    events.append(_named("thread_name", _REQUESTS, track, request.id))
+    events.append(named("thread_name", _REQUESTS, track, request.id))
 
     def add(name: str, start_s: float, stop_s: float, more: Event) -> None:
-        events.append(_slice(name, "request", _REQUESTS, track, start_s, stop_s, zero_s, more))
+        events.append(lasting(name, "request", _REQUESTS, track, start_s, stop_s, zero_s, more))
 
     add(request.id, request.arrival_s, end_s, args)
     add("queue", request.arrival_s, request.scheduled_s, {})
@@ -150,7 +150,7 @@ def _add_request(
     linked: list[int] = []
     for event in told:
         if event.kind == PREEMPTED:
-            at = _us(event.at_s, zero_s)
+            at = microseconds(event.at_s, zero_s)
             lost = {"step": event.step, "tokens": event.num_tokens}
             events.append(
                 {"ph": "i", "s": "t", "name": "preempted", "cat": "request", "pid": _REQUESTS, "tid": track, "ts": at,
@@ -178,25 +178,27 @@ def _add_flow(
         return
     flow = {"cat": "flow", "name": "request", "id": request.seq}
     begin = min(request.scheduled_s, steps[linked[0]][0])
-    events.append({"ph": "s", **flow, "pid": _REQUESTS, "tid": request.seq + 1, "ts": _us(begin, zero_s)})
+    events.append({"ph": "s", **flow, "pid": _REQUESTS, "tid": request.seq + 1, "ts": microseconds(begin, zero_s)})
     for i, number in enumerate(linked):
         is_last = i == len(linked) - 1
         bound = {"bp": "e"} if is_last else {}
-        at = _us(sum(steps[number]) / 2, zero_s)
+        at = microseconds(sum(steps[number]) / 2, zero_s)
         events.append({"ph": "f" if is_last else "t", **flow, **bound, "pid": _ENGINE, "tid": _COMPUTE, "ts": at})
 
 
-def _named(what: str, pid: int, tid: int, name: str) -> Event:
+def named(what: str, pid: int, tid: int, name: str) -> Event:
+    """What a process ("process_name") or a track of it ("thread_name") is called."""
     return {"ph": "M", "name": what, "pid": pid, "tid": tid, "ts": 0, "args": {"name": name}}
 
 
-def _slice(
+def lasting(
     name: str, category: str, pid: int, tid: int, start_s: float, end_s: float, zero_s: float, args: Event
 ) -> Event:
-    start = _us(start_s, zero_s)
-    dur = round(max(0.0, _us(end_s, zero_s) - start), 3)
+    """Something that lasts, on a track where nothing else does but what lies within. zero_s: where time begins."""
+    start = microseconds(start_s, zero_s)
+    dur = round(max(0.0, microseconds(end_s, zero_s) - start), 3)
     return {"ph": "X", "name": name, "cat": category, "pid": pid, "tid": tid, "ts": start, "dur": dur, "args": args}
 
 
-def _us(at_s: float, zero_s: float) -> float:
+def microseconds(at_s: float, zero_s: float) -> float:
     return round(1e6 * (at_s - zero_s), 3)

@@ -75,7 +75,7 @@ class Scorer:
         pass
 
     def ended(self, ended: Ended) -> None:
-        request, output, reason, last_token_s, _ = ended
+        request, output, reason, last_token_s = ended[:4]
         traffic = self._open.pop(request.id, None)
         if output is None or reason not in (FINISH_STOP, FINISH_LENGTH):
             return

@@ -126,7 +126,9 @@ def _named(grammars: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _think(thinking: Thinking, tokenizer: Tokenizer | None, param: str) -> str:
     """Lark of reasoning and the answer after it. With a budget, tokens are counted one by one, and the marker that ends
     reasoning must then be a token itself."""
-    begin = [] if thinking.is_open or not thinking.begin else [_marker(thinking.begin, tokenizer), "SPACE"]
+    spell = _speller(tokenizer)
+    begin = [] if thinking.is_open or not thinking.begin else [spell(thinking.begin), "SPACE"]
+    after = spell(thinking.after) if thinking.after else "SPACE"
     end = None if tokenizer is None else tokenizer.token_id(thinking.end)
     space = "SPACE: /\\s{0,8}/\n"
     if thinking.budget is not None:
@@ -136,16 +138,16 @@ def _think(thinking: Thinking, tokenizer: Tokenizer | None, param: str) -> str:
         assert tokenizer is not None
         kept_out = ",".join(_ranges({*tokenizer.special_ids(), end}))
         rule = f"think: <[^{kept_out}]>{{0,{thinking.budget}}}\n" if thinking.budget else 'think: ""\n'
-        parts = [*begin, "think", f"<[{end}]>", "SPACE"]
+        parts = [*begin, "think", f"<[{end}]>", after]
     elif end is not None and tokenizer is not None and tokenizer.is_special(end):
         rule = "think: /(?s:.*)/\n"
-        parts = [*begin, "think", f"<[{end}]>", "SPACE"]
+        parts = [*begin, "think", f"<[{end}]>", after]
     else:
         rule = f"think[suffix={quote(thinking.end)}]: /(?s:.*)/\n"
-        parts = [*begin, "think", "SPACE"]
+        parts = [*begin, "think", after]
     thought = " ".join(parts)
     thought = f"({thought})?" if thinking.may_skip and begin else thought
-    return f"start: {thought} @answer\n{rule}{space}"
+    return f"start: {thought} {spell(thinking.lead)} @answer\n{rule}{space}"
 
 
 def _marker(text: str, tokenizer: Tokenizer | None) -> str:

@@ -16,6 +16,8 @@ class Thinking(msgspec.Struct, frozen=True):
     is_open     the prompt has given `begin` already
     budget      most tokens of it; None: as many as it takes
     may_skip    the answer may also begin with what is constrained
+    after       what follows `end`
+    lead        what comes before what is constrained, whether anything was thought or not
     """
 
     begin: str
@@ -23,6 +25,8 @@ class Thinking(msgspec.Struct, frozen=True):
     is_open: bool = False
     budget: int | None = None
     may_skip: bool = False
+    after: str = ""
+    lead: str = ""
 
 
 class Constraint(msgspec.Struct, frozen=True):

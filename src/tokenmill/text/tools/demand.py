@@ -60,7 +60,7 @@ def calls_to_lark(value: dict[str, Any], spell: Spell, finish: Finish) -> str:
     if value["is_forced"]:
         start = writer.calls()
     elif value["answer"] is not None:
-        start = f"{writer.calls()} | {finish(*value['answer'])}"
+        start = f"{writer.calls()} | {writer.lead()} {finish(*value['answer'])}"
     else:
         start = writer.free()
     lines = [f"start: {start}", *writer.rules]
@@ -90,16 +90,28 @@ class _Writer:
             again = f"({self._spell(form.between)} {rest})*"
         return f"{before} {first} {again} {self._spell(form.after)}".strip()
 
+    def lead(self) -> str:
+        """What an answer in words begins with."""
+        return self._spell(self._form.lead)
+
     def free(self) -> str:
         """Text in which calls may stand: what the family's mark begins goes on as a call."""
         form, trigger = self._form, self._form.trigger
+        if form.lead:
+            begin, end = map(self._spell, form.preamble)
+            self.rules.append(f"{self._rule('words', end)}: TEXT {end}")
+            return f"({begin} words)? {self.calls()} | {self.lead()} TEXT"
         if not trigger:
             self.rules.append("OTHER: /(\\s*[^\\s{\\[](?s:.*))?/")
             return f"{self.calls()} | OTHER"
         mark = self._spell(trigger)
-        self.rules.append(f"{'head' if mark.startswith('<[') else 'head[lazy]'}: TEXT {mark}")
+        self.rules.append(f"{self._rule('head', mark)}: TEXT {mark}")
         group = self.calls(trigger) if form.before else self._call(trigger)
         return f"(head {group}){'*' if self._several else '?'} TEXT"
+
+    def _rule(self, name: str, mark: str) -> str:
+        """The head of a rule of text that ends with `mark`; text never runs over a special token."""
+        return name if mark.startswith("<[") else f"{name}[lazy]"
 
     def _call(self, skip: str) -> str:
         """A rule for one call of any of the tools."""

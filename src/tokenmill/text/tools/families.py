@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .deepseek import ALL, DEEPSEEK_V3, DEEPSEEK_V31
 from .family import Family
+from .harmony import CHANNEL, HARMONY
 from .hermes import GENERIC, HERMES
 from .lists import GRANITE, PHI
 from .llama import LLAMA3, TAG
@@ -22,16 +23,22 @@ FAMILIES: dict[str, Family] = {
         DEEPSEEK_V31,
         PHI,
         QWEN_CODER,
+        HARMONY,
         GENERIC,
     )
 }
 """By the names that --tool-call-parser takes."""
+
+ALIASES = {"openai": "harmony", "gpt-oss": "harmony"}
+"""Other servers' names of the same."""
 
 
 def family_of(template: str | None) -> Family:
     """The one whose marks the template's text shows; GENERIC where it shows none, or there is no template."""
     if template is None:
         return GENERIC
+    if CHANNEL in template:
+        return HARMONY
     if MARK in template:
         return MISTRAL if ARGS in template else MISTRAL_LIST
     if ALL in template:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ..parts import CallArguments, CallStart, Content, Part
+from ..parts import CallArguments, CallStart, Content, Part, Reasoning
 from .use import Tool
 
 MAX_NAME = 256
@@ -76,7 +76,7 @@ class Calls:
         self.is_open = False
         self._settle()
 
-    def add(self, part: CallStart | Content) -> None:
+    def add(self, part: CallStart | Content | Reasoning) -> None:
         self._end_arguments()
         last = self._parts[-1] if self._parts else None
         if isinstance(part, Content) and isinstance(last, Content):

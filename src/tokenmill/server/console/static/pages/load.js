@@ -6,6 +6,7 @@ import { h, show } from "../lib/dom.js";
 import { decimal, duration, percent, whole } from "../lib/format.js";
 import { badge, button, card, empty, failure, head, isInUse, poll, table, tile, toast } from "../lib/ui.js";
 import { objectivesView } from "../lib/objectives.js";
+import { tiersView } from "../lib/tiers.js";
 import { cacheView } from "../lib/tree.js";
 
 const EVERY_MS = 1000;
@@ -78,7 +79,7 @@ function mount(root, { signal }) {
       draw(load);
       if (numTurns++ % SLOW_EVERY === 0) {
         const [kv, slo] = await Promise.all([get("/admin/kv", signal), get("/admin/slo", signal)]);
-        keep(tree, () => cacheView(kv.data));
+        keep(tree, () => [tiersView(kv.tiers), cacheView(kv.data)]);
         keep(objectives, () => objectivesView(slo));
       }
       show(problem, !load.ready && h("p", { class: "notice warn" }, "No engine is ready. Requests wait until one is."));

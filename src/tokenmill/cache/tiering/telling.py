@@ -1,0 +1,127 @@
+"""Tells who watches which blocks host memory and disk hold, and which no longer (`core.tiers.TierEvents`).
+
+What one input to the manager has changed goes in one message. Who asks is told at first all that there is; so is
+everybody else who watches, who takes it for what it is. Nothing is kept while nobody watches. Of a block that came from
+a shared tier, what it follows and its depth may be a guess (`Contents.follow`).
+
+A disk of terabytes holds millions of blocks: what there is at first is told in parts, one at a time, among what changes
+meanwhile. So a block may be told of as removed that has not been told of.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+
+from ...core.block import BlockKey
+from ...core.kv_events import CLEARED, REMOVED, STORED
+from ...core.tiers import TierEvent, TierEvents
+from .outbox import Outbox
+from .replacement import TierBlock
+
+MOST_KEYS = 16384
+"""Of a part of what there is at first."""
+
+
+class TierLog:
+    """group: the place of the KV group of which is told."""
+
+    def __init__(self, group: int, outbox: Outbox) -> None:
+        self.watchers: dict[int, None] = {}
+        self._group = group
+        self._outbox = outbox
+        self._seq = 0
+        self._runs = _Runs()
+        self._untold: deque[tuple[str, Mapping[BlockKey, TierBlock], Iterator[TierBlock]]] = deque()
+
+    @property
+    def is_behind(self) -> bool:
+        """There is more to tell of what there was at first."""
+        return bool(self._untold)
+
+    def watch(self, client: int, tiers: Iterable[tuple[str, Mapping[BlockKey, TierBlock]]]) -> None:
+        """From now on; tiers: all that they hold, to be looked at."""
+        self.flush()
+        self.watchers[client] = None
+        self._runs.events.append(TierEvent(CLEARED))
+        self._untold = deque((name, blocks, iter(list(blocks.values()))) for name, blocks in tiers)
+        self.tell()
+
+    def tell(self) -> None:
+        """The next part of what there was at first."""
+        for _ in range(MOST_KEYS):
+            if not self._untold:
+                break
+            name, blocks, rest = self._untold[0]
+            block = next(rest, None)
+            if block is None:
+                self._untold.popleft()
+            elif blocks.get(block.key) is block:
+                self.stored(name, block)
+        self.flush()
+
+    def unwatch(self, client: int) -> None:
+        self.watchers.pop(client, None)
+        if not self.watchers:
+            self._untold.clear()
+
+    def stored(self, tier: str, block: TierBlock) -> None:
+        if self.watchers and block.kind.group == self._group:
+            self._runs.store(tier, block.key, block.parent, block.depth)
+
+    def removed(self, tier: str, block: TierBlock) -> None:
+        if self.watchers and block.kind.group == self._group:
+            self._runs.remove(tier, block.key)
+
+    def flush(self) -> None:
+        """Send what there is."""
+        if self._runs.is_empty:
+            return
+        message = TierEvents(self._seq, self._runs.take())
+        for client in self.watchers:
+            self._outbox.say(client, message)
+        self._seq += 1
+
+
+class _Runs:
+    """Events in the making: blocks that follow each other in one tier are one."""
+
+    def __init__(self) -> None:
+        self.events: list[TierEvent] = []
+        self._kind = self._tier = ""
+        self._keys = bytearray()
+        self._last = self._parent = b""
+        self._depth = 0
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.events and not self._keys
+
+    def store(self, tier: str, key: BlockKey, parent: BlockKey, depth: int) -> None:
+        if (self._kind, self._tier) != (STORED, tier) or parent != self._last:
+            self._close()
+            self._kind, self._tier, self._parent, self._depth = STORED, tier, parent, depth
+        self._add(key)
+
+    def remove(self, tier: str, key: BlockKey) -> None:
+        if (self._kind, self._tier) != (REMOVED, tier):
+            self._close()
+            self._kind, self._tier = REMOVED, tier
+        self._add(key)
+
+    def take(self) -> tuple[TierEvent, ...]:
+        self._close()
+        events, self.events = tuple(self.events), []
+        return events
+
+    def _add(self, key: BlockKey) -> None:
+        self._keys += key
+        self._last = key
+
+    def _close(self) -> None:
+        if self._keys:
+            is_stored = self._kind == STORED
+            parent, depth = (self._parent, self._depth) if is_stored else (b"", 0)
+            self.events.append(TierEvent(self._kind, self._tier, bytes(self._keys), parent, depth))
+            self._keys = bytearray()
+        self._kind = self._tier = ""

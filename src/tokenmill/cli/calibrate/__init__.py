@@ -1,0 +1,1 @@
+"""`tokenmill calibrate`: from logs of steps to a law of them."""

@@ -1,0 +1,206 @@
+"""`calibrate LOG... --out FILE`: fit a law of steps to logs, say how far off it is, and write it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ...core.errors import ConfigError
+from ...core.step_records import FAILED, VOID, LogFacts, Machine, StepRecords, TimedStep, read_steps
+from ...sim.calibrated import LEAST_SEEN, Calibrated, Error, Line
+from .edges import Point, backs, fit_line, fronts, gaps, passages
+from .law import Fitted, fit_law
+from .regimes import errors_of
+
+NUM_BLOCKS, EACH = 25, 5
+"""A log is cut into so many spans of busy time, and of so many one after the other the last is held out."""
+LEAST_STEPS = 100
+_HEAD = "error                       steps   median   amount: median   90 %   at the span's speed   all seconds"
+_STEADY = 1.25
+"""By how much spans may differ on a machine that does nothing else."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("logs", nargs="+", metavar="LOG", help="files of tokenmill serve --step-log")
+    parser.add_argument(
+        "--run",
+        dest="runs",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="result of tokenmill bench serve --json of a load that a log is of, made on the same machine: for the time"
+        " of front end and clients (repeatable)",
+    )
+    parser.add_argument("--out", "-o", metavar="FILE", help="write the calibration there (JSON)")
+    parser.add_argument(
+        "--check", metavar="FILE", help="fit nothing: tell the error of this calibration on the logs, and their speed"
+    )
+
+
+def calibrate(args: argparse.Namespace) -> int:
+    logs = [read_steps(_read(path), path) for path in args.logs]
+    if args.check:
+        for option, name in ((args.out, "--out"), (args.runs, "--run")):
+            if option:
+                raise ConfigError(f"--check fits nothing; leave {name} out.", param="check")
+        law = Calibrated.from_json(_read(args.check).decode("utf8", "replace"), args.check)
+        for line in check(law, logs, args.check):
+            print(line)
+        return 0
+    runs = [(_run(path), path) for path in args.runs]
+    law, slowness = fit(logs, runs)
+    for line in describe(law, slowness, [len(_usable(log)) for log in logs], [log.num_lost for log in logs]):
+        print(line)
+    if args.out:
+        try:
+            Path(args.out).write_text(law.to_json(), encoding="utf8")
+        except OSError as error:
+            raise ConfigError(f"--out {args.out} cannot be written: {error.strerror}.", param="out") from error
+        print(f"wrote {args.out}")
+    return 0
+
+
+def fit(logs: Sequence[StepRecords], runs: Sequence[tuple[dict[str, Any], str]] = ()) -> Fitted:
+    """The law of all steps of the logs, whose errors are of one that was fitted without those held out. Raises
+    ConfigError for logs of different engines, and of too few steps."""
+    facts = logs[0].facts
+    for log in logs[1:]:
+        _compare(facts, log.facts, "The first log")
+    spans = [span for log in logs for span in _split(_usable(log))]
+    held, kept = (
+        [span for number, span in enumerate(spans) if (number % EACH == EACH - 1) == is_held]
+        for is_held in (True, False)
+    )
+    num_steps = sum(map(len, spans))
+    if num_steps < LEAST_STEPS or not any(held) or not any(kept):
+        told = f"The logs have {num_steps} steps; a law needs {LEAST_STEPS}, over some time."
+        raise ConfigError(f"{told} Send the server more requests.", param="log")
+    errors = errors_of(fit_law(kept, facts).law, held)
+    gap = fit_line([point for log in logs for point in gaps(_usable(log))])
+    front, back = _edges(logs, runs)
+    law, slowness = fit_law(spans, facts)
+    return Fitted(replace(law, errors=errors, gap=gap, front=front, back=back), slowness)
+
+
+def check(law: Calibrated, logs: Sequence[StepRecords], name: str) -> list[str]:
+    """What a calibration, of file `name`, says of logs that it was not fitted to. Raises ConfigError for those of
+    another engine, and for logs without steps."""
+    for log in logs:
+        _compare(law.machine, log.facts, name)
+    spans = [span for log in logs for span in _split(_usable(log))]
+    steps = [step for span in spans for step in span]
+    if not steps:
+        raise ConfigError("The logs have no steps.", param="log")
+    unseen = sum(not law.is_seen(step.work) for step in steps)
+    lines = [_HEAD, *(_error_line(each) for each in errors_of(law, spans)), ""]
+    lines.append(f"{unseen} of {len(steps)} steps are of kinds that the calibration has not seen")
+    lines.append(f"speed factor: {speed_factor(law, steps):.4f} (all seconds measured, of those predicted)")
+    return lines
+
+
+def speed_factor(law: Calibrated, steps: Sequence[TimedStep]) -> float:
+    """How many times as long as by the law these steps took: what `Calibrated.scaled` takes."""
+    return sum(step.duration_s for step in steps) / sum(law.predict(step.work) for step in steps)
+
+
+def _compare(machine: Machine | LogFacts, facts: LogFacts, name: str) -> None:
+    """Raises ConfigError where steps of the two are not of one law."""
+    for field in ("numerics_id", "processor", "isa", "threads"):
+        mine, its = getattr(machine, field), getattr(facts, field)
+        if mine != its:
+            told = f"{name} and a log are of different engines: {field} is {mine} and {its}."
+            raise ConfigError(f"{told} Calibrate each alone.", param="log")
+
+
+def _usable(log: StepRecords) -> list[TimedStep]:
+    return [step for step in log.steps if not step.flags & (FAILED | VOID) and step.duration_s > 0 and step.num_tokens]
+
+
+def _split(steps: Sequence[TimedStep]) -> list[list[TimedStep]]:
+    """By spans of busy time: neighbours are too alike for one to be a test of what the other taught, and a server that
+    did nothing for an hour has learned nothing in it."""
+    span_s = sum(step.duration_s for step in steps) / NUM_BLOCKS
+    parts: list[list[TimedStep]] = [[] for _ in range(NUM_BLOCKS)]
+    busy_s = 0.0
+    for step in steps:
+        parts[min(NUM_BLOCKS - 1, int(busy_s / span_s))].append(step)
+        busy_s += step.duration_s
+    return parts
+
+
+def _edges(logs: Sequence[StepRecords], runs: Sequence[tuple[dict[str, Any], str]]) -> tuple[Line, Line]:
+    """front and back."""
+    before: list[Point] = []
+    after: list[Point] = []
+    for run, name in runs:
+        for log in logs:
+            found = passages(run, log, name)
+            before += fronts(found, log.steps)
+            after += backs(found, log.steps)
+    if runs and not after:
+        told = f"No request of {runs[0][1]} is in the logs; it must be of the same load and machine."
+        raise ConfigError(told, param="run")
+    return fit_line(before), fit_line(after)
+
+
+def describe(
+    law: Calibrated, slowness: Sequence[float], num_steps: Sequence[int], num_lost: Sequence[int]
+) -> list[str]:
+    machine = law.machine
+    lines = [
+        f"{machine.model} on {machine.processor or 'an unnamed processor'}, {machine.isa}, threads {machine.threads}:"
+        f" {sum(num_steps)} steps of {len(num_steps)} logs"
+    ]
+    if sum(num_lost):
+        lines.append(f"({sum(num_lost)} earlier steps are not in the logs any more)")
+    lines.append("")
+    lines += ["Steps of spans of time that were held out:", _HEAD]
+    lines += [_error_line(each) for each in law.errors]
+    slow, fast = max(slowness), min(slowness)
+    lines.append(f"spans took {fast:.2f} to {slow:.2f} times as long as by the law")
+    if slow > _STEADY * fast:
+        lines.append("The machine was not steady: something else ran beside. Calibrate again when it is quiet.")
+    lines.append("")
+    lines.append(_line("between steps", law.gap, "row"))
+    for what, line, number in (
+        ("client to engine", law.front, "prompt token"), ("engine to client", law.back, "row"),
+    ):  # fmt: skip
+        lines.append(_line(what, line, number) if line.num else f"{what}: unknown (no --run, or too few idle moments)")
+    lines.append("seen, by tokens of a step to rows:")
+    seen = [each for each in law.seen if each.num_steps >= LEAST_SEEN]
+    for bits in dict.fromkeys(each.token_bits for each in seen):
+        rows = [f"{2**each.row_bits} (context to {each.most_context:.0f})" for each in seen if each.token_bits == bits]
+        lines.append(f"  {2**bits:>5}: {', '.join(rows)}")
+    return lines
+
+
+def _error_line(error: Error) -> str:
+    return (
+        f"{error.regime:<26}{error.num_steps:>7}{error.median:>+9.1%}{error.median_abs:>17.1%}{error.p90_abs:>7.1%}"
+        f"{error.paced_abs:>22.1%}{error.total:>+14.1%}"
+    )
+
+
+def _line(what: str, line: Line, number: str) -> str:
+    return f"{what}: {1e3 * line.base_s:.3f} ms + {1e6 * line.each_s:.2f} us a {number} ({line.num} seen)"
+
+
+def _run(path: str) -> dict[str, Any]:
+    try:
+        run = json.loads(_read(path))
+    except ValueError as error:
+        raise ConfigError(f"--run {path} is no JSON.", param="run") from error
+    if not isinstance(run, dict):
+        raise ConfigError(f"--run {path} is no result of tokenmill bench serve.", param="run")
+    return run
+
+
+def _read(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.", param="log") from error

@@ -1,0 +1,142 @@
+"""The file of --expert-load: what each expert of each layer computed. Written while a server serves, drawn by
+`tokenmill inspect --expert-load FILE`, and the input of whatever places experts.
+
+    {"kind": "tokenmill expert load", "version": 1, "model": ..., "numerics_id": ...,
+     "since": "2026-01-01T00:00:00Z", "until": ..., "num_experts": 64,
+     "layers": [1, 2, ...], "tokens": [[of each expert of layer 1], ...]}
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..core.errors import ConfigError
+from ..core.experts import ExpertLoad
+from ..formats.digest import write_atomically
+
+if TYPE_CHECKING:
+    from ..core.events import Ready
+    from ..server.client import EngineClient
+
+log = logging.getLogger(__name__)
+
+KIND, VERSION = "tokenmill expert load", 1
+WRITE_S = 10.0
+LAST_WAIT_S = 1.5
+"""What engines counted lately is waited for so long before the file is written for the last time."""
+
+
+class LoadFile(NamedTuple):
+    """A file's content. since, until: as they are written there."""
+
+    model: str
+    numerics_id: str
+    since: str
+    until: str
+    load: ExpertLoad
+
+
+def write_load(path: Path, model: str, numerics_id: str, since_s: float, load: ExpertLoad) -> None:
+    """Replaces the file at once. since_s: Unix time. Raises OSError."""
+    body = {
+        "kind": KIND,
+        "version": VERSION,
+        "model": model,
+        "numerics_id": numerics_id,
+        "since": _stamp(since_s),
+        "until": _stamp(time.time()),
+        "num_experts": len(load.tokens[0]),
+        "layers": load.layers,
+        "tokens": load.tokens,
+    }
+    write_atomically(path, json.dumps(body) + "\n")
+
+
+def read_load(path: Path) -> LoadFile:
+    """Raises ConfigError for what is no such file."""
+    try:
+        return _read(json.loads(path.read_text(encoding="utf8")))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.", param="expert_load") from error
+    except (ValueError, KeyError, TypeError, AssertionError) as error:
+        raise ConfigError(f"{path} is not a file of --expert-load: {error}.", param="expert_load") from error
+
+
+def _read(body: Any) -> LoadFile:
+    if not isinstance(body, dict) or body.get("kind") != KIND:
+        raise ValueError(f"its kind is not {KIND!r}")
+    if body["version"] != VERSION:
+        raise ValueError(f"its version is {body['version']!r}, not {VERSION}")
+    counts = [body["num_experts"], *body["layers"], *(each for row in body["tokens"] for each in row)]
+    if not all(type(each) is int and 0 <= each < 2**63 for each in counts):
+        raise ValueError("a count in it is no whole number of at least 0")
+    load = ExpertLoad(tuple(body["layers"]), tuple(map(tuple, body["tokens"])))
+    if not load.layers or {len(each) for each in load.tokens} != {body["num_experts"]} or not body["num_experts"]:
+        raise ValueError("its layers do not have the experts it names")
+    model, numerics_id, since, until = (str(body[name]) for name in ("model", "numerics_id", "since", "until"))
+    return LoadFile(model, numerics_id, since, until, load)
+
+
+def _stamp(unix_s: float) -> str:
+    return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+class LoadWriter:
+    """Writes what a client's engines counted, since now. path: None: nothing is written. Raises ConfigError where the
+    file cannot be written at all."""
+
+    def __init__(
+        self, path: str | None, model: str, client: EngineClient, now: Callable[[], float] = time.time
+    ) -> None:
+        self._path = None if path is None else Path(path).expanduser().absolute()
+        self._model = model
+        self._client = client
+        self._since_s = now()
+        self._numerics_id = ""
+        self._last: ExpertLoad | None = None
+        if self._path is not None and not self._path.parent.is_dir():
+            raise ConfigError(f"--expert-load {path}: there is no folder {self._path.parent}.", param="expert_load")
+
+    def check(self, ready: Ready) -> None:
+        """Raises ConfigError where there is nothing to write of engines like this one."""
+        if self._path is not None and ready.expert_load is None:
+            raise ConfigError(
+                f"--expert-load is about mixtures of experts; {ready.model} is none.", param="expert_load"
+            )
+
+    async def run(self) -> None:
+        """For ever: every ten seconds, where there is something new."""
+        while True:
+            await asyncio.sleep(WRITE_S)
+            self.write()
+
+    async def finish(self) -> None:
+        """For the last time, as long as the engines are there."""
+        if self._path is None:
+            return
+        experts, ends_s = self._client.hearers.experts, time.monotonic() + LAST_WAIT_S
+        while time.monotonic() < ends_s and experts.load is not None:
+            if experts.load.num_steps >= self._client.stats.num_steps:
+                break
+            await asyncio.sleep(0.05)
+        self.write()
+
+    def write(self) -> None:
+        """What cannot be written is logged."""
+        load, ready = self._client.hearers.experts.load, self._client.ready
+        self._numerics_id = self._numerics_id if ready is None else ready.numerics_id
+        if self._path is None or load is None or load == self._last:
+            return
+        try:
+            write_load(self._path, self._model, self._numerics_id, self._since_s, load)
+        except OSError as error:
+            log.error("The file of --expert-load cannot be written: %s", error)
+        else:
+            self._last = load

@@ -1,0 +1,1 @@
+"""`tokenmill kv ...`: KV stores from the command line."""

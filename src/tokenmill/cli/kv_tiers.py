@@ -1,0 +1,60 @@
+"""The KV store of a command that runs engines: the one that it starts for them, or one that runs already."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..node.machine import MachineFacts, read_machine
+from ..node.options import EngineOptions
+from ..node.own_store import machine_beside, own_store
+from ..node.tier_options import TierOptions
+from .kv_desk import StoreDesk
+from .options import engine_options, given_options
+
+if TYPE_CHECKING:
+    from ..node.kv_store.child import KVStoreProcess
+
+
+@dataclass(frozen=True, slots=True)
+class KVTiers:
+    """engine   what engines are told
+    machine  what there is for them
+    own      the store that was started for them; None: there is none, or it is somebody else's
+    desk     to ask it; None: there is no store
+    memory   what the plan says of it
+    """
+
+    engine: EngineOptions
+    machine: MachineFacts
+    own: KVStoreProcess | None = None
+    desk: StoreDesk | None = None
+    memory: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def machine_if_shared(self) -> MachineFacts | None:
+        """None: an engine may look for itself."""
+        return None if self.own is None else self.machine
+
+    def works(self) -> list[Coroutine[Any, Any, None]]:
+        """What runs as long as the store is to be there; raises where it cannot be as it was asked."""
+        return [] if self.own is None else [self.own.run()]
+
+
+@contextmanager
+def kv_tiers(args: argparse.Namespace, log_level: str, log_format: str) -> Iterator[KVTiers]:
+    """Raises ConfigError."""
+    options = given_options(TierOptions, args)
+    machine = machine_beside(read_machine(), options)
+    with own_store(options, engine_options(args), log_level, log_format) as (engine, own):
+        if engine.kv_store is None:
+            yield KVTiers(engine, machine)
+            return
+        desk = StoreDesk(engine.kv_store)
+        memory = () if own is None else (("KV store", options.host_bytes),)
+        with contextlib.closing(desk):
+            yield KVTiers(engine, machine, own, desk, memory)

@@ -1,0 +1,1 @@
+"""Simulating a service from the command line."""

@@ -1,0 +1,139 @@
+"""`simulate CLUSTER.toml --against LIVE.json ...`: the loads of live runs, simulated, and how far off the figures are.
+
+The load is not described a second time: the live result says it, and its digest proves it (bench.load.recorded_load).
+How a load is simulated is handed in; this file knows results only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from ...bench.html.fidelity import FIGURE_HEADER, REQUEST_HEADER, figure_rows, request_rows
+from ...bench.load.fidelity import Fidelity, compare, runs_in
+from ...bench.load.material import Vocabulary
+from ...bench.load.recorded_load import RecordedLoad, recorded_load
+from ...bench.result import SCHEMA, Run
+from ...cluster.gateway import Gateway
+from ...core.cost import StepLaw, Work
+from ...core.errors import ConfigError
+from ...sim.calibrated import Calibrated
+from ...sim.deployment import Deployment
+from ...sim.service import Service, ServiceReport
+from .play import About, simulate
+
+Json = dict[str, Any]
+Simulate = Callable[[RecordedLoad, float], Run]
+"""(the load, by how much every step takes longer than calibrated) -> the run of it."""
+
+
+def hold_against(
+    paths: Sequence[Path],
+    simulated: Simulate,
+    speed: Sequence[float],
+    name: str,
+    read_vocabulary: Callable[[str], Vocabulary] | None = None,
+) -> Fidelity:
+    """Simulate the load of each live run and compare. speed: for each run by how much longer the machine took than
+    when it was calibrated; one for all; or none, which is 1. read_vocabulary: of a model whose tokenizer made the
+    load's text. Raises ConfigError."""
+    live = [run for path in paths for run in runs_in(_read(path))]
+    factors = list(speed) * len(live) if len(speed) == 1 else list(speed) or [1.0] * len(live)
+    if len(factors) != len(live):
+        raise ConfigError(
+            f"--speed-factor needs one number, or one for each of the {len(live)} live runs; got {len(factors)}.",
+            param="speed_factor",
+        )
+    if not all(0 < factor < 1e6 for factor in factors):
+        raise ConfigError("--speed-factor must be above 0.", param="speed_factor")
+    loads = [recorded_load(run, read_vocabulary) for run in live]
+    # Repeats of one load at one speed are one simulation: it is deterministic.
+    made: dict[tuple[str, float], Json] = {}
+    for load, factor in zip(loads, factors, strict=True):
+        if (load.digest, factor) not in made:
+            made[load.digest, factor] = simulated(load, factor).to_json()
+    others = [made[load.digest, factor] for load, factor in zip(loads, factors, strict=True)]
+    return compare(name, live, others, factors if speed else ())
+
+
+def on_deployment(
+    deployment: Deployment,
+    facts: Json,
+    set_up: Callable[[Gateway], None] = lambda gateway: None,
+    doubts: Callable[[ServiceReport], Sequence[str]] = lambda report: (),
+) -> Simulate:
+    """Simulates a load on a service of its own each time. facts: of the deployment, for results; set_up: chooses
+    policies of the gateway; doubts: what a reader of the figures should know."""
+
+    def run(recorded: RecordedLoad, factor: float) -> Run:
+        slower = slowed(deployment, factor)
+        about = About(
+            endpoint={**facts, "speed_factor": factor},
+            doubts=lambda service: doubts(service.report),
+            digest_of=lambda plan, load: recorded.digest,
+        )
+        found = simulate(lambda loop, seed: Service(slower, loop, seed=seed, set_up=set_up), recorded.answered, about)
+        return found.run
+
+    return run
+
+
+def slowed(deployment: Deployment, factor: float) -> Deployment:
+    """The same with every step `factor` times as long, and what a calibrated front end computes."""
+    workers = tuple(replace(each, law=_slowed(each.law, factor)) for each in deployment.workers)
+    cores = deployment.parts.cores
+    if factor != 1.0 and isinstance(cores.front, Calibrated):
+        cores = replace(cores, front=cores.front.scaled(factor))
+    return replace(deployment, workers=workers, parts=replace(deployment.parts, cores=cores))
+
+
+def _slowed(law: StepLaw, factor: float) -> StepLaw:
+    if factor == 1.0:
+        return law
+    scaled = getattr(law, "scaled", None)
+    found: StepLaw = Slower(law, factor) if scaled is None else scaled(factor)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Slower:
+    """A law whose steps take `factor` times as long as those of another."""
+
+    law: StepLaw
+    factor: float
+
+    def predict(self, work: Work) -> float:
+        return self.factor * self.law.predict(work)
+
+
+def show(fidelity: Fidelity, console: Console) -> None:
+    """Two tables: figures, and errors of single requests."""
+    result = fidelity.to_json()
+    for header, rows in ((FIGURE_HEADER, figure_rows(result)), (REQUEST_HEADER, request_rows(result))):
+        table = Table(title=fidelity.name if header is FIGURE_HEADER else None)
+        for i, column in enumerate(header):
+            table.add_column(column, justify="right" if i else "left")
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+    for queue in fidelity.queues:
+        if queue.distance is not None:
+            console.print(f"requests {queue.name}: {queue.distance:.1%} of the live mean apart, on average")
+    if fidelity.num_left_out:
+        console.print(f"{fidelity.num_left_out} requests that failed in either run are left out.")
+
+
+def _read(path: Path) -> Json:
+    try:
+        result = json.loads(path.read_text(encoding="utf8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}.", param="against") from None
+    if not isinstance(result, dict) or result.get("schema") != SCHEMA:
+        raise ConfigError(f"{path} is no result of tokenmill bench that this version reads.", param="against")
+    return result

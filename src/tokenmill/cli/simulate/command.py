@@ -1,0 +1,184 @@
+"""`tokenmill simulate CLUSTER.toml`: a load on a service that is not there, by the code that serves. Joins the file,
+the load of `bench`, policies and results; prints what was simulated and what it costs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from ...bench.html.report import write_report
+from ...bench.load.load_file import apply_load
+from ...bench.load.show import runs_of
+from ...bench.output import console_beside, write_json
+from ...bench.result import Result, Run
+from ...core.errors import ConfigError
+from ...sim.cluster_file import parse, read_deployment
+from ...sim.deployment import Deployment
+from ...sim.loop import VirtualLoop
+from ...sim.service import Service, ServiceReport
+from ..bench.load import read_tokenizer, tokenizer_of
+from . import against, loads
+from .digest import digest_of
+from .files import sources_beside
+from .play import About
+from .policy import ChosenPolicies, add_policy_argument, read_policies
+from .shared import fault_doubts, lines_of
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("cluster", type=Path, metavar="CLUSTER.toml", help="what is simulated: docs/simulate.md")
+    add_policy_argument(parser)
+    loads.add_arguments(parser)
+    group = parser.add_argument_group("fidelity")
+    group.add_argument(
+        "--against", nargs="+", type=Path, default=[], metavar="LIVE.json", help="simulate the loads of live results"
+    )
+    group.add_argument(
+        "--speed-factor",
+        nargs="+",
+        type=float,
+        default=[],
+        metavar="X",
+        help="by how much longer each step takes than calibrated; one, or one a live run (default: 1)",
+    )
+    parser.set_defaults(parser=parser)
+
+
+def simulate(args: argparse.Namespace) -> int:
+    tables = _read(args.cluster)
+    chosen = read_policies(args.policy)
+    deployment = _deployment(args.cluster, tables, chosen)
+    console = console_beside(args.json)
+    for name, text in deployment.facts:
+        console.print(f"[bold]{name}[/bold]  {text}", highlight=False)
+    if args.against:
+        return _hold_against(args, deployment, chosen, console)
+    apply_load(args.parser, args, deployment.load, f"{args.cluster}: [load]", args.cluster.parent)
+
+    def make(changes: loads.Changes) -> loads.Setting[Service]:
+        changed = _deployment(args.cluster, loads.with_changes(tables, changes), chosen) if changes else deployment
+        facts = _facts(args.cluster, changed, chosen)
+        about = About(
+            name=args.cluster.stem,
+            endpoint=facts,
+            doubts=lambda service: doubts_of(service.report) + fault_doubts(service),
+        )
+        return loads.Setting(lambda loop, seed: _begin(changed, loop, seed, chosen), about)
+
+    began_s = time.perf_counter()
+    result, services = loads.run(args, sys.argv, tokenizer_of(args), make)
+    took_s = time.perf_counter() - began_s
+    code = loads.finish(args, result)
+    _tell(console, result, services, took_s)
+    return code
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is no text"
+        raise ConfigError(f"{path} cannot be read: {reason}.", param="cluster") from None
+    return parse(text, str(path))
+
+
+def _deployment(path: Path, tables: Mapping[str, Any], chosen: ChosenPolicies) -> Deployment:
+    return chosen.deployment(read_deployment(tables, sources_beside(path.parent)))
+
+
+def _begin(deployment: Deployment, loop: VirtualLoop, seed: int, chosen: ChosenPolicies) -> Service:
+    return Service(deployment, loop, seed=seed, set_up=chosen.set_up)
+
+
+def _facts(path: Path, deployment: Deployment, chosen: ChosenPolicies) -> dict[str, Any]:
+    """Of the deployment, for results."""
+    facts: dict[str, Any] = {"model": path.stem, "cluster": str(path), **dict(deployment.facts)}
+    if deployment.price_per_h:
+        facts["price_hour_usd"] = deployment.price_per_h
+    if chosen.facts():
+        facts["policies"] = chosen.facts()
+    return facts
+
+
+def doubts_of(report: ServiceReport) -> list[str]:
+    """What a reader of the figures should know: steps outside of what their law was measured on are extrapolated."""
+    num_unseen, num_steps = sum(report.unseen.values()), sum(report.steps.values())
+    if not num_unseen:
+        return []
+    (num_rows, num_tokens), num = max(report.unseen.items(), key=lambda each: each[1])
+    return [
+        f"Extrapolated: {num_unseen} of {num_steps} steps are outside of what was calibrated, most of them ({num}) of "
+        f"up to {num_rows} rows and {num_tokens} tokens; calibrate with such a load."
+    ]
+
+
+def _hold_against(args: argparse.Namespace, deployment: Deployment, chosen: ChosenPolicies, console: Console) -> int:
+    facts = _facts(args.cluster, deployment, chosen)
+    simulated = against.on_deployment(deployment, facts, chosen.set_up, doubts_of)
+    name = args.name or args.cluster.stem
+    fidelity = against.hold_against(args.against, simulated, args.speed_factor, name, read_tokenizer)
+    against.show(fidelity, console)
+    plain = fidelity.to_json()
+    write_json(args.json, plain)
+    if args.html is not None:
+        write_report([plain], args.html)
+    return 0
+
+
+def _tell(console: Console, result: Result, services: Sequence[Service], took_s: float) -> None:
+    """What became of the workers, the price, and how fast it was simulated."""
+    runs = runs_of(result)
+    for service in services[-1:]:
+        for line in (*_lines(service.report), *lines_of(service)):
+            console.print(line, highlight=False)
+    for run in runs:
+        cost = cost_of(run)
+        if cost:
+            console.print(f"{run.name}: {cost}", highlight=False)
+    num_steps = sum(sum(service.report.steps.values()) for service in services)
+    num_requests = sum(run.num_requests for run in runs)
+    num_s = sum(service.report.duration_s for service in services)
+    console.print(
+        f"simulated {num_s:.1f} s, {num_requests} requests and {num_steps} steps in {took_s:.1f} s: "
+        f"{num_steps / took_s:.0f} steps and {num_requests / took_s:.0f} requests a second",
+        highlight=False,
+    )
+    if len(runs) == 1 and runs[0].requests:  # of a lean run there are none to take it of
+        console.print(f"digest {digest_of(runs[0].requests)}", highlight=False)
+
+
+def _lines(report: ServiceReport) -> list[str]:
+    busy = [share / report.duration_s for share in report.busy_s.values()] if report.duration_s else []
+    lines = []
+    if busy:
+        mean = sum(busy) / len(busy)
+        lines.append(f"workers busy {mean:.1%} of the time, the busiest {max(busy):.1%}")
+    counts = {
+        "moved from worker to worker": report.num_moved,
+        "moves that failed": report.num_unmoved,
+        "preempted": report.num_preemptions,
+        "gone on elsewhere after a fault": report.num_resumed,
+        "blocks from KV stores": report.num_fetched,
+        "refused": sum(report.refused.values()),
+    }
+    told = ", ".join(f"{name} {num}" for name, num in counts.items() if num)
+    return [*lines, told] if told else lines
+
+
+def cost_of(run: Run) -> str:
+    """Dollars for the hardware's hours that the run took; "" where no price is known."""
+    price = run.endpoint.get("price_hour_usd")
+    if not price or not run.output_tokens:
+        return ""
+    dollars = price * run.duration_s / 3600
+    num_tokens = run.input_tokens + run.output_tokens
+    return (
+        f"{price:.2f} $ an hour: {1e6 * dollars / run.output_tokens:.3f} $ per million tokens of output, "
+        f"{1e6 * dollars / num_tokens:.3f} $ of all"
+    )

@@ -1,0 +1,215 @@
+"""One simulated run, from a load of `bench` to a `Run`: what `bench.load.run` does on a live server, on virtual time.
+
+Plan, player, definitions and names are bench's own. What differs is said in the result: `endpoint.simulated`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, Protocol, TypeVar
+
+from ... import __version__
+from ...bench.load import measure
+from ...bench.load.plan import Call, Plan
+from ...bench.load.player import Player
+from ...bench.load.pool import pool
+from ...bench.load.run import Load, Observe, intervals
+from ...bench.load.stream import Exchange
+from ...bench.load.tally import Tally
+from ...bench.load.timer import time_of
+from ...bench.result import Repeats, Run
+from ...core.errors import Unavailable
+from ...core.terms import Terms
+from ...sim.loop import VirtualLoop
+from ...sim.service import ServiceReport
+from ...sim.trace import Trace
+from .client import Ended, Serves, VirtualClient, usual_terms
+from .prompts import Asked, PromptWriter
+
+LONGEST_S = 1e9
+"""Of virtual time: a run that goes on for longer hangs."""
+STARTED_AT = "virtual time"
+
+
+class Lives(Serves, Protocol):
+    """`sim.service.Service`."""
+
+    report: ServiceReport
+    trace: Trace | None
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
+Served = TypeVar("Served", bound=Lives)
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What a result says of the service beside its figures. endpoint: facts of the deployment; doubts: of a service
+    that has stopped, what a reader should know; real_replies: turns quote what was answered; digest_of: of the plan's
+    bodies as they would be sent live; ended: is told of each request."""
+
+    name: str = "simulation"
+    endpoint: dict[str, Any] = field(default_factory=dict)
+    timeout_s: float = 600.0
+    real_replies: bool = False
+    terms_of: Callable[[Call], Terms] = usual_terms
+    doubts: Callable[[Any], Sequence[str]] = lambda service: ()
+    digest_of: Callable[[Plan, Load], str] | None = None
+    ended: Ended | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated(Generic[Served]):
+    """A run, and the service that it was made on."""
+
+    run: Run
+    service: Served
+
+
+def simulate(
+    begin: Callable[[VirtualLoop, int], Served],
+    load: Load,
+    about: About,
+    *,
+    observe: Observe | None = None,
+    repeat: int = 0,
+    name: str | None = None,
+    watch: Callable[[VirtualLoop, Served], None] = lambda loop, service: None,
+) -> Simulated[Served]:
+    """Play `load` to a service that `begin` makes of a loop and a seed. `observe` is called once a second of virtual
+    time; `watch` before anything happens."""
+    loop = VirtualLoop(LONGEST_S)
+
+    async def main() -> Simulated[Served]:
+        service = begin(loop, load.seed)
+        watch(loop, service)
+        await service.start()
+        run = await _measure(service, loop, load, about, observe, repeat, name or about.name)
+        return Simulated(run, service)
+
+    return loop.run(main())
+
+
+async def _measure(
+    service: Lives, loop: VirtualLoop, load: Load, about: About, observe: Observe | None, repeat: int, name: str
+) -> Run:
+    plan = load.schedule.apply(load.make_plan(load.num_prompts, load.seed, load.schedule.request_rate))
+    client = VirtualClient(
+        service,
+        name=f"bench-{load.seed}",
+        timeout_s=about.timeout_s,
+        terms_of=about.terms_of,
+        keeps_tokens=about.real_replies,
+        ended=about.ended,
+    )
+    writer = PromptWriter(
+        load.seed, load.vocabulary, is_scripted=not about.real_replies, answered=client.answered
+    )  # fmt: skip
+    if load.num_warmups:
+        # As live: text of another seed, which leaves nothing of this load in a prefix cache.
+        other = load.seed + 7_919
+        warm = load.make_plan(load.num_warmups, other, load.schedule.request_rate)
+        await _warm_up(service, warm, PromptWriter(other, load.vocabulary), about)
+    tally = Tally() if load.is_lean else None
+
+    def take(call: Call, exchange: Exchange, start_s: float) -> None:
+        assert tally is not None
+        row, limit_s = measure.row_of(call, exchange, start_s, load.objectives), load.objectives.get("itl_s")
+        tally.take(row, limit_s is not None and row.ok and measure.met(row, "itl_s", limit_s))
+
+    player: Player[Asked] = Player(
+        plan, load.schedule, writer, client, load.give_up,
+        time=time_of(loop), manners=load.manners, take=take if load.is_lean else None,
+    )  # fmt: skip
+    with _rare_collections():
+        played = await player.play(observe)
+    await client.close()
+    await service.stop()
+    context = measure.Context(
+        name=name,
+        started_at=STARTED_AT,
+        objectives=load.objectives,
+        schedule={**load.schedule.facts(), **load.manners.facts(), "repeat": repeat},
+        dataset={
+            **plan.facts,
+            "seed": plan.seed,
+            "num_requests": len(plan.calls),
+            "text": "tokens that their names decide",
+            **({} if about.digest_of is None else {"digest": about.digest_of(plan, load)}),
+            "plan_digest": plan.digest(),
+            "num_rounds": player.num_rounds,
+        },
+        endpoint={"url": "simulated", "simulated": True, "api": "completions", **about.endpoint},
+        environment={"simulated": True, "tokenmill": __version__},
+        argv=load.argv,
+        keep_event_times=load.keep_event_times,
+        window=load.window,
+        percentiles=load.percentiles,
+        tally=tally,
+    )
+    rows = measure.make_rows(player.plan, played, load.objectives)
+    rows = rows if tally is None else sorted([*rows, *tally.rows], key=lambda row: row.index)
+    remarks = [*plan.remarks, *about.doubts(service)]
+    if writer.has_guessed:
+        remarks.append("Tokens of quoted text are a guess, a quarter of its characters: --tokenizer counts them.")
+    return measure.summarise(context, played, rows, remarks)
+
+
+@contextlib.contextmanager
+def _rare_collections() -> Iterator[None]:
+    """The plan stays, so the collector need not walk it; and what a simulation drops is seldom a cycle."""
+    gc.collect()
+    gc.freeze()
+    before = gc.get_threshold()
+    gc.set_threshold(20_000, 20, 20)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
+
+
+async def _warm_up(service: Lives, plan: Plan, writer: PromptWriter, about: About) -> None:
+    """One after another. Raises Unavailable if one fails: the load would too."""
+    client = VirtualClient(service, name="warm-up", timeout_s=about.timeout_s, terms_of=about.terms_of)
+    for call in plan.calls:
+        ended: asyncio.Future[Exchange] = asyncio.get_running_loop().create_future()
+        exchange = Exchange(call.index, asyncio.get_running_loop().time())
+        client.send(exchange, writer.write(replace(call, after=()), lambda index: None), ended.set_result)
+        await ended
+        if not exchange.ok:
+            raise Unavailable(
+                f"{about.name} failed the first request ({exchange.error}): {exchange.error_detail}", param="load"
+            )
+    await client.close()
+
+
+def simulate_repeats(
+    begin: Callable[[VirtualLoop, int], Served],
+    load: Load,
+    about: About,
+    num_repeats: int,
+    *,
+    observe: Observe | None = None,
+) -> tuple[Repeats, Served]:
+    """The load num_repeats times, each on a service of its own, seeds counting up. With the last service."""
+    runs, service = [], None
+    for repeat in range(num_repeats):
+        seeded = replace(load, seed=load.seed + repeat, keep_event_times=True)
+        found = simulate(begin, seeded, about, observe=observe, repeat=repeat)
+        runs.append(found.run)
+        service = found.service
+        if found.run.given_up:
+            break
+    assert service is not None, "no repeats"
+    pooled = pool(runs, load.percentiles)
+    if not load.keep_event_times:
+        runs = [replace(run, requests=[replace(row, event_s=None) for row in run.requests]) for run in runs]
+    return Repeats(pooled, intervals(runs), runs), service

@@ -1,0 +1,164 @@
+"""`simulate --policy`: policies by name or from a file of one's own, put into a deployment and its gateway.
+
+    --policy least_load             the kind follows from the name, where only one kind has it
+    --policy eviction=lru           the kind is named
+    --policy my_policy.py           the kind follows from the methods of the class
+    --policy my_policies.py:Last    one of several classes
+
+What is chosen here comes before what CLUSTER.toml says. The classes, files and names are those that `tokenmill serve`
+takes: nothing is written anew for the simulator.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ...cache.tiering.policies import ADMISSIONS, REPLACEMENTS
+from ...cluster.admission import Everybody
+from ...cluster.gateway import Gateway
+from ...cluster.pools import DECISIONS, decision_named
+from ...cluster.replication import POLICIES as REPLICATION
+from ...cluster.replication import replication_named
+from ...cluster.rescheduling import POLICIES as MIGRATION
+from ...cluster.rescheduling import policy_named
+from ...cluster.router import ROUTING_POLICIES
+from ...core.config import EngineConfig, check_name
+from ...core.errors import ConfigError
+from ...core.own_policy import OwnPolicy
+from ...core.tiers import DISK, HOST, REMOTE
+from ...node.options import EVICTIONS, SCHEDULING_POLICIES
+from ...node.policy_file import is_policy_file, read_policy
+from ...sim.deployment import Deployment, TierPlan
+from ...sim.tier_plan import TierSpecs
+from ..own_policies import KINDS
+
+_EVERYBODY = "everybody"
+NAMES: Mapping[str, Sequence[str]] = {
+    "routing": ROUTING_POLICIES,
+    "disaggregation": DECISIONS,
+    "migration": MIGRATION,
+    "replication": REPLICATION,
+    "scheduling": tuple(SCHEDULING_POLICIES),
+    "eviction": tuple(EVICTIONS),
+    "admission": (_EVERYBODY,),
+    "tiering": tuple(REPLACEMENTS),
+    "tier-admission": tuple(ADMISSIONS),
+}
+"""Of each kind, those that come with us."""
+
+
+def add_policy_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--policy",
+        action="append",
+        default=[],
+        metavar="[KIND=]NAME|FILE.py[:NAME]",
+        help=f"use this policy, whatever the cluster file says: one of ours by name, or one's own from a file"
+        f" (repeatable); kinds: {', '.join(NAMES)}",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenPolicies:
+    """named: kind -> the policy's name; an OwnPolicy brings itself along."""
+
+    named: Mapping[str, str]
+
+    def config(self, config: EngineConfig) -> EngineConfig:
+        """The settings of an engine with the policies that are its own."""
+        scheduling = self.named.get("scheduling", config.scheduling_policy)
+        eviction = self.named.get("eviction", config.eviction_policy)
+        scheduling = scheduling if isinstance(scheduling, OwnPolicy) else SCHEDULING_POLICIES[scheduling]
+        return replace(config, scheduling_policy=scheduling, eviction_policy=eviction)
+
+    def deployment(self, deployment: Deployment) -> Deployment:
+        """The same, with the policies that engines and stores have. Raises ConfigError for a policy of tiers where
+        there are none."""
+        made: dict[int, EngineConfig] = {}  # many workers have one
+        for worker in deployment.workers:
+            if id(worker.config) not in made:
+                made[id(worker.config)] = self.config(worker.config)
+        workers = tuple(replace(worker, config=made[id(worker.config)]) for worker in deployment.workers)
+        tiers, parts = deployment.tiers, deployment.parts
+        if parts.tiers is not None:
+            parts = replace(parts, tiers=self._specs(parts.tiers))
+        else:
+            tiers = self._tiers(tiers)
+        return replace(deployment, workers=workers, tiers=tiers, parts=parts)
+
+    def _specs(self, specs: TierSpecs) -> TierSpecs:
+        tiers = []
+        for tier in specs.tiers:
+            policy = self.named.get("tiering", tier.policy) if tier.kind != REMOTE else tier.policy
+            admission = self.named.get("tier-admission", tier.admission) if tier.kind != HOST else tier.admission
+            tiers.append(replace(tier, policy=policy, admission=admission))
+        return replace(specs, tiers=tuple(tiers))
+
+    def _tiers(self, tiers: TierPlan | None) -> TierPlan | None:
+        kinds = [kind for kind in ("tiering", "tier-admission") if kind in self.named]
+        if not kinds:
+            return tiers
+        if tiers is None:
+            raise ConfigError(f"--policy {kinds[0]}=... needs [[tiers]] in the cluster's file.", param="policy")
+        config = tiers.config
+        if "tiering" in self.named:
+            config = replace(config, policies=dict.fromkeys((HOST, DISK), self.named["tiering"]))
+        if "tier-admission" in self.named:
+            config = replace(config, admissions=dict.fromkeys((DISK, REMOTE), self.named["tier-admission"]))
+        return tiers._replace(config=config)
+
+    def set_up(self, gateway: Gateway) -> None:
+        """Before workers join, after what the cluster's file says."""
+        named = self.named
+        if "routing" in named:
+            gateway.router.choose_by(named["routing"])
+        if "disaggregation" in named:
+            gateway.pools.decision = decision_named(named["disaggregation"])
+        if "migration" in named:
+            gateway.reviews.policy = policy_named(named["migration"])
+        if "replication" in named:
+            gateway.reviews.replication = replication_named(named["replication"])
+        if "admission" in named:
+            name = named["admission"]
+            gateway.admission = name.make() if isinstance(name, OwnPolicy) else Everybody()
+
+    def facts(self) -> dict[str, str]:
+        """For results."""
+        return {kind: str(name) for kind, name in self.named.items()}
+
+
+def read_policies(texts: Iterable[str]) -> ChosenPolicies:
+    """What the flags name, one policy of a kind. Raises ConfigError."""
+    named: dict[str, str] = {}
+    for text in texts:
+        kind, name = _read(text)
+        if kind in named:
+            raise ConfigError(
+                f"--policy names two {kind} policies, {named[kind]} and {name}: give one.", param="policy"
+            )
+        named[kind] = name
+    return ChosenPolicies(named)
+
+
+def _read(text: str) -> tuple[str, str]:
+    kind, equals, name = text.partition("=")
+    if not equals or is_policy_file(kind):
+        kind, name = "", text
+    else:
+        check_name(kind, NAMES, "policy", "The kind in --policy KIND=NAME")
+    if is_policy_file(name):
+        kinds = [each for each in KINDS if each.name == kind or not kind]
+        found, own = read_policy(name, kinds, "policy")
+        return found.name, own
+    if kind:
+        check_name(name, NAMES[kind], "policy", f"--policy {kind}=...")
+        return kind, name
+    able = [each for each, names in NAMES.items() if name in names]
+    if not able:
+        check_name(name, dict.fromkeys(each for names in NAMES.values() for each in names), "policy", "--policy")
+    if len(able) > 1:
+        choices = " or ".join(f"{each}={name}" for each in able)
+        raise ConfigError(f"--policy {name} is ambiguous: say {choices}.", param="policy")
+    return able[0], name

@@ -1,0 +1,43 @@
+"""`--step-log FILE`: wires an engine's step log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from ..core.step_records import LogFacts
+from ..node.machine import read_machine
+
+if TYPE_CHECKING:
+    from ..engine.flight import Watcher
+    from ..node.load import Engine
+
+
+@contextmanager
+def step_logging(path: str, engine: Engine, model: str, beside: Watcher | None) -> Iterator[Watcher | None]:
+    """What hears of an engine's steps: its step log in the file at `path`, and `beside`; "": `beside` alone."""
+    from ..engine.step_log import StepLog
+    from ..net.step_file import step_file
+
+    if not path:
+        yield beside
+        return
+    with step_file(path, _facts(engine, model)) as writer:
+        yield beside if writer is None else StepLog(writer, beside)
+
+
+def _facts(engine: Engine, model: str) -> LogFacts:
+    config = engine.config
+    return LogFacts(
+        model=model,
+        numerics_id=config.numerics_id,
+        processor=read_machine().cpu_model,
+        isa=engine.kernels.partition(", threads")[0],
+        threads=engine.settings.threads,
+        block_size=config.block_size,
+        num_blocks=sum(group.num_blocks for group in config.groups),
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        chosen_experts=config.chosen_experts,
+    )

@@ -1,0 +1,84 @@
+"""A store that has told its keys when it was opened: what of a prefix may be fetched from it. All that it has is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as List
+
+from ..cache.fetch import reach
+from ..cache.groups import Match
+from ..core.block import BlockMove
+from ..core.effects import FindBlocks, JobEnded
+from ..core.request import IMPORT
+from ..core.sequence import Sequence, Status
+from ..core.tiers import TierKey
+from .pieces import Piece
+from .state import EngineState
+
+
+class Folder:
+    """transfers.Catalogue. Its keys are in the engine's state."""
+
+    def __init__(self, state: EngineState) -> None:
+        self._state = state
+        self._lookups: dict[int, Sequence] = {}
+        self._next_number = 0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._lookups)
+
+    def look(self, seq: Sequence, matched: Match, now: float) -> bool:
+        """Before the first turn of a sequence whose prefix another engine may have stored; tells whether there is
+        anything to look for."""
+        if seq.request.handoff != IMPORT or seq.num_cached >= 0:
+            return False
+        state = self._state
+        keys = seq.keys[: state.num_shareable(seq)]
+        pools = list(zip(state.blocks.pools, state.stored, strict=True))
+        wanted = tuple(
+            (group, key)
+            for key in keys
+            for group, (pool, stored) in enumerate(pools)
+            if key not in stored and pool.find(key) is None
+        )
+        if not wanted:
+            return False
+        self._lookups[self._next_number] = seq
+        state.outbox.jobs.append(FindBlocks(self._next_number, wanted))
+        self._next_number += 1
+        return True
+
+    def end_look(self, event: JobEnded, now: float) -> None:
+        """What is there is fetched at the sequence's next turn; where the look failed, nothing more is known."""
+        assert isinstance(event.job, FindBlocks), event
+        seq = self._lookups.pop(event.job.number, None)
+        if seq is None:
+            return
+        if not event.error:
+            for (group, key), digit in zip(event.job.wanted, event.result, strict=True):
+                if digit == "1":
+                    self._state.stored[group].add(key)
+        if seq.status is Status.LOADING:
+            self._state.stop_loading(seq)
+
+    def end(self, seq: Sequence, matched: Match, now: float) -> int:
+        return reach(self._state.blocks, self._state.stored, seq.keys, self._state.num_shareable(seq))
+
+    def meeting(self, seq: Sequence, matched: Match, now: float) -> None:
+        """What it would take is not known."""
+
+    def cut(self, seq: Sequence, moves: List[BlockMove], most_bytes: int = 0) -> list[Piece]:
+        return [Piece(tuple(moves))]
+
+    def begin(self, number: int, piece: Piece, now: float) -> float:
+        return 0.0
+
+    def came(self, number: int, moves: List[BlockMove], now: float) -> None:
+        """Nothing is learnt from how long it took."""
+
+    def has(self, seq: Sequence, block: TierKey) -> bool:
+        return block[1] in self._state.stored[block[0]]
+
+    def lose(self, sequences: List[Sequence], moves: List[BlockMove]) -> None:
+        for group, key, _ in moves:
+            self._state.stored[group].discard(key)

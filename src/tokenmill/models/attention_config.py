@@ -1,0 +1,84 @@
+"""The shape of a model's attention, read from its settings: over heads, over latents (latent_config.py), or with
+queries that go through fewer channels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..core.errors import BadCheckpoint
+from ..formats.checkpoint import Checkpoint
+from ..ops.api import LatentGeometry
+from .family import HEADS, LATENT_HEADS, Family
+from .fields import Fields
+from .latent_config import gguf_latent, gguf_score_stretch, hf_latent, hf_score_stretch
+
+INNER_EPS = 1e-6
+"""Of the norms within latent attention, whatever the model's other norms have."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionConfig:
+    """As the fields of ModelConfig. turned_dim: channels of a head among which the family's fraction turns. inner_eps:
+    None where it is that of the model's norms."""
+
+    num_kv_heads: int
+    head_dim: int
+    turned_dim: int
+    scale: float
+    latent: LatentGeometry | None = None
+    is_absorbed: bool = False
+    query_rank: int = 0
+    inner_eps: float | None = None
+
+
+def hf_attention(fields: Fields, family: Family, width: int, num_heads: int) -> AttentionConfig:
+    """From config.json. Raises BadCheckpoint."""
+    if family.attention == LATENT_HEADS:
+        latent = hf_latent(fields, width, num_heads)
+        if fields.count("num_key_value_heads", num_heads) != num_heads:
+            raise BadCheckpoint(f"{fields.where}: num_key_value_heads of latent attention must be {num_heads}.")
+        scale = latent.query_dim**-0.5 * hf_score_stretch(fields)
+        rank = 0 if fields.get("q_lora_rank") is None else fields.count("q_lora_rank")
+        return AttentionConfig(1, latent.query_dim, latent.rope_dim, scale, latent, False, rank, INNER_EPS)
+    if family.attention == HEADS:
+        head_dim = fields.count("head_dim", width // num_heads)
+        if fields.metadata.get("head_dim", head_dim) not in (head_dim, None):
+            raise BadCheckpoint(f"{fields.where}: head_dim of a {family.title} must be {head_dim}.")
+        num_kv_heads = fields.count("num_key_value_heads", num_heads)
+        return AttentionConfig(num_kv_heads, head_dim, head_dim, _hf_scale(fields, head_dim))
+    fields.must_equal("num_attention_groups", 1)
+    head_dim = fields.count("head_dim")
+    rank = fields.count("share_q_dim", head_dim)
+    return AttentionConfig(1, head_dim, head_dim, head_dim**-0.5, query_rank=rank)
+
+
+def _hf_scale(fields: Fields, head_dim: int) -> float:
+    if fields.reads("attention_multiplier"):
+        return fields.number("attention_multiplier")
+    return fields.number("query_pre_attn_scalar", float(head_dim), positive=True) ** -0.5
+
+
+_LARGEST_GEMMAS = {("gemma2", 46), ("gemma3", 62)}
+"""(architecture, layers) of the 27B models, whose queries are scaled by width / heads, which no key of a file says."""
+
+
+def gguf_attention(
+    checkpoint: Checkpoint, fields: Fields, family: Family, width: int, num_layers: int
+) -> AttentionConfig:
+    """From a GGUF file's keys, and from which tensors it has. Raises BadCheckpoint."""
+    num_heads = fields.count("attention.head_count")
+    if family.attention == LATENT_HEADS:
+        latent, is_absorbed = gguf_latent(checkpoint, fields, width, num_heads)
+        scale = latent.query_dim**-0.5 * gguf_score_stretch(fields)
+        rank = fields.count("attention.q_lora_rank", 0, least=0)
+        return AttentionConfig(1, latent.query_dim, latent.rope_dim, scale, latent, is_absorbed, rank, INNER_EPS)
+    head_dim = fields.count("attention.key_length", width // num_heads)
+    fields.must_equal("attention.value_length", head_dim)
+    architecture = fields.prefix.removesuffix(".")
+    per_head = width / num_heads if (architecture, num_layers) in _LARGEST_GEMMAS else head_dim
+    return AttentionConfig(
+        num_kv_heads=fields.count("attention.head_count_kv", num_heads),
+        head_dim=head_dim,
+        turned_dim=fields.count("rope.dimension_count", head_dim),
+        scale=fields.number("attention.scale", 0.0) or per_head**-0.5,
+    )

@@ -1,0 +1,126 @@
+"""The families that are mixtures of experts with ordinary attention; see families.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..ops.api import SIGMOID, SOFTMAX_CHOSEN
+from .family import Family
+from .moe import MERGED, PAIRED, MoeFamily
+
+_QKV = ("q", "k", "v")
+_ATTENTION_BIAS = {"attention_bias": (*_QKV, "output")}
+_BLOCK = "model.layers.{}.block_sparse_moe."
+_GRANITE_NAMES = {
+    "router": f"{_BLOCK}router.layer",
+    "expert_gate_up": f"{_BLOCK}input_linear",
+    "expert_down": f"{_BLOCK}output_linear",
+    "shared_gate_up": "model.layers.{}.shared_mlp.input_linear",
+    "shared_down": "model.layers.{}.shared_mlp.output_linear",
+}
+_GRANITE = MoeFamily((SOFTMAX_CHOSEN,), normalise=False, form=MERGED)
+_GPT_OSS_ROPE = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+_GPT_OSS_BIASES = ("router", "expert_gate_up", "expert_down")
+_CLIPPED = (("clip_qkv", "clipped queries, keys and values"),)
+
+MOE_HF_FAMILIES: Mapping[str, Family] = {
+    "MixtralForCausalLM": Family(
+        "Mixtral",
+        moe=MoeFamily(normalise=True),
+        window_every=0,
+        names={
+            "router": f"{_BLOCK}gate",
+            "expert_gate": f"{_BLOCK}experts.{{e}}.w1",
+            "expert_up": f"{_BLOCK}experts.{{e}}.w3",
+            "expert_down": f"{_BLOCK}experts.{{e}}.w2",
+        },
+    ),
+    "Qwen2MoeForCausalLM": Family(
+        "Qwen1.5-MoE, Qwen2-MoE",
+        moe=MoeFamily(shared_mix=True),
+        bias_keys={"qkv_bias": _QKV},
+        refused=(("use_sliding_window", "windows"),),
+        names={
+            role: f"model.layers.{{}}.mlp.shared_expert.{role.removeprefix('shared_')}_proj"
+            for role in ("shared_gate", "shared_up", "shared_down")
+        },
+    ),
+    "Qwen3MoeForCausalLM": Family(
+        "Qwen3-MoE",
+        qk_norm="head",
+        moe=MoeFamily(),
+        bias_keys=_ATTENTION_BIAS,
+        window_every=0,
+    ),
+    "OlmoeForCausalLM": Family("OLMoE", qk_norm="width", moe=MoeFamily(), bias_keys=_ATTENTION_BIAS, refused=_CLIPPED),
+    "GraniteMoeForCausalLM": Family("Granite 3 MoE", moe=_GRANITE, bias_keys=_ATTENTION_BIAS, names=_GRANITE_NAMES),
+    "GraniteMoeSharedForCausalLM": Family(
+        "Granite MoE with shared experts",
+        moe=_GRANITE,
+        fused=("shared_gate_up",),
+        bias_keys=_ATTENTION_BIAS,
+        names=_GRANITE_NAMES,
+    ),
+    "Glm4MoeForCausalLM": Family(
+        "GLM-4.5, GLM-4.6",
+        qk_norm="head",
+        moe=MoeFamily((SIGMOID,), floor=1e-20, choice_bias=True),
+        bias_keys={"attention_bias": _QKV},
+    ),
+    "GptOssForCausalLM": Family(
+        "GPT-OSS",
+        sinks=True,
+        moe=MoeFamily((SOFTMAX_CHOSEN,), normalise=False, form=PAIRED),
+        biases=_GPT_OSS_BIASES,
+        bias_keys=_ATTENTION_BIAS,
+        activation="silu",
+        window_every=2,
+        rope_default=_GPT_OSS_ROPE,
+        names={
+            "router": "model.layers.{}.mlp.router",
+            "expert_gate_up": "model.layers.{}.mlp.experts.{e}.gate_up_proj",
+        },
+    ),
+    "Ernie4_5_MoeForCausalLM": Family(
+        "ERNIE 4.5 MoE",
+        moe=MoeFamily(normalise=True, choice_bias=True),
+        interleaved_heads=True,
+        refused=(("use_bias", "biases"),),
+        unread=("model.mtp_",),
+        names={"choice_bias": "model.layers.{}.mlp.moe_statics.e_score_correction_bias"},
+    ),
+}
+
+MOE_GGUF_FAMILIES: Mapping[str, Family] = {
+    "qwen2moe": Family("Qwen1.5-MoE, Qwen2-MoE", moe=MoeFamily(normalise=False, shared_mix=True)),
+    "qwen3moe": Family("Qwen3-MoE", qk_norm="head", moe=MoeFamily(normalise=True)),
+    "olmoe": Family("OLMoE", qk_norm="width", moe=MoeFamily(normalise=False)),
+    "granitemoe": Family(
+        "Granite MoE, with and without shared experts",
+        interleaved_heads=True,
+        moe=MoeFamily((SOFTMAX_CHOSEN,), normalise=False),
+    ),
+    "glm4moe": Family(
+        "GLM-4.5, GLM-4.6",
+        qk_norm="head",
+        may_lack_qk_norm=True,
+        moe=MoeFamily((SIGMOID,), floor=1e-20, choice_bias=True),
+        names={"ffn_norm": "blk.{}.post_attention_norm"},
+    ),
+    "gpt-oss": Family(
+        "GPT-OSS",
+        sinks=True,
+        moe=MoeFamily((SOFTMAX_CHOSEN,), normalise=False, swiglu=(7.0, 1.702)),
+        window_every=2,
+        whole_yarn_pairs=False,
+        names={"ffn_norm": "blk.{}.post_attention_norm"},
+    ),
+    "ernie4_5-moe": Family("ERNIE 4.5 MoE", interleaved_heads=True, moe=MoeFamily(normalise=True, choice_bias=True)),
+}

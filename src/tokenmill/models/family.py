@@ -1,0 +1,91 @@
+"""What a family of decoder declares of itself: a small difference from the common decoder, which is Llama's.
+
+The decoder, the weight loader and the kernels know only these differences, never a family. What the roles of a layer's
+tensors are: roles.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from .moe import MoeFamily
+
+HEADS, LATENT_HEADS, LOW_RANK = "heads", "latent", "low_rank"
+"""Kinds of attention."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """title              what people call it
+    norm               "rms" or "layer" (with a bias)
+    norm_offset        added to norm weights at load, where a file stores them less one
+    pre_norm           norms before attention and FFN
+    post_norm          norms on what attention and FFN give, before it is added
+    qk_norm            "" none, "head" over each head, "width" over all heads together
+    may_lack_qk_norm   a GGUF file may be without these norms, as its tensors tell
+    activation         "silu" or "gelu"; None: the file says
+    legacy_gelu        the file says "gelu" where the tanh form is meant
+    gated              whether the FFN multiplies activation(gate) by up
+    attention          HEADS, LATENT_HEADS (DeepSeek-V2's: latent keys and values) or LOW_RANK (Step-3's: queries
+                       through fewer channels)
+    sinks              each head has a score that no key has
+    moe                its layers, or some, are mixtures of experts
+    fused              roles stored as one matrix: "qkv", "gate_up", "shared_gate_up"
+    biases             roles that always have a bias
+    bias_keys          file key -> roles that have a bias where it is true
+    window_every       None: no windows; 0: every layer, where the file names a window; n: every layer but each n-th.
+                       A file's own list of layer types overrules it
+    window_on_no_rope  layers without positions have the window, and no others
+    no_rope_every      n: each n-th layer is without positions; 0: none. config.json may say another n, or list them
+    no_rope_on_full    layers without a window are without positions, in a file that has windows
+    scaled_embeddings  embeddings are multiplied by sqrt(width)
+    interleaved_heads  rows of q and k are ordered for RoPE pairs (2i, 2i + 1)
+    local_rope         windowed layers have RoPE settings of their own
+    whole_yarn_pairs   YaRN's ramp begins and ends at whole pairs in a GGUF file, which has no key for it
+    rope_default       RoPE settings of a config.json that has none
+    rope_names         what names of RoPE scalings in config.json mean, where that is not what they say; others are
+                       then refused
+    refused            (key, what it would mean) that must be absent or falsy
+    defaults           what a key of a GGUF file means where it is missing; of config.json formats/config_keys.py knows
+    unread             what names of tensors begin with that are there for guessing more than one token
+    names              role -> name pattern, where it is not the common one
+    """
+
+    title: str
+    norm: str = "rms"
+    norm_offset: float = 0.0
+    pre_norm: bool = True
+    post_norm: bool = False
+    qk_norm: str = ""
+    may_lack_qk_norm: bool = False
+    activation: str | None = None
+    legacy_gelu: bool = False
+    gated: bool = True
+    attention: str = HEADS
+    sinks: bool = False
+    moe: MoeFamily | None = None
+    fused: tuple[str, ...] = ()
+    biases: tuple[str, ...] = ()
+    bias_keys: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    window_every: int | None = None
+    window_on_no_rope: bool = False
+    no_rope_every: int = 0
+    no_rope_on_full: bool = False
+    scaled_embeddings: bool = False
+    interleaved_heads: bool = False
+    local_rope: bool = False
+    whole_yarn_pairs: bool = True
+    rope_default: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    rope_names: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    refused: tuple[tuple[str, str], ...] = ()
+    defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    unread: tuple[str, ...] = ()
+    names: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    def has_window(self, layer: int) -> bool:
+        """Whether a layer has the file's window, where the file does not list them."""
+        every = self.window_every
+        return every is not None and (every == 0 or (layer + 1) % every != 0)

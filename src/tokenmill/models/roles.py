@@ -1,0 +1,197 @@
+"""Which tensors a layer has, by role, with their names and shapes.
+
+    attention over heads       q, k, v (or qkv)
+    latent attention           q_a, q_a_norm, q_b (or q), kv_a, kv_a_norm, kv_b (or k_b and v_b)
+    low-rank queries           q_a, q_a_norm, q_b, k, v
+    all                        output; q_norm, k_norm, sinks where the family has them
+    FFN                        gate, up (or gate_up), down
+    mixture of experts         router, choice_bias; expert_gate, expert_up (or expert_gate_up), expert_down;
+                               shared_gate, shared_up (or shared_gate_up), shared_down,
+                               shared_mix
+    norms                      attn_norm, attn_post_norm, ffn_norm, ffn_post_norm
+
+Shapes are outermost first: of a matrix (outputs, inputs), of an expert's matrices stored as one tensor (experts,
+outputs, inputs).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from .config import ModelConfig
+from .family import HEADS, LATENT_HEADS, LOW_RANK
+from .moe import MERGED, ONE_BY_ONE, PAIRED, SPLIT
+from .names import GLOBAL_NAMES, LAYER_NAMES, SPLIT_NAMES, WHOLE_NAMES
+
+NORMS = frozenset({"attn_norm", "ffn_norm", "attn_post_norm", "ffn_post_norm"})
+"""Roles of norms over the model's width, which have a bias where the family's norms do."""
+
+EXPERT_ROLES = ("expert_gate", "expert_up", "expert_gate_up", "expert_down")
+"""Roles that have a matrix for each expert."""
+
+_STACKED = {
+    "qkv": ("q_a", "q", "k", "v", "kv_a"),
+    "gate_up": ("gate", "up"),
+    "shared_gate_up": ("shared_gate", "shared_up"),
+    "expert_gate_up": ("expert_gate", "expert_up"),
+}
+
+
+def layer_roles(config: ModelConfig, layer: int) -> tuple[str, ...]:
+    """Roles that this layer has a tensor for."""
+    family = config.family
+    roles = (*_attention_roles(config), "output")
+    roles += ("sinks",) if family.sinks else ()
+    if config.layers[layer].is_moe:
+        roles += _moe_roles(config)
+    else:
+        roles += ("gate_up",) if "gate_up" in family.fused else ("gate", "up") if family.gated else ("up",)
+        roles += ("down",)
+    roles += ("attn_norm", "ffn_norm") if family.pre_norm else ()
+    roles += ("attn_post_norm", "ffn_post_norm") if family.post_norm else ()
+    return roles + (("q_norm", "k_norm") if config.qk_norm else ())
+
+
+def _attention_roles(config: ModelConfig) -> tuple[str, ...]:
+    kind = config.family.attention
+    if kind == HEADS:
+        return ("qkv",) if "qkv" in config.family.fused else ("q", "k", "v")
+    queries = ("q_a", "q_a_norm", "q_b") if config.query_rank else ("q",)
+    if kind == LOW_RANK:
+        return (*queries, "k", "v")
+    assert kind == LATENT_HEADS, kind
+    return (*queries, "kv_a", "kv_a_norm", *(("k_b", "v_b") if config.is_absorbed else ("kv_b",)))
+
+
+def _moe_roles(config: ModelConfig) -> tuple[str, ...]:
+    moe = config.moe
+    assert moe is not None
+    roles: tuple[str, ...] = ("router",) + (("choice_bias",) if moe.choice_bias else ())
+    roles += ("expert_gate_up",) if moe.form in (MERGED, PAIRED) else ("expert_gate", "expert_up")
+    roles += ("expert_down",)
+    if moe.shared_width:
+        roles += ("shared_gate_up",) if "shared_gate_up" in config.family.fused else ("shared_gate", "shared_up")
+        roles += ("shared_down",)
+    return roles + (("shared_mix",) if moe.shared_mix else ())
+
+
+def all_roles(config: ModelConfig) -> frozenset[str]:
+    """Roles that any layer has."""
+    return frozenset(role for layer in range(config.num_layers) for role in layer_roles(config, layer))
+
+
+def layer_names(kind: str, config: ModelConfig, layer: int) -> dict[str, str]:
+    """Role -> what its tensors' names begin with, less '.weight' and '.bias'; of WHOLE_NAMES the name itself. Names of
+    experts that are stored one by one still have `{e}` for the expert's number."""
+    names = LAYER_NAMES[kind] | dict(config.family.names)
+    if kind == "gguf" and config.moe is not None and config.moe.form == SPLIT:
+        names |= SPLIT_NAMES
+    return {role: names[role].format(layer, e="{e}") for role in layer_roles(config, layer)}
+
+
+def stacked_roles(config: ModelConfig, linear: str, layer: int) -> tuple[str, ...]:
+    """The roles whose matrices, one upon the other, make one of a layer's linears."""
+    roles = layer_roles(config, layer)
+    return tuple(part for part in _STACKED.get(linear, ()) if part in roles) or (linear,)
+
+
+def role_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Role -> shape of its weight in a layer; of experts that are stored one by one, of one of them."""
+    c = config
+    q_width, kv_width = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+    q_norm, k_norm = (q_width, kv_width) if c.family.qk_norm == "width" else (c.head_dim, c.head_dim)
+    shapes: dict[str, tuple[int, ...]] = {
+        "q": (q_width, c.width),
+        "k": (kv_width, c.width),
+        "v": (kv_width, c.width),
+        "qkv": (q_width + 2 * kv_width, c.width),
+        "q_a": (c.query_rank, c.width),
+        "q_a_norm": (c.query_rank,),
+        "q_b": (q_width, c.query_rank),
+        "output": (c.width, q_width),
+        "sinks": (c.num_heads,),
+        "gate": (c.ffn_width, c.width),
+        "up": (c.ffn_width, c.width),
+        "gate_up": (2 * c.ffn_width, c.width),
+        "down": (c.width, c.ffn_width),
+        "q_norm": (q_norm,),
+        "k_norm": (k_norm,),
+    }
+    shapes |= {role: (c.width,) for role in NORMS}
+    if c.latent is not None:
+        heads, latent = c.num_heads, c.latent
+        shapes |= {
+            "kv_a": (latent.key_dim, c.width),
+            "kv_a_norm": (latent.latent_dim,),
+            "kv_b": (heads * (latent.nope_dim + latent.value_dim), latent.latent_dim),
+            "k_b": (heads, latent.latent_dim, latent.nope_dim),
+            "v_b": (heads, latent.value_dim, latent.latent_dim),
+            "output": (c.width, heads * latent.value_dim),
+        }
+    if c.moe is not None:
+        experts, width, shared = c.moe.routing.num_experts, c.moe.expert_width, c.moe.shared_width
+        together = () if c.moe.form in ONE_BY_ONE else (experts,)
+        shapes |= {
+            "router": (experts, c.width),
+            "choice_bias": (experts,),
+            "expert_gate": (*together, width, c.width),
+            "expert_up": (*together, width, c.width),
+            "expert_gate_up": (*together, 2 * width, c.width),
+            "expert_down": (*together, c.width, width),
+            "shared_gate": (shared, c.width),
+            "shared_up": (shared, c.width),
+            "shared_gate_up": (2 * shared, c.width),
+            "shared_down": (c.width, shared),
+            "shared_mix": (1, c.width),
+        }
+    return shapes
+
+
+def expected_shapes(kind: str, config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of every tensor that a checkpoint of this kind and shape must have."""
+    names = GLOBAL_NAMES[kind]
+    shapes: dict[str, tuple[int, ...]] = {f"{names['embed']}.weight": (config.vocab_size, config.width)}
+    if not config.tied_embeddings:
+        shapes[f"{names['head']}.weight"] = (config.vocab_size, config.width)
+    shapes |= dict(_tensors(config, names["final_norm"], "attn_norm", (config.width,)))
+    by_role = role_shapes(config)
+    for layer in range(config.num_layers):
+        for role, name in layer_names(kind, config, layer).items():
+            for one in expert_names(config, role, name):
+                shapes |= dict(_tensors(config, one, role, by_role[role]))
+    return shapes
+
+
+def expert_names(config: ModelConfig, role: str, name: str) -> list[str]:
+    """The names that `name` of layer_names stands for: one, or one for each expert."""
+    if config.moe is None or config.moe.form not in ONE_BY_ONE or role not in EXPERT_ROLES:
+        return [name]
+    return [name.format(e=expert) for expert in range(config.moe.routing.num_experts)]
+
+
+def active_share(config: ModelConfig) -> float:
+    """Of the model's parameters, what a token goes through: of routed experts as many as it chooses. Biases do not
+    count."""
+    moe = config.moe
+    if moe is None:
+        return 1.0
+    shapes, copies = role_shapes(config), moe.routing.num_experts if moe.form == SPLIT else 1
+    total, routed = config.vocab_size * config.width * (1 if config.tied_embeddings else 2), 0
+    for layer in range(config.num_layers):
+        for role in layer_roles(config, layer):
+            count = math.prod(shapes[role]) * (copies if role in EXPERT_ROLES else 1)
+            total += count
+            routed += count if role in EXPERT_ROLES else 0
+    return 1 - routed / total * (1 - moe.routing.top_k / moe.routing.num_experts)
+
+
+def _tensors(
+    config: ModelConfig, name: str, role: str, shape: tuple[int, ...]
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    if role in WHOLE_NAMES:
+        yield name, shape
+        return
+    yield f"{name}.weight", shape
+    if role in config.biases or (role in NORMS and config.family.norm == "layer"):
+        yield f"{name}.bias", shape if len(shape) == 1 else shape[:-1]

@@ -1,0 +1,185 @@
+"""/admin/kv/...: what the KV store has, and what operators have it keep and forget."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ...core.block import split_keys
+from ...core.errors import InvalidRequest, NotFound
+from ...core.tiers import TIERS
+from ..fields import Fields, parse_object
+from ..generation import Generation
+from ..helper import Caller, caller_of
+from ..http import JSONReply
+from ..scopes import require_local_admin, require_operator
+from ..tenants.access import Access
+from ..tenants.tenant import Tenant
+from .prefetch import PrefetchView
+from .store import FOR_EVER, AskStore, stored_prefix
+from .wanted import WantedKV, read_wanted
+
+_MAX_SECONDS = 10.0**9
+_MAX_LISTED = 10_000
+
+
+def routes(generation: Generation, access: Access, ask: AskStore | None) -> list[Route]:
+    """ask: None: this server has no KV store with tiers."""
+    views = _Views(generation, access, ask)
+    return [
+        Route("/admin/kv/tiers", views.tiers, methods=["GET"]),
+        Route("/admin/kv/blocks", views.blocks, methods=["GET"]),
+        *(
+            Route(f"/admin/kv/{name}", handle, methods=["POST"])
+            for name, handle in (
+                ("find", views.find),
+                ("pin", views.pin),
+                ("unpin", views.unpin),
+                ("drop", views.drop),
+                ("quota", views.quota),
+                ("clear", views.clear),
+                ("prefetch", PrefetchView(generation.client, views.wanted).prefetch),
+                ("fence", views.fence),
+            )
+        ),
+    ]
+
+
+class _Views:
+    def __init__(self, generation: Generation, access: Access, ask: AskStore | None) -> None:
+        self._generation = generation
+        self._access = access
+        self._ask = ask
+
+    # ---- what there is ----
+
+    async def tiers(self, request: HttpRequest) -> Response:
+        require_operator(request)
+        return JSONReply({"object": "kv.tiers", **await self._asked("stat", {})})
+
+    async def blocks(self, request: HttpRequest) -> Response:
+        """?prefix=hex&tier=&limit="""
+        require_operator(request)
+        query = request.query_params
+        limit = query.get("limit", "100")
+        if not (limit.isascii() and limit.isdigit() and 1 <= int(limit) <= _MAX_LISTED):
+            raise InvalidRequest(f"limit must be from 1 to {_MAX_LISTED}, got {limit[:100]!r}.", param="limit")
+        wanted = {name: query[name] for name in ("prefix", "tier") if name in query}
+        return JSONReply({"object": "list", **await self._asked("list", {**wanted, "limit": int(limit)})})
+
+    async def find(self, request: HttpRequest) -> Response:
+        """How much of a prompt is stored, and where."""
+        require_operator(request)
+        wanted, _ = await self.wanted(request)
+        return JSONReply(await self._found(wanted))
+
+    # ---- what is kept ----
+
+    async def pin(self, request: HttpRequest) -> Response:
+        """A prompt, and for how many "seconds" (without: for ever)."""
+        require_local_admin(request)
+        wanted, fields = await self.wanted(request, "seconds")
+        seconds = fields.number("seconds")
+        if seconds is not None and not 0 < seconds <= _MAX_SECONDS:
+            raise InvalidRequest(f"seconds must be above 0 and at most {_MAX_SECONDS:g}.", param="seconds")
+        return await self._pin(wanted, FOR_EVER if seconds is None else seconds)
+
+    async def unpin(self, request: HttpRequest) -> Response:
+        require_local_admin(request)
+        wanted, _ = await self.wanted(request)
+        return await self._pin(wanted, 0.0)
+
+    async def drop(self, request: HttpRequest) -> Response:
+        require_local_admin(request)
+        wanted, _ = await self.wanted(request)
+        await self._asked("drop", {"keys": _keys(wanted)})
+        return JSONReply({"object": "kv.dropped", "num_tokens": len(wanted.tokens), "num_blocks": wanted.num_blocks})
+
+    async def quota(self, request: HttpRequest) -> Response:
+        """{"tenant" or "owner", "bytes"}; null: no bound. Without either: of each that has none of its own."""
+        require_local_admin(request)
+        fields = await self._fields(request)
+        owner, most = self._owner(fields), fields.integer("bytes", 0, 1 << 62)
+        _refuse_rest(fields)
+        return JSONReply(await self._asked("quota", {"owner": owner or "", "bytes": most}) or {})
+
+    async def clear(self, request: HttpRequest) -> Response:
+        """{"tier", "tenant" or "owner"}: forget all of it, or all."""
+        require_local_admin(request)
+        fields = await self._fields(request)
+        tier, owner = fields.text("tier"), self._owner(fields)
+        _refuse_rest(fields)
+        if tier is not None and tier not in TIERS:
+            raise InvalidRequest(f"tier must be one of {', '.join(TIERS)}.", param="tier")
+        given = {"tier": tier, "owner": owner}
+        cleared = await self._asked("clear", {name: value for name, value in given.items() if value is not None})
+        return JSONReply({"object": "kv.cleared", **(cleared or {})})
+
+    async def fence(self, request: HttpRequest) -> Response:
+        """Whatever else writes to the remote store does so no more."""
+        require_local_admin(request)
+        return JSONReply({"object": "kv.fenced", **await self._asked("fence", {})})
+
+    async def _pin(self, wanted: WantedKV, seconds: float) -> Response:
+        await self._asked("pin", {"keys": _keys(wanted), "seconds": seconds, "owner": wanted.owner})
+        return JSONReply({**await self._found(wanted), "pinned_s": None if seconds < 0 else seconds})
+
+    async def _found(self, wanted: WantedKV) -> dict[str, Any]:
+        digits = (await self._asked("find", {"keys": _keys(wanted)}))["digits"]
+        found = stored_prefix(digits, TIERS, wanted.num_blocks)
+        return {
+            "object": "kv.prefix",
+            "num_tokens": len(wanted.tokens),
+            "num_blocks": found.num_blocks,
+            "num_stored": found.num_stored,
+            "tiers": dict(found.by_tier),
+            "keys": _keys(wanted),
+        }
+
+    # ---- reading ----
+
+    async def _asked(self, what: str, argument: dict[str, Any]) -> Any:
+        if self._ask is None:
+            raise NotFound(
+                "This server has no KV store with tiers: start it with --kv-host, --kv-disk, --kv-remote or --kv-store."
+            )
+        return await self._ask(what, argument)
+
+    async def wanted(self, request: HttpRequest, *own: str) -> tuple[WantedKV, Fields]:
+        """The KV that the body names, and its fields besides (`own` and tenant)."""
+        async with self._generation.limits.body(request) as data:
+            body = parse_object(data or b"{}")
+            own_body = {name: body.pop(name) for name in (*own, "tenant") if name in body}
+            fields = Fields(own_body)
+            caller = caller_of(request)
+            if (name := fields.text("tenant")) is not None:
+                caller = Caller(caller.name, request, self._tenant(name), caller.key)
+            return await read_wanted(self._generation, body, caller), fields
+
+    async def _fields(self, request: HttpRequest) -> Fields:
+        async with self._generation.limits.body(request) as data:
+            return Fields(parse_object(data or b"{}"))
+
+    def _owner(self, fields: Fields) -> str | None:
+        tenant, owner = fields.text("tenant"), fields.text("owner")
+        if tenant is not None and owner is not None:
+            raise InvalidRequest("Give tenant or owner, not both.", param="owner")
+        return owner if tenant is None else self._tenant(tenant).salt_with("")
+
+    def _tenant(self, name: str) -> Tenant:
+        tenant = self._access.tenant_of(name)
+        if tenant is None:
+            raise NotFound(f"There is no tenant {name[:100]!r}.", param="tenant")
+        return tenant
+
+
+def _keys(wanted: WantedKV) -> list[str]:
+    return [key.hex() for key in split_keys(wanted.keys)]
+
+
+def _refuse_rest(fields: Fields) -> None:
+    if rest := fields.unread():
+        raise InvalidRequest(f"{rest[0][:100]} is not known here.", param=rest[0][:100])

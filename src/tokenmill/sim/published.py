@@ -1,0 +1,198 @@
+"""Published durations of steps against the law of `roofline`: its coefficients for each software, fitted to some of
+them, and how far off it is on the others.
+
+`python -m tokenmill.sim.published` prints docs/cost-model.md, with the coefficients that are in `tables/reached.toml`;
+`--fit` fits them anew and prints that table. Points are in `tables/published.toml`, each with its source.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from importlib import resources
+from typing import Any, NamedTuple
+
+from ..core.cost import Work
+from .fields import Fields
+from .hardware import Hardware, hardware_named
+from .models import ModelShape, model_named
+from .reached import USUAL, Reached
+from .roofline import Parallel, Precision, Roofline
+
+KINDS = {"prompts": 3, "decodes": 3, "answers": 4}
+_SHARES = ("compute", "compute_8bit", "attention", "memory", "kv", "link")
+FITTED = (*_SHARES, "overlap", "link_s", "step_s", "layer_s", "row_s")
+"""Coefficients that are fitted; the others of Reached are assumed."""
+_LIMITS = {
+    **dict.fromkeys(_SHARES, (0.2, 0.95)),
+    "overlap": (1.0, 8.0),
+    "link_s": (2e-6, 1e-4),
+    "step_s": (1e-4, 4e-2),
+    "layer_s": (1e-6, 5e-4),
+    "row_s": (1e-6, 3e-4),
+}
+_PRIOR = 0.003
+"""What a coefficient that is off its usual value by a factor of e counts, beside a mean squared log error."""
+
+
+class Series(NamedTuple):
+    """Points of one table: of kind `prompts`, `decodes` or `answers`, each with its milliseconds last."""
+
+    serves: str
+    kind: str
+    model: ModelShape
+    hardware: Hardware
+    parallel: Parallel
+    precision: Precision
+    is_fitted: bool
+    points: tuple[tuple[float, ...], ...]
+    source: str
+    note: str
+
+    @property
+    def name(self) -> str:
+        """Model, devices and precision."""
+        tensor, pipeline, data, _ = self.parallel
+        parts = [f"TP{tensor}"] * (tensor > 1) + [f"PP{pipeline}"] * (pipeline > 1) + [f"EP{data}"] * (data > 1)
+        weights = [self.precision.weights] * (self.precision.weights != "bf16")
+        return " ".join((self.model.title, "on", self.hardware.name, *parts, *weights))
+
+    def predicted(self, reached: Reached) -> list[float]:
+        """Milliseconds of each point."""
+        law = Roofline(self.model, self.hardware, self.parallel, self.precision, reached)
+        return [1e3 * _seconds(law, self.kind, point) for point in self.points]
+
+    def errors(self, reached: Reached) -> list[float]:
+        """What is predicted over what is published, less 1, of each point."""
+        return [ours / point[-1] - 1 for ours, point in zip(self.predicted(reached), self.points, strict=True)]
+
+
+def _seconds(law: Roofline, kind: str, point: Sequence[float]) -> float:
+    num_rows, num_tokens = point[:2]
+    prompts = Work(num_rows, num_rows * num_tokens, num_rows * num_tokens * (num_tokens - 1) / 2, 0, num_rows)
+    if kind == "prompts":
+        return law.predict(prompts)
+    if kind == "decodes":
+        return law.predict(_decodes(num_rows, num_tokens))
+    num_drawn = point[2]
+    # The law is linear in positions, so that all decodes take what as many at the mean position do.
+    return law.predict(prompts) + (num_drawn - 1) * law.predict(_decodes(num_rows, num_tokens + num_drawn / 2))
+
+
+def _decodes(num_rows: float, num_positions: float) -> Work:
+    read = num_rows * num_positions
+    return Work(num_rows, num_rows, read, read, num_rows)
+
+
+@cache
+def published() -> tuple[Series, ...]:
+    """All of `tables/published.toml`."""
+    text = resources.files(__package__).joinpath("tables/published.toml").read_text(encoding="utf8")
+    return read_series(text)
+
+
+def read_series(text: str) -> tuple[Series, ...]:
+    """Of a TOML text as in `tables/published.toml`. Raises ConfigError, which names the field."""
+    tables = tomllib.loads(text).get("series", [])
+    return tuple(_series(table, Fields(table, f"series[{i}]")) for i, table in enumerate(tables))
+
+
+def _series(raw: Mapping[str, Any], fields: Fields) -> Series:
+    kind = fields.text("kind", among=list(KINDS))
+    table = Series(
+        fields.text("serves"),
+        kind,
+        model_named(fields.text("model"), fields.at("model")),
+        hardware_named(fields.text("hardware"), fields.at("hardware")),
+        Parallel(
+            fields.count("tensor", 1), fields.count("pipeline", 1), fields.count("data", 1), fields.flag("is_expert")
+        ),
+        Precision(fields.text("weights", "bf16"), fields.text("kv", "bf16")),
+        fields.flag("is_fitted"),
+        _points(raw.get("points"), fields, KINDS[kind]),
+        fields.text("source"),
+        fields.text("note", ""),
+    )
+    fields.end()
+    return table
+
+
+def _points(points: Any, fields: Fields, num: int) -> tuple[tuple[float, ...], ...]:
+    fields.has("points")
+    rows = points if isinstance(points, list) else []
+    if not rows or not all(isinstance(row, list) and len(row) == num and all(map(_is_more, row)) for row in rows):
+        raise fields.error("points", f"a list of lists, each of {num} numbers above 0, is needed")
+    return tuple(tuple(map(float, row)) for row in rows)
+
+
+def _is_more(value: Any) -> bool:
+    return isinstance(value, (int, float)) and value > 0
+
+
+def fit(series: Iterable[Series], start: Reached = USUAL, num_rounds: int = 60) -> Reached:
+    """Coefficients of least squared log error over points, each held near `start` by a little. One is moved at a time,
+    by a factor that shrinks when none helps."""
+    fitted = list(series)
+    num_points = sum(len(each.points) for each in fitted)
+
+    def loss(reached: Reached) -> float:
+        off = sum(math.log(1 + error) ** 2 for each in fitted for error in each.errors(reached))
+        far = sum(math.log(getattr(reached, name) / getattr(start, name)) ** 2 for name in FITTED)
+        return off / num_points + _PRIOR * far / len(FITTED)
+
+    best, least, step = start, loss(start), 1.5
+    for _ in range(num_rounds):
+        before = least
+        for name in FITTED:
+            low, high = _LIMITS[name]
+            for factor in (step, 1 / step):
+                value = min(high, max(low, getattr(best, name) * factor))
+                moved = best._replace(**{name: value})
+                found = loss(moved)
+                if found < least:
+                    best, least = moved, found
+        if before - least < 1e-7:
+            step = 1 + (step - 1) / 2
+        if step < 1.003:
+            break
+    return best
+
+
+def fit_all() -> dict[str, Reached]:
+    """Of each software that has points to fit to."""
+    names = dict.fromkeys(each.serves for each in published() if each.is_fitted)
+    return {name: fit(each for each in published() if each.serves == name and each.is_fitted) for name in names}
+
+
+def as_table(found: dict[str, Reached]) -> str:
+    """The TOML of `tables/reached.toml`."""
+    head = (
+        "# Coefficients of reached.Reached by software: `python -m tokenmill.sim.published --fit` prints this file.\n"
+    )
+    parts = [head]
+    for name, reached in found.items():
+        parts.append(f"[{name}]\n" + "".join(f"{each} = {getattr(reached, each):.4g}\n" for each in FITTED))
+    return "\n".join(parts)
+
+
+def summary(errors: Sequence[float]) -> tuple[float, float, float]:
+    """Median and largest absolute error, and the mean with its sign."""
+    return statistics.median(map(abs, errors)), max(map(abs, errors)), statistics.fmean(errors)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    from .published_loads import loads_section
+    from .published_page import page
+
+    parser = argparse.ArgumentParser(prog="python -m tokenmill.sim.published", description="Errors of the cost model.")
+    parser.add_argument("--fit", action="store_true", help="fit coefficients anew and print their table")
+    options = parser.parse_args(arguments)
+    print(as_table(fit_all()) if options.fit else page(loads_section()), end="")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""The page docs/cost-model.md: the law's coefficients, and its errors on published points, fitted and held out."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+
+from .hardware import all_hardware
+from .models import models
+from .published import FITTED, Series, published, summary
+from .reached import reached_named
+
+_HEAD = """# What a step costs on machines that are not here
+
+Made by `python -m tokenmill.sim.published`; do not edit.
+
+`sim/roofline.py` tells how long a step takes from what it has to do (`core.cost.Work`), a model's shape, a device's
+peaks, how the model is spread, and in what precision. It is one of the laws of steps that the simulator takes
+(`core.cost.StepLaw`): for machines that are here, take what `tokenmill calibrate` fits to their steps: it is closer.
+
+```
+linear      = (operations of matrices ^ overlap + weights read ^ overlap) ^ (1 / overlap)
+attention   = positions that prompts' tokens attend to, by operations
+            + positions that rows read, by the longer of their bytes and, on latents, their operations
+collectives = two all-reduces a layer, by latency and bytes, or the all-to-all of experts, and between stages
+overheads   = step_s + layers * layer_s + rows * row_s
+step        = linear + attention + collectives + overheads
+```
+
+Of experts a step reads those that its tokens choose: all but (1 - chosen / experts) ^ tokens of them. Peaks are
+those of data sheets; what of them is reached depends on the software that serves, and is in coefficients: `compute` to
+`link` are shares of peaks, those that end in `_s` are seconds. An error is predicted over published, less 1.
+
+## What was known beforehand
+
+- Of a software with points marked *fitted*, coefficients are fitted to these points and to no others. All its other
+  points are held out: other models, other numbers of devices, other devices.
+- To points under *usual* nothing was fitted. The usual coefficients are round numbers near those of other software.
+- The form of the law (the exponent that joins computing and reading, a latency that grows with the logarithm of the
+  devices, a share of its own for products of 8 bits) was settled with points in view, held-out ones too. Only the peak
+  throughputs of TensorRT-LLM and the decodes of DeepSeek-V3 in int4 came after it was.
+- Points are single steps, or requests that begin together: the scheduler has no part in them. In whole loads it has.
+
+"""
+
+_THEIRS = """
+## Beside other simulators
+
+| simulator | what it predicts | error that its authors publish |
+|---|---|---|
+| BLIS (inference-sim) | whole loads, 36 held-out runs, from traces of servers | E2E 6.7 % median, TTFT 17.6 % mean |
+| Vidur (Agrawal et al., 2024) | whole loads, from operators profiled on the device | below 9 % |
+| AIConfigurator (NVIDIA) | aggregated serving, from operators profiled on the device | TTFT 18 % |
+| this page | single steps, from data sheets and {num_coefficients} coefficients a software | {ours} |
+| this page | whole loads, from data sheets | see above; TTFT is far off where clients queue |
+
+The rows do not measure the same: theirs are loads, on devices that were profiled; ours are mostly steps, on models,
+devices and spreads that nothing was fitted to. How far off loads on calibrated machines are, is for
+`docs/fidelity.md`.
+
+## What is left out, and what is known to be wrong
+
+- Not compared, because it is not clear what was measured: Falcon 180B on two stages of four A100 (Sarathi-Serve, 2024),
+  1,150 ms for a prompt of 4k, which is more than four of them can compute; OPT 175B on eight (DistServe), whose
+  published fit takes hardly longer for longer prompts.
+- Matrices of 4 bits: unpacking them is not counted, so that steps are predicted twice as fast as they were (DeepSeek-V3
+  and R1, int4).
+- Grouped KV heads: kernels that read KV for each query head take longer (TensorRT-LLM v0.6, 70B, long answers).
+- Experts on many devices: dispatch is not hidden behind another half of the batch, as DeepSeek does it, so that decodes
+  are predicted too slow there. How uneven the load of experts is, is one number, `imbalance`.
+- Pipelines: the law gives the time until a step's tokens are there; as many steps can overlap as there are stages, and
+  who simulates must let them.
+- Attention and FFN on different devices (MegaScale-Infer, Step-3) are not modelled.
+- Matrices that fill their tiles badly, and attention of many short rows, are as fast as all others.
+- Latencies of collectives are one number a software: fitted on A100, they are too long on H100 (Splitwise, TP8).
+"""
+
+
+def page(loads: str) -> str:
+    """loads: its section on whole loads, which `published_loads` simulates."""
+    found = published()
+    parts = [
+        _HEAD,
+        "## Errors\n\n",
+        _errors_table(found),
+        "\n",
+        _totals(found),
+        "\n",
+        loads,
+        "\n## Coefficients\n\n",
+        _reached_table(found),
+    ]
+    held = [abs(error) for each in found if not each.is_fitted for error in each.errors(reached_named(each.serves))]
+    ours = f"{statistics.median(held):.1%} median of {len(held)} held-out steps"
+    parts += [
+        _THEIRS.format(num_coefficients=len(FITTED), ours=ours),
+        "\n## Sources of the points\n\n",
+        *_sources(found),
+    ]
+    names = sorted({device.name for device in all_hardware().values()})
+    shapes = sorted({model.name for model in models().values()})
+    parts.append(
+        "\n## Hardware and models\n\n"
+        f"Hardware (`sim/tables/hardware.toml`, every figure with its source): {', '.join(names)}; and any machine\n"
+        "that `tokenmill bench kernels --json FILE` measured.\n\n"
+        f"Models (`sim/tables/models.toml`): {', '.join(shapes)}; and any checkpoint that `tokenmill inspect` reads.\n"
+    )
+    return "".join(parts)
+
+
+def _errors_table(found: Iterable[Series]) -> str:
+    lines = [
+        "| software | model, devices | kind | | points | median | largest | mean |",
+        "|---|---|---|---|--:|--:|--:|--:|",
+    ]
+    for each in found:
+        median, most, mean = summary(each.errors(reached_named(each.serves)))
+        held = "fitted" if each.is_fitted else "held out"
+        lines.append(
+            f"| {each.serves} | {each.name} | {each.kind} | {held} | {len(each.points)} | {median:.1%} | {most:.1%} "
+            f"| {mean:+.1%} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _totals(found: Iterable[Series]) -> str:
+    lines = [
+        "| software | | points | median | within 10 % | within 25 % | mean |",
+        "|---|---|--:|--:|--:|--:|--:|",
+    ]
+    errors: dict[tuple[str, bool], list[float]] = {}
+    for each in found:
+        for name in (each.serves, "all"):
+            errors.setdefault((name, each.is_fitted), []).extend(each.errors(reached_named(each.serves)))
+    for (name, is_fitted), some in sorted(errors.items(), key=lambda item: (item[0][0] == "all", item[0])):
+        median, _, mean = summary(some)
+        near = [sum(abs(error) <= limit for error in some) / len(some) for limit in (0.1, 0.25)]
+        held = "fitted" if is_fitted else "held out"
+        lines.append(f"| {name} | {held} | {len(some)} | {median:.1%} | {near[0]:.0%} | {near[1]:.0%} | {mean:+.1%} |")
+    return "\n".join(lines) + "\n"
+
+
+def _reached_table(found: Iterable[Series]) -> str:
+    names = list(dict.fromkeys(each.serves for each in found))
+    lines = [f"| | {' | '.join(names)} |", "|---|" + "--:|" * len(names)]
+    for each in FITTED:
+        values = [f"{getattr(reached_named(name), each):.3g}" for name in names]
+        lines.append(f"| {each} | {' | '.join(values)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _sources(found: Iterable[Series]) -> list[str]:
+    return [f"- {source}\n" for source in dict.fromkeys(each.source for each in found)]

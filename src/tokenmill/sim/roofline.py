@@ -1,0 +1,212 @@
+"""How long a step takes on a machine that is not here: from a model's shape and a device's peaks, by what the step must
+compute and read.
+
+    linear     = (operations of matrices ** overlap + weights read ** overlap) ** (1 / overlap)
+    attention  = positions that prompts' tokens attend to, by operations
+               + positions that rows read, by the longer of their bytes and, on latents, their operations
+    collectives = two all-reduces a layer, by latency and bytes, or the all-to-all of experts, and between stages
+    overheads  = of the step, of each layer, of each row
+    step       = linear + attention + collectives + overheads
+
+A roofline (Williams et al., 2009) whose corner is rounded, and linear but for that and the experts touched, whose
+share follows from the tokens (core.cost.read_share). What of the peaks is reached depends on the software that serves:
+coefficients of `reached`, fitted to published points by `published`; fits and errors are in docs/cost-model.md.
+
+Work is that of the whole group of devices. The law gives the time until a step's tokens are there; pipeline stages work
+on as many steps at once as there are stages, which who calls must do.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from ..core.cost import Work, read_share
+from ..core.errors import ConfigError
+from .hardware import Hardware
+from .models import KV_BYTES, WEIGHT_BYTES, ModelShape, bytes_of
+from .reached import USUAL, Reached
+
+_ACTIVATION_BYTES = 2.0
+_DISPATCH_BYTES = 3.0
+"""A token sent to an expert in 8 bits and brought back in 16, as DeepSeek-V3 does (DeepSeek-AI, 2024)."""
+
+
+class Parallel(NamedTuple):
+    """How many devices, and who holds what. tensor: devices that share each layer; pipeline: stages of layers; data:
+    copies of the attention, each with its own requests; is_expert: experts lie whole, spread over tensor * data
+    devices, not each cut by tensor."""
+
+    tensor: int = 1
+    pipeline: int = 1
+    data: int = 1
+    is_expert: bool = False
+
+    @property
+    def num_devices(self) -> int:
+        return self.tensor * self.pipeline * self.data
+
+
+class Precision(NamedTuple):
+    """weights: one of models.WEIGHT_BYTES; kv: of models.KV_BYTES."""
+
+    weights: str = "bf16"
+    kv: str = "bf16"
+
+
+ALONE, HALF = Parallel(), Precision()
+
+
+class Roofline:
+    """A core.cost.StepLaw. Raises ConfigError where the model cannot be spread like that, or does not fit."""
+
+    def __init__(
+        self,
+        model: ModelShape,
+        hardware: Hardware,
+        parallel: Parallel = ALONE,
+        precision: Precision = HALF,
+        reached: Reached = USUAL,
+    ) -> None:
+        _check(model, hardware, parallel)
+        self.model, self.hardware, self.parallel = model, hardware, parallel
+        self.precision, self.reached = precision, reached
+        weight_bytes = bytes_of(precision.weights, WEIGHT_BYTES, "precision.weights")
+        kv_bytes = bytes_of(precision.kv, KV_BYTES, "precision.kv")
+        tensor, data = parallel.tensor, parallel.data
+        group = tensor * data
+        # Of a device of experts, the busiest counts.
+        imbalance = reached.imbalance if parallel.is_expert and model.num_experts else 1.0
+        peak = hardware.peak_flop_s(precision.weights)
+        is_short = peak > hardware.flop_s.get("bf16", peak)
+        flop_s = peak * (reached.compute_8bit if is_short else reached.compute)
+        read_s = hardware.memory_bytes_s * reached.memory
+
+        routed_token = model.num_expert_layers * model.num_chosen * model.expert_weights
+        own = (model.token_weights - routed_token) / group
+        self._token_flop_s = 2 * (own + imbalance * routed_token / group) / flop_s
+        self._draw_flop_s = 2 * model.head_weights / group / flop_s
+        self._fixed_read_s = (model.fixed_weights + model.head_weights) / tensor * weight_bytes / read_s
+        self._experts_read_s = model.routed_weights / group * weight_bytes / read_s
+        self._chosen = model.chosen
+        self._overlap = reached.overlap
+
+        attention_flop_s = _attention_flop_s(hardware, precision.weights) * reached.attention * group
+        self._position_s = model.prefill_flop / attention_flop_s
+        # KV heads are split as far as they go, and latents not at all; beyond that each device has all.
+        split = 1 if model.kv_rank else min(tensor, model.num_kv_heads)
+        kv_read_s = model.kv_values * kv_bytes / (hardware.memory_bytes_s * reached.kv * split * data)
+        decode_s = model.decode_flop / (_attention_flop_s(hardware, precision.weights) * reached.compute * group)
+        self._context_s = max(kv_read_s, decode_s)
+
+        self._fixed_s, link_token_s = _collectives(model, hardware, parallel, reached)
+        self._fixed_s += reached.step_s + model.num_layers * reached.layer_s
+        self._token_s = link_token_s
+        self._row_s = reached.row_s / data
+        self._saved = reached.shared
+        self._weight_bytes, self._kv_bytes, self._split = weight_bytes, kv_bytes, split
+
+    def predict(self, work: Work) -> float:
+        """Seconds until the tokens of a step are there."""
+        num_rows, num_tokens, num_positions, num_context, num_drawn, num_shared = work
+        compute_s = self._token_flop_s * num_tokens + self._draw_flop_s * (num_drawn or num_rows)
+        read_s = self._fixed_read_s
+        if self._chosen:
+            read_s += self._experts_read_s * read_share(self._chosen, num_tokens)
+        overlap = self._overlap
+        longer, shorter = (compute_s, read_s) if compute_s > read_s else (read_s, compute_s)
+        rounded: float = (1 + (shorter / longer) ** overlap) ** (1 / overlap)
+        return (
+            longer * rounded
+            + self._position_s * max(0.0, num_positions - num_context)
+            + self._context_s * (num_context - self._saved * num_shared)
+            + self._fixed_s
+            + self._token_s * num_tokens
+            + self._row_s * num_rows
+        )
+
+    @property
+    def weight_bytes(self) -> float:
+        """On each device."""
+        model, parallel = self.model, self.parallel
+        heads = (1 if model.is_tied else 2) * model.head_weights
+        fixed = (model.fixed_weights / parallel.pipeline + heads) / parallel.tensor
+        routed = model.routed_weights / parallel.num_devices
+        return (fixed + routed) * self._weight_bytes
+
+    @property
+    def kv_token_bytes(self) -> float:
+        """Of one position on each device that holds it."""
+        return self.model.kv_values * self._kv_bytes / (self._split * self.parallel.pipeline)
+
+    def num_kv_blocks(self, block_size: int, memory_share: float = 0.9, reserve_bytes: float = 2 * 2**30) -> int:
+        """Blocks that all copies of the attention together have room for. reserve_bytes: a device's, for activations
+        and the software's own. Raises ConfigError where weights leave room for none."""
+        room = self.hardware.memory_bytes * memory_share - reserve_bytes - self.weight_bytes
+        num_blocks = int(room // (self.kv_token_bytes * block_size))
+        if num_blocks < 1:
+            raise ConfigError(
+                f"hardware: {self.model.name} takes {(self.weight_bytes + reserve_bytes) / 2**30:.0f} GiB of weights "
+                f"and activations on each {self.hardware.name}, which has {self.hardware.memory_bytes / 2**30:.0f}; "
+                "spread it over more devices (tensor) or give fewer bits a weight",
+                param="hardware",
+            )
+        return num_blocks * self.parallel.data
+
+    def price_s_usd(self) -> float:
+        """Dollars a second of all devices. Raises ConfigError where no price is known."""
+        return self.hardware.price_s_usd() * self.parallel.num_devices
+
+
+def _attention_flop_s(hardware: Hardware, weights: str) -> float:
+    """Attention is computed in 16 bits, where a device can; else as weights are."""
+    return hardware.flop_s.get("bf16") or hardware.flop_s.get("fp32") or hardware.peak_flop_s(weights)
+
+
+def _collectives(model: ModelShape, hardware: Hardware, parallel: Parallel, reached: Reached) -> tuple[float, float]:
+    """Seconds of a step, and of each of its tokens, that devices spend on telling each other."""
+    fixed_s = token_s = 0.0
+    token_bytes = model.hidden * _ACTIVATION_BYTES
+    tensor, group = parallel.tensor, parallel.tensor * parallel.data
+    is_spread = parallel.is_expert and bool(model.num_experts) and group > 1
+
+    def link_s(num: int) -> float:
+        return 1 / ((hardware.link_bytes_s if num <= hardware.num_joined else hardware.network_bytes_s) * reached.link)
+
+    if tensor > 1:
+        # A ring sends each part 2 (n - 1) / n times; after the attention and after the FFN, which experts that lie
+        # whole replace by their all-to-all.
+        num = 2 * model.num_layers - (model.num_expert_layers if is_spread else 0)
+        fixed_s += num * reached.link_s * math.log2(tensor)
+        token_s += num * 2 * (tensor - 1) / tensor * token_bytes / parallel.data * link_s(tensor)
+    if is_spread:
+        fixed_s += 2 * model.num_expert_layers * reached.link_s * math.log2(group)
+        sent = model.num_expert_layers * model.num_chosen * model.hidden * _DISPATCH_BYTES * (group - 1) / group
+        token_s += sent / group * reached.imbalance * link_s(group)
+    if parallel.pipeline > 1:
+        fixed_s += (parallel.pipeline - 1) * reached.link_s
+        token_s += (parallel.pipeline - 1) * token_bytes / parallel.data * link_s(parallel.num_devices)
+    return fixed_s, token_s
+
+
+def _check(model: ModelShape, hardware: Hardware, parallel: Parallel) -> None:
+    for name, value in zip(("tensor", "pipeline", "data"), parallel[:3], strict=True):
+        if value < 1:
+            raise ConfigError(f"parallel.{name}: 1 or more is needed, not {value}", param=f"parallel.{name}")
+    if model.num_heads % parallel.tensor:
+        raise ConfigError(
+            f"parallel.tensor: {model.name} has {model.num_heads} heads, which {parallel.tensor} devices cannot share; "
+            "take a divisor",
+            param="parallel.tensor",
+        )
+    if parallel.pipeline > model.num_layers:
+        raise ConfigError(
+            f"parallel.pipeline: {model.name} has {model.num_layers} layers, fewer than {parallel.pipeline} stages",
+            param="parallel.pipeline",
+        )
+    is_linked = parallel.num_devices == 1 or (hardware.network_bytes_s and hardware.link_bytes_s)
+    if not is_linked:
+        raise ConfigError(
+            f"hardware: no link between devices of {hardware.name} is known; give link_bytes_s and network_bytes_s",
+            param="hardware",
+        )

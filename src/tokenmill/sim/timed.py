@@ -1,0 +1,266 @@
+"""The executor of a simulated worker where only time counts: steps take what a law says of their rows, one after the
+other, and tokens mean nothing. KV that moves takes its bytes over the network.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+from ..core.config import EngineConfig
+from ..core.cost import StepLaw, Work, work_of
+from ..core.effects import Job
+from ..core.errors import EngineFailed
+from ..core.moves import EndMove, PullBlocks, SendBlocks
+from ..core.step import RowResult, StepPlan, StepResult
+from .cores import Process
+from .loop import VirtualLoop
+from .peers import ToyNetwork, ToyPeer
+from .timed_tiers import TimedTiers
+from .trace import Trace
+
+END_TOKEN = 256
+"""Ends an answer. Prompts are made of lower ones, and answers of 1."""
+
+DRAWN = 1
+"""All others of an answer."""
+
+_ENDS, _DRAWS = (END_TOKEN,), (DRAWN,)
+_ENDLESS = 2**62
+row_result: Callable[[tuple[Any, ...]], RowResult] = partial(tuple.__new__, RowResult)
+"""Of all its fields in order, at a third of what calling the class costs."""
+
+
+class _Nowhere(array):  # type: ignore[type-arg]
+    """Slots that hold nothing."""
+
+    def __getitem__(self, where: object) -> array[int]:
+        return array("q")
+
+    def __setitem__(self, where: object, what: object) -> None:
+        pass
+
+
+class _NoPool:
+    def __init__(self) -> None:
+        self.positions: array[int] = _Nowhere("q")
+        self.tokens: array[int] = _Nowhere("q")
+        self.moving: dict[int, bool] = {}
+        self.sending: dict[int, int] = {}
+
+
+class UnderWay(NamedTuple):
+    """A step: when it ends, what it takes, and what tells of its end."""
+
+    end_s: float
+    took_s: float
+    timer: asyncio.TimerHandle
+
+
+class Foreseen(NamedTuple):
+    """A step that will be: when it ends, what it takes, and the engine after it."""
+
+    work: Work
+    end_s: float
+    took_s: float
+    gap_s: float
+
+
+class Carrier(Protocol):
+    """Bulk transfers: `network.Network` with one wire a host, `fabric.Fabric` with links that flows share."""
+
+    async def carry(self, source: str, destination: str, num_bytes: int) -> None:
+        """Returns when they have arrived."""
+        ...
+
+
+class TimedExecutor:
+    """Steps that take time by `law`. `lengths`: seed of a request -> tokens that it draws, its end token among them;
+    those that are not there end at their limits. num_steps: that were made; busy_s: what they took; unseen: of a law
+    that knows what it was measured on (`is_seen`), kinds of steps beyond that, as (rows, tokens) rounded up to powers
+    of two -> how many. process: computes the steps where cores are shared, None where they are its own. slowness: how
+    many times as long as by the law steps take now. A law with `gap_s` says what the engine itself takes after a step,
+    on one core."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        law: StepLaw,
+        lengths: Mapping[int, int],
+        loop: VirtualLoop,
+        network: Carrier,
+        peers: ToyNetwork,
+        address: str,
+        incarnation: str,
+        tiers: TimedTiers | None = None,
+        process: Process | None = None,
+    ) -> None:
+        self.busy_s = 0.0
+        self.num_steps = 0
+        self.unseen: Counter[tuple[int, int]] = Counter()
+        self.tiers = tiers
+        self.process = process
+        self.slowness = 1.0
+        self.trace: Trace | None = None
+        self._gap_s: Callable[[Work], float] | None = getattr(law, "gap_s", None)
+        self._predict = law.predict
+        self._is_seen: Callable[[Work], bool] | None = getattr(law, "is_seen", None)
+        self._lengths = lengths
+        self._loop = loop
+        self._network = network
+        self._address = address
+        self._block_bytes = sum(group.bytes_per_block for group in config.groups)
+        self.under_way: deque[UnderWay] = deque()
+        self._free_s = 0.0
+        self._awaited: list[asyncio.Future[None]] = []
+        self._sequences: dict[int, tuple[int, int]] = {}
+        pools = [_NoPool() for _ in config.groups]
+        self._peer = ToyPeer(peers, address, incarnation, pools, config.block_size, lambda holds, message: None)
+
+    def execute(self, plan: StepPlan) -> Awaitable[StepResult]:
+        for number in plan.released:
+            self._sequences.pop(number, None)
+        for row in plan.rows:
+            if row.intro is not None:
+                self._sequences[row.seq] = len(row.intro.prompt_tokens), self._lengths.get(row.intro.seed, _ENDLESS)
+        work = work_of(plan.rows)
+        if self.process is not None:
+            return self._execute_shared(plan, work, self.process)
+        took_s, gap_s = self._cost(work)
+        end_s = max(self._free_s, self._loop.time()) + took_s
+        self.note(work, end_s, took_s, gap_s)
+        return self._begin(plan, end_s, took_s)
+
+    def _cost(self, work: Work) -> tuple[float, float]:
+        """What a step takes, and the engine after it."""
+        gap_s = self._gap_s(work) * self.slowness if self._gap_s is not None else 0.0
+        return self._predict(work) * self.slowness, gap_s
+
+    def _count(self, work: Work) -> None:
+        self.num_steps += 1
+        if self._is_seen is not None and not self._is_seen(work):
+            self.unseen[_power(work.num_rows), _power(work.num_tokens)] += 1
+
+    def _rows(self, plan: StepPlan) -> tuple[RowResult, ...]:
+        rows, sequences = [], self._sequences
+        for row in plan.rows:
+            if row.sample:
+                num_prompt, num_output = sequences[row.seq]
+                is_end = row.start + row.num_tokens - num_prompt >= num_output - 1
+                rows.append(row_result((row.seq, _ENDS if is_end else _DRAWS, (), (), b"", False, "")))
+            else:
+                rows.append(RowResult(row.seq))
+        return tuple(rows)
+
+    async def _execute_shared(self, plan: StepPlan, work: Work, process: Process) -> StepResult:
+        self._count(work)
+        rows = self._rows(plan)
+        took_s = await self._compute(process, *self._cost(work))
+        self.busy_s += took_s
+        if self.trace is not None:
+            self.trace.step(self._address, work, self._loop.time() - took_s, self._loop.time())
+        return StepResult(plan.step, rows, took_s)
+
+    def _begin(self, plan: StepPlan, end_s: float, took_s: float) -> asyncio.Future[StepResult]:
+        ended: asyncio.Future[StepResult] = self._loop.create_future()
+        result = StepResult(plan.step, self._rows(plan), took_s)
+        self.under_way.append(UnderWay(end_s, took_s, self._loop.call_at(end_s, self._end, ended, result)))
+        return ended
+
+    def _end(self, ended: asyncio.Future[StepResult], result: StepResult) -> None:
+        self.under_way.popleft()
+        if not ended.done():
+            ended.set_result(result)
+
+    # ---- leaps (`leaper`), of an executor with cores of its own ----
+
+    def num_left(self, number: int, num_computed: int) -> int:
+        """Tokens that a sequence draws before its last."""
+        num_prompt, num_output = self._sequences[number]
+        return num_prompt + num_output - 2 - num_computed
+
+    @property
+    def free_s(self) -> float:
+        """When a step that is handed over now begins."""
+        return self._free_s
+
+    def foresee(self, work: Work, free_s: float) -> Foreseen:
+        """Of a step that is handed over before `free_s`, when those before it are over."""
+        took_s, gap_s = self._cost(work)
+        return Foreseen(work, free_s + took_s, took_s, gap_s)
+
+    def note(self, work: Work, end_s: float, took_s: float, gap_s: float) -> None:
+        """A step has been handed over."""
+        self._count(work)
+        self._free_s = end_s + gap_s
+        self.busy_s += took_s
+        if self.trace is not None:
+            self.trace.step(self._address, work, end_s - took_s, end_s)
+
+    def pause(self) -> None:
+        """Tell of no end of those under way before `go_on`."""
+        for each in self.under_way:
+            each.timer.cancel()
+        self.under_way.clear()
+
+    def go_on(self, plans: Sequence[tuple[StepPlan, float, float]]) -> list[asyncio.Future[StepResult]]:
+        """These (a step, when it ends, what it takes) are under way now; they have been noted."""
+        return [self._begin(*each) for each in plans]
+
+    async def _compute(self, process: Process, took_s: float, gap_s: float) -> float:
+        """Seconds that a step takes on cores that others want, too."""
+        asked_s = self._loop.time()
+        ended = self._loop.create_future()
+        process.submit(took_s, partial(_set, ended))
+        if gap_s:
+            process.submit(gap_s, self._end_gap, threads=1)
+        self._awaited.append(ended)
+        await ended
+        self._awaited.remove(ended)
+        began_s = max(asked_s, self._free_s)
+        self._free_s = self._loop.time()
+        return self._free_s - began_s
+
+    def _end_gap(self) -> None:
+        self._free_s = self._loop.time()
+
+    def leave(self) -> None:
+        """Its process is gone, in the middle of whatever it did."""
+        if self.process is not None:
+            self.process.kill()
+            for ended in self._awaited:
+                _set(ended)  # nobody hears of it
+        if self.tiers is not None:
+            self.tiers.leave()
+
+    async def run(self, job: Job) -> str:
+        match job:
+            case PullBlocks():
+                result = await self._peer.pull(job)
+                num_bytes = sum(block >= 0 for block in job.blocks[0]) * self._block_bytes
+                begin_s = self._loop.time()
+                await self._network.carry(job.source.address, self._address, num_bytes)
+                if self.trace is not None:
+                    self.trace.carried(job.source.address, self._address, num_bytes, begin_s, self._loop.time())
+                return result
+            case SendBlocks():
+                return await self._peer.send(job)
+            case EndMove():
+                return self._peer.end(job)
+            case _ if self.tiers is not None:
+                return await self.tiers.run(job)
+            case _:
+                raise EngineFailed("There are only steps and moves here.")
+
+
+def _set(done: asyncio.Future[None]) -> None:
+    if not done.done():
+        done.set_result(None)
+
+
+def _power(number: float) -> int:
+    return 1 << max(0, int(number) - 1).bit_length()

@@ -1,0 +1,57 @@
+"""A server whose policies are in a file of its user's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from serving import Server
+
+FILE = '''
+from dataclasses import dataclass
+
+from tokenmill.cluster.routing import Route
+
+
+class Last:
+    """All go to the worker that joined last."""
+
+    uses_keys = False
+
+    def choose(self, request, links, now):
+        return Route(links[max(links)], "mine")
+
+    def leave(self, link):
+        pass
+
+    def note_fetch(self, num_tokens, took_s):
+        pass
+
+
+@dataclass(frozen=True)
+class ShortAnswers:
+    summary: str = "fewest tokens to draw"
+    num_refreshed: int = 0
+    patience: int = 0
+
+    def due(self, waiting):
+        with open(__file__ + ".asked", "a") as asked:
+            asked.write("due\\n")
+        return waiting.arrived + waiting.request.max_tokens
+'''
+
+
+def test_front_end_and_engine_each_ask_the_policy_of_a_file(smollm2: Path, tmp_path: Path) -> None:
+    """Routing is the front end's, order of service the engine's, which is another process."""
+    path = tmp_path / "mine.py"
+    path.write_text(FILE, "utf8")
+    flags = ("--routing-policy", f"{path}:Last", "--scheduling-policy", f"{path}:ShortAnswers", "--workers", "2")
+    with Server(*flags, "--max-model-len", "256", "--kv-cache-memory-bytes", "30MB") as server:
+        for _ in range(3):
+            body = {"prompt": "One, two, three,", "max_tokens": 2}
+            status, text = server.request("POST", "/v1/completions", body)
+            assert status == 200 and json.loads(text)["usage"]["completion_tokens"] == 2, text
+        lines = server.request("GET", "/metrics")[1].splitlines()
+    routed = [line for line in lines if line.startswith("tokenmill:requests_routed_total")]
+    assert sum(float(line.rsplit(" ", 1)[1]) for line in routed if 'reason="mine"' in line) >= 1, routed
+    assert (tmp_path / "mine.py.asked").read_text("utf8").count("due") >= 3

@@ -1,0 +1,95 @@
+"""The families of mixtures of experts that the oracle tests run; see families.py.
+
+transformers is asked for few and small experts, of widths that are no multiple of 32 in one case.
+"""
+
+from __future__ import annotations
+
+from families import SLIDING, Case, rope
+
+_QWEN = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_GLM = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "head_dim": 16,
+    "num_nextn_predict_layers": 0,
+}
+_GRANITE = {
+    "num_local_experts": 5,
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.4,
+    "attention_multiplier": 0.1,
+    "logits_scaling": 2.0,
+}
+_GPT_OSS = {"num_local_experts": 6, "num_experts_per_tok": 3, "head_dim": 16, "max_position_embeddings": 8192}
+_ERNIE = {"moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 32}
+
+MOE_CASES = (
+    Case("Mixtral", "Mixtral", {"num_local_experts": 4}),
+    Case("Mixtral, sliding window", "Mixtral", SLIDING | {"num_local_experts": 4, "num_experts_per_tok": 1}),
+    Case(
+        "Qwen2-MoE (a gate on shared experts)",
+        "Qwen2Moe",
+        _QWEN | {"shared_expert_intermediate_size": 64, "mlp_only_layers": [1]},
+    ),
+    Case(
+        "Qwen2-MoE, every other layer, no biases, weights of sum 1",
+        "Qwen2Moe",
+        _QWEN
+        | {
+            "shared_expert_intermediate_size": 40,
+            "moe_intermediate_size": 24,
+            "decoder_sparse_step": 2,
+            "norm_topk_prob": True,
+            "qkv_bias": False,
+        },
+    ),
+    Case("Qwen3-MoE", "Qwen3Moe", _QWEN | {"norm_topk_prob": True, "head_dim": 32}),
+    Case(
+        "Qwen3-MoE, dense layers, sliding window",
+        "Qwen3Moe",
+        SLIDING | _QWEN | {"use_sliding_window": True, "mlp_only_layers": [0, 3]},
+    ),
+    Case("OLMoE", "Olmoe", {"num_experts": 8, "num_experts_per_tok": 4, "num_key_value_heads": 4}),
+    Case("Granite 3 MoE", "GraniteMoe", _GRANITE),
+    Case("Granite MoE with shared experts", "GraniteMoeShared", _GRANITE | {"shared_intermediate_size": 48}),
+    Case("Granite MoE, shared width 0", "GraniteMoeShared", _GRANITE | {"num_experts_per_tok": 5}),
+    Case("GLM-4.5-Air", "Glm4Moe", _GLM | {"attention_bias": True}),
+    Case(
+        "GLM-4.5 (norms of heads, groups)",
+        "Glm4Moe",
+        _GLM
+        | {
+            "use_qk_norm": True,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 2.5,
+            "first_k_dense_replace": 2,
+            "n_shared_experts": 2,
+        },
+    ),
+    Case("GLM-4.5, weights as they are", "Glm4Moe", _GLM | {"norm_topk_prob": False}),
+    Case("GPT-OSS", "GptOss", SLIDING | _GPT_OSS),
+    Case(
+        "GPT-OSS, tight limits, no YaRN, no biases, other windows",
+        "GptOss",
+        SLIDING
+        | _GPT_OSS
+        | rope(rope_type="default")
+        | {
+            "attention_bias": False,
+            "swiglu_limit": 0.1,
+            "swiglu_alpha": 1.2,
+            "intermediate_size": 40,
+            "layer_types": ["full_attention", "sliding_attention"] * 2,
+        },
+    ),
+    Case("ERNIE 4.5 MoE", "Ernie4_5_Moe", _ERNIE),
+    Case(
+        "ERNIE 4.5 MoE, some layers",
+        "Ernie4_5_Moe",
+        _ERNIE | {"moe_layer_start_index": 1, "moe_layer_end_index": 2, "head_dim": 32},
+    ),
+    Case("ERNIE 4.5 MoE, no shared experts", "Ernie4_5_Moe", _ERNIE | {"moe_num_shared_experts": 0}),
+)

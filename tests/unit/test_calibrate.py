@@ -1,0 +1,288 @@
+"""`tokenmill calibrate`: a known machine is found again from noisy logs; what was not measured is marked; its file is
+read back, and a bad one is one line."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tokenmill.cli.calibrate.command import fit, speed_factor
+from tokenmill.cli.calibrate.edges import Point, backs, fit_line, fronts, gaps, passages
+from tokenmill.cli.main import main
+from tokenmill.core.cost import Work, work_of
+from tokenmill.core.errors import ConfigError
+from tokenmill.core.step import PlanRow
+from tokenmill.core.step_records import SIZE, LogFacts, Machine, StepRecords, StepWriter, TimedRequest, TimedStep
+from tokenmill.sim.calibrated import Calibrated, Curve, Kind, Line, shares
+
+FACTS = LogFacts("toy", "id", "cpu", "avx2", 2, 16, 100, 64, 576)
+GAP = Line(0.0004, 0.00001)
+NUM_STEPS = 3000
+
+
+def true_s(work: Work) -> float:
+    """Bound by memory below, by tiles of 16 tokens above, with attention and a head: far from linear in tokens."""
+    tiles = 16 * math.ceil(work.num_tokens / 16) if work.num_tokens > 8 else work.num_tokens
+    computed = max(0.008, 0.0002 * tiles) + 0.0004 * work.num_rows + 2e-8 * work.num_positions
+    return computed + 6e-7 * work.num_context + 1e-4 * work.num_drawn
+
+
+def rows_of(rng: random.Random) -> list[PlanRow]:
+    """Decodes, prompts alone, and both."""
+    kind = rng.random()
+    num_decodes = rng.choice((1, 2, 3, 4, 8, 12, 16, 32)) if kind < 0.9 else 0
+    rows = [PlanRow(number, rng.randrange(10, 1500), (), 1, sample=True) for number in range(num_decodes)]
+    if kind > 0.75:
+        num_tokens = rng.choice((20, 64, 100, 200, 300, 500))
+        rows.append(PlanRow(99, rng.choice((0, 256, 512)), (7,) * num_tokens, sample=rng.random() < 0.5))
+    return rows
+
+
+def log_of(seed: int, noise: float = 0.03, num_steps: int = NUM_STEPS) -> StepRecords:
+    """Of the known machine, which stalls once in a hundred steps."""
+    rng, steps, now = random.Random(seed), [], 100.0
+    for number in range(num_steps):
+        rows = rows_of(rng)
+        work = work_of(rows)
+        took_s = true_s(work) * (1 + rng.gauss(0, noise)) * (3 if rng.random() < 0.01 else 1)
+        ended_s = now + took_s + GAP(work.num_rows)
+        ones = [row.start for row in rows if row.num_tokens == 1]
+        steps.append(
+            TimedStep(number, now, now + 1e-4, ended_s, took_s, ended_s + 1e-4, len(rows), len(ones), work[1],
+                      int(work.num_drawn), len(rows), 0, 50, 0, work[2], work[3], sum(ones))  # type: ignore[arg-type]
+        )  # fmt: skip
+        now = ended_s
+    return StepRecords(FACTS, tuple(steps), ())
+
+
+@pytest.fixture(scope="module")
+def law() -> Calibrated:
+    return fit([log_of(1)]).law
+
+
+def test_a_known_machine_is_found_again(law: Calibrated) -> None:
+    """Of steps of its kinds that it never saw, without their noise, within 6 %, half of them within 2 %."""
+    rng = random.Random(2)
+    works = [work_of(rows_of(rng)) for _ in range(500)]
+    off = sorted(abs(law.predict(work) / true_s(work) - 1) for work in works)
+    assert off[250] < 0.02 and off[450] < 0.06, (off[250], off[450])
+    assert all(map(law.is_seen, works))
+
+
+def test_a_machine_that_is_slower_at_times_is_found_as_well() -> None:
+    """What else runs there is told of by the speed of its spans, not by the law: large steps come when it is slow."""
+    log = log_of(6)
+    order = sorted(log.steps, key=lambda step: (step.num_tokens > 100, step.number))
+    slow = []
+    for step in order:
+        factor = (1.0, 0.8, 1.0, 1.9, 1.3)[len(slow) * 40 // NUM_STEPS % 5]  # not where the fit cuts
+        slow.append(step._replace(number=len(slow), duration_s=step.duration_s * factor))
+    law, slowness = fit([StepRecords(FACTS, tuple(slow), ())])
+    assert 2 < max(slowness) / min(slowness) < 2.7
+    rng = random.Random(2)
+    off = sorted(law.predict(work) / true_s(work) for work in (work_of(rows_of(rng)) for _ in range(300)))
+    assert off[270] / off[30] < 1.15, (off[30], off[150], off[270])
+    whole = next(each for each in law.errors if each.regime == "all")
+    assert whole.paced_abs < whole.median_abs / 2
+
+
+def test_errors_are_of_steps_held_out_and_show_the_noise(law: Calibrated) -> None:
+    by_regime = {each.regime: each for each in law.errors}
+    assert by_regime.keys() >= {"decode, 1 row", "decode, 17-64 rows", "prefill, more tokens", "mixed", "all"}
+    assert by_regime["all"].num_steps < NUM_STEPS / 3
+    assert 0.01 < by_regime["decode, 1 row"].median_abs < 0.04 and abs(by_regime["decode, 1 row"].median) < 0.02
+
+
+def test_more_work_never_takes_less(law: Calibrated) -> None:
+    """As core.cost.StepLaw promises, beyond what was measured as well."""
+    before = 0.0
+    for num_tokens in range(1, 5000, 7):
+        now = law.predict(Work(1, num_tokens, 0, 0, 1))
+        assert now >= before
+        before = now
+    assert law.predict(Work(64, 64, 1e5, 1e5, 64)) > law.predict(Work(63, 63, 9e4, 9e4, 63))
+
+
+@pytest.mark.parametrize(
+    ("work", "is_seen"),
+    [
+        (Work(1, 1, 900, 900, 1), True),
+        (Work(24, 24, 24_000, 24_000, 24), True),
+        (Work(1, 1, 20_000, 20_000, 1), False),
+        (Work(200, 200, 1e5, 1e5, 200), False),
+        (Work(1, 4000, 8e6, 0, 1), False),
+    ],
+)
+def test_what_was_not_measured_is_marked(law: Calibrated, work: Work, is_seen: bool) -> None:
+    assert law.is_seen(work) == is_seen
+
+
+def test_a_few_steps_of_a_kind_are_not_enough() -> None:
+    """And a kind between two that were seen is."""
+    kinds = (Kind(0, 0, 9, 10, 100), Kind(2, 0, 9, 10, 100), Kind(4, 4, 2, 10, 100))
+    law = Calibrated(Machine(), 1.0, 0.0, 0.0, *[Curve((0,), (0,))] * 3, seen=kinds)
+    assert law.is_seen(Work(1, 1, 50, 50)) and law.is_seen(Work(1, 2, 50, 50))
+    assert not law.is_seen(Work(16, 16, 800, 800)) and not law.is_seen(Work(1, 2, 900, 900))
+
+
+def test_a_curve_is_what_its_shares_come_to() -> None:
+    curve = Curve((0, 2, 10), (3.0, 0.0, 0.5))
+    for number in (0, 1, 2, 5, 10, 30):
+        parts = zip(shares(curve.knots, number), curve.slopes, strict=True)
+        assert curve(number) == sum(share * slope for share, slope in parts)
+    assert (curve(5), curve(30)) == (6.0, 16.0)
+
+
+def test_time_between_steps_is_found(law: Calibrated) -> None:
+    assert law.gap_s(Work(10, 10, 0)) == pytest.approx(GAP(10), rel=0.05)
+    assert law.front_s(100) == law.back_s(3) == 0.0 and law.back.num == 0
+
+
+def test_an_idle_engine_does_not_count_as_time_between_steps() -> None:
+    log = log_of(3, num_steps=200)
+    late = [
+        step._replace(**{name: getattr(step, name) + 50.0 * (step.number >= 100) for name in step._fields[1:4]})
+        for step in log.steps
+    ]
+    assert max(point.seconds for point in gaps(late)) < 0.002
+
+
+def test_a_server_that_was_idle_for_long_can_be_calibrated() -> None:
+    """A step of warming up, a day of nothing, then a load: the load is split, not the day."""
+    log = log_of(8, num_steps=400)
+    late = [
+        step._replace(**{name: getattr(step, name) + 86_400.0 * (step.number > 0) for name in step._fields[1:4]})
+        for step in log.steps
+    ]
+    law, slowness = fit([StepRecords(FACTS, tuple(late), ())])
+    assert len(slowness) == 25 and 60 < next(each.num_steps for each in law.errors if each.regime == "all") < 100
+
+
+def test_everything_is_scaled(law: Calibrated) -> None:
+    slow, work = law.scaled(1.5), Work(4, 4, 900, 900, 4)
+    assert slow.predict(work) == pytest.approx(1.5 * law.predict(work))
+    assert slow.gap_s(work) == pytest.approx(1.5 * law.gap_s(work))
+    with pytest.raises(ConfigError, match="factor"):
+        law.scaled(0)
+
+
+def test_front_and_back_come_from_a_run_of_the_same_clock() -> None:
+    """Requests are found by their prompts' lengths; only those that met an idle engine tell of the front end."""
+    front, back = Line(0.002, 1e-5), Line(0.001, 1e-4)
+    steps, requests, rows, now = [], [], [], 1000.0
+    for number in range(40):
+        num_prompt = 50 + 10 * number
+        sent_s = now
+        planned_s = sent_s + front(num_prompt)
+        ended_s = planned_s + 0.05
+        committed_s = ended_s + 1e-4
+        steps.append(
+            TimedStep(
+                number, planned_s, planned_s, ended_s, 0.0495, committed_s, 1, 0, num_prompt, 1, 1, 0, 9, 0, 9, 0, 0
+            )
+        )
+        times = (sent_s + 1e-3, planned_s, ended_s + 5e-5, ended_s + 1.0)
+        requests.append(TimedRequest(number, *times, num_prompt, 0, 1, 0))
+        row = {"ok": True, "sent_s": sent_s - 900, "first_s": times[2] + back(1) - 900, "input_tokens": num_prompt}
+        rows.append(row)
+        now += 0.03 if number % 4 == 0 else 2.0  # every fourth is followed by one that has to wait
+    log = StepRecords(FACTS, tuple(steps), tuple(requests))
+    run = {"client": {"clock_start_s": 900.0}, "requests": [*rows, {**rows[0], "ok": False}]}
+    found = passages(run, log, "run.json")
+    assert len(found) == 40
+    alone = fronts(found, log.steps)
+    assert len(alone) == 30
+    line = fit_line(alone)
+    assert (line.base_s, line.each_s) == (pytest.approx(0.002, rel=0.1), pytest.approx(1e-5, rel=0.1))
+    assert fit_line(backs(found, log.steps))(1) == pytest.approx(back(1), rel=0.05)
+    with pytest.raises(ConfigError, match=r"run\.json is no result"):
+        passages({"requests": []}, log, "run.json")
+    assert fit_line([Point(1, 1.0)] * 3) == Line()
+
+
+def test_the_file_is_read_back(law: Calibrated) -> None:
+    again = Calibrated.from_json(law.to_json())
+    works = [work_of(rows_of(random.Random(seed))) for seed in range(50)]
+    assert [again.predict(work) for work in works] == [law.predict(work) for work in works]
+    assert (again.seen, again.errors, again.gap, again.machine) == (law.seen, law.errors, law.gap, law.machine)
+
+
+def _without_knots(whole: dict[str, Any]) -> None:
+    whole["law"]["tokens"][0]["over"] = 3
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda whole: whole.update(version=9), "has version 9"),
+        (lambda whole: whole.update(format="else"), "is no calibration"),
+        (lambda whole: whole["law"].update(step_s=-1), "law.step_s"),
+        (lambda whole: whole["law"].update(step_s="much"), "law.step_s"),
+        (lambda whole: whole["law"].pop("context_s"), "law.context_s"),
+        (lambda whole: whole.update(sped=1), "sped"),
+        (lambda whole: whole["seen"][0].update(row_bits=0.5), r"seen\[0\].row_bits"),
+        (lambda whole: whole["machine"].pop("threads"), "machine.threads"),
+        (_without_knots, "law.tokens"),
+    ],
+)
+def test_a_bad_file_is_one_line_that_names_the_field(law: Calibrated, change: Any, told: str) -> None:
+    whole = json.loads(law.to_json())
+    change(whole)
+    with pytest.raises(ConfigError, match=told) as caught:
+        Calibrated.from_json(json.dumps(whole), "some.json")
+    assert "some.json" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def _write(path: Path, log: StepRecords) -> None:
+    data = bytearray(SIZE)
+    writer = StepWriter(data, log.facts)
+    for step in log.steps:
+        writer.step(step)
+    path.write_bytes(data)
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log, out = tmp_path / "steps", tmp_path / "law.json"
+    _write(log, log_of(4, num_steps=600))
+    assert main(["calibrate", str(log), "--out", str(out)]) == 0
+    told = capsys.readouterr().out
+    assert "decode, 2-4 rows" in told and "client to engine: unknown" in told and "600 steps" in told
+    assert Calibrated.from_json(out.read_text()).machine.processor == "cpu"
+    few = tmp_path / "few"
+    _write(few, log_of(4, num_steps=20))
+    for wrong, named in (([str(few)], "have 20 steps"), ([str(log), "--run", str(out)], "no result"), (["x"], "x ")):
+        assert main(["calibrate", *wrong]) == 2
+        line = capsys.readouterr().err
+        assert named in line and line.count("\n") == 1
+
+
+def test_a_calibration_is_checked_on_another_log(
+    law: Calibrated, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a machine 1.4 times as slow: the factor is found, and few of its steps are of new kinds."""
+    log, out = tmp_path / "steps", tmp_path / "law.json"
+    out.write_text(law.to_json())
+    slow = log_of(7, num_steps=500)
+    steps = tuple(step._replace(duration_s=1.4 * step.duration_s) for step in slow.steps)
+    _write(log, StepRecords(FACTS, steps, ()))
+    assert main(["calibrate", str(log), "--check", str(out)]) == 0
+    told = capsys.readouterr().out
+    factor = float(told.split("speed factor: ")[1].split()[0])
+    assert factor == pytest.approx(1.4, rel=0.04)
+    assert int(told.split(" of 500 steps")[0].split()[-1]) < 10
+    assert speed_factor(law.scaled(factor), steps) == pytest.approx(1, rel=1e-3)
+    _write(log, StepRecords(LogFacts("toy", "other"), steps, ()))
+    assert main(["calibrate", str(log), "--check", str(out)]) == 2
+    assert "numerics_id" in capsys.readouterr().err
+    assert main(["calibrate", str(log), "--check", str(out), "--out", "x"]) == 2
+
+
+def test_logs_of_different_engines_are_not_mixed() -> None:
+    other = StepRecords(LogFacts("toy", "other"), log_of(5, num_steps=200).steps, ())
+    with pytest.raises(ConfigError, match="numerics_id"):
+        fit([log_of(4, num_steps=200), other])

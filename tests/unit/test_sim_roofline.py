@@ -1,0 +1,167 @@
+"""The law of steps on machines that are not here."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+
+import pytest
+
+from tokenmill.core.cost import StepLaw, Work, work_of
+from tokenmill.core.errors import ConfigError
+from tokenmill.core.step import PlanRow
+from tokenmill.sim.hardware import hardware_named
+from tokenmill.sim.models import model_named
+from tokenmill.sim.reached import Reached
+from tokenmill.sim.roofline import Parallel, Precision, Roofline
+
+IDEAL = Reached(1, 1, 1, 1, 1, 1, math.inf, 0, 0, 0, 0, 1, 1)
+"""Peaks are reached, and nothing else takes time."""
+
+
+def law(
+    model: str,
+    hardware: str,
+    parallel: Parallel = Parallel(),  # noqa: B008
+    precision: Precision = Precision(),  # noqa: B008
+    reached: Reached = IDEAL,
+) -> Roofline:
+    return Roofline(model_named(model), hardware_named(hardware), parallel, precision, reached)
+
+
+def decodes(num_rows: int, context: int) -> Work:
+    return work_of([PlanRow(i, context, (7,), sample=True) for i in range(num_rows)])
+
+
+def prompt(num_tokens: int, start: int = 0) -> Work:
+    return work_of([PlanRow(0, start, (7,) * num_tokens, sample=True)])
+
+
+def test_at_the_peaks_it_is_bytes_over_bandwidth_and_operations_over_flop_s() -> None:
+    """A decode reads all weights but the embedding and its KV, a prompt computes: both by hand."""
+    read_bytes = 2 * (8.030e9 - 128256 * 4096) + 1000 * 131072
+    assert law("llama-3-8b", "h100").predict(decodes(1, 1000)) == pytest.approx(read_bytes / 3.35e12, rel=1e-3)
+    matrices = 2 * 6.98e9 * 4096 + 2 * 128256 * 4096
+    attention = 4 * 32 * 32 * 128 * (4096 * 4095 / 2)
+    assert law("llama-3-8b", "h100").predict(prompt(4096)) == pytest.approx((matrices + attention) / 989e12, rel=1e-3)
+
+
+def test_more_work_never_takes_less_time() -> None:
+    """Along each quantity of a step, of dense, latent and mixed models, alone and spread."""
+    laws: list[StepLaw] = [
+        law("llama-2-70b", "a100", Parallel(4, 2), reached=Reached()),
+        law("deepseek-v3", "h800", Parallel(1, 1, 32, True), Precision("fp8"), Reached()),
+        law("mixtral-8x7b", "l40s", Parallel(4), reached=Reached()),
+    ]
+    for each in laws:
+        for before, after in itertools.pairwise([decodes(n, c) for n in (1, 8, 64) for c in (10, 1000)]):
+            if after.num_rows >= before.num_rows and after.num_context >= before.num_context:
+                assert each.predict(after) >= each.predict(before)
+        sizes = [prompt(n, s) for n, s in ((1, 0), (16, 0), (512, 0), (512, 512), (4096, 512))]
+        times = [each.predict(work) for work in sizes]
+        assert times == sorted(times) and times[0] > 0
+
+
+def test_devices_that_share_layers_divide_the_work_and_tell_each_other() -> None:
+    """Four take a quarter of the time and what their all-reduces take; KV heads split no further than there are."""
+    work = prompt(2048)
+    alone, four = law("llama-3-70b", "h200").predict(work), law("llama-3-70b", "h200", Parallel(4)).predict(work)
+    ring = 2 * 80 * 2 * 3 / 4 * 2048 * 8192 * 2 / 450e9
+    assert four == pytest.approx(alone / 4 + ring, rel=1e-6)
+    eight = law("llama-3-70b", "h200", Parallel(8)).kv_token_bytes
+    assert eight == law("llama-3-70b", "h200", Parallel(16)).kv_token_bytes == 327_680 / 8
+    beyond = law("llama-3-70b", "h200", Parallel(16)).predict(work) - law("llama-3-70b", "h200").predict(work) / 16
+    assert beyond == pytest.approx(2 * 80 * 2 * 15 / 16 * 2048 * 8192 * 2 / 50e9, rel=1e-6)
+
+
+def test_few_tokens_touch_few_experts() -> None:
+    """Of Mixtral one token reads 2 experts of 8 in each layer, many tokens all."""
+    mixtral = model_named("mixtral-8x7b")
+    one, many = (law("mixtral-8x7b", "h200").predict(decodes(n, 0)) for n in (1, 32))
+    fixed = 2 * (mixtral.fixed_weights + mixtral.head_weights)
+    assert one == pytest.approx((fixed + 2 * mixtral.routed_weights / 4) / 4.8e12, rel=1e-3)
+    assert many == pytest.approx((fixed + 2 * mixtral.routed_weights) / 4.8e12, rel=1e-3)
+
+
+def test_copies_of_the_attention_share_rows_and_experts() -> None:
+    """Of 32 devices each does its own rows and has room for its own KV; the busiest device of experts is waited for."""
+    spread = Parallel(1, 1, 32, True)
+    work = decodes(64, 1000)
+    base = law("deepseek-v3", "h800", spread, Precision("fp8"))
+    rows = law("deepseek-v3", "h800", spread, Precision("fp8"), IDEAL._replace(row_s=1e-3))
+    assert rows.predict(work) - base.predict(work) == pytest.approx(1e-3 * 64 / 32)
+    one = base.hardware.memory_bytes * 0.9 - 2 * 2**30 - base.weight_bytes
+    assert base.num_kv_blocks(16) == 32 * int(one // (16 * base.kv_token_bytes))
+    many = prompt(100_000)
+    uneven = law("deepseek-v3", "h800", spread, Precision("fp8"), IDEAL._replace(imbalance=2.0))
+    model = base.model
+    more_flop = 2 * 1e5 * model.num_expert_layers * model.num_chosen * model.expert_weights / 32
+    more_bytes = 1e5 * model.num_expert_layers * model.num_chosen * model.hidden * 3 * 31 / 32 / 32
+    more_s = more_flop / 1979e12 + more_bytes / 50e9
+    assert uneven.predict(many) - base.predict(many) == pytest.approx(more_s, rel=1e-6)
+
+
+def test_latent_decodes_of_many_heads_are_bound_by_computing() -> None:
+    """A latent position costs its operations or its bytes, whichever take longer; on an H20 operations (Step-3)."""
+    model = model_named("deepseek-v3")
+    for name in ("h800", "h20"):
+        device = hardware_named(name)
+        base = Roofline(model, device, Parallel(1, 1, 8, True), Precision("fp8"), IDEAL)
+        by = [base.predict(decodes(8, 100_000)) - base.predict(decodes(8, 0))]
+        bytes_s = 8e5 * model.kv_bytes("bf16") / device.memory_bytes_s / 8
+        flop_s = 8e5 * model.decode_flop / device.flop_s["bf16"] / 8
+        assert by[0] == pytest.approx(max(bytes_s, flop_s), rel=1e-6)
+    assert flop_s > bytes_s  # of the H20
+
+
+def test_speculated_tokens_cost_little_until_computing_binds() -> None:
+    """Rows of five tokens take hardly more than rows of one while weights are read, and five times that beyond."""
+    base = law("llama-3-8b", "h100")
+
+    def rows(num: int, num_tokens: int) -> float:
+        return base.predict(work_of([PlanRow(i, 0, (7,) * num_tokens, sample=True) for i in range(num)]))
+
+    assert rows(4, 5) < 1.02 * rows(4, 1)
+    assert rows(4000, 5) > 4.5 * rows(4000, 1)
+
+
+def test_shared_positions_are_read_once_where_the_kernel_can() -> None:
+    """`shared` takes what rows share off the KV that is read."""
+    work = decodes(8, 1000)._replace(num_shared=7000)
+    spread = law("llama-3-8b", "h100").predict(work), law("llama-3-8b", "h100", reached=IDEAL._replace(shared=0))
+    assert spread[0] < spread[1].predict(work) == spread[1].predict(decodes(8, 1000))
+
+
+def test_kv_blocks_fill_what_weights_leave() -> None:
+    """An A100 has room for some 57,000 positions beside Llama 2 13B; one that has none says what to do."""
+    num_blocks = law("llama-2-13b", "a100-80gb").num_kv_blocks(16)
+    left = 80 * 2**30 * 0.9 - 2 * 2**30 - 2 * 13.015e9
+    assert num_blocks * 16 == pytest.approx(left / 819_200, rel=1e-3)
+    with pytest.raises(ConfigError, match=r"hardware: llama-2-70b takes 130 GiB .* spread it over more devices"):
+        law("llama-2-70b", "a100-80gb").num_kv_blocks(16)
+    assert law("llama-2-70b", "a100-80gb", Parallel(4)).num_kv_blocks(16) > 1000
+    halves = law("llama-2-70b", "a100-80gb", Parallel(4, 2))
+    assert halves.weight_bytes == pytest.approx(2 * 68.975e9 / 8, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "parallel, message",
+    [
+        (Parallel(0), "parallel.tensor: 1 or more is needed"),
+        (Parallel(7), "parallel.tensor: llama-3-8b has 32 heads, which 7 devices cannot share"),
+        (Parallel(1, 33), "parallel.pipeline: llama-3-8b has 32 layers, fewer than 33"),
+    ],
+)
+def test_impossible_parts_name_the_field(parallel: Parallel, message: str) -> None:
+    """A split that no engine could make is refused."""
+    with pytest.raises(ConfigError, match=message):
+        law("llama-3-8b", "h100", parallel)
+
+
+def test_devices_without_links_cannot_share() -> None:
+    """A measured machine has no link: alone it serves, two of it do not."""
+    machine = replace(hardware_named("h100"), link_bytes_s=0.0)
+    assert Roofline(model_named("llama-3-8b"), machine).predict(decodes(1, 10)) > 0
+    with pytest.raises(ConfigError, match="no link between devices of h100-sxm is known"):
+        Roofline(model_named("llama-3-8b"), machine, Parallel(2))
