@@ -17,6 +17,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 NATIVE := CMakeLists.txt $(shell find native -type f 2>/dev/null)
 ARGS ?=
+SERVERS := live clients fuzz
 
 # `make` runs these one after another in one environment: parallel jobs would race on it.
 .NOTPARALLEL:
@@ -46,8 +47,14 @@ $(VENV)/extra-%: pyproject.toml | $(VENV)/installed
 serve: install
 	$(BIN)/tokenmill serve $(ARGS)
 
+# Tests that start servers have the machine to themselves; the others run two at a time.
 test: install $(VENV)/extra-test clients $(VENV)-fuzz/installed
+ifeq ($(strip $(ARGS)),)
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(addprefix --ignore tests/,$(SERVERS))
+	$(BIN)/python -m pytest $(addprefix tests/,$(SERVERS))
+else
 	$(BIN)/python -m pytest $(ARGS)
+endif
 
 # Clients' packages have an environment of their own, so that their pins never meet ours. Without them tests are skipped.
 clients: $(VENV)-clients/installed

@@ -40,7 +40,8 @@ from tokenmill.server.usage.question import Question
 
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 GRACE_S = 60
-LONGEST_S = 600.0
+LONGEST_S = 200.0
+QUIET_S = 30.0
 ENDS = (b"[DONE]", b"response.completed", b"response.incomplete", b"message_stop")
 _CHANGING = re.compile(
     rb'"(created|created_at|completed_at|cached_tokens|cache_read_input_tokens)":\s*[\d.]+|"input_tokens":\d+,'
@@ -49,11 +50,12 @@ _CHANGING = re.compile(
 
 @dataclass
 class Heard:
-    """What one client has heard of its stream: its events by their numbers."""
+    """What one client has heard of its stream: its events by their numbers. quiet: connections that it gave up."""
 
     events: list[bytes] = field(default_factory=list)
     num_connections: int = 0
     problems: list[str] = field(default_factory=list)
+    quiet: list[str] = field(default_factory=list)
 
     def take(self, event: bytes) -> None:
         head, _, rest = event.partition(b"\n")
@@ -114,10 +116,15 @@ class Clients:
         heard, until_s = Heard(), time.monotonic() + LONGEST_S
         while not heard.is_whole and not heard.problems:
             if time.monotonic() > until_s:
-                heard.problems.append(f"no end after {LONGEST_S} s and {len(heard.events)} events")
-            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=LONGEST_S)
+                quiet = "; ".join(heard.quiet)
+                heard.problems.append(f"no end after {LONGEST_S} s and {len(heard.events)} events; {quiet}")
+            port = self.port
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=QUIET_S)
             with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
-                self._read(connection, path, body, name, heard)
+                try:
+                    self._read(connection, path, body, name, heard)
+                except TimeoutError:
+                    heard.quiet.append(f"nothing for {QUIET_S} s behind {len(heard.events)} events at port {port}")
             time.sleep(0.05)
         return heard
 
@@ -185,6 +192,7 @@ def run(
     """What is wrong after so many kills. `more`: arguments of the server."""
     rng = random.Random(seed)
     problems: list[str] = []
+    quiet: list[str] = []
     with tempfile.TemporaryDirectory(prefix="tokenmill-front-") as folder:
         path = model or str(write_model(Path(folder)))
         if not model:
@@ -209,6 +217,7 @@ def run(
             nonlocal num_calls
             for number, (each, name) in enumerate(zip(heard, names, strict=True)):
                 problems.extend(f"{bodies[number][0]} {number}: {problem}" for problem in each.problems)
+                quiet.extend(f"{bodies[number][0]} {number} {name}: {word}" for word in each.quiet)
                 num_calls += 1
                 rows[:] = (total + more for total, more in zip(rows, owed(each), strict=True))
                 said = each.said(name)
@@ -247,8 +256,9 @@ def run(
         found = billed(usage)
         print(
             f"{num_killed} kills, {num_calls} streams, {num_reconnects} reconnects, slowest restart {longest_s:.2f} s, "
-            f"billed {found}, {len(problems)} problems"
+            f"billed {found}, {len(problems)} problems, {len(quiet)} quiet connections"
         )
+        print("".join(f"{each}\n" for each in quiet), end="")
         if found != (num_calls, *rows):
             problems.append(f"{found} was billed of calls, prompts and answers, and {(num_calls, *rows)} told")
     return problems

@@ -75,12 +75,14 @@ def test_tokens_are_told_of_what_is_published_without_a_salt(seed: int) -> None:
 
 
 @contextmanager
-def published(**given: Any) -> Iterator[tuple[KVPublisher, Any]]:
-    """A publisher and a reader that it knows."""
+def published(reads_ahead: bool = True, **given: Any) -> Iterator[tuple[KVPublisher, Any]]:
+    """A publisher and a reader that it knows, whose side may take much before it is asked for."""
     config = KVEventsConfig(True, "zmq", ANY, **{"replay_endpoint": ANY, "topic": "kv@a", **given})
     with closing(KVPublisher(config, 3)) as publisher, zmq.Context() as context, context.socket(zmq.SUB) as reader:
         reader.rcvtimeo = 5000
         reader.linger = 0
+        if not reads_ahead:
+            reader.rcvhwm, reader.rcvbuf = 2, 1 << 16
         reader.connect(publisher.endpoint)
         reader.subscribe(b"")
         for _ in range(500):  # until the subscription is there
@@ -200,7 +202,7 @@ def test_what_comes_too_fast_is_dropped_and_leaves_a_gap() -> None:
 def test_a_reader_that_does_not_read_holds_nobody_up() -> None:
     """Its messages are dropped beyond `hwm`."""
     event = STORE._replace(blocks=(b"\x01" * 16,) * 4000, tokens=(7,) * 8000)
-    with published(hwm=2) as (publisher, reader):
+    with published(reads_ahead=False, hwm=2) as (publisher, reader):
         began = time.monotonic()
         for _ in range(500):
             publisher.publish((event,))
