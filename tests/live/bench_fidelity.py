@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import fidelity_live as live
 import fidelity_page
 import fidelity_sim as sim
-from fidelity_cases import REPEATS_LIMIT, Case, Setting, cases, settings
+from fidelity_cases import HOST_ENGINE, REPEATS_LIMIT, Case, Setting, cases, settings
 
 from tokenmill.bench.load.recorded_load import RecordedLoad
 from tokenmill.cli.simulate.against import on_deployment
@@ -94,7 +94,7 @@ def _simulate(args: argparse.Namespace, chosen: list[Case]) -> None:
         if not sim.turns_of(case, folder):
             print(f"{case.name}: nothing measured")
             continue
-        simulate = _simulator(case.cluster, args.out / case.engine / "calibration.json")
+        simulate = _simulator(case.cluster, args.out, case.engine)
         for number, load in enumerate(case.loads):
             fidelity = sim.judge(case, load, number, folder, simulate)
             assert fidelity is not None, case.name
@@ -126,16 +126,17 @@ def _simulate_order(args: argparse.Namespace, found: Path) -> None:
     comparison = json.loads((args.out / "order" / "compare.json").read_text())
 
     def simulate(setting: Setting, load: RecordedLoad) -> Json:
-        return _simulator(setting.cluster, args.out / setting.engine / "calibration.json")(load, 1.0)
+        return _simulator(setting.cluster, args.out, setting.engine)(load, 1.0)
 
     order = sim.put_in_order(comparison, settings(), simulate)
     words = shlex.join(["tokenmill", "bench", "compare", "...", *ORDER_LOAD, *ORDER, "--repeats", str(args.turns)])
     (found / "order.json").write_text(json.dumps({**asdict(order), "command": words}))
 
 
-def _simulator(cluster: str, calibration: Path) -> sim.Simulate:
-    deployment = read_deployment(cluster.format(calibration=calibration.resolve()), sources_beside(calibration.parent))
-    run = on_deployment(deployment, {})
+def _simulator(cluster: str, folder: Path, engine: str) -> sim.Simulate:
+    paths = [folder.resolve() / name / "calibration.json" for name in (engine, HOST_ENGINE)]
+    text = cluster.format(calibration=paths[0], host_calibration=paths[1])
+    run = on_deployment(read_deployment(text, sources_beside(folder)), {})
 
     def simulate(load: RecordedLoad, factor: float) -> Json:
         return run(load, factor).to_json()

@@ -6,7 +6,7 @@ import asyncio
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -182,6 +182,47 @@ def test_front_ends_and_clients_take_their_time() -> None:
     assert later[0][-1] - plain[0][-1] == pytest.approx(0.012, abs=1e-6)
     shared, _ = serve(deploy(PartsPlan(cores=replace(apart, cores=2)), ["mixed"], threads=lambda number: 2), 1)
     assert shared[0][-1] > later[0][-1] + 0.01
+
+
+class Measured(NamedTuple):
+    """A FrontLaw whose calls and tokens are under way for longer than is computed, with work behind answers."""
+
+    rest_s: float = 0.0
+
+    def front_s(self, num_prompt_tokens: int) -> float:
+        return 0.004
+
+    def front_delay_s(self, num_prompt_tokens: int) -> float:
+        return 0.006
+
+    def back_s(self, num_rows: int) -> float:
+        return 0.001 * num_rows
+
+    def back_delay_s(self) -> float:
+        return 0.002
+
+    def end_s(self) -> float:
+        return self.rest_s
+
+
+def test_what_only_passes_delays_and_takes_no_core() -> None:
+    plain, _ = serve(deploy(pools=["mixed"]), 1)
+    apart, _ = serve(deploy(PartsPlan(cores=CorePlan(0, Measured())), ["mixed"]), 1)
+    assert apart[0][0] - plain[0][0] == pytest.approx(0.013, abs=1e-6)
+    shared, _ = serve(deploy(PartsPlan(cores=CorePlan(2, Measured())), ["mixed"], threads=lambda number: 2), 1)
+    # Of the tokens' way back a third is taken from the step beside, and nothing of the delays.
+    assert shared[0][-1] - apart[0][-1] == pytest.approx(31 * 0.0005, rel=0.15)
+
+
+def test_what_is_left_after_an_answer_holds_others_up() -> None:
+    """And the answer itself by what its last token takes longer on a shared core."""
+    ends = []
+    for rest_s in (0.0, 0.05):
+        plan = PartsPlan(cores=CorePlan(2, Measured(rest_s)))
+        heard, _ = serve(deploy(plan, ["mixed"], threads=lambda number: 2), 4)
+        ends.append(sorted(times[-1] for times in heard))
+    assert ends[1][0] == pytest.approx(ends[0][0], abs=1e-3)
+    assert ends[1][-1] > ends[0][-1] + 0.02
 
 
 def test_prefixes_come_back_from_tiers_and_spoilt_blocks_are_computed_again() -> None:

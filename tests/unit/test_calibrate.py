@@ -6,11 +6,13 @@ from __future__ import annotations
 import json
 import math
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tokenmill.cli.calibrate.beside import observed
 from tokenmill.cli.calibrate.command import fit, speed_factor
 from tokenmill.cli.calibrate.edges import Point, backs, fit_line, fronts, gaps, passages
 from tokenmill.cli.main import main
@@ -18,7 +20,7 @@ from tokenmill.core.cost import Work, work_of
 from tokenmill.core.errors import ConfigError
 from tokenmill.core.step import PlanRow
 from tokenmill.core.step_records import SIZE, LogFacts, Machine, StepRecords, StepWriter, TimedRequest, TimedStep
-from tokenmill.sim.calibrated import Calibrated, Curve, Kind, Line, shares
+from tokenmill.sim.calibrated import NOT_KNOWN, Calibrated, Curve, Kind, Line, shares
 
 FACTS = LogFacts("toy", "id", "cpu", "avx2", 2, 16, 100, 64, 576)
 GAP = Line(0.0004, 0.00001)
@@ -205,6 +207,68 @@ def test_front_and_back_come_from_a_run_of_the_same_clock() -> None:
     assert fit_line([Point(1, 1.0)] * 3) == Line()
 
 
+ARRIVAL_S, END_S, TOKEN_S = 0.004, 0.002, 0.0002
+"""What the front end of `busy_log_of` computes, of one core of two."""
+
+
+def busy_log_of(seed: int, cores: int = 2) -> StepRecords:
+    """Of the known machine, whose steps are held up by what comes, ends and goes out while they run."""
+    rng, steps, requests = random.Random(seed), [], []
+    log, num_drawn, since_s = log_of(seed, num_steps=2000), 0, 0.0
+    for step in log.steps:
+        comes, ends = rng.random() < 0.1, rng.random() < 0.1
+        begin_s = step.ended_s - step.duration_s + since_s
+        held_s = (ARRIVAL_S * comes + END_S * ends + TOKEN_S * num_drawn) / 2
+        held_s *= cores == 2
+        since_s += held_s
+        times = {name: getattr(step, name) + since_s for name in ("ended_s", "committed_s")}
+        begun = {name: getattr(step, name) + since_s - held_s for name in ("planned_s", "submitted_s")}
+        steps.append(step._replace(duration_s=step.duration_s + held_s, **times, **begun))
+        num_drawn = step.num_drawn
+        if comes or ends:
+            far_s = 9e9
+            requests.append(
+                TimedRequest(len(requests), begin_s + 1e-3 if comes else far_s, 0.0, 0.0,
+                             begin_s + 1e-3 if ends else far_s, 9, 0, 9, 0)
+            )  # fmt: skip
+    facts = LogFacts(**{**{name: getattr(FACTS, name) for name in FACTS.__dataclass_fields__}, "cores": cores})
+    return StepRecords(facts, tuple(steps), tuple(requests))
+
+
+def test_what_holds_steps_up_is_told_apart_from_them() -> None:
+    """So the law is of steps alone, and front end and clients have their own part."""
+    plain, busy = fit([log_of(5, num_steps=2000)]).law, fit([busy_log_of(5)]).law
+    request_s, end_s, token_s, num = busy.beside
+    assert (request_s, end_s) == (pytest.approx(ARRIVAL_S, rel=0.25), pytest.approx(END_S, rel=0.35))
+    assert token_s == pytest.approx(TOKEN_S, rel=0.3) and num > 300
+    for work in (Work(1, 1, 300, 300, 1), Work(8, 8, 3000, 3000, 8), Work(1, 300, 45_000, 0, 1)):
+        assert busy.predict(work) == pytest.approx(plain.predict(work), rel=0.04)
+    assert busy.held_up_s(1, 1, 10) == pytest.approx((request_s + end_s + 10 * token_s) / 2)
+    assert Calibrated.from_json(busy.to_json()).beside == busy.beside
+
+
+def test_steps_that_leave_a_core_free_say_nothing_of_others() -> None:
+    law = fit([busy_log_of(6, cores=3)]).law
+    assert law.beside.num == 0 and law.held_up_s(5, 5, 50) == 0.0
+
+
+def test_what_is_computed_and_what_only_passes() -> None:
+    """On the way to the engine, and back."""
+    plain = fit([busy_log_of(5)]).law
+    law = replace(plain, front=Line(0.005, 1e-5, 9), back=Line(0.002, 1e-4, 9))
+    request_s, end_s, token_s, _ = law.beside
+    assert law.front_s(100) == request_s and law.front_s(100) + law.front_delay_s(100) == pytest.approx(0.006)
+    assert law.back_s(7) == 7 * token_s and law.back_delay_s() == pytest.approx(0.0021 - token_s)
+    assert law.end_s() == end_s
+    short = replace(law, front=Line(0.001, 0.0, 9))
+    assert short.front_s(9) == 0.001 and short.front_delay_s(9) == 0.0
+    assert short.end_s() == pytest.approx(end_s + request_s - 0.001)
+    unknown = replace(law, beside=NOT_KNOWN)
+    assert (unknown.front_s(100), unknown.front_delay_s(100)) == (pytest.approx(0.006), 0.0)
+    assert (unknown.back_s(7), unknown.back_delay_s(), unknown.end_s()) == (pytest.approx(0.0027), 0.0, 0.0)
+    assert law.scaled(2).back_delay_s() == pytest.approx(2 * law.back_delay_s())
+
+
 def test_the_file_is_read_back(law: Calibrated) -> None:
     again = Calibrated.from_json(law.to_json())
     works = [work_of(rows_of(random.Random(seed))) for seed in range(50)]
@@ -275,7 +339,7 @@ def test_a_calibration_is_checked_on_another_log(
     factor = float(told.split("speed factor: ")[1].split()[0])
     assert factor == pytest.approx(1.4, rel=0.04)
     assert int(told.split(" of 500 steps")[0].split()[-1]) < 10
-    assert speed_factor(law.scaled(factor), steps) == pytest.approx(1, rel=1e-3)
+    assert speed_factor(law.scaled(factor), observed(StepRecords(FACTS, steps, ()))) == pytest.approx(1, rel=1e-3)
     _write(log, StepRecords(LogFacts("toy", "other"), steps, ()))
     assert main(["calibrate", str(log), "--check", str(out)]) == 2
     assert "numerics_id" in capsys.readouterr().err

@@ -119,6 +119,9 @@ def test_a_calibration_says_what_its_engine_was() -> None:
     assert (config.block_size, config.groups[0].num_blocks) == (32, 77)
     assert (config.max_num_seqs, config.max_num_batched_tokens) == (4, 99)
     assert deployment.parts.cores.front is law
+    other = replace(law, step_s=0.5)
+    sources = replace(NO_SOURCES, calibration=lambda name: other if name == "o.json" else law)
+    assert read_deployment(text + "[host]\ncalibration = 'o.json'", sources).parts.cores.front is other
     assert read_deployment(text + "kv_blocks = 9", sources).workers[0].config.groups[0].num_blocks == 9
 
 
@@ -188,6 +191,14 @@ BAD = {
     "unknown fault": (
         USUAL + '[[faults]]\nkind = "crush"',
         "faults[0].kind: 'crush' is unknown; did you mean 'crash'?",
+    ),
+    "calibration of a host": (
+        USUAL + '[host]\ncalibration = "none.json"',
+        "host.calibration: calibrations cannot be read here",
+    ),
+    "front end twice": (
+        USUAL + '[host]\ncalibration = "none.json"\nfront_token_s = 1e-5',
+        "host.calibration: says what the front end computes",
     ),
     "calibration": (
         '[[workers]]\ncalibration = "none.json"\nkv_blocks = 9',

@@ -40,4 +40,5 @@ def _facts(engine: Engine, model: str) -> LogFacts:
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         chosen_experts=config.chosen_experts,
+        cores=read_machine().num_cpus,
     )

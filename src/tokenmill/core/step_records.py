@@ -43,7 +43,8 @@ SIZE = _REQUESTS_AT + NUM_REQUESTS * _REQUEST.size
 @dataclass(frozen=True, slots=True)
 class Machine:
     """What ran the steps. numerics_id, block_size, max_num_seqs, max_num_batched_tokens, chosen_experts: of its
-    EngineConfig; num_blocks: in all pools together. processor, isa, threads: what computed."""
+    EngineConfig; num_blocks: in all pools together. processor, isa, threads: what computed, on a machine of
+    so many cores (0: unknown)."""
 
     model: str = ""
     numerics_id: str = ""
@@ -55,6 +56,7 @@ class Machine:
     max_num_seqs: int = 0
     max_num_batched_tokens: int = 0
     chosen_experts: float = 0.0
+    cores: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,6 +86,19 @@ class Line:
         return self.base_s + self.each_s * number
 
 
+class Beside(NamedTuple):
+    """What the front end and clients compute beside steps, in seconds of one core: for a request that comes, one that
+    ends, a token that goes out. num: steps that say so, by how much longer they took; 0: it is not known."""
+
+    request_s: float = 0.0
+    end_s: float = 0.0
+    token_s: float = 0.0
+    num: int = 0
+
+
+NOT_KNOWN = Beside()
+
+
 class Error(NamedTuple):
     """Of a regime's held-out steps, predicted / measured - 1: the median, the median and the 90th percentile of its
     amount, the median of its amount at the speed that the machine had then, and that of all seconds together."""
@@ -116,6 +129,7 @@ class Calibrated:
     back: Line = Line()
     errors: tuple[Error, ...] = ()
     speed: float = 1.0
+    beside: Beside = NOT_KNOWN
     _kinds: Mapping[tuple[int, int], Kind] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -153,13 +167,32 @@ class Calibrated:
         """Seconds from the end of the step before, or from the planning of this one, that it does not compute."""
         return self.gap(work.num_rows) * self.speed
 
-    def front_s(self, num_prompt_tokens: float) -> float:
-        """Seconds from a client's sending to the engine's having the request."""
-        return self.front(num_prompt_tokens) * self.speed
+    def held_up_s(self, arrived: float, ended: float, handed: float) -> float:
+        """Seconds by which a step that has all cores is held up by so many requests that come, that end, and tokens
+        that go out: front end and clients take them from the step's threads, of which each has its share to do."""
+        request_s, end_s, token_s, _ = self.beside
+        computed_s = request_s * arrived + end_s * ended + token_s * handed
+        return computed_s / max(1, self.machine.threads) * self.speed
 
-    def back_s(self, num_rows: float) -> float:
-        """Seconds from a commit to the clients' having its tokens."""
-        return self.back(num_rows) * self.speed
+    # ---- as a FrontLaw (`parts`) ----
+
+    def front_s(self, num_prompt_tokens: int) -> float:
+        line_s, beside = self.front(num_prompt_tokens), self.beside
+        return (min(line_s, beside.request_s) if beside.num else line_s) * self.speed
+
+    def front_delay_s(self, num_prompt_tokens: int) -> float:
+        return self.front(num_prompt_tokens) * self.speed - self.front_s(num_prompt_tokens)
+
+    def back_s(self, num_rows: int) -> float:
+        return (self.beside.token_s * num_rows if self.beside.num else self.back(num_rows)) * self.speed
+
+    def back_delay_s(self) -> float:
+        return max(0.0, self.back(1) - self.beside.token_s) * self.speed if self.beside.num else 0.0
+
+    def end_s(self) -> float:
+        """With what a request that came left to do when the engine had it."""
+        _, end_s, _, num = beside = self.beside
+        return (end_s + max(0.0, beside.request_s - self.front(0))) * self.speed if num else 0.0
 
     def scaled(self, factor: float) -> Self:
         """Of a machine on which all takes `factor` times as long."""
@@ -176,6 +209,7 @@ class Calibrated:
             ]
         whole = {"format": FORMAT, "version": VERSION, "speed": self.speed, "machine": asdict(self.machine), "law": law}
         whole |= {name: asdict(getattr(self, name)) for name in _LINES}
+        whole |= {"beside": self.beside._asdict()}
         whole |= {"seen": [each._asdict() for each in self.seen], "errors": [each._asdict() for each in self.errors]}
         return json.dumps(whole, indent=1) + "\n"
 
@@ -215,6 +249,7 @@ class Calibrated:
             gap=_line(whole.table("gap")),
             front=_line(whole.table("front")),
             back=_line(whole.table("back")),
+            beside=_beside(whole.table("beside")),
         )
         law.end()
         whole.end()
@@ -244,6 +279,12 @@ def _line(table: Fields) -> Line:
     return line
 
 
+def _beside(table: Fields) -> Beside:
+    found = Beside(table.number("request_s"), table.number("end_s"), table.number("token_s"), table.count("num"))
+    table.end()
+    return found
+
+
 def _machine(table: Fields) -> Machine:
     machine = Machine(
         model=table.text("model"),
@@ -256,6 +297,7 @@ def _machine(table: Fields) -> Machine:
         max_num_seqs=table.count("max_num_seqs"),
         max_num_batched_tokens=table.count("max_num_batched_tokens"),
         chosen_experts=table.number("chosen_experts"),
+        cores=table.count("cores"),
     )
     table.end()
     return machine

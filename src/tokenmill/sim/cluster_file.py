@@ -65,7 +65,12 @@ def read_deployment(table: Mapping[str, Any] | str, sources: Sources = NO_SOURCE
         parts.tiers.config(groups[0].plans[0].config)  # a block must fit; who finds out later has run for nothing
     if parts.cores.front is None:
         # A calibration knows what its machine's front end computed.
-        laws = (plan.law for group in groups for plan in group.plans)
+        laws = [plan.law for group in groups for plan in group.plans]
+        if parts.cores.calibration:
+            try:
+                laws = [sources.calibration(parts.cores.calibration)]
+            except ConfigError as error:
+                raise ConfigError(f"host.calibration: {error.message}", param="host.calibration") from None
         front = next((law for law in laws if isinstance(law, Calibrated)), None)
         parts = replace(parts, cores=replace(parts.cores, front=front))
     load = fields.table("load")

@@ -112,7 +112,7 @@ class Host:
 
 class _Job(NamedTuple):
     seconds: float
-    then: Callable[[], None]
+    then: Callable[[], object]
     threads: int
 
 
@@ -135,7 +135,7 @@ class Process:
         """Jobs that wait for their turn or run."""
         return len(self._jobs)
 
-    def submit(self, seconds: float, then: Callable[[], None], threads: int = 0) -> None:
+    def submit(self, seconds: float, then: Callable[[], object], threads: int = 0) -> None:
         """A job of so many seconds on cores of its own; `then` is called at its end. threads: 0: as many as ever."""
         assert seconds >= 0 and math.isfinite(seconds), seconds
         self._jobs.append(_Job(seconds, then, threads or self.threads))

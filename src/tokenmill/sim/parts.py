@@ -32,12 +32,22 @@ HOST = "host"
 
 
 class FrontLaw(Protocol):
-    """What front ends compute: before a call of a prompt is with an engine, and for the tokens of a step's rows before
-    they are with the clients. In seconds of one core."""
+    """What front ends compute, in seconds of one core, and how long calls and tokens are under way besides.
+
+    front_s, front_delay_s   before a call of a prompt is with an engine
+    back_s, back_delay_s     for the tokens of a step's rows before they are with the clients
+    end_s                    for an answer after its last token
+    """
 
     def front_s(self, num_prompt_tokens: int) -> float: ...
 
+    def front_delay_s(self, num_prompt_tokens: int) -> float: ...
+
     def back_s(self, num_rows: int) -> float: ...
+
+    def back_delay_s(self) -> float: ...
+
+    def end_s(self) -> float: ...
 
 
 class FrontCosts(NamedTuple):
@@ -51,14 +61,24 @@ class FrontCosts(NamedTuple):
     def front_s(self, num_prompt_tokens: int) -> float:
         return self.request_s + self.prompt_token_s * num_prompt_tokens
 
+    def front_delay_s(self, num_prompt_tokens: int) -> float:
+        return 0.0
+
     def back_s(self, num_rows: int) -> float:
         return self.step_s + self.token_s * num_rows
+
+    def back_delay_s(self) -> float:
+        return 0.0
+
+    def end_s(self) -> float:
+        return 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class CorePlan:
-    """cores: of each node; 0: more than are wanted. front: what the front end computes, None: nothing; client_s: what
-    clients compute for each event that they hear. front_shares, clients_share: they are on the first worker's node,
+    """cores: of each node; 0: more than are wanted. front: what the front end computes, None: nothing. calibration: a
+    file that says so, which is not read here; "": that of a worker, if it has one. client_s: what clients compute for
+    each event that they hear. front_shares, clients_share: they are on the first worker's node,
     else on cores of their own."""
 
     cores: int = 0
@@ -66,6 +86,7 @@ class CorePlan:
     client_s: float = 0.0
     front_shares: bool = True
     clients_share: bool = True
+    calibration: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +128,17 @@ def read_cores(fields: Fields) -> CorePlan:
         fields.number("client_event_s", 0.0),
         fields.flag("front_shares", True),
         fields.flag("clients_share", True),
+        fields.text("calibration", ""),
     )
+    if plan.front is not None and plan.calibration:
+        raise fields.error("calibration", "says what the front end computes, and so do front_...: give one of them.")
     fields.end()
     return plan
 
 
 class Parts:
     """fabric, tiers: None where there are none. front, clients: the processes of the front end and of all clients, None
-    where they take no time."""
+    where they take no time; ends: of what both do after an answer, which nobody waits for."""
 
     def __init__(self, plan: PartsPlan, sites: Sequence[Site], loop: VirtualLoop, seed: int = 0) -> None:
         """Raises ConfigError for a worker on a node that is not there."""
@@ -140,6 +164,7 @@ class Parts:
         apart = Host(loop, 0, "apart")
         front, clients = (first if shares else apart for shares in (cores.front_shares, cores.clients_share))
         self.front = front.process("front") if cores.front is not None else None
+        self.ends = front.process("ends") if cores.front is not None else None
         self.clients = clients.process("clients") if cores.client_s else None
         self._steps: dict[str, Process] = {}
         if cores.cores:

@@ -187,7 +187,8 @@ class Service:
         front, costs = self.parts.front, self._deployment.parts.cores.front
         enter = partial(self._enter, request, client, num_output, refuse)
         if front is not None and costs is not None:
-            front.submit(costs.front_s(len(request.prompt_tokens)), enter)
+            num_prompt = len(request.prompt_tokens)
+            front.submit(costs.front_s(num_prompt), self._after(costs.front_delay_s(num_prompt), enter))
         else:
             enter()
 
@@ -268,8 +269,17 @@ class Service:
                 deliver()
             else:
                 before_s = plan.front.back_s(begin) if begin else 0.0
-                front.submit(max(0.0, plan.front.back_s(begin + len(some)) - before_s), deliver)
+                then = self._after(plan.front.back_delay_s(), deliver)
+                front.submit(max(0.0, plan.front.back_s(begin + len(some)) - before_s), then)
+        if self.parts.ends is not None and plan.front is not None:
+            end_s = plan.front.end_s() * sum(output.finish_reason is not None for output in outputs)
+            if end_s:
+                self.parts.ends.submit(end_s, _nothing)
         return None
+
+    def _after(self, delay_s: float, then: Callable[[], object]) -> Callable[[], object]:
+        """What makes `then` happen so much later than it is called."""
+        return partial(self._loop.call_later, delay_s, then) if delay_s else then
 
     def _deliver(self, outputs: Sequence[Output]) -> None:
         for output in outputs:
@@ -341,3 +351,7 @@ class Service:
             machines[plan.name] = name, machine
             self._watched[plan.name] = name, TierWatch(machine, self._loop.spawn)
         return machines
+
+
+def _nothing() -> None:
+    pass

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import ConfigError
-from ...core.step_records import FAILED, VOID, LogFacts, Machine, StepRecords, TimedStep, read_steps
+from ...core.step_records import LogFacts, Machine, StepRecords, read_steps
 from ...sim.calibrated import LEAST_SEEN, Calibrated, Error, Line
+from .beside import Observed, observed
 from .edges import Point, backs, fit_line, fronts, gaps, passages
 from .law import Fitted, fit_law
 from .regimes import errors_of
@@ -53,7 +54,7 @@ def calibrate(args: argparse.Namespace) -> int:
         return 0
     runs = [(_run(path), path) for path in args.runs]
     law, slowness = fit(logs, runs)
-    for line in describe(law, slowness, [len(_usable(log)) for log in logs], [log.num_lost for log in logs]):
+    for line in describe(law, slowness, [len(observed(log)) for log in logs], [log.num_lost for log in logs]):
         print(line)
     if args.out:
         try:
@@ -70,7 +71,7 @@ def fit(logs: Sequence[StepRecords], runs: Sequence[tuple[dict[str, Any], str]] 
     facts = logs[0].facts
     for log in logs[1:]:
         _compare(facts, log.facts, "The first log")
-    spans = [span for log in logs for span in _split(_usable(log))]
+    spans = [span for log in logs for span in _split(observed(log))]
     held, kept = (
         [span for number, span in enumerate(spans) if (number % EACH == EACH - 1) == is_held]
         for is_held in (True, False)
@@ -80,7 +81,7 @@ def fit(logs: Sequence[StepRecords], runs: Sequence[tuple[dict[str, Any], str]] 
         told = f"The logs have {num_steps} steps; a law needs {LEAST_STEPS}, over some time."
         raise ConfigError(f"{told} Send the server more requests.", param="log")
     errors = errors_of(fit_law(kept, facts).law, held)
-    gap = fit_line([point for log in logs for point in gaps(_usable(log))])
+    gap = fit_line([point for log in logs for point in gaps([each.step for each in observed(log)])])
     front, back = _edges(logs, runs)
     law, slowness = fit_law(spans, facts)
     return Fitted(replace(law, errors=errors, gap=gap, front=front, back=back), slowness)
@@ -91,20 +92,20 @@ def check(law: Calibrated, logs: Sequence[StepRecords], name: str) -> list[str]:
     another engine, and for logs without steps."""
     for log in logs:
         _compare(law.machine, log.facts, name)
-    spans = [span for log in logs for span in _split(_usable(log))]
-    steps = [step for span in spans for step in span]
+    spans = [span for log in logs for span in _split(observed(log))]
+    steps = [each for span in spans for each in span]
     if not steps:
         raise ConfigError("The logs have no steps.", param="log")
-    unseen = sum(not law.is_seen(step.work) for step in steps)
+    unseen = sum(not law.is_seen(each.step.work) for each in steps)
     lines = [_HEAD, *(_error_line(each) for each in errors_of(law, spans)), ""]
     lines.append(f"{unseen} of {len(steps)} steps are of kinds that the calibration has not seen")
     lines.append(f"speed factor: {speed_factor(law, steps):.4f} (all seconds measured, of those predicted)")
     return lines
 
 
-def speed_factor(law: Calibrated, steps: Sequence[TimedStep]) -> float:
+def speed_factor(law: Calibrated, steps: Sequence[Observed]) -> float:
     """How many times as long as by the law these steps took: what `Calibrated.scaled` takes."""
-    return sum(step.duration_s for step in steps) / sum(law.predict(step.work) for step in steps)
+    return sum(each.step.duration_s for each in steps) / sum(each.predicted(law) for each in steps)
 
 
 def _compare(machine: Machine | LogFacts, facts: LogFacts, name: str) -> None:
@@ -116,19 +117,15 @@ def _compare(machine: Machine | LogFacts, facts: LogFacts, name: str) -> None:
             raise ConfigError(f"{told} Calibrate each alone.", param="log")
 
 
-def _usable(log: StepRecords) -> list[TimedStep]:
-    return [step for step in log.steps if not step.flags & (FAILED | VOID) and step.duration_s > 0 and step.num_tokens]
-
-
-def _split(steps: Sequence[TimedStep]) -> list[list[TimedStep]]:
+def _split(seen: Sequence[Observed]) -> list[list[Observed]]:
     """By spans of busy time: neighbours are too alike for one to be a test of what the other taught, and a server that
     did nothing for an hour has learned nothing in it."""
-    span_s = sum(step.duration_s for step in steps) / NUM_BLOCKS
-    parts: list[list[TimedStep]] = [[] for _ in range(NUM_BLOCKS)]
+    span_s = sum(each.step.duration_s for each in seen) / NUM_BLOCKS
+    parts: list[list[Observed]] = [[] for _ in range(NUM_BLOCKS)]
     busy_s = 0.0
-    for step in steps:
-        parts[min(NUM_BLOCKS - 1, int(busy_s / span_s))].append(step)
-        busy_s += step.duration_s
+    for each in seen:
+        parts[min(NUM_BLOCKS - 1, int(busy_s / span_s))].append(each)
+        busy_s += each.step.duration_s
     return parts
 
 
@@ -170,6 +167,15 @@ def describe(
         ("client to engine", law.front, "prompt token"), ("engine to client", law.back, "row"),
     ):  # fmt: skip
         lines.append(_line(what, line, number) if line.num else f"{what}: unknown (no --run, or too few idle moments)")
+    beside = law.beside
+    if beside.num:
+        told = [f"{1e3 * value:.3f} ms" for value in beside[:3]]
+        lines.append(
+            f"beside steps, of one core: {told[0]} a request that comes, {told[1]} one that ends, {told[2]} a token"
+            f" ({beside.num} steps seen)"
+        )
+    else:
+        lines.append("beside steps: unknown (no requests in the logs, or cores that steps left free)")
     lines.append("seen, by tokens of a step to rows:")
     seen = [each for each in law.seen if each.num_steps >= LEAST_SEEN]
     for bits in dict.fromkeys(each.token_bits for each in seen):

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from ...core.least_squares import non_negative
 from ...core.step_records import LogFacts, Machine, TimedStep
-from ...sim.calibrated import Calibrated, Curve, Kind, kind_of, shares
+from ...sim.calibrated import NOT_KNOWN, Beside, Calibrated, Curve, Kind, kind_of, shares
+from .beside import Observed, holds_up
 
 TOKEN_KNOTS = (0, 1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096, 8192)
 ROW_KNOTS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -44,9 +45,10 @@ class Fitted(NamedTuple):
     slowness: tuple[float, ...]
 
 
-def fit_law(spans: Sequence[Sequence[TimedStep]], facts: LogFacts) -> Fitted:
+def fit_law(spans: Sequence[Sequence[Observed]], facts: LogFacts) -> Fitted:
     """The law of the steps of these spans of time, at least one."""
-    steps = [step for span in spans for step in span]
+    seen = [each for span in spans for each in span]
+    steps = [each.step for each in seen]
     places = np.repeat(np.arange(len(spans)), [len(span) for span in spans])
     knots = [
         _knots(TOKEN_KNOTS, [step.num_tokens for step in steps]),
@@ -55,13 +57,21 @@ def fit_law(spans: Sequence[Sequence[TimedStep]], facts: LogFacts) -> Fitted:
     ]
     measured = np.array([step.duration_s for step in steps])
     quantities = np.array([_quantities(step, knots) for step in steps])
+    events = np.array([each[1:] for each in seen])
+    num_held = int((events[:, :2].sum(axis=1) > 0).sum()) if holds_up(facts) else 0
+    if num_held:
+        quantities = np.concatenate((quantities, events), axis=1)
     found, slowness = _solve(quantities, measured, places, len(spans))
     ends = [_NUM_FIXED, *(_NUM_FIXED + n for n in np.cumsum([len(each) for each in knots]).tolist())]
     tokens, rows, drawn = (
         Curve(each, found[low:high]) for each, (low, high) in zip(knots, pairwise(ends), strict=True)
     )
+    beside = NOT_KNOWN
+    if num_held:
+        request_s, end_s, token_s = (facts.threads * each for each in found[ends[-1] :])
+        beside = Beside(request_s, end_s, token_s, num_held)
     machine = Machine(**{each.name: getattr(facts, each.name) for each in fields(Machine)})
-    law = Calibrated(machine, found[0], found[1], found[2], tokens, rows, drawn, _kinds(steps))
+    law = Calibrated(machine, found[0], found[1], found[2], tokens, rows, drawn, _kinds(steps), beside=beside)
     return Fitted(law, tuple(slowness.tolist()))
 
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ...core.cost import StepLaw
 from ...core.step_records import TimedStep
-from ...sim.calibrated import Error
+from ...sim.calibrated import Calibrated, Error
+from .beside import Observed
 from .law import slowness_of
 
 SHORT = 128
@@ -40,13 +40,14 @@ NAMES = (*(name for _, name in _DECODES), "decode, more rows", f"prefill, to {SH
          "mixed", *(name for _, name in _CONTEXTS), "decode, longer context")  # fmt: skip
 
 
-def errors_of(law: StepLaw, spans: Sequence[Sequence[TimedStep]]) -> tuple[Error, ...]:
+def errors_of(law: Calibrated, spans: Sequence[Sequence[Observed]]) -> tuple[Error, ...]:
     """Of each regime that has steps in these spans of time, and of all of them."""
-    steps = [step for span in spans for step in span]
+    seen = [each for span in spans for each in span]
+    steps = [each.step for each in seen]
     if not steps:
         return ()
     measured = np.array([step.duration_s for step in steps])
-    predicted = np.array([law.predict(step.work) for step in steps])
+    predicted = np.array([each.predicted(law) for each in seen])
     places = np.repeat(np.arange(len(spans)), [len(span) for span in spans])
     paced = predicted * slowness_of(measured / predicted, places, len(spans))[places]
     found = []
