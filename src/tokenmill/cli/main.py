@@ -34,8 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv and argv[0] in COMMANDS:
         print(f"tokenmill: there is no command {argv[0]}: {COMMANDS[argv[0]]}.", file=sys.stderr)
         return 2
-    args = _parser(argv).parse_args(argv)
     try:
+        args = _parser(argv).parse_args(argv)  # a flag may name a file that cannot be read
         return args.run(args)
     except TokenmillError as error:
         print(f"tokenmill: {error.message}", file=sys.stderr)

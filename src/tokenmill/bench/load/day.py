@@ -25,7 +25,7 @@ from pathlib import Path
 from ...core.errors import ConfigError
 from .datasets import read_lines
 from .plan import Call, Drawn, Message, Plan, generator
-from .trace_rows import Arrival, Notes, arrivals, azure_row, csv_rows
+from .trace_rows import AZURE_COLUMNS, Arrival, Notes, arrivals, azure_row, csv_rows
 from .traces import Fit
 
 DAY_S = 86400.0
@@ -66,7 +66,7 @@ def _slice(path: Path, notes: Notes) -> list[Arrival]:
             f"--day wants an Azure trace: {path} has no column TIMESTAMP.",
             param="day",
         )
-    return arrivals(csv_rows(path), azure_row, path, notes, sys.maxsize)
+    return arrivals(csv_rows(path, AZURE_COLUMNS), azure_row, path, notes, sys.maxsize)
 
 
 def mean_time_s(time_s: float) -> float:

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
+from ...core.errors import ConfigError
 from ..quality.stats import wilson
 from ..result import Goodput, Interval, Probe, Run
 from .belief import CONFIDENCE, Belief, Evidence, believe, design_effect
@@ -50,6 +51,11 @@ class Price:
     num_cores: int | None = None
     num_gpus: int | None = None
     cost_per_hour: float | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError."""
+        if self.cost_per_hour is not None and not 0 <= self.cost_per_hour < math.inf:
+            raise ConfigError(f"--cost-per-hour must be 0 or more, got {self.cost_per_hour}.", param="cost_per_hour")
 
 
 def judge(rate: float, run: Run, target_attainment: float) -> Probe:

@@ -11,7 +11,7 @@ import csv
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import pairwise
@@ -20,6 +20,9 @@ from typing import Any
 
 from ...core.errors import ConfigError
 from .datasets import read_lines
+
+AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+LENGTH_COLUMNS = ("num_prefill_tokens", "num_decode_tokens")
 
 Row = dict[str, Any]
 
@@ -122,10 +125,16 @@ def length_of(row: Row, name: str) -> int:
     return int(number)
 
 
-def csv_rows(path: Path) -> Iterator[Row]:
-    """Raises ConfigError."""
+def csv_rows(path: Path, columns: Sequence[str]) -> Iterator[Row]:
+    """Rows of a file that has at least these columns. Raises ConfigError."""
     reader = csv.DictReader(read_lines(path), skipinitialspace=True)
     try:
+        there = [str(name).strip() for name in reader.fieldnames or ()]
+        missing = [name for name in columns if name not in there]
+        if missing:
+            raise ConfigError(
+                f"{path} has no column {missing[0]}; its columns are {', '.join(there)}.", param="dataset_path"
+            )
         for row in reader:
             yield {str(name).strip(): value for name, value in row.items()}
     except csv.Error as error:

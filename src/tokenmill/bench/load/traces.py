@@ -24,7 +24,17 @@ from typing import Any
 from ...core.errors import ConfigError
 from .datasets import read_jsonl, read_lines
 from .plan import Call, Drawn, Message, Plan, generator
-from .trace_rows import Arrival, Notes, arrivals, azure_row, csv_rows, length_pair, mooncake_row
+from .trace_rows import (
+    AZURE_COLUMNS,
+    LENGTH_COLUMNS,
+    Arrival,
+    Notes,
+    arrivals,
+    azure_row,
+    csv_rows,
+    length_pair,
+    mooncake_row,
+)  # fmt: skip
 
 MOONCAKE_BLOCK = 512
 SERVEGEN_WINDOW_S = 600.0
@@ -96,7 +106,7 @@ def read_trace(path: Path, num: int, seed: int, fit: Fit, spread_s: float = 0.0,
         columns = [column.strip() for column in first.split(",")]
         if "TIMESTAMP" in columns:
             return azure(path, num, seed, fit)
-        if columns[:2] == ["num_prefill_tokens", "num_decode_tokens"]:
+        if columns[:2] == list(LENGTH_COLUMNS):
             return length_pairs(path, num, seed, fit)
     if {"requests", "block_size"} <= row.keys():
         return agentic(path, num, seed, fit)
@@ -178,13 +188,14 @@ def spread(stamps_s: Sequence[float], step_s: float) -> list[float]:
 
 def azure(path: Path, num: int, seed: int, fit: Fit) -> Plan:
     """TIMESTAMP (wall clock, 100 ns digits), ContextTokens, GeneratedTokens; nothing is shared."""
-    rows = arrivals(csv_rows(path), azure_row, path, fit.notes, num)
+    rows = arrivals(csv_rows(path, AZURE_COLUMNS), azure_row, path, fit.notes, num)
     return _unshared("azure", path, rows, seed, fit, has_times=True)
 
 
 def length_pairs(path: Path, num: int, seed: int, fit: Fit) -> Plan:
     """num_prefill_tokens, num_decode_tokens; no times, nothing is shared."""
-    return _unshared("lengths", path, arrivals(csv_rows(path), length_pair, path, fit.notes, num), seed, fit)
+    rows = arrivals(csv_rows(path, LENGTH_COLUMNS), length_pair, path, fit.notes, num)
+    return _unshared("lengths", path, rows, seed, fit)
 
 
 def _unshared(name: str, path: Path, rows: Sequence[Arrival], seed: int, fit: Fit, has_times: bool = False) -> Plan:

@@ -27,7 +27,7 @@ STATUSES = {
     each.kind: each.status
     for each in vars(errors).values()
     if isinstance(each, type) and issubclass(each, TokenmillError) and each not in (errors.KeyReused, errors.NotFound)
-}
+} | {each.kind: each.status for each in (errors.InvalidRequest, errors.Overloaded)}
 """The HTTP status of an output's `error_kind`."""
 
 

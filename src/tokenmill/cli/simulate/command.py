@@ -58,7 +58,10 @@ def simulate(args: argparse.Namespace) -> int:
     for name, text in deployment.facts:
         console.print(f"[bold]{name}[/bold]  {text}", highlight=False)
     if args.against:
-        return _hold_against(args, deployment, chosen, console)
+        with chosen.blamed():
+            return _hold_against(args, deployment, chosen, console)
+    if args.speed_factor:
+        raise ConfigError("--speed-factor is of --against.", param="speed_factor")
     apply_load(args.parser, args, deployment.load, f"{args.cluster}: [load]", args.cluster.parent)
 
     def make(changes: loads.Changes) -> loads.Setting[Service]:
@@ -72,7 +75,8 @@ def simulate(args: argparse.Namespace) -> int:
         return loads.Setting(lambda loop, seed: _begin(changed, loop, seed, chosen), about)
 
     began_s = time.perf_counter()
-    result, services = loads.run(args, sys.argv, tokenizer_of(args), make)
+    with chosen.blamed():
+        result, services = loads.run(args, sys.argv, tokenizer_of(args), make)
     took_s = time.perf_counter() - began_s
     code = loads.finish(args, result)
     _tell(console, result, services, took_s)

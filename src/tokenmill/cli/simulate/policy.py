@@ -12,7 +12,9 @@ takes: nothing is written anew for the simulator.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Mapping, Sequence
+import traceback
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from ...cache.tiering.policies import ADMISSIONS, REPLACEMENTS
@@ -25,7 +27,7 @@ from ...cluster.rescheduling import POLICIES as MIGRATION
 from ...cluster.rescheduling import policy_named
 from ...cluster.router import ROUTING_POLICIES
 from ...core.config import EngineConfig, check_name
-from ...core.errors import ConfigError
+from ...core.errors import ConfigError, TokenmillError
 from ...core.own_policy import OwnPolicy
 from ...core.tiers import DISK, HOST, REMOTE
 from ...node.options import EVICTIONS, SCHEDULING_POLICIES
@@ -65,6 +67,22 @@ class ChosenPolicies:
     """named: kind -> the policy's name; an OwnPolicy brings itself along."""
 
     named: Mapping[str, str]
+
+    @contextmanager
+    def blamed(self) -> Iterator[None]:
+        """While policies run: what fails in the file of one is a ConfigError that says where."""
+        files = {str(name).rpartition(":")[0] for name in self.named.values() if isinstance(name, OwnPolicy)}
+        try:
+            yield
+        except TokenmillError:
+            raise
+        except Exception as error:
+            places = [each for each in traceback.extract_tb(error.__traceback__) if each.filename in files]
+            if not places:
+                raise
+            what = " ".join(f"{type(error).__name__}: {error}".split())
+            told = f"--policy {places[-1].filename}, line {places[-1].lineno}, failed while it ran: {what}"
+            raise ConfigError(told, param="policy") from error
 
     def config(self, config: EngineConfig) -> EngineConfig:
         """The settings of an engine with the policies that are its own."""
