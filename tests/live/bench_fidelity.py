@@ -56,7 +56,8 @@ def main() -> None:
             live.calibrate(case, _model(case, args), args.out / case.engine, args.slice_s)
             folder = args.out / case.name
             live.measure(case, _model(case, args), folder, clock, args.repeats, args.requests, args.slice_s)
-        (args.out / "command.txt").write_text(shlex.join(["python", *sys.argv]))
+        with (args.out / "command.txt").open("a") as file:
+            file.write(shlex.join(["python", *sys.argv]) + "\n")
     elif args.what == "order":
         for case in (each for each in cases() if each.engine in {setting.engine for setting in settings()}):
             live.calibrate(case, _model(case, args), args.out / case.engine, args.slice_s)
@@ -152,7 +153,7 @@ def _facts(args: argparse.Namespace, environment: Json, turns: int) -> Json:
         "system": environment.get("system"),
         "version": environment.get("tokenmill"),
         "commit": environment.get("commit"),
-        "command": path.read_text() if path.exists() else "python tests/live/bench_fidelity.py measure OUT",
+        "command": "\n    ".join(path.read_text().splitlines()) if path.exists() else "python tests/live/bench_fidelity.py measure OUT",
         "turns": turns,
         "limit": REPEATS_LIMIT,
     }
