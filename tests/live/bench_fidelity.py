@@ -147,13 +147,14 @@ def _simulator(cluster: str, folder: Path, engine: str) -> sim.Simulate:
 
 def _facts(args: argparse.Namespace, environment: Json, turns: int) -> Json:
     path = args.out / "command.txt"
+    commands = path.read_text().splitlines() if path.exists() else ["python tests/live/bench_fidelity.py measure OUT"]
     return {
         "processor": environment.get("processor"),
         "cores": environment.get("cores"),
         "system": environment.get("system"),
         "version": environment.get("tokenmill"),
         "commit": environment.get("commit"),
-        "command": "\n    ".join(path.read_text().splitlines()) if path.exists() else "python tests/live/bench_fidelity.py measure OUT",
+        "command": "\n    ".join(commands),
         "turns": turns,
         "limit": REPEATS_LIMIT,
     }
