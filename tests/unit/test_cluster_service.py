@@ -49,6 +49,18 @@ def test_rows_are_fewer_where_prompts_wait_beside_steps_with_room_for_them() -> 
     assert rates.num_rows == 64
 
 
+def test_steps_of_one_engine_say_nothing_of_what_waits_for_another() -> None:
+    """Nor does KV that is on its way to an engine with room for it."""
+    rates = Rates(64, 500)
+    rates.resize(64, 500, num_engines=2)
+    draws, arriving = stats(0, 0, 0.0), stats(0, 0, 0.0, num_waiting=1)._replace(kv_usage=0.2)
+    for own in (draws, arriving, arriving._replace(kv_usage=0.8)):
+        for number in range(1, 6):
+            rates.note_step(stats(number, 5, 0.01, num_waiting=1, num_running=3), 1, own)
+        assert rates.num_rows == (3 if own.kv_usage == 0.8 else 64)
+        rates.note_step(stats(9, 5, 0.01), 1, draws)
+
+
 def test_how_long_a_row_is_held_follows_from_how_answers_end() -> None:
     """Answers that all reach their limit take all of it; those that end early take the mean, however high the limit."""
     rates = Rates(64, 500)

@@ -16,6 +16,7 @@ from scripted import Served
 from tokenmill.cluster.canary import Version
 from tokenmill.cluster.events import Ended
 from tokenmill.cluster.totals import Totals
+from tokenmill.core.cost import UNKNOWN, Costs
 from tokenmill.core.events import EngineStats, Output, Ready, Timing
 from tokenmill.core.experts import ExpertLoad, WeightReads
 from tokenmill.core.request import Request, SamplingParams
@@ -91,6 +92,27 @@ def stored(metrics: Metrics) -> None:
     metrics.registry.register(EngineTierMetrics("m", lambda: EngineStats(tier_hits=(5, 7, 0, 0), fetch_s=0.5)))
     asyncio.run(tiers.refresh())
     metrics.registry.register(ExpertMetrics("m", lambda: ExpertLoad((1,), ((6, 2, 0, 0),), reads=WeightReads(5, 1))))
+
+
+def test_costs_are_of_who_computes_prompts() -> None:
+    """A worker of a decode pool knows what a token of an answer takes, which says nothing of 5,000 of a prompt."""
+    totals, prompts, draws = Totals(), Costs(0.01, token_s=1e-4), Costs(0.0, token_s=5e-3)
+    for link in (0, 1):
+        totals.join(link, 9, EngineStats())
+    totals.step(1, EngineStats(num_steps=1, prompt_tokens_computed=1, costs=draws))
+    assert totals.stats.costs == draws  # nobody knows better
+    totals.step(0, EngineStats(num_steps=1, prompt_tokens_computed=500, costs=prompts))
+    totals.step(1, EngineStats(num_steps=2, prompt_tokens_computed=2, costs=draws))
+    assert totals.stats.costs == totals.sums.costs == prompts
+    better = prompts._replace(token_s=2e-4)
+    totals.step(0, EngineStats(num_steps=2, prompt_tokens_computed=500, costs=better))
+    assert totals.stats.costs == better
+    totals.leave(0)
+    assert totals.stats.costs == better
+    totals.step(1, EngineStats(num_steps=3, prompt_tokens_computed=3, costs=draws))
+    assert totals.stats.costs == draws
+    totals.leave(1)
+    assert totals.stats.costs == UNKNOWN
 
 
 def test_the_page_lists_every_metric_with_its_type_and_no_other() -> None:

@@ -141,11 +141,12 @@ class FrontDesk:
             if not self._tokens_of[call.client]:
                 del self._tokens_of[call.client]
 
-    def step(self, stats: EngineStats, now: float) -> None:
+    def step(self, stats: EngineStats, now: float, link: int = 0, own: EngineStats | None = None) -> None:
+        """See Rates.note_step."""
         self._stats = stats
         self._stepped_s = now
         self._num_sent = 0
-        self._rates.note_step(stats)
+        self._rates.note_step(stats, link, own)
         if self._places.num_waiting and self._places.is_shared:
             self._places.settle()
 

@@ -326,7 +326,7 @@ class Gateway:
             self._progress_s = now
         link.step(step.stats)
         self.totals.step(number, step.stats)
-        self.desk.step(self.totals.sums, now)
+        self.desk.step(self.totals.sums, now, number, step.stats)
         suspects = self._placing.suspects
         if suspects.on_trial is not None and suspects.on_trial.has_progressed:
             suspects.clear(suspects.on_trial)

@@ -25,6 +25,7 @@ _WEIGHT = 1 / 16
 _ROUNDS = 6
 _KEPT = 0.98
 _HELD_UP = 4
+_SCARCE = 0.5
 """After so many steps with room for prompts of which some wait, they wait for blocks: none came just now."""
 
 _FIRST_ENDS, _FIRST_TOKENS = 1.0, 512.0
@@ -46,7 +47,7 @@ class Rates:
         self._stats = EngineStats()
         self._ends = _FIRST_ENDS
         self._tokens = _FIRST_TOKENS
-        self._num_held_up = 0
+        self._num_held_up: dict[int, int] = {}
         self.costs = UNKNOWN
         self.room = float(step_tokens)
         self.step_s = 0.0
@@ -70,8 +71,10 @@ class Rates:
     def work_s(self) -> float:
         return self._work_s / self._num_engines
 
-    def note_step(self, stats: EngineStats) -> None:
-        """The state of all engines after one more step of one."""
+    def note_step(self, stats: EngineStats, link: int = 0, own: EngineStats | None = None) -> None:
+        """The state of all engines after one more step of one. link: which; own: its own, if there are others: steps
+        that draw in one say nothing of prompts that wait for another, and what waits there for KV to arrive is not
+        held up by blocks while half of them are free."""
         before, self._stats = self._stats, stats
         if stats.num_steps == before.num_steps:
             return
@@ -84,10 +87,13 @@ class Rates:
             num_new = stats.last_step_tokens - (stats.generation_tokens - before.generation_tokens)
             if num_new > 0:
                 self.room = moved(self.room, num_new)
-        self._num_held_up = self._num_held_up + 1 if stats.num_waiting and not is_full else 0
+        waits = bool(stats.num_waiting)
+        if own is not None and self._num_engines > 1:
+            waits = own.num_waiting > 0 and own.kv_usage >= _SCARCE
+        num_held_up = self._num_held_up[link] = self._num_held_up.get(link, 0) + 1 if waits and not is_full else 0
         if not stats.num_waiting:
             self.num_rows = self._most_rows
-        elif self._num_held_up >= _HELD_UP:
+        elif num_held_up >= _HELD_UP:
             self.num_rows = max(1, min(self._most_rows, stats.num_running))
         else:
             self.num_rows = max(self.num_rows, stats.num_running)

@@ -6,6 +6,7 @@ from itertools import zip_longest
 from operator import add, itemgetter, sub
 from typing import Any
 
+from ..core.cost import UNKNOWN
 from ..core.events import EngineStats
 
 _COUNTERS = (
@@ -23,27 +24,37 @@ _GAUGE_PLACES = tuple(EngineStats._fields.index(name) for name in _GAUGES)
 _PLACES = (*_GAUGE_PLACES, *(EngineStats._fields.index(name) for name in _COUNTERS))
 _gauges_of = itemgetter(*_GAUGE_PLACES)
 _summed_of = itemgetter(*_PLACES)
-_filled = itemgetter(
-    *(len(_PLACES) + i if i not in _PLACES else _PLACES.index(i) for i in range(len(EngineStats._fields)))
-)
-"""Of the sums, with the fields of a state behind them: that state, with the sums in their places."""
+_COSTS = EngineStats._fields.index("costs")
+_NUM = len(EngineStats._fields)
+
+
+def _source(i: int) -> int:
+    if i in _PLACES:
+        return _PLACES.index(i)
+    return len(_PLACES) + (_NUM if i == _COSTS else i)
+
+
+_filled = itemgetter(*(_source(i) for i in range(_NUM)))
+"""Of the sums, with the fields of a state and costs behind them: that state, with sums and costs in their places."""
 
 
 class Totals:
     """`stats`: counters and gauges summed, kv_usage of the fullest engine, and of the step that was last what is told
-    of it, and of its engine's costs. Counters go on where engines leave. A step costs the same however many engines
-    there are; what is of all of them (`kv_usage`, adapters) is put together when `stats` is read."""
+    of it. costs: of the engine that has computed most tokens of prompts, since one that draws alone knows nothing of
+    what they take. Counters go on where engines leave. A step costs the same however many engines there are; what is of
+    all of them (`kv_usage`, adapters) is put together when `stats` is read."""
 
     def __init__(self) -> None:
         self._of: dict[int, EngineStats] = {}
         self._sums: list[Any] = [0] * len(_PLACES)
         self._last = EngineStats()
+        self._costs, self._costs_of, self._most_computed = UNKNOWN, -1, -1
         self._tier_hits: tuple[int, ...] = ()
 
     @property
     def sums(self) -> EngineStats:
         """The same but for kv_usage and adapters, which are of the engine that told last."""
-        told = EngineStats._make(_filled((*self._sums, *self._last)))
+        told = EngineStats._make(_filled((*self._sums, *self._last, self._costs)))
         return told._replace(tier_hits=self._tier_hits) if self._tier_hits or told.tier_hits else told
 
     @property
@@ -61,8 +72,10 @@ class Totals:
 
     def leave(self, link: int) -> None:
         self._add_gauges(self._of.pop(link), EngineStats())
+        if link == self._costs_of:  # what it knew holds until another knows something
+            self._costs_of, self._most_computed = -1, -1
         if not self._of:
-            self._last = EngineStats()
+            self._last, self._costs = EngineStats(), UNKNOWN
 
     def step(self, link: int, stats: EngineStats) -> None:
         before = self._of[link]
@@ -72,6 +85,8 @@ class Totals:
                 whole + now - was
                 for whole, now, was in zip_longest(self._tier_hits, stats.tier_hits, before.tier_hits, fillvalue=0)
             )
+        if stats.prompt_tokens_computed >= self._most_computed or link == self._costs_of:
+            self._costs, self._costs_of, self._most_computed = stats.costs, link, stats.prompt_tokens_computed
         self._of[link] = self._last = stats
 
     def _add_gauges(self, before: EngineStats, after: EngineStats) -> None:
