@@ -59,10 +59,16 @@ def test_answers_of_two_pools_are_those_of_one_engine(two_pools: Server, expecte
     assert count(two_pools, "moved_kv_tokens_total") > 100 and moved(two_pools, "split") >= 3
 
 
-def is_busy_or_done(server: Server, name: str, found: Future[list[str]]) -> bool:
-    """Whether this worker has answers under way, or nobody has any more."""
+def running(server: Server) -> dict[str, int]:
+    """How many answers each worker that serves has under way."""
     workers = json.loads(server.request("GET", "/admin/workers")[1])["workers"]
-    return found.done() or any(each["id"] == name and each["num_running"] > 0 for each in workers)
+    return {each["id"]: each["num_running"] for each in workers if each["state"] == "ready"}
+
+
+def is_busy_or_done(server: Server, name: str, found: Future[list[str]]) -> bool:
+    """Whether this worker has answers and the others are there to take them, or nobody has any more."""
+    seen = running(server)
+    return found.done() or (len(seen) == 3 and seen[name] > 0)
 
 
 def drains(server: Server, name: str) -> bool:
@@ -72,6 +78,7 @@ def drains(server: Server, name: str) -> bool:
 def test_answers_survive_a_drain(two_pools: Server, expected: list[str]) -> None:
     """Each decode worker is drained while it answers, and started again; until one was drained that still had some."""
     for _ in range(8):
+        wait_until(lambda: len(running(two_pools)) == 3, "three workers that serve")
         with ThreadPoolExecutor(1) as pool:
             found = pool.submit(answers, two_pools)
             for name in ("w1", "w2"):
