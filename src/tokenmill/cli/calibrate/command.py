@@ -12,6 +12,7 @@ from typing import Any
 from ...core.errors import ConfigError
 from ...core.step_records import LogFacts, Machine, StepRecords, read_steps
 from ...sim.calibrated import LEAST_SEEN, Calibrated, Error, Line
+from . import black_box
 from .beside import Observed, observed
 from .edges import Point, backs, fit_line, fronts, gaps, passages
 from .law import Fitted, fit_law
@@ -26,7 +27,7 @@ _STEADY = 1.25
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("logs", nargs="+", metavar="LOG", help="files of tokenmill serve --step-log")
+    parser.add_argument("logs", nargs="*", metavar="LOG", help="files of tokenmill serve --step-log")
     parser.add_argument(
         "--run",
         dest="runs",
@@ -40,9 +41,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--check", metavar="FILE", help="fit nothing: tell the error of this calibration on the logs, and their speed"
     )
+    black_box.add_arguments(parser)
 
 
 def calibrate(args: argparse.Namespace) -> int:
+    if args.black_box:
+        return black_box.calibrate(args)
+    if args.hold_out or args.cluster:
+        name = "--hold-out" if args.hold_out else "--cluster"
+        raise ConfigError(f"{name} goes with --black-box.", param=name[2:].replace("-", "_"))
+    if not args.logs:
+        raise ConfigError("Name step logs, or results of bench serve by --black-box.", param="logs")
     logs = [read_steps(_read(path), path) for path in args.logs]
     if args.check:
         for option, name in ((args.out, "--out"), (args.runs, "--run")):
