@@ -25,7 +25,7 @@ from tokenmill.bench.load.fidelity import compare
 from tokenmill.cli.calibrate.black_box import HEAD, error_line, machine_of, read_lives, tables_of
 from tokenmill.cli.calibrate.replay import errors_of, fit, replay
 
-WORDS = ("--random-input-len", "200", "--random-range-ratio", "0.8", "--random-output-len", "48", "--ignore-eos")
+WORDS = ("--random-range-ratio", "0.8", "--ignore-eos")
 CALIBRATING = ((1, 12), (3, 24), (8, 40))
 """Clients and requests."""
 BAR = 0.15
@@ -40,19 +40,22 @@ def main() -> None:
     parser.add_argument("--max-num-batched-tokens", type=int, default=2048)
     parser.add_argument("--share", type=float, nargs="+", default=[0.5, 0.75], help="rates, of what the server can do")
     parser.add_argument("--out", type=Path, default=Path("black-box"))
+    parser.add_argument("--input-len", default="200")
+    parser.add_argument("--output-len", default="48")
     parser.add_argument("--scale", type=float, default=1.0, help="of the number of requests")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
+    lengths = ("--random-input-len", args.input_len, "--random-output-len", args.output_len)
     with ExitStack() as stack:
         url = args.url or started(args.serve, stack)
         fitted = []
         for clients, num in CALIBRATING:
-            words = ("--concurrency", str(clients), "--num-prompts", str(round(num * args.scale)))
+            words = ("--concurrency", str(clients), "--num-prompts", str(round(num * args.scale)), *lengths)
             fitted.append(measured(url, args.out / f"fit-{clients}.json", words, clients))
         most = json.loads(fitted[-1].read_text())["requests_per_s"]
-        held = [("closed-5", ("--concurrency", "5", "--num-prompts", str(round(30 * args.scale))))]
+        held = [("closed-5", ("--concurrency", "5", "--num-prompts", str(round(30 * args.scale)), *lengths))]
         for share in args.share:
-            rate = ("--request-rate", f"{share * most:.3f}", "--num-prompts", str(round(40 * args.scale)))
+            rate = ("--request-rate", f"{share * most:.3f}", "--num-prompts", str(round(40 * args.scale)), *lengths)
             held.append((f"open-{share}", rate))
         pairs = [
             [measured(url, args.out / f"{name}-{turn}.json", words, 100 + at) for turn in range(2)]

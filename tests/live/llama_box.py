@@ -1,7 +1,7 @@
 """llama-server without a build: the HTTP server of llama.cpp from the package xllamacpp, in an environment of its own.
 
     python3 -m venv /tmp/box && /tmp/box/bin/pip install xllamacpp
-    /tmp/box/bin/python tests/live/llama_box.py MODEL.gguf PORT SLOTS
+    /tmp/box/bin/python tests/live/llama_box.py MODEL.gguf PORT SLOTS [THREADS]
 
 Runs until it is killed. Needs nothing of tokenmill.
 """
@@ -20,8 +20,9 @@ def main() -> None:
     params = package.CommonParams()
     params.model.path = model
     params.port, params.n_parallel, params.n_ctx = port, slots, slots * CONTEXT
-    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 2
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = int(sys.argv[4]) if sys.argv[4:] else 2
     params.kv_unified, params.warmup = False, True
+    params.cache_prompt, params.cache_ram_mib = False, 0  # loads are sent twice
     server = package.Server(params)
     print(server.listening_address, flush=True)
     threading.Event().wait()
