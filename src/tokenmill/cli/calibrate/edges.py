@@ -24,6 +24,8 @@ had to wait for a processor says little of what it takes."""
 _SURE = 1e-6
 _LEAST = 8
 """Observations that a line needs."""
+_ALONE_S = 0.02
+"""Before a request, for which no other was sent."""
 _APART_S = 5.0
 """Between a client's sending and the front end's having it, at most."""
 
@@ -95,12 +97,15 @@ def _matched(rows: Sequence[tuple[float, float, int]], by_length: dict[int, list
 
 
 def fronts(found: Sequence[Passage], steps: Sequence[TimedStep]) -> list[Point]:
-    """Of prompt tokens: from a client's sending to the request's first plan, of those that came to an idle engine and
-    so did not wait for a step."""
+    """Of prompt tokens: from a client's sending to the request's first plan, of those that came alone to an idle
+    engine, and so waited neither for a step nor for the front end to read others."""
     ends = [step.ended_s for step in steps]
     begins = [step.planned_s for step in steps]
+    sent = sorted(passage.sent_s for passage in found)
     points = []
     for passage in found:
+        if bisect_left(sent, passage.request.scheduled_s) - bisect_left(sent, passage.sent_s - _ALONE_S) > 1:
+            continue
         at_s = passage.request.scheduled_s
         i = bisect_left(begins, at_s)  # the first step planned then or later
         if i == 0 or (ends[i - 1] < passage.sent_s):
