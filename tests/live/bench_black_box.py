@@ -115,7 +115,7 @@ def report(args: argparse.Namespace, fitted: list[Path], pairs: list[list[Path]]
             assert of_requests is not None
             sizes.append(of_requests.median_size)
             print(error_line(live.name, errors))
-        one = replay(found.law, runs[0], tables).result
+        one = replay(found.law, runs[0], tables)
         both = compare("both", [live.result for live in runs], [one] * len(runs)).request("e2el_s")
         assert both is not None
         print(f"  two live runs differ by {both.live_to_live or 0.0:.1%} (E2EL of requests, median)")

@@ -15,7 +15,7 @@ from tokenmill.bench.load import options
 from tokenmill.bench.load.body import BodyFormat
 from tokenmill.bench.load.recorded_load import RecordedLoad, digest_of
 from tokenmill.cli.calibrate.black_box import error_line, machine_of, read_lives, tables_of
-from tokenmill.cli.calibrate.replay import errors_of, fit, times_of
+from tokenmill.cli.calibrate.replay import errors_of, fit
 from tokenmill.cli.main import main
 from tokenmill.cli.simulate.against import on_deployment
 from tokenmill.core.block import full_groups
@@ -96,13 +96,6 @@ def test_what_it_writes_is_simulated(runs: list[str], tmp_path: Path, capsys: py
     assert errors == {each.metric: each.median_size for each in expected.requests}
 
 
-def test_times_are_of_requests_that_were_answered(runs: list[str]) -> None:
-    run = json.loads(Path(runs[0]).read_text())
-    run["requests"][0]["ok"] = False
-    run["requests"][1]["first_s"] = None
-    assert set(times_of(run)) == set(range(2, 12))
-
-
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     assert main(["calibrate", *words]) != 0
     told = capsys.readouterr().err.strip()
@@ -117,7 +110,8 @@ def test_bad_input_is_one_line(runs: list[str], tmp_path: Path, capsys: pytest.C
         ("no", "is no JSON"),
         ("{}", "is no result of tokenmill bench serve"),
         (json.dumps(run | {"kind": "goodput"}), "not against a goodput"),
-        (json.dumps(run | {"requests": []}), "has 0 requests"),
+        (json.dumps(run | {"requests": []}), "has no answered request"),
+        (json.dumps(run | {"requests": [{**run["requests"][0], "event_s": None}]}), "lacks the time of each token"),
         (json.dumps(run | {"argv": []}), "bench serve"),
     ):
         bad.write_text(text)

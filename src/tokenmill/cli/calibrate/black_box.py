@@ -17,7 +17,8 @@ from ...core.config import BLOCK_SIZE
 from ...core.errors import ConfigError
 from ...core.step_records import Machine
 from ..bench.load import read_tokenizer
-from .replay import Live, errors_of, fit, times_of
+from .bunches import read_run
+from .replay import Live, errors_of, fit
 
 Json = dict[str, Any]
 
@@ -25,7 +26,6 @@ NUM_BLOCKS = 65536
 """Of KV: how much a server has cannot be seen; this much is never short."""
 MOST_TOKENS = 2048
 """Of a step, where nobody says: the default of llama-server and of vLLM on processors."""
-LEAST_REQUESTS = 8
 HEAD = "error                             TTFT mean   TPOT mean   E2EL mean   E2EL of requests: median   90 %"
 
 
@@ -103,10 +103,7 @@ def read_lives(path: str) -> list[Live]:
         raise ConfigError(f"{path}: {error.message}", param="black_box") from error
     lives = []
     for number, run in enumerate(runs):
-        num = len(times_of(run)) if run.get("requests") else 0
-        if num < LEAST_REQUESTS:
-            told = f"{path} has {num} requests whose first and last token came; a fit needs {LEAST_REQUESTS} of a run."
-            raise ConfigError(f"{told} Stream, keep requests, send more.", param="black_box")
+        read_run(run, path)
         try:
             load = recorded_load(run, read_tokenizer)
         except ConfigError as error:
@@ -159,7 +156,7 @@ def _lines(table: Json) -> list[str]:
 
 
 def describe(lives: Sequence[Live], errors: Sequence[Fidelity], machine: Machine) -> list[str]:
-    num = sum(len(times_of(live.result)) for live in lives)
+    num = sum(len(read_run(live.result, live.name)) for live in lives)
     told = f"{machine.model}, from outside: {num} requests of {len(lives)} runs; at most {machine.max_num_seqs} at once"
     lines = [
         f"{told} and {machine.max_num_batched_tokens} tokens a step",
