@@ -57,7 +57,8 @@ def main() -> None:
             folder = args.out / case.name
             live.measure(case, _model(case, args), folder, clock, args.repeats, args.requests, args.slice_s)
         with (args.out / "command.txt").open("a") as file:
-            file.write(shlex.join(["python", *sys.argv]) + "\n")
+            words = ["OUT" if word == str(args.out) else word for word in sys.argv]
+            file.write(shlex.join(["python", *words]) + "\n")
     elif args.what == "order":
         for case in (each for each in cases() if each.engine in {setting.engine for setting in settings()}):
             live.calibrate(case, _model(case, args), args.out / case.engine, args.slice_s)

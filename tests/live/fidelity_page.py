@@ -33,7 +33,7 @@ HEAD = """# How near simulations come
 What the live CPU server did under loads that were not used to calibrate it, and what `tokenmill simulate` says of the
 same loads. This page is written by one command from saved results:
 
-    python tests/live/bench_fidelity.py report {out} --write docs/fidelity.md
+    python tests/live/bench_fidelity.py report OUT --write docs/fidelity.md
 
 The figures are of one machine: {processor}, {cores} cores, {system}; tokenmill {version}, commit {commit}.
 They were measured by
@@ -47,6 +47,9 @@ another load tells how fast the machine is just then. That one factor is all tha
 load ("slowness": how much longer steps took than when calibrated). Errors are simulated / live - 1, as sizes, means
 over the repeats; of E2EL the median over requests, matched one by one. *Live to live* is what two live runs of the load
 differ by. A bar is the larger of the stated share and {limit} times live to live.
+
+What was in view: that requests which come and end hold steps up was found on an earlier measurement of the first case;
+that threads of a step go in lockstep (what a front end takes from workers of one thread) on the loads with two workers.
 """
 
 
@@ -60,7 +63,7 @@ def write(out: Path, page: Path) -> None:
     results.sort(key=lambda result: result["place"])
     plots = page.parent / "reports"
     plots.mkdir(parents=True, exist_ok=True)
-    parts = [HEAD.format(out=out.name, **facts), _bars(results)]
+    parts = [HEAD.format(**facts), _bars(results)]
     for result in results:
         parts.append(_section(result, page, plots))
     order = out / "found" / "order.json"

@@ -20,7 +20,7 @@ from tokenmill.core.cost import Work, work_of
 from tokenmill.core.errors import ConfigError
 from tokenmill.core.step import PlanRow
 from tokenmill.core.step_records import SIZE, LogFacts, Machine, StepRecords, StepWriter, TimedRequest, TimedStep
-from tokenmill.sim.calibrated import NOT_KNOWN, Calibrated, Curve, Kind, Line, shares
+from tokenmill.sim.calibrated import NOT_KNOWN, Beside, Calibrated, Curve, Kind, Line, shares
 
 FACTS = LogFacts("toy", "id", "cpu", "avx2", 2, 16, 100, 64, 576)
 GAP = Line(0.0004, 0.00001)
@@ -350,3 +350,9 @@ def test_logs_of_different_engines_are_not_mixed() -> None:
     other = StepRecords(LogFacts("toy", "other"), log_of(5, num_steps=200).steps, ())
     with pytest.raises(ConfigError, match="numerics_id"):
         fit([log_of(4, num_steps=200), other])
+
+
+def test_a_front_end_takes_from_each_thread_of_a_step() -> None:
+    law = replace(fit([log_of(3)]).law, beside=Beside(0.004, 0.002, 0.0002, 9))
+    assert law.beside_threads(1).beside == Beside(0.002, 0.001, 0.0001, 9)
+    assert law.beside_threads(law.machine.threads).beside == law.beside

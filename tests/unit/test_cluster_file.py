@@ -121,7 +121,8 @@ def test_a_calibration_says_what_its_engine_was() -> None:
     assert deployment.parts.cores.front is law
     other = replace(law, step_s=0.5)
     sources = replace(NO_SOURCES, calibration=lambda name: other if name == "o.json" else law)
-    assert read_deployment(text + "[host]\ncalibration = 'o.json'", sources).parts.cores.front is other
+    front = read_deployment(text + "[host]\ncalibration = 'o.json'", sources).parts.cores.front
+    assert isinstance(front, Calibrated) and front.step_s == 0.5
     assert read_deployment(text + "kv_blocks = 9", sources).workers[0].config.groups[0].num_blocks == 9
 
 

@@ -174,6 +174,13 @@ class Calibrated:
         computed_s = request_s * arrived + end_s * ended + token_s * handed
         return computed_s / max(1, self.machine.threads) * self.speed
 
+    def beside_threads(self, threads: int) -> Self:
+        """With the front end beside steps of so many threads. These go in lockstep: one that has to share its core
+        holds all of them up, which says what is taken from one core, for each thread of a step."""
+        share = threads / max(1, self.machine.threads)
+        request_s, end_s, token_s, num = self.beside
+        return replace(self, beside=Beside(request_s * share, end_s * share, token_s * share, num))
+
     # ---- as a FrontLaw (`parts`) ----
 
     def front_s(self, num_prompt_tokens: int) -> float:

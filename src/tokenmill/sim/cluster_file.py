@@ -72,6 +72,8 @@ def read_deployment(table: Mapping[str, Any] | str, sources: Sources = NO_SOURCE
             except ConfigError as error:
                 raise ConfigError(f"host.calibration: {error.message}", param="host.calibration") from None
         front = next((law for law in laws if isinstance(law, Calibrated)), None)
+        if front is not None and parts.cores.calibration:
+            front = front.beside_threads(groups[0].plans[0].site.threads)
         parts = replace(parts, cores=replace(parts.cores, front=front))
     load = fields.table("load")
     deployment = Deployment(

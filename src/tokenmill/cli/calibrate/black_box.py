@@ -26,6 +26,8 @@ NUM_BLOCKS = 65536
 """Of KV: how much a server has cannot be seen; this much is never short."""
 MOST_TOKENS = 2048
 """Of a step, where nobody says: the default of llama-server and of vLLM on processors."""
+MOST_IN_TURN = 6
+"""Runs of which each is left out in turn."""
 HEAD = "error                             TTFT mean   TPOT mean   E2EL mean   E2EL of requests: median   90 %"
 
 
@@ -43,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=[],
         metavar="RUN.json",
-        help="runs of the same server to tell the error on, not fitted to (default: each run in turn, if there are 3)",
+        help="runs of the same server to tell the error on, not fitted to (default: each run in turn, of 3 to 6)",
     )
     group.add_argument(
         "--max-num-seqs", type=int, metavar="N", help="requests that the server runs at once (llama-server --parallel)"
@@ -72,12 +74,12 @@ def calibrate(args: argparse.Namespace) -> int:
     if held:
         for live in held:
             print(error_line(live.name, errors_of(found.law, live, tables)))
-    elif len(lives) > 2:
+    elif 2 < len(lives) <= MOST_IN_TURN:
         for left_out in lives:
             others = fit([live for live in lives if live is not left_out], machine, tables).law
             print(error_line(left_out.name, errors_of(others, left_out, tables)))
     else:
-        print("none: give --hold-out, or three runs")
+        print(f"none: give --hold-out, or 3 to {MOST_IN_TURN} runs")
     if args.out:
         _write(args.out, found.law.to_json(), "out")
     if args.cluster:
