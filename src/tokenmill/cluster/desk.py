@@ -13,7 +13,7 @@ of `share` every choice goes to the engine at once, as a program with its own en
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 
 from ..core.cost import Work
@@ -149,6 +149,18 @@ class FrontDesk:
         self._rates.note_step(stats, link, own)
         if self._places.num_waiting and self._places.is_shared:
             self._places.settle()
+
+    def repeat(self, stats: EngineStats, now: float, link: int, own: EngineStats) -> None:
+        """As `step` of several that are alike, whose durations `pace` gets."""
+        assert not self._places.num_waiting, "each step may place something"
+        self._stats = stats
+        self._stepped_s = now
+        self._num_sent = 0
+        self._rates.note_repeated(stats, link, own)
+
+    def pace(self, steps: Iterable[tuple[float, int]]) -> None:
+        """(seconds, tokens) of steps, as they ended, that `repeat` is told of."""
+        self._rates.pace(steps)
 
     def forecast(self, newcomer: Newcomer, now: float) -> Forecast:
         """What the first choice of a call may expect."""

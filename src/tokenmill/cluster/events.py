@@ -5,7 +5,8 @@
     Opened    the choices of a call                       GivenUp  a client wants no more of a choice
     Ticked    time has passed: deadlines may be due
     Stepped   what an engine reports after a step         Told     what it says else
-    Pooled    an engine serves in another pool from now   Closed   no engine will come any more
+    Repeated  the same of several steps, for simulations  Pooled   an engine serves in another pool from now
+    Closed    no engine will come any more
 
 The gateway's shell carries `Effects` out, in the order of the fields.
 """
@@ -76,6 +77,18 @@ class Stepped:
     step: StepOutputs
 
 
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """Steps of an engine that were alike, told at once: each gave one token of each of `step.outputs`, which hold all
+    of them, and nothing else; `step.stats` are those after the last. times: when each was heard. For who simulates
+    (`sim.leaper`); what follows from the durations of single steps is told by FrontDesk.pace, in the order of all
+    engines' steps."""
+
+    link: int
+    step: StepOutputs
+    times: Sequence[float]
+
+
 Telling = Staged | Moved | Prefetched | KVEvents | TierEvents
 """What engines say beside steps that the gateway is to hear."""
 
@@ -99,7 +112,7 @@ class Closed:
     failure: TokenmillError
 
 
-GatewayEvent = Joined | Left | Leaves | Opened | GivenUp | Ticked | Stepped | Told | Pooled | Closed
+GatewayEvent = Joined | Left | Leaves | Opened | GivenUp | Ticked | Stepped | Repeated | Told | Pooled | Closed
 
 
 class Ended(NamedTuple):

@@ -39,6 +39,7 @@ from .events import (
     Left,
     Opened,
     Pooled,
+    Repeated,
     Stepped,
     Ticked,
     Told,
@@ -335,6 +336,29 @@ class Gateway:
         if self._held or self.desk.num_waiting:
             self._placing.place(now, effects)
 
+    def _repeat(self, event: Repeated, now: float, effects: Effects) -> None:
+        """As _step of each, where nothing waits for a step (Placing.waits_for_steps) and no request begins or ends."""
+        step, number = event.step, event.link
+        link = self._links.get(number)
+        if link is None:
+            return
+        now, entries = step.now_s, link.entries
+        for output in step.outputs:
+            entry = entries.get(output.request_id)
+            if entry is None or output.attempt != entry.attempt:
+                continue
+            assert entry.has_progressed and output.finish_reason is None, output
+            entry.last_token_s = now
+            entry.tokens.extend(output.tokens)
+            if entry.num_lives > 1:
+                output = entry.as_first_life(output)
+            if entry.ending is None:
+                effects.outputs.append(output)
+        self._progress_s = now
+        link.step(step.stats)
+        self.totals.step(number, step.stats)
+        self.desk.repeat(self.totals.sums, now, number, step.stats)
+
     def _hand_over(self, entry: Entry, output: Output, now: float, effects: Effects) -> None:
         """Its engine has stopped it and gives it away, with these as its last tokens."""
         output = output._replace(finish_reason=None, is_saved=False)
@@ -394,6 +418,7 @@ class Gateway:
         GivenUp: _give_up,
         Ticked: _tick,
         Stepped: _step,
+        Repeated: _repeat,
         Told: _tell,
         Pooled: _pool,
         Closed: _close,

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ..core.cost import UNKNOWN, Work
@@ -78,15 +78,27 @@ class Rates:
         before, self._stats = self._stats, stats
         if stats.num_steps == before.num_steps:
             return
-        self.costs = stats.costs
-        self.step_s = moved(self.step_s, stats.last_step_s)
-        work = step_work(stats.last_step_tokens, self._step_tokens)
-        self._work_s = moved(self._work_s, stats.last_step_s / max(1, work))
+        self.pace(((stats.last_step_s, stats.last_step_tokens),))
         is_full = 2 * stats.last_step_tokens >= self._step_tokens
         if stats.num_prompt_left and stats.num_steps == before.num_steps + 1:
             num_new = stats.last_step_tokens - (stats.generation_tokens - before.generation_tokens)
             if num_new > 0:
                 self.room = moved(self.room, num_new)
+        self._note_rows(stats, link, own, is_full)
+
+    def note_repeated(self, stats: EngineStats, link: int, own: EngineStats) -> None:
+        """As note_step of several steps of rows that draw alone; `pace` gets how long they took."""
+        self._stats = stats
+        self._note_rows(stats, link, own, is_full=False)
+
+    def pace(self, steps: Iterable[tuple[float, int]]) -> None:
+        """(seconds, tokens) of steps that have ended, one after the other."""
+        for step_s, num_tokens in steps:
+            self.step_s = moved(self.step_s, step_s)
+            self._work_s = moved(self._work_s, step_s / max(1, step_work(num_tokens, self._step_tokens)))
+
+    def _note_rows(self, stats: EngineStats, link: int, own: EngineStats | None, is_full: bool) -> None:
+        self.costs = stats.costs
         waits = bool(stats.num_waiting)
         if own is not None and self._num_engines > 1:
             waits = own.num_waiting > 0 and own.kv_usage >= _SCARCE

@@ -91,6 +91,7 @@ class Leap:
         self._known = [len(seq.tokens) for seq in running]
         self._fields = list(core.stats())
         self._context = state.in_flight[-1].num_context
+        self._step_work = step_work(self.num_rows, core.config.max_num_batched_tokens)
         # What is due when, as steps repeat: by the number of commits modulo the size of a block.
         self._due: list[list[int]] = [[] for _ in range(size)]
         num_new = [0] * size
@@ -159,7 +160,7 @@ class Leap:
         step = ledger.take_step()
         step.num_context = self._context
         state.in_flight.append(step)
-        state.work_done += step_work(self.num_rows, core.config.max_num_batched_tokens)
+        state.work_done += self._step_work
         return step.number
 
     def stats(self) -> EngineStats:

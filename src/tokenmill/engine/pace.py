@@ -25,8 +25,9 @@ class Pace:
     def note(self, num_tokens: int, duration_s: float) -> None:
         """A step has ended."""
         size = num_tokens.bit_length()
-        if size in self._known:
-            duration_s = min(duration_s, _GROWTH * self.predict(num_tokens))
+        known = self._known.get(size)
+        if known is not None:
+            duration_s = min(duration_s, _GROWTH * (known[1] * min(1.0, num_tokens / known[0])))
         self._known[size] = (num_tokens, duration_s)
 
     def predict(self, num_tokens: int) -> float:

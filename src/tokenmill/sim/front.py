@@ -7,10 +7,24 @@ measurements are made of that.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from itertools import count
 
-from ..cluster.events import Effects, GatewayEvent, Joined, Leaves, Left, Opened, Pooled, Stepped, Telling, Ticked, Told
+from ..cluster.events import (
+    Effects,
+    GatewayEvent,
+    Joined,
+    Leaves,
+    Left,
+    Opened,
+    Pooled,
+    Repeated,
+    Stepped,
+    Telling,
+    Ticked,
+    Told,
+)  # fmt: skip
 from ..cluster.gateway import Gateway
 from ..cluster.keys import with_keys
 from ..cluster.liveness import LOOK_S, Liveness
@@ -43,6 +57,7 @@ class Front:
     num_let_go   of those, the ones that gave no sign of life
     limit_s      after which one is lost that gives none
     grace_s      a link that is let go is closed after so long; what comes over it until then reaches the gateway
+    look         is called with steps that come late, at `look_s` or with the first later one
     """
 
     def __init__(
@@ -68,7 +83,9 @@ class Front:
         self._links: dict[int, _Attached] = {}
         self._num_links = 0
         self._alarm: asyncio.TimerHandle | None = None
-        self.late = Late(loop, self._take_late)
+        self.look_s = math.inf
+        self.look: Callable[[], None] = lambda: None
+        self.late = Late(loop, self)
 
     def attach(self, end: FrontEnd) -> int:
         """Take up a link; its engine gets requests once its Ready has come. The number of the link."""
@@ -171,10 +188,30 @@ class Front:
                 return
             self._take(link, message)
 
-    def _take_late(self, number: int, message: FromEngine) -> None:
+    # ---- what comes late (`leaper.Hearer`) ----
+
+    @property
+    def may_take_runs(self) -> bool:
+        return self.is_up and not self.gateway.placing.waits_for_steps
+
+    def pace(self, steps: list[tuple[float, int]]) -> None:
+        self.gateway.desk.pace(steps)
+
+    def take_late(self, number: int, message: FromEngine) -> None:
         link = self._links.get(number)
         if link is not None:
             self._take(link, message)
+
+    def take_run(self, told: Repeated) -> None:
+        """Nothing is due because of it, and nobody is told anything."""
+        link = self._links.get(told.link)
+        if link is None:
+            return
+        link.liveness.hear(told.step)
+        effects = self.gateway.handle(told, self._loop.time())
+        if self._is_checked:
+            self.gateway.check()
+        self._hear(told, effects)
 
     def _take(self, link: _Attached, message: FromEngine) -> None:
         if not self.is_up:

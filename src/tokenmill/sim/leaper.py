@@ -6,6 +6,10 @@ it gives. The worker then sleeps until the last of them, or until something arri
 then is done when somebody asks: the front end, before it handles anything else (`Late`), or the worker as it wakes. So
 the order in which the gateway hears of steps is that of single steps, and so are all times, to the last bit.
 
+Where the gateway has nothing to decide after a step (`waits_for_steps`), all steps of a leap that have arrived are told
+at once (`cluster.events.Repeated`): what it keeps of single steps is their durations, which it gets in the order of all
+workers' steps.
+
 Where two things happen at the very same time of virtual seconds, their order may be another than without leaps.
 """
 
@@ -13,10 +17,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
 from heapq import heappop, heappush
 from itertools import pairwise
+from typing import NamedTuple, Protocol
 
+from ..cluster.events import Repeated
 from ..core.cost import Work
 from ..core.events import FromEngine, Output, StepOutputs, output_of
 from ..engine.leap import Leap, may_leap
@@ -26,6 +31,13 @@ from .timed import DRAWN, Foreseen, TimedExecutor
 
 MOST_STEPS = 256
 """Of a leap: what is known of later ones would mostly be in vain."""
+
+
+class Run(NamedTuple):
+    """Steps of a leap that have arrived: what is told of them, and their (seconds, tokens)."""
+
+    told: Repeated
+    paces: list[tuple[float, int]]
 
 
 class Leaper:
@@ -97,6 +109,7 @@ class Leaper:
         leap = self._leap
         if leap is None:
             return
+        self._late.settle()
         self.advance(self._loop.time())
         self._leap = None
         if self._alarm is not None:
@@ -131,33 +144,70 @@ class Leaper:
             messages.append(self.told.popleft()[1])
         return messages
 
+    def hear_run(self, now: float) -> tuple[list[tuple[float, FromEngine]], Run | None]:
+        """What has arrived by now, of a leap that has begun: what goes before outputs, and all of its steps."""
+        leap, shell = self._leap, self._shell
+        if leap is None or shell is None or self.told or not leap.num_commits:
+            return [], None
+        answers: list[tuple[float, FromEngine]] = []
+        times: list[float] = []
+        paces: list[tuple[float, int]] = []
+        num_rows, latency_s, ends, tooks = leap.num_rows, self._latency_s, self._ends, self._tooks
+        at = leap.num_commits
+        while at < self._most and ends[at] + latency_s <= now:
+            end_s, took_s = ends[at], tooks[at]
+            when_s = end_s + latency_s
+            answers += [(when_s, answer) for answer in self._take_step(leap, shell, at)]
+            times.append(when_s)
+            paces.append((took_s, num_rows))
+            at += 1
+        if not times:
+            return [], None
+        stats = leap.stats()
+        shell.num_held = stats.num_held_blocks
+        drawn = (DRAWN,) * len(times)
+        outputs = tuple(
+            [
+                output_of((name, drawn, *rest, num_output + at, *tail))
+                for (name, _, *rest), num_output, tail in self._heads
+            ]
+        )
+        return answers, Run(Repeated(self.link, StepOutputs(outputs, stats, ends[at - 1]), times), paces)
+
     def advance(self, now: float) -> None:
         """Do what was due by now."""
         leap, shell = self._leap, self._shell
         if leap is None or shell is None:
             return
-        pace, num_rows = shell.pace, leap.num_rows
         while True:
-            if 0 <= self._plan_s <= now:
-                self._plan(leap, self._plan_s)
             at = leap.num_commits
             if at >= self._most or self._ends[at] > now:
+                if 0 <= self._plan_s <= now:
+                    self._plan(leap, self._plan_s)
                 return
-            end_s, took_s = self._ends[at], self._tooks[at]
-            shell.began_s = end_s
-            pace.note(num_rows, took_s)
-            answers = leap.commit(took_s, end_s)
-            left_s = 0.0 if end_s - shell.changed_s > RECENT_S else end_s + pace.delay(num_rows) - end_s
-            if left_s <= 0 or not leap.num_in_flight:
-                self._plan(leap, end_s)
-            else:
-                self._plan_s = end_s + left_s
-                assert self._plan_s < self._ends[at + 1], (self._plan_s, self._ends[at + 1])
+            end_s = self._ends[at]
+            answers = self._take_step(leap, shell, at)
             stats = leap.stats()
             shell.num_held = stats.num_held_blocks
             when_s = end_s + self._latency_s
             self.told += [(when_s, answer) for answer in answers]
             self.told.append((when_s, StepOutputs(self._outputs(at + 1), stats, end_s)))
+
+    def _take_step(self, leap: Leap, shell: EngineShell, at: int) -> tuple[FromEngine, ...]:
+        """The end of the oldest step in flight, and the plan of the next; what goes before its outputs."""
+        end_s, took_s, num_rows, pace = self._ends[at], self._tooks[at], leap.num_rows, shell.pace
+        if 0 <= self._plan_s <= end_s:
+            self._plan(leap, self._plan_s)
+        shell.began_s = end_s
+        pace.note(num_rows, took_s)
+        answers = leap.commit(took_s, end_s)
+        left_s = 0.0 if end_s - shell.changed_s > RECENT_S else end_s + pace.delay(num_rows) - end_s
+        if left_s <= 0 or not leap.num_in_flight:
+            self._plan(leap, end_s)
+        else:
+            self._plan_s = end_s + left_s
+            assert self._plan_s < self._ends[at + 1], (self._plan_s, self._ends[at + 1])
+        return answers
 
     def _plan(self, leap: Leap, now: float) -> None:
         self._plan_s = -1.0
@@ -178,13 +228,38 @@ class Leaper:
         return tuple([output_of((*head, num_output + num_new, *tail)) for head, num_output, tail in self._heads])
 
 
-class Late:
-    """What workers that leap have said and the front end has not yet been told, in the order of its arrival. `take`
-    tells the front end; the clock shows when it would have heard."""
+class Hearer(Protocol):
+    """The front end, as workers that leap tell it.
 
-    def __init__(self, loop: VirtualLoop, take: Callable[[int, FromEngine], None]) -> None:
+    take_late     a message of a worker
+    take_run      what Repeated says
+    pace          (seconds, tokens) of steps of such, as they arrive
+    may_take_runs whether nothing waits for a step
+    look_s        when single steps are looked at next, whoever's they are; `look` does
+    """
+
+    @property
+    def may_take_runs(self) -> bool: ...
+
+    @property
+    def look_s(self) -> float: ...
+
+    def look(self) -> None: ...
+
+    def pace(self, steps: list[tuple[float, int]]) -> None: ...
+
+    def take_late(self, number: int, message: FromEngine) -> None: ...
+
+    def take_run(self, told: Repeated) -> None: ...
+
+
+class Late:
+    """What workers that leap have said and the front end has not yet been told, in the order of its arrival. The clock
+    shows when it would have heard."""
+
+    def __init__(self, loop: VirtualLoop, hearer: Hearer) -> None:
         self._loop = loop
-        self._take = take
+        self._hearer = hearer
         self._heap: list[tuple[float, int, Leaper]] = []
         self._num = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -208,6 +283,8 @@ class Late:
             return
         self._is_settling = True
         try:
+            if self._hearer.may_take_runs:
+                self._settle_runs(now)
             while heap and heap[0][0] <= now:
                 when_s, _, leaper = heappop(heap)
                 leaper.is_listed = False
@@ -215,10 +292,48 @@ class Late:
                     messages = leaper.hear()
                     with self._loop.past(when_s):
                         for message in messages:
-                            self._take(leaper.link, message)
+                            self._hearer.take_late(leaper.link, message)
                 self.list(leaper)
         finally:
             self._is_settling = False
+
+    def _settle_runs(self, now: float) -> None:
+        """Tell all that has arrived: messages and steps in their order, and of the steps of each leap the outputs and
+        the engine's state with the last."""
+        heap, hearer = self._heap, self._hearer
+        events: list[tuple[float, int, int, FromEngine | tuple[float, int] | Repeated]] = []
+        while heap and heap[0][0] <= now:
+            when_s, link, leaper = heappop(heap)
+            leaper.is_listed = False
+            next_s = leaper.next_s
+            while next_s is not None and next_s <= now:
+                answers, run = leaper.hear_run(now)
+                if run is None:
+                    events += [(next_s, link, len(events), message) for message in leaper.hear()]
+                else:
+                    events += [(at_s, link, len(events), answer) for at_s, answer in answers]
+                    times = run.told.times
+                    events += [(at_s, link, len(events), pace) for at_s, pace in zip(times, run.paces, strict=True)]
+                    events.append((times[-1], link, len(events), run.told))
+                next_s = leaper.next_s
+            self.list(leaper)
+        events.sort(key=_when)
+        paces: list[tuple[float, int]] = []
+        for when_s, link, _, event in events:
+            if type(event) is tuple:
+                paces.append(event)
+                if when_s < hearer.look_s:
+                    continue
+            if paces:
+                hearer.pace(paces)
+                paces = []
+            with self._loop.past(when_s):
+                if isinstance(event, Repeated):
+                    hearer.take_run(event)
+                elif type(event) is tuple:
+                    hearer.look()
+                else:
+                    hearer.take_late(link, event)  # type: ignore[arg-type]
 
     def stay_awake(self) -> None:
         """Tell what arrives next as it arrives: something waits for it."""
@@ -231,3 +346,7 @@ class Late:
     def _wake(self) -> None:
         self._timer = None
         self.settle()
+
+
+def _when(event: tuple[float, int, int, object]) -> tuple[float, int]:
+    return event[:2]

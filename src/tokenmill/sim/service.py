@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from ..cluster.admission import PREDICTED
-from ..cluster.events import Effects, GatewayEvent, GivenUp
+from ..cluster.events import Effects, GatewayEvent, GivenUp, Repeated
 from ..cluster.gateway import Gateway
 from ..core.effects import Event, StoreOpened
 from ..core.errors import Overloaded
@@ -42,6 +42,9 @@ SAMPLE_S = 1.0
 """Queues are looked at no more often."""
 _PARTS = 8
 """In which outputs of one step go to their clients at most, where that takes time."""
+
+
+HearRun = Callable[[Output, Sequence[float]], None]
 
 
 @dataclass(slots=True)
@@ -104,13 +107,14 @@ class Service:
         self._watch = watch
         self._fast_path = fast_path
         self._hears: dict[str, Callable[[Output], None]] = {}
+        self._hears_runs: dict[str, HearRun] = {}
         self._lengths: dict[int, int] = {}
         self._made: list[tuple[str, TimedExecutor]] = []
         self._present: dict[str, TimedExecutor] = {}
         self.parts = Parts(deployment.parts, [each.site for each in deployment.workers], loop, seed)
-        self._sampled_s = -SAMPLE_S
         self._front = Front(loop, self._hear, is_checked=False)
         self._front.gateway.is_shared = True
+        self._front.look, self._front.look_s = self._look, 0.0
         if deployment.gateway is not None:
             deployment.gateway.set_up(self._front.gateway)
         set_up(self._front.gateway)
@@ -178,12 +182,16 @@ class Service:
         *,
         num_output: int = 0,
         refuse: Callable[[Overloaded], None] | None = None,
+        hear_run: HearRun | None = None,
     ) -> None:
         """A call of one choice. `hear` gets its outputs as they reach the client; the last has a finish_reason.
         num_output: tokens that it draws, the end token among them; 0, or max_tokens: up to its limit. Where it is less,
         the request has END_TOKEN among its end tokens and a seed that no other open one has. refuse: gets the 429 of a
-        call that may not enter; without it the call's one output has the error."""
+        call that may not enter; without it the call's one output has the error. hear_run: gets an output of several
+        tokens and the time of each, where they are told late at once; without it `hear` gets one for each."""
         self._hears[request.id] = hear
+        if hear_run is not None:
+            self._hears_runs[request.id] = hear_run
         front, costs = self.parts.front, self._deployment.parts.cores.front
         enter = partial(self._enter, request, client, num_output, refuse)
         if front is not None and costs is not None:
@@ -211,7 +219,7 @@ class Service:
         if refusal is not None and plan is not None and plan.admission == "shadow" and refusal.reason in PREDICTED:
             refusal = None
         if refusal is not None:
-            del self._hears[request.id]
+            self._forget(request.id)
             self.report.refused[refusal.reason] += 1
             retry_s = max(1, math.ceil(refusal.retry_s))  # Retry-After is in whole seconds
             message = f"{refusal.message}; retry in {retry_s} s."
@@ -230,12 +238,19 @@ class Service:
     def give_up(self, request_id: str) -> None:
         """Its client wants no more of it, and hears no more."""
         self._front.late.settle()
-        if self._hears.pop(request_id, None) is not None:
+        if self._forget(request_id):
             self._front.handle(GivenUp(request_id, FINISH_ABORT))
+
+    def _forget(self, request_id: str) -> bool:
+        """Nobody hears of it any more; whether somebody did."""
+        self._hears_runs.pop(request_id, None)
+        return self._hears.pop(request_id, None) is not None
 
     def _hear(self, event: GatewayEvent, effects: Effects) -> None:
         report = self.report
-        if effects.outputs:
+        if isinstance(event, Repeated):
+            self._deliver_runs(effects.outputs, event.times)
+        elif effects.outputs:
             self._send(effects.outputs)
         for moved in effects.moved:
             report.num_moved += not moved.error
@@ -246,12 +261,16 @@ class Service:
             report.reasons[reason] += 1
         for ended in effects.ended:
             self._lengths.pop(ended.request.seed, None)
-        now = self._loop.time()
-        if now >= self._sampled_s + SAMPLE_S:
-            self._sampled_s = now
-            stats = self.gateway.totals.stats
-            report.queues.append((now, self.gateway.num_waiting, stats.num_waiting, stats.num_running))
+        if self._loop.time() >= self._front.look_s:
+            self._look()
         self._watch(event, effects)
+
+    def _look(self) -> None:
+        """At the queues."""
+        now = self._loop.time()
+        self._front.look_s = now + SAMPLE_S
+        stats = self.gateway.totals.stats
+        self.report.queues.append((now, self.gateway.num_waiting, stats.num_waiting, stats.num_running))
 
     def _send(self, outputs: Sequence[Output]) -> None:
         """To the clients, through what front end and clients compute. Outputs of many rows go in parts: the first
@@ -286,8 +305,20 @@ class Service:
             hear = self._hears.get(output.request_id)
             if hear is not None:
                 if output.finish_reason is not None:
-                    del self._hears[output.request_id]
+                    self._forget(output.request_id)
                 hear(output)
+
+    def _deliver_runs(self, outputs: Sequence[Output], times: Sequence[float]) -> None:
+        """Each has a token of each of these times."""
+        for output in outputs:
+            hear, hear_run = self._hears.get(output.request_id), self._hears_runs.get(output.request_id)
+            if hear_run is not None:
+                hear_run(output, times)
+            elif hear is not None:
+                before = output.num_output - len(times)
+                for place, (at_s, token) in enumerate(zip(times, output.tokens, strict=True), 1):
+                    with self._loop.past(at_s):
+                        hear(output._replace(tokens=(token,), num_output=before + place))
 
     # ---- what workers are made of ----
 

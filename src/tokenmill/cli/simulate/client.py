@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -42,6 +42,7 @@ class Serves(Protocol):
         *,
         num_output: int = 0,
         refuse: Callable[[Overloaded], None] | None = None,
+        hear_run: Callable[[Output, Sequence[float]], None] | None = None,
     ) -> None: ...
 
     def give_up(self, request_id: str) -> None: ...
@@ -117,7 +118,8 @@ class VirtualClient:
             self._alarm.set(now + self._timeout_s)
         hear, refuse = partial(self._hear, exchange), partial(self._refused, exchange)
         self._is_sending = True
-        self._service.open(request, call.tenant or self._name, hear, refuse=refuse)
+        hear_run = partial(self._hear_run, exchange)
+        self._service.open(request, call.tenant or self._name, hear, refuse=refuse, hear_run=hear_run)
         self._is_sending = False
 
     def give_up(self, exchange: Exchange) -> None:
@@ -155,6 +157,17 @@ class VirtualClient:
         else:
             exchange.fail(f"finish_{reason}", "the service ended the answer early")
         self._end(exchange, output.timing)
+
+    def _hear_run(self, exchange: Exchange, output: Output, times: Sequence[float]) -> None:
+        """As _hear of each token at its time."""
+        if exchange.index not in self._open:
+            return
+        exchange.event_times.extend(times)
+        exchange.event_tokens.extend([1] * len(times))
+        if exchange.first_content_s is None:
+            exchange.first_content_s = times[0]
+        if self._tokens is not None:
+            self._tokens.setdefault(exchange.index, []).extend(output.tokens)
 
     def _refused(self, exchange: Exchange, error: Overloaded) -> None:
         exchange.fail(f"http_{error.status}", error.message)
