@@ -39,7 +39,6 @@ from .events import (
     Left,
     Opened,
     Pooled,
-    Repeated,
     Stepped,
     Ticked,
     Told,
@@ -92,7 +91,7 @@ class Gateway:
         self._held = self._placing.held
         self._last_ready: Ready | None = None
         self._num_failed_starts = 0
-        self._progress_s = 0.0
+        self.progress_s = 0.0
 
     @property
     def ready(self) -> Ready | None:
@@ -139,7 +138,7 @@ class Gateway:
 
     def stalled_s(self, now: float) -> float:
         """Seconds since the last step while there is work; 0 when idle."""
-        return max(0.0, now - self._progress_s) if self._entries else 0.0
+        return max(0.0, now - self.progress_s) if self._entries else 0.0
 
     def judge(self, newcomer: Newcomer, now: float) -> Verdict:
         """Whether a call may enter now, and if not, when it is to come back."""
@@ -176,7 +175,7 @@ class Gateway:
                 self._fail(entry, _OTHER_MODEL, now, effects)
         self._last_ready = ready
         if self._entries:
-            self._progress_s = now
+            self.progress_s = now
         self._placing.join(event.link, ready, effects)
         self.totals.join(event.link, ready.num_pool_blocks, ready.stats)
         self._share()
@@ -233,7 +232,7 @@ class Gateway:
     def _open(self, event: Opened, now: float, effects: Effects) -> None:
         requests = event.requests
         if not self._entries:
-            self._progress_s = max(self._progress_s, requests[0].arrival_s)
+            self.progress_s = max(self.progress_s, requests[0].arrival_s)
         for request in requests:
             assert request.id not in self._entries, f"request id {request.id} is in use"
             self._entries[request.id] = Entry(request)
@@ -324,7 +323,7 @@ class Gateway:
             else:
                 self._end(entry, output, now, effects)
         if step.stats.num_steps != link.stats.num_steps:
-            self._progress_s = now
+            self.progress_s = now
         link.step(step.stats)
         self.totals.step(number, step.stats)
         self.desk.step(self.totals.sums, now, number, step.stats)
@@ -335,29 +334,6 @@ class Gateway:
             self._moves.send_queued(effects)
         if self._held or self.desk.num_waiting:
             self._placing.place(now, effects)
-
-    def _repeat(self, event: Repeated, now: float, effects: Effects) -> None:
-        """As _step of each, where nothing waits for a step (Placing.waits_for_steps) and no request begins or ends."""
-        step, number = event.step, event.link
-        link = self._links.get(number)
-        if link is None:
-            return
-        now, entries = step.now_s, link.entries
-        for output in step.outputs:
-            entry = entries.get(output.request_id)
-            if entry is None or output.attempt != entry.attempt:
-                continue
-            assert entry.has_progressed and output.finish_reason is None, output
-            entry.last_token_s = now
-            entry.tokens.extend(output.tokens)
-            if entry.num_lives > 1:
-                output = entry.as_first_life(output)
-            if entry.ending is None:
-                effects.outputs.append(output)
-        self._progress_s = now
-        link.step(step.stats)
-        self.totals.step(number, step.stats)
-        self.desk.repeat(self.totals.sums, now, number, step.stats)
 
     def _hand_over(self, entry: Entry, output: Output, now: float, effects: Effects) -> None:
         """Its engine has stopped it and gives it away, with these as its last tokens."""
@@ -418,7 +394,6 @@ class Gateway:
         GivenUp: _give_up,
         Ticked: _tick,
         Stepped: _step,
-        Repeated: _repeat,
         Told: _tell,
         Pooled: _pool,
         Closed: _close,

@@ -28,6 +28,7 @@ from ..cluster.events import (
 from ..cluster.gateway import Gateway
 from ..cluster.keys import with_keys
 from ..cluster.liveness import LOOK_S, Liveness
+from ..cluster.repeated import repeat
 from ..core.events import Abort, Drain, FromEngine, Leaving, PoolChanged, Ready, SetPool, StepOutputs, Submit, ToEngine
 from ..core.policy import ENTERS, Verdict
 from ..core.ports import FrontEnd
@@ -208,7 +209,7 @@ class Front:
         if link is None:
             return
         link.liveness.hear(told.step)
-        effects = self.gateway.handle(told, self._loop.time())
+        effects = repeat(self.gateway, told)
         if self._is_checked:
             self.gateway.check()
         self._hear(told, effects)
