@@ -25,8 +25,9 @@ _WEIGHT = 1 / 16
 _ROUNDS = 6
 _KEPT = 0.98
 _HELD_UP = 4
-_SCARCE = 0.5
 """After so many steps with room for prompts of which some wait, they wait for blocks: none came just now."""
+_SCARCE = 0.5
+"""Of an engine's KV: while less is held, what waits there does not wait for blocks."""
 
 _FIRST_ENDS, _FIRST_TOKENS = 1.0, 512.0
 

@@ -107,13 +107,17 @@ def fronts(alone: Sequence[Alone], law: Calibrated) -> list[Point]:
     return [Point(each.num_tokens, each.ttft_s - sum(law.predict(part.work) for part in each.parts)) for each in alone]
 
 
-def _bunches(heard: Sequence[Heard]) -> Iterator[list[Token]]:
+def _usual_s(heard: Sequence[Heard]) -> float:
+    """Between a request's tokens."""
+    pauses = [b - a for each in heard for a, b in zip(each.times, each.times[1:], strict=False)]
+    return median(pauses) if pauses else 0.0
+
+
+def _bunches(heard: Sequence[Heard], near_s: float) -> Iterator[list[Token]]:
     """Tokens that came together, by time. A request has one of each step."""
     tokens = sorted(
         Token(at_s, request, place) for request, each in enumerate(heard) for place, at_s in enumerate(each.times)
     )
-    pauses = [b - a for each in heard for a, b in zip(each.times, each.times[1:], strict=False)]
-    near_s = _NEAR * median(pauses) if pauses else 0.0
     bunch: list[Token] = []
     there: set[int] = set()
     for token in tokens:
@@ -128,10 +132,9 @@ def _bunches(heard: Sequence[Heard]) -> Iterator[list[Token]]:
 
 def _steps(heard: Sequence[Heard], step_tokens: int) -> Iterator[TimedStep | Alone]:
     """Of one run."""
-    bunches = list(_bunches(heard))
+    usual_s = _usual_s(heard)
+    bunches = list(_bunches(heard, _NEAR * usual_s))
     ends = [median(token.at_s for token in bunch) for bunch in bunches]  # some events come early or late
-    pauses = [b - a for each in heard for a, b in zip(each.times, each.times[1:], strict=False)]
-    usual_s = median(pauses) if pauses else 0.0
     chunks, unsure = _chunks(heard, bunches, ends, step_tokens)
     open_until = [0.0] * len(bunches)  # of all that were sent by a bunch's end, when the last token comes
     order = sorted(heard, key=lambda each: each.sent_s)
