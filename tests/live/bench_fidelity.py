@@ -23,16 +23,17 @@ sys.path.insert(0, str(Path(__file__).parent))
 import fidelity_live as live
 import fidelity_page
 import fidelity_sim as sim
-from fidelity_cases import HOST_ENGINE, REPEATS_LIMIT, Case, Setting, cases, settings
+from fidelity_cases import REPEATS_LIMIT, Case, Setting, cases, settings
 
 from tokenmill.bench.load.recorded_load import RecordedLoad
 from tokenmill.cli.simulate.against import on_deployment
 from tokenmill.cli.simulate.files import sources_beside
+from tokenmill.sim.calibrated import Calibrated
 from tokenmill.sim.cluster_file import read_deployment
 
 Json = dict[str, Any]
 ORDER = ("--input-len", "64", "--output-len", "24", "--random-range-ratio", "0.5", "--ignore-eos", "--seed", "77")
-ORDER_LOAD = ("--concurrency", "24", "--num-prompts", "200")
+ORDER_LOAD = ("--concurrency", "24", "--num-prompts", "120")
 
 
 def main() -> None:
@@ -97,8 +98,10 @@ def _simulate(args: argparse.Namespace, chosen: list[Case]) -> None:
             print(f"{case.name}: nothing measured")
             continue
         simulate = _simulator(case.cluster, args.out, case.engine)
+        law = Calibrated.from_json((args.out / case.engine / "calibration.json").read_text(), case.engine)
+        slowness = sim.logged(law, folder)
         for number, load in enumerate(case.loads):
-            fidelity = sim.judge(case, load, number, folder, simulate)
+            fidelity = sim.judge(case, load, number, folder, simulate, slowness)
             assert fidelity is not None, case.name
             verdicts = sim.verdicts(case, fidelity) if load.share <= 0.85 else []
             shown = sim.load_shown(fidelity, simulate) if load.share >= 0.85 else []
@@ -136,8 +139,7 @@ def _simulate_order(args: argparse.Namespace, found: Path) -> None:
 
 
 def _simulator(cluster: str, folder: Path, engine: str) -> sim.Simulate:
-    paths = [folder.resolve() / name / "calibration.json" for name in (engine, HOST_ENGINE)]
-    text = cluster.format(calibration=paths[0], host_calibration=paths[1])
+    text = cluster.format(calibration=folder.resolve() / engine / "calibration.json")
     run = on_deployment(read_deployment(text, sources_beside(folder)), {})
 
     def simulate(load: RecordedLoad, factor: float) -> Json:

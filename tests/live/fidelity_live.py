@@ -57,15 +57,17 @@ def calibrate(case: Case, model: str, folder: Path, slice_s: float) -> None:
     if (folder / "calibration.json").exists():
         return
     log = folder / "steps.log"
-    log.unlink(missing_ok=True)
+    for path in folder.glob("steps.log*"):
+        path.unlink()
     print(f"{case.engine}: calibration", flush=True)
-    with Server(*case.alone, "--step-log", str(log), model=model) as server:
+    with Server(*case.calibrated, "--step-log", str(log), model=model) as server:
         bench(server.url, (*SLICE, "--duration", f"{slice_s:g}"), folder / "slice.json", 90)
         for number, words in enumerate(CALIBRATION_ROUNDS * CALIBRATION):
             more = ("--random-range-ratio", "0.6", "--ignore-eos", "--duration", f"{CALIBRATION_S:g}")
             bench(server.url, (*words, *more), folder / f"run-{number}.json", 100 + number)
     runs = [word for path in sorted(folder.glob("run-*.json")) for word in ("--run", str(path))]
-    command = [sys.executable, "-m", "tokenmill.cli.main", "calibrate", str(log), *runs]
+    logs = [log] if log.exists() else sorted(folder.glob("steps.log.w*"))
+    command = [sys.executable, "-m", "tokenmill.cli.main", "calibrate", *map(str, logs), *runs]
     command += ["--out", str(folder / "calibration.json")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     (folder / "calibrate.txt").write_text(" ".join(command[3:]) + "\n\n" + done.stdout + done.stderr)
@@ -90,8 +92,8 @@ def capacity(case: Case, model: str, folder: Path) -> dict[str, float]:
 
 
 def measure(case: Case, model: str, folder: Path, clock: Clock, repeats: int, num: int, slice_s: float) -> None:
-    """All loads of the case, `repeats` times, as far as the time goes. Each repeat has a fresh server, whose prefix
-    cache knows nothing of the load, and the same plan."""
+    """All loads of the case, `repeats` times, as far as the time goes. Each repeat has a fresh server, whose caches
+    know nothing, and the same plan. Slices go to another one, which writes a step log, and is idle meanwhile."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "cluster.toml").write_text(case.cluster)
     (folder / "serve.json").write_text(json.dumps(["tokenmill", "serve", model, *case.options]))
@@ -107,16 +109,18 @@ def measure(case: Case, model: str, folder: Path, clock: Clock, repeats: int, nu
             print(f"{case.name}: turn {repeat} of {turn_s:.0f} s does not fit into {clock.left_s:.0f} s", flush=True)
             return
         # A turn that was cut off begins anew: its prefix cache is gone.
-        for path in paths:
+        log = folder / f"steps-r{repeat}.log"
+        for path in (*paths, *folder.glob(f"{log.name}*")):
             path.unlink(missing_ok=True)
         print(f"{case.name}: turn {repeat}, about {turn_s:.0f} s", flush=True)
-        with Server(*case.options, model=model) as server:
+        sliced = Server(*case.options, "--step-log", str(log), model=model)
+        with Server(*case.options, model=model) as server, sliced:
             for number, load in enumerate(case.loads):
-                _slice(server, folder, number, repeat, slice_s)
+                _slice(sliced, folder, number, repeat, slice_s)
                 rate = rates[" ".join(load.words)] * load.share
                 words = (*load.words, "--request-rate", f"{rate:.4g}", "--num-prompts", str(num))
                 bench(server.url, words, folder / f"load-{load.name}-r{repeat}.json", 1000 + number)
-            _slice(server, folder, len(case.loads), repeat, slice_s)
+            _slice(sliced, folder, len(case.loads), repeat, slice_s)
 
 
 def _slice(server: Server, folder: Path, number: int, repeat: int, slice_s: float) -> None:

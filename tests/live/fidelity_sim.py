@@ -1,7 +1,7 @@
 """The simulated half of the fidelity measurement: each held-out load again, as fast as the slices beside it were.
 
-Nothing here is fitted to a held-out load. A slice's slowness is by how much its live mean E2EL exceeds the simulated
-one; that of a load is the mean of the slices before and after it.
+Nothing here is fitted to a held-out load. A slice's slowness is how many times as long as by the calibration its steps
+took, as the server's own step log has them; that of a load is the mean of the slices before and after it.
 """
 
 from __future__ import annotations
@@ -19,10 +19,16 @@ from fidelity_cases import BEYOND, REPEATS_LIMIT, Case, Load, Setting
 from tokenmill.bench.load.fidelity import Fidelity, compare
 from tokenmill.bench.load.recorded_load import RecordedLoad, recorded_load
 from tokenmill.bench.load.stats import VERDICT_CONFIDENCE, can_decide, paired_ratio
+from tokenmill.cli.calibrate.beside import Observed, observed
+from tokenmill.cli.calibrate.command import speed_factor
+from tokenmill.core.step_records import read_steps
+from tokenmill.sim.calibrated import Calibrated
 
 Json = dict[str, Any]
 Simulate = Callable[[RecordedLoad, float], Json]
 """(load, slowness) -> the simulated run."""
+Slowness = Callable[[Json, int], float]
+"""(run of a slice, turn) -> how many times as long as calibrated the machine took."""
 
 FIGURES = {
     "ttft_mean": "ttft_s.mean",
@@ -51,15 +57,28 @@ def read(path: Path) -> Json:
     return found
 
 
-def slowness(live: Json, simulate: Simulate) -> float:
-    """By how much every step would have to take longer for the slice to come out as it did live."""
-    load, factor = recorded_load(live), 1.0
-    for _ in range(3):
-        factor *= live["e2el_s"]["mean"] / simulate(load, factor)["e2el_s"]["mean"]
-    return float(factor)
+def logged(law: Calibrated, folder: Path) -> Slowness:
+    """By the step logs of the turns of a case."""
+    turns: dict[int, list[Observed]] = {}
+
+    def slowness(run: Json, turn: int) -> float:
+        if turn not in turns:
+            logs = [read_steps(path.read_bytes(), path.name) for path in logs_of(folder, turn)]
+            turns[turn] = [each for log in logs for each in observed(log, logs)]
+        begin_s = run["client"]["clock_start_s"]
+        end_s = begin_s + max(row["end_s"] for row in run["requests"] if row["end_s"] is not None)
+        return speed_factor(law, [each for each in turns[turn] if begin_s <= each.step.ended_s < end_s])
+
+    return slowness
 
 
-def factors_of(case: Case, folder: Path, turns: Sequence[int], simulate: Simulate) -> dict[str, float]:
+def logs_of(folder: Path, turn: int) -> list[Path]:
+    """One of each engine."""
+    alone = folder / f"steps-r{turn}.log"
+    return [alone] if alone.exists() else sorted(folder.glob(f"{alone.name}.w*"))
+
+
+def factors_of(case: Case, folder: Path, turns: Sequence[int], slowness: Slowness) -> dict[str, float]:
     """Slowness of every slice, by its file's name; kept in the folder."""
     path = folder / "slowness.json"
     found: dict[str, float] = read(path) if path.exists() else {}
@@ -67,7 +86,7 @@ def factors_of(case: Case, folder: Path, turns: Sequence[int], simulate: Simulat
         for number in range(len(case.loads) + 1):
             name = f"slice-{number}-r{turn}"
             if name not in found:
-                found[name] = slowness(read(folder / f"{name}.json"), simulate)
+                found[name] = slowness(read(folder / f"{name}.json"), turn)
                 print(f"  {case.name} {name}: {found[name]:.3f}", flush=True)
                 path.write_text(json.dumps(found, indent=1))
     return found
@@ -85,12 +104,12 @@ def turns_of(case: Case, folder: Path) -> list[int]:
     return turns
 
 
-def judge(case: Case, load: Load, number: int, folder: Path, simulate: Simulate) -> Fidelity | None:
+def judge(case: Case, load: Load, number: int, folder: Path, simulate: Simulate, slowness: Slowness) -> Fidelity | None:
     """All turns of one load against their simulations; None where there is no turn."""
     turns = turns_of(case, folder)
     if not turns:
         return None
-    factors = factors_of(case, folder, turns, simulate)
+    factors = factors_of(case, folder, turns, slowness)
     live = [read(folder / f"load-{load.name}-r{turn}.json") for turn in turns]
     speed = [fmean(factors[f"slice-{n}-r{turn}"] for n in (number, number + 1)) for turn in turns]
     simulated = [simulate(recorded_load(run), factor) for run, factor in zip(live, speed, strict=True)]

@@ -106,6 +106,30 @@ def test_a_process_that_dies_leaves_its_cores_to_the_others() -> None:
     assert (one.busy_s, other.busy_s) == pytest.approx((0.6, 1.25))
 
 
+def test_steps_take_longer_beside_steps_of_others() -> None:
+    """By all that they can where the others have every other core as they begin, by half for half of these; a front end
+    takes nothing from them while there are cores."""
+    loop = VirtualLoop()
+    host = Host(loop, 3)
+    names = ("one", "two", "three")
+    one, two, three = (host.process(name, is_steps=True) for name in names)
+    front = host.process("front")
+
+    async def main() -> list[float]:
+        ends = []
+        for others in ((), (two,), (two, three), (front,)):
+            begin_s, ended = loop.time(), asyncio.Event()
+            for other in others:
+                other.submit(2.0, lambda: None)
+            one.submit(1.0, ended.set, crowded_s=0.4)
+            await ended.wait()
+            ends.append(loop.time() - begin_s)
+            await asyncio.sleep(5.0)
+        return ends
+
+    assert loop.run(main()) == pytest.approx([1.0, 1.2, 1.4, 1.0])
+
+
 def test_a_slow_host_takes_its_factor_more() -> None:
     """Three times as long from when it is slow, and as before once it is sound."""
     loop = VirtualLoop()

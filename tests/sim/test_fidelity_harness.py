@@ -23,6 +23,8 @@ from tokenmill.cli.simulate.against import Simulate, Slower, on_deployment
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.cost import Costs, StepLaw
+from tokenmill.core.step_records import SIZE, LogFacts, Machine, StepWriter
+from tokenmill.sim.calibrated import Calibrated, Curve
 from tokenmill.sim.deployment import Deployment, WorkerPlan
 
 Json = dict[str, Any]
@@ -72,7 +74,9 @@ def test_a_slow_machine_is_found_and_bars_are_kept(tmp_path: Path, monkeypatch: 
     write_turns(tmp_path, simulated(Slower(COSTS, 1.2)))
     simulate = simulated(COSTS)
     for number, load in enumerate(CASE.loads):
-        found = harness.judge(CASE, load, number, tmp_path, simulate)
+        found = harness.judge(
+            CASE, load, number, tmp_path, simulate, lambda run, turn: 1.1 + 0.2 * (run["dataset"]["seed"] % 2)
+        )
         assert found is not None and found.speed == pytest.approx([1.2, 1.2], rel=0.01)
         assert all(verdict.is_kept for verdict in harness.verdicts(CASE, found))
         assert [verdict.size < 0.02 for verdict in harness.verdicts(CASE, found)] == [True] * 4
@@ -91,10 +95,26 @@ def test_a_slow_machine_is_found_and_bars_are_kept(tmp_path: Path, monkeypatch: 
     assert drawing.startswith("<svg xmlns=") and "<path" in drawing
 
 
+def test_slowness_is_that_of_the_steps_of_a_slice(tmp_path: Path) -> None:
+    """Of two engines' logs, those of the slice alone: 1.2 times the law within it, and twice before."""
+    law = Calibrated(Machine(), 0.01, 0.0, 0.0, *(Curve((0.0,), (0.0,)) for _ in range(3)))
+    for name in ("w0", "w1"):
+        data = bytearray(SIZE)
+        writer = StepWriter(data, LogFacts(threads=1, cores=8))
+        for number in range(100):
+            took_s = 0.02 if number < 50 else 0.012
+            end_s = 10.0 + number
+            times = (end_s - took_s, end_s - took_s, end_s, took_s, end_s)
+            writer.step((number, *times, 1, 1, 1, 1, 1, 0, 9, 0, 1, 1, 1))
+        (tmp_path / f"steps-r3.log.{name}").write_bytes(data)
+    run = {"client": {"clock_start_s": 60.5}, "requests": [{"end_s": 30.0}, {"end_s": None}]}
+    assert harness.logged(law, tmp_path)(run, 3) == pytest.approx(1.2)
+
+
 def test_a_wrong_law_misses_its_bars(tmp_path: Path) -> None:
     """A server that runs no more than 2 requests at once is not the simulated one, whatever the slices say."""
     write_turns(tmp_path, simulated(COSTS, seqs=2))
-    found = harness.judge(CASE, CASE.loads[1], 1, tmp_path, simulated(COSTS))
+    found = harness.judge(CASE, CASE.loads[1], 1, tmp_path, simulated(COSTS), lambda run, turn: 1.0)
     assert found is not None
     assert not all(verdict.is_kept for verdict in harness.verdicts(CASE, found))
 

@@ -195,15 +195,15 @@ def test_front_and_back_come_from_a_run_of_the_same_clock() -> None:
         now += 0.03 if number % 4 == 0 else 2.0  # every fourth is followed by one that has to wait
     log = StepRecords(FACTS, tuple(steps), tuple(requests))
     run = {"client": {"clock_start_s": 900.0}, "requests": [*rows, {**rows[0], "ok": False}]}
-    found = passages(run, log, "run.json")
+    found = passages(run, [log], "run.json")
     assert len(found) == 40
-    alone = fronts(found, log.steps)
+    alone = fronts(found, [log])
     assert len(alone) == 30
     line = fit_line(alone)
     assert (line.base_s, line.each_s) == (pytest.approx(0.002, rel=0.1), pytest.approx(1e-5, rel=0.1))
-    assert fit_line(backs(found, log.steps))(1) == pytest.approx(back(1), rel=0.05)
+    assert fit_line(backs(found, [log]))(1) == pytest.approx(back(1), rel=0.05)
     with pytest.raises(ConfigError, match=r"run\.json is no result"):
-        passages({"requests": []}, log, "run.json")
+        passages({"requests": []}, [log], "run.json")
     assert fit_line([Point(1, 1.0)] * 3) == Line()
 
 
@@ -231,14 +231,13 @@ def busy_log_of(seed: int, cores: int = 2) -> StepRecords:
                 TimedRequest(len(requests), begin_s + 1e-3 if comes else far_s, 0.0, 0.0,
                              begin_s + 1e-3 if ends else far_s, 9, 0, 9, 0)
             )  # fmt: skip
-    facts = LogFacts(**{**{name: getattr(FACTS, name) for name in FACTS.__dataclass_fields__}, "cores": cores})
-    return StepRecords(facts, tuple(steps), tuple(requests))
+    return StepRecords(LogFacts(**{**vars_of(FACTS), "cores": cores}), tuple(steps), tuple(requests))
 
 
 def test_what_holds_steps_up_is_told_apart_from_them() -> None:
     """So the law is of steps alone, and front end and clients have their own part."""
     plain, busy = fit([log_of(5, num_steps=2000)]).law, fit([busy_log_of(5)]).law
-    request_s, end_s, token_s, num = busy.beside
+    request_s, end_s, token_s, _, num = busy.beside
     assert (request_s, end_s) == (pytest.approx(ARRIVAL_S, rel=0.25), pytest.approx(END_S, rel=0.35))
     assert token_s == pytest.approx(TOKEN_S, rel=0.3) and num > 300
     for work in (Work(1, 1, 300, 300, 1), Work(8, 8, 3000, 3000, 8), Work(1, 300, 45_000, 0, 1)):
@@ -252,11 +251,73 @@ def test_steps_that_leave_a_core_free_say_nothing_of_others() -> None:
     assert law.beside.num == 0 and law.held_up_s(5, 5, 50) == 0.0
 
 
+TOLD_S = 0.003
+
+
+def logs_side_by_side(seed: int, cores: int = 2) -> list[StepRecords]:
+    """Two engines of the known machine, one thread each, with pauses. What a front end computes for each step that it
+    is told of and each request that comes, it takes from both alike, and only while both compute."""
+    rng = random.Random(seed)
+    works = [iter(log_of(seed + 1 + engine, num_steps=1500).steps) for engine in (0, 1)]
+    now, begins, ends = 100.0, [100.0, 100.0], [math.inf, math.inf]
+    steps: list[list[TimedStep]] = [[], []]
+    running: list[TimedStep | None] = [None, None]
+    requests: list[TimedRequest] = []
+    comes_s = 100.2
+    while True:
+        now = min(comes_s, *(end if one else begin for one, begin, end in zip(running, begins, ends, strict=True)))
+        held_s = 0.0
+        if now == comes_s:
+            held_s, comes_s = ARRIVAL_S, now + rng.uniform(0.05, 0.2)
+            requests.append(TimedRequest(len(requests), now, 0.0, 0.0, 9e9, 9, 0, 9, 0))
+        for engine in (0, 1):
+            one = running[engine]
+            if one is not None and ends[engine] == now:
+                took_s, running[engine], held_s = now - begins[engine], None, held_s + TOLD_S
+                done = one._replace(planned_s=begins[engine], submitted_s=begins[engine], ended_s=now, num_drawn=0)
+                steps[engine].append(done._replace(duration_s=took_s, committed_s=now))
+                begins[engine] = now + rng.choice((0.0, 0.0, 0.0, 0.2))
+            if running[engine] is None and begins[engine] <= now:
+                following = next(works[engine], None)
+                if following is None:
+                    facts = LogFacts(**{**vars_of(FACTS), "threads": 1, "cores": cores})
+                    return [StepRecords(facts, tuple(each), tuple(requests) if each is steps[0] else ())
+                            for each in steps]  # fmt: skip
+                running[engine], ends[engine] = following, now + true_s(following._replace(num_drawn=0).work)
+        if held_s and all(running):
+            ends = [end + held_s / 2 for end in ends]
+
+
+def vars_of(facts: LogFacts) -> dict[str, Any]:
+    return {name: getattr(facts, name) for name in facts.__dataclass_fields__}
+
+
+def test_engines_side_by_side_tell_what_a_front_end_takes() -> None:
+    """Each alone leaves a core free, so only what happens while both compute holds them up."""
+    logs = logs_side_by_side(3)
+    law = fit(logs).law
+    request_s, _, _, step_s, _ = law.beside
+    assert request_s == pytest.approx(ARRIVAL_S, rel=0.3)
+    assert step_s + 2 * law.crowded_s == pytest.approx(TOLD_S, rel=0.3)
+    assert law.back_s(1) == law.beside.step_s + law.beside.token_s
+    for work in (Work(1, 1, 300, 300), Work(8, 8, 3000, 3000), Work(1, 300, 45_000, 0)):
+        assert law.predict(work) == pytest.approx(true_s(work), rel=0.06)
+    assert Calibrated.from_json(law.to_json()).beside == law.beside
+    alone = observed(logs[0])
+    assert all(each[1:] == (0.0,) * 5 for each in alone) and len(alone) == len(logs[0].steps)
+
+
+def test_steps_for_which_there_were_too_few_cores_say_nothing() -> None:
+    """Two engines on one core: how long either would have taken alone is not in their logs."""
+    logs = logs_side_by_side(4, cores=1)
+    assert 0 < len(observed(logs[0], logs)) < 0.7 * len(logs[0].steps)
+
+
 def test_what_is_computed_and_what_only_passes() -> None:
     """On the way to the engine, and back."""
     plain = fit([busy_log_of(5)]).law
     law = replace(plain, front=Line(0.005, 1e-5, 9), back=Line(0.002, 1e-4, 9))
-    request_s, end_s, token_s, _ = law.beside
+    request_s, end_s, token_s, *_ = law.beside
     assert law.front_s(100) == request_s and law.front_s(100) + law.front_delay_s(100) == pytest.approx(0.006)
     assert law.back_s(7) == 7 * token_s and law.back_delay_s() == pytest.approx(0.0021 - token_s)
     assert law.end_s() == end_s
@@ -353,6 +414,6 @@ def test_logs_of_different_engines_are_not_mixed() -> None:
 
 
 def test_a_front_end_takes_from_each_thread_of_a_step() -> None:
-    law = replace(fit([log_of(3)]).law, beside=Beside(0.004, 0.002, 0.0002, 9))
-    assert law.beside_threads(1).beside == Beside(0.002, 0.001, 0.0001, 9)
+    law = replace(fit([log_of(3)]).law, beside=Beside(0.004, 0.002, 0.0002, 0.001, 9))
+    assert law.beside_threads(1).beside == Beside(0.002, 0.001, 0.0001, 0.0005, 9)
     assert law.beside_threads(law.machine.threads).beside == law.beside

@@ -28,6 +28,7 @@ from .fields import Fields
 FORMAT = "tokenmill calibration"
 VERSION = 1
 _CURVES, _LINES = ("tokens", "rows", "drawn"), ("gap", "front", "back")
+_SECONDS = ("step_s", "position_s", "context_s", "crowded_s")
 LEAST_SEEN = 3
 """Steps of a kind from which on it counts as seen."""
 _SLACK, _SLACK_POSITIONS = 1.25, 32
@@ -88,11 +89,13 @@ class Line:
 
 class Beside(NamedTuple):
     """What the front end and clients compute beside steps, in seconds of one core: for a request that comes, one that
-    ends, a token that goes out. num: steps that say so, by how much longer they took; 0: it is not known."""
+    ends, a token that goes out, a step that is told (0 where every step is held up by that and has it in its own
+    time). num: steps that say so, by how much longer they took; 0: it is not known."""
 
     request_s: float = 0.0
     end_s: float = 0.0
     token_s: float = 0.0
+    step_s: float = 0.0
     num: int = 0
 
 
@@ -114,7 +117,9 @@ class Error(NamedTuple):
 
 @dataclass(frozen=True)
 class Calibrated:
-    """The law, and lines: `gap` of rows, `front` of prompt tokens, `back` of rows. `speed`: what it was scaled by."""
+    """The law, and lines: `gap` of rows, `front` of prompt tokens, `back` of rows. `speed`: what it was scaled by.
+    `crowded_s`: by how much a step takes longer beside steps of other engines that have all other cores: they take
+    memory bandwidth and caches from each other."""
 
     machine: Machine
     step_s: float
@@ -130,6 +135,7 @@ class Calibrated:
     errors: tuple[Error, ...] = ()
     speed: float = 1.0
     beside: Beside = NOT_KNOWN
+    crowded_s: float = 0.0
     _kinds: Mapping[tuple[int, int], Kind] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -167,19 +173,24 @@ class Calibrated:
         """Seconds from the end of the step before, or from the planning of this one, that it does not compute."""
         return self.gap(work.num_rows) * self.speed
 
-    def held_up_s(self, arrived: float, ended: float, handed: float) -> float:
-        """Seconds by which a step that has all cores is held up by so many requests that come, that end, and tokens
-        that go out: front end and clients take them from the step's threads, of which each has its share to do."""
-        request_s, end_s, token_s, _ = self.beside
-        computed_s = request_s * arrived + end_s * ended + token_s * handed
-        return computed_s / max(1, self.machine.threads) * self.speed
+    def held_up_s(self, arrived: float, ended: float, handed: float, told: float = 0.0) -> float:
+        """Seconds by which a step is held up, where all cores are taken, by so many requests that come, that end,
+        tokens that go out and steps that are told: front end and clients take them from all cores alike."""
+        request_s, end_s, token_s, step_s, _ = self.beside
+        computed_s = request_s * arrived + end_s * ended + token_s * handed + step_s * told
+        return computed_s / sharing_of(self.machine) * self.speed
+
+    @property
+    def crowd_s(self) -> float:
+        """`crowded_s`, at its speed."""
+        return self.crowded_s * self.speed
 
     def beside_threads(self, threads: int) -> Self:
         """With the front end beside steps of so many threads. These go in lockstep: one that has to share its core
         holds all of them up, which says what is taken from one core, for each thread of a step."""
         share = threads / max(1, self.machine.threads)
-        request_s, end_s, token_s, num = self.beside
-        return replace(self, beside=Beside(request_s * share, end_s * share, token_s * share, num))
+        *computed, num = self.beside
+        return replace(self, beside=Beside(*(share * each for each in computed), num))
 
     # ---- as a FrontLaw (`parts`) ----
 
@@ -191,15 +202,17 @@ class Calibrated:
         return self.front(num_prompt_tokens) * self.speed - self.front_s(num_prompt_tokens)
 
     def back_s(self, num_rows: int) -> float:
-        return (self.beside.token_s * num_rows if self.beside.num else self.back(num_rows)) * self.speed
+        _, _, token_s, step_s, num = self.beside
+        return (step_s + token_s * num_rows if num else self.back(num_rows)) * self.speed
 
     def back_delay_s(self) -> float:
-        return max(0.0, self.back(1) - self.beside.token_s) * self.speed if self.beside.num else 0.0
+        _, _, token_s, step_s, num = self.beside
+        return max(0.0, self.back(1) - step_s - token_s) * self.speed if num else 0.0
 
     def end_s(self) -> float:
         """With what a request that came left to do when the engine had it."""
-        _, end_s, _, num = beside = self.beside
-        return (end_s + max(0.0, beside.request_s - self.front(0))) * self.speed if num else 0.0
+        request_s, end_s, *_, num = self.beside
+        return (end_s + max(0.0, request_s - self.front(0))) * self.speed if num else 0.0
 
     def scaled(self, factor: float) -> Self:
         """Of a machine on which all takes `factor` times as long."""
@@ -208,7 +221,7 @@ class Calibrated:
         return replace(self, speed=self.speed * factor)
 
     def to_json(self) -> str:
-        law: dict[str, Any] = {"step_s": self.step_s, "position_s": self.position_s, "context_s": self.context_s}
+        law: dict[str, Any] = {name: getattr(self, name) for name in _SECONDS}
         for name in _CURVES:
             curve: Curve = getattr(self, name)
             law[name] = [
@@ -247,6 +260,7 @@ class Calibrated:
             step_s=law.number("step_s"),
             position_s=law.number("position_s"),
             context_s=law.number("context_s"),
+            crowded_s=law.number("crowded_s", 0.0),
             seen=tuple(_kind(each) for each in whole.tables("seen")),
             errors=tuple(_error(each) for each in whole.tables("errors")),
             speed=whole.number("speed", is_open=True),
@@ -261,6 +275,12 @@ class Calibrated:
         law.end()
         whole.end()
         return found
+
+
+def sharing_of(machine: Machine) -> int:
+    """Over how many cores what front end and clients compute is spread, where all are taken: all that there are, or
+    those of the step's threads where nobody knows how many there are."""
+    return max(1, machine.cores or machine.threads)
 
 
 def _holds(work: Work, kind: Kind) -> bool:
@@ -287,7 +307,8 @@ def _line(table: Fields) -> Line:
 
 
 def _beside(table: Fields) -> Beside:
-    found = Beside(table.number("request_s"), table.number("end_s"), table.number("token_s"), table.count("num"))
+    request_s, end_s, token_s = (table.number(name) for name in Beside._fields[:3])
+    found = Beside(request_s, end_s, token_s, table.number("step_s", 0.0), table.count("num"))
     table.end()
     return found
 

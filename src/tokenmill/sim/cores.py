@@ -25,12 +25,14 @@ _SAME_S = 2e-9
 
 
 class Host:
-    """`cores`: 0 where there are more than are ever wanted. `speed`: of each thread now, 1.0 where all have cores."""
+    """`cores`: 0 where there are more than are ever wanted. `speed`: of each thread now, 1.0 where all have cores.
+    `num_threads` run now, `num_step_threads` of them for processes that compute steps."""
 
     def __init__(self, loop: VirtualLoop, cores: int, name: str = "host") -> None:
         self.name = name
         self.cores = cores
         self.num_threads = 0
+        self.num_step_threads = 0
         self.speed = 1.0
         self.processes: dict[str, Process] = {}
         self._loop = loop
@@ -41,11 +43,12 @@ class Host:
         self._num_begun = 0
         self._timer: asyncio.TimerHandle | None = None
 
-    def process(self, name: str, threads: int = 1) -> Process:
-        """A process of its own, which does one job at a time on so many threads."""
+    def process(self, name: str, threads: int = 1, *, is_steps: bool = False) -> Process:
+        """A process of its own, which does one job at a time on so many threads. is_steps: it computes steps, which
+        take memory bandwidth and caches from those of others."""
         assert threads >= 1, threads
         assert name not in self.processes, name
-        process = self.processes[name] = Process(self, self._loop, name, threads)
+        process = self.processes[name] = Process(self, self._loop, name, threads, is_steps)
         return process
 
     def slow(self, factor: float) -> None:
@@ -54,20 +57,34 @@ class Host:
         self._slowness = factor
         self._set_speed()
 
-    def _begin(self, process: Process, seconds: float) -> None:
+    def _begin(self, process: Process) -> None:
+        """Its next job."""
         self._advance()
+        job = process._jobs[0]
+        seconds = job.seconds + job.crowded_s * self._crowding(process) if job.crowded_s else job.seconds
         process._number = self._num_begun
         heappush(self._ends, (self._had_s + seconds, self._num_begun, process))
         self._num_begun += 1
-        process._running = process._jobs[0].threads
-        self.num_threads += process._running
+        process._running = job.threads
+        self._count(process, 1)
         self._set_speed()
+
+    def _crowding(self, process: Process) -> float:
+        """Of the cores that its threads leave, the share that steps of others have now. As often as others begin while
+        it runs, they end: so what is there at its begin is right on average."""
+        left = self.cores - process.threads
+        return min(1.0, self.num_step_threads / left) if left > 0 else 0.0
+
+    def _count(self, process: Process, sign: int) -> None:
+        self.num_threads += sign * process._running
+        if process.is_steps:
+            self.num_step_threads += sign * process._running
 
     def _stop(self, process: Process) -> None:
         """Its job has ended, or will never."""
         self._advance()
         process._number = -1
-        self.num_threads -= process._running
+        self._count(process, -1)
         self._set_speed()
 
     def _advance(self) -> None:
@@ -103,7 +120,7 @@ class Host:
             _, number, process = heappop(self._ends)
             if process._number == number:
                 process._number = -1
-                self.num_threads -= process._running
+                self._count(process, -1)
                 ended.append(process)
         for process in ended:
             process._next()
@@ -114,14 +131,16 @@ class _Job(NamedTuple):
     seconds: float
     then: Callable[[], object]
     threads: int
+    crowded_s: float
 
 
 class Process:
     """busy_s: of virtual time in which it had a job. Its jobs end in the order they came in."""
 
-    def __init__(self, host: Host, loop: VirtualLoop, name: str, threads: int) -> None:
+    def __init__(self, host: Host, loop: VirtualLoop, name: str, threads: int, is_steps: bool) -> None:
         self.name = name
         self.threads = threads
+        self.is_steps = is_steps
         self.host = host
         self.busy_s = 0.0
         self._loop = loop
@@ -135,13 +154,14 @@ class Process:
         """Jobs that wait for their turn or run."""
         return len(self._jobs)
 
-    def submit(self, seconds: float, then: Callable[[], object], threads: int = 0) -> None:
-        """A job of so many seconds on cores of its own; `then` is called at its end. threads: 0: as many as ever."""
+    def submit(self, seconds: float, then: Callable[[], object], threads: int = 0, crowded_s: float = 0.0) -> None:
+        """A job of so many seconds on cores of its own; `then` is called at its end. threads: 0: as many as ever.
+        crowded_s: by so much longer it takes where steps of others have all cores that its threads leave."""
         assert seconds >= 0 and math.isfinite(seconds), seconds
-        self._jobs.append(_Job(seconds, then, threads or self.threads))
+        self._jobs.append(_Job(seconds, then, threads or self.threads, crowded_s))
         if len(self._jobs) == 1:
             self._began_s = self._loop.time()
-            self.host._begin(self, seconds)
+            self.host._begin(self)
 
     async def compute(self, seconds: float) -> None:
         """Returns when such a job has been done. One that nobody waits for any more is done all the same."""
@@ -168,5 +188,5 @@ class Process:
         then = self._jobs.popleft().then
         if self._jobs:
             self._began_s = now
-            self.host._begin(self, self._jobs[0].seconds)
+            self.host._begin(self)
         then()

@@ -169,7 +169,8 @@ class Parts:
         self._steps: dict[str, Process] = {}
         if cores.cores:
             self._steps = {
-                site.name: self.hosts[hosts[site.name]].process(f"steps {site.name}", site.threads) for site in sites
+                site.name: self.hosts[hosts[site.name]].process(f"steps {site.name}", site.threads, is_steps=True)
+                for site in sites
             }
 
     def steps(self, worker: str) -> Process | None:

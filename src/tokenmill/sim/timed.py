@@ -84,7 +84,7 @@ class TimedExecutor:
     that knows what it was measured on (`is_seen`), kinds of steps beyond that, as (rows, tokens) rounded up to powers
     of two -> how many. process: computes the steps where cores are shared, None where they are its own. slowness: how
     many times as long as by the law steps take now. A law with `gap_s` says what the engine itself takes after a step,
-    on one core."""
+    on one core; one with `crowd_s`, what a step takes longer beside steps of others that have all other cores."""
 
     def __init__(
         self,
@@ -107,6 +107,7 @@ class TimedExecutor:
         self.slowness = 1.0
         self.trace: Trace | None = None
         self._gap_s: Callable[[Work], float] | None = getattr(law, "gap_s", None)
+        self._crowd_s = float(getattr(law, "crowd_s", 0.0))
         self._predict = law.predict
         self._is_seen: Callable[[Work], bool] | None = getattr(law, "is_seen", None)
         self._lengths = lengths
@@ -215,7 +216,7 @@ class TimedExecutor:
         """Seconds that a step takes on cores that others want, too."""
         asked_s = self._loop.time()
         ended = self._loop.create_future()
-        process.submit(took_s, partial(_set, ended))
+        process.submit(took_s, partial(_set, ended), crowded_s=self._crowd_s * self.slowness)
         if gap_s:
             process.submit(gap_s, self._end_gap, threads=1)
         self._awaited.append(ended)

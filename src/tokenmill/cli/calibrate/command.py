@@ -80,7 +80,8 @@ def fit(logs: Sequence[StepRecords], runs: Sequence[tuple[dict[str, Any], str]] 
     facts = logs[0].facts
     for log in logs[1:]:
         _compare(facts, log.facts, "The first log")
-    spans = [span for log in logs for span in _split(observed(log))]
+    seen = [observed(log, logs) for log in logs]
+    spans = [span for each in seen for span in _split(each)]
     held, kept = (
         [span for number, span in enumerate(spans) if (number % EACH == EACH - 1) == is_held]
         for is_held in (True, False)
@@ -90,7 +91,7 @@ def fit(logs: Sequence[StepRecords], runs: Sequence[tuple[dict[str, Any], str]] 
         told = f"The logs have {num_steps} steps; a law needs {LEAST_STEPS}, over some time."
         raise ConfigError(f"{told} Send the server more requests.", param="log")
     errors = errors_of(fit_law(kept, facts).law, held)
-    gap = fit_line([point for log in logs for point in gaps([each.step for each in observed(log)])])
+    gap = fit_line([point for each in seen for point in gaps([one.step for one in each])])
     front, back = _edges(logs, runs)
     law, slowness = fit_law(spans, facts)
     return Fitted(replace(law, errors=errors, gap=gap, front=front, back=back), slowness)
@@ -101,7 +102,7 @@ def check(law: Calibrated, logs: Sequence[StepRecords], name: str) -> list[str]:
     another engine, and for logs without steps."""
     for log in logs:
         _compare(law.machine, log.facts, name)
-    spans = [span for log in logs for span in _split(observed(log))]
+    spans = [span for log in logs for span in _split(observed(log, logs))]
     steps = [each for span in spans for each in span]
     if not steps:
         raise ConfigError("The logs have no steps.", param="log")
@@ -143,10 +144,9 @@ def _edges(logs: Sequence[StepRecords], runs: Sequence[tuple[dict[str, Any], str
     before: list[Point] = []
     after: list[Point] = []
     for run, name in runs:
-        for log in logs:
-            found = passages(run, log, name)
-            before += fronts(found, log.steps)
-            after += backs(found, log.steps)
+        found = passages(run, logs, name)
+        before += fronts(found, logs)
+        after += backs(found, logs)
     if runs and not after:
         told = f"No request of {runs[0][1]} is in the logs; it must be of the same load and machine."
         raise ConfigError(told, param="run")
@@ -178,11 +178,13 @@ def describe(
         lines.append(_line(what, line, number) if line.num else f"{what}: unknown (no --run, or too few idle moments)")
     beside = law.beside
     if beside.num:
-        told = [f"{1e3 * value:.3f} ms" for value in beside[:3]]
+        told = [f"{1e3 * value:.3f} ms" for value in beside[:4]]
         lines.append(
             f"beside steps, of one core: {told[0]} a request that comes, {told[1]} one that ends, {told[2]} a token"
-            f" ({beside.num} steps seen)"
+            f"{f', {told[3]} a step' if beside.step_s else ''} ({beside.num} steps seen)"
         )
+        if law.crowded_s:
+            lines.append(f"beside steps of other engines: {1e3 * law.crowded_s:.3f} ms more")
     else:
         lines.append("beside steps: unknown (no requests in the logs, or cores that steps left free)")
     lines.append("seen, by tokens of a step to rows:")

@@ -61,15 +61,16 @@ def gaps(steps: Sequence[TimedStep]) -> list[Point]:
 
 
 class Passage(NamedTuple):
-    """A client's request and the engine's. first_s: when its first token reached the client."""
+    """A client's request and the engine's. first_s: when its first token reached the client. log: which one has it."""
 
     sent_s: float
     first_s: float
     request: TimedRequest
+    log: int = 0
 
 
-def passages(run: Mapping[str, Any], records: StepRecords, name: str) -> list[Passage]:
-    """Requests of a bench run, of file `name`, that the log has, too. Raises ConfigError for what is no run of one."""
+def passages(run: Mapping[str, Any], logs: Sequence[StepRecords], name: str) -> list[Passage]:
+    """Requests of a bench run, of file `name`, that a log has, too. Raises ConfigError for what is no run of one."""
     try:
         start_s = float(run["client"]["clock_start_s"])
         rows = [
@@ -80,30 +81,34 @@ def passages(run: Mapping[str, Any], records: StepRecords, name: str) -> list[Pa
     except (KeyError, TypeError, ValueError) as error:
         told = f"{name} is no result of tokenmill bench serve with its requests."
         raise ConfigError(told, param="run") from error
-    by_length: dict[int, list[TimedRequest]] = defaultdict(list)
-    for request in sorted(records.requests, key=lambda one: one.arrival_s):
+    by_length: dict[int, list[tuple[TimedRequest, int]]] = defaultdict(list)
+    all_requests = ((request, number) for number, log in enumerate(logs) for request in log.requests)
+    for request, number in sorted(all_requests, key=lambda one: one[0].arrival_s):
         if request.first_token_s and not request.num_preemptions:
-            by_length[request.num_prompt].append(request)
+            by_length[request.num_prompt].append((request, number))
     return list(_matched(sorted(rows), by_length))
 
 
-def _matched(rows: Sequence[tuple[float, float, int]], by_length: dict[int, list[TimedRequest]]) -> Iterator[Passage]:
+def _matched(
+    rows: Sequence[tuple[float, float, int]], by_length: dict[int, list[tuple[TimedRequest, int]]]
+) -> Iterator[Passage]:
     for sent_s, first_s, num_prompt in rows:
         waiting = by_length.get(num_prompt, [])
-        while waiting and waiting[0].arrival_s < sent_s:
+        while waiting and waiting[0][0].arrival_s < sent_s:
             waiting.pop(0)
-        if waiting and waiting[0].arrival_s < sent_s + _APART_S and waiting[0].first_token_s <= first_s:
-            yield Passage(sent_s, first_s, waiting.pop(0))
+        if waiting and waiting[0][0].arrival_s < sent_s + _APART_S and waiting[0][0].first_token_s <= first_s:
+            yield Passage(sent_s, first_s, *waiting.pop(0))
 
 
-def fronts(found: Sequence[Passage], steps: Sequence[TimedStep]) -> list[Point]:
+def fronts(found: Sequence[Passage], logs: Sequence[StepRecords]) -> list[Point]:
     """Of prompt tokens: from a client's sending to the request's first plan, of those that came alone to an idle
     engine, and so waited neither for a step nor for the front end to read others."""
-    ends = [step.ended_s for step in steps]
-    begins = [step.planned_s for step in steps]
+    all_ends = [[step.ended_s for step in log.steps] for log in logs]
+    all_begins = [[step.planned_s for step in log.steps] for log in logs]
     sent = sorted(passage.sent_s for passage in found)
     points = []
     for passage in found:
+        begins, ends = all_begins[passage.log], all_ends[passage.log]
         if bisect_left(sent, passage.request.scheduled_s) - bisect_left(sent, passage.sent_s - _ALONE_S) > 1:
             continue
         at_s = passage.request.scheduled_s
@@ -113,11 +118,12 @@ def fronts(found: Sequence[Passage], steps: Sequence[TimedStep]) -> list[Point]:
     return points
 
 
-def backs(found: Sequence[Passage], steps: Sequence[TimedStep]) -> list[Point]:
+def backs(found: Sequence[Passage], logs: Sequence[StepRecords]) -> list[Point]:
     """Of rows of the step: from the commit of a first token to the client's having it."""
-    commits = [step.committed_s for step in steps]
+    all_commits = [[step.committed_s for step in log.steps] for log in logs]
     points = []
     for passage in found:
+        commits, steps = all_commits[passage.log], logs[passage.log].steps
         i = bisect_left(commits, passage.request.first_token_s)
         if i < len(steps):
             points.append(Point(steps[i].num_rows, passage.first_s - passage.request.first_token_s))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from ...core.least_squares import non_negative
 from ...core.step_records import LogFacts, Machine, TimedStep
-from ...sim.calibrated import NOT_KNOWN, Beside, Calibrated, Curve, Kind, kind_of, shares
-from .beside import Observed, holds_up
+from ...sim.calibrated import NOT_KNOWN, Beside, Calibrated, Curve, Kind, kind_of, shares, sharing_of
+from .beside import Observed
 
 TOKEN_KNOTS = (0, 1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096, 8192)
 ROW_KNOTS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -58,7 +58,7 @@ def fit_law(spans: Sequence[Sequence[Observed]], facts: LogFacts) -> Fitted:
     measured = np.array([step.duration_s for step in steps])
     quantities = np.array([_quantities(step, knots) for step in steps])
     events = np.array([each[1:] for each in seen])
-    num_held = int((events[:, :2].sum(axis=1) > 0).sum()) if holds_up(facts) else 0
+    num_held = int((events[:, :2].sum(axis=1) > 0).sum())
     if num_held:
         quantities = np.concatenate((quantities, events), axis=1)
     found, slowness = _solve(quantities, measured, places, len(spans))
@@ -66,12 +66,13 @@ def fit_law(spans: Sequence[Sequence[Observed]], facts: LogFacts) -> Fitted:
     tokens, rows, drawn = (
         Curve(each, found[low:high]) for each, (low, high) in zip(knots, pairwise(ends), strict=True)
     )
-    beside = NOT_KNOWN
+    beside, crowded_s = NOT_KNOWN, 0.0
     if num_held:
-        request_s, end_s, token_s = (facts.threads * each for each in found[ends[-1] :])
-        beside = Beside(request_s, end_s, token_s, num_held)
+        *held, crowded_s = found[ends[-1] :]
+        beside = Beside(*(sharing_of(facts) * each for each in held), num_held)
     machine = Machine(**{each.name: getattr(facts, each.name) for each in fields(Machine)})
-    law = Calibrated(machine, found[0], found[1], found[2], tokens, rows, drawn, _kinds(steps), beside=beside)
+    law = Calibrated(machine, found[0], found[1], found[2], tokens, rows, drawn, _kinds(steps))
+    law = replace(law, beside=beside, crowded_s=crowded_s)
     return Fitted(law, tuple(slowness.tolist()))
 
 
