@@ -1,11 +1,13 @@
-"""Random checkpoints for the benchmarks of mixtures of experts and latent attention.
+"""Random checkpoints for benchmarks.
 
-    python tests/random_models.py OUT --model moe|mla --form q4_0|q8_0|mxfp4|hf [--layers N] [--seed N] [--zipf] [--old]
+    python tests/random_models.py OUT --model moe|mla|dense --form q4_0|q8_0|mxfp4|hf [--layers N] [--seed N]
+        [--zipf] [--old]
 
-`moe` is Qwen3-30B-A3B in small, `mla` DeepSeek-V2-Lite in small. Weights are a function of the seed, with spreads at
-which activations keep their size over the layers; those of a GGUF and of a folder differ. Quantised blocks are drawn as
-bytes, which takes seconds where quantising takes minutes. The tokenizer is a byte-level BPE made here, which llama.cpp
-reads too. `--old`: one matrix `attn_kv_b`, which llama.cpp decompresses, instead of the two with which it absorbs.
+`moe` is Qwen3-30B-A3B in small, `mla` DeepSeek-V2-Lite in small, `dense` has the shape of Qwen3-0.6B (GGUF only).
+Weights are a function of the seed, with spreads at which activations keep their size over the layers; those of a GGUF
+and of a folder differ. Quantised blocks are drawn as bytes, which takes seconds where quantising takes minutes. The
+tokenizer is a byte-level BPE made here, which llama.cpp reads too. `--old`: one matrix `attn_kv_b`, which llama.cpp
+decompresses, instead of the two with which it absorbs.
 
 `--zipf`: experts are chosen as Zipf's law (exponent 1) has it, each layer in its own order. Routers have no biases in
 these families, so one coordinate of the residual stream gets a constant (from the embeddings; the layers add little to
@@ -47,7 +49,9 @@ SHARED, PUSH = 2.0, 8.0
 @dataclass(frozen=True)
 class Shape:
     """Sizes of a model. latent: 0 where keys and values are heads; head: of queries and keys, rope: its rotated part;
-    dense_ffn: of the first layer, 0: it has experts too; shared: experts that every token uses."""
+    experts: 0 where all layers are dense; dense_ffn: of dense layers, which is the first where there are experts, 0: it
+    has experts too; shared: experts that every token uses. A model without experts has one matrix for embeddings and
+    head."""
 
     architecture: str
     layers: int = 24
@@ -65,6 +69,10 @@ class Shape:
     dense_ffn: int = 0
     context: int = 16_384
     theta: float = 1e6
+    vocab: int = VOCAB
+
+    def is_dense(self, layer: int) -> bool:
+        return not self.experts or (self.dense_ffn > 0 and not layer)
 
 
 SHAPES = {
@@ -72,6 +80,7 @@ SHAPES = {
     "mla": Shape(
         "deepseek2", head=192, rope=64, latent=512, top_k=6, expert_ffn=352, shared=2, dense_ffn=2816, theta=1e4
     ),
+    "dense": Shape("qwen3", layers=28, kv_heads=8, experts=0, dense_ffn=3072, context=40_960, vocab=151_936),
 }
 
 
@@ -144,9 +153,10 @@ def _matrices(shape: Shape, names: dict[str, str]) -> Iterator[Matrix]:
 
     width, heads, experts, ffn = shape.width, shape.heads, shape.experts, shape.expert_ffn
     nope = shape.head - shape.rope
-    yield from give("embed", 0, (VOCAB, width), 1.0, "embed")
+    yield from give("embed", 0, (shape.vocab, width), 1.0, "embed")
     yield from give("norm", 0, (width,), 0.1, "deaf norm")
-    yield from give("head", 0, (VOCAB, width), 3 * width**-0.5)
+    if experts:
+        yield from give("head", 0, (shape.vocab, width), 3 * width**-0.5)
     for layer in range(shape.layers):
         yield from give("attn_norm", layer, (width,), 0.1, "deaf norm")
         yield from give("q", layer, (heads * shape.head, width), width**-0.5)
@@ -163,7 +173,7 @@ def _matrices(shape: Shape, names: dict[str, str]) -> Iterator[Matrix]:
             yield from give("k_norm", layer, (shape.head,), 0.1, "norm")
         yield from give("o", layer, (width, heads * shape.value), 2 * STEP * (heads * shape.value) ** -0.5, "mix")
         yield from give("ffn_norm", layer, (width,), 0.1, "norm")
-        if shape.dense_ffn and not layer:
+        if shape.is_dense(layer):
             yield from _ffn(give, "", layer, (), width, shape.dense_ffn, 1.0)
             continue
         yield from give("router", layer, (experts, width), ROUTER * width**-0.5, f"router {layer}")
@@ -283,10 +293,11 @@ def _add_keys(writer: GGUFWriter, shape: Shape, old: bool) -> None:
     writer.add_head_count(shape.heads)
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_rope_freq_base(shape.theta)
-    writer.add_expert_count(shape.experts)
-    writer.add_expert_used_count(shape.top_k)
-    writer.add_expert_feed_forward_length(shape.expert_ffn)
-    writer.add_vocab_size(VOCAB)
+    if shape.experts:
+        writer.add_expert_count(shape.experts)
+        writer.add_expert_used_count(shape.top_k)
+        writer.add_expert_feed_forward_length(shape.expert_ffn)
+    writer.add_vocab_size(shape.vocab)
     if shape.latent:
         writer.add_head_count_kv(shape.heads if old else 1)
         writer.add_leading_dense_block_count(1 if shape.dense_ffn else 0)
@@ -306,10 +317,12 @@ def _add_keys(writer: GGUFWriter, shape: Shape, old: bool) -> None:
         writer.add_key_length(shape.head)
         writer.add_value_length(shape.value)
     tokens, merges = vocabulary()
+    tokens += [f"<|unused {number}|>" for number in range(len(tokens), shape.vocab)]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(tokens)
-    writer.add_token_types([TokenType.CONTROL] * len(SPECIALS) + [TokenType.NORMAL] * (VOCAB - len(SPECIALS)))
+    kinds = [TokenType.CONTROL] * len(SPECIALS) + [TokenType.NORMAL] * (VOCAB - len(SPECIALS))
+    writer.add_token_types(kinds + [TokenType.UNUSED] * (shape.vocab - VOCAB))
     writer.add_token_merges(merges)
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(2)
@@ -384,12 +397,15 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--model", choices=SHAPES, required=True)
     parser.add_argument("--form", choices=[*FORMS, "hf"], required=True)
-    parser.add_argument("--layers", type=int, default=24)
+    parser.add_argument("--layers", type=int, help="(default: 24, 28 of dense)")
     parser.add_argument("--seed", type=int, default=0)
     for flag in ("--zipf", "--old"):
         parser.add_argument(flag, action="store_true")
     args = parser.parse_args()
-    shape = replace(SHAPES[args.model], layers=args.layers)
+    shape = SHAPES[args.model]
+    shape = replace(shape, layers=args.layers or shape.layers)
+    if args.form == "hf" and not shape.experts:
+        parser.error("--form hf is not for --model dense")
     if args.form == "hf":
         write_hf_model(args.out, shape, seed=args.seed, zipf=args.zipf)
     else:

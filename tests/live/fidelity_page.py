@@ -41,15 +41,19 @@ They were measured by
     {command}
 
 How: the coefficients of the step law, of the host's time between steps, and of front end and clients come from one
-calibration for each engine (`tokenmill serve --step-log`, `tokenmill calibrate`) and are fixed from then on. Each load
-is played live {turns} times by the same plan and seed, each time to a fresh server; before and after it a slice of
-another load tells how fast the machine is just then. That one factor is all that a simulation gets from the time of its
-load ("slowness": how much longer steps took than when calibrated). Errors are simulated / live - 1, as sizes, means
-over the repeats; of E2EL the median over requests, matched one by one. *Live to live* is what two live runs of the load
-differ by. A bar is the larger of the stated share and {limit} times live to live.
+calibration for each kind of engine (`tokenmill serve --step-log`, `tokenmill calibrate`; engines of one thread by a
+server of two of them) and are fixed from then on. Each load is played live {turns} times by the same plan and seed,
+each time to a fresh server; before and after it a slice of another load, to a second server with the same settings,
+tells how fast the machine is just then: how many times as long as by the calibration the slice's steps took
+("slowness"). The mean of the two is all that a simulation gets from the time of its load. Errors are simulated / live
+- 1, as sizes, means over the repeats; of E2EL the median over requests, matched one by one. *Live to live* is what two
+live runs of the load differ by. A bar is the larger of the stated share and {limit} times live to live.
 
 What was in view: that requests which come and end hold steps up was found on an earlier measurement of the first case;
-that threads of a step go in lockstep (what a front end takes from workers of one thread) on the loads with two workers.
+that told steps do, and that slices say more by their steps than by their latencies, on earlier loads of two workers and
+of prefill and decode, with other seeds. Prefill and decode workers split every request here (`--disaggregation
+always`): by default they split where it costs less, and of nearly equal costs each decision tips the next, so that live
+runs differ from each other by what was decided first.
 """
 
 
