@@ -171,6 +171,7 @@ BAD = {
     "too much KV": (USUAL + "kv_blocks = 1000000", "workers[0].kv_blocks: 1000000 blocks do not fit"),
     "KV twice": (USUAL + 'kv_blocks = 10\nkv_cache_memory_bytes = "1GiB"', "workers[0].kv_blocks: KV is sized once"),
     "heads": (USUAL + "tensor_parallel = 3", "workers[0].tensor_parallel: llama-3-8b has 32 heads"),
+    "halves": (USUAL + "expert_overlap = true", "workers[0].expert_overlap: only the all-to-all of experts"),
     "two laws": (USUAL + "costs = { step_s = 1 }", "workers[0].costs: what steps take is said once"),
     "no law": (USUAL + "[[workers]]\ncount = 1", "workers[1].hardware: give one of hardware, calibration, costs"),
     "no KV": (USUAL + "[[workers]]\ncosts = { step_s = 1 }", "workers[1].kv_blocks: is needed"),

@@ -16,7 +16,15 @@ from tokenmill.sim.models import model_named
 from tokenmill.sim.reached import Reached
 from tokenmill.sim.roofline import Parallel, Precision, Roofline
 
-IDEAL = Reached(1, 1, 1, 1, 1, 1, math.inf, 0, 0, 0, 0, 1, 1)
+IDEAL = Reached(
+    **dict.fromkeys(
+        ("compute", "compute_8bit", "compute_4bit", "attention", "memory", "memory_4bit", "kv", "link"), 1.0
+    ),
+    **dict.fromkeys(("link_s", "step_s", "layer_s", "row_s", "experts_4bit_s"), 0.0),
+    overlap=math.inf,
+    imbalance=1.0,
+    shared=1.0,
+)
 """Peaks are reached, and nothing else takes time."""
 
 
@@ -53,6 +61,8 @@ def test_more_work_never_takes_less_time() -> None:
         law("llama-2-70b", "a100", Parallel(4, 2), reached=Reached()),
         law("deepseek-v3", "h800", Parallel(1, 1, 32, True), Precision("fp8"), Reached()),
         law("mixtral-8x7b", "l40s", Parallel(4), reached=Reached()),
+        law("mixtral-8x7b", "a100", Parallel(4), Precision("int4"), Reached()),
+        law("deepseek-v3", "h800", Parallel(1, 1, 32, True, True), Precision("fp8"), Reached()),
     ]
     for each in laws:
         for before, after in itertools.pairwise([decodes(n, c) for n in (1, 8, 64) for c in (10, 1000)]):
@@ -113,6 +123,56 @@ def test_latent_decodes_of_many_heads_are_bound_by_computing() -> None:
         flop_s = 8e5 * model.decode_flop / device.flop_s["bf16"] / 8
         assert by[0] == pytest.approx(max(bytes_s, flop_s), rel=1e-6)
     assert flop_s > bytes_s  # of the H20
+
+
+def test_weights_of_4_bits_are_unpacked_where_a_device_cannot_multiply_them() -> None:
+    """An H100 multiplies int4 in 16 bits and reaches less of both peaks; the logits' matrix stays in 16 bits."""
+    reached = IDEAL._replace(compute_4bit=0.5, memory_4bit=0.6)
+    base = law("llama-3-8b", "h100", precision=Precision("int4"), reached=reached)
+    model = base.model
+    layers_bytes = model.fixed_weights * (0.5 + 2.5 / 128)
+    read_s = layers_bytes / 0.6 / 3.35e12 + 2 * model.head_weights / 3.35e12
+    assert base.predict(decodes(1, 0)) == pytest.approx(read_s, rel=1e-6)
+    assert base.weight_bytes == pytest.approx(layers_bytes + 2 * 2 * model.head_weights)
+    assert model.weight_bytes("int4") == pytest.approx(base.weight_bytes)
+    half = law("llama-3-8b", "h100", reached=IDEAL._replace(compute=0.5))
+    whole, short = half.predict(prompt(8192)), base.predict(prompt(8192))
+    assert short == pytest.approx(whole, rel=1e-4)
+
+
+def test_what_a_device_multiplies_is_not_unpacked() -> None:
+    """A B200 takes fp4 as it is, and an H100 fp8; experts in 4 bits have an overhead a layer, where unpacked."""
+    slow = IDEAL._replace(compute_4bit=0.1, memory_4bit=0.1, experts_4bit_s=1e-3)
+    for name, device, weights in (("deepseek-v3", "b200", "fp4"), ("deepseek-v3", "h100", "fp8")):
+        spread, precision = Parallel(8), Precision(weights)
+        with_it, without = (law(name, device, spread, precision, each).predict(decodes(4, 9)) for each in (slow, IDEAL))
+        assert with_it == without
+    model = model_named("deepseek-v3")
+    layered = IDEAL._replace(experts_4bit_s=1e-3)
+    more = [law("deepseek-v3", "h100", Parallel(8), Precision("int4"), each) for each in (layered, IDEAL)]
+    took = [each.predict(decodes(4, 9)) for each in more]
+    assert took[0] - took[1] == pytest.approx(1e-3 * model.num_expert_layers)
+
+
+def test_halves_of_a_batch_hide_the_all_to_all() -> None:
+    """Two halves that take turns take the longer of computing and telling; without experts on several devices there is
+    nothing to hide."""
+    spread = Parallel(1, 1, 32, True)
+    reached = IDEAL._replace(link_s=1e-5, layer_s=1e-5)
+    plain = law("deepseek-v3", "h800", spread, Precision("fp8"), reached)
+    halves = law("deepseek-v3", "h800", spread._replace(is_overlapped=True), Precision("fp8"), reached)
+    few, many = decodes(32, 0), decodes(32 * 128, 0)
+    assert halves.predict(few) > plain.predict(few)  # all is read twice
+    assert halves.predict(many) < plain.predict(many)
+    model = plain.model
+    told = 4096 * model.num_expert_layers * model.num_chosen * model.hidden * 3 * 31 / 32 / 32 / 50e9
+    told += 2 * 2 * model.num_expert_layers * 1e-5 * 5
+    assert halves.predict(many) == pytest.approx(told + 2 * model.num_layers * 1e-5, rel=1e-6)
+    long = decodes(32 * 128, 30_000)
+    assert halves.predict(long) > halves.predict(many)  # attention does not fit behind it
+    for parallel in (Parallel(1, 1, 32, False, True), Parallel(1, 1, 1, True, True)):
+        with pytest.raises(ConfigError, match=r"parallel\.overlapped: only the all-to-all of experts"):
+            law("deepseek-v3", "h800", parallel, Precision("fp8"))
 
 
 def test_speculated_tokens_cost_little_until_computing_binds() -> None:

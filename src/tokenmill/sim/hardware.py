@@ -49,15 +49,19 @@ class Hardware:
     title: str = ""
     sources: Mapping[str, str] | None = None
 
-    def peak_flop_s(self, precision: str) -> float:
-        """For weights of this precision; those that the device cannot multiply as they are, it does in bf16 or, where
+    def computed_in(self, precision: str) -> str:
+        """What it multiplies weights of this precision in: those that it cannot multiply as they are, in bf16 or, where
         it has not that, in fp32. Raises ConfigError for a precision that is unknown."""
         if precision not in COMPUTE:
             raise ConfigError(f"precision.weights: {precision!r} is unknown; known are {', '.join(COMPUTE)}")
         for each in (COMPUTE[precision], "bf16", "fp32"):
             if each in self.flop_s:
-                return self.flop_s[each]
+                return each
         raise ConfigError(f"hardware {self.name}: no FLOP/s for {precision}; give {COMPUTE[precision]}_flop_s")
+
+    def peak_flop_s(self, precision: str) -> float:
+        """For weights of this precision. Raises ConfigError for one that is unknown."""
+        return self.flop_s[self.computed_in(precision)]
 
     def price_s_usd(self) -> float:
         """Dollars a second. Raises ConfigError where no source has a price."""

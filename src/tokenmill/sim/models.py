@@ -33,6 +33,7 @@ WEIGHT_BYTES = {
 }
 """Bytes of one weight: fp4 with a scale of 8 bits for 16 (NVFP4), int4 with a scale and a zero for 128 (AWQ), GGUF's
 with theirs for 32."""
+_PRECISION = "precision.weights"
 KV_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0}
 
 
@@ -107,6 +108,11 @@ class ModelShape:
         """The matrix of the logits."""
         return self.hidden * self.vocab
 
+    def head_bytes(self, precision: str) -> float:
+        """Of the logits' matrix, and of the embedding, which int4 leaves in 16 bits: GPTQ (Frantar et al., 2023) and
+        AWQ (Lin et al., 2024) quantise the matrices of layers. Raises ConfigError for a precision that is unknown."""
+        return self.head_weights * bytes_of("bf16" if precision == "int4" else precision, WEIGHT_BYTES, _PRECISION)
+
     @property
     def num_parameters(self) -> int:
         return self.fixed_weights + self.routed_weights + (1 if self.is_tied else 2) * self.head_weights
@@ -141,7 +147,9 @@ class ModelShape:
 
     def weight_bytes(self, precision: str) -> float:
         """Of all weights. Raises ConfigError for a precision that is unknown."""
-        return self.num_parameters * bytes_of(precision, WEIGHT_BYTES, "precision.weights")
+        layers = self.fixed_weights + self.routed_weights
+        num_heads = 1 if self.is_tied else 2
+        return layers * bytes_of(precision, WEIGHT_BYTES, _PRECISION) + num_heads * self.head_bytes(precision)
 
     def kv_bytes(self, precision: str) -> float:
         """Of one position in all layers. Raises ConfigError for a precision that is unknown."""

@@ -25,15 +25,19 @@ from .roofline import Parallel, Precision, Roofline
 
 KINDS = {"prompts": 3, "decodes": 3, "answers": 4}
 _SHARES = ("compute", "compute_8bit", "attention", "memory", "kv", "link")
-FITTED = (*_SHARES, "overlap", "link_s", "step_s", "layer_s", "row_s")
-"""Coefficients that are fitted; the others of Reached are assumed."""
+_SHARES_4BIT = ("compute_4bit", "memory_4bit")
+OF_ALL = (*_SHARES, "overlap", "link_s", "step_s", "layer_s", "row_s")
+OF_4BIT = (*_SHARES_4BIT, "experts_4bit_s")
+FITTED = (*OF_ALL, *OF_4BIT)
+"""Coefficients that are fitted, those of 4 bits where points have such weights; the others of Reached are assumed."""
 _LIMITS = {
-    **dict.fromkeys(_SHARES, (0.2, 0.95)),
+    **dict.fromkeys((*_SHARES, *_SHARES_4BIT), (0.2, 0.95)),
     "overlap": (1.0, 8.0),
     "link_s": (2e-6, 1e-4),
     "step_s": (1e-4, 4e-2),
     "layer_s": (1e-6, 5e-4),
     "row_s": (1e-6, 3e-4),
+    "experts_4bit_s": (1e-6, 1e-3),
 }
 _PRIOR = 0.003
 """What a coefficient that is off its usual value by a factor of e counts, beside a mean squared log error."""
@@ -53,17 +57,20 @@ class Series(NamedTuple):
     source: str
     note: str
 
+    def law(self, reached: Reached) -> Roofline:
+        return Roofline(self.model, self.hardware, self.parallel, self.precision, reached)
+
     @property
     def name(self) -> str:
         """Model, devices and precision."""
-        tensor, pipeline, data, _ = self.parallel
+        tensor, pipeline, data, _, _ = self.parallel
         parts = [f"TP{tensor}"] * (tensor > 1) + [f"PP{pipeline}"] * (pipeline > 1) + [f"EP{data}"] * (data > 1)
         weights = [self.precision.weights] * (self.precision.weights != "bf16")
         return " ".join((self.model.title, "on", self.hardware.name, *parts, *weights))
 
     def predicted(self, reached: Reached) -> list[float]:
         """Milliseconds of each point."""
-        law = Roofline(self.model, self.hardware, self.parallel, self.precision, reached)
+        law = self.law(reached)
         return [1e3 * _seconds(law, self.kind, point) for point in self.points]
 
     def errors(self, reached: Reached) -> list[float]:
@@ -109,7 +116,11 @@ def _series(raw: Mapping[str, Any], fields: Fields) -> Series:
         model_named(fields.text("model"), fields.at("model")),
         hardware_named(fields.text("hardware"), fields.at("hardware")),
         Parallel(
-            fields.count("tensor", 1), fields.count("pipeline", 1), fields.count("data", 1), fields.flag("is_expert")
+            fields.count("tensor", 1),
+            fields.count("pipeline", 1),
+            fields.count("data", 1),
+            fields.flag("is_expert"),
+            fields.flag("is_overlapped"),
         ),
         Precision(fields.text("weights", "bf16"), fields.text("kv", "bf16")),
         fields.flag("is_fitted"),
@@ -138,16 +149,17 @@ def fit(series: Iterable[Series], start: Reached = USUAL, num_rounds: int = 60) 
     by a factor that shrinks when none helps."""
     fitted = list(series)
     num_points = sum(len(each.points) for each in fitted)
+    names = FITTED if any(each.law(start).is_unpacked for each in fitted) else OF_ALL
 
     def loss(reached: Reached) -> float:
         off = sum(math.log(1 + error) ** 2 for each in fitted for error in each.errors(reached))
-        far = sum(math.log(getattr(reached, name) / getattr(start, name)) ** 2 for name in FITTED)
-        return off / num_points + _PRIOR * far / len(FITTED)
+        far = sum(math.log(getattr(reached, name) / getattr(start, name)) ** 2 for name in names)
+        return off / num_points + _PRIOR * far / len(names)
 
     best, least, step = start, loss(start), 1.5
     for _ in range(num_rounds):
         before = least
-        for name in FITTED:
+        for name in names:
             low, high = _LIMITS[name]
             for factor in (step, 1 / step):
                 value = min(high, max(low, getattr(best, name) * factor))

@@ -27,6 +27,15 @@ overheads   = step_s + layers * layer_s + rows * row_s
 step        = linear + attention + collectives + overheads
 ```
 
+Weights of 4 bits that a device cannot multiply (int4; fp4 before Blackwell) are unpacked on the way: they are
+multiplied at the peak of 16 bits, of which `compute_4bit` is reached, and read at `memory_4bit` of the memory's; each
+layer of experts takes `experts_4bit_s` more, because its kernel sorts tokens and pads those of each expert to a tile.
+The logits' matrix of int4 stays in 16 bits, as GPTQ and AWQ leave it.
+
+Where two halves of a batch take turns (`expert_overlap`, as DeepSeek serves), each half reads weights, passes the
+layers and tells the other devices by itself, and the all-to-all of one passes while the other computes: a step takes
+the longer of all-to-all and (linear + attention), and all else. Nothing of that is fitted.
+
 Of experts a step reads those that its tokens choose: all but (1 - chosen / experts) ^ tokens of them. Peaks are
 those of data sheets; what of them is reached depends on the software that serves, and is in coefficients: `compute` to
 `link` are shares of peaks, those that end in `_s` are seconds. An error is predicted over published, less 1.
@@ -37,8 +46,11 @@ those of data sheets; what of them is reached depends on the software that serve
   points are held out: other models, other numbers of devices, other devices.
 - To points under *usual* nothing was fitted. The usual coefficients are round numbers near those of other software.
 - The form of the law (the exponent that joins computing and reading, a latency that grows with the logarithm of the
-  devices, a share of its own for products of 8 bits) was settled with points in view, held-out ones too. Only the peak
-  throughputs of TensorRT-LLM and the decodes of DeepSeek-V3 in int4 came after it was.
+  devices, shares of their own for products of 8 bits and weights of 4, an overhead of experts in 4 bits) was settled
+  with points in view, held-out ones too. Only the peak throughputs of TensorRT-LLM came after it was.
+- Of weights in 4 bits, vLLM's coefficients are fitted to Qwen2.5 14B on one A100 and DeepSeek-V3 on eight H100. Other
+  sizes, numbers of devices and devices are held out. Shares and the overhead under *usual* are those of vLLM, rounded,
+  `compute_4bit` by what vLLM reaches of it over what it reaches in 16 bits.
 - Points are single steps, or requests that begin together: the scheduler has no part in them. In whole loads it has.
 
 """
@@ -63,11 +75,17 @@ devices and spreads that nothing was fitted to. How far off loads on calibrated 
 - Not compared, because it is not clear what was measured: Falcon 180B on two stages of four A100 (Sarathi-Serve, 2024),
   1,150 ms for a prompt of 4k, which is more than four of them can compute; OPT 175B on eight (DistServe), whose
   published fit takes hardly longer for longer prompts.
-- Matrices of 4 bits: unpacking them is not counted, so that steps are predicted twice as fast as they were (DeepSeek-V3
-  and R1, int4).
+- Not compared, because bf16 is as far off there as 4 bits: Qwen3 on H20 (Qwen, SGLang 0.4.6), whose decodes reach a
+  third of the data sheet's bandwidth in bf16, 36 % in fp8 and 20 % in AWQ. Its GPTQ experts take 0.6 to 0.7 ms a layer
+  (30B-A3B, 235B-A22B); the source itself says that their kernel needs work.
+- Prompts on experts of 4 bits: kernels made for decodes reach much less of the peak than with dense matrices
+  (DeepSeek-R1, predicted in 0.57 of the time). One point is known: fitted to it, nothing would be left to test it.
+- Decodes on experts of 4 bits: the overhead is as long on all devices, so that steps on H200 and A100 are predicted
+  too fast; of 32 rows most.
 - Grouped KV heads: kernels that read KV for each query head take longer (TensorRT-LLM v0.6, 70B, long answers).
-- Experts on many devices: dispatch is not hidden behind another half of the batch, as DeepSeek does it, so that decodes
-  are predicted too slow there. How uneven the load of experts is, is one number, `imbalance`.
+- Experts on many devices: an all-to-all is taken for as many steps as the logarithm of the devices says, which RDMA
+  need not take, so that decodes are predicted too slow there. How uneven the load of experts is, is one number,
+  `imbalance`.
 - Pipelines: the law gives the time until a step's tokens are there; as many steps can overlap as there are stages, and
   who simulates must let them.
 - Attention and FFN on different devices (MegaScale-Infer, Step-3) are not modelled.

@@ -8,6 +8,12 @@ compute and read.
     overheads  = of the step, of each layer, of each row
     step       = linear + attention + collectives + overheads
 
+Weights of 4 bits that a device cannot multiply are unpacked to 16 on the way: they are multiplied at the peak of 16
+bits, and of both peaks less is reached. Where two halves of a batch take turns (Parallel.is_overlapped), the all-to-all
+of one passes while the other computes, and each half reads weights by itself:
+
+    step       = longer of (linear of both halves + attention) and all-to-all, + other collectives + overheads
+
 A roofline (Williams et al., 2009) whose corner is rounded, and linear but for that and the experts touched, whose
 share follows from the tokens (core.cost.read_share). What of the peaks is reached depends on the software that serves:
 coefficients of `reached`, fitted to published points by `published`; fits and errors are in docs/cost-model.md.
@@ -35,12 +41,14 @@ _DISPATCH_BYTES = 3.0
 class Parallel(NamedTuple):
     """How many devices, and who holds what. tensor: devices that share each layer; pipeline: stages of layers; data:
     copies of the attention, each with its own requests; is_expert: experts lie whole, spread over tensor * data
-    devices, not each cut by tensor."""
+    devices, not each cut by tensor; is_overlapped: two halves of the batch take turns, so that the all-to-all of one
+    hides behind the computing of the other (DeepSeek-AI, 2025)."""
 
     tensor: int = 1
     pipeline: int = 1
     data: int = 1
     is_expert: bool = False
+    is_overlapped: bool = False
 
     @property
     def num_devices(self) -> int:
@@ -78,15 +86,21 @@ class Roofline:
         # Of a device of experts, the busiest counts.
         imbalance = reached.imbalance if parallel.is_expert and model.num_experts else 1.0
         peak = hardware.peak_flop_s(precision.weights)
+        self.is_unpacked = weight_bytes < 1 and hardware.computed_in(precision.weights) in ("bf16", "fp32")
         is_short = peak > hardware.flop_s.get("bf16", peak)
-        flop_s = peak * (reached.compute_8bit if is_short else reached.compute)
-        read_s = hardware.memory_bytes_s * reached.memory
+        compute, memory = reached.compute_8bit if is_short else reached.compute, reached.memory
+        head_flop_s = peak * compute
+        if self.is_unpacked:
+            compute, memory = reached.compute_4bit, reached.memory_4bit
+        flop_s, read_s = peak * compute, hardware.memory_bytes_s * memory
+        # The logits' matrix, as so many weights of layers: of int4 it is neither short nor unpacked.
+        head_weights = model.head_bytes(precision.weights) / weight_bytes * (memory / reached.memory)
 
         routed_token = model.num_expert_layers * model.num_chosen * model.expert_weights
         own = (model.token_weights - routed_token) / group
         self._token_flop_s = 2 * (own + imbalance * routed_token / group) / flop_s
-        self._draw_flop_s = 2 * model.head_weights / group / flop_s
-        self._fixed_read_s = (model.fixed_weights + model.head_weights) / tensor * weight_bytes / read_s
+        self._draw_flop_s = 2 * model.head_weights / group / head_flop_s
+        self._fixed_read_s = (model.fixed_weights + head_weights) / tensor * weight_bytes / read_s
         self._experts_read_s = model.routed_weights / group * weight_bytes / read_s
         self._chosen = model.chosen
         self._overlap = reached.overlap
@@ -99,9 +113,16 @@ class Roofline:
         decode_s = model.decode_flop / (_attention_flop_s(hardware, precision.weights) * reached.compute * group)
         self._context_s = max(kv_read_s, decode_s)
 
-        self._fixed_s, link_token_s = _collectives(model, hardware, parallel, reached)
-        self._fixed_s += reached.step_s + model.num_layers * reached.layer_s
-        self._token_s = link_token_s
+        layers_s = model.num_layers * reached.layer_s
+        if self.is_unpacked:
+            layers_s += model.num_expert_layers * reached.experts_4bit_s
+        self._fixed_s, self._token_s, all_to_all = _collectives(model, hardware, parallel, reached)
+        self._fixed_s += reached.step_s + layers_s
+        if parallel.is_overlapped:
+            # Each half goes through all layers by itself, and tells the other devices by itself.
+            self._fixed_s += layers_s - all_to_all.fixed_s
+            self._token_s -= all_to_all.token_s
+        self._all_to_all = all_to_all
         self._row_s = reached.row_s / data
         self._saved = reached.shared
         self._weight_bytes, self._kv_bytes, self._split = weight_bytes, kv_bytes, split
@@ -109,30 +130,36 @@ class Roofline:
     def predict(self, work: Work) -> float:
         """Seconds until the tokens of a step are there."""
         num_rows, num_tokens, num_positions, num_context, num_drawn, num_shared = work
-        compute_s = self._token_flop_s * num_tokens + self._draw_flop_s * (num_drawn or num_rows)
+        num_drawn = num_drawn or num_rows
+        position_s = self._position_s * max(0.0, num_positions - num_context)
+        context_s = self._context_s * (num_context - self._saved * num_shared)
+        if self.parallel.is_overlapped:
+            linear_s = 2 * self._linear_s(num_tokens / 2, num_drawn / 2)
+            told_s = 2 * self._all_to_all.fixed_s + self._all_to_all.token_s * num_tokens
+            linear_s = max(linear_s, told_s - position_s - context_s)
+        else:
+            linear_s = self._linear_s(num_tokens, num_drawn)
+        return linear_s + position_s + context_s + self._fixed_s + self._token_s * num_tokens + self._row_s * num_rows
+
+    def _linear_s(self, num_tokens: float, num_drawn: float) -> float:
+        """Seconds of the products with all matrices."""
+        compute_s = self._token_flop_s * num_tokens + self._draw_flop_s * num_drawn
         read_s = self._fixed_read_s
         if self._chosen:
             read_s += self._experts_read_s * read_share(self._chosen, num_tokens)
         overlap = self._overlap
         longer, shorter = (compute_s, read_s) if compute_s > read_s else (read_s, compute_s)
         rounded: float = (1 + (shorter / longer) ** overlap) ** (1 / overlap)
-        return (
-            longer * rounded
-            + self._position_s * max(0.0, num_positions - num_context)
-            + self._context_s * (num_context - self._saved * num_shared)
-            + self._fixed_s
-            + self._token_s * num_tokens
-            + self._row_s * num_rows
-        )
+        return longer * rounded
 
     @property
     def weight_bytes(self) -> float:
         """On each device."""
         model, parallel = self.model, self.parallel
-        heads = (1 if model.is_tied else 2) * model.head_weights
-        fixed = (model.fixed_weights / parallel.pipeline + heads) / parallel.tensor
+        heads = (1 if model.is_tied else 2) * model.head_bytes(self.precision.weights)
         routed = model.routed_weights / parallel.num_devices
-        return (fixed + routed) * self._weight_bytes
+        layers = model.fixed_weights / parallel.pipeline / parallel.tensor + routed
+        return layers * self._weight_bytes + heads / parallel.tensor
 
     @property
     def kv_token_bytes(self) -> float:
@@ -163,9 +190,19 @@ def _attention_flop_s(hardware: Hardware, weights: str) -> float:
     return hardware.flop_s.get("bf16") or hardware.flop_s.get("fp32") or hardware.peak_flop_s(weights)
 
 
-def _collectives(model: ModelShape, hardware: Hardware, parallel: Parallel, reached: Reached) -> tuple[float, float]:
+class _Told(NamedTuple):
     """Seconds of a step, and of each of its tokens, that devices spend on telling each other."""
+
+    fixed_s: float
+    token_s: float
+
+
+def _collectives(
+    model: ModelShape, hardware: Hardware, parallel: Parallel, reached: Reached
+) -> tuple[float, float, _Told]:
+    """Seconds of a step, of each of its tokens, and what of both is the all-to-all of experts."""
     fixed_s = token_s = 0.0
+    all_to_all = _Told(0.0, 0.0)
     token_bytes = model.hidden * _ACTIVATION_BYTES
     tensor, group = parallel.tensor, parallel.tensor * parallel.data
     is_spread = parallel.is_expert and bool(model.num_experts) and group > 1
@@ -180,13 +217,17 @@ def _collectives(model: ModelShape, hardware: Hardware, parallel: Parallel, reac
         fixed_s += num * reached.link_s * math.log2(tensor)
         token_s += num * 2 * (tensor - 1) / tensor * token_bytes / parallel.data * link_s(tensor)
     if is_spread:
-        fixed_s += 2 * model.num_expert_layers * reached.link_s * math.log2(group)
         sent = model.num_expert_layers * model.num_chosen * model.hidden * _DISPATCH_BYTES * (group - 1) / group
-        token_s += sent / group * reached.imbalance * link_s(group)
+        all_to_all = _Told(
+            2 * model.num_expert_layers * reached.link_s * math.log2(group),
+            sent / group * reached.imbalance * link_s(group),
+        )
+        fixed_s += all_to_all.fixed_s
+        token_s += all_to_all.token_s
     if parallel.pipeline > 1:
         fixed_s += (parallel.pipeline - 1) * reached.link_s
         token_s += (parallel.pipeline - 1) * token_bytes / parallel.data * link_s(parallel.num_devices)
-    return fixed_s, token_s
+    return fixed_s, token_s, all_to_all
 
 
 def _check(model: ModelShape, hardware: Hardware, parallel: Parallel) -> None:
@@ -203,6 +244,14 @@ def _check(model: ModelShape, hardware: Hardware, parallel: Parallel) -> None:
         raise ConfigError(
             f"parallel.pipeline: {model.name} has {model.num_layers} layers, fewer than {parallel.pipeline} stages",
             param="parallel.pipeline",
+        )
+    if parallel.is_overlapped and not (
+        parallel.is_expert and model.num_experts and parallel.tensor * parallel.data > 1
+    ):
+        raise ConfigError(
+            "parallel.overlapped: only the all-to-all of experts that lie whole on several devices can be hidden; say "
+            "that they do, or take this out",
+            param="parallel.overlapped",
         )
     is_linked = parallel.num_devices == 1 or (hardware.network_bytes_s and hardware.link_bytes_s)
     if not is_linked:

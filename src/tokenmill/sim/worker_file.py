@@ -32,7 +32,11 @@ LONGEST = 131072
 MOST_WORKERS = 100_000
 """Of a table: more would fill memory before anything is said."""
 _LAWS = ("hardware", "calibration", "costs")
-_PLACES = {"parallel.tensor": "tensor_parallel", "parallel.pipeline": "pipeline_parallel"}
+_PLACES = {
+    "parallel.tensor": "tensor_parallel",
+    "parallel.pipeline": "pipeline_parallel",
+    "parallel.overlapped": "expert_overlap",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +165,7 @@ def _read_law(fields: Fields, model: Model, sources: Sources) -> tuple[StepLaw, 
         fields.count("pipeline_parallel", 1, least=1),
         fields.count("data_parallel", 1, least=1),
         fields.flag("expert_parallel"),
+        fields.flag("expert_overlap"),
     )
     if given == ["costs"]:
         return _read_costs(fields.table("costs")), None, parallel
