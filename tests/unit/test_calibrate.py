@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,10 @@ from typing import Any
 import pytest
 
 from tokenmill.cli.calibrate.beside import observed
-from tokenmill.cli.calibrate.command import fit, speed_factor
+from tokenmill.cli.calibrate.command import describe, fit, speed_factor
 from tokenmill.cli.calibrate.edges import Point, backs, fit_line, fronts, gaps, passages
 from tokenmill.cli.main import main
-from tokenmill.core.cost import Work, work_of
+from tokenmill.core.cost import Work, read_share, work_of
 from tokenmill.core.errors import ConfigError
 from tokenmill.core.step import PlanRow
 from tokenmill.core.step_records import SIZE, LogFacts, Machine, StepRecords, StepWriter, TimedRequest, TimedStep
@@ -45,7 +46,14 @@ def rows_of(rng: random.Random) -> list[PlanRow]:
     return rows
 
 
-def log_of(seed: int, noise: float = 0.03, num_steps: int = NUM_STEPS) -> StepRecords:
+def log_of(
+    seed: int,
+    noise: float = 0.03,
+    num_steps: int = NUM_STEPS,
+    true_s: Callable[[Work], float] = true_s,
+    rows_of: Callable[[random.Random], list[PlanRow]] = rows_of,
+    facts: LogFacts = FACTS,
+) -> StepRecords:
     """Of the known machine, which stalls once in a hundred steps."""
     rng, steps, now = random.Random(seed), [], 100.0
     for number in range(num_steps):
@@ -59,7 +67,44 @@ def log_of(seed: int, noise: float = 0.03, num_steps: int = NUM_STEPS) -> StepRe
                       int(work.num_drawn), len(rows), 0, 50, 0, work[2], work[3], sum(ones))  # type: ignore[arg-type]
         )  # fmt: skip
         now = ended_s
-    return StepRecords(FACTS, tuple(steps), ())
+    return StepRecords(facts, tuple(steps), ())
+
+
+CHOSEN = 4 / 64
+"""Of the experts that `mixed_s` reads, what a token chooses."""
+
+
+def mixed_s(work: Work) -> float:
+    """Of a mixture of experts, most of whose time goes into reading them."""
+    read_s = 0.004 + 0.03 * read_share(CHOSEN, work.num_tokens) + 6e-7 * work.num_context
+    return read_s + 1e-4 * work.num_tokens + 3e-4 * work.num_rows + 2e-8 * work.num_positions
+
+
+def few_sizes(rng: random.Random) -> list[PlanRow]:
+    """Decodes of few or of many rows, and chunks of prompts."""
+    rows = [PlanRow(n, rng.randrange(10, 1500), (), 1, sample=True) for n in range(rng.choice((1, 8, 64)))]
+    if rng.random() < 0.15:
+        rows.append(PlanRow(99, rng.choice((0, 256)), (7,) * rng.choice((64, 200, 400)), sample=True))
+    return rows
+
+
+def test_experts_are_read_by_a_known_curve() -> None:
+    """Between the sizes of steps that were measured, which straight lines miss by a third."""
+    facts = replace(FACTS, chosen_experts=CHOSEN)
+    law, plain = (fit([log_of(1, true_s=mixed_s, rows_of=few_sizes, facts=each)]).law for each in (facts, FACTS))
+    assert law.experts_s == pytest.approx(0.03, rel=0.1) and plain.experts_s == 0
+    off, off_plain = [], []
+    for num in (2, 4, 16, 32):
+        work = Work(num, num, 700 * num, 700 * num, num)
+        off.append(abs(law.predict(work) / mixed_s(work) - 1))
+        off_plain.append(abs(plain.predict(work) / mixed_s(work) - 1))
+    assert max(off) < 0.04 and max(off_plain) > 0.25, (off, off_plain)
+    assert Calibrated.from_json(law.to_json()).predict(work) == law.predict(work)
+    assert law.scaled(2).predict(work) == pytest.approx(2 * law.predict(work))
+    assert any(line.startswith("experts: ") for line in describe(law, [1.0], [1], [0]))
+    whole = json.loads(plain.to_json())
+    assert whole["law"].pop("experts_s") == 0
+    assert Calibrated.from_json(json.dumps(whole)).predict(work) == plain.predict(work)  # a file without experts
 
 
 @pytest.fixture(scope="module")

@@ -2,11 +2,13 @@
 
     duration = step + tokens(num_tokens) + rows(num_rows) + drawn(num_drawn)
              + position * (positions that the tokens attend to) + context * (positions that the rows read)
+             + experts * (share of the experts that the tokens read)
 
 where tokens, rows and drawn are 0 at 0, rise, and are straight between knots: a processor's kernels are bound by memory
-for few tokens and by computing for many, with tiles between, so one slope fits neither end. Beside it stand the time
-between steps, and what a front end and its clients take before and after. `tokenmill calibrate` fits all of it to step
-logs and writes it to a file.
+for few tokens and by computing for many, with tiles between, so one slope fits neither end. Of a mixture of experts a
+step reads those that its tokens choose (core.cost.read_share), more of them with each token but ever fewer more. Beside
+it stand the time between steps, and what a front end and its clients take before and after. `tokenmill calibrate` fits
+all of it to step logs and writes it to a file.
 
 Asked for a step unlike any that was measured, the law answers, and `is_seen` says so.
 """
@@ -20,7 +22,7 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from typing import Any, NamedTuple, Self
 
-from ..core.cost import Work
+from ..core.cost import Work, read_share
 from ..core.errors import ConfigError
 from ..core.step_records import Machine
 from .fields import Fields
@@ -28,7 +30,7 @@ from .fields import Fields
 FORMAT = "tokenmill calibration"
 VERSION = 1
 _CURVES, _LINES = ("tokens", "rows", "drawn"), ("gap", "front", "back")
-_SECONDS = ("step_s", "position_s", "context_s", "crowded_s")
+_SECONDS = ("step_s", "position_s", "context_s", "crowded_s", "experts_s")
 LEAST_SEEN = 3
 """Steps of a kind from which on it counts as seen."""
 _SLACK, _SLACK_POSITIONS = 1.25, 32
@@ -119,7 +121,8 @@ class Error(NamedTuple):
 class Calibrated:
     """The law, and lines: `gap` of rows, `front` of prompt tokens, `back` of rows. `speed`: what it was scaled by.
     `crowded_s`: by how much a step takes longer beside steps of other engines that have all other cores: they take
-    memory bandwidth and caches from each other."""
+    memory bandwidth and caches from each other. `experts_s`: for reading all experts, of which a token chooses the
+    share `machine.chosen_experts`."""
 
     machine: Machine
     step_s: float
@@ -136,6 +139,7 @@ class Calibrated:
     speed: float = 1.0
     beside: Beside = NOT_KNOWN
     crowded_s: float = 0.0
+    experts_s: float = 0.0
     _kinds: Mapping[tuple[int, int], Kind] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -145,8 +149,12 @@ class Calibrated:
     def predict(self, work: Work) -> float:
         """Seconds that the step computes."""
         num_rows, num_tokens, num_positions, num_context, num_drawn, _ = work
+        experts_s = self.experts_s
+        if experts_s:
+            experts_s *= read_share(self.machine.chosen_experts, num_tokens)
         return (
             self.step_s
+            + experts_s
             + self.tokens(num_tokens)
             + self.rows(num_rows)
             + self.drawn(num_drawn)
@@ -271,6 +279,7 @@ class Calibrated:
             front=_line(whole.table("front")),
             back=_line(whole.table("back")),
             beside=_beside(whole.table("beside")),
+            experts_s=law.number("experts_s", 0.0),
         )
         law.end()
         whole.end()

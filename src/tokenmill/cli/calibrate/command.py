@@ -170,6 +170,9 @@ def describe(
     lines.append(f"spans took {fast:.2f} to {slow:.2f} times as long as by the law")
     if slow > _STEADY * fast:
         lines.append("The machine was not steady: something else ran beside. Calibrate again when it is quiet.")
+    if law.experts_s:
+        share = f"of which a token chooses {machine.chosen_experts:.1%}"
+        lines.append(f"experts: {1e3 * law.experts_s:.3f} ms for a step that reads all of them, {share}")
     lines.append("")
     lines.append(_line("between steps", law.gap, "row"))
     for what, line, number in (

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ...core.cost import read_share
 from ...core.least_squares import non_negative
 from ...core.step_records import LogFacts, Machine, TimedStep
 from ...sim.calibrated import NOT_KNOWN, Beside, Calibrated, Curve, Kind, kind_of, shares, sharing_of
@@ -34,6 +35,9 @@ _HELD = 20
 """Steps that hold the speed of a span to that of the others."""
 _SURE = 1e-4
 """See core.least_squares.non_negative."""
+_SURE_OF_EXPERTS = 1e-5
+"""What a curve of tokens and the share of the experts could explain alike, experts do: theirs is a known curve, and it
+holds between the sizes of steps that were measured."""
 _NUM_FIXED = 3
 
 
@@ -56,13 +60,15 @@ def fit_law(spans: Sequence[Sequence[Observed]], facts: LogFacts) -> Fitted:
         _knots(DRAWN_KNOTS, [step.num_drawn for step in steps]),
     ]
     measured = np.array([step.duration_s for step in steps])
-    quantities = np.array([_quantities(step, knots) for step in steps])
+    chosen = facts.chosen_experts
+    quantities = np.array([_quantities(step, knots, chosen) for step in steps])
     events = np.array([each[1:] for each in seen])
     num_held = int((events[:, :2].sum(axis=1) > 0).sum())
     if num_held:
         quantities = np.concatenate((quantities, events), axis=1)
-    found, slowness = _solve(quantities, measured, places, len(spans))
-    ends = [_NUM_FIXED, *(_NUM_FIXED + n for n in np.cumsum([len(each) for each in knots]).tolist())]
+    found, slowness = _solve(quantities, measured, places, len(spans), has_experts=chosen > 0)
+    num_fixed = _NUM_FIXED + (chosen > 0)
+    ends = [num_fixed, *(num_fixed + n for n in np.cumsum([len(each) for each in knots]).tolist())]
     tokens, rows, drawn = (
         Curve(each, found[low:high]) for each, (low, high) in zip(knots, pairwise(ends), strict=True)
     )
@@ -72,7 +78,8 @@ def fit_law(spans: Sequence[Sequence[Observed]], facts: LogFacts) -> Fitted:
         beside = Beside(*(sharing_of(facts) * each for each in held), num_held)
     machine = Machine(**{each.name: getattr(facts, each.name) for each in fields(Machine)})
     law = Calibrated(machine, found[0], found[1], found[2], tokens, rows, drawn, _kinds(steps))
-    law = replace(law, beside=beside, crowded_s=crowded_s)
+    experts_s = found[_NUM_FIXED] if chosen else 0.0
+    law = replace(law, beside=beside, crowded_s=crowded_s, experts_s=experts_s)
     return Fitted(law, tuple(slowness.tolist()))
 
 
@@ -83,20 +90,29 @@ def _knots(knots: Sequence[int], numbers: Sequence[int]) -> list[float]:
     return sorted({0.0, *kept})
 
 
-def _quantities(step: TimedStep, knots: Sequence[Sequence[float]]) -> list[float]:
+def _quantities(step: TimedStep, knots: Sequence[Sequence[float]], chosen: float) -> list[float]:
+    """chosen: the share of the experts that a token chooses; 0: there are none."""
+    experts = [read_share(chosen, step.num_tokens)] if chosen else []
     return [
-        1.0, step.num_positions, step.num_context, *shares(knots[0], step.num_tokens),
+        1.0, step.num_positions, step.num_context, *experts, *shares(knots[0], step.num_tokens),
         *shares(knots[1], step.num_rows), *shares(knots[2], step.num_drawn),
     ]  # fmt: skip
 
 
 def _solve(
-    quantities: NDArray[np.float64], measured: NDArray[np.float64], places: NDArray[np.int64], num_spans: int
+    quantities: NDArray[np.float64],
+    measured: NDArray[np.float64],
+    places: NDArray[np.int64],
+    num_spans: int,
+    *,
+    has_experts: bool,
 ) -> tuple[list[float], NDArray[np.float64]]:
     """Coefficients, of which none is negative, and the slowness of each span. The first round weighs errors by what was
     measured, the others by what was predicted: else steps that happened to be short would count for more than those
     that happened to be long."""
     sure = [_SURE] * quantities.shape[1]
+    if has_experts:
+        sure[_NUM_FIXED] = _SURE_OF_EXPERTS
     scale, wanted = measured, np.ones(len(measured))
     found, slowness = np.zeros(quantities.shape[1]), np.ones(num_spans)
     for number in range(_ROUNDS):
