@@ -7,6 +7,7 @@ import re
 import tomllib
 from pathlib import Path
 
+from tokenmill.cli.simulate.files import sources_beside
 from tokenmill.core.events import Output
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.sim.cluster_file import read_deployment
@@ -14,14 +15,15 @@ from tokenmill.sim.loop import VirtualLoop
 from tokenmill.sim.service import Service
 
 ROOT = Path(__file__).parents[2]
-RACKS = (ROOT / "deploy" / "simulate" / "racks.toml").read_text(encoding="utf8")
+EXAMPLES = ROOT / "deploy" / "simulate"
+RACKS = (EXAMPLES / "racks.toml").read_text(encoding="utf8")
 PAGE = (ROOT / "docs" / "simulate-parts.md").read_text(encoding="utf8")
 
 
 def test_racks_serve_through_their_faults() -> None:
     """Every request ends; KV goes over the spine; faults happen when they are said to; the worker that died is back
     after its process and its weights."""
-    made = read_deployment(RACKS)
+    made = read_deployment(RACKS, sources_beside(EXAMPLES))
     loop = VirtualLoop()
     service = Service(made, loop, set_up=made.gateway.set_up)
     ends: list[str] = []
@@ -69,7 +71,7 @@ def test_what_the_page_shows_can_be_read() -> None:
 def test_the_page_has_every_key() -> None:
     """Keys that the readers know, and no other, stand in the page."""
     known = set[str]()
-    for name in ("topology", "tier_plan", "fault_script", "parts", "cold_start"):
+    for name in ("topology", "parts_file", "tier_plan", "fault_script", "parts", "cold_start"):
         source = (ROOT / "src" / "tokenmill" / "sim" / f"{name}.py").read_text(encoding="utf8")
         known |= set(re.findall(r"\.(?:number|count|text|flag|size|table|tables)\(\s*\"(\w+)\"", source))
     missing = {key for key in known if not re.search(rf"\b{key}\b", PAGE)}

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tokenmill.cli.simulate.files import sources_beside
 from tokenmill.cli.simulate.loads import with_changes
 from tokenmill.core.cost import Work
 from tokenmill.core.errors import ConfigError
@@ -28,7 +29,7 @@ hardware = "h100-sxm"
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_examples_are_read(path: Path) -> None:
-    deployment = read_deployment(path.read_text())
+    deployment = read_deployment(path.read_text(), sources_beside(path.parent))
     assert deployment.workers and deployment.facts and deployment.load
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tokenmill.cli.simulate.files import sources_beside
 from tokenmill.core.errors import ConfigError
+from tokenmill.sim.cluster_file import read_deployment
 from tokenmill.sim.cold_start import ColdStart
 from tokenmill.sim.fields import Fields
 from tokenmill.sim.parts import NO_PARTS
@@ -52,6 +55,60 @@ def test_a_file_is_read() -> None:
     assert parts.tiers is not None and [tier.node for tier in parts.tiers.tiers] == ["", "store"]
     assert (parts.cores.cores, len(parts.faults)) == (2, 1)
     assert read_parts(Fields({})) == NO_PARTS
+
+
+LINKS = "[spine]\nnodes_per_rack = 1\n[[nodes]]\ncount = 2\ngpus = 8\n"
+CLUSTER = """
+[model]
+name = "llama-3-8b"
+[[workers]]
+count = 4
+hardware = "h100-sxm"
+[topology]
+file = "links/racks.toml"
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "racks.toml").write_text(LINKS)
+    return tmp_path
+
+
+def test_clusters_share_the_links_of_a_file(folder: Path) -> None:
+    """It means what the same tables in the cluster's file mean."""
+    inside = CLUSTER.replace('file = "links/racks.toml"\n', "") + LINKS.replace("[spine]", "[topology.spine]").replace(
+        "[[nodes]]", "[[topology.nodes]]"
+    )
+    one, other = read_deployment(CLUSTER, sources_beside(folder)), read_deployment(inside)
+    assert one.parts == other.parts and one.parts.topology is not None
+    assert [(each.node, each.gpus) for each in one.workers] == [(each.node, each.gpus) for each in other.workers]
+
+
+@pytest.mark.parametrize(
+    ("cluster", "links", "told"),
+    [
+        ("", LINKS.replace("gpus = 8", "gpus = -8"), r"topology\.file: \S+racks\.toml: nodes\[0\]\.gpus: a whole"),
+        ("", LINKS + "file = 'x'\n", r"topology\.file: \S+racks\.toml: nodes\[0\]\.file: no such key"),
+        ("", "[[nodes", r"topology\.file: \S+racks\.toml is no TOML"),
+        ("", None, r"topology\.file: \S+racks\.toml cannot be read: No such file"),
+        ("[topology.spine]\n", LINKS, r"topology\.spine: links are described once"),
+        ("nodse = 1\n", LINKS, r"topology\.nodse: no such key; did you mean 'nodes'"),
+        ("", "", r"topology\.file: \S+racks\.toml: nodes: at least one"),
+    ],
+)
+def test_a_bad_file_of_links_is_named_with_its_field(folder: Path, cluster: str, links: str | None, told: str) -> None:
+    path = folder / "links" / "racks.toml"
+    if links is None:
+        path.unlink()
+    else:
+        path.write_text(links)
+    with pytest.raises(ConfigError, match=told) as caught:
+        read_deployment(CLUSTER + cluster, sources_beside(folder))
+    assert "\n" not in caught.value.message
+    with pytest.raises(ConfigError, match=r"topology\.\w+: "):
+        read_deployment(CLUSTER + cluster)  # where nothing can be read
 
 
 def placed(placer: Placer, table: dict[str, Any], num_gpus: int, count: int) -> list[tuple[str, tuple[int, ...]]]:

@@ -1,14 +1,17 @@
 """Sections of a cluster's file on what workers share, and where each worker is. docs/simulate-parts.md says every key.
 
 [[topology.nodes]], [topology.spine]   links        [[tiers]]    KV below the pools
+[topology] file                        links of a file of their own
 [host]     cores, front end and clients             [[faults]]   what fails, and when
 [[workers]]: node, threads, cold_start_s, weights_bytes_s or weights_node
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from ..core.errors import ConfigError
 from .cold_start import ColdStart, read_cold_start
 from .fault_script import read_faults
 from .fields import Fields
@@ -17,11 +20,30 @@ from .tier_plan import read_tiers
 from .topology import Topology, read_topology
 
 
-def read_parts(fields: Fields) -> PartsPlan:
-    """From the whole file's fields. Raises ConfigError, which names the field."""
-    topology = read_topology(fields.table("topology")) if fields.has("topology") else None
+def no_topology(path: str) -> Topology:
+    raise ConfigError("topologies cannot be read here; give their nodes")
+
+
+def read_parts(fields: Fields, named: Callable[[str], Topology] = no_topology) -> PartsPlan:
+    """From the whole file's fields. named: the topology in such a file. Raises ConfigError, which names the field."""
+    topology = _read_topology(fields.table("topology"), named) if fields.has("topology") else None
     nodes = tuple(topology.nodes) if topology is not None else ()
     return PartsPlan(topology, read_tiers(fields, nodes=nodes), read_faults(fields), read_cores(fields.table("host")))
+
+
+def _read_topology(fields: Fields, named: Callable[[str], Topology]) -> Topology:
+    """In the section itself, or in the file that it names and that other clusters may name, too."""
+    if not fields.has("file"):
+        return read_topology(fields)
+    name = fields.text("file")
+    for key in ("nodes", "spine"):
+        if fields.has(key):
+            raise fields.error(key, f"links are described once; keep this, or file = {name!r}")
+    fields.end()
+    try:
+        return named(name)
+    except ConfigError as error:
+        raise fields.error("file", error.message) from None
 
 
 @dataclass(slots=True)

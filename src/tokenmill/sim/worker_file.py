@@ -22,9 +22,10 @@ from .fields import Fields
 from .hardware import Hardware, hardware_named
 from .models import KV_BYTES, WEIGHT_BYTES, ModelShape, model_named, read_model
 from .parts import PartsPlan
-from .parts_file import Placer, read_cold
+from .parts_file import Placer, no_topology, read_cold
 from .reached import reached_named
 from .roofline import Parallel, Precision, Roofline
+from .topology import Topology
 
 POOLS = ("mixed", "prefill", "decode")
 LONGEST = 131072
@@ -55,11 +56,12 @@ class Model:
 @dataclass(frozen=True, slots=True)
 class Sources:
     """What a file may name beside the tables. calibration: the law in such a file; shape: of a checkpoint; hardware: of
-    the table or of a file, by its name and the place of the field. All raise ConfigError."""
+    the table or of a file, by its name and the place of the field; topology: in such a file. All raise ConfigError."""
 
     calibration: Callable[[str], StepLaw]
     shape: Callable[[str], ModelShape]
     hardware: Callable[[str, str], Hardware] = hardware_named
+    topology: Callable[[str], Topology] = no_topology
 
 
 def read_model_section(fields: Fields, sources: Sources) -> Model:

@@ -1,5 +1,5 @@
-"""What a cluster's file names beside the tables: calibrations, checkpoints and measured machines, as paths from the
-file's folder; checkpoints also as everywhere, by alias or hub name."""
+"""What a cluster's file names beside the tables: calibrations, checkpoints, measured machines and topologies, as paths
+from the file's folder; checkpoints also as everywhere, by alias or hub name."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from pathlib import Path
 from ...core.cost import StepLaw
 from ...core.errors import ConfigError
 from ...sim.calibrated import Calibrated
+from ...sim.cluster_file import parse
+from ...sim.fields import Fields
 from ...sim.hardware import Hardware
 from ...sim.models import ModelShape
+from ...sim.topology import Topology, read_topology
 from ...sim.worker_file import Sources
 from .machine import read_machine
 from .model_shape import read_shape
@@ -20,12 +23,7 @@ def sources_beside(folder: Path) -> Sources:
 
     def calibration(name: str) -> StepLaw:
         path = folder / name
-        try:
-            text = path.read_text(encoding="utf8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "it is no text"
-            raise ConfigError(f"{path} cannot be read: {reason}; write one by tokenmill calibrate") from None
-        return Calibrated.from_json(text, str(path))
+        return Calibrated.from_json(_text(path, "write one by tokenmill calibrate"), str(path))
 
     def shape(name: str) -> ModelShape:
         return read_shape(_beside(folder, name))
@@ -33,7 +31,23 @@ def sources_beside(folder: Path) -> Sources:
     def hardware(name: str, where: str) -> Hardware:
         return read_machine(_beside(folder, name), where)
 
-    return Sources(calibration, shape, hardware)
+    def topology(name: str) -> Topology:
+        path = folder / name
+        tables = parse(_text(path, "give [[nodes]] there"), str(path))
+        try:
+            return read_topology(Fields(tables))
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error.message}") from None
+
+    return Sources(calibration, shape, hardware, topology)
+
+
+def _text(path: Path, hint: str) -> str:
+    try:
+        return path.read_text(encoding="utf8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is no text"
+        raise ConfigError(f"{path} cannot be read: {reason}; {hint}") from None
 
 
 def _beside(folder: Path, name: str) -> str:
