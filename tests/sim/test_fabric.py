@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from tokenmill.core.errors import ConfigError
-from tokenmill.sim.fabric import Fabric, Layers
+from tokenmill.sim.fabric import Fabric
 from tokenmill.sim.fair_share import Bundle, fair_rates
 from tokenmill.sim.loop import VirtualLoop
 from tokenmill.sim.topology import Place, Topology, flat, read_topology
@@ -142,21 +142,6 @@ def _by_hand(transfers: Sequence[tuple[float, str, str, int]]) -> list[float]:
             if left[i] <= 1e-3:
                 left[i], ends[i] = 0.0, now + 0.001
     return ends
-
-
-def test_layers_that_are_computed_meanwhile_are_hidden() -> None:
-    """KV of ten layers, each computed in 0.2 s and sent in 0.1: all but the last layer goes while others are computed.
-    Where links are slower than layers, they go one behind the other."""
-    loop = VirtualLoop()
-    fabric = Fabric(loop, PAIR.wire())
-
-    async def main() -> tuple[float, float]:
-        await fabric.carry_layers("a", "b", GB, Layers(10, 0.2, 0.2))
-        first_s = loop.time()
-        await fabric.carry_layers("a", "b", GB, Layers(10, 0.02, 0.02))
-        return first_s, loop.time() - first_s
-
-    assert loop.run(main()) == pytest.approx((2.101, 1.021))
 
 
 def test_a_link_that_is_down_holds_its_flows_up() -> None:

@@ -24,15 +24,6 @@ _SAME_S = 2e-9
 """Ends closer than this are the same: the loop's timers are no finer."""
 
 
-class Layers(NamedTuple):
-    """When the layers of KV are there that are sent as they are made: the first after `first_s`, each further one
-    `each_s` later."""
-
-    num: int
-    first_s: float
-    each_s: float
-
-
 class _Flow:
     """One transfer in its bundle. until_bytes: what each flow of the bundle has had, counted from its beginning, where
     this one ends."""
@@ -90,25 +81,6 @@ class Fabric:
 
     async def carry(self, source: str, destination: str, num_bytes: int) -> None:
         """Returns when a bulk transfer has arrived. Raises KeyError for an address that the topology has not."""
-        await self._send(source, destination, num_bytes)
-        await self._arrive(source, destination, num_bytes)
-
-    async def carry_layers(self, source: str, destination: str, num_bytes: int, layers: Layers) -> None:
-        """As `carry`, of KV that goes layer by layer while it is computed; each layer goes once it is there and the one
-        before it is through."""
-        begin_s = self._loop.time()
-        sent = 0
-        for nth in range(layers.num):
-            wait_s = begin_s + layers.first_s + nth * layers.each_s - self._loop.time()
-            if wait_s > 0:
-                await asyncio.sleep(wait_s)
-            part = num_bytes * (nth + 1) // layers.num - sent
-            sent += part
-            await self._send(source, destination, part)
-        await self._arrive(source, destination, num_bytes)
-
-    async def _send(self, source: str, destination: str, num_bytes: int) -> None:
-        """Returns when the last byte has left."""
         flows = [
             (route.links, self._begin(route.links, num_bytes * route.share))
             for route in self._wiring.routes(source, destination)
@@ -120,8 +92,6 @@ class Fabric:
         finally:
             for links, flow in flows:
                 self._forget(links, flow)
-
-    async def _arrive(self, source: str, destination: str, num_bytes: int) -> None:
         latency_s = self._wiring.latency_s(source, destination)
         if latency_s:
             await asyncio.sleep(latency_s)
