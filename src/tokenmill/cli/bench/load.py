@@ -8,7 +8,7 @@ import sys
 from ...bench.load import command, neighbour, overload_command
 from ...formats.checkpoint import open_checkpoint
 from ...formats.hub import resolve_model
-from ...text.load import load_text
+from ...text.load import TextModel, load_text
 from ...text.tokenizer import Tokenizer
 from ..models import progress_bar
 
@@ -40,10 +40,15 @@ def tokenizer_of(args: argparse.Namespace) -> Tokenizer | None:
 
 def read_tokenizer(model: str) -> Tokenizer:
     """Of a model, fetched if need be."""
+    return read_text(model).tokenizer
+
+
+def read_text(model: str) -> TextModel:
+    """Of a model, fetched if need be."""
     with progress_bar(f"fetching {model}") as progress:
         path = resolve_model(model, progress=progress).path
     checkpoint = open_checkpoint(path)
     try:
-        return load_text(checkpoint).tokenizer
+        return load_text(checkpoint)
     finally:
         checkpoint.close()

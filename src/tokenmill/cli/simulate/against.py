@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ...bench.html.fidelity import FIGURE_HEADER, REQUEST_HEADER, figure_rows, request_rows
+from ...bench.load.body import CHAT_APIS
 from ...bench.load.fidelity import Fidelity, compare, runs_in
 from ...bench.load.material import Vocabulary
 from ...bench.load.recorded_load import RecordedLoad, recorded_load
@@ -26,6 +27,7 @@ from ...core.errors import ConfigError
 from ...sim.calibrated import Calibrated
 from ...sim.deployment import Deployment
 from ...sim.service import Service, ServiceReport
+from .chat_frame import Frame
 from .play import About, simulate
 
 Json = dict[str, Any]
@@ -67,9 +69,11 @@ def on_deployment(
     facts: Json,
     set_up: Callable[[Gateway], None] = lambda gateway: None,
     doubts: Callable[[ServiceReport], Sequence[str]] = lambda report: (),
+    frame: Frame | None = None,
 ) -> Simulate:
     """Simulates a load on a service of its own each time. facts: of the deployment, for results; set_up: chooses
-    policies of the gateway; doubts: what a reader of the figures should know."""
+    policies of the gateway; doubts: what a reader of the figures should know; frame: of the chat template that the
+    live server rendered messages by."""
 
     def run(recorded: RecordedLoad, factor: float) -> Run:
         slower = slowed(deployment, factor)
@@ -77,6 +81,8 @@ def on_deployment(
             endpoint={**facts, "speed_factor": factor},
             doubts=lambda service: doubts(service.report),
             digest_of=lambda plan, load: recorded.digest,
+            api=recorded.body.api if recorded.body.api in CHAT_APIS else "completions",
+            frame=frame,
         )
         found = simulate(lambda loop, seed: Service(slower, loop, seed=seed, set_up=set_up), recorded.answered, about)
         return found.run

@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from ...bench.html.report import write_report
+from ...bench.load.body import CHAT_APIS
 from ...bench.load.load_file import apply_load
 from ...bench.load.show import runs_of
 from ...bench.output import console_beside, write_json
@@ -22,8 +23,9 @@ from ...sim.cluster_file import parse, read_deployment
 from ...sim.deployment import Deployment
 from ...sim.loop import VirtualLoop
 from ...sim.service import Service, ServiceReport
-from ..bench.load import read_tokenizer, tokenizer_of
+from ..bench.load import read_text, read_tokenizer
 from . import against, loads
+from .chat_frame import chat_frame
 from .digest import digest_of
 from .files import sources_beside
 from .play import About
@@ -63,6 +65,8 @@ def simulate(args: argparse.Namespace) -> int:
     if args.speed_factor:
         raise ConfigError("--speed-factor is of --against.", param="speed_factor")
     apply_load(args.parser, args, deployment.load, f"{args.cluster}: [load]", args.cluster.parent)
+    model = None if args.tokenizer is None else read_text(args.tokenizer)
+    frame = chat_frame(model, args.tokenizer) if model is not None and args.endpoint in CHAT_APIS else None
 
     def make(changes: loads.Changes) -> loads.Setting[Service]:
         changed = _deployment(args.cluster, loads.with_changes(tables, changes), chosen) if changes else deployment
@@ -71,12 +75,14 @@ def simulate(args: argparse.Namespace) -> int:
             name=args.cluster.stem,
             endpoint=facts,
             doubts=lambda service: doubts_of(service.report) + fault_doubts(service),
+            api=args.endpoint,
+            frame=frame,
         )
         return loads.Setting(lambda loop, seed: _begin(changed, loop, seed, chosen), about)
 
     began_s = time.perf_counter()
     with chosen.blamed():
-        result, services = loads.run(args, sys.argv, tokenizer_of(args), make)
+        result, services = loads.run(args, sys.argv, None if model is None else model.tokenizer, make)
     took_s = time.perf_counter() - began_s
     code = loads.finish(args, result)
     _tell(console, result, services, took_s)
@@ -124,7 +130,9 @@ def doubts_of(report: ServiceReport) -> list[str]:
 
 def _hold_against(args: argparse.Namespace, deployment: Deployment, chosen: ChosenPolicies, console: Console) -> int:
     facts = _facts(args.cluster, deployment, chosen)
-    simulated = against.on_deployment(deployment, facts, chosen.set_up, doubts_of)
+    model = None if args.tokenizer is None else read_text(args.tokenizer)
+    frame = None if model is None or model.chat is None else chat_frame(model, args.tokenizer)
+    simulated = against.on_deployment(deployment, facts, chosen.set_up, doubts_of, frame)
     name = args.name or args.cluster.stem
     fidelity = against.hold_against(args.against, simulated, args.speed_factor, name, read_tokenizer)
     against.show(fidelity, console)

@@ -20,6 +20,7 @@ from rich.console import Console
 
 from ...bench.html.report import read_results, write_report
 from ...bench.load import argument_types, goodput, options, show
+from ...bench.load.body import CHAT_APIS
 from ...bench.load.command import check_outputs, exit_code
 from ...bench.load.giveup import hopeless_wait_s
 from ...bench.load.load_file import LoadFile, settle
@@ -62,9 +63,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--load", action=LoadFile, metavar="FILE", help="flags of the load in TOML; the same file serves bench serve"
     )
     parser.add_argument("--name", metavar="TEXT", help="label of the result")
-    parser.add_argument("--tokenizer", metavar="MODEL", help="model whose tokenizer counts quoted text")
+    parser.add_argument(
+        "--tokenizer",
+        metavar="MODEL",
+        help="model whose tokenizer counts quoted text, and chat template its own tokens",
+    )
+    parser.add_argument(
+        "--endpoint",
+        choices=("completions", *CHAT_APIS),
+        default="completions",
+        help="API that the load is of: one of %(choices)s (default: completions)",
+    )
     parser.add_argument("--timeout", type=float, default=600.0, metavar="S", help="for one request (default: 600)")
-    parser.set_defaults(endpoint="completions", vocab_range="1000:30000", url="")
+    parser.set_defaults(vocab_range="1000:30000", url="")
     options.add_load_arguments(parser)
     group = parser.add_argument_group("several runs")
     group.add_argument("--repeats", type=int, default=1, metavar="N", help="with seeds counting up (default: 1)")

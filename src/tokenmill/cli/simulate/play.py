@@ -14,6 +14,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from ... import __version__
 from ...bench.load import measure
+from ...bench.load.body import CHAT_APIS
 from ...bench.load.plan import Call, Plan
 from ...bench.load.player import Player
 from ...bench.load.pool import pool
@@ -27,6 +28,7 @@ from ...core.terms import Terms
 from ...sim.loop import VirtualLoop
 from ...sim.service import ServiceReport
 from ...sim.trace import Trace
+from .chat_frame import Frame
 from .client import Ended, Serves, VirtualClient, usual_terms
 from .prompts import Asked, PromptWriter
 
@@ -53,7 +55,8 @@ Served = TypeVar("Served", bound=Lives)
 class About:
     """What a result says of the service beside its figures. endpoint: facts of the deployment; doubts: of a service
     that has stopped, what a reader should know; real_replies: turns quote what was answered; digest_of: of the plan's
-    bodies as they would be sent live; ended: is told of each request."""
+    bodies as they would be sent live; ended: is told of each request. api: of bench's endpoints, the one that the load
+    is of; frame: what the model's chat template puts around messages, None where no model is named."""
 
     name: str = "simulation"
     endpoint: dict[str, Any] = field(default_factory=dict)
@@ -63,6 +66,8 @@ class About:
     doubts: Callable[[Any], Sequence[str]] = lambda service: ()
     digest_of: Callable[[Plan, Load], str] | None = None
     ended: Ended | None = None
+    api: str = "completions"
+    frame: Frame | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +114,19 @@ async def _measure(
         keeps_tokens=about.real_replies,
         ended=about.ended,
     )
+    is_chat = about.api in CHAT_APIS
+    frame = about.frame if is_chat else None
+    if frame is not None:
+        for roles in dict.fromkeys(tuple(message.role for message in call.messages) for call in plan.calls):
+            frame(roles)  # what it cannot render is said before anything is sent
     writer = PromptWriter(
-        load.seed, load.vocabulary, is_scripted=not about.real_replies, answered=client.answered
-    )  # fmt: skip
+        load.seed, load.vocabulary, is_scripted=not about.real_replies, answered=client.answered, frame=frame
+    )
     if load.num_warmups:
         # As live: text of another seed, which leaves nothing of this load in a prefix cache.
         other = load.seed + 7_919
         warm = load.make_plan(load.num_warmups, other, load.schedule.request_rate)
-        await _warm_up(service, warm, PromptWriter(other, load.vocabulary), about)
+        await _warm_up(service, warm, PromptWriter(other, load.vocabulary, frame=frame), about)
     tally = Tally() if load.is_lean else None
 
     def take(call: Call, exchange: Exchange, start_s: float) -> None:
@@ -146,7 +156,7 @@ async def _measure(
             "plan_digest": plan.digest(),
             "num_rounds": player.num_rounds,
         },
-        endpoint={"url": "simulated", "simulated": True, "api": "completions", **about.endpoint},
+        endpoint={"url": "simulated", "simulated": True, "api": about.api, **about.endpoint},
         environment={"simulated": True, "tokenmill": __version__},
         argv=load.argv,
         keep_event_times=load.keep_event_times,
@@ -157,6 +167,8 @@ async def _measure(
     rows = measure.make_rows(player.plan, played, load.objectives)
     rows = rows if tally is None else sorted([*rows, *tally.rows], key=lambda row: row.index)
     remarks = [*plan.remarks, *about.doubts(service)]
+    if is_chat and frame is None:
+        remarks.append("Chat templates add no tokens here: --tokenizer names the model whose template does.")
     if writer.has_guessed:
         remarks.append("Tokens of quoted text are a guess, a quarter of its characters: --tokenizer counts them.")
     return measure.summarise(context, played, rows, remarks)

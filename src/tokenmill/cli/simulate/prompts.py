@@ -3,7 +3,7 @@
 Parts of equal key are equal tokens, and the longer of two has the shorter as its beginning, so that a prefix cache
 finds in a simulation what it would find live. A drawn part is the output of an extendable hash of its key (SHAKE-128,
 FIPS 202), a byte a token. Quoted text is counted by a tokenizer where one is named; else four characters are a token,
-OpenAI's rule of thumb for English.
+OpenAI's rule of thumb for English. What a chat template puts around messages, `chat_frame` knows.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import NamedTuple
 from ...bench.load.material import Vocabulary
 from ...bench.load.plan import Call, Drawn, Literal, Part
 from ...bench.load.player import Replies
+from .chat_frame import Frame
 
 CHARS_A_TOKEN = 4
 KEPT_BYTES = 64 << 20
@@ -32,8 +33,8 @@ class Asked(NamedTuple):
 
 
 class PromptWriter:
-    """is_scripted: earlier answers are drawn, not what the service really answered, which `answered` tells. The least
-    prompt is one token."""
+    """is_scripted: earlier answers are drawn, not what the service really answered, which `answered` tells. frame: what
+    stands around messages; None: nothing. The least prompt is one token."""
 
     def __init__(
         self,
@@ -42,6 +43,7 @@ class PromptWriter:
         *,
         is_scripted: bool = True,
         answered: AnsweredTokens = lambda index: (),
+        frame: Frame | None = None,
     ) -> None:
         self.is_scripted = True  # of texts, which nobody keeps here
         self.has_guessed = False
@@ -49,11 +51,19 @@ class PromptWriter:
         self._seed = seed
         self._vocabulary = vocabulary
         self._answered = answered
+        self._frame = frame
         self._kept: dict[str, bytes] = {}
         self._kept_bytes = 0
 
     def write(self, call: Call, replies: Replies) -> Asked:
-        pieces: list[bytes | list[int] | tuple[int, ...]] = [self._tokens(part) for part in call.parts]
+        pieces: list[bytes | list[int] | tuple[int, ...]]
+        if self._frame is None:
+            pieces = [self._tokens(part) for part in call.parts]
+        else:
+            first, *behind = self._frame(tuple(message.role for message in call.messages))
+            pieces = [first]
+            for message, after in zip(call.messages, behind, strict=True):
+                pieces += (*(self._tokens(part) for part in message.parts), after)
         if all(isinstance(piece, bytes) for piece in pieces):
             prompt = tuple(b"".join(piece for piece in pieces if isinstance(piece, bytes)))
         else:
