@@ -12,19 +12,16 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Mapping
 
 from route_mooncake import HASH_TOKENS, Line, read
 
-from tokenmill.cache.tiering.config import TierConfig
 from tokenmill.cluster.gateway import Gateway
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.cost import Costs
-from tokenmill.core.tiers import DISK, HOST, TierFacts
-from tokenmill.sim.deployment import TierPlan
+from tokenmill.core.tiers import DISK, HOST
 from tokenmill.sim.scale import Ask, ScaleReport, run_scale
-from tokenmill.sim.tiers import Medium, Pace
+from tokenmill.sim.tier_plan import TierSpec, TierSpecs
 
 SCALE = 8
 HASH = HASH_TOKENS // SCALE
@@ -32,9 +29,7 @@ BLOCK = 16
 BLOCK_BYTES = 320 * 1024 * BLOCK
 COSTS = Costs(step_s=0.030, row_s=5e-5, token_s=8.8e-4, position_s=1.3e-7, context_s=3.3e-8)
 """As in route_mooncake, a token counting for eight."""
-DISK_PACE = Pace(1e-3, 5e9)
-COPY_BYTES_S = 2e10
-FACTS = (TierFacts(HOST, 0, 1e-4, COPY_BYTES_S), TierFacts(DISK, 0, DISK_PACE.latency_s, DISK_PACE.bytes_s))
+COPY_BYTES_S, DISK_BYTES_S = 2e10, 5e9
 
 
 def asks_of(lines: list[Line], speed: float) -> list[Ask]:
@@ -52,23 +47,17 @@ def run(asks: list[Ask], num_workers: int, per_store: int, num_blocks: int, way:
         groups=full_groups(num_blocks, BLOCK_BYTES), max_model_len=longest + BLOCK, max_num_batched_tokens=256,
         max_num_seqs=64,
     )  # fmt: skip
-    plan = None
+    tiers = None
     if way != "none":
-        host, disk = 2 * num_blocks * per_store, 16 * num_blocks * per_store
-        tier_config = TierConfig(
-            config.numerics_id, (BLOCK_BYTES,), host * BLOCK_BYTES, (DISK,), disk * BLOCK_BYTES, facts=FACTS,
-            admissions={DISK: "all"},
-        )  # fmt: skip
-
-        def media() -> Mapping[str, Medium]:
-            return {DISK: Medium(disk * BLOCK_BYTES, (BLOCK_BYTES,), pace=DISK_PACE)}
-
-        plan = TierPlan(tier_config, per_store, media, FACTS, COPY_BYTES_S, is_told=way == "routed")
+        num_bytes = num_blocks * per_store * BLOCK_BYTES
+        host = TierSpec(HOST, 2 * num_bytes, COPY_BYTES_S, COPY_BYTES_S, 1e-4)
+        disk = TierSpec(DISK, 16 * num_bytes, DISK_BYTES_S, DISK_BYTES_S, 1e-3, admission="all")
+        tiers = TierSpecs((host, disk), per_store, is_told=way == "routed")
 
     def set_up(gateway: Gateway) -> None:
         gateway.router.choose_by(policy)
 
-    return run_scale(asks, config, COSTS, ["mixed"] * num_workers, set_up, tiers=plan)
+    return run_scale(asks, config, COSTS, ["mixed"] * num_workers, set_up, tiers=tiers)
 
 
 def main() -> None:

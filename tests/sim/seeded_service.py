@@ -8,10 +8,8 @@ import argparse
 import asyncio
 import json
 import sys
-from collections.abc import Mapping
 
 from tokenmill.bench.load.options import add_serve_arguments, make_load
-from tokenmill.cache.tiering.config import TierConfig
 from tokenmill.cli.simulate.digest import digest_of
 from tokenmill.cli.simulate.play import About, simulate
 from tokenmill.cli.simulate.policy import read_policies
@@ -20,20 +18,26 @@ from tokenmill.cluster.gateway import Gateway
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.cost import Costs
-from tokenmill.core.tiers import DISK, HOST, TierFacts
-from tokenmill.sim.deployment import Deployment, TierPlan, WorkerPlan
+from tokenmill.core.tiers import DISK, HOST
+from tokenmill.sim.deployment import Deployment, WorkerPlan
 from tokenmill.sim.fault_script import Fault, FaultRunner
 from tokenmill.sim.loop import VirtualLoop
+from tokenmill.sim.parts import PartsPlan
 from tokenmill.sim.service import Service
-from tokenmill.sim.tiers import Medium, Pace
+from tokenmill.sim.tier_plan import TierSpec, TierSpecs
 
 BLOCK_BYTES = 16 * 1024
 CONFIG = EngineConfig(
     full_groups(56, BLOCK_BYTES), max_model_len=768, max_num_seqs=8, max_num_batched_tokens=128
 )  # fmt: skip
 COSTS = Costs(step_s=0.01, row_s=2e-4, token_s=2e-4, position_s=1e-7, context_s=1e-6)
-PACE = Pace(1e-3, 1e9)
-FACTS = (TierFacts(HOST, 0, 1e-4, 1e10), TierFacts(DISK, 0, PACE.latency_s, PACE.bytes_s))
+TIERS = TierSpecs(
+    (
+        TierSpec(HOST, 150 * BLOCK_BYTES, 1e10, 1e10, 1e-4),
+        TierSpec(DISK, 600 * BLOCK_BYTES, 1e9, 1e9, 1e-3, admission="all"),
+    ),
+    shared_by=2,
+)
 POOLS = ("prefill", "decode", "decode", "mixed", "mixed")
 LOAD = (
     "--dataset-name multi-turn --num-turns 4 --think-time 0.3 --system-len 64 --num-prompts 120 --request-rate 24"
@@ -46,17 +50,9 @@ FAULTS = (
 )
 
 
-def media() -> Mapping[str, Medium]:
-    return {DISK: Medium(600 * BLOCK_BYTES, (BLOCK_BYTES,), pace=PACE)}
-
-
 def deployment() -> Deployment:
-    tiers = TierConfig(
-        CONFIG.numerics_id, (BLOCK_BYTES,), 150 * BLOCK_BYTES, (DISK,), 600 * BLOCK_BYTES, facts=FACTS,
-        admissions={DISK: "all"},
-    )  # fmt: skip
     workers = tuple(WorkerPlan(f"w{number}", pool, CONFIG, COSTS) for number, pool in enumerate(POOLS))
-    return Deployment(workers, tiers=TierPlan(tiers, 2, media, FACTS))
+    return Deployment(workers, parts=PartsPlan(tiers=TIERS))
 
 
 def set_up(gateway: Gateway) -> None:

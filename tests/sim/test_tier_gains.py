@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from random import Random
 
-from tokenmill.cache.tiering.config import TierConfig
 from tokenmill.cluster.gateway import Gateway
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.cost import Costs
-from tokenmill.core.tiers import DISK, HOST, TierFacts
-from tokenmill.sim.deployment import TierPlan
+from tokenmill.core.tiers import DISK, HOST
 from tokenmill.sim.scale import Ask, ScaleReport, run_scale
-from tokenmill.sim.tiers import Medium, Pace
+from tokenmill.sim.tier_plan import TierSpec, TierSpecs
 
 BLOCK_BYTES = 320 * 1024 * 16
 COSTS = Costs(step_s=0.030, row_s=5e-5, token_s=1.1e-4, position_s=2.1e-9, context_s=3.3e-8)
-FACTS = (TierFacts(HOST, 0, 1e-4, 2e10), TierFacts(DISK, 0, 1e-3, 5e9))
 NUM_SESSIONS, NUM_TURNS, TURN, GAP_S = 24, 4, 1024, 20.0
 POOL = NUM_SESSIONS * NUM_TURNS * TURN // 16 // 4 // 4
 """Blocks of each of four pools, which together hold a quarter of what there is at the end."""
@@ -37,21 +33,14 @@ def run(has_tiers: bool, is_told: bool = True) -> ScaleReport:
     config = EngineConfig(
         groups=full_groups(POOL, BLOCK_BYTES), max_model_len=NUM_TURNS * TURN + 64, max_num_batched_tokens=1024
     )
-    disk_bytes = 16 * POOL * BLOCK_BYTES
-    made = TierConfig(
-        config.numerics_id, (BLOCK_BYTES,), 2 * POOL * BLOCK_BYTES, (DISK,), disk_bytes, facts=FACTS,
-        admissions={DISK: "all"},
-    )  # fmt: skip
-
-    def media() -> Mapping[str, Medium]:
-        return {DISK: Medium(disk_bytes, (BLOCK_BYTES,), pace=Pace(1e-3, 5e9))}
-
-    plan = TierPlan(made, 2, media, FACTS, 2e10, is_told=is_told) if has_tiers else None
+    host = TierSpec(HOST, 2 * POOL * BLOCK_BYTES, 2e10, 2e10, 1e-4)
+    disk = TierSpec(DISK, 16 * POOL * BLOCK_BYTES, 5e9, 5e9, 1e-3, admission="all")
+    tiers = TierSpecs((host, disk), shared_by=2, is_told=is_told) if has_tiers else None
 
     def set_up(gateway: Gateway) -> None:
         gateway.router.choose_by("kv_aware")
 
-    return run_scale(conversations(), config, COSTS, ["mixed"] * 4, set_up, tiers=plan)
+    return run_scale(conversations(), config, COSTS, ["mixed"] * 4, set_up, tiers=tiers)
 
 
 def test_conversations_go_where_their_kv_is_stored() -> None:

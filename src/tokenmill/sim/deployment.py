@@ -3,37 +3,19 @@ live programs have one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
-from ..cache.tiering.config import TierConfig
 from ..core.config import EngineConfig
 from ..core.cost import StepLaw
-from ..core.effects import WRITE_THROUGH
-from ..core.tiers import TierFacts
 from .cold_start import ColdStart
 from .gateway_plan import GatewayPlan
 from .network import Shape
 from .parts import NO_PARTS, PartsPlan, Site
-from .tiers import Medium
 
 LAN = Shape(latency_s=0.0002, byte_s=1e-10)
 """Messages take 0.2 ms, and a wire carries 10 GB a second."""
-
-
-class TierPlan(NamedTuple):
-    """KV stores of the machines of a cluster, `num_workers` on each. media: of the tiers below host memory, made for
-    each machine; facts: what workers take them to be; copy_bytes_s: between host memory and pools; is_told: front ends
-    know what stores have."""
-
-    config: TierConfig
-    num_workers: int
-    media: Callable[[], Mapping[str, Medium]]
-    facts: tuple[TierFacts, ...]
-    copy_bytes_s: float = 1e10
-    writes: str = WRITE_THROUGH
-    is_told: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +44,12 @@ class WorkerPlan:
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """workers: in the order in which they join; shape: of messages between programs, and of the wires for KV; tiers: of
-    KV stores, None where there are none or `parts` has them; parts: what workers share; gateway: its settings, None of
-    one that lets everybody in; facts: what it is, to be printed; load: options of the load that usually comes."""
+    """workers: in the order in which they join; shape: of messages between programs, and of the wires for KV;
+    parts: what workers share; gateway: its settings, None of one that lets everybody in; facts: what it is, to be
+    printed; load: options of the load that usually comes."""
 
     workers: tuple[WorkerPlan, ...]
     shape: Shape = LAN
-    tiers: TierPlan | None = None
     parts: PartsPlan = NO_PARTS
     gateway: GatewayPlan | None = None
     facts: tuple[tuple[str, str], ...] = ()

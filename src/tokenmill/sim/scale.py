@@ -28,10 +28,12 @@ from ..core.cost import Costs, StepLaw
 from ..core.events import Output
 from ..core.request import Request, SamplingParams
 from ..core.terms import USUAL, Terms
-from .deployment import LAN, Deployment, TierPlan, WorkerPlan
+from .deployment import LAN, Deployment, WorkerPlan
 from .loop import VirtualLoop
 from .network import Shape
+from .parts import PartsPlan
 from .service import Service
+from .tier_plan import TierSpecs
 from .timed import END_TOKEN
 
 
@@ -112,7 +114,7 @@ def run_scale(
     *,
     shape: Shape = LAN,
     seed: int = 0,
-    tiers: TierPlan | None = None,
+    tiers: TierSpecs | None = None,
     fast_path: bool = True,
 ) -> ScaleReport:
     """Serve asks, in the order of their times, with one worker for each name in `pools`. `set_up` chooses policies.
@@ -135,7 +137,8 @@ def run_scale(
             if not open_asks:
                 idle.set()
 
-    service = Service(Deployment(plans, shape, tiers), loop, seed=seed, set_up=set_up, watch=watch, fast_path=fast_path)
+    deployment = Deployment(plans, shape, PartsPlan(tiers=tiers))
+    service = Service(deployment, loop, seed=seed, set_up=set_up, watch=watch, fast_path=fast_path)
 
     def hear(output: Output) -> None:
         assert not output.error, output

@@ -17,7 +17,7 @@ from functools import partial
 from ..cluster.admission import PREDICTED
 from ..cluster.events import Effects, GatewayEvent, GivenUp, Repeated
 from ..cluster.gateway import Gateway
-from ..core.effects import Event, StoreOpened
+from ..core.effects import Event
 from ..core.errors import Overloaded
 from ..core.events import FINISH_ABORT, FINISH_ERROR, Output
 from ..core.policy import Newcomer
@@ -30,11 +30,7 @@ from .loop import VirtualLoop
 from .network import Network
 from .parts import Parts
 from .peers import ToyNetwork
-from .tier_store import ToyMachine
-from .tier_watch import TierWatch
-from .tiers import NO_FAULTS
 from .timed import END_TOKEN, TimedExecutor
-from .timed_tiers import TimedTiers
 from .trace import Trace
 from .worker import Build, Worker
 
@@ -131,9 +127,8 @@ class Service:
         loop, plan = self._loop, self._deployment
         network = Network(loop, plan.shape, random.Random(f"network {self._seed}"))
         peers = ToyNetwork(self._seed, delays=(plan.shape.latency_s,))
-        machines = self._start_stores()
         for number, each in enumerate(plan.workers):
-            build = self._build(each, network, peers, machines)
+            build = self._build(each, network, peers)
             worker = Worker(each.name, each.pool, build, network, loop, random.Random(number), [self._front.attach])
             self.workers.append(worker)
             loop.spawn(self._live(worker, each.start_s), worker.name)
@@ -322,16 +317,11 @@ class Service:
 
     # ---- what workers are made of ----
 
-    def _build(
-        self, plan: WorkerPlan, network: Network, peers: ToyNetwork, machines: dict[str, tuple[str, ToyMachine]]
-    ) -> Build:
-        tiers, config = self._deployment.tiers, plan.config
+    def _build(self, plan: WorkerPlan, network: Network, peers: ToyNetwork) -> Build:
+        config = plan.config
 
         def begin(address: str, incarnation: str) -> tuple[Executor, tuple[Event, ...]]:
             own, first = self.parts.store(address, incarnation)
-            if tiers is not None:
-                own = TimedTiers(machines[address][1], incarnation, tiers.copy_bytes_s)
-                first = (StoreOpened(tiers=tiers.facts, writes=tiers.writes),)
             carrier, process = self.parts.fabric or network, self.parts.steps(address)
             executor = TimedExecutor(
                 config, plan.law, self._lengths, self._loop, carrier, peers, address, incarnation, own, process
@@ -341,15 +331,14 @@ class Service:
             self._made.append((address, executor))
             return executor, first
 
-        is_told = tiers is not None and tiers.is_told
         return Build(
             config,
             begin,
             peers,
             check_rate=0.0,
             num_blocks=config.groups[0].num_blocks,
-            stores={plan.name: self._watched[plan.name]} if is_told else self.parts.watched(plan.name),
-            tiers=tiers.facts if is_told and tiers is not None else self.parts.facts,
+            stores=self.parts.watched(plan.name),
+            tiers=self.parts.facts,
             come_back=self._come_back,
             is_sound=self._is_sound,
             leaper=self._leaper if self._fast_path and self._is_sound else None,
@@ -360,28 +349,11 @@ class Service:
         """Whether nothing befalls workers, they share no cores, and messages arrive when it is known that they will."""
         plan, shape = self._deployment, self._deployment.shape
         shared = plan.parts.faults or plan.parts.cores.cores or self.parts.front or self.parts.clients
-        return not (shared or plan.tiers or plan.parts.tiers or shape.jitter_s or shape.late_rate)
+        return not (shared or plan.parts.tiers or shape.jitter_s or shape.late_rate)
 
     def _leaper(self, executor: Executor) -> Leaper:
         assert isinstance(executor, TimedExecutor)
         return Leaper(executor, self._loop, self._front.late, -1, self._deployment.shape.latency_s)
-
-    def _start_stores(self) -> dict[str, tuple[str, ToyMachine]]:
-        """(name, store) of the machine that each worker is on."""
-        machines: dict[str, tuple[str, ToyMachine]] = {}
-        self._watched: dict[str, tuple[str, TierWatch]] = {}
-        tiers = self._deployment.tiers
-        if tiers is None:
-            return machines
-        rng = random.Random(f"tiers {self._seed}")
-        for number, plan in enumerate(self._deployment.workers):
-            name = f"m{number // tiers.num_workers}"
-            if number % tiers.num_workers == 0:
-                machine = ToyMachine(tiers.config, tiers.media(), self._loop, rng, NO_FAULTS)
-                machine.start()
-            machines[plan.name] = name, machine
-            self._watched[plan.name] = name, TierWatch(machine, self._loop.spawn)
-        return machines
 
 
 def _nothing() -> None:

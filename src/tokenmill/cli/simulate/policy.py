@@ -29,10 +29,10 @@ from ...cluster.router import ROUTING_POLICIES
 from ...core.config import EngineConfig, check_name
 from ...core.errors import ConfigError, TokenmillError
 from ...core.own_policy import OwnPolicy
-from ...core.tiers import DISK, HOST, REMOTE
+from ...core.tiers import HOST, REMOTE
 from ...node.options import EVICTIONS, SCHEDULING_POLICIES
 from ...node.policy_file import is_policy_file, read_policy
-from ...sim.deployment import Deployment, TierPlan
+from ...sim.deployment import Deployment
 from ...sim.tier_plan import TierSpecs
 from ..own_policies import KINDS
 
@@ -99,12 +99,14 @@ class ChosenPolicies:
             if id(worker.config) not in made:
                 made[id(worker.config)] = self.config(worker.config)
         workers = tuple(replace(worker, config=made[id(worker.config)]) for worker in deployment.workers)
-        tiers, parts = deployment.tiers, deployment.parts
+        parts = deployment.parts
         if parts.tiers is not None:
             parts = replace(parts, tiers=self._specs(parts.tiers))
         else:
-            tiers = self._tiers(tiers)
-        return replace(deployment, workers=workers, tiers=tiers, parts=parts)
+            for kind in ("tiering", "tier-admission"):
+                if kind in self.named:
+                    raise ConfigError(f"--policy {kind}=... needs [[tiers]] in the cluster's file.", param="policy")
+        return replace(deployment, workers=workers, parts=parts)
 
     def _specs(self, specs: TierSpecs) -> TierSpecs:
         tiers = []
@@ -113,19 +115,6 @@ class ChosenPolicies:
             admission = self.named.get("tier-admission", tier.admission) if tier.kind != HOST else tier.admission
             tiers.append(replace(tier, policy=policy, admission=admission))
         return replace(specs, tiers=tuple(tiers))
-
-    def _tiers(self, tiers: TierPlan | None) -> TierPlan | None:
-        kinds = [kind for kind in ("tiering", "tier-admission") if kind in self.named]
-        if not kinds:
-            return tiers
-        if tiers is None:
-            raise ConfigError(f"--policy {kinds[0]}=... needs [[tiers]] in the cluster's file.", param="policy")
-        config = tiers.config
-        if "tiering" in self.named:
-            config = replace(config, policies=dict.fromkeys((HOST, DISK), self.named["tiering"]))
-        if "tier-admission" in self.named:
-            config = replace(config, admissions=dict.fromkeys((DISK, REMOTE), self.named["tier-admission"]))
-        return tiers._replace(config=config)
 
     def set_up(self, gateway: Gateway) -> None:
         """Before workers join, after what the cluster's file says."""
