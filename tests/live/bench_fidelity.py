@@ -1,12 +1,14 @@
 """Live runs against simulations of them, and docs/fidelity.md.
 
+    python tests/live/bench_fidelity.py all OUT --minutes 120           these one after the other:
+
     python tests/live/bench_fidelity.py measure OUT --minutes 25 [--only one,two] [--requests 1000] [--slice-s 60]
     python tests/live/bench_fidelity.py order OUT --minutes 10          ten settings, live, by `bench compare`
     python tests/live/bench_fidelity.py simulate OUT                    what `measure` and `order` left, simulated
     python tests/live/bench_fidelity.py report OUT --write docs/fidelity.md
 
 `measure` and `order` need a quiet machine; both go on where they were cut off. `simulate` can come later, anywhere. A
-model that is not there (`--qwen3 PATH`: one of Qwen3-0.6B's shape) is left out.
+model that is not there is left out (`--qwen3 PATH`: one of Qwen3-0.6B's shape, such as `tests/random_models.py` makes).
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ ORDER_LOAD = ("--concurrency", "24", "--num-prompts", "120")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("what", choices=("measure", "order", "simulate", "report"))
+    parser.add_argument("what", choices=("all", "measure", "order", "simulate", "report"))
     parser.add_argument("out", type=Path)
     parser.add_argument("--minutes", type=float, default=25.0, help="most that the live part may take")
     parser.add_argument("--only", metavar="CASE,CASE", help="of the cases, in this order")
@@ -52,7 +54,7 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     chosen = _cases(args)
     clock = live.Clock(args.minutes)
-    if args.what == "measure":
+    if args.what in ("measure", "all"):
         for case in chosen:
             live.calibrate(case, _model(case, args), args.out / case.engine, args.slice_s)
             folder = args.out / case.name
@@ -60,14 +62,14 @@ def main() -> None:
         with (args.out / "command.txt").open("a") as file:
             words = ["OUT" if word == str(args.out) else word for word in sys.argv]
             file.write(shlex.join(["python", *words]) + "\n")
-    elif args.what == "order":
+    if args.what in ("order", "all"):
         for case in (each for each in cases() if each.engine in {setting.engine for setting in settings()}):
             live.calibrate(case, _model(case, args), args.out / case.engine, args.slice_s)
         words = (*ORDER_LOAD, *ORDER, "--repeats", str(args.turns))
         live.order(settings(), "smollm2", args.out, clock, words)
-    elif args.what == "simulate":
+    if args.what in ("simulate", "all"):
         _simulate(args, chosen)
-    else:
+    if args.what in ("report", "all"):
         fidelity_page.write(args.out, args.write)
 
 
