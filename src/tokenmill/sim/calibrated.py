@@ -100,6 +100,10 @@ class Beside(NamedTuple):
     step_s: float = 0.0
     num: int = 0
 
+    def times(self, factor: float) -> Beside:
+        request_s, end_s, token_s, step_s, num = self
+        return Beside(factor * request_s, factor * end_s, factor * token_s, factor * step_s, num)
+
 
 NOT_KNOWN = Beside()
 
@@ -197,8 +201,7 @@ class Calibrated:
         """With the front end beside steps of so many threads. These go in lockstep: one that has to share its core
         holds all of them up, which says what is taken from one core, for each thread of a step."""
         share = threads / max(1, self.machine.threads)
-        *computed, num = self.beside
-        return replace(self, beside=Beside(*(share * each for each in computed), num))
+        return replace(self, beside=self.beside.times(share))
 
     # ---- as a FrontLaw (`parts`) ----
 

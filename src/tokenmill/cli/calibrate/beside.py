@@ -59,8 +59,8 @@ def observed(log: StepRecords, logs: Sequence[StepRecords] = ()) -> list[Observe
         if step.flags & (FAILED | VOID) or step.duration_s <= 0 or not step.num_tokens or over[number] > _MOST_OVER:
             continue
         share = 1.0 if is_tight else crowded[number]
-        events = (share * each[number] for each in (arrived, ended, handed, told))
-        found.append(Observed(step, *events, crowded[number]))
+        comes, ends, goes, tells = (share * each[number] for each in (arrived, ended, handed, told))
+        found.append(Observed(step, comes, ends, goes, tells, crowded[number]))
     return found
 
 

@@ -74,8 +74,8 @@ def fit_law(spans: Sequence[Sequence[Observed]], facts: LogFacts) -> Fitted:
     )
     beside, crowded_s = NOT_KNOWN, 0.0
     if num_held:
-        *held, crowded_s = found[ends[-1] :]
-        beside = Beside(*(sharing_of(facts) * each for each in held), num_held)
+        request_s, end_s, token_s, told_s, crowded_s = found[ends[-1] :]
+        beside = Beside(request_s, end_s, token_s, told_s, num_held).times(sharing_of(facts))
     machine = Machine(**{each.name: getattr(facts, each.name) for each in fields(Machine)})
     law = Calibrated(machine, found[0], found[1], found[2], tokens, rows, drawn, _kinds(steps))
     experts_s = found[_NUM_FIXED] if chosen else 0.0
