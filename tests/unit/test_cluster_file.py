@@ -59,6 +59,8 @@ def test_what_is_said_is_there() -> None:
         [router]
         routing_policy = "least_load"
         disaggregation = "never"
+        [admission]
+        shares_rows = false
         [slo]
         ttft_ms = 500
         [tenants.gold]
@@ -83,6 +85,7 @@ def test_what_is_said_is_there() -> None:
     assert deployment.price_per_h == 2 * 2.5 + 3
     gateway = deployment.gateway
     assert gateway is not None and gateway.routing_policy == "least_load" and gateway.disaggregation == "never"
+    assert not gateway.shares_rows
     assert gateway.terms["gold"].ttft_s == 0.5 and gateway.terms["gold"].weight == 2 and gateway.terms[""].ttft_s == 0.5
     assert deployment.shape.latency_s == 0.001 and deployment.load == {"request_rate": 3.0}
 

@@ -24,8 +24,9 @@ _FOREVER_S = 1e9
 @dataclass(frozen=True, slots=True)
 class GatewayPlan:
     """Policies by name. max_queue_s: a call that would wait longer is refused, 0: none is. admission: whether calls are
-    refused that are expected to miss their targets. own_admission: instead of all of that. terms: what the requests of
-    a tenant may expect; under "" of those that name none."""
+    refused that are expected to miss their targets. shares_rows: tenants and clients have the engines' rows in turn;
+    else each request goes to its engine when it comes. own_admission: instead of all that refuses. terms: what the
+    requests of a tenant may expect; under "" of those that name none."""
 
     routing_policy: str = USUAL_ROUTING
     disaggregation: str = "cost"
@@ -35,10 +36,12 @@ class GatewayPlan:
     max_queue_s: float = 10.0
     max_open_requests: int = 8192
     max_open_tokens: int = 2_000_000
+    shares_rows: bool = True
     own_admission: Admission | None = None
     terms: Mapping[str, Terms] = field(default_factory=dict)
 
     def set_up(self, gateway: Gateway) -> None:
+        gateway.is_shared = self.shares_rows
         gateway.router.choose_by(self.routing_policy)
         gateway.pools.decision = decision_named(self.disaggregation)
         gateway.reviews.policy = policy_named(self.migration)
@@ -68,6 +71,7 @@ def read_gateway(fields: Fields) -> GatewayPlan:
     max_queue_s = door.number("max_queue_s", 10.0)
     most_requests = door.count("max_open_requests", 8192, least=1)
     most_tokens = door.count("max_open_tokens", 2_000_000, least=1)
+    shares_rows = door.flag("shares_rows", True)
     door.end()
     usual = _read_terms(fields.table("slo"), USUAL)
     terms = {} if usual == USUAL else {"": usual}
@@ -76,7 +80,16 @@ def read_gateway(fields: Fields) -> GatewayPlan:
         terms[name] = _read_terms(tenants.table(name), usual._replace(tenant=name))
     tenants.end()
     return GatewayPlan(
-        routing, splits, migration, replication, admission, max_queue_s, most_requests, most_tokens, terms=terms
+        routing,
+        splits,
+        migration,
+        replication,
+        admission,
+        max_queue_s,
+        most_requests,
+        most_tokens,
+        shares_rows,
+        terms=terms,
     )
 
 

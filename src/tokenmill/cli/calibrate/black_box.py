@@ -143,7 +143,8 @@ def tables_of(calibration: str, machine: Machine, prefix_caching: bool) -> Json:
         "enable_prefix_caching": prefix_caching,
         "max_num_waiting": 1_000_000,
     }
-    return {"admission": {"admission": "off"}, "workers": [{"calibration": calibration, "engine": engine}]}
+    no_gateway = {"admission": "off", "max_queue_s": 0.0, "shares_rows": False}
+    return {"admission": no_gateway, "workers": [{"calibration": calibration, "engine": engine}]}
 
 
 def file_of(calibration: str, prefix_caching: bool) -> str:
