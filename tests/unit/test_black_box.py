@@ -15,13 +15,14 @@ from tokenmill.bench.load import options
 from tokenmill.bench.load.body import BodyFormat
 from tokenmill.bench.load.recorded_load import RecordedLoad, digest_of
 from tokenmill.cli.calibrate.black_box import error_line, machine_of, read_lives, tables_of
-from tokenmill.cli.calibrate.replay import errors_of, fit
+from tokenmill.cli.calibrate.replay import errors_of, fit, replay
 from tokenmill.cli.main import main
 from tokenmill.cli.simulate.against import on_deployment
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
-from tokenmill.core.cost import Costs
-from tokenmill.sim.calibrated import Calibrated
+from tokenmill.core.cost import Costs, StepLaw, Work
+from tokenmill.core.step_records import Machine
+from tokenmill.sim.calibrated import Calibrated, Curve
 from tokenmill.sim.deployment import Deployment, WorkerPlan
 
 Json = dict[str, Any]
@@ -43,14 +44,14 @@ LOADS = (
 )
 
 
-def written(folder: Path, name: str, words: tuple[str, ...], seed: int, **endpoint: str) -> str:
+def written(folder: Path, name: str, words: tuple[str, ...], seed: int, law: StepLaw = TRUTH, **endpoint: str) -> str:
     """A file that `bench serve` would have written of the server, as seen by its clients."""
     argv = ["tokenmill", "bench", "serve", "--url", "http://127.0.0.1:1", *words, *WORDS]
     parser = argparse.ArgumentParser()
     options.add_serve_arguments(parser)
     load = replace(options.make_load(parser.parse_args(argv[3:]), argv, None), seed=seed)
     recorded = RecordedLoad(load, BodyFormat("completions", "tokens", "m", True), "")
-    server = on_deployment(Deployment((WorkerPlan("w0", "mixed", CONFIG, TRUTH),)), {})
+    server = on_deployment(Deployment((WorkerPlan("w0", "mixed", CONFIG, law),)), {})
     run = server(replace(recorded, digest=digest_of(recorded)), 1.0).to_json() | {"endpoint": ENDPOINT | endpoint}
     path = folder / f"{name}.json"
     path.write_text(json.dumps(run))
@@ -77,6 +78,31 @@ def test_a_load_that_was_not_fitted_to_is_predicted(runs: list[str], tmp_path: P
         for name in ("ttft_s", "tpot_s", "e2el_s"):
             figure = errors.figure(f"{name}.mean")
             assert figure is not None and figure.size < 0.08, error_line("held", errors)
+
+
+def test_a_step_between_two_numbers_of_rows_is_seen(tmp_path: Path) -> None:
+    """Kernels work in tiles: five rows may take much longer than four."""
+    flat, tiles = Curve((0.0,), (0.0,)), Curve((0.0, 4.0, 5.0, 6.0), (0.0, 0.02, 0.0, 1e-4))
+    truth = Calibrated(Machine(), 0.02, 0.0, 0.0, tiles, flat, flat)
+    loads = [("--concurrency", str(num), "--num-prompts", str(4 * num)) for num in (4, 5, 6)]
+    paths = [written(tmp_path, f"tiles-{number}", words, number, truth) for number, words in enumerate(loads)]
+    lives = [live for path in paths for live in read_lives(path)]
+    machine = machine_of(lives, SEQS, 2048)
+    law = fit(lives, machine, tables_of("c", machine, False)).law
+    for num in (4, 5, 6):
+        work = Work(num, num, 120 * num, 120 * num, num)
+        assert law.predict(work) == pytest.approx(truth.predict(work), rel=0.05), num
+
+
+def test_calls_that_come_at_once(runs: list[str], tmp_path: Path) -> None:
+    """An idle server begins with the first. One client may have all rows: there is no gateway that keeps some free."""
+    lives = [live for path in runs for live in read_lives(path)]
+    machine = machine_of(lives, 8, 2048)
+    tables = tables_of("c", machine, False)
+    (live,) = read_lives(written(tmp_path, "burst", ("--concurrency", "8", "--num-prompts", "8"), 3))
+    rows = replay(fit(lives, machine, tables).law, live, tables)["requests"]
+    first_s = [row["first_s"] for row in rows]
+    assert first_s[0] < min(first_s[1:]) and max(first_s) < min(row["last_s"] for row in rows)
 
 
 def test_what_it_writes_is_simulated(runs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -106,12 +132,15 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 def test_bad_input_is_one_line(runs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bad = tmp_path / "bad.json"
     run = json.loads(Path(runs[0]).read_text())
+    first = run["requests"][0]
+    several = {**first, "event_s": first["event_s"][::2], "event_tokens": None}
     for text, says in (
         ("no", "is no JSON"),
         ("{}", "is no result of tokenmill bench serve"),
         (json.dumps(run | {"kind": "goodput"}), "not against a goodput"),
         (json.dumps(run | {"requests": []}), "has no answered request"),
-        (json.dumps(run | {"requests": [{**run["requests"][0], "event_s": None}]}), "lacks the time of each token"),
+        (json.dumps(run | {"requests": [{**first, "event_s": None}]}), "lacks the time of each token"),
+        (json.dumps(run | {"requests": [several]}), "lacks the time of each token"),
         (json.dumps(run | {"argv": []}), "bench serve"),
     ):
         bad.write_text(text)

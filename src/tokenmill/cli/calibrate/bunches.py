@@ -23,12 +23,13 @@ from ...core.cost import Work
 from ...core.errors import ConfigError
 from ...core.step_records import TimedStep
 from ...sim.calibrated import Calibrated
-from .edges import Point
 
 _NEAR = 0.8
 """Events further apart than this part of the usual time between tokens are of two steps, even of different requests."""
 _STALL = 8.0
 """A step that takes so many times the usual time between tokens without a prompt is none: nobody knows what was."""
+_TIMED = 0.9
+"""Of the tokens of an answer, at least, must have an event: characters that are not whole are without a text."""
 
 
 @dataclass(slots=True)
@@ -59,7 +60,6 @@ class Alone(NamedTuple):
 
     ttft_s: float
     parts: tuple[Part, ...]
-    num_tokens: int
 
 
 class Seen(NamedTuple):
@@ -73,17 +73,19 @@ def read_run(run: Mapping[str, Any], name: str) -> list[Heard]:
     """The answered requests of a bench run, of file `name`. Raises ConfigError for what is no run of one, or does not
     have the time of each token."""
     found = []
+    lacks = ConfigError(
+        f"{name} lacks the time of each token: measure without --no-event-times, against a server that sends one token"
+        " an event.",
+        param="black_box",
+    )
     try:
         for row in run["requests"]:
             if not row["ok"] or row["input_tokens"] is None or not row["output_tokens"]:
                 continue
             times = row["event_s"]
-            if not times or (row["event_tokens"] and max(row["event_tokens"]) > 1):
-                raise ConfigError(
-                    f"{name} lacks the time of each token: measure without --no-event-times, against a server that"
-                    " sends one token an event.",
-                    param="black_box",
-                )
+            is_timed = times and len(times) >= _TIMED * (row["output_tokens"] - 1)
+            if not is_timed or max(row["event_tokens"] or (1,)) > 1:
+                raise lacks
             since_s = row["first_s"] - times[0]  # events are told by their distance from a time of the request's own
             times = [at_s + since_s for at_s in times]
             found.append(Heard(float(row["sent_s"]), times, row["input_tokens"], row["cached_tokens"] or 0))
@@ -102,9 +104,9 @@ def steps_of(heard: Sequence[Heard], step_tokens: int) -> Seen:
     return Seen(tuple(steps), tuple(each for each in found if isinstance(each, Alone)))
 
 
-def fronts(alone: Sequence[Alone], law: Calibrated) -> list[Point]:
-    """Of prompt tokens: what a call and its first token are under way, where the law says what the prompt took."""
-    return [Point(each.num_tokens, each.ttft_s - sum(law.predict(part.work) for part in each.parts)) for each in alone]
+def ways_of(alone: Sequence[Alone], law: Calibrated) -> list[float]:
+    """Seconds that a call and its first token are under way, where the law says what the prompt took."""
+    return [each.ttft_s - sum(law.predict(part.work) for part in each.parts) for each in alone]
 
 
 def _usual_s(heard: Sequence[Heard]) -> float:
@@ -149,8 +151,7 @@ def _steps(heard: Sequence[Heard], step_tokens: int) -> Iterator[TimedStep | Alo
         is_idle = number == 0 or open_until[number - 1] <= bunches[number - 1][-1].at_s
         if is_idle:
             if len(bunch) == 1 and len(chunks[number]) == 1 and chunks[number][0][0] == bunch[0].request:
-                first = heard[bunch[0].request]
-                yield Alone(bunch[0].at_s - first.sent_s, tuple(parts), first.num_prompt - first.num_cached)
+                yield Alone(bunch[0].at_s - heard[bunch[0].request].sent_s, tuple(parts))
             continue
         took_s = (ends[number] - ends[number - 1]) / len(parts)
         if number in unsure or (not chunks[number] and took_s > _STALL * usual_s):

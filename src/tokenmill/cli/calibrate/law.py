@@ -49,13 +49,13 @@ class Fitted(NamedTuple):
     slowness: tuple[float, ...]
 
 
-def fit_law(spans: Sequence[Sequence[Observed]], facts: LogFacts) -> Fitted:
+def fit_law(spans: Sequence[Sequence[Observed]], facts: LogFacts, token_knots: Sequence[int] = TOKEN_KNOTS) -> Fitted:
     """The law of the steps of these spans of time, at least one."""
     seen = [each for span in spans for each in span]
     steps = [each.step for each in seen]
     places = np.repeat(np.arange(len(spans)), [len(span) for span in spans])
     knots = [
-        _knots(TOKEN_KNOTS, [step.num_tokens for step in steps]),
+        _knots(token_knots, [step.num_tokens for step in steps]),
         _knots(ROW_KNOTS, [step.num_rows for step in steps]),
         _knots(DRAWN_KNOTS, [step.num_drawn for step in steps]),
     ]

@@ -6,24 +6,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from statistics import median
 from typing import Any, NamedTuple
 
 from ...bench.load.fidelity import Fidelity, compare
 from ...bench.load.recorded_load import RecordedLoad
 from ...core.errors import ConfigError
 from ...core.step_records import LogFacts, Machine
-from ...sim.calibrated import Beside, Calibrated
+from ...sim.calibrated import Beside, Calibrated, Line
 from ...sim.cluster_file import read_deployment
 from ...sim.worker_file import Sources
 from ..simulate.against import on_deployment
 from .beside import Observed
-from .bunches import fronts, read_run, steps_of
-from .edges import fit_line
+from .bunches import read_run, steps_of, ways_of
+from .law import TOKEN_KNOTS as USUAL_KNOTS
 from .law import fit_law
 
 Json = dict[str, Any]
 
 LEAST_STEPS = 100
+TOKEN_KNOTS = tuple(sorted({*USUAL_KNOTS, *range(8)}))
+"""Loads of few clients draw few rows, and what a kernel takes for each number of them differs."""
+READ_S = 0.0002
+"""Before the next of several calls that come at once is with the engine: an idle one begins with the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +71,10 @@ def fit(lives: Sequence[Live], machine: Machine, tables: Mapping[str, Any]) -> F
     if num < LEAST_STEPS:
         told = f"The runs show {num} steps from begin to end; a law needs {LEAST_STEPS}."
         raise ConfigError(f"{told} Measure several clients at once, for longer.", param="black_box")
-    law = fit_law(spans, facts).law
-    front = fit_line([point for each in seen for point in fronts(each.alone, law)])
-    # Nobody knows what its front end computes: all of that passes, and takes no core.
-    law = replace(law, front=front, beside=Beside(num=max(1, front.num)))
+    law = fit_law(spans, facts, TOKEN_KNOTS).law
+    ways_s = [way_s for each in seen for way_s in ways_of(each.alone, law)]
+    # The same for all: else short prompts that come at once with long ones would pass them.
+    front = Line(max(READ_S, median(ways_s or [0.0])), num=len(ways_s))
+    # Calls are read one after the other; what they are under way besides passes, and takes no core.
+    law = replace(law, front=front, beside=Beside(request_s=READ_S, num=max(1, front.num)))
     return Fit(law, tuple(errors_of(law, live, tables) for live in lives))
