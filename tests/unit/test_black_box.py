@@ -15,6 +15,7 @@ from tokenmill.bench.load import options
 from tokenmill.bench.load.body import BodyFormat
 from tokenmill.bench.load.recorded_load import RecordedLoad, digest_of
 from tokenmill.cli.calibrate.black_box import error_line, machine_of, read_lives, tables_of
+from tokenmill.cli.calibrate.bunches import Heard, steps_of
 from tokenmill.cli.calibrate.replay import errors_of, fit, replay
 from tokenmill.cli.main import main
 from tokenmill.cli.simulate.against import on_deployment
@@ -92,6 +93,12 @@ def test_a_step_between_two_numbers_of_rows_is_seen(tmp_path: Path) -> None:
     for num in (4, 5, 6):
         work = Work(num, num, 120 * num, 120 * num, num)
         assert law.predict(work) == pytest.approx(truth.predict(work), rel=0.05), num
+
+
+def test_steps_that_a_client_hears_of_at_once_take_some_time() -> None:
+    """The second of two is left out: nobody knows what it took."""
+    heard = [Heard(0.0, [1.0, 1.1, 1.2, 1.2, 1.3], 8, 0), Heard(0.0, [1.0, 1.1, 1.2, 1.2, 1.3], 8, 0)]
+    assert [step.duration_s for step in steps_of(heard, 2048).steps] == pytest.approx([0.1, 0.1, 0.1])
 
 
 def test_calls_that_come_at_once(runs: list[str], tmp_path: Path) -> None:

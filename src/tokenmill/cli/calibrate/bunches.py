@@ -29,7 +29,7 @@ _NEAR = 0.8
 _STALL = 8.0
 """A step that takes so many times the usual time between tokens without a prompt is none: nobody knows what was."""
 _TIMED = 0.9
-"""Of the tokens of an answer, at least, must have an event: characters that are not whole are without a text."""
+"""Of a run's tokens, at least, must have an event of their own: those that are part of a character have none."""
 
 
 @dataclass(slots=True)
@@ -72,7 +72,8 @@ class Seen(NamedTuple):
 def read_run(run: Mapping[str, Any], name: str) -> list[Heard]:
     """The answered requests of a bench run, of file `name`. Raises ConfigError for what is no run of one, or does not
     have the time of each token."""
-    found = []
+    found: list[Heard] = []
+    num_tokens = 0
     lacks = ConfigError(
         f"{name} lacks the time of each token: measure without --no-event-times, against a server that sends one token"
         " an event.",
@@ -83,9 +84,9 @@ def read_run(run: Mapping[str, Any], name: str) -> list[Heard]:
             if not row["ok"] or row["input_tokens"] is None or not row["output_tokens"]:
                 continue
             times = row["event_s"]
-            is_timed = times and len(times) >= _TIMED * (row["output_tokens"] - 1)
-            if not is_timed or max(row["event_tokens"] or (1,)) > 1:
+            if not times or max(row["event_tokens"] or (1,)) > 1:
                 raise lacks
+            num_tokens += row["output_tokens"] - 1  # a last one may be half a character, and have no event
             since_s = row["first_s"] - times[0]  # events are told by their distance from a time of the request's own
             times = [at_s + since_s for at_s in times]
             found.append(Heard(float(row["sent_s"]), times, row["input_tokens"], row["cached_tokens"] or 0))
@@ -94,6 +95,8 @@ def read_run(run: Mapping[str, Any], name: str) -> list[Heard]:
         raise ConfigError(told, param="black_box") from error
     if not found:
         raise ConfigError(f"{name} has no answered request.", param="black_box")
+    if sum(len(each.times) for each in found) < _TIMED * num_tokens:
+        raise lacks
     return found
 
 
@@ -154,7 +157,8 @@ def _steps(heard: Sequence[Heard], step_tokens: int) -> Iterator[TimedStep | Alo
                 yield Alone(bunch[0].at_s - heard[bunch[0].request].sent_s, tuple(parts))
             continue
         took_s = (ends[number] - ends[number - 1]) / len(parts)
-        if number in unsure or (not chunks[number] and took_s > _STALL * usual_s):
+        is_stall = not chunks[number] and took_s > _STALL * usual_s
+        if number in unsure or is_stall or took_s <= 0:  # a client that was held up hears of two steps at once
             continue
         for place, part in enumerate(parts):
             yield _timed(part, ends[number - 1] + place * took_s, took_s)
