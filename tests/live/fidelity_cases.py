@@ -140,6 +140,16 @@ def cases() -> list[Case]:
             OF_ONE,
         ),
         Case(
+            "full",
+            small,
+            (*ONE, *pool),
+            (*ONE, *pool),
+            "smollm2-t2",
+            cluster_of((1, "mixed")),
+            at(RANDOM, 95, 105),
+            OF_ONE,
+        ),
+        Case(
             "prefixes",
             small,
             (*ONE, *pool),

@@ -21,7 +21,7 @@ from serving import Server
 
 Json = dict[str, Any]
 CAPACITY = ("--concurrency", "48")
-CAPACITY_S, WARM_S = 12.0, 3.0
+CAPACITY_S, WARM_S = 24.0, 4.0
 LEAST_S = 10.0
 """A turn is not begun with less than this left, whatever it takes."""
 
