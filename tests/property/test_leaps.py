@@ -12,7 +12,7 @@ import pytest
 
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
-from tokenmill.core.cost import Costs, work_of
+from tokenmill.core.cost import Costs, Work, work_of
 from tokenmill.core.events import Submit
 from tokenmill.core.kv_events import WatchKV
 from tokenmill.core.request import Request, SamplingParams
@@ -62,6 +62,7 @@ class Machine:
         self.prompts: dict[int, int] = {}
         self.said: list[Any] = []
         self.now = 0.0
+        self.rng = random.Random(len(lengths))
 
     def fill(self) -> None:
         while (plan := self.core.plan(self.now)) is not None:
@@ -90,15 +91,21 @@ class Machine:
         ends = min(
             self.lengths[seq.number] - 1 - (len(seq.tokens) - self.prompts[seq.number]) for seq in core.state.running
         )
-        leap = Leap(core, 1)
+        leap = Leap(core, 1, most)
         works = deque(work_of(plan.rows) for plan in self.plans)
-        num = min(most, leap.most_commits, ends)
-        for _ in range(num):
-            took_s = LAW.predict(works.popleft())
-            self.now += took_s
-            works.append(leap.work())
-            self.said += leap.commit(took_s, self.now)
-            leap.plan(self.now)
+        num = min(leap.most_commits, ends)
+        while leap.num_commits < num:
+            durations, clock = [], []
+            for _ in range(min(num - leap.num_commits, self.rng.choice([1, 2, 5, 30]))):
+                durations.append(LAW.predict(works.popleft()))
+                self.now += durations[-1]
+                clock.append(self.now)
+                context = leap.next_context + (len(durations) - 1) * leap.num_rows
+                works.append(Work(leap.num_rows, leap.num_rows, context, context, leap.num_rows))
+            is_open = self.rng.random() < 0.3
+            self.said += [answer for _, answer in leap.repeat(durations, clock, is_open)]
+            if is_open:
+                leap.plan(self.now)
         self.stats = leap.stats()
         self.plans = deque(leap.land())
         assert [work_of(plan.rows) for plan in self.plans] == list(works)

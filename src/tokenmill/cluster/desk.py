@@ -154,7 +154,7 @@ class FrontDesk:
         """As `step` of several that are alike, whose durations `pace` gets."""
         assert not self._places.num_waiting, "each step may place something"
         self._stats = stats
-        self._stepped_s = now
+        self._stepped_s = max(self._stepped_s, now)
         self._num_sent = 0
         self._rates.note_repeated(stats, link, own)
 

@@ -292,7 +292,7 @@ class Gateway:
         link = self._links.get(number)
         if link is None:
             return
-        now, entries = step.now_s, link.entries
+        heard_s, now, entries = now, step.now_s, link.entries
         gaps = effects.gaps
         for output in step.outputs:
             entry = entries.get(output.request_id)
@@ -325,7 +325,7 @@ class Gateway:
         if step.stats.num_steps != link.stats.num_steps:
             self.progress_s = now
         link.step(step.stats)
-        self.totals.step(number, step.stats)
+        self.totals.step(number, step.stats, heard_s)
         self.desk.step(self.totals.sums, now, number, step.stats)
         suspects = self._placing.suspects
         if suspects.on_trial is not None and suspects.on_trial.has_progressed:

@@ -7,7 +7,8 @@ from .gateway import Gateway
 
 
 def repeat(gateway: Gateway, event: Repeated) -> Effects:
-    """As Stepped of each, where nothing waits for a step (Placing.waits_for_steps) and no request begins or ends."""
+    """As Stepped of each, where nothing waits for a step (Placing.waits_for_steps) and no request begins or ends. Other
+    engines may have been heard of since."""
     effects, step, link = Effects(), event.step, gateway.link(event.link)
     if link is None:
         return effects
@@ -22,8 +23,8 @@ def repeat(gateway: Gateway, event: Repeated) -> Effects:
             output = entry.as_first_life(output)
         if entry.ending is None:
             effects.outputs.append(output)
-    gateway.progress_s = step.now_s
+    gateway.progress_s = max(gateway.progress_s, step.now_s)
     link.step(step.stats)
-    gateway.totals.step(event.link, step.stats)
+    gateway.totals.step(event.link, step.stats, event.times[-1])
     gateway.desk.repeat(gateway.totals.sums, step.now_s, event.link, step.stats)
     return effects

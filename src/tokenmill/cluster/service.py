@@ -94,9 +94,12 @@ class Rates:
 
     def pace(self, steps: Iterable[tuple[float, int]]) -> None:
         """(seconds, tokens) of steps that have ended, one after the other."""
+        mean_s, work_s, step_tokens = self.step_s, self._work_s, self._step_tokens
         for step_s, num_tokens in steps:
-            self.step_s = moved(self.step_s, step_s)
-            self._work_s = moved(self._work_s, step_s / max(1, step_work(num_tokens, self._step_tokens)))
+            unit_s = step_s / max(1, step_work(num_tokens, step_tokens))
+            mean_s = mean_s + _WEIGHT * (step_s - mean_s) if mean_s else step_s
+            work_s = work_s + _WEIGHT * (unit_s - work_s) if work_s else unit_s
+        self.step_s, self._work_s = mean_s, work_s
 
     def _note_rows(self, stats: EngineStats, link: int, own: EngineStats | None, is_full: bool) -> None:
         self.costs = stats.costs

@@ -49,6 +49,7 @@ class Totals:
         self._sums: list[Any] = [0] * len(_PLACES)
         self._last = EngineStats()
         self._costs, self._costs_of, self._most_computed = UNKNOWN, -1, -1
+        self._last_s = self._costs_s = 0.0  # when these were told
         self._tier_hits: tuple[int, ...] = ()
 
     @property
@@ -77,7 +78,8 @@ class Totals:
         if not self._of:
             self._last, self._costs = EngineStats(), UNKNOWN
 
-    def step(self, link: int, stats: EngineStats) -> None:
+    def step(self, link: int, stats: EngineStats, now: float = 0.0) -> None:
+        """`now`: what was told later than that stays what was told last."""
         before = self._of[link]
         self._sums = list(map(add, self._sums, map(sub, _summed_of(stats), _summed_of(before))))
         if stats.tier_hits:
@@ -85,9 +87,13 @@ class Totals:
                 whole + now - was
                 for whole, now, was in zip_longest(self._tier_hits, stats.tier_hits, before.tier_hits, fillvalue=0)
             )
-        if stats.prompt_tokens_computed >= self._most_computed or link == self._costs_of:
+        num_more = stats.prompt_tokens_computed - self._most_computed
+        if num_more > 0 or link == self._costs_of or (num_more == 0 and now >= self._costs_s):
             self._costs, self._costs_of, self._most_computed = stats.costs, link, stats.prompt_tokens_computed
-        self._of[link] = self._last = stats
+            self._costs_s = now
+        self._of[link] = stats
+        if now >= self._last_s:
+            self._last, self._last_s = stats, now
 
     def _add_gauges(self, before: EngineStats, after: EngineStats) -> None:
         for place, (was, now) in enumerate(zip(_gauges_of(before), _gauges_of(after), strict=True)):

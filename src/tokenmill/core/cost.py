@@ -32,7 +32,7 @@ _KNOWN = 4.0
 """A kind is known that so many steps are kept of."""
 _AGED, _LEAST = 0.998, 0.03
 """Of what a kind has said, after each step of another one, and what is left of it at least."""
-_MOST = 2.0
+_MOST, _LEAST_SEEN = 2.0, 0.5
 """A step of a known kind counts as at most so many times what was predicted, and at least as the inverse."""
 _REFIT, _SELDOM = 16, 64
 """Steps between two fits, where steps are not as predicted or were few so far, and where they are; the first ones are
@@ -121,6 +121,13 @@ class Costs(NamedTuple):
             + self.context_s * work.num_context
         )
 
+    def predict_decodes(self, num_rows: int, num_context: int, num_steps: int) -> list[float]:
+        """As `predict` of steps one after the other that draw a token for each of the same rows."""
+        base_s = self.weights_s(num_rows) + self.row_s * num_rows + self.token_s * num_rows
+        position_s, context_s = self.position_s, self.context_s
+        contexts = range(num_context, num_context + num_steps * num_rows, num_rows)
+        return [base_s + position_s * context + context_s * context for context in contexts]
+
 
 UNKNOWN = Costs()
 
@@ -158,7 +165,7 @@ class CostModel:
             self.error += _LATELY * (off - self.error)
             self._off += off
             if kind.weight >= _KNOWN:
-                scale, seen = predicted_s, min(_MOST, max(1 / _MOST, duration_s / predicted_s))
+                scale, seen = predicted_s, min(_MOST, max(_LEAST_SEEN, duration_s / predicted_s))
         facts = (1 / scale, num_rows / scale, num_tokens / scale, num_positions / scale, num_context / scale)
         kind.note(facts, seen, read_share(self._chosen, num_tokens) / scale if self._chosen else 0.0)
         self._num_noted += 1
@@ -166,6 +173,65 @@ class CostModel:
         num_since = self._num_noted - self._num_fitted
         if self._num_noted < _REFIT or (num_since >= _REFIT and self._is_due(num_since, kind)):
             self._fit()
+
+    def note_decodes(self, num_rows: int, num_context: int, durations: Sequence[float]) -> None:
+        """As `note` of steps one after the other that draw a token for each of the same rows. `num_context`: positions
+        that the rows of the first read; each further step reads one more of each row."""
+        at, num = 0, len(durations)
+        while at < num:
+            context = num_context + at * num_rows
+            kind = self._kinds.get((_size(num_rows), _size(num_rows)))
+            if kind is not None and kind.is_plain and self.costs.is_known and not self._chosen and durations[at] > 0:
+                at += self._note_decodes(kind, num_rows, context, durations, at)
+            else:
+                self.note(Work(num_rows, num_rows, context, context), durations[at])
+                at += 1
+
+    def _note_decodes(self, kind: _Kind, num_rows: int, context: int, durations: Sequence[float], first: int) -> int:
+        """Those from `first` on, up to the next fit at most, of a kind of which as many rows as tokens are known alone;
+        how many. Half of the products are the same as others; what is computed, and in which order, is as in `note`."""
+        step_s, row_s, token_s, position_s, context_s, _, _ = self.costs
+        base_s = step_s + row_s * num_rows + token_s * num_rows
+        aa, ab, _, ad, _, bb, _, bd, _, _, _, _, dd, _, _, at, bt, _, dt, _ = kind.sums
+        weight, error, total_off = kind.weight, self.error, self._off
+        num_noted, num_fitted, seldom = self._num_noted, self._num_fitted, min(_SELDOM, self._num_fitted)
+        num = 0
+        kept, lately = _KEPT, _LATELY
+        scale = seen = 1.0
+        is_due = False
+        for duration_s in durations[first:] if first else durations:
+            if duration_s <= 0:
+                break
+            predicted_s = base_s + position_s * context + context_s * context
+            off = abs(predicted_s - duration_s) / duration_s
+            error += lately * (off - error)
+            total_off += off
+            if weight >= _KNOWN:
+                scale, seen = predicted_s, duration_s / predicted_s
+                if not _LEAST_SEEN < seen < _MOST:
+                    seen = min(_MOST, max(_LEAST_SEEN, seen))
+            else:
+                scale, seen = duration_s, 1.0
+            a, b, d = 1 / scale, num_rows / scale, context / scale
+            aa, ab, ad = kept * aa + a * a, kept * ab + a * b, kept * ad + a * d
+            bb, bd, dd = kept * bb + b * b, kept * bd + b * d, kept * dd + d * d
+            at, bt, dt = kept * at + a * seen, kept * bt + b * seen, kept * dt + d * seen
+            weight = kept * weight + 1
+            num += 1
+            context += num_rows
+            num_noted += 1
+            num_since = num_noted - num_fitted
+            if num_noted < _REFIT or (
+                num_since >= _REFIT and (num_since >= seldom or total_off > _OFF * num_since or weight < _KNOWN)
+            ):
+                is_due = True
+                break
+        kind.sums = aa, ab, ab, ad, ad, bb, bb, bd, bd, bb, bd, bd, dd, dd, dd, at, bt, bt, dt, dt
+        kind.weight, self.error, self._off, self._num_noted = weight, error, total_off, num_noted
+        kind.num_tokens, kind.duration_s, kind.noted = num_rows, scale * seen, self._num_noted
+        if is_due:
+            self._fit()
+        return num
 
     @property
     def attention(self) -> float:
@@ -179,11 +245,12 @@ class CostModel:
 
     def _fit(self) -> None:
         self._num_fitted, self._off = self._num_noted, 0.0
-        parts = [kind.sums for kind in self._assumed()]
-        for kind in self._kinds.values():
-            share = max(_LEAST, _AGED ** (self._num_noted - kind.noted))
-            parts.append([share * each for each in kind.sums])
-        found = non_negative(*_equations([sum(column) for column in zip(*parts, strict=True)]), _SURE)
+        parts = [(1.0, kind) for kind in self._assumed()]
+        parts += [(max(_LEAST, _AGED ** (self._num_noted - kind.noted)), kind) for kind in self._kinds.values()]
+        sums = [0.0] * len(parts[-1][1].sums)
+        for share, kind in parts:
+            sums = [whole + share * each for whole, each in zip(sums, kind.sums, strict=True)]
+        found = non_negative(*_equations(sums), _SURE)
         self.costs = Costs(*found)._replace(chosen=self._chosen)
 
     def _assumed(self) -> list[_Kind]:
@@ -220,6 +287,17 @@ class _Kind:
         self.num_tokens = 1.0
         self.duration_s = 0.0
         self.noted = 0
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all steps so far had as many tokens as rows, and read no experts: what is a product with tokens is
+        the same as with rows, and with positions as with what rows read."""
+        z = self.sums
+        return (
+            len(z) == 20
+            and z[1] == z[2] and z[3] == z[4] and z[5] == z[6] == z[9] and z[7] == z[8] == z[10] == z[11]
+            and z[12] == z[13] == z[14] and z[16] == z[17] and z[18] == z[19]
+        )  # fmt: skip
 
     def note(self, facts: tuple[float, float, float, float, float], seen: float, experts: float = 0.0) -> None:
         a, b, c, d, e = facts

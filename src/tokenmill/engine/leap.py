@@ -15,6 +15,8 @@ the core's.
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Many
+
 from ..core.cost import Work
 from ..core.events import EngineStats, FromEngine
 from ..core.request import IDLE_PRIORITY
@@ -77,9 +79,11 @@ class Leap:
     num_commits, num_plans   so far
     most_commits  that may be made: each of the first so many commits gives every sequence a token that is not its last,
                   and is followed by one plan
+
+    most: that its maker wants.
     """
 
-    def __init__(self, core: EngineCore, token: int) -> None:
+    def __init__(self, core: EngineCore, token: int, most: int) -> None:
         self._core = core
         self._state = state = core.state
         self._token = token
@@ -99,19 +103,21 @@ class Leap:
             fills = -len(seq.tokens) % size  # after so many commits its known tokens fill blocks
             begins = (len(seq.tables[0]) * size - seq.num_planned + 1) % size  # which plan begins a block
             num_new[begins] += 1
-            for place in {fills, begins}:
-                self._due[place].append(index)
+            self._due[fills].append(index)
+            if begins != fills:
+                self._due[begins].append(index)
         self._behind = [index for index, seq in enumerate(running) if self._num_unpublished(seq, seq.num_computed)]
-        self.most_commits = self._most(num_new)
+        self.most_commits = self._most(num_new, most)
 
     @property
     def num_in_flight(self) -> int:
         return len(self._state.in_flight)
 
-    def _most(self, num_new: list[int]) -> int:
+    def _most(self, num_new: list[int], wanted: int) -> int:
         """Until a sequence may be planned no more, or there is no block for one."""
         depth = self._depth
-        most = min(seq.max_len - known for seq, known in zip(self._running, self._known, strict=True)) - depth
+        most = min([seq.max_len - known for seq, known in zip(self._running, self._known, strict=True)]) - depth
+        most = min(most, wanted)
         available = min(pool.num_available for pool in self._state.blocks.pools)
         in_round = sum(num_new)
         if in_round * (most // self._size + 1) > available:
@@ -122,10 +128,80 @@ class Leap:
             most = num_commits
         return max(0, most)
 
-    def work(self, num_later: int = 0) -> Work:
-        """Of the step that is planned after so many more, as an executor counts it."""
-        num_rows, context = self.num_rows, self._context + (num_later + 1) * self.num_rows
-        return Work(num_rows, num_rows, context, context, num_rows)
+    @property
+    def next_context(self) -> int:
+        """Positions that the rows of the next step to be planned read; each later one reads one more of each row."""
+        return self._context + self.num_rows
+
+    def repeat(self, durations: Many[float], ends: Many[float], is_open: bool = False) -> list[tuple[int, FromEngine]]:
+        """As `commit` and `plan` of so many steps, one after the other; is_open: without the last plan. Returns what
+        goes to front ends, each with the place of the step before whose outputs it goes."""
+        said: list[tuple[int, FromEngine]] = []
+        at, num = 0, len(durations)
+        while at < num:
+            if self._behind:
+                said += [(at, answer) for answer in self.commit(durations[at], ends[at])]
+                at += 1
+                if at < num or not is_open:
+                    self.plan(ends[at - 1])
+            else:
+                at = self._repeat(durations, ends, at, is_open, said)
+        return said
+
+    def _repeat(
+        self, durations: Many[float], ends: Many[float], at: int, is_open: bool, said: list[tuple[int, FromEngine]]
+    ) -> int:
+        """From step `at` on while no sequence is behind; up to which. Between two steps in which blocks are due nothing
+        happens but that counters go on."""
+        state, due, size, num_rows = self._state, self._due, self._size, self.num_rows
+        in_flight, blocks, num = state.in_flight, state.blocks, len(durations)
+        first, begin, commits, depth = in_flight[0], at, self.num_commits, len(in_flight)
+        made: dict[int, Step] = {}
+        num_before, plans_before, ended = commits, self.num_plans, first.number - 1
+        has_next = True
+        while at < num and not self._behind:
+            state.kv_events.flush()
+            if state.outbox.answers:
+                said += [(at, answer) for answer in state.outbox.take().answers]
+            at, commits = at + 1, commits + 1
+            while at < num and not due[commits % size]:
+                at, commits = at + 1, commits + 1
+            has_next = at < num or not is_open
+            places = due[commits % size]
+            if has_next and places:
+                self.num_commits, self.num_plans = commits, plans_before + commits - num_before
+                ended = first.number + commits - num_before - 1
+                blocks.end_step(ended)
+                step = Step(ended + depth)
+                for index in places:
+                    self._begin_block(index, step)
+                made[step.number] = step
+        num_commits = commits - num_before
+        num_plans = num_commits if has_next else num_commits - 1
+        last = first.number + num_commits - 1
+        if last > ended:
+            blocks.end_step(last)
+        self.num_commits, self.num_plans = commits, plans_before + num_plans
+        self._context += num_plans * num_rows
+        counters = state.counters
+        counters.num_steps += num_commits
+        counters.generation_tokens += num_commits * num_rows
+        counters.last_step_tokens, counters.last_step_s, state.last_commit_s = num_rows, durations[at - 1], ends[at - 1]
+        state.costs.note_decodes(num_rows, first.num_context, durations[begin:at])
+        state.work_done += num_plans * self._step_work
+        for _ in range(min(num_commits, depth)):
+            in_flight.popleft()
+        for number in range(first.number + max(num_commits, depth), first.number + depth + num_plans):
+            step = made.get(number) or Step(number)
+            step.num_context = first.num_context + (number - first.number) * num_rows
+            in_flight.append(step)
+        if num_plans:
+            ledger = self._core.ledger
+            ledger.skip(num_plans)
+            ledger.now = ends[at - 1 if has_next else at - 2]
+            if state.deadlines:
+                state.expire(ledger.now)
+        return at
 
     def commit(self, duration_s: float, now: float) -> tuple[FromEngine, ...]:
         """The oldest step in flight has ended; what goes to front ends before its outputs."""

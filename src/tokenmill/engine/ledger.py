@@ -29,6 +29,10 @@ class StepLedger:
         step, self.step = self.step, Step(self.step.number + 1)
         return step
 
+    def skip(self, num_steps: int) -> None:
+        """So many steps were composed elsewhere, the one in the making first (`leap`)."""
+        self.step = Step(self.step.number + num_steps)
+
     @property
     def step_number(self) -> int:
         return self.step.number

@@ -8,6 +8,8 @@ least, is known to the cost model (`core.cost`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..core.work import lead_s
 
 SHORT_S = 0.006
@@ -29,6 +31,15 @@ class Pace:
         if known is not None:
             duration_s = min(duration_s, _GROWTH * (known[1] * min(1.0, num_tokens / known[0])))
         self._known[size] = (num_tokens, duration_s)
+
+    def note_alike(self, num_tokens: int, durations: Sequence[float]) -> None:
+        """As `note` of steps of so many tokens, one after the other."""
+        self.note(num_tokens, durations[0])
+        size = num_tokens.bit_length()
+        known_s = self._known[size][1]
+        for duration_s in durations[1:]:
+            known_s = min(duration_s, _GROWTH * known_s)
+        self._known[size] = (num_tokens, known_s)
 
     def predict(self, num_tokens: int) -> float:
         """Seconds that a step of this many tokens takes: no less than one of fewer tokens, nor, for each token, than

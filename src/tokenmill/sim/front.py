@@ -29,11 +29,24 @@ from ..cluster.gateway import Gateway
 from ..cluster.keys import with_keys
 from ..cluster.liveness import LOOK_S, Liveness
 from ..cluster.repeated import repeat
-from ..core.events import Abort, Drain, FromEngine, Leaving, PoolChanged, Ready, SetPool, StepOutputs, Submit, ToEngine
+from ..core.events import (
+    FINISH_MOVED,
+    Abort,
+    Drain,
+    FromEngine,
+    Leaving,
+    PoolChanged,
+    Ready,
+    SetPool,
+    StepOutputs,
+    Submit,
+    ToEngine,
+)
+from ..core.kv_events import KVEvents
 from ..core.policy import ENTERS, Verdict
 from ..core.ports import FrontEnd
 from ..core.request import Request
-from .leaper import Late
+from .late import Late
 from .loop import VirtualLoop
 
 Hear = Callable[[GatewayEvent, Effects], None]
@@ -120,7 +133,10 @@ class Front:
 
     def handle(self, event: GatewayEvent) -> Effects:
         gateway = self.gateway
-        self.late.settle()
+        if _is_decided_by(event):
+            self.late.settle()
+        else:
+            self.late.settle_paces()
         effects = gateway.handle(event, self._loop.time())
         if self._is_checked:
             gateway.check()
@@ -189,7 +205,7 @@ class Front:
                 return
             self._take(link, message)
 
-    # ---- what comes late (`leaper.Hearer`) ----
+    # ---- what comes late (`late.Hearer`) ----
 
     @property
     def may_take_runs(self) -> bool:
@@ -233,3 +249,10 @@ class Front:
         elif isinstance(message, Leaving):
             self.handle(Leaves(link.number))
             link.outbox.put_nowait(Drain())
+
+
+def _is_decided_by(event: GatewayEvent) -> bool:
+    """Whether the gateway may look at other engines because of it, where nothing waits for a step."""
+    if isinstance(event, Stepped):
+        return any([output.finish_reason == FINISH_MOVED or output.is_saved for output in event.step.outputs])
+    return not (isinstance(event, Told) and isinstance(event.message, KVEvents))

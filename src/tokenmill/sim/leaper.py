@@ -3,29 +3,20 @@ a message for each.
 
 When a worker has nothing but decodes that go on, and all is quiet, its next steps are known: when each ends, and what
 it gives. The worker then sleeps until the last of them, or until something arrives. What it would have done and said by
-then is done when somebody asks: the front end, before it handles anything else (`Late`), or the worker as it wakes. So
-the order in which the gateway hears of steps is that of single steps, and so are all times, to the last bit.
-
-Where the gateway has nothing to decide after a step (`waits_for_steps`), all steps of a leap that have arrived are told
-at once (`cluster.events.Repeated`): what it keeps of single steps is their durations, which it gets in the order of all
-workers' steps.
-
-Where two things happen at the very same time of virtual seconds, their order may be another than without leaps.
+then is done when somebody asks: the front end, before it decides anything (`late`), or the worker as it wakes.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from heapq import heappop, heappush
 from itertools import pairwise
-from typing import NamedTuple, Protocol
 
 from ..cluster.events import Repeated
-from ..core.cost import Work
 from ..core.events import FromEngine, Output, StepOutputs, output_of
 from ..engine.leap import Leap, may_leap
 from ..engine.shell import RECENT_S, EngineShell
+from .late import Late, Pace
 from .loop import VirtualLoop
 from .timed import DRAWN, Foreseen, TimedExecutor
 
@@ -33,16 +24,13 @@ MOST_STEPS = 256
 """Of a leap: what is known of later ones would mostly be in vain."""
 
 
-class Run(NamedTuple):
-    """Steps of a leap that have arrived: what is told of them, and their (seconds, tokens)."""
-
-    told: Repeated
-    paces: list[tuple[float, int]]
-
-
 class Leaper:
     """engine.shell.Rest of a worker whose `executor` only takes time. link: its number at the front end. latency_s: of
-    each message on the way there."""
+    each message on the way there.
+
+    Its steps go through three states: a pace is known (`paced`, when the gateway has heard of its duration), the step
+    is made in the engine's books, and it is told.
+    """
 
     def __init__(self, executor: TimedExecutor, loop: VirtualLoop, late: Late, link: int, latency_s: float) -> None:
         self.link = link
@@ -57,9 +45,11 @@ class Leaper:
         self._shell: EngineShell | None = None
         self._ends: list[float] = []
         self._tooks: list[float] = []
-        self._foreseen: list[Foreseen] = []  # those that are planned in the leap
-        self._free_s = 0.0  # after them
+        self._frees: list[float] = []
+        self._context = 0  # of the first step that is planned in the leap
+        self._depth = 0  # steps that were under way before it
         self._most = 0
+        self._num_paced = 0
         self._plan_s = -1.0  # when the next step is planned; -1: it is
         self._alarm: asyncio.TimerHandle | None = None
         self._heads: list[tuple[tuple[object, ...], int, tuple[object, ...]]] = []
@@ -76,23 +66,24 @@ class Leaper:
         is_delayed = shell.began_s - shell.changed_s <= RECENT_S
         if (is_delayed and depth > 2) or not may_leap(core, DRAWN):
             return
-        leap = Leap(core, DRAWN)
-        running = core.state.running
-        most = min(
-            leap.most_commits, MOST_STEPS, *[self._executor.num_left(seq.number, seq.num_computed) for seq in running]
-        )
+        executor, running = self._executor, core.state.running
+        most = min(MOST_STEPS, min([executor.num_left(seq.number, seq.num_computed) for seq in running]))
         if most < 2:
             return
-        executor, under_way = self._executor, list(self._executor.under_way)
+        leap = Leap(core, DRAWN, most)
+        most = leap.most_commits
+        if most < 2:
+            return
+        under_way = list(executor.under_way)
         assert len(under_way) == depth and under_way[0].end_s >= now, (under_way, now)
-        self._ends, self._tooks = [each.end_s for each in under_way], [each.took_s for each in under_way]
-        self._foreseen, self._free_s = [], executor.free_s
-        for later in range(most - depth):
-            self._foresee(leap.work(later))
-        if is_delayed and any(later < 0.8 * each for each, later in pairwise(self._tooks)):
+        foreseen = executor.foresee(leap.num_rows, leap.next_context, most, executor.free_s)
+        tooks = [*[each.took_s for each in under_way], *foreseen.tooks]
+        if is_delayed and any([later < 0.8 * each for each, later in pairwise(tooks[: max(most, depth)])]):
             return
         executor.pause()
-        self._leap, self._shell, self._most, self._plan_s = leap, shell, most, -1.0
+        self._ends, self._tooks = [*[each.end_s for each in under_way], *foreseen.ends], tooks
+        self._frees, self._context, self._depth = foreseen.frees, leap.next_context, depth
+        self._leap, self._shell, self._most, self._num_paced, self._plan_s = leap, shell, most, 0, -1.0
         self._heads = [
             (
                 (seq.request.id, (DRAWN,), (), (), None, None),
@@ -109,7 +100,7 @@ class Leaper:
         leap = self._leap
         if leap is None:
             return
-        self._late.settle()
+        self._late.settle_one(self)
         self.advance(self._loop.time())
         self._leap = None
         if self._alarm is not None:
@@ -128,225 +119,103 @@ class Leaper:
         """When the front end hears next."""
         if self.told:
             return self.told[0][0]
-        leap = self._leap
-        if leap is None or leap.num_commits >= self._most:
+        if self._leap is None or self._num_paced >= self._most:
             return None
-        return self._ends[leap.num_commits] + self._latency_s
+        return self._ends[self._num_paced] + self._latency_s
 
     def hear(self) -> list[FromEngine]:
         """What arrives at `next_s`."""
         if not self.told:
-            assert self._leap is not None
-            self.advance(self._ends[self._leap.num_commits])
+            self.advance(self._ends[self._num_paced])
         when_s = self.told[0][0]
         messages = []
         while self.told and self.told[0][0] == when_s:
             messages.append(self.told.popleft()[1])
         return messages
 
-    def hear_run(self, now: float) -> tuple[list[tuple[float, FromEngine]], Run | None]:
-        """What has arrived by now, of a leap that has begun: what goes before outputs, and all of its steps."""
-        leap, shell = self._leap, self._shell
-        if leap is None or shell is None or self.told or not leap.num_commits:
-            return [], None
-        answers: list[tuple[float, FromEngine]] = []
-        times: list[float] = []
-        paces: list[tuple[float, int]] = []
-        num_rows, latency_s, ends, tooks = leap.num_rows, self._latency_s, self._ends, self._tooks
-        at = leap.num_commits
-        while at < self._most and ends[at] + latency_s <= now:
-            end_s, took_s = ends[at], tooks[at]
-            when_s = end_s + latency_s
-            answers += [(when_s, answer) for answer in self._take_step(leap, shell, at)]
-            times.append(when_s)
-            paces.append((took_s, num_rows))
+    def paces(self, now: float) -> list[Pace]:
+        """Of the steps that have arrived by now; `tell` tells the rest of them."""
+        assert self._leap is not None and not self.told
+        ends, tooks, latency_s, link, num_rows = (
+            self._ends,
+            self._tooks,
+            self._latency_s,
+            self.link,
+            self._leap.num_rows,
+        )
+        found: list[Pace] = []
+        at = self._num_paced
+        while at < self._most and (when_s := ends[at] + latency_s) <= now:
+            found.append((when_s, link, tooks[at], num_rows))
             at += 1
-        if not times:
-            return [], None
+        self._num_paced = at
+        return found
+
+    def tell(self) -> tuple[list[tuple[float, FromEngine]], Repeated]:
+        """All steps whose paces are known, of which there are some: what goes before their outputs, and these."""
+        leap, shell, latency_s = self._leap, self._shell, self._latency_s
+        assert leap is not None and shell is not None
+        first, end = leap.num_commits, self._num_paced
+        answers = self._take_steps(leap, shell, end)
         stats = leap.stats()
         shell.num_held = stats.num_held_blocks
-        drawn = (DRAWN,) * len(times)
+        drawn = (DRAWN,) * (end - first)
         outputs = tuple(
             [
-                output_of((name, drawn, *rest, num_output + at, *tail))
+                output_of((name, drawn, *rest, num_output + end, *tail))
                 for (name, _, *rest), num_output, tail in self._heads
             ]
         )
-        return answers, Run(Repeated(self.link, StepOutputs(outputs, stats, ends[at - 1]), times), paces)
+        times = [end_s + latency_s for end_s in self._ends[first:end]]
+        return answers, Repeated(self.link, StepOutputs(outputs, stats, self._ends[end - 1]), times)
 
     def advance(self, now: float) -> None:
-        """Do what was due by now."""
+        """Do what was due by now, and tell each step by itself."""
         leap, shell = self._leap, self._shell
         if leap is None or shell is None:
             return
-        while True:
-            at = leap.num_commits
-            if at >= self._most or self._ends[at] > now:
-                if 0 <= self._plan_s <= now:
-                    self._plan(leap, self._plan_s)
-                return
-            end_s = self._ends[at]
-            answers = self._take_step(leap, shell, at)
+        while (at := leap.num_commits) < self._most and self._ends[at] <= now:
+            self.told += self._take_steps(leap, shell, at + 1)
             stats = leap.stats()
             shell.num_held = stats.num_held_blocks
-            when_s = end_s + self._latency_s
-            self.told += [(when_s, answer) for answer in answers]
-            self.told.append((when_s, StepOutputs(self._outputs(at + 1), stats, end_s)))
+            end_s = self._ends[at]
+            self.told.append((end_s + self._latency_s, StepOutputs(self._outputs(at + 1), stats, end_s)))
+        self._num_paced = leap.num_commits
+        if 0 <= self._plan_s <= now:
+            self._plan(leap)
 
-    def _take_step(self, leap: Leap, shell: EngineShell, at: int) -> tuple[FromEngine, ...]:
-        """The end of the oldest step in flight, and the plan of the next; what goes before its outputs."""
-        end_s, took_s, num_rows, pace = self._ends[at], self._tooks[at], leap.num_rows, shell.pace
-        if 0 <= self._plan_s <= end_s:
-            self._plan(leap, self._plan_s)
-        shell.began_s = end_s
-        pace.note(num_rows, took_s)
-        answers = leap.commit(took_s, end_s)
+    def _take_steps(self, leap: Leap, shell: EngineShell, end: int) -> list[tuple[float, FromEngine]]:
+        """The ends of the steps in flight before step `end` of the leap, each with the plan of the next; what goes
+        before their outputs."""
+        first, num_rows, pace = leap.num_commits, leap.num_rows, shell.pace
+        if self._plan_s >= 0:
+            self._plan(leap)
+        ends, tooks = self._ends[first:end], self._tooks[first:end]
+        shell.began_s = end_s = ends[-1]
+        pace.note_alike(num_rows, tooks)
         left_s = 0.0 if end_s - shell.changed_s > RECENT_S else end_s + pace.delay(num_rows) - end_s
-        if left_s <= 0 or not leap.num_in_flight:
-            self._plan(leap, end_s)
-        else:
+        is_open = left_s > 0 and self._depth > 1
+        num_plans = leap.num_plans
+        said = leap.repeat(tooks, ends, is_open)
+        if leap.num_plans > num_plans:
+            self._note(num_plans, leap.num_plans)
+        if is_open:
             self._plan_s = end_s + left_s
-            assert self._plan_s < self._ends[at + 1], (self._plan_s, self._ends[at + 1])
-        return answers
+            assert self._plan_s < self._ends[end], (self._plan_s, self._ends[end])
+        return [(ends[at] + self._latency_s, answer) for at, answer in said]
 
-    def _plan(self, leap: Leap, now: float) -> None:
+    def _plan(self, leap: Leap) -> None:
+        """The next step, when it was due."""
+        self._note(leap.num_plans, leap.num_plans + 1)
+        leap.plan(self._plan_s)
         self._plan_s = -1.0
-        if leap.num_plans == len(self._foreseen):
-            self._foresee(leap.work())
-        self._executor.note(*self._foreseen[leap.num_plans])
-        leap.plan(now)
 
-    def _foresee(self, work: Work) -> None:
-        """The step after those that are foreseen."""
-        seen = self._executor.foresee(work, self._free_s)
-        self._foreseen.append(seen)
-        self._ends.append(seen.end_s)
-        self._tooks.append(seen.took_s)
-        self._free_s = seen.end_s + seen.gap_s
+    def _note(self, first: int, end: int) -> None:
+        """The executor is given the steps that are planned by these plans of the leap."""
+        assert self._leap is not None
+        num_rows, begin, stop = self._leap.num_rows, self._depth + first, self._depth + end
+        steps = Foreseen(self._ends[begin:stop], self._tooks[begin:stop], self._frees[first:end])
+        self._executor.note_decodes(num_rows, self._context + first * num_rows, steps)
 
     def _outputs(self, num_new: int) -> tuple[Output, ...]:
         return tuple([output_of((*head, num_output + num_new, *tail)) for head, num_output, tail in self._heads])
-
-
-class Hearer(Protocol):
-    """The front end, as workers that leap tell it.
-
-    take_late     a message of a worker
-    take_run      what Repeated says
-    pace          (seconds, tokens) of steps of such, as they arrive
-    may_take_runs whether nothing waits for a step
-    look_s        when single steps are looked at next, whoever's they are; `look` does
-    """
-
-    @property
-    def may_take_runs(self) -> bool: ...
-
-    @property
-    def look_s(self) -> float: ...
-
-    def look(self) -> None: ...
-
-    def pace(self, steps: list[tuple[float, int]]) -> None: ...
-
-    def take_late(self, number: int, message: FromEngine) -> None: ...
-
-    def take_run(self, told: Repeated) -> None: ...
-
-
-class Late:
-    """What workers that leap have said and the front end has not yet been told, in the order of its arrival. The clock
-    shows when it would have heard."""
-
-    def __init__(self, loop: VirtualLoop, hearer: Hearer) -> None:
-        self._loop = loop
-        self._hearer = hearer
-        self._heap: list[tuple[float, int, Leaper]] = []
-        self._num = 0
-        self._timer: asyncio.TimerHandle | None = None
-        self._is_settling = False
-
-    @property
-    def is_settling(self) -> bool:
-        return self._is_settling
-
-    def list(self, leaper: Leaper) -> None:
-        """It has begun to leap."""
-        next_s = leaper.next_s
-        if next_s is not None and not leaper.is_listed:
-            leaper.is_listed = True
-            heappush(self._heap, (next_s, leaper.link, leaper))
-
-    def settle(self) -> None:
-        """Tell what has arrived by now."""
-        now, heap = self._loop.time(), self._heap
-        if self._is_settling or not heap or heap[0][0] > now:
-            return
-        self._is_settling = True
-        try:
-            if self._hearer.may_take_runs:
-                self._settle_runs(now)
-            while heap and heap[0][0] <= now:
-                when_s, _, leaper = heappop(heap)
-                leaper.is_listed = False
-                if leaper.next_s == when_s:
-                    messages = leaper.hear()
-                    with self._loop.past(when_s):
-                        for message in messages:
-                            self._hearer.take_late(leaper.link, message)
-                self.list(leaper)
-        finally:
-            self._is_settling = False
-
-    def _settle_runs(self, now: float) -> None:
-        """Tell all that has arrived: messages and steps in their order, and of the steps of each leap the outputs and
-        the engine's state with the last."""
-        heap, hearer = self._heap, self._hearer
-        events: list[tuple[float, int, int, FromEngine | tuple[float, int] | Repeated]] = []
-        while heap and heap[0][0] <= now:
-            when_s, link, leaper = heappop(heap)
-            leaper.is_listed = False
-            next_s = leaper.next_s
-            while next_s is not None and next_s <= now:
-                answers, run = leaper.hear_run(now)
-                if run is None:
-                    events += [(next_s, link, len(events), message) for message in leaper.hear()]
-                else:
-                    events += [(at_s, link, len(events), answer) for at_s, answer in answers]
-                    times = run.told.times
-                    events += [(at_s, link, len(events), pace) for at_s, pace in zip(times, run.paces, strict=True)]
-                    events.append((times[-1], link, len(events), run.told))
-                next_s = leaper.next_s
-            self.list(leaper)
-        events.sort(key=_when)
-        paces: list[tuple[float, int]] = []
-        for when_s, link, _, event in events:
-            if type(event) is tuple:
-                paces.append(event)
-                if when_s < hearer.look_s:
-                    continue
-            if paces:
-                hearer.pace(paces)
-                paces = []
-            with self._loop.past(when_s):
-                if isinstance(event, Repeated):
-                    hearer.take_run(event)
-                elif type(event) is tuple:
-                    hearer.look()
-                else:
-                    hearer.take_late(link, event)  # type: ignore[arg-type]
-
-    def stay_awake(self) -> None:
-        """Tell what arrives next as it arrives: something waits for it."""
-        heap = self._heap
-        if heap and (self._timer is None or self._timer.cancelled() or self._timer.when() != heap[0][0]):
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer = self._loop.call_at(heap[0][0], self._wake)
-
-    def _wake(self) -> None:
-        self._timer = None
-        self.settle()
-
-
-def _when(event: tuple[float, int, int, object]) -> tuple[float, int]:
-    return event[:2]

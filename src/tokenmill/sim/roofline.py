@@ -141,6 +141,16 @@ class Roofline:
             linear_s = self._linear_s(num_tokens, num_drawn)
         return linear_s + position_s + context_s + self._fixed_s + self._token_s * num_tokens + self._row_s * num_rows
 
+    def predict_decodes(self, num_rows: int, num_context: int, num_steps: int) -> list[float]:
+        """As `predict` of steps one after the other that draw a token for each of the same rows; the first reads so
+        many positions, and each further one another of each row."""
+        contexts = range(num_context, num_context + num_steps * num_rows, num_rows)
+        if self.parallel.is_overlapped:
+            return [self.predict(Work(num_rows, num_rows, each, each, num_rows)) for each in contexts]
+        linear_s, context_s, fixed_s = self._linear_s(num_rows, num_rows), self._context_s, self._fixed_s
+        token_s, row_s = self._token_s * num_rows, self._row_s * num_rows
+        return [linear_s + context_s * context + fixed_s + token_s + row_s for context in contexts]
+
     def _linear_s(self, num_tokens: float, num_drawn: float) -> float:
         """Seconds of the products with all matrices."""
         compute_s = self._token_flop_s * num_tokens + self._draw_flop_s * num_drawn

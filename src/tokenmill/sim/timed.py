@@ -62,12 +62,11 @@ class UnderWay(NamedTuple):
 
 
 class Foreseen(NamedTuple):
-    """A step that will be: when it ends, what it takes, and the engine after it."""
+    """Steps that will be: when each ends, what it takes, and when the next one can begin."""
 
-    work: Work
-    end_s: float
-    took_s: float
-    gap_s: float
+    ends: list[float]
+    tooks: list[float]
+    frees: list[float]
 
 
 class Carrier(Protocol):
@@ -84,7 +83,8 @@ class TimedExecutor:
     that knows what it was measured on (`is_seen`), kinds of steps beyond that, as (rows, tokens) rounded up to powers
     of two -> how many. process: computes the steps where cores are shared, None where they are its own. slowness: how
     many times as long as by the law steps take now. A law with `gap_s` says what the engine itself takes after a step,
-    on one core; one with `crowd_s`, what a step takes longer beside steps of others that have all other cores."""
+    on one core; one with `crowd_s`, what a step takes longer beside steps of others that have all other cores; one with
+    `predict_decodes` knows steps of decodes at once."""
 
     def __init__(
         self,
@@ -109,6 +109,7 @@ class TimedExecutor:
         self._gap_s: Callable[[Work], float] | None = getattr(law, "gap_s", None)
         self._crowd_s = float(getattr(law, "crowd_s", 0.0))
         self._predict = law.predict
+        self._predict_decodes: Callable[[int, int, int], list[float]] | None = getattr(law, "predict_decodes", None)
         self._is_seen: Callable[[Work], bool] | None = getattr(law, "is_seen", None)
         self._lengths = lengths
         self._loop = loop
@@ -133,7 +134,7 @@ class TimedExecutor:
             return self._execute_shared(plan, work, self.process)
         took_s, gap_s = self._cost(work)
         end_s = max(self._free_s, self._loop.time()) + took_s
-        self.note(work, end_s, took_s, gap_s)
+        self.note(work, end_s, took_s, end_s + gap_s)
         return self._begin(plan, end_s, took_s)
 
     def _cost(self, work: Work) -> tuple[float, float]:
@@ -189,15 +190,43 @@ class TimedExecutor:
         """When a step that is handed over now begins."""
         return self._free_s
 
-    def foresee(self, work: Work, free_s: float) -> Foreseen:
-        """Of a step that is handed over before `free_s`, when those before it are over."""
-        took_s, gap_s = self._cost(work)
-        return Foreseen(work, free_s + took_s, took_s, gap_s)
+    def foresee(self, num_rows: int, num_context: int, num_steps: int, free_s: float) -> Foreseen:
+        """Of decodes that are handed over before `free_s`, when those before them are over; the first reads so many
+        positions, and each further one another of each row."""
+        ends: list[float] = []
+        if self._predict_decodes is not None and self._gap_s is None and self.slowness == 1:
+            tooks = self._predict_decodes(num_rows, num_context, num_steps)
+            for took_s in tooks:
+                free_s += took_s
+                ends.append(free_s)
+            return Foreseen(ends, tooks, ends)
+        tooks, frees = [], []
+        for context in range(num_context, num_context + num_steps * num_rows, num_rows):
+            took_s, gap_s = self._cost(Work(num_rows, num_rows, context, context, num_rows))
+            tooks.append(took_s)
+            ends.append(free_s + took_s)
+            free_s = ends[-1] + gap_s
+            frees.append(free_s)
+        return Foreseen(ends, tooks, frees)
 
-    def note(self, work: Work, end_s: float, took_s: float, gap_s: float) -> None:
-        """A step has been handed over."""
+    def note_decodes(self, num_rows: int, num_context: int, steps: Foreseen) -> None:
+        """These have been handed over, one after the other."""
+        ends, tooks, frees = steps
+        if self._is_seen is not None or self.trace is not None:
+            for at, (end_s, took_s, free_s) in enumerate(zip(ends, tooks, frees, strict=True)):
+                context = num_context + at * num_rows
+                self.note(Work(num_rows, num_rows, context, context, num_rows), end_s, took_s, free_s)
+            return
+        self.num_steps += len(ends)
+        busy_s = self.busy_s
+        for took_s in tooks:
+            busy_s += took_s
+        self.busy_s, self._free_s = busy_s, frees[-1]
+
+    def note(self, work: Work, end_s: float, took_s: float, free_s: float) -> None:
+        """A step has been handed over; the next one begins at `free_s`."""
         self._count(work)
-        self._free_s = end_s + gap_s
+        self._free_s = free_s
         self.busy_s += took_s
         if self.trace is not None:
             self.trace.step(self._address, work, end_s - took_s, end_s)

@@ -1,0 +1,201 @@
+"""What workers that leap have said and the front end has not yet been told. It is told before the front end decides
+anything, in the order of its arrival, so that all that it decides and all times are those of single steps, to the last
+bit.
+
+Where the gateway has nothing to decide after a step (`waits_for_steps`), steps of a leap are told at once
+(`cluster.events.Repeated`), in two parts. What the gateway keeps of single steps is how long they took, in the order of
+all workers' steps: that is told before it hears of any other step. Their outputs, and the engine's state after the last
+of them, are told before something is decided by them.
+
+Where two things happen at the very same time of virtual seconds, their order may be another than without leaps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from heapq import heappop, heappush
+from operator import itemgetter
+from typing import Protocol
+
+from ..cluster.events import Repeated
+from ..core.events import FromEngine
+from .loop import VirtualLoop
+
+Pace = tuple[float, int, float, int]
+"""Of a step: when it is heard of, whose it is, seconds, tokens."""
+
+_when = itemgetter(0, 1)
+
+
+class Leaps(Protocol):
+    """`leaper.Leaper`."""
+
+    link: int
+    is_listed: bool
+
+    @property
+    def told(self) -> Sequence[object]: ...
+
+    @property
+    def next_s(self) -> float | None: ...
+
+    def hear(self) -> list[FromEngine]: ...
+
+    def paces(self, now: float) -> list[Pace]: ...
+
+    def tell(self) -> tuple[list[tuple[float, FromEngine]], Repeated]: ...
+
+
+class Hearer(Protocol):
+    """The front end, as workers that leap tell it.
+
+    take_late     a message of a worker
+    take_run      what Repeated says
+    pace          (seconds, tokens) of steps of such, as they arrive
+    may_take_runs whether nothing waits for a step
+    look_s        when single steps are looked at next, whoever's they are; `look` does
+    """
+
+    @property
+    def may_take_runs(self) -> bool: ...
+
+    @property
+    def look_s(self) -> float: ...
+
+    def look(self) -> None: ...
+
+    def pace(self, steps: list[tuple[float, int]]) -> None: ...
+
+    def take_late(self, number: int, message: FromEngine) -> None: ...
+
+    def take_run(self, told: Repeated) -> None: ...
+
+
+class Late:
+    """The clock shows when the front end would have heard."""
+
+    def __init__(self, loop: VirtualLoop, hearer: Hearer) -> None:
+        self._loop = loop
+        self._hearer = hearer
+        self._heap: list[tuple[float, int, Leaps]] = []
+        self._behind: dict[int, Leaps] = {}  # of which steps have been paced and not told
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_settling = False
+
+    def list(self, leaper: Leaps) -> None:
+        """It has begun to leap."""
+        next_s = leaper.next_s
+        if next_s is not None and not leaper.is_listed:
+            leaper.is_listed = True
+            heappush(self._heap, (next_s, leaper.link, leaper))
+
+    def settle(self) -> None:
+        """Tell all that has arrived by now."""
+        now, heap = self._loop.time(), self._heap
+        if self._is_settling or not (self._behind or (heap and heap[0][0] <= now)):
+            return
+        self._is_settling = True
+        try:
+            if self._hearer.may_take_runs:
+                self._pace(now)
+            self._tell([*self._behind.values()])
+            while heap and heap[0][0] <= now:
+                when_s, _, leaper = heappop(heap)
+                leaper.is_listed = False
+                if leaper.next_s == when_s:
+                    messages = leaper.hear()
+                    with self._loop.past(when_s):
+                        for message in messages:
+                            self._hearer.take_late(leaper.link, message)
+                self.list(leaper)
+        finally:
+            self._is_settling = False
+
+    def settle_paces(self) -> None:
+        """Tell what must be told before a step that nothing is decided by."""
+        now, heap = self._loop.time(), self._heap
+        if self._is_settling or not heap or heap[0][0] > now:
+            return
+        if not self._hearer.may_take_runs:
+            return self.settle()
+        self._is_settling = True
+        try:
+            self._pace(now)
+        finally:
+            self._is_settling = False
+
+    def settle_one(self, leaper: Leaps) -> None:
+        """Tell all that has arrived by now of one."""
+        if not self._hearer.may_take_runs:
+            return self.settle()
+        self.settle_paces()
+        if leaper.link in self._behind:
+            self._is_settling = True
+            try:
+                self._tell([leaper])
+            finally:
+                self._is_settling = False
+
+    def _pace(self, now: float) -> None:
+        """What has arrived: messages, and how long steps took that are told later."""
+        heap, hearer = self._heap, self._hearer
+        paces: list[Pace] = []
+        messages: list[tuple[float, int, FromEngine]] = []
+        while heap and heap[0][0] <= now:
+            _, link, leaper = heappop(heap)
+            leaper.is_listed = False
+            while (next_s := leaper.next_s) is not None and next_s <= now:
+                if leaper.told:
+                    messages += [(next_s, link, message) for message in leaper.hear()]
+                else:
+                    paces += leaper.paces(now)
+                    self._behind[link] = leaper
+            self.list(leaper)
+        paces.sort(key=_when)
+        if not messages and (not paces or paces[-1][0] < hearer.look_s):
+            hearer.pace([pace[2:] for pace in paces])
+            return
+        events: list[tuple[float, int, FromEngine | tuple[float, int]]] = [*messages]
+        events += [(when_s, link, (took_s, num_tokens)) for when_s, link, took_s, num_tokens in paces]
+        events.sort(key=_when)
+        for when_s, link, event in events:
+            if type(event) is not tuple:
+                with self._loop.past(when_s):
+                    hearer.take_late(link, event)  # type: ignore[arg-type]
+                continue
+            hearer.pace([event])
+            if when_s >= hearer.look_s:
+                with self._loop.past(when_s):
+                    hearer.look()
+
+    def _tell(self, leapers: Sequence[Leaps]) -> None:
+        """All steps of these whose paces are known: messages in their order, and of the steps of each leap the outputs
+        and the engine's state with the last."""
+        events: list[tuple[float, int, FromEngine | Repeated]] = []
+        for leaper in leapers:
+            link = leaper.link
+            del self._behind[link]
+            answers, run = leaper.tell()
+            events += [(at_s, link, answer) for at_s, answer in answers]
+            events.append((run.times[-1], link, run))
+        if len(events) > 1:
+            events.sort(key=_when)
+        for when_s, link, event in events:
+            with self._loop.past(when_s):
+                if isinstance(event, Repeated):
+                    self._hearer.take_run(event)
+                else:
+                    self._hearer.take_late(link, event)
+
+    def stay_awake(self) -> None:
+        """Tell what arrives next as it arrives: something waits for it."""
+        heap = self._heap
+        if heap and (self._timer is None or self._timer.cancelled() or self._timer.when() != heap[0][0]):
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self._loop.call_at(heap[0][0], self._wake)
+
+    def _wake(self) -> None:
+        self._timer = None
+        self.settle()
