@@ -17,17 +17,18 @@ class BlockAllocator:
     """References and quarantine of the block ids [0, num_blocks). Every operation is O(1) a block."""
 
     def __init__(self, num_blocks: int) -> None:
+        self._num_blocks = num_blocks
         self._free: list[int] = []
-        self._bare = list(range(num_blocks - 1, -1, -1))  # free, and without memory as far as is known here
+        self._bare: list[int] = []  # free, and without memory as far as is known here; so are those never handed out
         self._num_lent = 0
-        self._references = [0] * num_blocks
-        self._last_step = [-1] * num_blocks
+        self._references: list[int] = []  # of those that were ever handed out, which are the lowest
+        self._last_step: list[int] = []
         self._quarantine: dict[int, None] = {}  # in the order of release
         self._ended_step = -1
 
     @property
     def num_free(self) -> int:
-        return len(self._free) + len(self._bare)
+        return len(self._free) + len(self._bare) + self._num_blocks - len(self._references)
 
     @property
     def num_lent(self) -> int:
@@ -44,6 +45,12 @@ class BlockAllocator:
 
     def take(self) -> int:
         """Hand out a free id with one reference."""
+        if not self._free and not self._bare:
+            block = len(self._references)
+            assert block < self._num_blocks, f"all {self._num_blocks} blocks are in use"
+            self._references.append(1)
+            self._last_step.append(-1)
+            return block
         block = self._free.pop() if self._free else self._bare.pop()
         self._references[block] = 1
         return block
@@ -97,9 +104,11 @@ class BlockAllocator:
 
     def check(self, references: list[int]) -> None:
         """Assert what must hold between calls, given how many tables name each block; O(num_blocks), for tests."""
-        assert self._references == references, f"references {self._references}, by the tables {references}"
+        num_used = len(self._references)
+        known = [*self._references, *[0] * (self._num_blocks - num_used)]
+        assert known == references, f"references {known}, by the tables {references}"
         free = [*self._free, *self._bare]
-        assert len(set(free)) == len(free), "an id is free twice"
+        assert len(set(free)) == len(free) and max(free, default=-1) < num_used, "an id is free twice"
         for block in free:
             assert self._references[block] == 0 and block not in self._quarantine, f"block {block} is free and used"
         for block in self._quarantine:

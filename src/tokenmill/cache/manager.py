@@ -57,6 +57,11 @@ class BlockManager:
         return self._allocator.num_free + self._tree.num_unreferenced - self._num_copied_idle
 
     @property
+    def num_quarantined(self) -> int:
+        """Blocks that nobody holds, yet a step in flight may touch."""
+        return self._allocator.num_quarantined
+
+    @property
     def num_held(self) -> int:
         return self.num_blocks - self.num_available
 

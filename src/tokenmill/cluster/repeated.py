@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-from .events import Effects, Repeated
+from ..core.events import Output
+from .events import Repeated
 from .gateway import Gateway
 
 
-def repeat(gateway: Gateway, event: Repeated) -> Effects:
+def repeat(gateway: Gateway, event: Repeated) -> list[Output]:
     """As Stepped of each, where nothing waits for a step (Placing.waits_for_steps) and no request begins or ends. Other
-    engines may have been heard of since."""
-    effects, step, link = Effects(), event.step, gateway.link(event.link)
+    engines may have been heard of since. Returns the outputs for those who wait for them."""
+    step, link = event.step, gateway.link(event.link)
+    outputs: list[Output] = []
     if link is None:
-        return effects
+        return outputs
+    entries, now = link.entries, step.now_s
     for output in step.outputs:
-        entry = link.entries.get(output.request_id)
+        entry = entries.get(output.request_id)
         if entry is None or output.attempt != entry.attempt:
             continue
         assert entry.has_progressed and output.finish_reason is None, output
-        entry.last_token_s = step.now_s
+        entry.last_token_s = now
         entry.tokens.extend(output.tokens)
         if entry.num_lives > 1:
             output = entry.as_first_life(output)
         if entry.ending is None:
-            effects.outputs.append(output)
-    gateway.progress_s = max(gateway.progress_s, step.now_s)
+            outputs.append(output)
+    gateway.progress_s = max(gateway.progress_s, now)
     link.step(step.stats)
     gateway.totals.step(event.link, step.stats, event.times[-1])
-    gateway.desk.repeat(gateway.totals.sums, step.now_s, event.link, step.stats)
-    return effects
+    gateway.desk.repeat(gateway.totals.sums, now, event.link, step.stats)
+    return outputs

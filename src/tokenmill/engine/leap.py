@@ -47,6 +47,8 @@ def may_leap(core: EngineCore, token: int) -> bool:
         return False
     if state.has_store or state.writes is not None or state.token_log is not None or core.is_recorded:
         return False
+    if any([pool.num_quarantined for pool in state.blocks.pools]):
+        return False
     if state.blocks.has_windows or not config.keeps_kv or state.service.is_shared or state.moving:
         return False
     num_rows, depth = len(running), len(in_flight)
@@ -154,10 +156,10 @@ class Leap:
         """From step `at` on while no sequence is behind; up to which. Between two steps in which blocks are due nothing
         happens but that counters go on."""
         state, due, size, num_rows = self._state, self._due, self._size, self.num_rows
-        in_flight, blocks, num = state.in_flight, state.blocks, len(durations)
+        in_flight, num = state.in_flight, len(durations)
         first, begin, commits, depth = in_flight[0], at, self.num_commits, len(in_flight)
         made: dict[int, Step] = {}
-        num_before, plans_before, ended = commits, self.num_plans, first.number - 1
+        num_before, plans_before = commits, self.num_plans
         has_next = True
         while at < num and not self._behind:
             state.kv_events.flush()
@@ -170,17 +172,13 @@ class Leap:
             places = due[commits % size]
             if has_next and places:
                 self.num_commits, self.num_plans = commits, plans_before + commits - num_before
-                ended = first.number + commits - num_before - 1
-                blocks.end_step(ended)
-                step = Step(ended + depth)
+                step = Step(first.number + commits - num_before - 1 + depth)
                 for index in places:
                     self._begin_block(index, step)
                 made[step.number] = step
         num_commits = commits - num_before
         num_plans = num_commits if has_next else num_commits - 1
-        last = first.number + num_commits - 1
-        if last > ended:
-            blocks.end_step(last)
+        state.blocks.end_step(first.number + num_commits - 1)  # nothing is held back for it, by `may_leap`
         self.num_commits, self.num_plans = commits, plans_before + num_plans
         self._context += num_plans * num_rows
         counters = state.counters

@@ -1,7 +1,7 @@
 """The shell of a gateway on virtual time: links, their messages in order, the gateway's timer, and who is stuck.
 
 It does what `server.client` does on a real loop. `hear` is told of everything that the gateway did; clients and
-measurements are made of that.
+measurements are made of that. `hear_run` gets outputs of several tokens, and the time of each.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from ..core.events import (
     Drain,
     FromEngine,
     Leaving,
+    Output,
     PoolChanged,
     Ready,
     SetPool,
@@ -50,6 +51,7 @@ from .late import Late
 from .loop import VirtualLoop
 
 Hear = Callable[[GatewayEvent, Effects], None]
+HearRun = Callable[[Sequence[Output], Sequence[float]], None]
 
 
 class _Attached:
@@ -78,6 +80,7 @@ class Front:
         self,
         loop: VirtualLoop,
         hear: Hear,
+        hear_run: HearRun = lambda outputs, times: None,
         *,
         limit_s: float = 2.0,
         grace_s: float = 0.0,
@@ -91,6 +94,7 @@ class Front:
         self.is_up = True
         self._loop = loop
         self._hear = hear
+        self._hear_run = hear_run
         self._limit_s = limit_s
         self._grace_s = grace_s
         self._is_checked = is_checked
@@ -225,10 +229,10 @@ class Front:
         if link is None:
             return
         link.liveness.hear(told.step)
-        effects = repeat(self.gateway, told)
+        outputs = repeat(self.gateway, told)
         if self._is_checked:
             self.gateway.check()
-        self._hear(told, effects)
+        self._hear_run(outputs, told.times)
 
     def _take(self, link: _Attached, message: FromEngine) -> None:
         if not self.is_up:

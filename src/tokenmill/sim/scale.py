@@ -143,6 +143,9 @@ def run_scale(
     def hear(output: Output) -> None:
         assert not output.error, output
 
+    def hear_run(output: Output, times: Sequence[float]) -> None:
+        pass
+
     async def main() -> None:
         await service.start()
         for number, ask in enumerate(asks):
@@ -150,7 +153,8 @@ def run_scale(
             request = ask.request(f"r{number}", number)
             open_asks[request.id] = ask, 0.0
             # An end token counts as drawn: the last of `num_output`, where it may draw more.
-            service.open(request, ask.client or f"client {number}", hear, num_output=ask.num_output)
+            client = ask.client or f"client {number}"
+            service.open(request, client, hear, num_output=ask.num_output, hear_run=hear_run)
         while open_asks:
             idle.clear()
             await idle.wait()

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from ..cluster.admission import PREDICTED
-from ..cluster.events import Effects, GatewayEvent, GivenUp, Repeated
+from ..cluster.events import Effects, GatewayEvent, GivenUp
 from ..cluster.gateway import Gateway
 from ..core.effects import Event
 from ..core.errors import Overloaded
@@ -81,7 +81,8 @@ class ServiceReport:
 
 
 class Service:
-    """set_up: chooses policies of the gateway, before a worker joins. watch: is told of all that the gateway does.
+    """set_up: chooses policies of the gateway, before a worker joins. watch: is told of all that the gateway does,
+    but for steps of leaps, which only give tokens.
     trace, set before the start: of steps and transfers."""
 
     def __init__(
@@ -108,7 +109,7 @@ class Service:
         self._made: list[tuple[str, TimedExecutor]] = []
         self._present: dict[str, TimedExecutor] = {}
         self.parts = Parts(deployment.parts, [each.site for each in deployment.workers], loop, seed)
-        self._front = Front(loop, self._hear, is_checked=False)
+        self._front = Front(loop, self._hear, self._deliver_runs, is_checked=False)
         self._front.gateway.is_shared = True
         self._front.look, self._front.look_s = self._look, 0.0
         if deployment.gateway is not None:
@@ -243,9 +244,7 @@ class Service:
 
     def _hear(self, event: GatewayEvent, effects: Effects) -> None:
         report = self.report
-        if isinstance(event, Repeated):
-            self._deliver_runs(effects.outputs, event.times)
-        elif effects.outputs:
+        if effects.outputs:
             self._send(effects.outputs)
         for moved in effects.moved:
             report.num_moved += not moved.error

@@ -50,6 +50,21 @@ class Histogram:
         bucket = _bucket(value)
         self._counts[bucket] = self._counts.get(bucket, 0) + 1
 
+    def add_all(self, values: Sequence[float]) -> None:
+        """As `add` of each."""
+        if not values:
+            return
+        assert min(values) >= 0.0, f"a length of time of {min(values)}"
+        self.num += len(values)
+        whole, squares, counts = self._sum, self._sum_squares, self._counts
+        for value in values:
+            whole += value
+            squares += value * value
+            bucket = _bucket(value)
+            counts[bucket] = counts.get(bucket, 0) + 1
+        self._sum, self._sum_squares = whole, squares
+        self._min, self._max = min(self._min, min(values)), max(self._max, max(values))
+
     def quantile(self, q: float) -> float:
         wanted, seen = rank(self.num, q), 0
         for bucket in sorted(self._counts):

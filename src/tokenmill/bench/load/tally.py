@@ -32,12 +32,13 @@ class Tally:
         if row.ok:
             self.num_good += len(times)
             self.num_met_itl += met_itl
-            for earlier, later in pairwise(times):
-                self._gaps.add(max(0.0, later - earlier))
-        counts = row.event_tokens
-        bins, due_s = self._bins, row.due_s
-        for i, at_s in enumerate(times):
-            bins[int((due_s + at_s) / BIN_S)] += 1 if counts is None else counts[i]
+            self._gaps.add_all([max(0.0, later - earlier) for earlier, later in pairwise(times)])
+        counts, due_s = row.event_tokens, row.due_s
+        if counts is None:
+            self._bins.update([int((due_s + at_s) / BIN_S) for at_s in times])
+        else:
+            for at_s, count in zip(times, counts, strict=True):
+                self._bins[int((due_s + at_s) / BIN_S)] += count
         self.rows.append(replace(row, event_s=times[:2], event_tokens=None if counts is None else counts[:2]))
 
     def itl_s(self, percentiles: tuple[float, ...]) -> Distribution:
