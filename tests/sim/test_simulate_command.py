@@ -44,6 +44,15 @@ def test_a_seed_gives_one_result(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert digests[0] == digests[1] != digests[2]
 
 
+@pytest.mark.parametrize("name", ["one-h100", "prefill-decode", "h100-16"])
+def test_the_fast_path_changes_nothing(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    digests = []
+    for flags in ((), ("--no-fast-path",)):
+        run(EXAMPLES / f"{name}.toml", tmp_path / "a.json", "--random-output-len", "64", *flags)
+        digests.append(capsys.readouterr().out.split("digest ")[1].split()[0])
+    assert digests[0] == digests[1]
+
+
 def test_prices_become_costs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """2.50 $ an hour, over the run's seconds and its tokens."""
     result = run(EXAMPLES / "one-h100.toml", tmp_path / "a.json")

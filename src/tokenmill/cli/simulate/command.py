@@ -49,6 +49,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="X",
         help="by how much longer each step takes than calibrated; one, or one a live run (default: 1)",
     )
+    group.add_argument(
+        "--no-fast-path",
+        action="store_true",
+        help="make every step by itself: slower, with the same results to the last bit",
+    )
     parser.set_defaults(parser=parser)
 
 
@@ -60,6 +65,8 @@ def simulate(args: argparse.Namespace) -> int:
     for name, text in deployment.facts:
         console.print(f"[bold]{name}[/bold]  {text}", highlight=False)
     if args.against:
+        if args.no_fast_path:
+            raise ConfigError("--no-fast-path is not of --against.", param="no_fast_path")
         with chosen.blamed():
             return _hold_against(args, deployment, chosen, console)
     if args.speed_factor:
@@ -78,7 +85,9 @@ def simulate(args: argparse.Namespace) -> int:
             api=args.endpoint,
             frame=frame,
         )
-        return loads.Setting(lambda loop, seed: _begin(changed, loop, seed, chosen), about)
+        return loads.Setting(
+            lambda loop, seed: _begin(changed, loop, seed, chosen, fast_path=not args.no_fast_path), about
+        )
 
     began_s = time.perf_counter()
     with chosen.blamed():
@@ -102,8 +111,8 @@ def _deployment(path: Path, tables: Mapping[str, Any], chosen: ChosenPolicies) -
     return chosen.deployment(read_deployment(tables, sources_beside(path.parent)))
 
 
-def _begin(deployment: Deployment, loop: VirtualLoop, seed: int, chosen: ChosenPolicies) -> Service:
-    return Service(deployment, loop, seed=seed, set_up=chosen.set_up)
+def _begin(deployment: Deployment, loop: VirtualLoop, seed: int, chosen: ChosenPolicies, *, fast_path: bool) -> Service:
+    return Service(deployment, loop, seed=seed, set_up=chosen.set_up, fast_path=fast_path)
 
 
 def _facts(path: Path, deployment: Deployment, chosen: ChosenPolicies) -> dict[str, Any]:
