@@ -75,13 +75,13 @@ class StepLaw(Protocol):
 
 def work_of(rows: Iterable[PlanRow]) -> Work:
     num_rows = num_tokens = num_positions = num_context = num_drawn = 0
-    for row in rows:
-        num_new = row.num_tokens
+    for _, start, tokens, from_step, _, _, is_drawing, _ in rows:
         num_rows += 1
+        num_context += start
+        num_drawn += is_drawing
+        num_new = 1 if from_step >= 0 else len(tokens)
         num_tokens += num_new
-        num_positions += num_new * row.start + num_new * (num_new - 1) // 2
-        num_context += row.start
-        num_drawn += row.sample
+        num_positions += start if num_new == 1 else num_new * start + num_new * (num_new - 1) // 2
     return Work(num_rows, num_tokens, num_positions, num_context, num_drawn)
 
 

@@ -44,7 +44,7 @@ def commit_step(state: EngineState, exports: Exports, result: StepResult, now: f
         _count(state, step, result.duration_s)
         outputs = state.outbox.outputs
         for row, seq, end, row_result in zip(step.rows, step.sequences, step.ends, result.rows, strict=True):
-            assert row_result.seq == row.seq, f"step {step.number}: result of {row_result.seq} for row {row.seq}"
+            assert row_result[0] == row[0], f"step {step.number}: result of {row_result.seq} for row {row.seq}"
             if seq.status is _RUNNING:
                 output = _commit_row(state, exports, seq, row, end, row_result, step.number, now)
                 if output is not None:
@@ -100,22 +100,23 @@ def _commit_row(
     step_number: int,
     now: float,
 ) -> Output | None:
+    _, drawn, _, prompt_logprobs, _, is_corrupted, error = result
     seq.num_computed = end
     seq.rows_in_flight -= 1
-    if result.is_corrupted:
+    if is_corrupted:
         state.counters.num_corrupted += 1
         state.forget(seq)
         return _fail(state, seq, EngineFailed(CORRUPTED), now)
-    if result.error:
+    if error:
         state.counters.num_grammar_failures += 1
-        return _fail(state, seq, EngineFailed(result.error), now)
+        return _fail(state, seq, EngineFailed(error), now)
     if row.score:
-        seq.prompt_logprobs += result.prompt_logprobs
+        seq.prompt_logprobs += prompt_logprobs
     if not row.sample:
         return None
     if seq.request.pooling is not None:
         return _finish(state, exports, seq, ended(seq, FINISH_STOP, now, result), now)
-    (token,) = result.tokens
+    (token,) = drawn
     tokens = seq.tokens
     tokens.append(token)
     seq.num_pending -= 1

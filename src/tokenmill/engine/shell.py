@@ -219,7 +219,7 @@ class EngineShell:
                 has_failed = True
             else:
                 self._tell_long(plan, result.duration_s)
-                self.pace.note(plan.num_tokens, result.duration_s)
+                self.pace.note(step.num_tokens, result.duration_s)
                 self._carry_out(self.core.commit(result, self._clock.now()))
                 duration_s = result.duration_s
             if self._flight is not None:
@@ -256,7 +256,7 @@ class EngineShell:
         if not self._in_flight or self.began_s - self.changed_s > RECENT_S:
             return True
         if self._alarm is None:
-            left_s = self.began_s + self.pace.delay(self._in_flight[0][0].num_tokens) - self._clock.now()
+            left_s = self.began_s + self.pace.delay(self.core.state.in_flight[0].num_tokens) - self._clock.now()
             if left_s <= 0:
                 return True
             self._alarm = asyncio.get_running_loop().call_later(left_s, self._ring)

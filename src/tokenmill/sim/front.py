@@ -137,10 +137,11 @@ class Front:
 
     def handle(self, event: GatewayEvent) -> Effects:
         gateway = self.gateway
-        if _is_decided_by(event):
-            self.late.settle()
-        else:
-            self.late.settle_paces()
+        if not self.late.is_empty:
+            if _is_decided_by(event):
+                self.late.settle()
+            else:
+                self.late.settle_paces()
         effects = gateway.handle(event, self._loop.time())
         if self._is_checked:
             gateway.check()

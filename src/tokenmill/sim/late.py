@@ -83,6 +83,11 @@ class Late:
         self._timer: asyncio.TimerHandle | None = None
         self._is_settling = False
 
+    @property
+    def is_empty(self) -> bool:
+        """Nobody leaps."""
+        return not (self._heap or self._behind)
+
     def list(self, leaper: Leaps) -> None:
         """It has begun to leap."""
         next_s = leaper.next_s

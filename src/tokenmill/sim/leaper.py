@@ -14,7 +14,8 @@ from itertools import pairwise
 
 from ..cluster.events import Repeated
 from ..core.events import FromEngine, Output, StepOutputs, output_of
-from ..engine.leap import Leap, may_leap
+from ..engine.leap import Leap
+from ..engine.quiet import may_leap
 from ..engine.shell import RECENT_S, EngineShell
 from .late import Late, Pace
 from .loop import VirtualLoop

@@ -149,13 +149,14 @@ class TimedExecutor:
 
     def _rows(self, plan: StepPlan) -> tuple[RowResult, ...]:
         rows, sequences = [], self._sequences
-        for row in plan.rows:
-            if row.sample:
-                num_prompt, num_output = sequences[row.seq]
-                is_end = row.start + row.num_tokens - num_prompt >= num_output - 1
-                rows.append(row_result((row.seq, _ENDS if is_end else _DRAWS, (), (), b"", False, "")))
+        for seq, start, tokens, from_step, _, _, is_drawing, _ in plan.rows:
+            if is_drawing:
+                num_prompt, num_output = sequences[seq]
+                num_tokens = 1 if from_step >= 0 else len(tokens)
+                is_end = start + num_tokens - num_prompt >= num_output - 1
+                rows.append(row_result((seq, _ENDS if is_end else _DRAWS, (), (), b"", False, "")))
             else:
-                rows.append(RowResult(row.seq))
+                rows.append(RowResult(seq))
         return tuple(rows)
 
     async def _execute_shared(self, plan: StepPlan, work: Work, process: Process) -> StepResult:

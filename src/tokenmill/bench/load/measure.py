@@ -122,7 +122,7 @@ def row_of(
     input_tokens = exchange.input_tokens
     if input_tokens is None and vocabulary is not None:
         input_tokens = _input_tokens(call, vocabulary)
-    times = exchange.event_times
+    times, due_s = exchange.event_times, exchange.due_s
     counts = list(exchange.event_tokens)
     output_tokens = exchange.output_tokens if exchange.output_tokens is not None else sum(counts) or None
     row = RequestRow(
@@ -131,7 +131,7 @@ def row_of(
         turn=call.turn,
         tenant=call.tenant,
         group=call.group,
-        due_s=exchange.due_s - start_s,
+        due_s=due_s - start_s,
         sent_s=None if exchange.sent_s is None else exchange.sent_s - start_s,
         first_s=times[0] - start_s if times and exchange.is_streamed else None,
         last_s=times[-1] - start_s if times else None,
@@ -152,8 +152,8 @@ def row_of(
         first_content_s=None
         if exchange.first_content_s is None or not exchange.is_streamed
         else exchange.first_content_s - start_s,
-        event_s=[round(at_s - exchange.due_s, 6) for at_s in times],
-        event_tokens=counts if any(count != 1 for count in counts) else None,
+        event_s=[round(at_s - due_s, 6) for at_s in times],
+        event_tokens=counts if counts.count(1) < len(counts) else None,
     )
     return replace(row, met_slo=row.ok and all(met(row, name, limit) for name, limit in objectives.items()))
 
