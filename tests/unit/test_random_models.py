@@ -23,7 +23,10 @@ def small(name: str) -> Shape:
     return replace(SHAPES[name], layers=2, width=64, heads=2, kv_heads=1, experts=4, top_k=2, expert_ffn=32)
 
 
-@pytest.mark.parametrize("name", SHAPES)
+WITH_EXPERTS = [name for name, shape in SHAPES.items() if shape.experts]
+
+
+@pytest.mark.parametrize("name", WITH_EXPERTS)
 def test_both_formats_have_one_tokenizer_and_weights_of_one_spread(name: str, tmp_path: Path) -> None:
     shape = small(name)
     write_gguf_model(tmp_path / "m.gguf", shape, "mxfp4")
@@ -43,7 +46,7 @@ def test_both_formats_have_one_tokenizer_and_weights_of_one_spread(name: str, tm
         assert 0.6 < spreads[0] / spreads[1] < 1.6, (ours, spreads)
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", WITH_EXPERTS)
 def test_the_decoder_takes_them(name: str, tmp_path: Path) -> None:
     """Every tensor that the decoder wants is there, with its shape, and no other."""
     shape = replace(SHAPES[name], layers=2)
@@ -54,6 +57,19 @@ def test_the_decoder_takes_them(name: str, tmp_path: Path) -> None:
         wanted = expected_shapes(checkpoint.kind, config_from_checkpoint(checkpoint))
         assert {name: tensor.shape for name, tensor in checkpoint.tensors.items()} == wanted
         checkpoint.close()
+
+
+def test_the_decoder_takes_a_dense_one(tmp_path: Path) -> None:
+    """One matrix for embeddings and head, and names for all tokens of its vocabulary."""
+    shape = replace(SHAPES["dense"], layers=2, width=64, dense_ffn=96, vocab=VOCAB + 100)
+    write_gguf_model(tmp_path / "m.gguf", shape, "q8_0")
+    checkpoint = open_checkpoint(tmp_path / "m.gguf")
+    config = config_from_checkpoint(checkpoint)
+    wanted = expected_shapes(checkpoint.kind, config)
+    assert {name: tensor.shape for name, tensor in checkpoint.tensors.items()} == wanted
+    assert "output.weight" not in wanted and wanted["token_embd.weight"] == (VOCAB + 100, 64)
+    assert max(tokenizer_from_gguf(checkpoint.metadata).encode(TEXT)) < VOCAB
+    checkpoint.close()
 
 
 @pytest.mark.parametrize("form", FORMS)
