@@ -151,7 +151,8 @@ class Placing:
             self._submit(entry, link, effects)
 
     def _open_links(self) -> list[EngineLink]:
-        return [link for link in self.links.values() if self.may_get(link)]
+        trying = self.suspects.link  # as `may_get` of each, of which there may be a thousand
+        return [link for link in self.links.values() if link.number != trying and not link.is_leaving]
 
     def _find_decode(self, entry: Entry, source: int, must: bool) -> EngineLink | None:
         return self.pools.find_decode(entry, self._open_links(), source, must)

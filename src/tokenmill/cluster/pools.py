@@ -211,9 +211,10 @@ class Pools:
             return Choice(links[0])
         if entry.guess is None:
             entry.guess = self.lengths.guess(request)
-        kinds = [kind_of(link.pool) for link in links]
-        if PREFILL not in kinds and DECODE not in kinds:
+        names = {link.pool for link in links}
+        if PREFILL not in names and DECODE not in names:
             return Choice(self._note(route(request, links, now), entry, {}, now))
+        kinds = [kind_of(link.pool) for link in links]
         cached = hits(request)
         alone = [link for link, kind in zip(links, kinds, strict=True) if kind == MIXED] or list(links)
         plain = (

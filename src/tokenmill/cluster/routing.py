@@ -61,7 +61,11 @@ class Routing(Protocol):
 
 def least_loaded(links: Mapping[int, EngineLink]) -> EngineLink:
     """The one with the fewest tokens open; of equal ones, who joined first."""
-    return min(links.values(), key=lambda link: (link.num_tokens, link.number))
+    least = next(iter(links.values()))
+    for link in links.values():
+        if link.num_tokens < least.num_tokens or (link.num_tokens == least.num_tokens and link.number < least.number):
+            least = link
+    return least
 
 
 class RoundRobin:

@@ -258,7 +258,8 @@ class CostModel:
         without which the noise of a few short ones would be taken for what positions cost."""
         assumed = []
         for num_tokens, start in _ENDS:
-            near = min(self._kinds.values(), key=lambda kind: abs(_size(kind.num_tokens) - _size(num_tokens)))
+            size = _size(num_tokens)
+            near = self._kinds[min(self._kinds, key=lambda key: abs(key[0] - size))]
             if start or not num_tokens / _FAR <= near.num_tokens <= num_tokens * _FAR:
                 scale = near.duration_s * (num_tokens / near.num_tokens) ** _POWER * (2 if start else 1) / _PRIOR**0.5
                 num_positions = num_tokens * start + num_tokens * (num_tokens - 1) // 2

@@ -44,10 +44,12 @@ def moved_before(request: Request, now: float) -> Output:
 def progressed(seq: Sequence, result: RowResult, num_output: int, now: float) -> Output:
     """A token, the `num_output`th, that is not the last."""
     if seq.first_token_s >= 0:
-        num_cached = seq.num_cached if seq.num_cached < seq.num_prompt else seq.num_prompt
+        request, num_cached = seq.request, seq.num_cached
+        if num_cached > seq.num_prompt:
+            num_cached = seq.num_prompt
         return output_of(
             (
-                seq.request.id,
+                request.id,
                 result.tokens,
                 result.logprobs,
                 (),
@@ -61,7 +63,7 @@ def progressed(seq: Sequence, result: RowResult, num_output: int, now: float) ->
                 b"",
                 None,
                 False,
-                seq.request.attempt,
+                request.attempt,
             )
         )
     seq.first_token_s = now

@@ -9,6 +9,7 @@ that dies ends the run at once with its exception; and time beyond `limit_s` is 
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from heapq import heappush
@@ -170,3 +171,17 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def _write_to_self(self) -> None:
         raise AssertionError("a simulated run has no threads")
+
+
+@contextmanager
+def rare_collections() -> Iterator[None]:
+    """What there is stays, so the collector need not walk it; and what a simulation drops is seldom a cycle."""
+    gc.collect()
+    gc.freeze()
+    before = gc.get_threshold()
+    gc.set_threshold(20_000, 20, 20)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()

@@ -29,7 +29,7 @@ from ..core.events import Output
 from ..core.request import Request, SamplingParams
 from ..core.terms import USUAL, Terms
 from .deployment import LAN, Deployment, WorkerPlan
-from .loop import VirtualLoop
+from .loop import VirtualLoop, rare_collections
 from .network import Shape
 from .parts import PartsPlan
 from .service import Service
@@ -160,7 +160,8 @@ def run_scale(
             await idle.wait()
         await service.stop()
 
-    loop.run(main())
+    with rare_collections():
+        loop.run(main())
     done = service.report
     report.busy_s, report.duration_s, report.reasons = done.busy_s, done.duration_s, done.reasons
     report.num_moved, report.num_unmoved, report.num_rerouted = done.num_moved, done.num_unmoved, done.num_rerouted

@@ -6,9 +6,7 @@ Plan, player, definitions and names are bench's own. What differs is said in the
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -25,7 +23,7 @@ from ...bench.load.timer import time_of
 from ...bench.result import Repeats, Run
 from ...core.errors import Unavailable
 from ...core.terms import Terms
-from ...sim.loop import VirtualLoop
+from ...sim.loop import VirtualLoop, rare_collections
 from ...sim.service import ServiceReport
 from ...sim.trace import Trace
 from .chat_frame import Frame
@@ -138,7 +136,7 @@ async def _measure(
         plan, load.schedule, writer, client, load.give_up,
         time=time_of(loop), manners=load.manners, take=take if load.is_lean else None,
     )  # fmt: skip
-    with _rare_collections():
+    with rare_collections():
         played = await player.play(observe)
     await client.close()
     await service.stop()
@@ -172,20 +170,6 @@ async def _measure(
     if writer.has_guessed:
         remarks.append("Tokens of quoted text are a guess, a quarter of its characters: --tokenizer counts them.")
     return measure.summarise(context, played, rows, remarks)
-
-
-@contextlib.contextmanager
-def _rare_collections() -> Iterator[None]:
-    """The plan stays, so the collector need not walk it; and what a simulation drops is seldom a cycle."""
-    gc.collect()
-    gc.freeze()
-    before = gc.get_threshold()
-    gc.set_threshold(20_000, 20, 20)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
-        gc.unfreeze()
 
 
 async def _warm_up(service: Lives, plan: Plan, writer: PromptWriter, about: About) -> None:
