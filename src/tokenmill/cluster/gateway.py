@@ -293,9 +293,9 @@ class Gateway:
         if link is None:
             return
         heard_s, now, entries = now, step.now_s, link.entries
-        gaps = effects.gaps
+        gaps, tell = effects.gaps, effects.outputs.append
         for output in step.outputs:
-            entry = entries.get(output.request_id)
+            entry = entries.get(output[0])
             if entry is None or output.attempt != entry.attempt:
                 if output.finish_reason is not None:
                     self._moves.hear_end(number, output, now, effects)
@@ -317,7 +317,7 @@ class Gateway:
                 output = entry.as_first_life(output)
             if output.finish_reason is None:
                 if entry.ending is None:
-                    effects.outputs.append(output)
+                    tell(output)
             elif output.finish_reason == FINISH_MOVED or self._moves.is_saved(entry, output):
                 self._hand_over(entry, output, now, effects)
             else:

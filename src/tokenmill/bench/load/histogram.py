@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from ..result import Distribution
@@ -34,7 +35,7 @@ class Histogram:
 
     def __init__(self) -> None:
         self.num = 0
-        self._counts: dict[int, int] = {}
+        self._counts: Counter[int] = Counter()
         self._sum = 0.0
         self._sum_squares = 0.0
         self._min = math.inf
@@ -48,7 +49,7 @@ class Histogram:
         self._min = min(self._min, value)
         self._max = max(self._max, value)
         bucket = _bucket(value)
-        self._counts[bucket] = self._counts.get(bucket, 0) + 1
+        self._counts[bucket] += 1
 
     def add_all(self, values: Sequence[float]) -> None:
         """As `add` of each."""
@@ -56,13 +57,16 @@ class Histogram:
             return
         assert min(values) >= 0.0, f"a length of time of {min(values)}"
         self.num += len(values)
-        whole, squares, counts = self._sum, self._sum_squares, self._counts
+        whole, squares = self._sum, self._sum_squares
         for value in values:
             whole += value
             squares += value * value
-            bucket = _bucket(value)
-            counts[bucket] = counts.get(bucket, 0) + 1
         self._sum, self._sum_squares = whole, squares
+        if min(values):
+            parts = map(math.frexp, values)
+            self._counts.update([power * SUB_BUCKETS + int((part - 0.5) * 2 * SUB_BUCKETS) for part, power in parts])
+        else:
+            self._counts.update(map(_bucket, values))
         self._min, self._max = min(self._min, min(values)), max(self._max, max(values))
 
     def quantile(self, q: float) -> float:
