@@ -59,14 +59,15 @@ def main() -> None:
             live.calibrate(case, _model(case, args), args.out / case.engine, args.slice_s)
             folder = args.out / case.name
             live.measure(case, _model(case, args), folder, clock, args.repeats, args.requests, args.slice_s)
-        with (args.out / "command.txt").open("a") as file:
-            words = ["OUT" if word == str(args.out) else word for word in sys.argv]
-            file.write(shlex.join(["python", *words]) + "\n")
     if args.what in ("order", "all"):
         for case in (each for each in cases() if each.engine in {setting.engine for setting in settings()}):
             live.calibrate(case, _model(case, args), args.out / case.engine, args.slice_s)
         words = (*ORDER_LOAD, *ORDER, "--repeats", str(args.turns))
         live.order(settings(), "smollm2", args.out, clock, words)
+    if args.what in ("measure", "order", "all"):
+        with (args.out / "command.txt").open("a") as file:
+            words = tuple("OUT" if word == str(args.out) else word for word in sys.argv)
+            file.write(shlex.join(["python", *words]) + "\n")
     if args.what in ("simulate", "all"):
         _simulate(args, chosen)
     if args.what in ("report", "all"):

@@ -42,10 +42,12 @@ They were measured by
 
 How: the coefficients of the step law, of the host's time between steps, and of front end and clients come from one
 calibration for each kind of engine (`tokenmill serve --step-log`, `tokenmill calibrate`; engines of one thread by a
-server of two of them) and are fixed from then on. Each load is played live {turns} times by the same plan and seed,
-each time to a fresh server; before and after it a slice of another load, to a second server with the same settings,
-tells how fast the machine is just then: how many times as long as by the calibration the slice's steps took
-("slowness"). The mean of the two is all that a simulation gets from the time of its load. Errors are simulated / live
+server of two of them) and are fixed from then on. Each load is played live up to {turns} times by the same plan and
+seed, each time to a fresh server; before and after it a slice of another load, to a second server with the same
+settings, tells how fast the machine is just then: how many times as long as by the calibration the slice's steps took
+("slowness"). The mean of the two is all that a simulation gets from the time of its load. Capacity is what a closed
+loop of 48 clients reached before the loads; that differs by a quarter from time to time on a shared machine, so that
+105 % of it need not be more than the server can do. Errors are simulated / live
 - 1, as sizes, means over the repeats; of E2EL the median over requests, matched one by one. *Live to live* is what two
 live runs of the load differ by. A bar is the larger of the stated share and {limit} times live to live.
 
