@@ -128,37 +128,16 @@ def cases() -> list[Case]:
     small, shape = "smollm2", "qwen3-0.6b"
     pool = memory(small, BLOCKS)
     two_engines = (*ONE, *pool, "--workers", "2", "--threads", "1")
+
+    def of_one(name: str, loads: tuple[Load, ...]) -> Case:
+        """One engine that has both cores."""
+        options = (*ONE, *pool)
+        return Case(name, small, options, options, "smollm2-t2", cluster_of((1, "mixed")), loads, OF_ONE)
+
     return [
-        Case(
-            "one",
-            small,
-            (*ONE, *pool),
-            (*ONE, *pool),
-            "smollm2-t2",
-            cluster_of((1, "mixed")),
-            (*at(RANDOM, 30, 50, 70, 85), *at(RANDOM, 95, 105)),
-            OF_ONE,
-        ),
-        Case(
-            "full",
-            small,
-            (*ONE, *pool),
-            (*ONE, *pool),
-            "smollm2-t2",
-            cluster_of((1, "mixed")),
-            at(RANDOM, 95, 105),
-            OF_ONE,
-        ),
-        Case(
-            "prefixes",
-            small,
-            (*ONE, *pool),
-            (*ONE, *pool),
-            "smollm2-t2",
-            cluster_of((1, "mixed")),
-            at(PREFIXES, 60),
-            OF_ONE,
-        ),
+        of_one("one", at(RANDOM, 30, 50, 70, 85, 95, 105)),
+        of_one("full", at(RANDOM, 95, 105)),
+        of_one("prefixes", at(PREFIXES, 60)),
         Case(
             "two",
             small,

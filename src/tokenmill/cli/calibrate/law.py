@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -77,9 +77,20 @@ def fit_law(spans: Sequence[Sequence[Observed]], facts: LogFacts, token_knots: S
         request_s, end_s, token_s, told_s, crowded_s = found[ends[-1] :]
         beside = Beside(request_s, end_s, token_s, told_s, num_held).times(sharing_of(facts))
     machine = Machine(**{each.name: getattr(facts, each.name) for each in fields(Machine)})
-    law = Calibrated(machine, found[0], found[1], found[2], tokens, rows, drawn, _kinds(steps))
-    experts_s = found[_NUM_FIXED] if chosen else 0.0
-    law = replace(law, beside=beside, crowded_s=crowded_s, experts_s=experts_s)
+    step_s, position_s, context_s = found[:_NUM_FIXED]
+    law = Calibrated(
+        machine,
+        step_s,
+        position_s,
+        context_s,
+        tokens,
+        rows,
+        drawn,
+        _kinds(steps),
+        beside=beside,
+        crowded_s=crowded_s,
+        experts_s=found[_NUM_FIXED] if chosen else 0.0,
+    )
     return Fitted(law, tuple(slowness.tolist()))
 
 
