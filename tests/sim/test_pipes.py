@@ -30,3 +30,26 @@ def test_a_message_arrives_by_itself(seed: int) -> None:
             assert loop.time() == sent_s + latency_s
 
     loop.run(main())
+
+
+def test_who_listens_hears_what_came_before_and_after_and_of_the_end() -> None:
+    loop, heard = VirtualLoop(), list[tuple[float, str]]()
+    link = Network(loop, Shape(latency_s=0.5), random.Random(0)).connect()
+
+    async def main() -> None:
+        link.front_end.push(Abort(("first",)))
+        await asyncio.sleep(1.0)
+        listening = asyncio.create_task(
+            link.engine_end.listen(lambda message: heard.append((loop.time(), message.request_ids[0])))
+        )
+        await asyncio.sleep(1.0)
+        link.front_end.push(Abort(("second",)))
+        link.front_end.push(Abort(("third",)))
+        link.front_end.close()
+        link.front_end.push(Abort(("lost",)))
+        with pytest.raises(EOFError):
+            await listening
+        assert loop.time() == 2.5
+
+    loop.run(main())
+    assert heard == [(1.0, "first"), (2.5, "second"), (2.5, "third")]

@@ -32,7 +32,7 @@ from tokenmill.core.events import (
 from tokenmill.core.kv_events import CLEARED, STORED, KVEvents, WatchKV
 from tokenmill.core.moves import Offer, Release, Yield
 from tokenmill.core.request import Request, SamplingParams
-from tokenmill.engine import hub as hub_module
+from tokenmill.engine import seats
 from tokenmill.engine.core import EngineCore
 from tokenmill.engine.hub import Hub
 from tokenmill.engine.link import LocalEngineEnd, LocalFrontEnd, local_link
@@ -311,7 +311,7 @@ def test_kv_events_go_to_who_wants_them_until_nobody_does() -> None:
 
 
 def test_a_front_end_that_does_not_read_is_let_go_and_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub_module, "MOST_BEHIND", 5)
+    monkeypatch.setattr(seats, "MOST_BEHIND", 5)
 
     class Stuck(LocalEngineEnd):
         async def send(self, message: FromEngine) -> None:

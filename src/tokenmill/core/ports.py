@@ -7,8 +7,8 @@ Clock                net (monotonic), sim (virtual)
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
-from typing import Protocol
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol, runtime_checkable
 
 from .effects import Job
 from .events import FromEngine, ToEngine
@@ -57,3 +57,24 @@ class FrontEnd(Protocol):
     async def receive(self) -> FromEngine:
         """Next message; raises EOFError when the engine is gone."""
         ...
+
+
+@runtime_checkable
+class Pushing(Protocol):
+    """An end of a link that needs no task to wait for each message. Where an end is one, it is used so."""
+
+    async def listen(self, hear: Callable[[Any], None]) -> None:
+        """Have `hear` get each message as it comes, in order; raises EOFError when the other side is gone."""
+        ...
+
+    def push(self, message: Any) -> None:
+        """Send at once. Where the other side is gone it is lost: who listens hears of that."""
+        ...
+
+
+async def hear_all(link: EngineEnd | FrontEnd, hear: Callable[[Any], None]) -> None:
+    """Have `hear` get each message; raises EOFError when the other side is gone."""
+    if isinstance(link, Pushing):
+        await link.listen(hear)
+    while True:
+        hear(await link.receive())

@@ -16,10 +16,10 @@ A front end that says Drain is let go when what it had is over. Knows nothing of
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any, cast, get_args
 
 from ..core.events import (
@@ -36,68 +36,22 @@ from ..core.events import (
 )
 from ..core.kv_events import KVEvents, WatchKV
 from ..core.moves import Continue, Moved, Offer, Release, Staged, Yield
-from ..core.ports import EngineEnd
+from ..core.ports import EngineEnd, Pushing, hear_all
 from ..core.request import Request
-
-MOST_BEHIND = 4096
-"""Messages that wait for one front end; more: it does not read."""
-
-_log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True, eq=False)
-class _Seat:
-    """A front end.
-
-    close    ends its link, after which `receive` of the link raises EOFError
-    ids      its name of a request -> the engine's
-    loads    of adapters, by digest
-    tickets  of KV that it has offered
-    """
-
-    number: int
-    link: EngineEnd
-    close: Callable[[], None]
-    ids: dict[str, str] = field(default_factory=dict)
-    loads: Counter[str] = field(default_factory=Counter)
-    tickets: set[str] = field(default_factory=set)
-    queue: deque[FromEngine] = field(default_factory=deque)
-    wake: asyncio.Event = field(default_factory=asyncio.Event)
-    is_draining: bool = False
-    watches_kv: bool = False
-
-    def say(self, message: FromEngine) -> None:
-        self.queue.append(message)
-        self.wake.set()
-        if len(self.queue) > MOST_BEHIND:
-            _log.error("A front end has not read %d messages; its link is closed.", len(self.queue))
-            self.queue.clear()
-            self.close()
-
-    @property
-    def is_done(self) -> bool:
-        return self.is_draining and not (self.ids or self.tickets or self.queue)
-
-
-@dataclass(slots=True, eq=False)
-class _Held:
-    """A request in the engine: its seat's name for it, and how often it was submitted and has not ended since."""
-
-    seat: _Seat
-    name: str
-    num_open: int = 1
+from .seats import Held, Seat
 
 
 class Hub:
     """core.ports.EngineEnd of a shell. `serve` takes a front end in; needs a running loop."""
 
     def __init__(self) -> None:
-        self._seats: dict[int, _Seat] = {}
+        self._seats: dict[int, Seat] = {}
         self._num_seats = 0
-        self._held: dict[str, _Held] = {}  # by the engine's id
-        self._asked: dict[int, tuple[_Seat, int]] = {}  # by the engine's number
+        self._held: dict[str, Held] = {}  # by the engine's id
+        self._asked: dict[int, tuple[Seat, int]] = {}  # by the engine's number
         self._num_asked = 0
         self._inbox: deque[ToEngine] = deque()
+        self._hears: Callable[[ToEngine], None] | None = None
         self._wake = asyncio.Event()
 
     @property
@@ -111,13 +65,13 @@ class Hub:
     async def serve(self, link: EngineEnd, close: Callable[[], None]) -> bool:
         """Have a front end until its link ends; `close` ends it. Returns whether the front end wanted no more (Drain)
         and has got all. Raises ValueError when it sent what cannot be read; the link is to be closed then, too."""
-        seat = _Seat(self._num_seats, link, close)
+        seat = Seat(self._num_seats, link, close, push=link.push if isinstance(link, Pushing) else None)
         self._num_seats += 1
         self._seats[seat.number] = seat
         writing = asyncio.create_task(self._write(seat), name="hub-write")
         try:
-            while True:
-                self._take(seat, await link.receive())
+            await hear_all(link, partial(self._take, seat))
+            raise AssertionError("a link ends with an error")
         except EOFError:
             return seat.is_done
         finally:
@@ -141,8 +95,23 @@ class Hub:
             await self._wake.wait()
         return self._inbox.popleft()
 
+    async def listen(self, hear: Callable[[ToEngine], None]) -> None:
+        """core.ports.Pushing"""
+        while self._inbox:
+            hear(self._inbox.popleft())
+        self._hears = hear
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            self._hears = None
+
     async def send(self, message: FromEngine) -> None:
+        self.push(message)
+
+    def push(self, message: FromEngine) -> None:
         if isinstance(message, StepOutputs):
+            if len(self._seats) == self._num_seats == 1 and self._tell_only(message):
+                return
             parts = self._split(message.outputs)
             for seat in self._seats.values():
                 seat.say(StepOutputs(tuple(parts[seat.number]), message.stats, message.now_s))
@@ -167,10 +136,12 @@ class Hub:
     # ---- inwards ----
 
     def _hear(self, message: ToEngine) -> None:
+        if self._hears is not None:
+            return self._hears(message)
         self._inbox.append(message)
         self._wake.set()
 
-    def _take(self, seat: _Seat, message: ToEngine) -> None:
+    def _take(self, seat: Seat, message: ToEngine) -> None:
         """What a front end says, as the engine is to hear it."""
         if isinstance(message, Submit):
             self._hear(Submit(tuple([self._enter(seat, request) for request in message.requests])))
@@ -197,7 +168,7 @@ class Hub:
         else:
             raise ValueError(f"No message to an engine: {type(message).__name__}.")
 
-    def _take_move(self, seat: _Seat, message: Offer | Yield | Continue) -> None:
+    def _take_move(self, seat: Seat, message: Offer | Yield | Continue) -> None:
         if isinstance(message, Offer):
             seat.tickets.add(message.ticket)
         if message.request_id:
@@ -206,7 +177,7 @@ class Hub:
             message = replace(message, request_id=seat.ids[message.request_id])
         self._hear(message)
 
-    def _renamed(self, seat: _Seat, message: ToEngine) -> ToEngine:
+    def _renamed(self, seat: Seat, message: ToEngine) -> ToEngine:
         """A question gets a number of the hub's."""
         question = cast(Any, message)
         if not hasattr(message, "number"):
@@ -215,7 +186,7 @@ class Hub:
         self._asked[number] = seat, question.number
         return cast(ToEngine, replace(question, number=number))
 
-    def _enter(self, seat: _Seat, request: Request) -> Request:
+    def _enter(self, seat: Seat, request: Request) -> Request:
         """Under an id that no other front end's request has."""
         if request.yields:
             seat.tickets.add(request.yields)
@@ -227,10 +198,23 @@ class Hub:
             while request_id in self._held:
                 request_id = f"{request_id}@{seat.number}"
             seat.ids[request.id] = request_id
-            self._held[request_id] = _Held(seat, request.id)
+            self._held[request_id] = Held(seat, request.id)
         return request if request_id == request.id else replace(request, id=request_id)
 
     # ---- outwards ----
+
+    def _tell_only(self, message: StepOutputs) -> bool:
+        """There has been one front end alone, whose names are the engine's: it gets all, unless something is not its
+        own."""
+        ends = [output.request_id for output in message.outputs if output.finish_reason is not None]
+        if ends:
+            if not all([request_id in self._held for request_id in ends]):
+                return False
+            for request_id in ends:
+                self._end(self._held[request_id], request_id)
+        (seat,) = self._seats.values()
+        seat.say(message)
+        return True
 
     def _split(self, outputs: tuple[Output, ...]) -> dict[int, list[Output]]:
         """By seat, under the seats' names. Outputs of lost seats are left out."""
@@ -247,20 +231,20 @@ class Hub:
                 self._end(held, output.request_id)
         return parts
 
-    def _end(self, held: _Held, request_id: str) -> None:
+    def _end(self, held: Held, request_id: str) -> None:
         held.num_open -= 1
         if not held.num_open:
             del self._held[request_id]
             del held.seat.ids[held.name]
 
-    def _note_load(self, seat: _Seat, digest: str) -> None:
+    def _note_load(self, seat: Seat, digest: str) -> None:
         """A load counts for the front end that asked for it; where it has gone meanwhile, the load is taken back."""
         if seat.number in self._seats:
             seat.loads[digest] += 1
         else:
             self._hear(UnloadAdapter(digest))
 
-    async def _write(self, seat: _Seat) -> None:
+    async def _write(self, seat: Seat) -> None:
         try:
             while not seat.is_done:
                 await seat.wake.wait()
@@ -271,7 +255,7 @@ class Hub:
             return
         seat.close()
 
-    def _lose(self, seat: _Seat) -> None:
+    def _lose(self, seat: Seat) -> None:
         del self._seats[seat.number]
         if seat.ids:
             self._hear(Abort(tuple(seat.ids.values())))

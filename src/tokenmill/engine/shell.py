@@ -24,11 +24,12 @@ from typing import Protocol
 from ..core.effects import Effects, Event, Job, JobEnded, StepFailed
 from ..core.errors import EngineFailed, TokenmillError
 from ..core.events import FromEngine, Output, StepOutputs, Submit
-from ..core.ports import Clock, EngineEnd, Executor
+from ..core.ports import Clock, EngineEnd, Executor, hear_all
 from ..core.step import StepPlan, StepResult
 from .core import EngineCore
 from .flight import Watcher
 from .pace import Pace
+from .wake import Wake
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +77,7 @@ class EngineShell:
         self._answers: list[FromEngine] = []  # not yet sent
         self._outputs: list[Output] = []  # of the message to be sent next
         self.num_held = 0  # blocks, as told last: a transfer that ends between steps gives some back
-        self._wake = asyncio.Event()
+        self._wake = Wake()
         self.pace = Pace()
         self.changed_s = -RECENT_S  # when a request last came or went
         self.began_s = 0.0  # when the oldest step in flight was the first to compute
@@ -106,7 +107,6 @@ class EngineShell:
                 if self._rest is not None:
                     self._rest.begin(self)
                 await self._wake.wait()
-                self._wake.clear()
                 if self._rest is not None:
                     self._rest.end(self)
         finally:
@@ -125,7 +125,7 @@ class EngineShell:
     @property
     def is_quiet(self) -> bool:
         """Whether nothing but steps is under way."""
-        return not (self._inbox or self._jobs or self._answers or self._outputs or self._wake.is_set())
+        return not (self._inbox or self._jobs or self._answers or self._outputs or self._wake.is_set)
 
     def wake(self) -> None:
         self._wake.set()
@@ -147,8 +147,7 @@ class EngineShell:
     async def _read(self) -> None:
         """Fill the inbox; ends when the front end is gone."""
         with contextlib.suppress(EOFError):
-            while True:
-                self.hear(await self._link.receive())
+            await hear_all(self._link, self.hear)
 
     def _take_inbox(self) -> None:
         now = self._clock.now()

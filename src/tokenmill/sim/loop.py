@@ -12,11 +12,12 @@ import asyncio
 import gc
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
-from heapq import heappush
-from math import ulp
+from contextvars import Context, copy_context
+from heapq import heapify, heappop, heappush
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+_MANY = 1000
 
 
 def _wake(sleeper: asyncio.Future[None]) -> None:
@@ -33,44 +34,56 @@ class TimeLimit(RuntimeError):
 
 
 class _Timer(asyncio.TimerHandle):
-    """Of timers of one time, the one that was armed first is due first."""
+    """Without what a real loop keeps of its timers."""
 
-    __slots__ = ("number",)
+    __slots__ = ()
 
-    def __lt__(self, other: Any) -> bool:
-        mine, others = self._when, other._when  # type: ignore[attr-defined]
-        return bool(mine < others or (mine == others and self.number < other.number))  # type: ignore[attr-defined]
-
-
-class _VirtualSelector:
-    """Stands where a real loop waits for sockets; there are none."""
-
-    def __init__(self, loop: VirtualLoop) -> None:
+    def __init__(self, when: float, callback: Any, args: Any, loop: VirtualLoop, context: Context | None) -> None:
+        self._context = copy_context() if context is None else context
         self._loop = loop
+        self._callback = callback
+        self._args = args
+        self._cancelled = False
+        self._repr = self._source_traceback = None
+        self._when = when
+        self._scheduled = True
 
-    def select(self, timeout_s: float | None) -> list[Any]:
-        if timeout_s is None:
-            raise Deadlock(f"nothing is ready and nothing is armed at {self._loop.time():.6f} s of virtual time")
-        if timeout_s > 0:
-            self._loop.advance()
-        return []
+    def cancel(self) -> None:
+        if not self._cancelled:
+            self._cancelled = True
+            self._callback = self._args = None  # type: ignore[assignment]
+            if self._scheduled:
+                self._loop.drop_timer()
 
-    def close(self) -> None:
-        pass
+
+class _Past:
+    """contextlib.contextmanager would cost three times as much."""
+
+    __slots__ = ("_loop", "_when_s")
+
+    def __init__(self, loop: VirtualLoop, when_s: float) -> None:
+        self._loop = loop
+        self._when_s = when_s
+
+    def __enter__(self) -> None:
+        self._when_s = self._loop.show(self._when_s)
+
+    def __exit__(self, *error: object) -> None:
+        self._loop.show(self._when_s)
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """Also a core.ports.Clock: `now()` is the loop's time, from 0."""
+    """Also a core.ports.Clock: `now()` is the loop's time, from 0. Of timers of one time, the one that was armed first
+    is due first."""
 
     def __init__(self, limit_s: float = 1e6) -> None:
         super().__init__()
         self._now_s = 0.0
         self._limit_s = limit_s
-        self._clock_resolution = ulp(0.0)
-        self._selector = _VirtualSelector(self)
+        self._timers: list[tuple[float, int, _Timer]] = []
         self._failure: BaseException | None = None
         self._is_unwinding = False
-        self._num_timers = 0
+        self._num_timers = self._num_dropped = 0
         self.set_exception_handler(self._on_error)
 
     def time(self) -> float:
@@ -83,28 +96,52 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self, when: float, callback: Any, *args: Any, context: Any = None
     ) -> asyncio.TimerHandle:
         timer = _Timer(when, callback, args, self, context)
-        timer.number = self._num_timers  # type: ignore[attr-defined]
         self._num_timers += 1
-        heappush(self._scheduled, timer)  # type: ignore[attr-defined]
-        timer._scheduled = True  # type: ignore[attr-defined]
+        heappush(self._timers, (when, self._num_timers, timer))
         return timer
 
-    def advance(self) -> None:
-        """To the next timer, exactly: what is due at one time sees this time, and no other. The loop fires timers that
-        are due before `now + resolution`; with the least resolution that changes `now`, these are those due now."""
-        self._now_s = max(self._now_s, self._scheduled[0].when())  # type: ignore[attr-defined]
-        self._clock_resolution = ulp(self._now_s)
-        if self._now_s > self._limit_s:
-            raise TimeLimit(f"more than {self._limit_s} s of virtual time")
+    def drop_timer(self) -> None:
+        """One was cancelled; they go when they would be due, or when they are many."""
+        self._num_dropped += 1
+        if 2 * self._num_dropped > len(self._timers) + _MANY:
+            self._timers = [each for each in self._timers if not each[2]._cancelled]
+            heapify(self._timers)
+            self._num_dropped = 0
 
-    @contextmanager
-    def past(self, when_s: float) -> Iterator[None]:
+    def _run_once(self) -> None:
+        """As BaseEventLoop does: one turn of what is ready, with the timers that are due. Where nothing is ready, time
+        goes to the next timer, exactly: what is due at one time sees this time, and no other."""
+        ready, timers = self._ready, self._timers  # type: ignore[attr-defined]
+        while timers and timers[0][2]._cancelled:
+            heappop(timers)
+            self._num_dropped -= 1
+        if not ready and not self._stopping:  # type: ignore[attr-defined]
+            if not timers:
+                raise Deadlock(f"nothing is ready and nothing is armed at {self._now_s:.6f} s of virtual time")
+            self._now_s = max(self._now_s, timers[0][0])
+            if self._now_s > self._limit_s:
+                raise TimeLimit(f"more than {self._limit_s} s of virtual time")
+        now_s = self._now_s
+        while timers and timers[0][0] <= now_s:
+            timer = heappop(timers)[2]
+            if timer._cancelled:
+                self._num_dropped -= 1
+            else:
+                timer._scheduled = False
+                ready.append(timer)
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if not handle._cancelled:
+                handle._run()
+
+    def past(self, when_s: float) -> _Past:
         """The clock shows `when_s`, for what is told late."""
+        return _Past(self, when_s)
+
+    def show(self, when_s: float) -> float:
+        """What the clock shows from now on; what it showed before."""
         now_s, self._now_s = self._now_s, when_s
-        try:
-            yield
-        finally:
-            self._now_s = now_s
+        return now_s
 
     async def sleep_until(self, when_s: float) -> None:
         """Until this very time, which may be now: `asyncio.sleep` of a difference would be off by a rounding."""
@@ -163,11 +200,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
             task.cancel()
         if tasks:
             self.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-
-    # What BaseEventLoop asks of a loop with a selector.
-
-    def _process_events(self, event_list: list[Any]) -> None:
-        assert not event_list
 
     def _write_to_self(self) -> None:
         raise AssertionError("a simulated run has no threads")

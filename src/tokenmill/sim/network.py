@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
+from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
 from ..core.events import FromEngine, ToEngine
@@ -53,6 +54,7 @@ class Pipe(Generic[T]):
         self._last_s = 0.0
         self._held_s = 0.0
         self._is_finished = False
+        self._hear: Callable[[T], None] | None = None
         self.is_cut = False
 
     def put(self, message: T) -> None:
@@ -70,6 +72,14 @@ class Pipe(Generic[T]):
             self._arrived.put_nowait(None)
             raise EOFError("the link is cut")
         return message
+
+    async def listen(self, hear: Callable[[T], None]) -> None:
+        """Have `hear` get each message as it arrives; raises EOFError as `get` does."""
+        while not self._arrived.empty():
+            hear(await self.get())
+        self._hear = hear
+        await self.get()
+        raise AssertionError("nothing but the end is awaited")
 
     def hold(self, for_s: float) -> None:
         """Nothing arrives for a while."""
@@ -95,8 +105,9 @@ class Pipe(Generic[T]):
         if self._held_s > now:
             self._loop.call_at(self._held_s, self._arrive)
             return
+        tell = self._hear or self._arrived.put_nowait
         while self._under_way and self._under_way[0][0] <= now:
-            self._arrived.put_nowait(self._under_way.popleft()[1])
+            tell(self._under_way.popleft()[1])
         if self._is_finished and not self._under_way:
             self._arrived.put_nowait(None)
 
@@ -120,8 +131,17 @@ class End(Generic[In, Out]):
     async def receive(self) -> In:
         return await self._inbound.get()
 
+    async def listen(self, hear: Callable[[In], None]) -> None:
+        """core.ports.Pushing"""
+        await self._inbound.listen(hear)
+
     async def send(self, message: Out) -> None:
         self._outbound.put(message)
+
+    def push(self, message: Out) -> None:
+        """core.ports.Pushing"""
+        if not self._outbound.is_cut:
+            self._outbound.put(message)
 
     def close(self) -> None:
         """What was sent arrives, and the end after it; nothing more is received."""

@@ -258,7 +258,8 @@ class Worker:
     async def _work_once(self, place: int) -> bool:
         """Until the link ends; whether the front end wants no more."""
         link = self.links[place] = self._network.connect()
-        end = _FrozenEnd(link.engine_end, self.hardware)
+        is_plain = self._build.is_sound and not self._store
+        end = link.engine_end if is_plain else _FrozenEnd(link.engine_end, self.hardware)
         self.numbers[place] = self._fronts[place](link.front_end)
         if self.leaper is not None:
             self.leaper.link = self.numbers[place]
@@ -271,7 +272,7 @@ class Worker:
             await end.send(replace(self._build.ready(facts), stats=self.core.stats()))
             if self._is_leaving:
                 await end.send(Leaving())
-            return await self._hub.serve(self._relay.over(end), link.engine_end.close)
+            return await self._hub.serve(end if is_plain else self._relay.over(end), link.engine_end.close)
         except EOFError:
             return False
         finally:
