@@ -7,6 +7,7 @@ block ids, no tokens worth reading and no executor.
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Iterable
 
 from tokenmill.cache.groups import Match
 from tokenmill.core.config import EngineConfig
@@ -186,6 +187,10 @@ class FakeLedger:
         seq.num_planned = seq.num_computed = 0
         seq.num_preemptions += 1
         self.waiting.push(seq)
+
+    def add_decodes(self, sequences: Iterable[Sequence]) -> None:
+        for seq in sequences:
+            self.add_row(seq, 1)
 
     def add_row(self, seq: Sequence, num_tokens: int) -> None:
         self.service.note_prompt(seq, seq.num_planned, seq.num_planned + num_tokens)

@@ -34,7 +34,7 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 def forget_quarantine(patch: pytest.MonkeyPatch) -> None:
     release = BlockAllocator.release
-    patch.setattr(BlockAllocator, "release", lambda self, block, last_step: release(self, block, -1))
+    patch.setattr(BlockAllocator, "release", lambda self, blocks, last_step: release(self, blocks, -1))
 
 
 def match_one_block_too_many(patch: pytest.MonkeyPatch) -> None:
@@ -72,7 +72,10 @@ def lose_the_output_of_the_preempted(patch: pytest.MonkeyPatch) -> None:
 
 
 def plan_past_the_end(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(scheduler, "num_wanted", lambda seq: len(seq.tokens) + seq.num_pending - seq.num_planned)
+    def each_wanted(sequences: list[Sequence]) -> list[int]:
+        return [len(seq.tokens) + seq.num_pending - seq.num_planned for seq in sequences]
+
+    patch.setattr(scheduler, "each_wanted", each_wanted)
 
 
 def never_tell_the_worker_again(patch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ touched stay uncommitted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 
 class BlockAllocator:
@@ -55,25 +55,34 @@ class BlockAllocator:
         self._references[block] = 1
         return block
 
+    def take_again(self, block: int) -> None:
+        """As `put` of an idle block, and `take`, which hands it out."""
+        assert self._references[block] == 0 and block not in self._quarantine, f"block {block} is not idle"
+        self._references[block] = 1
+
     def retain(self, block: int) -> None:
         """One more reference to a block that is in use, quarantined or idle."""
         self._references[block] += 1
         self._quarantine.pop(block, None)
 
-    def release(self, block: int, last_step: int) -> bool:
-        """Drop a reference held by a sequence whose last row is in `last_step` (-1: it never had one).
+    def release(self, blocks: Iterable[int], last_step: int) -> list[int]:
+        """Drop a reference to each, held by a sequence whose last row is in `last_step` (-1: it never had one).
 
-        Returns True if the block is now idle. With other references left, or in quarantine, it is not.
-        """
-        assert self._references[block] > 0, f"block {block} released without a reference"
-        self._references[block] -= 1
-        self._last_step[block] = max(self._last_step[block], last_step)
-        if self._references[block]:
-            return False
-        if self._last_step[block] <= self._ended_step:
-            return True
-        self._quarantine[block] = None
-        return False
+        Returns those that are idle now. With other references left, or in quarantine, a block is not."""
+        references, last_steps, quarantine = self._references, self._last_step, self._quarantine
+        idle = []
+        for block in blocks:
+            left = references[block] - 1
+            assert left >= 0, f"block {block} released without a reference"
+            references[block] = left
+            if last_steps[block] < last_step:
+                last_steps[block] = last_step
+            if not left:
+                if last_steps[block] <= self._ended_step:
+                    idle.append(block)
+                else:
+                    quarantine[block] = None
+        return idle
 
     def end_step(self, step: int) -> list[int]:
         """Note that every step up to `step` has ended; returns the blocks that leave quarantine idle, in the

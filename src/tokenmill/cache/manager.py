@@ -139,10 +139,17 @@ class BlockManager:
         """Hand out `num_blocks` writable ids: free ones first, then cached ones as the policy of eviction says."""
         assert num_blocks <= self.num_available, f"{num_blocks} blocks asked, {self.num_available} available"
         blocks: list[int] = []
+        allocator, tree = self._allocator, self._tree
         for _ in range(num_blocks):
-            while not self._allocator.num_free:
-                self.withdraw((self._tree.next_evicted(),))
-            blocks.append(self._allocator.take())
+            while not allocator.num_free and self._copied:
+                self.withdraw((tree.next_evicted(),))
+            if allocator.num_free:
+                blocks.append(allocator.take())
+            else:
+                block = tree.next_evicted()
+                tree.remove(block)
+                allocator.take_again(block)
+                blocks.append(block)
         return blocks
 
     def publish(self, keys: Sequence[BlockKey], blocks: Sequence[int], start: int, stop: int) -> int:
@@ -152,12 +159,11 @@ class BlockManager:
         table does not hold. In a pool with a window it passes over such keys. Returns the new number of leading blocks
         that need no further call.
         """
+        if not self.window:
+            return self._tree.insert_all(keys, blocks, start, stop)
         for index in range(start, stop):
             if self._tree.find(keys[index]) is None:
-                parent = blocks[index - 1] if index and not self.window else None
-                self._tree.insert(keys[index], blocks[index], parent, index)
-            elif not self.window:
-                return index
+                self._tree.insert(keys[index], blocks[index], None, index)
         return max(start, stop)
 
     def is_published(self, block: int) -> bool:
@@ -180,9 +186,8 @@ class BlockManager:
 
     def release(self, blocks: Sequence[int], last_step: int) -> None:
         """Give blocks back, last first; `last_step` is the last step that carries a row reading or writing them."""
-        for block in reversed(blocks):
-            if self._allocator.release(block, last_step):
-                self._settle(block)
+        for block in self._allocator.release(reversed(blocks), last_step):
+            self._settle(block)
 
     def end_step(self, step: int) -> None:
         """Every step up to `step` has ended: blocks that only those could touch leave quarantine."""
@@ -228,8 +233,7 @@ class BlockManager:
 
     def _settle(self, block: int) -> None:
         """An idle block is cached if it is published, else free."""
-        if block in self._tree:
-            self._tree.mark_unreferenced(block)
+        if self._tree.mark_unreferenced(block):
             self._num_copied_idle += block in self._copied
         else:
             self._free(block)

@@ -100,6 +100,27 @@ class RadixTree:
         for listener in self.listeners:
             listener.stored(key, b"" if above is None else above.key, depth)
 
+    def insert_all(self, keys: Sequence[BlockKey], blocks: Sequence[int], start: int, stop: int) -> int:
+        """As `insert` of blocks [start, stop) of a prefix, of which those before are published, up to the first key
+        that is published already; the number of leading blocks that are published."""
+        if start >= stop:
+            return start
+        by_key, by_block = self._by_key, self._by_block
+        above = by_block[blocks[start - 1]] if start else None
+        for index in range(start, stop):
+            key, block = keys[index], blocks[index]
+            if key in by_key:
+                return index
+            assert block not in by_block, f"block {block} is published already"
+            if above is not None:
+                above.num_children += 1
+            node = by_key[key] = by_block[block] = Node(key, block, above, self._num_published, index)
+            self._num_published += 1
+            for listener in self.listeners:
+                listener.stored(key, b"" if above is None else above.key, index)
+            above = node
+        return stop
+
     def below(self, blocks: Iterable[int]) -> list[int]:
         """Those of `blocks` that are published and all that hang below them, parents before children. O(nodes)."""
         found = {block: None for block in blocks if block in self._by_block}
@@ -123,9 +144,13 @@ class RadixTree:
             if not above.num_children:
                 self._unreferenced.expose(above)
 
-    def mark_unreferenced(self, block: int) -> None:
-        """The block may be evicted from now on."""
-        self._unreferenced.add(self._by_block[block])
+    def mark_unreferenced(self, block: int) -> bool:
+        """The block may be evicted from now on. Whether it is published."""
+        node = self._by_block.get(block)
+        if node is None:
+            return False
+        self._unreferenced.add(node)
+        return True
 
     def use(self, block: int) -> None:
         """One more sequence has a hit on the block, which may not be evicted."""

@@ -15,12 +15,14 @@ in case a fault lies there.
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Many
+
 from ..core.effects import StepFailed
 from ..core.errors import EngineFailed, TokenmillError
 from ..core.events import FINISH_ERROR, FINISH_MOVED, FINISH_STOP, Output
 from ..core.request import EXPORT
 from ..core.sequence import Sequence, Status
-from ..core.step import PlanRow, RowResult, StepResult
+from ..core.step import RowResult, StepResult
 from .exports import Exports
 from .outputs import ended, progressed
 from .state import EngineState
@@ -42,13 +44,7 @@ def commit_step(state: EngineState, exports: Exports, result: StepResult, now: f
     if not step.is_void:
         assert len(result.rows) == len(step.rows), f"step {step.number}: {len(result.rows)} results"
         _count(state, step, result.duration_s)
-        outputs = state.outbox.outputs
-        for row, seq, end, row_result in zip(step.rows, step.sequences, step.ends, result.rows, strict=True):
-            assert row_result[0] == row[0], f"step {step.number}: result of {row_result.seq} for row {row.seq}"
-            if seq.status is _RUNNING:
-                output = _commit_row(state, exports, seq, row, end, row_result, step.number, now)
-                if output is not None:
-                    outputs.append(output)
+        _commit_rows(state, exports, step, result.rows, now)
     state.blocks.end_step(step.number)
     state.kv_events.flush()
 
@@ -90,50 +86,60 @@ def _count(state: EngineState, step: Step, duration_s: float) -> None:
     state.costs.note(step.work, duration_s)
 
 
-def _commit_row(
-    state: EngineState,
-    exports: Exports,
-    seq: Sequence,
-    row: PlanRow,
-    end: int,
-    result: RowResult,
-    step_number: int,
-    now: float,
-) -> Output | None:
-    _, drawn, _, prompt_logprobs, _, is_corrupted, error = result
-    seq.num_computed = end
-    seq.rows_in_flight -= 1
-    if is_corrupted:
+def _commit_rows(state: EngineState, exports: Exports, step: Step, results: Many[RowResult], now: float) -> None:
+    tell, size, num_drawn = state.outbox.outputs.append, state.config.block_size, 0
+    for row, seq, end, result in zip(step.rows, step.sequences, step.ends, results, strict=True):
+        number, drawn, _, prompt_logprobs, _, is_corrupted, error = result
+        assert number == row[0], f"step {step.number}: result of {number} for row {row.seq}"
+        if seq.status is not _RUNNING:
+            continue
+        seq.num_computed = end
+        seq.rows_in_flight -= 1
+        if is_corrupted or error:
+            tell(_fail_row(state, seq, result, now))
+            continue
+        if row[7]:  # not row.score, of which there are many
+            seq.prompt_logprobs += prompt_logprobs
+        last: Output | None = None
+        if drawn:
+            (token,) = drawn
+            tokens = seq.tokens
+            tokens.append(token)
+            seq.num_pending -= 1
+            num_drawn += 1
+            num_tokens = len(tokens)
+            num_output = num_tokens - seq.num_prompt
+            num_full = (end if end < num_tokens else num_tokens) // size
+            if num_full > seq.tables[-1].num_published:
+                last_step = state.in_flight[seq.last_step - step.number - 1] if seq.rows_in_flight else None
+                state.publish(seq, num_full, last_step)
+            if token in seq.stop_ids and _may_stop(seq, num_output):
+                last = ended(seq, FINISH_STOP, now, stop_token=token)
+            elif num_tokens >= seq.max_len:
+                last = ended(seq, seq.end_reason, now, result)
+            else:
+                tell(progressed(seq, result, num_output, now))
+        elif row.sample:
+            last = ended(seq, FINISH_STOP, now, result)  # a vector
+        if last is not None and (output := _finish(state, exports, seq, last, now)) is not None:
+            tell(output)
+    state.counters.generation_tokens += num_drawn
+
+
+def _may_stop(seq: Sequence, num_output: int) -> bool:
+    """A stop token drawn before min_tokens outputs exist is one that the worker had no other token for: what has a
+    grammar is whole then, and ends."""
+    sampling = seq.request.sampling
+    return num_output > sampling.min_tokens or bool(sampling.grammar)
+
+
+def _fail_row(state: EngineState, seq: Sequence, result: RowResult, now: float) -> Output:
+    if result.is_corrupted:
         state.counters.num_corrupted += 1
         state.forget(seq)
         return _fail(state, seq, EngineFailed(CORRUPTED), now)
-    if error:
-        state.counters.num_grammar_failures += 1
-        return _fail(state, seq, EngineFailed(error), now)
-    if row.score:
-        seq.prompt_logprobs += prompt_logprobs
-    if not row.sample:
-        return None
-    if seq.request.pooling is not None:
-        return _finish(state, exports, seq, ended(seq, FINISH_STOP, now, result), now)
-    (token,) = drawn
-    tokens = seq.tokens
-    tokens.append(token)
-    seq.num_pending -= 1
-    state.counters.generation_tokens += 1
-    num_tokens = len(tokens)
-    num_output = num_tokens - seq.num_prompt
-    num_full = (end if end < num_tokens else num_tokens) // state.config.block_size
-    if num_full > seq.tables[-1].num_published:
-        last_step = state.in_flight[seq.last_step - step_number - 1] if seq.rows_in_flight else None
-        state.publish(seq, num_full, last_step)
-    # A stop token drawn before min_tokens outputs exist is one that the worker had no other token for: what has a
-    # grammar is whole then, and ends.
-    if token in seq.stop_ids and (num_output > seq.request.sampling.min_tokens or seq.request.sampling.grammar):
-        return _finish(state, exports, seq, ended(seq, FINISH_STOP, now, stop_token=token), now)
-    if num_tokens >= seq.max_len:
-        return _finish(state, exports, seq, ended(seq, seq.end_reason, now, result), now)
-    return progressed(seq, result, num_output, now)
+    state.counters.num_grammar_failures += 1
+    return _fail(state, seq, EngineFailed(result.error), now)
 
 
 def _finish(state: EngineState, exports: Exports, seq: Sequence, last: Output, now: float) -> Output | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Many
+
 from ..cache.groups import Match
 from ..core.cost import Costs
 from ..core.sequence import Sequence
@@ -133,6 +135,29 @@ class StepLedger:
             self._state.publish(seq, num_full, step)
         if self._has_windows:
             self._state.blocks.slide(tables, end, step.number)
+
+    def add_decodes(self, sequences: Many[Sequence]) -> None:
+        """As `add_row` of each, at half the price."""
+        step, size, number = self.step, self._block_size, self.step.number
+        add_row, add_sequence, add_end = step.rows.append, step.sequences.append, step.ends.append
+        for seq in sequences:
+            start, num_known, tables = seq.num_planned, len(seq.tokens), seq.tables
+            if start < num_known or seq.num_sent != len(tables[0].ids) or self._has_windows:
+                self.add_row(seq, 1)
+                continue
+            end, num_pending = start + 1, seq.num_pending
+            is_drawing = end == num_known + num_pending
+            add_row(plan_row((seq.number, start, (), seq.last_step, (), None, is_drawing, False)))
+            add_sequence(seq)
+            add_end(end)
+            seq.num_planned = end
+            seq.num_pending = num_pending + is_drawing
+            seq.last_step = number
+            seq.rows_in_flight += 1
+            step.num_context += start
+            num_full = num_known // size
+            if num_full > tables[-1].num_published:
+                self._state.publish(seq, num_full, step)
 
     def _row_of_known(self, seq: Sequence, start: int, end: int, blocks: tuple[int, ...], is_drawing: bool) -> PlanRow:
         self._state.counters.prompt_tokens_computed += max(0, min(end, seq.num_prompt) - start)

@@ -16,6 +16,16 @@ def num_wanted(seq: Sequence) -> int:
     return num_tokens - seq.num_planned
 
 
+def each_wanted(sequences: Iterable[Sequence]) -> list[int]:
+    """num_wanted of each, without a call for each."""
+    wanted = []
+    for seq in sequences:
+        num_pending = seq.num_pending
+        num_tokens = len(seq.tokens) + num_pending
+        wanted.append(0 if num_pending and num_tokens >= seq.max_len else num_tokens - seq.num_planned)
+    return wanted
+
+
 def decode_work(sequences: Iterable[Sequence]) -> Work:
     """Of one token of each."""
     num_rows = num_positions = 0

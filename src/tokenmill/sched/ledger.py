@@ -72,3 +72,7 @@ class Ledger(Protocol):
     def add_row(self, seq: Sequence, num_tokens: int) -> None:
         """Plan the next tokens of the sequence in this step; the blocks they need are available."""
         ...
+
+    def add_decodes(self, sequences: List[Sequence]) -> None:
+        """As `add_row` of one token of each, for which there is room in its last block."""
+        ...

@@ -34,7 +34,7 @@ from ..core.sequence import Sequence
 from ..core.slo import least_tokens
 from . import spare
 from .admission import max_running
-from .fitting import chunk_size, decode_work, num_wanted, tokens_within
+from .fitting import chunk_size, decode_work, each_wanted, num_wanted, tokens_within
 from .giving_way import GivingWay, lower
 from .ledger import Ledger
 from .policies import Policies, pace, slack
@@ -92,7 +92,7 @@ class _Composition:
                 running = [seq for seq in running if not _is_idle(seq)]
         elif self.config.keeps_kv and (running or first):
             running, self.budget = spare.alone(running, self.budget, self.ledger.costs)
-        wanted = [num_wanted(seq) for seq in running]
+        wanted = each_wanted(running)
         num_drawing = wanted.count(1)
         self.budget -= num_drawing
         if max(wanted, default=0) > 1:
@@ -108,7 +108,14 @@ class _Composition:
         self.waiting.service.begin_step(self.running, self.prefilling)
         rank = self.waiting.rank
         turns = iter(sorted(self.prefilling, key=rank))
+        decodes: list[Sequence] = []  # in a row, of sequences whose last blocks have room
         for seq, num_tokens in zip(running, wanted, strict=True):
+            if num_tokens == 1 and seq.num_planned % size and not way.has_victims:
+                decodes.append(seq)
+                continue
+            if decodes:
+                self.ledger.add_decodes(decodes)
+                decodes.clear()
             if num_tokens > 1:
                 seq = next(turns)
                 self._admit(rank(seq))
@@ -116,8 +123,10 @@ class _Composition:
                 continue
             if num_tokens > 1:
                 self._continue_prefill(seq)
-            elif seq.num_planned % size or way.fit(seq, self.ledger.no_match, 1):  # a block begun has room
+            elif seq.num_planned % size or way.fit(seq, self.ledger.no_match, 1):
                 add_row(seq, 1)
+        if decodes:
+            self.ledger.add_decodes(decodes)
         self._admit(None)
         if running and self.is_busy and not (self.prefilling or way.is_squeezed or way.has_victims):
             self._fill(running)

@@ -9,7 +9,7 @@ from array import array
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from ..core.config import EngineConfig
 from ..core.cost import StepLaw, Work, work_of
@@ -31,8 +31,6 @@ DRAWN = 1
 
 _ENDS, _DRAWS = (END_TOKEN,), (DRAWN,)
 _ENDLESS = 2**62
-row_result: Callable[[tuple[Any, ...]], RowResult] = partial(tuple.__new__, RowResult)
-"""Of all its fields in order, at a third of what calling the class costs."""
 
 
 class _Nowhere(array):  # type: ignore[type-arg]
@@ -51,6 +49,14 @@ class _NoPool:
         self.tokens: array[int] = _Nowhere("q")
         self.moving: dict[int, bool] = {}
         self.sending: dict[int, int] = {}
+
+
+class _Drawing(NamedTuple):
+    """A sequence. last: of how many tokens its last is drawn; draws, ends: what its rows give before, and then."""
+
+    last: int
+    draws: RowResult
+    ends: RowResult
 
 
 class UnderWay(NamedTuple):
@@ -119,7 +125,7 @@ class TimedExecutor:
         self.under_way: deque[UnderWay] = deque()
         self._free_s = 0.0
         self._awaited: list[asyncio.Future[None]] = []
-        self._sequences: dict[int, tuple[int, int]] = {}
+        self._sequences: dict[int, _Drawing] = {}
         pools = [_NoPool() for _ in config.groups]
         self._peer = ToyPeer(peers, address, incarnation, pools, config.block_size, lambda holds, message: None)
 
@@ -128,7 +134,8 @@ class TimedExecutor:
             self._sequences.pop(number, None)
         for row in plan.rows:
             if row.intro is not None:
-                self._sequences[row.seq] = len(row.intro.prompt_tokens), self._lengths.get(row.intro.seed, _ENDLESS)
+                last = len(row.intro.prompt_tokens) + self._lengths.get(row.intro.seed, _ENDLESS) - 1
+                self._sequences[row.seq] = _Drawing(last, RowResult(row.seq, _DRAWS), RowResult(row.seq, _ENDS))
         work = work_of(plan.rows)
         if self.process is not None:
             return self._execute_shared(plan, work, self.process)
@@ -151,10 +158,9 @@ class TimedExecutor:
         rows, sequences = [], self._sequences
         for seq, start, tokens, from_step, _, _, is_drawing, _ in plan.rows:
             if is_drawing:
-                num_prompt, num_output = sequences[seq]
+                last, draws, ends = sequences[seq]
                 num_tokens = 1 if from_step >= 0 else len(tokens)
-                is_end = start + num_tokens - num_prompt >= num_output - 1
-                rows.append(row_result((seq, _ENDS if is_end else _DRAWS, (), (), b"", False, "")))
+                rows.append(draws if start + num_tokens < last else ends)
             else:
                 rows.append(RowResult(seq))
         return tuple(rows)
@@ -183,8 +189,7 @@ class TimedExecutor:
 
     def num_left(self, number: int, num_computed: int) -> int:
         """Tokens that a sequence draws before its last."""
-        num_prompt, num_output = self._sequences[number]
-        return num_prompt + num_output - 2 - num_computed
+        return self._sequences[number].last - 1 - num_computed
 
     @property
     def free_s(self) -> float:
