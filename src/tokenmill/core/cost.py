@@ -34,7 +34,7 @@ _AGED, _LEAST = 0.998, 0.03
 """Of what a kind has said, after each step of another one, and what is left of it at least."""
 _MOST, _LEAST_SEEN = 2.0, 0.5
 """A step of a known kind counts as at most so many times what was predicted, and at least as the inverse."""
-_REFIT, _SELDOM = 16, 64
+_REFIT, _SELDOM = 16, 256
 """Steps between two fits, where steps are not as predicted or were few so far, and where they are; the first ones are
 fitted at once. A fit costs as much as a hundred rows of a step."""
 _OFF = 0.05
