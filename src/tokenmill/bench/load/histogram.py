@@ -12,10 +12,16 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..result import Distribution
+
+Values = NDArray[np.float64]
 
 MAX_EXACT = 1_000_000
 SUB_BUCKETS = 1024
+_ZERO = -(1 << 40)
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p99_9": 0.999}
 
 
@@ -51,23 +57,25 @@ class Histogram:
         bucket = _bucket(value)
         self._counts[bucket] += 1
 
-    def add_all(self, values: Sequence[float]) -> None:
+    def add_all(self, several: Sequence[float] | Values) -> None:
         """As `add` of each."""
-        if not values:
+        values = np.asarray(several, np.float64)
+        if not len(values):
             return
-        assert min(values) >= 0.0, f"a length of time of {min(values)}"
+        least, most = float(values.min()), float(values.max())
+        assert least >= 0.0, f"a length of time of {least}"
         self.num += len(values)
-        whole, squares = self._sum, self._sum_squares
-        for value in values:
-            whole += value
-            squares += value * value
-        self._sum, self._sum_squares = whole, squares
-        if min(values):
-            parts = map(math.frexp, values)
-            self._counts.update([power * SUB_BUCKETS + int((part - 0.5) * 2 * SUB_BUCKETS) for part, power in parts])
-        else:
-            self._counts.update(map(_bucket, values))
-        self._min, self._max = min(self._min, min(values)), max(self._max, max(values))
+        # Added up one after the other, as `add` does.
+        self._sum = _added(self._sum, values)
+        self._sum_squares = _added(self._sum_squares, values * values)
+        parts, powers = np.frexp(values)
+        buckets = powers * SUB_BUCKETS + ((parts - 0.5) * (2 * SUB_BUCKETS)).astype(np.int64)
+        if not least:
+            buckets[values == 0.0] = _ZERO
+        found, counts = np.unique(buckets, return_counts=True)
+        for bucket, count in zip(found.tolist(), counts.tolist(), strict=True):
+            self._counts[bucket] += count
+        self._min, self._max = min(self._min, least), max(self._max, most)
 
     def quantile(self, q: float) -> float:
         wanted, seen = rank(self.num, q), 0
@@ -87,15 +95,19 @@ class Histogram:
         return Distribution(self.num, mean=mean, std=std, min=self._min, max=self._max, more=others, **quantiles)
 
 
+def _added(before: float, values: Values) -> float:
+    return float(np.cumsum(np.concatenate(((before,), values)))[-1])
+
+
 def _bucket(value: float) -> int:
     if value == 0.0:
-        return -(1 << 40)
+        return _ZERO
     mantissa, exponent = math.frexp(value)
     return exponent * SUB_BUCKETS + int((mantissa - 0.5) * 2 * SUB_BUCKETS)
 
 
 def _middle(bucket: int) -> float:
-    if bucket == -(1 << 40):
+    if bucket == _ZERO:
         return 0.0
     exponent, part = divmod(bucket, SUB_BUCKETS)
     return math.ldexp(0.5 + (part + 0.5) / (2 * SUB_BUCKETS), exponent)

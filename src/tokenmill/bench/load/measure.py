@@ -116,9 +116,15 @@ def _input_tokens(call: Call, vocabulary: Vocabulary) -> int:
 
 
 def row_of(
-    call: Call, exchange: Exchange, start_s: float, objectives: dict[str, float], vocabulary: Vocabulary | None = None
+    call: Call,
+    exchange: Exchange,
+    start_s: float,
+    objectives: dict[str, float],
+    vocabulary: Vocabulary | None = None,
+    most_events: int | None = None,
 ) -> RequestRow:
-    """Of a call that has ended."""
+    """Of a call that has ended. most_events: of its token events, so many are kept; None: all, which the objective on
+    ITL needs."""
     input_tokens = exchange.input_tokens
     if input_tokens is None and vocabulary is not None:
         input_tokens = _input_tokens(call, vocabulary)
@@ -142,7 +148,7 @@ def row_of(
         wanted_input_tokens=call.input_tokens,
         wanted_output_tokens=call.output_tokens,
         ok=exchange.ok,
-        met_slo=False,
+        met_slo=exchange.ok,
         finish_reason=exchange.finish_reason,
         error=exchange.error,
         error_detail=exchange.error_detail,
@@ -152,10 +158,12 @@ def row_of(
         first_content_s=None
         if exchange.first_content_s is None or not exchange.is_streamed
         else exchange.first_content_s - start_s,
-        event_s=[round(at_s - due_s, 6) for at_s in times],
-        event_tokens=counts if counts.count(1) < len(counts) else None,
+        event_s=[round(at_s - due_s, 6) for at_s in times[:most_events]],
+        event_tokens=counts[:most_events] if counts.count(1) < len(counts) else None,
     )
-    return replace(row, met_slo=row.ok and all(met(row, name, limit) for name, limit in objectives.items()))
+    if row.ok and not all([met(row, name, limit) for name, limit in objectives.items()]):
+        return replace(row, met_slo=False)
+    return row
 
 
 def ttft_s(row: RequestRow) -> float | None:

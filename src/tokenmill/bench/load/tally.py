@@ -6,17 +6,20 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from itertools import pairwise
+
+import numpy as np
 
 from ..result import Distribution, RequestRow
 from .histogram import Histogram
+from .stream import Exchange
 
 BIN_S = 1.0
+KEPT_EVENTS = 2
 
 
 class Tally:
-    """rows: of the requests that have ended, each with the first two of its token events alone. num_events: of all;
-    num_good: of those that succeeded. num_met_itl: requests that succeeded and met the objective on ITL."""
+    """rows: of the requests that have ended, each with the first KEPT_EVENTS of its token events alone. num_events: of
+    all; num_good: of those that succeeded. num_met_itl: requests that succeeded and met the objective on ITL."""
 
     def __init__(self) -> None:
         self.rows: list[RequestRow] = []
@@ -25,21 +28,24 @@ class Tally:
         self._gaps = Histogram()
         self._bins: Counter[int] = Counter()
 
-    def take(self, row: RequestRow, met_itl: bool) -> None:
-        """A request that has ended. row: with all its times; met_itl: whether those met the objective on them."""
-        times = row.event_s or []
+    def take(self, row: RequestRow, exchange: Exchange, met_itl: bool) -> None:
+        """A request that has ended. met_itl: whether its times met the objective on them."""
+        times = np.array(exchange.event_times, np.float64) - exchange.due_s
         self.num_events += len(times)
         if row.ok:
             self.num_good += len(times)
             self.num_met_itl += met_itl
-            self._gaps.add_all([max(0.0, later - earlier) for earlier, later in pairwise(times)])
-        counts, due_s = row.event_tokens, row.due_s
-        if counts is None:
-            self._bins.update([int((due_s + at_s) / BIN_S) for at_s in times])
-        else:
-            for at_s, count in zip(times, counts, strict=True):
-                self._bins[int((due_s + at_s) / BIN_S)] += count
-        self.rows.append(replace(row, event_s=times[:2], event_tokens=None if counts is None else counts[:2]))
+            self._gaps.add_all(np.maximum(0.0, np.diff(times)))
+        bins = ((row.due_s + times) / BIN_S).astype(np.int64)
+        if len(bins):
+            first = int(bins.min())
+            for number, count in enumerate(np.bincount(bins - first, exchange.event_tokens).tolist(), first):
+                if count:
+                    self._bins[number] += int(count)
+        if row.event_s is not None and len(row.event_s) > KEPT_EVENTS:
+            counts = None if row.event_tokens is None else row.event_tokens[:KEPT_EVENTS]
+            row = replace(row, event_s=row.event_s[:KEPT_EVENTS], event_tokens=counts)
+        self.rows.append(row)
 
     def itl_s(self, percentiles: tuple[float, ...]) -> Distribution:
         return self._gaps.distribution(percentiles)

@@ -18,7 +18,7 @@ from ...bench.load.player import Player
 from ...bench.load.pool import pool
 from ...bench.load.run import Load, Observe, intervals
 from ...bench.load.stream import Exchange
-from ...bench.load.tally import Tally
+from ...bench.load.tally import KEPT_EVENTS, Tally
 from ...bench.load.timer import time_of
 from ...bench.result import Repeats, Run
 from ...core.errors import Unavailable
@@ -129,8 +129,10 @@ async def _measure(
 
     def take(call: Call, exchange: Exchange, start_s: float) -> None:
         assert tally is not None
-        row, limit_s = measure.row_of(call, exchange, start_s, load.objectives), load.objectives.get("itl_s")
-        tally.take(row, limit_s is not None and row.ok and measure.met(row, "itl_s", limit_s))
+        limit_s = load.objectives.get("itl_s")
+        most = KEPT_EVENTS if limit_s is None else None
+        row = measure.row_of(call, exchange, start_s, load.objectives, most_events=most)
+        tally.take(row, exchange, limit_s is not None and row.ok and measure.met(row, "itl_s", limit_s))
 
     player: Player[Asked] = Player(
         plan, load.schedule, writer, client, load.give_up,
