@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 
+from tokenmill.cluster.admission import BoundedWait
+from tokenmill.cluster.events import Effects, GatewayEvent, Opened
 from tokenmill.cluster.gateway import Gateway
+from tokenmill.cluster.links import EngineLink
 from tokenmill.cluster.pools import decision_named
 from tokenmill.cluster.rescheduling import policy_named
 from tokenmill.cluster.router import ROUTING_POLICIES
+from tokenmill.cluster.routing import Route
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.cost import Costs
 from tokenmill.core.events import Output
 from tokenmill.core.request import Request, SamplingParams
-from tokenmill.sim.deployment import Deployment, WorkerPlan
+from tokenmill.core.terms import USUAL, Terms
+from tokenmill.sim.deployment import LAN, Deployment, WorkerPlan
 from tokenmill.sim.loop import VirtualLoop
+from tokenmill.sim.network import Shape
 from tokenmill.sim.service import Service
-from tokenmill.sim.timed import END_TOKEN
+from tokenmill.sim.timed import DRAWN, END_TOKEN
 
 
 def heard(seed: int, *, fast_path: bool) -> tuple[list[Any], int]:
@@ -36,21 +43,41 @@ def heard(seed: int, *, fast_path: bool) -> tuple[list[Any], int]:
     )
     kinds = rng.choice([["mixed"], ["mixed"] * 2, ["mixed"] * 5, ["prefill", "decode", "decode"]])
     routing, migration = rng.choice(ROUTING_POLICIES), rng.choice(["off", "off", "on"])
+    is_bounded, terms = rng.random() < 0.3, rng.choice([USUAL, Terms(ttft_s=2.0), Terms(ttft_s=0.3, tpot_s=0.05)])
     loop = VirtualLoop()
     log: list[Any] = []
 
     def set_up(gateway: Gateway) -> None:
         gateway.router.choose_by(routing)
+        choose, policy = gateway.router.choose, gateway.router._routing
+
+        def watched(request: Request, links: Mapping[int, EngineLink], now: float) -> Route:
+            """Also what the choice was made by."""
+            route = choose(request, links, now)
+            ranking = getattr(getattr(policy, "_by_cost", policy), "_ranking", None)
+            order = list(ranking.order) if ranking is not None and len(links) > 1 else []
+            levels = [(level.num_blocks, sorted(level.links)) for level in gateway.router.index.levels(request.keys)]
+            log.append(("chosen", request.id, *route[1:], order, levels, gateway.desk.choice_s, gateway.desk._work))
+            return route
+
+        gateway.router.choose = watched  # type: ignore[method-assign]
+        if is_bounded:
+            gateway.admission = BoundedWait(1000, 10**6, 1.0)
         if "prefill" in kinds:
             gateway.pools.decision = decision_named("always")
         if len(kinds) > 1:
             gateway.reviews.policy = policy_named(migration)
 
     plans = tuple(WorkerPlan(f"w{number}", kind, config, law) for number, kind in enumerate(kinds))
-    service = Service(
-        Deployment(plans), loop, set_up=set_up, fast_path=fast_path,
-        watch=lambda event, effects: log.append(("routes", *effects.routes)) if effects.routes else None,
-    )  # fmt: skip
+    shape = rng.choice([LAN, Shape(latency_s=0.03)])
+
+    def watch(event: GatewayEvent, effects: Effects) -> None:
+        if isinstance(event, Opened):
+            log.append(("opened", event.requests[0].id, event.verdict))
+        if effects.routes:
+            log.append(("routes", *effects.routes))
+
+    service = Service(Deployment(plans, shape), loop, set_up=set_up, fast_path=fast_path, watch=watch)
 
     async def main() -> None:
         await service.start()
@@ -62,13 +89,17 @@ def heard(seed: int, *, fast_path: bool) -> tuple[list[Any], int]:
                 open_ids.discard(output.request_id)
 
         shared = [[rng.randrange(256) for _ in range(100)] for _ in range(3)]
+        begun: list[tuple[int, ...]] = []
         for number in range(40):
             await asyncio.sleep(rng.expovariate(rng.choice([1.0, 4.0, 40.0])))
             prompt = (*rng.choice(shared)[: rng.randrange(1, 100)], *rng.randbytes(rng.randrange(60)))
+            if begun and rng.random() < 0.3:  # goes on where an answer has begun, or will have
+                prompt = (*rng.choice(begun[-4:]), *(DRAWN,) * rng.randrange(80))[:400]
+            begun.append(prompt)
             most = rng.randint(1, 150)
             request = Request(
                 f"r{number}", prompt, SamplingParams(max_tokens=most), most, number, eos_token_ids=(END_TOKEN,),
-                arrival_s=loop.time(),
+                arrival_s=loop.time(), terms=terms,
             )  # fmt: skip
             open_ids.add(request.id)
             service.open(request, f"c{number % 3}", hear, num_output=rng.choice([0, rng.randint(1, most)]))
@@ -80,6 +111,7 @@ def heard(seed: int, *, fast_path: bool) -> tuple[list[Any], int]:
                 loop.call_later(rng.uniform(0.0, 1.0), service.give_up, request.id)
         while open_ids:
             await asyncio.sleep(0.5)
+        await asyncio.sleep(2.0)  # those that were given up end, too
         await service.stop()
 
     loop.run(main())
@@ -91,10 +123,14 @@ def heard(seed: int, *, fast_path: bool) -> tuple[list[Any], int]:
     return [*log, *ends], report.num_leapt
 
 
-@pytest.mark.parametrize("first", range(0, 16, 4))
-def test_leaps_change_nothing_that_is_heard(first: int) -> None:
+LOOKED_AT = (24, 56, 225)
+"""Where something would be chosen otherwise if what is looked at (`Router.looks_at`, `Late.younger`) were not told."""
+
+
+@pytest.mark.parametrize("seeds", [*(range(first, first + 4) for first in range(0, 16, 4)), LOOKED_AT])
+def test_leaps_change_nothing_that_is_heard(seeds: Sequence[int]) -> None:
     total = 0
-    for seed in range(first, first + 4):
+    for seed in seeds:
         plain, none = heard(seed, fast_path=False)
         fast, num_leapt = heard(seed, fast_path=True)
         assert none == 0

@@ -13,7 +13,7 @@ of `share` every choice goes to the engine at once, as a program with its own en
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 
 from ..core.cost import Work
@@ -23,6 +23,7 @@ from ..core.request import IDLE_PRIORITY, Request
 from ..core.slo import least_tokens
 from ..core.terms import NUM_PRIORITY_CLASSES
 from ..core.work import PATIENCE, due, lead_s, step_work
+from .events import Pace
 from .forecast import Calibration, Scene, forecast
 from .places import Places, Room
 from .pressure import Pressure
@@ -46,6 +47,7 @@ class FrontDesk:
     pressure    how far the load is from what can be served in time
     calibration by how much forecasts of first tokens are off
     returns     when those who are refused are told to come back
+    catch_up    is called before what answers have drawn is looked at: what has been paced is to be told
 
     num_drawn: tells how many tokens of a choice have come.
     """
@@ -65,6 +67,8 @@ class FrontDesk:
         self._tokens_of: dict[str, int] = {}
         self._stepped_s = 0.0
         self._num_sent = 0  # tokens of the prompts that engines were given since
+        self._num_paced_steps = self._num_paced_tokens = 0  # that `pace` was told of and `repeat` was not
+        self.catch_up: Callable[[], None] = _nothing
         self._drawing: dict[str, tuple[float, Request, str, Sized]] = {}
         self._lately: deque[tuple[float, int, float]] = deque(maxlen=_LATELY)
 
@@ -150,20 +154,27 @@ class FrontDesk:
         if self._places.num_waiting and self._places.is_shared:
             self._places.settle()
 
-    def repeat(self, stats: EngineStats, now: float, link: int, own: EngineStats) -> None:
-        """As `step` of several that are alike, whose durations `pace` gets."""
-        assert not self._places.num_waiting, "each step may place something"
+    def repeat(
+        self, stats: EngineStats, now: float, link: int, own: EngineStats, num_steps: int, num_tokens: int
+    ) -> None:
+        """As `step` of so many that are alike, when nothing waited, and of which `pace` has been told before."""
         self._stats = stats
         self._stepped_s = max(self._stepped_s, now)
-        self._num_sent = 0
+        self._num_paced_steps -= num_steps
+        self._num_paced_tokens -= num_tokens
         self._rates.note_repeated(stats, link, own)
 
-    def pace(self, steps: Iterable[tuple[float, int]]) -> None:
-        """(seconds, tokens) of steps, as they ended, that `repeat` is told of."""
-        self._rates.pace(steps)
+    def pace(self, paces: Sequence[Pace]) -> None:
+        """Of steps, as they ended, that `repeat` is told of later."""
+        if paces:
+            self._num_sent = 0
+            self._num_paced_steps += len(paces)
+            self._num_paced_tokens += sum([num_tokens for _, _, _, num_tokens in paces])
+            self._rates.pace(paces)
 
     def forecast(self, newcomer: Newcomer, now: float) -> Forecast:
         """What the first choice of a call may expect."""
+        self.catch_up()
         room, rates = self._places.room, self._rates
         if room is None:
             return Forecast()
@@ -323,8 +334,13 @@ class FrontDesk:
     @property
     def _work(self) -> int:
         stats, room = self._stats, self._places.room
-        num_tokens = stats.prompt_tokens_computed + stats.generation_tokens
-        return num_tokens + stats.num_steps * step_work(0, 0 if room is None else room.step_tokens)
+        num_tokens = stats.prompt_tokens_computed + stats.generation_tokens + self._num_paced_tokens
+        num_steps = stats.num_steps + self._num_paced_steps
+        return num_tokens + num_steps * step_work(0, 0 if room is None else room.step_tokens)
+
+
+def _nothing() -> None:
+    pass
 
 
 def held_tokens(requests: Sequence[Request]) -> int:

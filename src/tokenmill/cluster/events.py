@@ -89,6 +89,9 @@ class Repeated:
     times: Sequence[float]
 
 
+Pace = tuple[float, int, float, int]
+"""Of a step that is told later: when it was heard of, the engine's link, seconds, tokens."""
+
 Telling = Staged | Moved | Prefetched | KVEvents | TierEvents
 """What engines say beside steps that the gateway is to hear."""
 

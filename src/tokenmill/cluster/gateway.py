@@ -42,7 +42,7 @@ from .events import (
     Stepped,
     Ticked,
     Told,
-)
+)  # fmt: skip
 from .lengths import Lengths
 from .likeness import unlike
 from .links import EngineLink
@@ -133,6 +133,7 @@ class Gateway:
 
     def num_output(self, request_id: str) -> int:
         """Tokens that have come for an open request."""
+        self.desk.catch_up()
         entry = self._entries.get(request_id)
         return 0 if entry is None else len(entry.request.output_tokens) + len(entry.tokens)
 
@@ -157,8 +158,6 @@ class Gateway:
         num_given = sum(len(link.entries) for link in self._links.values())
         assert num_waiting + len(self._held) + num_given == len(self._entries), (num_waiting, self._held, num_given)
         self._moves.check()
-        for link in self._links.values():
-            link.check()
         self._placing.check()
 
     # ---- engines come and go ----
@@ -219,8 +218,8 @@ class Gateway:
         """Give out as many places as engines have, from now on; while there is none, nobody asks."""
         readies = [link.ready for link in self._links.values() if link.ready.max_num_seqs and not link.is_leaving]
         if self.is_shared and readies:
-            num_rows = sum(ready.max_num_seqs for ready in readies)
-            self.desk.share(Room(num_rows, readies[0].max_num_batched_tokens, len(readies)))
+            room = Room(sum(each.max_num_seqs for each in readies), readies[0].max_num_batched_tokens, len(readies))
+            self.desk.share(room)
 
     def _close(self, event: Closed, now: float, effects: Effects) -> None:
         self._links.clear()  # what moves, too, is over with its request
@@ -355,6 +354,7 @@ class Gateway:
         link = self._links.get(event.link)
         if link is not None:
             link.pool = event.pool
+            self.pools.note_links(self._links.values())
             self._placing.place(now, effects)
 
     def _compare(self, entry: Entry, now: float, effects: Effects) -> None:

@@ -11,7 +11,7 @@ choice is that of scoring all. The idea: Mooncake's conductor (FAST'25, algorith
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from heapq import nsmallest
 from itertools import islice
 from math import inf
@@ -69,6 +69,9 @@ class KVAware:
 
     def leave(self, link: int) -> None:
         self._ranking.leave(link)
+
+    def looks_at(self, request: Request) -> Iterable[int]:
+        return {*self._ranking.unsettled, *[each for level in self._index.levels(request.keys) for each in level.links]}
 
     def choose(self, request: Request, links: Mapping[int, EngineLink], now: float) -> Route:
         self._ranking.settle(links)
@@ -267,6 +270,9 @@ class SLOAware:
 
     def note_fetch(self, num_tokens: int, took_s: float) -> None:
         self._by_cost.note_fetch(num_tokens, took_s)
+
+    def looks_at(self, request: Request) -> Iterable[int]:
+        return self._by_cost.looks_at(request)
 
     def choose(self, request: Request, links: Mapping[int, EngineLink], now: float) -> Route:
         route = self._by_cost.choose(request, links, now)

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ..core.block import KEY_BYTES, split_keys
 from ..core.events import Ready
@@ -59,10 +59,12 @@ class Placing:
         """An engine serves from now on."""
         load = Load(ready.stats.prompt_tokens_computed)
         self.links[number] = EngineLink(number, ready, ready.worker.pool, ready.stats, load=load)
+        self.pools.note_links(self.links.values())
         effects.tells += self.router.join(self.links)
 
     def leave(self, number: int, now: float, effects: Effects) -> Suspects:
         """It is gone."""
+        self.pools.note_links(self.links.values())
         effects.tells += self.router.leave(number)
         self.moves.lose(number, now, effects)
         self.copies.lose(number, now, effects)
@@ -125,8 +127,17 @@ class Placing:
         on_trial = self.suspects.on_trial is not None or len(self.suspects) > 0
         return on_trial or self._desk.num_waiting > 0 or len(self.held) > 0 or len(self.moves) > 0
 
+    def looks_at(self, request: Request) -> Iterable[int] | None:
+        """Of which engines a newcomer's place depends on what they have told after steps and of their caches, where
+        nothing waits for a step; None: of all."""
+        if self.pools.are_divided or self.copies.is_wanted:
+            return None
+        return self.router.looks_at(request) if len(self.links) > 1 else ()
+
     def check(self) -> None:
         """Assert what must hold between events; slow, for tests."""
+        for link in self.links.values():
+            link.check()
         for name, entry in self.held.items():
             assert entry.link is None and entry.ending is None and not self._desk.is_waiting(name)
         trial = self.suspects.on_trial

@@ -17,7 +17,7 @@ there will be room for them and for what is predicted to be drawn there already.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from ..core.cost import Costs, Work
@@ -187,13 +187,19 @@ def predicted_load(link: EngineLink) -> float:
 class Pools:
     """lengths   predicts answers
     decision  whether a request is split
+    are_divided  whether an engine serves in another pool than MIXED
     """
 
     def __init__(self, lengths: Lengths) -> None:
         self.lengths = lengths
         self.decision: Disaggregation = LeastCost()
+        self.are_divided = False
         self._spent: dict[int, tuple[float, float]] = {}
         self._handoff_s = _HANDOFF_S
+
+    def note_links(self, links: Iterable[EngineLink]) -> None:
+        """These serve now."""
+        self.are_divided = any([kind_of(link.pool) != MIXED for link in links])
 
     def choose(
         self,
@@ -211,7 +217,7 @@ class Pools:
             return Choice(links[0])
         if entry.guess is None:
             entry.guess = self.lengths.guess(request)
-        names = {link.pool for link in links}
+        names = {link.pool for link in links} if self.are_divided else ()
         if PREFILL not in names and DECODE not in names:
             return Choice(self._note(route(request, links, now), entry, {}, now))
         kinds = [kind_of(link.pool) for link in links]

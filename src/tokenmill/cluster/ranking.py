@@ -47,6 +47,11 @@ class Ranking:
     def __getitem__(self, number: int) -> Ranked:
         return self._of[number]
 
+    @property
+    def unsettled(self) -> set[int]:
+        """Those that have changed since."""
+        return self._changed
+
     def settle(self, links: Mapping[int, EngineLink]) -> None:
         """Take in what has changed; these are known from now on."""
         if not links.keys() <= self._links.keys():

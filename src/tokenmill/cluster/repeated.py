@@ -8,8 +8,8 @@ from .gateway import Gateway
 
 
 def repeat(gateway: Gateway, event: Repeated) -> list[Output]:
-    """As Stepped of each, where nothing waits for a step (Placing.waits_for_steps) and no request begins or ends. Other
-    engines may have been heard of since. Returns the outputs for those who wait for them."""
+    """As Stepped of each, where nothing waited for a step (Placing.waits_for_steps) and no request began or ended.
+    Engines may have been heard of since, and calls opened. Returns the outputs for those who wait for them."""
     step, link = event.step, gateway.link(event.link)
     outputs: list[Output] = []
     if link is None:
@@ -29,5 +29,6 @@ def repeat(gateway: Gateway, event: Repeated) -> list[Output]:
     gateway.progress_s = max(gateway.progress_s, now)
     link.step(step.stats)
     gateway.totals.step(event.link, step.stats, event.times[-1])
-    gateway.desk.repeat(gateway.totals.sums, now, event.link, step.stats)
+    num_steps = len(event.times)
+    gateway.desk.repeat(gateway.totals.sums, now, event.link, step.stats, num_steps, num_steps * len(step.outputs))
     return outputs

@@ -6,7 +6,7 @@ requests are to carry the keys of their blocks (`keys`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from ..core.events import ToEngine
 from ..core.kv_events import KVEvents, WatchKV
@@ -58,6 +58,7 @@ class Router:
         """The policy from now on, as in `make_routing`. Before engines come."""
         self.name = name
         self._routing = make_routing(name, self.index, self.stores)
+        self._looks_at: Callable[[Request], Iterable[int]] | None = getattr(self._routing, "looks_at", None)
 
     def join(self, links: Mapping[int, EngineLink]) -> list[tuple[int, ToEngine]]:
         """An engine has come; what engines are to be told."""
@@ -86,6 +87,11 @@ class Router:
         if len(links) == 1:
             return Route(next(iter(links.values())), "only")
         return self._routing.choose(request, links, now)
+
+    def looks_at(self, request: Request) -> Iterable[int] | None:
+        """Of which engines the next choice, of this request, depends on what they have told after steps and of their
+        caches; None: of all."""
+        return None if self._looks_at is None else self._looks_at(request)
 
     def note_fetch(self, num_tokens: int, took_s: float) -> None:
         """An engine got KV of so many tokens from another one in this time."""

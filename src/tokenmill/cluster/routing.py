@@ -13,7 +13,7 @@ slo_aware         of those predicted to keep the targets, the one with the least
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from hashlib import blake2b
 from random import Random
 from typing import NamedTuple, Protocol
@@ -42,7 +42,11 @@ class Route(NamedTuple):
 
 
 class Routing(Protocol):
-    """uses_keys: whether requests are to carry the keys of their blocks, and engines to tell of their caches."""
+    """uses_keys: whether requests are to carry the keys of their blocks, and engines to tell of their caches.
+
+    It may have a method `looks_at(request)`: of which engines it depends on what they have told after steps and of
+    their caches (`EngineLink.stats`, answers in the making, the index), where `choose` is asked of the request next. To
+    others it may look only for what they were given. Simulations then spare what is looked at by nobody."""
 
     uses_keys: bool
 
@@ -84,6 +88,9 @@ class RoundRobin:
     def note_fetch(self, num_tokens: int, took_s: float) -> None:
         pass
 
+    def looks_at(self, request: Request) -> Iterable[int]:
+        return ()
+
 
 class LeastLoad:
     uses_keys = False
@@ -96,6 +103,9 @@ class LeastLoad:
 
     def note_fetch(self, num_tokens: int, took_s: float) -> None:
         pass
+
+    def looks_at(self, request: Request) -> Iterable[int]:
+        return ()
 
 
 class PowerOfTwo:
@@ -113,6 +123,9 @@ class PowerOfTwo:
 
     def note_fetch(self, num_tokens: int, took_s: float) -> None:
         pass
+
+    def looks_at(self, request: Request) -> Iterable[int]:
+        return ()
 
 
 class SessionAffinity:
@@ -137,6 +150,9 @@ class SessionAffinity:
 
     def note_fetch(self, num_tokens: int, took_s: float) -> None:
         pass
+
+    def looks_at(self, request: Request) -> Iterable[int]:
+        return ()
 
 
 class PrefixAffinity:
@@ -167,6 +183,9 @@ class PrefixAffinity:
 
     def note_fetch(self, num_tokens: int, took_s: float) -> None:
         pass
+
+    def looks_at(self, request: Request) -> Iterable[int]:
+        return {number for level in self._index.levels(request.keys) for number in level.links}
 
 
 def _draw(name: bytes, link: str) -> bytes:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from ..core.cost import UNKNOWN, Work
 from ..core.events import FINISH_LENGTH, EngineStats
 from ..core.work import step_work
+from .events import Pace
 
 _WEIGHT = 1 / 16
 _ROUNDS = 6
@@ -79,7 +80,7 @@ class Rates:
         before, self._stats = self._stats, stats
         if stats.num_steps == before.num_steps:
             return
-        self.pace(((stats.last_step_s, stats.last_step_tokens),))
+        self.pace(((0.0, link, stats.last_step_s, stats.last_step_tokens),))
         is_full = 2 * stats.last_step_tokens >= self._step_tokens
         if stats.num_prompt_left and stats.num_steps == before.num_steps + 1:
             num_new = stats.last_step_tokens - (stats.generation_tokens - before.generation_tokens)
@@ -92,11 +93,11 @@ class Rates:
         self._stats = stats
         self._note_rows(stats, link, own, is_full=False)
 
-    def pace(self, steps: Iterable[tuple[float, int]]) -> None:
-        """(seconds, tokens) of steps that have ended, one after the other."""
-        mean_s, work_s, step_tokens = self.step_s, self._work_s, self._step_tokens
-        for step_s, num_tokens in steps:
-            unit_s = step_s / max(1, step_work(num_tokens, step_tokens))
+    def pace(self, paces: Iterable[Pace]) -> None:
+        """Of steps that have ended, one after the other."""
+        mean_s, work_s, of_step = self.step_s, self._work_s, step_work(0, self._step_tokens)
+        for _, _, step_s, num_tokens in paces:
+            unit_s = step_s / ((num_tokens + of_step) or 1)
             mean_s = mean_s + _WEIGHT * (step_s - mean_s) if mean_s else step_s
             work_s = work_s + _WEIGHT * (unit_s - work_s) if work_s else unit_s
         self.step_s, self._work_s = mean_s, work_s

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import zip_longest
 from operator import add, itemgetter, sub
 from typing import Any
@@ -49,6 +50,7 @@ class Totals:
         self._sums: list[Any] = [0] * len(_PLACES)
         self._last = EngineStats()
         self._costs, self._costs_of, self._most_computed = UNKNOWN, -1, -1
+        self._costliest: set[int] = set()
         self._last_s = self._costs_s = 0.0  # when these were told
         self._tier_hits: tuple[int, ...] = ()
 
@@ -66,6 +68,11 @@ class Totals:
         fullest = max([part.kv_usage for part in parts], default=told.kv_usage)
         return told._replace(kv_usage=fullest, running_adapters=tuple(running), waiting_adapters=tuple(waiting))
 
+    @property
+    def costliest(self) -> Iterable[int] | None:
+        """Of whom it depends what steps cost; None: of all."""
+        return self._costliest if self._costs_of >= 0 else None
+
     def join(self, link: int, num_blocks: int, before: EngineStats) -> None:
         """An engine that runs nothing; its blocks are free. What it counted `before` is not counted here."""
         stats = self._of[link] = before._replace(num_free_blocks=num_blocks, num_blocks=num_blocks)
@@ -73,6 +80,7 @@ class Totals:
 
     def leave(self, link: int) -> None:
         self._add_gauges(self._of.pop(link), EngineStats())
+        self._costliest.discard(link)
         if link == self._costs_of:  # what it knew holds until another knows something
             self._costs_of, self._most_computed = -1, -1
         if not self._of:
@@ -88,6 +96,10 @@ class Totals:
                 for whole, now, was in zip_longest(self._tier_hits, stats.tier_hits, before.tier_hits, fillvalue=0)
             )
         num_more = stats.prompt_tokens_computed - self._most_computed
+        if num_more > 0:
+            self._costliest = {link}
+        elif num_more == 0:
+            self._costliest.add(link)
         if num_more > 0 or link == self._costs_of or (num_more == 0 and now >= self._costs_s):
             self._costs, self._costs_of, self._most_computed = stats.costs, link, stats.prompt_tokens_computed
             self._costs_s = now

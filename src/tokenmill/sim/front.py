@@ -7,8 +7,10 @@ measurements are made of that. `hear_run` gets outputs of several tokens, and th
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import count
 
 from ..cluster.events import (
@@ -18,6 +20,7 @@ from ..cluster.events import (
     Leaves,
     Left,
     Opened,
+    Pace,
     Pooled,
     Repeated,
     Stepped,
@@ -45,7 +48,7 @@ from ..core.events import (
 )
 from ..core.kv_events import KVEvents
 from ..core.policy import ENTERS, Verdict
-from ..core.ports import FrontEnd
+from ..core.ports import FrontEnd, Pushing, hear_all
 from ..core.request import Request
 from .late import Late
 from .loop import VirtualLoop
@@ -58,13 +61,13 @@ class _Attached:
     """The front end's side of a link."""
 
     def __init__(self, number: int, end: FrontEnd, liveness: Liveness) -> None:
+        assert isinstance(end, Pushing)
+        self.say: Callable[[ToEngine], None] = end.push
         self.number = number
         self.end = end
         self.liveness = liveness
-        self.outbox: asyncio.Queue[ToEngine] = asyncio.Queue()
         self.epoch = 0
         self.is_let_go = False
-        self.writing: asyncio.Task[None] | None = None
 
 
 class Front:
@@ -100,24 +103,25 @@ class Front:
         self._is_checked = is_checked
         self._links: dict[int, _Attached] = {}
         self._num_links = 0
+        self._given: set[int] = set()
         self._alarm: asyncio.TimerHandle | None = None
         self.look_s = math.inf
         self.look: Callable[[], None] = lambda: None
         self.late = Late(loop, self)
+        self.gateway.desk.catch_up = self.late.settle
 
     def attach(self, end: FrontEnd) -> int:
         """Take up a link; its engine gets requests once its Ready has come. The number of the link."""
         link = self._links[self._num_links] = _Attached(self._num_links, end, Liveness(self._limit_s))
         self._num_links += 1
         self._loop.spawn(self._read(link), f"read {link.number}")
-        link.writing = self._loop.spawn(self._write(link), f"write {link.number}")
         return link.number
 
     def put(self, number: int, pool: str) -> None:
         """Put an engine into another pool, where it still serves."""
         link = self._links.get(number)
         if link is not None:
-            link.outbox.put_nowait(SetPool(pool, link.epoch + 1))
+            link.say(SetPool(pool, link.epoch + 1))
 
     async def watch(self) -> None:
         """Let workers go that give no sign of life."""
@@ -135,22 +139,48 @@ class Front:
             requests = with_keys(requests, ready)
         self.handle(Opened(requests, client, verdict))
 
+    def expect_call(self, requests: Sequence[Request] = ()) -> None:
+        """What is looked at for a call that comes now is told: of the engines by whose account steps cost what they
+        do, and as its requests are opened, of those that their places depend on."""
+        gateway, late = self.gateway, self.late
+        looked = gateway.totals.costliest
+        if looked is None or len(requests) > 1:
+            return late.settle()
+        some = [*looked]
+        for request in requests:
+            looked = gateway.placing.looks_at(request)
+            if looked is None:
+                return late.settle()
+            # Of those that have been given something and have not begun with it, each step moves the standing.
+            self._given = {number for number in self._given if self._waits(number)}
+            some += [*looked, *late.younger(request), *self._given]
+        late.settle_of(dict.fromkeys(some))
+
+    def _waits(self, number: int) -> bool:
+        """Whether a request of the engine has no token of it yet."""
+        link = self.gateway.link(number)
+        return link is not None and link.load.num_waiting > 0
+
     def handle(self, event: GatewayEvent) -> Effects:
         gateway = self.gateway
-        if not self.late.is_empty:
-            if _is_decided_by(event):
-                self.late.settle()
-            else:
-                self.late.settle_paces()
+        if self.late.is_empty:
+            pass
+        elif isinstance(event, Opened):
+            self.expect_call(event.requests)
+        elif _is_decided_by(event):
+            self.late.settle()
+        else:
+            self.late.settle_paces()
         effects = gateway.handle(event, self._loop.time())
         if self._is_checked:
             gateway.check()
         for number, request_id in effects.aborts:
-            self._links[number].outbox.put_nowait(Abort((request_id,)))
+            self._links[number].say(Abort((request_id,)))
         for number, request in effects.submits:
-            self._links[number].outbox.put_nowait(Submit((request,)))
+            self._links[number].say(Submit((request,)))
+            self._given.add(number)
         for number, message in effects.tells:
-            self._links[number].outbox.put_nowait(message)
+            self._links[number].say(message)
         self.refused = self.refused or effects.refused
         self._hear(event, effects)
         self._set_alarm()
@@ -174,8 +204,6 @@ class Front:
         """It is gone for the gateway; what it says yet is of the past."""
         del self._links[link.number]
         link.is_let_go = True
-        if link.writing is not None:
-            link.writing.cancel()
         self.num_left += 1
         self.handle(Left(link.number))
         self._loop.call_later(self._grace_s, link.end.close)  # type: ignore[attr-defined]
@@ -186,29 +214,15 @@ class Front:
             self._alarm.cancel()
         for link in self._links.values():
             link.is_let_go = True
-            if link.writing is not None:
-                link.writing.cancel()
             link.end.close()  # type: ignore[attr-defined]
         self._links.clear()
         self.is_up = False
 
-    async def _write(self, link: _Attached) -> None:
-        while True:
-            message = await link.outbox.get()
-            try:
-                await link.end.send(message)
-            except EOFError:
-                return  # the reader hears of it, too
-
     async def _read(self, link: _Attached) -> None:
-        while True:
-            try:
-                message = await link.end.receive()
-            except EOFError:
-                if not link.is_let_go:
-                    self._let_go(link)
-                return
-            self._take(link, message)
+        with contextlib.suppress(EOFError):
+            await hear_all(link.end, partial(self._take, link))
+        if not link.is_let_go:
+            self._let_go(link)
 
     # ---- what comes late (`late.Hearer`) ----
 
@@ -216,8 +230,8 @@ class Front:
     def may_take_runs(self) -> bool:
         return self.is_up and not self.gateway.placing.waits_for_steps
 
-    def pace(self, steps: list[tuple[float, int]]) -> None:
-        self.gateway.desk.pace(steps)
+    def pace(self, paces: list[Pace]) -> None:
+        self.gateway.desk.pace(paces)
 
     def take_late(self, number: int, message: FromEngine) -> None:
         link = self._links.get(number)
@@ -253,7 +267,7 @@ class Front:
             self.handle(Joined(link.number, message))
         elif isinstance(message, Leaving):
             self.handle(Leaves(link.number))
-            link.outbox.put_nowait(Drain())
+            link.say(Drain())
 
 
 def _is_decided_by(event: GatewayEvent) -> bool:

@@ -13,19 +13,23 @@ Where two things happen at the very same time of virtual seconds, their order ma
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from heapq import heappop, heappush
+from collections.abc import Iterable, Sequence
+from heapq import heappop, heappush, heapreplace
 from operator import itemgetter
 from typing import Protocol
 
-from ..cluster.events import Repeated
+from ..cluster.events import Pace, Repeated
+from ..core.block import KEY_BYTES
 from ..core.events import FromEngine
+from ..core.request import Request
 from .loop import VirtualLoop
 
-Pace = tuple[float, int, float, int]
-"""Of a step: when it is heard of, whose it is, seconds, tokens."""
-
 _when = itemgetter(0, 1)
+
+
+Head = bytes | int
+"""Of a sequence that is no longer than the first block that a cache may tell of: the key of its first block, or where
+that is not full, its first token."""
 
 
 class Leaps(Protocol):
@@ -33,16 +37,17 @@ class Leaps(Protocol):
 
     link: int
     is_listed: bool
+    heads: frozenset[Head]
 
     @property
-    def told(self) -> Sequence[object]: ...
+    def told(self) -> Sequence[tuple[float, FromEngine]]: ...
 
     @property
     def next_s(self) -> float | None: ...
 
     def hear(self) -> list[FromEngine]: ...
 
-    def paces(self, now: float) -> list[Pace]: ...
+    def pace(self, now: float, paces: list[Pace]) -> bool: ...
 
     def tell(self) -> tuple[list[tuple[float, FromEngine]], Repeated]: ...
 
@@ -52,7 +57,7 @@ class Hearer(Protocol):
 
     take_late     a message of a worker
     take_run      what Repeated says
-    pace          (seconds, tokens) of steps of such, as they arrive
+    pace          of steps of such, as they arrive
     may_take_runs whether nothing waits for a step
     look_s        when single steps are looked at next, whoever's they are; `look` does
     """
@@ -65,7 +70,7 @@ class Hearer(Protocol):
 
     def look(self) -> None: ...
 
-    def pace(self, steps: list[tuple[float, int]]) -> None: ...
+    def pace(self, paces: list[Pace]) -> None: ...
 
     def take_late(self, number: int, message: FromEngine) -> None: ...
 
@@ -80,6 +85,7 @@ class Late:
         self._hearer = hearer
         self._heap: list[tuple[float, int, Leaps]] = []
         self._behind: dict[int, Leaps] = {}  # of which steps have been paced and not told
+        self._young: dict[Head, dict[int, None]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._is_settling = False
 
@@ -88,8 +94,26 @@ class Late:
         """Nobody leaps."""
         return not (self._heap or self._behind)
 
-    def list(self, leaper: Leaps) -> None:
+    def begin(self, leaper: Leaps) -> None:
         """It has begun to leap."""
+        for head in leaper.heads:
+            self._young.setdefault(head, {})[leaper.link] = None
+        self._list(leaper)
+
+    def end(self, leaper: Leaps) -> None:
+        """It leaps no more; what it has said is told as it arrives."""
+        for head in leaper.heads:
+            links = self._young[head]
+            del links[leaper.link]
+            if not links:
+                del self._young[head]
+
+    def younger(self, request: Request) -> Iterable[int]:
+        """Engines whose caches may have begun to hold what this request begins with, and that have not been told of."""
+        tokens, key = request.prompt_tokens[:1], request.keys[:KEY_BYTES]
+        return [*self._young.get(tokens[0] if tokens else -1, ()), *self._young.get(key, ())]
+
+    def _list(self, leaper: Leaps) -> None:
         next_s = leaper.next_s
         if next_s is not None and not leaper.is_listed:
             leaper.is_listed = True
@@ -113,7 +137,7 @@ class Late:
                     with self._loop.past(when_s):
                         for message in messages:
                             self._hearer.take_late(leaper.link, message)
-                self.list(leaper)
+                self._list(leaper)
         finally:
             self._is_settling = False
 
@@ -130,15 +154,15 @@ class Late:
         finally:
             self._is_settling = False
 
-    def settle_one(self, leaper: Leaps) -> None:
-        """Tell all that has arrived by now of one."""
+    def settle_of(self, links: Iterable[int]) -> None:
+        """Tell all that has arrived by now of some."""
         if not self._hearer.may_take_runs:
             return self.settle()
         self.settle_paces()
-        if leaper.link in self._behind:
+        if not self._is_settling and (some := [self._behind[link] for link in links if link in self._behind]):
             self._is_settling = True
             try:
-                self._tell([leaper])
+                self._tell(some)
             finally:
                 self._is_settling = False
 
@@ -147,22 +171,26 @@ class Late:
         heap, hearer = self._heap, self._hearer
         paces: list[Pace] = []
         messages: list[tuple[float, int, FromEngine]] = []
+        num = 0
         while heap and heap[0][0] <= now:
-            _, link, leaper = heappop(heap)
-            leaper.is_listed = False
-            while (next_s := leaper.next_s) is not None and next_s <= now:
-                if leaper.told:
-                    messages += [(next_s, link, message) for message in leaper.hear()]
-                else:
-                    paces += leaper.paces(now)
-                    self._behind[link] = leaper
-            self.list(leaper)
-        paces.sort(key=_when)
+            _, link, leaper = heap[0]
+            while leaper.told and (when_s := leaper.told[0][0]) <= now:
+                messages += [(when_s, link, message) for message in leaper.hear()]
+            if not leaper.told and leaper.pace(now, paces):
+                self._behind[link] = leaper
+            num += 1
+            next_s = leaper.next_s
+            if next_s is not None:
+                heapreplace(heap, (next_s, link, leaper))
+            else:
+                heappop(heap)
+                leaper.is_listed = False
+        if num > 1:
+            paces.sort(key=_when)
         if not messages and (not paces or paces[-1][0] < hearer.look_s):
-            hearer.pace([pace[2:] for pace in paces])
+            hearer.pace(paces)
             return
-        events: list[tuple[float, int, FromEngine | tuple[float, int]]] = [*messages]
-        events += [(when_s, link, (took_s, num_tokens)) for when_s, link, took_s, num_tokens in paces]
+        events: list[tuple[float, int, FromEngine | Pace]] = [*messages, *[(*each[:2], each) for each in paces]]
         events.sort(key=_when)
         for when_s, link, event in events:
             if type(event) is not tuple:

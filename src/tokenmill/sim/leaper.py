@@ -10,19 +10,24 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 from itertools import pairwise
 
-from ..cluster.events import Repeated
+from ..cluster.events import Pace, Repeated
+from ..cluster.index import STRIDE
 from ..core.events import FromEngine, Output, StepOutputs, output_of
 from ..engine.leap import Leap
 from ..engine.quiet import may_leap
 from ..engine.shell import RECENT_S, EngineShell
-from .late import Late, Pace
+from .late import Head, Late
 from .loop import VirtualLoop
 from .timed import DRAWN, Foreseen, TimedExecutor
 
 MOST_STEPS = 256
-"""Of a leap: what is known of later ones would mostly be in vain."""
+"""Of a leap."""
+
+_FIRST_FORESEEN = 16
+"""Steps that are foreseen at first, then twice as many each time: something may come before the others."""
 
 
 class Leaper:
@@ -38,6 +43,7 @@ class Leaper:
         self.num_leapt = 0
         self.told: deque[tuple[float, FromEngine]] = deque()  # and not heard: when it arrives
         self.is_listed = False  # in `late`
+        self.heads: frozenset[Head] = frozenset()
         self._executor = executor
         self._loop = loop
         self._late = late
@@ -49,7 +55,7 @@ class Leaper:
         self._frees: list[float] = []
         self._context = 0  # of the first step that is planned in the leap
         self._depth = 0  # steps that were under way before it
-        self._most = 0
+        self._most = self._known = 0  # steps of the leap, and those foreseen
         self._num_paced = 0
         self._plan_s = -1.0  # when the next step is planned; -1: it is
         self._alarm: asyncio.TimerHandle | None = None
@@ -77,14 +83,16 @@ class Leaper:
             return
         under_way = list(executor.under_way)
         assert len(under_way) == depth and under_way[0].end_s >= now, (under_way, now)
-        foreseen = executor.foresee(leap.num_rows, leap.next_context, most, executor.free_s)
+        num = min(most, _FIRST_FORESEEN)
+        foreseen = executor.foresee(leap.num_rows, leap.next_context, num, executor.free_s)
         tooks = [*[each.took_s for each in under_way], *foreseen.tooks]
-        if is_delayed and any([later < 0.8 * each for each, later in pairwise(tooks[: max(most, depth)])]):
+        if is_delayed and _shortens(tooks[: max(num, depth)]):
             return
         executor.pause()
         self._ends, self._tooks = [*[each.end_s for each in under_way], *foreseen.ends], tooks
         self._frees, self._context, self._depth = foreseen.frees, leap.next_context, depth
-        self._leap, self._shell, self._most, self._num_paced, self._plan_s = leap, shell, most, 0, -1.0
+        self._leap, self._shell, self._num_paced, self._plan_s = leap, shell, 0, -1.0
+        self._most, self._known = most, num
         self._heads = [
             (
                 (seq.request.id, (DRAWN,), (), (), None, None),
@@ -93,15 +101,19 @@ class Leaper:
             )
             for seq in running
         ]
-        self._alarm = self._loop.call_at(self._ends[most - 1], shell.wake)
-        self._late.list(self)
+        self._alarm = self._loop.call_at(self._ends[num - 1], self._go_on)
+        if core.config.caches_prefixes:
+            young = [seq for seq in running if seq.tables[-1].num_published < STRIDE]
+            self.heads = frozenset([seq.keys[0] if seq.keys else seq.tokens[0] for seq in young])
+        self._late.begin(self)
 
     def end(self, shell: EngineShell) -> None:
         """The shell wakes."""
         leap = self._leap
         if leap is None:
             return
-        self._late.settle_one(self)
+        self._late.settle_of((self.link,))
+        self._late.end(self)
         self.advance(self._loop.time())
         self._leap = None
         if self._alarm is not None:
@@ -115,12 +127,39 @@ class Leaper:
 
     # ---- what happens meanwhile ----
 
+    def _go_on(self) -> None:
+        """What was foreseen is over."""
+        if not self._sees(self._known) and self._shell is not None:
+            self._shell.wake()
+
+    def _sees(self, at: int) -> bool:
+        """Whether the leap has a step `at`, which is foreseen then; `at`: the first that is not, at most."""
+        if at < self._known:
+            return True
+        leap, shell, known = self._leap, self._shell, self._known
+        if known >= self._most or leap is None or shell is None:
+            return False
+        num = min(self._most - known, known)
+        context = self._context + known * leap.num_rows
+        foreseen = self._executor.foresee(leap.num_rows, context, num, self._frees[-1])
+        if shell.began_s - shell.changed_s <= RECENT_S and _shortens([self._tooks[-1], *foreseen.tooks]):
+            self._most = known
+            return False
+        self._ends += foreseen.ends
+        self._tooks += foreseen.tooks
+        self._frees += foreseen.frees
+        self._known += num
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm = self._loop.call_at(self._ends[self._known - 1], self._go_on)
+        return True
+
     @property
     def next_s(self) -> float | None:
         """When the front end hears next."""
         if self.told:
             return self.told[0][0]
-        if self._leap is None or self._num_paced >= self._most:
+        if self._leap is None or not self._sees(self._num_paced):
             return None
         return self._ends[self._num_paced] + self._latency_s
 
@@ -134,9 +173,11 @@ class Leaper:
             messages.append(self.told.popleft()[1])
         return messages
 
-    def paces(self, now: float) -> list[Pace]:
-        """Of the steps that have arrived by now; `tell` tells the rest of them."""
-        assert self._leap is not None and not self.told
+    def pace(self, now: float, paces: list[Pace]) -> bool:
+        """Of the steps that have arrived by now, add what is paced; `tell` tells the rest of them. Whether there was
+        one."""
+        if self._leap is None:
+            return False
         ends, tooks, latency_s, link, num_rows = (
             self._ends,
             self._tooks,
@@ -144,13 +185,16 @@ class Leaper:
             self.link,
             self._leap.num_rows,
         )
-        found: list[Pace] = []
-        at = self._num_paced
-        while at < self._most and (when_s := ends[at] + latency_s) <= now:
-            found.append((when_s, link, tooks[at], num_rows))
-            at += 1
+        first = at = self._num_paced
+        while self._sees(at):
+            known = self._known
+            while at < known and (when_s := ends[at] + latency_s) <= now:
+                paces.append((when_s, link, tooks[at], num_rows))
+                at += 1
+            if at < known:
+                break
         self._num_paced = at
-        return found
+        return at > first
 
     def tell(self) -> tuple[list[tuple[float, FromEngine]], Repeated]:
         """All steps whose paces are known, of which there are some: what goes before their outputs, and these."""
@@ -175,7 +219,7 @@ class Leaper:
         leap, shell = self._leap, self._shell
         if leap is None or shell is None:
             return
-        while (at := leap.num_commits) < self._most and self._ends[at] <= now:
+        while self._sees(at := leap.num_commits) and self._ends[at] <= now:
             self.told += self._take_steps(leap, shell, at + 1)
             stats = leap.stats()
             shell.num_held = stats.num_held_blocks
@@ -220,3 +264,8 @@ class Leaper:
 
     def _outputs(self, num_new: int) -> tuple[Output, ...]:
         return tuple([output_of((*head, num_output + num_new, *tail)) for head, num_output, tail in self._heads])
+
+
+def _shortens(tooks: Sequence[float]) -> bool:
+    """Whether a step takes much less than the one before."""
+    return any([later < 0.8 * each for each, later in pairwise(tooks)])

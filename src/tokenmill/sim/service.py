@@ -206,11 +206,11 @@ class Service:
         plan = self._deployment.gateway
         if plan is not None and plan.terms:
             request = replace(request, terms=plan.terms_of(request.terms))
-        self._front.late.settle()
+        self._front.expect_call()
         now, num_prompt = self._loop.time(), len(request.prompt_tokens)
         since_s = max(0.0, now - request.arrival_s)
         newcomer = Newcomer(client, request.priority, num_prompt, 1, num_prompt, request.terms, since_s)
-        verdict = self.gateway.judge(newcomer, now)
+        verdict = self._front.gateway.judge(newcomer, now)
         refusal = verdict.refusal
         if refusal is not None and plan is not None and plan.admission == "shadow" and refusal.reason in PREDICTED:
             refusal = None
