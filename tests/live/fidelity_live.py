@@ -116,17 +116,17 @@ def measure(case: Case, model: str, folder: Path, clock: Clock, repeats: int, nu
         sliced = Server(*case.options, "--step-log", str(log), model=model)
         with Server(*case.options, model=model) as server, sliced:
             for number, load in enumerate(case.loads):
-                _slice(sliced, folder, number, repeat, slice_s)
+                _slice(case, sliced, folder, number, repeat, slice_s)
                 rate = rates[" ".join(load.words)] * load.share
                 words = (*load.words, "--request-rate", f"{rate:.4g}", "--num-prompts", str(num))
                 bench(server.url, words, folder / f"load-{load.name}-r{repeat}.json", 1000 + number)
-            _slice(sliced, folder, len(case.loads), repeat, slice_s)
+            _slice(case, sliced, folder, len(case.loads), repeat, slice_s)
 
 
-def _slice(server: Server, folder: Path, number: int, repeat: int, slice_s: float) -> None:
+def _slice(case: Case, server: Server, folder: Path, number: int, repeat: int, slice_s: float) -> None:
     """Its text is new each time."""
     seed = 200 + 20 * repeat + number
-    bench(server.url, (*SLICE, "--duration", f"{slice_s:g}"), folder / f"slice-{number}-r{repeat}.json", seed)
+    bench(server.url, (*case.slice, "--duration", f"{slice_s:g}"), folder / f"slice-{number}-r{repeat}.json", seed)
 
 
 def order(settings: Sequence[Setting], model: str, folder: Path, clock: Clock, words: Sequence[str]) -> None:
