@@ -123,7 +123,7 @@ def _simulate(args: argparse.Namespace, chosen: list[Case]) -> None:
                 "fidelity": fidelity.to_json(),
             }
             (found / f"{case.name}-{load.name}.json").write_text(json.dumps(result))
-            facts = facts or _facts(args, fidelity.live[0]["environment"], len(fidelity.live))
+            facts = facts or _facts(args, fidelity.live[0]["environment"])
     if (args.out / "order" / "compare.json").exists():
         _simulate_order(args, found)
     if facts is not None:
@@ -151,7 +151,7 @@ def _simulator(cluster: str, folder: Path, engine: str) -> sim.Simulate:
     return simulate
 
 
-def _facts(args: argparse.Namespace, environment: Json, turns: int) -> Json:
+def _facts(args: argparse.Namespace, environment: Json) -> Json:
     path = args.out / "command.txt"
     commands = path.read_text().splitlines() if path.exists() else ["python tests/live/bench_fidelity.py measure OUT"]
     return {
@@ -161,7 +161,6 @@ def _facts(args: argparse.Namespace, environment: Json, turns: int) -> Json:
         "version": environment.get("tokenmill"),
         "commit": environment.get("commit"),
         "command": "\n    ".join(commands),
-        "turns": turns,
         "limit": REPEATS_LIMIT,
     }
 

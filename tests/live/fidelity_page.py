@@ -71,6 +71,7 @@ def write(out: Path, page: Path) -> None:
     results.sort(key=lambda result: result["place"])
     plots = page.parent / "reports"
     plots.mkdir(parents=True, exist_ok=True)
+    facts["turns"] = max(len(result["fidelity"]["live"]) for result in results)
     parts = [HEAD.format(**facts), _bars(results)]
     for result in results:
         parts.append(_section(result, page, plots))
