@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from random import Random
 
@@ -14,11 +15,12 @@ from tokenmill.cluster.kv_aware import KVAware
 from tokenmill.cluster.links import EngineLink
 from tokenmill.cluster.load import Load
 from tokenmill.cluster.router import ROUTING_POLICIES, Router, make_routing
-from tokenmill.cluster.routing import Route
+from tokenmill.cluster.routing import LeastLoad, Route
 from tokenmill.core.block import KEY_BYTES
 from tokenmill.core.cost import Costs
 from tokenmill.core.events import EngineStats, Ready, WorkerFacts
 from tokenmill.core.kv_events import CLEARED, STORED, KVEvent, KVEvents, WatchKV
+from tokenmill.core.own_policy import OwnPolicy
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.terms import Terms
 
@@ -251,3 +253,21 @@ def test_engines_are_asked_of_their_caches_where_there_are_several_and_the_polic
     assert router.hear(0, KVEvents(3, (KVEvent(CLEARED),))) == []
     assert router.hear(0, KVEvents(5, (KVEvent(STORED, bytes(KEY_BYTES)),))) == [(0, WatchKV(True))]
     assert Router("least_load").join(links) == []
+
+
+def test_a_policy_says_by_itself_what_it_looks_at() -> None:
+    """One that inherits `looks_at` and chooses in its own way may choose by more: then all is looked at."""
+
+    class Own(LeastLoad):
+        def choose(self, request: Request, links: Mapping[int, EngineLink], now: float) -> Route:
+            return Route(next(iter(links.values())), "first")
+
+    class Said(Own):
+        def looks_at(self, request: Request) -> Iterable[int]:
+            return (7,)
+
+    router, request = Router("least_load"), Request("r", (1, 2), SamplingParams(), 4, 0)
+    assert router.looks_at(request) == ()
+    for policy, looked in ((Own, None), (Said, (7,))):
+        router.choose_by(OwnPolicy(policy.__name__, lambda policy=policy, **offered: policy()))
+        assert router.looks_at(request) == looked

@@ -42,7 +42,7 @@ from .events import (
     Stepped,
     Ticked,
     Told,
-)  # fmt: skip
+)
 from .lengths import Lengths
 from .likeness import unlike
 from .links import EngineLink

@@ -58,7 +58,7 @@ class Router:
         """The policy from now on, as in `make_routing`. Before engines come."""
         self.name = name
         self._routing = make_routing(name, self.index, self.stores)
-        self._looks_at: Callable[[Request], Iterable[int]] | None = getattr(self._routing, "looks_at", None)
+        self._looks_at = _looks_at_of(self._routing)
 
     def join(self, links: Mapping[int, EngineLink]) -> list[tuple[int, ToEngine]]:
         """An engine has come; what engines are to be told."""
@@ -113,3 +113,14 @@ class Router:
         """It is over."""
         if request.keys:
             self.index.settle(request.id)
+
+
+def _looks_at_of(routing: Routing) -> Callable[[Request], Iterable[int]] | None:
+    """Its method `looks_at`; None where it has none of its own: one that has another's may choose by more than that."""
+    for kind in type(routing).__mro__:
+        if "looks_at" in vars(kind):
+            found: Callable[[Request], Iterable[int]] = routing.looks_at  # type: ignore[attr-defined]
+            return found
+        if "choose" in vars(kind):
+            break
+    return None
