@@ -91,35 +91,28 @@ class RadixTree:
     def insert(self, key: BlockKey, block: int, parent: int | None, depth: int = 0) -> None:
         """Publish `block` under a key that is not published yet, below the published block `parent`; `depth`
         blocks of its prompt are before it."""
-        assert key not in self._by_key and block not in self._by_block, f"block {block} is published already"
-        above = None if parent is None else self._by_block[parent]
-        if above is not None:
-            above.num_children += 1
-        self._by_key[key] = self._by_block[block] = Node(key, block, above, self._num_published, depth)
-        self._num_published += 1
-        for listener in self.listeners:
-            listener.stored(key, b"" if above is None else above.key, depth)
+        assert key not in self._by_key, f"block {block} is published already"
+        self._put(key, block, None if parent is None else self._by_block[parent], depth)
 
     def insert_all(self, keys: Sequence[BlockKey], blocks: Sequence[int], start: int, stop: int) -> int:
         """As `insert` of blocks [start, stop) of a prefix, of which those before are published, up to the first key
         that is published already; the number of leading blocks that are published."""
-        if start >= stop:
-            return start
-        by_key, by_block = self._by_key, self._by_block
-        above = by_block[blocks[start - 1]] if start else None
+        above = self._by_block[blocks[start - 1]] if 0 < start < stop else None
         for index in range(start, stop):
-            key, block = keys[index], blocks[index]
-            if key in by_key:
+            if keys[index] in self._by_key:
                 return index
-            assert block not in by_block, f"block {block} is published already"
-            if above is not None:
-                above.num_children += 1
-            node = by_key[key] = by_block[block] = Node(key, block, above, self._num_published, index)
-            self._num_published += 1
-            for listener in self.listeners:
-                listener.stored(key, b"" if above is None else above.key, index)
-            above = node
-        return stop
+            above = self._put(keys[index], blocks[index], above, index)
+        return max(start, stop)
+
+    def _put(self, key: BlockKey, block: int, above: Node | None, depth: int) -> Node:
+        assert block not in self._by_block, f"block {block} is published already"
+        if above is not None:
+            above.num_children += 1
+        node = self._by_key[key] = self._by_block[block] = Node(key, block, above, self._num_published, depth)
+        self._num_published += 1
+        for listener in self.listeners:
+            listener.stored(key, b"" if above is None else above.key, depth)
+        return node
 
     def below(self, blocks: Iterable[int]) -> list[int]:
         """Those of `blocks` that are published and all that hang below them, parents before children. O(nodes)."""

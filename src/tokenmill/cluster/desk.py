@@ -68,7 +68,7 @@ class FrontDesk:
         self._stepped_s = 0.0
         self._num_sent = 0  # tokens of the prompts that engines were given since
         self._num_paced_steps = self._num_paced_tokens = 0  # that `pace` was told of and `repeat` was not
-        self.catch_up: Callable[[], None] = _nothing
+        self.catch_up: Callable[[], None] = lambda: None
         self._drawing: dict[str, tuple[float, Request, str, Sized]] = {}
         self._lately: deque[tuple[float, int, float]] = deque(maxlen=_LATELY)
 
@@ -337,10 +337,6 @@ class FrontDesk:
         num_tokens = stats.prompt_tokens_computed + stats.generation_tokens + self._num_paced_tokens
         num_steps = stats.num_steps + self._num_paced_steps
         return num_tokens + num_steps * step_work(0, 0 if room is None else room.step_tokens)
-
-
-def _nothing() -> None:
-    pass
 
 
 def held_tokens(requests: Sequence[Request]) -> int:

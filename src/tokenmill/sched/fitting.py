@@ -10,10 +10,7 @@ from ..core.sequence import Sequence
 
 def num_wanted(seq: Sequence) -> int:
     """Tokens that may be planned now. None when the draws in flight make the end certain."""
-    num_tokens = len(seq.tokens) + seq.num_pending
-    if seq.num_pending and num_tokens >= seq.max_len:
-        return 0
-    return num_tokens - seq.num_planned
+    return each_wanted((seq,))[0]
 
 
 def each_wanted(sequences: Iterable[Sequence]) -> list[int]:
