@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fidelity_cases import SLICE, cases
+
 from tokenmill.bench.html.fidelity import error_curves, queue_curves, share, signed
 from tokenmill.bench.html.plot import Axis, Series, cumulative, plot
 from tokenmill.bench.html.words import metric_name, quantity
@@ -46,9 +48,9 @@ server of two of them) and are fixed from then on. Each load is played live up t
 seed, each time to a fresh server; before and after it a slice of another load, to a second server with the same
 settings, tells how fast the machine is just then: how many times as long as by the calibration the slice's steps took
 ("slowness"). The mean of the two is all that a simulation gets from the time of its load. A slice is a closed loop of
-six clients; for `qwen3`, `prefixes` and `tiers`, requests that come one by one. Capacity is what a closed
+six clients; for {arriving}, requests that come one by one. Capacity is what a closed
 loop of 48 clients reached before the loads; that differs by a quarter from time to time on a shared machine, so that
-105 % of it need not be more than the server can do (of `one` it was not; of `full` it was). Errors are simulated / live
+105 % of it need not be more than the server can do. Errors are simulated / live
 - 1, as sizes, means over the repeats; of E2EL the median over requests, matched one by one. *Live to live* is what two
 live runs of the load differ by. A bar is the larger of the stated share and {limit} times live to live.
 
@@ -71,6 +73,7 @@ def write(out: Path, page: Path) -> None:
     results.sort(key=lambda result: result["place"])
     plots = page.parent / "reports"
     plots.mkdir(parents=True, exist_ok=True)
+    facts["arriving"] = ", ".join(f"`{case.name}`" for case in cases() if case.slice != SLICE)
     facts["turns"] = max(len(result["fidelity"]["live"]) for result in results)
     parts = [HEAD.format(**facts), _bars(results)]
     for result in results:
