@@ -142,7 +142,7 @@ def test_malformed_conversations_and_clients_are_left_out(tmp_path: Path) -> Non
         b'{"timestamp": 1, "input_length": 2, "output_length": 3}\n[1]\n',
         b"TIMESTAMP,ContextTokens,GeneratedTokens\n",
         b"TIMESTAMP,ContextTokens,GeneratedTokens\n\x00,\x00\n",
-        gzip.compress(b'{"timestamp": 1, "input_length": 2, "output_length": 3}\n' * 999)[:40],
+        gzip.compress(b'{"timestamp": 1, "input_length": 2, "output_length": 3}\n' * 999, mtime=0)[:40],
         b"[" * 100_000,
         b"{" * 100_000,
     ],
