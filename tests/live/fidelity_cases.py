@@ -21,16 +21,16 @@ RANDOM = ("--input-len", "48", "--output-len", "12", "--random-range-ratio", "0.
 PREFIXES = ("--dataset-name", "shared-prefix", "--num-prefixes", "8", "--prefix-len", "64", *RANDOM)
 MANY_PREFIXES = ("--dataset-name", "shared-prefix", "--num-prefixes", "24", "--prefix-len", "192", *RANDOM)
 
-SLICE = ("--concurrency", "6", "--input-len", "96", "--output-len", "24", "--random-range-ratio", "0.3", "--ignore-eos")
-"""The load that tells how fast the machine is now. Its lengths are none of the held-out loads."""
-
 
 def arriving(rate: float) -> tuple[str, ...]:
-    """The same as requests that come one by one, so many a second. A closed loop of six makes steps of few kinds, and
-    what the law is wrong by for these is taken for the machine's speed."""
+    """The load that tells how fast the machine is now: requests that come one by one, so many a second. Its lengths
+    are none of the held-out loads. A closed loop of few clients makes steps of few kinds, and what the law is wrong by
+    for these would be taken for the machine's speed."""
     lengths = ("--input-len", "64", "--output-len", "16", "--random-range-ratio", "0.5", "--ignore-eos")
     return ("--request-rate", f"{rate:g}", *lengths)
 
+
+SLICE = arriving(16)
 
 CALIBRATION = (
     ("--concurrency", "1", "--input-len", "32", "--output-len", "24"),
@@ -139,15 +139,15 @@ def cases() -> list[Case]:
     pool = memory(small, BLOCKS)
     two_engines = (*ONE, *pool, "--workers", "2", "--threads", "1")
 
-    def of_one(name: str, loads: tuple[Load, ...], slice_: tuple[str, ...] = SLICE) -> Case:
+    def of_one(name: str, loads: tuple[Load, ...]) -> Case:
         """One engine that has both cores."""
         options = (*ONE, *pool)
-        return Case(name, small, options, options, "smollm2-t2", cluster_of((1, "mixed")), loads, OF_ONE, slice_)
+        return Case(name, small, options, options, "smollm2-t2", cluster_of((1, "mixed")), loads, OF_ONE)
 
     return [
         of_one("one", at(RANDOM, 30, 50, 70, 85, 95, 105)),
         of_one("full", at(RANDOM, 95, 105)),
-        of_one("prefixes", at(PREFIXES, 60), arriving(16)),
+        of_one("prefixes", at(PREFIXES, 60)),
         Case(
             "two",
             small,
@@ -183,7 +183,6 @@ def cases() -> list[Case]:
             "smollm2-t2",
             cluster_of((1, "mixed"), blocks=256, more='\n[[tiers]]\nkind = "host"\nbytes = 268435456\n'),
             at(MANY_PREFIXES, 45),
-            slice=arriving(16),
         ),
         Case(
             "qwen3",
@@ -194,7 +193,7 @@ def cases() -> list[Case]:
             cluster_of((1, "mixed"), model=shape),
             at(RANDOM, 50, 85),
             OF_ONE,
-            arriving(4.5),
+            slice=arriving(4.5),
         ),
     ]
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from fidelity_cases import CALIBRATION, CALIBRATION_ROUNDS, CALIBRATION_S, SLICE, Case, Setting
+from fidelity_cases import CALIBRATION, CALIBRATION_ROUNDS, CALIBRATION_S, Case, Setting
 from serving import Server
 
 Json = dict[str, Any]
@@ -61,7 +61,7 @@ def calibrate(case: Case, model: str, folder: Path, slice_s: float) -> None:
         path.unlink()
     print(f"{case.engine}: calibration", flush=True)
     with Server(*case.calibrated, "--step-log", str(log), model=model) as server:
-        bench(server.url, (*SLICE, "--duration", f"{slice_s:g}"), folder / "slice.json", 90)
+        bench(server.url, (*case.slice, "--duration", f"{slice_s:g}"), folder / "slice.json", 90)
         for number, words in enumerate(CALIBRATION_ROUNDS * CALIBRATION):
             more = ("--random-range-ratio", "0.6", "--ignore-eos", "--duration", f"{CALIBRATION_S:g}")
             bench(server.url, (*words, *more), folder / f"run-{number}.json", 100 + number)
