@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-
 from tokenmill.bench.html.fidelity import error_curves, queue_curves, share, signed
 from tokenmill.bench.html.plot import Axis, Series, cumulative, plot
 from tokenmill.bench.html.words import metric_name, quantity
@@ -46,18 +45,18 @@ calibration for each kind of engine (`tokenmill serve --step-log`, `tokenmill ca
 server of two of them) and are fixed from then on. Each load is played live up to {turns} times by the same plan and
 seed, each time to a fresh server; before and after it a slice of another load, to a second server with the same
 settings, tells how fast the machine is just then: how many times as long as by the calibration the slice's steps took
-("slowness"). The mean of the two is all that a simulation gets from the time of its load. A slice is requests that come
-one by one. Capacity is what a closed loop of 48 clients reached before the loads; that differs by a quarter from time to
-time on a shared machine, so that 105 % of it need not be more than the server can do. Errors are simulated / live - 1, as
-sizes, means over the repeats; of E2EL the median over requests, matched one by one. *Live to live* is what two live runs
-of the load differ by. A bar is the larger of the stated share and {limit} times live to live.
+("slowness"). The mean of the two is all that a simulation gets from the time of its load. A slice is requests that
+come one by one. Capacity is what a closed loop of 48 clients reached before the loads; that differs by a quarter from
+time to time on a shared machine, so that 105 % of it need not be more than the server can do. Errors are simulated /
+live - 1, as sizes, means over the repeats; of E2EL the median over requests, matched one by one. *Live to live* is what
+two live runs of the load differ by. A bar is the larger of the stated share and {limit} times live to live.
 
 What was in view: that requests which come and end hold steps up was found on an earlier measurement of the first case;
 that told steps do, and that slices say more by their steps than by their latencies, on earlier loads of two workers and
-of prefill and decode, with other seeds; that slices say more if they are like loads than if they are closed loops, on an
-earlier measurement of all cases by closed loops. Prefill and decode workers split every request here (`--disaggregation
-always`): by default they split where it costs less, and of nearly equal costs each decision tips the next, so that live
-runs differ from each other by what was decided first.
+of prefill and decode, with other seeds; that slices say more if they are like loads than if they are closed loops, on
+an earlier measurement of all cases by closed loops. Prefill and decode workers split every request here
+(`--disaggregation always`): by default they split where it costs less, and of nearly equal costs each decision tips the
+next, so that live runs differ from each other by what was decided first.
 """
 
 
