@@ -95,7 +95,8 @@ def _simulate(args: argparse.Namespace, chosen: list[Case]) -> None:
     found = args.out / "found"
     found.mkdir(exist_ok=True)
     facts: Json | None = None
-    for place, case in enumerate(chosen):
+    names = [case.name for case in cases()]
+    for case in chosen:
         folder = args.out / case.name
         if not sim.turns_of(case, folder):
             print(f"{case.name}: nothing measured")
@@ -115,7 +116,7 @@ def _simulate(args: argparse.Namespace, chosen: list[Case]) -> None:
                 print(f"{case.name} {load.name} %: {verdict.what} {verdict.size:.1%} of {verdict.allowed:.1%} {mark}")
             result = {
                 "name": f"{case.name}-{load.name}",
-                "place": 100 * place + number,
+                "place": 100 * names.index(case.name) + number,
                 "title": fidelity.name,
                 "serve": json.loads((folder / "serve.json").read_text()),
                 "verdicts": [asdict(verdict) for verdict in verdicts],
