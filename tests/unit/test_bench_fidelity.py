@@ -25,7 +25,14 @@ def dist(values: list[float]) -> Json:
     return {"num": len(ranked), **parts, "p99": ranked[-1]}
 
 
-def make_run(slower: float = 1.0, digest: str = "d", num: int = 20, failed: tuple[int, ...] = ()) -> Json:
+def make_run(
+    slower: float = 1.0,
+    digest: str = "d",
+    num: int = 20,
+    failed: tuple[int, ...] = (),
+    concurrency: int | None = None,
+    repeat: int = 0,
+) -> Json:
     """Requests a second apart, TTFT 0.1 s, a gap of 0.01 s between 11 tokens, all times `slower`."""
     rows = []
     for i in range(num):
@@ -39,6 +46,7 @@ def make_run(slower: float = 1.0, digest: str = "d", num: int = 20, failed: tupl
     return {
         "kind": "run", "schema": 2, "name": "x", "started_at": "2026-01-01T00:00", "endpoint": {"model": "m"},
         "dataset": {"digest": digest, "seed": 0}, "requests": rows, "warnings": [],
+        "schedule": {"concurrency": concurrency, "repeat": repeat},
         "ttft_s": dist([row["first_s"] - row["due_s"] for row in rows]),
         "tpot_s": dist([0.01 * slower] * num),
         "itl_s": dist([0.01 * slower] * num),
@@ -71,6 +79,14 @@ def test_sizes_do_not_cancel_and_live_runs_are_held_against_each_other() -> None
     assert figure.error == pytest.approx(0.0, abs=1e-9) and figure.size == pytest.approx(0.1)
     assert figure.live_to_live == pytest.approx((0.05 + 0.05 / 1.05) / 2)
     assert request.median_size == pytest.approx(0.1) and request.live_to_live == pytest.approx((0.05 + 0.05 / 1.05) / 2)
+
+
+def test_one_plan_with_more_clients_is_no_repeat() -> None:
+    """A closed loop's plan does not say how many sent it at once."""
+    pairs = [make_run(concurrency=1), make_run(2.0, concurrency=8)], [make_run(), make_run(2.0)]
+    assert fidelity.compare("x", *pairs).figure("e2el_s.p50").live_to_live is None  # type: ignore[union-attr]
+    again = [make_run(concurrency=1), make_run(2.0, concurrency=1, repeat=1)], pairs[1]
+    assert fidelity.compare("x", *again).figure("e2el_s.p50").live_to_live is not None  # type: ignore[union-attr]
 
 
 def test_requests_that_failed_are_left_out_and_counted() -> None:

@@ -50,16 +50,17 @@ def answered(recorded: RecordedLoad, slower: float = 1.0) -> Run:
     }  # fmt: skip
     context = measure.Context(
         "server", "2026-01-01T00:00", {}, recorded.load.schedule.facts(),
-        {**plan.facts, "seed": plan.seed, "digest": digest_of(recorded)}, endpoint, {}, ARGV,
+        {**plan.facts, "seed": plan.seed, "digest": digest_of(recorded)}, endpoint, {}, recorded.load.argv,
     )  # fmt: skip
     played = Played(0.0, exchanges[-1].end_s or 0.0, exchanges, 0.0, 0, array("d"), False)
     return measure.summarise(context, played, measure.make_rows(plan, played, {}))
 
 
-def live_run(seed: int = 0, slower: float = 1.0) -> Run:
+def live_run(seed: int = 0, slower: float = 1.0, words: tuple[str, ...] = ()) -> Run:
     parser = argparse.ArgumentParser()
     options.add_serve_arguments(parser)
-    load = replace(options.make_load(parser.parse_args(ARGV[3:]), ARGV, None), seed=seed)
+    argv = [*ARGV[:5], *(words or WORDS)]
+    load = replace(options.make_load(parser.parse_args(argv[3:]), argv, None), seed=seed)
     return answered(RecordedLoad(load, BodyFormat("completions", "tokens", "m", True), ""), slower)
 
 
@@ -101,6 +102,22 @@ def test_repeats_are_simulated_each_with_its_own_seed(tmp_path: Path) -> None:
     one = write(tmp_path / "one.json", live_run(4))
     hold_against([one, one], simulate, [1.0], "twice")
     assert seeds == [4]
+
+
+def test_loads_of_other_numbers_of_clients_are_simulated_each(tmp_path: Path) -> None:
+    """Of a closed loop, what is sent does not say how many send it, or for how long."""
+    plain = ("--num-prompts", "8", "--input-len", "16", "--output-len", "5", "--ignore-eos")
+    kinds = [("--concurrency", "1"), ("--concurrency", "4"), ("--concurrency", "4", "--retries", "2")]
+    paths = [write(tmp_path / f"{i}.json", live_run(words=(*plain, *kind))) for i, kind in enumerate(kinds)]
+    digests = {json.loads(path.read_text())["dataset"]["digest"] for path in paths}
+    clients: list[tuple[int | None, int]] = []
+
+    def simulate(load: RecordedLoad, factor: float) -> Run:
+        clients.append((load.load.schedule.concurrency, load.load.manners.num_retries))
+        return answered(load, factor)
+
+    hold_against(paths, simulate, [], "three")
+    assert clients == [(1, 0), (4, 0), (4, 2)] and len(digests) == 1
 
 
 def test_answers_are_as_long_as_they_were(tmp_path: Path) -> None:

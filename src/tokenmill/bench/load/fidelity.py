@@ -150,8 +150,9 @@ def value_of(run: Json, metric: str) -> float | None:
 
 
 def _repeats(live: Sequence[Json]) -> list[tuple[Json, Json]]:
-    """Live runs of one load in both orders: those whose plans are the same."""
-    return [(a, b) for a, b in permutations(live, 2) if a["dataset"]["digest"] == b["dataset"]["digest"]]
+    """Live runs of one load in both orders: those whose plans are the same, and when and by whom they were sent."""
+    loads = [(run["dataset"]["digest"], {**run["schedule"], "repeat": 0}) for run in live]
+    return [(live[a], live[b]) for a, b in permutations(range(len(live)), 2) if loads[a] == loads[b]]
 
 
 def _off(metric: str, one: Json, other: Json) -> float | None:

@@ -37,6 +37,15 @@ class RecordedLoad:
         return load.schedule.apply(load.make_plan(load.num_prompts, load.seed, load.schedule.request_rate))
 
     @property
+    def identity(self) -> tuple[Any, ...]:
+        """Equal for runs of which a simulation is the same: what was sent, when, by which clients, how long answers
+        were, and what is measured of it."""
+        load = self.load
+        clients = load.schedule, load.manners, load.give_up
+        measured = load.window, load.percentiles, tuple(sorted(load.objectives.items()))
+        return self.digest, load.seed, load.num_warmups, clients, measured, tuple(sorted(self.lengths.items()))
+
+    @property
     def answered(self) -> Load:
         """The load with answers of the lengths that they had: how long a model's answer is, no server decides."""
         make_plan, lengths = self.load.make_plan, self.lengths

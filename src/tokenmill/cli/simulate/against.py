@@ -56,11 +56,13 @@ def hold_against(
         raise ConfigError("--speed-factor must be above 0.", param="speed_factor")
     loads = [recorded_load(run, read_vocabulary) for run in live]
     # Repeats of one load at one speed are one simulation: it is deterministic.
-    made: dict[tuple[str, float], Json] = {}
+    made: dict[tuple[Any, ...], Json] = {}
+    others = []
     for load, factor in zip(loads, factors, strict=True):
-        if (load.digest, factor) not in made:
-            made[load.digest, factor] = simulated(load, factor).to_json()
-    others = [made[load.digest, factor] for load, factor in zip(loads, factors, strict=True)]
+        key = (*load.identity, factor)
+        if key not in made:
+            made[key] = simulated(load, factor).to_json()
+        others.append(made[key])
     return compare(name, live, others, factors if speed else ())
 
 
