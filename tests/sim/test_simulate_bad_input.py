@@ -88,6 +88,9 @@ WORDS: dict[str, tuple[tuple[str, ...], str]] = {
     "live result": (("--against", "none.json"), "--against none.json cannot be read: No such file or directory."),
     "no live result": (("--against", "empty.json"), "empty.json is no result of tokenmill bench"),
     "half a result": (("--against", "half.json"), "--against half.json is no JSON: "),
+    "load of a live result": (("--against", "empty.json", "--request-rate", "2"), "--request-rate is not of --against"),
+    "rows of a live result": (("--against", "empty.json", "--csv", "x.csv"), "--csv is not of --against"),
+    "fidelity's folder": (("--against", "empty.json", "--json", "no/where.json"), "The folder of no/where.json does"),
     "speed of nothing": (("--speed-factor", "2"), "--speed-factor is of --against"),
     "beside": (("--html", "h.html", "--beside", "none.json"), "none.json cannot be read: No such file or directory."),
     "no trace named": (("--dataset-name", "trace"), "--dataset-name trace needs --dataset-path"),
@@ -105,6 +108,8 @@ WORDS: dict[str, tuple[tuple[str, ...], str]] = {
     "fails at once": (("--policy", "zero.py"), "--policy zero.py: running it failed: ZeroDivisionError"),
     "fails later": (("--policy", "router.py"), "/router.py, line 6, failed while it ran: ValueError: what is "),
     "result's folder": (("--json", "no/where.json"), "The folder of no/where.json does not exist."),
+    "result that is a folder": (("--json", "."), "--json . is a folder."),
+    "half a client": (("--sweep-concurrency", "1.5"), "--sweep-concurrency: must be whole numbers above 0, got 1.5"),
     "trace's folder": (("--trace", "no/where.json"), "The folder of no/where.json does not exist."),
     "sweep of nothing": (("--sweep", "workers[5].count=1,2"), "--sweep: there is no workers[5].count"),
     "sweep": (("--sweep", "workers[0].count=a,b"), "workers[0].count: a whole number of 1 or more"),
@@ -137,7 +142,8 @@ def test_a_load_that_cannot_be(
     for path, text in FILES.items():
         Path(path).write_text(text)
     Path("c.toml").write_text(FINE + "count = 2\n[engine]\nmax_model_len = 8192\n")
-    assert told in refused(capsys, "c.toml", "--num-prompts", "3", *words)
+    num = () if "--against" in words else ("--num-prompts", "3")
+    assert told in refused(capsys, "c.toml", *num, *words)
 
 
 def test_rows_with_holes_are_left_out_and_said(

@@ -11,12 +11,13 @@ import pytest
 
 from tokenmill.bench.load import datasets
 from tokenmill.bench.load.datasets import Lengths
-from tokenmill.bench.load.giveup import Manners
+from tokenmill.bench.load.giveup import GiveUp, Manners
 from tokenmill.bench.load.material import token_material
 from tokenmill.bench.load.plan import Call, Drawn, Literal, Message, Plan, Reply
 from tokenmill.bench.load.run import Load
 from tokenmill.bench.load.schedule import Schedule
 from tokenmill.bench.result import Run
+from tokenmill.cli.simulate.client import REFUSAL_S
 from tokenmill.cli.simulate.play import About, simulate, simulate_repeats
 from tokenmill.cli.simulate.prompts import PromptWriter
 from tokenmill.cluster.admission import BoundedWait
@@ -111,6 +112,18 @@ def test_clients_ask_again_and_leave() -> None:
     assert all((row.first_s or 0.0) - row.due_s <= 0.3 for row in left.requests if row.ok)
 
 
+def test_clients_that_are_refused_at_once_do_not_stop_the_clock() -> None:
+    """A closed loop that lasts ends also where every call is refused."""
+
+    def shut(gateway: Gateway) -> None:
+        gateway.admission = BoundedWait(max_open=1, max_tokens=10**6, max_wait_s=1e9)
+
+    lasting = load(Schedule(concurrency=20, stop_after_s=0.2), 20, num_warmups=0, give_up=GiveUp(1.0))
+    run = simulate(begin(set_up=shut), lasting, About()).run
+    assert {error.kind for error in run.errors} == {"http_429"} and run.num_ok > 0
+    assert 0.2 <= run.duration_s < 0.5 and run.num_requests < 20 * 0.2 / REFUSAL_S + 20
+
+
 def test_a_service_that_is_too_slow_times_out() -> None:
     """A client waits for the whole answer no longer than its timeout, as live."""
     run = played(Schedule(), 64, about=About(timeout_s=0.5))
@@ -119,7 +132,8 @@ def test_a_service_that_is_too_slow_times_out() -> None:
 
 def test_repeats_are_of_other_seeds() -> None:
     """Each on a service of its own; intervals are of bench's own figures."""
-    repeats, _ = simulate_repeats(begin(2), load(Schedule(request_rate=20.0), 40), About(), 3)
+    repeats, services = simulate_repeats(begin(2), load(Schedule(request_rate=20.0), 40), About(), 3)
+    assert len(services) == 3 and all(service.report.steps["w0"] for service in services)
     assert len({run.dataset["plan_digest"] for run in repeats.runs}) == 3
     assert repeats.pooled.num_requests == 120 and repeats.intervals["ttft_s.mean"].mean > 0
 

@@ -82,6 +82,7 @@ def test_a_sweep_over_rates_and_a_search_are_benchs() -> None:
         (("--sweep", "workers.count=1"), "workers\\[0\\].count"),
         (("--sweep", "workers[3].count=1"), "workers\\[3\\]"),
         (("--sweep", "engine max=1"), "no key"),
+        (("--sweep", "load.num_prompts=1,2"), "is of the load"),
         (("--sweep", "a=1", "--repeats", "2"), "exclude"),
         (("--find-goodput",), "objectives"),
         (("--find-goodput", "--sweep", "a=1"), "no sweep"),
@@ -139,6 +140,10 @@ def test_a_load_file_serves_a_server_and_a_simulation(tmp_path: Path) -> None:
         ('dataset-name = "tracy"', "dataset-name"),
         ("real-replies = 3", "true or false"),
         ('url = "http://x"', "no setting of a load"),
+        ('policy = "least_load"', "no setting of a load"),
+        ('sweep = "engine.max_num_seqs=1,2"', "no setting of a load"),
+        ('beside = ["x.json"]', "no setting of a load"),
+        ("sweep-concurrency = [1.5]", "whole numbers"),
         ("request-rate", "cannot be read"),
     ],
 )

@@ -27,6 +27,13 @@ def numbers(text: str) -> list[float]:
     return numbers
 
 
+def counts(text: str) -> list[float]:
+    found = numbers(text)
+    if not all(number.is_integer() for number in found):
+        raise argparse.ArgumentTypeError(f"must be whole numbers above 0, got {text}")
+    return found
+
+
 def duration(text: str) -> float:
     try:
         return read_duration(text)

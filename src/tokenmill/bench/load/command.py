@@ -133,9 +133,14 @@ def compare_endpoints(args: argparse.Namespace, argv: Sequence[str], vocabulary:
 
 def check_outputs(args: argparse.Namespace) -> None:
     """A run of an hour must not end in a folder that does not exist."""
-    for path in (args.json, args.csv, args.html, getattr(args, "markdown", None)):
-        if path is not None and path != STANDARD_OUTPUT and not Path(path).resolve().parent.is_dir():
-            raise ConfigError(f"The folder of {path} does not exist.", param="json")
+    for name in ("json", "csv", "html", "markdown", "trace"):
+        path = getattr(args, name, None)
+        if path is None or path == STANDARD_OUTPUT:
+            continue
+        if not Path(path).resolve().parent.is_dir():
+            raise ConfigError(f"The folder of {path} does not exist.", param=name)
+        if Path(path).is_dir():
+            raise ConfigError(f"--{name} {path} is a folder.", param=name)
 
 
 def finish(args: argparse.Namespace, result: Result) -> None:

@@ -21,8 +21,11 @@ from typing import Any
 
 from ...core.errors import ConfigError
 
-NOT_LOADS = ("url", "api_key", "header", "ca_file", "insecure", "metrics_url", "json", "csv", "html", "help", "load")
-"""Of a server or a place for results: not of a load."""
+NOT_LOADS = {
+    "url", "api_key", "header", "ca_file", "insecure", "metrics_url", "json", "csv", "html", "trace", "beside", "help",
+    "load", "policy", "sweep", "against", "speed_factor", "no_fast_path",
+}  # fmt: skip
+"""Of a server, of what is simulated, or a place for results: not of a load."""
 
 
 ARRIVALS = {

@@ -174,7 +174,7 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--repeats", type=int, default=1, metavar="N", help="with seeds counting up (default: 1)")
     group.add_argument("--sweep-rates", type=argument_types.numbers, metavar="R,R", help="a run at each request rate")
     group.add_argument(
-        "--sweep-concurrency", type=argument_types.numbers, metavar="N,N", help="a run at each concurrency"
+        "--sweep-concurrency", type=argument_types.counts, metavar="N,N", help="a run at each concurrency"
     )
     add_output_arguments(parser)
     add_failure_argument(parser)

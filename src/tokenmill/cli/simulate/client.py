@@ -48,6 +48,10 @@ class Serves(Protocol):
     def give_up(self, request_id: str) -> None: ...
 
 
+REFUSAL_S = 0.001
+"""After which a refusal is heard, about what one takes on a machine: whoever sends the next call at once would else be
+refused for ever in one moment."""
+
 Ended = Callable[[str, Exchange, Timing | None], None]
 """Is told of each request that has ended: its id, its exchange, and its last engine's times where there are some."""
 
@@ -172,7 +176,11 @@ class VirtualClient:
     def _refused(self, exchange: Exchange, error: Overloaded) -> None:
         exchange.fail(f"http_{error.status}", error.message)
         exchange.retry_after_s = error.retry_after_s
-        self._end(exchange)
+        self._loop.call_later(REFUSAL_S, self._hear_refusal, exchange)
+
+    def _hear_refusal(self, exchange: Exchange) -> None:
+        if exchange.index in self._open:  # its client has not left meanwhile
+            self._end(exchange)
 
     def _abort(self, exchange: Exchange, error: str, detail: str) -> None:
         self._service.give_up(self._open[exchange.index][1])

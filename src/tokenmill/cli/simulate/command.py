@@ -14,6 +14,7 @@ from rich.console import Console
 
 from ...bench.html.report import write_report
 from ...bench.load.body import CHAT_APIS
+from ...bench.load.command import check_outputs
 from ...bench.load.load_file import apply_load
 from ...bench.load.show import runs_of
 from ...bench.output import console_beside, write_json
@@ -31,6 +32,9 @@ from .files import sources_beside
 from .play import About
 from .policy import ChosenPolicies, add_policy_argument, read_policies
 from .shared import fault_doubts, lines_of
+
+_OF_AGAINST = {"cluster", "policy", "against", "speed_factor", "name", "tokenizer", "json", "html", "help"}
+"""Flags that --against takes, by their destinations."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,8 +69,7 @@ def simulate(args: argparse.Namespace) -> int:
     for name, text in deployment.facts:
         console.print(f"[bold]{name}[/bold]  {text}", highlight=False)
     if args.against:
-        if args.no_fast_path:
-            raise ConfigError("--no-fast-path is not of --against.", param="no_fast_path")
+        _check_against(args)
         with chosen.blamed():
             return _hold_against(args, deployment, chosen, console)
     if args.speed_factor:
@@ -135,6 +138,15 @@ def doubts_of(report: ServiceReport) -> list[str]:
         f"Extrapolated: {num_unseen} of {num_steps} steps are outside of what was calibrated, most of them ({num}) of "
         f"up to {num_rows} rows and {num_tokens} tokens; calibrate with such a load."
     ]
+
+
+def _check_against(args: argparse.Namespace) -> None:
+    """Raises ConfigError for flags of a load, and others that it has no use for."""
+    for action in args.parser._actions:
+        if action.dest not in _OF_AGAINST and getattr(args, action.dest, action.default) != action.default:
+            name = next(name for name in action.option_strings if name.startswith("--"))
+            raise ConfigError(f"{name} is not of --against: live results say their load.", param=action.dest)
+    check_outputs(args)
 
 
 def _hold_against(args: argparse.Namespace, deployment: Deployment, chosen: ChosenPolicies, console: Console) -> int:

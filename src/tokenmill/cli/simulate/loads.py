@@ -46,12 +46,10 @@ MANY = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Setting(Generic[Served]):
-    """Something to simulate: how a service of it is begun on a loop, by a seed, and what results say of it. watch: sees
-    it before anything happens."""
+    """Something to simulate: how a service of it is begun on a loop, by a seed, and what results say of it."""
 
     begin: Callable[[VirtualLoop, int], Served]
     about: About
-    watch: Callable[[VirtualLoop, Served], None] = lambda loop, service: None
 
 
 Make = Callable[[Changes], Setting[Served]]
@@ -81,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--repeats", type=int, default=1, metavar="N", help="with seeds counting up (default: 1)")
     group.add_argument("--sweep-rates", type=argument_types.numbers, metavar="R,R", help="a run at each request rate")
     group.add_argument(
-        "--sweep-concurrency", type=argument_types.numbers, metavar="N,N", help="a run at each concurrency"
+        "--sweep-concurrency", type=argument_types.counts, metavar="N,N", help="a run at each concurrency"
     )
     group.add_argument(
         "--sweep",
@@ -135,8 +133,6 @@ def run(
     check_outputs(args)
     if args.trace is not None and (by_rate or by_concurrency or args.sweep or args.repeats > 1 or args.find_goodput):
         raise ConfigError("--trace is of one run: it takes no sweep, --repeats or --find-goodput.", param="trace")
-    if args.trace is not None and not args.trace.resolve().parent.is_dir():
-        raise ConfigError(f"The folder of {args.trace} does not exist.", param="trace")
     load = _lean(args, options.make_load(args, argv, vocabulary))
     with Bar(Console(stderr=True), load.num_prompts) as bar:
         if args.find_goodput:
@@ -145,10 +141,7 @@ def run(
             return _sweep(args, load, make, bar)
         setting = make({})
         if args.repeats > 1:
-            repeats, service = simulate_repeats(
-                setting.begin, load, _named(setting.about, args), args.repeats, observe=bar.observe
-            )
-            return repeats, [service]
+            return simulate_repeats(setting.begin, load, _named(setting.about, args), args.repeats, observe=bar.observe)
         return _once(args, load, setting, bar)
 
 
@@ -156,13 +149,8 @@ def _once(
     args: argparse.Namespace, load: Load, setting: Setting[Served], bar: Bar
 ) -> tuple[Run, list[Served]]:  # fmt: skip
     about, trace = _named(setting.about, args), TraceWriter() if args.trace is not None else None
-
-    def watch(loop: VirtualLoop, service: Served) -> None:
-        setting.watch(loop, service)
-        service.trace = trace
-
     about = about if trace is None else replace(about, ended=trace.ended)
-    found = simulate(setting.begin, load, about, observe=bar.observe, watch=watch)
+    found = simulate(setting.begin, load, about, observe=bar.observe, trace=trace)
     if trace is not None:
         trace.write(args.trace, found.service.report.queues, {"name": about.name, "dataset": found.run.dataset})
     return found.run, [found.service]
@@ -245,6 +233,10 @@ def with_changes(tables: Mapping[str, Any], changes: Changes) -> dict[str, Any]:
                     f"--sweep: {key} is no key such as engine.max_num_seqs or workers[0].count.", param=key
                 )
             path.append(found[1])
+            if path[0] == "load":
+                raise ConfigError(
+                    f"--sweep: {key} is of the load, and all runs of a sweep have the very same.", param=key
+                )
             path += [int(index) for index in re.findall(r"\d+", found[2])]
         _set(changed, path, value, key)
     return changed
@@ -288,9 +280,7 @@ def _sweep(
             chosen = replace(chosen, schedule=schedule)
         about = _named(setting.about, args)
         bar.expect(load.num_prompts, f"{point.label}: ")
-        found = simulate(
-            setting.begin, chosen, about, observe=bar.observe, name=f"{about.name} @ {point.label}", watch=setting.watch
-        )
+        found = simulate(setting.begin, chosen, about, observe=bar.observe, name=f"{about.name} @ {point.label}")
         runs.append(found.run)
         services.append(found.service)
         if found.run.given_up and not args.sweep:
@@ -316,7 +306,7 @@ def _search(args: argparse.Namespace, load: Load, make: Make[Served], bar: Bar) 
         bar.expect(num, f"{rate:.3f} requests/s: ")
         seeded = replace(load.with_rate(rate), seed=seed, num_prompts=num)
         found = simulate(setting.begin, seeded, about, observe=bar.observe)
-        services[:] = [found.service]
+        services.append(found.service)
         return goodput.judge(rate, found.run, args.attainment)
 
     searches = [_finish_at_once(goodput.search(attempt, limits)) for _ in range(args.repeats)]

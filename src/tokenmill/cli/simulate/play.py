@@ -84,15 +84,15 @@ def simulate(
     observe: Observe | None = None,
     repeat: int = 0,
     name: str | None = None,
-    watch: Callable[[VirtualLoop, Served], None] = lambda loop, service: None,
+    trace: Trace | None = None,
 ) -> Simulated[Served]:
     """Play `load` to a service that `begin` makes of a loop and a seed. `observe` is called once a second of virtual
-    time; `watch` before anything happens."""
+    time; `trace` is told what happens."""
     loop = VirtualLoop(LONGEST_S)
 
     async def main() -> Simulated[Served]:
         service = begin(loop, load.seed)
-        watch(loop, service)
+        service.trace = trace
         await service.start()
         run = await _measure(service, loop, load, about, observe, repeat, name or about.name)
         return Simulated(run, service)
@@ -196,18 +196,17 @@ def simulate_repeats(
     num_repeats: int,
     *,
     observe: Observe | None = None,
-) -> tuple[Repeats, Served]:
-    """The load num_repeats times, each on a service of its own, seeds counting up. With the last service."""
-    runs, service = [], None
+) -> tuple[Repeats, list[Served]]:
+    """The load num_repeats times, each on a service of its own, seeds counting up. With these services."""
+    runs, services = [], list[Served]()
     for repeat in range(num_repeats):
         seeded = replace(load, seed=load.seed + repeat, keep_event_times=True)
         found = simulate(begin, seeded, about, observe=observe, repeat=repeat)
         runs.append(found.run)
-        service = found.service
+        services.append(found.service)
         if found.run.given_up:
             break
-    assert service is not None, "no repeats"
     pooled = pool(runs, load.percentiles)
     if not load.keep_event_times:
         runs = [replace(run, requests=[replace(row, event_s=None) for row in run.requests]) for run in runs]
-    return Repeats(pooled, intervals(runs), runs), service
+    return Repeats(pooled, intervals(runs), runs), services
