@@ -30,21 +30,28 @@ class TraceWriter:
         self._num_transfers = 0
 
     def step(self, worker: str, work: Work, begin_s: float, end_s: float) -> None:
+        if not self._has_room(1):
+            return
         args = {"rows": work.num_rows, "tokens": work.num_tokens}
         title = f"{work.num_rows} rows, {work.num_tokens} tokens"
-        self._add([lasting(title, "step", _WORKERS, self._track(_WORKERS, worker), begin_s, end_s, 0.0, args)])
+        track = self._track(_WORKERS, worker)
+        self._events.append(lasting(title, "step", _WORKERS, track, begin_s, end_s, 0.0, args))
 
     def carried(self, source: str, destination: str, num_bytes: int, begin_s: float, end_s: float) -> None:
         """As an asynchronous pair: transfers of one link may overlap."""
+        if not self._has_room(2):
+            return
         self._num_transfers += 1
         title = f"{source} to {destination}"
         common = {"name": title, "cat": "transfer", "id": self._num_transfers, "pid": _TRANSFERS, "tid": 0}
         begin = {"ph": "b", **common, "ts": microseconds(begin_s, 0.0), "args": {"bytes": num_bytes}}
-        self._add([begin, {"ph": "e", **common, "ts": microseconds(end_s, 0.0)}])
+        self._events += [begin, {"ph": "e", **common, "ts": microseconds(end_s, 0.0)}]
 
     def ended(self, request_id: str, exchange: Exchange, timing: Timing | None) -> None:
         """timing: by its last engine, where one has said."""
         assert exchange.end_s is not None and exchange.sent_s is not None
+        if not self._has_room(4 if exchange.event_times else 3):
+            return
         track, begin_s, end_s = self._track(_REQUESTS, request_id), exchange.sent_s, exchange.end_s
         args = {
             "id": request_id,
@@ -64,7 +71,7 @@ class TraceWriter:
             events.append(lasting(name, "request", _REQUESTS, track, start_s, stop_s, 0.0, {}))
         if exchange.event_times:
             events.append(lasting("decode", "request", _REQUESTS, track, first_s, end_s, 0.0, {}))
-        self._add(events)
+        self._events += events
 
     def write(self, path: Path, queues: Sequence[tuple[float, int, int, int]], about: dict[str, Any]) -> None:
         """queues: of the service's report. about: said beside the events."""
@@ -75,11 +82,12 @@ class TraceWriter:
         }
         path.write_text(json.dumps(whole), encoding="utf8")
 
-    def _add(self, events: list[Event]) -> None:
-        if len(self._events) + len(events) > MAX_EVENTS:
-            self.num_left_out += len(events)
-        else:
-            self._events += events
+    def _has_room(self, num: int) -> bool:
+        """For so many events; else they are counted."""
+        if len(self._events) + num <= MAX_EVENTS:
+            return True
+        self.num_left_out += num
+        return False
 
     def _track(self, process: int, name: str) -> int:
         return self._tracks.setdefault(f"{process} {name}", len(self._tracks) + 1)
